@@ -1,0 +1,22 @@
+"""Quire: an inference engine for large language models. See docs/tour.md for a way through the source."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from quire.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from quire.llm import LLM
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import LLM, and NumPy with it, only when it is used: `import quire` stays cheap."""
+    if name == "LLM":
+        from quire.llm import LLM
+
+        return LLM
+    raise AttributeError(f"module 'quire' has no attribute {name!r}")

@@ -1,0 +1,48 @@
+"""Typed errors. Each carries one clear message and, where possible, a hint that says what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class QuireError(Exception):
+    """Base of every error that Quire raises on purpose: a message for people and an optional hint."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
+
+class ConfigError(QuireError, ValueError):
+    """Something given at start is wrong: a flag, a file, a checkpoint. Nothing has been loaded."""
+
+
+class RequestError(QuireError, ValueError):
+    """One request is wrong; it fails alone and before it starts. `param` names the offending field."""
+
+    def __init__(self, message: str, hint: str | None = None, param: str | None = None) -> None:
+        super().__init__(message, hint)
+        self.param = param
+
+
+class Overloaded(QuireError):
+    """The queue is full: try again after `retry_after_s` seconds."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineDead(QuireError):
+    """The engine cannot go on; every open request ends with this error."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str | None:
+    """The hint for a mistyped name: the nearest known one, or None when nothing is near."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else None

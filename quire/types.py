@@ -1,0 +1,167 @@
+"""The nouns: every type that crosses from one part of Quire to another. Standard library only.
+
+A *request* has known tokens (prompt and emitted) and computed tokens (their keys and values are in the
+cache). A *step* is the plan of one forward pass: its *rows* say which known tokens to compute for which
+*slot*. The device answers a Step with a StepResult; the engine turns that into Outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from quire.sampling_params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """What one caller asked, in token ids. `params.n` choices are generated from one prompt.
+
+    `eos_token_ids` end a choice unless `params.ignore_eos`. `cache_salt` keeps the prefix cache of one
+    tenant apart from another's. `context_variant` names the set of rope frequencies that the request's
+    longest possible context asks for (0 unless the model scales rope by length); it too salts the cache.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    arrival_s: float = 0.0
+    tenant: str = ""
+    priority: int = 0
+    cache_salt: str = ""
+    eos_token_ids: tuple[int, ...] = ()
+    context_variant: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A choice of a request takes a slot on the device, at first or again after a preemption.
+
+    `num_prompt_tokens` tells prompt from emitted tokens among those its first row carries.
+    """
+
+    slot: int
+    request_id: str
+    choice: int
+    params: SamplingParams
+    eos_token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    context_variant: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One choice's share of a step: compute positions [start, start + count) of the slot's tokens.
+
+    `token_ids` are the known tokens that the device lacks, appended to the slot's record: all known
+    tokens on admission, nothing afterwards (the device sampled the rest itself). `sample` asks for the
+    next token after the last position; it is False while the end of the known tokens is not reached.
+    """
+
+    slot: int
+    start: int
+    count: int
+    token_ids: tuple[int, ...] = ()
+    sample: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The immutable plan of one forward pass, the only thing that passes from scheduler to device.
+
+    Order on the device: vacate the slots `released`, apply `admitted`, append `granted` block ids to
+    the slots' block tables, compute `rows`.
+    """
+
+    index: int
+    rows: tuple[Row, ...]
+    admitted: tuple[Admission, ...] = ()
+    granted: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (slot, block ids)
+    released: tuple[int, ...] = ()  # slots
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.count for row in self.rows)
+
+
+class TokenLogprob(NamedTuple):
+    """A token at one position: natural logarithm of its probability, and its rank (1 = most likely)."""
+
+    token_id: int
+    logprob: float
+    rank: int
+
+
+# The chosen token first, then the most likely ones in order (the chosen one again if among them).
+PositionLogprobs = tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """What a row gave. `error` fails this request alone (for example logits that are not numbers).
+
+    `prompt_logprobs` has one entry for each position start + 1 ... start + count that lies in the prompt.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[PositionLogprobs, ...] = ()
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The device's answer to a Step: one RowResult for each row, in the order of `step.rows`."""
+
+    rows: tuple[RowResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """Times of one choice on the engine's clock, in seconds, and what happened to it."""
+
+    arrival_s: float
+    admitted_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    num_preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a choice of a request receives after a step.
+
+    `token_ids` are the new tokens; a stop token is among them. Exactly one output of a choice has a
+    `finish_reason`; it is the last one. `stop_reason` is the id of the stop token that was asked for, or
+    None when the model ended by itself.
+    `prompt_logprobs` come once, with the first output (an empty tuple otherwise).
+    """
+
+    request_id: str
+    choice: int
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[PositionLogprobs, ...] = ()
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    error: str | None = None
+    num_cached_tokens: int = 0
+    metrics: RequestMetrics | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a step cost: for the live view, the metrics and the recording of a run."""
+
+    index: int
+    num_rows: int
+    num_tokens: int
+    num_waiting: int
+    num_free_blocks: int
+    num_cached_tokens: int  # taken from the prefix cache by the requests admitted in this step
+    num_preemptions: int
+    seconds: float
+    predicted_s: float | None = None
+    bound: str | None = field(default=None)  # "weights", "kv", "compute" or "host"
