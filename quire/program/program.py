@@ -1,0 +1,204 @@
+"""Program: a model recorded once as a flat list of ops over named values.
+
+The only thing that passes from model code to a backend. A Program holds no weights and no sizes of a
+batch: the leading dimension of every value is a *count* ("T" tokens, or "L" rows that need logits) that
+each step fills in. So its cost can be summed for any batch before a single weight is loaded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from quire.program.batch import Batch
+
+Count = Literal["T", "L"]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A float32 array of a running program, [T or L, *shape]; written by exactly one op."""
+
+    index: int
+    count: Count
+    shape: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        """Elements in one row."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSpec:
+    """A weight as the program wants it, and where the checkpoint keeps it.
+
+    Canonical matrices are [out, in] or [experts, out, in]; vectors are [n]. Several `sources` are
+    stacked along a new first axis (one per expert). `transposed` sources are stored with the last two
+    axes exchanged. `interleaved` = (first, step) takes every step-th output, from `first` on (packed
+    gate and up columns that alternate). Only `quantizable` weights (the matrices of linear layers)
+    may be stored in fewer bits.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    sources: tuple[str, ...]
+    transposed: bool = False
+    interleaved: tuple[int, int] | None = None
+    quantizable: bool = False
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+class Weight(Protocol):
+    """A loaded weight of any storage kind, in canonical shape."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays that make up this weight."""
+        ...
+
+    def dense(self) -> np.ndarray:
+        """The values as float32, exactly as the storage kind defines them."""
+        ...
+
+
+Weights = Mapping[str, Weight]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What computing something takes. Operations count a multiply-add as two."""
+
+    flops: float = 0
+    weight_bytes: float = 0
+    kv_read_bytes: float = 0
+    kv_write_bytes: float = 0
+    activation_bytes: float = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.flops + other.flops,
+            self.weight_bytes + other.weight_bytes,
+            self.kv_read_bytes + other.kv_read_bytes,
+            self.kv_write_bytes + other.kv_write_bytes,
+            self.activation_bytes + other.activation_bytes,
+        )
+
+    @property
+    def bytes(self) -> float:
+        return self.weight_bytes + self.kv_read_bytes + self.kv_write_bytes + self.activation_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The batch a cost is asked for: (start, count) of every row, and how many rows need logits."""
+
+    rows: tuple[tuple[int, int], ...]
+    num_logits: int
+    kv_itemsize: int = 4  # bytes of one cached number
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(count for _, count in self.rows)
+
+    def size(self, count: Count) -> int:
+        return self.num_tokens if count == "T" else self.num_logits
+
+
+WeightBytes = Callable[[WeightSpec], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One entry of a program. A subclass states shapes and mathematics in its docstring, its cost, and
+    its NumPy reference. `out` is the value it writes.
+    """
+
+    out: Value
+
+    kind: ClassVar[str]
+
+    def inputs(self) -> tuple[Value, ...]:
+        raise TypeError(f"{type(self).__name__} does not name its inputs")
+
+    def weights(self) -> tuple[WeightSpec, ...]:
+        return ()
+
+    def flops(self, load: Load) -> float:
+        raise TypeError(f"{type(self).__name__} does not state its operations")
+
+    def kv_bytes(self, load: Load) -> tuple[float, float]:
+        """(read, written) bytes of cached keys and values."""
+        return 0, 0
+
+    def weight_bytes(self, load: Load, nbytes: WeightBytes) -> float:
+        """Bytes of weights read: all of them, unless the op reads only some rows or experts."""
+        return sum(nbytes(w) for w in self.weights())
+
+    def cost(self, load: Load, nbytes: WeightBytes) -> Cost:
+        read, written = self.kv_bytes(load)
+        touched = sum(load.size(v.count) * v.width * 4 for v in (*self.inputs(), self.out))
+        return Cost(self.flops(load), self.weight_bytes(load, nbytes), read, written, touched)
+
+    def reference(self, run: Run, *inputs: np.ndarray) -> np.ndarray:
+        """The op in NumPy: float32 in, float32 out, one fixed order of every sum."""
+        raise TypeError(f"{type(self).__name__} has no reference")
+
+
+@dataclass(slots=True)
+class Run:
+    """What an op's reference may look at besides its inputs: the batch, the weights, the KV cache."""
+
+    batch: Batch
+    weights: Mapping[str, Any]  # name -> float32 array, or a Weight for ops that read a part of it
+    kv: list[tuple[np.ndarray, np.ndarray]]  # a layer's (keys, values): [blocks, block_size, heads, dim]
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayer:
+    """What one layer keeps in the cache: keys and values of `num_heads` heads of `head_dim` numbers."""
+
+    num_heads: int
+    head_dim: int
+    sliding_window: int | None = None
+
+    def token_bytes(self, itemsize: int) -> int:
+        return 2 * self.num_heads * self.head_dim * itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A recorded model: ops in order, the value that holds the logits [L, vocab], and the KV layers.
+
+    `ignored` are patterns (fnmatch) of checkpoint tensors that the model does not need.
+    """
+
+    ops: tuple[Op, ...]
+    output: Value
+    kv_layers: tuple[KVLayer, ...]
+    ignored: tuple[str, ...] = ()
+
+    def weights(self) -> dict[str, WeightSpec]:
+        """Every weight by name, in the order of first use."""
+        return {w.name: w for op in self.ops for w in op.weights()}
+
+    def cost(self, load: Load, nbytes: WeightBytes) -> Cost:
+        return sum((op.cost(load, nbytes) for op in self.ops), Cost())
+
+    def kv_token_bytes(self, itemsize: int) -> int:
+        """Bytes of cache that one token takes over all layers."""
+        return sum(layer.token_bytes(itemsize) for layer in self.kv_layers)
+
+    def __iter__(self) -> Iterator[Op]:
+        return iter(self.ops)
