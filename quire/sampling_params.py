@@ -1,34 +1,304 @@
-"""SamplingParams: how to choose the next token. Names and meanings follow vLLM's offline API."""
+"""SamplingParams: how to choose the next token. Names and meanings follow vLLM's offline API.
+
+Every field states its range once, where it is declared; a value outside raises a RequestError that names
+the field and the range. Standard library only: this module is loaded by `import quire`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
+from typing import Any
+
+from quire.errors import ConfigError, RequestError, did_you_mean
+
+MAX_INT32 = (1 << 31) - 1
+MIN_INT64, MAX_INT64 = -(1 << 63), (1 << 63) - 1
+MAX_CHOICES = 128
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS, MAX_STOP_CHARACTERS = 64, 1024
+MAX_STOP_TOKEN_IDS = 1024
+MAX_BIASED_TOKENS = 4096
+MAX_ALLOWED_TOKENS = 1 << 18  # the largest vocabularies in use
+MAX_BAD_WORDS, MAX_BAD_WORD_CHARACTERS = 128, 256
+MAX_BAD_SEQUENCES, MAX_BAD_SEQUENCE_TOKENS = 256, 1024  # a word with and without a space before it
+
+# Takes the name of a field and its value; returns the value in its one lawful form, or raises RequestError.
+Check = Callable[[str, Any], Any]
+
+
+def _shown(value: object) -> str:
+    """`value` for an error message: short whatever it holds, control characters escaped."""
+    if value is None or isinstance(value, bool | float):
+        return repr(value)
+    if isinstance(value, int):
+        return repr(value) if abs(value) < 10**20 else f"an integer of {value.bit_length()} bits"
+    if isinstance(value, str | bytes):
+        return repr(value[:40]) + ("..." if len(value) > 40 else "")
+    if isinstance(value, list | tuple | dict | set | frozenset):
+        return f"a {type(value).__name__} of length {len(value)}"
+    return f"a value of type {type(value).__name__}"
+
+
+def _refuse(name: str, where: str, expected: str, value: object) -> RequestError:
+    return RequestError(f"{name}{where} must be {expected}, got {_shown(value)}", param=name)
+
+
+def _is_integer(value: object) -> bool:
+    """NumPy's integers count, bool does not."""
+    return type(value) is int or (not isinstance(value, bool) and isinstance(value, Integral))
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is float or (not isinstance(value, bool) and isinstance(value, Real))
+
+
+def _option(default: Any, check: Check, range: str, help: str) -> Any:
+    return field(default=default, metadata={"check": check, "range": range, "help": help})
+
+
+def _integer(
+    default: int | None, low: int, high: int, help: str, note: str = "", optional: bool = False
+) -> Any:
+    """An integer in [low, high]; with `optional`, or None."""
+    expected = f"an integer from {low:,} to {high:,}{note}" + (", or None" if optional else "")
+
+    def check(name: str, value: Any) -> int | None:
+        if value is None and optional:
+            return None
+        if _is_integer(value) and low <= value <= high:
+            return int(value)
+        raise _refuse(name, "", expected, value)
+
+    return _option(default, check, expected, help)
+
+
+def _number(default: float, low: float, high: float, help: str, above: bool = False) -> Any:
+    """A number in [low, high], or in (low, high] with `above`. NaN lies in no range."""
+    expected = f"a number above {low:g}, at most {high:g}" if above else f"a number from {low:g} to {high:g}"
+
+    def check(name: str, value: Any) -> float:
+        if _is_number(value) and low <= value <= high:
+            # A tiny fraction may round to the bound itself: look again after the conversion.
+            number = float(value)
+            if number > low or not above:
+                return number
+        raise _refuse(name, "", expected, value)
+
+    return _option(default, check, expected, help)
+
+
+def _flag(default: bool, help: str) -> Any:
+    def check(name: str, value: Any) -> bool:
+        if value is True or value is False:
+            return bool(value)
+        raise _refuse(name, "", "True or False", value)
+
+    return _option(default, check, "True or False", help)
+
+
+def _strings(count: int, characters: int, help: str) -> Any:
+    """A string or a collection of them, as a tuple without repeats."""
+    expected = f"a string or a list of at most {count:,} strings of 1 to {characters:,} characters"
+
+    def check(name: str, value: Any) -> tuple[str, ...]:
+        if value is None:
+            return ()
+        words = [value] if isinstance(value, str) else value
+        if not isinstance(words, list | tuple) or len(words) > count:
+            raise _refuse(name, "", expected, value)
+        for i, word in enumerate(words):
+            if not isinstance(word, str) or not 0 < len(word) <= characters:
+                raise _refuse(name, f"[{i}]", f"a string of 1 to {characters:,} characters", word)
+        return tuple(dict.fromkeys(words))
+
+    return _option((), check, expected, help)
+
+
+def _token_id(name: str, where: str, value: Any) -> int:
+    if _is_integer(value) and 0 <= value <= MAX_INT32:
+        return int(value)
+    raise _refuse(name, where, f"a token id from 0 to {MAX_INT32:,}", value)
+
+
+def _token_ids(default: tuple[int, ...] | None, count: int, help: str) -> Any:
+    """Token ids as a tuple without repeats. Where None is the default, an empty list is an error."""
+    low = 1 if default is None else 0
+    expected = f"a list of {low} to {count:,} token ids, or None"
+
+    def check(name: str, value: Any) -> tuple[int, ...] | None:
+        if value is None:
+            return default
+        if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
+            raise _refuse(name, "", expected, value)
+        if not low <= len(value) <= count:
+            raise _refuse(name, "", expected, value)
+        return tuple(dict.fromkeys(_token_id(name, f"[{i}]", v) for i, v in enumerate(value)))
+
+    return _option(default, check, expected, help)
+
+
+_SEQUENCES = f"a list of at most {MAX_BAD_SEQUENCES} lists of 1 to {MAX_BAD_SEQUENCE_TOKENS:,} token ids"
+
+
+def _check_sequences(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
+    if not isinstance(value, list | tuple) or len(value) > MAX_BAD_SEQUENCES:
+        raise _refuse(name, "", _SEQUENCES, value)
+    for i, ids in enumerate(value):
+        if not isinstance(ids, list | tuple) or not 0 < len(ids) <= MAX_BAD_SEQUENCE_TOKENS:
+            raise _refuse(name, f"[{i}]", f"a list of 1 to {MAX_BAD_SEQUENCE_TOKENS:,} token ids", ids)
+    return tuple(tuple(_token_id(name, f"[{i}]", v) for v in ids) for i, ids in enumerate(value))
+
+
+_BIASES = f"a dictionary of at most {MAX_BIASED_TOKENS:,} token ids and numbers from -100 to 100"
+
+
+def _check_biases(name: str, value: Any) -> dict[int, float]:
+    """Keys may be strings of digits, as JSON writes them."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or len(value) > MAX_BIASED_TOKENS:
+        raise _refuse(name, "", _BIASES, value)
+    biases: dict[int, float] = {}
+    for key, bias in value.items():
+        digits = isinstance(key, str) and len(key) <= 10 and key.isascii() and key.isdigit()
+        token_id = _token_id(name, " key", int(key) if digits else key)
+        if not (_is_number(bias) and -100 <= bias <= 100):
+            raise _refuse(name, f"[{token_id}]", "a number from -100 to 100", bias)
+        if token_id in biases:
+            raise RequestError(f"{name} gives token id {token_id} more than once", param=name)
+        biases[token_id] = float(bias)
+    return biases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How the tokens of one request are chosen, and when it ends."""
+    """How the tokens of one request are chosen, and when it ends.
 
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    seed: int | None = None
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: dict[int, float] = field(default_factory=dict)
-    allowed_token_ids: tuple[int, ...] | None = None
-    bad_words: tuple[str, ...] = ()
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
-    detokenize: bool = True
+    Raises RequestError, with `param` naming the field, for a value outside the range of its field or fields
+    that contradict each other. Values are kept in one form: a single stop string becomes a tuple, `top_k`
+    -1 becomes 0, a whole number for a float field becomes a float.
+    The order in which the fields act is the subject of docs/sampling.md.
+    """
+
+    n: int = _integer(1, 1, MAX_CHOICES, "choices generated from one prompt")
+    temperature: float = _number(1.0, 0, 2, "logits are divided by it; 0 always takes the most likely token")
+    top_p: float = _number(1.0, 0, 1, "keep the most likely tokens that reach this probability", above=True)
+    top_k: int = _integer(0, -1, MAX_INT32, "keep this many most likely tokens", note=" (0 and -1: all)")
+    min_p: float = _number(0.0, 0, 1, "keep tokens at least this probable relative to the most likely one")
+    max_tokens: int | None = _integer(
+        16, 1, MAX_INT32, "tokens generated at most; None: up to max_model_len", optional=True
+    )
+    min_tokens: int = _integer(0, 0, MAX_INT32, "tokens generated before an end or stop token may be")
+    stop: tuple[str, ...] = _strings(MAX_STOP_STRINGS, MAX_STOP_CHARACTERS, "texts that end the output")
+    stop_token_ids: tuple[int, ...] = _token_ids((), MAX_STOP_TOKEN_IDS, "token ids that end the output")
+    ignore_eos: bool = _flag(False, "go on after the model's own end token")
+    seed: int | None = _integer(
+        None, MIN_INT64, MAX_INT64, "of the random draws; -1 and None: the engine's", optional=True
+    )
+    logprobs: int | None = _integer(
+        None, -1, MAX_LOGPROBS, "likeliest tokens to report at each output position", " (-1: all)", True
+    )
+    prompt_logprobs: int | None = _integer(
+        None, -1, MAX_LOGPROBS, "likeliest tokens to report at each prompt position", " (-1: all)", True
+    )
+    presence_penalty: float = _number(0.0, -2, 2, "subtracted from logits of tokens in the output")
+    frequency_penalty: float = _number(0.0, -2, 2, "subtracted for each time a token is in the output")
+    repetition_penalty: float = _number(1.0, 0, 2, "divides the logits of tokens in the text", above=True)
+    logit_bias: dict[int, float] = field(
+        default_factory=dict,
+        hash=False,
+        metadata={"check": _check_biases, "range": _BIASES, "help": "added to the logits of these tokens"},
+    )
+    allowed_token_ids: tuple[int, ...] | None = _token_ids(None, MAX_ALLOWED_TOKENS, "no others are chosen")
+    bad_words: tuple[str, ...] = _strings(MAX_BAD_WORDS, MAX_BAD_WORD_CHARACTERS, "texts never completed")
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = _option(
+        (), _check_sequences, _SEQUENCES, "sequences never completed; filled from bad_words by the tokenizer"
+    )
+    include_stop_str_in_output: bool = _flag(False, "keep the stop string at the end of the text")
+    skip_special_tokens: bool = _flag(True, "leave special tokens out of the text")
+    spaces_between_special_tokens: bool = _flag(True, "write a space between special tokens in the text")
+    detokenize: bool = _flag(True, "turn token ids into text")
+
+    def __post_init__(self) -> None:
+        for name, default, check in _CHECKS:
+            value = getattr(self, name)
+            if value is not default and (lawful := check(name, value)) is not value:
+                object.__setattr__(self, name, lawful)
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
+        if self.seed == -1:
+            object.__setattr__(self, "seed", None)
+        self._check_together()
+
+    def _check_together(self) -> None:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise _refuse("min_tokens", "", f"at most max_tokens = {self.max_tokens:,}", self.min_tokens)
+        if self.n > 1 and self.temperature == 0:
+            raise _refuse("n", "", "1 when temperature is 0: every choice would be the same", self.n)
+        if self.stop and not self.detokenize:
+            raise RequestError("stop needs the text: it must be empty when detokenize is False", param="stop")
+
+    @classmethod
+    def from_dict(
+        cls, values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+    ) -> SamplingParams:
+        """Build from a request's `values` over the model's `defaults` (see default_sampling_params).
+
+        A value of None means "not given", as in the JSON of clients. An unknown name is a RequestError that
+        suggests the nearest one.
+        """
+        given = dict(defaults or {})
+        given.update((name, value) for name, value in values.items() if value is not None)
+        for name in given:
+            if name not in _NAMES:
+                near = did_you_mean(str(name)[:64], _NAMES) or f"known names: {', '.join(_NAMES)}"
+                raise RequestError(f"unknown sampling parameter {_shown(name)}", near, param=str(name)[:64])
+        return cls(**given)
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise RequestError for a token id that the model, which has `vocab_size` of them, does not have."""
+        for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
+            self._check_ids(name, getattr(self, name) or (), vocab_size)
+        for ids in self.bad_words_token_ids:
+            self._check_ids("bad_words_token_ids", ids, vocab_size)
+
+    def _check_ids(self, name: str, ids: Collection[int], vocab_size: int) -> None:
+        if ids and max(ids) >= vocab_size:
+            raise _refuse(name, "", f"token ids from 0 to {vocab_size - 1:,} for this model", max(ids))
+
+
+_CHECKS: tuple[tuple[str, Any, Check], ...] = tuple(
+    (f.name, f.default, f.metadata["check"]) for f in fields(SamplingParams)
+)
+_NAMES = tuple(name for name, _, _ in _CHECKS)
+
+# Names in generation_config.json and the fields they set.
+_GENERATION_CONFIG = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+
+
+def default_sampling_params(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that a model's generation_config.json sets, for SamplingParams(**...) and `from_dict`.
+
+    As in vLLM, `do_sample` is not looked at: a file that says nothing of temperature means 1, not greedy.
+    Raises ConfigError when the file holds a value that no request could hold.
+    """
+    defaults = {
+        name: generation_config[source]
+        for source, name in _GENERATION_CONFIG.items()
+        if generation_config.get(source) is not None
+    }
+    try:
+        SamplingParams(**defaults)
+    except RequestError as error:
+        hint = "correct the file, or remove the entry from it"
+        raise ConfigError(f"generation_config.json: {error.message}", hint) from error
+    return defaults
