@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -132,6 +132,9 @@ class Op:
     def inputs(self) -> tuple[Value, ...]:
         raise TypeError(f"{type(self).__name__} does not name its inputs")
 
+    def outputs(self) -> tuple[Value, ...]:
+        return (self.out,)
+
     def weights(self) -> tuple[WeightSpec, ...]:
         return ()
 
@@ -148,11 +151,11 @@ class Op:
 
     def cost(self, load: Load, nbytes: WeightBytes) -> Cost:
         read, written = self.kv_bytes(load)
-        touched = sum(load.size(v.count) * v.width * 4 for v in (*self.inputs(), self.out))
+        touched = sum(load.size(v.count) * v.width * 4 for v in (*self.inputs(), *self.outputs()))
         return Cost(self.flops(load), self.weight_bytes(load, nbytes), read, written, touched)
 
-    def reference(self, run: Run, *inputs: np.ndarray) -> np.ndarray:
-        """The op in NumPy: float32 in, float32 out, one fixed order of every sum."""
+    def reference(self, run: Run, *inputs: np.ndarray) -> np.ndarray | tuple[np.ndarray, ...]:
+        """The op in NumPy: float32 in, its outputs in float32, one fixed order of every sum."""
         raise TypeError(f"{type(self).__name__} has no reference")
 
 
@@ -161,7 +164,7 @@ class Run:
     """What an op's reference may look at besides its inputs: the batch, the weights, the KV cache."""
 
     batch: Batch
-    weights: Mapping[str, Any]  # name -> float32 array, or a Weight for ops that read a part of it
+    weights: Mapping[str, np.ndarray]  # name -> float32 array in canonical shape
     kv: list[tuple[np.ndarray, np.ndarray]]  # a layer's (keys, values): [blocks, block_size, heads, dim]
 
 

@@ -1,0 +1,59 @@
+"""The reference backend: interprets a program op by op in NumPy, float32. Slow, plain and exact."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import ml_dtypes
+import numpy as np
+
+from quire.program.batch import Batch
+from quire.program.passes import plan_buffers
+from quire.program.program import Program, Run, Weight
+
+KV_DTYPES = {
+    "auto": np.dtype(np.float32),
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+
+
+class ReferenceBackend:
+    """Weights are turned into float32 once, at load; every sum has one order (quire.program.numerics)."""
+
+    name = "reference"
+
+    def __init__(
+        self,
+        program: Program,
+        weights: Mapping[str, Weight],
+        *,
+        num_blocks: int,
+        block_size: int,
+        kv_cache_dtype: str = "auto",
+    ) -> None:
+        self.program = program
+        self._weights = {name: np.ascontiguousarray(weight.dense()) for name, weight in weights.items()}
+        self._last_use = plan_buffers(program).last_use
+        dtype = KV_DTYPES[kv_cache_dtype]
+        self._kv = [
+            (
+                np.zeros((num_blocks, block_size, layer.num_heads, layer.head_dim), dtype),
+                np.zeros((num_blocks, block_size, layer.num_heads, layer.head_dim), dtype),
+            )
+            for layer in program.kv_layers
+        ]
+
+    def execute(self, batch: Batch) -> np.ndarray:
+        """Logits [L, vocab] of the batch's logit rows."""
+        run = Run(batch, self._weights, self._kv)
+        values: dict[int, np.ndarray] = {}
+        for number, op in enumerate(self.program):
+            result = op.reference(run, *(values[v.index] for v in op.inputs()))
+            results = result if isinstance(result, tuple) else (result,)
+            values.update(zip((v.index for v in op.outputs()), results, strict=True))
+            for value in (*op.inputs(), *op.outputs()):
+                if self._last_use[value.index] == number:
+                    values.pop(value.index, None)
+        return values[self.program.output.index]

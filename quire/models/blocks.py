@@ -1,0 +1,56 @@
+"""The parts that most decoders share, each one formula."""
+
+from __future__ import annotations
+
+from quire.models.config import ModelConfig
+from quire.program import Builder, Names, Value
+from quire.program.rope import Rope
+
+
+def project_qkv(
+    b: Builder, cfg: ModelConfig, h: Value, p: Names, bias: bool = False
+) -> tuple[Value, Value, Value]:
+    """Queries [T, heads, dim], keys and values [T, kv_heads, dim], from three matrices."""
+    q = b.linear(h, p / "q_proj", (cfg.num_attention_heads, cfg.head_dim), bias=bias)
+    k = b.linear(h, p / "k_proj", (cfg.num_key_value_heads, cfg.head_dim), bias=bias)
+    v = b.linear(h, p / "v_proj", (cfg.num_key_value_heads, cfg.head_dim), bias=bias)
+    return q, k, v
+
+
+def unpack_qkv(b: Builder, cfg: ModelConfig, packed: Value) -> tuple[Value, Value, Value]:
+    """The same from one packed projection: queries, keys, values in a row."""
+    heads, groups, dim = cfg.num_attention_heads, cfg.num_key_value_heads, cfg.head_dim
+    q = b.slice(packed, 0, (heads, dim))
+    k = b.slice(packed, heads * dim, (groups, dim))
+    v = b.slice(packed, (heads + groups) * dim, (groups, dim))
+    return q, k, v
+
+
+def rotate(b: Builder, q: Value, k: Value, rope: Rope) -> tuple[Value, Value]:
+    return b.rotary(q, rope), b.rotary(k, rope)
+
+
+def gated_mlp(b: Builder, cfg: ModelConfig, h: Value, p: Names, bias: bool = False) -> Value:
+    """down(activation(gate h) * up h)."""
+    gate = b.linear(h, p / "gate_proj", cfg.intermediate_size, bias=bias)
+    up = b.linear(h, p / "up_proj", cfg.intermediate_size, bias=bias)
+    inner = b.gated_activation(gate, up, cfg.hidden_act)
+    return b.linear(inner, p / "down_proj", cfg.hidden_size, bias=bias)
+
+
+def packed_gated_mlp(b: Builder, cfg: ModelConfig, h: Value, p: Names) -> Value:
+    """The same with gate and up in one matrix, gate first."""
+    packed = b.linear(h, p / "gate_up_proj", 2 * cfg.intermediate_size)
+    gate = b.slice(packed, 0, cfg.intermediate_size)
+    up = b.slice(packed, cfg.intermediate_size, cfg.intermediate_size)
+    return b.linear(b.gated_activation(gate, up, cfg.hidden_act), p / "down_proj", cfg.hidden_size)
+
+
+def embed_tokens(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+    return b.embed(w / "model.embed_tokens", cfg.vocab_size, cfg.hidden_size, cfg.tie_word_embeddings)
+
+
+def head(b: Builder, cfg: ModelConfig, x: Value, w: Names, norm_offset: float = 0.0) -> Value:
+    """Logits of the rows that need them: final norm, output matrix."""
+    x = b.rms_norm(b.sampled_rows(x), w / "model.norm", cfg.norm_eps, norm_offset)
+    return b.linear(x, w / cfg.lm_head, cfg.vocab_size)

@@ -1,0 +1,49 @@
+"""Gemma 2 (arXiv:2408.00118) and Gemma 3, text (2503.19786): norms before and after each part, norm
+weights stored minus one, scaled embeddings, sliding windows between full layers.
+"""
+
+from __future__ import annotations
+
+import math
+
+from quire.models.blocks import embed_tokens, gated_mlp, head, project_qkv, rotate
+from quire.models.config import SLIDING, ModelConfig
+from quire.program import Builder, Names, Value
+from quire.program.rope import Rope
+
+
+def gemma(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+    def norm(x: Value, name: Names) -> Value:
+        return b.rms_norm(x, name, cfg.norm_eps, offset=1.0)
+
+    x = b.scale(embed_tokens(b, cfg, w), math.sqrt(cfg.hidden_size))
+    for i in range(cfg.num_hidden_layers):
+        p = w / f"model.layers.{i}"
+        h = _attention(b, cfg, i, norm(x, p / "input_layernorm"), p / "self_attn")
+        x = b.add(x, norm(h, p / "post_attention_layernorm"))
+        h = gated_mlp(b, cfg, norm(x, p / "pre_feedforward_layernorm"), p / "mlp")
+        x = b.add(x, norm(h, p / "post_feedforward_layernorm"))
+    logits = head(b, cfg, x, w, norm_offset=1.0)
+    cap = cfg.get("final_logit_softcapping")
+    return b.soft_cap(logits, cap) if cap else logits
+
+
+def _attention(b: Builder, cfg: ModelConfig, layer: int, h: Value, p: Names) -> Value:
+    bias = bool(cfg.get("attention_bias", False))
+    q, k, v = project_qkv(b, cfg, h, p, bias=bias)
+    if cfg["model_type"] == "gemma3_text":
+        q = b.rms_norm(q, p / "q_norm", cfg.norm_eps, offset=1.0)
+        k = b.rms_norm(k, p / "k_norm", cfg.norm_eps, offset=1.0)
+    q, k = rotate(b, q, k, _rope(cfg, layer))
+    scale = cfg["query_pre_attn_scalar"] ** -0.5
+    cap = cfg.get("attn_logit_softcapping")
+    h = b.attention(q, k, v, scale=scale, window=cfg.window(layer), softcap=cap)
+    return b.linear(h, p / "o_proj", cfg.hidden_size, bias=bias)
+
+
+def _rope(cfg: ModelConfig, layer: int) -> Rope:
+    """Gemma 3's window layers rotate by their own, unscaled base."""
+    local = cfg.get("rope_local_base_freq")
+    if local and cfg.layer_types[layer] == SLIDING:
+        return Rope(dim=cfg.head_dim, theta=float(local))
+    return cfg.rope(cfg.layer_types[layer])

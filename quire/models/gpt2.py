@@ -1,0 +1,27 @@
+"""GPT-2 (Radford et al., 2019): learned positions, LayerNorm with bias, matrices stored [in, out]."""
+
+from __future__ import annotations
+
+from quire.models.blocks import unpack_qkv
+from quire.models.config import ModelConfig
+from quire.program import Builder, Names, Value
+
+
+def gpt2(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+    def conv1d(x: Value, name: Names, out: int) -> Value:
+        return b.linear(x, name, out, bias=True, transposed=True)
+
+    hidden = cfg.hidden_size
+    w = w / "transformer"
+    tokens = b.embed(w / "wte", cfg.vocab_size, hidden, tied=True)
+    x = b.add(tokens, b.position_embed(w / "wpe", cfg.max_position_embeddings, hidden))
+    for i in range(cfg.num_hidden_layers):
+        p = w / f"h.{i}"
+        h = b.layer_norm(x, p / "ln_1", cfg.norm_eps)
+        q, k, v = unpack_qkv(b, cfg, conv1d(h, p / "attn.c_attn", 3 * hidden))
+        x = b.add(x, conv1d(b.attention(q, k, v), p / "attn.c_proj", hidden))
+        h = b.layer_norm(x, p / "ln_2", cfg.norm_eps)
+        h = b.activation(conv1d(h, p / "mlp.c_fc", cfg.intermediate_size), cfg.hidden_act)
+        x = b.add(x, conv1d(h, p / "mlp.c_proj", hidden))
+    x = b.layer_norm(b.sampled_rows(x), w / "ln_f", cfg.norm_eps)
+    return b.linear(x, w / "wte", cfg.vocab_size)

@@ -1,0 +1,131 @@
+"""Mixtures of experts: Mixtral (arXiv:2401.04088), OLMoE (2409.02060), gpt-oss (2508.10925)."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from quire.models.blocks import embed_tokens, head, project_qkv, rotate
+from quire.models.config import ModelConfig
+from quire.program import Builder, Names, Value, WeightSpec
+from quire.program.ops.experts import ExpertWeights, Routing
+
+
+class ExpertOptions(TypedDict):
+    chosen: int
+    routing: Routing
+    activation: str
+
+
+GATE_UP_DOWN = ("gate_proj", "up_proj", "down_proj")
+
+
+def expert_stack(
+    cfg: ModelConfig, p: Names, inner: int, names: tuple[str, str, str] = GATE_UP_DOWN
+) -> ExpertWeights:
+    """Experts kept as one matrix each, p.0.gate_proj and so on, stacked at load."""
+
+    def stack(part: str, rows: int, width: int) -> WeightSpec:
+        count = cfg["num_experts"]
+        sources = tuple(p / f"{expert}.{part}.weight" for expert in range(count))
+        return WeightSpec(p / f"{part}.weight", (count, rows, width), sources, quantizable=True)
+
+    gate, up, down = names
+    hidden = cfg.hidden_size
+    return ExpertWeights(stack(gate, inner, hidden), stack(up, inner, hidden), stack(down, hidden, inner))
+
+
+def mixtral(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+    x = embed_tokens(b, cfg, w)
+    for i in range(cfg.num_hidden_layers):
+        p = w / f"model.layers.{i}"
+        h = b.rms_norm(x, p / "input_layernorm", cfg.norm_eps)
+        q, k, v = project_qkv(b, cfg, h, p / "self_attn")
+        q, k = rotate(b, q, k, cfg.rope())
+        h = b.attention(q, k, v, window=cfg.window(i))
+        x = b.add(x, b.linear(h, p / "self_attn.o_proj", cfg.hidden_size))
+        h = b.rms_norm(x, p / "post_attention_layernorm", cfg.norm_eps)
+        moe = p / "block_sparse_moe"
+        scores = b.linear(h, moe / "gate", cfg["num_experts"])
+        experts = expert_stack(cfg, moe / "experts", cfg.intermediate_size, ("w1", "w3", "w2"))
+        chosen = cfg["num_experts_per_tok"]
+        x = b.add(x, b.experts(h, scores, experts, chosen=chosen, routing="softmax_of_chosen"))
+    return head(b, cfg, x, w)
+
+
+def olmoe(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+    x = embed_tokens(b, cfg, w)
+    for i in range(cfg.num_hidden_layers):
+        p = w / f"model.layers.{i}"
+        h = b.rms_norm(x, p / "input_layernorm", cfg.norm_eps)
+        x = b.add(x, _olmoe_attention(b, cfg, h, p / "self_attn"))
+        h = b.rms_norm(x, p / "post_attention_layernorm", cfg.norm_eps)
+        scores = b.linear(h, p / "mlp.gate", cfg["num_experts"])
+        experts = expert_stack(cfg, p / "mlp.experts", cfg.intermediate_size)
+        x = b.add(x, b.experts(h, scores, experts, **routing(cfg)))
+    return head(b, cfg, x, w)
+
+
+def routing(cfg: ModelConfig) -> ExpertOptions:
+    """How OLMoE and Qwen mix the chosen experts."""
+    return {
+        "chosen": cfg["num_experts_per_tok"],
+        "routing": "softmax_of_chosen" if cfg.get("norm_topk_prob", False) else "softmax",
+        "activation": cfg.hidden_act,
+    }
+
+
+def _olmoe_attention(b: Builder, cfg: ModelConfig, h: Value, p: Names) -> Value:
+    bias = bool(cfg.get("attention_bias", False))
+    q, k, v = wide_norm_qkv(b, cfg, h, p, bias)
+    q, k = rotate(b, q, k, cfg.rope())
+    return b.linear(b.attention(q, k, v), p / "o_proj", cfg.hidden_size, bias=bias)
+
+
+def wide_norm_qkv(
+    b: Builder, cfg: ModelConfig, h: Value, p: Names, bias: bool
+) -> tuple[Value, Value, Value]:
+    """Queries and keys normed over their whole width before they are split into heads (OLMo)."""
+    heads, groups, dim = cfg.num_attention_heads, cfg.num_key_value_heads, cfg.head_dim
+    q = b.rms_norm(b.linear(h, p / "q_proj", heads * dim, bias=bias), p / "q_norm", cfg.norm_eps)
+    k = b.rms_norm(b.linear(h, p / "k_proj", groups * dim, bias=bias), p / "k_norm", cfg.norm_eps)
+    v = b.linear(h, p / "v_proj", (groups, dim), bias=bias)
+    return b.slice(q, 0, (heads, dim)), b.slice(k, 0, (groups, dim)), v
+
+
+def gpt_oss(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+    x = embed_tokens(b, cfg, w)
+    for i in range(cfg.num_hidden_layers):
+        p = w / f"model.layers.{i}"
+        h = b.rms_norm(x, p / "input_layernorm", cfg.norm_eps)
+        q, k, v = project_qkv(b, cfg, h, p / "self_attn", bias=True)
+        q, k = rotate(b, q, k, cfg.rope())
+        h = b.attention(q, k, v, window=cfg.window(i), sinks=p / "self_attn.sinks")
+        x = b.add(x, b.linear(h, p / "self_attn.o_proj", cfg.hidden_size, bias=True))
+        h = b.rms_norm(x, p / "post_attention_layernorm", cfg.norm_eps)
+        scores = b.linear(h, p / "mlp.router", cfg["num_experts"], bias=True)
+        experts = _gpt_oss_experts(cfg, p / "mlp.experts")
+        chosen, limit = cfg["num_experts_per_tok"], cfg.get("swiglu_limit", 7.0)
+        x = b.add(x, b.experts(h, scores, experts, chosen=chosen, routing="softmax_of_chosen", limit=limit))
+    return head(b, cfg, x, w)
+
+
+def _gpt_oss_experts(cfg: ModelConfig, p: Names) -> ExpertWeights:
+    """All experts in one tensor [experts, in, out], the columns of gate and up taking turns."""
+    count, hidden, inner = cfg["num_experts"], cfg.hidden_size, cfg.intermediate_size
+
+    def part(name: str, source: str, first: int, rows: int, width: int) -> WeightSpec:
+        turns = None if first < 0 else (first, 2)
+        return WeightSpec(p / name, (count, rows, width), (p / source,), True, turns, quantizable=True)
+
+    def bias(name: str, source: str, first: int, rows: int) -> WeightSpec:
+        turns = None if first < 0 else (first, 2)
+        return WeightSpec(p / name, (count, rows), (p / source,), interleaved=turns)
+
+    return ExpertWeights(
+        gate=part("gate", "gate_up_proj", 0, inner, hidden),
+        up=part("up", "gate_up_proj", 1, inner, hidden),
+        down=part("down", "down_proj", -1, hidden, inner),
+        gate_bias=bias("gate_bias", "gate_up_proj_bias", 0, inner),
+        up_bias=bias("up_bias", "gate_up_proj_bias", 1, inner),
+        down_bias=bias("down_bias", "down_proj_bias", -1, hidden),
+    )

@@ -1,0 +1,22 @@
+"""Phi-3 and Phi-4 (arXiv:2404.14219, 2412.08905): Llama's block with packed projections."""
+
+from __future__ import annotations
+
+from quire.models.blocks import embed_tokens, head, packed_gated_mlp, rotate, unpack_qkv
+from quire.models.config import ModelConfig
+from quire.program import Builder, Names, Value
+
+
+def phi3(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+    width = (cfg.num_attention_heads + 2 * cfg.num_key_value_heads) * cfg.head_dim
+    x = embed_tokens(b, cfg, w)
+    for i in range(cfg.num_hidden_layers):
+        p = w / f"model.layers.{i}"
+        h = b.rms_norm(x, p / "input_layernorm", cfg.norm_eps)
+        q, k, v = unpack_qkv(b, cfg, b.linear(h, p / "self_attn.qkv_proj", width))
+        q, k = rotate(b, q, k, cfg.rope())
+        h = b.attention(q, k, v, window=cfg.window(i))
+        x = b.add(x, b.linear(h, p / "self_attn.o_proj", cfg.hidden_size))
+        h = b.rms_norm(x, p / "post_attention_layernorm", cfg.norm_eps)
+        x = b.add(x, packed_gated_mlp(b, cfg, h, p / "mlp"))
+    return head(b, cfg, x, w)

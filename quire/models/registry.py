@@ -1,0 +1,121 @@
+"""The families by the architecture name that a checkpoint's config.json gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.errors import ConfigError, did_you_mean
+from quire.models.cohere2 import cohere2
+from quire.models.config import ModelConfig, Slides, read_config
+from quire.models.gemma import gemma
+from quire.models.glm4 import glm4
+from quire.models.gpt2 import gpt2
+from quire.models.granite import granite
+from quire.models.llama import llama, qwen2
+from quire.models.moe import gpt_oss, mixtral, olmoe
+from quire.models.olmo2 import olmo2
+from quire.models.phi3 import phi3
+from quire.models.qwen3 import qwen3
+from quire.program import Builder, Names, Program, Value
+from quire.program.rope import Rope
+
+Record = Callable[[Builder, ModelConfig, Names], Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A recording function and what its config.json leaves out when it equals the family's default."""
+
+    record: Record
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    slides: Slides = lambda values, layer: True
+
+
+def _all_but_every(period: int) -> Slides:
+    """Every period-th layer sees all, the others a window."""
+
+    def slides(values: Mapping[str, Any], layer: int) -> bool:
+        stated = values.get("sliding_window_pattern") or values.get("_sliding_window_pattern")
+        return (layer + 1) % (stated or period) != 0
+
+    return slides
+
+
+def _from_max_window_layers(values: Mapping[str, Any], layer: int) -> bool:
+    return bool(layer >= values.get("max_window_layers", 0))
+
+
+_TIED = {"tie_word_embeddings": True}
+_QWEN = {"use_sliding_window": False, "max_position_embeddings": 32768}
+_GEMMA2 = {**_TIED, "hidden_act": "gelu_pytorch_tanh", "head_dim": 256, "query_pre_attn_scalar": 256}
+_GEMMA3 = {
+    **_GEMMA2,
+    "model_type": "gemma3_text",
+    "rope_theta": 1_000_000.0,
+    "rope_local_base_freq": 10_000.0,
+    "max_position_embeddings": 131072,
+}
+
+FAMILIES: dict[str, Family] = {
+    "LlamaForCausalLM": Family(llama),
+    "MistralForCausalLM": Family(llama, {"max_position_embeddings": 131072}),
+    "Qwen2ForCausalLM": Family(qwen2, _QWEN, _from_max_window_layers),
+    "Qwen3ForCausalLM": Family(qwen3, {**_QWEN, "head_dim": 128}, _from_max_window_layers),
+    "Qwen3MoeForCausalLM": Family(qwen3, _QWEN, _from_max_window_layers),
+    "Gemma2ForCausalLM": Family(gemma, _GEMMA2, _all_but_every(2)),
+    "Gemma3ForCausalLM": Family(gemma, _GEMMA3, _all_but_every(6)),
+    "Phi3ForCausalLM": Family(phi3),
+    "Olmo2ForCausalLM": Family(olmo2, {"rms_norm_eps": 1e-5}),
+    "SmolLM3ForCausalLM": Family(
+        llama, {**_TIED, "no_rope_layer_interval": 4, "use_sliding_window": False, "rope_theta": 2_000_000.0}
+    ),
+    "GraniteForCausalLM": Family(granite),
+    "Cohere2ForCausalLM": Family(cohere2, {**_TIED, "logit_scale": 0.0625}, _all_but_every(4)),
+    "Glm4ForCausalLM": Family(glm4, {"partial_rotary_factor": 0.5, "head_dim": 128}),
+    "GPT2LMHeadModel": Family(gpt2, {**_TIED, "hidden_act": "gelu_new", "rms_norm_eps": 1e-5}),
+    "MixtralForCausalLM": Family(mixtral, {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0}),
+    "OlmoeForCausalLM": Family(olmoe, {"rms_norm_eps": 1e-5}),
+    "GptOssForCausalLM": Family(gpt_oss, {"head_dim": 64}, _all_but_every(2)),
+}
+IGNORED = ("*.rotary_emb.inv_freq", "*.attn.bias", "*.attn.masked_bias")
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A checkpoint's architecture, its config and the program recorded from it. No weights yet."""
+
+    architecture: str
+    config: ModelConfig
+    program: Program
+
+    def context_variant(self, limit: int) -> int:
+        """Which rope frequencies a request that can reach `limit` tokens takes (see quire.program.rope)."""
+        return max((rope.variant(limit) for rope in self._ropes()), default=0)
+
+    def _ropes(self) -> set[Rope]:
+        return {op.rope for op in self.program if hasattr(op, "rope")}
+
+
+def read_model(raw: Mapping[str, Any]) -> Model:
+    """Find the family of a config.json and record its program.
+
+    Raises ConfigError for an unknown architecture (listing the known ones) or a quantized checkpoint.
+    """
+    names = raw.get("architectures") or ["none"]
+    family = FAMILIES.get(names[0]) if isinstance(names, list) else None
+    if family is None:
+        near = did_you_mean(str(names[0]), FAMILIES) or "known are " + ", ".join(sorted(FAMILIES))
+        raise ConfigError(f"the architecture {names[0]!r} is not known", near)
+    if stored := raw.get("quantization_config"):
+        method = stored.get("quant_method", "unknown") if isinstance(stored, Mapping) else "unknown"
+        raise ConfigError(
+            f"the checkpoint is quantized ({method}), which cannot be read yet",
+            "take the unquantized checkpoint; quantization='int8' or 'int4' quantizes it while loading",
+        )
+    cfg = read_config(raw, family.defaults, family.slides)
+    builder = Builder()
+    output = family.record(builder, cfg, Names(""))
+    ignored = (*IGNORED, "lm_head.weight") if cfg.tie_word_embeddings else IGNORED
+    return Model(names[0], cfg, builder.program(output, ignored))

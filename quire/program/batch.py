@@ -1,0 +1,45 @@
+"""Batch: one step as arrays, laid out for the ops. The runner makes it from a Step and its slots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+Ints = np.ndarray[Any, Any]  # int64
+
+
+@dataclass(frozen=True)
+class Batch:
+    """T tokens of R rows, one row after the other.
+
+    Positions `context_lens[r]` and beyond of a row are not in the cache, whatever its blocks hold.
+    `variants[r]` selects the row's rope frequencies (see quire.program.rope).
+    """
+
+    token_ids: Ints  # [T]
+    positions: Ints  # [T]
+    row_offsets: Ints  # [R + 1], the tokens of row r are row_offsets[r] : row_offsets[r + 1]
+    block_tables: Ints  # [R, blocks], padded with 0
+    context_lens: Ints  # [R], tokens in the cache after this step
+    variants: Ints  # [R]
+    logit_rows: Ints  # [L], the tokens whose logits are wanted
+    block_size: int
+    memo: dict[Any, Any] = field(default_factory=dict)  # what several ops of this step share
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @cached_property
+    def token_rows(self) -> Ints:
+        """The row of every token, [T]."""
+        return np.repeat(np.arange(len(self.context_lens)), np.diff(self.row_offsets))
+
+    @cached_property
+    def cache_slots(self) -> tuple[Ints, Ints]:
+        """(block id, offset in the block) where each token's key and value go, [T] each."""
+        block = self.block_tables[self.token_rows, self.positions // self.block_size]
+        return block, self.positions % self.block_size

@@ -1,0 +1,180 @@
+"""Builder: what a model function records its ops with. Shapes are checked as the ops are written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TypeVar
+
+from quire.errors import ConfigError
+from quire.program import ops
+from quire.program.numerics import ACTIVATIONS
+from quire.program.ops.experts import ExpertWeights, Routing
+from quire.program.program import Count, KVLayer, Op, Program, Value, WeightSpec
+from quire.program.rope import Rope
+
+AnyOp = TypeVar("AnyOp", bound=Op)
+
+
+class Names(str):
+    """A place in the checkpoint's name tree: `w / "model.norm"` is the name below it."""
+
+    def __truediv__(self, name: str) -> Names:
+        return Names(f"{self}.{name}" if self else name)
+
+
+class Builder:
+    """Records ops in order. Every method returns the Value it writes; nothing is computed."""
+
+    def __init__(self) -> None:
+        self._ops: list[Op] = []
+        self._kv_layers: list[KVLayer] = []
+        self._num_values = 0
+
+    def program(self, output: Value, ignored: Iterable[str] = ()) -> Program:
+        """The finished recording; `output` are the logits [L, vocab]."""
+        return Program(tuple(self._ops), output, tuple(self._kv_layers), tuple(ignored))
+
+    # Ends of the model
+
+    def embed(self, w: Names, vocab_size: int, hidden_size: int, tied: bool = False) -> Value:
+        """Token ids to vectors. `tied`: the table is the output head too, so it may be quantized."""
+        table = _matrix(w, vocab_size, hidden_size, quantizable=tied)
+        return self._add(ops.Embed(self._value((hidden_size,)), table)).out
+
+    def position_embed(self, w: Names, num_positions: int, hidden_size: int) -> Value:
+        table = _matrix(w, num_positions, hidden_size, quantizable=False)
+        return self._add(ops.PositionEmbed(self._value((hidden_size,)), table)).out
+
+    def sampled_rows(self, x: Value) -> Value:
+        """Only the rows whose logits are wanted, [L, ...]."""
+        return self._add(ops.SampledRows(self._value(x.shape, "L"), x)).out
+
+    # Matrix products
+
+    def linear(
+        self, x: Value, w: Names, out: int | tuple[int, ...], *, bias: bool = False, transposed: bool = False
+    ) -> Value:
+        """x weight^T (+ bias). `transposed`: the checkpoint stores [in, out]."""
+        shape = (out,) if isinstance(out, int) else out
+        weight = _matrix(w, math.prod(shape), x.width, transposed=transposed)
+        b = _vector(w / "bias", math.prod(shape)) if bias else None
+        return self._add(ops.Linear(self._value(shape, x.count), x, weight, b)).out
+
+    def experts(
+        self,
+        x: Value,
+        scores: Value,
+        experts: ExpertWeights,
+        *,
+        chosen: int,
+        routing: Routing,
+        activation: str = "silu",
+        limit: float | None = None,
+    ) -> Value:
+        _known(activation)
+        out = self._value(x.shape, x.count)
+        return self._add(ops.Experts(out, x, scores, experts, chosen, routing, activation, limit)).out
+
+    # Norms and elementwise
+
+    def rms_norm(self, x: Value, w: Names, eps: float, offset: float = 0.0) -> Value:
+        weight = _vector(w / "weight", x.shape[-1])
+        return self._add(ops.RMSNorm(self._value(x.shape, x.count), x, weight, eps, offset)).out
+
+    def layer_norm(self, x: Value, w: Names, eps: float, bias: bool = True) -> Value:
+        weight = _vector(w / "weight", x.shape[-1])
+        b = _vector(w / "bias", x.shape[-1]) if bias else None
+        return self._add(ops.LayerNorm(self._value(x.shape, x.count), x, weight, b, eps)).out
+
+    def add(self, x: Value, y: Value) -> Value:
+        _same(x, y)
+        return self._add(ops.Add(self._value(x.shape, x.count), x, y)).out
+
+    def scale(self, x: Value, factor: float) -> Value:
+        return self._add(ops.Scale(self._value(x.shape, x.count), x, factor)).out if factor != 1 else x
+
+    def soft_cap(self, x: Value, cap: float) -> Value:
+        return self._add(ops.SoftCap(self._value(x.shape, x.count), x, cap)).out
+
+    def activation(self, x: Value, activation: str) -> Value:
+        _known(activation)
+        return self._add(ops.Unary(self._value(x.shape, x.count), x, activation)).out
+
+    def gated_activation(self, gate: Value, up: Value, activation: str) -> Value:
+        _same(gate, up)
+        _known(activation)
+        return self._add(ops.GatedActivation(self._value(up.shape, up.count), gate, up, activation)).out
+
+    def slice(self, x: Value, first: int, out: int | tuple[int, ...]) -> Value:
+        """Columns first ... of a packed projection."""
+        value = self._value((out,) if isinstance(out, int) else out, x.count)
+        if first + value.width > x.width:
+            raise ConfigError(f"slice {first} + {value.width} leaves a value of width {x.width}")
+        return self._add(ops.Slice(value, x, first)).out
+
+    # Attention
+
+    def rotary(self, x: Value, rope: Rope) -> Value:
+        if rope.dim > x.shape[-1] or rope.dim % 2:
+            raise ConfigError(f"cannot rotate {rope.dim} of {x.shape[-1]} numbers a head")
+        return self._add(ops.Rotary(self._value(x.shape, x.count), x, rope)).out
+
+    def attention(
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Names | None = None,
+    ) -> Value:
+        """Causal attention of q [T, heads, dim] over the cache of this, the next, layer."""
+        _same(k, v)
+        (heads, dim), (groups, _) = q.shape, k.shape
+        if heads % groups:
+            raise ConfigError(f"{heads} query heads cannot share {groups} key heads evenly")
+        self._kv_layers.append(KVLayer(groups, dim, window))
+        op = ops.Attention(
+            self._value((heads * dim,)),
+            q,
+            k,
+            v,
+            layer=len(self._kv_layers) - 1,
+            scale=dim**-0.5 if scale is None else scale,
+            window=window,
+            softcap=softcap,
+            sinks=_vector(sinks, heads) if sinks is not None else None,
+        )
+        return self._add(op).out
+
+    def _value(self, shape: tuple[int, ...], count: Count = "T") -> Value:
+        self._num_values += 1
+        return Value(self._num_values - 1, count, shape)
+
+    def _add(self, op: AnyOp) -> AnyOp:
+        self._ops.append(op)
+        return op
+
+
+def _matrix(
+    w: Names, rows: int, width: int, *, transposed: bool = False, quantizable: bool = True
+) -> WeightSpec:
+    name = w / "weight"
+    return WeightSpec(name, (rows, width), (name,), transposed=transposed, quantizable=quantizable)
+
+
+def _vector(name: Names, size: int) -> WeightSpec:
+    return WeightSpec(name, (size,), (name,))
+
+
+def _same(x: Value, y: Value) -> None:
+    if (x.count, x.shape) != (y.count, y.shape):
+        raise ConfigError(f"shapes differ: {x.count} x {x.shape} and {y.count} x {y.shape}")
+
+
+def _known(activation: str) -> None:
+    if activation not in ACTIVATIONS:
+        raise ConfigError(f"unknown activation {activation!r}", f"known: {', '.join(ACTIVATIONS)}")

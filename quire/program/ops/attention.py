@@ -1,0 +1,142 @@
+"""Paged causal attention: one op for prompt chunks, decode rows, mixed steps and verification rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from quire.program.numerics import Array
+from quire.program.program import Load, Op, Run, Value, WeightSpec
+
+PARTITION = 64  # context positions summed together; a multiple of every block size
+
+
+@dataclass(frozen=True, slots=True)
+class Attention(Op):
+    """out[t] = softmax(scale q[t] K^T) V over the positions a token may see, for each query head.
+
+    q [T, heads, dim], k and v [T, kv_heads, dim]; heads is a multiple of kv_heads and query head h reads
+    key head h // (heads / kv_heads). Keys and values are first written to the cache, then all are read
+    back from it as stored. A token at position p sees positions max(0, p - window + 1) ... p.
+    `softcap` replaces each score s by softcap * tanh(s / softcap). `sinks` [heads] are scores of a
+    position that takes part in the softmax and has no value (gpt-oss, arXiv:2309.17453).
+
+    The sum over the context runs over partitions of 64 positions counted from position 0, with a running
+    maximum (FlashAttention, arXiv:2205.14135), each partition padded to its full size: so its order
+    depends on a token's position alone, not on chunks, blocks or the other rows.
+    """
+
+    kind: ClassVar[str] = "attention"
+    q: Value
+    k: Value
+    v: Value
+    layer: int
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: WeightSpec | None = None
+
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.q, self.k, self.v)
+
+    def weights(self) -> tuple[WeightSpec, ...]:
+        return () if self.sinks is None else (self.sinks,)
+
+    def visible(self, position: int) -> int:
+        """How many positions a token sees."""
+        return min(position + 1, self.window) if self.window else position + 1
+
+    def flops(self, load: Load) -> float:
+        """Scores and weighted values of every visible pair: 2 multiply-adds a number of q."""
+        pairs = sum(_sum_visible(start, count, self.window) for start, count in load.rows)
+        return 4 * pairs * self.q.width
+
+    def kv_bytes(self, load: Load) -> tuple[float, float]:
+        """Each row reads once all positions that any of its tokens sees, and writes its own."""
+        token = 2 * self.k.width * load.kv_itemsize
+        read = sum(
+            start + count - max(0, start + 1 - self.window if self.window else 0)
+            for start, count in load.rows
+        )
+        return token * read, token * load.num_tokens
+
+    def reference(self, run: Run, *inputs: np.ndarray) -> Array:
+        q, k, v = inputs
+        keys, values = run.kv[self.layer]
+        slots = run.batch.cache_slots
+        keys[slots], values[slots] = k.astype(keys.dtype), v.astype(values.dtype)
+        sinks = None if self.sinks is None else run.weights[self.sinks.name]
+        out = np.empty((len(q), *self.q.shape), np.float32)
+        batch = run.batch
+        for row, length in enumerate(batch.context_lens.tolist()):
+            tokens = slice(batch.row_offsets[row], batch.row_offsets[row + 1])
+            context = _Context(keys, values, batch.block_tables[row], length)
+            out[tokens] = self._attend(q[tokens], batch.positions[tokens], context, sinks)
+        return out.reshape(len(q), *self.out.shape)
+
+    def _attend(self, q: Array, positions: np.ndarray, context: _Context, sinks: Array | None) -> Array:
+        """The tokens of one row, [t, heads, dim]: a running softmax over the context's partitions."""
+        tokens, heads, dim = q.shape
+        groups = self.k.shape[0]
+        q = (q * np.float32(self.scale)).reshape(tokens, groups, heads // groups, dim)
+        peak = np.full((*q.shape[:3], 1), -np.inf, np.float32)
+        total = np.zeros_like(peak)
+        if sinks is not None:
+            peak[:] = sinks.reshape(groups, -1, 1)
+            total[:] = 1.0
+        mixed = np.zeros_like(q)
+        oldest = positions[0] + 1 - self.window if self.window else 0
+        for start in range(max(0, oldest) // PARTITION * PARTITION, context.length, PARTITION):
+            keys, values = context.partition(start)
+            scores = np.matmul(q, keys)  # [t, groups, heads a group, PARTITION]
+            if self.softcap is not None:
+                scores = np.float32(self.softcap) * np.tanh(scores / np.float32(self.softcap))
+            scores[~self._sees(positions, start)] = -np.inf
+            higher = np.maximum(peak, scores.max(axis=-1, keepdims=True))
+            finite = np.where(np.isneginf(higher), np.float32(0), higher)
+            weights, keep = np.exp(scores - finite), np.exp(peak - finite)
+            total = total * keep + weights.sum(axis=-1, keepdims=True)
+            mixed = mixed * keep + np.matmul(weights, values)
+            peak = higher
+        return (mixed / total).reshape(tokens, heads, dim)
+
+    def _sees(self, positions: np.ndarray, start: int) -> np.ndarray:
+        """Which positions of a partition each token sees, [t, 1, 1, PARTITION] to index with scores."""
+        distance = positions[:, None] - np.arange(start, start + PARTITION)
+        seen = distance >= 0 if self.window is None else (distance >= 0) & (distance < self.window)
+        shape = (len(positions), self.k.shape[0], self.q.shape[0] // self.k.shape[0], PARTITION)
+        return np.broadcast_to(seen[:, None, None, :], shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """What one row has in the cache."""
+
+    keys: np.ndarray  # [blocks, block_size, groups, dim]
+    values: np.ndarray
+    block_table: np.ndarray
+    length: int
+
+    def partition(self, start: int) -> tuple[Array, Array]:
+        """Keys [groups, dim, PARTITION] and values [groups, PARTITION, dim], zero beyond the length."""
+        size = self.keys.shape[1]
+        blocks = self.block_table[start // size : (start + PARTITION) // size]
+        count = min(self.length - start, PARTITION)
+        groups, dim = self.keys.shape[2:]
+        keys = np.zeros((PARTITION, groups, dim), np.float32)
+        values = np.zeros((PARTITION, groups, dim), np.float32)
+        keys[:count] = self.keys[blocks].reshape(-1, groups, dim)[:count]
+        values[:count] = self.values[blocks].reshape(-1, groups, dim)[:count]
+        return np.ascontiguousarray(keys.transpose(1, 2, 0)), np.ascontiguousarray(values.transpose(1, 0, 2))
+
+
+def _sum_visible(start: int, count: int, window: int | None) -> int:
+    """Sum over positions start ... start + count - 1 of how many positions each sees."""
+    end = start + count
+    if window is None or end <= window:
+        return (start + 1 + end) * count // 2
+    if start >= window:
+        return count * window
+    return _sum_visible(start, window - start, None) + (end - window) * window

@@ -1,0 +1,61 @@
+"""Ops at the ends of a model: token ids to vectors, and the rows whose logits are wanted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from quire.program.numerics import Array
+from quire.program.program import Load, Op, Run, Value, WeightBytes, WeightSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Embed(Op):
+    """out[t] = table[token_ids[t]], table [vocab, hidden]. Reads only the rows of the step's tokens."""
+
+    kind: ClassVar[str] = "embed"
+    table: WeightSpec
+
+    def inputs(self) -> tuple[Value, ...]:
+        return ()
+
+    def weights(self) -> tuple[WeightSpec, ...]:
+        return (self.table,)
+
+    def flops(self, load: Load) -> float:
+        return 0
+
+    def weight_bytes(self, load: Load, nbytes: WeightBytes) -> float:
+        return nbytes(self.table) * load.num_tokens / self.table.shape[0]
+
+    def reference(self, run: Run, *inputs: np.ndarray) -> Array:
+        return run.weights[self.table.name][run.batch.token_ids]
+
+
+@dataclass(frozen=True, slots=True)
+class PositionEmbed(Embed):
+    """out[t] = table[positions[t]], table [positions, hidden] (learned positions, GPT-2)."""
+
+    kind: ClassVar[str] = "position_embed"
+
+    def reference(self, run: Run, *inputs: np.ndarray) -> Array:
+        return run.weights[self.table.name][run.batch.positions]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRows(Op):
+    """out[l] = x[logit_rows[l]]: from here on only rows that need logits are computed."""
+
+    kind: ClassVar[str] = "sampled_rows"
+    x: Value
+
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+    def flops(self, load: Load) -> float:
+        return 0
+
+    def reference(self, run: Run, *inputs: np.ndarray) -> Array:
+        return inputs[0][run.batch.logit_rows]

@@ -1,0 +1,61 @@
+"""Matrix products with weights: nearly all arithmetic, and when decoding nearly all bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from quire.program.numerics import ACTIVATIONS, Array, matmul
+from quire.program.program import Load, Op, Run, Value, WeightSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Linear(Op):
+    """out = x weight^T + bias: x [.., in] flattened to rows, weight [out, in], bias [out] or none."""
+
+    kind: ClassVar[str] = "linear"
+    x: Value
+    weight: WeightSpec
+    bias: WeightSpec | None = None
+
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+    def weights(self) -> tuple[WeightSpec, ...]:
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+    def flops(self, load: Load) -> float:
+        return 2 * load.size(self.out.count) * self.weight.size
+
+    def reference(self, run: Run, *inputs: np.ndarray) -> Array:
+        x = inputs[0]
+        product = matmul(x.reshape(len(x), -1), run.weights[self.weight.name])
+        if self.bias is not None:
+            product += run.weights[self.bias.name]
+        return product.reshape(len(x), *self.out.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedLinear(Op):
+    """out = activation(x gate^T) * (x up^T), gate and up [out, in]: one pass over x, made by fusing."""
+
+    kind: ClassVar[str] = "gated_linear"
+    x: Value
+    gate: WeightSpec
+    up: WeightSpec
+    activation: str
+
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+    def weights(self) -> tuple[WeightSpec, ...]:
+        return (self.gate, self.up)
+
+    def flops(self, load: Load) -> float:
+        return 2 * load.size(self.out.count) * (self.gate.size + self.up.size)
+
+    def reference(self, run: Run, *inputs: np.ndarray) -> Array:
+        gate = matmul(inputs[0], run.weights[self.gate.name])
+        return ACTIVATIONS[self.activation](gate) * matmul(inputs[0], run.weights[self.up.name])

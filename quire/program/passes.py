@@ -1,0 +1,91 @@
+"""Passes: program in, program (or a plan of it) out. Model code stays unaware of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TypeGuard
+
+from quire.program.ops import Add, AddNorm, GatedActivation, GatedLinear, LayerNorm, Linear, RMSNorm
+from quire.program.program import Count, Load, Op, Program, Value
+
+
+def fuse(program: Program) -> Program:
+    """Join neighbours that would pass over memory twice. The bits of the result do not change.
+
+    - an Add and the norm of its sum become AddNorm
+    - two Linears of one input and the GatedActivation of them become GatedLinear
+    """
+    return replace(program, ops=tuple(_fuse_gates(_fuse_norms(list(program.ops)))))
+
+
+def _fuse_norms(ops: list[Op]) -> list[Op]:
+    fused: list[Op] = []
+    for op in ops:
+        before = fused[-1] if fused else None
+        if isinstance(op, RMSNorm | LayerNorm) and isinstance(before, Add) and op.x == before.out:
+            fused[-1] = AddNorm(op.out, before.x, before.y, before.out, op)
+        else:
+            fused.append(op)
+    return fused
+
+
+def _fuse_gates(ops: list[Op]) -> list[Op]:
+    uses = Counter(value.index for op in ops for value in op.inputs())
+    writer: dict[int, Op] = {op.out.index: op for op in ops}
+    gone: set[int] = set()
+    fused: list[Op] = []
+    for op in ops:
+        if isinstance(op, GatedActivation):
+            gate, up = writer[op.gate.index], writer[op.up.index]
+            if _plain(gate, uses) and _plain(up, uses) and gate.x == up.x:
+                gone |= {gate.out.index, up.out.index}
+                op = GatedLinear(op.out, gate.x, gate.weight, up.weight, op.activation)
+        fused.append(op)
+    return [op for op in fused if op.out.index not in gone]
+
+
+def _plain(op: Op, uses: Counter[int]) -> TypeGuard[Linear]:
+    """A Linear without bias whose result nobody else reads."""
+    return isinstance(op, Linear) and op.bias is None and uses[op.out.index] == 1
+
+
+@dataclass(frozen=True, slots=True)
+class BufferPlan:
+    """Which buffer holds each value. A buffer is free again after the last read of its value."""
+
+    widths: tuple[tuple[Count, int], ...]  # of each buffer: what counts its rows, floats in a row
+    buffer: dict[int, int]  # value index -> buffer
+    last_use: dict[int, int]  # value index -> number of the op that reads it last
+
+    def nbytes(self, load: Load) -> int:
+        """Memory for activations when a step has this load."""
+        return sum(load.size(count) * width * 4 for count, width in self.widths)
+
+
+def plan_buffers(program: Program) -> BufferPlan:
+    """Assign values to buffers in order, taking the smallest free one that is wide enough."""
+    last_use = {v.index: i for i, op in enumerate(program.ops) for v in (*op.inputs(), *op.outputs())}
+    last_use[program.output.index] = len(program.ops)
+    widths: list[tuple[Count, int]] = []
+    free: list[int] = []
+    buffer: dict[int, int] = {}
+    for i, op in enumerate(program.ops):
+        for value in op.outputs():
+            buffer[value.index] = _take(value, free, widths)
+        done = {v.index for v in (*op.inputs(), *op.outputs()) if last_use[v.index] == i}
+        free += sorted(buffer[index] for index in done)
+    return BufferPlan(tuple(widths), buffer, last_use)
+
+
+def _take(value: Value, free: list[int], widths: list[tuple[Count, int]]) -> int:
+    """A free buffer for the value: the narrowest that fits, else the widest made wider, else a new one."""
+    same = [b for b in free if widths[b][0] == value.count]
+    fits = [b for b in same if widths[b][1] >= value.width]
+    if fits or same:
+        chosen = min(fits, key=lambda b: widths[b][1]) if fits else max(same, key=lambda b: widths[b][1])
+        widths[chosen] = (value.count, max(widths[chosen][1], value.width))
+        free.remove(chosen)
+        return chosen
+    widths.append((value.count, value.width))
+    return len(widths) - 1

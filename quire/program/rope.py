@@ -1,0 +1,171 @@
+"""Rotary position embedding: the frequencies of every published scaling rule.
+
+Rotation by position (Su et al., RoFormer, arXiv:2104.09864) with frequencies theta^(-2i/dim), bent for
+longer contexts by one of: linear position interpolation (Chen et al., arXiv:2306.15595), dynamic NTK,
+YaRN (Peng et al., arXiv:2309.00071), Llama-3 (Meta's reference code) or longrope (arXiv:2402.13753).
+
+Two rules, dynamic NTK and longrope, depend on the length of the context. That length must not change
+while keys are cached, so a request fixes it on arrival: `variant(limit)` maps the longest context the
+request can reach to a small number that selects the frequencies and keeps cached prefixes apart.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from quire.errors import ConfigError
+from quire.program.numerics import Array
+
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """How one kind of layer rotates queries and keys. `dim` numbers of each head are rotated.
+
+    `interleaved` pairs neighbours (2i, 2i + 1); otherwise i pairs with i + dim/2. The other fields are
+    those of a checkpoint's rope_scaling, 0 where the type has no use for them.
+    """
+
+    dim: int
+    theta: float
+    interleaved: bool = False
+    rope_type: str = "default"
+    factor: float = 1.0
+    original_max_position: int = 0
+    low_freq_factor: float = 0.0
+    high_freq_factor: float = 0.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+
+    def variant(self, limit: int) -> int:
+        """Which frequencies a context of at most `limit` tokens takes; 0 is the unscaled or only set."""
+        if self.rope_type not in ("dynamic", "longrope") or limit <= self.original_max_position:
+            return 0
+        return limit if self.rope_type == "dynamic" else 1
+
+    def frequencies(self, variant: int = 0) -> Array:
+        """Radians per position, [dim / 2] float32."""
+        return _frequencies(self, variant)
+
+    def cos_sin(self, positions: np.ndarray, variants: np.ndarray) -> tuple[Array, Array]:
+        """Cosine and sine for positions [T] of rows with `variants` [T]: two arrays [T, dim / 2].
+
+        The angle is rounded to float32 as the models were trained with; its cosine and sine are exact.
+        """
+        frequencies = np.empty((len(positions), self.dim // 2), np.float32)
+        for variant in np.unique(variants):
+            frequencies[variants == variant] = self.frequencies(int(variant))
+        angles = (positions[:, None].astype(np.float32) * frequencies).astype(np.float64)
+        scale = self.attention_factor
+        return (np.cos(angles) * scale).astype(np.float32), (np.sin(angles) * scale).astype(np.float32)
+
+
+@lru_cache(maxsize=256)
+def _frequencies(rope: Rope, variant: int) -> Array:
+    exponents = np.arange(0, rope.dim, 2).astype(np.float32) / np.float32(rope.dim)
+    if rope.rope_type == "dynamic" and variant:
+        stretch = rope.factor * variant / rope.original_max_position - (rope.factor - 1)
+        return _power(rope.theta * stretch ** (rope.dim / (rope.dim - 2)), exponents)
+    base = _power(rope.theta, exponents)
+    if rope.rope_type == "linear":
+        return base / np.float32(rope.factor)
+    if rope.rope_type == "llama3":
+        return _llama3(rope, base)
+    if rope.rope_type == "yarn":
+        return _yarn(rope, base)
+    if rope.rope_type == "longrope":
+        return base / np.asarray(rope.long_factor if variant else rope.short_factor, np.float32)
+    return base
+
+
+def _power(theta: float, exponents: Array) -> Array:
+    return (1.0 / np.power(theta, exponents.astype(np.float64))).astype(np.float32)
+
+
+def _llama3(rope: Rope, base: Array) -> Array:
+    """Keep short wavelengths, divide long ones by the factor, blend between."""
+    wavelength = 2 * math.pi / base
+    length = rope.original_max_position
+    smooth = (length / wavelength - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    smooth = np.clip(smooth, 0.0, 1.0).astype(np.float32)
+    return ((1 - smooth) * base / np.float32(rope.factor) + smooth * base).astype(np.float32)
+
+
+def _yarn(rope: Rope, base: Array) -> Array:
+    """Interpolate dimensions that turn less than beta_slow times over the original context."""
+
+    def dimension(turns: float) -> float:
+        length = rope.original_max_position / (turns * 2 * math.pi)
+        return rope.dim * math.log(length) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.dim - 1)
+    ramp = (np.arange(rope.dim // 2, dtype=np.float32) - low) / (high - low if high != low else 0.001)
+    interpolated = np.clip(ramp, 0.0, 1.0).astype(np.float32)
+    return (base / np.float32(rope.factor) * interpolated + base * (1 - interpolated)).astype(np.float32)
+
+
+def rope_from_config(
+    scaling: dict[str, Any] | None,
+    *,
+    dim: int,
+    theta: float,
+    max_position: int,
+    original_max_position: int | None = None,
+    interleaved: bool = False,
+) -> Rope:
+    """Read a checkpoint's rope_scaling (or rope_parameters) in any of its spellings."""
+    scaling = scaling or {}
+    rope_type = scaling.get("rope_type") or scaling.get("type") or "default"
+    if rope_type not in ROPE_TYPES:
+        raise ConfigError(f"unknown rope scaling {rope_type!r}", f"known: {', '.join(ROPE_TYPES)}")
+    original = scaling.get("original_max_position_embeddings") or original_max_position or max_position
+    factor = float(scaling.get("factor") or max_position / original)
+    return Rope(
+        dim=dim,
+        theta=float(theta),
+        interleaved=interleaved,
+        rope_type=rope_type,
+        factor=factor,
+        original_max_position=int(original),
+        low_freq_factor=float(scaling.get("low_freq_factor", 0.0)),
+        high_freq_factor=float(scaling.get("high_freq_factor", 0.0)),
+        beta_fast=float(scaling.get("beta_fast") or 32.0),
+        beta_slow=float(scaling.get("beta_slow") or 1.0),
+        truncate=bool(scaling.get("truncate", True)),
+        attention_factor=_attention_factor(rope_type, scaling, factor, max_position / original, original),
+        short_factor=tuple(scaling.get("short_factor", ())),
+        long_factor=tuple(scaling.get("long_factor", ())),
+    )
+
+
+def _attention_factor(
+    rope_type: str, scaling: dict[str, Any], factor: float, extension: float, original: int
+) -> float:
+    """What cosine and sine are multiplied by: stated, or by the paper's rule for the type."""
+    if (stated := scaling.get("attention_factor")) is not None:
+        return float(stated)
+    if rope_type == "longrope":
+        return math.sqrt(1 + math.log(extension) / math.log(original)) if extension > 1 else 1.0
+    if rope_type != "yarn":
+        return 1.0
+    mscale, mscale_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    if mscale and mscale_all:
+        return _mscale(factor, mscale) / _mscale(factor, mscale_all)
+    return _mscale(factor, 1.0)
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
