@@ -1,0 +1,118 @@
+"""Runner: Step in, StepResult out. Keeps what the device knows of each slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from quire.backends.backend import Backend
+from quire.program.batch import Batch
+from quire.runner.logprobs import LogitsError, prompt_logprobs
+from quire.runner.sampler import SamplerState, sample
+from quire.types import Admission, PositionLogprobs, Row, RowResult, Step, StepResult
+
+
+@dataclass(slots=True)
+class Slot:
+    """What a slot holds from admission to release: its tokens, its blocks, the state of its sampling."""
+
+    admission: Admission
+    blocks: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    sampler: SamplerState | None = None
+
+    def wanted_logits(self, row: Row) -> int:
+        """How many of the row's last positions need logits: the sampled one, or all inside the prompt."""
+        if self.scores_prompt(row):
+            return row.count
+        return int(row.sample)
+
+    def scores_prompt(self, row: Row) -> bool:
+        """True when the row's logits say how likely prompt tokens were, and that was asked for."""
+        last = self.admission.num_prompt_tokens - 1
+        return self.admission.params.prompt_logprobs is not None and row.start < last
+
+
+class Runner:
+    """Executes steps on a backend. Rows of the batch are the step's rows, in their order."""
+
+    def __init__(self, backend: Backend, *, vocab_size: int, block_size: int) -> None:
+        self._backend = backend
+        self._vocab_size = vocab_size
+        self._block_size = block_size
+        self._slots: dict[int, Slot] = {}
+
+    def execute(self, step: Step) -> StepResult:
+        """Compute one step: logits from the backend, then a token for each row that samples."""
+        self._apply(step)
+        rows = [(row, self._slots[row.slot]) for row in step.rows]
+        logits = self._backend.execute(self._batch(rows))
+        results, first = [], 0
+        for row, slot in rows:
+            count = slot.wanted_logits(row)
+            results.append(_finish(row, slot, logits[first : first + count]))
+            first += count
+        return StepResult(tuple(results))
+
+    def _apply(self, step: Step) -> None:
+        for number in step.released:
+            del self._slots[number]
+        for admission in step.admitted:
+            self._slots[admission.slot] = Slot(admission)
+        for number, blocks in step.granted:
+            self._slots[number].blocks += blocks
+        for row in step.rows:
+            slot = self._slots[row.slot]
+            slot.token_ids += row.token_ids
+            if slot.sampler is None:
+                slot.sampler = SamplerState(slot.admission, slot.token_ids, self._vocab_size)
+
+    def _batch(self, rows: Sequence[tuple[Row, Slot]]) -> Batch:
+        """The step as arrays. Rows lie one after the other; block tables are padded with block 0."""
+        counts = np.array([row.count for row, _ in rows])
+        ends = np.array([row.start + row.count for row, _ in rows])
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        tables = np.zeros((len(rows), max(len(slot.blocks) for _, slot in rows)), np.int64)
+        for table, (_, slot) in zip(tables, rows, strict=True):
+            table[: len(slot.blocks)] = slot.blocks
+        token_ids = [
+            token for row, slot in rows for token in slot.token_ids[row.start : row.start + row.count]
+        ]
+        wanted = [slot.wanted_logits(row) for row, slot in rows]
+        return Batch(
+            token_ids=np.array(token_ids),
+            positions=np.arange(offsets[-1]) + np.repeat(ends - counts - offsets[:-1], counts),
+            row_offsets=offsets,
+            block_tables=tables,
+            context_lens=ends,
+            variants=np.array([slot.admission.context_variant for _, slot in rows]),
+            logit_rows=np.concatenate(
+                [np.arange(end - n, end) for end, n in zip(offsets[1:], wanted, strict=True)]
+            ),
+            block_size=self._block_size,
+        )
+
+
+def _finish(row: Row, slot: Slot, logits: np.ndarray) -> RowResult:
+    """Turn a row's logits [wanted, vocab] into its result, and note the sampled token in the slot."""
+    try:
+        scored = _score_prompt(row, slot, logits) if slot.scores_prompt(row) else ()
+    except LogitsError as error:
+        return RowResult(error=error.message)
+    if not row.sample:
+        return RowResult(prompt_logprobs=scored)
+    if slot.sampler is None:
+        raise RuntimeError(f"slot {row.slot} samples before it has tokens")
+    result = sample(logits[-1], slot.sampler)
+    slot.token_ids += result.token_ids
+    slot.sampler.extend(result.token_ids)
+    return RowResult(result.token_ids, result.logprobs, scored, result.error)
+
+
+def _score_prompt(row: Row, slot: Slot, logits: np.ndarray) -> tuple[PositionLogprobs, ...]:
+    """Log-probabilities of the prompt tokens at positions start + 1 ... that this row's logits predict."""
+    end = min(row.start + row.count + 1, slot.admission.num_prompt_tokens)
+    following = slot.token_ids[row.start + 1 : end]
+    return prompt_logprobs(logits[: len(following)], following, slot.admission.params.prompt_logprobs or 0)
