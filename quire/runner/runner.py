@@ -19,9 +19,9 @@ class Slot:
     """What a slot holds from admission to release: its tokens, its blocks, the state of its sampling."""
 
     admission: Admission
+    token_ids: list[int]
+    sampler: SamplerState
     blocks: list[int] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    sampler: SamplerState | None = None
 
     def wanted_logits(self, row: Row) -> int:
         """How many of the row's last positions need logits: the sampled one, or all inside the prompt."""
@@ -59,15 +59,13 @@ class Runner:
     def _apply(self, step: Step) -> None:
         for number in step.released:
             del self._slots[number]
+        brought = {row.slot: row.token_ids for row in step.rows}
         for admission in step.admitted:
-            self._slots[admission.slot] = Slot(admission)
+            token_ids = list(brought[admission.slot])
+            sampler = SamplerState(admission, token_ids, self._vocab_size)
+            self._slots[admission.slot] = Slot(admission, token_ids, sampler)
         for number, blocks in step.granted:
             self._slots[number].blocks += blocks
-        for row in step.rows:
-            slot = self._slots[row.slot]
-            slot.token_ids += row.token_ids
-            if slot.sampler is None:
-                slot.sampler = SamplerState(slot.admission, slot.token_ids, self._vocab_size)
 
     def _batch(self, rows: Sequence[tuple[Row, Slot]]) -> Batch:
         """The step as arrays. Rows lie one after the other; block tables are padded with block 0."""
@@ -77,20 +75,17 @@ class Runner:
         tables = np.zeros((len(rows), max(len(slot.blocks) for _, slot in rows)), np.int64)
         for table, (_, slot) in zip(tables, rows, strict=True):
             table[: len(slot.blocks)] = slot.blocks
-        token_ids = [
-            token for row, slot in rows for token in slot.token_ids[row.start : row.start + row.count]
-        ]
+        tokens = [slot.token_ids[row.start : row.start + row.count] for row, slot in rows]
         wanted = [slot.wanted_logits(row) for row, slot in rows]
+        lasts = [np.arange(end - n, end) for end, n in zip(offsets[1:], wanted, strict=True)]
         return Batch(
-            token_ids=np.array(token_ids),
+            token_ids=np.concatenate(tokens),
             positions=np.arange(offsets[-1]) + np.repeat(ends - counts - offsets[:-1], counts),
             row_offsets=offsets,
             block_tables=tables,
             context_lens=ends,
             variants=np.array([slot.admission.context_variant for _, slot in rows]),
-            logit_rows=np.concatenate(
-                [np.arange(end - n, end) for end, n in zip(offsets[1:], wanted, strict=True)]
-            ),
+            logit_rows=np.concatenate(lasts),
             block_size=self._block_size,
         )
 
@@ -103,8 +98,6 @@ def _finish(row: Row, slot: Slot, logits: np.ndarray) -> RowResult:
         return RowResult(error=error.message)
     if not row.sample:
         return RowResult(prompt_logprobs=scored)
-    if slot.sampler is None:
-        raise RuntimeError(f"slot {row.slot} samples before it has tokens")
     result = sample(logits[-1], slot.sampler)
     slot.token_ids += result.token_ids
     slot.sampler.extend(result.token_ids)
