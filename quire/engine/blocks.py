@@ -1,0 +1,115 @@
+"""The pool of KV blocks: who holds which block, and which computed blocks can be found again.
+
+A block has a reference count, and a hash once it is full and computed. The hash of a block covers its
+tokens and, through its parent's hash, every token before it: equal hashes mean equal prefixes. A block
+that nobody holds stays findable by its hash until its turn comes to be given away. The list of free
+blocks is at once the order of eviction (the idea of vLLM's block pool).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+
+
+def root_hash(salt: str) -> bytes:
+    """The parent of every first block under `salt`: chains with different salts never meet."""
+    return hashlib.sha256(salt.encode("utf-8", "surrogatepass")).digest()
+
+
+def chain_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """SHA-256 over the parent's hash and the block's tokens (32 bits each, little endian)."""
+    return hashlib.sha256(parent + struct.pack(f"<{len(token_ids)}I", *token_ids)).digest()
+
+
+class BlockPool:
+    """Reference-counted blocks 0 ... num_blocks - 1, every operation O(1) a block.
+
+    With `retain` a released block stays findable until it is reused; without, only while it is held.
+    """
+
+    def __init__(self, num_blocks: int, retain: bool = True) -> None:
+        self.num_blocks = num_blocks
+        self._retain = retain
+        self._num_holders = [0] * num_blocks
+        self._hash_of: list[bytes | None] = [None] * num_blocks
+        self._block_of: dict[bytes, int] = {}
+        self._free = OrderedDict.fromkeys(range(num_blocks))  # the first is the next to be given away
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody holds, findable ones among them."""
+        return len(self._free)
+
+    @property
+    def num_findable(self) -> int:
+        """Blocks that a prefix match can find, held or free."""
+        return len(self._block_of)
+
+    def find(self, block_hash: bytes) -> int | None:
+        """The block that holds this prefix, or None."""
+        return self._block_of.get(block_hash)
+
+    def num_idle(self, blocks: Iterable[int]) -> int:
+        """How many of `blocks` nobody holds: sharing these makes the free list shorter."""
+        return sum(not self._num_holders[block] for block in blocks)
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Become one more holder of found blocks."""
+        for block in blocks:
+            if not self._num_holders[block]:
+                del self._free[block]
+            self._num_holders[block] += 1
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` free blocks, least recently used first; what they cached is forgotten."""
+        if count > len(self._free):
+            raise RuntimeError(f"{count} blocks asked, {len(self._free)} free")
+        blocks = []
+        for _ in range(count):
+            block, _none = self._free.popitem(last=False)
+            self._forget(block)
+            self._num_holders[block] = 1
+            blocks.append(block)
+        return blocks
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Stop holding `blocks` (in the order of their positions).
+
+        The tail is freed first, hence evicted first: a prefix outlives what follows it. A block that
+        cannot be found again is worth nothing and is reused before all others.
+        """
+        for block in reversed(blocks):
+            self._num_holders[block] -= 1
+            if self._num_holders[block]:
+                continue
+            self._free[block] = None
+            if not self._retain:
+                self._forget(block)
+            if self._hash_of[block] is None:
+                self._free.move_to_end(block, last=False)
+
+    def register(self, block: int, block_hash: bytes) -> None:
+        """Make a held, full and computed block findable. Of equal blocks the first one is kept."""
+        if block_hash not in self._block_of:
+            self._block_of[block_hash] = block
+            self._hash_of[block] = block_hash
+
+    def _forget(self, block: int) -> None:
+        block_hash = self._hash_of[block]
+        if block_hash is not None:
+            del self._block_of[block_hash]
+            self._hash_of[block] = None
+
+    def check(self, tables: Iterable[Sequence[int]]) -> None:
+        """Raise AssertionError unless the pool is coherent and `tables` hold exactly what is held."""
+        held = Counter(block for table in tables for block in table)
+        for block, holders in enumerate(self._num_holders):
+            assert holders == held[block], f"block {block}: {holders} holders counted, {held[block]} found"
+            assert (block in self._free) == (holders == 0), f"block {block}: held and free, or neither"
+            assert self._retain or holders or self._hash_of[block] is None, f"block {block} is findable"
+        assert len(self._free) <= self.num_blocks
+        findable = {h: block for block, h in enumerate(self._hash_of) if h is not None}
+        assert findable == self._block_of, "hashes and blocks disagree"

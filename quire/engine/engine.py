@@ -1,0 +1,159 @@
+"""The engine: a scheduler, a runner and a clock. Synchronous, in token ids, one thread at a time."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from quire.engine.scheduler import Scheduler
+from quire.errors import EngineDead, RequestError
+from quire.types import NewRequest, Output, Record, Step, StepResult
+
+
+class Runner(Protocol):
+    """Computes steps. It keeps, for each slot, the tokens and the block table that the steps told it."""
+
+    def execute(self, step: Step) -> StepResult:
+        """Compute one step: one RowResult for each row, in the order of `step.rows`."""
+
+
+class Engine:
+    """Turns requests into outputs, step by step.
+
+    `clock` gives seconds; `NewRequest.arrival_s` must be read from the same one (by default
+    `time.monotonic`, which all processes of a machine share). `vocab_size`, when given, bounds the
+    token ids of prompts. The last `num_records` step records are kept in `records`.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        vocab_size: int | None = None,
+        num_records: int = 4096,
+    ) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self.clock = clock
+        self.vocab_size = vocab_size
+        self.records: deque[Record] = deque(maxlen=num_records)
+        self._aborted: list[Output] = []  # final outputs that the next step delivers
+        self._cause_of_death: str | None = None
+
+    @property
+    def has_work(self) -> bool:
+        """True while `step` has something to compute or to deliver."""
+        return self._cause_of_death is None and (self.scheduler.has_work or bool(self._aborted))
+
+    def add(self, request: NewRequest) -> None:
+        """Take a request in. Raises RequestError when it can never run, EngineDead after a failure."""
+        self._check_alive()
+        validate(request, self.scheduler, self.vocab_size)
+        self.scheduler.add(request)
+
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        """End a request, or one choice of it. Its final outputs come with the next step.
+
+        Unknown and ended ones are passed over.
+        """
+        if self._cause_of_death is None:
+            self._aborted += self.scheduler.abort(request_id, self.clock(), choice)
+
+    def step(self) -> list[Output]:
+        """Compute one step and return what came of it; nothing when there is no work.
+
+        Raises EngineDead when the runner fails, and ever after: every open request ends with it.
+        """
+        self._check_alive()
+        outputs, self._aborted = self._aborted, []
+        try:
+            return outputs + self._step()
+        except BaseException as failure:  # an interrupt, too, leaves the device in an unknown state
+            self._cause_of_death = f"{type(failure).__name__}: {failure}"
+            if isinstance(failure, Exception):
+                raise self._dead() from failure
+            raise
+
+    def _step(self) -> list[Output]:
+        scheduler, begin_s = self.scheduler, self.clock()
+        num_preemptions, num_cached_tokens = scheduler.num_preemptions, scheduler.num_cached_tokens
+        step = scheduler.schedule(begin_s)
+        if step is None:
+            return []
+        num_waiting, num_free_blocks = scheduler.num_waiting, scheduler.num_free_blocks
+        result = self.runner.execute(step)
+        end_s = self.clock()
+        outputs = scheduler.commit(step, result, end_s)
+        self.records.append(
+            Record(
+                index=step.index,
+                num_rows=len(step.rows),
+                num_tokens=step.num_tokens,
+                num_waiting=num_waiting,
+                num_free_blocks=num_free_blocks,
+                num_cached_tokens=scheduler.num_cached_tokens - num_cached_tokens,
+                num_preemptions=scheduler.num_preemptions - num_preemptions,
+                seconds=end_s - begin_s,
+            )
+        )
+        return outputs
+
+    def _check_alive(self) -> None:
+        if self._cause_of_death is not None:
+            raise self._dead()
+
+    def _dead(self) -> EngineDead:
+        return EngineDead(
+            f"a step failed ({self._cause_of_death})", "restart the engine; requests can be sent again"
+        )
+
+
+def validate(request: NewRequest, scheduler: Scheduler, vocab_size: int | None = None) -> None:
+    """Raise RequestError unless the scheduler can bring every choice of the request to its end."""
+    if request.request_id in scheduler:
+        raise RequestError(
+            f"request id {request.request_id!r} is in use", "give every open request its own id", "request_id"
+        )
+    _validate_prompt(request.prompt_token_ids, scheduler.max_model_len, vocab_size)
+    _validate_lengths(request, scheduler)
+
+
+def _validate_prompt(token_ids: tuple[int, ...], max_model_len: int, vocab_size: int | None) -> None:
+    if not token_ids:
+        raise RequestError("the prompt is empty", "give at least one token", "prompt")
+    if len(token_ids) >= max_model_len:
+        raise RequestError(
+            f"the prompt has {len(token_ids):,} tokens; with one token of output it exceeds "
+            f"max_model_len = {max_model_len:,}",
+            f"shorten the prompt to {max_model_len - 1:,} tokens or raise max_model_len",
+            "prompt",
+        )
+    limit = 1 << 32 if vocab_size is None else vocab_size
+    low, high = min(token_ids), max(token_ids)
+    if low < 0 or high >= limit:
+        wrong = low if low < 0 else high
+        raise RequestError(f"token id {wrong} is not in the vocabulary (0 to {limit - 1:,})", None, "prompt")
+
+
+def _validate_lengths(request: NewRequest, scheduler: Scheduler) -> None:
+    params, num_prompt = request.params, len(request.prompt_token_ids)
+    if params.n < 1:
+        raise RequestError(f"n = {params.n}: at least one choice must be asked for", None, "n")
+    if params.max_tokens is not None and params.max_tokens < 1:
+        raise RequestError(f"max_tokens = {params.max_tokens}: must be at least 1", None, "max_tokens")
+    longest = scheduler.max_model_len
+    if params.max_tokens is not None:
+        longest = min(longest, num_prompt + params.max_tokens)
+    num_blocks = scheduler.num_blocks_for(longest - 1)  # the last token is never computed
+    if num_blocks > scheduler.pool.num_blocks:
+        room = scheduler.pool.num_blocks * scheduler.block_size
+        raise RequestError(
+            f"{num_prompt:,} prompt tokens and up to {longest - num_prompt:,} of output exceed the KV cache, "
+            f"which has room for {room:,}",
+            "lower max_tokens, shorten the prompt or raise kv_cache_memory_bytes",
+            "max_tokens" if num_prompt <= room else "prompt",
+        )

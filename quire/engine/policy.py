@@ -1,0 +1,190 @@
+"""Who is admitted first when requests wait: first come first served, by priority, or fair by tokens.
+
+A policy decides the order of admission alone. Preempted choices, and choices that share the prompt of a
+running one, go before the whole queue (see `scheduler`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from quire.engine.request import Choice
+from quire.types import NewRequest
+
+
+class WaitingQueue(Protocol):
+    """An order of waiting choices. Nothing takes more than O(log n)."""
+
+    def __len__(self) -> int: ...
+
+    def push(self, choice: Choice) -> None:
+        """Let a new choice wait."""
+
+    def peek(self) -> Choice | None:
+        """The choice to be admitted next; it stays in the queue."""
+
+    def remove(self, choice: Choice) -> None:
+        """Take a waiting choice out, wherever it stands."""
+
+    def charge(self, choice: Choice, num_prompt_tokens: int, num_output_tokens: int) -> None:
+        """Take note of service: prompt tokens computed and output tokens given, for whoever asked."""
+
+    def check(self) -> None:
+        """Raise AssertionError unless the queue is coherent."""
+
+
+def make_queue(policy: str) -> WaitingQueue:
+    """The queue for a policy of `EngineConfig.scheduling_policy`."""
+    if policy == "fair":
+        return FairQueue()
+    return KeyedQueue({"fcfs": first_come, "priority": by_priority}[policy])
+
+
+def first_come(new: NewRequest) -> int:
+    """One key for all: only the order of arrival counts."""
+    return 0
+
+
+def by_priority(new: NewRequest) -> int:
+    """The lower number goes first, as in vLLM."""
+    return new.priority
+
+
+class KeyedQueue:
+    """A heap by a key that never changes while a choice waits; equal keys in order of arrival.
+
+    A removed choice leaves an empty entry behind. Empty entries are swept when they are the majority,
+    so that neither time nor memory grows with what was removed.
+    """
+
+    def __init__(self, key: Callable[[NewRequest], int]) -> None:
+        self._key = key
+        self._heap: list[tuple[int, int]] = []  # (key, arrival)
+        self._choices: dict[int, Choice] = {}  # by arrival
+        self._arrival_of: dict[Choice, int] = {}
+        self._num_arrived = 0
+
+    def __len__(self) -> int:
+        return len(self._choices)
+
+    def push(self, choice: Choice) -> None:
+        arrival = self._num_arrived
+        self._num_arrived += 1
+        self._choices[arrival] = choice
+        self._arrival_of[choice] = arrival
+        heapq.heappush(self._heap, (self._key(choice.request.new), arrival))
+
+    def peek(self) -> Choice | None:
+        while self._heap and self._heap[0][1] not in self._choices:
+            heapq.heappop(self._heap)
+        return self._choices[self._heap[0][1]] if self._heap else None
+
+    def remove(self, choice: Choice) -> None:
+        del self._choices[self._arrival_of.pop(choice)]
+        if len(self._heap) > 2 * len(self._choices) + 16:
+            self._heap = [entry for entry in self._heap if entry[1] in self._choices]
+            heapq.heapify(self._heap)
+
+    def charge(self, choice: Choice, num_prompt_tokens: int, num_output_tokens: int) -> None:
+        pass
+
+    def check(self) -> None:
+        assert self._arrival_of == {choice: arrival for arrival, choice in self._choices.items()}
+        waiting = [entry for entry in self._heap if entry[1] in self._choices]
+        assert len(waiting) == len(self._choices), "a waiting choice is not in the heap, or twice"
+        assert all(self._heap[(i - 1) // 2] <= entry for i, entry in enumerate(self._heap) if i)
+
+
+@dataclass(slots=True, eq=False)
+class Tenant:
+    """Who asks: the tokens served so far, weighted, and the choices that wait, in order of arrival."""
+
+    index: int
+    counter: int = 0
+    in_heap: bool = False
+    waiting: OrderedDict[Choice, None] = field(default_factory=OrderedDict)
+
+
+class FairQueue:
+    """Token-fair between tenants: the one that was served least goes first (virtual token counters).
+
+    Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024), algorithm 2. A tenant that
+    begins to wait is lifted to the least counter of those waiting, so that idling saves up no credit.
+    Counters only grow: an entry of the heap may be too low, never too high, and is corrected when it
+    comes to the top. A counter is kept for every tenant ever seen (a few dozen bytes each).
+    """
+
+    PROMPT_WEIGHT = 1
+    OUTPUT_WEIGHT = 2  # an output token costs a pass of its own; the weight of the paper
+
+    def __init__(self) -> None:
+        self._tenants: dict[str, Tenant] = {}
+        self._heap: list[tuple[int, int, Tenant]] = []  # (counter, or less; tenant index; tenant)
+        self._last_served: Tenant | None = None
+        self._num_waiting = 0
+
+    def __len__(self) -> int:
+        return self._num_waiting
+
+    def push(self, choice: Choice) -> None:
+        tenant = self._tenant(choice)
+        if not tenant.waiting:
+            floor = self._least() or self._last_served
+            tenant.counter = max(tenant.counter, floor.counter if floor else 0)
+            if not tenant.in_heap:
+                tenant.in_heap = True
+                heapq.heappush(self._heap, (tenant.counter, tenant.index, tenant))
+        tenant.waiting[choice] = None
+        self._num_waiting += 1
+
+    def peek(self) -> Choice | None:
+        tenant = self._least()
+        return next(iter(tenant.waiting)) if tenant else None
+
+    def remove(self, choice: Choice) -> None:
+        tenant = self._tenant(choice)
+        del tenant.waiting[choice]
+        self._num_waiting -= 1
+        if not tenant.waiting:
+            self._last_served = tenant
+
+    def charge(self, choice: Choice, num_prompt_tokens: int, num_output_tokens: int) -> None:
+        cost = self.PROMPT_WEIGHT * num_prompt_tokens + self.OUTPUT_WEIGHT * num_output_tokens
+        self._tenant(choice).counter += cost
+
+    def counter(self, tenant: str) -> int:
+        """Weighted tokens that a tenant was served, or was lifted to."""
+        return self._tenants[tenant].counter if tenant in self._tenants else 0
+
+    def _tenant(self, choice: Choice) -> Tenant:
+        name = choice.request.new.tenant
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            tenant = self._tenants[name] = Tenant(len(self._tenants))
+        return tenant
+
+    def _least(self) -> Tenant | None:
+        """The waiting tenant with the least counter. Corrects the top of the heap until it is true."""
+        while self._heap:
+            counter, index, tenant = self._heap[0]
+            if not tenant.waiting:
+                heapq.heappop(self._heap)
+                tenant.in_heap = False
+            elif counter < tenant.counter:
+                heapq.heapreplace(self._heap, (tenant.counter, index, tenant))
+            else:
+                return tenant
+        return None
+
+    def check(self) -> None:
+        assert self._num_waiting == sum(len(tenant.waiting) for tenant in self._tenants.values())
+        in_heap = {tenant.index for _, _, tenant in self._heap}
+        assert len(in_heap) == len(self._heap), "a tenant is in the heap twice"
+        for tenant in self._tenants.values():
+            assert tenant.in_heap == (tenant.index in in_heap)
+            assert tenant.in_heap or not tenant.waiting, "a waiting tenant is not in the heap"
+        assert all(counter <= tenant.counter for counter, _, tenant in self._heap), "an entry is too high"

@@ -1,0 +1,169 @@
+"""The engine's side of a request: what its choices share (OpenRequest) and each choice's own (Choice)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from quire.engine.blocks import chain_hash, root_hash
+from quire.types import Admission, FinishReason, NewRequest, Output, PositionLogprobs, RequestMetrics
+
+
+@dataclass(slots=True, eq=False)
+class OpenRequest:
+    """What the choices of one request share, from its arrival to its last final output.
+
+    While the first choice computes the prompt, the others are `followers`: they wait, to share its
+    blocks instead of computing them again.
+    """
+
+    new: NewRequest
+    root: bytes
+    max_known: int  # a choice ends when it knows this many tokens, prompt included
+    eos_token_ids: frozenset[int]
+    end_token_ids: frozenset[int]  # eos and stop tokens
+    min_known: int  # no stop token ends a choice that knows no more tokens than this
+    num_open: int
+    choices: tuple[Choice, ...] = ()
+    followers: dict[Choice, None] = field(default_factory=dict)
+    prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
+    lacks_prompt_logprobs: bool = False
+    owes_prompt_logprobs: bool = False
+
+    @classmethod
+    def of(cls, new: NewRequest, max_model_len: int, private: bool) -> OpenRequest:
+        """Open a request. The chain of a `private` one meets no other request's."""
+        params, num_prompt = new.params, len(new.prompt_token_ids)
+        longest = max_model_len if params.max_tokens is None else num_prompt + params.max_tokens
+        salt = f"private:{new.request_id}" if private else f"shared:{new.context_variant}:{new.cache_salt}"
+        eos_token_ids = frozenset(() if params.ignore_eos else new.eos_token_ids)
+        request = cls(
+            new=new,
+            root=root_hash(salt),
+            max_known=min(longest, max_model_len),
+            eos_token_ids=eos_token_ids,
+            end_token_ids=eos_token_ids.union(params.stop_token_ids),
+            min_known=num_prompt + params.min_tokens,
+            num_open=params.n,
+            lacks_prompt_logprobs=params.prompt_logprobs is not None and num_prompt > 1,
+            owes_prompt_logprobs=params.prompt_logprobs is not None and num_prompt > 1,
+        )
+        request.choices = tuple(Choice(request, i, num_prompt, num_prompt) for i in range(params.n))
+        request.followers = dict.fromkeys(request.choices[1:])
+        return request
+
+    def ends_with(self, token_id: int, num_known: int) -> tuple[FinishReason | None, int | None]:
+        """(finish reason, stop reason) after the token that makes a choice know `num_known` tokens."""
+        if num_known > self.min_known and token_id in self.end_token_ids:
+            return "stop", None if token_id in self.eos_token_ids else token_id
+        return ("length" if num_known >= self.max_known else None), None
+
+    def collect_prompt_logprobs(self, start: int, end: int, got: tuple[PositionLogprobs, ...]) -> bool:
+        """Keep what computing positions [start, end) told about the prompt; False when some is missing.
+
+        A resumed choice may compute again positions whose logprobs are known: those are dropped.
+        """
+        num_wanted = len(self.new.prompt_token_ids) - 1
+        if len(got) != max(0, min(end, num_wanted) - start):
+            return False
+        self.prompt_logprobs.extend(got[len(self.prompt_logprobs) - start :])
+        self.lacks_prompt_logprobs = len(self.prompt_logprobs) < num_wanted
+        return True
+
+    def take_prompt_logprobs(self) -> tuple[PositionLogprobs, ...]:
+        """The prompt's logprobs, once, when they are complete; otherwise nothing."""
+        if self.lacks_prompt_logprobs or not self.owes_prompt_logprobs:
+            return ()
+        self.owes_prompt_logprobs = False
+        return tuple(self.prompt_logprobs)
+
+
+@dataclass(slots=True, eq=False)
+class Choice:
+    """One of the n answers to a request. It waits (slot is -1), runs, and ends; preempted, it waits again.
+
+    It knows the prompt and what it emitted; the first `num_computed` of these have keys and values in
+    `blocks`. `chain` holds the hashes of its full blocks; they outlive a preemption, as tokens do.
+    """
+
+    request: OpenRequest
+    index: int
+    num_prompt: int
+    num_known: int
+    num_computed: int = 0
+    slot: int = -1
+    finished: bool = False
+    emitted: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    num_registered: int = 0  # leading blocks that were offered to the prefix cache
+    chain: list[bytes] = field(default_factory=list)
+    num_blocks_wanted: int = 0  # free blocks that the last attempt at admission lacked
+    num_cached_tokens: int = 0
+    admitted_s: float | None = None
+    first_token_s: float | None = None
+    num_preemptions: int = 0
+
+    def known_tokens(self) -> tuple[int, ...]:
+        """The prompt and all that was emitted."""
+        return self.request.new.prompt_token_ids + tuple(self.emitted)
+
+    def block_hash(self, index: int, block_size: int) -> bytes:
+        """The hash of full block `index`; that of every block before it must have been asked already."""
+        if index < len(self.chain):
+            return self.chain[index]
+        start, end = index * block_size, (index + 1) * block_size
+        token_ids = self.request.new.prompt_token_ids[start:end]
+        if end > self.num_prompt:
+            emitted = self.emitted[max(0, start - self.num_prompt) : end - self.num_prompt]
+            token_ids = token_ids + tuple(emitted)
+        parent = self.chain[-1] if index else self.request.root
+        self.chain.append(chain_hash(parent, token_ids))
+        return self.chain[-1]
+
+    def num_reusable(self) -> int:
+        """Tokens that a prefix match may cover: not the last one, whose logits are always needed.
+
+        A prompt whose logprobs are asked needs the logits of every position that has given none yet.
+        """
+        if self.request.lacks_prompt_logprobs:
+            return min(self.num_known - 1, len(self.request.prompt_logprobs))
+        return self.num_known - 1
+
+    def admission(self) -> Admission:
+        """What the device must know of the choice when it takes its slot."""
+        new, params = self.request.new, self.request.new.params
+        if params.prompt_logprobs is not None and not self.request.lacks_prompt_logprobs:
+            params = replace(params, prompt_logprobs=None)
+        return Admission(
+            self.slot,
+            new.request_id,
+            self.index,
+            params,
+            new.eos_token_ids,
+            self.num_prompt,
+            new.context_variant,
+        )
+
+    def final_output(
+        self,
+        now: float,
+        finish_reason: FinishReason,
+        stop_reason: int | None = None,
+        error: str | None = None,
+        token_ids: tuple[int, ...] = (),
+        logprobs: tuple[PositionLogprobs, ...] = (),
+    ) -> Output:
+        """The last output of the choice, with its times (seconds on the engine's clock)."""
+        return Output(
+            self.request.new.request_id,
+            self.index,
+            token_ids,
+            logprobs,
+            self.request.take_prompt_logprobs() if token_ids else (),
+            finish_reason,
+            stop_reason,
+            error,
+            self.num_cached_tokens,
+            RequestMetrics(
+                self.request.new.arrival_s, self.admitted_s, self.first_token_s, now, self.num_preemptions
+            ),
+        )

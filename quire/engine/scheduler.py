@@ -1,0 +1,400 @@
+"""The scheduler: which known tokens of which request are computed next.
+
+There is no prefill phase and no decode phase. Every choice wants its known tokens computed; a step gives
+each a share of the token budget, those that run first, in the order of their admission. A choice whose
+last known token is computed samples the next one. Chunked prefill, prefix hits, resumption after a
+preemption and several tokens a row are all this one rule (the idea of vLLM's V1 scheduler).
+
+Progress: blocks for all known tokens are taken at admission, later ones as tokens come. When none is
+free, the most recently admitted choice is preempted and goes to the head of the queue. So the oldest
+choice always advances, and ends; then the next is the oldest. Nobody is admitted past a choice at the
+head whose blocks are not free yet.
+
+A plan is a pure function of the calls made before: no clock is read, and every container has an order.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from quire.engine.blocks import BlockPool, chain_hash
+from quire.engine.policy import WaitingQueue, make_queue
+from quire.engine.request import Choice, OpenRequest
+from quire.types import (
+    Admission,
+    NewRequest,
+    Output,
+    Row,
+    RowResult,
+    Step,
+    StepResult,
+)
+
+
+@dataclass(slots=True)
+class _Plan:
+    """A step while it is being made."""
+
+    budget: int  # tokens left
+    choices: list[Choice] = field(default_factory=list)  # whose rows these are
+    rows: list[Row] = field(default_factory=list)
+    admitted: list[Admission] = field(default_factory=list)
+    granted: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+
+
+class Scheduler:
+    """Plans steps and turns their results into outputs. `schedule` and `commit` alternate.
+
+    `add` and `abort` may come at any moment. The time of a step grows with its rows and the tokens
+    admitted, not with the queue or the pool. Requests must fit the limits: `engine.validate` sees to it.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        enable_prefix_caching: bool = True,
+        policy: str = "fcfs",
+    ) -> None:
+        self.block_size = block_size
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_model_len = max_model_len
+        self.pool = BlockPool(num_blocks, retain=enable_prefix_caching)
+        self.num_preemptions = 0  # since the start
+        self.num_cached_tokens = 0  # taken from the prefix cache since the start
+        self._private = not enable_prefix_caching
+        self._requests: dict[str, OpenRequest] = {}
+        self._running: dict[int, Choice] = {}  # by slot, in the order of admission
+        self._head: OrderedDict[Choice, None] = OrderedDict()  # goes before the queue
+        self._queue: WaitingQueue = make_queue(policy)
+        self._num_open = 0  # choices
+        self._free_slots = list(range(max_num_seqs))  # a heap: the lowest first
+        self._released: list[int] = []  # slots vacated since the last step
+        self._in_flight: list[Choice] | None = None
+        self._num_steps = 0
+
+    @property
+    def num_running(self) -> int:
+        """Choices that own a slot."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Choices that wait to be admitted, at first or again."""
+        return self._num_open - len(self._running)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that no choice holds."""
+        return self.pool.num_free
+
+    @property
+    def has_work(self) -> bool:
+        """True while a choice has had no final output."""
+        return self._num_open > 0
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens` positions."""
+        return -(-num_tokens // self.block_size)
+
+    def add(self, new: NewRequest) -> None:
+        """Let a request wait. Its id must not be that of an open one (ValueError)."""
+        if new.request_id in self._requests:
+            raise ValueError(f"request {new.request_id!r} is open already")
+        request = OpenRequest.of(new, self.max_model_len, self._private)
+        self._requests[new.request_id] = request
+        self._num_open += new.params.n
+        self._queue.push(request.choices[0])
+
+    def abort(self, request_id: str, now: float, choice: int | None = None) -> list[Output]:
+        """End a request, or one choice of it, at once: a final output for each that was open.
+
+        What a step in flight computes for it is dropped. Unknown and ended ones are passed over.
+        """
+        request = self._requests.get(request_id)
+        if request is None:
+            return []
+        if choice is not None:
+            ending = request.choices[choice : choice + 1] if choice >= 0 else ()
+        else:
+            ending = request.choices[::-1]  # followers first, or each would come to lead in turn
+        outputs = [self._finish(c, c.final_output(now, "abort")) for c in ending if not c.finished]
+        return outputs[::-1]
+
+    def schedule(self, now: float) -> Step | None:
+        """The next step, or None when nothing waits or runs. `now`: seconds on the engine's clock."""
+        if self._in_flight is not None:
+            raise RuntimeError("the last step was not committed")
+        plan = _Plan(self.max_num_batched_tokens)
+        if self._plan_running(plan):
+            self._plan_waiting(plan, now)
+        if not plan.rows:
+            if self._num_open:
+                raise RuntimeError("requests wait, nothing runs, and none of them fits the KV cache")
+            return None
+        self._in_flight = plan.choices
+        released, self._released = self._released, []
+        self._num_steps += 1
+        return Step(
+            self._num_steps - 1,
+            tuple(plan.rows),
+            tuple(plan.admitted),
+            tuple(plan.granted),
+            tuple(released),
+        )
+
+    def _plan_running(self, plan: _Plan) -> bool:
+        """Rows for those that run, oldest first. False when one had to be preempted."""
+        block_size, budget, rows, choices = self.block_size, plan.budget, plan.rows, plan.choices
+        num_preemptions = self.num_preemptions
+        for choice in tuple(self._running.values()):
+            if not budget:
+                break
+            if choice.slot < 0:  # preempted by an older one
+                break
+            start = choice.num_computed
+            count = min(choice.num_known - start, budget)
+            end = start + count
+            if end > len(choice.blocks) * block_size and not self._grow(choice, end, plan):
+                break
+            rows.append(Row(choice.slot, start, count, (), end == choice.num_known))
+            choices.append(choice)
+            budget -= count
+        plan.budget = budget
+        return num_preemptions == self.num_preemptions
+
+    def _grow(self, choice: Choice, num_tokens: int, plan: _Plan) -> bool:
+        """Give a running choice room for `num_tokens`; False when it had to yield to older ones."""
+        num_missing = self.num_blocks_for(num_tokens) - len(choice.blocks)
+        while self.pool.num_free < num_missing:
+            youngest = next(reversed(self._running.values()))
+            if youngest is choice and len(self._running) == 1:
+                raise RuntimeError(f"request {choice.request.new.request_id!r} alone exceeds the KV cache")
+            self._preempt(youngest)
+            if youngest is choice:
+                return False
+        blocks = self.pool.allocate(num_missing)
+        choice.blocks += blocks
+        plan.granted.append((choice.slot, tuple(blocks)))
+        return True
+
+    def _preempt(self, choice: Choice) -> None:
+        """Take slot and blocks; the choice will compute its tokens again, or find them cached."""
+        self._vacate(choice)
+        choice.num_preemptions += 1
+        self.num_preemptions += 1
+        self._head[choice] = None
+        self._head.move_to_end(choice, last=False)  # the youngest first, so the oldest ends up in front
+
+    def _plan_waiting(self, plan: _Plan, now: float) -> None:
+        """Admit those that wait, in order, while tokens, slots and blocks are left."""
+        while plan.budget and self._free_slots:
+            choice = next(iter(self._head)) if self._head else self._queue.peek()
+            if choice is None or not self._admit(choice, now, plan):
+                return
+
+    def _admit(self, choice: Choice, now: float, plan: _Plan) -> bool:
+        """Give a waiting choice a slot, blocks and its first row; False when the blocks are not free."""
+        if choice.num_blocks_wanted > self.pool.num_free:
+            return False  # it was tried before: a long prompt is not matched anew in every step
+        shared = self._match(choice)
+        num_fresh = self.num_blocks_for(choice.num_known) - len(shared)
+        choice.num_blocks_wanted = num_fresh + self.pool.num_idle(shared)
+        if choice.num_blocks_wanted > self.pool.num_free:
+            return False
+        self._withdraw(choice)
+        self.pool.share(shared)
+        choice.blocks = shared + self.pool.allocate(num_fresh)
+        choice.slot = heapq.heappop(self._free_slots)
+        choice.num_registered = len(shared)
+        choice.num_computed = start = len(shared) * self.block_size
+        choice.num_blocks_wanted = 0
+        self.num_cached_tokens += start
+        if choice.admitted_s is None:
+            choice.admitted_s = now
+            choice.num_cached_tokens = start
+            self._queue.charge(choice, choice.num_known - start, 0)
+        self._running[choice.slot] = choice
+        count = min(choice.num_known - start, plan.budget)
+        sample = start + count == choice.num_known
+        plan.rows.append(Row(choice.slot, start, count, choice.known_tokens(), sample))
+        plan.choices.append(choice)
+        plan.admitted.append(choice.admission())
+        plan.granted.append((choice.slot, tuple(choice.blocks)))
+        plan.budget -= count
+        return True
+
+    def _match(self, choice: Choice) -> list[int]:
+        """The blocks that hold the longest cached beginning of the choice's tokens."""
+        shared: list[int] = []
+        for index in range(choice.num_reusable() // self.block_size):
+            block = self.pool.find(choice.block_hash(index, self.block_size))
+            if block is None:
+                break
+            shared.append(block)
+        return shared
+
+    def commit(self, step: Step, result: StepResult, now: float) -> list[Output]:
+        """Take in what a step gave: the outputs of its rows, in order. `now` as in `schedule`."""
+        if self._in_flight is None or step.index != self._num_steps - 1:
+            raise RuntimeError(f"step {step.index} is not in flight")
+        if len(result.rows) != len(step.rows):
+            raise ValueError(f"{len(step.rows)} rows asked, {len(result.rows)} results given")
+        in_flight, self._in_flight = self._in_flight, None
+        outputs = []
+        for choice, row, got in zip(in_flight, step.rows, result.rows, strict=True):
+            if choice.finished:  # aborted while the step was in flight
+                continue
+            output = self._commit_row(choice, row, got, now)
+            if output is not None:
+                outputs.append(output)
+        return outputs
+
+    def _commit_row(self, choice: Choice, row: Row, got: RowResult, now: float) -> Output | None:
+        """Count the row as computed, offer full blocks to the cache, take the new tokens."""
+        if got.error is not None:
+            return self._fail(choice, got.error, now)
+        request, end = choice.request, row.start + row.count
+        choice.num_computed = end
+        if end // self.block_size > choice.num_registered:
+            self._register(choice)
+        if request.lacks_prompt_logprobs and not request.collect_prompt_logprobs(
+            row.start, end, got.prompt_logprobs
+        ):
+            return self._fail(choice, "the device gave too few prompt logprobs", now)
+        if request.followers and end >= choice.num_prompt:
+            self._release_followers(choice)
+        if not row.sample:
+            return None
+        if not got.token_ids:
+            return self._fail(choice, "the device gave no token", now)
+        return self._emit(choice, got, now)
+
+    def _register(self, choice: Choice) -> None:
+        """Make the blocks findable that were filled and computed since the last time."""
+        first, last = choice.num_registered, choice.num_computed // self.block_size
+        for index in range(first, last):
+            self.pool.register(choice.blocks[index], choice.block_hash(index, self.block_size))
+        choice.num_registered = last
+
+    def _emit(self, choice: Choice, got: RowResult, now: float) -> Output:
+        """Append sampled tokens up to the one that ends the choice, if any."""
+        request, token_ids, finish_reason = choice.request, got.token_ids, None
+        if choice.first_token_s is None:
+            choice.first_token_s = now
+        for count, token_id in enumerate(token_ids, 1):
+            choice.emitted.append(token_id)
+            choice.num_known += 1
+            if token_id in request.end_token_ids or choice.num_known == request.max_known:
+                finish_reason, stop_reason = request.ends_with(token_id, choice.num_known)
+                if finish_reason is not None:
+                    token_ids = token_ids[:count]
+                    break
+        self._queue.charge(choice, 0, len(token_ids))
+        if finish_reason is not None:
+            logprobs = got.logprobs[: len(token_ids)]
+            output = choice.final_output(now, finish_reason, stop_reason, None, token_ids, logprobs)
+            return self._finish(choice, output)
+        return Output(
+            request.new.request_id,
+            choice.index,
+            token_ids,
+            got.logprobs,
+            request.take_prompt_logprobs() if request.owes_prompt_logprobs else (),
+            num_cached_tokens=choice.num_cached_tokens,
+        )
+
+    def _release_followers(self, leader: Choice) -> None:
+        """The prompt is computed: its full blocks can be shared, and the other choices may be admitted."""
+        request = leader.request
+        for follower in request.followers:
+            follower.chain = leader.chain[: leader.num_prompt // self.block_size]
+            self._head[follower] = None
+        request.followers = {}
+
+    def _fail(self, choice: Choice, error: str, now: float) -> Output:
+        """End a choice alone, with the error that its row met."""
+        return self._finish(choice, choice.final_output(now, "error", error=error))
+
+    def _finish(self, choice: Choice, output: Output) -> Output:
+        """End a choice wherever it stands. Every final output passes through here, once."""
+        request = choice.request
+        leads = choice not in request.followers
+        if choice.slot >= 0:
+            self._vacate(choice)
+        else:
+            self._withdraw(choice)
+        choice.finished = True
+        self._num_open -= 1
+        request.num_open -= 1
+        if not request.num_open:
+            del self._requests[request.new.request_id]
+            request.choices = ()  # leaves no reference cycle for the garbage collector
+        elif leads and request.followers:  # it ended before the prompt was computed: the next one leads
+            follower = next(iter(request.followers))
+            del request.followers[follower]
+            self._head[follower] = None
+        return output
+
+    def _vacate(self, choice: Choice) -> None:
+        """Take slot and blocks from a running choice."""
+        slot = choice.slot
+        del self._running[slot]
+        heapq.heappush(self._free_slots, slot)
+        self._released.append(slot)
+        self.pool.release(choice.blocks)
+        choice.slot = -1
+        choice.blocks = []
+        choice.num_registered = choice.num_computed = 0
+
+    def _withdraw(self, choice: Choice) -> None:
+        """Take a waiting choice out of where it waits."""
+        if choice in choice.request.followers:
+            del choice.request.followers[choice]
+        elif choice in self._head:
+            del self._head[choice]
+        else:
+            self._queue.remove(choice)
+
+    def check(self) -> None:
+        """Raise AssertionError unless every structure is coherent. Time grows with all that is open."""
+        self.pool.check([choice.blocks for choice in self._running.values()])
+        self._queue.check()
+        assert sorted([*self._running, *self._free_slots]) == list(range(self.max_num_seqs))
+        for slot, choice in self._running.items():
+            assert choice.slot == slot
+            self._check_running(choice)
+        places = [*self._running.values(), *self._head]
+        for request_id, request in self._requests.items():
+            assert request.new.request_id == request_id
+            open_choices = [choice for choice in request.choices if not choice.finished]
+            assert len(open_choices) == request.num_open > 0
+            places += request.followers
+        assert len(places) == len(set(places)), "a choice is in two places"
+        assert not any(choice.finished for choice in places)
+        assert len(places) + len(self._queue) == self._num_open
+        assert self.num_waiting >= 0
+
+    def _check_running(self, choice: Choice) -> None:
+        """One choice that runs: its blocks hold its tokens, and its hashes are those of its tokens."""
+        token_ids = choice.known_tokens()
+        assert len(token_ids) == choice.num_known <= choice.request.max_known
+        assert 0 <= choice.num_computed < choice.num_known
+        assert choice.num_computed <= len(choice.blocks) * self.block_size
+        assert len(choice.blocks) <= self.num_blocks_for(choice.num_known)
+        assert choice.num_registered == choice.num_computed // self.block_size <= len(choice.chain)
+        parent = choice.request.root
+        for index, block_hash in enumerate(choice.chain):
+            start = index * self.block_size
+            parent = chain_hash(parent, token_ids[start : start + self.block_size])
+            assert block_hash == parent, "a hash is not that of its tokens"

@@ -1,0 +1,154 @@
+"""Random histories: whatever arrives, ends or is preempted, every request gets what it would get alone."""
+
+from __future__ import annotations
+
+from fake_runner import FakeRunner, Received
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from quire.engine.engine import validate
+from quire.engine.scheduler import Scheduler
+from quire.errors import RequestError
+from quire.sampling_params import SamplingParams
+from quire.types import NewRequest
+
+MAX_MODEL_LEN = 40
+CHOICES = st.one_of(st.none(), st.integers(0, 3))
+
+prompts = st.one_of(
+    st.lists(st.integers(0, 1), min_size=1, max_size=20),  # often share a beginning
+    st.integers(1, 30).map(lambda length: [t % 3 for t in range(length)]),
+)
+
+
+def make_params(max_tokens: int | None, min_tokens: int, **fields) -> SamplingParams:
+    if max_tokens is not None:
+        min_tokens = min(min_tokens, max_tokens)
+    return SamplingParams(max_tokens=max_tokens, min_tokens=min_tokens, **fields)
+
+
+sampling_params = st.builds(
+    make_params,
+    n=st.sampled_from([1, 1, 1, 2, 4]),
+    max_tokens=st.one_of(st.none(), st.integers(1, 12)),
+    min_tokens=st.sampled_from([0, 0, 3]),
+    stop_token_ids=st.sampled_from([(), (), (5,), (3, 7)]),
+    ignore_eos=st.booleans(),
+    seed=st.integers(0, 1),
+    prompt_logprobs=st.sampled_from([None, None, None, 0]),
+)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        block_size=st.sampled_from([1, 2, 4]),
+        num_blocks=st.integers(4, 40),
+        max_num_seqs=st.integers(1, 6),
+        budget=st.integers(1, 24),
+        caching=st.booleans(),
+        policy=st.sampled_from(["fcfs", "priority", "fair"]),
+    )
+    def start(self, block_size, num_blocks, max_num_seqs, budget, caching, policy):
+        self.scheduler = Scheduler(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            max_model_len=MAX_MODEL_LEN,
+            enable_prefix_caching=caching,
+            policy=policy,
+        )
+        self.runner = FakeRunner(num_blocks, block_size, failing=frozenset({"r3", "r11"}))
+        self.received = Received()
+        self.requests: list[NewRequest] = []
+        self.now = 0.0
+
+    @rule(
+        prompt=prompts,
+        params=sampling_params,
+        tenant=st.sampled_from("ab"),
+        priority=st.integers(-1, 1),
+        cache_salt=st.sampled_from(["", "", "s"]),
+        context_variant=st.sampled_from([0, 0, 1]),
+    )
+    def add(self, prompt, params, **fields):
+        request_id = f"r{len(self.requests)}"
+        new = NewRequest(request_id, tuple(prompt), params, self.now, eos_token_ids=(1,), **fields)
+        try:
+            validate(new, self.scheduler)
+        except RequestError:
+            return
+        self.requests.append(new)
+        self.scheduler.add(new)
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data(), choice=CHOICES)
+    def abort(self, data, choice):
+        new = data.draw(st.sampled_from(self.requests))
+        self.received.take(self.scheduler.abort(new.request_id, self.now, choice))
+
+    @rule(count=st.integers(1, 8))
+    def steps(self, count):
+        for _ in range(count):
+            self._step()
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data(), choice=CHOICES)
+    def abort_in_flight(self, data, choice):
+        self._step(abort=(data.draw(st.sampled_from(self.requests)).request_id, choice))
+
+    @rule(prompt=prompts, params=sampling_params)
+    def add_in_flight(self, prompt, params):
+        self._step(during=lambda: self.add(prompt, params, tenant="c"))
+
+    def _step(self, abort=None, during=None):
+        self.now += 1.0
+        before = self.scheduler.num_preemptions
+        oldest = next(iter(self.scheduler._running.values()), None)
+        step = self.scheduler.schedule(self.now)
+        if during:
+            during()
+        if abort:
+            self.received.take(self.scheduler.abort(abort[0], self.now, abort[1]))
+        if step is None:
+            return
+        assert 0 < step.num_tokens <= self.scheduler.max_num_batched_tokens
+        if oldest is not None:
+            assert step.rows[0].slot == oldest.slot or oldest.finished, "the oldest does not advance"
+        if self.scheduler.num_preemptions > before:
+            assert not step.admitted
+        result = self.runner.execute(step)
+        self.received.take(self.scheduler.commit(step, result, self.now + 0.5))
+
+    @invariant()
+    def coherent(self):
+        if hasattr(self, "scheduler"):
+            self.scheduler.check()
+
+    def teardown(self):
+        if not hasattr(self, "scheduler"):
+            return
+        work = sum(r.params.n * MAX_MODEL_LEN for r in self.requests)
+        for _ in range(work * MAX_MODEL_LEN + 1):
+            if not self.scheduler.has_work:
+                break
+            self._step()
+            self.scheduler.check()
+        assert not self.scheduler.has_work, "a request starves"
+        assert self.scheduler.num_free_blocks == self.runner.num_blocks
+        assert self.scheduler.num_running == self.scheduler.num_waiting == 0
+        for new in self.requests:
+            for choice in range(new.params.n):
+                self.received.verify(new, choice, MAX_MODEL_LEN)
+        assert len(self.received.final) == sum(r.params.n for r in self.requests)
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(
+    max_examples=200,
+    stateful_step_count=30,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
