@@ -1,0 +1,119 @@
+"""Whole characters out of tokens: a token may hold half of one.
+
+Two kinds of vocabulary do that. *Byte-level* ones spell every byte as one printable character (GPT-2's
+alphabet); *byte-fallback* ones have tokens `<0x00>` to `<0xFF>` for what they lack. The classes here take
+token strings and release them regrouped: each list they return ends on a character's border. Bytes that
+can no longer become a character are released as U+FFFD: in byte-level text by the rule of the Unicode
+standard (one for each maximal subpart), in byte-fallback text one for each byte, as sentencepiece does.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterable
+from typing import Protocol
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+def _alphabet() -> str:
+    """GPT-2's spelling of the 256 bytes: printable Latin-1 as itself, the others from U+0100 on."""
+    plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return "".join(chr(byte if byte in plain else next(others)) for byte in range(256))
+
+
+BYTE_ALPHABET = _alphabet()
+_BYTE_OF = {char: byte for byte, char in enumerate(BYTE_ALPHABET)}
+
+
+def byte_of_token(token: str) -> int | None:
+    """65 for the token `<0x41>`; None for any other."""
+    match = _BYTE_TOKEN.fullmatch(token) if token.startswith("<0x") else None
+    return int(match[1], 16) if match else None
+
+
+def bytes_of_spelling(token: str) -> bytes:
+    """The bytes that a byte-level token spells; a token outside the alphabet stands for itself."""
+    try:
+        return bytes([_BYTE_OF[char] for char in token])
+    except KeyError:
+        return token.encode(errors="replace")
+
+
+class WholeCharacters(Protocol):
+    """Takes token strings one by one, gives them back as soon as they end on a character's border."""
+
+    def push(self, token: str) -> list[str]: ...
+
+    def finish(self) -> list[str]: ...
+
+
+class TextTokens:
+    """For vocabularies whose tokens are text: nothing is ever held back."""
+
+    def push(self, token: str) -> list[str]:
+        return [token]
+
+    def finish(self) -> list[str]:
+        return []
+
+
+class ByteLevelTokens:
+    """For byte-level vocabularies: the tokens are one stream of bytes."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: str) -> list[str]:
+        return self._spell(self._decoder.decode(bytes_of_spelling(token)))
+
+    def finish(self) -> list[str]:
+        return self._spell(self._decoder.decode(b"", final=True))
+
+    def _spell(self, text: str) -> list[str]:
+        return ["".join([BYTE_ALPHABET[byte] for byte in text.encode()])] if text else []
+
+
+class ByteFallbackTokens:
+    """For byte-fallback vocabularies: a run of byte tokens is a stream of bytes, ended by any other token.
+
+    The `tokenizers` library turns every byte of a run into U+FFFD when any of them is invalid, which no
+    stream could follow: a byte to come would change characters already given. Here a valid character
+    stays what it is, and the rest of the run is equal to the library's.
+    """
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+
+    def push(self, token: str) -> list[str]:
+        byte = byte_of_token(token)
+        if byte is None:
+            return [*self.finish(), token]
+        self._pending.append(byte)
+        released: list[str] = []
+        while self._pending:
+            try:
+                self._pending.decode()
+            except UnicodeDecodeError as error:
+                if error.reason == "unexpected end of data":
+                    break
+                released.append(REPLACEMENT)
+                del self._pending[0]
+            else:
+                released += [f"<0x{part:02X}>" for part in self._pending]
+                self._pending.clear()
+        return released
+
+    def finish(self) -> list[str]:
+        released = [REPLACEMENT] * len(self._pending)
+        self._pending.clear()
+        return released
+
+
+def regroup(characters: WholeCharacters, tokens: Iterable[str]) -> list[str]:
+    """All of `tokens` through `characters`, to the end."""
+    released = [part for token in tokens for part in characters.push(token)]
+    return released + characters.finish()

@@ -1,0 +1,271 @@
+"""Chat templates: a conversation becomes one prompt, with the origin of every character."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from quire.errors import ConfigError, RequestError
+from quire.text.sandbox import Sandbox, Segment
+from quire.text.vocabulary import read_json
+
+MAX_MESSAGES = 8192
+MAX_CHARACTERS = 8 << 20
+MAX_NESTING = 64
+MAX_TEMPLATE_BYTES = 1 << 20
+
+# Names that the caller's chat_template_kwargs may not give: they are decided elsewhere.
+_RESERVED = {
+    *("messages", "conversation", "tools", "documents", "add_generation_prompt", "continue_final_message"),
+    *("chat_template", "tokenize", "return_dict", "return_tensors", "raise_exception", "strftime_now"),
+}
+_PROBE = "quireprobe"
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A rendered conversation. Give `segments` to `Tokenizer.encode_segments`."""
+
+    segments: tuple[Segment, ...]
+
+    @property
+    def text(self) -> str:
+        return "".join(segment.text for segment in self.segments)
+
+
+class ChatTemplate:
+    """The chat template of a model, rendered in a process of its own (see `sandbox`).
+
+    `templates` maps names to Jinja sources; "tool_use", if there, is for conversations with tools.
+    `special_tokens` (`bos_token`, ...) are variables that the template may print as control tokens.
+    """
+
+    def __init__(
+        self,
+        templates: Mapping[str, str],
+        special_tokens: Mapping[str, str] | None = None,
+        sandbox: Sandbox | None = None,
+    ) -> None:
+        self.templates = dict(templates)
+        self.special_tokens = dict(special_tokens or {})
+        self.sandbox = sandbox or Sandbox()
+        self._takes_parts: dict[str, bool] = {}
+
+    @classmethod
+    def from_folder(
+        cls,
+        folder: str | Path,
+        special_tokens: Mapping[str, str] | None = None,
+        sandbox: Sandbox | None = None,
+    ) -> ChatTemplate:
+        """Read chat_template.jinja, else tokenizer_config.json. A model without one gets an empty set."""
+        return cls(_read_templates(Path(folder)), special_tokens, sandbox)
+
+    def start(self) -> None:
+        """Start the render process ahead of the first request."""
+        if self.templates:
+            self.sandbox.start()
+
+    def close(self) -> None:
+        self.sandbox.close()
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        now: datetime | None = None,
+    ) -> Rendered:
+        """The prompt of a conversation. Raises RequestError for what is malformed, too big or refused."""
+        extra = self._checked_kwargs(chat_template_kwargs or {})
+        checked = check_messages(messages)
+        source = self._source(tools)
+        if any(isinstance(message.get("content"), list) for message in checked) and not self._parts(source):
+            checked = [_flattened(message) for message in checked]
+        context = {"messages": checked, "tools": _checked_tools(tools), "documents": None, **extra}
+        return self.render_context(source, context | {"add_generation_prompt": add_generation_prompt}, now)
+
+    def render_context(
+        self, source: str, context: Mapping[str, Any], now: datetime | None = None
+    ) -> Rendered:
+        """Render a Jinja source with exactly these variables and the special tokens, nothing checked."""
+        trusted: dict[str, str | list[str]] = {**self.special_tokens}
+        return Rendered(tuple(self.sandbox.render(source, context, trusted, now)))
+
+    def _source(self, tools: Any) -> str:
+        if not self.templates:
+            hint = "use the completions interface, or a model with chat_template.jinja"
+            raise RequestError("this model has no chat template", hint, "messages")
+        if tools and "tool_use" in self.templates:
+            return self.templates["tool_use"]
+        if "default" not in self.templates:
+            names = ", ".join(sorted(self.templates))
+            raise RequestError(f"this model has no default chat template, only {names}", None, "messages")
+        return self.templates["default"]
+
+    def _parts(self, source: str) -> bool:
+        """True if the template reads content given as a list of parts and not content given as text.
+
+        Found by trying: nearly all take text, and a template that takes both prints the same for both.
+        """
+        if source not in self._takes_parts:
+            as_text, as_parts = (
+                self._prints(source, content) for content in (_PROBE, [{"type": "text", "text": _PROBE}])
+            )
+            self._takes_parts[source] = as_parts and not as_text
+        return self._takes_parts[source]
+
+    def _prints(self, source: str, content: Any) -> bool:
+        context = {"messages": [{"role": "user", "content": content}], "add_generation_prompt": True}
+        try:
+            return _PROBE in self.render_context(source, {"tools": None, "documents": None} | context).text
+        except RequestError:
+            return False
+
+    def _checked_kwargs(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        if not isinstance(kwargs, Mapping):
+            raise RequestError("chat_template_kwargs is not an object", param="chat_template_kwargs")
+        for name in kwargs:
+            if not isinstance(name, str) or name in _RESERVED or name in self.special_tokens:
+                raise RequestError(
+                    f"chat_template_kwargs may not set {name!r}",
+                    "give it as a field of the request, if it is one",
+                    "chat_template_kwargs",
+                )
+        _measure(dict(kwargs), "chat_template_kwargs")
+        return dict(kwargs)
+
+
+def check_messages(messages: Any) -> list[dict[str, Any]]:
+    """A copy of the messages in the form that templates expect. Raises RequestError for anything else.
+
+    Arguments of tool calls, JSON text in the OpenAI interface, become objects.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
+        raise RequestError("messages is not a list of messages", "give at least one message", "messages")
+    if len(messages) > MAX_MESSAGES:
+        raise RequestError(f"{len(messages):,} messages are more than {MAX_MESSAGES:,}", None, "messages")
+    _measure(list(messages), "messages")
+    return [_checked_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _checked_message(message: Any, where: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        hint = 'such as {"role": "user", "content": "Hi"}'
+        raise RequestError(f"{where} is not an object", hint, "messages")
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or not 1 <= len(role) <= 64:
+        raise RequestError(f"{where} has no role", "one of system, user, assistant, tool", "messages")
+    if not isinstance(content, str | list | None):
+        raise RequestError(f"{where}.content is neither text nor a list of parts", None, "messages")
+    if content is None and role in ("system", "developer", "user", "tool"):
+        raise RequestError(f"{where}: a {role} message has no content", None, "messages")
+    for part in content if isinstance(content, list) else ():
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind != "text" or not isinstance(part.get("text"), str):
+            problem = f"{where}: a content part of type {repr(kind)[:64]} is not supported"
+            raise RequestError(problem, "give parts of type text", "messages")
+    checked = dict(message)
+    if message.get("tool_calls") is not None:
+        checked["tool_calls"] = _checked_calls(message["tool_calls"], f"{where}.tool_calls")
+    return checked
+
+
+def _checked_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+        raise RequestError(f"{where} is not a list of tool calls", None, "messages")
+    checked = []
+    for call in calls:
+        function = call.get("function", call)
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise RequestError(f"{where}: a call names no function", None, "messages")
+        function = dict(function)
+        if isinstance(function.get("arguments"), str):
+            function["arguments"] = _arguments(function["arguments"], where)
+        checked.append({**call, "function": function} if "function" in call else function)
+    return checked
+
+
+def _arguments(text: str, where: str) -> dict[str, Any]:
+    try:
+        arguments = json.loads(text or "{}")
+        if isinstance(arguments, dict):
+            _measure(arguments, "messages")
+            return arguments
+    except (ValueError, RecursionError):
+        pass
+    raise RequestError(f"{where}: the arguments of a call are not a JSON object", None, "messages")
+
+
+def _checked_tools(tools: Any) -> list[dict[str, Any]] | None:
+    if tools is None or (isinstance(tools, Sequence) and not tools):
+        return None
+    if not isinstance(tools, Sequence) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise RequestError("tools is not a list of objects", None, "tools")
+    _measure(list(tools), "tools")
+    return [dict(tool) for tool in tools]
+
+
+def _flattened(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return message | {"content": "\n".join(part["text"] for part in content)}
+
+
+def _measure(value: Any, param: str) -> None:
+    """Refuse values nested too deep, too long, or of types that JSON has not. Never recurses."""
+    size, level = 0, [value]
+    for _ in range(MAX_NESTING + 1):
+        inner: list[Any] = []
+        for item in level:
+            if isinstance(item, str):
+                size += len(item)
+            elif isinstance(item, Mapping):
+                inner += item.keys()
+                inner += item.values()
+            elif isinstance(item, list | tuple):
+                inner += item
+            elif item is not None and not isinstance(item, bool | int | float):
+                raise RequestError(f"{param} holds a {type(item).__name__}, which JSON has not", None, param)
+            size += 1
+        if size > MAX_CHARACTERS:
+            raise RequestError(f"{param} is longer than {MAX_CHARACTERS:,} characters", None, param)
+        if not inner:
+            return
+        level = inner
+    raise RequestError(f"{param} is nested deeper than {MAX_NESTING}", None, param)
+
+
+def _read_templates(folder: Path) -> dict[str, str]:
+    """The templates of a checkpoint by name, from the places where they are kept."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        extra = (folder / "additional_chat_templates").glob("*.jinja")
+        return {"default": _read_text(path)} | {other.stem: _read_text(other) for other in sorted(extra)}
+    found: Any = None
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        if found is None and (folder / name).is_file():
+            config = read_json(folder / name)
+            found = config.get("chat_template") if isinstance(config, dict) else None
+    if isinstance(found, list) and all(isinstance(entry, dict) for entry in found):
+        found = {str(entry.get("name")): entry.get("template") for entry in found}
+    templates = found if isinstance(found, dict) else {"default": found} if found else {}
+    for name, source in templates.items():
+        if not isinstance(source, str) or len(source) > MAX_TEMPLATE_BYTES:
+            raise ConfigError(f"{folder}: the chat template {name!r} is not a text of at most 1 MiB")
+    return templates
+
+
+def _read_text(path: Path) -> str:
+    try:
+        if path.stat().st_size <= MAX_TEMPLATE_BYTES:
+            return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+    raise ConfigError(f"{path} is larger than 1 MiB", "is it really a chat template?")

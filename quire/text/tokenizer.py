@@ -1,0 +1,222 @@
+"""Text to token ids and back, for checkpoints with a tokenizer.json."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from quire.errors import ConfigError, RequestError
+from quire.text.characters import (
+    ByteFallbackTokens,
+    ByteLevelTokens,
+    TextTokens,
+    WholeCharacters,
+    byte_of_token,
+    bytes_of_spelling,
+    regroup,
+)
+from quire.text.vocabulary import Vocabulary, load_vocabulary, read_json
+
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """A vocabulary with its special tokens. Stateless once built: any number of threads may share it.
+
+    `special_tokens` maps the names of tokenizer_config.json (`bos_token`, `eos_token`, ...) to their text,
+    `special_ids` are the tokens that `skip_special_tokens` hides, `control_ids` all that text never makes.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, config: dict[str, Any] | None = None) -> None:
+        self._library = vocabulary.library
+        self._added = vocabulary.added
+        self._decoder = vocabulary.library.decoder
+        self._kind = _kind(vocabulary.decoder_types)
+        self._strings: dict[int, str | None] = {}
+        config = config or {}
+        self.special_tokens = _special_tokens(config)
+        self.special_ids = frozenset(t.token_id for t in self._added.values() if t.special)
+        self.control_ids = frozenset(t.token_id for t in self._added.values() if t.alias is not None)
+        self._ids = {token.content: token.token_id for token in self._added.values()}
+        self._aliases = {t.content: t.alias for t in self._added.values() if t.alias is not None}
+        self._control = _pattern(vocabulary)
+        self._add_bos: bool | None = config.get("add_bos_token")
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> Tokenizer:
+        """Read tokenizer.json, and tokenizer_config.json if there is one. Raises ConfigError."""
+        folder = Path(folder)
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise ConfigError(f"{folder} has no tokenizer.json", _missing_hint(folder))
+        return cls(load_vocabulary(path), _read_config(folder))
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included. A model's embedding may have more rows."""
+        return self._library.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self.token_id(self.special_tokens.get("bos_token"))
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self.token_id(self.special_tokens.get("eos_token"))
+
+    def token_id(self, token: str | None) -> int | None:
+        """The id of a token by its exact name, control tokens included; None when there is none."""
+        if token is None:
+            return None
+        return self._ids[token] if token in self._ids else self._library.token_to_id(token)
+
+    def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
+        """Token ids of a text. What reads like a control token in it is text, unless `parse_special`.
+
+        `add_special_tokens` adds what the tokenizer puts around every text (the beginning-of-text token).
+        Raises RequestError for text that is not valid Unicode.
+        """
+        ids = self._encode(self._write_aliases(text) if parse_special else text, add_special_tokens)
+        bos = self.bos_token_id
+        if add_special_tokens and bos is not None and self._add_bos is not None:
+            # tokenizer_config.json has the last word over the post-processor of tokenizer.json.
+            if self._add_bos and ids[:1] != [bos]:
+                return [bos, *ids]
+            if not self._add_bos and ids[:1] == [bos]:
+                return ids[1:]
+        return ids
+
+    def encode_segments(self, segments: Iterable[tuple[str, bool]]) -> list[int]:
+        """Token ids of a rendered conversation: (text, trusted) pairs, as `ChatTemplate.render` gives them.
+
+        Control tokens are made of trusted text alone, and only where the whole token lies in it. The
+        text is encoded in one piece: borders between segments leave no trace in the tokens.
+        """
+        joined: list[tuple[str, bool]] = []
+        for text, trusted in segments:
+            if joined and joined[-1][1] == trusted:
+                text = joined.pop()[0] + text
+            joined.append((text, trusted))
+        whole = "".join(self._write_aliases(text) if trusted else text for text, trusted in joined)
+        return self._encode(whole, add_special_tokens=False)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of token ids. Ids outside of the vocabulary (padding rows of a model) give nothing."""
+        tokens = self.token_strings(ids, skip_special_tokens)
+        return self.join(regroup(self.characters(), tokens) if self._kind is ByteFallbackTokens else tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token adds in the middle of a text, possibly half a character."""
+        token = self._string(token_id)
+        if token is None:
+            return b""
+        if self._kind is ByteLevelTokens:
+            return bytes_of_spelling(token)
+        byte = byte_of_token(token) if self._kind is ByteFallbackTokens else None
+        if byte is not None:
+            return bytes((byte,))
+        return self.join(["a", token])[1:].encode()  # behind another token: leading spaces are kept
+
+    def token_text(self, token_id: int) -> str:
+        """A token for people to read; U+FFFD for halves of characters."""
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    def token_strings(self, ids: Iterable[int], skip_special_tokens: bool = True) -> list[str]:
+        """The vocabulary's spelling of each token, without unknown ids and, if asked, special tokens."""
+        hidden = self.special_ids if skip_special_tokens else frozenset()
+        strings = (self._string(i) for i in ids if i not in hidden)
+        return [token for token in strings if token is not None]
+
+    def join(self, tokens: list[str]) -> str:
+        """The text of token strings, by the rules of this tokenizer's decoder."""
+        if self._decoder is None:
+            return " ".join(tokens)
+        text: str = self._decoder.decode(tokens)
+        return text
+
+    def characters(self) -> WholeCharacters:
+        """What regroups this vocabulary's tokens into whole characters; one for each stream."""
+        return self._kind()
+
+    def _string(self, token_id: int) -> str | None:
+        try:
+            return self._strings[token_id]
+        except KeyError:
+            pass
+        if token_id in self._added:
+            token: str | None = self._added[token_id].content
+        elif 0 <= token_id < 1 << 32:
+            token = self._library.id_to_token(token_id)
+        else:
+            token = None
+        if token is not None:
+            self._strings[token_id] = token
+        return token
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        try:
+            return list(self._library.encode(text, add_special_tokens=add_special_tokens).ids)
+        except UnicodeEncodeError:
+            raise RequestError("the text has a lone surrogate, which is not a character") from None
+
+    def _write_aliases(self, text: str) -> str:
+        return self._control.sub(lambda match: self._aliases[match[0]], text) if self._control else text
+
+
+def find_tokenizer(folder: str | Path) -> Tokenizer | None:
+    """The tokenizer of a checkpoint; None for one that has none at all (it is served by token ids)."""
+    folder = Path(folder)
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        return None
+    return Tokenizer.from_folder(folder)
+
+
+_Kind = type[TextTokens] | type[ByteLevelTokens] | type[ByteFallbackTokens]
+
+
+def _kind(decoder_types: frozenset[str]) -> _Kind:
+    if "ByteLevel" in decoder_types:
+        return ByteLevelTokens
+    return ByteFallbackTokens if "ByteFallback" in decoder_types else TextTokens
+
+
+def _pattern(vocabulary: Vocabulary) -> re.Pattern[str] | None:
+    """Finds control tokens in trusted text: the leftmost, and of those the longest, as the library does."""
+    tokens = sorted((t for t in vocabulary.added.values() if t.alias), key=lambda t: -len(t.content))
+    names = [(re.escape(token.content), token.single_word) for token in tokens]
+    parts = [rf"(?<!\w){name}(?!\w)" if single_word else name for name, single_word in names]
+    return re.compile("|".join(parts)) if parts else None
+
+
+def _missing_hint(folder: Path) -> str:
+    if (folder / "tokenizer.model").is_file() or (folder / "vocab.json").is_file():
+        return (
+            "make one with transformers: "
+            f"AutoTokenizer.from_pretrained({str(folder)!r}, use_fast=True).save_pretrained({str(folder)!r})"
+        )
+    return "copy it from the model's page, or give the folder of a checkpoint that has one"
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json over special_tokens_map.json; both are optional."""
+    config: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        if (folder / name).is_file():
+            found = read_json(folder / name)
+            if not isinstance(found, dict):
+                raise ConfigError(f"{folder / name} is not a JSON object", "download the file again")
+            config |= {key: value for key, value in found.items() if value is not None}
+    return config
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """The named special tokens, each given as its text or as {"content": text}."""
+    texts = {}
+    for name in _SPECIAL_NAMES:
+        token = config.get(name)
+        text = token.get("content") if isinstance(token, dict) else token
+        if isinstance(text, str):
+            texts[name] = text
+    return texts

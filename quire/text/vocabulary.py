@@ -1,0 +1,131 @@
+"""Reads tokenizer.json so that no text can become a control token.
+
+The `tokenizers` library looks for added tokens (`<s>`, `<|im_end|>`, `<tool_call>`) in any text that it
+encodes. Here each of them is renamed to a secret alias, drawn afresh in every process, before the library
+sees the file: encoding a text can then never give a control token, and whoever is entitled to one (the
+chat template) writes the alias. One tokenizer serves both, in one pass over the text, so that the tokens
+on the borders are those of the plain library.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from quire.errors import ConfigError
+
+# Normalizers that leave an alias (lower-case hexadecimal) as it is, wherever it stands.
+_HARMLESS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Sequence"}
+
+
+@dataclass(frozen=True, slots=True)
+class AddedToken:
+    """A token of the list `added_tokens`: matched as a whole, before the text is split."""
+
+    token_id: int
+    content: str
+    special: bool
+    single_word: bool
+    alias: str | None  # None: part of ordinary text, such as a run of spaces, and matched in any text
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The library's tokenizer with the control tokens renamed, and what they were."""
+
+    library: tokenizers.Tokenizer
+    added: dict[int, AddedToken]
+    decoder_types: frozenset[str]
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file of a checkpoint; ConfigError names the file when it is broken."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"cannot read {path}: {error}", "download the file again") from None
+
+
+def load_vocabulary(path: Path) -> Vocabulary:
+    """Read `path` (tokenizer.json). Raises ConfigError when it is not a tokenizer."""
+    data = read_json(path)
+    try:
+        added = _hide_added_tokens(data)
+        data["truncation"] = data["padding"] = None  # left over from training: prompts are not to be cut
+        library = tokenizers.Tokenizer.from_str(json.dumps(data))
+        library.encode_special_tokens = False
+    except Exception as error:  # the library raises bare Exception; a missing key is as broken a file
+        hint = f"it must be the tokenizer.json of the `tokenizers` library (this is {tokenizers.__version__})"
+        raise ConfigError(f"cannot use {path}: {type(error).__name__}: {error}", hint) from None
+    # The library numbers tokens by its own rule, whatever the file says: ask it.
+    named = [(library.token_to_id(token.alias or token.content), token) for token in added]
+    table = {
+        number: AddedToken(number, t.content, t.special, t.single_word, t.alias)
+        for number, t in named
+        if number is not None
+    }
+    return Vocabulary(library, table, frozenset(_types(data.get("decoder"))))
+
+
+def is_plain_text(content: str) -> bool:
+    """True for added tokens that are no markup: runs of white space, and words of letters and digits."""
+    return all(char.isalnum() or char.isspace() or char == "\u2581" for char in content)
+
+
+def _hide_added_tokens(data: dict[str, Any]) -> list[AddedToken]:
+    """Rename the control tokens of `data`, a parsed tokenizer.json, in place."""
+    nonce = secrets.token_hex(16)
+    harmless = _types(data.get("normalizer")) <= _HARMLESS
+    model = data["model"]
+    kept, added = [], []
+    for index, entry in enumerate(data.get("added_tokens") or []):
+        content, special = entry["content"], bool(entry.get("special"))
+        if model.get("byte_fallback") and re.fullmatch(r"<0x[0-9A-F]{2}>", content):
+            continue  # a byte, not a control token: the model finds it by its name, and text must not
+        alias = None if not special and is_plain_text(content) else f"{nonce}{index:08d}"
+        added.append(AddedToken(-1, content, special, bool(entry.get("single_word")), alias))
+        if alias is not None:
+            # An alias stands where the whole text decided that it may: nothing more to check.
+            normalized = bool(entry.get("normalized")) and harmless
+            entry = entry | {"content": alias, "single_word": False, "normalized": normalized}
+        kept.append(entry)
+    data["added_tokens"] = kept
+    _rename_in_model(model, {token.content: token.alias for token in added if token.alias is not None})
+    return added
+
+
+def _rename_in_model(model: dict[str, Any], aliases: dict[str, str]) -> None:
+    """Rename tokens within the model's own vocabulary, and drop the merges that would make them of text."""
+    vocab = model["vocab"]
+    if isinstance(vocab, list):  # Unigram: [piece, score] pairs; the unknown piece is given by its index
+        model["vocab"] = [[aliases.get(piece, piece), score] for piece, score in vocab]
+        return
+    resident = aliases.keys() & vocab.keys()
+    if not resident:
+        return
+    model["vocab"] = {aliases.get(piece, piece): number for piece, number in vocab.items()}
+    if model.get("unk_token") in resident:
+        model["unk_token"] = aliases[model["unk_token"]]
+    if "merges" in model:
+        model["merges"] = [merge for merge in model["merges"] if not _touches(merge, resident)]
+
+
+def _touches(merge: str | list[str], names: set[str]) -> bool:
+    left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
+    return left + right in names or left in names or right in names
+
+
+def _types(part: Any) -> set[str]:
+    """All `type`s in a normalizer or decoder of tokenizer.json, however nested."""
+    if isinstance(part, list):
+        return {name for item in part for name in _types(item)}
+    if not isinstance(part, dict):
+        return set()
+    inner = _types(part.get("normalizers")) | _types(part.get("decoders"))
+    return inner | ({part["type"]} if "type" in part else set())
