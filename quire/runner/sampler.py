@@ -210,7 +210,6 @@ def nucleus(logits: Logits, weights: Weights, top_p: float) -> TokenIds:
 def inverse_cumulative(weights: Weights, u: float) -> int:
     """The index at which the running sum of the weights first exceeds the fraction `u` of their sum."""
     cumulative = np.cumsum(weights)
-    total = cumulative[-1]
-    # Rounding can carry u * total up to total itself; then it is the last token with any weight.
-    last = int(np.searchsorted(cumulative, total))
-    return min(int(np.searchsorted(cumulative, u * total, side="right")), last)
+    # u is at most 1 - 2**-53, so the product is below the sum also when rounded: the index exists, and its
+    # token has weight, because the running sum grows there.
+    return int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.errors import ConfigError, RequestError
@@ -112,6 +113,18 @@ LAWFUL = {  # everything else in HOSTILE must be refused
 }
 
 
+def test_the_documentation_lists_every_field():
+    text = (Path(__file__).parents[2] / "docs" / "sampling.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    for field in fields(SamplingParams):
+        if field.name != "bad_words_token_ids":
+            (line,) = [r for r in rows if f"`{field.name}`" in r.split("|")[1]]
+            shown = line.split("|")[3].strip()
+            assert shown == (
+                "none" if field.default in ((), MISSING) else f"{field.default}".removesuffix(".0")
+            )
+
+
 def refusal(**values: Any) -> RequestError | None:
     """The error that these values give; any other exception is a fault."""
     try:
@@ -152,6 +165,7 @@ junk = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.sampled_from(FIELDS), junk)
 def test_any_value_is_accepted_or_refused_by_name(name, value):
     if error := refusal(**{name: value}):
@@ -164,6 +178,7 @@ def test_any_value_is_accepted_or_refused_by_name(name, value):
     assert type(getattr(again, name)) is type(getattr(params, name))
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=8), junk, max_size=5))
 def test_any_request_is_accepted_or_refused(values):
     with contextlib.suppress(RequestError):  # any other exception is a fault
