@@ -44,9 +44,13 @@ class EngineConfig:
     )
     enable_prefix_caching: bool = _option(True, "share the cache of equal prompt beginnings")
     scheduling_policy: str = _option("fcfs", "who is admitted first when requests wait", choices=POLICIES)
-    num_threads: int | None = _option(None, "threads for computing (default: physical cores)", low=1, high=1024)
+    num_threads: int | None = _option(
+        None, "threads for computing (default: physical cores)", low=1, high=1024
+    )
     seed: int = _option(0, "seed for requests that bring none", low=0, high=(1 << 63) - 1)
-    device: str = _option("auto", "what computes: 'reference' (NumPy) or 'null' (counts only)", choices=DEVICES)
+    device: str = _option(
+        "auto", "what computes: 'reference' (NumPy) or 'null' (counts only)", choices=DEVICES
+    )
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -83,7 +87,9 @@ def _check(name: str, value: Any, default: Any, rule: Any) -> None:
 
 def hub_offline() -> bool:
     """True when the user asked for no network (HF_HUB_OFFLINE=1 or QUIRE_OFFLINE=1)."""
-    return any(os.environ.get(name, "") in ("1", "true", "TRUE") for name in ("HF_HUB_OFFLINE", "QUIRE_OFFLINE"))
+    return any(
+        os.environ.get(name, "") in ("1", "true", "TRUE") for name in ("HF_HUB_OFFLINE", "QUIRE_OFFLINE")
+    )
 
 
 def cache_dir() -> Path:

@@ -1,0 +1,130 @@
+"""Assembly: from an EngineConfig to an engine that is ready, and the record of what was chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from threadpoolctl import threadpool_limits
+
+from quire.backends.backend import Backend
+from quire.backends.null import NullBackend
+from quire.backends.reference import ReferenceBackend
+from quire.config import EngineConfig
+from quire.engine.engine import Engine
+from quire.engine.scheduler import Scheduler
+from quire.errors import ConfigError
+from quire.memory import KV_ITEMSIZE, MemoryPlan, available_memory, plan_memory
+from quire.models import Model, read_model
+from quire.program.passes import fuse
+from quire.program.program import Program, WeightBytes, WeightSpec
+from quire.runner.runner import Runner
+from quire.weights.folder import ModelFolder
+from quire.weights.hub import resolve
+from quire.weights.kinds import Storage
+from quire.weights.load import load, plan
+from quire.weights.safetensors import Checkpoint
+
+Progress = Callable[[int, int], None]  # (bytes done, in all)
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A model on this machine, before its weights are loaded: what `quire inspect` shows."""
+
+    config: EngineConfig
+    folder: ModelFolder
+    model: Model
+    program: Program
+    checkpoint: Checkpoint
+    storage: Mapping[str, Storage]  # weight name -> how it is stored
+    memory: MemoryPlan
+
+    def nbytes(self, spec: WeightSpec) -> int:
+        return self.storage[spec.name].nbytes(spec.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """An engine ready to run, and what was chosen for it (in words, for people and for an endpoint)."""
+
+    description: Description
+    engine: Engine
+    chosen: dict[str, str] = field(default_factory=dict)
+
+
+def describe(config: EngineConfig) -> Description:
+    """Read everything about a model but its weights. Raises ConfigError for whatever is not in order."""
+    folder = ModelFolder.at(resolve(config.model, config.revision))
+    model = read_model(folder.config())
+    _check_length(config, model)
+    program = fuse(model.program)
+    checkpoint = folder.checkpoint()
+    storage = plan(program.weights(), checkpoint, config.quantization)
+    nbytes: WeightBytes = lambda spec: storage[spec.name].nbytes(spec.shape)  # noqa: E731
+    longest = model.config.max_position_embeddings
+    memory = plan_memory(program, nbytes, config, longest, available_memory())
+    return Description(config, folder, model, program, checkpoint, storage, memory)
+
+
+def _check_length(config: EngineConfig, model: Model) -> None:
+    longest = model.config.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > longest:
+        raise ConfigError(
+            f"max_model_len = {config.max_model_len:,}, but the model was made for {longest:,} positions",
+            f"give at most {longest:,}",
+        )
+
+
+def build(config: EngineConfig, progress: Progress | None = None) -> Built:
+    """Load a model and assemble its engine. `progress` hears of bytes loaded."""
+    description = describe(config)
+    if config.num_threads is not None:
+        threadpool_limits(config.num_threads)
+    backend = _backend(description, progress)
+    scheduler = Scheduler(
+        num_blocks=description.memory.num_blocks,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=description.memory.max_model_len,
+        enable_prefix_caching=config.enable_prefix_caching,
+        policy=config.scheduling_policy,
+    )
+    vocab_size = description.model.config.vocab_size
+    runner = Runner(backend, vocab_size=vocab_size, block_size=config.block_size)
+    return Built(description, Engine(scheduler, runner, vocab_size=vocab_size), _chosen(description, backend))
+
+
+def _backend(description: Description, progress: Progress | None) -> Backend:
+    config, program = description.config, description.program
+    if config.device == "null":
+        return NullBackend(program, description.nbytes, KV_ITEMSIZE[config.kv_cache_dtype])
+    weights = load(
+        program.weights(),
+        description.checkpoint,
+        program.ignored,
+        config.quantization,
+        progress,
+        config.num_threads,
+    )
+    return ReferenceBackend(
+        program,
+        weights,
+        num_blocks=description.memory.num_blocks,
+        block_size=config.block_size,
+        kv_cache_dtype=config.kv_cache_dtype,
+    )
+
+
+def _chosen(description: Description, backend: Backend) -> dict[str, str]:
+    config, memory = description.config, description.memory
+    return {
+        "model": config.model,
+        "architecture": description.model.architecture,
+        "backend": backend.name,
+        "weights": config.quantization or "as stored",
+        "kv_cache_dtype": config.kv_cache_dtype if config.kv_cache_dtype != "auto" else "float32",
+        "kv_cache_tokens": f"{memory.num_blocks * config.block_size:,}",
+        "max_model_len": f"{memory.max_model_len:,}",
+    }

@@ -1,0 +1,41 @@
+"""A model folder: configuration, tokenizer files and weights beside each other, all of them data.
+
+Code in a model folder (`auto_map` and *.py files) is never run, imported or looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.weights.json_file import read_json
+from quire.weights.safetensors import Checkpoint
+
+_CONFIG_LIMIT_BYTES = 8 << 20  # a config with the ids and labels of a large vocabulary still fits
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """Where a model lies: its folder, and the weights in it (the folder, or one file given by name)."""
+
+    path: Path
+    weights: Path
+
+    @classmethod
+    def at(cls, path: Path) -> ModelFolder:
+        """`path` is a folder, or a weights file in it."""
+        return cls(path, path) if path.is_dir() else cls(path.parent, path)
+
+    def config(self) -> dict[str, Any]:
+        """config.json. Raises ConfigError: missing, too large, not a JSON object."""
+        return read_json(self.path / "config.json", _CONFIG_LIMIT_BYTES)
+
+    def generation_config(self) -> dict[str, Any]:
+        """generation_config.json, or nothing where the model has none."""
+        path = self.path / "generation_config.json"
+        return read_json(path, _CONFIG_LIMIT_BYTES) if path.exists() else {}
+
+    def checkpoint(self) -> Checkpoint:
+        """The weights by name; headers only. Raises ConfigError."""
+        return Checkpoint.open(self.weights)

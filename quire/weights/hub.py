@@ -1,0 +1,203 @@
+"""From the name of a model to its folder: local path, the embedded demo, or a download from the hub.
+
+A download takes one commit: the revision is resolved once and every file is asked for at that commit.
+Only files that are read are fetched, and the check that a repository has safetensors comes before
+its gigabytes. `huggingface_hub` (extra "hub") does the transfers: bars, retries that go on where a
+connection was cut, and a cache in which files that are complete are never fetched again.
+"""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import logging
+import re
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from quire.config import hub_offline
+from quire.errors import ConfigError
+from quire.weights.safetensors import INDEX_NAME, read_index, weight_files
+
+DEMO = Path(__file__).parent.parent / "assets" / "demo"
+
+# What is fetched besides weights. Weights are named one by one; code and pickles never are.
+PATTERNS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer*.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*.json",
+    "chat_template*.jinja",
+    INDEX_NAME,
+)
+
+_LOG = logging.getLogger(__name__)
+_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_-])?"
+_ID = re.compile(f"{_PART}/{_PART}", re.ASCII)
+_REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+/-]{0,200}", re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_TIMEOUT_S = 15.0
+
+
+def resolve(
+    model: str, revision: str | None = None, *, endpoint: str | None = None, cache_dir: Path | None = None
+) -> Path:
+    """The folder (or file) of a model: "demo", an existing path, or a hub id "organisation/name".
+
+    `revision` is a branch, tag or commit of a hub model (default "main"). `endpoint` and `cache_dir`
+    default to what huggingface_hub uses (HF_ENDPOINT, HF_HOME). Raises ConfigError for whatever keeps
+    the model from being had: not found, no access, no network and not in the cache, no safetensors.
+    """
+    if model == "demo":
+        return DEMO
+    path = Path(model).expanduser() if "\0" not in model else Path()
+    if "\0" not in model and len(model) < 4096 and path.exists():
+        if revision is not None:
+            raise ConfigError(f"revision = {revision!r}, but {model!r} is a local folder", "leave it out")
+        return path
+    if not _ID.fullmatch(model) or ".." in model or "--" in model:
+        raise ConfigError(
+            f"model {model[:200]!r}: no such folder, and not a hub id",
+            _nearest(path) or "give the path of a model's folder, or an id such as 'organisation/name'",
+        )
+    revision = revision or "main"
+    if not _REVISION.fullmatch(revision) or ".." in revision:
+        raise ConfigError(f"revision = {revision[:200]!r} is not the name of a branch, tag or commit")
+    return _Repository(model, revision, endpoint, cache_dir).fetch()
+
+
+def _nearest(path: Path) -> str | None:
+    """A hint with the folder beside `path` whose name is most like it."""
+    try:
+        beside = [entry.name for entry in path.parent.iterdir()]
+    except OSError:
+        return None
+    near = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.5)
+    return f"did you mean {str(path.parent / near[0])!r}?" if near else None
+
+
+class _Repository:
+    """One model of the hub at one revision."""
+
+    def __init__(self, model: str, revision: str, endpoint: str | None, cache_dir: Path | None) -> None:
+        try:
+            import huggingface_hub
+        except ImportError as error:
+            raise ConfigError(
+                f"model {model!r}: no such folder, and fetching from the hub needs huggingface_hub",
+                "pip install 'quire[hub]'",
+            ) from error
+        self._hub: Any = huggingface_hub
+        self.model, self.revision = model, revision
+        self._endpoint, self._cache_dir = endpoint, cache_dir
+
+    def fetch(self) -> Path:
+        """The folder with all files, from the network or, without one, from the cache."""
+        if hub_offline():
+            return self._from_cache("no network was asked for (HF_HUB_OFFLINE or QUIRE_OFFLINE)")
+        try:
+            info = self._hub.HfApi(endpoint=self._endpoint).model_info(
+                self.model, revision=self.revision, timeout=_TIMEOUT_S
+            )
+        except Exception as error:  # what a network can raise depends on the version of the hub's client
+            if (refusal := self._refusal(error)) is not None:
+                raise refusal from error
+            reason = f"the hub cannot be reached ({_brief(error)})"
+            folder = self._from_cache(reason)
+            _LOG.warning("%s: %s; using the copy in the cache: %s", self.model, reason, folder)
+            return folder
+        names = [sibling.rfilename for sibling in info.siblings or ()]
+        weight_files([name for name in names if "/" not in name], f"{self.model} at {info.sha}")
+        folder = self._take(info.sha, names, local=False)
+        self._remember(folder, info.sha)
+        return folder
+
+    def _from_cache(self, reason: str) -> Path:
+        try:
+            return self._take(self.revision, None, local=True)
+        except ConfigError as error:
+            raise ConfigError(
+                f"model {self.model!r} at {self.revision!r}: {reason}, and the cache holds no complete copy",
+                "connect once to fetch it, or give the path of a folder",
+            ) from error
+
+    def _take(self, revision: str, names: list[str] | None, local: bool) -> Path:
+        """Small files, then the weights these name. `names` are the files that the repository has."""
+        small = [glob.escape(n) for n in names if _is_small(n)] if names else PATTERNS
+        folder = self._snapshot(revision, small, local)
+        (chosen,) = weight_files(names or [file.name for file in folder.iterdir()], str(folder))
+        weights = [chosen]
+        if chosen == INDEX_NAME:
+            weights = sorted(set(read_index(folder / INDEX_NAME).values()))
+            if names is not None and (absent := sorted(set(weights) - set(names))):
+                raise ConfigError(
+                    f"{self.model}: {INDEX_NAME} names {absent[0]!r}, which the repository lacks"
+                )
+        self._snapshot(revision, [glob.escape(name) for name in weights], local)
+        if absent := [name for name in weights if not (folder / name).exists()]:
+            raise ConfigError(f"{folder / absent[0]}: no such file")
+        return folder
+
+    def _snapshot(self, revision: str, patterns: Iterable[str], local: bool) -> Path:
+        try:
+            return Path(
+                self._hub.snapshot_download(
+                    self.model,
+                    revision=revision,
+                    allow_patterns=[*patterns],
+                    local_files_only=local,
+                    endpoint=self._endpoint,
+                    cache_dir=self._cache_dir,
+                )
+            )
+        except Exception as error:
+            raise self._refusal(error) or ConfigError(
+                f"model {self.model!r}: the download did not finish ({_brief(error)})",
+                "run it again: files that are complete are kept",
+            ) from error
+
+    def _refusal(self, error: Exception) -> ConfigError | None:
+        """The hub's answer as an error for people; None when there was no answer."""
+        errors, what = self._hub.errors, f"model {self.model!r}"
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if isinstance(error, errors.GatedRepoError) or status == 403:
+            hint = "accept its terms on the hub's page of the model, then `hf auth login`"
+            return ConfigError(f"{what}: access is not granted", hint)
+        if isinstance(error, errors.RevisionNotFoundError):
+            return ConfigError(f"{what} has no revision {self.revision!r}", "give a branch, tag or commit")
+        if isinstance(error, errors.EntryNotFoundError):
+            return None
+        if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 404):
+            hint = _nearest(Path(self.model)) or "check the name; for a private model, `hf auth login` first"
+            return ConfigError(f"{what}: not found on the hub, and no such folder", hint)
+        return None
+
+    def _remember(self, folder: Path, commit: str) -> None:
+        """Note which commit the revision was, where huggingface_hub keeps it, for use without a network.
+
+        Written only now: what is remembered is complete.
+        """
+        if _COMMIT.fullmatch(self.revision):
+            return
+        ref = folder.parent.parent / "refs" / self.revision
+        try:
+            ref.parent.mkdir(parents=True, exist_ok=True)
+            partial = ref.with_name(ref.name + ".partial")
+            partial.write_text(commit)
+            partial.replace(ref)
+        except OSError as error:
+            _LOG.warning("%s cannot be written (%s): offline use will need the commit", ref, error.strerror)
+
+
+def _is_small(name: str) -> bool:
+    return "/" not in name and any(fnmatchcase(name, pattern) for pattern in PATTERNS)
+
+
+def _brief(error: Exception) -> str:
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

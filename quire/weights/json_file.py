@@ -1,0 +1,54 @@
+"""JSON files of a model folder, read with a limit and with errors that name the file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from quire.errors import ConfigError
+
+LIMIT_BYTES = 64 << 20
+
+
+def read_json(path: Path, limit_bytes: int = LIMIT_BYTES) -> dict[str, Any]:
+    """The object in a JSON file. Raises ConfigError: missing, too large, not JSON, not an object."""
+    try:
+        size = path.stat().st_size
+        if size > limit_bytes:
+            raise ConfigError(f"{path}: {size:,} bytes are too many for this file (limit {limit_bytes:,})")
+        text = path.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file", "a model folder holds config.json") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    return parse_object(text, str(path))
+
+
+def parse_object(text: bytes, where: str) -> dict[str, Any]:
+    """The JSON object in `text`; ConfigError, beginning with `where`, unless it is one.
+
+    A name given twice in one object is an error: readers disagree about which of the two counts.
+    """
+    try:
+        value = json.loads(text.decode("utf-8"), object_pairs_hook=lambda pairs: _unique(pairs, where))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{where}: not valid JSON: {_first_line(error)}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ConfigError(f"{where}: {name!r} is given twice")
+        found[name] = value
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

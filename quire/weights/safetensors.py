@@ -1,0 +1,248 @@
+"""Checkpoints in safetensors: names, shapes and number formats first, data by mmap on demand.
+
+File format (https://github.com/huggingface/safetensors): eight bytes with the length of the header,
+little endian; the header, a JSON object `name -> {dtype, shape, data_offsets}`; then the data, whose
+tensors follow each other without gap or overlap. The header is checked whole before anything is
+believed, and every error names the file and, where there is one, the tensor.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quire.errors import ConfigError
+from quire.weights.json_file import parse_object, read_json
+from quire.weights.kinds import DTYPES, Array
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+
+_HEADER_LIMIT_BYTES = 100_000_000  # as in the reference implementation of the format
+_MAX_DIMS, _MAX_DIM = 8, 1 << 40
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+_NATIVE = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
+_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8}
+_BITS |= {"F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16}
+_BITS |= {"I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "C64": 64}
+
+_DAMAGED = "the file is damaged or incomplete: fetch it again"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor of a checkpoint: where it is and what it claims to be. `offset` is its place in the file."""
+
+    name: str
+    dtype: str  # as safetensors names it: "BF16", "F16", "F32", "I64", ...
+    shape: tuple[int, ...]
+    file: Path
+    offset: int
+    nbytes: int
+
+    @property
+    def kind(self) -> str:
+        """Its name among quire.weights.kinds.DTYPES. Raises ConfigError for formats that are not read."""
+        if self.dtype not in _NATIVE:
+            raise ConfigError(
+                f"{self.file}: tensor {self.name!r} is stored as {self.dtype}, which is not read",
+                "use a checkpoint in bfloat16, float16 or float32",
+            )
+        return _NATIVE[self.dtype]
+
+
+class Checkpoint(Mapping[str, Entry]):
+    """The tensors of a model by name, from one file or several. `read` maps one into memory."""
+
+    def __init__(self, path: Path, entries: dict[str, Entry]) -> None:
+        self.path = path
+        self._entries = entries
+        self._maps: dict[Path, mmap.mmap] = {}
+
+    @classmethod
+    def open(cls, path: Path) -> Checkpoint:
+        """Open a model folder or one .safetensors file; reads the headers and no data.
+
+        In a folder: model.safetensors, else model.safetensors.index.json and its shards, else the only
+        .safetensors file. Raises ConfigError, with nothing kept open, for whatever is not in order.
+        """
+        if path.is_dir():
+            return cls(path, _folder_entries(path))
+        if path.suffix != ".safetensors":
+            raise ConfigError(f"{path}: not a folder and not a .safetensors file", _pickle_hint([path.name]))
+        return cls(path, read_header(path))
+
+    def read(self, name: str) -> Array:
+        """The data of a tensor [*shape], bf16, f16 or f32: a read-only view of the mapped file.
+
+        Pages come from the disk when they are first touched. The file must not be shortened meanwhile;
+        replacing it by renaming another over it, as downloads do, is safe.
+        """
+        entry = self[name]
+        dtype = DTYPES[entry.kind]
+        if not entry.nbytes:
+            return np.zeros(entry.shape, dtype)
+        flat = np.frombuffer(self._map(entry.file), dtype, math.prod(entry.shape), entry.offset)
+        return np.require(flat, requirements="A").reshape(entry.shape)
+
+    def _map(self, file: Path) -> mmap.mmap:
+        if file not in self._maps:
+            try:
+                with file.open("rb") as opened:
+                    self._maps[file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"{file}: cannot be mapped: {error}") from error
+            expected = max(e.offset + e.nbytes for e in self.values() if e.file == file)
+            if len(self._maps[file]) < expected:
+                raise ConfigError(f"{file}: has become shorter since it was opened", _DAMAGED)
+        return self._maps[file]
+
+    def __getitem__(self, name: str) -> Entry:
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def weight_files(names: list[str], where: str) -> list[str]:
+    """Which of the file names of a model folder hold its weights: safetensors files, or the index.
+
+    Raises ConfigError when there is none, or when several would do; `where` names the folder.
+    """
+    for chosen in (SINGLE_NAME, INDEX_NAME):
+        if chosen in names:
+            return [chosen]
+    files = sorted(name for name in names if name.endswith(".safetensors"))
+    if not files:
+        raise ConfigError(f"{where}: no safetensors weights", _pickle_hint(names))
+    if len(files) > 1:
+        raise ConfigError(
+            f"{where}: {len(files)} safetensors files ({files[0]}, ...) but no {SINGLE_NAME} or {INDEX_NAME}",
+            "give the path of one file, or fetch the index",
+        )
+    return files
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """The `tensor -> file` map of an index. Raises ConfigError unless all files are plain names."""
+    weight_map = read_json(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ConfigError(f"{path}: has no 'weight_map' with the files of the tensors")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or not file.endswith(".safetensors") or set(file) & set("/\\:\0"):
+            raise ConfigError(
+                f"{path}: tensor {name!r} is placed in {file!r}, not a safetensors file of this folder"
+            )
+    return weight_map
+
+
+def read_header(path: Path) -> dict[str, Entry]:
+    """The tensors of one file, checked against its size. Raises ConfigError for a header that lies."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(0)
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > size - 8 or length > _HEADER_LIMIT_BYTES:
+                raise ConfigError(f"{path}: {_header_fault(size, length)}", _DAMAGED)
+            header = parse_object(file.read(length), f"{path}: header")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    header.pop("__metadata__", None)
+    start = 8 + length
+    entries = [_entry(path, name, info, start) for name, info in header.items()]
+    end = start
+    for entry in sorted(entries, key=lambda e: (e.offset, e.nbytes)):
+        if entry.offset != end:
+            fault = "overlaps the one before it" if entry.offset < end else "follows a gap in the data"
+            raise ConfigError(f"{path}: tensor {entry.name!r} {fault}", _DAMAGED)
+        end += entry.nbytes
+        if end > size:
+            raise ConfigError(
+                f"{path}: tensor {entry.name!r} ends at byte {end:,} of a file of {size:,}", _DAMAGED
+            )
+    if end != size:
+        raise ConfigError(f"{path}: {size - end:,} bytes after the last tensor", _DAMAGED)
+    return {entry.name: entry for entry in entries}
+
+
+def _header_fault(size: int, length: int) -> str:
+    if size < 8:
+        return f"{size} bytes are too few for a safetensors file"
+    return f"header of {length:,} bytes claimed in a file of {size:,}"
+
+
+def _entry(path: Path, name: str, info: Any, start: int) -> Entry:
+    """One line of a header as an Entry, or ConfigError: data begins at byte `start` of the file."""
+    where = f"{path}: tensor {name!r}"
+    info = info if isinstance(info, dict) else {}
+    dtype, shape, offsets = (info.get(key) for key in ("dtype", "shape", "data_offsets"))
+    if not isinstance(dtype, str) or dtype not in _BITS:
+        raise ConfigError(f"{where} has an unknown number format: {dtype!r}")
+    if not _counts(shape) or len(shape) > _MAX_DIMS or max(shape, default=0) > _MAX_DIM:
+        raise ConfigError(f"{where} has an impossible shape: {_short(shape)}")
+    if not _counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise ConfigError(f"{where} has impossible data offsets: {_short(offsets)}")
+    nbytes = offsets[1] - offsets[0]
+    if math.prod(shape) * _BITS[dtype] != nbytes * 8:
+        raise ConfigError(f"{where} claims {dtype} {list(shape)} but has {nbytes:,} bytes", _DAMAGED)
+    return Entry(name, dtype, tuple(shape), path, start + offsets[0], nbytes)
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, list) and all(type(v) is int and v >= 0 for v in value)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _folder_entries(folder: Path) -> dict[str, Entry]:
+    try:
+        names = sorted(file.name for file in folder.iterdir())
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be read: {error.strerror}") from error
+    (chosen,) = weight_files(names, str(folder))
+    if chosen != INDEX_NAME:
+        return read_header(folder / chosen)
+    index = read_index(folder / INDEX_NAME)
+    shards = dict.fromkeys(index.values())
+    if missing := [shard for shard in shards if shard not in names]:
+        raise ConfigError(
+            f"{folder / missing[0]}: no such file, though {INDEX_NAME} names it"
+            + (f" ({len(missing)} files are missing)" if len(missing) > 1 else ""),
+            "fetch the missing files",
+        )
+    entries: dict[str, Entry] = {}
+    for shard in shards:
+        for name, entry in read_header(folder / shard).items():
+            if name in entries:
+                raise ConfigError(f"{entry.file}: tensor {name!r} is also in {entries[name].file.name}")
+            entries[name] = entry
+    for name, shard in index.items():
+        if name not in entries or entries[name].file.name != shard:
+            raise ConfigError(f"{folder / shard}: tensor {name!r} is not in it, though {INDEX_NAME} says so")
+    return entries
+
+
+def _pickle_hint(names: list[str]) -> str:
+    """What to do about a folder without safetensors: never to open a pickle, which can run any code."""
+    if pickles := [name for name in names if name.endswith(_PICKLES)]:
+        return (
+            f"{pickles[0]} may be a pickle, which can run any code when opened: it is never read. "
+            "Use a safetensors version of the model, or convert it where you trust it: load it with "
+            "transformers and call save_pretrained(folder, safe_serialization=True)"
+        )
+    if ggufs := [name for name in names if name.endswith(".gguf")]:
+        return f"{ggufs[0]} is not read: use the safetensors version of the model"
+    return f"expected {SINGLE_NAME}, or {INDEX_NAME} and its shards"
