@@ -86,8 +86,7 @@ class Engine:
             return []
         num_waiting, num_free_blocks = scheduler.num_waiting, scheduler.num_free_blocks
         result = self.runner.execute(step)
-        end_s = self.clock()
-        outputs = scheduler.commit(step, result, end_s)
+        outputs = scheduler.commit(step, result, self.clock())
         self.records.append(
             Record(
                 index=step.index,
@@ -97,7 +96,7 @@ class Engine:
                 num_free_blocks=num_free_blocks,
                 num_cached_tokens=scheduler.num_cached_tokens - num_cached_tokens,
                 num_preemptions=scheduler.num_preemptions - num_preemptions,
-                seconds=end_s - begin_s,
+                seconds=self.clock() - begin_s,
             )
         )
         return outputs
