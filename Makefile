@@ -1,0 +1,66 @@
+# make run    chat with the embedded demo model        make test   lint and all tests
+# Everything happens in .venv; variables: PYTHON (the interpreter to begin with), ARGS (passed on).
+
+SHELL := /bin/bash
+PYTHON ?= python3
+ARGS ?=
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
+
+# Test processes run side by side: one thread each for matrix products.
+TEST_ENV := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
+PYTEST := $(TEST_ENV) $(BIN)/python -m pytest
+
+.PHONY: help run test lint format oracle clean
+.DELETE_ON_ERROR:
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+	@echo '  PYTHON=python3.12 chooses the interpreter; ARGS="..." is passed to quire or pytest.'
+
+run: .venv/.run  ## chat with the embedded demo model (ARGS="MODEL" for another one)
+	@exec $(BIN)/quire run $(ARGS)
+
+test: lint  ## lint, then every test that can run here
+	$(PYTEST) -n auto $(ARGS)
+
+lint: .venv/.test  ## ruff check, ruff format --check, mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/.test  ## write every file in the one format
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+oracle: .venv/.oracle  ## compare with PyTorch and transformers (installs them)
+	$(PYTEST) -n auto tests/oracle $(ARGS)
+
+clean:  ## remove the environment, caches and builds
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find quire tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Stamps: what is installed stays so until pyproject.toml changes.
+.venv/.run: pyproject.toml | .venv/bin/python
+	@echo 'quire: installing into .venv (once; about a minute) ...' >&2
+	@$(PIP) install --editable .
+	@touch $@
+
+.venv/.test: pyproject.toml | .venv/bin/python
+	@echo 'quire: installing with the tools for tests into .venv (once; about a minute) ...' >&2
+	@$(PIP) install --editable '.[test]'
+	@touch $@ .venv/.run
+
+.venv/.oracle: .venv/.test
+	@echo 'quire: installing PyTorch and transformers into .venv (once; about 1 GB) ...' >&2
+	@$(PIP) install --editable '.[test,oracle]'
+	@touch $@
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "quire: $(PYTHON) is missing or older than Python 3.11." >&2; \
+	  echo "hint: sudo apt install python3 python3-venv, or name a newer one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "quire: this Python cannot make environments: its venv package is not installed." >&2; \
+	  echo "hint: sudo apt install $$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')" >&2; exit 1; }
+	@rm -rf .venv && $(PYTHON) -m venv .venv
