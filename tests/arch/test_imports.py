@@ -1,0 +1,275 @@
+"""Who may import whom: the levels of the house, its special rules, and no cycles."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable, Sequence
+from graphlib import CycleError, TopologicalSorter
+
+import pytest
+from sources import ROOT, Import, Source, package, snippet, unit_of
+
+# Low to high. A unit imports from lower levels and, where the level is not "apart", from its own.
+# "" is the package itself: `from quire import LLM`.
+LEVELS: tuple[frozenset[str], ...] = (
+    frozenset({"types", "errors", "sampling_params"}),
+    frozenset({"config"}),
+    frozenset({"program", "quantize", "grammar", "text", "weights"}),
+    frozenset({"models", "backends"}),
+    frozenset({"engine", "speculate", "runner"}),
+    frozenset({"llm", "build", "memory", "frontend", "outputs", "progress", "roofline", "bench", ""}),
+    frozenset({"server", "cluster", "cli", "console"}),
+)
+APART = frozenset({"engine", "speculate", "runner"})  # of one level, and knowing nothing of each other
+LEVEL_OF = {unit: level for level, units in enumerate(LEVELS) for unit in units}
+
+# unit -> what of Quire it may import besides itself, where that is narrower than its level
+NARROW = {"models": frozenset({"program", "errors", "types"})}
+
+# unit -> what it must never import, from anywhere
+FORBIDDEN = {"engine": frozenset({"numpy", "ml_dtypes", "quire.runner", "quire.backends", "quire.text"})}
+
+# library -> the only place (a path prefix) that may import it
+ONLY_IN = {
+    "torch": "quire/backends/cuda",
+    "triton": "quire/backends/cuda",
+    "ray": "quire/cluster/",
+    "huggingface_hub": "quire/weights/hub.py",
+    **dict.fromkeys(("fastapi", "starlette", "uvicorn", "aiohttp", "h11", "http.server"), "quire/server/"),
+}
+# Imported where installed, declared by no extra.
+UNDECLARED = frozenset({"triton"})
+# Names of a distribution and of the module it brings, where they differ.
+MODULE_OF = {"pyyaml": "yaml"}
+
+BANNED_NAMES = frozenset({"utils", "util", "common", "helpers", "helper", "misc", "base", "manager"})
+HEAVY = ("numpy", "ml_dtypes", "safetensors", "torch", "triton", "ray", "jinja2", "tokenizers", "rich")
+
+
+def levels(sources: Iterable[Source]) -> list[str]:
+    """Imports that go up, or across between units that are apart; units that have no level."""
+    found = []
+    for source in sources:
+        if source.unit not in LEVEL_OF:
+            found.append(f"{source.path}: {source.unit!r} is not in the table of levels")
+            continue
+        for other in source.imports:
+            if other.typing_only or other.module.split(".")[0] != "quire":
+                continue
+            there = _unit_imported(other)
+            if there != source.unit and not _allowed(source.unit, there):
+                found.append(f"{other.place}: {source.unit or 'quire'} imports {there or 'quire'}")
+    return found
+
+
+def _unit_imported(other: Import) -> str:
+    """`from quire import errors` means quire.errors; `from quire import LLM` means the package."""
+    if other.module == "quire" and other.name in LEVEL_OF:
+        return other.name
+    return unit_of(other.module)
+
+
+def _allowed(unit: str, there: str) -> bool:
+    if unit in NARROW:
+        return there in NARROW[unit]
+    if unit == "":
+        return True
+    level = LEVEL_OF.get(there, len(LEVELS))
+    return level < LEVEL_OF[unit] or (level == LEVEL_OF[unit] and unit not in APART)
+
+
+def forbidden(sources: Iterable[Source]) -> list[str]:
+    """What a unit must never import, libraries outside their one place, the environment outside config.py."""
+    found = []
+    for source in sources:
+        for other in source.imports:
+            full = f"{other.module}.{other.name}" if other.name else other.module
+            never = FORBIDDEN.get(source.unit, frozenset())
+            if not other.typing_only and any(_within(full, name) for name in never):
+                found.append(f"{other.place}: {source.unit} imports {full}")
+            for library, place in ONLY_IN.items():
+                if _within(full, library) and not source.path.startswith(place):
+                    found.append(f"{other.place}: {library} outside {place}")
+            if full in ("os.environ", "os.getenv", "os.putenv") and source.path != "quire/config.py":
+                found.append(f"{other.place}: {full} outside quire/config.py")
+    return found
+
+
+def environment(sources: Iterable[Source]) -> list[str]:
+    """Uses of the environment outside config.py."""
+    names = ("os.environ", "os.getenv", "os.putenv", "os.unsetenv", "os.environb")
+    return [
+        f"{source.path}:{number}: {name} outside quire/config.py"
+        for source in sources
+        if source.path != "quire/config.py"
+        for number, line in enumerate(source.text.splitlines(), 1)
+        for name in names
+        if name in line.split("#")[0]
+    ]
+
+
+def undeclared(sources: Iterable[Source], declared: frozenset[str]) -> list[str]:
+    """Libraries that pyproject.toml does not name."""
+    known = declared | UNDECLARED | sys.stdlib_module_names | {"quire", "__future__"}
+    return [
+        f"{other.place}: {other.module} is not in pyproject.toml"
+        for source in sources
+        for other in source.imports
+        if other.module.split(".")[0] not in known
+    ]
+
+
+def cycles(sources: Sequence[Source]) -> list[str]:
+    """A ring of imports between files, those inside functions included, or nothing."""
+    modules = {source.module for source in sources}
+    graph = {
+        source.module: {
+            name
+            for other in source.imports
+            if not other.typing_only
+            and (name := _module_imported(other, modules)) in modules
+            and name != source.module
+        }
+        for source in sources
+        if source.module != "quire"  # imports LLM when it is asked for, and is imported by no part
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return [" -> ".join(reversed(error.args[1]))]
+    return []
+
+
+def _module_imported(other: Import, modules: set[str]) -> str:
+    """`from quire.program import ops` is the file quire.program.ops, not the package that holds it."""
+    full = f"{other.module}.{other.name}"
+    return full if full in modules else other.module
+
+
+def names(paths: Iterable[str]) -> list[str]:
+    """Folders and files whose name says nothing: helpers.py, text_utils.py."""
+    return [
+        path
+        for path in paths
+        if any(part.rsplit("_", 1)[-1] in BANNED_NAMES for part in path.removesuffix(".py").split("/"))
+    ]
+
+
+def _within(name: str, package_name: str) -> bool:
+    return name == package_name or name.startswith(package_name + ".")
+
+
+def _declared() -> frozenset[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    names = [re.match(r"[\w-]+", line) for group in groups for line in group]
+    return frozenset(MODULE_OF.get(n[0].lower(), n[0].replace("-", "_")) for n in names if n)
+
+
+def test_imports_go_down() -> None:
+    assert levels(package()) == []
+
+
+def test_special_rules_hold() -> None:
+    assert forbidden(package()) == []
+    assert environment(package()) == []
+
+
+def test_every_library_is_declared() -> None:
+    assert undeclared(package(), _declared()) == []
+
+
+def test_no_import_cycles() -> None:
+    assert cycles(package()) == []
+
+
+def test_names_say_what_is_inside() -> None:
+    folders = ("quire", "tests", "scripts", "benchmarks")
+    paths = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    assert names(path.relative_to(ROOT).as_posix() for path in paths) == []
+
+
+def test_import_quire_is_cheap() -> None:
+    """It loads no library at all: what it takes is the standard library's own start."""
+    code = f"import sys, quire; print([name for name in {HEAVY} if name in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert run.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("quire/config.py", "from quire.engine.blocks import BlockPool"),
+        ("quire/errors.py", "def f():\n    from quire.config import EngineConfig"),
+        ("quire/engine/engine.py", "from quire.runner.runner import Runner"),
+        ("quire/runner/runner.py", "from ..speculate import draft"),
+        ("quire/models/llama.py", "from quire.config import EngineConfig"),
+        ("quire/models/llama.py", "from quire.weights import kinds"),
+        ("quire/program/ops/linear.py", "from quire import LLM"),
+        ("quire/text/chat.py", "from quire import llm"),
+        ("quire/engine/engine.py", "import quire.server.app"),
+        ("quire/gadgets/a.py", ""),
+    ],
+)
+def test_a_wrong_level_is_found(path: str, text: str) -> None:
+    assert len(levels([snippet(text, path)])) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("quire/types.py", "from quire.sampling_params import SamplingParams"),
+        ("quire/weights/load.py", "from quire.quantize.round_to_nearest import quantize"),
+        ("quire/models/llama.py", "import quire.errors\nfrom quire.models.blocks import head"),
+        ("quire/engine/engine.py", "if TYPE_CHECKING:\n    from quire.runner.runner import Runner"),
+        ("quire/cli/main.py", "from quire import LLM, __version__"),
+    ],
+)
+def test_a_right_level_passes(path: str, text: str) -> None:
+    assert levels([snippet(text, path)]) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("quire/engine/blocks.py", "import numpy as np"),
+        ("quire/engine/blocks.py", "from numpy.typing import NDArray"),
+        ("quire/engine/engine.py", "from quire.text import chat"),
+        ("quire/backends/reference.py", "import torch.nn"),
+        ("quire/llm.py", "from ray import serve"),
+        ("quire/cli/serve.py", "from starlette.applications import Starlette"),
+        ("quire/cli/serve.py", "from http.server import HTTPServer"),
+        ("quire/weights/load.py", "def f():\n    from huggingface_hub import hf_hub_download"),
+        ("quire/llm.py", "from os import environ"),
+    ],
+)
+def test_a_forbidden_import_is_found(path: str, text: str) -> None:
+    assert len(forbidden([snippet(text, path)])) == 1
+
+
+def test_the_environment_is_found() -> None:
+    text = 'import os\nif os.environ.get("HOME"):\n    os.getenv("A")  # not os.environ\n'
+    assert len(environment([snippet(text)])) == 2
+    assert environment([snippet(text, "quire/config.py")]) == []
+
+
+def test_an_undeclared_library_is_found() -> None:
+    text = "import json\nimport numpy.linalg\nimport pandas\nfrom scipy import special"
+    assert len(undeclared([snippet(text)], frozenset({"numpy"}))) == 2
+
+
+def test_a_cycle_is_found() -> None:
+    a = snippet("from quire.b import f", "quire/a.py")
+    b = snippet("def f():\n    import quire.c", "quire/b.py")
+    c = snippet("from quire import a", "quire/c.py")
+    typed = snippet("if TYPE_CHECKING:\n    from quire import a", "quire/c.py")
+    assert cycles([a, b, c]) == ["quire.a -> quire.b -> quire.c -> quire.a"]
+    assert cycles([a, b, typed]) == []
+
+
+def test_an_empty_name_is_found() -> None:
+    bad = ["quire/utils.py", "quire/base/x.py", "quire/text/text_utils.py", "tests/helpers.py"]
+    assert names([*bad, "quire/common_prefix.py", "quire/program/program.py"]) == bad
