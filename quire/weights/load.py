@@ -79,7 +79,7 @@ def check(specs: Mapping[str, WeightSpec], checkpoint: Checkpoint, ignored: Iter
     faults = (
         _listing("missing", missing),
         _listing("not part of this model", unexpected),
-        _listing("of another shape than config.json says", misshaped),
+        _listing("of another shape than config.json says", list(dict.fromkeys(misshaped))),
     )
     if any(faults):
         message = f"{checkpoint.path}: the checkpoint does not fit the model: " + "; ".join(

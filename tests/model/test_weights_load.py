@@ -1,0 +1,241 @@
+"""Loading: the right tensors in the right places, or one error and nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from quire.errors import ConfigError
+from quire.program.program import WeightSpec
+from quire.quantize.round_to_nearest import quantize
+from quire.weights.kinds import Dense, Int4, Int8
+from quire.weights.load import check, load, plan
+from quire.weights.safetensors import Checkpoint
+
+RNG = np.random.default_rng(0)
+
+
+def checkpoint(folder: Path, arrays: Mapping[str, np.ndarray]) -> Checkpoint:
+    save_file(dict(arrays), folder / "model.safetensors")
+    return Checkpoint.open(folder)
+
+
+def numbers(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(dtype)
+
+
+def spec(name: str, *shape: int, quantizable: bool = False, **how: Any) -> WeightSpec:
+    sources = how.pop("sources", (name,))
+    return WeightSpec(name, shape, sources, quantizable=quantizable, **how)
+
+
+def by_name(*specs: WeightSpec) -> dict[str, WeightSpec]:
+    return {s.name: s for s in specs}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_dense_weights_keep_their_bits_and_are_not_copied(tmp_path: Path, dtype: Any) -> None:
+    w, n = numbers(6, 4, dtype=dtype), numbers(4, dtype=dtype)
+    loaded = load(by_name(spec("w", 6, 4), spec("n", 4)), checkpoint(tmp_path, {"w": w, "n": n}))
+    assert list(loaded) == ["w", "n"]
+    for name, array in (("w", w), ("n", n)):
+        weight = loaded[name]
+        assert isinstance(weight, Dense)
+        assert weight.array.tobytes() == array.tobytes()
+        assert weight.array.dtype == array.dtype
+        assert not weight.array.flags.owndata
+        assert not weight.array.flags.writeable
+
+
+def test_sources_are_turned_taken_apart_and_stacked(tmp_path: Path) -> None:
+    arrays = {
+        "conv": numbers(4, 6),  # [in, out]
+        "e.0": numbers(5, 4),
+        "e.1": numbers(5, 4),
+        "turned.0": numbers(4, 5),
+        "turned.1": numbers(4, 5),
+        "packed": numbers(3, 4, 10),  # [experts, in, gate and up in turns]
+        "packed_bias": numbers(3, 10),
+        "both": numbers(10, 4),
+        "both_bias": numbers(10),
+    }
+    specs = by_name(
+        spec("conv", 6, 4, transposed=True),
+        spec("experts", 2, 5, 4, sources=("e.0", "e.1")),
+        spec("experts_turned", 2, 5, 4, sources=("turned.0", "turned.1"), transposed=True),
+        spec("gate", 3, 5, 4, sources=("packed",), transposed=True, interleaved=(0, 2)),
+        spec("up", 3, 5, 4, sources=("packed",), transposed=True, interleaved=(1, 2)),
+        spec("up_bias", 3, 5, sources=("packed_bias",), interleaved=(1, 2)),
+        spec("second", 5, 4, sources=("both",), interleaved=(1, 2)),
+        spec("second_bias", 5, sources=("both_bias",), interleaved=(1, 2)),
+    )
+    loaded = load(specs, checkpoint(tmp_path, arrays))
+    expected = {
+        "conv": arrays["conv"].T,
+        "experts": np.stack([arrays["e.0"], arrays["e.1"]]),
+        "experts_turned": np.stack([arrays["turned.0"].T, arrays["turned.1"].T]),
+        "gate": arrays["packed"].swapaxes(1, 2)[:, 0::2],
+        "up": arrays["packed"].swapaxes(1, 2)[:, 1::2],
+        "up_bias": arrays["packed_bias"][:, 1::2],
+        "second": arrays["both"][1::2],
+        "second_bias": arrays["both_bias"][1::2],
+    }
+    assert set(loaded) == set(expected)
+    for name, array in expected.items():
+        weight = loaded[name]
+        assert isinstance(weight, Dense)
+        assert weight.shape == specs[name].shape
+        assert weight.array.flags.c_contiguous
+        np.testing.assert_array_equal(weight.dense(), array)
+
+
+def test_experts_stored_in_different_formats_meet_in_float32(tmp_path: Path) -> None:
+    arrays = {"e.0": numbers(4, 4, dtype=ml_dtypes.bfloat16), "e.1": numbers(4, 4, dtype=np.float16)}
+    specs = by_name(spec("experts", 2, 4, 4, sources=("e.0", "e.1")))
+    source = checkpoint(tmp_path, arrays)
+    loaded = load(specs, source)["experts"]
+    assert isinstance(loaded, Dense)
+    assert loaded.storage == plan(specs, source)["experts"]
+    np.testing.assert_array_equal(loaded.dense(), np.stack([a.astype(np.float32) for a in arrays.values()]))
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_only_quantizable_weights_are_quantized(tmp_path: Path, scheme: str) -> None:
+    arrays = {
+        "w": numbers(8, 172),
+        "t": numbers(64, 8),
+        "e.0": numbers(8, 64),
+        "e.1": numbers(8, 64),
+        "n": numbers(64),
+    }
+    specs = by_name(
+        spec("w", 8, 172, quantizable=True),
+        spec("t", 8, 64, quantizable=True, transposed=True),
+        spec("e", 2, 8, 64, quantizable=True, sources=("e.0", "e.1")),
+        spec("n", 64),
+    )
+    source = checkpoint(tmp_path, arrays)
+    planned = plan(specs, source, scheme)
+    loaded = load(specs, source, quantization=scheme, num_threads=1)
+    threaded = load(specs, source, quantization=scheme, num_threads=4)
+    canonical = {"w": arrays["w"], "t": arrays["t"].T, "e": np.stack([arrays["e.0"], arrays["e.1"]])}
+    for name, weight in loaded.items():
+        assert weight.storage == planned[name]
+        assert weight.nbytes == planned[name].nbytes(specs[name].shape)
+        assert weight.dense().tobytes() == threaded[name].dense().tobytes()
+        if name == "n":
+            assert isinstance(weight, Dense)
+        else:
+            assert isinstance(weight, Int8 if scheme == "int8" else Int4)
+            direct = quantize(specs[name], canonical[name], scheme)
+            np.testing.assert_array_equal(weight.dense(), direct.dense())
+
+
+def test_progress_counts_the_bytes_of_the_checkpoint(tmp_path: Path) -> None:
+    arrays = {"a": numbers(4, 4), "b": numbers(8), "unused": numbers(99)}
+    seen: list[tuple[int, int]] = []
+    source = checkpoint(tmp_path, arrays)
+    load(by_name(spec("a", 4, 4), spec("b", 8)), source, ["unused"], progress=lambda *at: seen.append(at))
+    assert seen == [(64, 96), (96, 96)]
+
+
+def test_every_fault_is_listed_in_one_error_before_any_data_is_read(tmp_path: Path) -> None:
+    arrays = {"a": numbers(4, 4), "b": numbers(8), "extra": numbers(1), "rotary.inv_freq": numbers(1)}
+    specs = by_name(spec("a", 4, 5), spec("b", 8), spec("c", 2), spec("d", 2, 2, sources=("d.0", "d.1")))
+    source = checkpoint(tmp_path, arrays)
+    source.read = lambda name: pytest.fail("data was read")  # type: ignore[method-assign]
+    with pytest.raises(ConfigError) as caught:
+        load(specs, source, ["*.inv_freq"])
+    assert caught.value.message == (
+        f"{tmp_path}: the checkpoint does not fit the model: "
+        "3 tensors missing (c, d.0, d.1); "
+        "1 tensor not part of this model (extra); "
+        "1 tensor of another shape than config.json says (a [4, 4] in model.safetensors, expected [4, 5])"
+    )
+    assert caught.value.hint
+
+
+def test_long_lists_are_cut(tmp_path: Path) -> None:
+    specs = by_name(*(spec(f"w{i:02}", 1) for i in range(25)))
+    with pytest.raises(ConfigError, match=r"25 tensors missing \(w00, .*, w09, and 15 more\)"):
+        check(specs, checkpoint(tmp_path, {}))
+
+
+@pytest.mark.parametrize(
+    ("stored", "how"),
+    [
+        ((4, 6), {}),
+        ((6, 4), {"transposed": True}),
+        ((6, 4, 1), {}),
+        ((24,), {}),
+        ((6, 4), {"interleaved": (0, 2)}),
+        ((11, 4), {"interleaved": (0, 2)}),
+        ((12, 4), {"transposed": True, "interleaved": (0, 2)}),
+    ],
+)
+def test_shapes_are_taken_literally(tmp_path: Path, stored: tuple[int, ...], how: dict[str, Any]) -> None:
+    source = checkpoint(tmp_path, {"w": numbers(*stored)})
+    with pytest.raises(ConfigError, match="1 tensor of another shape"):
+        load(by_name(spec("w", 6, 4, **how)), source)
+
+
+def test_unread_number_formats_name_the_tensor(tmp_path: Path) -> None:
+    arrays = {"w": np.zeros((4, 4), np.int8), "bias_mask": np.zeros(3, np.uint8), "n": numbers(4)}
+    source = checkpoint(tmp_path, arrays)
+    specs = by_name(spec("n", 4), spec("w", 4, 4, quantizable=True))
+    with pytest.raises(ConfigError, match=r"model\.safetensors: tensor 'w' is stored as I8"):
+        load(specs, source, ["bias_mask"], quantization="int8")
+    assert list(load(by_name(spec("n", 4)), source, ["bias_mask", "w"])) == ["n"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "stored", "hint"),
+    [
+        ("model.norm.weight", "norm.weight", "without the prefix 'model.'"),
+        ("model.norm.weight", "language_model.model.norm.weight", "with the prefix 'language_model.'"),
+        ("lm_head.weight", None, "tie_word_embeddings"),
+        ("w", None, "incomplete"),
+        ("w", "v", "different models"),
+    ],
+)
+def test_hints(tmp_path: Path, wanted: str, stored: str | None, hint: str) -> None:
+    source = checkpoint(tmp_path, {stored: numbers(2)} if stored else {})
+    with pytest.raises(ConfigError) as caught:
+        load(by_name(spec(wanted, 2)), source)
+    assert hint in str(caught.value.hint)
+
+
+def test_patterns_of_ignored_tensors(tmp_path: Path) -> None:
+    source = checkpoint(
+        tmp_path, {"a": numbers(1), "lm_head.weight": numbers(1), "h.0.attn.bias": numbers(1)}
+    )
+    check(by_name(spec("a", 1)), source, ("lm_head.weight", "h.*.attn.bias"))
+    with pytest.raises(ConfigError, match=r"not part of this model \(lm_head"):
+        check(by_name(spec("a", 1)), source, ("LM_HEAD.weight", "h.*.attn.bias"))
+
+
+def test_a_weight_that_cannot_be_quantized_leaves_nothing(tmp_path: Path) -> None:
+    bad = numbers(4, 64)
+    bad[3, 7] = np.nan
+    specs = by_name(spec("good", 4, 64, quantizable=True), spec("bad", 4, 64, quantizable=True))
+    with pytest.raises(ConfigError, match="tensor 'bad' cannot be quantized"):
+        load(specs, checkpoint(tmp_path, {"good": numbers(4, 64), "bad": bad}), quantization="int4")
+
+
+def test_published_checkpoints(shared_data: Path) -> None:
+    """A single file in float32 and two shards in bfloat16, loaded whole and in fewer bits."""
+    models = shared_data / "models"
+    for folder in (models / "stories260K", models / "tiny-random" / "llama-bf16-sharded"):
+        source = Checkpoint.open(folder)
+        specs = by_name(*(spec(n, *e.shape, quantizable=len(e.shape) == 2) for n, e in source.items()))
+        exact = load(specs, source)
+        for scheme, bound in (("int8", 0.01), ("int4", 0.16)):
+            for name, weight in load(specs, source, quantization=scheme).items():
+                wide = exact[name].dense()
+                assert np.linalg.norm(weight.dense() - wide) <= bound * np.linalg.norm(wide)
