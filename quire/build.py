@@ -25,6 +25,9 @@ from quire.weights.kinds import Storage
 from quire.weights.load import load, plan
 from quire.weights.safetensors import Checkpoint
 
+# Products of one tile are too small to gain from threads; with a busy machine they lose much.
+DEFAULT_THREADS = 1
+
 Progress = Callable[[int, int], None]  # (bytes done, in all)
 
 
@@ -79,8 +82,7 @@ def _check_length(config: EngineConfig, model: Model) -> None:
 def build(config: EngineConfig, progress: Progress | None = None) -> Built:
     """Load a model and assemble its engine. `progress` hears of bytes loaded."""
     description = describe(config)
-    if config.num_threads is not None:
-        threadpool_limits(config.num_threads)
+    threadpool_limits(config.num_threads or DEFAULT_THREADS)
     backend = _backend(description, progress)
     scheduler = Scheduler(
         num_blocks=description.memory.num_blocks,
@@ -123,6 +125,7 @@ def _chosen(description: Description, backend: Backend) -> dict[str, str]:
         "model": config.model,
         "architecture": description.model.architecture,
         "backend": backend.name,
+        "num_threads": str(config.num_threads or DEFAULT_THREADS),
         "weights": config.quantization or "as stored",
         "kv_cache_dtype": config.kv_cache_dtype if config.kv_cache_dtype != "auto" else "float32",
         "kv_cache_tokens": f"{memory.num_blocks * config.block_size:,}",

@@ -44,9 +44,7 @@ class EngineConfig:
     )
     enable_prefix_caching: bool = _option(True, "share the cache of equal prompt beginnings")
     scheduling_policy: str = _option("fcfs", "who is admitted first when requests wait", choices=POLICIES)
-    num_threads: int | None = _option(
-        None, "threads for computing (default: physical cores)", low=1, high=1024
-    )
+    num_threads: int | None = _option(None, "threads for computing (default: 1)", low=1, high=1024)
     seed: int = _option(0, "seed for requests that bring none", low=0, high=(1 << 63) - 1)
     device: str = _option(
         "auto", "what computes: 'reference' (NumPy) or 'null' (counts only)", choices=DEVICES

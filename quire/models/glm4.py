@@ -12,7 +12,7 @@ def glm4(b: Builder, cfg: ModelConfig, w: Names) -> Value:
     for i in range(cfg.num_hidden_layers):
         p = w / f"model.layers.{i}"
         h = b.rms_norm(x, p / "input_layernorm", cfg.norm_eps)
-        q, k, v = project_qkv(b, cfg, h, p / "self_attn", bias=bool(cfg.get("attention_bias", False)))
+        q, k, v = project_qkv(b, cfg, h, p / "self_attn", bias=cfg.flag("attention_bias"))
         q, k = rotate(b, q, k, cfg.rope(interleaved=True))
         h = b.linear(b.attention(q, k, v), p / "self_attn.o_proj", cfg.hidden_size)
         x = b.add(x, b.rms_norm(h, p / "post_self_attn_layernorm", cfg.norm_eps))

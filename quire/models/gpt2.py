@@ -19,9 +19,16 @@ def gpt2(b: Builder, cfg: ModelConfig, w: Names) -> Value:
         p = w / f"h.{i}"
         h = b.layer_norm(x, p / "ln_1", cfg.norm_eps)
         q, k, v = unpack_qkv(b, cfg, conv1d(h, p / "attn.c_attn", 3 * hidden))
-        x = b.add(x, conv1d(b.attention(q, k, v), p / "attn.c_proj", hidden))
+        a = b.attention(q, k, v, scale=_scale(cfg, i))
+        x = b.add(x, conv1d(a, p / "attn.c_proj", hidden))
         h = b.layer_norm(x, p / "ln_2", cfg.norm_eps)
         h = b.activation(conv1d(h, p / "mlp.c_fc", cfg.intermediate_size), cfg.hidden_act)
         x = b.add(x, conv1d(h, p / "mlp.c_proj", hidden))
     x = b.layer_norm(b.sampled_rows(x), w / "ln_f", cfg.norm_eps)
     return b.linear(x, w / "wte", cfg.vocab_size)
+
+
+def _scale(cfg: ModelConfig, layer: int) -> float:
+    """Some relatives of GPT-2 leave the scores unscaled, or scale them down layer by layer."""
+    scale = 1.0 if cfg.get("scale_attn_weights") is False else cfg.head_dim**-0.5
+    return scale / (layer + 1) if cfg.flag("scale_attn_by_inverse_layer_idx") else scale

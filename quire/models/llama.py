@@ -10,7 +10,7 @@ from quire.program import Builder, Names, Value
 
 
 def llama(b: Builder, cfg: ModelConfig, w: Names) -> Value:
-    bias = bool(cfg.get("attention_bias", False))
+    bias = cfg.flag("attention_bias")
     return _decoder(b, cfg, w, qkv_bias=bias, out_bias=bias)
 
 
@@ -29,13 +29,12 @@ def _decoder(b: Builder, cfg: ModelConfig, w: Names, *, qkv_bias: bool, out_bias
         h = b.attention(q, k, v, window=cfg.window(i))
         x = b.add(x, b.linear(h, p / "self_attn.o_proj", cfg.hidden_size, bias=out_bias))
         h = b.rms_norm(x, p / "post_attention_layernorm", cfg.norm_eps)
-        x = b.add(x, gated_mlp(b, cfg, h, p / "mlp", bias=bool(cfg.get("mlp_bias", False))))
+        x = b.add(x, gated_mlp(b, cfg, h, p / "mlp", bias=cfg.flag("mlp_bias")))
     return head(b, cfg, x, w)
 
 
 def _rotates(cfg: ModelConfig, layer: int) -> bool:
     """SmolLM3 leaves every fourth layer without positions (no_rope_layers holds a 0 for it)."""
-    if rotates := cfg.get("no_rope_layers"):
-        return bool(rotates[layer])
-    interval = cfg.get("no_rope_layer_interval")
-    return not interval or (layer + 1) % interval != 0
+    if rotates := cfg.integers("no_rope_layers"):
+        return layer >= len(rotates) or bool(rotates[layer])
+    return cfg.get("no_rope_layer_interval") is None or (layer + 1) % cfg.size("no_rope_layer_interval") != 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+from quire.errors import ConfigError
 from quire.models.blocks import embed_tokens, head, project_qkv, rotate
 from quire.models.config import ModelConfig
 from quire.program import Builder, Names, Value, WeightSpec
@@ -25,7 +26,7 @@ def expert_stack(
     """Experts kept as one matrix each, p.0.gate_proj and so on, stacked at load."""
 
     def stack(part: str, rows: int, width: int) -> WeightSpec:
-        count = cfg["num_experts"]
+        count = cfg.num_experts
         sources = tuple(p / f"{expert}.{part}.weight" for expert in range(count))
         return WeightSpec(p / f"{part}.weight", (count, rows, width), sources, quantizable=True)
 
@@ -45,21 +46,30 @@ def mixtral(b: Builder, cfg: ModelConfig, w: Names) -> Value:
         x = b.add(x, b.linear(h, p / "self_attn.o_proj", cfg.hidden_size))
         h = b.rms_norm(x, p / "post_attention_layernorm", cfg.norm_eps)
         moe = p / "block_sparse_moe"
-        scores = b.linear(h, moe / "gate", cfg["num_experts"])
+        scores = b.linear(h, moe / "gate", cfg.num_experts)
         experts = expert_stack(cfg, moe / "experts", cfg.intermediate_size, ("w1", "w3", "w2"))
-        chosen = cfg["num_experts_per_tok"]
-        x = b.add(x, b.experts(h, scores, experts, chosen=chosen, routing="softmax_of_chosen"))
+        mixed = b.experts(
+            h,
+            scores,
+            experts,
+            chosen=cfg.size("num_experts_per_tok"),
+            routing="softmax_of_chosen",
+            activation=cfg.hidden_act,
+        )
+        x = b.add(x, mixed)
     return head(b, cfg, x, w)
 
 
 def olmoe(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+    if cfg.get("clip_qkv") is not None:
+        raise ConfigError(f"config.json: clip_qkv = {cfg['clip_qkv']!r} is not supported")
     x = embed_tokens(b, cfg, w)
     for i in range(cfg.num_hidden_layers):
         p = w / f"model.layers.{i}"
         h = b.rms_norm(x, p / "input_layernorm", cfg.norm_eps)
         x = b.add(x, _olmoe_attention(b, cfg, h, p / "self_attn"))
         h = b.rms_norm(x, p / "post_attention_layernorm", cfg.norm_eps)
-        scores = b.linear(h, p / "mlp.gate", cfg["num_experts"])
+        scores = b.linear(h, p / "mlp.gate", cfg.num_experts)
         experts = expert_stack(cfg, p / "mlp.experts", cfg.intermediate_size)
         x = b.add(x, b.experts(h, scores, experts, **routing(cfg)))
     return head(b, cfg, x, w)
@@ -68,14 +78,14 @@ def olmoe(b: Builder, cfg: ModelConfig, w: Names) -> Value:
 def routing(cfg: ModelConfig) -> ExpertOptions:
     """How OLMoE and Qwen mix the chosen experts."""
     return {
-        "chosen": cfg["num_experts_per_tok"],
-        "routing": "softmax_of_chosen" if cfg.get("norm_topk_prob", False) else "softmax",
+        "chosen": cfg.size("num_experts_per_tok"),
+        "routing": "softmax_of_chosen" if cfg.flag("norm_topk_prob") else "softmax",
         "activation": cfg.hidden_act,
     }
 
 
 def _olmoe_attention(b: Builder, cfg: ModelConfig, h: Value, p: Names) -> Value:
-    bias = bool(cfg.get("attention_bias", False))
+    bias = cfg.flag("attention_bias")
     q, k, v = wide_norm_qkv(b, cfg, h, p, bias)
     q, k = rotate(b, q, k, cfg.rope())
     return b.linear(b.attention(q, k, v), p / "o_proj", cfg.hidden_size, bias=bias)
@@ -102,16 +112,16 @@ def gpt_oss(b: Builder, cfg: ModelConfig, w: Names) -> Value:
         h = b.attention(q, k, v, window=cfg.window(i), sinks=p / "self_attn.sinks")
         x = b.add(x, b.linear(h, p / "self_attn.o_proj", cfg.hidden_size, bias=True))
         h = b.rms_norm(x, p / "post_attention_layernorm", cfg.norm_eps)
-        scores = b.linear(h, p / "mlp.router", cfg["num_experts"], bias=True)
+        scores = b.linear(h, p / "mlp.router", cfg.num_experts, bias=True)
         experts = _gpt_oss_experts(cfg, p / "mlp.experts")
-        chosen, limit = cfg["num_experts_per_tok"], cfg.get("swiglu_limit", 7.0)
+        chosen, limit = cfg.size("num_experts_per_tok"), cfg.number("swiglu_limit", 7.0)
         x = b.add(x, b.experts(h, scores, experts, chosen=chosen, routing="softmax_of_chosen", limit=limit))
     return head(b, cfg, x, w)
 
 
 def _gpt_oss_experts(cfg: ModelConfig, p: Names) -> ExpertWeights:
     """All experts in one tensor [experts, in, out], the columns of gate and up taking turns."""
-    count, hidden, inner = cfg["num_experts"], cfg.hidden_size, cfg.intermediate_size
+    count, hidden, inner = cfg.num_experts, cfg.hidden_size, cfg.intermediate_size
 
     def part(name: str, source: str, first: int, rows: int, width: int) -> WeightSpec:
         turns = None if first < 0 else (first, 2)

@@ -9,7 +9,7 @@ from quire.program import Builder, Names, Value
 
 
 def olmo2(b: Builder, cfg: ModelConfig, w: Names) -> Value:
-    bias = bool(cfg.get("attention_bias", False))
+    bias = cfg.flag("attention_bias")
     x = embed_tokens(b, cfg, w)
     for i in range(cfg.num_hidden_layers):
         p = w / f"model.layers.{i}"

@@ -21,7 +21,7 @@ def qwen3(b: Builder, cfg: ModelConfig, w: Names) -> Value:
 
 
 def _attention(b: Builder, cfg: ModelConfig, layer: int, h: Value, p: Names) -> Value:
-    bias = bool(cfg.get("attention_bias", False))
+    bias = cfg.flag("attention_bias")
     q, k, v = project_qkv(b, cfg, h, p, bias=bias)
     q = b.rms_norm(q, p / "q_norm", cfg.norm_eps)
     k = b.rms_norm(k, p / "k_norm", cfg.norm_eps)
@@ -31,12 +31,12 @@ def _attention(b: Builder, cfg: ModelConfig, layer: int, h: Value, p: Names) -> 
 
 
 def _is_sparse(cfg: ModelConfig, layer: int) -> bool:
-    if not cfg.get("num_experts") or layer in cfg.get("mlp_only_layers", ()):
+    if not cfg.get("num_experts") or layer in cfg.integers("mlp_only_layers"):
         return False
-    return (layer + 1) % cfg.get("decoder_sparse_step", 1) == 0
+    return (layer + 1) % cfg.size("decoder_sparse_step") == 0
 
 
 def _experts(b: Builder, cfg: ModelConfig, h: Value, p: Names) -> Value:
-    scores = b.linear(h, p / "gate", cfg["num_experts"])
-    experts = expert_stack(cfg, p / "experts", cfg["moe_intermediate_size"])
+    scores = b.linear(h, p / "gate", cfg.num_experts)
+    experts = expert_stack(cfg, p / "experts", cfg.size("moe_intermediate_size"))
     return b.experts(h, scores, experts, **routing(cfg))

@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.errors import ConfigError, did_you_mean
 from quire.models.cohere2 import cohere2
-from quire.models.config import ModelConfig, Slides, read_config
+from quire.models.config import ModelConfig, Slides, read_config, read_size
 from quire.models.gemma import gemma
 from quire.models.glm4 import glm4
 from quire.models.gpt2 import gpt2
@@ -37,19 +37,25 @@ def _all_but_every(period: int) -> Slides:
     """Every period-th layer sees all, the others a window."""
 
     def slides(values: Mapping[str, Any], layer: int) -> bool:
-        stated = values.get("sliding_window_pattern") or values.get("_sliding_window_pattern")
-        return (layer + 1) % (stated or period) != 0
+        default = read_size(values, "_sliding_window_pattern", period)
+        return (layer + 1) % read_size(values, "sliding_window_pattern", default) != 0
 
     return slides
 
 
 def _from_max_window_layers(values: Mapping[str, Any], layer: int) -> bool:
-    return bool(layer >= values.get("max_window_layers", 0))
+    return values["max_window_layers"] == 0 or layer >= read_size(values, "max_window_layers")
 
 
 _TIED = {"tie_word_embeddings": True}
-_QWEN = {"use_sliding_window": False, "max_position_embeddings": 32768}
-_GEMMA2 = {**_TIED, "hidden_act": "gelu_pytorch_tanh", "head_dim": 256, "query_pre_attn_scalar": 256}
+_QWEN = {"use_sliding_window": False, "max_position_embeddings": 32768, "max_window_layers": 28}
+_GEMMA2 = {
+    **_TIED,
+    "model_type": "gemma2",
+    "hidden_act": "gelu_pytorch_tanh",
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+}
 _GEMMA3 = {
     **_GEMMA2,
     "model_type": "gemma3_text",
@@ -63,7 +69,7 @@ FAMILIES: dict[str, Family] = {
     "MistralForCausalLM": Family(llama, {"max_position_embeddings": 131072}),
     "Qwen2ForCausalLM": Family(qwen2, _QWEN, _from_max_window_layers),
     "Qwen3ForCausalLM": Family(qwen3, {**_QWEN, "head_dim": 128}, _from_max_window_layers),
-    "Qwen3MoeForCausalLM": Family(qwen3, _QWEN, _from_max_window_layers),
+    "Qwen3MoeForCausalLM": Family(qwen3, _QWEN),
     "Gemma2ForCausalLM": Family(gemma, _GEMMA2, _all_but_every(2)),
     "Gemma3ForCausalLM": Family(gemma, _GEMMA3, _all_but_every(6)),
     "Phi3ForCausalLM": Family(phi3),
@@ -103,11 +109,12 @@ def read_model(raw: Mapping[str, Any]) -> Model:
 
     Raises ConfigError for an unknown architecture (listing the known ones) or a quantized checkpoint.
     """
-    names = raw.get("architectures") or ["none"]
-    family = FAMILIES.get(names[0]) if isinstance(names, list) else None
-    if family is None:
-        near = did_you_mean(str(names[0]), FAMILIES) or "known are " + ", ".join(sorted(FAMILIES))
-        raise ConfigError(f"the architecture {names[0]!r} is not known", near)
+    names = raw.get("architectures")
+    name = str(names[0] if isinstance(names, list) and names else names)
+    if (family := FAMILIES.get(name)) is None:
+        near = did_you_mean(name, FAMILIES)
+        known = "known are " + ", ".join(sorted(FAMILIES))
+        raise ConfigError(f"the architecture {name!r} is not known", f"{near} {known}" if near else known)
     if stored := raw.get("quantization_config"):
         method = stored.get("quant_method", "unknown") if isinstance(stored, Mapping) else "unknown"
         raise ConfigError(
@@ -118,4 +125,4 @@ def read_model(raw: Mapping[str, Any]) -> Model:
     builder = Builder()
     output = family.record(builder, cfg, Names(""))
     ignored = (*IGNORED, "lm_head.weight") if cfg.tie_word_embeddings else IGNORED
-    return Model(names[0], cfg, builder.program(output, ignored))
+    return Model(name, cfg, builder.program(output, ignored))

@@ -73,6 +73,8 @@ class Builder:
         limit: float | None = None,
     ) -> Value:
         _known(activation)
+        if not 0 < chosen <= scores.width:
+            raise ConfigError(f"cannot choose {chosen} of {scores.width} experts")
         out = self._value(x.shape, x.count)
         return self._add(ops.Experts(out, x, scores, experts, chosen, routing, activation, limit)).out
 
@@ -116,7 +118,7 @@ class Builder:
     # Attention
 
     def rotary(self, x: Value, rope: Rope) -> Value:
-        if rope.dim > x.shape[-1] or rope.dim % 2:
+        if not 0 < rope.dim <= x.shape[-1] or rope.dim % 2:
             raise ConfigError(f"cannot rotate {rope.dim} of {x.shape[-1]} numbers a head")
         return self._add(ops.Rotary(self._value(x.shape, x.count), x, rope)).out
 

@@ -131,24 +131,72 @@ def rope_from_config(
     rope_type = scaling.get("rope_type") or scaling.get("type") or "default"
     if rope_type not in ROPE_TYPES:
         raise ConfigError(f"unknown rope scaling {rope_type!r}", f"known: {', '.join(ROPE_TYPES)}")
-    original = scaling.get("original_max_position_embeddings") or original_max_position or max_position
-    factor = float(scaling.get("factor") or max_position / original)
-    return Rope(
+    for name in _NUMBERS:
+        _check_number(name, scaling.get(name))
+    stated = scaling.get("original_max_position_embeddings") or original_max_position
+    original = stated or max_position
+    if not (factor := scaling.get("factor")) and not stated and rope_type != "default":
+        raise ConfigError(f"config.json: rope scaling {rope_type!r} needs a factor")
+    factor = float(factor or max_position / original)
+    extension = max_position / original if stated else factor
+    rope = Rope(
         dim=dim,
         theta=float(theta),
         interleaved=interleaved,
         rope_type=rope_type,
         factor=factor,
         original_max_position=int(original),
-        low_freq_factor=float(scaling.get("low_freq_factor", 0.0)),
-        high_freq_factor=float(scaling.get("high_freq_factor", 0.0)),
+        low_freq_factor=float(scaling.get("low_freq_factor") or 0.0),
+        high_freq_factor=float(scaling.get("high_freq_factor") or 0.0),
         beta_fast=float(scaling.get("beta_fast") or 32.0),
         beta_slow=float(scaling.get("beta_slow") or 1.0),
-        truncate=bool(scaling.get("truncate", True)),
-        attention_factor=_attention_factor(rope_type, scaling, factor, max_position / original, original),
-        short_factor=tuple(scaling.get("short_factor", ())),
-        long_factor=tuple(scaling.get("long_factor", ())),
+        truncate=scaling.get("truncate") is not False,
+        attention_factor=_attention_factor(rope_type, scaling, factor, extension, int(original)),
+        short_factor=_factors(scaling, "short_factor", dim // 2 if rope_type == "longrope" else 0),
+        long_factor=_factors(scaling, "long_factor", dim // 2 if rope_type == "longrope" else 0),
     )
+    _check(rope)
+    return rope
+
+
+_NUMBERS = (
+    "factor",
+    "original_max_position_embeddings",
+    "low_freq_factor",
+    "high_freq_factor",
+    "beta_fast",
+    "beta_slow",
+    "attention_factor",
+    "mscale",
+    "mscale_all_dim",
+)
+
+
+def _check_number(name: str, value: Any) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ConfigError(f"config.json: {name} = {value!r} of the rope scaling is not a number from 0 on")
+
+
+def _factors(scaling: dict[str, Any], name: str, size: int) -> tuple[float, ...]:
+    """One divisor for each frequency; `size` 0: the type has none."""
+    factors = scaling.get(name) if size else []
+    if not isinstance(factors, list) or len(factors) != size:
+        raise ConfigError(f"config.json: {name} of the rope scaling is not a list of {size} numbers")
+    for factor in factors:
+        _check_number(name, factor or "zero")
+    return tuple(float(factor) for factor in factors)
+
+
+def _check(rope: Rope) -> None:
+    """Refuse what would divide by zero when the frequencies are computed."""
+    if rope.theta <= 1:
+        raise ConfigError(f"config.json: rope_theta = {rope.theta} is not above 1")
+    if rope.rope_type == "llama3" and not 0 < rope.low_freq_factor < rope.high_freq_factor:
+        raise ConfigError("config.json: rope scaling 'llama3' needs low_freq_factor < high_freq_factor")
+    if rope.rope_type == "dynamic" and rope.dim <= 2:
+        raise ConfigError(f"config.json: rope scaling 'dynamic' cannot stretch {rope.dim} numbers a head")
 
 
 def _attention_factor(
@@ -158,7 +206,7 @@ def _attention_factor(
     if (stated := scaling.get("attention_factor")) is not None:
         return float(stated)
     if rope_type == "longrope":
-        return math.sqrt(1 + math.log(extension) / math.log(original)) if extension > 1 else 1.0
+        return math.sqrt(1 + math.log(extension) / math.log(max(original, 2))) if extension > 1 else 1.0
     if rope_type != "yarn":
         return 1.0
     mscale, mscale_all = scaling.get("mscale"), scaling.get("mscale_all_dim")

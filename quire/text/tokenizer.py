@@ -158,8 +158,8 @@ class Tokenizer:
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         try:
             return list(self._library.encode(text, add_special_tokens=add_special_tokens).ids)
-        except UnicodeEncodeError:
-            raise RequestError("the text has a lone surrogate, which is not a character") from None
+        except (UnicodeEncodeError, TypeError):  # the library's words for a lone surrogate
+            raise RequestError("the text holds a lone surrogate, which is not a character") from None
 
     def _write_aliases(self, text: str) -> str:
         return self._control.sub(lambda match: self._aliases[match[0]], text) if self._control else text

@@ -87,9 +87,9 @@ class Attention(Op):
             peak[:] = sinks.reshape(groups, -1, 1)
             total[:] = 1.0
         mixed = np.zeros_like(q)
-        oldest = positions[0] + 1 - self.window if self.window else 0
-        for start in range(max(0, oldest) // PARTITION * PARTITION, context.length, PARTITION):
-            keys, values = context.partition(start)
+        oldest = max(0, positions[0] + 1 - self.window) if self.window else 0
+        for start in range(oldest // PARTITION * PARTITION, context.length, PARTITION):
+            keys, values = context.partition(start, oldest)
             scores = np.matmul(q, keys)  # [t, groups, heads a group, PARTITION]
             if self.softcap is not None:
                 scores = np.float32(self.softcap) * np.tanh(scores / np.float32(self.softcap))
@@ -119,16 +119,20 @@ class _Context:
     block_table: np.ndarray
     length: int
 
-    def partition(self, start: int) -> tuple[Array, Array]:
-        """Keys [groups, dim, PARTITION] and values [groups, PARTITION, dim], zero beyond the length."""
+    def partition(self, start: int, oldest: int) -> tuple[Array, Array]:
+        """Keys [groups, dim, PARTITION] and values [groups, PARTITION, dim] of positions from `oldest` on.
+
+        Zero before it and beyond the length: those blocks may belong to others, and zero times what
+        they hold need not be zero.
+        """
         size = self.keys.shape[1]
         blocks = self.block_table[start // size : (start + PARTITION) // size]
-        count = min(self.length - start, PARTITION)
+        held = slice(max(oldest - start, 0), min(self.length - start, PARTITION))
         groups, dim = self.keys.shape[2:]
         keys = np.zeros((PARTITION, groups, dim), np.float32)
         values = np.zeros((PARTITION, groups, dim), np.float32)
-        keys[:count] = self.keys[blocks].reshape(-1, groups, dim)[:count]
-        values[:count] = self.values[blocks].reshape(-1, groups, dim)[:count]
+        keys[held] = self.keys[blocks].reshape(-1, groups, dim)[held]
+        values[held] = self.values[blocks].reshape(-1, groups, dim)[held]
         return np.ascontiguousarray(keys.transpose(1, 2, 0)), np.ascontiguousarray(values.transpose(1, 0, 2))
 
 

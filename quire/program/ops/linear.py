@@ -54,7 +54,8 @@ class GatedLinear(Op):
         return (self.gate, self.up)
 
     def flops(self, load: Load) -> float:
-        return 2 * load.size(self.out.count) * (self.gate.size + self.up.size)
+        rows = load.size(self.out.count)
+        return 2 * rows * (self.gate.size + self.up.size) + 5 * rows * self.out.width
 
     def reference(self, run: Run, *inputs: np.ndarray) -> Array:
         gate = matmul(inputs[0], run.weights[self.gate.name])

@@ -1,0 +1,5 @@
+"""`python -m quire` is the command `quire`."""
+
+from quire.cli.main import main
+
+main()
