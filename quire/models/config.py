@@ -189,7 +189,8 @@ def _layer_types(values: Mapping[str, Any], layers: int, slides: Slides) -> tupl
         raise ConfigError(f"config.json: layer_types = {stated!r}", f"only {FULL} and {SLIDING} are known")
     if stated and len(stated) < layers:
         raise ConfigError(f"config.json: {len(stated)} layer_types for {layers} layers")
-    if values.get("sliding_window") is None or not _flag({"use_sliding_window": True, **values}, "use_sliding_window"):
+    used = values.get("use_sliding_window") is None or _flag(values, "use_sliding_window")
+    if values.get("sliding_window") is None or not used:
         return (FULL,) * layers
     if stated:
         return tuple(stated[:layers])

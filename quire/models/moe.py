@@ -91,9 +91,7 @@ def _olmoe_attention(b: Builder, cfg: ModelConfig, h: Value, p: Names) -> Value:
     return b.linear(b.attention(q, k, v), p / "o_proj", cfg.hidden_size, bias=bias)
 
 
-def wide_norm_qkv(
-    b: Builder, cfg: ModelConfig, h: Value, p: Names, bias: bool
-) -> tuple[Value, Value, Value]:
+def wide_norm_qkv(b: Builder, cfg: ModelConfig, h: Value, p: Names, bias: bool) -> tuple[Value, Value, Value]:
     """Queries and keys normed over their whole width before they are split into heads (OLMo)."""
     heads, groups, dim = cfg.num_attention_heads, cfg.num_key_value_heads, cfg.head_dim
     q = b.rms_norm(b.linear(h, p / "q_proj", heads * dim, bias=bias), p / "q_norm", cfg.norm_eps)

@@ -53,4 +53,3 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu_pytorch_tanh": gelu_tanh,
     "relu": relu,
 }
-
