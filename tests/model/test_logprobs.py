@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.runner.logprobs import LogitsError, log_softmax, position_logprobs, prompt_logprobs, rank, top_ids
@@ -22,7 +22,6 @@ def noise(seed, shape):
 tied = st.lists(st.sampled_from([-np.inf, -2.5, -1.0, -0.0, 0.0, 1.0, 7.25]), min_size=1, max_size=12)
 
 
-@settings(deadline=None)
 @given(tied, st.integers(1, 14))
 def test_ranking_is_a_total_order(values, k):
     logits = np.array(values, np.float32)
@@ -60,7 +59,6 @@ def test_extreme_logits():
     assert [e.token_id for e in entries] == [1, 0, 1]
 
 
-@settings(deadline=None)
 @given(tied.filter(lambda v: max(v) > -np.inf), st.integers(-1, 14), st.data())
 def test_entries(values, k, data):
     logits = np.array(values, np.float32)

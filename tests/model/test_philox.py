@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.runner.philox import philox4x32, uniform, uniforms
@@ -40,14 +40,12 @@ def test_uniform_is_made_of_the_first_two_words():
     assert uniform(key_low | key_high << 32, choice, position, draw) == bits / 2**53
 
 
-@settings(deadline=None)
 @given(st.lists(row, min_size=1, max_size=8))
 def test_rows_together_equal_rows_alone(rows):
     together = uniforms(*zip(*rows, strict=True))
     assert together.tolist() == [uniform(*r) for r in rows]
 
 
-@settings(deadline=None)
 @given(row, st.integers(0, 3))
 def test_range_and_every_coordinate_matters(r, draw):
     seed, choice, position = r

@@ -115,7 +115,7 @@ def test_the_filters_differ_from_each_other():
     assert set(analytic(LOGITS, together)) < set(analytic(LOGITS, apart))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.integers(-6, 6), min_size=1, max_size=9),
     st.sampled_from([0.3, 1.0, 2.0]),
@@ -182,7 +182,6 @@ def test_impossible_tokens_are_never_drawn():
         assert set(draws(logits, SamplingParams(seed=3, **values), 300)) <= {1, 3}
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0, 1), max_size=20), st.integers(0, 20), st.integers(1, 8))
 def test_ends_of_the_draw(weights, index, steps):
     """The greatest and least u find the last and first token with weight, however the sum rounds."""
@@ -247,7 +246,6 @@ def test_bad_words():
         assert set(np.flatnonzero(np.isneginf(result))) == ids, emitted
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 7), max_size=6),
     st.lists(st.integers(0, 7), max_size=12),
@@ -336,7 +334,7 @@ def run(params, count, vocab_size=12, emitted=(), choice=0):
 
 
 @given(st.integers(0, 30), st.integers(-(2**63), 2**63 - 1), st.integers(0, 127))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_preemption_changes_nothing(cut, seed, choice):
     params = SamplingParams(seed=seed, **EVERYTHING)
     emitted, results = run(params, 30, choice=choice)

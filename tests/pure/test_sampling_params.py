@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import ConfigError, RequestError
@@ -165,7 +165,6 @@ junk = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.sampled_from(FIELDS), junk)
 def test_any_value_is_accepted_or_refused_by_name(name, value):
     if error := refusal(**{name: value}):
@@ -178,7 +177,6 @@ def test_any_value_is_accepted_or_refused_by_name(name, value):
     assert type(getattr(again, name)) is type(getattr(params, name))
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=8), junk, max_size=5))
 def test_any_request_is_accepted_or_refused(values):
     with contextlib.suppress(RequestError):  # any other exception is a fault
