@@ -21,7 +21,7 @@ LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"models", "backends"}),
     frozenset({"engine", "speculate", "runner"}),
     frozenset({"llm", "build", "memory", "frontend", "outputs", "progress", "roofline", "bench", ""}),
-    frozenset({"server", "cluster", "cli", "console"}),
+    frozenset({"server", "cluster", "cli", "console", "__main__"}),
 )
 APART = frozenset({"engine", "speculate", "runner"})  # of one level, and knowing nothing of each other
 LEVEL_OF = {unit: level for level, units in enumerate(LEVELS) for unit in units}
