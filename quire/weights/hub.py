@@ -55,15 +55,14 @@ def resolve(
     """
     if model == "demo":
         return DEMO
-    path = Path(model).expanduser() if "\0" not in model else Path()
-    if "\0" not in model and len(model) < 4096 and path.exists():
+    if (path := _local(model)) is not None:
         if revision is not None:
             raise ConfigError(f"revision = {revision!r}, but {model!r} is a local folder", "leave it out")
         return path
     if not _ID.fullmatch(model) or ".." in model or "--" in model:
         raise ConfigError(
             f"model {model[:200]!r}: no such folder, and not a hub id",
-            _nearest(path) or "give the path of a model's folder, or an id such as 'organisation/name'",
+            _nearest(model) or "give the path of a model's folder, or an id such as 'organisation/name'",
         )
     revision = revision or "main"
     if not _REVISION.fullmatch(revision) or ".." in revision:
@@ -71,11 +70,21 @@ def resolve(
     return _Repository(model, revision, endpoint, cache_dir).fetch()
 
 
-def _nearest(path: Path) -> str | None:
-    """A hint with the folder beside `path` whose name is most like it."""
+def _local(model: str) -> Path | None:
+    """The path that `model` names, if there is one."""
     try:
+        path = Path(model).expanduser()
+        return path if model and path.exists() else None
+    except (OSError, ValueError, RuntimeError):  # too long, a zero byte, no such user
+        return None
+
+
+def _nearest(model: str) -> str | None:
+    """A hint with the folder or file whose name is most like the one given, beside where it would be."""
+    try:
+        path = Path(model).expanduser()
         beside = [entry.name for entry in path.parent.iterdir()]
-    except OSError:
+    except (OSError, ValueError, RuntimeError):
         return None
     near = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.5)
     return f"did you mean {str(path.parent / near[0])!r}?" if near else None
@@ -135,9 +144,7 @@ class _Repository:
         if chosen == INDEX_NAME:
             weights = sorted(set(read_index(folder / INDEX_NAME).values()))
             if names is not None and (absent := sorted(set(weights) - set(names))):
-                raise ConfigError(
-                    f"{self.model}: {INDEX_NAME} names {absent[0]!r}, which the repository lacks"
-                )
+                raise ConfigError(f"{self.model}: {INDEX_NAME} names {absent[0]!r}, which is not there")
         self._snapshot(revision, [glob.escape(name) for name in weights], local)
         if absent := [name for name in weights if not (folder / name).exists()]:
             raise ConfigError(f"{folder / absent[0]}: no such file")
@@ -173,7 +180,7 @@ class _Repository:
         if isinstance(error, errors.EntryNotFoundError):
             return None
         if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 404):
-            hint = _nearest(Path(self.model)) or "check the name; for a private model, `hf auth login` first"
+            hint = _nearest(self.model) or "check the name; for a private model, `hf auth login` first"
             return ConfigError(f"{what}: not found on the hub, and no such folder", hint)
         return None
 
