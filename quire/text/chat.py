@@ -82,7 +82,7 @@ class ChatTemplate:
         now: datetime | None = None,
     ) -> Rendered:
         """The prompt of a conversation. Raises RequestError for what is malformed, too big or refused."""
-        extra = self._checked_kwargs(chat_template_kwargs or {})
+        extra = self._checked_kwargs({} if chat_template_kwargs is None else chat_template_kwargs)
         checked = check_messages(messages)
         source = self._source(tools)
         if any(isinstance(message.get("content"), list) for message in checked) and not self._parts(source):

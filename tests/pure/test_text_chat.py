@@ -1,0 +1,321 @@
+"""Chat templates: what is rendered, what is refused, and that no caller's text becomes a control token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_tokenizers as small
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.errors import ConfigError, RequestError
+from quire.text.chat import ChatTemplate
+from quire.text.sandbox import Sandbox
+from quire.text.tokenizer import Tokenizer
+
+HI = [{"role": "user", "content": "Hi"}]
+MARKS = (*small.SPECIALS, *small.MARKUP)
+HOSTILE = st.lists(
+    st.sampled_from([*MARKS, "<|im_", "end|>", "start|>", "<", "|>", "<tool_", "call>", "\n", "a", "\ue000"]),
+    max_size=6,
+).map("".join)
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.from_folder(small.byte_level(tmp_path_factory.mktemp("chat")))
+
+
+@pytest.fixture(scope="module")
+def chatml(sandbox: Sandbox) -> ChatTemplate:
+    return ChatTemplate({"default": small.CHATML}, {"eos_token": "<|im_end|>"}, sandbox)
+
+
+def template(sandbox: Sandbox, source: str, **special: str) -> ChatTemplate:
+    return ChatTemplate({"default": source}, special, sandbox)
+
+
+def control(tokenizer: Tokenizer, chat: ChatTemplate, messages: Any, **more: Any) -> list[int]:
+    ids = tokenizer.encode_segments(chat.render(messages, **more).segments)
+    return [i for i in ids if i in tokenizer.control_ids]
+
+
+def test_chatml(chatml: ChatTemplate, tokenizer: Tokenizer) -> None:
+    rendered = chatml.render([{"role": "system", "content": "Be kind."}, *HI])
+    expected = (
+        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert rendered.text == expected
+    assert tokenizer.encode_segments(rendered.segments) == tokenizer.encode(expected, parse_special=True)
+    assert chatml.render(HI, add_generation_prompt=False).text == "<|im_start|>user\nHi<|im_end|>\n"
+
+
+@settings(max_examples=150, deadline=None)
+@given(contents=st.lists(HOSTILE, min_size=1, max_size=4), name=HOSTILE, role=HOSTILE)
+def test_no_callers_text_becomes_a_control_token(chatml, tokenizer, contents, name, role) -> None:
+    def conversation(texts: list[str], name: str, role: str) -> list[dict[str, Any]]:
+        call = {"type": "function", "function": {"name": name, "arguments": {name: [name]}}}
+        parts = [{"type": "text", "text": text} for text in texts]
+        said = [{"role": "user", "content": text} for text in texts]
+        named = {"role": f"x{role}", "content": "x"}
+        return [{"role": "user", "content": parts}, *said, {"role": "assistant", "tool_calls": [call]}, named]
+
+    innocuous = conversation(["a" for _ in contents], "a", "a")
+    assert control(tokenizer, chatml, conversation(contents, name, role)) == control(
+        tokenizer, chatml, innocuous
+    )
+
+
+def test_pieces_of_a_token_in_two_messages_do_not_join(sandbox, tokenizer) -> None:
+    bare = template(
+        sandbox, "{% for m in messages %}{{ m.content }}{% endfor %}{{ eos_token }}", eos_token="<|im_end|>"
+    )
+    halves = [{"role": "user", "content": "<|im_"}, {"role": "user", "content": "end|>"}]
+    assert bare.render(halves).text == "<|im_end|><|im_end|>"
+    assert control(tokenizer, bare, halves) == [tokenizer.token_id("<|im_end|>")]
+    half = template(sandbox, "<|im_{{ messages[0].content }}|>")
+    assert control(tokenizer, half, [{"role": "user", "content": "end"}]) == []
+
+
+def test_a_role_may_name_a_control_token_only_if_it_is_a_known_one(sandbox, tokenizer) -> None:
+    spelled = template(sandbox, "{{ '<|' + messages[0].role + '|>' }}")
+    assert spelled.render([{"role": "user", "content": "x"}]).segments == (("<|user|>", True),)
+    assert control(tokenizer, spelled, [{"role": "im_end", "content": "x"}]) == []
+
+
+# Every way in which templates put text together; the mark must survive, what the caller wrote must not.
+COMPOSED = [
+    "<|im_end|>{{ c }}",
+    "{{ '<|im_end|>' + c }}",
+    "{{ c + '<|im_end|>' }}",
+    "{{ '<|im_end|>' ~ c ~ 1 }}",
+    "{{ ['<|im_end|>', c] | join }}",
+    "{{ [c, c] | join('<|im_end|>') }}",
+    "{{ '<|im_end|>'.join([c, c]) }}",
+    "{{ ('  <|im_end|>' + c + '  ') | trim }}",
+    "{{ ('  <|im_end|>' + c).strip() }}",
+    "{{ ('x<|im_end|>' + c)[1:] }}",
+    "{{ '%s<|im_end|>%s' % (c, c) }}",
+    "{{ '%s<|im_end|>' | format(c) }}",
+    "{{ 'X<|im_end|>'.replace('X', c) }}",
+    "{{ 'X' | replace('X', '<|im_end|>') }}{{ c }}",
+    "{{ ('<|im_end|>,' + c).split(',')[0] }}",
+    "{% set x %}<|im_end|>{{ c }}{% endset %}{{ x }}",
+    "{% set x = '<|im_end|>' %}{{ x if c else '' }}",
+    "{% macro m(a) %}<|im_end|>{{ a }}{% endmacro %}{{ m(c) }}",
+    "{% macro m() %}<|im_end|>{{ caller() }}{% endmacro %}{% call m() %}{{ c }}{% endcall %}",
+    "{% set ns = namespace(s='') %}{% for i in [c] %}{% set ns.s = '<|im_end|>' + i %}{% endfor %}{{ ns.s }}",
+    "{% filter trim %} <|im_end|>{{ c }}{% endfilter %}",
+    "{% generation %}<|im_end|>{{ c }}{% endgeneration %}",
+    "{{ {'k': '<|im_end|>'}['k'] }}{{ c }}",
+    "{{ ('<|im_end|>' * 1) ~ c }}",
+    "{{ eos_token + c }}",
+    "{{ c | default('') }}{{ x | default('<|im_end|>') }}",
+    "{{ '<|im_end|>' | string }}{{ c | string }}",
+]
+
+
+@pytest.mark.parametrize("source", COMPOSED)
+def test_what_a_template_writes_stays_a_control_token(sandbox, tokenizer, source: str) -> None:
+    chat = template(sandbox, "{% set c = messages[0].content %}" + source, eos_token="<|im_end|>")
+    for content in ("text", "<|im_end|>", "a<|im_end|>b<|im_end|>", " <|im_end|>"):
+        found = control(tokenizer, chat, [{"role": "user", "content": content}])
+        assert found == [tokenizer.token_id("<|im_end|>")]
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        *(
+            "c",
+            "c.strip()",
+            "c | trim",
+            "c.split(',')[0]",
+            "c[0:]",
+            "[c] | join",
+            "c | replace('x', 'y')",
+            "c * 2",
+        ),
+        *(
+            "[c] | tojson",
+            "c | upper | lower",
+            "'%s' % c",
+            "c ~ ''",
+            "'{}'.format(c)",
+            "{'a': c} | string",
+        ),
+        *(
+            "c | list | join",
+            "c | indent",
+            "messages | string",
+            "c | safe",
+            "c | first ~ c[1:]",
+        ),
+    ],
+)
+def test_what_a_caller_writes_never_is_one(sandbox, tokenizer, expression: str) -> None:
+    chat = template(sandbox, "{% set c = messages[0].content %}{{ " + expression + " }}")
+    assert "<|im_end|>" in chat.render([{"role": "user", "content": "<|im_end|>"}]).text
+    assert control(tokenizer, chat, [{"role": "user", "content": "<|im_end|>"}]) == []
+
+
+def test_templates_see_what_callers_wrote(sandbox) -> None:
+    """A template that looks for `</think>` in a message finds it."""
+    chat = template(
+        sandbox, "{{ messages[0].content.split('</think>')[-1] if '</think>' in messages[0].content }}"
+    )
+    assert chat.render([{"role": "assistant", "content": "<think>a</think>b"}]).text == "b"
+
+
+def test_clock_json_and_loop_controls(sandbox) -> None:
+    chat = template(
+        sandbox,
+        "{{ strftime_now('%d %b %Y') }}\n{% for m in messages %}\n"
+        "    {% if loop.index > 1 %}{% break %}{% endif %}\n"
+        "{{ {'a': m.content} | tojson }}{% endfor %}",
+    )
+    text = chat.render([{"role": "user", "content": "<é>"}, *HI], now=datetime(2024, 7, 26)).text
+    assert text == '26 Jul 2024\n{"a": "<é>"}'
+
+
+def test_errors_of_templates_are_request_errors(sandbox, chatml) -> None:
+    cases = {
+        "{{ raise_exception('roles must alternate') }}": "roles must alternate",
+        "{% for %}": "refused",
+        "{{ messages[0].nothing.deeper }}": "no attribute",
+        "{{ 1 / 0 }}": "division",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}": "recurses",
+        "{{ '' | nofilter }}": "nofilter",
+    }
+    for source, message in cases.items():
+        with pytest.raises(RequestError, match=message) as caught:
+            template(sandbox, source).render(HI)
+        assert caught.value.hint
+        assert caught.value.param == "messages"
+    with pytest.raises(RequestError, match="no chat template") as caught:
+        ChatTemplate({}, sandbox=sandbox).render(HI)
+    assert caught.value.hint
+    assert chatml.render(HI).text
+
+
+def deep(levels: int) -> Any:
+    value: Any = "x"
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        *(
+            [],
+            {},
+            "Hi",
+            None,
+            ["Hi"],
+            [{}],
+            [{"role": 1}],
+            [{"role": "user"}],
+            [{"role": "user", "content": 3}],
+        ),
+        *(
+            [{"role": "user", "content": [{"type": "image_url"}]}],
+            [{"role": "user", "content": ["x"]}],
+        ),
+        *(
+            [{"role": "user", "content": [{"type": "text", "text": 1}]}],
+            HI * 8193,
+            [*HI, None],
+        ),
+        *(
+            [{"role": "user", "content": "x", "extra": deep(70)}],
+            [{"role": "user", "content": "x" * (9 << 20)}],
+        ),
+        *(
+            [{"role": "user", "content": "x", "extra": {1, 2}}],
+            [{"role": "user", "content": float("nan")}],
+        ),
+        *(
+            [{"role": "user", "content": "x", "extra": float("inf")}],
+            [{"role": "", "content": "x"}],
+        ),
+        *(
+            [{"role": "assistant", "tool_calls": "x"}],
+            [{"role": "assistant", "tool_calls": [{}]}],
+        ),
+        *([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],),
+        *([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[" * 10**5}}]}],),
+    ],
+)
+def test_malformed_messages(chatml: ChatTemplate, messages: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        chatml.render(messages)
+    assert caught.value.param == "messages"
+
+
+def test_malformed_tools_and_variables(chatml: ChatTemplate) -> None:
+    for tools in ("x", ["x"], [{"a": deep(70)}]):
+        with pytest.raises(RequestError) as caught:
+            chatml.render(HI, tools=tools)  # type: ignore[arg-type]
+        assert caught.value.param == "tools"
+    names = ["messages", "tools", "chat_template", "tokenize", "return_dict", "eos_token", "strftime_now", 3]
+    for kwargs in (*({name: "x"} for name in names), [], {"a": deep(70)}):
+        with pytest.raises(RequestError) as caught:
+            chatml.render(HI, chat_template_kwargs=kwargs)  # type: ignore[arg-type]
+        assert caught.value.param == "chat_template_kwargs"
+
+
+def test_variables_and_tools_reach_the_template(sandbox) -> None:
+    chat = template(sandbox, "{{ enable_thinking }} {{ tools[0].name }} {{ documents is none }}")
+    rendered = chat.render(HI, tools=[{"name": "f"}], chat_template_kwargs={"enable_thinking": False})
+    assert rendered.text == "False f True"
+    assert template(sandbox, "{{ tools is none }}").render(HI, tools=[]).text == "True"
+
+
+def test_parts_are_joined_unless_the_template_wants_them(sandbox, chatml) -> None:
+    parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+    assert "user\na\nb<|im_end|>" in chatml.render(parts).text
+    lists = "{% for m in messages %}{% for p in m.content %}{{ p.text }};{% endfor %}{% endfor %}"
+    assert template(sandbox, lists).render(parts).text == "a;b;"
+
+
+def test_arguments_given_as_json_text_become_objects(chatml) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"b": 1, "a": "é"}'}}
+    text = chatml.render([*HI, {"role": "assistant", "content": None, "tool_calls": [call]}]).text
+    assert '<tool_call>\n{"name": "f", "arguments": {"b": 1, "a": "é"}}\n</tool_call>' in text
+
+
+def test_where_templates_are_found(tmp_path: Path, sandbox) -> None:
+    assert ChatTemplate.from_folder(tmp_path, sandbox=sandbox).templates == {}
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({"chat_template": "plain"}))
+    assert ChatTemplate.from_folder(tmp_path, sandbox=sandbox).render(HI).text == "plain"
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+    config.write_text(json.dumps({"chat_template": named}))
+    chat = ChatTemplate.from_folder(tmp_path, sandbox=sandbox)
+    assert (chat.render(HI).text, chat.render(HI, tools=[{"name": "f"}]).text) == ("plain", "tools")
+    (tmp_path / "chat_template.jinja").write_text("file\n")
+    assert ChatTemplate.from_folder(tmp_path, sandbox=sandbox).render(HI).text == "file"
+    config.write_text(json.dumps({"chat_template": named[1:]}))
+    (tmp_path / "chat_template.jinja").unlink()
+    with pytest.raises(RequestError, match="only tool_use"):
+        ChatTemplate.from_folder(tmp_path, sandbox=sandbox).render(HI)
+    for broken in ({"default": 3}, [{"name": "default"}]):
+        config.write_text(json.dumps({"chat_template": broken}))
+        with pytest.raises(ConfigError):
+            ChatTemplate.from_folder(tmp_path, sandbox=sandbox)
+    (tmp_path / "chat_template.jinja").write_text("x" * (2 << 20))
+    with pytest.raises(ConfigError, match="larger"):
+        ChatTemplate.from_folder(tmp_path, sandbox=sandbox)

@@ -1,0 +1,205 @@
+"""Text to tokens and back; no text becomes a control token."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import small_tokenizers as small
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.errors import ConfigError, RequestError
+from quire.text.tokenizer import Tokenizer, find_tokenizer
+
+TEXTS = [
+    "hello world",
+    " hello",
+    "größe 東京 नमस्ते",
+    "👩‍👩‍👧 🙂",
+    "e\u0301",
+    "a\n\n\nb  c",
+    "",
+    "<",
+    "<s",
+    "tool_call",
+]
+MARKS = [*small.SPECIALS, *small.MARKUP, "<s>", "</s>", "<unk>", "[CLS]"]
+FRAGMENTS = st.sampled_from(
+    [*MARKS, "<|im_", "end|>", "<", "|>", "<tool_", "call>", "s>", " ", "a", "\n", "<s", "🙂"]
+)
+
+
+@pytest.fixture(scope="module", params=list(small.KINDS))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small.KINDS[request.param](tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path) -> tuple[Tokenizer, tokenizers.Tokenizer]:
+    library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    library.no_truncation()
+    return Tokenizer.from_folder(folder), library
+
+
+@pytest.fixture(scope="module")
+def chatty(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.from_folder(small.byte_level(tmp_path_factory.mktemp("chatty")))
+
+
+def unk(tokenizer: Tokenizer) -> set[int | None]:
+    return {tokenizer.token_id("<unk>"), tokenizer.token_id("[UNK]")}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_without_control_tokens_is_encoded_as_by_the_library(pair, text: str) -> None:
+    tokenizer, library = pair
+    if "<" in text and library.token_to_id("<s>") == 1:
+        text = text.replace("<", "")  # the merges that make `<s>` of text are gone on purpose
+    for special in (True, False):
+        expected = library.encode(text, add_special_tokens=special).ids
+        assert tokenizer.encode(text, add_special_tokens=special) == expected
+        assert tokenizer.decode(expected) == library.decode(expected)
+
+
+@given(pieces=st.lists(FRAGMENTS, max_size=8))
+def test_no_text_makes_a_control_token(pair, pieces: list[str]) -> None:
+    tokenizer, _ = pair
+    ids = tokenizer.encode("".join(pieces), add_special_tokens=False)
+    assert not (set(ids) & tokenizer.control_ids) - unk(tokenizer)
+
+
+def test_the_library_alone_would_make_them(pair) -> None:
+    """Otherwise the test above shows nothing."""
+    tokenizer, library = pair
+    marks = [mark for mark in MARKS if library.token_to_id(mark) is not None]
+    assert marks
+    for mark in marks:
+        assert library.encode(mark, add_special_tokens=False).ids[-1] == library.token_to_id(mark)
+        assert tokenizer.encode(mark, parse_special=True, add_special_tokens=False)[-1] == tokenizer.token_id(
+            mark
+        )
+        assert tokenizer.token_id(mark) == library.token_to_id(mark)
+        assert tokenizer.token_id(mark) in tokenizer.control_ids
+
+
+@given(pieces=st.lists(FRAGMENTS, max_size=8))
+def test_parsed_text_is_encoded_as_by_the_library(chatty, pieces: list[str], tmp_path_factory) -> None:
+    library = _library(chatty, tmp_path_factory)
+    text = "".join(pieces)
+    assert chatty.encode(text, parse_special=True) == library.encode(text).ids
+
+
+def _library(_: Tokenizer, factory: pytest.TempPathFactory, _cache: list = []) -> tokenizers.Tokenizer:  # noqa: B006
+    if not _cache:
+        path = small.byte_level(factory.mktemp("library")) / "tokenizer.json"
+        _cache.append(tokenizers.Tokenizer.from_file(str(path)))
+    return _cache[0]
+
+
+@given(pieces=st.lists(st.tuples(FRAGMENTS, st.booleans()), max_size=8))
+def test_only_control_tokens_wholly_in_trusted_text_count(chatty, pieces: list[tuple[str, bool]]) -> None:
+    runs: list[str] = [""]
+    for (text, trusted), before in zip(pieces, [False, *(trusted for _, trusted in pieces)], strict=False):
+        runs = [*runs, ""] if trusted and not before else runs
+        if trusted:
+            runs[-1] += text
+    parsed = [chatty.encode(run, parse_special=True) for run in runs]
+    expected = [i for ids in parsed for i in ids if i in chatty.control_ids]
+    ids = chatty.encode_segments(pieces)
+    assert [i for i in ids if i in chatty.control_ids] == expected
+    assert chatty.decode(ids, skip_special_tokens=False) == "".join(text for text, _ in pieces)
+
+
+def test_segment_borders_leave_no_trace(chatty) -> None:
+    text = "hello to the world\n\nagain"
+    cuts = [(char, index % 2 == 0) for index, char in enumerate(text)]
+    assert chatty.encode_segments(cuts) == chatty.encode(text)
+
+
+def test_runs_of_white_space_stay_one_token(chatty) -> None:
+    """`\\n\\n` is an added token of this vocabulary, and ordinary text all the same."""
+    assert chatty.token_id("\n\n") in chatty.encode("a\n\nb")
+    assert chatty.token_id("\n\n") not in chatty.control_ids
+
+
+def test_special_tokens_are_hidden_on_request_and_markup_is_not(chatty) -> None:
+    ids = chatty.encode("<|im_start|>a<tool_call>", parse_special=True)
+    assert chatty.decode(ids) == "a<tool_call>"
+    assert chatty.decode(ids, skip_special_tokens=False) == "<|im_start|>a<tool_call>"
+
+
+def test_names_and_sizes(chatty, tmp_path: Path) -> None:
+    assert chatty.eos_token_id == chatty.token_id("<|im_end|>")
+    assert chatty.bos_token_id is None
+    assert chatty.special_ids == {chatty.token_id(name) for name in small.SPECIALS}
+    llama = Tokenizer.from_folder(small.byte_fallback(tmp_path))
+    assert (llama.bos_token_id, llama.eos_token_id) == (1, 2)
+    assert llama.special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+
+
+@pytest.mark.parametrize("folder_of", list(small.KINDS.values()))
+def test_ids_outside_of_the_vocabulary_are_no_text(folder_of, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_folder(folder_of(tmp_path))
+    size = tokenizer.vocab_size
+    for wrong in (size, size + 100, 1 << 32, 1 << 70, -1):
+        assert tokenizer.decode([wrong]) == tokenizer.token_text(wrong) == ""
+        assert tokenizer.token_bytes(wrong) == b""
+
+
+def test_bytes_of_tokens_concatenate_to_the_text(pair) -> None:
+    tokenizer, _ = pair
+    ids = tokenizer.encode("hello world 東京", add_special_tokens=False)
+    text = b"".join(map(tokenizer.token_bytes, ids)).decode()
+    assert text.strip() == tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_beginning_of_text_by_configuration(tmp_path: Path) -> None:
+    default = Tokenizer.from_folder(small.byte_fallback(tmp_path / "a"))
+    forced = Tokenizer.from_folder(small.byte_fallback(tmp_path / "b", add_bos_token=True))
+    without = Tokenizer.from_folder(small.byte_fallback(tmp_path / "c", add_bos_token=False))
+    ids = default.encode("hello", add_special_tokens=False)
+    assert default.encode("hello") == forced.encode("hello") == [1, *ids]
+    assert without.encode("hello") == ids
+    assert forced.encode("hello", add_special_tokens=False) == ids
+
+
+def test_truncation_left_in_the_file_is_ignored(tmp_path: Path) -> None:
+    assert len(Tokenizer.from_folder(small.byte_fallback(tmp_path)).encode("hello " * 50)) > 50
+
+
+def test_lone_surrogates_are_refused(chatty) -> None:
+    with pytest.raises(RequestError, match="surrogate"):
+        chatty.encode("a\ud800b")
+
+
+def test_missing_and_broken_files(tmp_path: Path) -> None:
+    assert find_tokenizer(tmp_path) is None
+    with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
+        Tokenizer.from_folder(tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(b"x")
+    with pytest.raises(ConfigError) as caught:
+        find_tokenizer(tmp_path)
+    assert "save_pretrained" in (caught.value.hint or "")
+    for broken in ("{", "[]", "{}", '{"model": {"vocab": 3}}', "\xff", "[" * 100_000):
+        (tmp_path / "tokenizer.json").write_text(broken, encoding="latin-1")
+        with pytest.raises(ConfigError) as caught:
+            Tokenizer.from_folder(tmp_path)
+        assert caught.value.hint
+    small.byte_level(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(ConfigError, match="not a JSON object"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_single_word_tokens_match_whole_words_of_trusted_text(tmp_path: Path) -> None:
+    folder = small.byte_level(tmp_path)
+    data = json.loads((folder / "tokenizer.json").read_text())
+    data["added_tokens"].append(small.added(10**6, "_im_", special=True, single_word=True))
+    small.write(folder, data)
+    tokenizer = Tokenizer.from_folder(folder)
+    library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for text in ("a _im_ b", "a_im_b", "_im_", "x _im_y"):
+        assert tokenizer.encode(text, parse_special=True) == library.encode(text).ids
