@@ -69,7 +69,7 @@ FAMILIES: dict[str, Family] = {
     "MistralForCausalLM": Family(llama, {"max_position_embeddings": 131072}),
     "Qwen2ForCausalLM": Family(qwen2, _QWEN, _from_max_window_layers),
     "Qwen3ForCausalLM": Family(qwen3, {**_QWEN, "head_dim": 128}, _from_max_window_layers),
-    "Qwen3MoeForCausalLM": Family(qwen3, _QWEN),
+    "Qwen3MoeForCausalLM": Family(qwen3, {**_QWEN, "decoder_sparse_step": 1}),
     "Gemma2ForCausalLM": Family(gemma, _GEMMA2, _all_but_every(2)),
     "Gemma3ForCausalLM": Family(gemma, _GEMMA3, _all_but_every(6)),
     "Phi3ForCausalLM": Family(phi3),

@@ -24,7 +24,7 @@ def matmul(x: Array, weight: Array) -> Array:
     padded = np.zeros((tiles * ROW_TILE, width), np.float32)
     padded[:rows] = x
     product = np.matmul(padded.reshape(tiles, ROW_TILE, width), weight.T)
-    return product.reshape(tiles * ROW_TILE, -1)[:rows]
+    return product.reshape(tiles * ROW_TILE, len(weight))[:rows]
 
 
 def sigmoid(x: Array) -> Array:

@@ -16,7 +16,8 @@ def fuse(program: Program) -> Program:
     - an Add and the norm of its sum become AddNorm
     - two Linears of one input and the GatedActivation of them become GatedLinear
     """
-    return replace(program, ops=tuple(_fuse_gates(_fuse_norms(list(program.ops)))))
+    ops = _fuse_gates(_fuse_norms(list(program.ops)), program.output)
+    return replace(program, ops=tuple(ops))
 
 
 def _fuse_norms(ops: list[Op]) -> list[Op]:
@@ -30,9 +31,9 @@ def _fuse_norms(ops: list[Op]) -> list[Op]:
     return fused
 
 
-def _fuse_gates(ops: list[Op]) -> list[Op]:
-    uses = Counter(value.index for op in ops for value in op.inputs())
-    writer: dict[int, Op] = {op.out.index: op for op in ops}
+def _fuse_gates(ops: list[Op], output: Value) -> list[Op]:
+    uses = Counter([output.index, *(value.index for op in ops for value in op.inputs())])
+    writer: dict[int, Op] = {value.index: op for op in ops for value in op.outputs()}
     gone: set[int] = set()
     fused: list[Op] = []
     for op in ops:

@@ -149,9 +149,13 @@ class Op:
         """Bytes of weights read: all of them, unless the op reads only some rows or experts."""
         return sum(nbytes(w) for w in self.weights())
 
+    def activation_bytes(self, load: Load) -> float:
+        """Bytes of values read and written: all of them, unless the op reads only a part."""
+        return sum(load.size(v.count) * v.width * 4 for v in (*self.inputs(), *self.outputs()))
+
     def cost(self, load: Load, nbytes: WeightBytes) -> Cost:
         read, written = self.kv_bytes(load)
-        touched = sum(load.size(v.count) * v.width * 4 for v in (*self.inputs(), *self.outputs()))
+        touched = self.activation_bytes(load)
         return Cost(self.flops(load), self.weight_bytes(load, nbytes), read, written, touched)
 
     def reference(self, run: Run, *inputs: np.ndarray) -> np.ndarray | tuple[np.ndarray, ...]:

@@ -79,6 +79,9 @@ class Slice(Op):
     def flops(self, load: Load) -> float:
         return 0
 
+    def activation_bytes(self, load: Load) -> float:
+        return 8 * load.size(self.out.count) * self.out.width
+
     def reference(self, run: Run, *inputs: np.ndarray) -> Array:
         part = inputs[0][:, self.first : self.first + self.out.width]
         return np.ascontiguousarray(part).reshape(len(part), *self.out.shape)

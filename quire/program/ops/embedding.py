@@ -57,5 +57,8 @@ class SampledRows(Op):
     def flops(self, load: Load) -> float:
         return 0
 
+    def activation_bytes(self, load: Load) -> float:
+        return 8 * load.size(self.out.count) * self.out.width
+
     def reference(self, run: Run, *inputs: np.ndarray) -> Array:
         return inputs[0][run.batch.logit_rows]

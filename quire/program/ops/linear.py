@@ -31,7 +31,7 @@ class Linear(Op):
 
     def reference(self, run: Run, *inputs: np.ndarray) -> Array:
         x = inputs[0]
-        product = matmul(x.reshape(len(x), -1), run.weights[self.weight.name])
+        product = matmul(x.reshape(len(x), self.x.width), run.weights[self.weight.name])
         if self.bias is not None:
             product += run.weights[self.bias.name]
         return product.reshape(len(x), *self.out.shape)
