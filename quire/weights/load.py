@@ -53,9 +53,16 @@ def load(
 
 
 def plan(
-    specs: Mapping[str, WeightSpec], checkpoint: Checkpoint, quantization: str | None = None
+    specs: Mapping[str, WeightSpec],
+    checkpoint: Checkpoint,
+    quantization: str | None = None,
+    ignored: Iterable[str] = ("*",),
 ) -> dict[str, Storage]:
-    """How `load` will store every weight, from the headers alone; `.nbytes(spec.shape)` are its bytes."""
+    """How `load` will store every weight, from the headers alone; `.nbytes(spec.shape)` are its bytes.
+
+    Raises ConfigError as `load` does, though tensors left over are no error unless `ignored` is given.
+    """
+    check(specs, checkpoint, ignored)
     return {name: kind_of(spec, _dtype(spec, checkpoint), quantization) for name, spec in specs.items()}
 
 
@@ -98,8 +105,8 @@ def _listing(what: str, names: list[str]) -> str:
     return f"{len(names)} {tensors} {what} ({', '.join(names[:_LISTED])}{more})"
 
 
-def _hint(missing: list[str], unexpected: list[str], misshaped: bool) -> str:
-    left = set(unexpected)
+def _hint(missing: list[str], left: set[str], different: bool) -> str:
+    """What may be the cause: `left` are all tensors that the model does not want, ignored or not."""
     for prefix in _PREFIXES:
         if any(prefix + name in left for name in missing):
             return f"the checkpoint stores its names with the prefix {prefix!r}: part of a larger model?"
@@ -107,7 +114,7 @@ def _hint(missing: list[str], unexpected: list[str], misshaped: bool) -> str:
             return f"the checkpoint stores its names without the prefix {prefix!r}: is it a bare decoder?"
     if missing == ["lm_head.weight"]:
         return "if the model shares its embedding with its head, set tie_word_embeddings in config.json"
-    if misshaped or unexpected:
+    if different:
         return "config.json and the weights belong to different models, or the model has an unknown part"
     return "the checkpoint is incomplete: fetch it again"
 

@@ -211,6 +211,20 @@ def test_hints(tmp_path: Path, wanted: str, stored: str | None, hint: str) -> No
     assert hint in str(caught.value.hint)
 
 
+def test_planning_raises_what_loading_would(tmp_path: Path) -> None:
+    source = checkpoint(tmp_path, {"a": numbers(2), "norm.weight": numbers(2), "i": np.zeros(2, np.int8)})
+    assert str(plan(by_name(spec("a", 2)), source)["a"]) == "f32"
+    with pytest.raises(ConfigError, match=r"1 tensor missing \(model\.norm\.weight\)") as caught:
+        plan(by_name(spec("a", 2), spec("model.norm.weight", 2)), source)
+    assert "without the prefix" in str(caught.value.hint)
+    with pytest.raises(ConfigError, match="of another shape"):
+        plan(by_name(spec("a", 3)), source)
+    with pytest.raises(ConfigError, match="stored as I8"):
+        plan(by_name(spec("i", 2)), source)
+    with pytest.raises(ConfigError, match="2 tensors not part of this model"):
+        plan(by_name(spec("a", 2)), source, ignored=())
+
+
 def test_patterns_of_ignored_tensors(tmp_path: Path) -> None:
     source = checkpoint(
         tmp_path, {"a": numbers(1), "lm_head.weight": numbers(1), "h.0.attn.bias": numbers(1)}
