@@ -96,7 +96,7 @@ class Choice:
     blocks: list[int] = field(default_factory=list)
     num_registered: int = 0  # leading blocks that were offered to the prefix cache
     chain: list[bytes] = field(default_factory=list)
-    num_blocks_wanted: int = 0  # free blocks that the last attempt at admission lacked
+    num_blocks_wanted: int = 0  # free blocks that the last attempt at admission asked for
     num_cached_tokens: int = 0
     admitted_s: float | None = None
     first_token_s: float | None = None
@@ -167,3 +167,16 @@ class Choice:
                 self.request.new.arrival_s, self.admitted_s, self.first_token_s, now, self.num_preemptions
             ),
         )
+
+    def check(self, block_size: int) -> None:
+        """Raise AssertionError unless the blocks hold the tokens, and the hashes are those of the tokens."""
+        token_ids = self.known_tokens()
+        assert len(token_ids) == self.num_known <= self.request.max_known
+        assert self.num_prompt == len(self.request.new.prompt_token_ids)
+        assert 0 <= self.num_computed < self.num_known
+        assert self.num_computed <= len(self.blocks) * block_size < self.num_known + block_size
+        assert self.num_registered == self.num_computed // block_size <= len(self.chain)
+        parent = self.request.root
+        for index, block_hash in enumerate(self.chain):
+            parent = chain_hash(parent, token_ids[index * block_size : (index + 1) * block_size])
+            assert block_hash == parent, "a hash is not that of its tokens"

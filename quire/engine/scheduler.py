@@ -19,7 +19,7 @@ import heapq
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from quire.engine.blocks import BlockPool, chain_hash
+from quire.engine.blocks import BlockPool
 from quire.engine.policy import WaitingQueue, make_queue
 from quire.engine.request import Choice, OpenRequest
 from quire.types import (
@@ -49,6 +49,9 @@ class Scheduler:
 
     `add` and `abort` may come at any moment. The time of a step grows with its rows and the tokens
     admitted, not with the queue or the pool. Requests must fit the limits: `engine.validate` sees to it.
+
+    An admission leaves `num_spare_blocks` free for each choice that runs, which will need them soon; with
+    none, whoever is admitted into the last block is preempted at once, and its work was for nothing.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Scheduler:
         max_model_len: int,
         enable_prefix_caching: bool = True,
         policy: str = "fcfs",
+        num_spare_blocks: int = 1,
     ) -> None:
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs
@@ -69,6 +73,7 @@ class Scheduler:
         self.pool = BlockPool(num_blocks, retain=enable_prefix_caching)
         self.num_preemptions = 0  # since the start
         self.num_cached_tokens = 0  # taken from the prefix cache since the start
+        self._num_spare_blocks = num_spare_blocks
         self._private = not enable_prefix_caching
         self._requests: dict[str, OpenRequest] = {}
         self._running: dict[int, Choice] = {}  # by slot, in the order of admission
@@ -136,8 +141,8 @@ class Scheduler:
         if self._in_flight is not None:
             raise RuntimeError("the last step was not committed")
         plan = _Plan(self.max_num_batched_tokens)
-        if self._plan_running(plan):
-            self._plan_waiting(plan, now)
+        self._plan_running(plan)
+        self._plan_waiting(plan, now)
         if not plan.rows:
             if self._num_open:
                 raise RuntimeError("requests wait, nothing runs, and none of them fits the KV cache")
@@ -153,14 +158,11 @@ class Scheduler:
             tuple(released),
         )
 
-    def _plan_running(self, plan: _Plan) -> bool:
-        """Rows for those that run, oldest first. False when one had to be preempted."""
+    def _plan_running(self, plan: _Plan) -> None:
+        """Rows for those that run, oldest first."""
         block_size, budget, rows, choices = self.block_size, plan.budget, plan.rows, plan.choices
-        num_preemptions = self.num_preemptions
         for choice in tuple(self._running.values()):
-            if not budget:
-                break
-            if choice.slot < 0:  # preempted by an older one
+            if not budget or choice.slot < 0:  # an older one preempted it, and all younger ones
                 break
             start = choice.num_computed
             count = min(choice.num_known - start, budget)
@@ -171,7 +173,6 @@ class Scheduler:
             choices.append(choice)
             budget -= count
         plan.budget = budget
-        return num_preemptions == self.num_preemptions
 
     def _grow(self, choice: Choice, num_tokens: int, plan: _Plan) -> bool:
         """Give a running choice room for `num_tokens`; False when it had to yield to older ones."""
@@ -205,12 +206,12 @@ class Scheduler:
 
     def _admit(self, choice: Choice, now: float, plan: _Plan) -> bool:
         """Give a waiting choice a slot, blocks and its first row; False when the blocks are not free."""
-        if choice.num_blocks_wanted > self.pool.num_free:
+        if not self._has_room(choice):
             return False  # it was tried before: a long prompt is not matched anew in every step
         shared = self._match(choice)
         num_fresh = self.num_blocks_for(choice.num_known) - len(shared)
         choice.num_blocks_wanted = num_fresh + self.pool.num_idle(shared)
-        if choice.num_blocks_wanted > self.pool.num_free:
+        if not self._has_room(choice):
             return False
         self._withdraw(choice)
         self.pool.share(shared)
@@ -233,6 +234,11 @@ class Scheduler:
         plan.granted.append((choice.slot, tuple(choice.blocks)))
         plan.budget -= count
         return True
+
+    def _has_room(self, choice: Choice) -> bool:
+        """Whether the blocks that a choice wants are free, and spare ones for those that run."""
+        spare = self._num_spare_blocks * len(self._running)
+        return choice.num_blocks_wanted + spare <= self.pool.num_free
 
     def _match(self, choice: Choice) -> list[int]:
         """The blocks that hold the longest cached beginning of the choice's tokens."""
@@ -373,7 +379,7 @@ class Scheduler:
         assert sorted([*self._running, *self._free_slots]) == list(range(self.max_num_seqs))
         for slot, choice in self._running.items():
             assert choice.slot == slot
-            self._check_running(choice)
+            choice.check(self.block_size)
         places = [*self._running.values(), *self._head]
         for request_id, request in self._requests.items():
             assert request.new.request_id == request_id
@@ -382,19 +388,8 @@ class Scheduler:
             places += request.followers
         assert len(places) == len(set(places)), "a choice is in two places"
         assert not any(choice.finished for choice in places)
+        for choice in places[len(self._running) :]:
+            assert (choice.slot, choice.blocks, choice.num_computed) == (-1, [], 0)
+            choice.check(self.block_size)
         assert len(places) + len(self._queue) == self._num_open
         assert self.num_waiting >= 0
-
-    def _check_running(self, choice: Choice) -> None:
-        """One choice that runs: its blocks hold its tokens, and its hashes are those of its tokens."""
-        token_ids = choice.known_tokens()
-        assert len(token_ids) == choice.num_known <= choice.request.max_known
-        assert 0 <= choice.num_computed < choice.num_known
-        assert choice.num_computed <= len(choice.blocks) * self.block_size
-        assert len(choice.blocks) <= self.num_blocks_for(choice.num_known)
-        assert choice.num_registered == choice.num_computed // self.block_size <= len(choice.chain)
-        parent = choice.request.root
-        for index, block_hash in enumerate(choice.chain):
-            start = index * self.block_size
-            parent = chain_hash(parent, token_ids[start : start + self.block_size])
-            assert block_hash == parent, "a hash is not that of its tokens"

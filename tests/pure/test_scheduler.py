@@ -206,12 +206,12 @@ def test_what_an_aborted_or_failed_row_computed_is_not_findable():
 
 
 def test_the_youngest_is_preempted_and_resumes_before_newer_ones():
-    run = Run(num_blocks=6, enable_prefix_caching=False)
+    run = Run(num_blocks=6, max_num_seqs=2, enable_prefix_caching=False)
     run.add("old", [1] * 7, max_tokens=12, ignore_eos=True)
     run.add("young", [2] * 7, max_tokens=12, ignore_eos=True)
+    run.add("newer", [3] * 4, max_tokens=1)
     while run.scheduler.num_preemptions == 0:
         step, _ = run.step()
-    run.add("newer", [3] * 4, max_tokens=1)
     assert step.released == (1,)
     assert [row.slot for row in step.rows] == [0]
     order = []
@@ -222,6 +222,35 @@ def test_the_youngest_is_preempted_and_resumes_before_newer_ones():
     final = {key[0]: out for key, out in run.received.final.items()}
     assert final["old"].metrics.num_preemptions == 0
     assert final["young"].metrics.num_preemptions == 1
+
+
+def test_an_admission_leaves_a_spare_block_for_each_that_runs():
+    run = Run(num_blocks=6)
+    run.add("a", [1] * 7, max_tokens=8)
+    run.add("b", [2] * 13)
+    run.step()
+    assert (run.scheduler.num_running, run.scheduler.num_free_blocks) == (1, 4)  # b wants four
+    run.finish()
+    run = Run(num_blocks=7)
+    run.add("a", [1] * 7, max_tokens=8)
+    run.add("b", [2] * 13)
+    run.step()
+    assert run.scheduler.num_running == 2
+
+
+def test_of_several_preempted_the_oldest_resumes_first():
+    run = Run(num_blocks=6, num_spare_blocks=0, enable_prefix_caching=False)
+    for name, token_id in (("old", 1), ("middle", 2), ("young", 3)):
+        run.add(name, [token_id] * 7, max_tokens=12, ignore_eos=True)
+    order = []
+    while run.scheduler.has_work:
+        order += [admission.request_id for admission in run.step()[0].admitted]
+        if run.scheduler.num_running == 1 and run.scheduler.num_waiting == 2:
+            order.append("both preempted")
+            break
+    while run.scheduler.has_work:
+        order += [admission.request_id for admission in run.step()[0].admitted]
+    assert order[:5] == ["old", "middle", "young", "both preempted", "middle"]
 
 
 def test_a_resumed_request_carries_all_it_knows_and_finds_what_is_still_cached():
@@ -470,7 +499,7 @@ def test_prompt_logprobs_take_no_cached_prefix():
 
 
 def test_prompt_logprobs_go_on_after_a_preemption():
-    run = Run(num_blocks=9, max_num_batched_tokens=5)
+    run = Run(num_blocks=9, max_num_batched_tokens=5, num_spare_blocks=0)
     run.add("old", [1] * 4, max_tokens=20, ignore_eos=True)
     run.step()
     run.add("a", [2, 3] * 13, prompt_logprobs=0, max_tokens=2, n=2)
@@ -546,6 +575,7 @@ def crowd(policy="fcfs", caching=True, num_blocks=40) -> Run:
     """200 requests that share beginnings and fight for blocks, some of them aborted."""
     run = Run(
         num_blocks=num_blocks,
+        num_spare_blocks=0,  # more preemptions
         max_num_seqs=12,
         max_num_batched_tokens=40,
         policy=policy,
