@@ -118,7 +118,7 @@ class Frontend:
             number = f"{self._seed} {self._num_requests}".encode()
             digest = hashlib.blake2b(number, digest_size=8).digest()
             changes["seed"] = int.from_bytes(digest, "little", signed=True)
-        if params.detokenize and self.tokenizer is None:
+        if params.detokenize:
             self.need_tokenizer()
         if params.bad_words:
             encode = self.need_tokenizer().encode
@@ -126,7 +126,7 @@ class Frontend:
             found = (tuple(encode(word, add_special_tokens=False)) for word in words)
             sequences = dict.fromkeys(ids for ids in found if ids)
             changes["bad_words_token_ids"] = (*params.bad_words_token_ids, *sequences)
-        return replace(params, **changes) if changes else params
+        return replace(params, **changes)  # a copy: the caller may go on changing its own
 
     def read(self, request: NewRequest, prompt: str | None) -> RequestReader:
         """What turns this request's outputs into text."""

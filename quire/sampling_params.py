@@ -172,12 +172,13 @@ def _check_biases(name: str, value: Any) -> dict[int, float]:
     return biases
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class SamplingParams:
     """How the tokens of one request are chosen, and when it ends.
 
     Raises RequestError, with `param` naming the field, for a value outside the range of its field or fields
-    that contradict each other. Values are kept in one form: a single stop string becomes a tuple, `top_k`
+    that contradict each other. A field may be assigned later, as scripts for vLLM do, and is checked then;
+    a request keeps a copy. Values are kept in one form: a single stop string becomes a tuple, `top_k`
     -1 becomes 0, a whole number for a float field becomes a float.
     The order in which the fields act is the subject of docs/sampling.md.
     """
@@ -218,21 +219,18 @@ class SamplingParams:
     )
     include_stop_str_in_output: bool = _flag(False, "keep the stop string at the end of the text")
     skip_special_tokens: bool = _flag(True, "leave special tokens out of the text")
-    spaces_between_special_tokens: bool = _flag(True, "write a space between special tokens in the text")
     detokenize: bool = _flag(True, "turn token ids into text")
 
-    def __post_init__(self) -> None:
-        for name, default, check in _CHECKS:
-            value = getattr(self, name)
-            if value is not default and (lawful := check(name, value)) is not value:
-                object.__setattr__(self, name, lawful)
-        if self.top_k == -1:
-            object.__setattr__(self, "top_k", 0)
-        if self.seed == -1:
-            object.__setattr__(self, "seed", None)
-        self._check_together()
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _CHECKS:
+            default, check = _CHECKS[name]
+            value = value if value is default else check(name, value)
+            if value == -1 and name in _OFF:
+                value = _OFF[name]
+        object.__setattr__(self, name, value)
 
-    def _check_together(self) -> None:
+    def __post_init__(self) -> None:
+        """Check what concerns several fields."""
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise _refuse("min_tokens", "", f"at most max_tokens = {self.max_tokens:,}", self.min_tokens)
         if self.n > 1 and self.temperature == 0:
@@ -269,10 +267,11 @@ class SamplingParams:
             raise _refuse(name, "", f"token ids from 0 to {vocab_size - 1:,} for this model", max(ids))
 
 
-_CHECKS: tuple[tuple[str, Any, Check], ...] = tuple(
-    (f.name, f.default, f.metadata["check"]) for f in fields(SamplingParams)
-)
-_NAMES = tuple(name for name, _, _ in _CHECKS)
+_CHECKS: dict[str, tuple[Any, Check]] = {
+    f.name: (f.default, f.metadata["check"]) for f in fields(SamplingParams)
+}
+_OFF = {"top_k": 0, "seed": None}  # what -1 means
+_NAMES = tuple(_CHECKS)
 
 # Names in generation_config.json and the fields they set.
 _GENERATION_CONFIG = {

@@ -108,7 +108,6 @@ LAWFUL = {  # everything else in HOSTILE must be refused
     "bad_words_token_ids": "[] [[1]]",
     "include_stop_str_in_output": FLAGS,
     "skip_special_tokens": FLAGS,
-    "spaces_between_special_tokens": FLAGS,
     "detokenize": FLAGS,
 }
 
@@ -243,7 +242,7 @@ def test_one_form():
     assert params.logit_bias == {7: 2.0, 8: -1.0}
     assert SamplingParams(stop=["a", "b", "a"], stop_token_ids=[3, 1, 3]).stop_token_ids == (3, 1)
     assert SamplingParams(stop=None, stop_token_ids=None, logit_bias=None, bad_words=None) == SamplingParams()
-    assert hash(params) == hash(replace(params))
+    assert params == replace(params)
 
 
 def test_fields_that_contradict_each_other():
@@ -311,3 +310,15 @@ def test_defaults_of_a_model():
         ConfigError, match=r"^generation_config.json: temperature must be .* from 0 to 2, got -1"
     ):
         default_sampling_params({"temperature": -1})
+
+
+def test_assignment_is_checked_like_construction() -> None:
+    params = SamplingParams(max_tokens=5)
+    params.max_tokens, params.stop, params.top_k = None, "end", -1
+    assert (params.max_tokens, params.stop, params.top_k) == (None, ("end",), 0)
+    with pytest.raises(RequestError, match="temperature must be a number from 0 to 2") as caught:
+        params.temperature = float("nan")
+    assert caught.value.param == "temperature"
+    assert params.temperature == 1.0
+    with pytest.raises(AttributeError):
+        params.temprature = 0.5  # type: ignore[attr-defined]
