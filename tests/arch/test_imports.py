@@ -122,6 +122,11 @@ def undeclared(sources: Iterable[Source], declared: frozenset[str]) -> list[str]
     ]
 
 
+def unused(sources: Iterable[Source], declared: frozenset[str]) -> list[str]:
+    """Libraries that everyone must install although nothing here imports them."""
+    return sorted(declared - {other.module.split(".")[0] for source in sources for other in source.imports})
+
+
 def cycles(sources: Sequence[Source]) -> list[str]:
     """A ring of imports between files, those inside functions included, or nothing."""
     modules = {source.module for source in sources}
@@ -162,10 +167,11 @@ def _within(name: str, package_name: str) -> bool:
     return name == package_name or name.startswith(package_name + ".")
 
 
-def _declared() -> frozenset[str]:
+def _declared(*groups: str) -> frozenset[str]:
+    """Module names of the distributions in the named groups of pyproject.toml; "" are the required ones."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    groups = [project["dependencies"], *project["optional-dependencies"].values()]
-    names = [re.match(r"[\w-]+", line) for group in groups for line in group]
+    listed = {"": project["dependencies"], **project["optional-dependencies"]}
+    names = [re.match(r"[\w-]+", line) for group in groups or listed for line in listed[group]]
     return frozenset(MODULE_OF.get(n[0].lower(), n[0].replace("-", "_")) for n in names if n)
 
 
@@ -178,8 +184,9 @@ def test_special_rules_hold() -> None:
     assert environment(package()) == []
 
 
-def test_every_library_is_declared() -> None:
+def test_libraries_are_declared_and_used() -> None:
     assert undeclared(package(), _declared()) == []
+    assert unused(package(), _declared("")) == []
 
 
 def test_no_import_cycles() -> None:
@@ -259,6 +266,10 @@ def test_the_environment_is_found() -> None:
 def test_an_undeclared_library_is_found() -> None:
     text = "import json\nimport numpy.linalg\nimport pandas\nfrom scipy import special"
     assert len(undeclared([snippet(text)], frozenset({"numpy"}))) == 2
+
+
+def test_an_unused_library_is_found() -> None:
+    assert unused([snippet("import numpy.linalg")], frozenset({"numpy", "rich"})) == ["rich"]
 
 
 def test_a_cycle_is_found() -> None:
