@@ -1,0 +1,80 @@
+"""Gradients from several single-threaded processes that draw shares of a batch from one pot.
+
+On a machine that others use too, threads that split every matrix product wait for the slowest core many times a
+step. Here a core that gets less time simply does fewer shares, and all wait only once, at the end of a step.
+"""
+
+import torch
+import torch.multiprocessing as mp
+from tokenizers import Tokenizer
+
+from scripts.demo.model import LlamaForCausalLM
+from scripts.demo.packing import batches
+from scripts.demo.render import Encoder
+
+SHARE_TOKENS = 1024
+
+
+def work(rank: int, pool: "Pool", model: LlamaForCausalLM, tokenizer_path: str, seed: int) -> None:
+    """The life of one worker: shares while there are any, then hand over their summed gradient."""
+    torch.set_num_threads(1)
+    encoder = Encoder(Tokenizer.from_file(tokenizer_path))
+    sources = {}
+    while True:
+        pool.barrier.wait()
+        row_tokens = pool.row_tokens.value
+        if row_tokens == 0:
+            return
+        if row_tokens not in sources:
+            sources[row_tokens] = batches(encoder, seed * 1000 + rank * 100 + row_tokens, "train", row_tokens,
+                                          SHARE_TOKENS // row_tokens)
+        model.zero_grad(set_to_none=False)
+        pool.totals[rank].zero_()
+        while pool.take():
+            ids, targets = next(sources[row_tokens])
+            with torch.autocast("cpu", torch.bfloat16):
+                loss, count = model.summed_loss(ids, targets)
+            loss.backward()
+            pool.totals[rank] += torch.tensor([loss.item(), count])
+        for shared, parameter in zip(pool.gradients[rank], model.parameters()):
+            shared.copy_(parameter.grad) if parameter.grad is not None else shared.zero_()
+        pool.barrier.wait()
+
+
+class Pool:
+    """The workers of a model whose parameters lie in shared memory."""
+
+    def __init__(self, model: LlamaForCausalLM, tokenizer_path: str, seed: int, workers: int, batch_tokens: int):
+        self.model, self.batch_tokens = model.share_memory(), batch_tokens
+        context = mp.get_context("spawn")
+        self.left, self.row_tokens = context.Value("i", 0), context.Value("i", 0)
+        self.barrier = context.Barrier(workers + 1)
+        self.totals = torch.zeros(workers, 2, dtype=torch.float64).share_memory_()
+        self.gradients = [[torch.zeros_like(p).share_memory_() for p in model.parameters()] for _ in range(workers)]
+        processes = [context.Process(target=work, args=(rank, self, model, tokenizer_path, seed), daemon=True)
+                     for rank in range(workers)]
+        for process in processes:
+            process.start()
+        self.processes = processes
+
+    def take(self) -> bool:
+        """One of the shares of this step, if any is left."""
+        with self.left.get_lock():
+            self.left.value -= 1
+            return self.left.value >= 0
+
+    def accumulate(self, row_tokens: int) -> float:
+        """Set the gradients of one batch of rows on the model; returns the mean loss."""
+        self.left.value, self.row_tokens.value = self.batch_tokens // SHARE_TOKENS, row_tokens
+        self.barrier.wait()
+        self.barrier.wait()
+        loss, count = self.totals.sum(0).tolist()
+        for i, parameter in enumerate(self.model.parameters()):
+            parameter.grad = sum(gradients[i] for gradients in self.gradients) / count
+        return loss / count
+
+    def close(self) -> None:
+        self.row_tokens.value = 0
+        self.barrier.wait()
+        for process in self.processes:
+            process.join()
