@@ -159,6 +159,7 @@ def rope_from_config(
     return rope
 
 
+_MOST = 1e9  # far above any factor or length; powers of larger ones would overflow
 _NUMBERS = (
     "factor",
     "original_max_position_embeddings",
@@ -175,7 +176,7 @@ _NUMBERS = (
 def _check_number(name: str, value: Any) -> None:
     if value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST:
         raise ConfigError(f"config.json: {name} = {value!r} of the rope scaling is not a number from 0 on")
 
 
@@ -191,8 +192,8 @@ def _factors(scaling: dict[str, Any], name: str, size: int) -> tuple[float, ...]
 
 def _check(rope: Rope) -> None:
     """Refuse what would divide by zero when the frequencies are computed."""
-    if rope.theta <= 1:
-        raise ConfigError(f"config.json: rope_theta = {rope.theta} is not above 1")
+    if not 1 < rope.theta < _MOST**3:
+        raise ConfigError(f"config.json: rope_theta = {rope.theta} is not above 1, or far too large")
     if rope.rope_type == "llama3" and not 0 < rope.low_freq_factor < rope.high_freq_factor:
         raise ConfigError("config.json: rope scaling 'llama3' needs low_freq_factor < high_freq_factor")
     if rope.rope_type == "dynamic" and rope.dim <= 2:
