@@ -1,0 +1,321 @@
+"""config.json: published ones are read or refused for a stated reason, their parameters counted exactly;
+broken ones are a ConfigError and never another exception.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import CONFIGS, FAMILIES
+
+from quire.errors import ConfigError
+from quire.models import read_model
+from quire.models.registry import FAMILIES as KNOWN
+from quire.program import Load
+from quire.program.ops import Attention
+from quire.program.passes import fuse, plan_buffers
+
+
+def windows(name: str, **changes: Any) -> list[int | None]:
+    program = read_model({**CONFIGS[name], **changes}).program
+    return [op.window for op in program if isinstance(op, Attention)]
+
+
+def scales(name: str, **changes: Any) -> list[float]:
+    program = read_model({**CONFIGS[name], **changes}).program
+    return [op.scale for op in program if isinstance(op, Attention)]
+
+
+# Published configs
+
+
+def test_published_configs(shared_data: Path) -> None:
+    """Every one is recorded with exactly its parameters, or refused by architecture or quantization."""
+    folder = shared_data / "configs"
+    counted = json.loads((folder / "parameters.json").read_text())["models"]
+    read, refused = {}, {}
+    for path in sorted(folder.glob("*/config.json")):
+        raw, name = json.loads(path.read_text()), path.parent.name
+        try:
+            read[name] = read_model(raw).program
+        except ConfigError as error:
+            architecture = raw["architectures"][0]
+            method = (raw.get("quantization_config") or {}).get("quant_method", "unknown")
+            refused[name] = (error, method if architecture in KNOWN else architecture)
+    assert all(reason in error.message for error, reason in refused.values())
+    for name, program in read.items():
+        parameters = sum(w.size for w in program.weights().values())
+        assert parameters == counted.get(name, {"parameters": parameters})["parameters"], name
+        cost = fuse(program).cost(Load(((1000, 1),), 1), lambda spec: 2 * spec.size)
+        assert 0 < cost.weight_bytes < 2.001 * parameters  # the row of a tied table is read once more
+        assert plan_buffers(program).nbytes(Load(((0, 512),), 64)) < 1 << 31
+    assert len(read) >= 15
+    assert {"Qwen--Qwen3-0.6B", "mistralai--Mixtral-8x7B-v0.1"} <= set(read)
+    assert {"openai--gpt-oss-20b", "deepseek-ai--DeepSeek-V3"} <= set(refused)
+
+
+def test_sizes_of_published_quantized_configs(shared_data: Path) -> None:
+    """What is refused only because it is quantized has the right size all the same."""
+    folder = shared_data / "configs"
+    counted = json.loads((folder / "parameters.json").read_text())["models"]
+    seen = 0
+    for path in sorted(folder.glob("*/config.json")):
+        raw = json.loads(path.read_text())
+        if raw.pop("quantization_config", None) and raw["architectures"][0] in KNOWN:
+            weights = read_model(raw).program.weights().values()
+            if path.parent.name in counted:
+                assert sum(w.size for w in weights) == counted[path.parent.name]["parameters"]
+                seen += 1
+    assert seen >= 5
+
+
+# Architectures
+
+
+@pytest.mark.parametrize("names", [["NoSuchModel"], [], None, "NoSuchModel", 7, [["x"]], [None], {"a": 1}])
+def test_an_unknown_architecture_lists_the_known(names: Any) -> None:
+    with pytest.raises(ConfigError, match="is not known") as caught:
+        read_model({**CONFIGS["llama"], "architectures": names})
+    assert all(known in (caught.value.hint or "") for known in KNOWN)
+
+
+def test_a_near_miss_is_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_model({**CONFIGS["llama"], "architectures": ["LLamaForCausalLM"]})
+    assert "did you mean 'LlamaForCausalLM'?" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("stored", "method"),
+    [({"quant_method": "gptq", "bits": 4}, "gptq"), ({"x": 1}, "unknown"), ("?", "unknown")],
+)
+def test_a_quantized_checkpoint_is_named(stored: Any, method: str) -> None:
+    with pytest.raises(ConfigError, match=method):
+        read_model({**CONFIGS["llama"], "quantization_config": stored})
+
+
+# Options that change the mathematics
+
+
+def test_windows_by_family() -> None:
+    assert windows("mistral") == [20, 20]
+    assert windows("mistral", sliding_window=None) == [None, None]
+    assert windows("llama") == [None, None]
+    assert windows("gemma2") == [24, None, 24]
+    assert windows("gemma3") == [24, 24, None]
+    assert windows("gemma3", sliding_window_pattern=2) == [24, None, 24]
+    assert windows("gemma3", sliding_window_pattern=None, _sliding_window_pattern=2) == [24, None, 24]
+    assert windows("gpt_oss") == [20, None]
+    assert windows("cohere2", layer_types=None, num_hidden_layers=5) == [24, 24, 24, None, 24]
+    stated = ["full_attention", "sliding_attention"]
+    assert windows("mistral", layer_types=stated) == [None, 20]
+    assert windows("mistral", layer_types=[*stated, *stated]) == [None, 20]
+    assert windows("cohere2", sliding_window=None, layer_types=stated) == [None, None]
+
+
+def test_windows_of_qwen() -> None:
+    """Only when use_sliding_window says so, and then from layer max_window_layers on (28 by default)."""
+    assert windows("qwen2", sliding_window=9) == [None, None]
+    used = {"sliding_window": 9, "use_sliding_window": True}
+    assert windows("qwen2", **used) == [None, None]
+    assert windows("qwen2", **used, max_window_layers=1) == [None, 9]
+    assert windows("qwen3", **used, max_window_layers=0) == [9, 9]
+    assert windows("qwen2", **used, num_hidden_layers=30)[26:] == [None, None, 9, 9]
+    assert windows("qwen3_moe", **used) == [9, 9]
+
+
+def test_scales_by_family() -> None:
+    assert scales("llama") == [0.5, 0.5]
+    assert scales("granite") == [0.3, 0.3]
+    assert scales("gemma2", query_pre_attn_scalar=16) == [0.25] * 3
+    assert scales("gpt2") == [0.5, 0.5]
+    assert scales("gpt2", scale_attn_weights=False) == [1.0, 1.0]
+    assert scales("gpt2", scale_attn_by_inverse_layer_idx=True) == [0.5, 0.25]
+
+
+def test_null_means_absent() -> None:
+    for name in FAMILIES:
+        raw = CONFIGS[name]
+        nulls = {key: None for key in ("rope_scaling", "unknown_field", "use_cache") if key not in raw}
+        assert read_model({**raw, **nulls}).program == read_model(raw).program
+
+
+def test_options_that_are_not_supported_are_refused() -> None:
+    with pytest.raises(ConfigError, match="clip_qkv"):
+        read_model({**CONFIGS["olmoe"], "clip_qkv": 8.0})
+    with pytest.raises(ConfigError, match="linear_attention"):
+        read_model({**CONFIGS["qwen3"], "layer_types": ["linear_attention", "full_attention"]})
+    with pytest.raises(ConfigError, match="quick_gelu"):
+        read_model({**CONFIGS["llama"], "hidden_act": "quick_gelu"})
+
+
+# Broken configs
+
+BROKEN: list[dict[str, Any]] = [
+    {"hidden_size": "16"},
+    {"hidden_size": None},
+    {"hidden_size": 16.0},
+    {"hidden_size": True},
+    {"hidden_size": [16]},
+    {"hidden_size": -16},
+    {"vocab_size": 0},
+    {"vocab_size": 1 << 40},
+    {"num_hidden_layers": 0},
+    {"num_hidden_layers": 1 << 30},
+    {"num_attention_heads": 0},
+    {"num_attention_heads": -4},
+    {"num_attention_heads": None},
+    {"num_attention_heads": 64, "head_dim": None},
+    {"num_key_value_heads": 3},
+    {"num_key_value_heads": 8},
+    {"num_key_value_heads": "2"},
+    {"head_dim": 5},
+    {"head_dim": 0},
+    {"head_dim": 1},
+    {"intermediate_size": -1},
+    {"max_position_embeddings": "long"},
+    {"max_position_embeddings": 0},
+    {"sliding_window": True},
+    {"sliding_window": "all"},
+    {"sliding_window": 0},
+    {"sliding_window": -5},
+    {"sliding_window": 4.5},
+    {"layer_types": ["full_attention"]},
+    {"layer_types": "full_attention"},
+    {"layer_types": [1, 2]},
+    {"layer_types": [["a"], {}]},
+    {"layer_types": {"0": "full_attention"}},
+    {"hidden_act": 3},
+    {"hidden_act": "no such"},
+    {"hidden_act": ["silu"]},
+    {"rms_norm_eps": "1e-6"},
+    {"rms_norm_eps": math.nan},
+    {"rms_norm_eps": []},
+    {"tie_word_embeddings": "yes"},
+    {"attention_bias": 1},
+    {"mlp_bias": "no"},
+    {"use_sliding_window": "no", "sliding_window": 4},
+    {"no_rope_layers": "1101"},
+    {"no_rope_layers": [1, None]},
+    {"no_rope_layer_interval": 0},
+    {"no_rope_layer_interval": "4"},
+    {"original_max_position_embeddings": "4096"},
+    {"rope_theta": "1e6"},
+    {"rope_theta": 1e300},
+    {"rope_scaling": {"type": "dynamic", "factor": 1e200}},
+    {"rope_scaling": "yarn"},
+]
+
+
+@pytest.mark.parametrize("changes", BROKEN, ids=str)
+def test_broken_configs_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        read_model({**CONFIGS["llama"], **changes})
+
+
+OF_A_FAMILY: list[tuple[str, dict[str, Any]]] = [
+    ("mixtral", {"num_experts": "4"}),
+    ("mixtral", {"num_experts": None}),
+    ("mixtral", {"num_experts": 1 << 30}),
+    ("mixtral", {"num_experts_per_tok": 5}),
+    ("mixtral", {"num_experts_per_tok": 0}),
+    ("olmoe", {"norm_topk_prob": "true"}),
+    ("qwen3_moe", {"mlp_only_layers": 3}),
+    ("qwen3_moe", {"mlp_only_layers": ["0"]}),
+    ("qwen3_moe", {"decoder_sparse_step": 0}),
+    ("qwen3_moe", {"moe_intermediate_size": None}),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": "1"}),
+    ("gemma3", {"sliding_window_pattern": 0}),
+    ("gemma3", {"sliding_window_pattern": "3"}),
+    ("gemma3", {"rope_local_base_freq": "1e4"}),
+    ("gemma3", {"rope_local_base_freq": 0.5}),
+    ("gemma2", {"query_pre_attn_scalar": "4"}),
+    ("gemma2", {"attn_logit_softcapping": -1.0}),
+    ("gemma2", {"final_logit_softcapping": "30"}),
+    ("granite", {"residual_multiplier": "x"}),
+    ("granite", {"logits_scaling": -1}),
+    ("cohere2", {"logit_scale": "x"}),
+    ("glm4", {"partial_rotary_factor": "half"}),
+    ("gpt_oss", {"swiglu_limit": "7"}),
+    ("gpt2", {"n_embd": "16"}),
+    ("gpt2", {"n_head": 0}),
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": 1}),
+    ("phi3-longrope", {"original_max_position_embeddings": 0}),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), OF_A_FAMILY, ids=str)
+def test_broken_configs_of_a_family_are_refused(name: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        read_model({**CONFIGS[name], **changes})
+
+
+FIELDS = sorted(
+    {key for raw in CONFIGS.values() for key in raw}
+    | {key for changes in (*BROKEN, *(c for _, c in OF_A_FAMILY)) for key in changes}
+    | {"rope_parameters", "max_window_layers", "_sliding_window_pattern", "clip_qkv", "model_type"}
+    | {"partial_rotary_factor", "quantization_config", "scale_attn_weights"}
+)
+SCALING_FIELDS = [
+    *("type", "rope_type", "factor", "rope_theta", "full_attention", "sliding_attention", "long_factor"),
+    *("original_max_position_embeddings", "attention_factor", "mscale", "beta_fast", "short_factor"),
+]
+SCALING = st.dictionaries(
+    st.sampled_from(SCALING_FIELDS),
+    st.one_of(
+        st.none(),
+        st.integers(-1, 70),
+        st.floats(),
+        st.sampled_from(["linear", "dynamic", "yarn", "llama3", "longrope", "default"]),
+        st.dictionaries(st.just("rope_theta"), st.floats(), max_size=1),
+        st.lists(st.floats(), max_size=2),
+    ),
+    max_size=5,
+)
+ODD = [1 << 31, 1 << 70, -(1 << 70), 0.0, -0.0, 0.5, 1e308, math.nan, math.inf, "", "8", "silu"]
+ITEMS = st.one_of(st.none(), st.integers(-1, 3), st.floats(), st.text(max_size=3))
+JUNK = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 40),
+    st.sampled_from(ODD),
+    st.lists(ITEMS, max_size=3),
+    SCALING,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(CONFIGS)), st.dictionaries(st.sampled_from(FIELDS), JUNK, max_size=4))
+def test_junk_is_read_or_refused(name: str, changes: dict[str, Any]) -> None:
+    """Whatever a field holds: a program whose frequencies can be computed, or a ConfigError."""
+    try:
+        model = read_model({**CONFIGS[name], **changes})
+    except ConfigError:
+        return
+    for op in model.program:
+        if hasattr(op, "rope"):
+            for limit in (1, 10**6):
+                frequencies = op.rope.frequencies(op.rope.variant(limit))
+                assert frequencies.shape == (op.rope.dim // 2,)
+    assert model.program.cost(Load(((3, 2),), 1), lambda spec: spec.size).flops > 0
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_missing_field_has_a_default_or_is_refused(name: str) -> None:
+    for field in CONFIGS[name]:
+        left = {key: value for key, value in CONFIGS[name].items() if key != field}
+        with contextlib.suppress(ConfigError):
+            read_model(left)
+
+
+@pytest.mark.parametrize("field", ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"])
+def test_a_missing_size_is_named(field: str) -> None:
+    with pytest.raises(ConfigError, match=f"{field} is missing"):
+        read_model({**CONFIGS["llama"], field: None})
