@@ -85,6 +85,20 @@ def test_matches_before_min_tokens_do_not_count() -> None:
     assert stream.push("b!") == ("", "ab")
 
 
+def test_an_ignored_match_may_begin_another() -> None:
+    stream = StopStrings(["aba"])
+    assert stream.push("aba", ignore=True) == ("ab", None)
+    assert stream.push("ba") == ("", "aba")
+
+
+@pytest.mark.parametrize("stop", ["aab", "abab", "aabaa", "abcabd"])
+def test_a_stop_string_that_resembles_itself(stop: str) -> None:
+    for lead in (stop[:size] for size in range(len(stop))):
+        assert (
+            "".join(StopStrings([stop]).push(lead + stop + "!")[0]) == expected(lead + stop, [stop], False)[0]
+        )
+
+
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(RequestError, match="empty"):
         StopStrings(["a", ""])

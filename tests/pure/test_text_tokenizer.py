@@ -194,6 +194,17 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
         Tokenizer.from_folder(tmp_path)
 
 
+def test_of_control_tokens_that_begin_alike_the_longest_counts(tmp_path: Path) -> None:
+    folder = small.byte_level(tmp_path)
+    data = json.loads((folder / "tokenizer.json").read_text())
+    data["added_tokens"] += [small.added(10**6, "<|im_end|><|im_start|>"), small.added(10**6 + 1, "<|im")]
+    small.write(folder, data)
+    tokenizer = Tokenizer.from_folder(folder)
+    library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for text in ("<|im_end|><|im_start|>", "<|im_end|><|im", "a<|im_start", "<|im_end|> <|im_start|>"):
+        assert tokenizer.encode(text, parse_special=True) == library.encode(text).ids
+
+
 def test_single_word_tokens_match_whole_words_of_trusted_text(tmp_path: Path) -> None:
     folder = small.byte_level(tmp_path)
     data = json.loads((folder / "tokenizer.json").read_text())
