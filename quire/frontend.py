@@ -169,9 +169,10 @@ class RequestReader:
         return stopped
 
     def take_deltas(self) -> None:
-        """Begin a new delta for every choice: what was yielded so far is known to the caller."""
+        """Set every choice's delta to the text that came since this was last called."""
         for choice in self._choices:
-            choice.output.delta = ""
+            choice.output.delta = choice.output.text[choice.taken :]
+            choice.taken = len(choice.output.text)
 
 
 class _ChoiceReader:
@@ -180,6 +181,7 @@ class _ChoiceReader:
     def __init__(self, request: NewRequest, index: int, tokenizer: Tokenizer | None) -> None:
         self.params = request.params
         self.output = CompletionOutput(index)
+        self.taken = 0  # characters that deltas have given
         self._tokenizer = tokenizer
         self._text: Detokenizer | None = None
         if tokenizer is not None and self.params.detokenize:
@@ -209,16 +211,13 @@ class _ChoiceReader:
         early = len(self.output.token_ids) <= self.params.min_tokens
         shown, _ = self._stops.push(text, ignore=early)
         self.output.text += shown
-        self.output.delta += shown
 
     def _finish(self, output: Output) -> None:
         if self._text is not None:
             self._show(self._text.finish())
         stop = self._stops.matched
         if stop is None:
-            held = self._stops.flush()
-            self.output.text += held
-            self.output.delta += held
+            self.output.text += self._stops.flush()
         self.output.finish_reason = output.finish_reason if stop is None else "stop"
         self.output.stop_reason = output.stop_reason if stop is None else stop
         self.output.error = output.error

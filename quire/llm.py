@@ -137,8 +137,8 @@ class LLM:
 
     def _stream(self, prompts: list[tuple[str | None, list[int]]], params: Params) -> Iterator[RequestOutput]:
         for reader in self._follow(self._submit(prompts, params)):
-            yield reader.output
             reader.take_deltas()
+            yield reader.output
 
     def _submit(self, prompts: list[tuple[str | None, list[int]]], params: Params) -> list[RequestReader]:
         """Hand in all prompts or, when one is refused, none."""
