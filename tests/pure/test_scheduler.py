@@ -267,7 +267,9 @@ def test_a_resumed_request_carries_all_it_knows_and_finds_what_is_still_cached()
     assert step.admitted[0].num_prompt_tokens == 7
     assert row.start > 0
     run.finish()
-    assert all(out.num_cached_tokens == 0 for out in run.received.final.values())  # at first admission
+    final = run.received.final[("young", 0)]
+    assert final.num_cached_tokens == 0  # what counts is the first admission
+    assert (final.metrics.admitted_s, final.metrics.first_token_s) == (1.0, 1.5)
 
 
 def test_a_head_that_does_not_fit_is_not_overtaken():
@@ -280,6 +282,18 @@ def test_a_head_that_does_not_fit_is_not_overtaken():
     while run.scheduler.has_work:
         order += [admission.request_id for admission in run.step()[0].admitted]
     assert order == ["long", "short"]
+
+
+def test_a_head_that_does_not_fit_is_not_matched_anew_in_every_step():
+    run = Run(num_blocks=10)
+    run.add("a", [1] * 20, max_tokens=12, ignore_eos=True)
+    run.step()
+    run.add("long", [1] * 20 + [2] * 20, max_tokens=1)
+    matched = []
+    match = run.scheduler._match
+    run.scheduler._match = lambda choice: matched.append(choice) or match(choice)
+    run.finish()
+    assert 1 < len(matched) < 5
 
 
 def test_a_lone_request_may_fill_the_whole_cache():
@@ -542,6 +556,15 @@ def test_fair_lets_a_newcomer_in_before_a_flood():
     assert run.scheduler._queue.counter("a") == 4 * (4 + 2 * 4)
 
 
+def test_nobody_is_charged_for_being_preempted():
+    run = Run(num_blocks=6, policy="fair", num_spare_blocks=0, enable_prefix_caching=False)
+    run.add("old", [1] * 7, max_tokens=12, ignore_eos=True)
+    run.add("young", [2] * 7, max_tokens=12, ignore_eos=True)
+    run.finish()
+    assert run.scheduler.num_preemptions > 0
+    assert run.scheduler._queue.counter("") == 2 * (7 + 2 * 12)
+
+
 def test_priority_decides_who_is_admitted():
     run = Run(max_num_seqs=1, policy="priority")
     for name, priority in (("a", 1), ("b", 1), ("c", 0)):
@@ -616,3 +639,42 @@ def test_the_same_calls_give_the_same_steps_in_every_process():
         )
         digests.add(done.stdout)
     assert len(digests) == 1
+
+
+# Size
+
+
+def traced(function, trace, *arguments):
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        return function(*arguments)
+    finally:
+        sys.settrace(before)
+
+
+def lines_of_a_step(num_waiting: int, num_blocks: int, policy: str) -> int:
+    """Lines of Python that one decode step of four rows executes: a measure of time without a clock."""
+    run = Run(num_blocks=num_blocks, max_num_seqs=4, policy=policy)
+    for i in range(4):
+        run.add(f"running{i}", [i] * 6, max_tokens=50, ignore_eos=True)
+    run.step()
+    for i in range(num_waiting):
+        run.add(f"waiting{i}", [9] * 6, tenant=str(i % 10), priority=i % 3)
+    count = 0
+
+    def trace(frame, event, arg):
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    step = traced(run.scheduler.schedule, trace, 0.0)
+    result = run.runner.execute(step)
+    traced(run.scheduler.commit, trace, step, result, 0.0)
+    return count
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
+def test_a_step_does_not_grow_with_the_queue_or_the_pool(policy):
+    small = lines_of_a_step(10, 50, policy)
+    assert lines_of_a_step(3000, 50, policy) == lines_of_a_step(10, 5000, policy) == small < 400
