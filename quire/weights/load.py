@@ -89,10 +89,9 @@ def check(specs: Mapping[str, WeightSpec], checkpoint: Checkpoint, ignored: Iter
         _listing("of another shape than config.json says", list(dict.fromkeys(misshaped))),
     )
     if any(faults):
-        message = f"{checkpoint.path}: the checkpoint does not fit the model: " + "; ".join(
-            filter(None, faults)
-        )
-        raise ConfigError(message, _hint(missing, unexpected, bool(misshaped)))
+        listed = "; ".join(filter(None, faults))
+        hint = _hint(missing, set(checkpoint) - set(wanted), bool(misshaped or unexpected))
+        raise ConfigError(f"{checkpoint.path}: the checkpoint does not fit the model: {listed}", hint)
     for name in wanted:
         _ = checkpoint[name].kind  # raises for number formats that are not read
 
