@@ -31,6 +31,16 @@ def words(path: str, text: str) -> list[str]:
     ]
 
 
+def lost_paths(path: str, text: str) -> list[str]:
+    """Files of the repository that a document names or links to, and that are not there."""
+    named = re.findall(r"`((?:quire|tests|docs|scripts|benchmarks|csrc)/[\w./-]*)`", text)
+    folder = (ROOT / path).parent
+    linked = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
+    lost = [name for name in named if not (ROOT / name).exists()]
+    lost += [link for link in linked if not (folder / link).exists()]
+    return [f"{path}: {name}" for name in lost]
+
+
 def _tracked() -> Iterable[str]:
     """The text files of the repository, without the data that others wrote."""
     listing = subprocess.run(
@@ -50,6 +60,19 @@ def _tracked() -> Iterable[str]:
 
 def test_the_tree_speaks_of_itself_alone() -> None:
     assert [w for path in _tracked() for w in words(path, (ROOT / path).read_text("utf-8"))] == []
+
+
+def test_documents_name_what_is_there() -> None:
+    documents = [path for path in _tracked() if path.endswith(".md")]
+    assert [lost for path in documents for lost in lost_paths(path, (ROOT / path).read_text("utf-8"))] == []
+
+
+def test_a_lost_path_is_found() -> None:
+    text = "`quire/types.py`, `quire/lost.py`, [a](log.md), [b](lost.md), [c](https://example.org/lost)"
+    assert lost_paths("docs/glossary.md", text) == [
+        "docs/glossary.md: quire/lost.py",
+        "docs/glossary.md: lost.md",
+    ]
 
 
 @pytest.mark.parametrize(
