@@ -56,7 +56,7 @@ def test_published_configs(shared_data: Path) -> None:
         cost = fuse(program).cost(Load(((1000, 1),), 1), lambda spec: 2 * spec.size)
         assert 0 < cost.weight_bytes < 2.001 * parameters  # the row of a tied table is read once more
         assert plan_buffers(program).nbytes(Load(((0, 512),), 64)) < 1 << 31
-    assert len(read) >= 15
+    assert len(read) >= 13
     assert {"Qwen--Qwen3-0.6B", "mistralai--Mixtral-8x7B-v0.1"} <= set(read)
     assert {"openai--gpt-oss-20b", "deepseek-ai--DeepSeek-V3"} <= set(refused)
 
