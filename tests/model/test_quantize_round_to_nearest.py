@@ -94,9 +94,9 @@ def test_int4_is_better_than_q4_0_where_it_matters() -> None:
 
 def test_both_signs_of_the_largest_magnitude() -> None:
     """Q4_0 takes the one that comes first; the other choice can be worse, and must not be taken then."""
-    x = np.zeros((2, 32), np.float32)
-    x[0, :6] = [1, -1, 1, 1, 1, 1]
-    x[1, :6] = [-1, 1, -1, -1, -1, -1]
+    eighths = np.arange(-7, 8, dtype=np.float32) / 8
+    x = np.concatenate([np.ones(16), [-1], eighths]).astype(np.float32)[None]
+    x = np.concatenate([x, -x])  # exact but for one number, if the sign is that of the many
     ours = ((quantize(spec_of(x), x, "int4").dense() - x) ** 2).sum(-1)
     assert (ours <= ((q4_0(x) - x) ** 2).sum(-1)).all()
 
@@ -148,6 +148,14 @@ def test_zeros_and_numbers_too_small_for_a_scale_become_zero(scheme: str) -> Non
     array = np.zeros((2, 64), np.float32)
     array[1] = 1e-12
     assert not quantize(spec_of(array), array, scheme).dense().any()
+
+
+def test_a_scale_that_f16_holds_badly_does_not_overflow_the_values() -> None:
+    """Near the smallest f16 a scale is rounded by a third: 127 of it do not reach the largest number."""
+    array = np.full((1, 32), -127 * 1.4 * 2.0**-24, np.float32)
+    weight = quantize(spec_of(array), array, "int8")
+    assert isinstance(weight, Int8)
+    assert (weight.values == -127).all()
 
 
 def test_integers_that_fit_are_kept_exactly() -> None:
