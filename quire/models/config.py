@@ -122,11 +122,14 @@ Slides = Callable[[Mapping[str, Any], int], bool]
 
 def read_config(raw: Mapping[str, Any], defaults: Mapping[str, Any], slides: Slides) -> ModelConfig:
     """Read config.json over a family's `defaults`; ConfigError names a missing or impossible field."""
-    values = {**defaults, **{name: value for name, value in raw.items() if value is not None}}
+    stated = {name: value for name, value in raw.items() if value is not None}
     for name, others in ALIASES.items():
         for other in others:
-            if values.get(name) is None and values.get(other) is not None:
-                values[name] = values[other]
+            if other in stated:
+                stated.setdefault(name, stated[other])
+    if "hidden_activation" in stated:  # Gemma's own field; hidden_act beside it may be a leftover
+        stated["hidden_act"] = stated["hidden_activation"]
+    values = {**defaults, **stated}
     heads = read_size(values, "num_attention_heads")
     hidden = read_size(values, "hidden_size")
     layers = read_size(values, "num_hidden_layers", most=MAX_LAYERS)

@@ -140,6 +140,16 @@ def test_scales_by_family() -> None:
     assert scales("gpt2", scale_attn_by_inverse_layer_idx=True) == [0.5, 0.25]
 
 
+def test_older_spellings_win_over_defaults() -> None:
+    cfg = read_model({**CONFIGS["gpt2"], "activation_function": "relu", "layer_norm_epsilon": 0.5}).config
+    assert (cfg.hidden_act, cfg.norm_eps, cfg.hidden_size, cfg.head_dim) == ("relu", 0.5, 16, 4)
+    assert (cfg.intermediate_size, cfg.max_position_embeddings) == (64, 256)
+    assert read_model({**CONFIGS["gpt2"], "n_inner": 24}).config.intermediate_size == 24
+    both = {**CONFIGS["gemma2"], "hidden_act": "relu", "hidden_activation": "silu"}
+    assert read_model(both).config.hidden_act == "silu"
+    assert read_model({**CONFIGS["cohere2"], "layer_norm_eps": 0.25}).config.norm_eps == 0.25
+
+
 def test_null_means_absent() -> None:
     for name in FAMILIES:
         raw = CONFIGS[name]
