@@ -37,6 +37,7 @@ COMMON = {
     "pytorch_model.bin": b"\x80\x04pickle",
     "onnx/model.safetensors": b"another format",
     "original/params.json": b"{}",
+    "tokenizer_old/tokenizer.json": b"{}",
 }
 WEIGHTS = {"w": np.arange(50_000, dtype=np.float32)}
 
