@@ -157,6 +157,7 @@ class _Repository:
                     self.model,
                     revision=revision,
                     allow_patterns=[*patterns],
+                    ignore_patterns=["*/*"],  # a * of the patterns would go into folders too
                     local_files_only=local,
                     endpoint=self._endpoint,
                     cache_dir=self._cache_dir,
