@@ -12,6 +12,8 @@ from quire.program.ops.experts import ExpertWeights, Routing
 
 
 class ExpertOptions(TypedDict):
+    """The keywords of Builder.experts that routing() fills in."""
+
     chosen: int
     routing: Routing
     activation: str

@@ -72,6 +72,7 @@ class Builder:
         activation: str = "silu",
         limit: float | None = None,
     ) -> Value:
+        """The mix of the `chosen` experts of each token, by its router's `scores` [T, experts]."""
         _known(activation)
         if not 0 < chosen <= scores.width:
             raise ConfigError(f"cannot choose {chosen} of {scores.width} experts")
