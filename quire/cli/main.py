@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from quire import __version__
 from quire.cli import inspect, run
@@ -21,7 +21,11 @@ EXAMPLES = """examples:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Suggests the nearest flag for a mistyped one."""
+    """Takes flags by their full names, and suggests the nearest for a mistyped one."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.allow_abbrev = False
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: None = None) -> argparse.Namespace:  # type: ignore[override]
         parsed, unknown = self.parse_known_args(args)

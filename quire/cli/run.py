@@ -158,9 +158,20 @@ class Conversation:
     def _stream(self, prompt: str) -> Iterator[RequestOutput]:
         if self.raw:
             return self.llm.stream(prompt, self.params)
+        return self.llm.stream({"prompt_token_ids": self._fit(prompt)}, self.params)
+
+    def _fit(self, prompt: str) -> list[int]:
+        """The conversation as tokens. Its beginning is forgotten when no room is left for an answer."""
+        longest = self.llm.frontend.max_model_len
+        room = longest - min(self.params.max_tokens or longest, longest // 4)
         system = [{"role": "system", "content": self.system}] if self.system else []
-        messages = [*system, *self.messages, {"role": "user", "content": prompt}]
-        return self.llm.stream_chat(messages, self.params)
+        while True:
+            messages = [*system, *self.messages, {"role": "user", "content": prompt}]
+            _, token_ids = self.llm.frontend.encode_chat(messages)
+            if len(token_ids) <= room or not self.messages:
+                return token_ids
+            _note("the conversation has outgrown the context: its beginning is forgotten")
+            del self.messages[:2]
 
 
 def _report(output: RequestOutput) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The exactness contract on the demo model: the same tokens and the same logprob bits, whatever the company."""
+"""The exactness contract on the demo model: the same tokens and logprob bits, whatever the company."""
 
 from __future__ import annotations
 

@@ -105,7 +105,8 @@ def test_requests_without_seed_differ_but_programs_repeat() -> None:
 
 
 def test_stop_strings(llm: LLM) -> None:
-    whole = ask(llm, "Tell me a story.", SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)).outputs[0]
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    whole = ask(llm, "Tell me a story.", params).outputs[0]
     stop = whole.text[10:14]
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, stop=["never there", stop])
     cut = ask(llm, "Tell me a story.", params).outputs[0]
@@ -141,10 +142,10 @@ def test_logprobs(llm: LLM) -> None:
     output = ask(llm, "The sky is", params)
     choice = output.outputs[0]
     assert choice.logprobs is not None
-    assert choice.cumulative_logprob == pytest.approx(
-        sum(position[token].logprob for token, position in zip(choice.token_ids, choice.logprobs, strict=True))
-    )
-    for token, position in zip(choice.token_ids, choice.logprobs, strict=True):
+    positions = list(zip(choice.token_ids, choice.logprobs, strict=True))
+    total = sum(position[token].logprob for token, position in positions)
+    assert choice.cumulative_logprob == pytest.approx(total)
+    for token, position in positions:
         assert len(position) == 3  # the greedy token is among the three
         assert position[token].rank == 1
         assert position[token].decoded_token == llm.get_tokenizer().token_text(token)
@@ -203,11 +204,11 @@ def test_leaving_a_stream_frees_it(llm: LLM) -> None:
 
 def test_an_interrupt_ends_the_call_and_not_the_engine(llm: LLM) -> None:
     expected = ask(llm, "Hello!").outputs[0].text
+    params = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        for _ in range(100):
-            ask(llm, "Tell me a story.", SamplingParams(temperature=0, max_tokens=500, ignore_eos=True))
+        llm.generate(["Tell me a story."] * 64, params, use_tqdm=False)
     timer.join()
     assert ask(llm, "Hello!").outputs[0].text == expected
 

@@ -52,7 +52,8 @@ def test_prompt_logprobs(llm: LLM, goldens: list[dict[str, Any]]) -> None:
     for output, golden in zip(outputs, goldens, strict=True):
         scored = output.prompt_logprobs or [None]
         assert scored[0] is None
-        got = [entry[i].logprob for entry, i in zip(scored[1:], golden["prompt_ids"][1:], strict=True) if entry]
+        entries = zip(scored[1:], golden["prompt_ids"][1:], strict=True)
+        got = [entry[token].logprob for entry, token in entries if entry]
         np.testing.assert_allclose(got, golden["prompt_logprobs"][1:], atol=1e-3)
 
 
