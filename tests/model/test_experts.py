@@ -96,6 +96,10 @@ def test_ties_go_to_the_lower_number() -> None:
     picked, shares = op.route(np.array([[1, 2, 2, 1, 1, 0], [0, 0, 0, 0, 0, 0]], np.float32))
     assert picked.tolist() == [[1, 2, 0], [0, 1, 2]]
     np.testing.assert_allclose(shares[1], [1 / 6] * 3, rtol=1e-6)
+    many = recorded(stack(200, 2, 2), chosen=8, routing="softmax")
+    scores = np.random.default_rng(0).integers(0, 4, (50, 200)).astype(np.float32)
+    for row, best in zip(scores.tolist(), many.route(scores)[0].tolist(), strict=True):
+        assert best == sorted(range(200), key=lambda e: (-row[e], e))[:8]
 
 
 def test_shares_survive_large_scores() -> None:
