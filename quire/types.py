@@ -98,8 +98,7 @@ class TokenLogprob(NamedTuple):
 PositionLogprobs = tuple[TokenLogprob, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RowResult:
+class RowResult(NamedTuple):
     """What a row gave. `error` fails this request alone (for example logits that are not numbers).
 
     `prompt_logprobs` has one entry for each position start + 1 ... start + count that lies in the prompt.
@@ -129,8 +128,7 @@ class RequestMetrics:
     num_preemptions: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """What a choice of a request receives after a step.
 
     `token_ids` are the new tokens; a stop token is among them. Exactly one output of a choice has a
