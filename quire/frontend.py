@@ -58,16 +58,21 @@ class Frontend:
         return self.tokenizer
 
     def encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        """A prompt as (text or None, token ids): text, ids, {"prompt": ...} or {"prompt_token_ids": ...}."""
+        """A prompt as (text or None, token ids): text, ids, {"prompt": ...} or {"prompt_token_ids": ...}.
+
+        What reads like a control token in a text is text. A caller who wrote the text himself, with
+        `apply_chat_template` say, and wants control tokens made of it gives {"prompt": ..., "trusted": True}.
+        """
+        trusted = False
         if isinstance(prompt, Mapping):
             if "prompt_token_ids" in prompt:
                 return prompt.get("prompt"), _token_ids(prompt["prompt_token_ids"])
             if not isinstance(prompt.get("prompt"), str):
                 hint = "give {'prompt': text} or {'prompt_token_ids': [...]}"
                 raise RequestError("the prompt has neither text nor token ids", hint, "prompt")
-            prompt = prompt["prompt"]
+            prompt, trusted = prompt["prompt"], prompt.get("trusted") is True
         if isinstance(prompt, str):
-            return prompt, self.need_tokenizer().encode(prompt)
+            return prompt, self.need_tokenizer().encode(prompt, parse_special=trusted)
         return None, _token_ids(prompt)
 
     def encode_chat(
