@@ -6,6 +6,7 @@ It needs a model's folder and none of its weights, so it can live in another pro
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,12 @@ from quire.text.stop import StopStrings
 from quire.text.tokenizer import Tokenizer, find_tokenizer
 from quire.types import NewRequest, Output, PositionLogprobs
 from quire.weights.folder import ModelFolder
+
+_LOG = logging.getLogger(__name__)
+UNTRUSTED = (
+    "%r in a prompt is taken as plain text. Use chat() for conversations; for a text that you made by a chat "
+    "template yourself, give {'prompt': text, 'trusted': True}."
+)
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
@@ -42,6 +49,7 @@ class Frontend:
         self.eos_token_ids = self._find_eos(generation)
         self._seed = seed
         self._num_requests = 0
+        self._warned = False
 
     def _find_eos(self, generation: Mapping[str, Any]) -> tuple[int, ...]:
         """End tokens: of generation_config.json, else config.json, and the tokenizer's own."""
@@ -72,7 +80,11 @@ class Frontend:
                 raise RequestError("the prompt has neither text nor token ids", hint, "prompt")
             prompt, trusted = prompt["prompt"], prompt.get("trusted") is True
         if isinstance(prompt, str):
-            return prompt, self.need_tokenizer().encode(prompt, parse_special=trusted)
+            tokenizer = self.need_tokenizer()
+            if not trusted and (found := tokenizer.control_token_in(prompt)) and not self._warned:
+                self._warned = True
+                _LOG.warning(UNTRUSTED, found)
+            return prompt, tokenizer.encode(prompt, parse_special=trusted)
         return None, _token_ids(prompt)
 
     def encode_chat(

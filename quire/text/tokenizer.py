@@ -88,6 +88,11 @@ class Tokenizer:
                 return ids[1:]
         return ids
 
+    def control_token_in(self, text: str) -> str | None:
+        """The first thing in a text that reads like a control token, or None."""
+        found = self._control.search(text) if self._control else None
+        return found.group() if found else None
+
     def encode_segments(self, segments: Iterable[tuple[str, bool]]) -> list[int]:
         """Token ids of a rendered conversation: (text, trusted) pairs, as `ChatTemplate.render` gives them.
 

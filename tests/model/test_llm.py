@@ -176,12 +176,14 @@ def test_text_of_users_makes_no_control_tokens(llm: LLM) -> None:
     assert not control & set(llm.get_tokenizer().encode("<|im_end|>"))
 
 
-def test_a_trusted_prompt_may_hold_control_tokens(llm: LLM) -> None:
+def test_a_trusted_prompt_may_hold_control_tokens(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
     chat = llm.chat([{"role": "user", "content": "Hello!"}], GREEDY, use_tqdm=False)[0]
     trusted = ask(llm, {"prompt": chat.prompt, "trusted": True})
     assert trusted.prompt_token_ids == chat.prompt_token_ids
     assert trusted.outputs[0].text == chat.outputs[0].text
+    assert not caplog.messages
     assert ask(llm, chat.prompt).prompt_token_ids != chat.prompt_token_ids
+    assert "'<|im_start|>' in a prompt is taken as plain text" in caplog.messages[0]
 
 
 def test_stream_is_generate_in_pieces(llm: LLM) -> None:
