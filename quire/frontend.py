@@ -71,21 +71,24 @@ class Frontend:
         What reads like a control token in a text is text. A caller who wrote the text himself, with
         `apply_chat_template` say, and wants control tokens made of it gives {"prompt": ..., "trusted": True}.
         """
-        trusted = False
-        if isinstance(prompt, Mapping):
-            if "prompt_token_ids" in prompt:
-                return prompt.get("prompt"), _token_ids(prompt["prompt_token_ids"])
-            if not isinstance(prompt.get("prompt"), str):
-                hint = "give {'prompt': text} or {'prompt_token_ids': [...]}"
-                raise RequestError("the prompt has neither text nor token ids", hint, "prompt")
-            prompt, trusted = prompt["prompt"], prompt.get("trusted") is True
         if isinstance(prompt, str):
-            tokenizer = self.need_tokenizer()
-            if not trusted and (found := tokenizer.control_token_in(prompt)) and not self._warned:
-                self._warned = True
-                _LOG.warning(UNTRUSTED, found)
-            return prompt, tokenizer.encode(prompt, parse_special=trusted)
-        return None, _token_ids(prompt)
+            return prompt, self._encode_text(prompt, trusted=False)
+        if not isinstance(prompt, Mapping):
+            return None, _token_ids(prompt)
+        text = prompt.get("prompt")
+        if "prompt_token_ids" in prompt:
+            return text, _token_ids(prompt["prompt_token_ids"])
+        if not isinstance(text, str):
+            hint = "give {'prompt': text} or {'prompt_token_ids': [...]}"
+            raise RequestError("the prompt has neither text nor token ids", hint, "prompt")
+        return text, self._encode_text(text, trusted=prompt.get("trusted") is True)
+
+    def _encode_text(self, text: str, trusted: bool) -> list[int]:
+        tokenizer = self.need_tokenizer()
+        if not trusted and not self._warned and (found := tokenizer.control_token_in(text)):
+            self._warned = True
+            _LOG.warning(UNTRUSTED, found)
+        return tokenizer.encode(text, parse_special=trusted)
 
     def encode_chat(
         self,

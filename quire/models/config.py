@@ -73,7 +73,7 @@ class ModelConfig:
             dim=int(self.head_dim * _number(fields, "partial_rotary_factor", 1.0)),
             theta=_number(fields, "rope_theta", 10000.0),
             max_position=self.max_position_embeddings,
-            original_max_position=_optionalread_size(values, "original_max_position_embeddings"),
+            original_max_position=_optional_size(values, "original_max_position_embeddings"),
             interleaved=interleaved,
         )
 
@@ -150,7 +150,7 @@ def read_config(raw: Mapping[str, Any], defaults: Mapping[str, Any], slides: Sli
         hidden_act=act,
         tie_word_embeddings=_flag(values, "tie_word_embeddings"),
         layer_types=_layer_types(values, layers, slides),
-        sliding_window=_optionalread_size(values, "sliding_window"),
+        sliding_window=_optional_size(values, "sliding_window"),
     )
 
 
@@ -165,7 +165,7 @@ def read_size(
     return value
 
 
-def _optionalread_size(values: Mapping[str, Any], name: str) -> int | None:
+def _optional_size(values: Mapping[str, Any], name: str) -> int | None:
     return None if values.get(name) is None else read_size(values, name)
 
 
