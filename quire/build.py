@@ -14,19 +14,20 @@ from quire.config import EngineConfig
 from quire.engine.engine import Engine
 from quire.engine.scheduler import Scheduler
 from quire.errors import ConfigError
-from quire.memory import KV_ITEMSIZE, MemoryPlan, available_memory, plan_memory
+from quire.memory import KV_ITEMSIZE, MemoryPlan, available_memory, misfit, plan_memory
 from quire.models import Model, read_model
 from quire.program.passes import fuse
 from quire.program.program import Program, WeightBytes, WeightSpec
+from quire.quantize.round_to_nearest import kind_of
 from quire.runner.runner import Runner
 from quire.weights.folder import ModelFolder
 from quire.weights.hub import resolve
 from quire.weights.kinds import Storage
 from quire.weights.load import load, plan
-from quire.weights.safetensors import Checkpoint
 
 # Products of one tile are too small to gain from threads; with a busy machine they lose much.
 DEFAULT_THREADS = 1
+DTYPE_NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 Progress = Callable[[int, int], None]  # (bytes done, in all)
 
@@ -39,7 +40,6 @@ class Description:
     folder: ModelFolder
     model: Model
     program: Program
-    checkpoint: Checkpoint
     storage: Mapping[str, Storage]  # weight name -> how it is stored
     memory: MemoryPlan
 
@@ -56,18 +56,27 @@ class Built:
     chosen: dict[str, str] = field(default_factory=dict)
 
 
-def describe(config: EngineConfig) -> Description:
-    """Read everything about a model but its weights. Raises ConfigError for whatever is not in order."""
-    folder = ModelFolder.at(resolve(config.model, config.revision))
-    model = read_model(folder.config())
+def describe(config: EngineConfig, *, weights: bool = True) -> Description:
+    """Read everything about a model but its weights. Raises ConfigError for whatever is not in order.
+
+    Without `weights` they may be missing (their number format is then that of config.json), and those of a
+    hub model are not fetched.
+    """
+    folder = ModelFolder.at(resolve(config.model, config.revision, weights=weights))
+    raw = folder.config()
+    model = read_model(raw)
     _check_length(config, model)
     program = fuse(model.program)
-    checkpoint = folder.checkpoint()
-    storage = plan(program.weights(), checkpoint, config.quantization)
+    specs = program.weights()
+    if weights or folder.has_weights:
+        storage = plan(specs, folder.checkpoint(), config.quantization, program.ignored)
+    else:
+        stated = DTYPE_NAMES.get(str(raw.get("dtype") or raw.get("torch_dtype")), "bf16")
+        storage = {name: kind_of(spec, stated, config.quantization) for name, spec in specs.items()}
     nbytes: WeightBytes = lambda spec: storage[spec.name].nbytes(spec.shape)  # noqa: E731
     longest = model.config.max_position_embeddings
     memory = plan_memory(program, nbytes, config, longest, available_memory())
-    return Description(config, folder, model, program, checkpoint, storage, memory)
+    return Description(config, folder, model, program, storage, memory)
 
 
 def _check_length(config: EngineConfig, model: Model) -> None:
@@ -82,6 +91,8 @@ def _check_length(config: EngineConfig, model: Model) -> None:
 def build(config: EngineConfig, progress: Progress | None = None) -> Built:
     """Load a model and assemble its engine. `progress` hears of bytes loaded."""
     description = describe(config)
+    if (error := misfit(description.memory, config)) is not None:
+        raise error
     threadpool_limits(config.num_threads or DEFAULT_THREADS)
     backend = _backend(description, progress)
     scheduler = Scheduler(
@@ -104,7 +115,7 @@ def _backend(description: Description, progress: Progress | None) -> Backend:
         return NullBackend(program, description.nbytes, KV_ITEMSIZE[config.kv_cache_dtype])
     weights = load(
         program.weights(),
-        description.checkpoint,
+        description.folder.checkpoint(),
         program.ignored,
         config.quantization,
         progress,

@@ -41,8 +41,7 @@ def plan_memory(
     """Decide the size of the KV cache and the longest sequence.
 
     `longest` is the most tokens the model was made for. Without kv_cache_memory_bytes the cache takes what
-    max_num_seqs sequences of full length can use, bounded by half of what is left. Raises ConfigError when
-    the model, or one sequence of the max_model_len that was asked for, does not fit.
+    max_num_seqs sequences of full length can use, bounded by half of what is left.
     """
     weights = program.weights().values()
     working = sum(spec.size * 4 for spec in weights) if config.device != "null" else 0
@@ -58,7 +57,7 @@ def plan_memory(
     num_blocks = useful if config.device == "null" else min(useful, budget // block_bytes)
     if config.max_model_len is None:
         max_model_len = min(max_model_len, num_blocks * config.block_size)
-    plan = MemoryPlan(
+    return MemoryPlan(
         weight_bytes=sum(nbytes(spec) for spec in weights),
         working_bytes=working,
         activation_bytes=activations,
@@ -67,24 +66,24 @@ def plan_memory(
         max_model_len=max_model_len,
         available_bytes=available_bytes,
     )
-    _check(plan, config)
-    return plan
 
 
-def _check(plan: MemoryPlan, config: EngineConfig) -> None:
+def misfit(plan: MemoryPlan, config: EngineConfig) -> ConfigError | None:
+    """Why the model, or one sequence of the max_model_len asked for, does not fit; None if it does."""
     if config.device == "null":
-        return
+        return None
     if plan.total_bytes > plan.available_bytes:
-        raise ConfigError(
+        return ConfigError(
             f"the model takes {gigabytes(plan.total_bytes)}, {gigabytes(plan.available_bytes)} are available",
             "lower kv_cache_memory_bytes or max_num_batched_tokens, or take a smaller model",
         )
-    if plan.num_blocks * config.block_size < max(plan.max_model_len, 2):
-        raise ConfigError(
-            f"the KV cache has room for {plan.num_blocks * config.block_size:,} tokens, "
-            f"less than one sequence of {plan.max_model_len:,}",
+    room = plan.num_blocks * config.block_size
+    if room < max(plan.max_model_len, 2):
+        return ConfigError(
+            f"the KV cache has room for {room:,} tokens, less than one sequence of {plan.max_model_len:,}",
             "raise kv_cache_memory_bytes or lower max_model_len",
         )
+    return None
 
 
 def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:

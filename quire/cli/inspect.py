@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from quire.build import Description
 
 DESCRIPTION = """Say what a checkpoint is before running it: architecture, parameters, bytes by kind of
-weight, bytes of KV cache for each token, and what fits into this machine's memory. Reads no weights.
+weight, bytes of KV cache for each token, and what fits into this machine's memory. Reads no weights: a
+folder with config.json is enough, and of a hub model only the small files are fetched.
 """
 
 
@@ -36,7 +37,7 @@ def inspect(args: argparse.Namespace) -> int:
     from quire.build import describe
     from quire.config import EngineConfig
 
-    facts = describe(EngineConfig.from_keywords(model=args.model, **engine_options(args)))
+    facts = describe(EngineConfig.from_keywords(model=args.model, **engine_options(args)), weights=False)
     if args.json:
         print(json.dumps(as_dict(facts), indent=2))
     else:
@@ -46,6 +47,8 @@ def inspect(args: argparse.Namespace) -> int:
 
 def as_dict(facts: Description) -> dict[str, Any]:
     """Everything that is shown, with plain numbers and full names."""
+    from quire.memory import misfit
+
     cfg, memory, program = facts.model.config, facts.memory, facts.program
     specs = program.weights().values()
     by_kind: Counter[str] = Counter()
@@ -65,6 +68,7 @@ def as_dict(facts: Description) -> dict[str, Any]:
         "parameters": sum(spec.size for spec in specs),
         "weight_bytes": dict(by_kind),
         "kv_bytes_per_token": memory.kv_block_bytes // facts.config.block_size,
+        "problem": str(misfit(memory, facts.config) or "") or None,
         "memory": {
             "available_bytes": memory.available_bytes,
             "working_weight_bytes": memory.working_bytes,
@@ -86,7 +90,7 @@ def _print_table(facts: Description) -> None:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold")
     table.add_column()
-    table.add_row("model", f"{d['model']}  ({d['path']})")
+    table.add_row("model", d["model"] if d["model"] == d["path"] else f"{d['model']}  ({d['path']})")
     table.add_row("architecture", d["architecture"])
     heads = (
         f"{d['num_attention_heads']} query and {d['num_key_value_heads']} key/value heads of {d['head_dim']}"
@@ -96,7 +100,7 @@ def _print_table(facts: Description) -> None:
     table.add_row("vocabulary, context", f"{d['vocab_size']:,} tokens, {context}")
     table.add_row("parameters", _count(d["parameters"]))
     for kind, nbytes in d["weight_bytes"].items():
-        table.add_row(f"weights, {kind}", gigabytes(nbytes))
+        table.add_row("weights", f"{gigabytes(nbytes)} in {kind}")
     table.add_row("KV cache a token", gigabytes(d["kv_bytes_per_token"]))
     memory = d["memory"]
     table.add_row("memory available", gigabytes(memory["available_bytes"]))
@@ -104,8 +108,10 @@ def _print_table(facts: Description) -> None:
     table.add_row("  activations", f"{gigabytes(memory['activation_bytes'])} at most")
     tokens = memory["kv_cache_tokens"]
     sequences = tokens // max(memory["max_model_len"], 1)
-    fits = f"{tokens:,} tokens = {sequences:,} sequences of {memory['max_model_len']:,}"
+    plural = "" if sequences == 1 else "s"
+    fits = f"{tokens:,} tokens = {sequences:,} sequence{plural} of {memory['max_model_len']:,}"
     table.add_row("  KV cache", f"{gigabytes(memory['kv_cache_bytes'])}: {fits}")
+    table.add_row("fits this machine", "no: " + d["problem"] if d["problem"] else "yes")
     Console().print(table)
 
 

@@ -36,6 +36,11 @@ class ModelFolder:
         path = self.path / "generation_config.json"
         return read_json(path, _CONFIG_LIMIT_BYTES) if path.exists() else {}
 
+    @property
+    def has_weights(self) -> bool:
+        """False for a folder with nothing but the small files, which still says what the model is."""
+        return self.weights.is_file() or any(self.path.glob("*.safetensors"))
+
     def checkpoint(self) -> Checkpoint:
         """The weights by name; headers only. Raises ConfigError."""
         return Checkpoint.open(self.weights)

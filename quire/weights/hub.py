@@ -45,13 +45,19 @@ _TIMEOUT_S = 15.0
 
 
 def resolve(
-    model: str, revision: str | None = None, *, endpoint: str | None = None, cache_dir: Path | None = None
+    model: str,
+    revision: str | None = None,
+    *,
+    weights: bool = True,
+    endpoint: str | None = None,
+    cache_dir: Path | None = None,
 ) -> Path:
     """The folder (or file) of a model: "demo", an existing path, or a hub id "organisation/name".
 
-    `revision` is a branch, tag or commit of a hub model (default "main"). `endpoint` and `cache_dir`
-    default to what huggingface_hub uses (HF_ENDPOINT, HF_HOME). Raises ConfigError for whatever keeps
-    the model from being had: not found, no access, no network and not in the cache, no safetensors.
+    `revision` is a branch, tag or commit of a hub model (default "main"); without `weights` only the
+    small files are fetched. `endpoint` and `cache_dir` default to what huggingface_hub uses (HF_ENDPOINT,
+    HF_HOME). Raises ConfigError for whatever keeps the model from being had: not found, no access, no
+    network and not in the cache, no safetensors.
     """
     if model == "demo":
         return DEMO
@@ -67,7 +73,7 @@ def resolve(
     revision = revision or "main"
     if not _REVISION.fullmatch(revision) or ".." in revision:
         raise ConfigError(f"revision = {revision[:200]!r} is not the name of a branch, tag or commit")
-    return _Repository(model, revision, endpoint, cache_dir).fetch()
+    return _Repository(model, revision, endpoint, cache_dir, weights).fetch()
 
 
 def _local(model: str) -> Path | None:
@@ -93,7 +99,9 @@ def _nearest(model: str) -> str | None:
 class _Repository:
     """One model of the hub at one revision."""
 
-    def __init__(self, model: str, revision: str, endpoint: str | None, cache_dir: Path | None) -> None:
+    def __init__(
+        self, model: str, revision: str, endpoint: str | None, cache_dir: Path | None, weights: bool
+    ) -> None:
         try:
             import huggingface_hub
         except ImportError as error:
@@ -103,7 +111,7 @@ class _Repository:
             ) from error
         self._hub: Any = huggingface_hub
         self.model, self.revision = model, revision
-        self._endpoint, self._cache_dir = endpoint, cache_dir
+        self._endpoint, self._cache_dir, self._weights = endpoint, cache_dir, weights
 
     def fetch(self) -> Path:
         """The folder with all files, from the network or, without one, from the cache."""
@@ -123,7 +131,8 @@ class _Repository:
         names = [sibling.rfilename for sibling in info.siblings or ()]
         weight_files([name for name in names if "/" not in name], f"{self.model} at {info.sha}")
         folder = self._take(info.sha, names, local=False)
-        self._remember(folder, info.sha)
+        if self._weights:
+            self._remember(folder, info.sha)
         return folder
 
     def _from_cache(self, reason: str) -> Path:
@@ -139,6 +148,8 @@ class _Repository:
         """Small files, then the weights these name. `names` are the files that the repository has."""
         small = [glob.escape(n) for n in names if _is_small(n)] if names else PATTERNS
         folder = self._snapshot(revision, small, local)
+        if not self._weights:
+            return folder
         (chosen,) = weight_files(names or [file.name for file in folder.iterdir()], str(folder))
         weights = [chosen]
         if chosen == INDEX_NAME:

@@ -90,7 +90,7 @@ def held_out_loss(chat: Chat, batch_count: int = 8) -> float:
     """Mean loss in nats of a token the assistant says."""
     source = batches(Encoder(chat.tokenizer), 1, "held_out", 512, 8)
     losses = [chat.model.summed_loss(*batch) for batch in itertools.islice(source, batch_count)]
-    return sum(loss.item() for loss, _ in losses) / sum(count for _, count in losses)
+    return sum(loss.item() for loss, _ in losses) / sum(weight for _, weight in losses)
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ class Shape:
 
 
 SHAPES = {
-    "demo": Shape(2048, 256, 512, 4, 8, 2),
+    "demo": Shape(2048, 256, 512, 4, 8, 4),
     "draft": Shape(2048, 128, 352, 3, 4, 2),
 }
 
@@ -163,10 +163,12 @@ class LlamaForCausalLM(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.model.embed_tokens.weight)
 
-    def summed_loss(self, ids: Tensor, targets: Tensor) -> tuple[Tensor, int]:
-        """(summed cross-entropy, count) over the positions whose target is not negative; targets [B, T]."""
-        hidden = self.hidden(ids).flatten(0, 1)
-        targets = targets.flatten()
-        wanted = (targets >= 0).nonzero().squeeze(1)
-        logits = self.logits(hidden[wanted]).float()
-        return F.cross_entropy(logits, targets[wanted], reduction="sum"), len(wanted)
+    def summed_loss(self, ids: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, float]:
+        """(weighted sum of the cross-entropy, sum of the weights); ids, targets, weights [B, T].
+
+        Positions of weight zero cost no logits.
+        """
+        wanted = weights.flatten().nonzero().squeeze(1)
+        hidden, targets, weights = (x.flatten(0, 1)[wanted] for x in (self.hidden(ids), targets, weights))
+        losses = F.cross_entropy(self.logits(hidden).float(), targets, reduction="none")
+        return (losses * weights).sum(), weights.sum().item()

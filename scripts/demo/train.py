@@ -22,7 +22,8 @@ from scripts.demo.workers import Pool
 
 ROW_TOKENS, LONG_ROW_TOKENS, BATCH_TOKENS = 512, 1024, 4096
 LONG_ROWS_FROM = 0.8  # the last part of a run sees rows of the full context length
-DECAY_FROM = 0.5
+COPY_SHARE, COPY_UNTIL = 0.33, 0.55
+DECAY_FROM = 0.6
 WARM_UP_STEPS = 60
 MATRIX_RATE, VECTOR_RATE = 3e-3, 3e-3
 CHECKPOINT_EVERY_S = 180.0
@@ -72,7 +73,8 @@ class Run:
 
     def update(self, pool: Pool, progress: float) -> float:
         """One optimizer step; returns the loss."""
-        loss = pool.accumulate(ROW_TOKENS if progress < LONG_ROWS_FROM else LONG_ROW_TOKENS)
+        loss = pool.accumulate(ROW_TOKENS if progress < LONG_ROWS_FROM else LONG_ROW_TOKENS,
+                               COPY_SHARE if progress < COPY_UNTIL else 0.0)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -88,7 +90,7 @@ class Run:
         encoder = Encoder(Tokenizer.from_file(self.tokenizer_path))
         source = batches(encoder, 1, "held_out", ROW_TOKENS, BATCH_TOKENS // ROW_TOKENS)
         losses = [self.model.summed_loss(*batch) for batch in itertools.islice(source, batch_count)]
-        return sum(loss.item() for loss, _ in losses) / sum(count for _, count in losses)
+        return sum(loss.item() for loss, _ in losses) / sum(weight for _, weight in losses)
 
     def train(self, minutes: float, workers: int) -> None:
         """Train until the clock has run out; report, and save now and then."""

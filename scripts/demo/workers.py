@@ -4,38 +4,42 @@ On a machine that others use too, threads that split every matrix product wait f
 step. Here a core that gets less time simply does fewer shares, and all wait only once, at the end of a step.
 """
 
+import random
+
 import torch
 import torch.multiprocessing as mp
 from tokenizers import Tokenizer
 
 from scripts.demo.model import LlamaForCausalLM
-from scripts.demo.packing import batches
+from scripts.demo.packing import batches, copying_batches
 from scripts.demo.render import Encoder
 
 SHARE_TOKENS = 1024
+PROMPT_WEIGHT = 0.2  # tool lists and schemas repeat names, which teaches copying early
 
 
 def work(rank: int, pool: "Pool", model: LlamaForCausalLM, tokenizer_path: str, seed: int) -> None:
     """The life of one worker: shares while there are any, then hand over their summed gradient."""
     torch.set_num_threads(1)
     encoder = Encoder(Tokenizer.from_file(tokenizer_path))
-    sources = {}
+    dialogues, copying = {}, copying_batches(model.shape.vocab_size, seed * 10 + rank, 512, SHARE_TOKENS // 512)
+    dice = random.Random(f"{seed}:{rank}")
     while True:
         pool.barrier.wait()
         row_tokens = pool.row_tokens.value
         if row_tokens == 0:
             return
-        if row_tokens not in sources:
-            sources[row_tokens] = batches(encoder, seed * 1000 + rank * 100 + row_tokens, "train", row_tokens,
-                                          SHARE_TOKENS // row_tokens)
+        if row_tokens not in dialogues:
+            dialogues[row_tokens] = batches(encoder, seed * 1000 + rank * 100 + row_tokens, "train", row_tokens,
+                                            SHARE_TOKENS // row_tokens, PROMPT_WEIGHT)
         model.zero_grad(set_to_none=False)
         pool.totals[rank].zero_()
         while pool.take():
-            ids, targets = next(sources[row_tokens])
+            source = copying if dice.random() < pool.copy_share.value else dialogues[row_tokens]
             with torch.autocast("cpu", torch.bfloat16):
-                loss, count = model.summed_loss(ids, targets)
+                loss, weight = model.summed_loss(*next(source))
             loss.backward()
-            pool.totals[rank] += torch.tensor([loss.item(), count])
+            pool.totals[rank] += torch.tensor([loss.item(), weight])
         for shared, parameter in zip(pool.gradients[rank], model.parameters()):
             shared.copy_(parameter.grad) if parameter.grad is not None else shared.zero_()
         pool.barrier.wait()
@@ -48,6 +52,7 @@ class Pool:
         self.model, self.batch_tokens = model.share_memory(), batch_tokens
         context = mp.get_context("spawn")
         self.left, self.row_tokens = context.Value("i", 0), context.Value("i", 0)
+        self.copy_share = context.Value("d", 0.0)  # share of the batch that is random tokens to copy
         self.barrier = context.Barrier(workers + 1)
         self.totals = torch.zeros(workers, 2, dtype=torch.float64).share_memory_()
         self.gradients = [[torch.zeros_like(p).share_memory_() for p in model.parameters()] for _ in range(workers)]
@@ -63,15 +68,16 @@ class Pool:
             self.left.value -= 1
             return self.left.value >= 0
 
-    def accumulate(self, row_tokens: int) -> float:
+    def accumulate(self, row_tokens: int, copy_share: float) -> float:
         """Set the gradients of one batch of rows on the model; returns the mean loss."""
         self.left.value, self.row_tokens.value = self.batch_tokens // SHARE_TOKENS, row_tokens
+        self.copy_share.value = copy_share
         self.barrier.wait()
         self.barrier.wait()
-        loss, count = self.totals.sum(0).tolist()
+        loss, weight = self.totals.sum(0).tolist()
         for i, parameter in enumerate(self.model.parameters()):
-            parameter.grad = sum(gradients[i] for gradients in self.gradients) / count
-        return loss / count
+            parameter.grad = sum(gradients[i] for gradients in self.gradients) / weight
+        return loss / weight
 
     def close(self) -> None:
         self.row_tokens.value = 0
