@@ -67,7 +67,6 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("yarn-attention-factor", "Llama", {"rope_scaling": {**YARN, "attention_factor": 1.25}}),
     ("yarn-betas", "Llama", {"rope_scaling": {**YARN, "beta_fast": 8.0, "beta_slow": 0.5}}),
     ("yarn-no-original", "Llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
-    ("longrope-no-original", "Llama", {"rope_scaling": {"rope_type": "longrope", "factor": 4.0, **LONG}}),
     ("plain", "Mistral", {"sliding_window": None}),
     ("window", "Mistral", {"sliding_window": 9, "head_dim": 10}),
     ("window-layers", "Qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),

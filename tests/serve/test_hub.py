@@ -209,6 +209,13 @@ def test_only_what_is_read_is_fetched(hub: Hub, cache: Path) -> None:
     assert hub.files_asked() == wanted_files("model.safetensors")  # no code, no pickle, no second copy
 
 
+def test_without_weights_only_small_files_are_fetched(hub: Hub, cache: Path) -> None:
+    folder = ModelFolder.at(resolve(MODEL, weights=False, endpoint=hub.url, cache_dir=cache))
+    assert hub.files_asked() == wanted_files()
+    assert not folder.has_weights
+    assert fetch(hub, cache).has_weights
+
+
 def test_every_file_comes_from_one_commit_though_the_branch_moves(hub: Hub, cache: Path) -> None:
     hub.move_to = NEW
     folder = fetch(hub, cache)
