@@ -1,4 +1,4 @@
-"""What is counted before loading equals what is there after it; what does not fit is refused with a way out."""
+"""What is counted before loading is there after it; what does not fit is refused with a way out."""
 
 from __future__ import annotations
 
