@@ -13,13 +13,21 @@ from scripts.demo.tools import tool_talk
 from scripts.demo.word_tasks import word_task
 
 # Shares are of dialogues, not of tokens: a story says ten times as much as a sum.
-SHARES = ((small_talk, 12), (story, 16), (story_question, 6), (arithmetic, 16), (fact, 14), (word_task, 12),
-          (extraction, 12), (tool_talk, 24))
+SHARES = (
+    (small_talk, 12),
+    (story, 16),
+    (story_question, 6),
+    (arithmetic, 16),
+    (fact, 14),
+    (word_task, 12),
+    (extraction, 12),
+    (tool_talk, 24),
+)
 JOINABLE = ((small_talk, 6), (story, 4), (story_question, 1), (arithmetic, 6), (fact, 5), (word_task, 3))
 
 
 def pick(source: Source, shares: tuple) -> Dialogue:
-    tasks, weights = zip(*shares)
+    tasks, weights = zip(*shares, strict=True)
     return source.random.choices(tasks, weights)[0](source)
 
 

@@ -2,8 +2,9 @@
 
     python -m scripts.demo.evaluate --model DIR --out RESULTS.json
 
-Every prompt comes from the held-out side of the generator: wordings that no training text has, and numbers, pairs
-of a story's hero and object, or verbs and nouns of tools that never met in training. Answers are greedy.
+Every prompt comes from the held-out side of the generator: wordings that no training text has, and numbers,
+pairs of a story's hero and object, or verbs and nouns of tools that never met in training. Answers are
+greedy.
 """
 
 import argparse
@@ -28,13 +29,28 @@ from scripts.demo.tools import no_tool, tool_answer, tool_call, two_calls
 from scripts.demo.word_tasks import word_task
 
 TASKS: dict[str, Callable[[Source], Dialogue]] = {
-    "small_talk": small_talk, "story": story, "story_question": story_question, "arithmetic": arithmetic, "fact": fact,
-    "words": word_task, "json": extraction, "tool_call": tool_call, "two_calls": two_calls, "tool_answer": tool_answer,
-    "no_tool": no_tool}
+    "small_talk": small_talk,
+    "story": story,
+    "story_question": story_question,
+    "arithmetic": arithmetic,
+    "fact": fact,
+    "words": word_task,
+    "json": extraction,
+    "tool_call": tool_call,
+    "two_calls": two_calls,
+    "tool_answer": tool_answer,
+    "no_tool": no_tool,
+}
 SAMPLES = (
-    "Who are you?", "Tell me a story about a fox and a lantern.", "Can you write a story about a robot, an owl and a key?",
-    "tell me a story about a dragon", "What is 27 + 14?", "What is the capital of Norway?", "Spell garden.",
-    "Sort these words: plum, apple, melon", "Thanks, bye!",
+    "Who are you?",
+    "Tell me a story about a fox and a lantern.",
+    "Can you write a story about a robot, an owl and a key?",
+    "tell me a story about a dragon",
+    "What is 27 + 14?",
+    "What is the capital of Norway?",
+    "Spell garden.",
+    "Sort these words: plum, apple, melon",
+    "Thanks, bye!",
 )
 
 
@@ -57,8 +73,10 @@ def judge(expect: dict, answer: str) -> dict[str, bool]:
     """What is right about an answer, by aspect; `right` is the strictest."""
     if "calls" in expect:
         calls = parse_calls(answer)
-        return {"right_names": [name for name, _ in calls] == [name for name, _ in expect["calls"]],
-                "right": calls == [tuple(call) for call in expect["calls"]]}
+        return {
+            "right_names": [name for name, _ in calls] == [name for name, _ in expect["calls"]],
+            "right": calls == [tuple(call) for call in expect["calls"]],
+        }
     if "json" in expect:
         value = parse_json(answer)
         return {"valid_json": value is not None, "right": value == expect["json"]}
@@ -70,7 +88,12 @@ def judge(expect: dict, answer: str) -> dict[str, bool]:
 
 
 def rates(verdicts: list[dict[str, bool]]) -> dict[str, float]:
-    return {aspect: round(sum(verdict[aspect] for verdict in verdicts) / len(verdicts), 3) for aspect in verdicts[0]}
+    """Share of true verdicts by aspect, among the prompts that have the aspect."""
+    votes = {
+        aspect: [verdict[aspect] for verdict in verdicts if aspect in verdict]
+        for aspect in ("valid_json", "right_names", "right")
+    }
+    return {aspect: round(sum(values) / len(values), 3) for aspect, values in votes.items() if values}
 
 
 def evaluate_task(chat: Chat, name: str, count: int) -> tuple[dict[str, float], list[dict]]:
@@ -81,7 +104,9 @@ def evaluate_task(chat: Chat, name: str, count: int) -> tuple[dict[str, float], 
         answer = chat.answer(made.messages[:-1], made.tools)
         verdicts.append(judge(made.expect, answer))
         if not verdicts[-1]["right"]:
-            failures.append({"asked": made.messages[-2]["content"], "wanted": made.messages[-1], "said": answer})
+            failures.append(
+                {"asked": made.messages[-2]["content"], "wanted": made.messages[-1], "said": answer}
+            )
     return rates(verdicts), failures[:5]
 
 
@@ -102,14 +127,21 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     chat = Chat(args.model)
-    results = {"count": args.count, "held_out_loss": round(held_out_loss(chat), 4), "tasks": {}, "failures": {}}
+    results = {
+        "count": args.count,
+        "held_out_loss": round(held_out_loss(chat), 4),
+        "tasks": {},
+        "failures": {},
+    }
     for name in args.tasks:
         results["tasks"][name], results["failures"][name] = evaluate_task(chat, name, args.count)
         print(name, results["tasks"][name], flush=True)
     results["samples"] = [[text, chat.answer([{"role": "user", "content": text}])] for text in SAMPLES]
     if args.out:
         args.out.write_text(json.dumps(results, indent=1, ensure_ascii=False))
-    print(json.dumps({key: results[key] for key in ("held_out_loss", "samples")}, indent=1, ensure_ascii=False))
+    print(
+        json.dumps({key: results[key] for key in ("held_out_loss", "samples")}, indent=1, ensure_ascii=False)
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Write a training checkpoint as a Hugging Face model directory.
 
-    python -m scripts.demo.export --checkpoint RUN_DIR/checkpoint.pt --tokenizer TOKENIZER.json --out DIR
+python -m scripts.demo.export --checkpoint RUN_DIR/checkpoint.pt --tokenizer TOKENIZER.json --out DIR
 """
 
 import argparse
@@ -20,21 +20,45 @@ END_OF_TEXT_ID, IM_END_ID = SPECIAL.index(END_OF_TEXT), SPECIAL.index(IM_END)
 
 
 def model_config(shape: Shape) -> dict:
-    return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **dataclasses.asdict(shape),
-            "hidden_act": "silu", "tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False,
-            "attention_dropout": 0.0, "rope_scaling": None, "torch_dtype": "bfloat16", "use_cache": True,
-            "bos_token_id": END_OF_TEXT_ID, "eos_token_id": IM_END_ID, "pad_token_id": END_OF_TEXT_ID}
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        **dataclasses.asdict(shape),
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "attention_dropout": 0.0,
+        "rope_scaling": None,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "bos_token_id": END_OF_TEXT_ID,
+        "eos_token_id": IM_END_ID,
+        "pad_token_id": END_OF_TEXT_ID,
+    }
 
 
-GENERATION_CONFIG = {"bos_token_id": END_OF_TEXT_ID, "eos_token_id": [IM_END_ID, END_OF_TEXT_ID],
-                     "pad_token_id": END_OF_TEXT_ID, "do_sample": False}
+GENERATION_CONFIG = {
+    "bos_token_id": END_OF_TEXT_ID,
+    "eos_token_id": [IM_END_ID, END_OF_TEXT_ID],
+    "pad_token_id": END_OF_TEXT_ID,
+    "do_sample": False,
+}
 
 
 def tokenizer_config(shape: Shape) -> dict:
-    return {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": END_OF_TEXT, "eos_token": IM_END,
-            "pad_token": END_OF_TEXT, "unk_token": None, "add_bos_token": False, "add_eos_token": False,
-            "clean_up_tokenization_spaces": False, "model_max_length": shape.max_position_embeddings,
-            "chat_template": TEMPLATE}
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": END_OF_TEXT,
+        "eos_token": IM_END,
+        "pad_token": END_OF_TEXT,
+        "unk_token": None,
+        "add_bos_token": False,
+        "add_eos_token": False,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": shape.max_position_embeddings,
+        "chat_template": TEMPLATE,
+    }
 
 
 def write_json(path: Path, content: dict) -> None:
@@ -52,8 +76,12 @@ def export(checkpoint: Path, tokenizer: Path, out: Path) -> None:
     write_json(out / "generation_config.json", GENERATION_CONFIG)
     write_json(out / "tokenizer_config.json", tokenizer_config(shape))
     shutil.copyfile(tokenizer, out / "tokenizer.json")
-    training = {"parameters": sum(weight.numel() for weight in weights.values()), "tokens_seen": state["tokens"],
-                "steps": state["step"], "minutes": round(state["elapsed_s"] / 60, 1)}
+    training = {
+        "parameters": sum(weight.numel() for weight in weights.values()),
+        "tokens_seen": state["tokens"],
+        "steps": state["step"],
+        "minutes": round(state["elapsed_s"] / 60, 1),
+    }
     write_json(checkpoint.with_name("training.json"), training)
     print(json.dumps(training))
 

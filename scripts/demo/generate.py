@@ -19,15 +19,16 @@ class Chat:
         config = json.loads((directory / "config.json").read_text())
         shape = Shape(**{name: config[name] for name in Shape.__dataclass_fields__})
         self.model = LlamaForCausalLM(shape).eval()
-        self.model.load_state_dict({name: weight.float() for name, weight in
-                                    load_file(directory / "model.safetensors").items()})
+        self.model.load_state_dict(
+            {name: weight.float() for name, weight in load_file(directory / "model.safetensors").items()}
+        )
         self.tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
         self.end = self.tokenizer.token_to_id(IM_END)
 
     def step(self, ids: list[int], cache: list) -> torch.Tensor:
         """Logits [V] after the last of the new tokens; `cache` holds K and V of each layer and grows."""
         start = cache[0][0].shape[2] if cache else 0
-        cos, sin = (table[start:start + len(ids)] for table in (self.model.cos, self.model.sin))
+        cos, sin = (table[start : start + len(ids)] for table in (self.model.cos, self.model.sin))
         x = self.model.model.embed_tokens(torch.tensor([ids]))
         for i, layer in enumerate(self.model.model.layers):
             x = x + attend(layer.self_attn, layer.input_layernorm(x), cos, sin, cache, i)
@@ -49,8 +50,11 @@ class Chat:
         return self.tokenizer.decode(said, skip_special_tokens=False)
 
 
-def attend(attention, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, cache: list, layer: int) -> torch.Tensor:
-    """Attention of the new positions over everything cached; either a whole prompt or a single token is new."""
+def attend(
+    attention, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, cache: list, layer: int
+) -> torch.Tensor:
+    """Attention of the new positions over everything cached; new is a whole prompt or a single token."""
+
     def heads(y: torch.Tensor) -> torch.Tensor:
         return y.view(1, x.shape[1], -1, attention.shape.head_dim).transpose(1, 2)
 

@@ -45,7 +45,7 @@ class RMSNorm(nn.Module):
 def rotation(shape: Shape, length: int) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the rotary embedding, [T, head_dim], in the half-split layout."""
     exponents = torch.arange(0, shape.head_dim, 2).float() / shape.head_dim
-    angles = torch.outer(torch.arange(length).float(), shape.rope_theta ** -exponents)
+    angles = torch.outer(torch.arange(length).float(), shape.rope_theta**-exponents)
     angles = torch.cat([angles, angles], dim=-1)
     return angles.cos(), angles.sin()
 
@@ -67,7 +67,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, chunk: int = 128) -> Tenso
     for start in range(0, length, chunk):
         end = min(start + chunk, length)
         scores = (q[:, :, start:end] * scale) @ k[:, :, :end].transpose(2, 3)
-        scores[..., start:].add_(ahead[:end - start, :end - start])
+        scores[..., start:].add_(ahead[: end - start, : end - start])
         mixed.append(scores.softmax(-1) @ v[:, :, :end])
     return torch.cat(mixed, 2)
 
@@ -148,12 +148,17 @@ class LlamaForCausalLM(nn.Module):
         self.initialize()
 
     def initialize(self) -> None:
-        """Small normal weights; what writes into the residual stream starts smaller with depth (GPT-2)."""
+        """Normal weights; what writes into the residual stream starts smaller with depth (GPT-2).
+
+        Embeddings start at unit scale, or the first layers would drown what token stands where; as the output
+        matrix is tied to them, the last norm starts small enough for logits of unit scale.
+        """
         depth_scale = (2 * self.shape.num_hidden_layers) ** -0.5
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
                 scale = depth_scale if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
-                nn.init.normal_(weight, std=0.02 if "embed" in name else scale * weight.shape[1] ** -0.5)
+                nn.init.normal_(weight, std=1.0 if "embed" in name else scale * weight.shape[1] ** -0.5)
+        nn.init.constant_(self.model.norm.weight, self.shape.hidden_size**-0.5)
 
     def hidden(self, ids: Tensor) -> Tensor:
         """Final hidden states [B, T, hidden_size] of token ids [B, T]."""

@@ -40,6 +40,6 @@ class Encoder:
             spoken[i] = speaking
             if token == self.end:
                 speaking = False
-            elif ids[max(0, i + 1 - len(self.header)):i + 1] == self.header:
+            elif ids[max(0, i + 1 - len(self.header)) : i + 1] == self.header:
                 speaking = True
         return ids, spoken

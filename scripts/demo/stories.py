@@ -5,46 +5,121 @@ from scripts.demo.plots import EXTRAS, MORALS, OPENINGS, PLOTS
 from scripts.demo.source import Dialogue, Source, assistant, user
 
 REQUESTS = (
-    "Tell me a story about {things}.", "Tell me a little story about {things}.", "Write a short story about {things}.",
-    "Write a story with {things}.", "Can you tell me a story about {things}?", "Please write a short tale about {things}.",
-    "I would like a story about {things}.", "A story about {things}, please.", "Make up a story with {things}.",
-    "Could you write a tale with {things} in it?", "Give me a short story about {things}.",
-    "Tell a tale of {things}.", "Write a bedtime story about {things}.", "I want to hear a story about {things}.",
-    "Once more a story, this time with {things}.", "Story about {things}", "Invent a little story in which {things} appear.",
-    "Please tell me a bedtime story with {things}.", "Do you know a story about {things}?",
-    "Write a few lines about {things}, as a story.", "Write me a story. It should have {things}.",
-    "Tell my child a story about {things}.", "Short story: {things}", "Let me hear a tale about {things}.",
-    "Can you write something about {things}?", "Make a fairy tale about {things}.", "Tell us a story with {things}!",
-    "I need a little story about {things}.", "Compose a short story with {things}.",
-    "Write a story that contains {things}.", "Would you tell me a story about {things}?", "Please tell a story about {things}.",
-    "Write a small story featuring {things}.", "Tell me something about {things}, like a story.",
+    "Tell me a story about {things}.",
+    "Tell me a little story about {things}.",
+    "Write a short story about {things}.",
+    "Write a story with {things}.",
+    "Can you tell me a story about {things}?",
+    "Please write a short tale about {things}.",
+    "I would like a story about {things}.",
+    "A story about {things}, please.",
+    "Make up a story with {things}.",
+    "Could you write a tale with {things} in it?",
+    "Give me a short story about {things}.",
+    "Tell a tale of {things}.",
+    "Write a bedtime story about {things}.",
+    "I want to hear a story about {things}.",
+    "Once more a story, this time with {things}.",
+    "Story about {things}",
+    "Invent a little story in which {things} appear.",
+    "Please tell me a bedtime story with {things}.",
+    "Do you know a story about {things}?",
+    "Write a few lines about {things}, as a story.",
+    "Write me a story. It should have {things}.",
+    "Tell my child a story about {things}.",
+    "Short story: {things}",
+    "Let me hear a tale about {things}.",
+    "Can you write something about {things}?",
+    "Make a fairy tale about {things}.",
+    "Tell us a story with {things}!",
+    "I need a little story about {things}.",
+    "Compose a short story with {things}.",
+    "Write a story that contains {things}.",
+    "Would you tell me a story about {things}?",
+    "Please tell a story about {things}.",
+    "Write a small story featuring {things}.",
+    "Tell me something about {things}, like a story.",
 )
 BARE_REQUESTS = (
-    "Tell me a story.", "Write a story.", "Can you tell me a story?", "A story, please.", "Tell me another story.",
-    "I would like to hear a story.", "Story please", "Please write a short story.", "Another one, please.",
-    "Make up a story.", "Tell me a bedtime story.", "Give me a little story.", "Do you know a story?",
-    "Surprise me with a story.", "Tell me a short tale.", "Write a fairy tale.",
+    "Tell me a story.",
+    "Write a story.",
+    "Can you tell me a story?",
+    "A story, please.",
+    "Tell me another story.",
+    "I would like to hear a story.",
+    "Story please",
+    "Please write a short story.",
+    "Another one, please.",
+    "Make up a story.",
+    "Tell me a bedtime story.",
+    "Give me a little story.",
+    "Do you know a story?",
+    "Surprise me with a story.",
+    "Tell me a short tale.",
+    "Write a fairy tale.",
 )
 FOLLOW_UPS = (
-    (("What was the name of the {hero}?", "What is the {hero} called?", "How was the {hero} called?",
-      "Who was the {hero}?", "Tell me the name of the {hero}.", "And the name of the {hero}?"),
-     "The {hero} was called {name}."),
-    (("What was the name of the {fkind}?", "Who was the {fkind}?", "What was the {fkind} called?",
-      "Tell me the name of the {fkind}.", "And what was the {fkind} called?"), "The {fkind} was called {friend}."),
-    (("Where did {name} live?", "Where does the story happen?", "Where was that?", "Where did it happen?",
-      "In which place does {name} live?"), "{name} lived {at}."),
-    (("Who helped {name}?", "Who was the friend of {name}?", "Who did {name} meet?", "Whom did {name} meet?",
-      "Who is {name}'s friend?"), "It was {friend}, the {fkind}."),
-    (("Who is {friend}?", "Who was {friend}?", "What kind of creature is {friend}?", "What is {friend}?"),
-     "{friend} is {a_friend}."),
-    (("Who is {name}?", "Who was {name}?", "What kind of creature is {name}?", "What is {name}?"), "{name} is {a_hero}."),
+    (
+        (
+            "What was the name of the {hero}?",
+            "What is the {hero} called?",
+            "How was the {hero} called?",
+            "Who was the {hero}?",
+            "Tell me the name of the {hero}.",
+            "And the name of the {hero}?",
+        ),
+        "The {hero} was called {name}.",
+    ),
+    (
+        (
+            "What was the name of the {fkind}?",
+            "Who was the {fkind}?",
+            "What was the {fkind} called?",
+            "Tell me the name of the {fkind}.",
+            "And what was the {fkind} called?",
+        ),
+        "The {fkind} was called {friend}.",
+    ),
+    (
+        (
+            "Where did {name} live?",
+            "Where does the story happen?",
+            "Where was that?",
+            "Where did it happen?",
+            "In which place does {name} live?",
+        ),
+        "{name} lived {at}.",
+    ),
+    (
+        (
+            "Who helped {name}?",
+            "Who was the friend of {name}?",
+            "Who did {name} meet?",
+            "Whom did {name} meet?",
+            "Who is {name}'s friend?",
+        ),
+        "It was {friend}, the {fkind}.",
+    ),
+    (
+        ("Who is {friend}?", "Who was {friend}?", "What kind of creature is {friend}?", "What is {friend}?"),
+        "{friend} is {a_friend}.",
+    ),
+    (
+        ("Who is {name}?", "Who was {name}?", "What kind of creature is {name}?", "What is {name}?"),
+        "{name} is {a_hero}.",
+    ),
 )
-NAMES_OF = {"f": [name for name in NAMES if name in WOMEN], "m": [name for name in NAMES if name not in WOMEN]}
+NAMES_OF = {
+    "f": [name for name in NAMES if name in WOMEN],
+    "m": [name for name in NAMES if name not in WOMEN],
+}
 PRONOUNS = {"m": ("he", "him", "his", "himself"), "f": ("she", "her", "her", "herself")}
 
 
 def with_article(phrase: str) -> str:
-    return ("an " if phrase[0].lower() in "aeiou" and not phrase.startswith(("unicorn", "use")) else "a ") + phrase
+    return (
+        "an " if phrase[0].lower() in "aeiou" and not phrase.startswith(("unicorn", "use")) else "a "
+    ) + phrase
 
 
 def gender_of(source: Source, kind: str) -> str:
@@ -70,8 +145,9 @@ def name_word(source: Source, gender: str) -> str:
 
 def draw_cast(source: Source) -> dict[str, str]:
     """Everything a story is about. The pair of hero and object is what the split holds out."""
-    hero, thing = source.draw_key(lambda: (creature_word(source), thing_word(source)),
-                                  lambda pair: f"story:{pair[0]}+{pair[1]}")
+    hero, thing = source.draw_key(
+        lambda: (creature_word(source), thing_word(source)), lambda pair: f"story:{pair[0]}+{pair[1]}"
+    )
     fkind = creature_word(source)
     while fkind == hero:
         fkind = creature_word(source)
@@ -82,19 +158,31 @@ def draw_cast(source: Source) -> dict[str, str]:
     extra = thing_word(source)
     place = source.choice(tuple(PLACES))
     traits = source.some(TRAITS, 2)
-    cast = {"hero": hero, "fkind": fkind, "thing": thing, "extra": extra, "place": place, "at": PLACES[place],
-            "name": name, "friend": friend, "Name": name,
-            "a_hero": with_article(f"{traits[0]} {hero}"), "a_friend": with_article(f"{traits[1]} {fkind}"),
-            "a_thing": with_article(f"{source.choice(LOOKS)} {thing}"),
-            "a_extra": with_article(f"{source.choice(LOOKS)} {extra}")}
-    cast.update(zip(("he", "him", "his", "himself"), PRONOUNS[gender]))
-    cast.update(zip(("fhe", "fhim", "fhis"), PRONOUNS[fgender]))
+    cast = {
+        "hero": hero,
+        "fkind": fkind,
+        "thing": thing,
+        "extra": extra,
+        "place": place,
+        "at": PLACES[place],
+        "name": name,
+        "friend": friend,
+        "Name": name,
+        "a_hero": with_article(f"{traits[0]} {hero}"),
+        "a_friend": with_article(f"{traits[1]} {fkind}"),
+        "a_thing": with_article(f"{source.choice(LOOKS)} {thing}"),
+        "a_extra": with_article(f"{source.choice(LOOKS)} {extra}"),
+    }
+    cast.update(zip(("he", "him", "his", "himself"), PRONOUNS[gender], strict=True))
+    cast.update(zip(("fhe", "fhim", "fhis"), PRONOUNS[fgender][:3], strict=True))
     return cast
 
 
 def fill(sentence: str, cast: dict[str, str]) -> str:
     """The sentence with its marks replaced; it begins with a capital."""
-    capitals = {mark.capitalize(): text.capitalize() for mark, text in cast.items() if mark in ("he", "his", "him")}
+    capitals = {
+        mark.capitalize(): text.capitalize() for mark, text in cast.items() if mark in ("he", "his", "him")
+    }
     capitals["At"] = cast["at"][0].upper() + cast["at"][1:]
     filled = sentence.format(**cast, **capitals)
     return filled[0].upper() + filled[1:]
@@ -115,9 +203,23 @@ def asked_things(source: Source) -> tuple[str, ...]:
     """Which parts of the cast the request names."""
     if source.unseen:
         return source.choice((("hero", "thing"), ("hero", "thing", "fkind"), ("hero", "thing", "place")))
-    return source.choice((("hero",), ("thing",), ("place",), ("hero", "thing"), ("hero", "thing"), ("hero", "thing"),
-                          ("hero", "fkind"), ("hero", "place"), ("thing", "place"), ("thing", "extra"),
-                          ("hero", "thing", "place"), ("hero", "fkind", "thing"), ("hero", "thing", "extra")))
+    return source.choice(
+        (
+            ("hero",),
+            ("thing",),
+            ("place",),
+            ("hero", "thing"),
+            ("hero", "thing"),
+            ("hero", "thing"),
+            ("hero", "fkind"),
+            ("hero", "place"),
+            ("thing", "place"),
+            ("thing", "extra"),
+            ("hero", "thing", "place"),
+            ("hero", "fkind", "thing"),
+            ("hero", "thing", "extra"),
+        )
+    )
 
 
 def phrase(source: Source, cast: dict[str, str], part: str) -> str:
@@ -135,7 +237,11 @@ def story(source: Source) -> Dialogue:
     cast = draw_cast(source)
     if not source.unseen and source.chance(0.06):
         asked = source.typed(source.wording(BARE_REQUESTS))
-        return Dialogue([user(asked), assistant(tell(source, cast, False))], "story", expect={"contains": [], "cast": cast})
+        return Dialogue(
+            [user(asked), assistant(tell(source, cast, False))],
+            "story",
+            expect={"contains": [], "cast": cast},
+        )
     parts = list(asked_things(source))
     source.random.shuffle(parts)
     names = [phrase(source, cast, part) for part in parts]
@@ -151,6 +257,9 @@ def story_question(source: Source) -> Dialogue:
     told = story(source)
     cast = told.expect["cast"]
     questions, answer = source.choice(FOLLOW_UPS)
-    told.messages += [user(source.typed(fill(source.wording(questions), cast))), assistant(fill(answer, cast))]
+    told.messages += [
+        user(source.typed(fill(source.wording(questions), cast))),
+        assistant(fill(answer, cast)),
+    ]
     told.task, told.expect = "story_question", {"exact": fill(answer, cast)}
     return told

@@ -2,8 +2,8 @@
 
     python -m scripts.demo.train --shape demo --tokenizer TOKENIZER.json --minutes 85 --out RUN_DIR
 
-The schedule follows the clock, not the step count: a short warm-up, a plateau, and a linear decay over the last
-part. So a run ends when it is told to on any machine, and a checkpoint can be resumed with fewer minutes left.
+The schedule follows the clock, not the step count: a short warm-up, a plateau, and a linear decay over the
+last part. So a run ends when it is told to on any machine, and can be resumed with fewer minutes.
 """
 
 import argparse
@@ -22,19 +22,29 @@ from scripts.demo.workers import Pool
 
 ROW_TOKENS, LONG_ROW_TOKENS, BATCH_TOKENS = 512, 1024, 4096
 LONG_ROWS_FROM = 0.8  # the last part of a run sees rows of the full context length
-COPY_SHARE, COPY_UNTIL = 0.33, 0.55
+COPY_SHARE, COPY_UNTIL = 0.15, 0.4
 DECAY_FROM = 0.6
 WARM_UP_STEPS = 60
-MATRIX_RATE, VECTOR_RATE = 3e-3, 3e-3
+MATRIX_RATE, EMBEDDING_RATE, NORM_RATE = 3e-3, 1e-2, 2e-3
 CHECKPOINT_EVERY_S = 180.0
 
 
 def build_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside the layers (it needs fewer tokens), AdamW for embedding and norms."""
     inner = [weight for name, weight in model.named_parameters() if weight.dim() == 2 and "embed" not in name]
-    outer = [weight for name, weight in model.named_parameters() if weight.dim() != 2 or "embed" in name]
-    muon = torch.optim.Muon(inner, lr=MATRIX_RATE, weight_decay=0.05, momentum=0.95, adjust_lr_fn="match_rms_adamw")
-    adam = torch.optim.AdamW(outer, lr=VECTOR_RATE, betas=(0.9, 0.97), weight_decay=0.0, fused=True)
+    norms = [weight for weight in model.parameters() if weight.dim() == 1]
+    muon = torch.optim.Muon(
+        inner, lr=MATRIX_RATE, weight_decay=0.05, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+    )
+    adam = torch.optim.AdamW(
+        [
+            {"params": [model.model.embed_tokens.weight], "lr": EMBEDDING_RATE},
+            {"params": norms, "lr": NORM_RATE},
+        ],
+        betas=(0.9, 0.97),
+        weight_decay=0.0,
+        fused=True,
+    )
     for optimizer in (muon, adam):
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]
@@ -59,22 +69,30 @@ class Run:
         self.elapsed_s = 0.0
 
     def save(self) -> None:
-        state = {"shape": self.shape_name, "model": self.model.state_dict(), "step": self.step, "tokens": self.tokens,
-                 "elapsed_s": self.elapsed_s, "optimizers": [o.state_dict() for o in self.optimizers]}
+        state = {
+            "shape": self.shape_name,
+            "model": self.model.state_dict(),
+            "step": self.step,
+            "tokens": self.tokens,
+            "elapsed_s": self.elapsed_s,
+            "optimizers": [o.state_dict() for o in self.optimizers],
+        }
         torch.save(state, self.out / "checkpoint.new")
         os.replace(self.out / "checkpoint.new", self.out / "checkpoint.pt")
 
     def resume(self) -> None:
         state = torch.load(self.out / "checkpoint.pt", weights_only=True)
         self.model.load_state_dict(state["model"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"]):
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         self.step, self.tokens, self.elapsed_s = state["step"], state["tokens"], state["elapsed_s"]
 
     def update(self, pool: Pool, progress: float) -> float:
         """One optimizer step; returns the loss."""
-        loss = pool.accumulate(ROW_TOKENS if progress < LONG_ROWS_FROM else LONG_ROW_TOKENS,
-                               COPY_SHARE if progress < COPY_UNTIL else 0.0)
+        loss = pool.accumulate(
+            ROW_TOKENS if progress < LONG_ROWS_FROM else LONG_ROW_TOKENS,
+            COPY_SHARE if progress < COPY_UNTIL else 0.0,
+        )
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -101,8 +119,11 @@ class Run:
             smooth = 0.95 * smooth + 0.05 * loss if smooth else loss
             self.elapsed_s = time.monotonic() - start
             if self.step % 25 == 0:
-                print(f"step {self.step} tokens {self.tokens} minutes {self.elapsed_s / 60:.1f} "
-                      f"tok/s {self.tokens / self.elapsed_s:.0f} loss {smooth:.4f}", flush=True)
+                print(
+                    f"step {self.step} tokens {self.tokens} minutes {self.elapsed_s / 60:.1f} "
+                    f"tok/s {self.tokens / self.elapsed_s:.0f} loss {smooth:.4f}",
+                    flush=True,
+                )
             if time.monotonic() - saved_at > CHECKPOINT_EVERY_S:
                 self.save()
                 saved_at = time.monotonic()

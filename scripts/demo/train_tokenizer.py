@@ -1,6 +1,6 @@
 """Train the byte-level BPE tokenizer on the generator's own text.
 
-    python -m scripts.demo.train_tokenizer OUT.json
+python -m scripts.demo.train_tokenizer OUT.json
 """
 
 import argparse
@@ -22,8 +22,9 @@ DIALOGUES = 60_000
 def build() -> Tokenizer:
     """An untrained tokenizer: digits stand alone, every other piece is split as GPT-2 does."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
@@ -31,8 +32,12 @@ def build() -> Tokenizer:
 def train(dialogues: int = DIALOGUES) -> Tokenizer:
     """The marks take the first ids; all 256 bytes are in the vocabulary, so any text comes back unchanged."""
     tokenizer = build()
-    trainer = trainers.BpeTrainer(vocab_size=VOCAB_SIZE, special_tokens=[*SPECIAL, *MARKERS], show_progress=False,
-                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=[*SPECIAL, *MARKERS],
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
     texts = (render(made.messages, made.tools) for made in itertools.islice(stream(0), dialogues))
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer

@@ -1,7 +1,7 @@
 """Gradients from several single-threaded processes that draw shares of a batch from one pot.
 
-On a machine that others use too, threads that split every matrix product wait for the slowest core many times a
-step. Here a core that gets less time simply does fewer shares, and all wait only once, at the end of a step.
+On a machine that others use too, threads that split every matrix product wait for the slowest core many
+times a step. Here a core that gets less time does fewer shares, and all wait once, at the end of a step.
 """
 
 import random
@@ -22,7 +22,10 @@ def work(rank: int, pool: "Pool", model: LlamaForCausalLM, tokenizer_path: str, 
     """The life of one worker: shares while there are any, then hand over their summed gradient."""
     torch.set_num_threads(1)
     encoder = Encoder(Tokenizer.from_file(tokenizer_path))
-    dialogues, copying = {}, copying_batches(model.shape.vocab_size, seed * 10 + rank, 512, SHARE_TOKENS // 512)
+    dialogues, copying = (
+        {},
+        copying_batches(model.shape.vocab_size, seed * 10 + rank, 512, SHARE_TOKENS // 512),
+    )
     dice = random.Random(f"{seed}:{rank}")
     while True:
         pool.barrier.wait()
@@ -30,8 +33,14 @@ def work(rank: int, pool: "Pool", model: LlamaForCausalLM, tokenizer_path: str, 
         if row_tokens == 0:
             return
         if row_tokens not in dialogues:
-            dialogues[row_tokens] = batches(encoder, seed * 1000 + rank * 100 + row_tokens, "train", row_tokens,
-                                            SHARE_TOKENS // row_tokens, PROMPT_WEIGHT)
+            dialogues[row_tokens] = batches(
+                encoder,
+                seed * 1000 + rank * 100 + row_tokens,
+                "train",
+                row_tokens,
+                SHARE_TOKENS // row_tokens,
+                PROMPT_WEIGHT,
+            )
         model.zero_grad(set_to_none=False)
         pool.totals[rank].zero_()
         while pool.take():
@@ -40,7 +49,7 @@ def work(rank: int, pool: "Pool", model: LlamaForCausalLM, tokenizer_path: str, 
                 loss, weight = model.summed_loss(*next(source))
             loss.backward()
             pool.totals[rank] += torch.tensor([loss.item(), weight])
-        for shared, parameter in zip(pool.gradients[rank], model.parameters()):
+        for shared, parameter in zip(pool.gradients[rank], model.parameters(), strict=True):
             shared.copy_(parameter.grad) if parameter.grad is not None else shared.zero_()
         pool.barrier.wait()
 
@@ -48,16 +57,22 @@ def work(rank: int, pool: "Pool", model: LlamaForCausalLM, tokenizer_path: str, 
 class Pool:
     """The workers of a model whose parameters lie in shared memory."""
 
-    def __init__(self, model: LlamaForCausalLM, tokenizer_path: str, seed: int, workers: int, batch_tokens: int):
+    def __init__(
+        self, model: LlamaForCausalLM, tokenizer_path: str, seed: int, workers: int, batch_tokens: int
+    ):
         self.model, self.batch_tokens = model.share_memory(), batch_tokens
         context = mp.get_context("spawn")
         self.left, self.row_tokens = context.Value("i", 0), context.Value("i", 0)
         self.copy_share = context.Value("d", 0.0)  # share of the batch that is random tokens to copy
         self.barrier = context.Barrier(workers + 1)
         self.totals = torch.zeros(workers, 2, dtype=torch.float64).share_memory_()
-        self.gradients = [[torch.zeros_like(p).share_memory_() for p in model.parameters()] for _ in range(workers)]
-        processes = [context.Process(target=work, args=(rank, self, model, tokenizer_path, seed), daemon=True)
-                     for rank in range(workers)]
+        self.gradients = [
+            [torch.zeros_like(p).share_memory_() for p in model.parameters()] for _ in range(workers)
+        ]
+        processes = [
+            context.Process(target=work, args=(rank, self, model, tokenizer_path, seed), daemon=True)
+            for rank in range(workers)
+        ]
         for process in processes:
             process.start()
         self.processes = processes
