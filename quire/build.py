@@ -18,11 +18,11 @@ from quire.memory import KV_ITEMSIZE, MemoryPlan, available_memory, misfit, plan
 from quire.models import Model, read_model
 from quire.program.passes import fuse
 from quire.program.program import Program, WeightBytes, WeightSpec
+from quire.quantize.kinds import Storage
 from quire.quantize.round_to_nearest import kind_of
 from quire.runner.runner import Runner
 from quire.weights.folder import ModelFolder
 from quire.weights.hub import resolve
-from quire.weights.kinds import Storage
 from quire.weights.load import load, plan
 
 # Products of one tile are too small to gain from threads; with a busy machine they lose much.

@@ -15,7 +15,7 @@ import numpy as np
 
 from quire.errors import ConfigError
 from quire.program.program import WeightSpec
-from quire.weights.kinds import Array, Floats, Int4, Int8, Storage, pack, to_float32
+from quire.quantize.kinds import Array, Floats, Int4, Int8, Storage, pack, to_float32
 
 GROUP_SIZE = 32
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from quire.errors import ConfigError
 from quire.program.program import WeightSpec
+from quire.quantize.kinds import DTYPES, Array, Dense, Int4, Int8, Storage, to_float32
 from quire.quantize.round_to_nearest import Mapper, kind_of, quantize
-from quire.weights.kinds import DTYPES, Array, Dense, Int4, Int8, Storage, to_float32
 from quire.weights.safetensors import Checkpoint
 
 Progress = Callable[[int, int], None]  # (bytes of the checkpoint done, in all)

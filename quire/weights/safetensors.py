@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from quire.errors import ConfigError
+from quire.quantize.kinds import DTYPES, Array
 from quire.weights.json_file import parse_object, read_json
-from quire.weights.kinds import DTYPES, Array
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -48,7 +48,7 @@ class Entry:
 
     @property
     def kind(self) -> str:
-        """Its name among quire.weights.kinds.DTYPES. Raises ConfigError for formats that are not read."""
+        """Its name among quire.quantize.kinds.DTYPES. Raises ConfigError for formats that are not read."""
         if self.dtype not in _NATIVE:
             raise ConfigError(
                 f"{self.file}: tensor {self.name!r} is stored as {self.dtype}, which is not read",

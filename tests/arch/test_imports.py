@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
@@ -141,6 +141,25 @@ def cycles(sources: Sequence[Source]) -> list[str]:
         for source in sources
         if source.module != "quire"  # imports LLM when it is asked for, and is imported by no part
     }
+    return _ring(graph)
+
+
+def rings(sources: Iterable[Source]) -> list[str]:
+    """A ring of imports between parts of the house (packages and single files), or nothing."""
+    graph: dict[str, set[str]] = {}
+    for source in sources:
+        if source.unit:  # the package itself is imported by no part, see `cycles`
+            there = {
+                _unit_imported(other)
+                for other in source.imports
+                if not other.typing_only and other.module.split(".")[0] == "quire"
+            }
+            graph.setdefault(source.unit, set()).update(there - {source.unit, ""})
+    return _ring(graph)
+
+
+def _ring(graph: Mapping[str, Iterable[str]]) -> list[str]:
+    """Who imports whom -> one ring as "a -> b -> a", or nothing."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -191,6 +210,7 @@ def test_libraries_are_declared_and_used() -> None:
 
 def test_no_import_cycles() -> None:
     assert cycles(package()) == []
+    assert rings(package()) == []
 
 
 def test_names_say_what_is_inside() -> None:
@@ -214,7 +234,7 @@ def test_import_quire_is_cheap() -> None:
         ("quire/engine/engine.py", "from quire.runner.runner import Runner"),
         ("quire/runner/runner.py", "from ..speculate import draft"),
         ("quire/models/llama.py", "from quire.config import EngineConfig"),
-        ("quire/models/llama.py", "from quire.weights import kinds"),
+        ("quire/models/llama.py", "from quire.quantize import kinds"),
         ("quire/program/ops/linear.py", "from quire import LLM"),
         ("quire/text/chat.py", "from quire import llm"),
         ("quire/engine/engine.py", "import quire.server.app"),
@@ -279,6 +299,15 @@ def test_a_cycle_is_found() -> None:
     typed = snippet("if TYPE_CHECKING:\n    from quire import a", "quire/c.py")
     assert cycles([a, b, c]) == ["quire.a -> quire.b -> quire.c -> quire.a"]
     assert cycles([a, b, typed]) == []
+
+
+def test_a_ring_of_packages_is_found() -> None:
+    load = snippet("from quire.quantize.round import quantize", "quire/weights/load.py")
+    round_ = snippet("from quire.weights.kinds import Int8", "quire/quantize/round.py")
+    kinds = snippet("from quire import errors", "quire/weights/kinds.py")
+    assert cycles([load, round_, kinds]) == []  # no file imports itself, yet the packages do
+    assert rings([load, round_, kinds]) == ["weights -> quantize -> weights"]
+    assert rings([load, kinds]) == []
 
 
 def test_an_empty_name_is_found() -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from quire.errors import ConfigError
 from quire.program.program import WeightSpec
+from quire.quantize.kinds import Int4, Int8, unpack
 from quire.quantize.round_to_nearest import kind_of, quantize
-from quire.weights.kinds import Int4, Int8, unpack
 
 DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
 

@@ -13,8 +13,8 @@ from safetensors.numpy import save_file
 
 from quire.errors import ConfigError
 from quire.program.program import WeightSpec
+from quire.quantize.kinds import Dense, Int4, Int8
 from quire.quantize.round_to_nearest import quantize
-from quire.weights.kinds import Dense, Int4, Int8
 from quire.weights.load import check, load, plan
 from quire.weights.safetensors import Checkpoint
 

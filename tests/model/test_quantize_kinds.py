@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.program.program import WeightSpec
+from quire.quantize.kinds import DTYPES, Dense, Int4, Int8, pack, to_float32, unpack
 from quire.quantize.round_to_nearest import kind_of
-from quire.weights.kinds import DTYPES, Dense, Int4, Int8, pack, to_float32, unpack
 
 SEEDS = st.integers(0, 2**32 - 1)
 LEADING = st.sampled_from([(1,), (5,), (3, 4)])
