@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import ConfigError, RequestError
+from quire.json_file import read_json
 from quire.text.sandbox import Sandbox, Segment
-from quire.text.vocabulary import read_json
 
 MAX_MESSAGES = 8192
 MAX_CHARACTERS = 8 << 20
@@ -251,8 +251,7 @@ def _read_templates(folder: Path) -> dict[str, str]:
     found: Any = None
     for name in ("chat_template.json", "tokenizer_config.json"):
         if found is None and (folder / name).is_file():
-            config = read_json(folder / name)
-            found = config.get("chat_template") if isinstance(config, dict) else None
+            found = read_json(folder / name).get("chat_template")
     if isinstance(found, list) and all(isinstance(entry, dict) for entry in found):
         found = {str(entry.get("name")): entry.get("template") for entry in found}
     templates = found if isinstance(found, dict) else {"default": found} if found else {}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import ConfigError, RequestError
+from quire.json_file import read_json
 from quire.text.characters import (
     ByteFallbackTokens,
     ByteLevelTokens,
@@ -17,7 +18,7 @@ from quire.text.characters import (
     bytes_of_spelling,
     regroup,
 )
-from quire.text.vocabulary import Vocabulary, load_vocabulary, read_json
+from quire.text.vocabulary import Vocabulary, load_vocabulary
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -210,8 +211,6 @@ def _read_config(folder: Path) -> dict[str, Any]:
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).is_file():
             found = read_json(folder / name)
-            if not isinstance(found, dict):
-                raise ConfigError(f"{folder / name} is not a JSON object", "download the file again")
             config |= {key: value for key, value in found.items() if value is not None}
     return config
 

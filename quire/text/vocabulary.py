@@ -19,6 +19,9 @@ from typing import Any
 import tokenizers
 
 from quire.errors import ConfigError
+from quire.json_file import read_json
+
+LIMIT_BYTES = 128 << 20  # the largest published vocabularies take some 35 MB
 
 # Normalizers that leave an alias (lower-case hexadecimal) as it is, wherever it stands.
 _HARMLESS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Sequence"}
@@ -44,17 +47,9 @@ class Vocabulary:
     decoder_types: frozenset[str]
 
 
-def read_json(path: Path) -> Any:
-    """A JSON file of a checkpoint; ConfigError names the file when it is broken."""
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"cannot read {path}: {error}", "download the file again") from None
-
-
 def load_vocabulary(path: Path) -> Vocabulary:
     """Read `path` (tokenizer.json). Raises ConfigError when it is not a tokenizer."""
-    data = read_json(path)
+    data = read_json(path, LIMIT_BYTES)
     try:
         added = _hide_added_tokens(data)
         data["truncation"] = data["padding"] = None  # left over from training: prompts are not to be cut

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.weights.json_file import read_json
+from quire.errors import ConfigError
+from quire.json_file import read_json
 from quire.weights.safetensors import Checkpoint
 
 _CONFIG_LIMIT_BYTES = 8 << 20  # a config with the ids and labels of a large vocabulary still fits
@@ -29,7 +30,10 @@ class ModelFolder:
 
     def config(self) -> dict[str, Any]:
         """config.json. Raises ConfigError: missing, too large, not a JSON object."""
-        return read_json(self.path / "config.json", _CONFIG_LIMIT_BYTES)
+        path = self.path / "config.json"
+        if not path.exists():
+            raise ConfigError(f"{path}: no such file", "a model folder holds config.json")
+        return read_json(path, _CONFIG_LIMIT_BYTES)
 
     def generation_config(self) -> dict[str, Any]:
         """generation_config.json, or nothing where the model has none."""

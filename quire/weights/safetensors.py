@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from quire.errors import ConfigError
+from quire.json_file import parse_object, read_json
 from quire.quantize.kinds import DTYPES, Array
-from quire.weights.json_file import parse_object, read_json
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"

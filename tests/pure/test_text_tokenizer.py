@@ -190,7 +190,7 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
         assert caught.value.hint
     small.byte_level(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("[]")
-    with pytest.raises(ConfigError, match="not a JSON object"):
+    with pytest.raises(ConfigError, match="expected a JSON object"):
         Tokenizer.from_folder(tmp_path)
 
 

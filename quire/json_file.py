@@ -9,6 +9,7 @@ from typing import Any
 from quire.errors import ConfigError
 
 LIMIT_BYTES = 64 << 20
+_AGAIN = "the file is damaged or incomplete: fetch it again"
 
 
 def read_json(path: Path, limit_bytes: int = LIMIT_BYTES) -> dict[str, Any]:
@@ -19,7 +20,7 @@ def read_json(path: Path, limit_bytes: int = LIMIT_BYTES) -> dict[str, Any]:
             raise ConfigError(f"{path}: {size:,} bytes are too many for this file (limit {limit_bytes:,})")
         text = path.read_bytes()
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file", "a model folder holds config.json") from None
+        raise ConfigError(f"{path}: no such file") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     return parse_object(text, str(path))
@@ -35,9 +36,9 @@ def parse_object(text: bytes, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{where}: not valid JSON: {_first_line(error)}") from None
+        raise ConfigError(f"{where}: not valid JSON: {_first_line(error)}", _AGAIN) from None
     if not isinstance(value, dict):
-        raise ConfigError(f"{where}: expected a JSON object, got {type(value).__name__}")
+        raise ConfigError(f"{where}: expected a JSON object, got {type(value).__name__}", _AGAIN)
     return value
 
 
@@ -45,7 +46,7 @@ def _unique(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise ConfigError(f"{where}: {name!r} is given twice")
+            raise ConfigError(f"{where}: {name!r} is given twice", _AGAIN)
         found[name] = value
     return found
 

@@ -1,0 +1,54 @@
+"""JSON from strangers: read with a limit, one meaning only, and errors that name the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quire.errors import ConfigError
+from quire.json_file import read_json
+from quire.text import vocabulary
+
+
+def test_an_object_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('{"a": [1, {"b": "\u00e9"}]}', encoding="utf-8")
+    assert read_json(path) == {"a": [1, {"b": "\u00e9"}]}
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("{", "not valid JSON"),
+        ("[1]", "expected a JSON object, got list"),
+        ('{"a": {"b": 1, "b": 2}}', "'b' is given twice"),
+        ("\xff", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, text: str, what: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text, encoding="latin-1")
+    with pytest.raises(ConfigError, match=what) as caught:
+        read_json(path)
+    assert str(path) in caught.value.message
+    assert "fetch it again" in (caught.value.hint or "")
+
+
+def test_a_missing_or_oversized_file_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    with pytest.raises(ConfigError, match="no such file"):
+        read_json(path)
+    path.write_text('{"a": 1}')
+    with pytest.raises(ConfigError, match=r"8 bytes are too many for this file \(limit 7\)"):
+        read_json(path, 7)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_json(tmp_path)
+
+
+def test_a_vocabulary_has_a_limit_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}" + " " * 100)
+    monkeypatch.setattr(vocabulary, "LIMIT_BYTES", 100)
+    with pytest.raises(ConfigError, match="too many"):
+        vocabulary.load_vocabulary(tmp_path / "tokenizer.json")
