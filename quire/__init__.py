@@ -8,9 +8,10 @@ from quire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from quire.llm import LLM
+    from quire.outputs import CompletionOutput, RequestOutput
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -19,4 +20,8 @@ def __getattr__(name: str) -> Any:
         from quire.llm import LLM
 
         return LLM
+    if name in ("CompletionOutput", "RequestOutput"):
+        from quire import outputs
+
+        return getattr(outputs, name)
     raise AttributeError(f"module 'quire' has no attribute {name!r}")

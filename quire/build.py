@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from threadpoolctl import threadpool_limits
-
 from quire.backends.backend import Backend
 from quire.backends.null import NullBackend
 from quire.backends.reference import ReferenceBackend
@@ -25,8 +23,6 @@ from quire.weights.folder import ModelFolder
 from quire.weights.hub import resolve
 from quire.weights.load import load, plan
 
-# Products of one tile are too small to gain from threads; with a busy machine they lose much.
-DEFAULT_THREADS = 1
 DTYPE_NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 Progress = Callable[[int, int], None]  # (bytes done, in all)
@@ -34,7 +30,10 @@ Progress = Callable[[int, int], None]  # (bytes done, in all)
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A model on this machine, before its weights are loaded: what `quire inspect` shows."""
+    """A model on this machine, before its weights are loaded: what `quire inspect` shows.
+
+    `longest_context` is the most tokens a sequence may have where memory is no issue.
+    """
 
     config: EngineConfig
     folder: ModelFolder
@@ -42,6 +41,8 @@ class Description:
     program: Program
     storage: Mapping[str, Storage]  # weight name -> how it is stored
     memory: MemoryPlan
+    longest_context: int
+    weights_here: bool
 
     def nbytes(self, spec: WeightSpec) -> int:
         return self.storage[spec.name].nbytes(spec.shape)
@@ -74,9 +75,9 @@ def describe(config: EngineConfig, *, weights: bool = True) -> Description:
         stated = DTYPE_NAMES.get(str(raw.get("dtype") or raw.get("torch_dtype")), "bf16")
         storage = {name: kind_of(spec, stated, config.quantization) for name, spec in specs.items()}
     nbytes: WeightBytes = lambda spec: storage[spec.name].nbytes(spec.shape)  # noqa: E731
-    longest = model.config.max_position_embeddings
+    longest = config.max_model_len or model.config.max_position_embeddings
     memory = plan_memory(program, nbytes, config, longest, available_memory())
-    return Description(config, folder, model, program, storage, memory)
+    return Description(config, folder, model, program, storage, memory, longest, folder.has_weights)
 
 
 def _check_length(config: EngineConfig, model: Model) -> None:
@@ -93,7 +94,6 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
     description = describe(config)
     if (error := misfit(description.memory, config)) is not None:
         raise error
-    threadpool_limits(config.num_threads or DEFAULT_THREADS)
     backend = _backend(description, progress)
     scheduler = Scheduler(
         num_blocks=description.memory.num_blocks,
@@ -136,7 +136,6 @@ def _chosen(description: Description, backend: Backend) -> dict[str, str]:
         "model": config.model,
         "architecture": description.model.architecture,
         "backend": backend.name,
-        "num_threads": str(config.num_threads or DEFAULT_THREADS),
         "weights": config.quantization or "as stored",
         "kv_cache_dtype": config.kv_cache_dtype if config.kv_cache_dtype != "auto" else "float32",
         "kv_cache_tokens": f"{memory.num_blocks * config.block_size:,}",

@@ -5,6 +5,7 @@ Also the only place that reads the environment.
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -17,6 +18,27 @@ KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16")
 DEVICES = ("auto", "reference", "null")
 POLICIES = ("fcfs", "priority", "fair")
 BLOCK_SIZES = (8, 16, 32, 64)
+
+# Options of vLLM's LLM that scripts pass: the values that ask for what happens here anyway (None: any value,
+# named in the log), and what to do instead.
+VLLM_OPTIONS: dict[str, tuple[tuple[Any, ...] | None, str]] = {
+    "dtype": (("auto", None), "weights keep their number format; quantization='int8' or 'int4' takes less"),
+    "tensor_parallel_size": ((1,), "one device computes; leave it out"),
+    "pipeline_parallel_size": ((1,), "one device computes; leave it out"),
+    "gpu_memory_utilization": (None, "kv_cache_memory_bytes sets the size of the KV cache"),
+    "swap_space": (None, "preempted requests are computed again, nothing is swapped"),
+    "cpu_offload_gb": ((0, None), "weights lie in the memory of the CPU"),
+    "enforce_eager": ((True, False, None), "there is no compile step"),
+    "enable_chunked_prefill": ((True, None), "prompts are always chunked by max_num_batched_tokens"),
+    "trust_remote_code": ((True, False), "code of a model's repository is never run, nor needed"),
+    "load_format": (("auto", "safetensors"), "weights are read from safetensors"),
+    "tokenizer": ((None,), "the tokenizer is the one in the model's folder"),
+    "tokenizer_mode": (("auto", "fast"), "tokenizer.json is read by the tokenizers library"),
+    "skip_tokenizer_init": ((False,), "give token ids and SamplingParams(detokenize=False)"),
+    "disable_log_stats": ((True, False), "nothing is logged"),
+}
+
+_LOG = logging.getLogger(__name__)
 
 
 def _option(default: Any, help: str, **metadata: Any) -> Any:
@@ -44,7 +66,12 @@ class EngineConfig:
     )
     enable_prefix_caching: bool = _option(True, "share the cache of equal prompt beginnings")
     scheduling_policy: str = _option("fcfs", "who is admitted first when requests wait", choices=POLICIES)
-    num_threads: int | None = _option(None, "threads for computing (default: 1)", low=1, high=1024)
+    num_threads: int | None = _option(
+        None,
+        "threads that round weights while loading (default: all); the reference computes on one",
+        low=1,
+        high=1024,
+    )
     seed: int = _option(0, "seed for requests that bring none", low=0, high=(1 << 63) - 1)
     device: str = _option(
         "auto", "what computes: 'reference' (NumPy) or 'null' (counts only)", choices=DEVICES
@@ -58,11 +85,23 @@ class EngineConfig:
     def from_keywords(cls, **keywords: Any) -> EngineConfig:
         """Build from keywords; an unknown one is an error that suggests the nearest name."""
         known = [f.name for f in fields(cls)]
-        for name in keywords:
+        own = {name: value for name, value in keywords.items() if name not in VLLM_OPTIONS}
+        for name in keywords.keys() - own.keys():
+            _check_elsewhere(name, keywords[name])
+        for name in own:
             if name not in known:
                 hint = did_you_mean(name, known) or f"known options: {', '.join(known)}"
                 raise ConfigError(f"unknown option {name!r}", hint)
-        return cls(**keywords)
+        return cls(**own)
+
+
+def _check_elsewhere(name: str, value: Any) -> None:
+    """Accept a vLLM option that asks for what happens anyway; refuse one that asks for something else."""
+    harmless, instead = VLLM_OPTIONS[name]
+    if harmless is None:
+        _LOG.warning("%s has no effect: %s", name, instead)
+    elif value not in harmless:
+        raise ConfigError(f"{name} = {value!r} is not possible", instead)
 
 
 def _check(name: str, value: Any, default: Any, rule: Any) -> None:

@@ -8,14 +8,15 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any
 
-from quire.errors import RequestError
+from quire.errors import RequestError, did_you_mean
 from quire.models import Model
 from quire.outputs import CompletionOutput, Logprob, Logprobs, RequestOutput
 from quire.sampling_params import SamplingParams, default_sampling_params
-from quire.text.chat import ChatTemplate
+from quire.text.chat import ChatTemplate, PromptText
 from quire.text.detokenize import Detokenizer
 from quire.text.stop import StopStrings
 from quire.text.tokenizer import Tokenizer, find_tokenizer
@@ -28,23 +29,44 @@ UNTRUSTED = (
     "template yourself, give {'prompt': text, 'trusted': True}."
 )
 
-Prompt = str | Sequence[int] | Mapping[str, Any]
+MAX_LOGPROB_ENTRIES = 1 << 24  # that one request may ask for with logprobs=-1: some GB
+_PROMPT_KEYS = ("prompt", "prompt_token_ids", "trusted", "cache_salt", "tenant", "priority")
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A prompt as token ids, the text they came from, and what its caller said beside it."""
+
+    token_ids: tuple[int, ...]
+    text: str | None = None
+    priority: int = 0
+    tenant: str = ""
+    cache_salt: str = ""
+
+
+Prompt = str | Sequence[int] | Mapping[str, Any] | Encoded
 
 
 class Frontend:
     """Tokenizer, chat template and defaults of one model.
 
-    A request without a seed gets one from the engine's `seed` and the request's number, so a program
-    that asks the same in the same order gets the same.
+    `max_model_len` is the room a request has; `longest_context` what it would have with memory enough, by
+    which its rope frequencies are chosen. A request without a seed gets one from the engine's `seed` and
+    the request's number, so a program that asks the same in the same order gets the same.
     """
 
-    def __init__(self, folder: ModelFolder, model: Model, *, max_model_len: int, seed: int) -> None:
+    def __init__(
+        self, folder: ModelFolder, model: Model, *, max_model_len: int, longest_context: int, seed: int
+    ) -> None:
         generation = folder.generation_config()
         self.model = model
         self.max_model_len = max_model_len
+        self.longest_context = longest_context
         self.tokenizer = find_tokenizer(folder.path)
         tokens = self.tokenizer.special_tokens if self.tokenizer else {}
         self.chat_template = ChatTemplate.from_folder(folder.path, tokens)
+        if self.tokenizer:
+            self.tokenizer.chat_template = self.chat_template
         self.default_params = default_sampling_params(generation)
         self.eos_token_ids = self._find_eos(generation)
         self._seed = seed
@@ -53,7 +75,8 @@ class Frontend:
 
     def _find_eos(self, generation: Mapping[str, Any]) -> tuple[int, ...]:
         """End tokens: of generation_config.json, else config.json, and the tokenizer's own."""
-        stated = generation.get("eos_token_id", self.model.config.get("eos_token_id"))
+        stated = generation.get("eos_token_id")
+        stated = self.model.config.get("eos_token_id") if stated is None else stated
         ids = stated if isinstance(stated, list) else [stated]
         if self.tokenizer:
             ids = [*ids, self.tokenizer.eos_token_id]
@@ -65,30 +88,50 @@ class Frontend:
             raise RequestError("this model has no tokenizer", hint, "prompt")
         return self.tokenizer
 
-    def encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        """A prompt as (text or None, token ids): text, ids, {"prompt": ...} or {"prompt_token_ids": ...}.
+    def encode(self, prompt: Prompt) -> Encoded:
+        """A prompt as token ids: text, ids, {"prompt": ...} or {"prompt_token_ids": ...}.
 
-        What reads like a control token in a text is text. A caller who wrote the text himself, with
-        `apply_chat_template` say, and wants control tokens made of it gives {"prompt": ..., "trusted": True}.
+        What reads like a control token in a text is text. Control tokens are made of what the tokenizer's
+        `apply_chat_template` wrote, and of a text that its caller vouches for: {"prompt": ..., "trusted":
+        True}. A dict may also say "cache_salt", "tenant" and "priority".
         """
+        if isinstance(prompt, Encoded):
+            return prompt
+        if isinstance(prompt, PromptText):
+            return Encoded(tuple(self.need_tokenizer().encode_segments(prompt.segments)), prompt)
         if isinstance(prompt, str):
-            return prompt, self._encode_text(prompt, trusted=False)
+            return Encoded(self._encode_text(prompt, trusted=False), prompt)
         if not isinstance(prompt, Mapping):
-            return None, _token_ids(prompt)
+            return Encoded(_token_ids(prompt))
+        if unknown := [key for key in prompt if key not in _PROMPT_KEYS]:
+            near = did_you_mean(str(unknown[0]), _PROMPT_KEYS) or f"known are {', '.join(_PROMPT_KEYS)}"
+            raise RequestError(f"a prompt has no {str(unknown[0])[:64]!r}", near, "prompt")
+        return self._encode_mapping(prompt)
+
+    def _encode_mapping(self, prompt: Mapping[str, Any]) -> Encoded:
         text = prompt.get("prompt")
         if "prompt_token_ids" in prompt:
-            return text, _token_ids(prompt["prompt_token_ids"])
-        if not isinstance(text, str):
+            token_ids = _token_ids(prompt["prompt_token_ids"])
+        elif isinstance(text, str):
+            token_ids = self._encode_text(text, trusted=prompt.get("trusted") is True)
+        else:
             hint = "give {'prompt': text} or {'prompt_token_ids': [...]}"
             raise RequestError("the prompt has neither text nor token ids", hint, "prompt")
-        return text, self._encode_text(text, trusted=prompt.get("trusted") is True)
+        said = {key: prompt[key] for key in ("priority", "tenant", "cache_salt") if key in prompt}
+        for key, value in said.items():
+            if type(value) is not (int if key == "priority" else str):
+                raise RequestError(f"{key} = {value!r:.40} is of the wrong type", None, key)
+        return Encoded(token_ids, text, **said)
 
-    def _encode_text(self, text: str, trusted: bool) -> list[int]:
+    def _encode_text(self, text: str, trusted: bool) -> tuple[int, ...]:
         tokenizer = self.need_tokenizer()
         if not trusted and not self._warned and (found := tokenizer.control_token_in(text)):
             self._warned = True
             _LOG.warning(UNTRUSTED, found)
-        return tokenizer.encode(text, parse_special=trusted)
+        ids = tokenizer.encode(text, parse_special=trusted)
+        if trusted and ids[:2] == [tokenizer.bos_token_id] * 2:  # the text brought its own
+            ids = ids[1:]
+        return tuple(ids)
 
     def encode_chat(
         self,
@@ -96,37 +139,33 @@ class Frontend:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> tuple[str, list[int]]:
-        """A conversation as (rendered text, token ids). Text of users never becomes control tokens."""
+    ) -> Encoded:
+        """A conversation as token ids. Text of users never becomes control tokens."""
         tokenizer = self.need_tokenizer()
         rendered = self.chat_template.render(messages, tools, add_generation_prompt, chat_template_kwargs)
-        return rendered.text, tokenizer.encode_segments(rendered.segments)
+        return Encoded(tuple(tokenizer.encode_segments(rendered.segments)), rendered.text)
 
     def request(
-        self,
-        token_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        request_id: str,
-        arrival_s: float,
-        tenant: str = "",
-        priority: int = 0,
-        cache_salt: str = "",
+        self, prompt: Encoded, params: SamplingParams, *, request_id: str, arrival_s: float
     ) -> NewRequest:
         """Complete what a caller asked: seed, bad words as token ids, rope variant."""
         params = self._complete(params)
-        params.check_vocabulary(self.model.config.vocab_size)
-        limit = self.max_model_len
+        vocab_size, num_prompt = self.model.config.vocab_size, len(prompt.token_ids)
+        params.check_vocabulary(vocab_size)
+        limit = self.longest_context
         if params.max_tokens is not None:
-            limit = min(limit, len(token_ids) + params.max_tokens)
+            limit = min(limit, num_prompt + params.max_tokens)
+        if -1 in (params.logprobs, params.prompt_logprobs) and limit * vocab_size > MAX_LOGPROB_ENTRIES:
+            problem = f"logprobs of all {vocab_size:,} tokens at up to {limit:,} positions are too many"
+            raise RequestError(problem, "ask for at most 20, or lower max_tokens", "logprobs")
         return NewRequest(
             request_id=request_id,
-            prompt_token_ids=tuple(token_ids),
+            prompt_token_ids=prompt.token_ids,
             params=params,
             arrival_s=arrival_s,
-            tenant=tenant,
-            priority=priority,
-            cache_salt=cache_salt,
+            tenant=prompt.tenant,
+            priority=prompt.priority,
+            cache_salt=prompt.cache_salt,
             eos_token_ids=self.eos_token_ids,
             context_variant=self.model.context_variant(limit),
         )
@@ -153,31 +192,30 @@ class Frontend:
         return RequestReader(request, prompt, self.tokenizer)
 
 
-def _token_ids(ids: Any) -> list[int]:
-    ids = list(ids) if isinstance(ids, Sequence) and not isinstance(ids, str | bytes) else None
-    if ids is None or not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
-        raise RequestError("a prompt is text or a list of token ids (whole numbers)", None, "prompt")
-    return ids
+def _token_ids(ids: Any) -> tuple[int, ...]:
+    ids = ids.tolist() if hasattr(ids, "tolist") else ids
+    if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
+        raise RequestError("a prompt is text or a list of token ids", None, "prompt")
+    if not all(isinstance(i, Integral) and not isinstance(i, bool) for i in ids):
+        raise RequestError("token ids of a prompt are whole numbers", None, "prompt")
+    return tuple(map(int, ids))
 
 
 class RequestReader:
-    """Follows one request: engine outputs in, a RequestOutput kept up to date.
-
-    `advanced` is set when something is new, for whoever waits for it to clear.
-    """
+    """Follows one request: engine outputs in, a RequestOutput kept up to date."""
 
     def __init__(self, request: NewRequest, prompt: str | None, tokenizer: Tokenizer | None) -> None:
         self.request = request
-        self.advanced = False
         self._tokenizer = tokenizer
         self._choices = [_ChoiceReader(request, i, tokenizer) for i in range(request.params.n)]
         self.output = RequestOutput(
             request.request_id, prompt, list(request.prompt_token_ids), [c.output for c in self._choices]
         )
+        if request.params.prompt_logprobs is not None and len(request.prompt_token_ids) == 1:
+            self.output.prompt_logprobs = [None]  # nothing comes before the only token
 
     def push(self, output: Output) -> bool:
         """Take an output of one choice in. True when its text met a stop string: abort the choice then."""
-        self.advanced = True
         if output.prompt_logprobs and self.output.prompt_logprobs is None:
             named = (_named(position, self._tokenizer) for position in output.prompt_logprobs)
             self.output.prompt_logprobs = [None, *named]

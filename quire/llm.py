@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from numbers import Integral
 from types import FrameType
 from typing import Any, cast
 
 from quire.build import Progress, build
 from quire.config import EngineConfig
-from quire.engine.client import LocalClient
-from quire.errors import RequestError
-from quire.frontend import Frontend, Prompt, RequestReader
+from quire.engine.client import EngineClient, LocalClient
+from quire.errors import EngineDead, RequestError
+from quire.frontend import Encoded, Frontend, Prompt, RequestReader
 from quire.outputs import RequestOutput
 from quire.progress import generation_bar, loading_bar
 from quire.sampling_params import SamplingParams
@@ -24,7 +26,7 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class LLM:
-    """A model in this process.
+    """A model in this process. Any number of threads may share it.
 
     `model` is a checkpoint folder, a hub id or "demo"; the other keywords are the fields of
     quire.config.EngineConfig. Raises ConfigError, with a hint, for anything that cannot be loaded.
@@ -45,11 +47,13 @@ class LLM:
             built.description.folder,
             built.description.model,
             max_model_len=memory.max_model_len,
+            longest_context=built.description.longest_context,
             seed=config.seed,
         )
-        self._client = LocalClient(self.engine)
+        self._client: EngineClient = LocalClient(self.engine)
+        self._lock = threading.Lock()  # the engine serves one thread at a time
         self._num_requests = 0
-        self._open: dict[str, RequestReader] = {}  # by request id
+        self._open: dict[str, tuple[RequestReader, _Call]] = {}  # by request id
 
     # The three ways to ask
 
@@ -58,13 +62,21 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: Params = None,
         use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts: text, token ids, {"prompt_token_ids": [...]}, or a list of these.
 
-        All are computed together; outputs come in the order of the prompts. Raises RequestError when a
-        prompt or its parameters are wrong; then none is run.
+        All are computed together; outputs come in the order of the prompts. Lower `priority` goes first
+        when scheduling_policy is "priority". Raises RequestError when a prompt or its parameters are
+        wrong; then none is run.
         """
-        return self._run([self.frontend.encode(p) for p in _listed(prompts)], sampling_params, use_tqdm)
+        encoded = [self.frontend.encode(prompt) for prompt in _listed(prompts)]
+        if priority is not None:
+            if len(priority) != len(encoded):
+                problem = f"{len(priority)} priorities for {len(encoded)} prompts"
+                raise RequestError(problem, "give one for each", "priority")
+            encoded = [replace(one, priority=rank) for one, rank in zip(encoded, priority, strict=True)]
+        return self._run(encoded, sampling_params, use_tqdm)
 
     def chat(
         self,
@@ -113,92 +125,142 @@ class LLM:
         """Stop the process that renders chat templates. The model's memory goes with this object."""
         self.frontend.chat_template.close()
 
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"LLM({self.config.model!r}, {', '.join(f'{k}: {v}' for k, v in self.chosen.items())})"
+
     def _encode_chats(
         self,
         messages: Sequence[Any],
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
         chat_template_kwargs: Mapping[str, Any] | None,
-    ) -> list[tuple[str | None, list[int]]]:
+    ) -> list[Encoded]:
+        if not isinstance(messages, Sequence) or isinstance(messages, str):
+            raise RequestError("messages is not a list of {'role': ..., 'content': ...}", None, "messages")
         if not messages:
             raise RequestError("the conversation has no messages", None, "messages")
         chats = [messages] if isinstance(messages[0], Mapping) else messages
         encode = self.frontend.encode_chat
         return [encode(chat, tools, add_generation_prompt, chat_template_kwargs) for chat in chats]
 
-    def _run(
-        self, prompts: list[tuple[str | None, list[int]]], params: Params, use_tqdm: bool
-    ) -> list[RequestOutput]:
-        readers = self._submit(prompts, params)
-        with generation_bar(len(readers), enabled=use_tqdm) as advance:
-            for reader in self._follow(readers):
+    def _run(self, prompts: list[Encoded], params: Params, use_tqdm: bool) -> list[RequestOutput]:
+        call = self._submit(prompts, params)
+        with generation_bar(len(call.readers), enabled=use_tqdm) as advance:
+            for reader in self._follow(call):
                 advance(reader.output)
-        return [reader.output for reader in readers]
+        return [reader.output for reader in call.readers]
 
-    def _stream(self, prompts: list[tuple[str | None, list[int]]], params: Params) -> Iterator[RequestOutput]:
+    def _stream(self, prompts: list[Encoded], params: Params) -> Iterator[RequestOutput]:
         for reader in self._follow(self._submit(prompts, params)):
             reader.take_deltas()
             yield reader.output
 
-    def _submit(self, prompts: list[tuple[str | None, list[int]]], params: Params) -> list[RequestReader]:
+    def _submit(self, prompts: list[Encoded], params: Params) -> _Call:
         """Hand in all prompts or, when one is refused, none."""
-        default = self.get_default_sampling_params() if params is None else params
-        each = [default] * len(prompts) if isinstance(default, SamplingParams) else list(default)
-        if len(each) != len(prompts):
-            problem = f"{len(each)} sampling_params for {len(prompts)} prompts"
-            raise RequestError(problem, "give one for all, or one for each", "sampling_params")
-        readers: list[RequestReader] = []
+        call = _Call()
         try:
-            for (text, token_ids), own in zip(prompts, each, strict=True):
-                self._num_requests += 1
-                name, now = str(self._num_requests - 1), self.engine.clock()
-                request = self.frontend.request(token_ids, own, request_id=name, arrival_s=now)
-                self._client.submit(request)
-                readers.append(self.frontend.read(request, text))
-                self._open[name] = readers[-1]
+            for prompt, own in zip(prompts, self._each(params, len(prompts)), strict=True):
+                with self._lock:
+                    self._submit_one(prompt, own, call)
         except BaseException:
-            self._abort(readers)
+            self._abort(call)
             raise
-        return readers
+        return call
 
-    def _follow(self, readers: list[RequestReader]) -> Iterator[RequestReader]:
-        """Step the engine until these requests are done, yielding each that advanced.
+    def _submit_one(self, prompt: Encoded, params: SamplingParams, call: _Call) -> None:
+        self._num_requests += 1
+        name, now = str(self._num_requests - 1), self.engine.clock()
+        request = self.frontend.request(prompt, params, request_id=name, arrival_s=now)
+        reader = self.frontend.read(request, prompt.text)
+        self._open[name] = (reader, call)
+        call.readers.append(reader)
+        self._client.submit(request)
 
-        Several may be followed in turns: a step serves all, whoever takes it.
+    def _each(self, params: Any, count: int) -> list[SamplingParams]:
+        """One SamplingParams for each prompt."""
+        if params is None:
+            params = self.get_default_sampling_params()
+        each = [params] * count if isinstance(params, SamplingParams) else params
+        if not isinstance(each, Sequence):
+            each = [params]  # of a wrong type, which is named below
+        elif len(each) != count:
+            problem = f"{len(each)} sampling_params for {count} prompts"
+            raise RequestError(problem, "give one for all, or one for each", "sampling_params")
+        for own in each:
+            if not isinstance(own, SamplingParams):
+                problem = f"sampling_params holds a {type(own).__name__}"
+                raise RequestError(problem, "give SamplingParams(...), or a list of them", "sampling_params")
+        return list(each)
+
+    def _follow(self, call: _Call) -> Iterator[RequestReader]:
+        """Step the engine until a call's requests are done, yielding each that advanced.
+
+        Several calls may be followed in turns: a step serves all, whoever takes it.
         """
-        waiting = list(readers)
         try:
-            while waiting:
-                for reader in [reader for reader in waiting if reader.advanced]:
-                    reader.advanced = False
-                    yield reader
-                waiting = [reader for reader in waiting if reader.advanced or not reader.output.finished]
-                if waiting and not any(reader.advanced for reader in waiting):
-                    self._step()
+            while call.news or not call.finished:
+                with self._lock:
+                    if not call.news and not call.finished:  # else another thread's step brought some
+                        self._step()
+                for name in list(call.news):
+                    yield call.news.pop(name)
         finally:
-            self._abort(waiting)
+            self._abort(call)
 
     def _step(self) -> None:
+        """One step of the engine, its outputs handed to their readers: all of it or, on Ctrl-C, none."""
         with _interrupts_deferred():
-            outputs = self._client.outputs()
-        for output in outputs:
-            reader = self._open.get(output.request_id)
-            if reader is None:
-                continue
-            if reader.push(output):
-                self._client.abort(output.request_id, output.choice)
-            if reader.output.finished:
-                del self._open[output.request_id]
+            if not self._client.has_work:
+                raise EngineDead(
+                    "requests wait and the engine has no work", "this is a bug: please report it"
+                )
+            for output in self._client.outputs():
+                if output.request_id not in self._open:
+                    continue  # aborted
+                reader, call = self._open[output.request_id]
+                if reader.push(output):
+                    self._client.abort(output.request_id, output.choice)
+                call.news[output.request_id] = reader
+                if reader.output.finished:
+                    del self._open[output.request_id]
+                    call.num_finished += 1
 
-    def _abort(self, readers: Iterable[RequestReader]) -> None:
-        for reader in readers:
-            self._client.abort(reader.request.request_id)
-            self._open.pop(reader.request.request_id, None)
+    def _abort(self, call: _Call) -> None:
+        with self._lock:
+            for reader in call.readers:
+                name = reader.request.request_id
+                if self._open.pop(name, None) is not None:
+                    self._client.abort(name)
+
+
+@dataclass(slots=True)
+class _Call:
+    """One call of generate or stream: its requests, and by id those with news for the caller."""
+
+    readers: list[RequestReader] = field(default_factory=list)
+    news: dict[str, RequestReader] = field(default_factory=dict)
+    num_finished: int = 0
+
+    @property
+    def finished(self) -> bool:
+        return self.num_finished == len(self.readers)
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several, as a list."""
-    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
+    """One prompt or several, as a list. Arrays of token ids count as lists of them."""
+    prompts = prompts.tolist() if hasattr(prompts, "tolist") else prompts
+    if isinstance(prompts, str | Mapping | Encoded):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        problem = f"prompts is a {type(prompts).__name__}"
+        raise RequestError(problem, "give text, token ids, a dict, or a list of these", "prompt")
+    if prompts and isinstance(prompts[0], Integral):
         return [cast(Prompt, prompts)]
     return list(cast(Sequence[Prompt], prompts))
 
@@ -210,10 +272,14 @@ def _interrupts_deferred() -> Iterator[None]:
         yield
         return
     caught: list[tuple[int, FrameType | None]] = []
-    previous = signal.signal(signal.SIGINT, lambda number, frame: caught.append((number, frame)))
+    previous = signal.getsignal(signal.SIGINT)
+    if not callable(previous):  # Ctrl-C is ignored, or ends the process: nothing to put off
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda number, frame: caught.append((number, frame)))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, previous)
-        if caught and callable(previous):
+        if caught:
             previous(*caught[0])

@@ -6,8 +6,8 @@ the field and the range. Standard library only: this module is loaded by `import
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from typing import Any
 
@@ -192,8 +192,8 @@ class SamplingParams:
         16, 1, MAX_INT32, "tokens generated at most; None: up to max_model_len", optional=True
     )
     min_tokens: int = _integer(0, 0, MAX_INT32, "tokens generated before an end or stop token may be")
-    stop: tuple[str, ...] = _strings(MAX_STOP_STRINGS, MAX_STOP_CHARACTERS, "texts that end the output")
-    stop_token_ids: tuple[int, ...] = _token_ids((), MAX_STOP_TOKEN_IDS, "token ids that end the output")
+    stop: str | Sequence[str] = _strings(MAX_STOP_STRINGS, MAX_STOP_CHARACTERS, "texts that end the output")
+    stop_token_ids: Sequence[int] = _token_ids((), MAX_STOP_TOKEN_IDS, "token ids that end the output")
     ignore_eos: bool = _flag(False, "go on after the model's own end token")
     seed: int | None = _integer(
         None, MIN_INT64, MAX_INT64, "of the random draws; -1 and None: the engine's", optional=True
@@ -209,17 +209,21 @@ class SamplingParams:
     repetition_penalty: float = _number(1.0, 0, 2, "divides the logits of tokens in the text", above=True)
     logit_bias: dict[int, float] = field(
         default_factory=dict,
-        hash=False,
         metadata={"check": _check_biases, "range": _BIASES, "help": "added to the logits of these tokens"},
     )
-    allowed_token_ids: tuple[int, ...] | None = _token_ids(None, MAX_ALLOWED_TOKENS, "no others are chosen")
-    bad_words: tuple[str, ...] = _strings(MAX_BAD_WORDS, MAX_BAD_WORD_CHARACTERS, "texts never completed")
-    bad_words_token_ids: tuple[tuple[int, ...], ...] = _option(
+    allowed_token_ids: Sequence[int] | None = _token_ids(None, MAX_ALLOWED_TOKENS, "no others are chosen")
+    bad_words: Sequence[str] = _strings(MAX_BAD_WORDS, MAX_BAD_WORD_CHARACTERS, "texts never completed")
+    bad_words_token_ids: Sequence[Sequence[int]] = _option(
         (), _check_sequences, _SEQUENCES, "sequences never completed; filled from bad_words by the tokenizer"
     )
     include_stop_str_in_output: bool = _flag(False, "keep the stop string at the end of the text")
     skip_special_tokens: bool = _flag(True, "leave special tokens out of the text")
     detokenize: bool = _flag(True, "turn token ids into text")
+
+    def __new__(cls, **values: Any) -> SamplingParams:
+        if not values.keys() <= _CHECKS.keys():
+            _refuse_unknown(values)
+        return object.__new__(cls)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _CHECKS:
@@ -249,11 +253,13 @@ class SamplingParams:
         """
         given = dict(defaults or {})
         given.update((name, value) for name, value in values.items() if value is not None)
-        for name in given:
-            if name not in _NAMES:
-                near = did_you_mean(str(name)[:64], _NAMES) or f"known names: {', '.join(_NAMES)}"
-                raise RequestError(f"unknown sampling parameter {_shown(name)}", near, param=str(name)[:64])
+        if not given.keys() <= _CHECKS.keys():
+            _refuse_unknown(given)  # here too: what is no string cannot be a keyword
         return cls(**given)
+
+    def clone(self) -> SamplingParams:
+        """An independent copy."""
+        return replace(self)
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise RequestError for a token id that the model, which has `vocab_size` of them, does not have."""
@@ -272,6 +278,14 @@ _CHECKS: dict[str, tuple[Any, Check]] = {
 }
 _OFF = {"top_k": 0, "seed": None}  # what -1 means
 _NAMES = tuple(_CHECKS)
+
+
+def _refuse_unknown(values: Mapping[str, Any]) -> None:
+    """Raise RequestError for the first name that is no field; with the nearest one that is."""
+    name = next(name for name in values if name not in _CHECKS)
+    near = did_you_mean(str(name)[:64], _NAMES) or f"known names: {', '.join(_NAMES)}"
+    raise RequestError(f"unknown sampling parameter {_shown(name)}", near, param=str(name)[:64])
+
 
 # Names in generation_config.json and the fields they set.
 _GENERATION_CONFIG = {

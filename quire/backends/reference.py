@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import ml_dtypes
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from quire.program.batch import Batch
 from quire.program.passes import plan_buffers
@@ -34,6 +35,8 @@ class ReferenceBackend:
         kv_cache_dtype: str = "auto",
     ) -> None:
         self.program = program
+        # A BLAS may split a sum over K among threads, which changes its order: one thread, while it computes.
+        self._blas = ThreadpoolController().select(user_api="blas")
         self._weights = {name: np.ascontiguousarray(weight.dense()) for name, weight in weights.items()}
         self._last_use = plan_buffers(program).last_use
         dtype = KV_DTYPES[kv_cache_dtype]
@@ -47,6 +50,10 @@ class ReferenceBackend:
 
     def execute(self, batch: Batch) -> np.ndarray:
         """Logits [L, vocab] of the batch's logit rows."""
+        with self._blas.limit(limits=1):
+            return self._execute(batch)
+
+    def _execute(self, batch: Batch) -> np.ndarray:
         run = Run(batch, self._weights, self._kv)
         values: dict[int, np.ndarray] = {}
         for number, op in enumerate(self.program):

@@ -37,6 +37,20 @@ class Rendered:
         return "".join(segment.text for segment in self.segments)
 
 
+class PromptText(str):
+    """A rendered conversation as a plain string that remembers which of its parts the template wrote.
+
+    Whatever is done to it gives an ordinary string, in which control tokens are text again.
+    """
+
+    segments: tuple[Segment, ...]
+
+    def __new__(cls, segments: tuple[Segment, ...]) -> PromptText:
+        text = super().__new__(cls, "".join(segment.text for segment in segments))
+        text.segments = segments
+        return text
+
+
 class ChatTemplate:
     """The chat template of a model, rendered in a process of its own (see `sandbox`).
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from quire.text.characters import (
     bytes_of_spelling,
     regroup,
 )
+from quire.text.chat import ChatTemplate, PromptText
 from quire.text.vocabulary import Vocabulary, load_vocabulary
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -44,6 +45,7 @@ class Tokenizer:
         self._aliases = {t.content: t.alias for t in self._added.values() if t.alias is not None}
         self._control = _pattern(vocabulary)
         self._add_bos: bool | None = config.get("add_bos_token")
+        self.chat_template: ChatTemplate | None = None  # given by whoever has the model's folder
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
@@ -107,6 +109,31 @@ class Tokenizer:
             joined.append((text, trusted))
         whole = "".join(self._write_aliases(text) if trusted else text for text, trusted in joined)
         return self._encode(whole, add_special_tokens=False)
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = False,
+        tokenize: bool = True,
+        **chat_template_kwargs: Any,
+    ) -> list[int] | PromptText:
+        """A conversation as token ids or, without `tokenize`, as text that LLM.generate can be given.
+
+        Named as in transformers. Raises RequestError where the model has no chat template.
+        """
+        if self.chat_template is None:
+            raise RequestError("this tokenizer has no chat template", None, "messages")
+        rendered = self.chat_template.render(conversation, tools, add_generation_prompt, chat_template_kwargs)
+        return self.encode_segments(rendered.segments) if tokenize else PromptText(rendered.segments)
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        """{"input_ids": ...} of a text, as transformers gives it."""
+        return {"input_ids": self.encode(text, add_special_tokens)}
+
+    def __len__(self) -> int:
+        return self.vocab_size
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids. Ids outside of the vocabulary (padding rows of a model) give nothing."""

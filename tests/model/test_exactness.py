@@ -79,7 +79,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "two at a time": {"max_num_seqs": 2},
     "blocks of 8": {"block_size": 8, "max_num_batched_tokens": 50},
     "blocks of 64": {"block_size": 64},
-    "two threads": {"num_threads": 2, "max_num_seqs": 4},
+    "four at a time": {"max_num_seqs": 4, "max_num_batched_tokens": 90},
     "fair policy": {"scheduling_policy": "fair", "max_num_batched_tokens": 40},
 }
 

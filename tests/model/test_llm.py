@@ -6,10 +6,12 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info
 
 from quire import LLM, SamplingParams
 from quire.errors import ConfigError, RequestError
@@ -43,7 +45,8 @@ def ask(llm: LLM, prompt: Any, params: Any = GREEDY) -> RequestOutput:
 def test_prompts_in_every_form(llm: LLM) -> None:
     text = "What is the capital of France?"
     ids = llm.get_tokenizer().encode(text)
-    forms: list[Any] = [text, ids, tuple(ids), {"prompt": text}, {"prompt_token_ids": ids}]
+    forms: list[Any] = [text, ids, tuple(ids), np.array(ids), list(np.array(ids))]
+    forms += [{"prompt": text}, {"prompt_token_ids": ids}, {"prompt": text, "cache_salt": "mine"}]
     first = ask(llm, text).outputs[0].token_ids
     assert len(first) == 12
     for form in forms:
@@ -58,7 +61,11 @@ def test_prompts_in_every_form(llm: LLM) -> None:
     [
         ([], "empty"),
         ([[]], "empty"),
-        ({"text": "hi"}, "neither text nor token ids"),
+        ({"text": "hi"}, "a prompt has no 'text'"),
+        ({"prompt": None}, "neither text nor token ids"),
+        ({"prompt": "hi", "priority": "first"}, "priority = 'first' is of the wrong type"),
+        (None, "prompts is a NoneType"),
+        (5, "prompts is a int"),
         ([["a"]], "whole numbers"),
         ([[1.5]], "whole numbers"),
         ([[True]], "whole numbers"),
@@ -81,6 +88,12 @@ def test_one_refusal_runs_none(llm: LLM) -> None:
         llm.generate(["fine", [10**9]], GREEDY, use_tqdm=False)
     with pytest.raises(RequestError, match="2 sampling_params for 1 prompts"):
         llm.generate(["fine"], [GREEDY, GREEDY], use_tqdm=False)
+    wrong: list[Any] = [["b"], "b", 5]
+    for params in wrong:
+        with pytest.raises(RequestError, match="sampling_params holds a"):
+            llm.generate(["fine"], params, use_tqdm=False)
+    with pytest.raises(RequestError, match="1 priorities for 2 prompts"):
+        llm.generate(["a", "b"], GREEDY, use_tqdm=False, priority=[1])
 
 
 def test_choices_differ_and_repeat(llm: LLM) -> None:
@@ -181,6 +194,10 @@ def test_a_trusted_prompt_may_hold_control_tokens(llm: LLM, caplog: pytest.LogCa
     trusted = ask(llm, {"prompt": chat.prompt, "trusted": True})
     assert trusted.prompt_token_ids == chat.prompt_token_ids
     assert trusted.outputs[0].text == chat.outputs[0].text
+    template = llm.get_tokenizer().apply_chat_template
+    hello = [{"role": "user", "content": "Hello! <|im_end|>"}]
+    rendered = template(hello, tokenize=False, add_generation_prompt=True)  # as scripts for vLLM do
+    assert ask(llm, rendered).prompt_token_ids == template(hello, add_generation_prompt=True)
     assert not caplog.messages
     assert ask(llm, chat.prompt).prompt_token_ids != chat.prompt_token_ids
     assert "'<|im_start|>' in a prompt is taken as plain text" in caplog.messages[0]
@@ -205,6 +222,15 @@ def test_streams_may_be_read_in_turns(llm: LLM) -> None:
     assert texts == [ask(llm, p).outputs[0].text for p in ("Tell me a story.", "Hello!")]
 
 
+def test_threads_may_share_one_llm(llm: LLM) -> None:
+    prompts = [f"Tell me a story about {number} birds." for number in range(8)]
+    expected = [output.outputs[0].text for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(3):
+            outputs = list(pool.map(lambda prompt: ask(llm, prompt), prompts))
+            assert [output.outputs[0].text for output in outputs] == expected
+
+
 def test_leaving_a_stream_frees_it(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=500, ignore_eos=True)
     for number, _ in enumerate(llm.stream(["a", "b"], params)):
@@ -222,6 +248,35 @@ def test_an_interrupt_ends_the_call_and_not_the_engine(llm: LLM) -> None:
         llm.generate(["Tell me a story."] * 64, params, use_tqdm=False)
     timer.join()
     assert ask(llm, "Hello!").outputs[0].text == expected
+
+
+def test_an_interrupt_takes_nothing_from_other_streams(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C during one call's step: what the step gave another stream must still arrive."""
+    expected = ask(llm, "Tell me a story.").outputs[0].token_ids
+    stream = llm.stream("Tell me a story.", GREEDY)
+    next(stream)
+    step, steps = llm.engine.step, []
+
+    def interrupted() -> Any:
+        steps.append(1)
+        if len(steps) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step()
+
+    monkeypatch.setattr(llm.engine, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ask(llm, "Hello!")
+    *_, last = stream
+    assert last.outputs[0].token_ids == expected
+
+
+def test_a_request_that_cannot_be_read_is_not_left_open(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llm.frontend, "read", fails)
+    with pytest.raises(KeyboardInterrupt):
+        ask(llm, "Hello!")
 
 
 def test_a_request_whose_logits_break_fails_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,8 +319,35 @@ def test_options_that_do_not_exist_or_fit() -> None:
         LLM("demo", quantization="int5")
     with pytest.raises(ConfigError, match="made for"):
         LLM("demo", max_model_len=1 << 20)
+    with pytest.raises(ConfigError, match="one device computes"):
+        LLM("demo", tensor_parallel_size=2)
     with pytest.raises(ConfigError, match="KV cache has room for"):
         LLM("demo", max_model_len=512, kv_cache_memory_bytes=20_000)
+
+
+def test_options_of_vllm_scripts(caplog: pytest.LogCaptureFixture) -> None:
+    llm = LLM(
+        "demo", dtype="auto", tensor_parallel_size=1, trust_remote_code=True, gpu_memory_utilization=0.9
+    )
+    assert [m for m in caplog.messages if "kv_cache_memory_bytes" in m]
+    assert len(caplog.messages) == 1
+    llm.close()
+
+
+def test_the_backend_computes_on_one_thread(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenBLAS splits some sums over several threads, in another order."""
+    backend = llm.engine.runner._backend  # type: ignore[attr-defined]
+    execute, seen = backend._execute, []
+
+    def watched(batch: Any) -> np.ndarray:
+        seen.extend(library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas")
+        return execute(batch)
+
+    before = threadpool_info()
+    monkeypatch.setattr(backend, "_execute", watched)
+    ask(llm, "Hello!")
+    assert set(seen) == {1}
+    assert threadpool_info() == before
 
 
 def test_a_small_cache_shortens_the_context_by_itself() -> None:
