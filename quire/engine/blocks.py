@@ -36,17 +36,13 @@ class BlockPool:
         self._num_holders = [0] * num_blocks
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
+        self.num_revived = 0  # released blocks that were found and taken again, since the start
         self._free = OrderedDict.fromkeys(range(num_blocks))  # the first is the next to be given away
 
     @property
     def num_free(self) -> int:
         """Blocks that nobody holds, findable ones among them."""
         return len(self._free)
-
-    @property
-    def num_findable(self) -> int:
-        """Blocks that a prefix match can find, held or free."""
-        return len(self._block_of)
 
     def find(self, block_hash: bytes) -> int | None:
         """The block that holds this prefix, or None."""
@@ -61,6 +57,7 @@ class BlockPool:
         for block in blocks:
             if not self._num_holders[block]:
                 del self._free[block]
+                self.num_revived += 1
             self._num_holders[block] += 1
 
     def allocate(self, count: int) -> list[int]:

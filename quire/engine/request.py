@@ -96,7 +96,9 @@ class Choice:
     blocks: list[int] = field(default_factory=list)
     num_registered: int = 0  # leading blocks that were offered to the prefix cache
     chain: list[bytes] = field(default_factory=list)
-    num_blocks_wanted: int = 0  # free blocks that the last attempt at admission asked for
+    num_blocks_wanted: int = 0  # free blocks that the last attempt at admission asked for,
+    num_matched: int = 0  # the leading blocks that it found cached,
+    num_revived: int = -1  # and the pool's count at that time
     num_cached_tokens: int = 0
     admitted_s: float | None = None
     first_token_s: float | None = None

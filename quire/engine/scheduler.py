@@ -22,15 +22,7 @@ from dataclasses import dataclass, field
 from quire.engine.blocks import BlockPool
 from quire.engine.policy import WaitingQueue, make_queue
 from quire.engine.request import Choice, OpenRequest
-from quire.types import (
-    Admission,
-    NewRequest,
-    Output,
-    Row,
-    RowResult,
-    Step,
-    StepResult,
-)
+from quire.types import Admission, NewRequest, Output, Row, RowResult, Step, StepResult
 
 
 @dataclass(slots=True)
@@ -206,11 +198,12 @@ class Scheduler:
 
     def _admit(self, choice: Choice, now: float, plan: _Plan) -> bool:
         """Give a waiting choice a slot, blocks and its first row; False when the blocks are not free."""
-        if not self._has_room(choice):
-            return False  # it was tried before: a long prompt is not matched anew in every step
+        if not self._has_room(choice) and not self._may_want_less(choice):
+            return False  # a long prompt is not matched anew in every step
         shared = self._match(choice)
         num_fresh = self.num_blocks_for(choice.num_known) - len(shared)
         choice.num_blocks_wanted = num_fresh + self.pool.num_idle(shared)
+        choice.num_matched, choice.num_revived = len(shared), self.pool.num_revived
         if not self._has_room(choice):
             return False
         self._withdraw(choice)
@@ -239,6 +232,15 @@ class Scheduler:
         """Whether the blocks that a choice wants are free, and spare ones for those that run."""
         spare = self._num_spare_blocks * len(self._running)
         return choice.num_blocks_wanted + spare <= self.pool.num_free
+
+    def _may_want_less(self, choice: Choice) -> bool:
+        """Whether the blocks of its prefix became more, or came into use, since the last attempt."""
+        if choice.num_revived != self.pool.num_revived:
+            return True
+        index = choice.num_matched  # of the first block that was not found
+        if index >= choice.num_reusable() // self.block_size:
+            return False
+        return self.pool.find(choice.block_hash(index, self.block_size)) is not None
 
     def _match(self, choice: Choice) -> list[int]:
         """The blocks that hold the longest cached beginning of the choice's tokens."""

@@ -174,7 +174,7 @@ def test_without_prefix_caching_nothing_is_found_later():
     run.add("b", 12)
     assert shape(run.step()[0])[1] == (1, 0, 12, True)
     run.finish()
-    assert run.scheduler.pool.num_findable == 0
+    check_findable(run, 0)
 
 
 def test_a_block_is_findable_only_after_its_step_was_committed():
@@ -188,7 +188,7 @@ def test_a_block_is_findable_only_after_its_step_was_committed():
 
 
 def check_findable(run: Run, count: int) -> None:
-    assert run.scheduler.pool.num_findable == count
+    assert len(run.scheduler.pool._block_of) == count
 
 
 def test_what_an_aborted_or_failed_row_computed_is_not_findable():
@@ -294,6 +294,32 @@ def test_a_head_that_does_not_fit_is_not_matched_anew_in_every_step():
     run.scheduler._match = lambda choice: matched.append(choice) or match(choice)
     run.finish()
     assert 1 < len(matched) < 5
+
+
+def test_a_head_that_does_not_fit_is_matched_again_when_its_prefix_was_cached_since():
+    run = Run(num_blocks=14, max_num_batched_tokens=64)
+    run.add("a", [1] * 32 + [2], max_tokens=12, ignore_eos=True)
+    run.add("b", [1] * 32 + [3], max_tokens=12, ignore_eos=True)
+    first, _ = run.step()
+    assert [admission.request_id for admission in first.admitted] == ["a"]  # nine blocks each
+    second, _ = run.step()
+    assert [admission.request_id for admission in second.admitted] == ["b"]
+    assert second.rows[-1].start == 32
+    run.finish()
+
+
+def test_a_head_that_does_not_fit_wants_less_once_others_use_its_cached_blocks():
+    run = Run(num_blocks=14, num_spare_blocks=0, policy="priority")
+    run.add("past", [1] * 32, max_tokens=1)
+    run.finish()
+    run.add("old", [2] * 22, max_tokens=3, ignore_eos=True)
+    run.step()
+    run.add("long", [1] * 33, max_tokens=1)  # nine blocks: eight that nobody holds, and a fresh one
+    assert not run.step()[0].admitted
+    run.add("short", [1] * 29, max_tokens=4, priority=-1, ignore_eos=True)
+    admitted = [[admission.request_id for admission in run.step()[0].admitted] for _ in range(2)]
+    assert admitted == [["short"], ["long"]]  # seven of the nine are in use now
+    run.finish()
 
 
 def test_a_lone_request_may_fill_the_whole_cache():
