@@ -19,6 +19,7 @@ from quire.models.olmo2 import olmo2
 from quire.models.phi3 import phi3
 from quire.models.qwen3 import qwen3
 from quire.program import Builder, Names, Program, Value
+from quire.program.ops import Rotary
 from quire.program.rope import Rope
 
 Record = Callable[[Builder, ModelConfig, Names], Value]
@@ -100,8 +101,14 @@ class Model:
         """Which rope frequencies a request that can reach `limit` tokens takes (see quire.program.rope)."""
         return max((rope.variant(limit) for rope in self._ropes()), default=0)
 
+    @property
+    def max_context(self) -> int:
+        """The most tokens of one sequence: what the model was made for, or its rope is scaled to."""
+        most = self.config.max_position_embeddings
+        return min((rope.longest(most) for rope in self._ropes()), default=most)
+
     def _ropes(self) -> set[Rope]:
-        return {op.rope for op in self.program if hasattr(op, "rope")}
+        return {op.rope for op in self.program if isinstance(op, Rotary)}
 
 
 def read_model(raw: Mapping[str, Any]) -> Model:
@@ -109,12 +116,8 @@ def read_model(raw: Mapping[str, Any]) -> Model:
 
     Raises ConfigError for an unknown architecture (listing the known ones) or a quantized checkpoint.
     """
-    names = raw.get("architectures")
-    name = str(names[0] if isinstance(names, list) and names else names)
-    if (family := FAMILIES.get(name)) is None:
-        near = did_you_mean(name, FAMILIES)
-        known = "known are " + ", ".join(sorted(FAMILIES))
-        raise ConfigError(f"the architecture {name!r} is not known", f"{near} {known}" if near else known)
+    name = _architecture(raw)
+    family = FAMILIES[name]
     if stored := raw.get("quantization_config"):
         method = stored.get("quant_method", "unknown") if isinstance(stored, Mapping) else "unknown"
         raise ConfigError(
@@ -126,3 +129,16 @@ def read_model(raw: Mapping[str, Any]) -> Model:
     output = family.record(builder, cfg, Names(""))
     ignored = (*IGNORED, "lm_head.weight") if cfg.tie_word_embeddings else IGNORED
     return Model(name, cfg, builder.program(output, ignored))
+
+
+def _architecture(raw: Mapping[str, Any]) -> str:
+    """The architecture that a config.json names, one of FAMILIES."""
+    names = raw.get("architectures")
+    name = names[0] if isinstance(names, list) and names else names
+    known = "known are " + ", ".join(sorted(FAMILIES))
+    if not isinstance(name, str):
+        raise ConfigError("config.json names no architecture", known)
+    if name not in FAMILIES:
+        near = did_you_mean(name, FAMILIES)
+        raise ConfigError(f"the architecture {name!r} is not known", f"{near} {known}" if near else known)
+    return name

@@ -53,6 +53,16 @@ class Rope:
             return 0
         return limit if self.rope_type == "dynamic" else 1
 
+    def longest(self, max_position: int) -> int:
+        """The longest context that the scaling reaches in a model made for `max_position` tokens.
+
+        YaRN, dynamic NTK and interpolation reach `factor` times the length before scaling, which is
+        `max_position` where none is stated; with the other types `max_position` already says it.
+        """
+        if self.rope_type not in ("linear", "dynamic", "yarn"):
+            return max_position
+        return max(max_position, int(self.original_max_position * self.factor))
+
     def frequencies(self, variant: int = 0) -> Array:
         """Radians per position, [dim / 2] float32."""
         return _frequencies(self, variant)

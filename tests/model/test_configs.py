@@ -19,7 +19,7 @@ from quire.errors import ConfigError
 from quire.models import read_model
 from quire.models.registry import FAMILIES as KNOWN
 from quire.program import Load
-from quire.program.ops import Attention
+from quire.program.ops import Attention, Rotary
 from quire.program.passes import fuse, plan_buffers
 
 
@@ -79,9 +79,15 @@ def test_sizes_of_published_quantized_configs(shared_data: Path) -> None:
 # Architectures
 
 
-@pytest.mark.parametrize("names", [["NoSuchModel"], [], None, "NoSuchModel", 7, [["x"]], [None], {"a": 1}])
-def test_an_unknown_architecture_lists_the_known(names: Any) -> None:
-    with pytest.raises(ConfigError, match="is not known") as caught:
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        *((names, "'NoSuchModel' is not known") for names in (["NoSuchModel"], "NoSuchModel")),
+        *((names, "names no architecture") for names in ([], None, 7, [["x"]], [None], {"a": 1})),
+    ],
+)
+def test_an_unknown_architecture_lists_the_known(names: Any, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem) as caught:
         read_model({**CONFIGS["llama"], "architectures": names})
     assert all(known in (caught.value.hint or "") for known in KNOWN)
 
@@ -309,8 +315,9 @@ def test_junk_is_read_or_refused(name: str, changes: dict[str, Any]) -> None:
         model = read_model({**CONFIGS[name], **changes})
     except ConfigError:
         return
+    assert model.max_context >= model.config.max_position_embeddings
     for op in model.program:
-        if hasattr(op, "rope"):
+        if isinstance(op, Rotary):
             for limit in (1, 10**6):
                 frequencies = op.rope.frequencies(op.rope.variant(limit))
                 assert frequencies.shape == (op.rope.dim // 2,)

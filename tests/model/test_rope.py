@@ -266,6 +266,47 @@ def test_a_model_takes_the_variant_of_its_ropes() -> None:
     assert [long.context_variant(n) for n in (64, 65, 99)] == [0, 1, 1]
 
 
+@pytest.mark.parametrize(
+    ("scaling", "longest"),
+    [
+        (None, 4096),
+        ({"type": "linear", "factor": 2.0}, 8192),
+        ({"type": "dynamic", "factor": 4.0}, 16384),
+        ({"type": "yarn", "factor": 4.0}, 16384),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}, 4096),
+        ({"type": "yarn", "factor": 40, "original_max_position_embeddings": 1024}, 40960),
+        ({"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 1024}, 4096),
+        ({"type": "linear", "original_max_position_embeddings": 1024}, 4096),
+        ({"type": "llama3", **LLAMA3, "original_max_position_embeddings": 1024}, 4096),
+        ({"type": "longrope", "original_max_position_embeddings": 1024}, 4096),
+    ],
+)
+def test_the_longest_context_of_a_scaling(scaling: dict[str, Any] | None, longest: int) -> None:
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    long = {**scaling, **factors} if scaling and scaling["type"] == "longrope" else scaling
+    assert rope(long).longest(4096) == longest
+
+
+def test_the_longest_context_of_a_model_is_that_of_its_shortest_rope() -> None:
+    def of(name: str, **changes: Any) -> tuple[int, int]:
+        model = read_model({**CONFIGS[name], **changes})
+        return model.max_context, model.config.max_position_embeddings
+
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    assert of("llama", max_position_embeddings=100, rope_scaling=scaling) == (800, 100)
+    window_layers_unscaled = of("gemma3", max_position_embeddings=100, rope_scaling=scaling)
+    assert window_layers_unscaled == (100, 100)
+    learned, stated = of("gpt2")
+    assert learned == stated
+
+
+def test_dynamic_scaling_reaches_its_variants_without_a_stated_length() -> None:
+    scaling = {"type": "dynamic", "factor": 4}
+    model = read_model({**CONFIGS["llama"], "max_position_embeddings": 64, "rope_scaling": scaling})
+    assert model.max_context == 256
+    assert [model.context_variant(n) for n in (64, 65, model.max_context)] == [0, 65, 256]
+
+
 # The rotation
 
 
