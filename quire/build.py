@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from quire.backends.backend import Backend
+from quire.backends.kv_cache import KV_DTYPES
 from quire.backends.null import NullBackend
 from quire.backends.reference import ReferenceBackend
 from quire.config import EngineConfig
 from quire.engine.engine import Engine
 from quire.engine.scheduler import Scheduler
 from quire.errors import ConfigError
-from quire.memory import KV_ITEMSIZE, MemoryPlan, available_memory, misfit, plan_memory
+from quire.memory import MemoryPlan, available_memory, misfit, plan_memory
 from quire.models import Model, read_model
 from quire.program.passes import fuse
 from quire.program.program import Program, WeightBytes, WeightSpec
@@ -112,7 +113,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
 def _backend(description: Description, progress: Progress | None) -> Backend:
     config, program = description.config, description.program
     if config.device == "null":
-        return NullBackend(program, description.nbytes, KV_ITEMSIZE[config.kv_cache_dtype])
+        return NullBackend(program, description.nbytes, KV_DTYPES[config.kv_cache_dtype].itemsize)
     weights = load(
         program.weights(),
         description.folder.checkpoint(),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire.backends.kv_cache import KV_DTYPES
 from quire.config import EngineConfig
 from quire.errors import ConfigError
 from quire.program.passes import plan_buffers
 from quire.program.program import Load, Program, WeightBytes
 
-KV_ITEMSIZE = {"auto": 4, "float32": 4, "float16": 2, "bfloat16": 2}
 KV_SHARE = 0.5  # of the memory left beside weights and activations, when no size is asked for
 
 
@@ -50,7 +50,7 @@ def plan_memory(
     )
     activations = plan_buffers(program).nbytes(load)
     left = available_bytes - working - activations
-    block_bytes = program.kv_token_bytes(KV_ITEMSIZE[config.kv_cache_dtype]) * config.block_size
+    block_bytes = program.kv_token_bytes(KV_DTYPES[config.kv_cache_dtype].itemsize) * config.block_size
     max_model_len = config.max_model_len or longest
     useful = -(-max_model_len // config.block_size) * config.max_num_seqs
     budget = config.kv_cache_memory_bytes or int(max(left, 0) * KV_SHARE)

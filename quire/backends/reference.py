@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import ml_dtypes
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
+from quire.backends.kv_cache import KV_DTYPES
 from quire.program.batch import Batch
 from quire.program.passes import plan_buffers
 from quire.program.program import Program, Run, Weight
-
-KV_DTYPES = {
-    "auto": np.dtype(np.float32),
-    "float32": np.dtype(np.float32),
-    "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-}
 
 
 class ReferenceBackend:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from tiny import CONFIGS
 
+from quire.backends.kv_cache import KV_DTYPES
 from quire.build import describe
-from quire.config import EngineConfig
+from quire.config import KV_CACHE_DTYPES, EngineConfig
 from quire.errors import ConfigError
 from quire.memory import available_memory, gigabytes, misfit, plan_memory
 from quire.models import read_model
@@ -84,6 +85,12 @@ def test_available_memory_is_within_the_control_group(tmp_path: Path) -> None:
     assert available_memory(tmp_path, tmp_path) == 5000 * 1024
     assert available_memory(tmp_path / "none", tmp_path / "none") == 8 << 30
     assert available_memory() > 0
+
+
+def test_every_cache_format_of_the_configuration_has_its_numbers() -> None:
+    assert set(KV_DTYPES) == set(KV_CACHE_DTYPES)
+    sizes = {name: plan(10**9, kv_cache_dtype=name)[0].kv_block_bytes for name in KV_CACHE_DTYPES}
+    assert sizes["auto"] == sizes["float32"] == 2 * sizes["float16"] == 2 * sizes["bfloat16"]
 
 
 def test_readable_numbers() -> None:
