@@ -45,10 +45,8 @@ def plan_memory(
     """
     weights = program.weights().values()
     working = sum(spec.size * 4 for spec in weights) if config.device != "null" else 0
-    load = Load(
-        ((0, config.max_num_batched_tokens),), min(config.max_num_seqs, config.max_num_batched_tokens)
-    )
-    activations = plan_buffers(program).nbytes(load)
+    most = config.max_num_batched_tokens  # of tokens, and of logits: those of a prompt may all be asked
+    activations = plan_buffers(program).nbytes(Load(((0, most),), most))
     left = available_bytes - working - activations
     block_bytes = program.kv_token_bytes(KV_DTYPES[config.kv_cache_dtype].itemsize) * config.block_size
     max_model_len = config.max_model_len or longest
@@ -72,18 +70,34 @@ def misfit(plan: MemoryPlan, config: EngineConfig) -> ConfigError | None:
     """Why the model, or one sequence of the max_model_len asked for, does not fit; None if it does."""
     if config.device == "null":
         return None
-    if plan.total_bytes > plan.available_bytes:
+    blocks = -(-(config.max_model_len or 1) // config.block_size)
+    least = blocks * plan.kv_block_bytes  # a cache of one sequence, or one block where no length was asked
+    fixed = plan.working_bytes + plan.activation_bytes
+    needed = fixed + max(plan.kv_bytes, least)
+    if needed > plan.available_bytes:
+        what, hint = _too_large(plan, plan.available_bytes - fixed, least)
         return ConfigError(
-            f"the model takes {gigabytes(plan.total_bytes)}, {gigabytes(plan.available_bytes)} are available",
-            "lower kv_cache_memory_bytes or max_num_batched_tokens, or take a smaller model",
+            f"{gigabytes(plan.available_bytes)} of memory are available; the model needs "
+            f"{gigabytes(needed)}, {gigabytes(needed - plan.available_bytes)} short{what}",
+            hint,
         )
-    room = plan.num_blocks * config.block_size
-    if room < max(plan.max_model_len, 2):
-        return ConfigError(
-            f"the KV cache has room for {room:,} tokens, less than one sequence of {plan.max_model_len:,}",
-            "raise kv_cache_memory_bytes or lower max_model_len",
-        )
+    if plan.num_blocks < blocks:
+        room = f"the KV cache has room for {plan.num_blocks * config.block_size:,} tokens"
+        wanted = f"sequence of {config.max_model_len:,}" if config.max_model_len else "block"
+        shorter = ", or lower max_model_len" if blocks > 1 else ""
+        hint = f"give kv_cache_memory_bytes = {least} or more{shorter}"
+        return ConfigError(f"{room}, less than one {wanted}", hint)
     return None
+
+
+def _too_large(plan: MemoryPlan, left: int, least: int) -> tuple[str, str]:
+    """What of the model is too large, and what to do. `left` bytes are for a cache of `least` or more."""
+    if plan.working_bytes > plan.available_bytes:
+        hint = "take a smaller model: the reference backend computes in float32, however weights are stored"
+        return ": the weights alone are too large", hint
+    if left >= least:
+        return "", f"give kv_cache_memory_bytes = {left} or less"
+    return "", "lower max_num_batched_tokens or max_model_len, or take a smaller model"
 
 
 def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
@@ -94,8 +108,17 @@ def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cg
             free = int(line.split()[1]) * 1024
     limit, used = _read(cgroup / "memory.max").strip(), _read(cgroup / "memory.current").strip()
     if limit.isdigit() and used.isdigit():
-        free = min(free, int(limit) - int(used)) if free else int(limit) - int(used)
+        within = int(limit) - int(used) + _reclaimable(cgroup)
+        free = min(free, within) if free else within
     return max(free, 0) if free else 8 << 30  # a system that tells nothing: assume 8 GiB
+
+
+def _reclaimable(cgroup: Path) -> int:
+    """Bytes counted as used that hold cached files: the system gives them up for whoever asks."""
+    for line in _read(cgroup / "memory.stat").splitlines():
+        if line.startswith("inactive_file "):
+            return int(line.split()[1])
+    return 0
 
 
 def _read(path: Path) -> str:

@@ -49,11 +49,48 @@ def test_the_cache_takes_half_of_what_is_left() -> None:
 def test_what_was_asked_for_is_kept_or_refused() -> None:
     got, config = plan(10**9, kv_cache_memory_bytes=100 * TOKEN_BYTES, max_model_len=200)
     assert got.max_model_len == 200
-    assert "96 tokens, less than one sequence of 200" in str(misfit(got, config))
-    got, config = plan(10**4)
-    assert "are available" in str(misfit(got, config))
+    error = misfit(got, config)
+    assert error is not None
+    assert error.message == "the KV cache has room for 96 tokens, less than one sequence of 200"
+    least = 13 * config.block_size * TOKEN_BYTES
+    assert error.hint == f"give kv_cache_memory_bytes = {least} or more, or lower max_model_len"
+    assert misfit(*plan(10**9, kv_cache_memory_bytes=least, max_model_len=200)) is None
+    assert misfit(*plan(10**9, kv_cache_memory_bytes=least - 1, max_model_len=200)) is not None
+
+
+def test_a_cache_without_one_block_says_how_large_it_must_be() -> None:
+    got, config = plan(10**9, kv_cache_memory_bytes=1)
+    error = misfit(got, config)
+    assert error is not None
+    assert error.message == "the KV cache has room for 0 tokens, less than one block"
+    assert error.hint == f"give kv_cache_memory_bytes = {got.kv_block_bytes} or more"
+    assert misfit(*plan(10**9, kv_cache_memory_bytes=got.kv_block_bytes)) is None
+
+
+def test_what_does_not_fit_says_how_much_is_missing_and_what_helps() -> None:
+    whole, _ = plan(10**9)
+    weights, fixed = whole.working_bytes, whole.working_bytes + whole.activation_bytes
+    cases = [
+        (weights - 1, {}, "the weights alone", "smaller model: the reference backend computes in float32"),
+        (weights + 1, {}, "short", "max_num_batched_tokens"),
+        (fixed + 10**5, {"kv_cache_memory_bytes": 10**6}, "short", "kv_cache_memory_bytes = 100000 or less"),
+        (fixed + 10**4, {"max_model_len": 256}, "short", "max_model_len"),
+    ]
+    for available, options, what, hint in cases:
+        error = misfit(*plan(available, **options))
+        assert error is not None
+        assert f"{gigabytes(available)} of memory are available" in error.message
+        assert what in error.message
+        assert hint in (error.hint or "")
     got, config = plan(10**4, device="null")  # computes nothing, so anything fits
     assert misfit(got, config) is None
+
+
+def test_activations_count_the_logits_of_a_whole_chunk_of_a_prompt() -> None:
+    """Its logprobs may be asked for, whatever the number of sequences."""
+    few, _ = plan(10**9, max_num_seqs=1, max_num_batched_tokens=200)
+    assert few.activation_bytes >= 200 * CONFIGS["llama"]["vocab_size"] * 4
+    assert few.activation_bytes == plan(10**9, max_num_batched_tokens=200)[0].activation_bytes
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
@@ -81,6 +118,9 @@ def test_available_memory_is_within_the_control_group(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("3000\n")
     (tmp_path / "memory.current").write_text("1000\n")
     assert available_memory(tmp_path, tmp_path) == 2000
+    stat = "anon 700\nfile 300\nactive_file 100\ninactive_file 200\n"
+    (tmp_path / "memory.stat").write_text(stat)  # pages of files that were read, such as weights
+    assert available_memory(tmp_path, tmp_path) == 2200
     (tmp_path / "memory.max").write_text("max\n")
     assert available_memory(tmp_path, tmp_path) == 5000 * 1024
     assert available_memory(tmp_path / "none", tmp_path / "none") == 8 << 30
