@@ -21,7 +21,7 @@ from scripts.demo.render import Encoder
 from scripts.demo.workers import Pool
 
 ROW_TOKENS, LONG_ROW_TOKENS, BATCH_TOKENS = 512, 1024, 4096
-LONG_ROWS_FROM = 0.8  # the last part of a run sees rows of the full context length
+LONG_ROWS_FROM = 0.85  # the last part of a run sees rows of the full context length
 COPY_SHARE, COPY_UNTIL = 0.15, 0.4
 DECAY_FROM = 0.6
 WARM_UP_STEPS = 60

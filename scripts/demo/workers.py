@@ -15,7 +15,7 @@ from scripts.demo.packing import batches, copying_batches
 from scripts.demo.render import Encoder
 
 SHARE_TOKENS = 1024
-PROMPT_WEIGHT = 0.2  # tool lists and schemas repeat names, which teaches copying early
+PROMPT_WEIGHT = 0.05  # tool lists and schemas repeat names, which teaches copying
 
 
 def work(rank: int, pool: "Pool", model: LlamaForCausalLM, tokenizer_path: str, seed: int) -> None:
