@@ -11,7 +11,7 @@ from typing import Any
 
 from quire.errors import ConfigError
 from quire.json_file import read_json
-from quire.weights.safetensors import Checkpoint
+from quire.weights.safetensors import INDEX_NAME, Checkpoint, read_index, weight_files
 
 _CONFIG_LIMIT_BYTES = 8 << 20  # a config with the ids and labels of a large vocabulary still fits
 
@@ -29,11 +29,19 @@ class ModelFolder:
         return cls(path, path) if path.is_dir() else cls(path.parent, path)
 
     def config(self) -> dict[str, Any]:
-        """config.json. Raises ConfigError: missing, too large, not a JSON object."""
+        """config.json, with the `quantization_config` that may stand in hf_quant_config.json instead.
+
+        Raises ConfigError: missing, too large, not a JSON object.
+        """
         path = self.path / "config.json"
         if not path.exists():
             raise ConfigError(f"{path}: no such file", "a model folder holds config.json")
-        return read_json(path, _CONFIG_LIMIT_BYTES)
+        config, beside = read_json(path, _CONFIG_LIMIT_BYTES), self.path / "hf_quant_config.json"
+        if not config.get("quantization_config") and beside.exists():  # as NVIDIA's ModelOpt writes it
+            stated = read_json(beside, _CONFIG_LIMIT_BYTES).get("quantization")
+            if isinstance(stated, dict) and (method := stated.get("quant_algo")):
+                config["quantization_config"] = {**stated, "quant_method": method}
+        return config
 
     def generation_config(self) -> dict[str, Any]:
         """generation_config.json, or nothing where the model has none."""
@@ -42,8 +50,15 @@ class ModelFolder:
 
     @property
     def has_weights(self) -> bool:
-        """False for a folder with nothing but the small files, which still says what the model is."""
-        return self.weights.is_file() or any(self.path.glob("*.safetensors"))
+        """Whether all of them are here. What the model is, its small files say without them."""
+        if self.weights.is_file():
+            return True
+        try:
+            (chosen,) = weight_files([file.name for file in self.path.iterdir()], str(self.path))
+            shards = read_index(self.path / chosen).values() if chosen == INDEX_NAME else (chosen,)
+        except (ConfigError, OSError):
+            return False
+        return all((self.path / shard).is_file() for shard in set(shards))
 
     def checkpoint(self) -> Checkpoint:
         """The weights by name; headers only. Raises ConfigError."""

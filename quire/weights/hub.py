@@ -26,6 +26,7 @@ DEMO = Path(__file__).parent.parent / "assets" / "demo"
 # What is fetched besides weights. Weights are named one by one; code and pickles never are.
 PATTERNS = (
     "config.json",
+    "hf_quant_config.json",
     "generation_config.json",
     "tokenizer*.json",
     "tokenizer.model",
@@ -86,13 +87,15 @@ def _local(model: str) -> Path | None:
 
 
 def _nearest(model: str) -> str | None:
-    """A hint with the folder or file whose name is most like the one given, beside where it would be."""
+    """A hint with "demo", or the folder or file beside where it would be, whose name is most like it."""
     try:
         path = Path(model).expanduser()
         beside = [entry.name for entry in path.parent.iterdir()]
     except (OSError, ValueError, RuntimeError):
         return None
-    near = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.5)
+    if path.name == model:
+        beside.append("demo")
+    near = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.6)
     return f"did you mean {str(path.parent / near[0])!r}?" if near else None
 
 

@@ -392,31 +392,3 @@ def test_empty_and_other_folders_say_what_is_expected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no safetensors weights") as caught:
         Checkpoint.open(tmp_path)
     assert "x.gguf" in str(caught.value)
-
-
-def test_config_files(tmp_path: Path) -> None:
-    model = ModelFolder.at(tmp_path)
-    assert model.generation_config() == {}
-    with pytest.raises(ConfigError, match=r"config\.json: no such file"):
-        model.config()
-    config = tmp_path / "config.json"
-    for text, message in (
-        (b"", "not valid JSON"),
-        (b"{'a': 1}", "not valid JSON"),
-        (b"[1]", "expected a JSON object, got list"),
-        (b"\xff\xfe", "not valid JSON"),
-        (b"[" * 100_000, "not valid JSON"),
-        (b'{"a": {"b": 1, "b": 2}}', "'b' is given twice"),
-        (b" " * (8 << 20) + b"{}", "too many"),
-    ):
-        config.write_bytes(text)
-        with pytest.raises(ConfigError, match=message) as caught:
-            model.config()
-        assert caught.value.message.startswith(str(config))
-        assert "\n" not in caught.value.message
-    config.write_text('{"model_type": "llama"}')
-    assert model.config() == {"model_type": "llama"}
-    config.unlink()
-    config.mkdir()
-    with pytest.raises(ConfigError, match="cannot be read"):
-        model.config()

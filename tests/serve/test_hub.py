@@ -27,6 +27,7 @@ OLD, NEW = "a" * 40, "b" * 40
 MODEL = "org/tiny"
 COMMON = {
     "config.json": b'{"model_type": "llama"}',
+    "hf_quant_config.json": b"{}",
     "generation_config.json": b"{}",
     "tokenizer.json": b'{"version": "1.0"}',
     "tokenizer_config.json": b"{}",
@@ -451,6 +452,11 @@ def test_local_folders_and_the_demo_need_no_hub(tmp_path: Path, monkeypatch: pyt
             resolve(wrong)
         assert "did you mean" in str(caught.value)
         assert "llama-1b" in str(caught.value)
+    (tmp_path / "demo").rmdir()
+    for wrong, hint in (("dem", "did you mean 'demo'?"), ("llm-8b-v2", "give the path"), ("./dem", "give")):
+        with pytest.raises(ConfigError) as caught:
+            resolve(wrong)
+        assert (caught.value.hint or "").startswith(hint)
 
 
 def test_without_the_extra_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,114 @@
+"""Model folders: what config.json says, what stands beside it, and whether the weights are there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from tiny import CONFIGS
+
+from quire.build import describe
+from quire.config import EngineConfig
+from quire.errors import ConfigError
+from quire.models import read_model
+from quire.weights.folder import ModelFolder
+
+
+def test_config_files(tmp_path: Path) -> None:
+    model = ModelFolder.at(tmp_path)
+    assert model.generation_config() == {}
+    with pytest.raises(ConfigError, match=r"config\.json: no such file"):
+        model.config()
+    config = tmp_path / "config.json"
+    for text, message in (
+        (b"", "not valid JSON"),
+        (b"{'a': 1}", "not valid JSON"),
+        (b"[1]", "expected a JSON object, got list"),
+        (b"\xff\xfe", "not valid JSON"),
+        (b"[" * 100_000, "not valid JSON"),
+        (b'{"a": {"b": 1, "b": 2}}', "'b' is given twice"),
+        (b" " * (8 << 20) + b"{}", "too many"),
+    ):
+        config.write_bytes(text)
+        with pytest.raises(ConfigError, match=message) as caught:
+            model.config()
+        assert caught.value.message.startswith(str(config))
+        assert "\n" not in caught.value.message
+    config.write_text('{"model_type": "llama"}')
+    assert model.config() == {"model_type": "llama"}
+    config.unlink()
+    config.mkdir()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        model.config()
+
+
+@pytest.mark.parametrize(
+    ("stated", "method"),
+    [
+        ({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}, "FP8"),
+        ({"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}, None),
+        ({"quantization": "FP8"}, None),
+        ({}, None),
+    ],
+)
+def test_quantization_may_be_stated_beside_the_config(
+    tmp_path: Path, stated: dict[str, object], method: str | None
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["llama"]))
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(stated))
+    config = ModelFolder.at(tmp_path).config()
+    assert config.get("quantization_config", {}).get("quant_method") == method
+    if method is None:
+        assert config == CONFIGS["llama"]
+        return
+    with pytest.raises(ConfigError, match=f"is quantized \\({method}\\)"):
+        read_model(config)
+    own = {**CONFIGS["llama"], "quantization_config": {"quant_method": "gptq"}}
+    (tmp_path / "config.json").write_text(json.dumps(own))
+    assert ModelFolder.at(tmp_path).config() == own
+
+
+def test_published_checkpoints_state_quantization_beside_the_config(shared_data: Path) -> None:
+    found = 0
+    for path in (shared_data / "configs").glob("*/hf_quant_config.json"):
+        stated = json.loads((path.parent / "config.json").read_text()).get("quantization_config")
+        config = ModelFolder.at(path.parent).config()["quantization_config"]
+        algorithm = json.loads(path.read_text())["quantization"]["quant_algo"]
+        assert config == stated if stated else config["quant_method"] == algorithm
+        found += 1
+    assert found >= 5
+
+
+def test_weights_are_there_when_all_are(tmp_path: Path) -> None:
+    folder = ModelFolder.at(tmp_path)
+    weights = {"a": np.ones(1, np.float32)}
+    assert not folder.has_weights
+    save_file(weights, tmp_path / "some.safetensors")
+    assert folder.has_weights
+    save_file(weights, tmp_path / "other.safetensors")  # which of them?
+    assert not folder.has_weights
+    assert ModelFolder.at(tmp_path / "other.safetensors").has_weights
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}))
+    for name in ("1.safetensors", "2.safetensors"):
+        assert not folder.has_weights
+        save_file(weights, tmp_path / name)
+    assert folder.has_weights
+    index.write_text("{")
+    assert not folder.has_weights
+    save_file(weights, tmp_path / "model.safetensors")
+    assert folder.has_weights
+
+
+def test_an_interrupted_download_can_be_described(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIGS["llama"], "torch_dtype": "float16"}))
+    names = {"a": "1.safetensors", "b": "2.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    save_file({"a": np.ones(1, np.float32)}, tmp_path / "1.safetensors")
+    facts = describe(EngineConfig(model=str(tmp_path)), weights=False)
+    assert {str(storage) for storage in facts.storage.values()} == {"f16"}
+    with pytest.raises(ConfigError, match=r"2\.safetensors: no such file"):
+        describe(EngineConfig(model=str(tmp_path)))
