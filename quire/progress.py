@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
 
 from quire.outputs import RequestOutput
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.progress import Progress
 
 LONG_BYTES = 64_000_000  # loading less than this takes no time worth a bar
+REFRESH_S = 0.1
 
 
 @contextmanager
 def loading_bar(model: str) -> Iterator[Callable[[int, int], None]]:
-    """Shows bytes loaded and bytes a second; yields what to call with (bytes done, in all)."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+    """Shows bytes loaded and bytes a second; yields what to call with (bytes done, in all).
 
-    columns = (TextColumn("loading {task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=_console(), transient=True) as bar:
-        task = bar.add_task(model, visible=False)
+    The bar comes with the first call that tells of much to load.
+    """
+    with ExitStack() as stack:
+        bar: Progress | None = None
 
         def advance(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total, visible=total >= LONG_BYTES)
+            nonlocal bar
+            if bar is None and total >= LONG_BYTES and _in_terminal():
+                from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+
+                text = TextColumn("loading {task.description}", markup=False)
+                bar = stack.enter_context(
+                    _progress(text, BarColumn(), DownloadColumn(), TransferSpeedColumn())
+                )
+                bar.add_task(model, total=total)
+            if bar is not None:
+                bar.update(bar.task_ids[0], completed=done, total=total)
 
         yield advance
 
@@ -32,29 +45,58 @@ def loading_bar(model: str) -> Iterator[Callable[[int, int], None]]:
 @contextmanager
 def generation_bar(num_requests: int, enabled: bool) -> Iterator[Callable[[RequestOutput], None]]:
     """Shows requests done and tokens a second; yields what to call with a request that advanced."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    if not enabled or not _in_terminal():
+        yield lambda output: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-    columns = (
-        TextColumn("generating"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[speed]}"),
-        TimeElapsedColumn(),
-    )
-    lengths: dict[str, int] = {}
-    with Progress(*columns, console=_console(), transient=True, disable=not enabled) as bar:
+    speed = TextColumn("{task.fields[speed]}")
+    columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), speed, TimeElapsedColumn())
+    with _progress(*columns) as bar:
         task = bar.add_task("", total=num_requests, speed="")
+        count = TokenCount()
+        start = shown = time.monotonic()
 
         def advance(output: RequestOutput) -> None:
-            lengths[output.request_id] = sum(len(choice.token_ids) for choice in output.outputs)
-            elapsed = bar.tasks[0].elapsed or 1e-9
-            speed = f"{sum(lengths.values()) / elapsed:,.0f} tok/s"
-            bar.update(task, advance=int(output.finished), speed=speed)
+            nonlocal shown
+            count.take(output)
+            if (now := time.monotonic()) - shown >= REFRESH_S or count.finished == num_requests:
+                shown = now
+                speed = f"{count.tokens / max(now - start, 1e-9):,.0f} tok/s"
+                bar.update(task, completed=count.finished, speed=speed)
 
         yield advance
 
 
-def _console() -> Console:
+class TokenCount:
+    """Totals over requests that advance: kept, not summed again, as there may be thousands."""
+
+    def __init__(self) -> None:
+        self.tokens = self.finished = 0
+        self._lengths: dict[str, int] = {}  # of requests that run
+
+    def take(self, output: RequestOutput) -> None:
+        """Count what is new of one request."""
+        length = sum(len(choice.token_ids) for choice in output.outputs)
+        self.tokens += length - self._lengths.get(output.request_id, 0)
+        self._lengths[output.request_id] = length
+        if output.finished:
+            self.finished += 1
+            del self._lengths[output.request_id]
+
+
+def _in_terminal() -> bool:
+    """True where a bar can move. rich is asked only for a terminal: importing it takes a while."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return False
     from rich.console import Console
 
-    return Console(stderr=True)
+    console = Console(stderr=True)
+    return console.is_terminal and not console.is_dumb_terminal
+
+
+def _progress(*columns: Any) -> Progress:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    return Progress(*columns, console=Console(stderr=True), transient=True)

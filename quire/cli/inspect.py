@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
+import sys
+import textwrap
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from quire.cli.arguments import check_model
 from quire.cli.options import add_engine_flags, engine_options
+from quire.cli.terminal import bold, counted
 
 if TYPE_CHECKING:
     from quire.build import Description
@@ -16,6 +22,9 @@ DESCRIPTION = """Say what a checkpoint is before running it: architecture, param
 weight, bytes of KV cache for each token, and what fits into this machine's memory. Reads no weights: a
 folder with config.json is enough, and of a hub model only the small files are fetched.
 """
+BACKENDS = {"reference": "NumPy, float32", "null": "counts only, computes nothing"}
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+WIDTH = 22  # of the names of rows
 
 
 def add_parser(commands: Any) -> None:
@@ -23,10 +32,11 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "inspect",
         help="what a checkpoint is, what it takes, whether it fits",
+        usage="quire inspect MODEL [flags]",
         description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("model", metavar="MODEL", help="checkpoint folder, hub id, or 'demo'")
+    words = parser.add_argument_group("words", "MODEL    checkpoint folder, hub id, or 'demo'")
+    words.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_engine_flags(parser)
     parser.set_defaults(function=inspect, parser=parser)
@@ -34,14 +44,21 @@ def add_parser(commands: Any) -> None:
 
 def inspect(args: argparse.Namespace) -> int:
     """Print the description of a model as a table, or as JSON."""
+    if not args.words:
+        args.parser.refuse("MODEL is missing", "try: quire inspect demo")
+    model, *more = args.words
+    if more:
+        args.parser.refuse_unknown(more[0])
+    check_model(model)
     from quire.build import describe
     from quire.config import EngineConfig
 
-    facts = describe(EngineConfig.from_keywords(model=args.model, **engine_options(args)), weights=False)
+    facts = describe(EngineConfig.from_keywords(model=model, **engine_options(args)), weights=False)
     if args.json:
         print(json.dumps(as_dict(facts), indent=2))
     else:
-        _print_table(facts)
+        for name, value in _rows(facts):
+            _print_row(name, value)
     return 0
 
 
@@ -54,10 +71,13 @@ def as_dict(facts: Description) -> dict[str, Any]:
     by_kind: Counter[str] = Counter()
     for spec in specs:
         by_kind[str(facts.storage[spec.name])] += facts.nbytes(spec)
+    error = misfit(memory, facts.config)
+    device = facts.config.device
     return {
         "model": facts.config.model,
         "path": str(facts.folder.path),
         "architecture": facts.model.architecture,
+        "backend": "reference" if device == "auto" else device,
         "num_hidden_layers": cfg.num_hidden_layers,
         "hidden_size": cfg.hidden_size,
         "num_attention_heads": cfg.num_attention_heads,
@@ -66,9 +86,12 @@ def as_dict(facts: Description) -> dict[str, Any]:
         "vocab_size": cfg.vocab_size,
         "max_position_embeddings": cfg.max_position_embeddings,
         "parameters": sum(spec.size for spec in specs),
+        "weights_here": getattr(facts, "weights_here", facts.folder.has_weights),
         "weight_bytes": dict(by_kind),
         "kv_bytes_per_token": memory.kv_block_bytes // facts.config.block_size,
-        "problem": str(misfit(memory, facts.config) or "") or None,
+        "fits": error is None,
+        "problem": error.message if error else None,
+        "hint": error.hint if error else None,
         "memory": {
             "available_bytes": memory.available_bytes,
             "working_weight_bytes": memory.working_bytes,
@@ -80,39 +103,77 @@ def as_dict(facts: Description) -> dict[str, Any]:
     }
 
 
-def _print_table(facts: Description) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+def _rows(facts: Description) -> Iterator[tuple[str, str]]:
+    """The table, row by row."""
     from quire.memory import gigabytes
 
     d = as_dict(facts)
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_column(style="bold")
-    table.add_column()
-    table.add_row("model", d["model"] if d["model"] == d["path"] else f"{d['model']}  ({d['path']})")
-    table.add_row("architecture", d["architecture"])
+    yield "model", d["model"] if d["model"] == d["path"] else f"{d['model']}  ({d['path']})"
+    yield "architecture", d["architecture"]
     heads = (
         f"{d['num_attention_heads']} query and {d['num_key_value_heads']} key/value heads of {d['head_dim']}"
     )
-    table.add_row("shape", f"{d['num_hidden_layers']} layers, hidden {d['hidden_size']:,}, {heads}")
+    yield "shape", f"{counted(d['num_hidden_layers'], 'layer')}, hidden {d['hidden_size']:,}, {heads}"
     context = f"{d['max_position_embeddings']:,} positions"
-    table.add_row("vocabulary, context", f"{d['vocab_size']:,} tokens, {context}")
-    table.add_row("parameters", _count(d["parameters"]))
+    yield "vocabulary, context", f"{d['vocab_size']:,} tokens, {context}"
+    yield "parameters", _count(d["parameters"])
     for kind, nbytes in d["weight_bytes"].items():
-        table.add_row("weights", f"{gigabytes(nbytes)} in {kind}")
-    table.add_row("KV cache a token", gigabytes(d["kv_bytes_per_token"]))
+        yield "weights", f"{gigabytes(nbytes)} in {kind}"
+    if len(d["weight_bytes"]) > 1:
+        yield "  in all", gigabytes(sum(d["weight_bytes"].values()))
+    if not d["weights_here"]:
+        yield "weight files", _absent(facts)
+    yield "KV cache a token", gigabytes(d["kv_bytes_per_token"])
+    yield "backend", f"{d['backend']}: {BACKENDS.get(d['backend'], '')}".rstrip(": ")
+    yield from _memory_rows(d)
+    if d["hint"]:
+        yield "", f"hint: {d['hint']}"
+
+
+def _memory_rows(d: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What is needed beside what is there."""
+    from quire.memory import gigabytes
+
     memory = d["memory"]
-    table.add_row("memory available", gigabytes(memory["available_bytes"]))
-    table.add_row("  weights in use", f"{gigabytes(memory['working_weight_bytes'])} as float32")
-    table.add_row("  activations", f"{gigabytes(memory['activation_bytes'])} at most")
-    tokens = memory["kv_cache_tokens"]
-    sequences = tokens // max(memory["max_model_len"], 1)
-    plural = "" if sequences == 1 else "s"
-    fits = f"{tokens:,} tokens = {sequences:,} sequence{plural} of {memory['max_model_len']:,}"
-    table.add_row("  KV cache", f"{gigabytes(memory['kv_cache_bytes'])}: {fits}")
-    table.add_row("fits this machine", "no: " + d["problem"] if d["problem"] else "yes")
-    Console().print(table)
+    available, working = memory["available_bytes"], memory["working_weight_bytes"]
+    tokens, longest = memory["kv_cache_tokens"], memory["max_model_len"]
+    yield "memory available", gigabytes(available)
+    why = " as float32 (the reference backend computes in float32)" if d["backend"] == "reference" else ""
+    yield "  weights in use", gigabytes(working) + why
+    yield "  activations", f"{gigabytes(memory['activation_bytes'])} at most"
+    if tokens:
+        sequences = counted(tokens // max(longest, 1), "sequence")
+        room = (
+            f"{tokens:,} tokens = {sequences} of {longest:,}" if tokens >= longest else f"{tokens:,} tokens"
+        )
+        yield "  KV cache", f"{gigabytes(memory['kv_cache_bytes'])}: {room}"
+    fixed = working + memory["activation_bytes"]
+    short = fixed + memory["kv_cache_bytes"] - available
+    if d["fits"]:
+        yield "fits this machine", "yes"
+    elif short > 0:
+        culprit = "the weights alone are" if working > available else "weights and activations are"
+        culprit = culprit if fixed > available else "the KV cache asked for is"
+        yield "fits this machine", f"no: {gigabytes(short)} short: {culprit} too large"
+    else:
+        yield "fits this machine", f"no: {d['problem']}"
+
+
+def _absent(facts: Description) -> str:
+    """What there is instead of weights."""
+    if any(path.suffix in PICKLES for path in facts.folder.path.iterdir()):
+        return "only pickled files here, which are never opened: sizes from config.json"
+    return "none here: sizes from config.json"
+
+
+def _print_row(name: str, value: str) -> None:
+    """One row: wrapped to a terminal, in one line for whatever else reads it."""
+    value = "".join(c if c.isprintable() else "?" for c in value)  # a path or a config can hold anything
+    lines = [value]
+    if sys.stdout.isatty():
+        width = max(shutil.get_terminal_size().columns - WIDTH, 20)
+        lines = textwrap.wrap(value, width, break_long_words=False, break_on_hyphens=False) or [""]
+    print(bold(f"{name:<{WIDTH}}") + ("\n" + " " * WIDTH).join(lines))
 
 
 def _count(parameters: int) -> str:

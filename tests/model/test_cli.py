@@ -1,21 +1,30 @@
-"""The command line as a user meets it: answers, JSON, errors with hints, a conversation in a terminal."""
+"""The command line as a user meets it: answers, JSON, errors with hints, prompts through pipes, inspect."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
-import pty
-import select
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from tiny import CONFIGS
 
+from quire.cli import arguments, conversation
+from quire.cli.conversation import Conversation
 from quire.cli.main import main
+from quire.cli.terminal import counted
+from quire.errors import EngineDead, RequestError
+from quire.llm import LLM
+from quire.outputs import CompletionOutput, RequestOutput
+from quire.progress import TokenCount, generation_bar, loading_bar
+from quire.sampling_params import SamplingParams
+
+QUIRE = f"{sys.executable} -m quire"
 
 
 def call(*argv: str) -> int:
@@ -24,19 +33,61 @@ def call(*argv: str) -> int:
     return int(ended.value.code or 0)
 
 
+def shell(command: str) -> subprocess.CompletedProcess[bytes]:
+    """A command of the shell, which can close streams; `quire` is the command under test."""
+    return subprocess.run(
+        ["sh", "-c", command.replace("quire", QUIRE)],
+        capture_output=True,
+        timeout=60,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+class Input:
+    """Standard input: a file, or a pipe that is `closed` after its bytes or stays open."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+        self._monkeypatch, self._path = monkeypatch, path
+        self._open = contextlib.ExitStack()
+
+    def file(self, data: bytes) -> None:
+        self._path.write_bytes(data)
+        self._monkeypatch.setattr(sys, "stdin", self._open.enter_context(self._path.open()))
+
+    def pipe(self, data: bytes, closed: bool = True) -> None:
+        reader, writer = os.pipe()
+        os.write(writer, data)
+        self._monkeypatch.setattr(sys, "stdin", self._open.enter_context(os.fdopen(reader)))
+        if closed:
+            os.close(writer)
+        else:
+            self._open.callback(os.close, writer)
+
+    def close(self) -> None:
+        self._open.close()
+
+
+@pytest.fixture
+def stdin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):  # type: ignore[no-untyped-def]
+    given = Input(monkeypatch, tmp_path / "stdin")
+    yield given
+    monkeypatch.undo()
+    given.close()
+
+
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     assert call() == 0
     assert 'quire run demo "Tell me a story' in capsys.readouterr().out
     assert call("run", "--help") == 0
     text = capsys.readouterr().out
-    for flag in (
-        "--temperature",
-        "--max-model-len",
-        "--quantization",
-        "--no-enable-prefix-caching",
-        "--json",
-    ):
-        assert flag in text
+    assert call("help", "run") == 0
+    assert capsys.readouterr().out == text
+    flags = ("--temperature", "--max-model-len", "--quantization", "--no-enable-prefix-caching", "--json")
+    for word in (*flags, "MODEL ", "PROMPT ", "--max-num-seqs N", "(default: 4)", "512M or 4G"):
+        assert word in text
+    for python in ("None", "max_model_len", "max_num_seqs"):
+        assert python not in text
+    assert call("help", "runn") == 2
 
 
 def test_answer_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,32 +99,66 @@ def test_answer_once(capsys: pytest.CaptureFixture[str]) -> None:
         assert word in first.err
     assert call(*arguments) == 0
     assert capsys.readouterr().out == first.out
-    assert call("run", "Hi there!", "--max-tokens", "3") == 0  # no model named: the demo
+    assert call("run", "Hi there!", "--max-tokens", "1") == 0  # no model named: the demo
+    assert "1 output token ·" in capsys.readouterr().err
 
 
-def test_prompt_from_a_pipe_and_json(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("What is 3 + 4?\n"))
-    assert call("run", "--json", "--max-tokens", "8", "--temperature", "0") == 0
+def test_flags_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    answers = []
+    for argv in (
+        ["demo", "What is 3 + 4?", "--system", "Be brief", "--max-tokens", "6"],
+        ["demo", "--system", "Be brief", "What is 3 + 4?", "--max-tokens", "6"],
+        ["--system", "Be brief", "--max-tokens", "6", "demo", "--", "What is 3 + 4?"],
+    ):
+        assert call("run", *argv) == 0
+        answers.append(capsys.readouterr().out)
+    assert len(set(answers)) == 1
+    assert call("run", "--raw", "--max-tokens", "2", "--", "demo", "--help") == 0
+
+
+def test_every_stop_text_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("run", "Tell me a story", "--json") == 0
+    words = json.loads(capsys.readouterr().out)["text"].split()
+    assert call("run", "Tell me a story", "--json", "--stop", words[3], "--stop", "nowhere") == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["output_tokens"] <= 8
-    assert report["prompt_tokens"] > 5
-    assert report["time_to_first_token_s"] > 0
-    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
-    assert call("run") == 1
-    assert "standard input is empty" in capsys.readouterr().err
+    assert report["text"].split() == words[: words.index(words[3])]
+    assert report["finish_reason"] == "stop"
+
+
+def test_sizes_take_units(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = []
+    for size in ("8M", "8000000", "8.0 MB", "8000k"):
+        assert call("inspect", "demo", "--json", "--kv-cache-memory-bytes", size) == 0
+        sizes.append(json.loads(capsys.readouterr().out)["memory"]["kv_cache_bytes"])
+    assert len(set(sizes)) == 1
+    assert call("inspect", "demo", "--json", "--kv-cache-memory-bytes", "8Mi") == 0
+    assert json.loads(capsys.readouterr().out)["memory"]["kv_cache_bytes"] > sizes[0]
 
 
 @pytest.mark.parametrize(
     ("argv", "status", "words"),
     [
         (["run", "demo", "hi", "--max-token", "3"], 2, "did you mean '--max-tokens'?"),
+        (["run", "demo", "hi", "there"], 2, 'put the prompt in quotes: quire run demo "hi there"'),
+        (["run", "say", "hi", "there"], 2, 'quire run demo "say hi there"'),
+        (["run", "demo", "hi", "--" + "x" * 500], 2, "xxx...'"),
         (["run", "demo", "hi", "--temperature", "9"], 1, "temperature must be a number from 0 to 2"),
+        (["run", "demo", "hi", "--top-k", "few"], 2, "error: --top-k: 'few' is not a whole number"),
+        (["run", "demo", "hi", "--device", "cuda:0"], 2, "'cuda:0' is not there yet"),
+        (["run", "demo", "hi", "--kv-cache-memory-bytes", "4X"], 2, "512M"),
+        (["run", "demo", "hi", "--raw", "--system", "Be brief"], 2, "--system has no place"),
+        (["run", "demo", "h\udce9"], 1, "PROMPT is not UTF-8"),
+        (["run", "demo", " "], 1, "the prompt is empty"),
         (["run", "no/such/folder", "hi"], 1, "no such folder"),
+        (["run", "hello"], 1, 'to ask the demo model: quire run demo "hello"'),
+        (["run", "demos"], 1, "did you mean 'demo'?"),
+        (["inspect", "some/model.gguf"], 1, "GGUF is not read yet"),
         (["run", "demo", "hi", "--max-num-seqs", "0"], 1, "max_num_seqs"),
-        (["inspect", "demo", "--quantization", "int3"], 2, "invalid choice"),
-        (["runn"], 2, "invalid choice"),
+        (["inspect", "demo", "--quantization", "int3"], 2, "did you mean 'int8'?"),
+        (["inspect"], 2, "quire inspect demo"),
+        (["inspect", "demo", "demo"], 2, "unknown argument 'demo'"),
+        (["runn"], 2, "did you mean 'run'?"),
+        (["--json"], 2, "unknown argument '--json'"),
     ],
 )
 def test_errors_say_what_to_do(
@@ -82,7 +167,179 @@ def test_errors_say_what_to_do(
     assert call(*argv) == status
     printed = capsys.readouterr().err
     assert words in printed
-    assert "Traceback" not in printed
+    lines = printed.splitlines()
+    assert len(lines) <= 2
+    assert lines[0].startswith("error: ")
+    assert all(line.startswith("hint: ") for line in lines[1:])
+
+
+def test_prompt_from_standard_input_and_json(stdin: Input, capsys: pytest.CaptureFixture[str]) -> None:
+    stdin.pipe(b"What is 3 + 4?\n")
+    assert call("run", "--json", "--max-tokens", "8", "--temperature", "0") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["output_tokens"] <= 8
+    assert report["prompt_tokens"] > 5
+    assert report["time_to_first_token_s"] > 0
+    assert report["time_to_first_token_s"] == round(report["time_to_first_token_s"], 4)
+    assert report["error"] is None
+    for nothing in (b"", b" \n"):
+        stdin.file(nothing)
+        assert call("run") == 1
+        assert "the prompt is empty" in capsys.readouterr().err
+
+
+def test_prompt_and_standard_input_together(stdin: Input, capsys: pytest.CaptureFixture[str]) -> None:
+    """Compared by what the model sees: the number of tokens of the raw prompt."""
+    seen = []
+    arguments = ("--raw", "--json", "--max-tokens", "1")
+    for give in (stdin.file, stdin.pipe):
+        give(b"a fox\na lantern\n")
+        assert call("run", "demo", "Tell of:", *arguments) == 0
+        seen.append(json.loads(capsys.readouterr().out)["prompt_tokens"])
+    stdin.file(b"")
+    assert call("run", "demo", "Tell of:\n\na fox\na lantern", *arguments) == 0
+    seen.append(json.loads(capsys.readouterr().out)["prompt_tokens"])
+    assert len(set(seen)) == 1
+
+
+def test_a_silent_pipe_is_not_waited_for(
+    stdin: Input, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arguments, "STDIN_WAIT_S", 0.05)
+    stdin.pipe(b"", closed=False)
+    assert call("run", "demo", "Hi!", "--max-tokens", "1") == 0
+    assert "standard input is open but silent" in capsys.readouterr().err
+    stdin.pipe(b" plus 4", closed=True)
+    assert call("run", "demo", "3", "-", "--max-tokens", "1") == 0
+
+
+def test_a_wrong_model_is_refused_before_standard_input_is_read(stdin: Input) -> None:
+    stdin.pipe(b"", closed=False)  # would wait without end
+    assert call("run", "demos") == 1
+
+
+def test_standard_input_that_is_no_text(stdin: Input, capsys: pytest.CaptureFixture[str]) -> None:
+    stdin.file(b"h\xe9llo")
+    assert call("run", "demo") == 1
+    assert "standard input is not UTF-8 (byte 0xE9 at position 1)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "words"),
+    [
+        ("quire run demo <&-", 1, b"the prompt is empty"),
+        ("quire run demo hi --max-tokens 2 >/dev/full", 1, b"No space left"),
+        ("quire --help >/dev/full", 1, b"No space left"),
+        ("quire run demo hi >&-", 1, b"standard output is closed"),
+        ("quire run demo hi --max-tokens 2 2>&-", 0, b""),
+        ("quire run demo hi --max-tokens 2 2>/dev/full", 0, b""),
+        ("quire run demos hi <&- >&- 2>&-", 1, b""),
+        ("quire run demo 'Tell me a story' | head -c 3 >/dev/null", 0, b""),
+    ],
+)
+def test_streams_that_are_closed_or_full(command: str, status: int, words: bytes) -> None:
+    if "/dev/full" in command and not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    ended = shell(command)
+    assert ended.returncode == status
+    assert words in ended.stderr
+    assert b"Traceback" not in ended.stderr
+    assert b"Exception" not in ended.stderr
+
+
+def test_output_that_the_terminal_cannot_show() -> None:
+    code = "from quire.cli.terminal import prepare_streams; prepare_streams(); print('caf\\xe9')"
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert (ended.returncode, ended.stdout) == (0, b"caf?\n")
+
+
+@pytest.fixture(scope="module")
+def llm():  # type: ignore[no-untyped-def]
+    with contextlib.closing(LLM("demo", max_model_len=128, max_num_seqs=2)) as model:
+        yield model
+
+
+def chat(llm: object, as_json: bool = False, raw: bool = False, **params: object) -> Conversation:
+    chosen = SamplingParams(temperature=0, **{"max_tokens": 4, **params})  # type: ignore[arg-type]
+    return Conversation(llm, chosen, raw=raw, system=None, as_json=as_json)  # type: ignore[arg-type]
+
+
+def test_a_conversation_forgets_its_beginning(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    held = chat(llm)
+    for _ in range(3):
+        assert held.answer("Tell me about the town and the river and the old bridge, please.") == 0
+    assert len(held.messages) == 6
+    capsys.readouterr()
+    assert held.answer("What is 3 + 4? " * 6) == 0
+    said = capsys.readouterr().err
+    assert said.count("forgotten") == 1
+    assert "exchange" in said
+    assert held.messages[-2]["content"].startswith("What is 3")
+    kept = list(held.messages)
+    with pytest.raises(RequestError):
+        held.answer("too long " * 300)
+    assert held.messages == kept
+
+
+class Failing:
+    """An LLM whose streams end as given."""
+
+    def __init__(self, end: BaseException | str, chunks: int = 1) -> None:
+        self.end, self.chunks, self.chosen = end, chunks, {"model": "m", "device_map": "one"}
+        self.frontend = SimpleNamespace(encode=lambda prompt: prompt)
+
+    def stream(self, prompt: object, params: object):  # type: ignore[no-untyped-def]
+        output = RequestOutput("0", None, [1, 2], [CompletionOutput(0)])
+        for _ in range(self.chunks):
+            output.outputs[0].delta = output.outputs[0].text = "one"
+            yield output
+        if isinstance(self.end, BaseException):
+            raise self.end
+        output.outputs[0].finish_reason, output.outputs[0].error = "error", self.end
+        yield output
+
+
+def test_a_failed_answer_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert chat(Failing("out of luck"), raw=True).answer("hi") == 1
+    assert "error: out of luck" in capsys.readouterr().err
+    assert chat(Failing("out of luck"), raw=True, as_json=True).answer("hi") == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["finish_reason"], report["error"]) == ("error", "out of luck")
+    assert chat(Failing(RequestError("no"), chunks=0), raw=True, as_json=True).answer("hi") == 1
+    assert json.loads(capsys.readouterr().out)["error"] == "no"
+
+
+@pytest.mark.parametrize("chunks", [0, 1])
+def test_an_interrupted_answer_says_so(chunks: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert chat(Failing(KeyboardInterrupt(), chunks), raw=True).answer("hi") == 130
+    assert "stopped" in capsys.readouterr().err
+    assert chat(Failing(KeyboardInterrupt(), chunks), raw=True, as_json=True).answer("hi") == 130
+    report = json.loads(capsys.readouterr().out)
+    assert (report["text"], report["finish_reason"]) == ("one" * chunks, "interrupted")
+
+
+def test_a_dead_engine_ends_the_conversation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(conversation, "_read_line", lambda: "hi")
+    with pytest.raises(EngineDead):
+        chat(Failing(EngineDead("gone")), raw=True).hold()
+    assert "device map one" in capsys.readouterr().err  # whatever was chosen is shown
+
+
+def test_a_model_without_tokenizer_or_template(
+    tmp_path: Path, demo_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).symlink_to(demo_folder / name)
+    assert call("run", str(tmp_path), "hi") == 1
+    assert "no tokenizer" in capsys.readouterr().err
+    (tmp_path / "tokenizer.json").symlink_to(demo_folder / "tokenizer.json")
+    assert call("run", str(tmp_path), "hi", "--system", "Be brief") == 1
+    assert "no chat template" in capsys.readouterr().err
+    assert call("run", str(tmp_path), "Once upon", "--max-tokens", "2") == 0
+    assert "continues the text" in capsys.readouterr().err
 
 
 def test_inspect(capsys: pytest.CaptureFixture[str], demo_folder: Path) -> None:
@@ -92,56 +349,80 @@ def test_inspect(capsys: pytest.CaptureFixture[str], demo_folder: Path) -> None:
     file_bytes = (demo_folder / "model.safetensors").stat().st_size
     assert sum(facts["weight_bytes"].values()) <= file_bytes <= sum(facts["weight_bytes"].values()) + 8192
     assert facts["parameters"] * 2 == sum(facts["weight_bytes"].values())
+    assert (facts["fits"], facts["problem"], facts["weights_here"]) == (True, None, True)
     assert call("inspect", "demo", "--quantization", "int4") == 0
     shown = capsys.readouterr().out
-    assert "int4" in shown
-    assert "parameters" in shown
-    assert "KV cache" in shown
+    for word in ("int4", "parameters", "KV cache", "in all", "backend", "NumPy, float32", "as float32"):
+        assert word in shown
 
 
-class Terminal:
-    """`quire run` in a pseudo-terminal."""
-
-    def __init__(self) -> None:
-        self.master, slave = pty.openpty()
-        command = [sys.executable, "-m", "quire", "run", "--temperature", "0", "--max-model-len", "128"]
-        self.process = subprocess.Popen(
-            command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
-        )
-        os.close(slave)
-        self.seen = ""
-
-    def read_until(self, words: str, seconds: float = 60) -> str:
-        """What was shown since the last call, up to these words."""
-        end = time.monotonic() + seconds
-        while words not in self.seen:
-            ready, _, _ = select.select([self.master], [], [], max(0, end - time.monotonic()))
-            assert ready, f"{words!r} did not come; shown: {self.seen!r}"
-            self.seen += os.read(self.master, 4096).decode(errors="replace")
-        shown, self.seen = self.seen.split(words, 1)
-        return shown
-
-    def type(self, text: str) -> None:
-        os.write(self.master, text.encode())
-
-    def close(self) -> int:
-        self.type("\x04")
-        status = self.process.wait(30)
-        os.close(self.master)
-        return status
+def _model(folder: Path, **config: object) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({**CONFIGS["llama"], **config}))
+    return folder
 
 
-def test_conversation_in_a_terminal() -> None:
-    terminal = Terminal()
-    assert "demo" in terminal.read_until(">>> ")
-    terminal.type("Hello!\n")
-    assert "(0 cached)" in terminal.read_until(">>> ")
-    terminal.type("What is 2 + 2?\n")
-    assert "cached)" in terminal.read_until(">>> ")
-    terminal.type("Say that again, please, and say it slowly. " * 4 + "\n")
-    assert "its beginning is forgotten" in terminal.read_until(">>> ")
-    terminal.type("/help\n")
-    assert "/system" in terminal.read_until(">>> ")
-    terminal.process.send_signal(signal.SIGINT)  # Ctrl-C at the prompt: nothing happens but a new line
-    terminal.read_until(">>> ")
-    assert terminal.close() == 0
+def test_inspect_without_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = _model(tmp_path / f"[bold]{'x' * 80}[link]")
+    assert call("inspect", str(folder)) == 0
+    shown = capsys.readouterr().out
+    assert f"model                 {folder}" in shown.splitlines()[0]  # whole, and its brackets are text
+    assert "none here: sizes from config.json" in shown
+    (folder / "pytorch_model.bin").write_bytes(b"")
+    assert call("inspect", str(folder)) == 0
+    assert "never opened" in capsys.readouterr().out
+
+
+def test_inspect_of_what_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = _model(tmp_path / "large", hidden_size=1 << 17, intermediate_size=1 << 20)
+    assert call("inspect", str(folder)) == 0
+    shown = capsys.readouterr().out
+    assert "short: the weights alone are too large" in shown
+    assert "  KV cache  " not in shown
+    assert call("inspect", str(folder), "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["fits"] is False
+    assert facts["problem"]
+    assert "hint" not in facts["problem"]
+
+
+def test_gguf_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    for model in (tmp_path, tmp_path / "model.gguf"):
+        assert call("run", str(model), "hi") == 1
+        assert "GGUF is not read yet" in capsys.readouterr().err
+
+
+def test_bars_show_nothing_outside_a_terminal(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    with loading_bar("m") as advance:
+        advance(1, 1 << 40)
+    llm.generate("Hi", SamplingParams(max_tokens=2), use_tqdm=True)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_bar_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", shown := Terminal())
+    with loading_bar("[a model]") as advance:
+        advance(1, 1000)
+        assert shown.getvalue() == ""
+        advance(1_000_000, 1 << 40)
+    assert "loading [a model]" in shown.getvalue()
+    with generation_bar(1, enabled=True) as step:
+        step(RequestOutput("0", None, [], [CompletionOutput(0, token_ids=[1])], finished=True))
+    assert "tok/s" in shown.getvalue()
+
+
+def test_totals_are_kept() -> None:
+    count, one, two = TokenCount(), CompletionOutput(0), CompletionOutput(0)
+    first, second = (RequestOutput(name, None, [], [choice]) for name, choice in (("0", one), ("1", two)))
+    for choice, output in ((one, first), (two, second), (one, first)):
+        choice.token_ids += [1, 2]
+        output.finished = len(choice.token_ids) == 4
+        count.take(output)
+    assert (count.tokens, count.finished) == (6, 1)
+    assert [counted(n, "token") for n in (0, 1, 2000)] == ["0 tokens", "1 token", "2,000 tokens"]

@@ -1,0 +1,127 @@
+"""MODEL and PROMPT: what the words of a command line and standard input mean together."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import shlex
+import stat
+import sys
+from pathlib import Path
+
+from quire.cli.terminal import note, shortened
+from quire.errors import ConfigError, did_you_mean
+
+STDIN_WAIT_S = 1.0  # for the first byte of a pipe that may be open only because nobody closed it
+_ASK = 'try: quire run demo "Hello"'
+
+
+def model_and_prompt(args: argparse.Namespace) -> tuple[str, str | None]:
+    """What to run and what to ask it; no prompt means a conversation. Raises ConfigError.
+
+    A MODEL that cannot be one is refused before standard input is read.
+    """
+    model, prompt, wait = _split(args)
+    reads = wait or (prompt is None and not sys.stdin.isatty())
+    check_model(model, args.revision, ask_hub=reads)
+    if prompt is None and not reads:
+        return model, None
+    piped = _piped(reads)
+    piped = piped.removesuffix("\n") if args.raw else piped.strip()
+    parts = [text for text in (prompt, piped) if text and not text.isspace()]
+    if not parts:
+        raise ConfigError("the prompt is empty", _ASK)
+    return model, "\n\n".join(parts)
+
+
+def _split(args: argparse.Namespace) -> tuple[str, str | None, bool]:
+    """Words as (model, prompt, whether "-" asks for standard input).
+
+    `quire run "a question"` means the demo: the name of a model that is no folder has no spaces.
+    """
+    words = list(args.words)
+    wait = bool(words) and words[-1] == "-"
+    if wait:
+        words.pop()
+    if len(words) > 2:
+        model = words.pop(0) if is_path(words[0]) or "/" in words[0] or words[0] == "demo" else "demo"
+        whole = _quoted(" ".join(words))
+        args.parser.refuse("more than one PROMPT", f"put the prompt in quotes: quire run {model} {whole}")
+    model, prompt = (words + ["demo", None][len(words) :])[:2]
+    if prompt is None and any(c.isspace() for c in model) and not is_path(model):
+        model, prompt = "demo", model
+    return model, _utf8(prompt), wait
+
+
+def _quoted(prompt: str) -> str:
+    """A prompt as one types it."""
+    short = shortened(prompt)
+    return shlex.quote(short) if set(short) & set('"$`\\!') else f'"{short}"'
+
+
+def _utf8(prompt: str | None) -> str | None:
+    """Python hides bytes that are not UTF-8 in a word of the command line; a tokenizer cannot take them."""
+    try:
+        (prompt or "").encode()
+    except UnicodeEncodeError:
+        raise ConfigError("PROMPT is not UTF-8") from None
+    return prompt
+
+
+def is_path(model: str) -> bool:
+    """True when a file or folder has this name."""
+    try:
+        return bool(model) and Path(model).expanduser().exists()
+    except (OSError, ValueError, RuntimeError):  # too long, a zero byte, no such user
+        return False
+
+
+def check_model(model: str, revision: str | None = None, *, ask_hub: bool = False) -> None:
+    """Raise ConfigError for a name that cannot be a model; with `ask_hub`, also for one the hub lacks."""
+    if model.lower().endswith(".gguf") or _only_gguf(model):
+        raise ConfigError(
+            f"model {model!r}: GGUF is not read yet", "use the safetensors version of the model"
+        )
+    if model == "demo" or is_path(model):
+        return
+    if model and "/" not in model:  # ids of the hub are "organisation/name"
+        folders = [entry.name for entry in Path().iterdir() if entry.is_dir()]
+        near = did_you_mean(model[:80], ["demo", *folders])
+        ask = f"to ask the demo model: quire run demo {_quoted(model)}"
+        raise ConfigError(f"model {shortened(model)!r}: no such folder, and not a hub id", near or ask)
+    if ask_hub:
+        from quire.weights.hub import resolve
+
+        resolve(model, revision, weights=False)
+
+
+def _only_gguf(model: str) -> bool:
+    """True for a folder with weights in GGUF and without a config.json."""
+    folder = Path(model).expanduser() if is_path(model) else Path("config.json")
+    return folder.is_dir() and not (folder / "config.json").exists() and any(folder.glob("*.gguf"))
+
+
+def _piped(must: bool) -> str:
+    """The text of standard input, to its end.
+
+    Unless it `must` be read, only a file or a pipe is, and a pipe only once it has given something: one
+    that was inherited and stays open in silence would be waited for without end.
+    """
+    try:
+        file = sys.stdin.fileno()
+        mode = os.fstat(file).st_mode
+    except (OSError, ValueError):  # not a file at all: Python within Python
+        return ""
+    if not must and not stat.S_ISREG(mode):
+        if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+            return ""
+        if not select.select([file], [], [], STDIN_WAIT_S)[0]:
+            note("standard input is open but silent, so it is not read; a - after PROMPT waits for it")
+            return ""
+    data = sys.stdin.buffer.read()
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        where = f"byte 0x{data[error.start]:02X} at position {error.start:,}"
+        raise ConfigError(f"standard input is not UTF-8 ({where})") from None

@@ -1,0 +1,69 @@
+"""Standard input, output and error, whatever they are: a terminal, a pipe, a full disk, or closed."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from typing import TextIO
+
+_DIM, _BOLD, _PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[0m"
+
+
+def prepare_streams() -> bool:
+    """Put the empty device where a stream is closed. False when there is nowhere to write an answer."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115  for as long as the process lives, as all three
+    closed = sys.stdout is None
+    if closed:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an answer may hold what an ASCII terminal cannot show
+    return not closed
+
+
+def drop_output() -> None:
+    """Forget what could not be written, or Python would try again, and complain, while it ends."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def note(text: str) -> None:
+    """A line about the answer, not of it: to standard error, dim in a terminal. Lost if none can be had."""
+    with contextlib.suppress(OSError):
+        print(_styled(text, _DIM, sys.stderr), file=sys.stderr, flush=True)
+
+
+def complain(message: str, hint: str | None = None) -> None:
+    """An error, and what to do about it, to standard error."""
+    with contextlib.suppress(OSError):
+        print(f"error: {message}" + (f"\nhint: {hint}" if hint else ""), file=sys.stderr, flush=True)
+
+
+def bold(text: str) -> str:
+    """Bold when standard output is a terminal."""
+    return _styled(text, _BOLD, sys.stdout)
+
+
+def _styled(text: str, style: str, stream: TextIO) -> str:
+    """rich knows what switches styles off: NO_COLOR, TERM=dumb. It is not imported for a pipe."""
+    if not stream.isatty():
+        return text
+    from rich.console import Console
+
+    console = Console(file=stream)
+    plain = console.no_color or console.is_dumb_terminal or not console.is_terminal
+    return text if plain else f"{style}{text}{_PLAIN}"
+
+
+def counted(number: int, noun: str) -> str:
+    """1 token, 2 tokens."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def shortened(text: str, limit: int = 60) -> str:
+    """The beginning of a text that may be of any length."""
+    return text if len(text) <= limit else text[:limit] + "..."
