@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 from quire.errors import ConfigError, did_you_mean
@@ -127,10 +126,3 @@ def hub_offline() -> bool:
     return any(
         os.environ.get(name, "") in ("1", "true", "TRUE") for name in ("HF_HUB_OFFLINE", "QUIRE_OFFLINE")
     )
-
-
-def cache_dir() -> Path:
-    """The user's cache folder for Quire: $QUIRE_CACHE, else $XDG_CACHE_HOME/quire, else ~/.cache/quire."""
-    if chosen := os.environ.get("QUIRE_CACHE"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quire"

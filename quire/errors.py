@@ -30,14 +30,6 @@ class RequestError(QuireError, ValueError):
         self.param = param
 
 
-class Overloaded(QuireError):
-    """The queue is full: try again after `retry_after_s` seconds."""
-
-    def __init__(self, message: str, retry_after_s: float) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
-
-
 class EngineDead(QuireError):
     """The engine cannot go on; every open request ends with this error."""
 

@@ -7,7 +7,7 @@ cache). A *step* is the plan of one forward pass: its *rows* say which known tok
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from quire.sampling_params import SamplingParams
@@ -161,5 +161,3 @@ class Record:
     num_cached_tokens: int  # taken from the prefix cache by the requests admitted in this step
     num_preemptions: int
     seconds: float
-    predicted_s: float | None = None
-    bound: str | None = field(default=None)  # "weights", "kv", "compute" or "host"

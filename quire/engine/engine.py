@@ -140,10 +140,6 @@ def _validate_prompt(token_ids: tuple[int, ...], max_model_len: int, vocab_size:
 
 def _validate_lengths(request: NewRequest, scheduler: Scheduler) -> None:
     params, num_prompt = request.params, len(request.prompt_token_ids)
-    if params.n < 1:
-        raise RequestError(f"n = {params.n}: at least one choice must be asked for", None, "n")
-    if params.max_tokens is not None and params.max_tokens < 1:
-        raise RequestError(f"max_tokens = {params.max_tokens}: must be at least 1", None, "max_tokens")
     longest = scheduler.max_model_len
     if params.max_tokens is not None:
         longest = min(longest, num_prompt + params.max_tokens)

@@ -73,9 +73,6 @@ class Weight(Protocol):
         ...
 
 
-Weights = Mapping[str, Weight]
-
-
 @dataclass(frozen=True, slots=True)
 class Cost:
     """What computing something takes. Operations count a multiply-add as two."""

@@ -55,10 +55,6 @@ class Storage:
         values = width if self.kind == "int8" else _ceil(width, 2)
         return rows * (values + _ceil(width, self.group_size) * group)
 
-    def bits_per_weight(self, shape: tuple[int, ...]) -> float:
-        """Mean bits of one number, scales included."""
-        return 8 * self.nbytes(shape) / max(math.prod(shape), 1)
-
     def __str__(self) -> str:
         if self.kind in DTYPES:
             return self.kind

@@ -64,12 +64,8 @@ def normalizer(logits: Logits) -> tuple[float, float]:
     return maximum, math.log(float(np.exp(terms, out=terms).sum()))
 
 
-def log_softmax(logits: Logits) -> NDArray[np.float32]:
-    """Natural logarithms of the probabilities, rounded once to float32.  # [V] -> [V]"""
-    return _logprobs(logits, *normalizer(logits))
-
-
 def _logprobs(logits: Logits, maximum: float, log_sum: float) -> NDArray[np.float32]:
+    """Natural logarithms of probabilities, rounded once to float32. `maximum`, `log_sum`: the normalizer."""
     with np.errstate(over="ignore"):  # logits further apart than float32 reaches: -inf
         return (logits.astype(np.float64) - maximum - log_sum).astype(np.float32)
 

@@ -7,15 +7,6 @@ one draw to the next, so a request that was preempted, batched otherwise or spec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
-
-Words = NDArray[Any]  # uint64, each element below 2**32
-Word = TypeVar("Word", int, Words)  # the same code serves one draw in integers and many in arrays
-
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _KEY_STEPS = 0x9E3779B9, 0xBB67AE85  # golden ratio, square root of 3 less 1
 _MASK32 = 0xFFFFFFFF
@@ -23,10 +14,8 @@ _MASK64 = (1 << 64) - 1
 _ROUNDS = 10
 
 
-def philox4x32(
-    counter: tuple[Word, Word, Word, Word], key: tuple[Word, Word]
-) -> tuple[Word, Word, Word, Word]:
-    """Four random 32-bit words from a counter and a key: integers, or uint64 arrays of one shape."""
+def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Four random 32-bit words from a counter of four and a key of two."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -49,20 +38,3 @@ def uniform(seed: int, choice: int, position: int, draw: int = 0) -> float:
         (position & _MASK32, position >> 32, choice, draw), (seed & _MASK32, seed >> 32)
     )
     return ((high >> 5) * (1 << 26) + (low >> 6)) * 2.0**-53
-
-
-def uniforms(
-    seeds: Sequence[int], choices: Sequence[int], positions: Sequence[int], draw: int = 0
-) -> NDArray[np.float64]:
-    """`uniform` for many rows at once, bit for bit; the three sequences are of one length.  # [R]"""
-    key = np.array([seed & _MASK64 for seed in seeds], np.uint64)
-    position = np.array(positions, np.uint64)
-    counter = (
-        position & _MASK32,
-        position >> 32,
-        np.array(choices, np.uint64),
-        np.full(len(key), draw, np.uint64),
-    )
-    high, low, _, _ = philox4x32(counter, (key & _MASK32, key >> 32))
-    uniform: NDArray[np.float64] = ((high >> 5) * (1 << 26) + (low >> 6)) * 2.0**-53
-    return uniform

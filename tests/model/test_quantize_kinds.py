@@ -163,9 +163,9 @@ def test_arrays_that_do_not_belong_together_are_refused() -> None:
 
 def test_storage_for_planning() -> None:
     spec = WeightSpec("w", (6, 4096), ("w",), quantizable=True)
-    assert kind_of(spec, "bf16", None).bits_per_weight(spec.shape) == 16
-    assert kind_of(spec, "bf16", "int8").bits_per_weight(spec.shape) == 8.5
-    assert kind_of(spec, "bf16", "int4").bits_per_weight(spec.shape) == 4.5
+    schemes = (None, 16), ("int8", 8.5), ("int4", 4.5)
+    for scheme, bits_per_weight in schemes:
+        assert kind_of(spec, "bf16", scheme).nbytes(spec.shape) * 8 == bits_per_weight * spec.size
     assert str(kind_of(spec, "bf16", "int4")) == "int4 (groups of 32, f16 scales)"
     norm = WeightSpec("n", (4096,), ("n",))
     assert str(kind_of(norm, "f32", "int4")) == "f32"
