@@ -76,13 +76,13 @@ def describe(config: EngineConfig, *, weights: bool = True) -> Description:
         stated = DTYPE_NAMES.get(str(raw.get("dtype") or raw.get("torch_dtype")), "bf16")
         storage = {name: kind_of(spec, stated, config.quantization) for name, spec in specs.items()}
     nbytes: WeightBytes = lambda spec: storage[spec.name].nbytes(spec.shape)  # noqa: E731
-    longest = config.max_model_len or model.config.max_position_embeddings
+    longest = config.max_model_len or model.max_context
     memory = plan_memory(program, nbytes, config, longest, available_memory())
     return Description(config, folder, model, program, storage, memory, longest, folder.has_weights)
 
 
 def _check_length(config: EngineConfig, model: Model) -> None:
-    longest = model.config.max_position_embeddings
+    longest = model.max_context
     if config.max_model_len is not None and config.max_model_len > longest:
         raise ConfigError(
             f"max_model_len = {config.max_model_len:,}, but the model was made for {longest:,} positions",
