@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -119,18 +120,20 @@ WeightBytes = Callable[[WeightSpec], int]
 @dataclass(frozen=True, slots=True)
 class Op:
     """One entry of a program. A subclass states shapes and mathematics in its docstring, its cost, and
-    its NumPy reference. `out` is the value it writes.
+    its NumPy reference. It writes the values in the fields `written` and reads those in all others.
     """
 
     out: Value
 
     kind: ClassVar[str]
+    written: ClassVar[tuple[str, ...]] = ("out",)
 
     def inputs(self) -> tuple[Value, ...]:
-        raise TypeError(f"{type(self).__name__} does not name its inputs")
+        names = _read(type(self))  # type: ignore[arg-type]  # mypy looks at the hash of an instance
+        return tuple([getattr(self, name) for name in names])
 
     def outputs(self) -> tuple[Value, ...]:
-        return (self.out,)
+        return tuple([getattr(self, name) for name in self.written])
 
     def weights(self) -> tuple[WeightSpec, ...]:
         return ()
@@ -158,6 +161,13 @@ class Op:
     def reference(self, run: Run, *inputs: np.ndarray) -> np.ndarray | tuple[np.ndarray, ...]:
         """The op in NumPy: float32 in, its outputs in float32, one fixed order of every sum."""
         raise TypeError(f"{type(self).__name__} has no reference")
+
+
+@cache
+def _read(kind: type[Op]) -> tuple[str, ...]:
+    """The fields of an op that hold the values it reads, in their order."""
+    values = [f.name for f in fields(kind) if f.type in ("Value", Value)]
+    return tuple(name for name in values if name not in kind.written)
 
 
 @dataclass(slots=True)

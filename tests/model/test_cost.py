@@ -14,7 +14,7 @@ from tiny import CONFIGS, FAMILIES, VOCAB, Dense, Paged, batch_of, load_of, rand
 from quire.backends.null import NullBackend
 from quire.program import Builder, Cost, Load, Names, Op, Program, WeightSpec
 from quire.program.numerics import matmul
-from quire.program.ops import Attention, Embed, Experts, GatedLinear, Linear, SampledRows, Slice
+from quire.program.ops import Attention, Embed, Experts, Linear, SampledRows, Slice
 from quire.program.ops import experts as experts_module
 from quire.program.ops import linear as linear_module
 from quire.program.ops.experts import ExpertWeights
@@ -28,7 +28,6 @@ LOADS = {
     "decode": [(5, 1), (70, 1), (0, 1), (64, 1)],
     "mixed": [(0, 40), (31, 1), (60, 9), (17, 4)],
 }
-PRODUCTS = (Linear, GatedLinear, Experts)
 
 
 def nbytes(spec: WeightSpec) -> int:
@@ -117,7 +116,11 @@ def test_flops_are_the_products_that_were_computed(
     monkeypatch.setattr(experts_module, "matmul", counting)
     traced = Traced(tiny(name).program, rows)
     for op, _, _, _ in traced.ops():
-        if isinstance(op, PRODUCTS):
+        if isinstance(op, Experts):
+            inner, hidden = op.experts.gate.shape[-2:]
+            pairs = traced.load.num_tokens * op.chosen  # of a token and an expert
+            assert op.flops(traced.load) == 2 * done + pairs * (5 * inner + 2 * hidden)
+        elif isinstance(op, Linear):
             assert op.flops(traced.load) == 2 * done
         elif isinstance(op, Attention):
             pairs = sum(
@@ -204,6 +207,15 @@ def experts_of(count: int, chosen: int) -> Experts:
     op = b.program(b.experts(x, scores, weights, chosen=chosen, routing="softmax")).ops[-1]
     assert isinstance(op, Experts)
     return op
+
+
+def test_one_expert_costs_what_the_ops_it_is_made_of_would() -> None:
+    b, load = Builder(), Load(((0, 7),), 1)
+    x = b.embed(Names("e"), VOCAB, 8)
+    inner = b.gated_activation(b.linear(x, Names("g"), 6), b.linear(x, Names("u"), 6), "silu")
+    program = b.program(b.add(x, b.scale(b.linear(inner, Names("d"), 8), 0.5)))
+    assert experts_of(4, 1).flops(load) == program.cost(load, nbytes).flops
+    assert experts_of(4, 3).flops(load) == 3 * experts_of(4, 1).flops(load)
 
 
 @pytest.mark.parametrize(("count", "chosen"), [(8, 2), (32, 4), (60, 1), (4, 4)])

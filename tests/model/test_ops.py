@@ -266,6 +266,19 @@ def test_add_norm_is_the_two_ops_it_replaces(kind: str) -> None:
     assert same_bits(both[0], x + y)
     assert same_bits(both[1], run(plain.ops[-1], x + y, **weights))
     assert op.outputs() == (total, out)
+    assert op.inputs() == plain.ops[-2].inputs()
+
+
+def test_an_op_reads_the_values_it_does_not_write() -> None:
+    b = Builder()
+    q, k, v = source(b, 4, 2), source(b, 2, 2), source(b, 2, 2)
+    mixed = b.attention(q, k, v)
+    out = b.linear(mixed, W, 6)
+    ops = b.program(out).ops
+    assert ops[0].inputs() == ()  # token ids come with the batch
+    assert ops[-2].inputs() == (q, k, v)
+    assert ops[-1].inputs() == (mixed,)
+    assert ops[-1].outputs() == (out,)
 
 
 # What the builder refuses

@@ -38,9 +38,6 @@ class Attention(Op):
     softcap: float | None = None
     sinks: WeightSpec | None = None
 
-    def inputs(self) -> tuple[Value, ...]:
-        return (self.q, self.k, self.v)
-
     def weights(self) -> tuple[WeightSpec, ...]:
         return () if self.sinks is None else (self.sinks,)
 

@@ -19,9 +19,6 @@ class Unary(Op):
     x: Value
     activation: str
 
-    def inputs(self) -> tuple[Value, ...]:
-        return (self.x,)
-
     def flops(self, load: Load) -> float:
         return 4 * load.size(self.out.count) * self.out.width
 
@@ -36,9 +33,6 @@ class Scale(Op):
     kind: ClassVar[str] = "scale"
     x: Value
     factor: float
-
-    def inputs(self) -> tuple[Value, ...]:
-        return (self.x,)
 
     def flops(self, load: Load) -> float:
         return load.size(self.out.count) * self.out.width
@@ -55,9 +49,6 @@ class SoftCap(Op):
     x: Value
     cap: float
 
-    def inputs(self) -> tuple[Value, ...]:
-        return (self.x,)
-
     def flops(self, load: Load) -> float:
         return 3 * load.size(self.out.count) * self.out.width
 
@@ -72,9 +63,6 @@ class Slice(Op):
     kind: ClassVar[str] = "slice"
     x: Value
     first: int
-
-    def inputs(self) -> tuple[Value, ...]:
-        return (self.x,)
 
     def flops(self, load: Load) -> float:
         return 0
@@ -95,9 +83,6 @@ class Add(Op):
     x: Value
     y: Value
 
-    def inputs(self) -> tuple[Value, ...]:
-        return (self.x, self.y)
-
     def flops(self, load: Load) -> float:
         return load.size(self.out.count) * self.out.width
 
@@ -113,9 +98,6 @@ class GatedActivation(Op):
     gate: Value
     up: Value
     activation: str
-
-    def inputs(self) -> tuple[Value, ...]:
-        return (self.gate, self.up)
 
     def flops(self, load: Load) -> float:
         return 5 * load.size(self.out.count) * self.out.width

@@ -18,9 +18,6 @@ class Embed(Op):
     kind: ClassVar[str] = "embed"
     table: WeightSpec
 
-    def inputs(self) -> tuple[Value, ...]:
-        return ()
-
     def weights(self) -> tuple[WeightSpec, ...]:
         return (self.table,)
 
@@ -50,9 +47,6 @@ class SampledRows(Op):
 
     kind: ClassVar[str] = "sampled_rows"
     x: Value
-
-    def inputs(self) -> tuple[Value, ...]:
-        return (self.x,)
 
     def flops(self, load: Load) -> float:
         return 0

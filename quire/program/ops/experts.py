@@ -48,9 +48,6 @@ class Experts(Op):
     activation: str
     limit: float | None = None
 
-    def inputs(self) -> tuple[Value, ...]:
-        return (self.x, self.scores)
-
     def weights(self) -> tuple[WeightSpec, ...]:
         return self.experts.all()
 
@@ -59,8 +56,10 @@ class Experts(Op):
         return self.experts.gate.shape[0]
 
     def flops(self, load: Load) -> float:
-        one = sum(w.size for w in (self.experts.gate, self.experts.up, self.experts.down)) / self.num_experts
-        return 2 * load.size(self.out.count) * self.chosen * one
+        """Of each chosen expert: its products, the gated activation, its share in the sum."""
+        inner, hidden = self.experts.gate.shape[-2:]
+        one = 2 * 3 * inner * hidden + 5 * inner + 2 * hidden
+        return load.size(self.out.count) * self.chosen * one
 
     def weight_bytes(self, load: Load, nbytes: WeightBytes) -> float:
         """Of the experts that independent, even routing is expected to touch."""

@@ -20,9 +20,6 @@ class Linear(Op):
     weight: WeightSpec
     bias: WeightSpec | None = None
 
-    def inputs(self) -> tuple[Value, ...]:
-        return (self.x,)
-
     def weights(self) -> tuple[WeightSpec, ...]:
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
@@ -46,9 +43,6 @@ class GatedLinear(Op):
     gate: WeightSpec
     up: WeightSpec
     activation: str
-
-    def inputs(self) -> tuple[Value, ...]:
-        return (self.x,)
 
     def weights(self) -> tuple[WeightSpec, ...]:
         return (self.gate, self.up)

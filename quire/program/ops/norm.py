@@ -25,9 +25,6 @@ class RMSNorm(Op):
     eps: float
     offset: float = 0.0
 
-    def inputs(self) -> tuple[Value, ...]:
-        return (self.x,)
-
     def weights(self) -> tuple[WeightSpec, ...]:
         return (self.weight,)
 
@@ -51,9 +48,6 @@ class LayerNorm(Op):
     bias: WeightSpec | None
     eps: float
 
-    def inputs(self) -> tuple[Value, ...]:
-        return (self.x,)
-
     def weights(self) -> tuple[WeightSpec, ...]:
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
@@ -72,16 +66,11 @@ class AddNorm(Op):
     """total = x + y, out = norm(total): the residual sum and its norm in one pass, made by fusing."""
 
     kind: ClassVar[str] = "add_norm"
+    written: ClassVar[tuple[str, ...]] = ("total", "out")
     x: Value
     y: Value
     total: Value
     norm: RMSNorm | LayerNorm  # its input and output are `total` and `out`
-
-    def inputs(self) -> tuple[Value, ...]:
-        return (self.x, self.y)
-
-    def outputs(self) -> tuple[Value, ...]:
-        return (self.total, self.out)
 
     def weights(self) -> tuple[WeightSpec, ...]:
         return self.norm.weights()

@@ -23,9 +23,6 @@ class Rotary(Op):
     x: Value
     rope: Rope
 
-    def inputs(self) -> tuple[Value, ...]:
-        return (self.x,)
-
     def flops(self, load: Load) -> float:
         return 3 * load.size(self.out.count) * self.x.shape[0] * self.rope.dim
 
