@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from tiny import CONFIGS
 
-from quire.cli import arguments, conversation
-from quire.cli.conversation import Conversation
+from quire.cli import arguments
 from quire.cli.main import main
 from quire.cli.terminal import counted
-from quire.errors import EngineDead, RequestError
-from quire.llm import LLM
-from quire.outputs import CompletionOutput, RequestOutput
-from quire.progress import TokenCount, generation_bar, loading_bar
-from quire.sampling_params import SamplingParams
 
 QUIRE = f"{sys.executable} -m quire"
 
@@ -224,6 +216,17 @@ def test_standard_input_that_is_no_text(stdin: Input, capsys: pytest.CaptureFixt
     assert "standard input is not UTF-8 (byte 0xE9 at position 1)" in capsys.readouterr().err
 
 
+def test_ctrl_c_while_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(argv: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("quire.cli.parser.parse", interrupted)
+    assert call("run") == 130
+    code = "import sys, quire.cli.main; print('argparse' in sys.modules, 'quire.config' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    assert ended.stdout == b"False False\n"  # what takes time is imported where Ctrl-C is caught
+
+
 @pytest.mark.parametrize(
     ("command", "status", "words"),
     [
@@ -252,80 +255,6 @@ def test_output_that_the_terminal_cannot_show() -> None:
     command = [sys.executable, "-c", code]
     ended = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert (ended.returncode, ended.stdout) == (0, b"caf?\n")
-
-
-@pytest.fixture(scope="module")
-def llm():  # type: ignore[no-untyped-def]
-    with contextlib.closing(LLM("demo", max_model_len=128, max_num_seqs=2)) as model:
-        yield model
-
-
-def chat(llm: object, as_json: bool = False, raw: bool = False, **params: object) -> Conversation:
-    chosen = SamplingParams(temperature=0, **{"max_tokens": 4, **params})  # type: ignore[arg-type]
-    return Conversation(llm, chosen, raw=raw, system=None, as_json=as_json)  # type: ignore[arg-type]
-
-
-def test_a_conversation_forgets_its_beginning(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    held = chat(llm)
-    for _ in range(3):
-        assert held.answer("Tell me about the town and the river and the old bridge, please.") == 0
-    assert len(held.messages) == 6
-    capsys.readouterr()
-    assert held.answer("What is 3 + 4? " * 6) == 0
-    said = capsys.readouterr().err
-    assert said.count("forgotten") == 1
-    assert "exchange" in said
-    assert held.messages[-2]["content"].startswith("What is 3")
-    kept = list(held.messages)
-    with pytest.raises(RequestError):
-        held.answer("too long " * 300)
-    assert held.messages == kept
-
-
-class Failing:
-    """An LLM whose streams end as given."""
-
-    def __init__(self, end: BaseException | str, chunks: int = 1) -> None:
-        self.end, self.chunks, self.chosen = end, chunks, {"model": "m", "device_map": "one"}
-        self.frontend = SimpleNamespace(encode=lambda prompt: prompt)
-
-    def stream(self, prompt: object, params: object):  # type: ignore[no-untyped-def]
-        output = RequestOutput("0", None, [1, 2], [CompletionOutput(0)])
-        for _ in range(self.chunks):
-            output.outputs[0].delta = output.outputs[0].text = "one"
-            yield output
-        if isinstance(self.end, BaseException):
-            raise self.end
-        output.outputs[0].finish_reason, output.outputs[0].error = "error", self.end
-        yield output
-
-
-def test_a_failed_answer_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    assert chat(Failing("out of luck"), raw=True).answer("hi") == 1
-    assert "error: out of luck" in capsys.readouterr().err
-    assert chat(Failing("out of luck"), raw=True, as_json=True).answer("hi") == 1
-    report = json.loads(capsys.readouterr().out)
-    assert (report["finish_reason"], report["error"]) == ("error", "out of luck")
-    assert chat(Failing(RequestError("no"), chunks=0), raw=True, as_json=True).answer("hi") == 1
-    assert json.loads(capsys.readouterr().out)["error"] == "no"
-
-
-@pytest.mark.parametrize("chunks", [0, 1])
-def test_an_interrupted_answer_says_so(chunks: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert chat(Failing(KeyboardInterrupt(), chunks), raw=True).answer("hi") == 130
-    assert "stopped" in capsys.readouterr().err
-    assert chat(Failing(KeyboardInterrupt(), chunks), raw=True, as_json=True).answer("hi") == 130
-    report = json.loads(capsys.readouterr().out)
-    assert (report["text"], report["finish_reason"]) == ("one" * chunks, "interrupted")
-
-
-def test_a_dead_engine_ends_the_conversation(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(conversation, "_read_line", lambda: "hi")
-    with pytest.raises(EngineDead):
-        chat(Failing(EngineDead("gone")), raw=True).hold()
-    assert "device map one" in capsys.readouterr().err  # whatever was chosen is shown
 
 
 def test_a_model_without_tokenizer_or_template(
@@ -393,36 +322,5 @@ def test_gguf_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert "GGUF is not read yet" in capsys.readouterr().err
 
 
-def test_bars_show_nothing_outside_a_terminal(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    with loading_bar("m") as advance:
-        advance(1, 1 << 40)
-    llm.generate("Hi", SamplingParams(max_tokens=2), use_tqdm=True)
-    assert capsys.readouterr().err == ""
-
-
-def test_a_bar_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stderr", shown := Terminal())
-    with loading_bar("[a model]") as advance:
-        advance(1, 1000)
-        assert shown.getvalue() == ""
-        advance(1_000_000, 1 << 40)
-    assert "loading [a model]" in shown.getvalue()
-    with generation_bar(1, enabled=True) as step:
-        step(RequestOutput("0", None, [], [CompletionOutput(0, token_ids=[1])], finished=True))
-    assert "tok/s" in shown.getvalue()
-
-
-def test_totals_are_kept() -> None:
-    count, one, two = TokenCount(), CompletionOutput(0), CompletionOutput(0)
-    first, second = (RequestOutput(name, None, [], [choice]) for name, choice in (("0", one), ("1", two)))
-    for choice, output in ((one, first), (two, second), (one, first)):
-        choice.token_ids += [1, 2]
-        output.finished = len(choice.token_ids) == 4
-        count.take(output)
-    assert (count.tokens, count.finished) == (6, 1)
+def test_plural() -> None:
     assert [counted(n, "token") for n in (0, 1, 2000)] == ["0 tokens", "1 token", "2,000 tokens"]

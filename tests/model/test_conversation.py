@@ -1,0 +1,203 @@
+"""Conversations: what is kept and forgotten, how answers end, and the program in a real terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import termios
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from quire.cli import conversation
+from quire.cli.conversation import Conversation
+from quire.errors import EngineDead, RequestError
+from quire.llm import LLM
+from quire.outputs import CompletionOutput, RequestOutput
+from quire.sampling_params import SamplingParams
+
+# An answer that lasts: every step takes its time, whatever the machine.
+SLOW = """import time
+from quire.engine.engine import Engine
+step = Engine.step
+Engine.step = lambda self: time.sleep(0.02) or step(self)
+from quire.cli.main import main
+main()"""
+
+
+class Terminal:
+    """`quire run` in a pseudo-terminal that controls it, so that \\x03 is Ctrl-C."""
+
+    def __init__(self, *flags: str, slow: bool = False, **environment: str) -> None:
+        self.master, slave = pty.openpty()
+        command = [sys.executable, *(("-c", SLOW) if slow else ("-m", "quire"))]
+        command += ["run", "--temperature", "0", *flags]
+        self.process = subprocess.Popen(
+            command,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            env={**os.environ, "TERM": "xterm", **environment},
+        )
+        os.close(slave)
+        self.seen = ""
+
+    def read_until(self, words: str, seconds: float = 60) -> str:
+        """What was shown since the last call, up to these words."""
+        end = time.monotonic() + seconds
+        while words not in self.seen:
+            ready, _, _ = select.select([self.master], [], [], max(0, end - time.monotonic()))
+            assert ready, f"{words!r} did not come; shown: {self.seen!r}"
+            self.seen += os.read(self.master, 4096).decode(errors="replace")
+        shown, self.seen = self.seen.split(words, 1)
+        return shown
+
+    def type(self, text: str) -> None:
+        os.write(self.master, text.encode())
+
+    def close(self) -> int:
+        self.type("\x04")
+        status = self.process.wait(30)
+        os.close(self.master)
+        return status
+
+
+@pytest.fixture(scope="module")
+def llm():  # type: ignore[no-untyped-def]
+    with contextlib.closing(LLM("demo", max_model_len=128, max_num_seqs=2)) as model:
+        yield model
+
+
+def chat(llm: object, as_json: bool = False, raw: bool = False, **params: object) -> Conversation:
+    chosen = SamplingParams(temperature=0, **{"max_tokens": 4, **params})  # type: ignore[arg-type]
+    return Conversation(llm, chosen, raw=raw, system=None, as_json=as_json)  # type: ignore[arg-type]
+
+
+def test_a_conversation_forgets_its_beginning(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    held = chat(llm)
+    for _ in range(3):
+        assert held.answer("Tell me about the town and the river and the old bridge, please.") == 0
+    assert len(held.messages) == 6
+    capsys.readouterr()
+    assert held.answer("What is 3 + 4? " * 6) == 0
+    said = capsys.readouterr().err
+    assert said.count("forgotten") == 1
+    assert "exchange" in said
+    assert held.messages[-2]["content"].startswith("What is 3")
+    kept = list(held.messages)
+    with pytest.raises(RequestError):
+        held.answer("too long " * 300)
+    assert held.messages == kept
+
+
+class Failing:
+    """An LLM whose streams end as given."""
+
+    def __init__(self, end: BaseException | str, chunks: int = 1) -> None:
+        self.end, self.chunks, self.chosen = end, chunks, {"model": "m", "device_map": "one"}
+        self.frontend = SimpleNamespace(encode=lambda prompt: prompt)
+
+    def stream(self, prompt: object, params: object):  # type: ignore[no-untyped-def]
+        output = RequestOutput("0", None, [1, 2], [CompletionOutput(0)])
+        for _ in range(self.chunks):
+            output.outputs[0].delta = output.outputs[0].text = "one"
+            yield output
+        if isinstance(self.end, BaseException):
+            raise self.end
+        output.outputs[0].finish_reason, output.outputs[0].error = "error", self.end
+        yield output
+
+
+def test_a_failed_answer_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert chat(Failing("out of luck"), raw=True).answer("hi") == 1
+    assert "error: out of luck" in capsys.readouterr().err
+    assert chat(Failing("out of luck"), raw=True, as_json=True).answer("hi") == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["finish_reason"], report["error"]) == ("error", "out of luck")
+    assert chat(Failing(RequestError("no"), chunks=0), raw=True, as_json=True).answer("hi") == 1
+    assert json.loads(capsys.readouterr().out)["error"] == "no"
+
+
+@pytest.mark.parametrize("chunks", [0, 1])
+def test_an_interrupted_answer_says_so(chunks: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert chat(Failing(KeyboardInterrupt(), chunks), raw=True).answer("hi") == 130
+    assert "stopped" in capsys.readouterr().err
+    assert chat(Failing(KeyboardInterrupt(), chunks), raw=True, as_json=True).answer("hi") == 130
+    report = json.loads(capsys.readouterr().out)
+    assert (report["text"], report["finish_reason"]) == ("one" * chunks, "interrupted")
+
+
+def test_a_dead_engine_ends_the_conversation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(conversation, "_read_line", lambda: "hi")
+    with pytest.raises(EngineDead):
+        chat(Failing(EngineDead("gone")), raw=True).hold()
+    assert "device map one" in capsys.readouterr().err  # whatever was chosen is shown
+
+
+def test_conversation_in_a_terminal() -> None:
+    terminal = Terminal("--max-model-len", "128")
+    shown = terminal.read_until(">>> ")
+    for words in ("demo", "LlamaForCausalLM", "reference backend", "context of 128 tokens", "\x1b[2m"):
+        assert words in shown
+    terminal.type("Hello!\n")
+    assert "(0 cached)" in terminal.read_until(">>> ")
+    terminal.type("What is 2 + 2?\n")
+    assert "cached)" in terminal.read_until(">>> ")
+    terminal.type("Say that again, please, and say it slowly. " * 4 + "\n")
+    assert "forgotten: the conversation outgrew its 128 tokens" in terminal.read_until(">>> ")
+    terminal.type("\x1b[200~What is\n3 + 4?\x1b[201~\n")  # a paste of two lines is one prompt
+    assert terminal.read_until(">>> ").count("output token") == 1
+    time.sleep(0.3)  # nobody is so quick: between its prompt and its waiting, readline is deaf
+    terminal.type("\x03")
+    assert "Ctrl-D ends" in terminal.read_until(">>> ")
+    assert terminal.close() == 0
+
+
+def test_commands() -> None:
+    terminal = Terminal(NO_COLOR="1")
+    assert "\x1b[2m" not in terminal.read_until(">>> ")
+    for typed, words in (
+        ("/help", "/system TEXT"),
+        ("/new", "nothing was said yet"),
+        ("/system", "no system message"),
+        ("/system Answer in one word.", "system message is now: Answer in one word."),
+        ("/System", "system message: Answer in one word."),
+        ("/system -", "no system message"),
+        ("/where", "unknown command /where"),
+        ("exit", "Ctrl-D or /exit leaves"),
+        ("Hi!", "cached)"),
+        ("/new", "1 exchange forgotten"),
+    ):
+        terminal.type(typed + "\n")
+        assert words in terminal.read_until(">>> ")
+    terminal.type("/EXIT now\n")
+    assert terminal.process.wait(30) == 0
+    os.close(terminal.master)
+
+
+def test_ctrl_c_stops_an_answer_and_not_the_program() -> None:
+    terminal = Terminal("--max-model-len", "512", slow=True, TERM="dumb")
+    assert "\x1b[2m" not in terminal.read_until(">>> ")
+    for _ in range(2):
+        terminal.type("Tell me a story about a fox and a lantern.\n")
+        terminal.read_until("\n")
+        terminal.read_until(" ")  # the first words of the answer are there
+        terminal.type("\x03")
+        shown = terminal.read_until(">>> ")
+        assert "stopped" in shown
+        assert "output token" not in shown
+        assert "Traceback" not in shown
+    terminal.type("/new\n")
+    assert "2 exchanges forgotten" in terminal.read_until(">>> ")
+    assert terminal.close() == 0
