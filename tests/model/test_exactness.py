@@ -26,10 +26,14 @@ PROMPTS = [
 PARAMS = [
     SamplingParams(temperature=0, max_tokens=24, logprobs=3, ignore_eos=True),
     SamplingParams(temperature=0.9, top_p=0.9, seed=7, max_tokens=20, logprobs=0, ignore_eos=True),
-    SamplingParams(temperature=1.0, top_k=20, seed=-5, max_tokens=30, logprobs=1, n=3),
-    SamplingParams(temperature=0.7, repetition_penalty=1.3, seed=1, max_tokens=16, logprobs=1),
+    SamplingParams(temperature=1.0, top_k=20, seed=-5, max_tokens=30, logprobs=1, n=3, ignore_eos=True),
+    SamplingParams(
+        temperature=0.7, repetition_penalty=1.3, seed=1, max_tokens=16, logprobs=1, ignore_eos=True
+    ),
     SamplingParams(temperature=0, max_tokens=8, logprobs=0, prompt_logprobs=2),
-    SamplingParams(temperature=1.2, min_p=0.05, presence_penalty=0.5, seed=3, max_tokens=24, logprobs=2),
+    SamplingParams(
+        temperature=1.2, min_p=0.05, presence_penalty=0.5, seed=3, max_tokens=24, logprobs=2, ignore_eos=True
+    ),
 ]
 
 
