@@ -98,7 +98,9 @@ def check_model(model: str, revision: str | None = None, *, ask_hub: bool = Fals
 
 def _only_gguf(model: str) -> bool:
     """True for a folder with weights in GGUF and without a config.json."""
-    folder = Path(model).expanduser() if is_path(model) else Path("config.json")
+    if not is_path(model):
+        return False
+    folder = Path(model).expanduser()
     return folder.is_dir() and not (folder / "config.json").exists() and any(folder.glob("*.gguf"))
 
 

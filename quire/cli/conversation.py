@@ -8,6 +8,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+from quire.cli.options import in_flags
 from quire.cli.terminal import complain, counted, note
 from quire.errors import RequestError
 
@@ -64,7 +65,7 @@ class Conversation:
             except KeyboardInterrupt:  # beside an answer: there is nothing to stop
                 print()
             except RequestError as error:
-                complain(error.message, error.hint)
+                complain(in_flags(error.message), error.hint and in_flags(error.hint))
 
     def _introduce(self) -> None:
         """What was chosen for this model, and what keys do."""

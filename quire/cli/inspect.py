@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.arguments import check_model
-from quire.cli.options import add_engine_flags, engine_options
+from quire.cli.options import add_engine_flags, engine_options, in_flags
 from quire.cli.terminal import bold, counted
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def as_dict(facts: Description) -> dict[str, Any]:
         "vocab_size": cfg.vocab_size,
         "max_position_embeddings": cfg.max_position_embeddings,
         "parameters": sum(spec.size for spec in specs),
-        "weights_here": getattr(facts, "weights_here", facts.folder.has_weights),
+        "weights_here": facts.weights_here,
         "weight_bytes": dict(by_kind),
         "kv_bytes_per_token": memory.kv_block_bytes // facts.config.block_size,
         "fits": error is None,
@@ -127,7 +127,7 @@ def _rows(facts: Description) -> Iterator[tuple[str, str]]:
     yield "backend", f"{d['backend']}: {BACKENDS.get(d['backend'], '')}".rstrip(": ")
     yield from _memory_rows(d)
     if d["hint"]:
-        yield "", f"hint: {d['hint']}"
+        yield "", f"hint: {in_flags(d['hint'])}"
 
 
 def _memory_rows(d: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -156,14 +156,19 @@ def _memory_rows(d: dict[str, Any]) -> Iterator[tuple[str, str]]:
         culprit = culprit if fixed > available else "the KV cache asked for is"
         yield "fits this machine", f"no: {gigabytes(short)} short: {culprit} too large"
     else:
-        yield "fits this machine", f"no: {d['problem']}"
+        yield "fits this machine", f"no: {in_flags(d['problem'])}"
 
 
 def _absent(facts: Description) -> str:
     """What there is instead of weights."""
-    if any(path.suffix in PICKLES for path in facts.folder.path.iterdir()):
-        return "only pickled files here, which are never opened: sizes from config.json"
-    return "none here: sizes from config.json"
+    kinds = {path.suffix for path in facts.folder.path.iterdir()}
+    if ".safetensors" in kinds:
+        found = "not all are here"
+    elif kinds.intersection(PICKLES):
+        found = "only pickled files here, which are never opened"
+    else:
+        found = "only GGUF here, which is not read yet" if ".gguf" in kinds else "none here"
+    return f"{found}: sizes from config.json"
 
 
 def _print_row(name: str, value: str) -> None:

@@ -23,6 +23,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def _status(argv: list[str]) -> int:
     """Imports come late, so that Ctrl-C during them ends as it does later."""
+    from quire.cli.options import in_flags
     from quire.cli.parser import parse
     from quire.cli.terminal import complain, drop_output, prepare_streams
     from quire.errors import QuireError
@@ -38,7 +39,7 @@ def _status(argv: list[str]) -> int:
             status = int(ended.code or 0)
         sys.stdout.flush()
     except QuireError as error:
-        complain(error.message, error.hint)
+        complain(in_flags(error.message), error.hint and in_flags(error.hint))
         return 1
     except BrokenPipeError:  # the reader of a pipe has left, which is no error
         drop_output()

@@ -23,6 +23,9 @@ HELP = {
     "bounded by what --max-num-seqs can use)",
 }
 NOT_YET = ("cuda", "gpu", "rocm", "hip", "mps", "metal", "xpu", "tpu")
+# Names that can only be those of fields: "seed" and "stop" are words, too.
+_FIELDS = [name for name in (*SAMPLING, *(f.name for f in fields(EngineConfig))) if "_" in name]
+_NAMES = re.compile(rf"\b({'|'.join(_FIELDS)})\b( = )?")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
 
 
@@ -60,6 +63,12 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     """What was given of the sampling parameters, as keywords."""
     return {name: value for name in SAMPLING if (value := getattr(args, name)) is not None}
+
+
+def in_flags(text: str) -> str:
+    """A message as the command line says it: --max-num-seqs 0 where Python says max_num_seqs = 0."""
+    text = _NAMES.sub(lambda found: _flag(found[1]) + (" " if found[2] else ""), text)
+    return text.replace(", or None", "")
 
 
 def _flag(name: str) -> str:

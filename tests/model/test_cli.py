@@ -110,10 +110,11 @@ def test_flags_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_stop_text_counts(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("run", "Tell me a story", "--json") == 0
-    words = json.loads(capsys.readouterr().out)["text"].split()
-    assert call("run", "Tell me a story", "--json", "--stop", words[3], "--stop", "nowhere") == 0
+    whole = json.loads(capsys.readouterr().out)["text"]
+    stop = whole[12:18]
+    assert call("run", "Tell me a story", "--json", "--stop", stop, "--stop", "no such words") == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["text"].split() == words[: words.index(words[3])]
+    assert report["text"] == whole[: whole.index(stop)]
     assert report["finish_reason"] == "stop"
 
 
@@ -145,7 +146,8 @@ def test_sizes_take_units(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "hello"], 1, 'to ask the demo model: quire run demo "hello"'),
         (["run", "demos"], 1, "did you mean 'demo'?"),
         (["inspect", "some/model.gguf"], 1, "GGUF is not read yet"),
-        (["run", "demo", "hi", "--max-num-seqs", "0"], 1, "max_num_seqs"),
+        (["run", "demo", "hi", "--max-num-seqs", "0"], 1, "error: --max-num-seqs 0 is out of range"),
+        (["run", "demo", "hi", "--max-tokens", "0"], 1, "--max-tokens must be an integer from 1 to"),
         (["inspect", "demo", "--quantization", "int3"], 2, "did you mean 'int8'?"),
         (["inspect"], 2, "quire inspect demo"),
         (["inspect", "demo", "demo"], 2, "unknown argument 'demo'"),
@@ -205,9 +207,13 @@ def test_a_silent_pipe_is_not_waited_for(
     assert call("run", "demo", "3", "-", "--max-tokens", "1") == 0
 
 
-def test_a_wrong_model_is_refused_before_standard_input_is_read(stdin: Input) -> None:
+def test_a_wrong_model_is_refused_before_standard_input_is_read(
+    stdin: Input, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stdin.pipe(b"", closed=False)  # would wait without end
     assert call("run", "demos") == 1
+    monkeypatch.setenv("QUIRE_OFFLINE", "1")
+    assert call("run", "some/model-that-nobody-has") == 1
 
 
 def test_standard_input_that_is_no_text(stdin: Input, capsys: pytest.CaptureFixture[str]) -> None:
