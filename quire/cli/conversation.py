@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from quire.cli.options import in_flags
-from quire.cli.terminal import complain, counted, note
+from quire.cli.terminal import complain, counted, harmless, note
 from quire.errors import RequestError
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Conversation:
             try:
                 for output in stream:
                     if not self.as_json:
-                        print(output.outputs[0].delta, end="", flush=True)
+                        print(harmless(output.outputs[0].delta), end="", flush=True)
             finally:
                 stream.close()  # aborts what is left
         except KeyboardInterrupt:

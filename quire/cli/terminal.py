@@ -8,6 +8,8 @@ import os
 import sys
 from typing import TextIO
 
+_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
+_PICTURES |= {0x7F: 0x2421, **dict.fromkeys(range(0x80, 0xA0), 0xFFFD)}
 _DIM, _BOLD, _PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[0m"
 
 
@@ -57,6 +59,11 @@ def _styled(text: str, style: str, stream: TextIO) -> str:
     console = Console(file=stream)
     plain = console.no_color or console.is_dumb_terminal or not console.is_terminal
     return text if plain else f"{style}{text}{_PLAIN}"
+
+
+def harmless(text: str) -> str:
+    """For a terminal, control characters as pictures of themselves: a model must not steer it."""
+    return text.translate(_PICTURES) if sys.stdout.isatty() else text
 
 
 def counted(number: int, noun: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tiny import CONFIGS
 
-from quire.cli import arguments
+from quire.cli import arguments, terminal
 from quire.cli.main import main
 from quire.cli.terminal import counted
 
@@ -330,3 +330,10 @@ def test_gguf_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_plural() -> None:
     assert [counted(n, "token") for n in (0, 1, 2000)] == ["0 tokens", "1 token", "2,000 tokens"]
+
+
+def test_a_model_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "a\x1b[2Jb\tc\nd\x07\x9b"
+    assert terminal.harmless(text) == text  # a pipe gets what the model said
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert terminal.harmless(text) == "a\u241b[2Jb\tc\nd\u2407\ufffd"
