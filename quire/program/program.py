@@ -125,7 +125,6 @@ class Op:
 
     out: Value
 
-    kind: ClassVar[str]
     written: ClassVar[tuple[str, ...]] = ("out",)
 
     def inputs(self) -> tuple[Value, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -28,7 +27,6 @@ class Attention(Op):
     depends on a token's position alone, not on chunks, blocks or the other rows.
     """
 
-    kind: ClassVar[str] = "attention"
     q: Value
     k: Value
     v: Value

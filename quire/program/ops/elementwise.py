@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -15,7 +14,6 @@ from quire.program.program import Load, Op, Run, Value
 class Unary(Op):
     """out = activation(x)."""
 
-    kind: ClassVar[str] = "unary"
     x: Value
     activation: str
 
@@ -30,7 +28,6 @@ class Unary(Op):
 class Scale(Op):
     """out = x * factor."""
 
-    kind: ClassVar[str] = "scale"
     x: Value
     factor: float
 
@@ -45,7 +42,6 @@ class Scale(Op):
 class SoftCap(Op):
     """out = cap * tanh(x / cap) (Gemma 2, arXiv:2408.00118)."""
 
-    kind: ClassVar[str] = "soft_cap"
     x: Value
     cap: float
 
@@ -60,7 +56,6 @@ class SoftCap(Op):
 class Slice(Op):
     """out = x[:, first : first + width of out], reshaped: one part of a packed projection."""
 
-    kind: ClassVar[str] = "slice"
     x: Value
     first: int
 
@@ -79,7 +74,6 @@ class Slice(Op):
 class Add(Op):
     """out = x + y."""
 
-    kind: ClassVar[str] = "add"
     x: Value
     y: Value
 
@@ -94,7 +88,6 @@ class Add(Op):
 class GatedActivation(Op):
     """out = activation(gate) * up (GLU variants, Shazeer, arXiv:2002.05202)."""
 
-    kind: ClassVar[str] = "gated_activation"
     gate: Value
     up: Value
     activation: str

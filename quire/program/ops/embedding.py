@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -15,7 +14,6 @@ from quire.program.program import Load, Op, Run, Value, WeightBytes, WeightSpec
 class Embed(Op):
     """out[t] = table[token_ids[t]], table [vocab, hidden]. Reads only the rows of the step's tokens."""
 
-    kind: ClassVar[str] = "embed"
     table: WeightSpec
 
     def weights(self) -> tuple[WeightSpec, ...]:
@@ -35,8 +33,6 @@ class Embed(Op):
 class PositionEmbed(Embed):
     """out[t] = table[positions[t]], table [positions, hidden] (learned positions, GPT-2)."""
 
-    kind: ClassVar[str] = "position_embed"
-
     def reference(self, run: Run, *inputs: np.ndarray) -> Array:
         return run.weights[self.table.name][run.batch.positions]
 
@@ -45,7 +41,6 @@ class PositionEmbed(Embed):
 class SampledRows(Op):
     """out[l] = x[logit_rows[l]]: from here on only rows that need logits are computed."""
 
-    kind: ClassVar[str] = "sampled_rows"
     x: Value
 
     def flops(self, load: Load) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -39,7 +39,6 @@ class Experts(Op):
     at most the limit and up' within plus and minus the limit. The sum runs in order of expert number.
     """
 
-    kind: ClassVar[str] = "experts"
     x: Value
     scores: Value
     experts: ExpertWeights

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -15,7 +14,6 @@ from quire.program.program import Load, Op, Run, Value, WeightSpec
 class Linear(Op):
     """out = x weight^T + bias: x [.., in] flattened to rows, weight [out, in], bias [out] or none."""
 
-    kind: ClassVar[str] = "linear"
     x: Value
     weight: WeightSpec
     bias: WeightSpec | None = None
@@ -38,7 +36,6 @@ class Linear(Op):
 class GatedLinear(Op):
     """out = activation(x gate^T) * (x up^T), gate and up [out, in]: one pass over x, made by fusing."""
 
-    kind: ClassVar[str] = "gated_linear"
     x: Value
     gate: WeightSpec
     up: WeightSpec

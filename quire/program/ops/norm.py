@@ -19,7 +19,6 @@ class RMSNorm(Op):
     Gemma stores weight - 1: its offset is 1.
     """
 
-    kind: ClassVar[str] = "rms_norm"
     x: Value
     weight: WeightSpec
     eps: float
@@ -42,7 +41,6 @@ class RMSNorm(Op):
 class LayerNorm(Op):
     """out = (x - mean) / sqrt(var + eps) * weight + bias over the last axis (arXiv:1607.06450)."""
 
-    kind: ClassVar[str] = "layer_norm"
     x: Value
     weight: WeightSpec
     bias: WeightSpec | None
@@ -65,7 +63,6 @@ class LayerNorm(Op):
 class AddNorm(Op):
     """total = x + y, out = norm(total): the residual sum and its norm in one pass, made by fusing."""
 
-    kind: ClassVar[str] = "add_norm"
     written: ClassVar[tuple[str, ...]] = ("total", "out")
     x: Value
     y: Value

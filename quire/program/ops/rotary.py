@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -19,7 +18,6 @@ class Rotary(Op):
     A pair (a, b) becomes (a cos - b sin, b cos + a sin).
     """
 
-    kind: ClassVar[str] = "rotary"
     x: Value
     rope: Rope
 
