@@ -25,7 +25,7 @@ def _status(argv: list[str]) -> int:
     """Imports come late, so that Ctrl-C during them ends as it does later."""
     from quire.cli.options import in_flags
     from quire.cli.parser import parse
-    from quire.cli.terminal import complain, drop_output, prepare_streams
+    from quire.cli.terminal import complain, drop_output, prepare_streams, settle_notes
     from quire.errors import QuireError
 
     if not prepare_streams():
@@ -42,10 +42,12 @@ def _status(argv: list[str]) -> int:
         complain(in_flags(error.message), error.hint and in_flags(error.hint))
         return 1
     except BrokenPipeError:  # the reader of a pipe has left, which is no error
-        drop_output()
+        drop_output(sys.stdout)
         return 0
     except OSError as error:  # a full disk, say
-        drop_output()
+        drop_output(sys.stdout)
         complain(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error))
         return 1
+    finally:
+        settle_notes()
     return status

@@ -27,10 +27,18 @@ def prepare_streams() -> bool:
     return not closed
 
 
-def drop_output() -> None:
+def drop_output(stream: TextIO) -> None:
     """Forget what could not be written, or Python would try again, and complain, while it ends."""
     with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def settle_notes() -> None:
+    """Write out what standard error still holds, or forget it: a lost note fails nobody."""
+    try:
+        sys.stderr.flush()
+    except OSError:
+        drop_output(sys.stderr)
 
 
 def note(text: str) -> None:
