@@ -80,7 +80,7 @@ def test_a_lost_path_is_found() -> None:
     [
         "x = 1  # TODO: later",
         "FIXME",
-        "see /work/notes.md",
+        "see /" + "work/notes.md",  # in two parts, for searches of this very file
         'DATA = "/home/me/models"',
         "mended as of #123",
         "# PR 45 explains",
