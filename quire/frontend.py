@@ -29,7 +29,7 @@ UNTRUSTED = (
     "template yourself, give {'prompt': text, 'trusted': True}."
 )
 
-MAX_LOGPROB_ENTRIES = 1 << 24  # that one request may ask for with logprobs=-1: some GB
+MAX_LOGPROB_ENTRIES = 1 << 22  # that one request may ask for with logprobs=-1: about half a GB
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "trusted", "cache_salt", "tenant", "priority")
 
 

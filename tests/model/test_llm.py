@@ -171,6 +171,17 @@ def test_logprobs(llm: LLM) -> None:
     assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
 
 
+def test_logprobs_of_all_tokens_are_bounded(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = SamplingParams(temperature=0, max_tokens=2, logprobs=-1, ignore_eos=True)
+    positions = ask(llm, "Hello!", params).outputs[0].logprobs
+    vocab_size = llm.frontend.model.config.vocab_size
+    assert positions is not None
+    assert [len(position) for position in positions] == [vocab_size] * 2
+    monkeypatch.setattr("quire.frontend.MAX_LOGPROB_ENTRIES", 3 * vocab_size)
+    with pytest.raises(RequestError, match="logprobs of all 2,048 tokens at up to .* positions are too many"):
+        ask(llm, "Hello!", params)
+
+
 def test_chat(llm: LLM) -> None:
     messages = [{"role": "user", "content": "What is 2 + 2?"}]
     one = llm.chat(messages, GREEDY, use_tqdm=False)[0]
