@@ -225,6 +225,12 @@ def test_stream_is_generate_in_pieces(llm: LLM) -> None:
     assert "".join(pieces) == whole.text
 
 
+def test_a_conversation_streams_like_it_is_answered(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "What is 2 + 2?"}]
+    whole = llm.chat(messages, GREEDY, use_tqdm=False)[0].outputs[0].text
+    assert "".join(output.outputs[0].delta for output in llm.stream_chat(messages, GREEDY)) == whole
+
+
 def test_streams_may_be_read_in_turns(llm: LLM) -> None:
     first, second = llm.stream("Tell me a story.", GREEDY), llm.stream("Hello!", GREEDY)
     texts = ["", ""]
