@@ -51,8 +51,7 @@ class Admission:
     context_variant: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One choice's share of a step: compute positions [start, start + count) of the slot's tokens.
 
     `token_ids` are the known tokens that the device lacks, appended to the slot's record: all known
@@ -62,7 +61,7 @@ class Row:
 
     slot: int
     start: int
-    count: int
+    count: int  # type: ignore[assignment]  # the method of tuples by this name is not missed
     token_ids: tuple[int, ...] = ()
     sample: bool = True
 

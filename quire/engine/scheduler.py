@@ -319,7 +319,10 @@ class Scheduler:
             token_ids,
             got.logprobs,
             request.take_prompt_logprobs() if request.owes_prompt_logprobs else (),
-            num_cached_tokens=choice.num_cached_tokens,
+            None,
+            None,
+            None,
+            choice.num_cached_tokens,
         )
 
     def _release_followers(self, leader: Choice) -> None:
