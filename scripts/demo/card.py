@@ -85,7 +85,8 @@ Held-out loss: {loss:.3f} nats a token of the assistant.
 
 ## Samples
 
-Greedy and unselected.
+Greedy and unselected. Greedy stories often give everybody one name; at the default temperature of 0.5
+everybody has their own.
 
 {samples}
 

@@ -42,7 +42,9 @@ GENERATION_CONFIG = {
     "bos_token_id": END_OF_TEXT_ID,
     "eos_token_id": [IM_END_ID, END_OF_TEXT_ID],
     "pad_token_id": END_OF_TEXT_ID,
-    "do_sample": False,
+    "do_sample": True,
+    "temperature": 0.5,  # greedy stories repeat their names; hotter ones lose sums and arguments
+    "top_p": 0.95,
 }
 
 
