@@ -178,7 +178,7 @@ def test_logprobs_of_all_tokens_are_bounded(llm: LLM, monkeypatch: pytest.Monkey
     assert positions is not None
     assert [len(position) for position in positions] == [vocab_size] * 2
     monkeypatch.setattr("quire.frontend.MAX_LOGPROB_ENTRIES", 3 * vocab_size)
-    with pytest.raises(RequestError, match=r"logprobs of all 2,048 tokens at up to .* positions are too many"):
+    with pytest.raises(RequestError, match=r"logprobs of all 2,048 tokens at up to .* are too many"):
         ask(llm, "Hello!", params)
 
 
