@@ -96,9 +96,12 @@ def test_one_refusal_runs_none(llm: LLM) -> None:
         llm.generate(["a", "b"], GREEDY, use_tqdm=False, priority=[1])
 
 
+STORY = [{"role": "user", "content": "Tell me a story."}]
+
+
 def test_choices_differ_and_repeat(llm: LLM) -> None:
-    params = SamplingParams(n=4, temperature=1.5, seed=11, max_tokens=16, ignore_eos=True)
-    first, again = ask(llm, "Once upon a time", params), ask(llm, "Once upon a time", params)
+    params = SamplingParams(n=4, temperature=1.5, seed=11, max_tokens=24, ignore_eos=True)
+    first, again = (llm.chat(STORY, params, use_tqdm=False)[0] for _ in range(2))
     texts = [choice.text for choice in first.outputs]
     assert [choice.index for choice in first.outputs] == [0, 1, 2, 3]
     assert len(set(texts)) > 1
@@ -106,13 +109,12 @@ def test_choices_differ_and_repeat(llm: LLM) -> None:
 
 
 def test_requests_without_seed_differ_but_programs_repeat() -> None:
-    params = SamplingParams(temperature=1.5, max_tokens=16, ignore_eos=True)
+    params = SamplingParams(temperature=1.5, max_tokens=24, ignore_eos=True)
     runs = []
     for seed in (0, 0, 1):
-        llm = LLM("demo", seed=seed)
-        outputs = llm.generate(["Once upon a time"] * 3, params, use_tqdm=False)
+        with LLM("demo", seed=seed) as llm:
+            outputs = llm.chat([STORY] * 3, params, use_tqdm=False)
         runs.append([output.outputs[0].text for output in outputs])
-        llm.close()
     assert len(set(runs[0])) > 1
     assert runs[0] == runs[1] != runs[2]
 
