@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -54,6 +55,7 @@ class LLM:
         self._lock = threading.Lock()  # the engine serves one thread at a time
         self._num_requests = 0
         self._open: dict[str, tuple[RequestReader, _Call]] = {}  # by request id
+        self._abandoned: deque[str] = deque()  # ids of requests that nobody follows any more
 
     # The three ways to ask
 
@@ -132,7 +134,8 @@ class LLM:
         self.close()
 
     def __repr__(self) -> str:
-        return f"LLM({self.config.model!r}, {', '.join(f'{k}: {v}' for k, v in self.chosen.items())})"
+        chosen = (f"{name}: {value}" for name, value in self.chosen.items() if name != "model")
+        return f"LLM({self.config.model!r}, {', '.join(chosen)})"
 
     def _encode_chats(
         self,
@@ -174,6 +177,7 @@ class LLM:
         return call
 
     def _submit_one(self, prompt: Encoded, params: SamplingParams, call: _Call) -> None:
+        self._abort_abandoned()
         self._num_requests += 1
         name, now = str(self._num_requests - 1), self.engine.clock()
         request = self.frontend.request(prompt, params, request_id=name, arrival_s=now)
@@ -216,6 +220,7 @@ class LLM:
     def _step(self) -> None:
         """One step of the engine, its outputs handed to their readers: all of it or, on Ctrl-C, none."""
         with _interrupts_deferred():
+            self._abort_abandoned()
             if not self._client.has_work:
                 raise EngineDead(
                     "requests wait and the engine has no work", "this is a bug: please report it"
@@ -232,11 +237,22 @@ class LLM:
                     call.num_finished += 1
 
     def _abort(self, call: _Call) -> None:
-        with self._lock:
-            for reader in call.readers:
-                name = reader.request.request_id
-                if self._open.pop(name, None) is not None:
-                    self._client.abort(name)
+        """Abort what a call left open, at once or, while a step is under way, before the next.
+
+        Never waits: the garbage collector may end a forgotten stream in the middle of another's step.
+        """
+        self._abandoned += [reader.request.request_id for reader in call.readers]
+        if self._lock.acquire(blocking=False):
+            try:
+                self._abort_abandoned()
+            finally:
+                self._lock.release()
+
+    def _abort_abandoned(self) -> None:
+        while self._abandoned:
+            name = self._abandoned.popleft()
+            if self._open.pop(name, None) is not None:
+                self._client.abort(name)
 
 
 @dataclass(slots=True)

@@ -261,6 +261,25 @@ def test_leaving_a_stream_frees_it(llm: LLM) -> None:
     # the fixture checks that nothing is left
 
 
+def test_a_stream_may_be_dropped_in_the_middle_of_a_step(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the garbage collector does it, which runs whenever it likes."""
+    params = SamplingParams(temperature=0, max_tokens=500, ignore_eos=True)
+    dropped = llm.stream("Tell me a story.", params)
+    next(dropped)
+    step = llm.engine.step
+
+    def collecting() -> Any:
+        dropped.close()  # type: ignore[attr-defined]
+        return step()
+
+    monkeypatch.setattr(llm.engine, "step", collecting)
+    ended = threading.Event()
+    caller = threading.Thread(target=lambda: (ask(llm, "Hello!"), ended.set()), daemon=True)
+    caller.start()
+    assert ended.wait(60), "the call waits for itself"
+    assert llm.engine.scheduler.num_running == 0
+
+
 def test_an_interrupt_ends_the_call_and_not_the_engine(llm: LLM) -> None:
     expected = ask(llm, "Hello!").outputs[0].text
     params = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
