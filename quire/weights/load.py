@@ -22,6 +22,7 @@ from quire.weights.safetensors import Checkpoint
 Progress = Callable[[int, int], None]  # (bytes of the checkpoint done, in all)
 
 _LISTED = 10  # names in one error
+_BARE = "transformer."
 _PREFIXES = ("model.", "language_model.", "transformer.", "model.language_model.")
 
 
@@ -39,6 +40,7 @@ def load(
     what is missing, left over, of another shape or in a number format that is not read.
     The result does not depend on `num_threads` (default: one per processor, at most 16).
     """
+    checkpoint = _whole(specs, checkpoint)
     check(specs, checkpoint, ignored)
     threads = num_threads or min(os.cpu_count() or 1, 16)
     total = sum(checkpoint[source].nbytes for spec in specs.values() for source in spec.sources)
@@ -62,8 +64,18 @@ def plan(
 
     Raises ConfigError as `load` does, though tensors left over are no error unless `ignored` is given.
     """
+    checkpoint = _whole(specs, checkpoint)
     check(specs, checkpoint, ignored)
     return {name: kind_of(spec, _dtype(spec, checkpoint), quantization) for name, spec in specs.items()}
+
+
+def _whole(specs: Mapping[str, WeightSpec], checkpoint: Checkpoint) -> Checkpoint:
+    """A bare decoder, as GPT-2 was published, under the names of the whole model; others as they are."""
+    wanted = {source for spec in specs.values() for source in spec.sources}
+    bare = wanted and all(name.startswith(_BARE) and name not in checkpoint for name in wanted)
+    if bare and all(name.removeprefix(_BARE) in checkpoint for name in wanted):
+        return checkpoint.under(_BARE)
+    return checkpoint
 
 
 def check(specs: Mapping[str, WeightSpec], checkpoint: Checkpoint, ignored: Iterable[str] = ()) -> None:

@@ -91,6 +91,10 @@ class Checkpoint(Mapping[str, Entry]):
         flat = np.frombuffer(self._map(entry.file), dtype, math.prod(entry.shape), entry.offset)
         return np.require(flat, requirements="A").reshape(entry.shape)
 
+    def under(self, prefix: str) -> Checkpoint:
+        """The same tensors with a prefix to their names."""
+        return Checkpoint(self.path, {prefix + name: entry for name, entry in self.items()})
+
     def _map(self, file: Path) -> mmap.mmap:
         if file not in self._maps:
             try:

@@ -212,6 +212,18 @@ def test_hints(tmp_path: Path, wanted: str, stored: str | None, hint: str) -> No
     assert hint in str(caught.value.hint)
 
 
+def test_gpt2_as_it_was_published(tmp_path: Path) -> None:
+    """Without the prefix of the whole model, and with the masks that GPT-2 keeps."""
+    arrays = {"wte.weight": numbers(3, 2), "h.0.attn.bias": numbers(1, 1, 4, 4)}
+    source = checkpoint(tmp_path, arrays)
+    specs = by_name(spec("transformer.wte.weight", 3, 2))
+    assert str(plan(specs, source, ignored=["*.attn.bias"])["transformer.wte.weight"]) == "f32"
+    loaded = load(specs, source, ["*.attn.bias"])["transformer.wte.weight"]
+    np.testing.assert_array_equal(loaded.dense(), arrays["wte.weight"])
+    with pytest.raises(ConfigError, match=r"2 tensors missing .*transformer\.ln_f\.weight"):
+        load(by_name(spec("transformer.wte.weight", 3, 2), spec("transformer.ln_f.weight", 2)), source)
+
+
 def test_planning_raises_what_loading_would(tmp_path: Path) -> None:
     source = checkpoint(tmp_path, {"a": numbers(2), "norm.weight": numbers(2), "i": np.zeros(2, np.int8)})
     assert str(plan(by_name(spec("a", 2)), source)["a"]) == "f32"
