@@ -391,6 +391,21 @@ def test_the_backend_computes_on_one_thread(llm: LLM, monkeypatch: pytest.Monkey
     assert threadpool_info() == before
 
 
+def test_priority_decides_who_is_admitted_first() -> None:
+    with LLM("demo", scheduling_policy="priority", max_num_seqs=1) as llm:
+        outputs = llm.generate(["a", "b", "c"], GREEDY, use_tqdm=False, priority=[2, 0, 1])
+    admitted = [output.metrics.admitted_s for output in outputs if output.metrics]
+    assert sorted(range(3), key=lambda i: admitted[i] or 0) == [1, 2, 0]
+
+
+def test_a_salt_keeps_caches_apart(llm: LLM) -> None:
+    text = "A beginning that is long enough to fill some blocks of the cache, and then a little more. " * 2
+    prompts = [{"prompt": text, "cache_salt": salt} for salt in ("mine", "yours", "mine")]
+    cached = [ask(llm, prompt).num_cached_tokens for prompt in prompts]
+    assert cached[:2] == [0, 0]
+    assert cached[2] > 0
+
+
 def test_a_small_cache_shortens_the_context_by_itself() -> None:
     llm = LLM("demo", kv_cache_memory_bytes=400_000)
     longest = llm.frontend.max_model_len
