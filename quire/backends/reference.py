@@ -11,10 +11,13 @@ from quire.backends.kv_cache import KV_DTYPES
 from quire.program.batch import Batch
 from quire.program.passes import plan_buffers
 from quire.program.program import Program, Run, Weight
+from quire.quantize.kinds import Int4, Int8
 
 
 class ReferenceBackend:
-    """Weights are turned into float32 once, at load; every sum has one order (quire.program.numerics)."""
+    """Every sum has one order (quire.program.numerics). Float weights are turned into float32 once, at load;
+    quantized ones stay as they are stored, and multiply quantized activations.
+    """
 
     name = "reference"
 
@@ -30,7 +33,12 @@ class ReferenceBackend:
         self.program = program
         # A BLAS may split a sum over K among threads, which changes its order: one thread, while it computes.
         self._blas = ThreadpoolController().select(user_api="blas")
-        self._weights = {name: np.ascontiguousarray(weight.dense()) for name, weight in weights.items()}
+        self._quantized = {name: w for name, w in weights.items() if isinstance(w, Int8 | Int4)}
+        self._weights = {
+            name: np.ascontiguousarray(weight.dense())
+            for name, weight in weights.items()
+            if name not in self._quantized
+        }
         self._last_use = plan_buffers(program).last_use
         dtype = KV_DTYPES[kv_cache_dtype]
         self._kv = [
@@ -47,7 +55,7 @@ class ReferenceBackend:
             return self._execute(batch)
 
     def _execute(self, batch: Batch) -> np.ndarray:
-        run = Run(batch, self._weights, self._kv)
+        run = Run(batch, self._weights, self._kv, self._quantized)
         values: dict[int, np.ndarray] = {}
         for number, op in enumerate(self.program):
             result = op.reference(run, *(values[v.index] for v in op.inputs()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
@@ -72,6 +72,20 @@ class Weight(Protocol):
     def dense(self) -> np.ndarray:
         """The values as float32, exactly as the storage kind defines them."""
         ...
+
+
+class Quantized(Protocol):
+    """A matrix [out, in] of integers, or one for each expert, that multiplies quantized activations."""
+
+    def product(self, x: np.ndarray) -> np.ndarray:
+        """x [T, in] float32 times the matrix transposed, [T, out] (numerics.quantized_matmul)."""
+        ...
+
+    def rows(self, ids: np.ndarray) -> np.ndarray:
+        """Rows `ids` [n] as float32, [n, in]."""
+        ...
+
+    def __getitem__(self, expert: int) -> Quantized: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +190,12 @@ class Run:
     batch: Batch
     weights: Mapping[str, np.ndarray]  # name -> float32 array in canonical shape
     kv: list[tuple[np.ndarray, np.ndarray]]  # a layer's (keys, values): [blocks, block_size, heads, dim]
+    quantized: Mapping[str, Quantized] = field(default_factory=dict)  # the weights that are not in `weights`
+
+    def matrix(self, weight: WeightSpec) -> np.ndarray | Quantized:
+        """A weight that may be quantized: what `matmul` takes, and `[expert]` picks from."""
+        name = weight.name
+        return self.quantized[name] if name in self.quantized else self.weights[name]
 
 
 @dataclass(frozen=True, slots=True)

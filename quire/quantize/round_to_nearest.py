@@ -1,9 +1,23 @@
 """Round-to-nearest: weights to int8 or int4 while loading, from the weights alone.
 
-Groups of 32 inputs with f16 scales: 8.5 and 4.5 bits a weight, as in GGUF's Q8_0 and Q4_0, and never
-with a larger error than theirs. int8 takes the largest magnitude of a group to 127. int4 tries
-a few scales around the one that takes the largest magnitude to -8, and keeps the one with the least
-squared error.
+Groups of 32 inputs of one output have an int8 `code`, each output a float32 `channel`, and a weight is
+channel * code * q: 8.25 and 4.25 bits a weight, and 32 for each output. What follows is exact: every
+operation is float32, rounded by itself in the order written, so that another implementation gives equal
+bits. `rint` rounds ties to even; a channel under 2^-126 is 0; amax is the largest |w| of a group.
+
+int8    channel = (largest amax of the row / 127) / 127
+        code = min(127, ceil((amax / 127) / channel)); at least 1 where amax > 0; 0 where channel is 0
+        inverse = 1 / (channel * code), 0 where code is 0
+        q = clamp(rint(w * inverse), -127, 127)
+
+int4    channel = (largest amax of the row / 7) / 127
+        m is the weight with the largest magnitude, the first of equals. For each factor f in order:
+            code = clamp(rint((f * (m / -8)) / channel), -127, 127); 1 in place of 0 where amax > 0;
+                   0 where channel is 0
+            inverse as above; q = clamp(rint(w * inverse) + 8, 0, 15)
+            error = the sum of rest * rest for k = 0 ... 31 in order, from 0, with
+                    rest = w - (channel * code) * (q - 8)
+        The first factor with the least error is taken. A short group is filled up with zeros.
 """
 
 from __future__ import annotations
@@ -22,7 +36,9 @@ GROUP_SIZE = 32
 # Multiples of the scale that takes the largest magnitude to -8. The first alone is Q4_0; on normally
 # distributed weights the next three take 9% off the squared error, and more of them nothing. The
 # last matters where both signs have the largest magnitude: Q4_0 takes whichever comes first.
-_FACTORS = (1.0, 0.95, 8 / 7, 0.9, -1.0)
+FACTORS = tuple(np.float32(f) for f in (1.0, 0.95, 8 / 7, 0.9, -1.0))
+
+_SMALLEST = np.float32(2.0**-126)  # a channel below it is 0: then 1 / (channel * code) is finite
 
 _BLOCK = 1 << 16  # numbers worked on together: their temporaries stay in the second level cache
 
@@ -40,7 +56,7 @@ def kind_of(spec: WeightSpec, checkpoint_dtype: str, scheme: str | None) -> Stor
         return Storage(checkpoint_dtype)  # type: ignore[arg-type]
     if scheme not in ("int8", "int4"):
         raise ConfigError(f"quantization = {scheme!r} is not possible", "choose one of 'int8', 'int4'")
-    return Storage(scheme, GROUP_SIZE, "f16")  # type: ignore[arg-type]
+    return Storage(scheme, GROUP_SIZE, "i8")  # type: ignore[arg-type]
 
 
 def quantize(
@@ -50,7 +66,7 @@ def quantize(
 
     `array` has the canonical shape of `spec`, or is a sequence of the experts' matrices [out, in]; any
     strides, bf16, f16 or f32. Blocks of rows are independent: the result does not depend on `mapper`.
-    Raises ConfigError when the weight holds NaN, or numbers too large for an f16 scale.
+    Raises ConfigError when the weight holds numbers that are not finite.
     """
     matrices = [array] if isinstance(array, np.ndarray) and array.ndim == 2 else list(array)
     rows, width = spec.shape[-2:]
@@ -58,19 +74,20 @@ def quantize(
     stored = width if scheme == "int8" else -(-width // 2)
     dtype: type[Any] = np.int8 if scheme == "int8" else np.uint8
     values = np.empty((len(matrices), rows, stored), dtype)
-    scales = np.empty((len(matrices), rows, groups), np.float16)
+    codes = np.empty((len(matrices), rows, groups), np.int8)
+    channels = np.empty((len(matrices), rows), np.float32)
 
     def work(block: tuple[int, slice]) -> None:
         x = _grouped(to_float32(matrices[block[0]][block[1]]))
-        q, scale = _int8(x) if scheme == "int8" else _int4(x)
-        if not np.isfinite(scale).all():
+        part = codes[block]
+        q, code, channel = (_int8 if scheme == "int8" else _int4)(x, len(part))
+        if not np.isfinite(channel).all():
             source = spec.sources[block[0]] if len(spec.sources) > 1 else spec.sources[0]
             raise ConfigError(
-                f"tensor {source!r} cannot be quantized: it holds numbers that are not finite, or too large",
+                f"tensor {source!r} cannot be quantized: it holds numbers that are not finite",
                 "load it without quantization, or fetch the checkpoint again",
             )
-        part = scales[block]
-        part[...] = scale.reshape(part.shape)
+        part[...], channels[block] = code.reshape(part.shape), channel
         flat = q.T.reshape(len(part), -1)[:, :width]
         values[block] = flat if scheme == "int8" else pack(flat)
 
@@ -78,8 +95,12 @@ def quantize(
     cuts = [slice(start, start + height) for start in range(0, rows, height)]
     for _ in mapper(work, [(m, cut) for m in range(len(matrices)) for cut in cuts]):
         pass
-    values, scales = values.reshape(*spec.shape[:-1], stored), scales.reshape(*spec.shape[:-1], groups)
-    return Int8(values, scales, GROUP_SIZE) if scheme == "int8" else Int4(values, scales, GROUP_SIZE, width)
+    leading = spec.shape[:-1]
+    values, channels = values.reshape(*leading, stored), channels.reshape(leading)
+    scales = codes.reshape(*leading, groups)
+    if scheme == "int8":
+        return Int8(values, scales, GROUP_SIZE, channels)
+    return Int4(values, scales, GROUP_SIZE, width, channel_scales=channels)
 
 
 def _grouped(rows: Floats) -> Floats:
@@ -92,39 +113,61 @@ def _grouped(rows: Floats) -> Floats:
     return np.ascontiguousarray(rows.reshape(-1, GROUP_SIZE).T)
 
 
-def _int8(x: Floats) -> tuple[Array, Array]:
-    """Groups [32, g] -> (-127..127 as int8 [32, g], f16 scales [g])."""
+def _int8(x: Floats, rows: int) -> tuple[Array, Array, Floats]:
+    """Groups [32, g] of `rows` rows -> (-127..127 as int8 [32, g], codes [g], channels [rows])."""
     with np.errstate(all="ignore"):
-        scale = (np.abs(x).max(0) / np.float32(127)).astype(np.float16)
-        q = np.clip(np.rint(x / _divisor(scale)), -127, 127)
-        return q.astype(np.int8), scale
+        amax = np.abs(x).max(0)
+        channel, unit = _channels(amax, rows, np.float32(127))
+        code = np.minimum(np.ceil((amax / np.float32(127)) / unit), np.float32(127))
+        code = np.where(unit == 0, np.float32(0), np.maximum(code, amax > 0))
+        q = np.multiply(x, _inverse(unit * code))
+        np.clip(np.rint(q, out=q), -127, 127, out=q)
+        return q.astype(np.int8), code.astype(np.int8), channel
 
 
-def _int4(x: Floats) -> tuple[Array, Array]:
-    """Groups [32, g] -> (0..15 as uint8 [32, g], f16 scales [g]) with the least error of all _FACTORS."""
+def _int4(x: Floats, rows: int) -> tuple[Array, Array, Floats]:
+    """Groups [32, g] of `rows` rows -> (0..15 as uint8 [32, g], codes [g], channels [rows])."""
     with np.errstate(all="ignore"):
-        high, low = x.max(0), x.min(0)
-        base = np.where(high > -low, high, low) / np.float32(-8)
-        scale, least = base.astype(np.float16), np.full(base.shape, np.inf, np.float32)
+        largest = np.take_along_axis(x, np.abs(x).argmax(0)[None], 0)[0]
+        amax, base = np.abs(largest), largest / np.float32(-8)
+        channel, unit = _channels(amax, rows, np.float32(7))
+        best, least = np.zeros_like(base), np.full_like(base, np.inf)
         scratch = np.empty_like(x)
-        for factor in _FACTORS:
-            candidate = (base * np.float32(factor)).astype(np.float16)
-            error = _squared_error(x, candidate, scratch)
-            scale, least = np.where(error < least, candidate, scale), np.minimum(error, least)
-        q = np.divide(x, _divisor(scale), out=scratch)
-        np.clip(np.rint(q, out=q), -8, 7, out=q)
-        return np.add(q, np.float32(8), out=q).astype(np.uint8), scale
+        for number, factor in enumerate(FACTORS):
+            code = np.clip(np.rint((factor * base) / unit), -127, 127)
+            code = np.where(unit == 0, np.float32(0), np.where(code == 0, np.float32(amax > 0), code))
+            error = _squared_error(x, unit * code, scratch)
+            better = (error < least) | (number == 0)
+            best, least = np.where(better, code, best), np.where(better, error, least)
+        q = _nearest4(x, unit * best, scratch)
+        return q.astype(np.uint8), best.astype(np.int8), channel
 
 
-def _squared_error(x: Floats, scale: Array, scratch: Floats) -> Floats:
-    """What groups [32, g] lose when stored as -8..7 times `scale` [g]."""
-    divisor = _divisor(scale)
-    q = np.divide(x, divisor, out=scratch)
-    np.clip(np.rint(q, out=q), -8, 7, out=q)
-    rest = np.subtract(x, np.multiply(q, divisor, out=q), out=q)
-    return np.asarray(np.multiply(rest, rest, out=rest).sum(0))
+def _channels(amax: Floats, rows: int, most: np.floating[Any]) -> tuple[Floats, Floats]:
+    """Largest magnitudes of groups [g] -> (channel scales [rows], the same for each group [g])."""
+    channel = (amax.reshape(rows, -1).max(1) / most) / np.float32(127)
+    channel[channel < _SMALLEST] = 0
+    return channel, np.repeat(channel, len(amax) // rows)
 
 
-def _divisor(scale: Array) -> Floats:
-    """The scale, or 1 for a group whose scale is zero, where everything rounds to zero."""
-    return np.where(scale == 0, np.float16(1), scale).astype(np.float32)
+def _nearest4(x: Floats, scale: Floats, out: Floats) -> Floats:
+    """The nearest of 0..15 to groups [32, g], each of which stands for (q - 8) * scale [g]."""
+    q = np.multiply(x, _inverse(scale), out=out)
+    np.add(np.rint(q, out=q), np.float32(8), out=q)
+    return np.clip(q, 0, 15, out=q)
+
+
+def _squared_error(x: Floats, scale: Floats, scratch: Floats) -> Floats:
+    """What groups [32, g] lose when stored as (q - 8) * scale [g]; NumPy's own sum has no stated order."""
+    rest = np.subtract(_nearest4(x, scale, scratch), np.float32(8), out=scratch)
+    rest = np.subtract(x, np.multiply(scale, rest, out=rest), out=rest)
+    np.multiply(rest, rest, out=rest)
+    error = np.zeros_like(scale)
+    for of_input in rest:
+        error += of_input
+    return error
+
+
+def _inverse(scale: Floats) -> Floats:
+    """1 / scale, and 0 for a group whose scale is 0: there everything rounds to 0."""
+    return np.where(scale == 0, np.float32(0), np.float32(1) / scale).astype(np.float32)

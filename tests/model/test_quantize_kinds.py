@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.program.program import WeightSpec
-from quire.quantize.kinds import DTYPES, Dense, Int4, Int8, pack, to_float32, unpack
+from quire.quantize.kinds import DTYPES, Dense, Int4, Int8, Storage, pack, to_float32, unpack
 from quire.quantize.round_to_nearest import kind_of
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -19,8 +21,15 @@ LEADING = st.sampled_from([(1,), (5,), (3, 4)])
 def make_int8(seed: int, leading: tuple[int, ...], width: int, group: int, scale: str = "f16") -> Int8:
     rng = np.random.default_rng(seed)
     values = rng.integers(-128, 128, (*leading, width)).astype(np.int8)
-    groups = -(-width // group)
-    return Int8(values, rng.standard_normal((*leading, groups)).astype(DTYPES[scale]), group)
+    return Int8(values, *two_levels(rng, leading, -(-width // group), group, scale))
+
+
+def two_levels(rng: Any, leading: tuple[int, ...], groups: int, group: int, scale: str) -> tuple[Any, ...]:
+    """(scales, group size, scales of the outputs), the last of them only with 8-bit scales."""
+    if scale == "i8":
+        codes = rng.integers(-127, 128, (*leading, groups)).astype(np.int8)
+        return codes, group, rng.random(leading, np.float32)
+    return rng.standard_normal((*leading, groups)).astype(DTYPES[scale]), group, None
 
 
 def make_int4(
@@ -29,7 +38,9 @@ def make_int4(
     rng = np.random.default_rng(seed)
     packed = pack(rng.integers(0, 16, (*leading, width)))
     per_group = (*leading, -(-width // group))
-    scales = rng.standard_normal(per_group).astype(DTYPES[scale])
+    scales, _, channels = two_levels(rng, leading, per_group[-1], group, scale)
+    if scale == "i8":
+        return Int4(packed, scales, group, width, channel_scales=channels)
     if offset == "u8":
         return Int4(packed, scales, group, width, zeros=rng.integers(0, 17, per_group).astype(np.uint8))
     minimums = rng.standard_normal(per_group).astype(DTYPES[offset]) if offset else None
@@ -40,7 +51,7 @@ def make_int4(
 def grouped(draw: st.DrawFn) -> Int8 | Int4:
     seed, leading = draw(SEEDS), draw(LEADING)
     width, group = draw(st.integers(1, 200)), draw(st.sampled_from([32, 64, 128, 256]))
-    scale = draw(st.sampled_from(["f16", "f32"]))
+    scale = draw(st.sampled_from(["i8", "f16", "f32"]))
     if draw(st.booleans()):
         return make_int8(seed, leading, width, group, scale)
     return make_int4(seed, leading, width, group, draw(st.sampled_from(["", "u8", "f16", "f32"])), scale)
@@ -104,6 +115,8 @@ def test_dense_is_the_written_formula(weight: Int8 | Int4) -> None:
     q = q.reshape(flat.shape).astype(np.float32)
     per_row = (len(flat), -1)
     scales = weight.scales.reshape(per_row).astype(np.float32)
+    if weight.channel_scales is not None:
+        scales = weight.channel_scales.reshape(per_row) * scales
     minimums = getattr(weight, "minimums", None)
     zeros = getattr(weight, "zeros", None)
     for row in {0, len(flat) - 1}:
@@ -144,6 +157,7 @@ def test_arrays_that_do_not_belong_together_are_refused() -> None:
     values, packed = np.zeros((2, 64), np.int8), np.zeros((2, 32), np.uint8)
     scales = np.ones((2, 2), np.float16)
     zeros, minimums = np.zeros((2, 2), np.uint8), np.zeros((2, 2), np.float32)
+    codes, channels = np.zeros((2, 2), np.int8), np.zeros(2, np.float32)
     for wrong in (
         lambda: Dense(np.zeros(3, np.float64)),
         lambda: Dense(np.zeros(3, np.uint8)),
@@ -151,6 +165,12 @@ def test_arrays_that_do_not_belong_together_are_refused() -> None:
         lambda: Int8(values, scales[:, :1], 32),
         lambda: Int8(values, scales.astype(np.float64), 32),
         lambda: Int8(values, scales, 0),
+        lambda: Int8(values, codes, 32),
+        lambda: Int8(values, scales, 32, channels),
+        lambda: Int8(values, codes, 32, channels[:1]),
+        lambda: Int8(values, codes, 32, channels.astype(np.float64)),
+        lambda: Int4(packed, codes, 32, 64),
+        lambda: Int4(packed, codes, 32, 64, zeros=zeros, channel_scales=channels),
         lambda: Int4(packed, scales, 32, 62),
         lambda: Int4(packed, scales, 31, 64),
         lambda: Int4(packed, scales, 32, 64, minimums, zeros),
@@ -163,10 +183,12 @@ def test_arrays_that_do_not_belong_together_are_refused() -> None:
 
 def test_storage_for_planning() -> None:
     spec = WeightSpec("w", (6, 4096), ("w",), quantizable=True)
-    schemes = (None, 16), ("int8", 8.5), ("int4", 4.5)
-    for scheme, bits_per_weight in schemes:
-        assert kind_of(spec, "bf16", scheme).nbytes(spec.shape) * 8 == bits_per_weight * spec.size
-    assert str(kind_of(spec, "bf16", "int4")) == "int4 (groups of 32, f16 scales)"
+    schemes = (None, 16, 0), ("int8", 8.25, 32), ("int4", 4.25, 32)
+    for scheme, bits_per_weight, bits_per_output in schemes:
+        bits = bits_per_weight * spec.size + bits_per_output * 6
+        assert kind_of(spec, "bf16", scheme).nbytes(spec.shape) * 8 == bits
+    assert str(kind_of(spec, "bf16", "int4")) == "int4 (groups of 32, 8-bit scales)"
+    assert str(Storage("int8", 32, "f16")) == "int8 (groups of 32, f16 scales)"
     norm = WeightSpec("n", (4096,), ("n",))
     assert str(kind_of(norm, "f32", "int4")) == "f32"
     with pytest.raises(ValueError, match="int5"):

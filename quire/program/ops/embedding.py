@@ -26,7 +26,7 @@ class Embed(Op):
         return nbytes(self.table) * load.num_tokens / self.table.shape[0]
 
     def reference(self, run: Run, *inputs: np.ndarray) -> Array:
-        return run.weights[self.table.name][run.batch.token_ids]
+        return _rows(run, self.table, run.batch.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,13 @@ class PositionEmbed(Embed):
     """out[t] = table[positions[t]], table [positions, hidden] (learned positions, GPT-2)."""
 
     def reference(self, run: Run, *inputs: np.ndarray) -> Array:
-        return run.weights[self.table.name][run.batch.positions]
+        return _rows(run, self.table, run.batch.positions)
+
+
+def _rows(run: Run, table: WeightSpec, ids: np.ndarray) -> Array:
+    """Rows `ids` [T] of a table, [T, hidden]."""
+    stored = run.matrix(table)
+    return stored[ids] if isinstance(stored, np.ndarray) else stored.rows(ids)
 
 
 @dataclass(frozen=True, slots=True)

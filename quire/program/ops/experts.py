@@ -85,7 +85,7 @@ class Experts(Op):
 
     def _expert(self, run: Run, expert: int, x: Array) -> Array:
         def linear(x: Array, weight: WeightSpec, bias: WeightSpec | None) -> Array:
-            product = matmul(x, run.weights[weight.name][expert])
+            product = matmul(x, run.matrix(weight)[expert])
             return product if bias is None else product + run.weights[bias.name][expert]
 
         gate = linear(x, self.experts.gate, self.experts.gate_bias)

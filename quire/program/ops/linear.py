@@ -26,7 +26,7 @@ class Linear(Op):
 
     def reference(self, run: Run, *inputs: np.ndarray) -> Array:
         x = inputs[0]
-        product = matmul(x.reshape(len(x), self.x.width), run.weights[self.weight.name])
+        product = matmul(x.reshape(len(x), self.x.width), run.matrix(self.weight))
         if self.bias is not None:
             product += run.weights[self.bias.name]
         return product.reshape(len(x), *self.out.shape)
@@ -49,5 +49,5 @@ class GatedLinear(Op):
         return 2 * rows * (self.gate.size + self.up.size) + 5 * rows * self.out.width
 
     def reference(self, run: Run, *inputs: np.ndarray) -> Array:
-        gate = matmul(inputs[0], run.weights[self.gate.name])
-        return ACTIVATIONS[self.activation](gate) * matmul(inputs[0], run.weights[self.up.name])
+        gate = matmul(inputs[0], run.matrix(self.gate))
+        return ACTIVATIONS[self.activation](gate) * matmul(inputs[0], run.matrix(self.up))
