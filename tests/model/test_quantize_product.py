@@ -102,7 +102,11 @@ def test_a_row_has_the_same_bits_in_any_company(scheme: str, width: int) -> None
 
 @SCHEMES
 def test_the_largest_integers_are_exact(scheme: str) -> None:
-    """All weights, codes and activations at their limits: the sum of a group is the largest there is."""
+    """All weights, codes and activations near their limits: far more than a float32 sum can hold."""
+    rng = np.random.default_rng(0)
+    near, x = rng.uniform(0.9, 1, (40, 256)).astype(F), rng.uniform(0.9, 1, 256).astype(F)
+    weight = quantized(near, scheme)
+    assert weight.product(x[None])[0].tolist() == [by_hand(x, weight, output) for output in range(40)]
     weight = quantized(np.full((2, 256), -1, F), scheme)
     sign = np.array([[1], [-1]], F)
     product = weight.product(sign * np.ones(256, F))
@@ -134,6 +138,7 @@ def test_a_row_that_is_not_finite_is_nan_and_harms_no_other(scheme: str, bad: fl
     clean = weight.product(x)
     x[1, 200] = bad
     product = weight.product(x)
+    assert np.isnan(quantize_rows(x)[1][1]).tolist() == [False, True, False]
     assert np.isnan(product[1]).all()
     assert product[[0, 2]].tobytes() == clean[[0, 2]].tobytes()
 

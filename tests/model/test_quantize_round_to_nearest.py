@@ -93,7 +93,15 @@ CASES = given(
 )
 
 
+def mirrored(seed: int, rows: int) -> np.ndarray:
+    """Every number with both signs: a scale and its negative lose the same, but for the order of the sum."""
+    half = weights(seed, (rows, 16), 0.0, np.float32)
+    return np.random.default_rng(seed).permuted(np.concatenate([half, -half], axis=1), axis=1)
+
+
 ROWS = {
+    "mirrored": mirrored(0, 60),
+    "a group of the smallest": np.repeat(np.array([[1, 1e-44]], np.float32), 32, axis=1),
     "normal": weights(1, (8, 100), 0.0, np.float32),
     "heavy": weights(2, (8, 320), 2.0, np.float32),
     "bf16, full of ties": weights(3, (8, 64), 0.0, ml_dtypes.bfloat16).astype(np.float32),
