@@ -10,8 +10,7 @@ from threadpoolctl import ThreadpoolController
 from quire.backends.kv_cache import KV_DTYPES
 from quire.program.batch import Batch
 from quire.program.passes import plan_buffers
-from quire.program.program import Program, Run, Weight
-from quire.quantize.kinds import Int4, Int8
+from quire.program.program import Program, Quantized, Run, Weight
 
 
 class ReferenceBackend:
@@ -33,7 +32,7 @@ class ReferenceBackend:
         self.program = program
         # A BLAS may split a sum over K among threads, which changes its order: one thread, while it computes.
         self._blas = ThreadpoolController().select(user_api="blas")
-        self._quantized = {name: w for name, w in weights.items() if isinstance(w, Int8 | Int4)}
+        self._quantized = {name: w for name, w in weights.items() if isinstance(w, Quantized)}
         self._weights = {
             name: np.ascontiguousarray(weight.dense())
             for name, weight in weights.items()

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,6 +74,7 @@ class Weight(Protocol):
         ...
 
 
+@runtime_checkable
 class Quantized(Protocol):
     """A matrix [out, in] of integers, or one for each expert, that multiplies quantized activations."""
 
