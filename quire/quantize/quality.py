@@ -1,0 +1,59 @@
+"""How far one model's predictions are from another's: what rounding costs, from logits alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.quantize.kinds import Array
+
+_BLOCK = 1 << 22  # logits that are worked on together, in float64
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """A comparison over many positions. Divergences are in nats a token; 0 is equal.
+
+    `error` is the standard error of `mean`: what another text of this length would change.
+    """
+
+    positions: int
+    mean: float
+    error: float
+    worst: float  # of the positions, the one in a hundred that diverge most begin here
+    agreement: float  # share of positions where both have the same best token
+
+
+def divergence(base: Array, other: Array) -> Array:
+    """KL(base || other) of the softmax of logits [T, V] each, float64 [T], in nats.
+
+    The sum over t of p (log p - log q) is computed in float64; rounding may leave it just under zero.
+    """
+    rows = max(1, _BLOCK // base.shape[1])
+    parts = []
+    for start in range(0, len(base), rows):
+        p, q = (_log_softmax(logits[start : start + rows]) for logits in (base, other))
+        parts.append((np.exp(p) * (p - q)).sum(axis=-1))
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def agreement(base: Array, other: Array) -> Array:
+    """Whether the best token of logits [T, V] is the same, bool [T]; of equals the lowest id is best."""
+    return np.asarray(base.argmax(axis=-1) == other.argmax(axis=-1))
+
+
+def compare(pairs: Iterable[tuple[Array, Array]]) -> Quality:
+    """All positions of several texts: pairs of logits (base, other), [T, V] each."""
+    found = [(divergence(base, other), agreement(base, other)) for base, other in pairs]
+    nats = np.concatenate([kl for kl, _ in found])
+    same = np.concatenate([equal for _, equal in found])
+    error = float(nats.std() / np.sqrt(len(nats)))
+    return Quality(len(nats), float(nats.mean()), error, float(np.percentile(nats, 99)), float(same.mean()))
+
+
+def _log_softmax(logits: Array) -> Array:
+    wide = logits.astype(np.float64)
+    wide -= wide.max(axis=-1, keepdims=True)
+    return wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))
