@@ -55,6 +55,7 @@ class Built:
 
     description: Description
     engine: Engine
+    backend: Backend
     chosen: dict[str, str] = field(default_factory=dict)
 
 
@@ -107,7 +108,8 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
     )
     vocab_size = description.model.config.vocab_size
     runner = Runner(backend, vocab_size=vocab_size, block_size=config.block_size)
-    return Built(description, Engine(scheduler, runner, vocab_size=vocab_size), _chosen(description, backend))
+    engine = Engine(scheduler, runner, vocab_size=vocab_size)
+    return Built(description, engine, backend, _chosen(description, backend))
 
 
 def _backend(description: Description, progress: Progress | None) -> Backend:

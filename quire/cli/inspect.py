@@ -17,10 +17,11 @@ from quire.cli.terminal import bold, counted
 
 if TYPE_CHECKING:
     from quire.build import Description
+    from quire.cli.quality import Loss
 
 DESCRIPTION = """Say what a checkpoint is before running it: architecture, parameters, bytes by kind of
-weight, bytes of KV cache for each token, and what fits into this machine's memory. Reads no weights: a
-folder with config.json is enough, and of a hub model only the small files are fetched.
+weight, bytes of KV cache for each token, and what fits into this machine's memory. Reads no weights, unless
+asked for --quality: a folder with config.json is enough, and of a hub model only the small files are fetched.
 """
 BACKENDS = {"reference": "NumPy, float32", "null": "counts only, computes nothing"}
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
@@ -38,6 +39,9 @@ def add_parser(commands: Any) -> None:
     words = parser.add_argument_group("words", "MODEL    checkpoint folder, hub id, or 'demo'")
     words.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--quality", action="store_true", help="load it, and measure what rounding it to fewer bits costs"
+    )
     add_engine_flags(parser)
     parser.set_defaults(function=inspect, parser=parser)
 
@@ -53,13 +57,27 @@ def inspect(args: argparse.Namespace) -> int:
     from quire.build import describe
     from quire.config import EngineConfig
 
-    facts = describe(EngineConfig.from_keywords(model=model, **engine_options(args)), weights=False)
-    if args.json:
-        print(json.dumps(as_dict(facts), indent=2))
-    else:
+    options = engine_options(args)
+    facts = describe(EngineConfig.from_keywords(model=model, **options), weights=False)
+    if not args.json:
         for name, value in _rows(facts):
             _print_row(name, value)
+    losses = _measured(model, options) if args.quality else None
+    if args.json:
+        shown = as_dict(facts) | ({} if losses is None else {"quality": [loss.as_dict() for loss in losses]})
+        print(json.dumps(shown, indent=2))
+    elif losses is not None:
+        from quire.cli.quality import print_table
+
+        print_table(losses)
     return 0
+
+
+def _measured(model: str, options: dict[str, Any]) -> list[Loss]:
+    from quire.cli.quality import bar, measure
+
+    with bar() as advance:
+        return measure(model, options, advance)
 
 
 def as_dict(facts: Description) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from functools import cache
@@ -13,6 +14,7 @@ import pytest
 
 from quire.backends.reference import ReferenceBackend
 from quire.build import describe
+from quire.cli.main import main
 from quire.config import EngineConfig
 from quire.program import WeightSpec, numerics
 from quire.program.batch import Batch
@@ -173,3 +175,49 @@ def test_agreement_and_summary() -> None:
     assert found.mean == pytest.approx(nats.mean())
     assert found.error == pytest.approx(nats.std() / math.sqrt(5))
     assert found.worst == pytest.approx(nats.max())
+
+
+def inspect(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", *words])
+    return int(ended.value.code or 0)
+
+
+def test_the_report(demo_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What `quire inspect --quality` measures is what the other tests here measure."""
+    assert (
+        inspect("demo", "--quality", "--json", "--device", "reference", "--max-num-batched-tokens", "99") == 0
+    )
+    by_name = {row["stored"]: row for row in json.loads(capsys.readouterr().out)["quality"]}
+    assert list(by_name)[:2] == ["int8 weights", "int4 weights"]
+    assert {"float16 KV cache", "bfloat16 KV cache"} <= set(by_name)
+    model = trained(demo_folder)
+    positions = sum(map(len, model.texts))
+    for name, bits in (("int8", 8.25), ("int4", 4.25)):
+        row = by_name[f"{name} weights"]
+        here = model.quality(lambda spec, w, name=name: quantize(spec, w, name))
+        assert row["mean"] == pytest.approx(here.mean, rel=0.2)  # its texts are cut elsewhere
+        assert row["agreement"] == pytest.approx(here.agreement, abs=0.02)
+        assert row["positions"] == positions
+        assert bits < row["bits"] < bits + 0.2
+    half, short = by_name["float16 KV cache"], by_name["bfloat16 KV cache"]
+    assert 0 < half["mean"] < short["mean"] / 10 < by_name["int8 weights"]["mean"] / 10
+    assert half["bits"] == short["bits"] == 16
+
+
+def test_the_report_as_a_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, demo_folder: Path
+) -> None:
+    monkeypatch.setattr("quire.cli.quality.MOST_LOGITS", 2048 * 40)
+    options = ("--device", "reference", "--quality")
+    assert inspect("demo", *options, "--quantization", "int4") == 0
+    shown = capsys.readouterr().out
+    for words in ("over 40 tokens", "int4 weights", "4.37", "float16 KV cache", "KL: how far", "parameters"):
+        assert words in shown
+    assert "int8 weights" not in shown
+    assert inspect("demo", "--quality", "--device", "null") == 1
+    assert "computes nothing" in capsys.readouterr().err
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).symlink_to(demo_folder / name)
+    assert inspect(str(tmp_path), *options) == 1
+    assert "no tokenizer" in capsys.readouterr().err

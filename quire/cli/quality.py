@@ -1,0 +1,157 @@
+"""`quire inspect --quality`: a model as it is beside itself in fewer bits, on text that comes with Quire."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from quire.backends.kv_cache import KV_DTYPES
+from quire.build import Built, build
+from quire.config import QUANTIZATIONS, EngineConfig
+from quire.errors import ConfigError
+from quire.program.batch import Batch
+from quire.quantize.kinds import Array
+from quire.quantize.quality import Quality, compare
+from quire.text.tokenizer import find_tokenizer
+
+LENGTH = 512  # tokens that are read as one text
+MOST_LOGITS = 1 << 26  # of the model as it is, which are kept: a large vocabulary means a shorter text
+
+HOW_TO_READ = (
+    "KL: how far the odds of the next token are, in nats a token, from those of the model as it is "
+    "(0 nowhere, 0.01 hardly, 0.1 visibly). Same best: how often both hold the same token for the likeliest."
+)
+
+Advance = Callable[[str, int, int], None]  # (what is measured, tokens done, in all)
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What one way of storing costs. `bits` are those of a weight, or of a cached number."""
+
+    stored: str
+    bits: float
+    quality: Quality
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"stored": self.stored, "bits": self.bits, **asdict(self.quality)}
+
+
+def measure(model: str, options: Mapping[str, Any], advance: Advance) -> list[Loss]:
+    """Every way of storing weights (or the one in `options`) and cached numbers, one after the other.
+
+    Raises ConfigError for what cannot be measured: no tokenizer, no room for the unquantized model.
+    """
+    if options.get("device") == "null":
+        raise ConfigError("device = 'null' computes nothing that could be measured", "leave it out")
+    plain = {**options, "max_num_seqs": 1, "quantization": None, "kv_cache_dtype": "float32"}
+    chosen = options.get("quantization")
+    ways: list[tuple[str, dict[str, Any]]] = [("as it is", {})]
+    ways += [(f"{name} weights", {"quantization": name}) for name in ([chosen] if chosen else QUANTIZATIONS)]
+    caches = [name for name, dtype in KV_DTYPES.items() if dtype != KV_DTYPES["float32"]]
+    ways += [(f"{name} KV cache", {"kv_cache_dtype": name}) for name in caches]
+    texts: list[list[int]] = []
+    base: list[Array] = []
+    losses: list[Loss] = []
+    for number, (name, change) in enumerate(ways):
+        built = build(EngineConfig.from_keywords(model=model, **{**plain, **change}))
+        texts = texts or _texts(built)
+        total = sum(len(text) for text in texts)
+        found: list[Array] = []
+        for text in texts:
+            advance(name, total * number + sum(len(logits) for logits in found), total * len(ways))
+            found.append(_logits(built, text))
+        if number:
+            losses.append(Loss(name, _bits(built, change), compare(zip(base, found, strict=True))))
+        base = base or found
+        del built  # before the next model is loaded
+    return losses
+
+
+def _texts(built: Built) -> list[list[int]]:
+    """Token ids of the text that comes with Quire, in pieces that the model can read."""
+    facts = built.description
+    tokenizer = find_tokenizer(facts.folder.path)
+    if tokenizer is None:
+        raise ConfigError(
+            "this model has no tokenizer, so no text can be read", "put tokenizer.json beside it"
+        )
+    ids = tokenizer.encode(files("quire.assets").joinpath("quality.txt").read_text("utf-8"))
+    ids = ids[: max(1, MOST_LOGITS // facts.model.config.vocab_size)]
+    length = min(LENGTH, facts.memory.max_model_len)
+    return [ids[start : start + length] for start in range(0, len(ids), length)]
+
+
+def _logits(built: Built, ids: list[int]) -> Array:
+    """Logits of every position of one text [T] in an empty cache, [T, vocab]."""
+    config, model = built.description.config, built.description.model
+    blocks = np.arange(-(-len(ids) // config.block_size))[None]
+    variant = np.array([model.context_variant(len(ids))])
+    parts = []
+    for start in range(0, len(ids), config.max_num_batched_tokens):
+        chunk = np.array(ids[start : start + config.max_num_batched_tokens])
+        batch = Batch(
+            token_ids=chunk,
+            positions=np.arange(start, start + len(chunk)),
+            row_offsets=np.array([0, len(chunk)]),
+            block_tables=blocks,
+            context_lens=np.array([start + len(chunk)]),
+            variants=variant,
+            logit_rows=np.arange(len(chunk)),
+            block_size=config.block_size,
+        )
+        parts.append(built.backend.execute(batch).copy())  # a backend may write the next over it
+    return np.concatenate(parts)
+
+
+def _bits(built: Built, change: Mapping[str, Any]) -> float:
+    """Bits of one weight, scales and unquantized ones included; or of one cached number."""
+    if "kv_cache_dtype" in change:
+        return 8 * KV_DTYPES[change["kv_cache_dtype"]].itemsize
+    specs = built.description.program.weights().values()
+    return 8 * sum(map(built.description.nbytes, specs)) / sum(spec.size for spec in specs)
+
+
+@contextmanager
+def bar() -> Iterator[Advance]:
+    """Shows in a terminal what is measured and how much is done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    text = TextColumn("measuring: {task.description}", markup=False)
+    console, shown = Console(stderr=True), sys.stderr.isatty()
+    with Progress(
+        text, BarColumn(), TimeRemainingColumn(), console=console, transient=True, disable=not shown
+    ) as progress:
+        task = progress.add_task("loading", total=None)
+        yield lambda name, done, total: progress.update(task, description=name, completed=done, total=total)
+
+
+def print_table(losses: list[Loss]) -> None:
+    """One row for each way of storing, and how to read it."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        title=f"\nWhat rounding costs, over {losses[0].quality.positions:,} tokens", title_justify="left"
+    )
+    table.add_column("stored")
+    for name in ("bits", "mean KL", "1 in 100 above", "same best"):
+        table.add_column(name, justify="right")
+    for loss in losses:
+        q = loss.quality
+        mean = f"{_short(q.mean)} ± {_short(q.error)}"
+        table.add_row(loss.stored, f"{loss.bits:.3g}", mean, _short(q.worst), f"{q.agreement:.2%}")
+    console = Console()
+    console.print(table)
+    console.print(HOW_TO_READ, markup=False, highlight=False, soft_wrap=not console.is_terminal)
+
+
+def _short(nats: float) -> str:
+    return f"{max(nats, 0):.2g}"
