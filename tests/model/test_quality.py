@@ -14,6 +14,7 @@ import pytest
 
 from quire.backends.reference import ReferenceBackend
 from quire.build import describe
+from quire.cli import quality as report
 from quire.cli.main import main
 from quire.config import EngineConfig
 from quire.program import WeightSpec, numerics
@@ -221,3 +222,19 @@ def test_the_report_as_a_table(
         (tmp_path / name).symlink_to(demo_folder / name)
     assert inspect(str(tmp_path), *options) == 1
     assert "no tokenizer" in capsys.readouterr().err
+
+
+def test_the_report_does_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "MOST_LOGITS", 2048 * 150)
+    options = {"device": "reference", "quantization": "int8"}
+    seen: list[tuple[str, int, int]] = []
+    whole, chunked = (
+        report.measure("demo", {**options, "max_num_batched_tokens": n}, lambda *told: seen.append(told))
+        for n in (512, 37)
+    )
+    assert whole == chunked
+    assert whole[0].quality.positions == 150
+    once = seen[: len(seen) // 2]
+    assert [name for name, _, _ in once] == ["as it is", *(loss.stored for loss in whole)]
+    assert [done for _, done, _ in once] == [150 * i for i in range(len(once))]
+    assert {total for _, _, total in once} == {150 * len(once)}
