@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from quire.runner.logprobs import Logits, LogitsError, TokenIds, greatest, position_logprobs, top_ids
+from quire.runner.arithmetic import NUMPY, Arithmetic, Logits
+from quire.runner.logprobs import LogitsError, greatest, position_logprobs
 from quire.runner.philox import uniform
-from quire.sampling_params import SamplingParams
 from quire.types import Admission, RowResult
-
-Weights = NDArray[np.float64]  # probabilities up to a common factor
 
 _MINUS_INF = np.float32(-np.inf)
 
@@ -95,7 +92,7 @@ class SamplerState:
         return self.num_tokens - self.num_prompt_tokens < self.params.min_tokens
 
 
-def sample(logits: Logits, state: SamplerState) -> RowResult:
+def sample(logits: Logits, state: SamplerState, arithmetic: Arithmetic = NUMPY) -> RowResult:
     """Choose the token that follows all tokens of `state`; neither argument is changed.  # logits [V]
 
     The position of the random draw is the index of the new token in the sequence. Call `state.extend` with
@@ -104,24 +101,26 @@ def sample(logits: Logits, state: SamplerState) -> RowResult:
     """
     params = state.params
     try:
-        token_id, maximum = greatest(logits)
+        token_id, maximum = greatest(logits, arithmetic)
         edited = logits
         if state.edits_logits or state.suppresses_stop:
             edited = edit_logits(logits, state)
-            token_id, maximum = _greatest_edited(edited)
+            token_id, maximum = _greatest_edited(edited, arithmetic)
         if params.temperature != 0:
             u = uniform(state.seed, state.choice, state.num_tokens)
-            token_id = draw(edited, maximum, params, u)
+            token_id = arithmetic.draw(
+                edited, maximum, params.temperature, params.top_k, params.top_p, params.min_p, u
+            )
         if params.logprobs is None:
             return RowResult((token_id,))
-        return RowResult((token_id,), (position_logprobs(logits, token_id, params.logprobs),))
+        return RowResult((token_id,), (position_logprobs(logits, token_id, params.logprobs, arithmetic),))
     except LogitsError as error:
         return RowResult(error=error.message)
 
 
-def _greatest_edited(edited: Logits) -> tuple[int, float]:
+def _greatest_edited(edited: Logits, arithmetic: Arithmetic) -> tuple[int, float]:
     try:
-        return greatest(edited)
+        return greatest(edited, arithmetic)
     except LogitsError:
         # The raw logits were in order, so the request's own parameters did this.
         if np.isneginf(edited).all():
@@ -156,60 +155,7 @@ def _penalize(edited: Logits, state: SamplerState) -> None:
         with np.errstate(over="ignore"):  # what is too large is reported by _greatest_edited
             edited[state.seen] = np.where(repeated > 0, repeated / penalty, repeated * penalty)
     if state.output_counts is not None:
-        edited -= np.float32(params.frequency_penalty) * state.output_counts.astype(np.float32)
-        edited -= np.float32(params.presence_penalty) * (state.output_counts > 0).astype(np.float32)
-
-
-def draw(logits: Logits, maximum: float, params: SamplingParams, u: float) -> int:
-    """Draw a token by temperature, top-k, min-p and top-p from edited logits, whose greatest is `maximum`.
-
-    Top-k and min-p each keep a beginning of the ranking, so their order does not matter; top-p comes last and
-    sees only what they kept. What remains is laid out in order of token id, and `u`, in [0, 1), points into
-    it: the inverse of the cumulative distribution.  # logits [V]
-    """
-    ids: TokenIds | None = None  # of the tokens kept; None: all
-    if 0 < params.top_k < len(logits):
-        ids = top_ids(logits, params.top_k)
-        logits = logits[ids]
-    weights = boltzmann(logits, maximum, params.temperature)
-    if params.min_p > 0:
-        weights[weights < params.min_p] = 0  # the greatest weight is 1
-    if params.top_p < 1:
-        kept = nucleus(logits, weights, params.top_p)
-        ids, weights = (kept if ids is None else ids[kept]), weights[kept]
-    if ids is None:
-        return inverse_cumulative(weights, u)
-    in_order = np.argsort(ids)
-    return int(ids[in_order[inverse_cumulative(weights[in_order], u)]])
-
-
-def boltzmann(logits: Logits, maximum: float, temperature: float) -> Weights:
-    """exp((logits - maximum) / temperature) in float64; the greatest is 1, no exponent is positive."""
-    exponents = logits.astype(np.float64)
-    exponents -= maximum
-    with np.errstate(over="ignore"):  # a difference over a tiny temperature: -inf, weight 0
-        exponents /= temperature
-    return np.exp(exponents, out=exponents)
-
-
-def nucleus(logits: Logits, weights: Weights, top_p: float) -> TokenIds:
-    """The shortest beginning of the ranking whose weights reach `top_p` of their sum, at least one token.
-
-    Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration".
-    """
-    total = float(weights.sum())
-    # All tokens lighter than this weigh less than 1 - top_p of the sum together: none is in the nucleus, and
-    # none need be sorted. The half leaves room for rounding.
-    lightest = 0.5 * (1 - top_p) * total / len(weights)
-    ids = np.flatnonzero(weights >= lightest)
-    ids = ids[np.argsort(-logits[ids], kind="stable")]
-    cumulative = np.cumsum(weights[ids])
-    return ids[: int(np.searchsorted(cumulative, top_p * total)) + 1]
-
-
-def inverse_cumulative(weights: Weights, u: float) -> int:
-    """The index at which the running sum of the weights first exceeds the fraction `u` of their sum."""
-    cumulative = np.cumsum(weights)
-    # u is at most 1 - 2**-53, so the product is below the sum also when rounded: the index exists, and its
-    # token has weight, because the running sum grows there.
-    return int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
+        if params.frequency_penalty:
+            edited -= np.float32(params.frequency_penalty) * state.output_counts.astype(np.float32)
+        if params.presence_penalty:
+            edited -= np.float32(params.presence_penalty) * (state.output_counts > 0).astype(np.float32)

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.runner.arithmetic import inverse_cumulative
 from quire.runner.philox import uniform
-from quire.runner.sampler import SamplerState, edit_logits, inverse_cumulative, sample
+from quire.runner.sampler import SamplerState, edit_logits, sample
 from quire.sampling_params import SamplingParams
 from quire.types import Admission
 
