@@ -1,0 +1,245 @@
+"""Quire beside llama.cpp, OpenVINO GenAI, CTranslate2 and transformers, on this machine's CPU.
+
+    python benchmarks/cpu_peers.py --quick                 a small model, two rounds: does everything work?
+    python benchmarks/cpu_peers.py --json all.json         everything; hours, most of them long contexts
+    python benchmarks/cpu_peers.py --models l1b --kinds int4 --cases prefill decode1
+
+Makes what it needs in --work: an environment for each engine (llama.cpp is compiled for this processor),
+checkpoints of random weights in the shapes of published models (speed does not depend on the values), and
+each engine's own format of them. About 20 GB; all of it may be deleted, and is used again if it is not.
+
+Every engine is a process of its own with --threads threads, fed the same token ids, stopped while it is not
+its turn. In each round all engines are measured one after the other, beginning with another one each time,
+and the machine's roof (`quire probe`) once, so a slow moment falls on all of them. Medians count.
+"others" is how many cores other processes kept busy meanwhile: a row where it is not near 0 says little, for
+engines whose threads spin lose most.
+
+    load        seconds from starting the process until it could answer, files in the page cache
+    prefill     a prompt of 512 tokens until its first token: tokens a second
+    decode1     64 tokens after a prompt of 16, from the first token on: tokens a second
+    decode4/16  the same for 4 and 16 prompts at once, all of them together
+    context     like decode1 after a prompt of 4096 tokens; at most 3 rounds
+
+int4 is 4 bits for every matrix (llama.cpp Q4_0; OpenVINO symmetric, groups of 128), int8 is 8 (Q8_0),
+bf16 the checkpoint as it is. On a CPU CTranslate2 has int8 only and transformers is run in bf16 only; their
+other cells stay empty. An engine that cannot be installed or fails is named, with the reason, and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+from peers import checkpoints, roof
+from peers.environments import KINDS, PEERS, InstallFailed, ensure
+from peers.process import EngineFailed, Worker
+from peers.report import Report, Row
+from peers.roof import Case
+from rich.console import Console
+
+CASES = (
+    Case("load", "load"),
+    Case("prefill", "prefill 512", prompt=512),
+    Case("decode1", "decode, 1 stream", prompt=16, num_new=64),
+    Case("decode4", "decode, 4 streams", prompt=16, streams=4, num_new=64),
+    Case("decode16", "decode, 16 streams", prompt=16, streams=16, num_new=64),
+    Case("context", "decode at 4096", prompt=4096, num_new=64, models=("l1b",)),
+)
+LONG_PROMPT, LONG_ROUNDS, WARMUP_TOKENS = 1024, 3, 4
+TABLE_WIDTH = 150  # of a narrower terminal the lines break, but nothing is cut off
+
+
+class Benchmark:
+    """A run: engines drop out when they fail, the others go on."""
+
+    def __init__(self, options: argparse.Namespace, console: Console) -> None:
+        self.options, self.console = options, console
+        self.work: Path = options.work.expanduser()
+        self.report = Report(tuple(options.engines), options.threads, options.rounds)
+        self.pythons: dict[str, Path] = {}
+        self.has_roof = False
+
+    def run(self) -> None:
+        """Install, then measure one model in one kind after another, so that few engines share memory."""
+        for name in self.options.engines:
+            self.console.print(f"environment of {name}", style="dim")
+            try:
+                self.pythons[name] = ensure(PEERS[name], self.work)
+            except InstallFailed as problem:
+                self.leave_out(name, problem)
+        self.has_roof = roof.measure(self.options.threads) is not None
+        if not self.has_roof:
+            self.leave_out("the roof", "`quire probe --json` gave none")
+        for model in self.options.models:
+            for kind in self.options.kinds:
+                self.measure(model, kind)
+
+    def leave_out(self, what: str, why: Exception | str) -> None:
+        self.report.missing.append(f"{what}: {why}")
+        self.console.print(f"left out: {what}: {why}", style="red", highlight=False, soft_wrap=True)
+
+    def measure(self, model: str, kind: str) -> None:
+        """All cases of one model in one kind."""
+        paths = self.prepare(model, kind)
+        if not paths:
+            return
+        wanted = [case for case in CASES if case.name in self.options.cases and model in case.models]
+        for case in wanted:
+            if case.name == "load":
+                self.measure_loads(Row(model, kind, case), paths)
+        answering = [case for case in wanted if case.prompt]
+        if not answering:
+            return
+        with ExitStack() as stack:
+            workers = {}
+            for name, path in paths.items():
+                worker = stack.enter_context(self.worker(name))
+                if self.seconds(worker, model, kind, "load", path=path) is not None:
+                    workers[name] = worker
+            for case in answering:
+                self.measure_case(Row(model, kind, case), workers)
+
+    def prepare(self, model: str, kind: str) -> dict[str, str]:
+        """What each engine loads, by engine; written where it is missing."""
+        checkpoint = checkpoints.make(model, self.work)
+        paths = {}
+        for name in self.pythons:
+            if kind not in PEERS[name].kinds:
+                continue
+            target = self.work / "converted" / f"{model}-{kind}-{name}"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self.console.print(f"{model} {kind}: preparing {name}", style="dim")
+            with self.worker(name) as worker:
+                try:
+                    reply = worker.ask("prepare", checkpoint=str(checkpoint), target=str(target), kind=kind)
+                    paths[name] = reply["path"]
+                except EngineFailed as problem:
+                    self.leave_out(f"{name} {model} {kind}", problem)
+        return paths
+
+    def measure_loads(self, row: Row, paths: dict[str, str]) -> None:
+        """Every sample is a new process, so what it imports counts too, as for a user."""
+        alive = dict(paths)
+        for index in range(self.options.rounds + 1):  # the first one only fills the page cache
+            for name in rotated(list(alive), index):
+                begin = time.perf_counter()
+                with self.worker(name) as worker:
+                    found = self.seconds(worker, row.model, row.kind, "load", path=alive[name])
+                    taken = time.perf_counter() - begin  # before its process is ended
+                if found is None:
+                    del alive[name]
+                    row.samples.pop(name, None)
+                elif index:
+                    row.add(name, taken, worker)
+        self.keep(row)
+
+    def measure_case(self, row: Row, workers: dict[str, Worker]) -> None:
+        """All rounds of one case. Engines that fail are taken out of `workers`."""
+        case = row.case
+        is_long = case.prompt > LONG_PROMPT
+        do = "decode" if case.num_new else "prefill"
+        rounds = min(self.options.rounds, LONG_ROUNDS) if is_long else self.options.rounds
+        for index in range(-1, rounds):  # round -1 warms up, and is short
+            if index < 0 and is_long:
+                continue
+            num_new = min(case.num_new, WARMUP_TOKENS) if index < 0 else case.num_new
+            prompts = token_ids(row.model, case, index)
+            for name in rotated(list(workers), index):
+                request = {"prompts": prompts, "num_new": num_new}
+                worker = workers[name]
+                found = self.seconds(worker, row.model, row.kind, do, **request)
+                if found is None:
+                    del workers[name]
+                    row.samples.pop(name, None)
+                elif index >= 0:
+                    row.add(name, case.rate(found), worker)
+            if index >= 0 and self.has_roof and (peaks := roof.measure(self.options.threads)):
+                row.peaks.append(peaks)
+        row.roof = roof.limit(case, checkpoints.SHAPES[row.model], row.kind, roof.median(row.peaks))
+        self.keep(row)
+
+    def worker(self, name: str) -> Worker:
+        return Worker(PEERS[name], self.pythons[name], self.work)
+
+    def seconds(self, worker: Worker, model: str, kind: str, do: str, **request: object) -> float | None:
+        """What one request took by the worker's clock; None, once reported, if it failed."""
+        try:
+            reply = worker.ask(do, kind=kind, threads=self.options.threads, **request)
+        except EngineFailed as problem:
+            self.leave_out(f"{worker.name} {model} {kind} {do}", problem)
+            return None
+        if "version" in reply:
+            self.report.versions[worker.name] = reply["version"]
+        return float(reply["seconds"])
+
+    def keep(self, row: Row) -> None:
+        """A finished row: into the report, and at once to whoever waits."""
+        if not row.samples:
+            return
+        self.report.rows.append(row)
+        found = "  ".join(f"{name} {value:.4g}" for name, value in row.medians.items())
+        self.console.print(
+            f"{row.model} {row.kind} {row.case.title}, {row.case.unit}: {found}", highlight=False
+        )
+
+
+def rotated(names: list[str], index: int) -> Iterator[str]:
+    """The names, beginning with another one in each round."""
+    for place in range(len(names)):
+        yield names[(index + place) % len(names)]
+
+
+def token_ids(model: str, case: Case, index: int) -> list[list[int]]:
+    """Prompts of words, new ones every round: no cache of an engine may know them."""
+    draw = random.Random(f"{case.name} {index}")
+    top = checkpoints.SHAPES[model].vocab - 1
+    return [
+        [draw.randint(checkpoints.FIRST_WORD, top) for _ in range(case.prompt)] for _ in range(case.streams)
+    ]
+
+
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, usage="%(prog)s [options]"
+    )
+    titles = [f"{name}: {shape.title}" for name, shape in checkpoints.SHAPES.items()]
+    choices = {
+        "engines": (PEERS, f"of {', '.join(PEERS)}"),
+        "models": (checkpoints.SHAPES, f"of {', '.join(titles)}"),
+        "kinds": (KINDS, f"of {', '.join(KINDS)}"),
+        "cases": ([case.name for case in CASES], "of those above"),
+    }
+    for option, (known, about) in choices.items():
+        parser.add_argument(
+            f"--{option}", nargs="+", choices=known, default=list(known), metavar="NAME", help=about
+        )
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="measures of each (default: 5)")
+    parser.add_argument("--threads", type=int, default=2, metavar="N", help="of each engine (default: 2)")
+    parser.add_argument("--quick", action="store_true", help="the same as --models s135 --rounds 2")
+    parser.add_argument("--work", type=Path, default=Path("~/.cache/quire-peers"), metavar="FOLDER")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round here")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table here")
+    options = parser.parse_args()
+    if options.quick:
+        options.models, options.rounds = ["s135"], 2
+    return options
+
+
+def main() -> None:
+    options = read_options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that workers are ended too
+    benchmark = Benchmark(options, Console(width=max(Console().width, TABLE_WIDTH)))
+    try:
+        benchmark.run()
+    finally:  # an interrupted run shows what it has
+        benchmark.report.write(benchmark.console, options.json, options.markdown)
+
+
+if __name__ == "__main__":
+    main()

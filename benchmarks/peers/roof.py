@@ -1,0 +1,85 @@
+"""What the machine allows: the least time of a step, from its weights, its arithmetic and the measured roof.
+
+Reading every weight once and doing every multiplication once at the measured peaks is the roof; nothing can
+be faster. Activations and the KV cache of short contexts are left out, so it is a little too high.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from peers.checkpoints import Shape
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 120.0
+BITS = {"int4": 4.5, "int8": 8.5, "bf16": 16.0}  # of a weight, with a 16-bit scale for every 32
+
+
+@dataclass(frozen=True)
+class Case:
+    """One measure. Without `num_new` it is a prefill; without a prompt it is the load."""
+
+    name: str
+    title: str
+    prompt: int = 0
+    streams: int = 1
+    num_new: int = 0
+    models: tuple[str, ...] = ("l1b", "s135")
+
+    @property
+    def unit(self) -> str:
+        return "tok/s" if self.prompt else "s"
+
+    def rate(self, seconds: float) -> float:
+        """What is reported of a measure that took so long: tokens a second, or for a load the seconds."""
+        return self.streams * (self.num_new or self.prompt) / seconds if self.prompt else seconds
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Bytes read and multiply-adds done in a second, by the threads of the run."""
+
+    read: float
+    int8: float
+    bf16: float
+
+
+def measure(threads: int) -> Peaks | None:
+    """The machine's peaks now, from `quire probe`; None if that cannot tell."""
+    command = [sys.executable, "-m", "quire", "probe", "--json", "--num-threads", str(threads)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True, cwd=ROOT)
+        found = json.loads(done.stdout)
+        return Peaks(found["read_bytes_per_s"], found["int8_macs_per_s"], found["bf16_macs_per_s"])
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
+        return None
+
+
+def median(samples: Sequence[Peaks]) -> Peaks | None:
+    """Each peak's median."""
+    if not samples:
+        return None
+    rows = [(s.read, s.int8, s.bf16) for s in samples]
+    return Peaks(*(statistics.median(column) for column in zip(*rows, strict=True)))
+
+
+def limit(case: Case, shape: Shape, kind: str, peaks: Peaks | None) -> float | None:
+    """Tokens a second at the roof; None for a load and where no roof was measured."""
+    if peaks is None or not case.prompt:
+        return None
+    macs_per_s = peaks.bf16 if kind == "bf16" else peaks.int8
+    num_bytes = (shape.layer_weights + shape.head_weights) * BITS[kind] / 8
+    cached = 2 * 2 * shape.layers * shape.kv_heads * shape.head_dim * case.prompt  # 16 bits a number
+    attention = 2 * shape.layers * shape.heads * shape.head_dim
+    if case.num_new:
+        read = num_bytes + case.streams * cached
+        macs = case.streams * (shape.layer_weights + shape.head_weights + attention * case.prompt)
+        return case.streams / max(read / peaks.read, macs / macs_per_s)
+    macs = case.prompt * (shape.layer_weights + attention * case.prompt / 2) + shape.head_weights
+    return case.prompt / max(num_bytes / peaks.read, macs / macs_per_s)

@@ -1,0 +1,173 @@
+"""llama.cpp, through llama-cpp-python's low-level API: llama_decode on batches of token ids, greedy.
+
+The GGUF file is written here from the checkpoint. int4 is Q4_0 and int8 is Q8_0, for every matrix and so
+for the tied embedding too: 4.5 and 8.5 bits a weight.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+import gguf
+import llama_cpp
+import numpy as np
+from worker import Engine, serve
+
+TYPES = {
+    "int4": gguf.GGMLQuantizationType.Q4_0,
+    "int8": gguf.GGMLQuantizationType.Q8_0,
+    "bf16": gguf.GGMLQuantizationType.BF16,
+}
+NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+BATCH = 512  # tokens of one llama_decode at most
+
+
+def gguf_name(name: str) -> str:
+    """The name of a tensor of a Llama checkpoint in a GGUF file."""
+    if name.startswith("model.layers."):
+        index, part = name.removeprefix("model.layers.").removesuffix(".weight").split(".", 1)
+        return f"blk.{index}.{NAMES[part]}.weight"
+    return {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}[name]
+
+
+def interleaved(rows: np.ndarray, num_heads: int) -> np.ndarray:
+    """Rows of q_proj or k_proj in the order of llama.cpp, whose rope turns neighbours, not halves."""
+    half = rows.shape[0] // num_heads // 2
+    return rows.reshape(num_heads, 2, half, -1).swapaxes(1, 2).reshape(rows.shape)
+
+
+def write_gguf(checkpoint: Path, target: Path, kind: str) -> None:
+    """Convert a checkpoint; without a vocabulary, for only token ids are used."""
+    config: dict[str, Any] = json.loads((checkpoint / "config.json").read_text("utf-8"))
+    writer = gguf.GGUFWriter(target, "llama")
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_tokenizer_model("none")
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    for name, bits in checkpoints.tensors(checkpoint):
+        values = (bits.astype(np.uint32) << 16).view(np.float32)
+        if values.ndim == 1:
+            writer.add_tensor(gguf_name(name), values)
+            continue
+        if num_heads := heads.get(name.split(".")[-2]):
+            values = interleaved(values, num_heads)
+        data = gguf.quants.quantize(values, TYPES[kind])
+        writer.add_tensor(gguf_name(name), data, raw_dtype=TYPES[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+class LlamaCpp(Engine):
+    """One model, and a context that is made anew, before the clock runs, when a measure needs another."""
+
+    package = "llama-cpp-python"
+
+    def prepare(self, checkpoint: Path, target: Path, kind: str) -> Path:
+        path = target.with_name(target.name + ".gguf")
+        if not path.exists():
+            partial = path.with_name(path.name + ".partial")
+            write_gguf(checkpoint, partial, kind)
+            partial.rename(path)
+        return path
+
+    def load(self, path: Path, kind: str, threads: int) -> None:
+        logging.getLogger("llama-cpp-python").setLevel(logging.ERROR)  # or every node of a graph is a line
+        llama_cpp.llama_backend_init()
+        self.model = llama_cpp.llama_model_load_from_file(
+            str(path).encode(), llama_cpp.llama_model_default_params()
+        )
+        if not self.model:
+            raise RuntimeError("llama.cpp refused the file; its log says why")
+        self.num_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
+        self.threads = threads
+        self.batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
+        self.context, self.made_for = None, (0, 0)
+        self._begin(1, 1024)
+
+    def prefill(self, prompt: list[int]) -> float:
+        self._begin(1, len(prompt) + 1)
+        begin = time.perf_counter()
+        self._prompts([prompt])
+        return time.perf_counter() - begin
+
+    def decode(self, prompts: list[list[int]], num_new: int) -> float:
+        longest = max(map(len, prompts)) + num_new + 1
+        self._begin(len(prompts), longest)
+        tokens = self._prompts(prompts)
+        begin = time.perf_counter()
+        for step in range(num_new):
+            rows = [
+                (token, len(prompt) + step, stream, True)
+                for stream, (token, prompt) in enumerate(zip(tokens, prompts, strict=True))
+            ]
+            tokens = self._compute(rows)
+        return time.perf_counter() - begin
+
+    def _begin(self, streams: int, length: int) -> None:
+        """A context for so many sequences, each with a cache of its own, empty."""
+        if self.made_for != (streams, length):
+            if self.context:
+                llama_cpp.llama_free(self.context)
+            params = llama_cpp.llama_context_default_params()
+            params.n_ctx, params.n_seq_max = streams * length, streams
+            params.n_batch = params.n_ubatch = BATCH
+            params.n_threads = params.n_threads_batch = self.threads
+            self.context = llama_cpp.llama_init_from_model(self.model, params)
+            self.made_for = (streams, length)
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.context), True)
+
+    def _prompts(self, prompts: list[list[int]]) -> list[int]:
+        """Compute all prompts in batches; their first tokens."""
+        rows = [
+            (token, position, stream, position == len(prompt) - 1)
+            for stream, prompt in enumerate(prompts)
+            for position, token in enumerate(prompt)
+        ]
+        tokens = []
+        for start in range(0, len(rows), BATCH):
+            tokens += self._compute(rows[start : start + BATCH])
+        return tokens
+
+    def _compute(self, rows: list[tuple[int, int, int, bool]]) -> list[int]:
+        """One llama_decode of (token, position, sequence, wanted); the likeliest token of each wanted row."""
+        batch = self.batch
+        batch.n_tokens = len(rows)
+        for i, (token, position, stream, wanted) in enumerate(rows):
+            batch.token[i], batch.pos[i], batch.logits[i] = token, position, wanted
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, stream
+        if status := llama_cpp.llama_decode(self.context, batch):
+            raise RuntimeError(f"llama_decode failed with {status}")
+        return [self._likeliest(i) for i, row in enumerate(rows) if row[3]]
+
+    def _likeliest(self, row: int) -> int:
+        logits = llama_cpp.llama_get_logits_ith(self.context, row)
+        return int(np.ctypeslib.as_array(logits, (self.num_vocab,)).argmax())
+
+
+if __name__ == "__main__":
+    serve(LlamaCpp())
