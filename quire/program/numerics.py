@@ -5,7 +5,7 @@ bits alone than in a batch. Here every product runs on tiles of a fixed number o
 zeros, so the call is the same for one row or for 512, and a row's bits do not depend on its company.
 
 With quantized weights the row is quantized too: sums within a group are of exact integers, which have no
-order, and the groups are added one after the other.
+order, and the groups are added one after the other. How many inputs a group has depends on the weights' kind.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from quire.program.program import Quantized
 
 ROW_TILE = 16
-ACTIVATION_GROUP = 128  # inputs of a row that share a scale when they meet quantized weights
 
 Array = np.ndarray[Any, Any]  # float32
 
@@ -36,39 +35,42 @@ def matmul(x: Array, weight: Array | Quantized) -> Array:
     return product.reshape(tiles * ROW_TILE, len(weight))[:rows]
 
 
-def quantize_rows(x: Array) -> tuple[Array, Array]:
-    """x [T, in] -> (q [T, in], integers -127..127 as float32; scales [T, groups of ACTIVATION_GROUP]).
+def quantize_rows(x: Array, activation_group: int) -> tuple[Array, Array]:
+    """x [T, in] -> (q [T, in], integers -127..127 as float32; scales [T, groups of activation_group]).
 
     In each group amax is the largest |x|, scale = amax / 127 and q = rint(x * (127 / amax)), ties to even;
     q is 0 where 127 / amax is not finite (amax is 0, or under 2^-121). The last group may be short. A group
     that holds an infinity or NaN has the scale NaN and q = 0, so that whatever is made of it is NaN.
     """
     rows, width = x.shape
-    groups = -(-width // ACTIVATION_GROUP)
-    padded = np.zeros((rows, groups * ACTIVATION_GROUP), np.float32)
+    groups = -(-width // activation_group)
+    padded = np.zeros((rows, groups * activation_group), np.float32)
     padded[:, :width] = x
-    padded = padded.reshape(rows, groups, ACTIVATION_GROUP)
+    padded = padded.reshape(rows, groups, activation_group)
     amax = np.abs(padded).max(-1)
     with np.errstate(all="ignore"):
         inverse = np.float32(127) / amax
         usable = np.isfinite(inverse) & np.isfinite(amax)
         q = np.where(usable[..., None], np.rint(padded * inverse[..., None]), np.float32(0))
         scales = np.where(np.isfinite(amax), amax / np.float32(127), np.float32(np.nan))
-    return q.reshape(rows, groups * ACTIVATION_GROUP)[:, :width], scales
+    return q.reshape(rows, groups * activation_group)[:, :width], scales
 
 
-def quantized_matmul(x: Array, q: Array, codes: Array, channels: Array, group_size: int) -> Array:
+def quantized_matmul(
+    x: Array, q: Array, codes: Array, channels: Array, group_size: int, activation_group: int
+) -> Array:
     """x [T, in] times (channels * codes) * q [out, in] transposed, [T, out], with x quantized by rows.
 
     q int8 [out, in], codes int8 [out, groups of group_size], channels float32 [out]. For each group of
-    ACTIVATION_GROUP inputs in order: s = the sum over its inputs k of code * q * q_x, an exact integer below
-    2^31; acc = fma(float32(s), scale_x, acc), rounded once. The result is acc * channel.
+    `activation_group` inputs in order: s = the sum over its inputs k of code * q * q_x, an exact integer
+    (below 2^26 for Int8, 2^24 for Int4); acc = fma(float32(s), scale_x, acc), rounded once. The result is
+    acc * channel.
     """
-    rows, scales = quantize_rows(x)
+    rows, scales = quantize_rows(x, activation_group)
     spread = np.repeat(codes, group_size, axis=-1)
     total = np.zeros((len(x), len(q)), np.float32)
     for group in range(scales.shape[1]):
-        cut = slice(group * ACTIVATION_GROUP, min((group + 1) * ACTIVATION_GROUP, x.shape[1]))
+        cut = slice(group * activation_group, min((group + 1) * activation_group, x.shape[1]))
         wide = np.multiply(q[:, cut], spread[:, cut], dtype=np.float64)
         exact = np.matmul(rows[:, cut].astype(np.float64), wide.T)  # integers below 2^53: any order is exact
         total = fma(exact.astype(np.float32), scales[:, group, None], total)

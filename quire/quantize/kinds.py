@@ -13,13 +13,16 @@ Scales have two levels, or one:
 
 where `code` is an int8 of the group and `channel` a float32 of the output: so the scales are integers
 within a product, and only its sum is a float. Arithmetic of `dense()` is float32, in the order written above.
+
+A product rounds activations to int8 too, `activation_group` inputs of a row with one scale: 32 where weights
+are Int8, as Q8_0 does and as its quality takes; 128 where they are Int4, whose own rounding hides the rest.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -113,6 +116,8 @@ class Int8:
     The scales are f16 or f32; or int8, -127 to 127, in units of `channel_scales` f32 [..., out].
     """
 
+    activation_group: ClassVar[int] = 32
+
     values: Array
     scales: Array
     group_size: int
@@ -168,6 +173,8 @@ class Int4:
     (f16 or f32, `scale * q + minimum`) and `zeros` (uint8, `scale * (q - zero)`). `width` is `in`.
     Or the scales are int8, -127 to 127, in units of `channel_scales` f32 [..., out], and nothing shifts.
     """
+
+    activation_group: ClassVar[int] = 128
 
     packed: Array
     scales: Array
@@ -263,7 +270,8 @@ def to_float32(array: Array) -> Floats:
 def _product(x: Floats, q: Array, weight: Int8 | Int4) -> Floats:
     if weight.channel_scales is None:
         raise ValueError("only weights with 8-bit scales have an integer product")
-    return quantized_matmul(x, q, weight.scales, weight.channel_scales, weight.group_size)
+    groups = weight.group_size, weight.activation_group
+    return quantized_matmul(x, q, weight.scales, weight.channel_scales, *groups)
 
 
 def _scale(scales: Array, channel_scales: Array | None) -> Floats:

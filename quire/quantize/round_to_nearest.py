@@ -5,19 +5,22 @@ channel * code * q: 8.25 and 4.25 bits a weight, and 32 for each output. What fo
 operation is float32, rounded by itself in the order written, so that another implementation gives equal
 bits. `rint` rounds ties to even; a channel under 2^-126 is 0; amax is the largest |w| of a group.
 
-int8    channel = (largest amax of the row / 127) / 127
-        code = min(127, ceil((amax / 127) / channel)); at least 1 where amax > 0; 0 where channel is 0
-        inverse = 1 / (channel * code), 0 where code is 0
-        q = clamp(rint(w * inverse), -127, 127)
+int8    channel = (largest amax of the row / 127) / 127, integers from -127 to 127
+        codes to try: clamp(first + step, 1, 127) for each of STEPS in order, with
+                      first = min(127, ceil((amax / 127) / channel)), which takes amax to 127 at most;
+                      0 where amax or channel is 0
 
-int4    channel = (largest amax of the row / 7) / 127
-        m is the weight with the largest magnitude, the first of equals. For each factor f in order:
-            code = clamp(rint((f * (m / -8)) / channel), -127, 127); 1 in place of 0 where amax > 0;
-                   0 where channel is 0
-            inverse as above; q = clamp(rint(w * inverse) + 8, 0, 15)
+int4    channel = (largest amax of the row / 7) / 127, integers from -8 to 7, which are stored as q + 8
+        codes to try: clamp(rint((f * (m / -8)) / channel), -127, 127) for each f of FACTORS in order, with
+                      m the weight of the largest magnitude, the first of equals;
+                      1 in place of 0 where amax > 0; 0 where channel is 0
+
+both    For each code in order:
+            inverse = 1 / (channel * code), 0 where channel * code is 0
+            q = clamp(rint(w * inverse), least integer, largest integer)
             error = the sum of rest * rest for k = 0 ... 31 in order, from 0, with
-                    rest = w - (channel * code) * (q - 8)
-        The first factor with the least error is taken. A short group is filled up with zeros.
+                    rest = w - (channel * code) * q
+        The first code with the least error is taken. A short group is filled up with zeros.
 """
 
 from __future__ import annotations
@@ -32,6 +35,10 @@ from quire.program.program import WeightSpec
 from quire.quantize.kinds import Array, Floats, Int4, Int8, Storage, pack, to_float32
 
 GROUP_SIZE = 32
+
+# Codes of int8, from the least that clips nothing. On normally distributed weights the first alone loses 4%
+# more than Q8_0 (squared), the best of the five 10% less; nine of them give no better quality.
+STEPS = tuple(np.float32(s) for s in (0, -1, 1, 2, 3))
 
 # Multiples of the scale that takes the largest magnitude to -8. The first alone is Q4_0; on normally
 # distributed weights the next three take 9% off the squared error, and more of them nothing. The
@@ -118,10 +125,10 @@ def _int8(x: Floats, rows: int) -> tuple[Array, Array, Floats]:
     with np.errstate(all="ignore"):
         amax = np.abs(x).max(0)
         channel, unit = _channels(amax, rows, np.float32(127))
-        code = np.minimum(np.ceil((amax / np.float32(127)) / unit), np.float32(127))
-        code = np.where(unit == 0, np.float32(0), np.maximum(code, amax > 0))
-        q = np.multiply(x, _inverse(unit * code))
-        np.clip(np.rint(q, out=q), -127, 127, out=q)
+        first = np.minimum(np.ceil((amax / np.float32(127)) / unit), np.float32(127))
+        none = (amax == 0) | (unit == 0)
+        codes = (np.where(none, np.float32(0), np.clip(first + step, 1, 127)) for step in STEPS)
+        q, code = _least_error(x, unit, codes, -127, 127)
         return q.astype(np.int8), code.astype(np.int8), channel
 
 
@@ -131,16 +138,14 @@ def _int4(x: Floats, rows: int) -> tuple[Array, Array, Floats]:
         largest = np.take_along_axis(x, np.abs(x).argmax(0)[None], 0)[0]
         amax, base = np.abs(largest), largest / np.float32(-8)
         channel, unit = _channels(amax, rows, np.float32(7))
-        best, least = np.zeros_like(base), np.full_like(base, np.inf)
-        scratch = np.empty_like(x)
-        for number, factor in enumerate(FACTORS):
+
+        def code_of(factor: np.float32) -> Floats:
             code = np.clip(np.rint((factor * base) / unit), -127, 127)
-            code = np.where(unit == 0, np.float32(0), np.where(code == 0, np.float32(amax > 0), code))
-            error = _squared_error(x, unit * code, scratch)
-            better = (error < least) | (number == 0)
-            best, least = np.where(better, code, best), np.where(better, error, least)
-        q = _nearest4(x, unit * best, scratch)
-        return q.astype(np.uint8), best.astype(np.int8), channel
+            return np.where(unit == 0, np.float32(0), np.where(code == 0, np.float32(amax > 0), code))
+
+        q, code = _least_error(x, unit, map(code_of, FACTORS), -8, 7)
+        q += 8
+        return q.astype(np.uint8), code.astype(np.int8), channel
 
 
 def _channels(amax: Floats, rows: int, most: np.floating[Any]) -> tuple[Floats, Floats]:
@@ -150,16 +155,27 @@ def _channels(amax: Floats, rows: int, most: np.floating[Any]) -> tuple[Floats, 
     return channel, np.repeat(channel, len(amax) // rows)
 
 
-def _nearest4(x: Floats, scale: Floats, out: Floats) -> Floats:
-    """The nearest of 0..15 to groups [32, g], each of which stands for (q - 8) * scale [g]."""
+def _least_error(
+    x: Floats, unit: Floats, codes: Iterable[Floats], low: int, high: int
+) -> tuple[Floats, Floats]:
+    """(integers [32, g], codes [g]): of each group [32, g] with the first of its codes that lose least."""
+    best, least, scratch = np.zeros_like(unit), np.full_like(unit, np.inf), np.empty_like(x)
+    for number, code in enumerate(codes):
+        error = _squared_error(x, unit * code, low, high, scratch)
+        better = (error < least) | (number == 0)
+        best, least = np.where(better, code, best), np.where(better, error, least)
+    return _nearest(x, unit * best, low, high, scratch), best
+
+
+def _nearest(x: Floats, scale: Floats, low: int, high: int, out: Floats) -> Floats:
+    """The nearest integers to groups [32, g], each of which stands for itself times scale [g]."""
     q = np.multiply(x, _inverse(scale), out=out)
-    np.add(np.rint(q, out=q), np.float32(8), out=q)
-    return np.clip(q, 0, 15, out=q)
+    return np.clip(np.rint(q, out=q), low, high, out=q)
 
 
-def _squared_error(x: Floats, scale: Floats, scratch: Floats) -> Floats:
-    """What groups [32, g] lose when stored as (q - 8) * scale [g]; NumPy's own sum has no stated order."""
-    rest = np.subtract(_nearest4(x, scale, scratch), np.float32(8), out=scratch)
+def _squared_error(x: Floats, scale: Floats, low: int, high: int, scratch: Floats) -> Floats:
+    """What groups [32, g] lose as integers times scale [g]; NumPy's own sum has no stated order."""
+    rest = _nearest(x, scale, low, high, scratch)
     rest = np.subtract(x, np.multiply(scale, rest, out=rest), out=rest)
     np.multiply(rest, rest, out=rest)
     error = np.zeros_like(scale)

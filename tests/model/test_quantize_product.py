@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tiny import VOCAB, Dense, Paged, Sequence, batch_of, random_weights, tiny
 
 from quire.program import WeightSpec
-from quire.program.numerics import ACTIVATION_GROUP, fma, quantize_rows, silu
+from quire.program.numerics import fma, quantize_rows, silu
 from quire.program.ops import Embed, Experts, GatedLinear, Linear
 from quire.program.ops.experts import ExpertWeights
 from quire.program.passes import fuse
@@ -40,9 +40,9 @@ def rounded(exact: Fraction) -> np.float32:
     return min(near, key=lambda f: (abs(Fraction(float(f)) - exact), int(f.view(np.uint32)) & 1))
 
 
-def rows_by_hand(row: np.ndarray) -> tuple[list[int], list[np.float32]]:
+def rows_by_hand(row: np.ndarray, size: int) -> tuple[list[int], list[np.float32]]:
     q, scales = [], []
-    for group in (row[i : i + ACTIVATION_GROUP] for i in range(0, len(row), ACTIVATION_GROUP)):
+    for group in (row[i : i + size] for i in range(0, len(row), size)):
         amax = max(abs(group))
         inverse = F(127) / amax if amax else F(0)
         q += [int(np.rint(x * inverse)) for x in group]
@@ -52,12 +52,13 @@ def rows_by_hand(row: np.ndarray) -> tuple[list[int], list[np.float32]]:
 
 def by_hand(x: np.ndarray, weight: Int8 | Int4, output: int) -> np.float32:
     """One number of the product, from Python's integers and fractions."""
-    q_x, scales = rows_by_hand(x)
+    size = 32 if isinstance(weight, Int8) else 128
+    q_x, scales = rows_by_hand(x, size)
     whole = weight.values if isinstance(weight, Int8) else unpack(weight.packed, weight.width).astype(int) - 8
     q_w, codes = whole[output].tolist(), weight.scales[output].tolist()
     total = F(0)
     for group, scale in enumerate(scales):
-        inputs = range(group * ACTIVATION_GROUP, min((group + 1) * ACTIVATION_GROUP, len(x)))
+        inputs = range(group * size, min((group + 1) * size, len(x)))
         s = rounded(Fraction(sum(codes[k // 32] * q_w[k] * q_x[k] for k in inputs)))
         total = rounded(Fraction(float(s)) * Fraction(float(scale)) + Fraction(float(total)))
     assert weight.channel_scales is not None
@@ -75,16 +76,17 @@ def test_every_bit_is_the_one_defined(seed: int, width: int, scheme: str) -> Non
             assert product[row, output] == by_hand(x[row], weight, output)
 
 
-def test_quantized_rows() -> None:
+@pytest.mark.parametrize("size", [32, 128])
+def test_quantized_rows(size: int) -> None:
     x = random(0, 4, 300)
-    q, scales = quantize_rows(x)
+    q, scales = quantize_rows(x, size)
     assert q.shape == (4, 300)
-    assert scales.shape == (4, 3)
+    assert scales.shape == (4, -(-300 // size))
     for row in range(4):
-        assert (q[row].tolist(), scales[row].tolist()) == rows_by_hand(x[row])
-    assert (np.abs(q).reshape(-1).max(), np.abs(q[:, 256:]).max()) == (127, 127)
+        assert (q[row].tolist(), scales[row].tolist()) == rows_by_hand(x[row], size)
+    assert (np.abs(q).reshape(-1).max(), np.abs(q[:, 300 // size * size :]).max()) == (127, 127)
     halves = np.array([[127, 0.5, 1.5, 2.5, -0.5, -3.5]], F)
-    assert quantize_rows(halves)[0].tolist() == [[127, 0, 2, 2, 0, -4]]
+    assert quantize_rows(halves, size)[0].tolist() == [[127, 0, 2, 2, 0, -4]]
 
 
 @SCHEMES
@@ -138,7 +140,8 @@ def test_a_row_that_is_not_finite_is_nan_and_harms_no_other(scheme: str, bad: fl
     clean = weight.product(x)
     x[1, 200] = bad
     product = weight.product(x)
-    assert np.isnan(quantize_rows(x)[1][1]).tolist() == [False, True, False]
+    scales, size = quantize_rows(x, weight.activation_group)[1][1], weight.activation_group
+    assert np.flatnonzero(np.isnan(scales)).tolist() == [200 // size]
     assert np.isnan(product[1]).all()
     assert product[[0, 2]].tobytes() == clean[[0, 2]].tobytes()
 
@@ -149,7 +152,8 @@ def test_zeros_and_extremes(scheme: str) -> None:
     assert not weight.product(np.zeros((2, 160), F)).any()
     for size in (1e-45, 1e-38, 1e-37, 1e30):
         assert np.isfinite(weight.product(np.full((1, 160), size, F))).all()
-    np.testing.assert_array_equal(quantize_rows(np.full((1, 5), 1e-37, F))[0], np.zeros((1, 5)))
+    tiny_row = np.full((1, 5), 1e-37, F)
+    np.testing.assert_array_equal(quantize_rows(tiny_row, weight.activation_group)[0], np.zeros((1, 5)))
 
 
 @SCHEMES
@@ -159,8 +163,8 @@ def test_outliers_harm_only_their_own_group(scheme: str) -> None:
     x, w = rng.standard_normal((64, 512)).astype(F), rng.standard_normal((256, 512)).astype(F)
     weight = quantized(w, scheme)
     x[:, 140] *= 100
-    x[:, 250] *= 100
-    own = slice(128, 256)
+    x[:, 155] *= 100
+    own = slice(128, 128 + weight.activation_group)
     rest = np.delete(np.arange(512), np.arange(own.start, own.stop))
     there = np.zeros_like(x)
     there[:, own] = x[:, own]
