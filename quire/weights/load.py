@@ -40,7 +40,7 @@ def load(
     what is missing, left over, of another shape or in a number format that is not read.
     The result does not depend on `num_threads` (default: one per processor, at most 16).
     """
-    checkpoint = _whole(specs, checkpoint)
+    checkpoint = whole(specs, checkpoint)
     check(specs, checkpoint, ignored)
     threads = num_threads or min(os.cpu_count() or 1, 16)
     total = sum(checkpoint[source].nbytes for spec in specs.values() for source in spec.sources)
@@ -64,12 +64,12 @@ def plan(
 
     Raises ConfigError as `load` does, though tensors left over are no error unless `ignored` is given.
     """
-    checkpoint = _whole(specs, checkpoint)
+    checkpoint = whole(specs, checkpoint)
     check(specs, checkpoint, ignored)
-    return {name: kind_of(spec, _dtype(spec, checkpoint), quantization) for name, spec in specs.items()}
+    return {name: kind_of(spec, stored_kind(spec, checkpoint), quantization) for name, spec in specs.items()}
 
 
-def _whole(specs: Mapping[str, WeightSpec], checkpoint: Checkpoint) -> Checkpoint:
+def whole(specs: Mapping[str, WeightSpec], checkpoint: Checkpoint) -> Checkpoint:
     """A bare decoder, as GPT-2 was published, under the names of the whole model; others as they are."""
     wanted = {source for spec in specs.values() for source in spec.sources}
     bare = wanted and all(name.startswith(_BARE) and name not in checkpoint for name in wanted)
@@ -156,7 +156,7 @@ def _exchanged(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*shape[:-2], shape[-1], shape[-2])
 
 
-def _canonical(spec: WeightSpec, array: Array) -> Array:
+def canonical(spec: WeightSpec, array: Array) -> Array:
     """A view of one source with axes and outputs as the program wants them."""
     axis = _axis(spec, array.shape)
     if spec.transposed:
@@ -167,7 +167,7 @@ def _canonical(spec: WeightSpec, array: Array) -> Array:
     return array[..., outputs] if axis == -1 else array[..., outputs, :]
 
 
-def _dtype(spec: WeightSpec, checkpoint: Checkpoint) -> str:
+def stored_kind(spec: WeightSpec, checkpoint: Checkpoint) -> str:
     """What the sources are stored in; f32, which holds all of them, when they differ."""
     kinds = {checkpoint[source].kind for source in spec.sources}
     return kinds.pop() if len(kinds) == 1 else "f32"
@@ -176,8 +176,8 @@ def _dtype(spec: WeightSpec, checkpoint: Checkpoint) -> str:
 def _pull(
     spec: WeightSpec, checkpoint: Checkpoint, quantization: str | None, mapper: Mapper
 ) -> Dense | Int8 | Int4:
-    arrays = [_canonical(spec, checkpoint.read(source)) for source in spec.sources]
-    kind = _dtype(spec, checkpoint)
+    arrays = [canonical(spec, checkpoint.read(source)) for source in spec.sources]
+    kind = stored_kind(spec, checkpoint)
     if kind_of(spec, kind, quantization).kind not in DTYPES:
         return quantize(spec, arrays[0] if len(arrays) == 1 else arrays, str(quantization), mapper)
     if len(arrays) == 1:

@@ -91,6 +91,20 @@ class Checkpoint(Mapping[str, Entry]):
         flat = np.frombuffer(self._map(entry.file), dtype, math.prod(entry.shape), entry.offset)
         return np.require(flat, requirements="A").reshape(entry.shape)
 
+    def prefetch(self, name: str) -> None:
+        """Ask for the data of a tensor that will be read next; returns at once."""
+        self._advise(name, mmap.MADV_WILLNEED)
+
+    def release(self, name: str) -> None:
+        """Give back the memory of a tensor that was read. It may be read again: the file is still mapped."""
+        self._advise(name, mmap.MADV_DONTNEED)
+
+    def _advise(self, name: str, advice: int) -> None:
+        entry = self[name]
+        if entry.nbytes:
+            start = entry.offset // mmap.PAGESIZE * mmap.PAGESIZE
+            self._map(entry.file).madvise(advice, start, entry.offset + entry.nbytes - start)
+
     def under(self, prefix: str) -> Checkpoint:
         """The same tensors with a prefix to their names."""
         return Checkpoint(self.path, {prefix + name: entry for name, entry in self.items()})

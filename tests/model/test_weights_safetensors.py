@@ -368,6 +368,18 @@ def test_pickles_are_refused_and_never_opened(tmp_path: Path, name: str) -> None
     assert canary.exists()
 
 
+def test_what_was_given_back_can_be_read_again(tmp_path: Path) -> None:
+    arrays = {"a": np.arange(5000, dtype=np.float32), "none": np.zeros((0, 3), np.float32)}
+    arrays["b"] = arrays["a"] + 1
+    save_file(arrays, tmp_path / "model.safetensors")
+    checkpoint = Checkpoint.open(tmp_path)
+    views = {name: checkpoint.read(name) for name in arrays}
+    for name in arrays:
+        checkpoint.prefetch(name)
+        checkpoint.release(name)
+        np.testing.assert_array_equal(views[name], arrays[name])
+
+
 def test_a_pickle_beside_safetensors_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80never")
     save_file({"a": np.ones(1, np.float32)}, tmp_path / "model.safetensors")
