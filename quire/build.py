@@ -6,19 +6,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from quire.backends.backend import Backend
-from quire.backends.kv_cache import KV_DTYPES
+from quire.backends.kv_cache import KV_ITEM_BYTES, kv_dtype
+from quire.backends.native._core import Sampling
+from quire.backends.native.backend import NativeBackend, chosen_isa, chosen_threads
+from quire.backends.native.packed_cache import PackedCache, packed_folder
+from quire.backends.native.weights import load_packed
 from quire.backends.null import NullBackend
 from quire.backends.reference import ReferenceBackend
 from quire.config import EngineConfig
 from quire.engine.engine import Engine
 from quire.engine.scheduler import Scheduler
 from quire.errors import ConfigError
-from quire.memory import MemoryPlan, available_memory, misfit, plan_memory
+from quire.memory import MemoryPlan, available_memory, misfit, plan_memory, stored_format
 from quire.models import Model, read_model
 from quire.program.passes import fuse
 from quire.program.program import Program, WeightBytes, WeightSpec
 from quire.quantize.kinds import Storage
 from quire.quantize.round_to_nearest import kind_of
+from quire.runner.arithmetic import NUMPY
 from quire.runner.runner import Runner
 from quire.weights.folder import ModelFolder
 from quire.weights.hub import resolve
@@ -41,6 +46,7 @@ class Description:
     model: Model
     program: Program
     storage: Mapping[str, Storage]  # weight name -> how it is stored
+    kv_dtype: str  # of cached keys and values: float32, float16, bfloat16 or int8
     memory: MemoryPlan
     longest_context: int
     weights_here: bool
@@ -78,8 +84,9 @@ def describe(config: EngineConfig, *, weights: bool = True) -> Description:
         storage = {name: kind_of(spec, stated, config.quantization) for name, spec in specs.items()}
     nbytes: WeightBytes = lambda spec: storage[spec.name].nbytes(spec.shape)  # noqa: E731
     longest = config.max_model_len or model.max_context
-    memory = plan_memory(program, nbytes, config, longest, available_memory())
-    return Description(config, folder, model, program, storage, memory, longest, folder.has_weights)
+    memory = plan_memory(program, nbytes, config, longest, available_memory(), storage)
+    kept = kv_dtype(config, stored_format(storage))
+    return Description(config, folder, model, program, storage, kept, memory, longest, folder.has_weights)
 
 
 def _check_length(config: EngineConfig, model: Model) -> None:
@@ -107,7 +114,8 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
         policy=config.scheduling_policy,
     )
     vocab_size = description.model.config.vocab_size
-    runner = Runner(backend, vocab_size=vocab_size, block_size=config.block_size)
+    arithmetic = Sampling(backend.isa) if isinstance(backend, NativeBackend) else NUMPY
+    runner = Runner(backend, vocab_size=vocab_size, block_size=config.block_size, arithmetic=arithmetic)
     engine = Engine(scheduler, runner, vocab_size=vocab_size)
     return Built(description, engine, backend, _chosen(description, backend))
 
@@ -115,7 +123,34 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
 def _backend(description: Description, progress: Progress | None) -> Backend:
     config, program = description.config, description.program
     if config.device == "null":
-        return NullBackend(program, description.nbytes, KV_DTYPES[config.kv_cache_dtype].itemsize)
+        return NullBackend(program, description.nbytes, KV_ITEM_BYTES[description.kv_dtype])
+    if config.device == "reference":
+        return _reference(description, progress)
+    isa, num_threads = chosen_isa(), chosen_threads(config.num_threads)
+    packed = load_packed(
+        program,
+        description.folder.checkpoint(),
+        config.quantization,
+        isa=isa,
+        num_threads=num_threads,
+        progress=progress,
+        cache=PackedCache(packed_folder()) if config.packed_cache else None,
+        model=config.model,
+    )
+    return NativeBackend(
+        program,
+        packed.matrices,
+        packed.vectors,
+        num_blocks=description.memory.num_blocks,
+        block_size=config.block_size,
+        kv_cache_dtype=description.kv_dtype,
+        isa=isa,
+        num_threads=num_threads,
+    )
+
+
+def _reference(description: Description, progress: Progress | None) -> ReferenceBackend:
+    config, program = description.config, description.program
     weights = load(
         program.weights(),
         description.folder.checkpoint(),
@@ -129,18 +164,21 @@ def _backend(description: Description, progress: Progress | None) -> Backend:
         weights,
         num_blocks=description.memory.num_blocks,
         block_size=config.block_size,
-        kv_cache_dtype=config.kv_cache_dtype,
+        kv_cache_dtype=description.kv_dtype,
     )
 
 
 def _chosen(description: Description, backend: Backend) -> dict[str, str]:
     config, memory = description.config, description.memory
-    return {
+    chosen = {
         "model": config.model,
         "architecture": description.model.architecture,
         "backend": backend.name,
         "weights": config.quantization or "as stored",
-        "kv_cache_dtype": config.kv_cache_dtype if config.kv_cache_dtype != "auto" else "float32",
+        "kv_cache_dtype": description.kv_dtype,
         "kv_cache_tokens": f"{memory.num_blocks * config.block_size:,}",
         "max_model_len": f"{memory.max_model_len:,}",
     }
+    if isinstance(backend, NativeBackend):
+        chosen |= {"isa": backend.isa, "num_threads": str(backend.num_threads)}
+    return chosen

@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from quire.errors import ConfigError, did_you_mean
 
 QUANTIZATIONS = ("int8", "int4")
-KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16")
-DEVICES = ("auto", "reference", "null")
+KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "int8")
+DEVICES = ("auto", "native", "reference", "null")
 POLICIES = ("fcfs", "priority", "fair")
 BLOCK_SIZES = (8, 16, 32, 64)
 
@@ -67,13 +68,18 @@ class EngineConfig:
     scheduling_policy: str = _option("fcfs", "who is admitted first when requests wait", choices=POLICIES)
     num_threads: int | None = _option(
         None,
-        "threads that round weights while loading (default: all); the reference computes on one",
+        "threads that compute (default: one for each core the process may use); the reference takes one",
         low=1,
         high=1024,
     )
+    packed_cache: bool = _option(
+        True, "keep the packed form of quantized weights in the user's cache directory"
+    )
     seed: int = _option(0, "seed for requests that bring none", low=0, high=(1 << 63) - 1)
     device: str = _option(
-        "auto", "what computes: 'reference' (NumPy) or 'null' (counts only)", choices=DEVICES
+        "auto",
+        "what computes: 'native' (C++, what auto takes), 'reference' (NumPy) or 'null' (counts only)",
+        choices=DEVICES,
     )
 
     def __post_init__(self) -> None:
@@ -126,3 +132,16 @@ def hub_offline() -> bool:
     return any(
         os.environ.get(name, "") in ("1", "true", "TRUE") for name in ("HF_HUB_OFFLINE", "QUIRE_OFFLINE")
     )
+
+
+def instruction_set() -> str | None:
+    """The instruction set whose kernels the user asked for (QUIRE_ISA), or None for the best."""
+    return os.environ.get("QUIRE_ISA") or None
+
+
+def cache_folder() -> Path:
+    """Where files of the user that can be made again are kept: QUIRE_CACHE_DIR, or as the system has it."""
+    if chosen := os.environ.get("QUIRE_CACHE_DIR"):
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "quire"

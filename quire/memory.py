@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire.backends.kv_cache import KV_DTYPES
+from quire.backends.kv_cache import is_native, kv_dtype, kv_token_bytes
+from quire.backends.native.layout import plan_layout
 from quire.config import EngineConfig
 from quire.errors import ConfigError
+from quire.program import ops
+from quire.program.ops.experts import ExpertWeights
 from quire.program.passes import plan_buffers
-from quire.program.program import Load, Program, WeightBytes
+from quire.program.program import Load, Program, WeightBytes, WeightSpec
+from quire.quantize.kinds import DTYPES, Storage
 
+_UNLIMITED = 1 << 60  # control groups of version 1 say "none" with a number beyond any memory
 KV_SHARE = 0.5  # of the memory left beside weights and activations, when no size is asked for
 
 
@@ -19,12 +26,15 @@ class MemoryPlan:
     """Bytes by purpose. The cache has `num_blocks` blocks; sequences may have `max_model_len` tokens."""
 
     weight_bytes: int  # as stored
-    working_bytes: int  # float32 copies that the reference computes with
+    working_bytes: int  # as computed with: packed for the native backend, float32 for the reference
     activation_bytes: int
     kv_block_bytes: int
     num_blocks: int
     max_model_len: int
     available_bytes: int
+    loading_bytes: int = (
+        0  # beside the weights while they are packed: the largest of the checkpoint, and room
+    )
 
     @property
     def kv_bytes(self) -> int:
@@ -32,38 +42,91 @@ class MemoryPlan:
 
     @property
     def total_bytes(self) -> int:
-        return self.working_bytes + self.activation_bytes + self.kv_bytes
+        return self.needed_bytes(self.kv_bytes)
+
+    def needed_bytes(self, kv_bytes: int) -> int:
+        """The most held at any time, with a cache of this size: loading is over before steps begin."""
+        return self.working_bytes + max(self.activation_bytes + kv_bytes, self.loading_bytes)
 
 
 def plan_memory(
-    program: Program, nbytes: WeightBytes, config: EngineConfig, longest: int, available_bytes: int
+    program: Program,
+    nbytes: WeightBytes,
+    config: EngineConfig,
+    longest: int,
+    available_bytes: int,
+    storage: Mapping[str, Storage] | None = None,
 ) -> MemoryPlan:
     """Decide the size of the KV cache and the longest sequence.
 
-    `longest` is the most tokens the model was made for. Without kv_cache_memory_bytes the cache takes what
-    max_num_seqs sequences of full length can use, bounded by half of what is left.
+    `longest` is the most tokens the model was made for. `storage` says how every weight is stored; without
+    it all count as float32. Without kv_cache_memory_bytes the cache takes what max_num_seqs sequences of
+    full length can use, bounded by half of what is left.
     """
-    weights = program.weights().values()
-    working = sum(spec.size * 4 for spec in weights) if config.device != "null" else 0
-    most = config.max_num_batched_tokens  # of tokens, and of logits: those of a prompt may all be asked
-    activations = plan_buffers(program).nbytes(Load(((0, most),), most))
+    weights = program.weights()
+    storage = storage or {name: Storage("f32") for name in weights}
+    stored = stored_format(storage)
+    working, packing = _working_bytes(program, storage, config)
+    activations = _activation_bytes(program, config)
+    block_bytes = kv_token_bytes(program, kv_dtype(config, stored)) * config.block_size
     left = available_bytes - working - activations
-    block_bytes = program.kv_token_bytes(KV_DTYPES[config.kv_cache_dtype].itemsize) * config.block_size
     max_model_len = config.max_model_len or longest
     useful = -(-max_model_len // config.block_size) * config.max_num_seqs
     budget = config.kv_cache_memory_bytes or int(max(left, 0) * KV_SHARE)
     num_blocks = useful if config.device == "null" else min(useful, budget // block_bytes)
     if config.max_model_len is None:
         max_model_len = min(max_model_len, num_blocks * config.block_size)
+    largest = max(spec.size for spec in weights.values()) * DTYPES[stored].itemsize
     return MemoryPlan(
-        weight_bytes=sum(nbytes(spec) for spec in weights),
+        weight_bytes=sum(nbytes(spec) for spec in weights.values()),
         working_bytes=working,
         activation_bytes=activations,
         kv_block_bytes=block_bytes,
         num_blocks=num_blocks,
         max_model_len=max_model_len,
         available_bytes=available_bytes,
+        loading_bytes=largest + packing if is_native(config) else 0,
     )
+
+
+def stored_format(storage: Mapping[str, Storage]) -> str:
+    """The format of the checkpoint's numbers (bf16, f16 or f32): that of most weights that keep it."""
+    kept = Counter(how.kind for how in storage.values() if how.kind in DTYPES)
+    return kept.most_common(1)[0][0] if kept else "bf16"
+
+
+def _working_bytes(program: Program, storage: Mapping[str, Storage], config: EngineConfig) -> tuple[int, int]:
+    """Bytes of all weights as the backend holds them; and of what is packed before it goes to a file."""
+    if config.device == "null":
+        return 0, 0
+    if is_native(config):
+        layout = plan_layout(program, storage)
+        through_file = config.quantization is not None and config.packed_cache
+        return layout.nbytes, 2 * max(part.nbytes for part in layout.parts) if through_file else 0
+    return sum(spec.size * 4 for spec in program.weights().values()), 0
+
+
+def _activation_bytes(program: Program, config: EngineConfig) -> int:
+    """Of the largest step: all values and, natively, rows laid out for products."""
+    most = config.max_num_batched_tokens  # of tokens, and of logits: those of a prompt may all be asked
+    values = plan_buffers(program).nbytes(Load(((0, most),), most))
+    if not is_native(config):
+        return values
+    room = max((_row_bytes(w) for op in program for w in op.weights() if len(w.shape) == 2), default=0)
+    experts = (op for op in program if isinstance(op, ops.Experts))
+    apart = max((op.chosen * _expert_bytes(op.experts) for op in experts), default=0)
+    return values + most * (room + apart)
+
+
+def _row_bytes(weight: WeightSpec) -> int:
+    """A row laid out for a product with this weight, at most (csrc/kernels/kernels.h, Rows)."""
+    return -(-weight.shape[-1] // 32) * 32 * 4
+
+
+def _expert_bytes(experts: ExpertWeights) -> int:
+    """What an expert keeps of one token: input, gate, up and output, and rows for its products."""
+    inner, hidden = experts.gate.shape[-2:]
+    return 4 * (2 * inner + 2 * hidden) + _row_bytes(experts.gate) + _row_bytes(experts.down)
 
 
 def misfit(plan: MemoryPlan, config: EngineConfig) -> ConfigError | None:
@@ -72,10 +135,9 @@ def misfit(plan: MemoryPlan, config: EngineConfig) -> ConfigError | None:
         return None
     blocks = -(-(config.max_model_len or 1) // config.block_size)
     least = blocks * plan.kv_block_bytes  # a cache of one sequence, or one block where no length was asked
-    fixed = plan.working_bytes + plan.activation_bytes
-    needed = fixed + max(plan.kv_bytes, least)
+    needed = plan.needed_bytes(max(plan.kv_bytes, least))
     if needed > plan.available_bytes:
-        what, hint = _too_large(plan, plan.available_bytes - fixed, least)
+        what, hint = _too_large(plan, config, least)
         return ConfigError(
             f"{gigabytes(plan.available_bytes)} of memory are available; the model needs "
             f"{gigabytes(needed)}, {gigabytes(needed - plan.available_bytes)} short{what}",
@@ -90,35 +152,74 @@ def misfit(plan: MemoryPlan, config: EngineConfig) -> ConfigError | None:
     return None
 
 
-def _too_large(plan: MemoryPlan, left: int, least: int) -> tuple[str, str]:
-    """What of the model is too large, and what to do. `left` bytes are for a cache of `least` or more."""
-    if plan.working_bytes > plan.available_bytes:
+def _too_large(plan: MemoryPlan, config: EngineConfig, least: int) -> tuple[str, str]:
+    """What of the model is too large, and what to do. A cache has `least` bytes or more."""
+    if plan.working_bytes + plan.loading_bytes > plan.available_bytes:
         hint = "take a smaller model: the reference backend computes in float32, however weights are stored"
+        if is_native(config):
+            fewer = {
+                None: "give quantization = 'int8' or 'int4', or ",
+                "int8": "give quantization = 'int4', or ",
+            }
+            hint = fewer.get(config.quantization, "") + "take a smaller model"
         return ": the weights alone are too large", hint
+    left = plan.available_bytes - plan.working_bytes - plan.activation_bytes
     if left >= least:
         return "", f"give kv_cache_memory_bytes = {left} or less"
     return "", "lower max_num_batched_tokens or max_model_len, or take a smaller model"
 
 
+def summary(plan: MemoryPlan, config: EngineConfig) -> str:
+    """The plan in one line, for people."""
+    tokens = plan.num_blocks * config.block_size
+    cache = f"KV cache {gigabytes(plan.kv_bytes)} ({tokens:,} tokens)"
+    weights, activations = gigabytes(plan.working_bytes), gigabytes(plan.activation_bytes)
+    available = gigabytes(plan.available_bytes)
+    return f"memory: weights {weights}, {cache}, activations {activations}, of {available} available"
+
+
 def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes a new process can take: what the machine has free, within the limit of the control group."""
-    free = 0
-    for line in _read(proc / "meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            free = int(line.split()[1]) * 1024
-    limit, used = _read(cgroup / "memory.max").strip(), _read(cgroup / "memory.current").strip()
-    if limit.isdigit() and used.isdigit():
-        within = int(limit) - int(used) + _reclaimable(cgroup)
-        free = min(free, within) if free else within
-    return max(free, 0) if free else 8 << 30  # a system that tells nothing: assume 8 GiB
+    """Bytes a new process can take: what the machine has free, within the limits of its control groups."""
+    known = [
+        int(line.split()[1]) * 1024 for line in _lines(proc / "meminfo") if line.startswith("MemAvailable:")
+    ]
+    known += _left_in_groups(proc, cgroup)
+    return max(min(known), 0) if known else 8 << 30  # a system that tells nothing: assume 8 GiB
 
 
-def _reclaimable(cgroup: Path) -> int:
-    """Bytes counted as used that hold cached files: the system gives them up for whoever asks."""
-    for line in _read(cgroup / "memory.stat").splitlines():
-        if line.startswith("inactive_file "):
-            return int(line.split()[1])
-    return 0
+def _left_in_groups(proc: Path, cgroup: Path) -> Iterator[int]:
+    """What each control group of this process, and each around it, has left (versions 1 and 2)."""
+    for root, (limit, used, cached), controller in (
+        (cgroup, ("memory.max", "memory.current", "inactive_file "), ""),
+        (
+            cgroup / "memory",
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "),
+            "memory",
+        ),
+    ):
+        folder = root / _group(proc, controller)
+        while True:
+            most, now = _read(folder / limit).strip(), _read(folder / used).strip()
+            if most.isdigit() and now.isdigit() and int(most) < _UNLIMITED:
+                # Counted as used, but given up for whoever asks: files that were read, such as weights.
+                files = [line for line in _lines(folder / "memory.stat") if line.startswith(cached)]
+                yield int(most) - int(now) + sum(int(line.split()[1]) for line in files)
+            if folder == root:
+                break
+            folder = folder.parent
+
+
+def _group(proc: Path, controller: str) -> str:
+    """The control group of this process for "memory", or of version 2 (""), relative to their root."""
+    for line in _lines(proc / "self" / "cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(",") and ".." not in path:
+            return path.lstrip("/")
+    return ""
+
+
+def _lines(path: Path) -> list[str]:
+    return _read(path).splitlines()
 
 
 def _read(path: Path) -> str:

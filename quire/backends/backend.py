@@ -15,5 +15,8 @@ class Backend(Protocol):
     name: str
 
     def execute(self, batch: Batch) -> np.ndarray:
-        """Run the program on one batch: logits [L, vocab] in float32, keys and values into the cache."""
+        """Run the program on one batch: logits [L, vocab] in float32, keys and values into the cache.
+
+        The next call may overwrite the logits.
+        """
         ...

@@ -6,7 +6,7 @@ import argparse
 from typing import Any, NoReturn
 
 from quire import __version__
-from quire.cli import inspect, run
+from quire.cli import cache, inspect, probe, run
 from quire.cli.terminal import complain, shortened
 from quire.errors import did_you_mean
 
@@ -17,6 +17,8 @@ EXAMPLES = """examples:
   echo "What is 3 + 4?" | quire run demo --json
   cat notes.txt | quire run demo "Summarize this."
   quire inspect path/to/checkpoint           what it is, what it takes, whether it fits
+  quire probe                                what this machine can do at most
+  quire cache ls                             what is kept of quantized weights
   quire help run                             all flags of a command
 """
 
@@ -80,6 +82,6 @@ def _make_parsers() -> tuple[Parser, dict[str, Parser]]:
     )
     parser.add_argument("--version", action="version", version=f"quire {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (run, inspect):
+    for command in (run, inspect, probe, cache):
         command.add_parser(commands)
     return parser, dict(commands.choices)

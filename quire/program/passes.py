@@ -51,6 +51,18 @@ def _plain(op: Op, uses: Counter[int]) -> TypeGuard[Linear]:
     return isinstance(op, Linear) and op.bias is None and uses[op.out.index] == 1
 
 
+def gather_products(program: Program) -> Program:
+    """Put products of one value side by side, each as early as its value is there. Bits do not change."""
+    ops: list[Op] = []
+    for op in program.ops:
+        place = len(ops)
+        if isinstance(op, Linear | GatedLinear):
+            last = [i for i, other in enumerate(ops) if isinstance(other, type(op)) and other.x == op.x]
+            place = last[-1] + 1 if last else place
+        ops.insert(place, op)
+    return replace(program, ops=tuple(ops))
+
+
 @dataclass(frozen=True, slots=True)
 class BufferPlan:
     """Which buffer holds each value. A buffer is free again after the last read of its value."""
@@ -65,7 +77,11 @@ class BufferPlan:
 
 
 def plan_buffers(program: Program) -> BufferPlan:
-    """Assign values to buffers in order, taking the smallest free one that is wide enough."""
+    """Assign values to buffers in order, taking a free one of the same width.
+
+    A row of a value then lies where the same row of the one before it lay, so several ops may take a few
+    rows together, and go on to the next rows, while nothing that is still to be read is overwritten.
+    """
     last_use = {v.index: i for i, op in enumerate(program.ops) for v in (*op.inputs(), *op.outputs())}
     last_use[program.output.index] = len(program.ops)
     widths: list[tuple[Count, int]] = []
@@ -80,13 +96,10 @@ def plan_buffers(program: Program) -> BufferPlan:
 
 
 def _take(value: Value, free: list[int], widths: list[tuple[Count, int]]) -> int:
-    """A free buffer for the value: the narrowest that fits, else the widest made wider, else a new one."""
-    same = [b for b in free if widths[b][0] == value.count]
-    fits = [b for b in same if widths[b][1] >= value.width]
-    if fits or same:
-        chosen = min(fits, key=lambda b: widths[b][1]) if fits else max(same, key=lambda b: widths[b][1])
-        widths[chosen] = (value.count, max(widths[chosen][1], value.width))
-        free.remove(chosen)
-        return chosen
+    """A free buffer of the value's count and width, or a new one."""
+    for buffer in free:
+        if widths[buffer] == (value.count, value.width):
+            free.remove(buffer)
+            return buffer
     widths.append((value.count, value.width))
     return len(widths) - 1

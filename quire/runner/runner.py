@@ -9,6 +9,7 @@ import numpy as np
 
 from quire.backends.backend import Backend
 from quire.program.batch import Batch
+from quire.runner.arithmetic import NUMPY, Arithmetic
 from quire.runner.logprobs import LogitsError, prompt_logprobs
 from quire.runner.sampler import SamplerState, sample
 from quire.types import Admission, PositionLogprobs, Row, RowResult, Step, StepResult
@@ -38,8 +39,11 @@ class Slot:
 class Runner:
     """Executes steps on a backend. Rows of the batch are the step's rows, in their order."""
 
-    def __init__(self, backend: Backend, *, vocab_size: int, block_size: int) -> None:
+    def __init__(
+        self, backend: Backend, *, vocab_size: int, block_size: int, arithmetic: Arithmetic = NUMPY
+    ) -> None:
         self._backend = backend
+        self._arithmetic = arithmetic
         self._vocab_size = vocab_size
         self._block_size = block_size
         self._slots: dict[int, Slot] = {}
@@ -52,7 +56,7 @@ class Runner:
         results, first = [], 0
         for row, slot in rows:
             count = slot.wanted_logits(row)
-            results.append(_finish(row, slot, logits[first : first + count]))
+            results.append(_finish(row, slot, logits[first : first + count], self._arithmetic))
             first += count
         return StepResult(tuple(results))
 
@@ -90,22 +94,25 @@ class Runner:
         )
 
 
-def _finish(row: Row, slot: Slot, logits: np.ndarray) -> RowResult:
+def _finish(row: Row, slot: Slot, logits: np.ndarray, arithmetic: Arithmetic) -> RowResult:
     """Turn a row's logits [wanted, vocab] into its result, and note the sampled token in the slot."""
     try:
-        scored = _score_prompt(row, slot, logits) if slot.scores_prompt(row) else ()
+        scored = _score_prompt(row, slot, logits, arithmetic) if slot.scores_prompt(row) else ()
     except LogitsError as error:
         return RowResult(error=error.message)
     if not row.sample:
         return RowResult(prompt_logprobs=scored)
-    result = sample(logits[-1], slot.sampler)
+    result = sample(logits[-1], slot.sampler, arithmetic)
     slot.token_ids += result.token_ids
     slot.sampler.extend(result.token_ids)
     return RowResult(result.token_ids, result.logprobs, scored, result.error)
 
 
-def _score_prompt(row: Row, slot: Slot, logits: np.ndarray) -> tuple[PositionLogprobs, ...]:
+def _score_prompt(
+    row: Row, slot: Slot, logits: np.ndarray, arithmetic: Arithmetic
+) -> tuple[PositionLogprobs, ...]:
     """Log-probabilities of the prompt tokens at positions start + 1 ... that this row's logits predict."""
     end = min(row.start + row.count + 1, slot.admission.num_prompt_tokens)
     following = slot.token_ids[row.start + 1 : end]
-    return prompt_logprobs(logits[: len(following)], following, slot.admission.params.prompt_logprobs or 0)
+    wanted = slot.admission.params.prompt_logprobs or 0
+    return prompt_logprobs(logits[: len(following)], following, wanted, arithmetic)

@@ -148,7 +148,7 @@ def test_a_dead_engine_ends_the_conversation(
 def test_conversation_in_a_terminal() -> None:
     terminal = Terminal("--max-model-len", "128")
     shown = terminal.read_until(">>> ")
-    for words in ("demo", "LlamaForCausalLM", "reference backend", "context of 128 tokens", "\x1b[2m"):
+    for words in ("demo", "LlamaForCausalLM", "native backend", "context of 128 tokens", "\x1b[2m"):
         assert words in shown
     terminal.type("Hello!\n")
     assert "(0 cached)" in terminal.read_until(">>> ")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,9 @@ PARAMS = [
 ]
 
 
+Maker = Callable[..., LLM]
+
+
 def fingerprint(output: RequestOutput) -> str:
     """Token ids and float32 logprob bits of everything a request was given."""
     digest = hashlib.sha256()
@@ -54,8 +59,14 @@ def _take(digest: Any, position: dict[int, Any]) -> None:
         digest.update(struct.pack("<if", token_id, entry.logprob))
 
 
-def make(**options: Any) -> LLM:
-    return LLM("demo", **options)
+@pytest.fixture(scope="module", params=["native", "reference"])
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def make(device: str) -> Maker:
+    return partial(LLM, "demo", device=device)
 
 
 def run_together(llm: LLM) -> list[str]:
@@ -66,7 +77,7 @@ def run_together(llm: LLM) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def alone() -> list[str]:
+def alone(make: Maker) -> list[str]:
     """Every request by itself in a new engine, the prompt in one chunk, nothing cached."""
     prints = []
     for prompt, params in zip(PROMPTS, PARAMS, strict=True):
@@ -89,13 +100,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_same_bits_in_any_company(name: str, alone: list[str]) -> None:
+def test_same_bits_in_any_company(name: str, make: Maker, alone: list[str]) -> None:
     llm = make(**VARIANTS[name])
     assert run_together(llm) == alone
     llm.close()
 
 
-def test_same_bits_on_a_cache_hit(alone: list[str]) -> None:
+def test_same_bits_on_a_cache_hit(make: Maker, alone: list[str]) -> None:
     llm = make()
     assert run_together(llm) == alone
     cached = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
@@ -104,15 +115,16 @@ def test_same_bits_on_a_cache_hit(alone: list[str]) -> None:
     llm.close()
 
 
-def test_same_bits_after_preemption(alone: list[str]) -> None:
-    token_bytes = make().engine.runner._backend.program.kv_token_bytes(4)  # type: ignore[attr-defined]
+def test_same_bits_after_preemption(make: Maker, device: str, alone: list[str]) -> None:
+    program = make().engine.runner._backend.program  # type: ignore[attr-defined]
+    token_bytes = program.kv_token_bytes(4 if device == "reference" else 2)
     llm = make(max_model_len=160, kv_cache_memory_bytes=token_bytes * 176, max_num_batched_tokens=64)
     assert run_together(llm) == alone
     assert llm.engine.scheduler.num_preemptions > 0
     llm.close()
 
 
-def test_float16_cache_is_exact_too() -> None:
+def test_float16_cache_is_exact_too(make: Maker) -> None:
     prints = []
     for options in ({"max_num_batched_tokens": 9}, {"max_num_seqs": 1, "enable_prefix_caching": False}):
         llm = make(kv_cache_dtype="float16", **options)
@@ -122,7 +134,7 @@ def test_float16_cache_is_exact_too() -> None:
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_quantized_weights_are_exact_too(quantization: str) -> None:
+def test_quantized_weights_are_exact_too(quantization: str, make: Maker) -> None:
     prints = []
     for options in ({"max_num_batched_tokens": 9}, {"max_num_seqs": 1, "enable_prefix_caching": False}):
         llm = make(quantization=quantization, **options)
@@ -131,8 +143,16 @@ def test_quantized_weights_are_exact_too(quantization: str) -> None:
     assert prints[0] == prints[1]
 
 
+@pytest.mark.parametrize("num_threads", [1, 3, 4])
+def test_same_bits_on_any_number_of_threads(num_threads: int, make: Maker, alone: list[str]) -> None:
+    llm = make(num_threads=num_threads)
+    assert run_together(llm) == alone
+    llm.close()
+
+
+@pytest.mark.parametrize("device", ["reference"], indirect=True)
 def test_an_order_that_depends_on_the_batch_is_noticed(
-    alone: list[str], monkeypatch: pytest.MonkeyPatch
+    make: Maker, alone: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The negative control: split the sum in two when there are several rows, and bits must differ."""
 

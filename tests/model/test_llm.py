@@ -375,8 +375,9 @@ def test_options_of_vllm_scripts(caplog: pytest.LogCaptureFixture) -> None:
     llm.close()
 
 
-def test_the_backend_computes_on_one_thread(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reference_computes_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """OpenBLAS splits some sums over several threads, in another order."""
+    llm = LLM("demo", device="reference")
     backend = llm.engine.runner._backend  # type: ignore[attr-defined]
     execute, seen = backend._execute, []
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from tiny import CONFIGS
 
-from quire.backends.kv_cache import KV_DTYPES
+from quire.backends.kv_cache import KV_DTYPES, kv_dtype, kv_token_bytes
 from quire.build import describe
 from quire.config import KV_CACHE_DTYPES, EngineConfig
 from quire.errors import ConfigError
-from quire.memory import available_memory, gigabytes, misfit, plan_memory
+from quire.memory import available_memory, gigabytes, misfit, plan_memory, stored_format, summary
 from quire.models import read_model
 from quire.program.passes import fuse
 from quire.quantize.round_to_nearest import kind_of
@@ -26,8 +26,9 @@ def nbytes(spec: object) -> int:
 
 
 def plan(available: int, longest: int = 256, **options: object):  # type: ignore[no-untyped-def]
-    config = EngineConfig(**options)  # type: ignore[arg-type]
-    return plan_memory(PROGRAM, nbytes, config, longest, available), config
+    config = EngineConfig(**{"device": "reference", **options})  # type: ignore[arg-type]
+    storage = {n: kind_of(s, "bf16", config.quantization) for n, s in PROGRAM.weights().items()}
+    return plan_memory(PROGRAM, nbytes, config, longest, available, storage), config
 
 
 def test_the_cache_takes_what_is_useful_and_no_more() -> None:
@@ -97,7 +98,7 @@ def test_activations_count_the_logits_of_a_whole_chunk_of_a_prompt() -> None:
 def test_counted_before_loading_is_there_after(quantization: str | None) -> None:
     from quire.weights.load import load
 
-    facts = describe(EngineConfig(quantization=quantization))
+    facts = describe(EngineConfig(quantization=quantization, device="reference"))
     weights = load(facts.program.weights(), facts.folder.checkpoint(), facts.program.ignored, quantization)
     assert sum(weight.nbytes for weight in weights.values()) == facts.memory.weight_bytes
     assert sum(weight.dense().nbytes for weight in weights.values()) == facts.memory.working_bytes
@@ -110,6 +111,56 @@ def test_a_config_alone_can_be_described(tmp_path: Path) -> None:
     assert {str(storage) for storage in facts.storage.values()} == {"f16"}
     with pytest.raises(ConfigError, match="safetensors"):
         describe(EngineConfig(model=str(tmp_path)))
+
+
+def test_the_native_backend_holds_packed_weights() -> None:
+    from quire.backends.native import _core
+    from quire.backends.native.weights import load_packed
+
+    kept = {}
+    for quantization in (None, "int8", "int4"):
+        facts = describe(EngineConfig(quantization=quantization))
+        isa, checkpoint = _core.isas()[-1], facts.folder.checkpoint()
+        packed = load_packed(facts.program, checkpoint, quantization, isa=isa, num_threads=1)
+        held = [m.nbytes for m in packed.matrices.values()] + [v.nbytes for v in packed.vectors.values()]
+        kept[quantization] = facts.memory.working_bytes
+        assert 0 <= facts.memory.working_bytes - sum(held) < 64 * len(held)
+    assert kept["int4"] < kept["int8"] < kept[None]
+
+
+def test_the_native_backend_counts_more_than_values() -> None:
+    """Rows laid out for products, and while loading one weight of the checkpoint."""
+    reference, _ = plan(10**9)
+    native, config = plan(10**9, device="native")
+    assert plan(10**9, device="auto")[0] == native
+    assert native.activation_bytes > reference.activation_bytes
+    assert native.working_bytes < reference.working_bytes
+    assert reference.loading_bytes == 0
+    largest = max(spec.size for spec in PROGRAM.weights().values())
+    assert native.loading_bytes == 2 * largest  # bf16
+    through_file = plan(10**9, device="native", quantization="int8")[0].loading_bytes
+    assert (
+        through_file > plan(10**9, device="native", quantization="int8", packed_cache=False)[0].loading_bytes
+    )
+    assert native.total_bytes == native.working_bytes + native.activation_bytes + native.kv_bytes
+    assert native.needed_bytes(-native.activation_bytes) == native.working_bytes + native.loading_bytes
+    assert misfit(native, config) is None
+
+
+def test_what_does_not_fit_natively_names_the_quantization() -> None:
+    for quantization, hint in ((None, "'int8' or 'int4', or"), ("int8", "= 'int4', or"), ("int4", "take a")):
+        error = misfit(*plan(10**3, device="native", quantization=quantization))
+        assert error is not None
+        assert "the weights alone" in error.message
+        assert hint in (error.hint or "")
+
+
+def test_the_plan_in_one_line() -> None:
+    got, config = plan(10**9, max_num_seqs=4, device="native")
+    line = summary(got, config)
+    assert line.startswith(f"memory: weights {gigabytes(got.working_bytes)}, KV cache ")
+    assert "(1,024 tokens), activations " in line
+    assert line.endswith(", of 1 GB available")
 
 
 def test_available_memory_is_within_the_control_group(tmp_path: Path) -> None:
@@ -127,10 +178,63 @@ def test_available_memory_is_within_the_control_group(tmp_path: Path) -> None:
     assert available_memory() > 0
 
 
+@pytest.mark.parametrize(
+    ("line", "root", "names", "cached"),
+    [
+        ("0::/user/job", "", ("memory.max", "memory.current"), "inactive_file"),
+        (
+            "4:cpu,memory:/user/job",
+            "memory",
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+            "total_inactive_file",
+        ),
+    ],
+    ids=["version 2", "version 1"],
+)
+def test_every_control_group_around_the_process_counts(
+    tmp_path: Path, line: str, root: str, names: tuple[str, str], cached: str
+) -> None:
+    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text("MemAvailable:    5000 kB\n")
+    (proc / "self" / "cgroup").write_text(f"1:name=systemd:/elsewhere\n{line}\n")
+    inner = groups / root / "user" / "job"
+    inner.mkdir(parents=True)
+    for folder, limit, used in ((inner, 9000, 1000), (inner.parent, 7000, 1500)):
+        (folder / names[0]).write_text(f"{limit}\n")
+        (folder / names[1]).write_text(f"{used}\n")
+    assert available_memory(proc, groups) == 5500
+    (inner.parent / "memory.stat").write_text(f"cache 700\n{cached} 300\n")
+    assert available_memory(proc, groups) == 5800
+    (inner / names[0]).write_text("2000\n")
+    assert available_memory(proc, groups) == 1000
+    for folder in (inner, inner.parent):
+        (folder / names[0]).write_text(f"{(1 << 63) - 4096}\n")  # how version 1 says "no limit"
+    assert available_memory(proc, groups) == 5000 * 1024
+
+
 def test_every_cache_format_of_the_configuration_has_its_numbers() -> None:
-    assert set(KV_DTYPES) == set(KV_CACHE_DTYPES)
-    sizes = {name: plan(10**9, kv_cache_dtype=name)[0].kv_block_bytes for name in KV_CACHE_DTYPES}
-    assert sizes["auto"] == sizes["float32"] == 2 * sizes["float16"] == 2 * sizes["bfloat16"]
+    assert {*KV_DTYPES, "int8"} == set(KV_CACHE_DTYPES)
+    native = {n: plan(10**9, kv_cache_dtype=n, device="native")[0].kv_block_bytes for n in KV_CACHE_DTYPES}
+    assert native["float32"] == 2 * native["float16"] == 2 * native["bfloat16"]
+    assert native["auto"] == native["bfloat16"]  # as the weights are stored
+    heads = sum(layer.num_heads for layer in PROGRAM.kv_layers)
+    assert native["int8"] == native["float32"] // 4 + 16 * 2 * 4 * heads  # a scale for each token and head
+    assert plan(10**9)[0].kv_block_bytes == native["float32"]  # the reference is there to be exact
+
+
+def test_the_format_of_the_cache_follows_the_checkpoint() -> None:
+    for stored, expected in (("bf16", "bfloat16"), ("f16", "float16"), ("f32", "float32")):
+        for quantization in (None, "int8"):
+            kinds = {n: kind_of(s, stored, quantization) for n, s in PROGRAM.weights().items()}
+            assert stored_format(kinds) == stored
+        assert kv_dtype(EngineConfig(), stored) == expected
+        assert kv_dtype(EngineConfig(device="reference"), stored) == "float32"
+        assert kv_dtype(EngineConfig(kv_cache_dtype="int8"), stored) == "int8"
+    assert stored_format({}) == "bf16"
+    with pytest.raises(ConfigError, match="reference"):
+        kv_dtype(EngineConfig(device="reference", kv_cache_dtype="int8"), "bf16")
+    assert kv_token_bytes(PROGRAM, "float32") == TOKEN_BYTES
 
 
 def test_readable_numbers() -> None:

@@ -102,7 +102,7 @@ def test_no_two_living_values_share_a_buffer(name: str, fused: bool) -> None:
     for a, (a_from, a_to) in life.items():
         count, width = plan.widths[plan.buffer[a]]
         assert count == values[a].count
-        assert width >= values[a].width
+        assert width == values[a].width  # rows of both lie at the same places
         for b, (b_from, _) in life.items():
             if a != b and plan.buffer[a] == plan.buffer[b]:
                 assert not a_from <= b_from <= a_to
@@ -110,7 +110,7 @@ def test_no_two_living_values_share_a_buffer(name: str, fused: bool) -> None:
     total = sum(4 * load.size(v.count) * v.width for v in values.values())
     widest = max(v.width for v in values.values())
     assert plan.nbytes(load) == sum(4 * load.size(count) * width for count, width in plan.widths)
-    assert 4 * load.num_tokens * widest <= plan.nbytes(load) < total / 3
+    assert 4 * load.num_tokens * widest <= plan.nbytes(load) < total / 2
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from quire.backends.backend import Backend
 from quire.backends.reference import ReferenceBackend
 from quire.models import Model, read_model
 from quire.program import Load, Program
@@ -165,21 +166,23 @@ class Sequence:
 
 @dataclass
 class Paged:
-    """Runs sequences on the reference backend through a cache whose blocks are handed out shuffled."""
+    """Runs sequences through a cache whose blocks are handed out shuffled.
+
+    `make` is what computes: it takes the program, the weights, and the options of ReferenceBackend.
+    """
 
     program: Program
-    weights: dict[str, Dense]
+    weights: Any
     block_size: int = 16
     num_blocks: int = 80
     kv_cache_dtype: str = "auto"
     seed: int = 0
+    make: Callable[..., Backend] = ReferenceBackend
     free: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         options = {"num_blocks": self.num_blocks, "block_size": self.block_size}
-        self.backend = ReferenceBackend(
-            self.program, self.weights, **options, kv_cache_dtype=self.kv_cache_dtype
-        )
+        self.backend = self.make(self.program, self.weights, **options, kv_cache_dtype=self.kv_cache_dtype)
         self.free = np.random.default_rng(self.seed).permutation(self.num_blocks).tolist()
 
     def sequence(self, token_ids: Iterable[int], variant: int = 0) -> Sequence:
@@ -189,7 +192,7 @@ class Paged:
 
     def step(self, rows: list[tuple[Sequence, int]]) -> list[np.ndarray]:
         """Compute the next `count` tokens of each sequence in one batch: their logits [count, vocab]."""
-        logits = self.backend.execute(batch_of(rows, self.block_size))
+        logits = np.array(self.backend.execute(batch_of(rows, self.block_size)))  # kept from the next step
         for sequence, count in rows:
             sequence.computed += count
         return np.split(logits, np.cumsum([count for _, count in rows])[:-1])

@@ -1,0 +1,146 @@
+#include "attention.h"
+
+#include <algorithm>
+
+namespace quire {
+
+namespace {
+
+constexpr int64_t kTasksPerThread = 4;    // a thread that loses its processor for a while holds up little
+constexpr int64_t kWorthATask = 1 << 10;  // rows times positions; a microsecond or less
+
+// The sequence that has token `token` of the step.
+int64_t sequence_of(const Batch& batch, int64_t token) {
+  const int64_t* end = batch.row_offsets + batch.sequences + 1;
+  return std::upper_bound(batch.row_offsets, end, token) - batch.row_offsets - 1;
+}
+
+// Rows count for more than they are: keys and values are converted for few rows as for many.
+int64_t work(int64_t rows, int64_t positions) { return (rows + 4) * positions; }
+
+}  // namespace
+
+void WriteKV::run_rows(const Step& step, int64_t first, int64_t last) {
+  const Batch& batch = step.batch;
+  const int64_t width = cache_->heads * cache_->dim;
+  int64_t sequence = sequence_of(batch, first);
+  for (int64_t token = first; token < last; ++token) {
+    while (token >= batch.row_offsets[sequence + 1]) ++sequence;
+    const int64_t position = batch.positions[token];
+    const int64_t block = batch.block_tables[sequence * batch.table_width + position / cache_->block_size];
+    step.kernels.write_kv(*cache_, block, position % cache_->block_size,
+                          step.buffers[(size_t)k_] + token * width, step.buffers[(size_t)v_] + token * width);
+  }
+}
+
+void Attend::prepare(const Step& step) {
+  list_tiles(step.batch);
+  cut_tiles(step.threads);
+  list_pieces();
+  int64_t rows = 0;
+  for (const Tile& tile : tiles_) rows = std::max(rows, tile.tokens * how_.group());
+  scratch_floats_ = round_up(attention_scratch(rows, how_.cache->dim), 1024);  // whole pages
+  scratch_.reserve((size_t)(scratch_floats_ * step.threads) * sizeof(float));
+}
+
+void Attend::list_tiles(const Batch& batch) {
+  const int64_t most = std::max<int64_t>(1, kUnitRows / how_.group());
+  tiles_.clear();
+  for (int64_t sequence = 0; sequence < batch.sequences; ++sequence) {
+    const int64_t begin = batch.row_offsets[sequence], count = batch.row_offsets[sequence + 1] - begin;
+    for (int64_t at = (ceil_div(count, most) - 1) * most; at >= 0; at -= most) {  // long contexts first
+      const int64_t first = begin + at, tokens = std::min(most, count - at);
+      const int64_t oldest = how_.oldest(batch.positions[first]);
+      const int64_t end = batch.positions[first + tokens - 1] + 1;
+      const int64_t first_segment = oldest / kSegment, segments = ceil_div(end, kSegment) - first_segment;
+      tiles_.push_back({sequence, first, tokens, first_segment, segments, end - oldest, 1, 0});
+    }
+  }
+}
+
+// Tiles with more than their share of the work are cut, between segments.
+void Attend::cut_tiles(int threads) {
+  cut_.clear();
+  if (threads == 1) return;
+  int64_t total = 0, records = 0;
+  for (const Tile& tile : tiles_)
+    total += work(tile.tokens * how_.group(), tile.positions) * how_.cache->heads;
+  const int64_t share = std::max(kWorthATask, total / (kTasksPerThread * threads));
+  for (Tile& tile : tiles_) {
+    tile.pieces = std::min(tile.segments, ceil_div(work(tile.tokens * how_.group(), tile.positions), share));
+    if (tile.pieces == 1) continue;
+    tile.records = records;
+    records += tile.tokens * how_.heads * tile.segments * record_floats(how_.cache->dim);
+    cut_.push_back(&tile - tiles_.data());
+  }
+  records_.reserve((size_t)records * sizeof(float));
+}
+
+// Neighbours that are too small for a task of their own share one.
+void Attend::list_pieces() {
+  pieces_.clear();
+  task_ends_.clear();
+  int64_t gathered = 0;
+  for (size_t i = 0; i < tiles_.size(); ++i) {
+    const Tile& tile = tiles_[i];
+    for (int64_t head = 0; head < how_.cache->heads; ++head) {
+      for (int64_t number = 0; number < tile.pieces; ++number) {
+        pieces_.push_back({(int64_t)i, head, number});
+        gathered += work(tile.tokens * how_.group(), tile.positions) / tile.pieces;
+        if (gathered < kWorthATask) continue;
+        task_ends_.push_back((int64_t)pieces_.size());
+        gathered = 0;
+      }
+    }
+  }
+  if (gathered > 0) task_ends_.push_back((int64_t)pieces_.size());
+}
+
+AttentionUnit Attend::unit(const Step& step, const Piece& piece) const {
+  const Tile& tile = tiles_[(size_t)piece.tile];
+  const Batch& batch = step.batch;
+  const int64_t offset = tile.first * how_.heads * how_.cache->dim;
+  const int64_t first = tile.segments * piece.number / tile.pieces;
+  const int64_t last = tile.segments * (piece.number + 1) / tile.pieces;
+  AttentionUnit unit{};
+  unit.q = step.buffers[(size_t)q_] + offset;
+  unit.out = step.buffers[(size_t)out_] + offset;
+  unit.positions = batch.positions + tile.first;
+  unit.tokens = tile.tokens;
+  unit.head = piece.head;
+  unit.block_table = batch.block_tables + tile.sequence * batch.table_width;
+  unit.first_segment = tile.first_segment + first;
+  unit.last_segment = tile.first_segment + last;
+  if (tile.pieces > 1) {
+    const int64_t record = record_floats(how_.cache->dim), rows = tile.tokens * how_.group();
+    unit.row_stride = tile.segments * record;
+    unit.records = records_.as<float>() + tile.records + piece.head * rows * unit.row_stride + first * record;
+  }
+  return unit;
+}
+
+void Attend::run(const Step& step, int64_t task, int thread) {
+  float* scratch = scratch_.as<float>() + thread * scratch_floats_;
+  for (int64_t i = task ? task_ends_[(size_t)task - 1] : 0; i < task_ends_[(size_t)task]; ++i)
+    step.kernels.attend(how_, unit(step, pieces_[(size_t)i]), scratch);
+}
+
+void MergeSegments::run_rows(const Step& step, int64_t first, int64_t last) {
+  const Attention& how = attend_->how_;
+  const int64_t dim = how.cache->dim, group = how.group();
+  for (const int64_t cut : attend_->cut_) {
+    const Attend::Tile& tile = attend_->tiles_[(size_t)cut];
+    const int64_t end = std::min(last, tile.first + tile.tokens);
+    for (int64_t token = std::max(first, tile.first); token < end; ++token) {
+      for (int64_t head = 0; head < how.heads; ++head) {
+        const int64_t row = head / group * tile.tokens * group + (token - tile.first) * group + head % group;
+        const float* records = attend_->records_.as<float>() + tile.records +
+                               row * tile.segments * record_floats(dim);
+        float* out = step.buffers[(size_t)attend_->out_] + (token * how.heads + head) * dim;
+        step.kernels.merge_segments(how, head, records, tile.segments, out);
+      }
+    }
+  }
+}
+
+}  // namespace quire

@@ -1,0 +1,104 @@
+// A program on this machine: ops over buffers, run a whole step in one call.
+//
+// Ops are grouped into phases. Ops that treat each row by itself (norms, rotations, layouts) make one phase
+// together: a thread takes 8 rows through all of them while they are in its cache. A product or attention is a
+// phase of its own. Threads take tasks of a phase from a counter and meet at its end.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "../kernels/kernels.h"
+#include "memory.h"
+#include "thread_pool.h"
+
+namespace quire {
+
+// One step as arrays, as in quire.program.batch. Borrowed for the time of a run.
+struct Batch {
+  int64_t tokens, sequences, logits;
+  int64_t table_width, block_size;
+  const int64_t* token_ids;      // [tokens]
+  const int64_t* positions;      // [tokens]
+  const int64_t* row_offsets;    // [sequences + 1]
+  const int64_t* block_tables;   // [sequences, table_width]
+  const int64_t* context_lens;   // [sequences]
+  const int64_t* variants;       // [sequences]
+  const int64_t* logit_rows;     // [logits]
+};
+
+enum class Count : int32_t { tokens, logits };
+
+// What a running step offers its ops.
+class Step {
+ public:
+  Step(const Batch& batch, const Kernels& kernels, std::vector<float*> buffers)
+      : batch(batch), kernels(kernels), buffers(std::move(buffers)) {}
+
+  const Batch& batch;
+  const Kernels& kernels;
+  std::vector<float*> buffers;
+  int threads = 1;
+
+  int64_t count(Count of) const { return of == Count::tokens ? batch.tokens : batch.logits; }
+};
+
+class Op {
+ public:
+  virtual ~Op() = default;
+
+  // Called once, by one thread, before any task of the step: room for scratch, tables that rows share.
+  virtual void prepare(const Step&) {}
+
+  // Row-wise ops say what counts their rows, and do rows [first, last).
+  virtual bool row_wise() const { return false; }
+  virtual Count rows() const { return Count::tokens; }
+  virtual void run_rows(const Step&, int64_t first, int64_t last) { (void)first, (void)last; }
+
+  // The others say how many tasks they have, and do one.
+  virtual int64_t tasks(const Step&) const { return 0; }
+  virtual void run(const Step&, int64_t task, int thread) { (void)task, (void)thread; }
+};
+
+class Executor {
+ public:
+  Executor(const Kernels& kernels, int threads) : kernels_(kernels), pool_(threads) {}
+
+  const Kernels& kernels() const { return kernels_; }
+  int threads() const { return pool_.size(); }
+
+  // A buffer of `width` floats a row; returns its number.
+  int64_t add_buffer(Count count, int64_t width);
+  void add(std::unique_ptr<Op> op);
+
+  // Computes the step; returns where buffer `output` begins, valid until the next run.
+  float* run(const Batch& batch, int64_t output);
+
+ private:
+  struct Buffer {
+    Count count;
+    int64_t width;
+    Memory memory;
+  };
+  struct Phase {
+    std::vector<Op*> ops;
+    bool row_wise;
+    Count rows;
+  };
+
+  void work(const Step& step, int thread);
+  int64_t tasks(const Phase& phase, const Step& step) const;
+  void run(const Phase& phase, const Step& step, int64_t task, int thread);
+
+  const Kernels& kernels_;
+  ThreadPool pool_;
+  std::vector<Buffer> buffers_;
+  std::vector<std::unique_ptr<Op>> ops_;
+  std::vector<Phase> phases_;
+  std::vector<int64_t> num_tasks_;                  // of each phase of this step
+  std::unique_ptr<std::atomic<int64_t>[]> taken_;   // tasks taken of each phase
+};
+
+}  // namespace quire

@@ -1,0 +1,130 @@
+// Mixture of experts: rows are gathered by expert, so that each expert's weights are read once a step.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "ops.h"
+
+namespace quire {
+
+struct ExpertWeights {
+  std::shared_ptr<const Matrix> gate, up, down;  // one matrix for each expert
+  Vector gate_bias, up_bias, down_bias;          // [experts, outputs] or empty
+};
+
+// What the experts op of quire.program.ops.experts is made of. Each choice (token, expert) has a slot; slots are
+// ordered by expert, then token.
+class ExpertsState {
+ public:
+  ExpertsState(ExpertWeights weights, int64_t chosen, bool over_chosen, Activation activation, float limit)
+      : weights(std::move(weights)), chosen(chosen), over_chosen(over_chosen), activation(activation), limit(limit) {}
+
+  struct Group {  // the slots of one expert
+    int64_t expert, first, rows;
+  };
+  struct Tile {
+    const Group* group;
+    int64_t number;  // within the group
+  };
+
+  const ExpertWeights weights;
+  const int64_t chosen;
+  const bool over_chosen;  // shares are a softmax over the chosen scores, else over all
+  const Activation activation;
+  const float limit;  // gpt-oss' bounded activation, or 0
+
+  int64_t experts() const { return weights.gate->count(); }
+  int64_t hidden() const { return weights.gate->inputs(); }
+  int64_t inner() const { return weights.gate->outputs(); }
+
+  std::vector<int64_t> token;    // [slots]
+  std::vector<float> share;      // [slots]
+  std::vector<int64_t> slot_of;  // [tokens, chosen], by rising number of the expert
+  std::vector<Group> groups;
+  std::vector<Tile> tiles;
+  Memory gathered, gates, ups, downs;  // [slots, hidden], [slots, inner] twice, [slots, hidden]
+  Memory room, inner_room;             // packed rows of the groups, each group at its first slot
+
+  // The group's rows of a product with `inputs`, in a room with space for all slots.
+  Rows rows(const Step& step, const Memory& from, const Group& group, int64_t inputs) const;
+};
+
+// The passes of the op, in order. All share the state.
+class RouteExperts : public Op {  // one task: who goes where
+ public:
+  RouteExperts(std::shared_ptr<ExpertsState> state, int64_t scores) : s_(std::move(state)), scores_(scores) {}
+  void prepare(const Step& step) override;
+  int64_t tasks(const Step& step) const override { return step.batch.tokens > 0; }
+  void run(const Step& step, int64_t task, int thread) override;
+
+ private:
+  std::shared_ptr<ExpertsState> s_;
+  int64_t scores_;
+};
+
+// A pass whose number of parts is known only once routing is done: each thread takes parts until none is left.
+class ExpertsPass : public Op {
+ public:
+  explicit ExpertsPass(std::shared_ptr<ExpertsState> state) : s_(std::move(state)) {}
+  void prepare(const Step&) override { next_.store(0); }
+  int64_t tasks(const Step& step) const override { return step.batch.tokens > 0 ? step.threads : 0; }
+  void run(const Step& step, int64_t task, int thread) override;
+
+ protected:
+  virtual int64_t parts(const Step& step) const = 0;
+  virtual void part(const Step& step, int64_t number) = 0;
+  std::shared_ptr<ExpertsState> s_;
+
+ private:
+  std::atomic<int64_t> next_{0};
+};
+
+class GatherExperts : public ExpertsPass {  // a tile: its rows from x, laid out for gate and up
+ public:
+  GatherExperts(std::shared_ptr<ExpertsState> state, int64_t x) : ExpertsPass(std::move(state)), x_(x) {}
+
+ protected:
+  int64_t parts(const Step&) const override { return (int64_t)s_->tiles.size(); }
+  void part(const Step& step, int64_t number) override;
+
+ private:
+  int64_t x_;
+};
+
+class ActivateExperts : public ExpertsPass {  // a tile: activation(gate) * up, laid out for down
+ public:
+  using ExpertsPass::ExpertsPass;
+
+ protected:
+  int64_t parts(const Step&) const override { return (int64_t)s_->tiles.size(); }
+  void part(const Step& step, int64_t number) override;
+};
+
+class MultiplyExperts : public ExpertsPass {  // some panels of one expert's matrix
+ public:
+  enum class Which { gate_up, down };
+  MultiplyExperts(std::shared_ptr<ExpertsState> state, Which which) : ExpertsPass(std::move(state)), which_(which) {}
+
+ protected:
+  int64_t parts(const Step& step) const override;
+  void part(const Step& step, int64_t number) override;
+
+ private:
+  int64_t chunks() const;
+  Which which_;
+};
+
+class SumExperts : public Op {  // out[t] = sum of shares times the chosen experts' results
+ public:
+  SumExperts(std::shared_ptr<ExpertsState> state, int64_t out) : s_(std::move(state)), out_(out) {}
+  bool row_wise() const override { return true; }
+  void run_rows(const Step& step, int64_t first, int64_t last) override;
+
+ private:
+  std::shared_ptr<ExpertsState> s_;
+  int64_t out_;
+};
+
+}  // namespace quire

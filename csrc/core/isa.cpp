@@ -1,0 +1,47 @@
+// Which instruction sets this build has kernels for, and which of them this machine can run.
+
+#include "isa.h"
+
+#include <cstring>
+
+#include "isas.h"  // made by CMakeLists.txt: QUIRE_ISAS(X) is X(name) for each instruction set, best first
+
+namespace quire {
+
+#define QUIRE_DECLARE(name) \
+  namespace name {          \
+  extern const Kernels table; \
+  }
+QUIRE_ISAS(QUIRE_DECLARE)
+#undef QUIRE_DECLARE
+
+namespace {
+
+bool runs_here(const char* isa) {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  if (!std::strcmp(isa, "avx2")) return avx2;
+  if (!std::strcmp(isa, "avx2_vnni")) return avx2 && __builtin_cpu_supports("avxvnni");
+  if (!std::strcmp(isa, "avx512")) return avx512;
+  if (!std::strcmp(isa, "avx512_vnni")) return avx512 && __builtin_cpu_supports("avx512vnni");
+  if (!std::strcmp(isa, "avx512_vnni_bf16"))
+    return avx512 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+#endif
+  return !std::strcmp(isa, "portable");
+}
+
+}  // namespace
+
+std::vector<const Kernels*> available_kernels() {
+  std::vector<const Kernels*> found;
+#define QUIRE_ADD(name) \
+  if (runs_here(#name)) found.push_back(&name::table);
+  QUIRE_ISAS(QUIRE_ADD)
+#undef QUIRE_ADD
+  return found;
+}
+
+}  // namespace quire

@@ -1,0 +1,55 @@
+// A weight matrix, or one for each expert, packed for the kernels.
+#pragma once
+
+#include <cstdint>
+
+#include "../kernels/kernels.h"
+#include "memory.h"
+
+namespace quire {
+
+// All parts lie in one run of bytes, so that it can be written to a file and mapped again as it is. For each
+// of `count` matrices: values of all panels, then codes, then channels, each padded to 64 bytes.
+class Matrix {
+ public:
+  // Zeros to be filled by packing.
+  Matrix(Format format, int64_t count, int64_t outputs, int64_t inputs)
+      : format_(format), count_(count), outputs_(outputs), inputs_(inputs), memory_((size_t)(count * stride())) {
+    data_ = memory_.as<uint8_t>();
+  }
+  // Bytes that somebody else keeps, packed before.
+  Matrix(Format format, int64_t count, int64_t outputs, int64_t inputs, uint8_t* data)
+      : format_(format), count_(count), outputs_(outputs), inputs_(inputs), data_(data) {}
+
+  Format format() const { return format_; }
+  int64_t count() const { return count_; }
+  int64_t outputs() const { return outputs_; }
+  int64_t inputs() const { return inputs_; }
+  int64_t nbytes() const { return count_ * stride(); }
+  uint8_t* data() const { return data_; }
+
+  Panels panels(int64_t index = 0) const {
+    Panels p = shape();
+    uint8_t* begin = data_ + index * stride();
+    p.values = begin;
+    p.codes = (const int8_t*)(begin + values_bytes());
+    p.channels = (const float*)(begin + values_bytes() + codes_bytes());
+    return p;
+  }
+
+ private:
+  Panels shape() const { return {format_, outputs_, inputs_, nullptr, nullptr, nullptr}; }
+  int64_t values_bytes() const { return round_up(shape().panels() * shape().panel_bytes(), 64); }
+  int64_t codes_bytes() const {
+    return shape().quantized() ? round_up(shape().panels() * shape().groups() * kPanel, 64) : 0;
+  }
+  int64_t channels_bytes() const { return shape().quantized() ? shape().panels() * kPanel * 4 : 0; }
+  int64_t stride() const { return values_bytes() + codes_bytes() + channels_bytes(); }
+
+  Format format_;
+  int64_t count_, outputs_, inputs_;
+  Memory memory_;
+  uint8_t* data_ = nullptr;
+};
+
+}  // namespace quire

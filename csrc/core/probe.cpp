@@ -1,0 +1,150 @@
+// The loops are assembly where a compiler would fold or spill them. Each keeps 12 or more independent chains, enough to
+// hide an instruction's latency, and has nothing else in it but its counter.
+
+#include "probe.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <memory>
+
+#include "memory.h"
+
+namespace quire {
+
+namespace {
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+struct Loop {
+  double operations;  // of one iteration
+  void (*run)(int64_t iterations);
+};
+
+#if defined(__x86_64__)
+
+#define TWELVE(op) op("0") op("1") op("2") op("3") op("4") op("5") op("6") op("7") op("8") op("9") op("10") op("11")
+#define CLOBBERS "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", \
+                 "xmm12", "xmm13", "xmm14", "xmm15"
+#define LOOP(zero, body) \
+  asm volatile(zero "1:\n" body "dec %0\n jnz 1b\n" : "+r"(n) : : "cc", CLOBBERS)
+
+// The inputs are zero: numbers that are not normal would be slow, and zeros are not faster than others.
+#define ZERO_X(i) "vpxor %%xmm" i ", %%xmm" i ", %%xmm" i "\n"
+#define ZERO_ALL TWELVE(ZERO_X) ZERO_X("12") ZERO_X("13")
+
+#define FMA_Z(i) "vfmadd231ps %%zmm12, %%zmm13, %%zmm" i "\n"
+#define BF16_Z(i) "vdpbf16ps %%zmm12, %%zmm13, %%zmm" i "\n"
+#define INT8_Z(i) "vpdpbusd %%zmm12, %%zmm13, %%zmm" i "\n"
+#define FMA_Y(i) "vfmadd231ps %%ymm12, %%ymm13, %%ymm" i "\n"
+#define INT8_Y(i) "%{vex%} vpdpbusd %%ymm12, %%ymm13, %%ymm" i "\n"
+// Without a dot product of bytes: products of pairs, sums of pairs, the sum.
+#define PAIRS_Z(i) "vpmaddubsw %%zmm12, %%zmm13, %%zmm14\n vpmaddwd %%zmm14, %%zmm12, %%zmm15\n" \
+                   "vpaddd %%zmm15, %%zmm" i ", %%zmm" i "\n"
+#define PAIRS_Y(i) "vpmaddubsw %%ymm12, %%ymm13, %%ymm14\n vpmaddwd %%ymm14, %%ymm12, %%ymm15\n" \
+                   "vpaddd %%ymm15, %%ymm" i ", %%ymm" i "\n"
+#define MUL_X(i) "mulps %%xmm12, %%xmm" i "\n addps %%xmm13, %%xmm" i "\n"
+#define SSE_ZERO(i) "xorps %%xmm" i ", %%xmm" i "\n"
+
+void fma_zmm(int64_t n) { LOOP(ZERO_ALL, TWELVE(FMA_Z)); }
+void bf16_zmm(int64_t n) { LOOP(ZERO_ALL, TWELVE(BF16_Z)); }
+void int8_zmm(int64_t n) { LOOP(ZERO_ALL, TWELVE(INT8_Z)); }
+void pairs_zmm(int64_t n) { LOOP(ZERO_ALL, TWELVE(PAIRS_Z)); }
+void fma_ymm(int64_t n) { LOOP(ZERO_ALL, TWELVE(FMA_Y)); }
+void int8_ymm(int64_t n) { LOOP(ZERO_ALL, TWELVE(INT8_Y)); }
+void pairs_ymm(int64_t n) { LOOP(ZERO_ALL, TWELVE(PAIRS_Y)); }
+void mul_xmm(int64_t n) { LOOP(TWELVE(SSE_ZERO) SSE_ZERO("12") SSE_ZERO("13"), TWELVE(MUL_X)); }
+
+Loop loop_of(const std::string& isa, const std::string& kind) {
+  const bool wide = isa.rfind("avx512", 0) == 0, avx2 = isa.rfind("avx2", 0) == 0;
+  if (kind == "f32") return wide ? Loop{12 * 32, fma_zmm} : avx2 ? Loop{12 * 16, fma_ymm} : Loop{12 * 8, mul_xmm};
+  if (kind == "bf16") return isa == "avx512_vnni_bf16" ? Loop{12 * 64, bf16_zmm} : Loop{0, nullptr};
+  if (wide) return isa == "avx512" ? Loop{12 * 128, pairs_zmm} : Loop{12 * 128, int8_zmm};
+  return isa == "avx2_vnni" ? Loop{12 * 64, int8_ymm} : avx2 ? Loop{12 * 64, pairs_ymm} : Loop{0, nullptr};
+}
+
+#define LOAD(size, reg) "vmovups " #size "(%0), %%" reg "\n"
+
+// `bytes` is a multiple of 1024.
+void read_once(const std::string& isa, const uint8_t* from, size_t bytes) {
+  const uint8_t* end = from + bytes;
+  if (isa.rfind("avx512", 0) == 0) {
+    asm volatile("1:\n" LOAD(0, "zmm0") LOAD(64, "zmm1") LOAD(128, "zmm2") LOAD(192, "zmm3")
+                 "prefetcht0 2048(%0)\n prefetcht0 2112(%0)\n prefetcht0 2176(%0)\n prefetcht0 2240(%0)\n"
+                 "add $256, %0\n cmp %1, %0\n jb 1b\n" : "+r"(from) : "r"(end) : "cc", "memory", CLOBBERS);
+  } else if (isa.rfind("avx2", 0) == 0) {
+    asm volatile("1:\n" LOAD(0, "ymm0") LOAD(32, "ymm1") LOAD(64, "ymm2") LOAD(96, "ymm3")
+                 "prefetcht0 2048(%0)\n prefetcht0 2112(%0)\n"
+                 "add $128, %0\n cmp %1, %0\n jb 1b\n" : "+r"(from) : "r"(end) : "cc", "memory", CLOBBERS);
+  } else {
+    asm volatile("1:\n movups (%0), %%xmm0\n movups 16(%0), %%xmm1\n movups 32(%0), %%xmm2\n movups 48(%0), %%xmm3\n"
+                 "prefetcht0 2048(%0)\n"
+                 "add $64, %0\n cmp %1, %0\n jb 1b\n" : "+r"(from) : "r"(end) : "cc", "memory", CLOBBERS);
+  }
+}
+
+#else
+
+// Other machines: what the compiler makes of plain code, kept from folding by an opaque value.
+void fma_plain(int64_t n) {
+  typedef float F __attribute__((vector_size(16)));
+  F acc[12]{}, x{}, y{};
+  for (; n > 0; --n) {
+    asm volatile("" : "+w"(x), "+w"(y));
+    for (F& a : acc) a += x * y;
+  }
+  for (F& a : acc) asm volatile("" : : "w"(a));
+}
+
+Loop loop_of(const std::string&, const std::string& kind) {
+  return kind == "f32" ? Loop{12 * 8, fma_plain} : Loop{0, nullptr};
+}
+
+void read_once(const std::string&, const uint8_t* from, size_t bytes) {
+  uint64_t sum = 0;
+  for (size_t i = 0; i < bytes; i += 8) {
+    uint64_t word;
+    std::memcpy(&word, from + i, 8);
+    sum ^= word;
+  }
+  asm volatile("" : : "r"(sum));
+}
+
+#endif
+
+// Runs `work(thread)` again and again; the shortest of its times in about `seconds`.
+double shortest(ThreadPool& pool, double seconds, const std::function<void(int)>& work) {
+  double best = 1e9;
+  for (const double end = now() + seconds; now() < end;) {
+    const double begin = now();
+    pool.run(work);
+    best = std::min(best, now() - begin);
+  }
+  return best;
+}
+
+}  // namespace
+
+double peak_operations(ThreadPool& pool, const std::string& isa, const std::string& kind, double seconds) {
+  const Loop loop = loop_of(isa, kind);
+  if (!loop.run) return 0;
+  constexpr int64_t kIterations = 400'000;  // about a millisecond
+  const double time = shortest(pool, seconds, [&](int) { loop.run(kIterations); });
+  return loop.operations * kIterations * pool.size() / time;
+}
+
+double read_bandwidth(ThreadPool& pool, const std::string& isa, size_t bytes, double seconds) {
+  std::vector<Memory> buffers;
+  for (int i = 0; i < pool.size(); ++i) buffers.emplace_back(bytes + 4096);  // prefetches go beyond the end
+  pool.run([&](int thread) { std::memset(buffers[(size_t)thread].as(), 1, bytes + 4096); });
+  const size_t passes = std::max<size_t>(1, (size_t(8) << 20) / bytes);
+  const double time = shortest(pool, seconds, [&](int thread) {
+    for (size_t i = 0; i < passes; ++i) read_once(isa, buffers[(size_t)thread].as(), bytes);
+  });
+  return (double)(passes * bytes) * pool.size() / time;
+}
+
+}  // namespace quire

@@ -1,0 +1,113 @@
+#include "thread_pool.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <set>
+#include <string>
+
+namespace quire {
+
+namespace {
+
+constexpr int kSpins = 1 << 12;      // polls of a barrier before the processor is offered to others
+constexpr int kIdleSpins = 1 << 15;  // polls between steps before a thread sleeps: about 100 microseconds
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+std::string first_line(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+// Processors' worth of time that the control group grants; 0 without a limit.
+double quota() {
+  const std::string limit = first_line("/sys/fs/cgroup/cpu.max");  // "max 100000" or "150000 100000"
+  const size_t space = limit.find(' ');
+  if (space != std::string::npos && limit.compare(0, 3, "max") != 0)
+    return std::stod(limit.substr(0, space)) / std::stod(limit.substr(space + 1));
+  const std::string old = first_line("/sys/fs/cgroup/cpu/cpu.cfs_quota_us");
+  const std::string period = first_line("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
+  if (!old.empty() && !period.empty() && old[0] != '-') return std::stod(old) / std::stod(period);
+  return 0;
+}
+
+}  // namespace
+
+int usable_cores() {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return std::max(1u, std::thread::hardware_concurrency());
+  std::set<std::string> cores;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &allowed)) continue;
+    const std::string topology = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/";
+    const std::string core = first_line(topology + "core_cpus_list");
+    cores.insert(core.empty() ? std::to_string(cpu) : core);
+  }
+  int count = std::max<int>(1, (int)cores.size());
+  if (const double granted = quota(); granted > 0) count = std::min(count, std::max(1, (int)std::floor(granted)));
+  return count;
+}
+
+ThreadPool::ThreadPool(int threads) : size_(std::max(1, threads)) {
+  for (int i = 1; i < size_; ++i) threads_.emplace_back([this, i] { live(i); });
+}
+
+ThreadPool::~ThreadPool() {
+  over_.store(true);
+  runs_.fetch_add(1);
+  runs_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void ThreadPool::run(const std::function<void(int)>& work) {
+  if (size_ > 1) {
+    work_ = &work;
+    running_.store(size_ - 1, std::memory_order_relaxed);
+    runs_.fetch_add(1, std::memory_order_release);
+    runs_.notify_all();
+  }
+  work(0);
+  for (int spins = 0; running_.load(std::memory_order_acquire) != 0; ++spins)
+    spins < kSpins ? relax() : (void)sched_yield();
+}
+
+void ThreadPool::live(int thread) {
+  uint32_t seen = 0;
+  for (;;) {
+    for (int spins = 0; runs_.load(std::memory_order_acquire) == seen; ++spins) {
+      if (spins < kIdleSpins) {
+        relax();
+      } else {
+        runs_.wait(seen, std::memory_order_acquire);
+      }
+    }
+    if (over_.load()) return;
+    ++seen;
+    (*work_)(thread);
+    running_.fetch_sub(1, std::memory_order_release);
+  }
+}
+
+void ThreadPool::barrier() {
+  if (size_ == 1) return;
+  const uint32_t round = barriers_.load(std::memory_order_relaxed);
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
+    arrived_.store(0, std::memory_order_relaxed);
+    barriers_.store(round + 1, std::memory_order_release);
+    return;
+  }
+  for (int spins = 0; barriers_.load(std::memory_order_acquire) == round; ++spins)
+    spins < kSpins ? relax() : (void)sched_yield();
+}
+
+}  // namespace quire

@@ -1,0 +1,358 @@
+// Paged attention: a register tile of rows against panels of keys, softmax, and against panels of values.
+//
+// A partition of 64 positions is first laid out for the processor, once for all rows of a unit. Rows then pass
+// in tiles of 8, twice, so that the panels of either product stay in the first level cache.
+
+#include "attention.h"
+
+#include "attention_layout.h"
+#include "table.h"
+
+namespace quire::QUIRE_ISA {
+
+namespace {
+
+const float kNothing = -__builtin_inff();  // the score of a position that is not seen
+
+// Four bytes of each row, a float or a pair, times a row of a panel.
+template <bool Pairs>
+QUIRE_INLINE F multiply_add(F sum, B64 panel, const float* x) {
+#if defined(__AVX512BF16__)
+  if constexpr (Pairs) {
+    int32_t both;
+    __builtin_memcpy(&both, x, 4);
+    return dot2_bf16(sum, panel, both);
+  }
+#endif
+  return fma((F)panel, spread(*x), sum);
+}
+
+// out[m][16 p + lane] = out[m][16 p + lane] * keep[m] + sum over k < count of panels[p][k][lane] * x[m][k].
+struct Operands {
+  const float* panels;
+  int64_t panel_stride, num_panels;
+  const float* x;
+  int64_t x_stride, count;
+  float* out;
+  int64_t out_stride;
+  const float* keep;  // null: none of what was there
+  Ahead& ahead;
+};
+
+// P panels at once, so that few rows too have sums enough to keep the multipliers busy.
+template <bool Pairs, int M, int P>
+QUIRE_INLINE void tile(const Operands& o, int64_t panel) {
+  const float *w = o.panels + panel * o.panel_stride, *x = o.x;
+  const int64_t panel_stride = o.panel_stride, x_stride = o.x_stride, out_stride = o.out_stride;
+  float* out = o.out + panel * kPanel;
+  F sum[M][P]{};
+  if (o.keep)
+    for (int m = 0; m < M; ++m)
+      for (int p = 0; p < P; ++p) sum[m][p] = load(out + m * out_stride + p * kPanel) * spread(o.keep[m]);
+  for (int64_t k = 0; k < o.count; ++k) {
+    B64 values[P];
+    for (int p = 0; p < P; ++p) values[p] = load_as<B64>(w + p * panel_stride + k * kPanel);
+    for (int m = 0; m < M; ++m)
+      for (int p = 0; p < P; ++p)
+        sum[m][p] = multiply_add<Pairs>(sum[m][p], values[p], x + m * x_stride + k);
+  }
+  for (int m = 0; m < M; ++m)
+    for (int p = 0; p < P; ++p) store(out + m * out_stride + p * kPanel, sum[m][p]);
+  o.ahead.some();
+}
+
+template <bool Pairs, int M>
+void accumulate(const Operands& o) {
+  constexpr int kAtOnce = kRows / M >= 4 ? 4 : kRows / M;
+  int64_t panel = 0;
+  for (; panel + kAtOnce <= o.num_panels; panel += kAtOnce) tile<Pairs, M, kAtOnce>(o, panel);
+  if constexpr (kAtOnce > 1)
+    for (; panel < o.num_panels; ++panel) tile<Pairs, M, 1>(o, panel);
+}
+
+template <bool Pairs>
+void accumulate(int64_t rows, const Operands& o) {
+  switch (rows) {
+    case 1: return accumulate<Pairs, 1>(o);
+    case 2: return accumulate<Pairs, 2>(o);
+    case 3: return accumulate<Pairs, 3>(o);
+    case 4: return accumulate<Pairs, 4>(o);
+#if defined(__AVX512F__)
+    case 5: return accumulate<Pairs, 5>(o);
+    case 6: return accumulate<Pairs, 6>(o);
+    case 7: return accumulate<Pairs, 7>(o);
+    case 8: return accumulate<Pairs, 8>(o);
+#endif
+  }
+}
+
+// Softmax.
+
+// e^x for x <= 0 to one unit in the last place, and exactly 1 at 0; 0 below -87.7; NaN of NaN.
+QUIRE_INLINE F weight(F x) {
+  x = max(splat(-88.0f), x);
+  // 2^n without a conversion: the lowest bits of `shifted` are n + 127, the exponent of a float; that of -127
+  // makes 0.
+  const F bias = splat(12582912.0f + 127.0f), shifted = fma(x, splat(1.44269504088896341f), bias);
+  const F power = (F)((I)shifted << 23);
+  const F r = fma(shifted - bias, splat(-0.693147182464599609f), x), r2 = r * r;
+  // Minimax for |r| <= ln 2 / 2: relative error 9.2e-8. In pairs: the sums wait less for each other.
+  const F low = fma(splat(9.9999970543e-1f), r, splat(1.0f));
+  const F middle = fma(splat(1.6667640067e-1f), r, splat(4.9999146143e-1f));
+  const F high = fma(splat(8.2902294979e-3f), r, splat(4.1898390805e-2f));
+  return fma(fma(high, r2, middle), r2, low) * power;
+}
+
+// Lane m of the result is `function` over the lanes of x[m], halving.
+template <typename Function>
+QUIRE_INLINE F across(const F (&x)[kRows], Function function) {
+#if defined(__AVX512F__)
+#define QUIRE_SHUFFLE(...) __builtin_shufflevector(a, b, __VA_ARGS__)
+  F y[4];  // rows 2i and 2i + 1, 8 lanes each
+  for (int i = 0; i < 4; ++i) {
+    const F a = x[2 * i], b = x[2 * i + 1];
+    y[i] = function(QUIRE_SHUFFLE(0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
+                    QUIRE_SHUFFLE(8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31));
+  }
+  F z[2];  // four rows, 4 lanes each
+  for (int i = 0; i < 2; ++i) {
+    const F a = y[2 * i], b = y[2 * i + 1];
+    z[i] = function(QUIRE_SHUFFLE(0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27),
+                    QUIRE_SHUFFLE(4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31));
+  }
+  F a = z[0], b = z[1];
+  a = function(QUIRE_SHUFFLE(0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
+               QUIRE_SHUFFLE(2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31));
+  b = a;
+  a = function(a, QUIRE_SHUFFLE(1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
+  return QUIRE_SHUFFLE(0, 4, 8, 12, 2, 6, 10, 14, 0, 4, 8, 12, 2, 6, 10, 14);
+#undef QUIRE_SHUFFLE
+#else
+  F out{};
+  for (int m = 0; m < kRows; ++m) {
+    float v[kLanes];
+    store(v, x[m]);
+    for (int half = 8; half > 0; half /= 2)
+      for (int i = 0; i < half; ++i) v[i] = function(v[i], v[i + half]);
+    out[m] = v[0];
+  }
+  return out;
+#endif
+}
+
+QUIRE_INLINE F see(F scores, int64_t first, int64_t oldest, int64_t newest) {
+  const I lane{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const I at = lane + (int32_t)first;
+  return select((at >= (int32_t)oldest) & (at <= (int32_t)newest), scores, splat(kNothing));
+}
+
+// What a tile has to do with a partition: rows, and positions of the partition that some of them see.
+struct Tile {
+  int64_t row, rows, low, high;
+  int64_t first_panel() const { return low / kPanel; }
+  int64_t last_panel() const { return ceil_div(high, kPanel); }
+};
+
+Tile tile_at(const Work& w, int64_t row, int64_t start) {
+  const int64_t rows = least(kRows, w.rows - row);
+  const int64_t newest = w.position(row + rows - 1);
+  return {row, rows, most(w.oldest(row) - start, 0), least(newest + 1 - start, kPartition)};
+}
+
+// Masks the scores of one row; the highest of them, still lane by lane.
+QUIRE_INLINE F mask(const Work& w, const Tile& t, int64_t row, int64_t start) {
+  const int64_t oldest = w.oldest(row) - start, newest = w.position(row) - start;
+  const int64_t end = t.last_panel() * kPanel;
+  const float cap = w.how.softcap;
+  float* scores = w.weights + row * kPartition;
+  F top = splat(kNothing);
+  for (int64_t i = t.first_panel() * kPanel; i < end; i += kPanel) {
+    F s = load(scores + i);
+    const bool seen = oldest <= i && newest >= i + kPanel - 1;
+    if (cap != 0) s = cap * tanh(s / cap);
+    if (!seen) s = see(s, i, oldest, newest);
+    if (!seen || cap != 0) store(scores + i, s);
+    top = max(top, s);
+  }
+  return top;
+}
+
+// Scores of one row become weights; their sum, lane by lane.
+template <bool Pairs>
+QUIRE_INLINE F weigh(float* scores, const Tile& t, float peak) {
+  const int64_t end = t.last_panel() * kPanel;
+  const F peaks = spread(peak);
+  F total{};
+  for (int64_t i = t.first_panel() * kPanel; i < end; i += kPanel) {
+    F x = weight(load(scores + i) - peaks);
+    if constexpr (Pairs) {
+      const H half = to_bf16(x);
+      store_as(scores + i / 2, half);
+      x = widen_bf16(half);  // the sum is of the weights as they are used
+    } else {
+      store(scores + i, x);
+    }
+    total += x;
+  }
+  return total;
+}
+
+template <bool Pairs>
+void score(const Work& w, const Tile& t, int64_t start, Ahead& ahead) {
+  const int64_t first = t.first_panel(), panels = t.last_panel() - first;
+  float* scores = w.weights + t.row * kPartition;
+  const Operands operands{w.keys + first * w.width * kPanel, w.width * kPanel, panels,
+                          w.queries + t.row * w.width, w.width, Pairs ? ceil_div(w.dim, 2) : w.dim,
+                          scores + first * kPanel, kPartition, nullptr, ahead};
+  accumulate<Pairs>(t.rows, operands);
+  F lanes[kRows]{};
+  for (int64_t m = 0; m < t.rows; ++m) lanes[m] = mask(w, t, t.row + m, start);
+  const F top = across(lanes, [](auto a, auto b) { return a > b ? a : b; });
+  State& state = w.state(t.row);
+  const F before = load(state.peaks), higher = max(top, before);
+  const F finite = higher == kNothing ? F{} : higher, keep = weight(before - finite);
+  float peaks[kLanes];
+  store(peaks, finite);
+  for (int64_t m = 0; m < t.rows; ++m) lanes[m] = weigh<Pairs>(scores + m * kPartition, t, peaks[m]);
+  const F total = across(lanes, [](auto a, auto b) { return a + b; });
+  store(state.peaks, higher);
+  store(state.keep, keep);
+  store(state.totals, fma(load(state.totals), keep, total));
+}
+
+// mixed = mixed * keep + weights * values.
+template <bool Pairs>
+void mix(const Work& w, const Tile& t, Ahead& ahead) {
+  const int64_t first = Pairs ? t.low / 2 : t.low, last = Pairs ? ceil_div(t.high, 2) : t.high;
+  const Operands operands{w.values + first * kPanel, kValueStride, w.width / kPanel,
+                          w.weights + t.row * kPartition + first, kPartition, last - first,
+                          w.record(t.row), w.row_stride, w.state(t.row).keep, ahead};
+  accumulate<Pairs>(t.rows, operands);
+}
+
+template <typename Function>
+QUIRE_INLINE void by_panel(int64_t low, int64_t high, Function function) {
+  for (int64_t i = low / kPanel * kPanel; i < high; i += kPanel)
+    function(most(i, low), least(i + kPanel, high));
+}
+
+// `end`: where the segments of the unit do.
+template <KVFormat Form, bool Pairs>
+void attend_partition(const Work& w, int64_t start, int64_t end) {
+  const int64_t low = most(w.oldest(0) - start, 0), high = least(end - start, kPartition);
+  Ahead ahead(w, sizeof(typename Stored<Form>::Type), start + kPartition, end);
+  by_panel(low, high, [&](int64_t first, int64_t last) {
+    lay_keys<Form, Pairs>(w, start, first, last);
+    ahead.some();
+  });
+  for (int64_t row = 0; row < w.rows; row += kRows)
+    if (const Tile t = tile_at(w, row, start); t.low < t.high) score<Pairs>(w, t, start, ahead);
+  by_panel(low, high, [&](int64_t first, int64_t last) {
+    lay_values<Form, Pairs>(w, start, first, last);
+    ahead.some();
+  });
+  for (int64_t row = 0; row < w.rows; row += kRows)
+    if (const Tile t = tile_at(w, row, start); t.low < t.high) mix<Pairs>(w, t, ahead);
+}
+
+// Segments.
+
+// What the merged segments begin with: nothing, or the sink, a score without a value.
+Merged begin(const Attention& how, int64_t head, float* out) {
+  __builtin_memset(out, 0, (size_t)how.cache->dim * sizeof(float));
+  return how.sinks ? Merged{how.sinks[head], 1} : Merged{kNothing, 0};
+}
+
+void merge(Merged& merged, const float* record, int64_t dim, float* out) {
+  const float* state = record + round_up(dim, kPanel);
+  const float peak = state[0] > merged.peak ? state[0] : merged.peak;
+  if (peak == kNothing) return;
+  F change{};
+  change[0] = merged.peak - peak;
+  change[1] = state[0] - peak;
+  change = weight(change);
+  const F keep = splat(change[0]), take = splat(change[1]);
+  merged = {peak, merged.total * change[0] + state[1] * change[1]};
+  for (int64_t d = 0; d < dim; d += kLanes)
+    store_some(out + d, load_some(out + d, dim - d) * keep + load(record + d) * take, dim - d);
+}
+
+void finish(const Merged& merged, int64_t dim, float* out) {
+  for (int64_t d = 0; d < dim; d += kLanes)  // + 0: the sign of a zero may tell of masked positions passed
+    store_some(out + d, load_some(out + d, dim - d) / merged.total + 0.0f, dim - d);
+}
+
+template <bool Pairs>
+void lay_queries(const Work& w) {
+  for (int64_t row = 0; row < w.rows; ++row) {
+    const float* q = w.unit.q + (w.out(row) - w.unit.out);
+    float* to = w.queries + row * w.width;
+    for (int64_t d = 0; d < w.width; d += kLanes) {
+      const F x = load_some(q + d, w.dim - d) * w.how.scale;
+      if constexpr (Pairs) {
+        store_as(to + d / 2, to_bf16(x));
+      } else {
+        store(to + d, x);
+      }
+    }
+  }
+}
+
+template <KVFormat Form>
+void attend_segment(const Work& w, int64_t segment) {
+  for (int64_t row = 0; row < w.rows; row += kRows) {
+    store(w.state(row).peaks, splat(kNothing));
+    store(w.state(row).totals, F{});
+  }
+  for (int64_t row = 0; row < w.rows; ++row)
+    __builtin_memset(w.record(row), 0, (size_t)w.width * sizeof(float));
+  const int64_t first = most(segment * kSegment, w.oldest(0) / kPartition * kPartition);
+  const int64_t end = least(w.unit.last_segment * kSegment, w.position(w.rows - 1) + 1);
+  const int64_t last = least((segment + 1) * kSegment, end);
+  for (int64_t start = first; start < last; start += kPartition)
+    attend_partition<Form, kPairs<Form>>(w, start, end);
+  for (int64_t row = 0; row < w.rows; ++row) {
+    w.record(row)[w.width] = w.state(row).peaks[row % kRows];
+    w.record(row)[w.width + 1] = w.state(row).totals[row % kRows];
+  }
+}
+
+template <KVFormat Form>
+void attend_unit(Work& w) {
+  lay_queries<kPairs<Form>>(w);
+  const bool whole = !w.unit.records;
+  if (whole)
+    for (int64_t row = 0; row < w.rows; ++row)
+      w.merged[row] = begin(w.how, w.unit.head * w.group + row % w.group, w.out(row));
+  for (int64_t segment = w.unit.first_segment; segment < w.unit.last_segment; ++segment) {
+    attend_segment<Form>(w, segment);
+    if (whole) {
+      for (int64_t row = 0; row < w.rows; ++row) merge(w.merged[row], w.record(row), w.dim, w.out(row));
+    } else {
+      w.records += record_floats(w.dim);
+    }
+  }
+  if (whole)
+    for (int64_t row = 0; row < w.rows; ++row) finish(w.merged[row], w.dim, w.out(row));
+}
+
+}  // namespace
+
+void attend(const Attention& how, const AttentionUnit& unit, float* scratch) {
+  Work w = start(how, unit, scratch);
+  switch (how.cache->format) {
+    case KVFormat::f32: return attend_unit<KVFormat::f32>(w);
+    case KVFormat::f16: return attend_unit<KVFormat::f16>(w);
+    case KVFormat::bf16: return attend_unit<KVFormat::bf16>(w);
+    case KVFormat::int8: return attend_unit<KVFormat::int8>(w);
+  }
+}
+
+void merge_segments(const Attention& how, int64_t head, const float* records, int64_t count, float* out) {
+  const int64_t dim = how.cache->dim;
+  Merged merged = begin(how, head, out);
+  for (int64_t i = 0; i < count; ++i) merge(merged, records + i * record_floats(dim), dim, out);
+  finish(merged, dim, out);
+}
+
+}  // namespace quire::QUIRE_ISA

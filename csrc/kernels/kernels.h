@@ -1,0 +1,165 @@
+// What every instruction set offers: the shapes of data that kernels share, and the table of functions.
+//
+// Nothing here depends on an instruction set. Each of them fills one Kernels table from the same sources.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace quire {
+
+// Changes with the layout of Panels: packed weights on disk are named by it.
+constexpr int kPackingVersion = 1;
+
+constexpr int kPanel = 16;       // outputs of a matrix that lie side by side in a packed panel
+constexpr int kTile = 8;         // rows of activations that are multiplied together
+constexpr int kGroup = 32;       // inputs of a quantized weight that share an 8-bit scale
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+// How the values of a packed matrix are stored.
+enum class Format : int32_t { f32, f16, bf16, int8, int4 };
+
+// A matrix [outputs, inputs] in panels of 16 outputs, the last one padded with zeros.
+//
+//   f32, f16   [panel][input][16]
+//   bf16       [panel][pair of inputs][16][2]
+//   int8       [panel][4 inputs][16][4], unsigned: q + 128; inputs padded to whole groups of 32
+//   int4       [panel][8 inputs][16][4]: of 4 bytes, the low halves are inputs 0..3 and the high ones 4..7,
+//              unsigned: q + 8
+//
+// A quantized weight is channels[output] * codes[group of inputs][output] * q.
+struct Panels {
+  Format format;
+  int64_t outputs, inputs;
+  const uint8_t* values;
+  const int8_t* codes;     // [panel][group][16], quantized formats only
+  const float* channels;   // [panel][16], quantized formats only
+
+  int64_t panels() const { return ceil_div(outputs, kPanel); }
+  int64_t groups() const { return ceil_div(inputs, kGroup); }
+  bool quantized() const { return format == Format::int8 || format == Format::int4; }
+  // Bytes of values of one panel.
+  int64_t panel_bytes() const {
+    switch (format) {
+      case Format::f32: return inputs * 64;
+      case Format::f16: return inputs * 32;
+      case Format::bf16: return ceil_div(inputs, 2) * 64;
+      case Format::int8: return groups() * kGroup * kPanel;
+      case Format::int4: return groups() * kGroup * kPanel / 2;
+    }
+    return 0;
+  }
+};
+
+// How activations are laid out for a product, in tiles of 8 rows (the last with M <= 8 rows):
+//
+//   f32          [input][M]
+//   bf16         [pair of inputs][M][2]
+//   for_int8/4   int8 [4 inputs][M][4], then int32 [group of 32][M]: what the accumulators of a group begin
+//                with (minus the zero point of the weights times the sum of the row's values), then
+//                f32 [row group][M]: the scale of the row's values
+enum class RowFormat : int32_t { f32, bf16, for_int8, for_int4 };
+
+// Inputs of a quantized activation that share a scale: few beside int8 weights, whose own error is small; many
+// beside int4, where it saves time and nobody sees it.
+constexpr int64_t row_group(RowFormat format) { return format == RowFormat::for_int4 ? 128 : 32; }
+
+struct Rows {
+  RowFormat format;
+  int64_t rows, inputs;
+  uint8_t* data;
+
+  int64_t tiles() const { return ceil_div(rows, kTile); }
+  int64_t tile_rows(int64_t tile) const { return rows - tile * kTile < kTile ? rows - tile * kTile : kTile; }
+  int64_t padded() const { return round_up(inputs, kGroup); }
+  static int64_t row_bytes(RowFormat format, int64_t inputs) {
+    const int64_t padded = round_up(inputs, kGroup);
+    if (format == RowFormat::f32) return padded * 4;
+    if (format == RowFormat::bf16) return padded * 2;
+    return padded + padded / kGroup * 4 + ceil_div(padded, row_group(format)) * 4;
+  }
+  uint8_t* tile(int64_t t) const { return data + t * kTile * row_bytes(format, inputs); }
+};
+
+enum class Activation : int32_t { none, silu, gelu_tanh, relu };
+
+// One matrix that a product multiplies its rows with: out = act(x weight^T + bias), or, with `up`,
+// out = act(x weight^T) * (x up^T). out is [rows, stride].
+struct Product {
+  Panels weight;
+  const Panels* up;
+  const float* bias;  // [outputs] or null
+  Activation activation;
+  float* out;
+  int64_t stride;
+};
+
+// A norm over the last axis: x / sqrt(mean(x^2) + eps) * (weight + offset), or LayerNorm when `centered`.
+struct Norm {
+  const float* weight;
+  const float* bias;  // or null
+  int64_t width;
+  float eps, offset;
+  bool centered;
+};
+
+// How keys and values are cached. keys [block][head][dim][block_size], values [block][head][block_size][dim];
+// int8 has a scale for each token and head, [block][head][block_size], for keys and for values.
+enum class KVFormat : int32_t { f32, f16, bf16, int8 };
+
+struct KVLayer {
+  KVFormat format;
+  int64_t heads, dim, block_size;
+  uint8_t *keys, *values;
+  float *key_scales, *value_scales;  // int8 only
+};
+
+struct Source;         // packing.h
+struct Attention;      // attention.h
+struct AttentionUnit;
+struct Greatest;       // sampling.h
+struct Draw;
+
+// The functions of one instruction set. Rows of values are float32 and contiguous.
+struct Kernels {
+  const char* isa;
+
+  RowFormat (*row_format)(Format weight);
+  // Lay out tile `tile` of rows x [.., stride].
+  void (*pack_rows)(const Rows& rows, const float* x, int64_t stride, int64_t tile);
+  void (*multiply)(const Product& product, const Rows& rows, int64_t first_panel, int64_t last_panel);
+
+  // Fill panels [first, last) of `to` from a checkpoint's matrix: rounded, or as it is. False where a number is not
+  // finite and `to` is quantized. scratch has packing_scratch(inputs) floats.
+  bool (*pack_panels)(const Source& source, const Panels& to, int64_t first, int64_t last, const float* tries,
+                      int64_t num_tries, float* scratch);
+
+  // out [width] = row `row` of a packed matrix.
+  void (*lookup)(const Panels& table, int64_t row, float* out);
+  void (*add)(const float* x, const float* y, float* out, int64_t count);
+  void (*scale)(const float* x, float factor, float* out, int64_t count);
+  void (*soft_cap)(const float* x, float cap, float* out, int64_t count);
+  void (*activate)(Activation activation, const float* x, float* out, int64_t count);
+  void (*gate)(Activation activation, const float* gate, const float* up, float* out, int64_t count);
+  // gpt-oss: g * sigmoid(1.702 g) * (u + 1), g at most the limit and u within plus and minus it.
+  void (*bounded_gate)(float limit, const float* gate, const float* up, float* out, int64_t count);
+  void (*norm)(const Norm& norm, const float* x, float* out, int64_t count);  // count vectors of norm.width
+  // Rotate the first 2 * pairs numbers of each head of one token, cos and sin [pairs].
+  void (*rotate)(const float* x, float* out, const float* cos, const float* sin, int64_t heads, int64_t dim,
+                 int64_t pairs, bool interleaved);
+
+  // One token's keys and values [heads, dim] into the cache.
+  void (*write_kv)(const KVLayer& cache, int64_t block, int64_t offset, const float* k, const float* v);
+  void (*attend)(const Attention& how, const AttentionUnit& unit, float* scratch);
+  void (*merge_segments)(const Attention& how, int64_t head, const float* records, int64_t count, float* out);
+
+  Greatest (*greatest)(const float* logits, int64_t count);
+  int64_t (*draw)(const float* logits, int64_t count, const Draw& how, void* scratch);
+  double (*exp_sum)(const float* logits, int64_t count, double maximum);
+  int64_t (*rank)(const float* logits, int64_t count, int64_t id);
+  void (*top_ids)(const float* logits, int64_t count, int64_t k, int64_t* ids, void* scratch);
+};
+
+}  // namespace quire

@@ -1,0 +1,64 @@
+// One token's keys and values into the cache.
+
+#include "kv.h"
+
+#include "table.h"
+
+namespace quire::QUIRE_ISA {
+
+namespace {
+
+// The largest magnitude; NaN if a number is not finite.
+float magnitude(const float* x, int64_t dim) {
+  I top{};
+  for (int64_t d = 0; d < dim; d += kLanes) top = max(top, (I)abs(load_some(x + d, dim - d)));
+  const int32_t bits = reduce_max(top);  // ordered as the numbers are, and above them where not finite
+  float largest;
+  __builtin_memcpy(&largest, &bits, 4);
+  return bits < 0x7f800000 ? largest : __builtin_nanf("");
+}
+
+// The numbers of one token's head, `stride` apart.
+template <KVFormat Form>
+void write_head(const float* x, int64_t dim, int64_t stride, uint8_t* to, float* scale) {
+  using T = typename Stored<Form>::Type;
+  float inverse = 1;
+  if constexpr (Form == KVFormat::int8) {
+    const float largest = magnitude(x, dim);
+    *scale = largest / 127.0f;
+    inverse = largest > 0 ? 127.0f / largest : 0.0f;
+  }
+  for (int64_t d = 0; d < dim; d += kLanes) {
+    F values = load_some(x + d, dim - d);
+    if constexpr (Form == KVFormat::int8) values = inverse > 0 ? values * inverse : F{};
+    T narrow[kLanes];
+    store_as(narrow, Stored<Form>::narrow(values));
+    for (int64_t i = 0; i < least(kLanes, dim - d); ++i) ((T*)to)[(d + i) * stride] = narrow[i];
+  }
+}
+
+template <KVFormat Form>
+void write_token(const KVLayer& cache, int64_t block, int64_t offset, const float* k, const float* v) {
+  constexpr int64_t kBytes = sizeof(typename Stored<Form>::Type);
+  const int64_t dim = cache.dim, size = cache.block_size;
+  for (int64_t head = 0; head < cache.heads; ++head, k += dim, v += dim) {
+    const int64_t page = block * cache.heads + head;
+    write_head<Form>(k, dim, size, cache.keys + (page * dim * size + offset) * kBytes,
+                     cache.key_scales + page * size + offset);
+    write_head<Form>(v, dim, 1, cache.values + (page * size + offset) * dim * kBytes,
+                     cache.value_scales + page * size + offset);
+  }
+}
+
+}  // namespace
+
+void write_kv(const KVLayer& cache, int64_t block, int64_t offset, const float* k, const float* v) {
+  switch (cache.format) {
+    case KVFormat::f32: return write_token<KVFormat::f32>(cache, block, offset, k, v);
+    case KVFormat::f16: return write_token<KVFormat::f16>(cache, block, offset, k, v);
+    case KVFormat::bf16: return write_token<KVFormat::bf16>(cache, block, offset, k, v);
+    case KVFormat::int8: return write_token<KVFormat::int8>(cache, block, offset, k, v);
+  }
+}
+
+}  // namespace quire::QUIRE_ISA

@@ -1,0 +1,89 @@
+// How keys and values are stored, 16 numbers at a time.
+#pragma once
+
+#include "kernels.h"
+#include "vec.h"
+
+namespace quire::QUIRE_ISA {
+
+QUIRE_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+QUIRE_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// GCC would convert 16 lanes in two halves.
+QUIRE_INLINE U to_32_bits(H x) {
+#if defined(__AVX512F__)
+  return (U)_mm512_cvtepu16_epi32((__m256i)x);
+#else
+  return __builtin_convertvector(x, U);
+#endif
+}
+
+QUIRE_INLINE I to_32_bits(S8 x) {
+#if defined(__AVX512F__)
+  return (I)_mm512_cvtepi8_epi32((__m128i)x);
+#else
+  return __builtin_convertvector(x, I);
+#endif
+}
+
+QUIRE_INLINE F widen_bf16(H x) { return (F)(to_32_bits(x) << 16); }
+
+// Pairs: the lower half of each lane is the first.
+QUIRE_INLINE U pair(H first, H second) {
+#if defined(__AVX512BW__)
+  const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512((__m256i)first), (__m256i)second, 1);
+  typedef uint16_t Order __attribute__((vector_size(64)));
+  const Order order{0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                    8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  return (U)_mm512_permutexvar_epi16((__m512i)order, both);
+#else
+  return to_32_bits(first) | (to_32_bits(second) << 16);
+#endif
+}
+
+// One load that also spreads; splat adds to zero.
+QUIRE_INLINE F spread(float x) { return F{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+
+// Each format's type, and its 16 numbers as floats and back.
+
+template <KVFormat>
+struct Stored;
+
+template <>
+struct Stored<KVFormat::f32> {
+  using Type = float;
+  static QUIRE_INLINE F widen(const float* from) { return load(from); }
+  static QUIRE_INLINE F narrow(F x) { return x; }
+};
+
+template <>
+struct Stored<KVFormat::f16> {
+  using Type = uint16_t;
+  static QUIRE_INLINE F widen(const uint16_t* from) { return load_f16(from); }
+  static QUIRE_INLINE H narrow(F x) { return to_f16(x); }
+};
+
+template <>
+struct Stored<KVFormat::bf16> {
+  using Type = uint16_t;
+  static QUIRE_INLINE F widen(const uint16_t* from) { return widen_bf16(load_as<H>(from)); }
+  static QUIRE_INLINE H narrow(F x) { return to_bf16(x); }
+};
+
+template <>
+struct Stored<KVFormat::int8> {
+  using Type = int8_t;
+  static QUIRE_INLINE F widen(const int8_t* from) { return to_float(to_32_bits(load_as<S8>(from))); }
+  static QUIRE_INLINE S8 narrow(F x) { return __builtin_convertvector(to_int(x), S8); }
+};
+
+// Where 16 numbers can be read of which only `count` may: there, or in `copy`, zeros following.
+template <typename T>
+QUIRE_INLINE const T* readable(const T* from, int64_t count, T* copy) {
+  if (count >= kLanes) return from;
+  __builtin_memset(copy, 0, kLanes * sizeof(T));
+  __builtin_memcpy(copy, from, (size_t)count * sizeof(T));
+  return copy;
+}
+
+}  // namespace quire::QUIRE_ISA

@@ -1,0 +1,129 @@
+// Matrix products: rows laid out for them, and panels times rows with what follows at once.
+
+#include "activation.h"
+#include "table.h"
+#include "tile.h"
+
+namespace quire::QUIRE_ISA {
+
+namespace {
+
+// Rows into tiles.
+
+void pack_f32(const float* x, int64_t stride, int64_t m_rows, int64_t inputs, uint8_t* out) {
+  float* to = (float*)out;
+  for (int64_t k = 0; k < inputs; ++k)
+    for (int64_t m = 0; m < m_rows; ++m) to[k * m_rows + m] = x[m * stride + k];
+}
+
+void pack_bf16(const float* x, int64_t stride, int64_t m_rows, int64_t inputs, uint8_t* out) {
+  uint32_t* to = (uint32_t*)out;
+  for (int64_t m = 0; m < m_rows; ++m) {
+    for (int64_t k = 0; k < inputs; k += kLanes) {
+      uint32_t pairs[kLanes / 2];
+      store_as(pairs, to_bf16(load_some(x + m * stride + k, inputs - k)));
+      const int64_t n = ceil_div(inputs - k < kLanes ? inputs - k : kLanes, 2);
+      for (int64_t i = 0; i < n; ++i) to[(k / 2 + i) * m_rows + m] = pairs[i];
+    }
+  }
+}
+
+// The largest magnitude of a row group as bits: larger than those of any number if one is not finite.
+int32_t magnitude(const float* x, int64_t count) {
+  I top{};
+  for (int64_t k = 0; k < count; k += kLanes) top = max(top, (I)abs(load_some(x + k, count - k)));
+  return reduce_max(top);
+}
+
+// 16 numbers times `inverse`, to the nearest integer, as bytes.
+void quantize_16(F x, float inverse, int8_t* out) { store_as(out, __builtin_convertvector(to_int(x * inverse), S8)); }
+
+void pack_quantized(const float* x, int64_t stride, int64_t m_rows, int64_t inputs, int32_t zero, int64_t row_group,
+                    uint8_t* out) {
+  const int64_t groups = ceil_div(inputs, kGroup);
+  int32_t* quads = (int32_t*)out;
+  int32_t* begin = quads + groups * (kGroup / 4) * m_rows;
+  float* scales = (float*)(begin + groups * m_rows);
+  for (int64_t m = 0; m < m_rows; ++m) {
+    for (int64_t first = 0; first < inputs; first += row_group) {
+      const float* from = x + m * stride + first;
+      const int64_t count = inputs - first < row_group ? inputs - first : row_group;
+      const int32_t bits = magnitude(from, count);
+      float largest;
+      __builtin_memcpy(&largest, &bits, 4);
+      const bool finite = bits < 0x7f800000;
+      const float ratio = 127.0f / largest;  // beyond a float for what is next to nothing, which becomes zero
+      const float inverse = finite && ratio <= 3.4028235e38f ? ratio : 0.0f;
+      scales[first / row_group * m_rows + m] = finite ? largest / 127.0f : __builtin_nanf("");
+      for (int64_t k = 0; k < count; k += kGroup) {
+        int8_t q[kGroup];
+        for (int64_t i = 0; i < kGroup; i += kLanes)
+          quantize_16(k + i < count && finite ? load_some(from + k + i, count - k - i) : F{}, inverse, q + i);
+        int32_t sum = 0, group = (int32_t)((first + k) / kGroup);
+        for (int i = 0; i < kGroup; ++i) sum += q[i];
+        for (int i = 0; i < kGroup / 4; ++i)
+          __builtin_memcpy(quads + (group * (kGroup / 4) + i) * m_rows + m, q + 4 * i, 4);
+        begin[group * m_rows + m] = -zero * sum;
+      }
+    }
+  }
+}
+
+// One panel's part of a product for one tile of rows.
+template <int M>
+void panel_tile(const Product& p, int64_t panel, const uint8_t* x, int64_t first_row) {
+  F out[M];
+  tile<M>(p.weight, panel, x, out);
+  const int64_t column = panel * kPanel, count = p.weight.outputs - column;
+  if (p.bias) {
+    const F bias = load_some(p.bias + column, count);
+    for (int m = 0; m < M; ++m) out[m] += bias;
+  }
+  if (p.activation != Activation::none)
+    for (int m = 0; m < M; ++m) out[m] = activate(p.activation, out[m]);
+  if (p.up) {
+    F up[M];
+    tile<M>(*p.up, panel, x, up);
+    for (int m = 0; m < M; ++m) out[m] *= up[m];
+  }
+  for (int m = 0; m < M; ++m) store_some(p.out + (first_row + m) * p.stride + column, out[m], count);
+}
+
+using PanelTile = void (*)(const Product&, int64_t, const uint8_t*, int64_t);
+constexpr PanelTile kPanelTiles[kTile] = {panel_tile<1>, panel_tile<2>, panel_tile<3>, panel_tile<4>,
+                                          panel_tile<5>, panel_tile<6>, panel_tile<7>, panel_tile<8>};
+
+}  // namespace
+
+RowFormat row_format(Format weight) {
+  switch (weight) {
+    case Format::int8: return RowFormat::for_int8;
+    case Format::int4: return RowFormat::for_int4;
+#if defined(__AVX512BF16__)
+    case Format::bf16: return RowFormat::bf16;
+#endif
+    default: return RowFormat::f32;
+  }
+}
+
+void pack_rows(const Rows& rows, const float* x, int64_t stride, int64_t tile) {
+  const int64_t m_rows = rows.tile_rows(tile);
+  const float* from = x + tile * kTile * stride;
+  uint8_t* to = rows.tile(tile);
+  switch (rows.format) {
+    case RowFormat::f32: return pack_f32(from, stride, m_rows, rows.inputs, to);
+    case RowFormat::bf16: return pack_bf16(from, stride, m_rows, rows.inputs, to);
+    case RowFormat::for_int8: return pack_quantized(from, stride, m_rows, rows.inputs, 128, row_group(rows.format), to);
+    case RowFormat::for_int4: return pack_quantized(from, stride, m_rows, rows.inputs, 8, row_group(rows.format), to);
+  }
+}
+
+// All rows times panels [first, last): the panels stay in the second level cache while the tiles pass.
+void multiply(const Product& product, const Rows& rows, int64_t first, int64_t last) {
+  for (int64_t t = 0; t < rows.tiles(); ++t) {
+    const PanelTile run = kPanelTiles[rows.tile_rows(t) - 1];
+    for (int64_t panel = first; panel < last; ++panel) run(product, panel, rows.tile(t), t * kTile);
+  }
+}
+
+}  // namespace quire::QUIRE_ISA

@@ -1,0 +1,36 @@
+// One instruction set's table.
+
+#include "table.h"
+
+#define QUIRE_STRING_OF(x) #x
+#define QUIRE_STRING(x) QUIRE_STRING_OF(x)
+
+namespace quire::QUIRE_ISA {
+
+extern const Kernels table;
+const Kernels table = {
+    .isa = QUIRE_STRING(QUIRE_ISA),
+    .row_format = row_format,
+    .pack_rows = pack_rows,
+    .multiply = multiply,
+    .pack_panels = pack_panels,
+    .lookup = lookup,
+    .add = add,
+    .scale = scale,
+    .soft_cap = soft_cap,
+    .activate = activate,
+    .gate = gate,
+    .bounded_gate = bounded_gate,
+    .norm = norm,
+    .rotate = rotate,
+    .write_kv = write_kv,
+    .attend = attend,
+    .merge_segments = merge_segments,
+    .greatest = greatest,
+    .draw = draw,
+    .exp_sum = exp_sum,
+    .rank = rank,
+    .top_ids = top_ids,
+};
+
+}  // namespace quire::QUIRE_ISA

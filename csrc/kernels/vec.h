@@ -1,0 +1,331 @@
+// Sixteen lanes on every instruction set: what kernels are written in.
+//
+// GCC's and Clang's vector types are as wide as we say and become one, two or four registers of the machine.
+// Intrinsics stand only where the compiler would not find the instruction by itself. This header is compiled
+// once for each instruction set, in a namespace of its own, and uses nothing of the standard library that
+// could be shared between them: a function compiled for AVX-512 must never be called on an older machine.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#ifndef QUIRE_ISA
+#error "QUIRE_ISA names the namespace of the instruction set this file is compiled for"
+#endif
+
+#define QUIRE_INLINE inline __attribute__((always_inline))
+
+namespace quire::QUIRE_ISA {
+
+constexpr int kLanes = 16;
+
+typedef float F __attribute__((vector_size(64)));          // 16 floats
+typedef int32_t I __attribute__((vector_size(64)));        // 16 integers
+typedef uint32_t U __attribute__((vector_size(64)));
+typedef uint8_t B64 __attribute__((vector_size(64)));      // 64 bytes
+typedef int8_t S8 __attribute__((vector_size(16)));        // 16 bytes
+typedef uint16_t H __attribute__((vector_size(32)));       // 16 half-width numbers
+
+// Loads and stores, of any alignment.
+
+template <typename V, typename T>
+QUIRE_INLINE V load_as(const T* from) {
+  V v;
+  __builtin_memcpy(&v, from, sizeof(V));
+  return v;
+}
+
+template <typename V, typename T>
+QUIRE_INLINE void store_as(T* to, V v) {
+  __builtin_memcpy(to, &v, sizeof(V));
+}
+
+QUIRE_INLINE F load(const float* from) { return load_as<F>(from); }
+QUIRE_INLINE I load(const int32_t* from) { return load_as<I>(from); }
+QUIRE_INLINE void store(float* to, F v) { store_as(to, v); }
+QUIRE_INLINE void store(int32_t* to, I v) { store_as(to, v); }
+
+// All lanes the same. Written out, since adding to zero would have to turn -0 into 0, which costs an instruction.
+QUIRE_INLINE F splat(float x) { return F{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+QUIRE_INLINE I splat(int32_t x) { return I{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+
+// The first `count` lanes; the others are zero, and memory beyond is not touched.
+QUIRE_INLINE F load_some(const float* from, int64_t count) {
+  if (count >= kLanes) return load(from);
+  F v{};
+  for (int64_t i = 0; i < count; ++i) v[i] = from[i];
+  return v;
+}
+
+QUIRE_INLINE void store_some(float* to, F v, int64_t count) {
+  if (count >= kLanes) return store(to, v);
+  for (int64_t i = 0; i < count; ++i) to[i] = v[i];
+}
+
+// Arithmetic.
+
+// a * b + c, rounded once where the machine can; always the same way within one instruction set.
+QUIRE_INLINE F fma(F a, F b, F c) {
+#if defined(__AVX512F__)
+  return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  typedef float Half __attribute__((vector_size(32)));
+  Half x[2], y[2], z[2];
+  __builtin_memcpy(x, &a, 64);
+  __builtin_memcpy(y, &b, 64);
+  __builtin_memcpy(z, &c, 64);
+  for (int i = 0; i < 2; ++i) z[i] = (Half)_mm256_fmadd_ps((__m256)x[i], (__m256)y[i], (__m256)z[i]);
+  F out;
+  __builtin_memcpy(&out, z, 64);
+  return out;
+#else
+  return a * b + c;
+#endif
+}
+
+QUIRE_INLINE F select(I mask, F yes, F no) { return mask ? yes : no; }
+QUIRE_INLINE F max(F a, F b) { return a > b ? a : b; }
+QUIRE_INLINE F min(F a, F b) { return a < b ? a : b; }
+QUIRE_INLINE I max(I a, I b) { return a > b ? a : b; }
+QUIRE_INLINE F abs(F a) { return (F)((I)a & 0x7fffffff); }
+QUIRE_INLINE F to_float(I a) { return __builtin_convertvector(a, F); }
+
+// To the nearest integer, ties to even; |x| must be below 2^22.
+QUIRE_INLINE I to_int(F x) {
+  const F magic = splat(12582912.0f);  // 1.5 * 2^23: adding it leaves no room for a fraction
+  return (I)(x + magic) - (I)magic;
+}
+
+QUIRE_INLINE F sqrt(F x) {
+#if defined(__AVX512F__)
+  return (F)_mm512_sqrt_ps((__m512)x);
+#else
+  for (int i = 0; i < kLanes; ++i) x[i] = __builtin_sqrtf(x[i]);
+  return x;
+#endif
+}
+
+// Sums and maxima over the lanes, halving: one order everywhere.
+
+QUIRE_INLINE float reduce_add(F x) {
+  float v[kLanes];
+  store(v, x);
+  for (int half = 8; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) v[i] += v[i + half];
+  return v[0];
+}
+
+QUIRE_INLINE float reduce_max(F x) {
+  float v[kLanes];
+  store(v, x);
+  for (int half = 8; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) v[i] = v[i] > v[i + half] ? v[i] : v[i + half];
+  return v[0];
+}
+
+QUIRE_INLINE int32_t reduce_max(I x) {
+  int32_t v[kLanes];
+  store(v, x);
+  for (int half = 8; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) v[i] = v[i] > v[i + half] ? v[i] : v[i + half];
+  return v[0];
+}
+
+// Narrow numbers.
+
+// GCC widens in two halves where the machine has one instruction.
+QUIRE_INLINE U widen(H x) {
+#if defined(__AVX512F__)
+  return (U)_mm512_cvtepu16_epi32((__m256i)x);
+#else
+  return __builtin_convertvector(x, U);
+#endif
+}
+
+QUIRE_INLINE F from_bf16(H x) { return (F)(widen(x) << 16); }
+
+QUIRE_INLINE F load_bf16(const uint16_t* from) { return from_bf16(load_as<H>(from)); }
+
+// Rounds to nearest, ties to even; NaN stays NaN.
+QUIRE_INLINE H to_bf16(F x) {
+#if defined(__AVX512BF16__)
+  return (H)_mm512_cvtneps_pbh((__m512)x);
+#else
+  U bits = (U)x;
+  U rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  U quiet = (bits >> 16) | 0x40;
+  return __builtin_convertvector((U)((x != x) ? (I)quiet : (I)rounded), H);
+#endif
+}
+
+QUIRE_INLINE float half_to_float(uint16_t h) {
+  uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = (h >> 10) & 31, mantissa = h & 1023, bits;
+  if (exponent == 31) {
+    bits = sign | 0x7f800000 | (mantissa << 13);
+  } else if (exponent != 0) {
+    bits = sign | ((exponent + 112) << 23) | (mantissa << 13);
+  } else {
+    float value = (float)mantissa * (1.0f / 16777216.0f);  // 2^-24
+    return sign ? -value : value;
+  }
+  float out;
+  __builtin_memcpy(&out, &bits, 4);
+  return out;
+}
+
+QUIRE_INLINE uint16_t float_to_half(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, 4);
+  uint32_t sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffff;
+  if (magnitude > 0x7f800000) return (uint16_t)(sign | 0x7e00);
+  if (magnitude >= 0x477ff000) return (uint16_t)(sign | 0x7c00);  // rounds to infinity
+  if (magnitude < 0x38800000) {                                   // below the normal numbers
+    float scaled;
+    __builtin_memcpy(&scaled, &magnitude, 4);
+    return (uint16_t)(sign | (uint32_t)(int32_t)__builtin_rintf(scaled * 16777216.0f));
+  }
+  uint32_t rounded = magnitude + 0xfff + ((magnitude >> 13) & 1);
+  return (uint16_t)(sign | ((rounded - 0x38000000) >> 13));
+}
+
+QUIRE_INLINE F load_f16(const uint16_t* from) {
+#if defined(__AVX512F__)
+  return (F)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+#elif defined(__F16C__)
+  F out;
+  for (int i = 0; i < 2; ++i) {
+    __m256 half = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(from + 8 * i)));
+    __builtin_memcpy((char*)&out + 32 * i, &half, 32);
+  }
+  return out;
+#else
+  F out;
+  for (int i = 0; i < kLanes; ++i) out[i] = half_to_float(from[i]);
+  return out;
+#endif
+}
+
+QUIRE_INLINE H to_f16(F x) {
+#if defined(__AVX512F__)
+  return (H)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+  H out;
+  for (int i = 0; i < kLanes; ++i) out[i] = float_to_half(x[i]);
+  return out;
+#endif
+}
+
+QUIRE_INLINE I load_s8(const int8_t* from) {
+#if defined(__AVX512F__)
+  return (I)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from));
+#else
+  return __builtin_convertvector(load_as<S8>(from), I);
+#endif
+}
+
+// Dot products. Lane i of `w` holds the 4 bytes (2 bf16) of output i; `x` those of one row, for all lanes.
+
+// acc[i] + sum over j < 4 of w[4i + j] * x[j], w unsigned (at most 15 if Small), x signed; exact.
+template <bool Small>
+QUIRE_INLINE I dot4(I acc, B64 w, int32_t x) {
+#if defined(__AVX512VNNI__)
+  return (I)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(x));
+#elif defined(__AVX512BW__)
+  const __m512i xs = _mm512_set1_epi32(x);
+  if constexpr (Small) {
+    const __m512i pairs = _mm512_maddubs_epi16((__m512i)w, xs);
+    return (I)_mm512_add_epi32((__m512i)acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+  }
+  // Bytes up to 255 would saturate 16 bits in pairs: even and odd bytes are multiplied apart.
+  const __m512i low = _mm512_set1_epi16(255);
+  const __m512i even = _mm512_madd_epi16(_mm512_and_si512((__m512i)w, low),
+                                         _mm512_srai_epi16(_mm512_slli_epi16(xs, 8), 8));
+  const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16((__m512i)w, 8), _mm512_srai_epi16(xs, 8));
+  return (I)_mm512_add_epi32((__m512i)acc, _mm512_add_epi32(even, odd));
+#elif defined(__AVX2__)
+  __m256i a[2], b[2];
+  __builtin_memcpy(a, &acc, 64);
+  __builtin_memcpy(b, &w, 64);
+  const __m256i xs = _mm256_set1_epi32(x);
+  for (int i = 0; i < 2; ++i) {
+#if defined(__AVXVNNI__)
+    a[i] = _mm256_dpbusd_avx_epi32(a[i], b[i], xs);
+#else
+    if constexpr (Small) {
+      const __m256i pairs = _mm256_maddubs_epi16(b[i], xs);
+      a[i] = _mm256_add_epi32(a[i], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    } else {
+      const __m256i even = _mm256_madd_epi16(_mm256_and_si256(b[i], _mm256_set1_epi16(255)),
+                                             _mm256_srai_epi16(_mm256_slli_epi16(xs, 8), 8));
+      const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(b[i], 8), _mm256_srai_epi16(xs, 8));
+      a[i] = _mm256_add_epi32(a[i], _mm256_add_epi32(even, odd));
+    }
+#endif
+  }
+  I out;
+  __builtin_memcpy(&out, a, 64);
+  return out;
+#else
+  int8_t xs[4];
+  __builtin_memcpy(xs, &x, 4);
+  const U words = (U)w;  // the first byte is the lowest: little-endian machines only
+  for (int j = 0; j < 4; ++j) acc += (I)((words >> (8 * j)) & 255) * (int32_t)xs[j];
+  return acc;
+#endif
+}
+
+#if defined(__AVX512BF16__)
+// acc[i] + w[2i] * x[0] + w[2i + 1] * x[1].
+QUIRE_INLINE F dot2_bf16(F acc, B64 w, int32_t x) {
+  return (F)_mm512_dpbf16_ps((__m512)acc, (__m512bh)w, (__m512bh)_mm512_set1_epi32(x));
+}
+#endif
+
+QUIRE_INLINE void prefetch(const void* where) { __builtin_prefetch(where, 0, 3); }
+
+// Functions.
+
+// e^x to 2 units in the last place: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2].
+QUIRE_INLINE F exp(F x) {
+  const F clamped = min(max(x, splat(-87.3f)), splat(88.7f));
+  const I n = to_int(clamped * 1.44269504088896341f);
+  const F whole = to_float(n);
+  F r = fma(whole, splat(-0.693359375f), clamped);
+  r = fma(whole, splat(2.12194440e-4f), r);
+  F p = splat(1.9875691500e-4f);
+  p = fma(p, r, splat(1.3981999507e-3f));
+  p = fma(p, r, splat(8.3334519073e-3f));
+  p = fma(p, r, splat(4.1665795894e-2f));
+  p = fma(p, r, splat(1.6666665459e-1f));
+  p = fma(p, r, splat(5.0000001201e-1f));
+  p = fma(p * r, r, r) + 1.0f;
+  // 2^n in two factors: n may be 128, whose power is beyond a float.
+  const I half = n >> 1;
+  p = p * (F)((half + 127) << 23) * (F)((n - half + 127) << 23);
+  p = x < -87.3f ? F{} : p;
+  p = x > 88.7f ? splat(__builtin_inff()) : p;
+  return x != x ? x : p;
+}
+
+QUIRE_INLINE F sigmoid(F x) { return 1.0f / (1.0f + exp(-x)); }
+
+// (1 - e^-2|x|) / (1 + e^-2|x|) with the sign of x; a series where that would cancel.
+QUIRE_INLINE F tanh(F x) {
+  const F a = abs(x), e = exp(a * -2.0f), x2 = x * x;
+  const F far = (1.0f - e) / (1.0f + e);
+  F p = splat(-5.70498872745e-3f);  // Cephes tanhf, |x| < 0.625
+  p = fma(p, x2, splat(2.06390887954e-2f));
+  p = fma(p, x2, splat(-5.37397155531e-2f));
+  p = fma(p, x2, splat(1.33314422036e-1f));
+  p = fma(p, x2, splat(-3.33332819422e-1f));
+  const F near = fma(p * x2, x, x);
+  const F signed_far = (F)((I)far | ((I)x & (int32_t)0x80000000));
+  return a < 0.625f ? near : (x != x ? x : signed_far);
+}
+
+}  // namespace quire::QUIRE_ISA

@@ -1,0 +1,84 @@
+"""The native backend behind the Backend protocol."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire.backends.native import _core
+from quire.backends.native.lower import Lowering, Matrices, Vectors
+from quire.config import instruction_set
+from quire.errors import ConfigError
+from quire.program.batch import Batch
+from quire.program.passes import gather_products
+from quire.program.program import Program
+
+
+def chosen_isa() -> str:
+    """The instruction set to compute with: the one QUIRE_ISA names, else the best this machine can run."""
+    runnable, asked = _core.isas(), instruction_set()
+    if asked is None:
+        return runnable[0]
+    if asked not in runnable:
+        raise ConfigError(
+            f"QUIRE_ISA = {asked!r} does not run here", f"this machine runs {', '.join(runnable)}"
+        )
+    return asked
+
+
+def chosen_threads(num_threads: int | None) -> int:
+    """The number asked for, else one for each core that this process may use."""
+    return num_threads or _core.usable_cores()
+
+
+class NativeBackend:
+    """Runs a program with the kernels of one instruction set. Bits depend on it, not on threads."""
+
+    name = "native"
+
+    def __init__(
+        self,
+        program: Program,
+        matrices: Matrices,
+        vectors: Vectors,
+        *,
+        num_blocks: int,
+        block_size: int,
+        kv_cache_dtype: str,
+        isa: str,
+        num_threads: int,
+    ) -> None:
+        self.program = gather_products(program)
+        self._native = _core.Native(isa, num_threads)
+        self._caches = [
+            _core.KVCache(kv_cache_dtype, num_blocks, block_size, layer.num_heads, layer.head_dim)
+            for layer in self.program.kv_layers
+        ]
+        lowering = Lowering(self._native, self.program, matrices, vectors, self._caches)
+        self._output, self._width = lowering.output, program.output.width
+        self._ropes = lowering.ropes
+        self._variants: set[int] = set()
+        self.isa = isa
+        self.num_threads = num_threads
+
+    def execute(self, batch: Batch) -> np.ndarray:
+        """Logits [L, vocab] of the batch's logit rows; overwritten by the next call."""
+        self._add_frequencies(batch)
+        return self._native.run(
+            batch.token_ids,
+            batch.positions,
+            batch.row_offsets,
+            batch.block_tables,
+            batch.context_lens,
+            batch.variants,
+            batch.logit_rows,
+            batch.block_size,
+            self._output,
+            self._width,
+        )
+
+    def _add_frequencies(self, batch: Batch) -> None:
+        """Tell the core the rope frequencies of context variants it has not seen."""
+        for variant in set(batch.variants.tolist()) - self._variants:
+            for rope, table in self._ropes.items():
+                self._native.frequencies(table, variant, rope.frequencies(variant))
+            self._variants.add(variant)

@@ -1,0 +1,279 @@
+"""The packed cache: quantized weights as they lie in memory, in files of the user's cache directory.
+
+Rounding a model takes seconds, mapping it again a fraction of one. A file is found by its key: the files of
+the checkpoint (path, size, time of change, and the bytes of their headers), what they are rounded to, the
+layout, and the version of the packing. The instruction set is no part of it: all of them share one layout.
+
+A file is the packed bytes, then a JSON object about them with a checksum of each piece, then 32 bytes: the
+length of the JSON, its checksum, and a mark. It is mapped, not copied: processes share it, and the system
+may give its memory to others, as it does with what it can read again. Every byte is checked whenever a file
+is opened, at the speed of memory; so nothing is synced to the disk when it is written: what a crash leaves
+behind is found out, and made again. Files appear by renaming and are never changed, so any number of
+processes may read and write at once. A cache that cannot be read or written costs time and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import mmap
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quire.backends.native import _core
+from quire.config import cache_folder
+from quire.errors import ConfigError
+from quire.json_file import parse_object
+
+LIMIT_BYTES = 20_000_000_000  # of all files, if a quarter of what the disk has for them is not less
+LEAST_BYTES = 16_000_000  # packing less takes no time worth a file
+CHUNK_BYTES = 1 << 22  # what is read and checked at once
+
+_SUFFIX, _UNFINISHED = ".packed", ".tmp"
+_MARK = b"quire packed v1\n"
+_TAIL_BYTES, _JSON_LIMIT_BYTES = 32, 8 << 20
+_STALE_S = 3600.0  # a file not finished after an hour never will be
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Mapper = Callable[[Callable[[int], int], Iterable[int]], Iterator[int]]  # the built-in map, or a pool's
+Progress = Callable[[int, int], None]
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file of the cache. `used` is when it was last read or written, in seconds since 1970."""
+
+    path: Path
+    key: str
+    model: str
+    quantization: str
+    nbytes: int  # of the packed weights
+    sums: tuple[int, ...]
+    used: float
+
+
+def packed_folder() -> Path:
+    """Where the user's packed weights are."""
+    return cache_folder() / "packed"
+
+
+def name_of(model: str) -> str:
+    """How files of a model are named: a folder by its whole path, others ("demo", hub ids) as they are."""
+    with contextlib.suppress(OSError, RuntimeError, ValueError):
+        path = Path(model).expanduser()
+        return str(path.resolve()) if path.exists() else model
+    return model
+
+
+class Damaged(Exception):
+    """A file that does not hold what it says."""
+
+
+class PackedCache:
+    """The files of one folder. `limit_bytes` bounds their sum; the least recently used go first."""
+
+    def __init__(self, folder: Path, limit_bytes: int = LIMIT_BYTES, least_bytes: int = LEAST_BYTES) -> None:
+        self.folder = folder
+        self.limit_bytes = limit_bytes
+        self.least_bytes = least_bytes
+
+    def holds(self, nbytes: int) -> bool:
+        """Whether so many bytes are worth a file."""
+        return nbytes >= self.least_bytes
+
+    def read(self, key: str, nbytes: int, mapper: Mapper, progress: Progress | None = None) -> Bytes | None:
+        """The `nbytes` kept under this key, read-only; None if there are none, or they are damaged."""
+        path = self.folder / (key + _SUFFIX)
+        if not path.exists():
+            return None
+        try:
+            entry = read_entry(path)
+            if (entry.key, entry.nbytes) != (key, nbytes):
+                raise Damaged("it belongs to another model")
+            data = read_checked(entry, mapper, progress)
+        except (Damaged, OSError) as error:
+            _LOG.warning("%s is damaged, and made again: %s", path, error)
+            _remove(path)
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return data
+
+    def draft(self, key: str, nbytes: int) -> Draft | None:
+        """A new file of so many packed bytes; None, after a warning, where there can be none."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            return Draft(self.folder / (key + _SUFFIX), nbytes) if self._make_room(nbytes) else None
+        except OSError as error:
+            self.give_up(error)
+        return None
+
+    def give_up(self, error: OSError) -> None:
+        """Say once why packed weights are not kept."""
+        _LOG.warning("packed weights are not kept in %s: %s", self.folder, error.strerror or error)
+
+    def _make_room(self, nbytes: int) -> bool:
+        """Remove what was not used for longest, until `nbytes` more are within the limit. False if never."""
+        for path in self.folder.glob(".*" + _UNFINISHED):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > _STALE_S:
+                    path.unlink()
+        files = self._files()
+        kept = sum(size for _, size, _ in files)
+        limit = min(self.limit_bytes, (shutil.disk_usage(self.folder).free + kept) // 4)
+        if nbytes > limit:
+            _LOG.warning(
+                "packed weights of %.1f GB are not kept: the cache may have %.1f", nbytes / 1e9, limit / 1e9
+            )
+            return False
+        for _, size, path in files:
+            if kept + nbytes > limit:
+                kept -= size
+                _remove(path)
+        return True
+
+    def _files(self) -> list[tuple[float, int, Path]]:
+        """(last used, bytes, path) of each file, least recently used first."""
+        found = []
+        for path in self.folder.glob("*" + _SUFFIX):
+            with contextlib.suppress(OSError):
+                status = path.stat()
+                found.append((status.st_mtime, status.st_size, path))
+        return sorted(found)
+
+    def entries(self) -> list[Entry]:
+        """What is kept, most recently used first; damaged files are left out."""
+        found = []
+        for _, _, path in reversed(self._files()):
+            with contextlib.suppress(Damaged, OSError):
+                found.append(read_entry(path))
+        return found
+
+    def unreadable(self) -> list[Path]:
+        """Files that are none of the cache's, or damaged so that they do not even say what they are."""
+        known = {entry.path for entry in self.entries()}
+        return [path for _, _, path in self._files() if path not in known]
+
+    def clear(self, model: str | None = None) -> tuple[int, int]:
+        """Remove all files, or those of one model. Returns (how many, bytes)."""
+        known = {entry.path: entry.model for entry in self.entries()}
+        name = None if model is None else name_of(model)
+        chosen = [file for file in self._files() if name is None or known.get(file[2]) == name]
+        for _, _, path in chosen:
+            _remove(path)
+        return len(chosen), sum(size for _, size, _ in chosen)
+
+
+class Draft:
+    """A file that appears in the cache once it is whole. Its methods raise OSError."""
+
+    def __init__(self, path: Path, nbytes: int) -> None:
+        self.path, self.nbytes = path, nbytes
+        self._file, self._name = tempfile.mkstemp(_UNFINISHED, ".", path.parent)
+        try:
+            os.posix_fallocate(self._file, 0, nbytes)  # a full disk is found out here
+        except OSError:
+            self.close()
+            raise
+
+    def put(self, data: Bytes, start: int) -> None:
+        """Write packed bytes at their place."""
+        done = 0
+        while done < data.nbytes:
+            done += os.pwrite(self._file, data[done:].data, start + done)
+
+    def finish(self, model: str, quantization: str, mapper: Mapper) -> Bytes:
+        """Give the file its name; returns what was put into it, read-only."""
+        data = _map(self._file, self.nbytes)
+        sums = list(mapper(lambda number: int(_core.checksum(_chunk(data, number))), _chunks(self.nbytes)))
+        about = {"model": name_of(model), "quantization": quantization, "nbytes": self.nbytes, "sums": sums}
+        text = json.dumps({"key": self.path.stem, **about}).encode()
+        tail = len(text).to_bytes(8, "little") + _sum_of(text).to_bytes(8, "little") + _MARK
+        self.put(np.frombuffer(text + tail, np.uint8), self.nbytes)
+        os.replace(self._name, self.path)
+        return data
+
+    def close(self) -> None:
+        """Remove what was not finished."""
+        os.close(self._file)
+        with contextlib.suppress(OSError):
+            os.unlink(self._name)  # unless it has its name by now
+
+
+def read_entry(path: Path) -> Entry:
+    """What a file says about itself. Raises Damaged, OSError."""
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        tail_at = status.st_size - _TAIL_BYTES
+        tail = os.pread(file.fileno(), _TAIL_BYTES, max(tail_at, 0))
+        length = int.from_bytes(tail[:8], "little")
+        if tail[16:] != _MARK or length > min(tail_at, _JSON_LIMIT_BYTES):
+            raise Damaged("its end is missing")
+        text = os.pread(file.fileno(), length, tail_at - length)
+    if _sum_of(text) != int.from_bytes(tail[8:16], "little"):
+        raise Damaged("its description is not what was written")
+    try:
+        about = parse_object(text, str(path))
+        key, model, scheme = str(about["key"]), str(about["model"]), str(about["quantization"])
+        sums = tuple(map(int, about["sums"]))
+        entry = Entry(path, key, model, scheme, int(about["nbytes"]), sums, status.st_mtime)
+    except (ConfigError, KeyError, TypeError, ValueError) as error:
+        raise Damaged(f"its description cannot be read: {error}") from error
+    if entry.nbytes != tail_at - length or len(entry.sums) != len(_chunks(entry.nbytes)):
+        raise Damaged("it has another size than it says")
+    return entry
+
+
+def read_checked(entry: Entry, mapper: Mapper, progress: Progress | None = None) -> Bytes:
+    """Map the packed bytes of a file and check each of them. Raises Damaged, OSError."""
+    with entry.path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size < entry.nbytes:
+            raise Damaged("it has become shorter")
+        data = _map(file.fileno(), entry.nbytes)
+
+    def work(number: int) -> int:
+        piece = _chunk(data, number)
+        if _core.checksum(piece) != entry.sums[number]:
+            raise Damaged(f"bytes from {number * CHUNK_BYTES:,} on are not what was written")
+        return piece.nbytes
+
+    done = 0
+    for count in mapper(work, _chunks(entry.nbytes)):
+        done += count
+        if progress is not None:
+            progress(done, entry.nbytes)
+    return data
+
+
+def _sum_of(text: bytes) -> int:
+    return int(_core.checksum(np.frombuffer(text, np.uint8)))
+
+
+def _map(file: int, nbytes: int) -> Bytes:
+    mapped = mmap.mmap(file, nbytes, access=mmap.ACCESS_READ)
+    mapped.madvise(mmap.MADV_WILLNEED)
+    return np.frombuffer(mapped, np.uint8)
+
+
+def _chunks(nbytes: int) -> range:
+    return range(-(-nbytes // CHUNK_BYTES))
+
+
+def _chunk(data: Bytes, number: int) -> Bytes:
+    return data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()

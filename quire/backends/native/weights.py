@@ -1,0 +1,220 @@
+"""Loading for the native backend: from the mapped checkpoint straight into packed memory.
+
+No weight exists in any form between the two. What was read of the checkpoint is given back tensor by tensor,
+so that the most memory this process holds at any time is the packed model and one tensor of the checkpoint.
+
+Quantized models are packed into a file of the packed cache, which is then mapped, as it is when found there
+at the next start. Others are not: a cache of them would be as large as the checkpoint itself, to save a
+second of moving it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import mmap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from quire.backends.native import _core
+from quire.backends.native.layout import PANEL, Layout, Part, plan_layout
+from quire.backends.native.packed_cache import Bytes, Draft, PackedCache
+from quire.program.program import Program, WeightSpec
+from quire.quantize.kinds import Array, Floats, to_float32
+from quire.quantize.round_to_nearest import FACTORS, STEPS, kind_of, quantize
+from quire.weights.load import Progress, canonical, check, stored_kind, whole
+from quire.weights.safetensors import Checkpoint
+
+# What the reference tries for each group.
+_TRIES = {"int8": [float(step) for step in STEPS], "int4": [float(factor) for factor in FACTORS]}
+_TASK = 1 << 20  # weights that a thread packs at once
+
+_KINDS = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The weights of a program by name: matrices, and float32 vectors (with a first axis of experts)."""
+
+    matrices: Mapping[str, _core.Matrix]
+    vectors: Mapping[str, Floats]
+    from_cache: bool
+
+
+def load_packed(
+    program: Program,
+    checkpoint: Checkpoint,
+    quantization: str | None = None,
+    *,
+    isa: str,
+    num_threads: int,
+    progress: Progress | None = None,
+    cache: PackedCache | None = None,
+    model: str = "",
+) -> Packed:
+    """Every weight of `program`, packed; quantizable ones rounded to `quantization`.
+
+    `progress` hears of bytes of the checkpoint, or of the packed cache. `model` is its name in the cache.
+    Raises one ConfigError for whatever does not fit (quire.weights.load.load). The bits depend neither on
+    `isa`, whose kernels do the work, nor on `num_threads`.
+    """
+    specs = program.weights()
+    checkpoint = whole(specs, checkpoint)
+    check(specs, checkpoint, program.ignored)
+    kinds = {name: stored_kind(spec, checkpoint) for name, spec in specs.items()}
+    layout = plan_layout(program, {n: kind_of(specs[n], kind, quantization) for n, kind in kinds.items()})
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="quire-load") as pool:
+        packer = _Packer(checkpoint, isa, pool, progress)
+        if quantization is None or cache is None or not cache.holds(layout.nbytes):
+            return _named(layout, specs, packer.to_memory(layout, specs), False)
+        key = packing_key(checkpoint, layout, quantization)
+        if (kept := cache.read(key, layout.nbytes, pool.map, progress)) is not None:
+            return _named(layout, specs, kept, True)
+        if (draft := cache.draft(key, layout.nbytes)) is not None:
+            try:
+                packer.to_file(layout, specs, draft)
+                return _named(layout, specs, draft.finish(model, quantization, pool.map), False)
+            except OSError as error:
+                cache.give_up(error)
+            finally:
+                draft.close()
+        return _named(layout, specs, packer.to_memory(layout, specs), False)
+
+
+def packing_key(checkpoint: Checkpoint, layout: Layout, quantization: str | None) -> str:
+    """What the packed form of a model depends on, as a name.
+
+    Files count as the same while their path, size, time of last change and header are.
+    """
+    found = hashlib.blake2b(digest_size=20)
+    for path in sorted({entry.file.resolve() for entry in checkpoint.values()}):
+        status = path.stat()
+        with path.open("rb") as file:
+            header = file.read(int.from_bytes(file.read(8), "little"))
+        found.update(repr((str(path), status.st_size, status.st_mtime_ns)).encode())
+        found.update(hashlib.blake2b(header).digest())
+    packing = (_core.PACKING_VERSION, layout.digest(), quantization, _TRIES)
+    found.update(repr(packing).encode())
+    return found.hexdigest()
+
+
+def _allocate(nbytes: int) -> Bytes:
+    """Zeros, in huge pages where the system has them: a step reads all of it, and looks up fewer pages."""
+    memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a system built without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)[:nbytes]
+
+
+def _matrix(part: Part, room: Bytes) -> _core.Matrix:
+    return _core.Matrix.mapped(part.format, *part.shape, room)
+
+
+def _named(layout: Layout, specs: Mapping[str, WeightSpec], memory: Bytes, found: bool) -> Packed:
+    matrices, vectors = {}, {}
+    for part in layout.parts:
+        room = part.of(memory)
+        if part.format == "vector":
+            vectors[part.name] = room.view(np.float32).reshape(specs[part.name].shape)
+        else:
+            matrices[part.name] = _matrix(part, room)
+    return Packed(matrices, vectors, found)
+
+
+class _Packer:
+    """Pulls the weights of a checkpoint, one after the other, and packs them with all threads."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, isa: str, pool: ThreadPoolExecutor, progress: Progress | None
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._isa = isa
+        self._pool = pool
+        self._progress = progress
+
+    def to_memory(self, layout: Layout, specs: Mapping[str, WeightSpec]) -> Bytes:
+        """All weights in memory of this process."""
+        memory = _allocate(layout.nbytes)
+        for part in self._in_order(layout, specs):
+            self._begin(part, specs[part.name], part.of(memory))()
+        return memory
+
+    def to_file(self, layout: Layout, specs: Mapping[str, WeightSpec], draft: Draft) -> None:
+        """All weights into a file: while one is packed, the one before it is written."""
+        most = max(part.nbytes for part in layout.parts)
+        rooms, before = (_allocate(most), _allocate(most)), None
+        for number, part in enumerate(self._in_order(layout, specs)):
+            room = rooms[number % 2][: part.nbytes]
+            room.fill(0)  # what lies between the parts of a matrix is not packed
+            end = self._begin(part, specs[part.name], room)
+            try:
+                if before is not None:
+                    draft.put(*before)
+            finally:
+                end()
+            before = room, part.offset
+        if before is not None:
+            draft.put(*before)
+
+    def _in_order(self, layout: Layout, specs: Mapping[str, WeightSpec]) -> Iterator[Part]:
+        """Each part in turn; around it, its tensors are asked for early, given back and reported."""
+        sources = [specs[part.name].sources for part in layout.parts]
+        total = sum(self._checkpoint[source].nbytes for names in sources for source in names)
+        done = 0
+        for part, names, following in zip(layout.parts, sources, [*sources[1:], ()], strict=True):
+            for source in following:
+                self._checkpoint.prefetch(source)
+            yield part
+            for source in names:
+                self._checkpoint.release(source)
+                done += self._checkpoint[source].nbytes
+            if self._progress is not None:
+                self._progress(done, total)
+
+    def _begin(self, part: Part, spec: WeightSpec, room: Bytes) -> Callable[[], None]:
+        """Begin to pack one weight; what is returned waits for the end.
+
+        It raises ConfigError when the weight is to be rounded and holds numbers that are not finite.
+        """
+        arrays = [canonical(spec, self._checkpoint.read(source)) for source in spec.sources]
+        if part.format == "vector":
+            numbers = room.view(np.float32).reshape(len(arrays), -1)
+            for row, array in zip(numbers, arrays, strict=True):
+                row[...] = to_float32(array).reshape(-1)
+            return lambda: None
+        tasks = self._submit(_matrix(part, room), _matrices(arrays))
+
+        def end() -> None:
+            finite = [task.result() for task in tasks]
+            if not all(finite):
+                quantize(spec, arrays[0] if len(arrays) == 1 else arrays, part.format)  # names the tensor
+                raise RuntimeError(f"{spec.name}: NumPy rounds what the native core refuses to")
+
+        return end
+
+    def _submit(self, matrix: _core.Matrix, sources: Sequence[Array]) -> list[Future[bool]]:
+        _, outputs, inputs = matrix.shape
+        panels = -(-outputs // PANEL)
+        step = max(1, _TASK // (PANEL * inputs))
+        tries, tasks = _TRIES.get(matrix.format, []), []
+        for index, source in enumerate(sources):
+            kind = _KINDS[source.dtype.name]
+            bits: Any = source if kind == "f32" else source.view(np.uint16)
+            for first in range(0, panels, step):
+                last = min(first + step, panels)
+                pack = partial(_core.pack, matrix, index, bits, kind, tries, self._isa, first, last)
+                tasks.append(self._pool.submit(pack))
+        return tasks
+
+
+def _matrices(arrays: Sequence[Array]) -> Sequence[Array]:
+    """Sources of one weight as matrices [out, in], one for each expert."""
+    if len(arrays) == 1 and arrays[0].ndim == 3:
+        return list(arrays[0])
+    return arrays

@@ -1,0 +1,108 @@
+"""`quire cache`: what is kept of quantized weights, and how to be rid of it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+from quire.cli.terminal import bold, complain, counted
+from quire.errors import did_you_mean
+
+if TYPE_CHECKING:
+    from quire.backends.native.packed_cache import Entry, PackedCache
+
+DESCRIPTION = """Quantized weights are kept in the packed form that the native backend computes with, so that
+a model is rounded once. They can be made again at any time; the least recently used make room for others.
+"""
+WORDS = """ls               what is kept (also without a word)
+verify           read all of it, and remove what is damaged
+clear [MODEL]    remove all of it, or what is kept of one model"""
+ACTIONS = ("ls", "verify", "clear")
+
+
+def add_parser(commands: Any) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "cache",
+        help="what is kept of quantized weights, and how to be rid of it",
+        usage="quire cache [ls | verify | clear [MODEL]]",
+        description=DESCRIPTION,
+    )
+    words = parser.add_argument_group("words", WORDS)
+    words.add_argument("words", nargs="*", help=argparse.SUPPRESS)
+    parser.set_defaults(function=run, parser=parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what the first word says."""
+    action, *rest = args.words or ["ls"]
+    if action not in ACTIONS:
+        args.parser.refuse(f"unknown action {action[:60]!r}", did_you_mean(action[:80], ACTIONS))
+    if len(rest) > (action == "clear"):
+        args.parser.refuse_unknown(rest[-1])
+    from quire.backends.native.packed_cache import PackedCache, packed_folder
+
+    cache = PackedCache(packed_folder())
+    if action == "clear":
+        return _clear(cache, *rest)
+    return _verify(cache) if action == "verify" else _list(cache)
+
+
+def _list(cache: PackedCache) -> int:
+    from quire.memory import gigabytes
+
+    entries = cache.entries()
+    rows = [("model", "weights", "size", "last used")]
+    rows += [(_shown(e), e.quantization, gigabytes(e.nbytes), _ago(time.time() - e.used)) for e in entries]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    if entries:
+        for number, row in enumerate(rows):
+            line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            print(line if number else bold(line))
+    total = gigabytes(sum(entry.nbytes for entry in entries))
+    print(f"{counted(len(entries), 'model')}, {total} in {cache.folder}")
+    return 0
+
+
+def _verify(cache: PackedCache) -> int:
+    from quire.backends.native.packed_cache import Damaged, read_checked
+
+    damaged = cache.unreadable()
+    good = 0
+    for entry in cache.entries():
+        try:
+            read_checked(entry, map)
+            good += 1
+        except (Damaged, OSError):
+            damaged.append(entry.path)
+    for path in damaged:
+        complain(f"{path} is damaged, and removed")
+        with contextlib.suppress(OSError):
+            path.unlink()
+    print(f"{counted(good, 'model')} in order, {len(damaged)} damaged")
+    return 1 if damaged else 0
+
+
+def _clear(cache: PackedCache, model: str | None = None) -> int:
+    from quire.memory import gigabytes
+
+    count, nbytes = cache.clear(model)
+    print(f"removed {counted(count, 'model')}, {gigabytes(nbytes)}")
+    if model is not None and not count:
+        complain(f"nothing is kept of {model!r}", "quire cache ls lists what is")
+        return 1
+    return 0
+
+
+def _shown(entry: Entry) -> str:
+    """A model's name without what a terminal would obey."""
+    return "".join(c if c.isprintable() else "?" for c in entry.model)
+
+
+def _ago(seconds: float) -> str:
+    for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= size:
+            return f"{counted(int(seconds // size), unit)} ago"
+    return "just now"

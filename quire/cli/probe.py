@@ -1,0 +1,85 @@
+"""`quire probe`: this machine's ceilings, measured."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quire.roofline.probe import Ceilings
+
+DESCRIPTION = """Measure what this machine can do at most: bytes read a second from memory and each cache, and
+operations a second by number format, with the instructions that Quire's kernels use. Takes about three
+seconds; do it while nothing else runs. The figures are kept for this CPU.
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "probe",
+        help="what this machine can do at most: memory and arithmetic",
+        usage="quire probe [flags]",
+        description=DESCRIPTION,
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--cached", action="store_true", help="show what was measured before, if anything was"
+    )
+    parser.add_argument("--num-threads", type=int, help="threads (default: one for each core it may use)")
+    parser.set_defaults(function=probe, parser=parser, words=[])
+
+
+def probe(args: argparse.Namespace) -> int:
+    """Measure, keep and print."""
+    if args.words:
+        args.parser.refuse_unknown(args.words[0])
+    if args.num_threads is not None and not 1 <= args.num_threads <= 1024:
+        args.parser.refuse(
+            f"--num-threads {args.num_threads} is out of range", "give a number from 1 to 1,024"
+        )
+    from quire.backends.native.backend import chosen_isa, chosen_threads
+    from quire.roofline.probe import ceilings, keep
+
+    threads, isa = chosen_threads(args.num_threads), chosen_isa()
+    found = ceilings(threads, isa) if args.cached else keep(_measure(threads, isa, quiet=args.json))
+    if args.json:
+        print(json.dumps(found.as_dict(), indent=2))
+    else:
+        _show(found)
+    return 0
+
+
+def _measure(threads: int, isa: str, quiet: bool) -> Ceilings:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from quire.roofline.probe import measure
+
+    with Progress(console=Console(stderr=True), transient=True, disable=quiet) as bar:
+        task = bar.add_task("measuring", total=None)
+        return measure(threads, isa, lambda done, total: bar.update(task, completed=done, total=total))
+
+
+def _show(found: Ceilings) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    console.print(f"{found.cpu}, {found.isa.replace('_', ' ')}, {_threads(found.threads)}", highlight=False)
+    rates = Table("arithmetic", "operations a second", box=None, pad_edge=False)
+    for kind, rate in found.operations.items():
+        rates.add_row(kind, f"{rate / 1e9:,.0f} G" if rate else "as f32")
+    console.print(rates, highlight=False)
+    reads = Table("read from", *map(_threads, found.read_bytes), box=None, pad_edge=False)
+    for level in next(iter(found.read_bytes.values())):
+        reads.add_row(level, *(f"{levels[level] / 1e9:,.1f} GB/s" for levels in found.read_bytes.values()))
+    console.print(reads, highlight=False)
+    console.print(
+        f"kept for {found.cpu}: 'quire probe --cached' shows it again", style="dim", highlight=False
+    )
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread" + "s" * (count > 1)

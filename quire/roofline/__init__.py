@@ -1,0 +1,1 @@
+"""The roofline: what this machine can do, to hold against what was done."""

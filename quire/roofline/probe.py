@@ -1,0 +1,145 @@
+"""This machine's ceilings, measured: bytes read a second from each level of memory, operations by type.
+
+The loops are assembly in csrc/core/probe.cpp, so that no compiler folds them. Each figure is the best of
+several short runs: a ceiling is what the machine can do when nothing else is in the way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from quire.backends.native import _core
+from quire.config import cache_folder
+
+KINDS = ("int8", "bf16", "f32")
+MEMORY_BYTES = 256 << 20  # a buffer far larger than any cache
+_SECONDS = 3.0  # of all measurements together, about
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """What `threads` threads reach together with one instruction set, on one CPU.
+
+    `operations` a second by kind (a multiply-add is two; 0: no instruction for it), for all threads.
+    `read_bytes` a second by number of threads, then by level: "L1", "L2", "L3", "memory".
+    """
+
+    cpu: str
+    isa: str
+    threads: int
+    operations: dict[str, float]
+    read_bytes: dict[int, dict[str, float]]
+    measured_at: float  # seconds since 1970
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second read from memory by all threads."""
+        return self.read_bytes[self.threads]["memory"]
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON keeps it."""
+        return asdict(self)
+
+
+def measure(
+    threads: int | None = None, isa: str | None = None, progress: Callable[[int, int], None] | None = None
+) -> Ceilings:
+    """Measure now, in about 3 seconds. `progress` hears of measurements done and in all."""
+    isa = isa or _core.isas()[0]
+    threads = threads or _core.usable_cores()
+    counts = sorted({1, threads})
+    levels = level_bytes()
+    tasks = len(KINDS) + len(counts) * len(levels)
+    done = 0
+
+    def next_done() -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(done, tasks)
+
+    operations: dict[str, float] = {}
+    read: dict[int, dict[str, float]] = {}
+    for kind in KINDS:
+        operations[kind] = _core.peak_operations(threads, isa, kind, _SECONDS / tasks)
+        next_done()
+    for count in counts:
+        read[count] = {}
+        for level, size in levels.items():
+            read[count][level] = _core.read_bandwidth(count, isa, size, _SECONDS / tasks)
+            next_done()
+    return Ceilings(cpu_name(), isa, threads, operations, read, time.time())
+
+
+def ceilings(threads: int | None = None, isa: str | None = None) -> Ceilings:
+    """Those of this CPU from the cache, measured first if they are not there."""
+    isa = isa or _core.isas()[0]
+    threads = threads or _core.usable_cores()
+    return cached(threads, isa) or keep(measure(threads, isa))
+
+
+def cached(threads: int, isa: str) -> Ceilings | None:
+    """What was measured before for this CPU, or None."""
+    try:
+        found = json.loads(_file(threads, isa).read_text())
+        found["read_bytes"] = {int(count): levels for count, levels in found["read_bytes"].items()}
+        return Ceilings(**found)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def keep(found: Ceilings) -> Ceilings:
+    """Write the figures to the cache, if it can be written; gives them back."""
+    file = _file(found.threads, found.isa)
+    part = file.with_suffix(f".{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(found.as_dict()))
+        part.replace(file)
+    except OSError:
+        pass  # a cache that cannot be written costs the time of measuring again, nothing else
+    return found
+
+
+def _file(threads: int, isa: str) -> Path:
+    """One for each kind of CPU, number of threads and instruction set."""
+    key = sha256(f"{cpu_name()}|{threads}|{isa}".encode()).hexdigest()[:16]
+    return cache_folder() / "ceilings" / f"{key}.json"
+
+
+def cpu_name(proc: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's name, family, model and stepping as the system tells them."""
+    wanted = ("model name", "cpu family", "model", "stepping")
+    facts: dict[str, str] = {}
+    try:
+        for line in proc.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in wanted:
+                facts.setdefault(name.strip(), value.strip())
+    except OSError:
+        return "unknown CPU"
+    numbers = "-".join(facts[name] for name in wanted[1:] if name in facts)
+    return f"{facts.get('model name', 'unknown CPU')} ({numbers})" if numbers else "unknown CPU"
+
+
+def level_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> dict[str, int]:
+    """A buffer for each level of memory: half of what a cache holds for one core, and far more than any."""
+    levels: dict[str, int] = {}
+    for index in sorted(folder.glob("index*")):
+        try:
+            if (index / "type").read_text().strip() == "Instruction":
+                continue
+            size = int((index / "size").read_text().strip().removesuffix("K")) << 10
+            shared = (index / "shared_cpu_list").read_text().count(",") + 1
+            level = (index / "level").read_text().strip()
+            levels[f"L{level}"] = max(size // 2 // shared // 1024 * 1024, 4096)
+        except (OSError, ValueError):
+            continue
+    return {**levels, "memory": MEMORY_BYTES}
