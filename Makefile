@@ -40,14 +40,16 @@ clean:  ## remove the environment, caches and builds
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find quire tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Stamps: what is installed stays so until pyproject.toml changes.
-.venv/.run: pyproject.toml | .venv/bin/python
-	@echo 'quire: installing into .venv (once; about a minute) ...' >&2
+# Stamps: what is installed stays so until pyproject.toml or the native core changes.
+NATIVE := CMakeLists.txt $(wildcard csrc/*.* csrc/*/*.*)
+
+.venv/.run: pyproject.toml $(NATIVE) | .venv/bin/python
+	@echo 'quire: building and installing into .venv (once; two to three minutes) ...' >&2
 	@$(PIP) install --editable .
 	@touch $@
 
-.venv/.test: pyproject.toml | .venv/bin/python
-	@echo 'quire: installing with the tools for tests into .venv (once; about a minute) ...' >&2
+.venv/.test: pyproject.toml $(NATIVE) | .venv/bin/python
+	@echo 'quire: building and installing with the tools for tests into .venv (once; two to three minutes) ...' >&2
 	@$(PIP) install --editable '.[test]'
 	@touch $@ .venv/.run
 
