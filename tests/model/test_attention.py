@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import Sequence, batch_of, same_bits
+from tiny import Paged, Sequence, batch_of, random_weights, same_bits, tiny
 
+from quire.backends.kv_cache import KV_DTYPES
 from quire.program import Builder, Names
 from quire.program.ops import Attention
 from quire.program.program import Run
@@ -218,6 +219,58 @@ def test_rejected_drafts_are_overwritten() -> None:
     sequences[0].computed = 63
     out = layer.run(kv, [(0, 27)], sequences, 16)[0]
     assert same_bits(out, expected[63:])
+
+
+@pytest.mark.parametrize("shape", [Shape(), Shape(window=20, softcap=1.5, sinks=True)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [("float32", np.nan), ("float32", -np.inf), ("float16", 1e5), ("bfloat16", 3.4e38), ("bfloat16", np.nan)],
+)
+def test_a_value_that_is_not_finite_reaches_those_who_see_it_alone(
+    shape: Shape, dtype: str, value: float
+) -> None:
+    """As the cache stores it: 1e5 is beyond float16. Whatever the chunks, all else has the bits it had."""
+    layer = Layer(shape, [90])
+
+    def outputs(chunks: list[int]) -> np.ndarray:
+        sequences, num_blocks = layer.sequences(16, np.random.default_rng(5))
+        held = (num_blocks, 16, shape.groups, shape.dim)
+        kv = [(np.zeros(held, KV_DTYPES[dtype]), np.zeros(held, KV_DTYPES[dtype]))]
+        with np.errstate(all="ignore"):
+            out = np.concatenate([layer.run(kv, [(0, n)], sequences, 16)[0] for n in chunks])
+        return out.reshape(-1, shape.groups, out.shape[1] // shape.groups)
+
+    for place in (0, 30, 63, 64):
+        clean, kept = outputs([90]), layer.v[0].copy()
+        layer.v[0][place, 1, 3] = value
+        hit = np.zeros((90, shape.groups), bool)
+        hit[place : place + (shape.window or 90), 1] = True
+        for chunks in ([90], [31, 1, 40, 18]):
+            out = outputs(chunks)
+            assert np.isnan(out[hit]).all(), (place, chunks)
+            assert same_bits(out[~hit], clean[~hit]), (place, chunks)
+        layer.v[0] = kept
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "mixtral", "gpt_oss"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_shared_prefix_is_not_harmed_by_what_follows_it(name: str, bad: float) -> None:
+    """A token whose numbers are not finite, and a request that finds the blocks before it in the cache."""
+    program = tiny(name).program
+    weights = random_weights(program)
+    weights["model.embed_tokens.weight"].array[5, 7] = bad
+    prefix = [t for t in np.random.default_rng(6).integers(0, 32, 40).tolist() if t != 5][:24]
+    with np.errstate(all="ignore"):
+        alone = Paged(program, weights)
+        expected = alone.prefill(alone.sequence([*prefix, 8, 9]))
+        paged = Paged(program, weights, block_size=8)
+        first, second = paged.sequence([*prefix, 5, 7]), paged.sequence([*prefix, 8, 9])
+        lost = paged.prefill(first)
+        second.blocks[:3], second.computed = first.blocks[:3], 24
+        found = paged.prefill(second)
+    assert np.isnan(lost[24:]).all(axis=-1).all()
+    assert same_bits(lost[:24], expected[:24])
+    assert same_bits(found, expected[24:])
 
 
 def test_extreme_scores_stay_finite() -> None:

@@ -18,7 +18,9 @@ class Attention(Op):
 
     q [T, heads, dim], k and v [T, kv_heads, dim]; heads is a multiple of kv_heads and query head h reads
     key head h // (heads / kv_heads). Keys and values are first written to the cache, then all are read
-    back from it as stored. A token at position p sees positions max(0, p - window + 1) ... p.
+    back from it as stored. A token at position p sees positions max(0, p - window + 1) ... p, and no
+    number of another position reaches it: where the value of a head is not finite as stored, zeros are
+    stored in its place and NaN as its key. The score is then NaN, so the result, of those who see it.
     `softcap` replaces each score s by softcap * tanh(s / softcap). `sinks` [heads] are scores of a
     position that takes part in the softmax and has no value (gpt-oss, arXiv:2309.17453).
 
@@ -61,7 +63,10 @@ class Attention(Op):
         q, k, v = inputs
         keys, values = run.kv[self.layer]
         slots = run.batch.cache_slots
-        keys[slots], values[slots] = k.astype(keys.dtype), v.astype(values.dtype)
+        k, v = k.astype(keys.dtype), v.astype(values.dtype)
+        lost = ~np.isfinite(v).all(axis=-1)  # zero, the weight of what is not seen, times these is not zero
+        k[lost], v[lost] = np.nan, 0
+        keys[slots], values[slots] = k, v
         sinks = None if self.sinks is None else run.weights[self.sinks.name]
         out = np.empty((len(q), *self.q.shape), np.float32)
         batch = run.batch
