@@ -17,7 +17,7 @@ from quire.config import EngineConfig
 from quire.engine.engine import Engine
 from quire.engine.scheduler import Scheduler
 from quire.errors import ConfigError
-from quire.memory import MemoryPlan, available_memory, misfit, plan_memory, stored_format
+from quire.memory import MemoryPlan, available_memory, misfit, plan_memory, stored_format, summary
 from quire.models import Model, read_model
 from quire.program.passes import fuse
 from quire.program.program import Program, WeightBytes, WeightSpec
@@ -32,6 +32,7 @@ from quire.weights.load import load, plan
 DTYPE_NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 Progress = Callable[[int, int], None]  # (bytes done, in all)
+Announce = Callable[[str, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +99,20 @@ def _check_length(config: EngineConfig, model: Model) -> None:
         )
 
 
-def build(config: EngineConfig, progress: Progress | None = None) -> Built:
-    """Load a model and assemble its engine. `progress` hears of bytes loaded."""
+def build(
+    config: EngineConfig, progress: Progress | None = None, announce: Announce | None = None
+) -> Built:
+    """Load a model and assemble its engine.
+
+    `announce` hears of the memory plan, in words and in bytes of weights, before anything is loaded;
+    `progress` of bytes loaded.
+    """
     description = describe(config)
-    if (error := misfit(description.memory, config)) is not None:
+    memory = description.memory
+    if (error := misfit(memory, config)) is not None:
         raise error
+    if announce is not None:
+        announce(summary(memory, config), memory.working_bytes)
     backend = _backend(description, progress)
     scheduler = Scheduler(
         num_blocks=description.memory.num_blocks,

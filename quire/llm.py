@@ -18,7 +18,7 @@ from quire.engine.client import EngineClient, LocalClient
 from quire.errors import EngineDead, RequestError
 from quire.frontend import Encoded, Frontend, Prompt, RequestReader
 from quire.outputs import RequestOutput
-from quire.progress import generation_bar, loading_bar
+from quire.progress import announce, generation_bar, loading_bar
 from quire.sampling_params import SamplingParams
 from quire.text.tokenizer import Tokenizer
 
@@ -39,7 +39,7 @@ class LLM:
     def __init__(self, model: str = "demo", *, progress: Progress | None = None, **options: Any) -> None:
         config = EngineConfig.from_keywords(model=str(model), **options)
         with loading_bar(config.model) as bar:
-            built = build(config, progress or bar)
+            built = build(config, progress or bar, announce)
         self.config = config
         self.chosen = built.chosen
         self.engine = built.engine

@@ -42,6 +42,12 @@ def loading_bar(model: str) -> Iterator[Callable[[int, int], None]]:
         yield advance
 
 
+def announce(line: str, nbytes: int) -> None:
+    """Say in a terminal what is about to be loaded, if it takes a while."""
+    if nbytes >= LONG_BYTES and _in_terminal():
+        print(line, file=sys.stderr)
+
+
 @contextmanager
 def generation_bar(num_requests: int, enabled: bool) -> Iterator[Callable[[RequestOutput], None]]:
     """Shows requests done and tokens a second; yields what to call with a request that advanced."""

@@ -1,11 +1,32 @@
 """What tests of every kind share: fixtures for data, and Hypothesis drawing the same examples every time."""
 
+import os
+import sys
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 import quire
+
+
+def _use_core(path: str) -> None:
+    """Take another build of the native core than the one installed: `make sanitize` names it."""
+    name = "quire.backends.native._core"
+    spec = spec_from_file_location(name, path, loader=ExtensionFileLoader(name, path))
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
+    sys.modules["quire.backends.native"]._core = sys.modules[name]  # type: ignore[attr-defined]
+
+
+if "QUIRE_TEST_CORE" in os.environ:
+    import quire.backends.native
+
+    _use_core(os.environ["QUIRE_TEST_CORE"])
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

@@ -265,8 +265,8 @@ Merged begin(const Attention& how, int64_t head, float* out) {
 
 void merge(Merged& merged, const float* record, int64_t dim, float* out) {
   const float* state = record + round_up(dim, kPanel);
+  if (state[1] == 0) return;  // nothing of it is seen; not so if the total is NaN, even without a peak
   const float peak = state[0] > merged.peak ? state[0] : merged.peak;
-  if (peak == kNothing) return;
   F change{};
   change[0] = merged.peak - peak;
   change[1] = state[0] - peak;

@@ -6,6 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 
+// Inlined without exception: a function that two instruction sets share by name would be merged into one of
+// them by the linker, perhaps into instructions that this machine does not have.
+#define QUIRE_INLINE inline __attribute__((always_inline))
+
 namespace quire {
 
 // Changes with the layout of Panels: packed weights on disk are named by it.
@@ -15,8 +19,8 @@ constexpr int kPanel = 16;       // outputs of a matrix that lie side by side in
 constexpr int kTile = 8;         // rows of activations that are multiplied together
 constexpr int kGroup = 32;       // inputs of a quantized weight that share an 8-bit scale
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+QUIRE_INLINE constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+QUIRE_INLINE constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 // How the values of a packed matrix are stored.
 enum class Format : int32_t { f32, f16, bf16, int8, int4 };
@@ -37,11 +41,11 @@ struct Panels {
   const int8_t* codes;     // [panel][group][16], quantized formats only
   const float* channels;   // [panel][16], quantized formats only
 
-  int64_t panels() const { return ceil_div(outputs, kPanel); }
-  int64_t groups() const { return ceil_div(inputs, kGroup); }
-  bool quantized() const { return format == Format::int8 || format == Format::int4; }
+  QUIRE_INLINE int64_t panels() const { return ceil_div(outputs, kPanel); }
+  QUIRE_INLINE int64_t groups() const { return ceil_div(inputs, kGroup); }
+  QUIRE_INLINE bool quantized() const { return format == Format::int8 || format == Format::int4; }
   // Bytes of values of one panel.
-  int64_t panel_bytes() const {
+  QUIRE_INLINE int64_t panel_bytes() const {
     switch (format) {
       case Format::f32: return inputs * 64;
       case Format::f16: return inputs * 32;
@@ -64,23 +68,23 @@ enum class RowFormat : int32_t { f32, bf16, for_int8, for_int4 };
 
 // Inputs of a quantized activation that share a scale: few beside int8 weights, whose own error is small; many
 // beside int4, where it saves time and nobody sees it.
-constexpr int64_t row_group(RowFormat format) { return format == RowFormat::for_int4 ? 128 : 32; }
+QUIRE_INLINE constexpr int64_t row_group(RowFormat format) { return format == RowFormat::for_int4 ? 128 : 32; }
 
 struct Rows {
   RowFormat format;
   int64_t rows, inputs;
   uint8_t* data;
 
-  int64_t tiles() const { return ceil_div(rows, kTile); }
-  int64_t tile_rows(int64_t tile) const { return rows - tile * kTile < kTile ? rows - tile * kTile : kTile; }
-  int64_t padded() const { return round_up(inputs, kGroup); }
-  static int64_t row_bytes(RowFormat format, int64_t inputs) {
+  QUIRE_INLINE int64_t tiles() const { return ceil_div(rows, kTile); }
+  QUIRE_INLINE int64_t tile_rows(int64_t tile) const { return rows - tile * kTile < kTile ? rows - tile * kTile : kTile; }
+  QUIRE_INLINE int64_t padded() const { return round_up(inputs, kGroup); }
+  QUIRE_INLINE static int64_t row_bytes(RowFormat format, int64_t inputs) {
     const int64_t padded = round_up(inputs, kGroup);
     if (format == RowFormat::f32) return padded * 4;
     if (format == RowFormat::bf16) return padded * 2;
     return padded + padded / kGroup * 4 + ceil_div(padded, row_group(format)) * 4;
   }
-  uint8_t* tile(int64_t t) const { return data + t * kTile * row_bytes(format, inputs); }
+  QUIRE_INLINE uint8_t* tile(int64_t t) const { return data + t * kTile * row_bytes(format, inputs); }
 };
 
 enum class Activation : int32_t { none, silu, gelu_tanh, relu };

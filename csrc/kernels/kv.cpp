@@ -8,6 +8,8 @@ namespace quire::QUIRE_ISA {
 
 namespace {
 
+constexpr int32_t kInfinity = 0x7f800000;  // its bits: magnitudes that are not finite have these or greater
+
 // The largest magnitude; NaN if a number is not finite.
 float magnitude(const float* x, int64_t dim) {
   I top{};
@@ -15,12 +17,12 @@ float magnitude(const float* x, int64_t dim) {
   const int32_t bits = reduce_max(top);  // ordered as the numbers are, and above them where not finite
   float largest;
   __builtin_memcpy(&largest, &bits, 4);
-  return bits < 0x7f800000 ? largest : __builtin_nanf("");
+  return bits < kInfinity ? largest : __builtin_nanf("");
 }
 
-// The numbers of one token's head, `stride` apart.
+// The numbers of one token's head, `stride` apart. Whether all are finite as attention will read them.
 template <KVFormat Form>
-void write_head(const float* x, int64_t dim, int64_t stride, uint8_t* to, float* scale) {
+QUIRE_INLINE bool write_head(const float* x, int64_t dim, int64_t stride, uint8_t* to, float* scale) {
   using T = typename Stored<Form>::Type;
   float inverse = 1;
   if constexpr (Form == KVFormat::int8) {
@@ -28,25 +30,39 @@ void write_head(const float* x, int64_t dim, int64_t stride, uint8_t* to, float*
     *scale = largest / 127.0f;
     inverse = largest > 0 ? 127.0f / largest : 0.0f;
   }
+  I top{};
   for (int64_t d = 0; d < dim; d += kLanes) {
     F values = load_some(x + d, dim - d);
     if constexpr (Form == KVFormat::int8) values = inverse > 0 ? values * inverse : F{};
     T narrow[kLanes];
     store_as(narrow, Stored<Form>::narrow(values));
     for (int64_t i = 0; i < least(kLanes, dim - d); ++i) ((T*)to)[(d + i) * stride] = narrow[i];
+    F read = Stored<Form>::widen(narrow);
+    if constexpr (Form == KVFormat::int8) read *= *scale;
+    top = max(top, (I)abs(read));
   }
+  return reduce_max(top) < kInfinity;
 }
 
+// Attention gives positions that a token may not see weight zero, and zero times a value that is not finite is
+// not zero: it would reach tokens before it in its chunk, and from them blocks that requests share. So such a
+// value becomes zeros and its key NaN, the score, and so the result, of those who see the position alone.
 template <KVFormat Form>
 void write_token(const KVLayer& cache, int64_t block, int64_t offset, const float* k, const float* v) {
   constexpr int64_t kBytes = sizeof(typename Stored<Form>::Type);
   const int64_t dim = cache.dim, size = cache.block_size;
   for (int64_t head = 0; head < cache.heads; ++head, k += dim, v += dim) {
     const int64_t page = block * cache.heads + head;
-    write_head<Form>(k, dim, size, cache.keys + (page * dim * size + offset) * kBytes,
-                     cache.key_scales + page * size + offset);
-    write_head<Form>(v, dim, 1, cache.values + (page * size + offset) * dim * kBytes,
-                     cache.value_scales + page * size + offset);
+    uint8_t* key = cache.keys + (page * dim * size + offset) * kBytes;
+    uint8_t* value = cache.values + (page * size + offset) * dim * kBytes;
+    float* key_scale = cache.key_scales + page * size + offset;
+    float* value_scale = cache.value_scales + page * size + offset;
+    write_head<Form>(k, dim, size, key, key_scale);
+    if (write_head<Form>(v, dim, 1, value, value_scale)) continue;
+    const float lost = __builtin_nanf("");
+    write_head<Form>(&lost, 1, size, key, key_scale);
+    __builtin_memset(value, 0, (size_t)(dim * kBytes));
+    if constexpr (Form == KVFormat::int8) *value_scale = 0;
   }
 }
 

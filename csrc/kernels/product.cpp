@@ -18,12 +18,12 @@ void pack_f32(const float* x, int64_t stride, int64_t m_rows, int64_t inputs, ui
 
 void pack_bf16(const float* x, int64_t stride, int64_t m_rows, int64_t inputs, uint8_t* out) {
   uint32_t* to = (uint32_t*)out;
-  for (int64_t m = 0; m < m_rows; ++m) {
-    for (int64_t k = 0; k < inputs; k += kLanes) {
+  for (int64_t k = 0; k < inputs; k += kLanes) {
+    const int64_t count = inputs - k, words = count < kLanes ? ceil_div(count, 2) : kLanes / 2;
+    for (int64_t m = 0; m < m_rows; ++m) {
       uint32_t pairs[kLanes / 2];
-      store_as(pairs, to_bf16(load_some(x + m * stride + k, inputs - k)));
-      const int64_t n = ceil_div(inputs - k < kLanes ? inputs - k : kLanes, 2);
-      for (int64_t i = 0; i < n; ++i) to[(k / 2 + i) * m_rows + m] = pairs[i];
+      store_as(pairs, to_bf16(load_some(x + m * stride + k, count)));
+      for (int64_t i = 0; i < words; ++i) to[(k / 2 + i) * m_rows + m] = pairs[i];
     }
   }
 }
@@ -35,17 +35,25 @@ int32_t magnitude(const float* x, int64_t count) {
   return reduce_max(top);
 }
 
-// 16 numbers times `inverse`, to the nearest integer, as bytes.
-void quantize_16(F x, float inverse, int8_t* out) { store_as(out, __builtin_convertvector(to_int(x * inverse), S8)); }
+// 32 numbers times `inverse`, to the nearest integers, as the bytes of 8 words; their sum.
+int32_t quantize_group(const float* x, int64_t count, float inverse, int32_t* words) {
+  const I low = to_int(load_some(x, count) * inverse);
+  const I high = count > kLanes ? to_int(load_some(x + kLanes, count - kLanes) * inverse) : I{};
+  store_as(words, to_s8(low));
+  store_as(words + 4, to_s8(high));
+  const I halves = add_halves(low + high);
+  return halves[0] + halves[8];
+}
 
+// `x` are rows of one tile. A row group is quantized while it is in registers or the nearest cache.
 void pack_quantized(const float* x, int64_t stride, int64_t m_rows, int64_t inputs, int32_t zero, int64_t row_group,
                     uint8_t* out) {
   const int64_t groups = ceil_div(inputs, kGroup);
   int32_t* quads = (int32_t*)out;
   int32_t* begin = quads + groups * (kGroup / 4) * m_rows;
   float* scales = (float*)(begin + groups * m_rows);
-  for (int64_t m = 0; m < m_rows; ++m) {
-    for (int64_t first = 0; first < inputs; first += row_group) {
+  for (int64_t first = 0; first < inputs; first += row_group) {
+    for (int64_t m = 0; m < m_rows; ++m) {  // rows lie between each other: a line is filled while it is near
       const float* from = x + m * stride + first;
       const int64_t count = inputs - first < row_group ? inputs - first : row_group;
       const int32_t bits = magnitude(from, count);
@@ -56,13 +64,10 @@ void pack_quantized(const float* x, int64_t stride, int64_t m_rows, int64_t inpu
       const float inverse = finite && ratio <= 3.4028235e38f ? ratio : 0.0f;
       scales[first / row_group * m_rows + m] = finite ? largest / 127.0f : __builtin_nanf("");
       for (int64_t k = 0; k < count; k += kGroup) {
-        int8_t q[kGroup];
-        for (int64_t i = 0; i < kGroup; i += kLanes)
-          quantize_16(k + i < count && finite ? load_some(from + k + i, count - k - i) : F{}, inverse, q + i);
-        int32_t sum = 0, group = (int32_t)((first + k) / kGroup);
-        for (int i = 0; i < kGroup; ++i) sum += q[i];
-        for (int i = 0; i < kGroup / 4; ++i)
-          __builtin_memcpy(quads + (group * (kGroup / 4) + i) * m_rows + m, q + 4 * i, 4);
+        const int64_t group = (first + k) / kGroup;
+        int32_t words[kGroup / 4]{};
+        const int32_t sum = finite ? quantize_group(from + k, count - k, inverse, words) : 0;
+        for (int i = 0; i < kGroup / 4; ++i) quads[(group * (kGroup / 4) + i) * m_rows + m] = words[i];
         begin[group * m_rows + m] = -zero * sum;
       }
     }

@@ -63,9 +63,9 @@ void norm(const Norm& norm, const float* x, float* out, int64_t count) {
       }
       squares = fma(v, v, squares);
     }
-    const float deviation = __builtin_sqrtf(reduce_add(squares) / (float)width + norm.eps);
+    const float inverse = 1.0f / __builtin_sqrtf(reduce_add(squares) / (float)width + norm.eps);
     for (int64_t i = 0; i < width; i += kLanes) {
-      F v = (load_some(x + i, width - i) - mean) / deviation * (load_some(norm.weight + i, width - i) + norm.offset);
+      F v = (load_some(x + i, width - i) - mean) * inverse * (load_some(norm.weight + i, width - i) + norm.offset);
       if (norm.bias) v += load_some(norm.bias + i, width - i);
       store_some(out + i, v, width - i);
     }

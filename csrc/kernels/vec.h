@@ -14,11 +14,11 @@
 #include <immintrin.h>
 #endif
 
+#include "kernels.h"
+
 #ifndef QUIRE_ISA
 #error "QUIRE_ISA names the namespace of the instruction set this file is compiled for"
 #endif
-
-#define QUIRE_INLINE inline __attribute__((always_inline))
 
 namespace quire::QUIRE_ISA {
 
@@ -129,11 +129,22 @@ QUIRE_INLINE float reduce_max(F x) {
 }
 
 QUIRE_INLINE int32_t reduce_max(I x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_epi32((__m512i)x);
+#endif
   int32_t v[kLanes];
   store(v, x);
   for (int half = 8; half > 0; half /= 2)
     for (int i = 0; i < half; ++i) v[i] = v[i] > v[i + half] ? v[i] : v[i + half];
   return v[0];
+}
+
+// Sums of each half of the lanes, in all lanes of that half.
+QUIRE_INLINE I add_halves(I x) {
+  x += __builtin_shuffle(x, I{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});
+  x += __builtin_shuffle(x, I{2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13});
+  x += __builtin_shuffle(x, I{1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14});
+  return x;
 }
 
 // Narrow numbers.
@@ -228,6 +239,15 @@ QUIRE_INLINE I load_s8(const int8_t* from) {
 #endif
 }
 
+// The lanes as bytes; they fit.
+QUIRE_INLINE S8 to_s8(I x) {
+#if defined(__AVX512F__)
+  return (S8)_mm512_cvtepi32_epi8((__m512i)x);
+#else
+  return __builtin_convertvector(x, S8);
+#endif
+}
+
 // Dot products. Lane i of `w` holds the 4 bytes (2 bf16) of output i; `x` those of one row, for all lanes.
 
 // acc[i] + sum over j < 4 of w[4i + j] * x[j], w unsigned (at most 15 if Small), x signed; exact.
@@ -290,26 +310,34 @@ QUIRE_INLINE void prefetch(const void* where) { __builtin_prefetch(where, 0, 3);
 
 // Functions.
 
+// 2^n * p for whole n; beyond the range of a float, infinity or zero.
+QUIRE_INLINE F scale_by_power(F p, F n) {
+#if defined(__AVX512F__)
+  return (F)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+  const I whole = to_int(n), half = whole >> 1;  // in two factors: n may be 128, whose power is no float
+  return p * (F)((half + 127) << 23) * (F)((whole - half + 127) << 23);
+#endif
+}
+
 // e^x to 2 units in the last place: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2].
 QUIRE_INLINE F exp(F x) {
-  const F clamped = min(max(x, splat(-87.3f)), splat(88.7f));
-  const I n = to_int(clamped * 1.44269504088896341f);
-  const F whole = to_float(n);
-  F r = fma(whole, splat(-0.693359375f), clamped);
-  r = fma(whole, splat(2.12194440e-4f), r);
+  // The order of the operands keeps what is not a number.
+  const F low = splat(-104.0f) > x ? splat(-104.0f) : x, clamped = splat(89.0f) < low ? splat(89.0f) : low;
+#if defined(__AVX512F__)
+  const F n = (F)_mm512_roundscale_ps((__m512)(clamped * 1.44269504088896341f), 8);
+#else
+  const F n = to_float(to_int(clamped * 1.44269504088896341f));
+#endif
+  F r = fma(n, splat(-0.693359375f), clamped);
+  r = fma(n, splat(2.12194440e-4f), r);
   F p = splat(1.9875691500e-4f);
   p = fma(p, r, splat(1.3981999507e-3f));
   p = fma(p, r, splat(8.3334519073e-3f));
   p = fma(p, r, splat(4.1665795894e-2f));
   p = fma(p, r, splat(1.6666665459e-1f));
   p = fma(p, r, splat(5.0000001201e-1f));
-  p = fma(p * r, r, r) + 1.0f;
-  // 2^n in two factors: n may be 128, whose power is beyond a float.
-  const I half = n >> 1;
-  p = p * (F)((half + 127) << 23) * (F)((n - half + 127) << 23);
-  p = x < -87.3f ? F{} : p;
-  p = x > 88.7f ? splat(__builtin_inff()) : p;
-  return x != x ? x : p;
+  return scale_by_power(fma(p * r, r, r) + 1.0f, n);
 }
 
 QUIRE_INLINE F sigmoid(F x) { return 1.0f / (1.0f + exp(-x)); }

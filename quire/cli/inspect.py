@@ -23,7 +23,7 @@ DESCRIPTION = """Say what a checkpoint is before running it: architecture, param
 weight, bytes of KV cache for each token, and what fits into this machine's memory. Reads no weights, unless
 asked for --quality: a folder with config.json is enough, and of a hub model only the small files are fetched.
 """
-BACKENDS = {"reference": "NumPy, float32", "null": "counts only, computes nothing"}
+BACKENDS = {"reference": "NumPy, float32", "null": "counts only, computes nothing"}  # and the native one
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 WIDTH = 22  # of the names of rows
 
@@ -95,7 +95,8 @@ def as_dict(facts: Description) -> dict[str, Any]:
         "model": facts.config.model,
         "path": str(facts.folder.path),
         "architecture": facts.model.architecture,
-        "backend": "reference" if device == "auto" else device,
+        "backend": "native" if device == "auto" else device,
+        **_native(facts),
         "num_hidden_layers": cfg.num_hidden_layers,
         "hidden_size": cfg.hidden_size,
         "num_attention_heads": cfg.num_attention_heads,
@@ -121,6 +122,18 @@ def as_dict(facts: Description) -> dict[str, Any]:
     }
 
 
+def _native(facts: Description) -> dict[str, Any]:
+    """What the native backend would take: kernels, threads, number format of the cache."""
+    from quire.backends.kv_cache import is_native
+
+    if not is_native(facts.config):
+        return {}
+    from quire.backends.native.backend import chosen_isa, chosen_threads
+
+    threads = chosen_threads(facts.config.num_threads)
+    return {"isa": chosen_isa(), "num_threads": threads, "kv_cache_dtype": facts.kv_dtype}
+
+
 def _rows(facts: Description) -> Iterator[tuple[str, str]]:
     """The table, row by row."""
     from quire.memory import gigabytes
@@ -142,7 +155,8 @@ def _rows(facts: Description) -> Iterator[tuple[str, str]]:
     if not d["weights_here"]:
         yield "weight files", _absent(facts)
     yield "KV cache a token", gigabytes(d["kv_bytes_per_token"])
-    yield "backend", f"{d['backend']}: {BACKENDS.get(d['backend'], '')}".rstrip(": ")
+    what = BACKENDS.get(d["backend"]) or f"C++ for {d['isa']}, {counted(d['num_threads'], 'thread')}"
+    yield "backend", f"{d['backend']}: {what}"
     yield from _memory_rows(d)
     if d["hint"]:
         yield "", f"hint: {in_flags(d['hint'])}"

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.backends.kv_cache import KV_DTYPES
+from quire.backends.kv_cache import KV_DTYPES, KV_ITEM_BYTES, is_native
 from quire.build import Built, build
 from quire.config import QUANTIZATIONS, EngineConfig
 from quire.errors import ConfigError
@@ -54,7 +54,8 @@ def measure(model: str, options: Mapping[str, Any], advance: Advance) -> list[Lo
     chosen = options.get("quantization")
     ways: list[tuple[str, dict[str, Any]]] = [("as it is", {})]
     ways += [(f"{name} weights", {"quantization": name}) for name in ([chosen] if chosen else QUANTIZATIONS)]
-    caches = [name for name, dtype in KV_DTYPES.items() if dtype != KV_DTYPES["float32"]]
+    possible = KV_ITEM_BYTES if is_native(EngineConfig(**plain, model=model)) else KV_DTYPES
+    caches = [name for name in possible if name not in ("auto", "float32")]
     ways += [(f"{name} KV cache", {"kv_cache_dtype": name}) for name in caches]
     texts: list[list[int]] = []
     base: list[Array] = []
@@ -113,7 +114,7 @@ def _logits(built: Built, ids: list[int]) -> Array:
 def _bits(built: Built, change: Mapping[str, Any]) -> float:
     """Bits of one weight, scales and unquantized ones included; or of one cached number."""
     if "kv_cache_dtype" in change:
-        return 8 * KV_DTYPES[change["kv_cache_dtype"]].itemsize
+        return 8 * KV_ITEM_BYTES[change["kv_cache_dtype"]]
     specs = built.description.program.weights().values()
     return 8 * sum(map(built.description.nbytes, specs)) / sum(spec.size for spec in specs)
 

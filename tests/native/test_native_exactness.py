@@ -235,6 +235,25 @@ def test_what_is_not_a_number_reaches_the_logits(format: str, isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_a_shared_prefix_is_not_harmed_by_what_follows_it(dtype: str, isa: str) -> None:
+    """A token whose numbers are not finite, and a request that finds the blocks before it in the cache."""
+    for name, bad in (("wide", np.nan), ("wide", np.inf), ("wide-experts", np.inf)):
+        program = plain(fuse(model_of(name).program))
+        weights = random_weights(program)
+        weights["model.embed_tokens.weight"].array[5, 77] = bad
+        how = {"kv_cache_dtype": dtype, "block_size": 8}
+        paged = on_native(program, tensors(weights, "f32"), "f32", isa, **how)
+        prefix = [1, 2, 3] * 8
+        (expected,) = alone(name, [[*prefix, 8, 9]], isa=isa, kv_cache_dtype=dtype)
+        first, second = paged.sequence([*prefix, 5, 7]), paged.sequence([*prefix, 8, 9])
+        lost = paged.prefill(first)
+        second.blocks[:3], second.computed = first.blocks[:3], 24
+        assert np.isnan(lost[24:]).all(axis=-1).all()
+        assert all_same([lost[:24], paged.prefill(second)], [expected[:24], expected[24:]])
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("format", FORMATS)
 def test_what_is_not_a_number_in_a_weight_reaches_the_logits(format: str, isa: str) -> None:
     """Integers cannot hold it: loading refuses weights that it would have to round."""
