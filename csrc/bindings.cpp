@@ -50,28 +50,33 @@ KVFormat kv_format(const std::string& name) {
   throw nb::value_error(("unknown format of keys and values " + name).c_str());
 }
 
-// The keys and values of one layer.
+// The keys and values of `layers` layers of one shape.
 class KVCache {
  public:
-  KVCache(const std::string& format, int64_t num_blocks, int64_t block_size, int64_t heads, int64_t dim)
-      : layer_{kv_format(format), heads, dim, block_size, nullptr, nullptr, nullptr, nullptr} {
-    const int64_t tokens = num_blocks * block_size * heads;
-    const int64_t bytes = layer_.format == KVFormat::f32 ? 4 : layer_.format == KVFormat::int8 ? 1 : 2;
-    keys_ = Memory((size_t)(tokens * dim * bytes));
-    values_ = Memory((size_t)(tokens * dim * bytes));
-    layer_.keys = keys_.as<uint8_t>();
-    layer_.values = values_.as<uint8_t>();
-    if (layer_.format == KVFormat::int8) {
-      scales_ = Memory((size_t)(2 * tokens) * sizeof(float));
-      layer_.key_scales = scales_.as<float>();
-      layer_.value_scales = layer_.key_scales + tokens;
+  KVCache(const std::string& name, int64_t layers, int64_t num_blocks, int64_t block_size, int64_t heads, int64_t dim) {
+    const KVFormat format = kv_format(name);
+    const int64_t bytes = format == KVFormat::f32 ? 4 : format == KVFormat::int8 ? 1 : 2;
+    const int64_t head = block_size * dim * bytes, stride = layers * heads;
+    keys_ = Memory((size_t)(num_blocks * stride * head));
+    values_ = Memory((size_t)(num_blocks * stride * head));
+    if (format == KVFormat::int8) {
+      key_scales_ = Memory((size_t)(num_blocks * stride * block_size) * sizeof(float));
+      value_scales_ = Memory((size_t)(num_blocks * stride * block_size) * sizeof(float));
+    }
+    for (int64_t layer = 0; layer < layers; ++layer) {
+      const int64_t first = layer * heads;
+      const bool scaled = format == KVFormat::int8;
+      layers_.push_back({format, heads, dim, block_size, stride, keys_.as<uint8_t>() + first * head,
+                         values_.as<uint8_t>() + first * head,
+                         scaled ? key_scales_.as<float>() + first * block_size : nullptr,
+                         scaled ? value_scales_.as<float>() + first * block_size : nullptr});
     }
   }
-  const KVLayer* layer() const { return &layer_; }
+  const KVLayer* layer(int64_t index) const { return &layers_.at((size_t)index); }
 
  private:
-  KVLayer layer_;
-  Memory keys_, values_, scales_;
+  Memory keys_, values_, key_scales_, value_scales_;
+  std::vector<KVLayer> layers_;
 };
 
 const Kernels& kernels_of(const std::string& isa) {
@@ -184,15 +189,15 @@ class Native {
     executor_.add(std::make_unique<SumExperts>(state, out));
   }
 
-  void write_kv(int64_t k, int64_t v, std::shared_ptr<KVCache> cache) {
-    executor_.add(std::make_unique<WriteKV>(k, v, cache->layer()));
+  void write_kv(int64_t k, int64_t v, std::shared_ptr<KVCache> cache, int64_t layer) {
+    executor_.add(std::make_unique<WriteKV>(k, v, cache->layer(layer)));
     caches_.push_back(std::move(cache));
   }
-  void attend(int64_t out, int64_t q, std::shared_ptr<KVCache> cache, int64_t heads, float scale, int64_t window,
-              float softcap, std::optional<Floats> sinks) {
+  void attend(int64_t out, int64_t q, std::shared_ptr<KVCache> cache, int64_t layer, int64_t heads, float scale,
+              int64_t window, float softcap, std::optional<Floats> sinks) {
     sinks_.push_back(std::make_unique<Vector>(vector(sinks)));
     const float* bias = sinks_.back()->empty() ? nullptr : sinks_.back()->data();
-    auto attend = std::make_unique<Attend>(q, out, Attention{cache->layer(), heads, scale, window, softcap, bias});
+    auto attend = std::make_unique<Attend>(q, out, Attention{cache->layer(layer), heads, scale, window, softcap, bias});
     auto merge = std::make_unique<MergeSegments>(attend.get());
     executor_.add(std::move(attend));
     executor_.add(std::move(merge));
@@ -253,9 +258,9 @@ NB_MODULE(_core, m) {
   }, "threads"_a, "isa"_a, "bytes"_a, "seconds"_a);
   bind_weights(m);
   bind_sampling(m);
-  nb::class_<KVCache>(m, "KVCache", "Keys and values of one layer.")
-      .def(nb::init<const std::string&, int64_t, int64_t, int64_t, int64_t>(), "format"_a, "num_blocks"_a,
-           "block_size"_a, "heads"_a, "dim"_a);
+  nb::class_<KVCache>(m, "KVCache", "Keys and values of layers of one shape.")
+      .def(nb::init<const std::string&, int64_t, int64_t, int64_t, int64_t, int64_t>(), "format"_a, "layers"_a,
+           "num_blocks"_a, "block_size"_a, "heads"_a, "dim"_a);
   nb::class_<Native>(m, "Native", "A program recorded for this machine: add buffers and ops in order, then run.")
       .def(nb::init<const std::string&, int>(), "isa"_a, "threads"_a)
       .def("buffer", &Native::buffer, "rows"_a, "width"_a)
@@ -278,8 +283,8 @@ NB_MODULE(_core, m) {
       .def("gated_linear", &Native::gated_linear, "out"_a, "gate"_a, "up"_a, "activation"_a)
       .def("experts", &Native::experts, "out"_a, "x"_a, "scores"_a, "matrices"_a, "biases"_a, "chosen"_a,
            "over_chosen"_a, "activation"_a, "limit"_a)
-      .def("write_kv", &Native::write_kv, "k"_a, "v"_a, "cache"_a)
-      .def("attend", &Native::attend, "out"_a, "q"_a, "cache"_a, "heads"_a, "scale"_a, "window"_a, "softcap"_a,
+      .def("write_kv", &Native::write_kv, "k"_a, "v"_a, "cache"_a, "layer"_a)
+      .def("attend", &Native::attend, "out"_a, "q"_a, "cache"_a, "layer"_a, "heads"_a, "scale"_a, "window"_a, "softcap"_a,
            "sinks"_a.none())
       .def("run", &Native::run, "token_ids"_a, "positions"_a, "row_offsets"_a, "block_tables"_a, "context_lens"_a,
            "variants"_a, "logit_rows"_a, "block_size"_a, "output"_a, "width"_a, nb::rv_policy::reference_internal);

@@ -20,8 +20,23 @@ int64_t work(int64_t rows, int64_t positions) { return (rows + 4) * positions; }
 
 }  // namespace
 
-void WriteKV::run_rows(const Step& step, int64_t first, int64_t last) {
+void WriteKV::prepare(const Step& step) {
   const Batch& batch = step.batch;
+  ends_.clear();
+  int64_t first = 0;
+  for (int64_t token = 1; token < batch.tokens; ++token) {
+    const int64_t position = batch.positions[token];
+    const bool apart = position % kPartition == 0 || position != batch.positions[token - 1] + 1;
+    if (!apart || token - first < kTile) continue;
+    ends_.push_back(token);
+    first = token;
+  }
+  if (batch.tokens > 0) ends_.push_back(batch.tokens);
+}
+
+void WriteKV::run(const Step& step, int64_t task, int) {
+  const Batch& batch = step.batch;
+  const int64_t first = task > 0 ? ends_[(size_t)task - 1] : 0, last = ends_[(size_t)task];
   const int64_t width = cache_->heads * cache_->dim;
   int64_t sequence = sequence_of(batch, first);
   for (int64_t token = first; token < last; ++token) {

@@ -8,17 +8,20 @@
 
 namespace quire {
 
-// The keys and values of each token into the block and place of its position.
+// The keys and values of each token into the block and place of its position. Neighbours share lines of memory, so
+// that one thread writes all tokens of a block.
 class WriteKV : public Op {
  public:
   WriteKV(int64_t k, int64_t v, const KVLayer* cache) : k_(k), v_(v), cache_(cache) {}
 
-  bool row_wise() const override { return true; }
-  void run_rows(const Step& step, int64_t first, int64_t last) override;
+  void prepare(const Step& step) override;
+  int64_t tasks(const Step&) const override { return (int64_t)ends_.size(); }
+  void run(const Step& step, int64_t task, int thread) override;
 
  private:
   int64_t k_, v_;  // buffers
   const KVLayer* cache_;
+  std::vector<int64_t> ends_;  // task i writes tokens [end of i - 1, end of i)
 };
 
 // Attention in tasks of about equal work: tiles of tokens for each head of the cache, cut into runs of

@@ -73,11 +73,12 @@ void Pack::run_rows(const Step& step, int64_t first, int64_t) {
 namespace {
 
 constexpr int64_t kCached = 384 << 10;  // bytes of panels that stay in a second level cache beside the rows
-constexpr int64_t kShares = 6;          // tasks for each thread at least: the slowest share is waited for
+// Tasks for each thread at least: the slowest is waited for. Few rows read memory forwards, in longer runs.
+constexpr int64_t kShares = 16, kSharesOfFewRows = 6;
 
 int64_t panels_a_task(const Panels& weight, bool gated, int64_t rows, int threads) {
   const int64_t bytes = weight.panel_bytes() * (gated ? 2 : 1);
-  int64_t panels = ceil_div(weight.panels(), kShares * threads);
+  int64_t panels = ceil_div(weight.panels(), (rows > kTile ? kShares : kSharesOfFewRows) * threads);
   if (rows > kTile) panels = std::min(panels, std::max<int64_t>(1, kCached / bytes));
   return panels;
 }

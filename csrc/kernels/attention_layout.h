@@ -59,7 +59,7 @@ struct Work {
   }
   // Where the unit's head lies in the block of a position, counted in heads of blocks, and the place in it.
   int64_t page(int64_t position) const {
-    return unit.block_table[position >> shift] * cache.heads + unit.head;
+    return unit.block_table[position >> shift] * cache.stride + unit.head;
   }
   int64_t place(int64_t position) const { return position & (size - 1); }
 };

@@ -110,12 +110,14 @@ struct Norm {
 };
 
 // How keys and values are cached. keys [block][head][dim][block_size], values [block][head][block_size][dim];
-// int8 has a scale for each token and head, [block][head][block_size], for keys and for values.
+// int8 has a scale for each token and head, [block][head][block_size], for keys and for values. Layers of one shape
+// share an array, a block of all layers lying together: `stride` heads are between blocks of a layer. So a block
+// that is used for the first time touches few pages of memory.
 enum class KVFormat : int32_t { f32, f16, bf16, int8 };
 
 struct KVLayer {
   KVFormat format;
-  int64_t heads, dim, block_size;
+  int64_t heads, dim, block_size, stride;
   uint8_t *keys, *values;
   float *key_scales, *value_scales;  // int8 only
 };

@@ -52,7 +52,7 @@ void write_token(const KVLayer& cache, int64_t block, int64_t offset, const floa
   constexpr int64_t kBytes = sizeof(typename Stored<Form>::Type);
   const int64_t dim = cache.dim, size = cache.block_size;
   for (int64_t head = 0; head < cache.heads; ++head, k += dim, v += dim) {
-    const int64_t page = block * cache.heads + head;
+    const int64_t page = block * cache.stride + head;
     uint8_t* key = cache.keys + (page * dim * size + offset) * kBytes;
     uint8_t* value = cache.values + (page * size + offset) * dim * kBytes;
     float* key_scale = cache.key_scales + page * size + offset;

@@ -43,7 +43,9 @@ class Matrix:
     def data(self) -> Bytes: ...
 
 class KVCache:
-    def __init__(self, format: str, num_blocks: int, block_size: int, heads: int, dim: int) -> None: ...
+    def __init__(
+        self, format: str, layers: int, num_blocks: int, block_size: int, heads: int, dim: int
+    ) -> None: ...
 
 class Sampling:
     def __init__(self, isa: str) -> None: ...
@@ -105,12 +107,13 @@ class Native:
         activation: str,
         limit: float,
     ) -> None: ...
-    def write_kv(self, k: int, v: int, cache: KVCache) -> None: ...
+    def write_kv(self, k: int, v: int, cache: KVCache, layer: int) -> None: ...
     def attend(
         self,
         out: int,
         q: int,
         cache: KVCache,
+        layer: int,
         heads: int,
         scale: float,
         window: int,

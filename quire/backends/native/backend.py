@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from quire.backends.native import _core
@@ -49,10 +51,7 @@ class NativeBackend:
     ) -> None:
         self.program = gather_products(program)
         self._native = _core.Native(isa, num_threads)
-        self._caches = [
-            _core.KVCache(kv_cache_dtype, num_blocks, block_size, layer.num_heads, layer.head_dim)
-            for layer in self.program.kv_layers
-        ]
+        self._caches = _caches(self.program, kv_cache_dtype, num_blocks, block_size)
         lowering = Lowering(self._native, self.program, matrices, vectors, self._caches)
         self._output, self._width = lowering.output, program.output.width
         self._ropes = lowering.ropes
@@ -82,3 +81,15 @@ class NativeBackend:
             for rope, table in self._ropes.items():
                 self._native.frequencies(table, variant, rope.frequencies(variant))
             self._variants.add(variant)
+
+
+def _caches(
+    program: Program, dtype: str, num_blocks: int, block_size: int
+) -> list[tuple[_core.KVCache, int]]:
+    """For each layer the cache that it shares with all layers of its shape, and its number there."""
+    shapes = [(layer.num_heads, layer.head_dim) for layer in program.kv_layers]
+    shared = {
+        shape: _core.KVCache(dtype, count, num_blocks, block_size, *shape)
+        for shape, count in Counter(shapes).items()
+    }
+    return [(shared[shape], shapes[:i].count(shape)) for i, shape in enumerate(shapes)]

@@ -6,7 +6,7 @@ stand side by side (quire.program.passes.gather_products), so that their rows ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import singledispatchmethod
 from itertools import groupby
 from typing import Any
@@ -22,13 +22,14 @@ from quire.program.rope import Rope
 
 Matrices = Mapping[str, _core.Matrix]
 Vectors = Mapping[str, np.ndarray]
+Caches = Sequence[tuple[_core.KVCache, int]]  # of each layer: where its keys and values are, its number there
 
 
 class Lowering:
     """Records a program's ops in the core. `ropes` are the rope tables by what they rotate with."""
 
     def __init__(
-        self, native: _core.Native, program: Program, matrices: Matrices, vectors: Vectors, caches: list[Any]
+        self, native: _core.Native, program: Program, matrices: Matrices, vectors: Vectors, caches: Caches
     ) -> None:
         self.native = native
         self.ropes: dict[Rope, int] = {}
@@ -141,12 +142,13 @@ class Lowering:
 
     @record.register
     def _(self, op: ops.Attention) -> None:
-        cache = self._caches[op.layer]
-        self.native.write_kv(self._at(op.k), self._at(op.v), cache)
+        cache, layer = self._caches[op.layer]
+        self.native.write_kv(self._at(op.k), self._at(op.v), cache, layer)
         self.native.attend(
             self._at(op.out),
             self._at(op.q),
             cache,
+            layer,
             heads=op.q.shape[0],
             scale=op.scale,
             window=op.window or 0,
