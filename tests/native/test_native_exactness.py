@@ -247,7 +247,7 @@ def test_a_shared_prefix_is_not_harmed_by_what_follows_it(dtype: str, isa: str) 
         prefix = [1, 2, 3] * 8
         (expected,) = alone(name, [[*prefix, 8, 9]], isa=isa, kv_cache_dtype=dtype)
         first, second = paged.sequence([*prefix, 5, 7]), paged.sequence([*prefix, 8, 9])
-        lost = paged.prefill(first)
+        lost = paged.prefill(first, [1])  # then tiles of rows hold the prefix's last token and the next
         second.blocks[:3], second.computed = first.blocks[:3], 24
         assert np.isnan(lost[24:]).all(axis=-1).all()
         assert all_same([lost[:24], paged.prefill(second)], [expected[:24], expected[24:]])
