@@ -24,14 +24,16 @@ run: .venv/.run  ## chat with the embedded demo model (ARGS="MODEL" for another 
 test: lint  ## lint, then every test that can run here
 	$(PYTEST) -n auto $(ARGS)
 
-lint: .venv/.test  ## ruff check, ruff format --check, mypy
+lint: .venv/.test  ## ruff check, ruff format --check, clang-format, mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(wildcard csrc/*.* csrc/*/*.*)
 	$(BIN)/mypy
 
 format: .venv/.test  ## write every file in the one format
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(wildcard csrc/*.* csrc/*/*.*)
 
 oracle: .venv/.oracle  ## compare with PyTorch and transformers (installs them)
 	$(PYTEST) -n auto tests/oracle $(ARGS)

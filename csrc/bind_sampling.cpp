@@ -39,10 +39,12 @@ class Sampling {
     const Greatest found = kernels_->greatest(row.data(), (int64_t)row.size());
     return {found.id, found.logit};
   }
-  int64_t draw(Logits row, double maximum, double temperature, int64_t top_k, double top_p, double min_p, double u) {
+  int64_t draw(Logits row, double maximum, double temperature, int64_t top_k, double top_p, double min_p,
+               double u) {
     check(row);
     nb::gil_scoped_release unlocked;
-    return kernels_->draw(row.data(), (int64_t)row.size(), {maximum, temperature, top_p, min_p, top_k, u}, scratch(row));
+    return kernels_->draw(row.data(), (int64_t)row.size(), {maximum, temperature, top_p, min_p, top_k, u},
+                          scratch(row));
   }
   double exp_sum(Logits row, double maximum) {
     check(row);
@@ -80,10 +82,12 @@ class Sampling {
 
 void bind_sampling(nb::module_& m) {
   using namespace quire;
-  nb::class_<Sampling>(m, "Sampling", "What sampling does to one row of logits [V]; for one thread at a time.")
+  nb::class_<Sampling>(m, "Sampling",
+                       "What sampling does to one row of logits [V]; for one thread at a time.")
       .def(nb::init<const std::string&>(), "isa"_a)
       .def("greatest", &Sampling::greatest, "logits"_a.noconvert())
-      .def("draw", &Sampling::draw, "logits"_a.noconvert(), "maximum"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "u"_a)
+      .def("draw", &Sampling::draw, "logits"_a.noconvert(), "maximum"_a, "temperature"_a, "top_k"_a,
+           "top_p"_a, "min_p"_a, "u"_a)
       .def("exp_sum", &Sampling::exp_sum, "logits"_a.noconvert(), "maximum"_a)
       .def("rank", &Sampling::rank, "logits"_a.noconvert(), "token_id"_a)
       .def("top_ids", &Sampling::top_ids, "logits"_a.noconvert(), "k"_a);

@@ -60,10 +60,15 @@ Source source_of(const Strided& array, const std::string& dtype) {
   const Format format = format_of(dtype);
   const bool wide = format == Format::f32;
   require(wide || format == Format::f16 || format == Format::bf16, "a source is f32, f16 or bf16");
-  require(array.dtype() == (wide ? nb::dtype<float>() : nb::dtype<uint16_t>()), "f32 as float32, others as uint16");
+  require(array.dtype() == (wide ? nb::dtype<float>() : nb::dtype<uint16_t>()),
+          "f32 as float32, others as uint16");
   const int64_t size = wide ? 4 : 2;
-  return {format, (int64_t)array.shape(0), (int64_t)array.shape(1), (const uint8_t*)array.data(),
-          array.stride(0) * size, array.stride(1) * size};
+  return {format,
+          (int64_t)array.shape(0),
+          (int64_t)array.shape(1),
+          (const uint8_t*)array.data(),
+          array.stride(0) * size,
+          array.stride(1) * size};
 }
 
 bool pack(Matrix& matrix, int64_t index, const Strided& array, const std::string& dtype,
@@ -73,13 +78,15 @@ bool pack(Matrix& matrix, int64_t index, const Strided& array, const std::string
   require(0 <= index && index < matrix.count(), "no matrix has this index");
   const Panels to = matrix.panels(index);
   require(source.outputs == to.outputs && source.inputs == to.inputs, "the source has another shape");
-  require(to.quantized() || to.format == Format::f32 || to.format == source.format, "floats keep their format");
+  require(to.quantized() || to.format == Format::f32 || to.format == source.format,
+          "floats keep their format");
   require(!to.quantized() || !tries.empty(), "at least one code is to be tried");
   require(0 <= first && first <= last && last <= to.panels(), "no such panels");
   nb::gil_scoped_release unlocked;
   thread_local Memory scratch;
   scratch.reserve((size_t)packing_scratch(to.inputs) * sizeof(float));
-  return kernels.pack_panels(source, to, first, last, tries.data(), (int64_t)tries.size(), scratch.as<float>());
+  return kernels.pack_panels(source, to, first, last, tries.data(), (int64_t)tries.size(),
+                             scratch.as<float>());
 }
 
 uint64_t sum(Bytes data) {
@@ -94,29 +101,33 @@ uint64_t sum(Bytes data) {
 void bind_weights(nb::module_& m) {
   using namespace quire;
   nb::class_<Matrix>(m, "Matrix", "Packed matrices [count, outputs, inputs], in one run of bytes.")
-      .def("__init__",
-           [](Matrix* self, const std::string& format, int64_t count, int64_t outputs, int64_t inputs) {
-             new (self) Matrix(allocated(format, count, outputs, inputs));
-           },
-           "format"_a, "count"_a, "outputs"_a, "inputs"_a)
+      .def(
+          "__init__",
+          [](Matrix* self, const std::string& format, int64_t count, int64_t outputs, int64_t inputs) {
+            new (self) Matrix(allocated(format, count, outputs, inputs));
+          },
+          "format"_a, "count"_a, "outputs"_a, "inputs"_a)
       .def_static("mapped", &mapped, "format"_a, "count"_a, "outputs"_a, "inputs"_a, "buffer"_a,
                   nb::keep_alive<0, 5>(), "What was packed before; the buffer is not copied, and kept alive.")
       .def_prop_ro("format", [](const Matrix& self) { return kNames[(int)self.format()]; })
       .def_prop_ro("shape",
                    [](const Matrix& self) { return std::tuple(self.count(), self.outputs(), self.inputs()); })
       .def_prop_ro("nbytes", &Matrix::nbytes)
-      .def_prop_ro("data",
-                   [](const Matrix& self) {
-                     return nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>(self.data(), {(size_t)self.nbytes()},
-                                                                               nb::find(self));
-                   },
-                   nb::rv_policy::reference, "All bytes, as they are written to a file; read-only.");
+      .def_prop_ro(
+          "data",
+          [](const Matrix& self) {
+            return nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>(self.data(), {(size_t)self.nbytes()},
+                                                                      nb::find(self));
+          },
+          nb::rv_policy::reference, "All bytes, as they are written to a file; read-only.");
   m.def("pack", &pack, "matrix"_a, "index"_a, "source"_a, "dtype"_a, "tries"_a, "isa"_a, "first"_a, "last"_a,
-        "Fill panels [first, last) of one matrix. False where a number is not finite and the format has none such.");
+        "Fill panels [first, last) of one matrix. False where a number is not finite and the format has none "
+        "such.");
   m.def("checksum", &sum, "data"_a);
-  m.def("packed_bytes",
-        [](const std::string& format, int64_t count, int64_t outputs, int64_t inputs) {
-          return Matrix(format_of(format), count, outputs, inputs, nullptr).nbytes();
-        },
-        "format"_a, "count"_a, "outputs"_a, "inputs"_a);
+  m.def(
+      "packed_bytes",
+      [](const std::string& format, int64_t count, int64_t outputs, int64_t inputs) {
+        return Matrix(format_of(format), count, outputs, inputs, nullptr).nbytes();
+      },
+      "format"_a, "count"_a, "outputs"_a, "inputs"_a);
 }

@@ -53,7 +53,8 @@ KVFormat kv_format(const std::string& name) {
 // The keys and values of `layers` layers of one shape.
 class KVCache {
  public:
-  KVCache(const std::string& name, int64_t layers, int64_t num_blocks, int64_t block_size, int64_t heads, int64_t dim) {
+  KVCache(const std::string& name, int64_t layers, int64_t num_blocks, int64_t block_size, int64_t heads,
+          int64_t dim) {
     const KVFormat format = kv_format(name);
     const int64_t bytes = format == KVFormat::f32 ? 4 : format == KVFormat::int8 ? 1 : 2;
     const int64_t head = block_size * dim * bytes, stride = layers * heads;
@@ -103,45 +104,54 @@ class Native {
   }
 
   void add(const std::string& rows, int64_t out, int64_t x, int64_t y, int64_t width) {
-    row_wise(rows, out, width, x, width, y, [width](const Step& s, const float* x, const float* y, float* out, int64_t n) {
-      s.kernels.add(x, y, out, n * width);
-    });
+    row_wise(rows, out, width, x, width, y,
+             [width](const Step& s, const float* x, const float* y, float* out, int64_t n) {
+               s.kernels.add(x, y, out, n * width);
+             });
   }
   void scale(const std::string& rows, int64_t out, int64_t x, int64_t width, float factor) {
-    row_wise(rows, out, width, x, width, -1, [=](const Step& s, const float* x, const float*, float* out, int64_t n) {
-      s.kernels.scale(x, factor, out, n * width);
-    });
+    row_wise(rows, out, width, x, width, -1,
+             [=](const Step& s, const float* x, const float*, float* out, int64_t n) {
+               s.kernels.scale(x, factor, out, n * width);
+             });
   }
   void soft_cap(const std::string& rows, int64_t out, int64_t x, int64_t width, float cap) {
-    row_wise(rows, out, width, x, width, -1, [=](const Step& s, const float* x, const float*, float* out, int64_t n) {
-      s.kernels.soft_cap(x, cap, out, n * width);
-    });
+    row_wise(rows, out, width, x, width, -1,
+             [=](const Step& s, const float* x, const float*, float* out, int64_t n) {
+               s.kernels.soft_cap(x, cap, out, n * width);
+             });
   }
   void unary(const std::string& rows, int64_t out, int64_t x, int64_t width, const std::string& name) {
     const Activation a = activation(name);
-    row_wise(rows, out, width, x, width, -1, [=](const Step& s, const float* x, const float*, float* out, int64_t n) {
-      s.kernels.activate(a, x, out, n * width);
-    });
+    row_wise(rows, out, width, x, width, -1,
+             [=](const Step& s, const float* x, const float*, float* out, int64_t n) {
+               s.kernels.activate(a, x, out, n * width);
+             });
   }
-  void gate(const std::string& rows, int64_t out, int64_t gate, int64_t up, int64_t width, const std::string& name) {
+  void gate(const std::string& rows, int64_t out, int64_t gate, int64_t up, int64_t width,
+            const std::string& name) {
     const Activation a = activation(name);
-    row_wise(rows, out, width, gate, width, up, [=](const Step& s, const float* g, const float* u, float* out, int64_t n) {
-      s.kernels.gate(a, g, u, out, n * width);
-    });
+    row_wise(rows, out, width, gate, width, up,
+             [=](const Step& s, const float* g, const float* u, float* out, int64_t n) {
+               s.kernels.gate(a, g, u, out, n * width);
+             });
   }
   void slice(const std::string& rows, int64_t out, int64_t width, int64_t x, int64_t x_width, int64_t first) {
-    row_wise(rows, out, width, x, x_width, -1, [=](const Step&, const float* x, const float*, float* out, int64_t n) {
-      for (int64_t i = 0; i < n; ++i)
-        std::memcpy(out + i * width, x + i * x_width + first, (size_t)width * sizeof(float));
-    });
+    row_wise(rows, out, width, x, x_width, -1,
+             [=](const Step&, const float* x, const float*, float* out, int64_t n) {
+               for (int64_t i = 0; i < n; ++i)
+                 std::memcpy(out + i * width, x + i * x_width + first, (size_t)width * sizeof(float));
+             });
   }
-  void norm(const std::string& rows, int64_t out, int64_t x, int64_t width, Floats weight, std::optional<Floats> bias,
-            float eps, float offset, bool centered) {
+  void norm(const std::string& rows, int64_t out, int64_t x, int64_t width, Floats weight,
+            std::optional<Floats> bias, float eps, float offset, bool centered) {
     auto w = std::make_shared<Vector>(vector(weight)), b = std::make_shared<Vector>(vector(bias));
-    row_wise(rows, out, width, x, width, -1, [=](const Step& s, const float* x, const float*, float* out, int64_t n) {
-      const int64_t last = (int64_t)w->size();
-      s.kernels.norm({w->data(), b->empty() ? nullptr : b->data(), last, eps, offset, centered}, x, out, n * (width / last));
-    });
+    row_wise(rows, out, width, x, width, -1,
+             [=](const Step& s, const float* x, const float*, float* out, int64_t n) {
+               const int64_t last = (int64_t)w->size();
+               s.kernels.norm({w->data(), b->empty() ? nullptr : b->data(), last, eps, offset, centered}, x,
+                              out, n * (width / last));
+             });
   }
 
   // Returns the number by which `rotary` and `frequencies` name the table.
@@ -176,11 +186,12 @@ class Native {
   }
 
   void experts(int64_t out, int64_t x, int64_t scores, std::vector<MatrixPtr> matrices,
-               std::vector<std::optional<Floats>> biases, int64_t chosen, bool over_chosen, const std::string& name,
-               float limit) {
-    ExpertWeights weights{matrices.at(0), matrices.at(1), matrices.at(2),
+               std::vector<std::optional<Floats>> biases, int64_t chosen, bool over_chosen,
+               const std::string& name, float limit) {
+    ExpertWeights weights{matrices.at(0),       matrices.at(1),       matrices.at(2),
                           vector(biases.at(0)), vector(biases.at(1)), vector(biases.at(2))};
-    auto state = std::make_shared<ExpertsState>(std::move(weights), chosen, over_chosen, activation(name), limit);
+    auto state =
+        std::make_shared<ExpertsState>(std::move(weights), chosen, over_chosen, activation(name), limit);
     executor_.add(std::make_unique<RouteExperts>(state, scores));
     executor_.add(std::make_unique<GatherExperts>(state, x));
     executor_.add(std::make_unique<MultiplyExperts>(state, MultiplyExperts::Which::gate_up));
@@ -193,34 +204,46 @@ class Native {
     executor_.add(std::make_unique<WriteKV>(k, v, cache->layer(layer)));
     caches_.push_back(std::move(cache));
   }
-  void attend(int64_t out, int64_t q, std::shared_ptr<KVCache> cache, int64_t layer, int64_t heads, float scale,
-              int64_t window, float softcap, std::optional<Floats> sinks) {
+  void attend(int64_t out, int64_t q, std::shared_ptr<KVCache> cache, int64_t layer, int64_t heads,
+              float scale, int64_t window, float softcap, std::optional<Floats> sinks) {
     sinks_.push_back(std::make_unique<Vector>(vector(sinks)));
     const float* bias = sinks_.back()->empty() ? nullptr : sinks_.back()->data();
-    auto attend = std::make_unique<Attend>(q, out, Attention{cache->layer(layer), heads, scale, window, softcap, bias});
+    auto attend =
+        std::make_unique<Attend>(q, out, Attention{cache->layer(layer), heads, scale, window, softcap, bias});
     auto merge = std::make_unique<MergeSegments>(attend.get());
     executor_.add(std::move(attend));
     executor_.add(std::move(merge));
     caches_.push_back(std::move(cache));
   }
 
-  nb::ndarray<nb::numpy, float, nb::ndim<2>> run(Ints token_ids, Ints positions, Ints row_offsets, Table tables,
-                                                       Ints context_lens, Ints variants, Ints logit_rows,
-                                                       int64_t block_size, int64_t output, int64_t width) {
-    const Batch batch{(int64_t)token_ids.size(), (int64_t)context_lens.size(), (int64_t)logit_rows.size(),
-                      (int64_t)tables.shape(1), block_size, token_ids.data(), positions.data(), row_offsets.data(),
-                      tables.data(), context_lens.data(), variants.data(), logit_rows.data()};
+  nb::ndarray<nb::numpy, float, nb::ndim<2>> run(Ints token_ids, Ints positions, Ints row_offsets,
+                                                 Table tables, Ints context_lens, Ints variants,
+                                                 Ints logit_rows, int64_t block_size, int64_t output,
+                                                 int64_t width) {
+    const Batch batch{(int64_t)token_ids.size(),
+                      (int64_t)context_lens.size(),
+                      (int64_t)logit_rows.size(),
+                      (int64_t)tables.shape(1),
+                      block_size,
+                      token_ids.data(),
+                      positions.data(),
+                      row_offsets.data(),
+                      tables.data(),
+                      context_lens.data(),
+                      variants.data(),
+                      logit_rows.data()};
     float* logits;
     {
       nb::gil_scoped_release unlocked;
       logits = executor_.run(batch, output);
     }
-    return nb::ndarray<nb::numpy, float, nb::ndim<2>>(logits, {logit_rows.size(), (size_t)width}, nb::handle());
+    return nb::ndarray<nb::numpy, float, nb::ndim<2>>(logits, {logit_rows.size(), (size_t)width},
+                                                      nb::handle());
   }
 
  private:
-  void row_wise(const std::string& rows, int64_t out, int64_t out_width, int64_t x, int64_t x_width, int64_t y,
-                RowWise::Function function) {
+  void row_wise(const std::string& rows, int64_t out, int64_t out_width, int64_t x, int64_t x_width,
+                int64_t y, RowWise::Function function) {
     executor_.add(std::make_unique<RowWise>(count(rows), out, out_width, x, x_width, y, std::move(function)));
   }
 
@@ -238,30 +261,41 @@ class Native {
 
 NB_MODULE(_core, m) {
   using namespace quire;
-  m.doc() = "The native core: packed weights, the executor of programs, sampling, and what the machine can do.";
+  m.doc() =
+      "The native core: packed weights, the executor of programs, sampling, and what the machine can do.";
   m.attr("PACKING_VERSION") = kPackingVersion;
-  m.def("isas", [] {
-    std::vector<std::string> names;
-    for (const Kernels* kernels : available_kernels()) names.push_back(kernels->isa);
-    return names;
-  }, "Instruction sets whose kernels this machine can run, best first.");
+  m.def(
+      "isas",
+      [] {
+        std::vector<std::string> names;
+        for (const Kernels* kernels : available_kernels()) names.push_back(kernels->isa);
+        return names;
+      },
+      "Instruction sets whose kernels this machine can run, best first.");
   m.def("usable_cores", &usable_cores, "Physical cores this process may use.");
-  m.def("peak_operations", [](int threads, const std::string& isa, const std::string& kind, double seconds) {
-    nb::gil_scoped_release unlocked;
-    ThreadPool pool(threads);
-    return peak_operations(pool, isa, kind, seconds);
-  }, "threads"_a, "isa"_a, "kind"_a, "seconds"_a);
-  m.def("read_bandwidth", [](int threads, const std::string& isa, size_t bytes, double seconds) {
-    nb::gil_scoped_release unlocked;
-    ThreadPool pool(threads);
-    return read_bandwidth(pool, isa, bytes, seconds);
-  }, "threads"_a, "isa"_a, "bytes"_a, "seconds"_a);
+  m.def(
+      "peak_operations",
+      [](int threads, const std::string& isa, const std::string& kind, double seconds) {
+        nb::gil_scoped_release unlocked;
+        ThreadPool pool(threads);
+        return peak_operations(pool, isa, kind, seconds);
+      },
+      "threads"_a, "isa"_a, "kind"_a, "seconds"_a);
+  m.def(
+      "read_bandwidth",
+      [](int threads, const std::string& isa, size_t bytes, double seconds) {
+        nb::gil_scoped_release unlocked;
+        ThreadPool pool(threads);
+        return read_bandwidth(pool, isa, bytes, seconds);
+      },
+      "threads"_a, "isa"_a, "bytes"_a, "seconds"_a);
   bind_weights(m);
   bind_sampling(m);
   nb::class_<KVCache>(m, "KVCache", "Keys and values of layers of one shape.")
-      .def(nb::init<const std::string&, int64_t, int64_t, int64_t, int64_t, int64_t>(), "format"_a, "layers"_a,
-           "num_blocks"_a, "block_size"_a, "heads"_a, "dim"_a);
-  nb::class_<Native>(m, "Native", "A program recorded for this machine: add buffers and ops in order, then run.")
+      .def(nb::init<const std::string&, int64_t, int64_t, int64_t, int64_t, int64_t>(), "format"_a,
+           "layers"_a, "num_blocks"_a, "block_size"_a, "heads"_a, "dim"_a);
+  nb::class_<Native>(m, "Native",
+                     "A program recorded for this machine: add buffers and ops in order, then run.")
       .def(nb::init<const std::string&, int>(), "isa"_a, "threads"_a)
       .def("buffer", &Native::buffer, "rows"_a, "width"_a)
       .def("embed", &Native::embed, "out"_a, "table"_a, "by_position"_a)
@@ -284,8 +318,9 @@ NB_MODULE(_core, m) {
       .def("experts", &Native::experts, "out"_a, "x"_a, "scores"_a, "matrices"_a, "biases"_a, "chosen"_a,
            "over_chosen"_a, "activation"_a, "limit"_a)
       .def("write_kv", &Native::write_kv, "k"_a, "v"_a, "cache"_a, "layer"_a)
-      .def("attend", &Native::attend, "out"_a, "q"_a, "cache"_a, "layer"_a, "heads"_a, "scale"_a, "window"_a, "softcap"_a,
-           "sinks"_a.none())
-      .def("run", &Native::run, "token_ids"_a, "positions"_a, "row_offsets"_a, "block_tables"_a, "context_lens"_a,
-           "variants"_a, "logit_rows"_a, "block_size"_a, "output"_a, "width"_a, nb::rv_policy::reference_internal);
+      .def("attend", &Native::attend, "out"_a, "q"_a, "cache"_a, "layer"_a, "heads"_a, "scale"_a, "window"_a,
+           "softcap"_a, "sinks"_a.none())
+      .def("run", &Native::run, "token_ids"_a, "positions"_a, "row_offsets"_a, "block_tables"_a,
+           "context_lens"_a, "variants"_a, "logit_rows"_a, "block_size"_a, "output"_a, "width"_a,
+           nb::rv_policy::reference_internal);
 }

@@ -99,9 +99,7 @@ def _check_length(config: EngineConfig, model: Model) -> None:
         )
 
 
-def build(
-    config: EngineConfig, progress: Progress | None = None, announce: Announce | None = None
-) -> Built:
+def build(config: EngineConfig, progress: Progress | None = None, announce: Announce | None = None) -> Built:
     """Load a model and assemble its engine.
 
     `announce` hears of the memory plan, in words and in bytes of weights, before anything is loaded;

@@ -149,8 +149,8 @@ void MergeSegments::run_rows(const Step& step, int64_t first, int64_t last) {
     for (int64_t token = std::max(first, tile.first); token < end; ++token) {
       for (int64_t head = 0; head < how.heads; ++head) {
         const int64_t row = head / group * tile.tokens * group + (token - tile.first) * group + head % group;
-        const float* records = attend_->records_.as<float>() + tile.records +
-                               row * tile.segments * record_floats(dim);
+        const float* records =
+            attend_->records_.as<float>() + tile.records + row * tile.segments * record_floats(dim);
         float* out = step.buffers[(size_t)attend_->out_] + (token * how.heads + head) * dim;
         step.kernels.merge_segments(how, head, records, tile.segments, out);
       }

@@ -8,8 +8,8 @@
 
 namespace quire {
 
-// The keys and values of each token into the block and place of its position. Neighbours share lines of memory, so
-// that one thread writes all tokens of a block.
+// The keys and values of each token into the block and place of its position. Neighbours share lines of
+// memory, so that one thread writes all tokens of a block.
 class WriteKV : public Op {
  public:
   WriteKV(int64_t k, int64_t v, const KVLayer* cache) : k_(k), v_(v), cache_(cache) {}
@@ -42,9 +42,9 @@ class Attend : public Op {
   struct Tile {
     int64_t sequence, first, tokens;  // `first` counts in the step
     int64_t first_segment, segments;
-    int64_t positions;                // that its tokens see, from the first to the last
-    int64_t pieces;                   // units for each head, one after the other
-    int64_t records;                  // where its records begin, if in pieces: [head][row][segment]
+    int64_t positions;  // that its tokens see, from the first to the last
+    int64_t pieces;     // units for each head, one after the other
+    int64_t records;    // where its records begin, if in pieces: [head][row][segment]
   };
   struct Piece {
     int64_t tile, head, number;

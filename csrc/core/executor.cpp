@@ -10,8 +10,8 @@ int64_t Executor::add_buffer(Count count, int64_t width) {
 }
 
 void Executor::add(std::unique_ptr<Op> op) {
-  const bool joins = op->row_wise() && !phases_.empty() && phases_.back().row_wise &&
-                     phases_.back().rows == op->rows();
+  const bool joins =
+      op->row_wise() && !phases_.empty() && phases_.back().row_wise && phases_.back().rows == op->rows();
   if (joins) {
     phases_.back().ops.push_back(op.get());
   } else {

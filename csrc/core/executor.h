@@ -1,8 +1,8 @@
 // A program on this machine: ops over buffers, run a whole step in one call.
 //
 // Ops are grouped into phases. Ops that treat each row by itself (norms, rotations, layouts) make one phase
-// together: a thread takes 8 rows through all of them while they are in its cache. A product or attention is a
-// phase of its own. Threads take tasks of a phase from a counter and meet at its end.
+// together: a thread takes 8 rows through all of them while they are in its cache. A product or attention is
+// a phase of its own. Threads take tasks of a phase from a counter and meet at its end.
 #pragma once
 
 #include <atomic>
@@ -20,13 +20,13 @@ namespace quire {
 struct Batch {
   int64_t tokens, sequences, logits;
   int64_t table_width, block_size;
-  const int64_t* token_ids;      // [tokens]
-  const int64_t* positions;      // [tokens]
-  const int64_t* row_offsets;    // [sequences + 1]
-  const int64_t* block_tables;   // [sequences, table_width]
-  const int64_t* context_lens;   // [sequences]
-  const int64_t* variants;       // [sequences]
-  const int64_t* logit_rows;     // [logits]
+  const int64_t* token_ids;     // [tokens]
+  const int64_t* positions;     // [tokens]
+  const int64_t* row_offsets;   // [sequences + 1]
+  const int64_t* block_tables;  // [sequences, table_width]
+  const int64_t* context_lens;  // [sequences]
+  const int64_t* variants;      // [sequences]
+  const int64_t* logit_rows;    // [logits]
 };
 
 enum class Count : int32_t { tokens, logits };
@@ -97,8 +97,8 @@ class Executor {
   std::vector<Buffer> buffers_;
   std::vector<std::unique_ptr<Op>> ops_;
   std::vector<Phase> phases_;
-  std::vector<int64_t> num_tasks_;                  // of each phase of this step
-  std::unique_ptr<std::atomic<int64_t>[]> taken_;   // tasks taken of each phase
+  std::vector<int64_t> num_tasks_;                 // of each phase of this step
+  std::unique_ptr<std::atomic<int64_t>[]> taken_;  // tasks taken of each phase
 };
 
 }  // namespace quire

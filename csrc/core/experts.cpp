@@ -56,7 +56,8 @@ void RouteExperts::run(const Step& step, int64_t, int) {
   std::vector<std::vector<std::pair<int64_t, float>>> of(static_cast<size_t>(experts));  // (token, share)
   for (int64_t t = 0; t < tokens; ++t) {
     const float* scores = step.buffers[scores_] + t * experts;
-    const bool numbers = std::none_of(scores, scores + experts, [](float score) { return std::isnan(score); });
+    const bool numbers =
+        std::none_of(scores, scores + experts, [](float score) { return std::isnan(score); });
     const std::vector<int64_t> picked = numbers ? best(scores, experts, s.chosen) : first_of(s.chosen);
     const float top = numbers ? scores[picked[0]] : NAN;
     float total = 0;
@@ -121,8 +122,12 @@ void MultiplyExperts::part(const Step& step, int64_t number) {
   const Vector& biases = down ? w.down_bias : second ? w.up_bias : w.gate_bias;
   const Memory& out = down ? s_->downs : second ? s_->ups : s_->gates;
   const Vector bias = slice(biases, group.expert, matrix.outputs());
-  const Product product{matrix.panels(group.expert), nullptr, bias.empty() ? nullptr : bias.data(), Activation::none,
-                        out.as<float>() + group.first * matrix.outputs(), matrix.outputs()};
+  const Product product{matrix.panels(group.expert),
+                        nullptr,
+                        bias.empty() ? nullptr : bias.data(),
+                        Activation::none,
+                        out.as<float>() + group.first * matrix.outputs(),
+                        matrix.outputs()};
   const Rows rows = s_->rows(step, down ? s_->inner_room : s_->room, group, matrix.inputs());
   const int64_t first = number % chunks() * kPanelsAPart;
   step.kernels.multiply(product, rows, first, std::min(first + kPanelsAPart, product.weight.panels()));

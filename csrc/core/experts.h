@@ -14,12 +14,16 @@ struct ExpertWeights {
   Vector gate_bias, up_bias, down_bias;          // [experts, outputs] or empty
 };
 
-// What the experts op of quire.program.ops.experts is made of. Each choice (token, expert) has a slot; slots are
-// ordered by expert, then token.
+// What the experts op of quire.program.ops.experts is made of. Each choice (token, expert) has a slot; slots
+// are ordered by expert, then token.
 class ExpertsState {
  public:
   ExpertsState(ExpertWeights weights, int64_t chosen, bool over_chosen, Activation activation, float limit)
-      : weights(std::move(weights)), chosen(chosen), over_chosen(over_chosen), activation(activation), limit(limit) {}
+      : weights(std::move(weights)),
+        chosen(chosen),
+        over_chosen(over_chosen),
+        activation(activation),
+        limit(limit) {}
 
   struct Group {  // the slots of one expert
     int64_t expert, first, rows;
@@ -64,7 +68,8 @@ class RouteExperts : public Op {  // one task: who goes where
   int64_t scores_;
 };
 
-// A pass whose number of parts is known only once routing is done: each thread takes parts until none is left.
+// A pass whose number of parts is known only once routing is done: each thread takes parts until none is
+// left.
 class ExpertsPass : public Op {
  public:
   explicit ExpertsPass(std::shared_ptr<ExpertsState> state) : s_(std::move(state)) {}
@@ -105,7 +110,8 @@ class ActivateExperts : public ExpertsPass {  // a tile: activation(gate) * up, 
 class MultiplyExperts : public ExpertsPass {  // some panels of one expert's matrix
  public:
   enum class Which { gate_up, down };
-  MultiplyExperts(std::shared_ptr<ExpertsState> state, Which which) : ExpertsPass(std::move(state)), which_(which) {}
+  MultiplyExperts(std::shared_ptr<ExpertsState> state, Which which)
+      : ExpertsPass(std::move(state)), which_(which) {}
 
  protected:
   int64_t parts(const Step& step) const override;

@@ -8,8 +8,8 @@
 
 namespace quire {
 
-#define QUIRE_DECLARE(name) \
-  namespace name {          \
+#define QUIRE_DECLARE(name)   \
+  namespace name {            \
   extern const Kernels table; \
   }
 QUIRE_ISAS(QUIRE_DECLARE)
@@ -20,7 +20,8 @@ namespace {
 bool runs_here(const char* isa) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool avx2 =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   if (!std::strcmp(isa, "avx2")) return avx2;

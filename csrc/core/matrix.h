@@ -14,7 +14,11 @@ class Matrix {
  public:
   // Zeros to be filled by packing.
   Matrix(Format format, int64_t count, int64_t outputs, int64_t inputs)
-      : format_(format), count_(count), outputs_(outputs), inputs_(inputs), memory_((size_t)(count * stride())) {
+      : format_(format),
+        count_(count),
+        outputs_(outputs),
+        inputs_(inputs),
+        memory_((size_t)(count * stride())) {
     data_ = memory_.as<uint8_t>();
   }
   // Bytes that somebody else keeps, packed before.

@@ -67,7 +67,8 @@ void Pack::prepare(const Step& step) {
 }
 
 void Pack::run_rows(const Step& step, int64_t first, int64_t) {
-  step.kernels.pack_rows(rows_in(*room_, step, count_, weight_, width_), step.buffers[x_], width_, first / kTile);
+  step.kernels.pack_rows(rows_in(*room_, step, count_, weight_, width_), step.buffers[x_], width_,
+                         first / kTile);
 }
 
 namespace {
@@ -98,10 +99,15 @@ void Multiply::prepare(const Step& step) {
 int64_t Multiply::tasks(const Step& step) const { return step.count(count_) == 0 ? 0 : first_task_.back(); }
 
 void Multiply::run(const Step& step, int64_t task, int) {
-  const size_t i = (size_t)(std::upper_bound(first_task_.begin(), first_task_.end(), task) - first_task_.begin()) - 1;
+  const size_t i =
+      (size_t)(std::upper_bound(first_task_.begin(), first_task_.end(), task) - first_task_.begin()) - 1;
   const Part& part = parts_[i];
-  Product product{part.weight->panels(), nullptr, part.bias.empty() ? nullptr : part.bias.data(), part.activation,
-                  step.buffers[part.out], part.weight->outputs()};
+  Product product{part.weight->panels(),
+                  nullptr,
+                  part.bias.empty() ? nullptr : part.bias.data(),
+                  part.activation,
+                  step.buffers[part.out],
+                  part.weight->outputs()};
   Panels up;
   if (part.up) {
     up = part.up->panels();

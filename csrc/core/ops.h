@@ -44,8 +44,14 @@ class RowWise : public Op {
  public:
   using Function = std::function<void(const Step&, const float* x, const float* y, float* out, int64_t rows)>;
   // Widths are of one row of x, y and out; y may be absent (-1).
-  RowWise(Count count, int64_t out, int64_t out_width, int64_t x, int64_t x_width, int64_t y, Function function)
-      : count_(count), out_(out), out_width_(out_width), x_(x), x_width_(x_width), y_(y),
+  RowWise(Count count, int64_t out, int64_t out_width, int64_t x, int64_t x_width, int64_t y,
+          Function function)
+      : count_(count),
+        out_(out),
+        out_width_(out_width),
+        x_(x),
+        x_width_(x_width),
+        y_(y),
         function_(std::move(function)) {}
   bool row_wise() const override { return true; }
   Count rows() const override { return count_; }

@@ -1,5 +1,5 @@
-// The loops are assembly where a compiler would fold or spill them. Each keeps 12 or more independent chains, enough to
-// hide an instruction's latency, and has nothing else in it but its counter.
+// The loops are assembly where a compiler would fold or spill them. Each keeps 12 or more independent chains,
+// enough to hide an instruction's latency, and has nothing else in it but its counter.
 
 #include "probe.h"
 
@@ -26,11 +26,12 @@ struct Loop {
 
 #if defined(__x86_64__)
 
-#define TWELVE(op) op("0") op("1") op("2") op("3") op("4") op("5") op("6") op("7") op("8") op("9") op("10") op("11")
-#define CLOBBERS "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", \
-                 "xmm12", "xmm13", "xmm14", "xmm15"
-#define LOOP(zero, body) \
-  asm volatile(zero "1:\n" body "dec %0\n jnz 1b\n" : "+r"(n) : : "cc", CLOBBERS)
+#define TWELVE(op) \
+  op("0") op("1") op("2") op("3") op("4") op("5") op("6") op("7") op("8") op("9") op("10") op("11")
+#define CLOBBERS                                                                                             \
+  "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", \
+      "xmm13", "xmm14", "xmm15"
+#define LOOP(zero, body) asm volatile(zero "1:\n" body "dec %0\n jnz 1b\n" : "+r"(n) : : "cc", CLOBBERS)
 
 // The inputs are zero: numbers that are not normal would be slow, and zeros are not faster than others.
 #define ZERO_X(i) "vpxor %%xmm" i ", %%xmm" i ", %%xmm" i "\n"
@@ -42,10 +43,12 @@ struct Loop {
 #define FMA_Y(i) "vfmadd231ps %%ymm12, %%ymm13, %%ymm" i "\n"
 #define INT8_Y(i) "%{vex%} vpdpbusd %%ymm12, %%ymm13, %%ymm" i "\n"
 // Without a dot product of bytes: products of pairs, sums of pairs, the sum.
-#define PAIRS_Z(i) "vpmaddubsw %%zmm12, %%zmm13, %%zmm14\n vpmaddwd %%zmm14, %%zmm12, %%zmm15\n" \
-                   "vpaddd %%zmm15, %%zmm" i ", %%zmm" i "\n"
-#define PAIRS_Y(i) "vpmaddubsw %%ymm12, %%ymm13, %%ymm14\n vpmaddwd %%ymm14, %%ymm12, %%ymm15\n" \
-                   "vpaddd %%ymm15, %%ymm" i ", %%ymm" i "\n"
+#define PAIRS_Z(i)                                                              \
+  "vpmaddubsw %%zmm12, %%zmm13, %%zmm14\n vpmaddwd %%zmm14, %%zmm12, %%zmm15\n" \
+  "vpaddd %%zmm15, %%zmm" i ", %%zmm" i "\n"
+#define PAIRS_Y(i)                                                              \
+  "vpmaddubsw %%ymm12, %%ymm13, %%ymm14\n vpmaddwd %%ymm14, %%ymm12, %%ymm15\n" \
+  "vpaddd %%ymm15, %%ymm" i ", %%ymm" i "\n"
 #define MUL_X(i) "mulps %%xmm12, %%xmm" i "\n addps %%xmm13, %%xmm" i "\n"
 #define SSE_ZERO(i) "xorps %%xmm" i ", %%xmm" i "\n"
 
@@ -60,7 +63,8 @@ void mul_xmm(int64_t n) { LOOP(TWELVE(SSE_ZERO) SSE_ZERO("12") SSE_ZERO("13"), T
 
 Loop loop_of(const std::string& isa, const std::string& kind) {
   const bool wide = isa.rfind("avx512", 0) == 0, avx2 = isa.rfind("avx2", 0) == 0;
-  if (kind == "f32") return wide ? Loop{12 * 32, fma_zmm} : avx2 ? Loop{12 * 16, fma_ymm} : Loop{12 * 8, mul_xmm};
+  if (kind == "f32")
+    return wide ? Loop{12 * 32, fma_zmm} : avx2 ? Loop{12 * 16, fma_ymm} : Loop{12 * 8, mul_xmm};
   if (kind == "bf16") return isa == "avx512_vnni_bf16" ? Loop{12 * 64, bf16_zmm} : Loop{0, nullptr};
   if (wide) return isa == "avx512" ? Loop{12 * 128, pairs_zmm} : Loop{12 * 128, int8_zmm};
   return isa == "avx2_vnni" ? Loop{12 * 64, int8_ymm} : avx2 ? Loop{12 * 64, pairs_ymm} : Loop{0, nullptr};
@@ -80,9 +84,13 @@ void read_once(const std::string& isa, const uint8_t* from, size_t bytes) {
                  "prefetcht0 2048(%0)\n prefetcht0 2112(%0)\n"
                  "add $128, %0\n cmp %1, %0\n jb 1b\n" : "+r"(from) : "r"(end) : "cc", "memory", CLOBBERS);
   } else {
-    asm volatile("1:\n movups (%0), %%xmm0\n movups 16(%0), %%xmm1\n movups 32(%0), %%xmm2\n movups 48(%0), %%xmm3\n"
-                 "prefetcht0 2048(%0)\n"
-                 "add $64, %0\n cmp %1, %0\n jb 1b\n" : "+r"(from) : "r"(end) : "cc", "memory", CLOBBERS);
+    asm volatile(
+        "1:\n movups (%0), %%xmm0\n movups 16(%0), %%xmm1\n movups 32(%0), %%xmm2\n movups 48(%0), %%xmm3\n"
+        "prefetcht0 2048(%0)\n"
+        "add $64, %0\n cmp %1, %0\n jb 1b\n"
+        : "+r"(from)
+        : "r"(end)
+        : "cc", "memory", CLOBBERS);
   }
 }
 

@@ -45,7 +45,8 @@ double quota() {
 int usable_cores() {
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
-  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return std::max(1u, std::thread::hardware_concurrency());
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0)
+    return std::max(1u, std::thread::hardware_concurrency());
   std::set<std::string> cores;
   for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
     if (!CPU_ISSET(cpu, &allowed)) continue;
@@ -54,7 +55,8 @@ int usable_cores() {
     cores.insert(core.empty() ? std::to_string(cpu) : core);
   }
   int count = std::max<int>(1, (int)cores.size());
-  if (const double granted = quota(); granted > 0) count = std::min(count, std::max(1, (int)std::floor(granted)));
+  if (const double granted = quota(); granted > 0)
+    count = std::min(count, std::max(1, (int)std::floor(granted)));
   return count;
 }
 

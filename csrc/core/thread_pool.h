@@ -9,8 +9,8 @@
 
 namespace quire {
 
-// Inside `run` threads meet at barriers without the kernel's help; between runs they spin for a moment, because
-// the next step is usually near, and then sleep.
+// Inside `run` threads meet at barriers without the kernel's help; between runs they spin for a moment,
+// because the next step is usually near, and then sleep.
 class ThreadPool {
  public:
   explicit ThreadPool(int threads);
@@ -31,10 +31,10 @@ class ThreadPool {
 
   const int size_;
   const std::function<void(int)>* work_ = nullptr;
-  alignas(64) std::atomic<uint32_t> runs_{0};     // counts runs
-  alignas(64) std::atomic<int> running_{0};       // threads that have not finished this run
-  alignas(64) std::atomic<int> arrived_{0};       // threads at the barrier
-  alignas(64) std::atomic<uint32_t> barriers_{0}; // counts barriers passed
+  alignas(64) std::atomic<uint32_t> runs_{0};      // counts runs
+  alignas(64) std::atomic<int> running_{0};        // threads that have not finished this run
+  alignas(64) std::atomic<int> arrived_{0};        // threads at the barrier
+  alignas(64) std::atomic<uint32_t> barriers_{0};  // counts barriers passed
   alignas(64) std::atomic<bool> over_{false};
   std::vector<std::thread> threads_;
 };

@@ -1,7 +1,7 @@
 // Paged attention: a register tile of rows against panels of keys, softmax, and against panels of values.
 //
-// A partition of 64 positions is first laid out for the processor, once for all rows of a unit. Rows then pass
-// in tiles of 8, twice, so that the panels of either product stay in the first level cache.
+// A partition of 64 positions is first laid out for the processor, once for all rows of a unit. Rows then
+// pass in tiles of 8, twice, so that the panels of either product stay in the first level cache.
 
 #include "attention.h"
 
@@ -53,8 +53,7 @@ QUIRE_INLINE void tile(const Operands& o, int64_t panel) {
     B64 values[P];
     for (int p = 0; p < P; ++p) values[p] = load_as<B64>(w + p * panel_stride + k * kPanel);
     for (int m = 0; m < M; ++m)
-      for (int p = 0; p < P; ++p)
-        sum[m][p] = multiply_add<Pairs>(sum[m][p], values[p], x + m * x_stride + k);
+      for (int p = 0; p < P; ++p) sum[m][p] = multiply_add<Pairs>(sum[m][p], values[p], x + m * x_stride + k);
   }
   for (int m = 0; m < M; ++m)
     for (int p = 0; p < P; ++p) store(out + m * out_stride + p * kPanel, sum[m][p]);
@@ -73,15 +72,23 @@ void accumulate(const Operands& o) {
 template <bool Pairs>
 void accumulate(int64_t rows, const Operands& o) {
   switch (rows) {
-    case 1: return accumulate<Pairs, 1>(o);
-    case 2: return accumulate<Pairs, 2>(o);
-    case 3: return accumulate<Pairs, 3>(o);
-    case 4: return accumulate<Pairs, 4>(o);
+    case 1:
+      return accumulate<Pairs, 1>(o);
+    case 2:
+      return accumulate<Pairs, 2>(o);
+    case 3:
+      return accumulate<Pairs, 3>(o);
+    case 4:
+      return accumulate<Pairs, 4>(o);
 #if defined(__AVX512F__)
-    case 5: return accumulate<Pairs, 5>(o);
-    case 6: return accumulate<Pairs, 6>(o);
-    case 7: return accumulate<Pairs, 7>(o);
-    case 8: return accumulate<Pairs, 8>(o);
+    case 5:
+      return accumulate<Pairs, 5>(o);
+    case 6:
+      return accumulate<Pairs, 6>(o);
+    case 7:
+      return accumulate<Pairs, 7>(o);
+    case 8:
+      return accumulate<Pairs, 8>(o);
 #endif
   }
 }
@@ -201,9 +208,16 @@ template <bool Pairs>
 void score(const Work& w, const Tile& t, int64_t start, Ahead& ahead) {
   const int64_t first = t.first_panel(), panels = t.last_panel() - first;
   float* scores = w.weights + t.row * kPartition;
-  const Operands operands{w.keys + first * w.width * kPanel, w.width * kPanel, panels,
-                          w.queries + t.row * w.width, w.width, Pairs ? ceil_div(w.dim, 2) : w.dim,
-                          scores + first * kPanel, kPartition, nullptr, ahead};
+  const Operands operands{w.keys + first * w.width * kPanel,
+                          w.width * kPanel,
+                          panels,
+                          w.queries + t.row * w.width,
+                          w.width,
+                          Pairs ? ceil_div(w.dim, 2) : w.dim,
+                          scores + first * kPanel,
+                          kPartition,
+                          nullptr,
+                          ahead};
   accumulate<Pairs>(t.rows, operands);
   F lanes[kRows]{};
   for (int64_t m = 0; m < t.rows; ++m) lanes[m] = mask(w, t, t.row + m, start);
@@ -224,9 +238,16 @@ void score(const Work& w, const Tile& t, int64_t start, Ahead& ahead) {
 template <bool Pairs>
 void mix(const Work& w, const Tile& t, Ahead& ahead) {
   const int64_t first = Pairs ? t.low / 2 : t.low, last = Pairs ? ceil_div(t.high, 2) : t.high;
-  const Operands operands{w.values + first * kPanel, kValueStride, w.width / kPanel,
-                          w.weights + t.row * kPartition + first, kPartition, last - first,
-                          w.record(t.row), w.row_stride, w.state(t.row).keep, ahead};
+  const Operands operands{w.values + first * kPanel,
+                          kValueStride,
+                          w.width / kPanel,
+                          w.weights + t.row * kPartition + first,
+                          kPartition,
+                          last - first,
+                          w.record(t.row),
+                          w.row_stride,
+                          w.state(t.row).keep,
+                          ahead};
   accumulate<Pairs>(t.rows, operands);
 }
 
@@ -341,10 +362,14 @@ void attend_unit(Work& w) {
 void attend(const Attention& how, const AttentionUnit& unit, float* scratch) {
   Work w = start(how, unit, scratch);
   switch (how.cache->format) {
-    case KVFormat::f32: return attend_unit<KVFormat::f32>(w);
-    case KVFormat::f16: return attend_unit<KVFormat::f16>(w);
-    case KVFormat::bf16: return attend_unit<KVFormat::bf16>(w);
-    case KVFormat::int8: return attend_unit<KVFormat::int8>(w);
+    case KVFormat::f32:
+      return attend_unit<KVFormat::f32>(w);
+    case KVFormat::f16:
+      return attend_unit<KVFormat::f16>(w);
+    case KVFormat::bf16:
+      return attend_unit<KVFormat::bf16>(w);
+    case KVFormat::int8:
+      return attend_unit<KVFormat::int8>(w);
   }
 }
 

@@ -31,9 +31,9 @@ struct Attention {
 // Some tokens of one sequence with the query heads that share one head of the cache. Its rows are
 // (token, head of the group), token by token.
 struct AttentionUnit {
-  const float* q;              // of the first token, [tokens, heads, dim]
-  float* out;                  // likewise
-  const int64_t* positions;    // [tokens], ascending by one
+  const float* q;            // of the first token, [tokens, heads, dim]
+  float* out;                // likewise
+  const int64_t* positions;  // [tokens], ascending by one
   int64_t tokens;
   int64_t head;                // of the cache
   const int64_t* block_table;  // of the sequence

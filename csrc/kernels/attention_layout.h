@@ -69,8 +69,8 @@ inline Work start(const Attention& how, const AttentionUnit& unit, float* scratc
   const int64_t group = how.group(), rows = unit.tokens * group, width = round_up(cache.dim, kPanel);
   const auto take = [&](int64_t count) { return scratch += count, scratch - count; };
   const int64_t size = cache.block_size, shift = __builtin_ctzll((unsigned long long)size);
-  Work w{how, unit, cache, group, rows, cache.dim, width, size, shift, {}, {}, {}, {}, {}, {}, unit.records,
-         unit.row_stride};
+  Work w{how, unit, cache, group, rows, cache.dim, width,        size,           shift,
+         {},  {},   {},    {},    {},   {},        unit.records, unit.row_stride};
   w.keys = take(kPartition * width);
   w.values = take(kValueStride * width / kPanel);
   w.queries = take(rows * width);
@@ -178,8 +178,7 @@ void lay_values(const Work& w, int64_t start, int64_t low, int64_t high) {
 // Asks memory for what a partition has stored, some lines at a time: the processor computes between.
 class Ahead {
  public:
-  Ahead(const Work& w, int64_t item_bytes, int64_t start, int64_t end)
-      : bytes_(w.size * w.dim * item_bytes) {
+  Ahead(const Work& w, int64_t item_bytes, int64_t start, int64_t end) : bytes_(w.size * w.dim * item_bytes) {
     const uint8_t* const bases[] = {w.cache.keys, w.cache.values};
     for (const uint8_t* base : bases)
       for (int64_t position = start; position < least(end, start + kPartition); position += w.size)

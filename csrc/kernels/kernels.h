@@ -15,9 +15,9 @@ namespace quire {
 // Changes with the layout of Panels: packed weights on disk are named by it.
 constexpr int kPackingVersion = 1;
 
-constexpr int kPanel = 16;       // outputs of a matrix that lie side by side in a packed panel
-constexpr int kTile = 8;         // rows of activations that are multiplied together
-constexpr int kGroup = 32;       // inputs of a quantized weight that share an 8-bit scale
+constexpr int kPanel = 16;  // outputs of a matrix that lie side by side in a packed panel
+constexpr int kTile = 8;    // rows of activations that are multiplied together
+constexpr int kGroup = 32;  // inputs of a quantized weight that share an 8-bit scale
 
 QUIRE_INLINE constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 QUIRE_INLINE constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
@@ -38,8 +38,8 @@ struct Panels {
   Format format;
   int64_t outputs, inputs;
   const uint8_t* values;
-  const int8_t* codes;     // [panel][group][16], quantized formats only
-  const float* channels;   // [panel][16], quantized formats only
+  const int8_t* codes;    // [panel][group][16], quantized formats only
+  const float* channels;  // [panel][16], quantized formats only
 
   QUIRE_INLINE int64_t panels() const { return ceil_div(outputs, kPanel); }
   QUIRE_INLINE int64_t groups() const { return ceil_div(inputs, kGroup); }
@@ -47,11 +47,16 @@ struct Panels {
   // Bytes of values of one panel.
   QUIRE_INLINE int64_t panel_bytes() const {
     switch (format) {
-      case Format::f32: return inputs * 64;
-      case Format::f16: return inputs * 32;
-      case Format::bf16: return ceil_div(inputs, 2) * 64;
-      case Format::int8: return groups() * kGroup * kPanel;
-      case Format::int4: return groups() * kGroup * kPanel / 2;
+      case Format::f32:
+        return inputs * 64;
+      case Format::f16:
+        return inputs * 32;
+      case Format::bf16:
+        return ceil_div(inputs, 2) * 64;
+      case Format::int8:
+        return groups() * kGroup * kPanel;
+      case Format::int4:
+        return groups() * kGroup * kPanel / 2;
     }
     return 0;
   }
@@ -66,9 +71,11 @@ struct Panels {
 //                f32 [row group][M]: the scale of the row's values
 enum class RowFormat : int32_t { f32, bf16, for_int8, for_int4 };
 
-// Inputs of a quantized activation that share a scale: few beside int8 weights, whose own error is small; many
-// beside int4, where it saves time and nobody sees it.
-QUIRE_INLINE constexpr int64_t row_group(RowFormat format) { return format == RowFormat::for_int4 ? 128 : 32; }
+// Inputs of a quantized activation that share a scale: few beside int8 weights, whose own error is small;
+// many beside int4, where it saves time and nobody sees it.
+QUIRE_INLINE constexpr int64_t row_group(RowFormat format) {
+  return format == RowFormat::for_int4 ? 128 : 32;
+}
 
 struct Rows {
   RowFormat format;
@@ -76,7 +83,9 @@ struct Rows {
   uint8_t* data;
 
   QUIRE_INLINE int64_t tiles() const { return ceil_div(rows, kTile); }
-  QUIRE_INLINE int64_t tile_rows(int64_t tile) const { return rows - tile * kTile < kTile ? rows - tile * kTile : kTile; }
+  QUIRE_INLINE int64_t tile_rows(int64_t tile) const {
+    return rows - tile * kTile < kTile ? rows - tile * kTile : kTile;
+  }
   QUIRE_INLINE int64_t padded() const { return round_up(inputs, kGroup); }
   QUIRE_INLINE static int64_t row_bytes(RowFormat format, int64_t inputs) {
     const int64_t padded = round_up(inputs, kGroup);
@@ -110,9 +119,9 @@ struct Norm {
 };
 
 // How keys and values are cached. keys [block][head][dim][block_size], values [block][head][block_size][dim];
-// int8 has a scale for each token and head, [block][head][block_size], for keys and for values. Layers of one shape
-// share an array, a block of all layers lying together: `stride` heads are between blocks of a layer. So a block
-// that is used for the first time touches few pages of memory.
+// int8 has a scale for each token and head, [block][head][block_size], for keys and for values. Layers of one
+// shape share an array, a block of all layers lying together: `stride` heads are between blocks of a layer.
+// So a block that is used for the first time touches few pages of memory.
 enum class KVFormat : int32_t { f32, f16, bf16, int8 };
 
 struct KVLayer {
@@ -122,10 +131,10 @@ struct KVLayer {
   float *key_scales, *value_scales;  // int8 only
 };
 
-struct Source;         // packing.h
-struct Attention;      // attention.h
+struct Source;     // packing.h
+struct Attention;  // attention.h
 struct AttentionUnit;
-struct Greatest;       // sampling.h
+struct Greatest;  // sampling.h
 struct Draw;
 
 // The functions of one instruction set. Rows of values are float32 and contiguous.
@@ -137,8 +146,8 @@ struct Kernels {
   void (*pack_rows)(const Rows& rows, const float* x, int64_t stride, int64_t tile);
   void (*multiply)(const Product& product, const Rows& rows, int64_t first_panel, int64_t last_panel);
 
-  // Fill panels [first, last) of `to` from a checkpoint's matrix: rounded, or as it is. False where a number is not
-  // finite and `to` is quantized. scratch has packing_scratch(inputs) floats.
+  // Fill panels [first, last) of `to` from a checkpoint's matrix: rounded, or as it is. False where a number
+  // is not finite and `to` is quantized. scratch has packing_scratch(inputs) floats.
   bool (*pack_panels)(const Source& source, const Panels& to, int64_t first, int64_t last, const float* tries,
                       int64_t num_tries, float* scratch);
 

@@ -44,9 +44,10 @@ QUIRE_INLINE bool write_head(const float* x, int64_t dim, int64_t stride, uint8_
   return reduce_max(top) < kInfinity;
 }
 
-// Attention gives positions that a token may not see weight zero, and zero times a value that is not finite is
-// not zero: it would reach tokens before it in its chunk, and from them blocks that requests share. So such a
-// value becomes zeros and its key NaN, the score, and so the result, of those who see the position alone.
+// Attention gives positions that a token may not see weight zero, and zero times a value that is not finite
+// is not zero: it would reach tokens before it in its chunk, and from them blocks that requests share. So
+// such a value becomes zeros and its key NaN, the score, and so the result, of those who see the position
+// alone.
 template <KVFormat Form>
 void write_token(const KVLayer& cache, int64_t block, int64_t offset, const float* k, const float* v) {
   constexpr int64_t kBytes = sizeof(typename Stored<Form>::Type);
@@ -70,10 +71,14 @@ void write_token(const KVLayer& cache, int64_t block, int64_t offset, const floa
 
 void write_kv(const KVLayer& cache, int64_t block, int64_t offset, const float* k, const float* v) {
   switch (cache.format) {
-    case KVFormat::f32: return write_token<KVFormat::f32>(cache, block, offset, k, v);
-    case KVFormat::f16: return write_token<KVFormat::f16>(cache, block, offset, k, v);
-    case KVFormat::bf16: return write_token<KVFormat::bf16>(cache, block, offset, k, v);
-    case KVFormat::int8: return write_token<KVFormat::int8>(cache, block, offset, k, v);
+    case KVFormat::f32:
+      return write_token<KVFormat::f32>(cache, block, offset, k, v);
+    case KVFormat::f16:
+      return write_token<KVFormat::f16>(cache, block, offset, k, v);
+    case KVFormat::bf16:
+      return write_token<KVFormat::bf16>(cache, block, offset, k, v);
+    case KVFormat::int8:
+      return write_token<KVFormat::int8>(cache, block, offset, k, v);
   }
 }
 

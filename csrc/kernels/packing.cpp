@@ -49,7 +49,7 @@ QUIRE_INLINE F widen(Format format, const uint8_t* from) {
 float widen_one(Format format, const uint8_t* from) {
   if (format == Format::f32) return *(const float*)from;
   if (format == Format::f16) return half_to_float(*(const uint16_t*)from);
-  const uint32_t bits = (uint32_t) * (const uint16_t*)from << 16;
+  const uint32_t bits = (uint32_t)*(const uint16_t*)from << 16;
   float out;
   __builtin_memcpy(&out, &bits, 4);
   return out;
@@ -88,7 +88,8 @@ void fetch(const Source& source, int64_t panel, float* out) {
   const int64_t size = source.format == Format::f32 ? 4 : 2, first = panel * kPanel;
   const int64_t lanes = source.outputs - first < kPanel ? source.outputs - first : kPanel;
   const uint8_t* from = source.data + first * source.output_stride;
-  for (int64_t k = 0; k < source.inputs; k += kGroup, out += kGroup * kPanel, from += kGroup * source.input_stride) {
+  for (int64_t k = 0; k < source.inputs;
+       k += kGroup, out += kGroup * kPanel, from += kGroup * source.input_stride) {
     const int64_t count = source.inputs - k < kGroup ? source.inputs - k : kGroup;
     if (lanes == kPanel && count == kGroup && source.input_stride == size) {
       fetch_whole(source, from, out);
@@ -154,7 +155,8 @@ QUIRE_INLINE V bounded(V x) {
   return Int4 ? clamp(x, -8.0f, 7.0f) : clamp(x, -127.0f, 127.0f);
 }
 
-// The code with which a group loses least. Several are tried in one pass: their sums do not wait for each other.
+// The code with which a group loses least. Several are tried in one pass: their sums do not wait for each
+// other.
 template <bool Int4>
 QUIRE_INLINE V best_code(const float* x, V found, V channel, const float* tries, int64_t num_tries) {
   constexpr int kTogether = 5;
@@ -199,7 +201,8 @@ QUIRE_INLINE void store_group(const float* x, V scale, uint8_t* out) {
   }
 }
 
-// Outputs [lane, lane + kWide) of a panel. False where a number is not finite. `found` has room for [groups][16].
+// Outputs [lane, lane + kWide) of a panel. False where a number is not finite. `found` has room for
+// [groups][16].
 template <bool Int4>
 bool pack_quantized(const float* x, const Panels& to, int64_t panel, int lane, const float* tries,
                     int64_t num_tries, float* found) {

@@ -46,8 +46,8 @@ int32_t quantize_group(const float* x, int64_t count, float inverse, int32_t* wo
 }
 
 // `x` are rows of one tile. A row group is quantized while it is in registers or the nearest cache.
-void pack_quantized(const float* x, int64_t stride, int64_t m_rows, int64_t inputs, int32_t zero, int64_t row_group,
-                    uint8_t* out) {
+void pack_quantized(const float* x, int64_t stride, int64_t m_rows, int64_t inputs, int32_t zero,
+                    int64_t row_group, uint8_t* out) {
   const int64_t groups = ceil_div(inputs, kGroup);
   int32_t* quads = (int32_t*)out;
   int32_t* begin = quads + groups * (kGroup / 4) * m_rows;
@@ -102,12 +102,16 @@ constexpr PanelTile kPanelTiles[kTile] = {panel_tile<1>, panel_tile<2>, panel_ti
 
 RowFormat row_format(Format weight) {
   switch (weight) {
-    case Format::int8: return RowFormat::for_int8;
-    case Format::int4: return RowFormat::for_int4;
+    case Format::int8:
+      return RowFormat::for_int8;
+    case Format::int4:
+      return RowFormat::for_int4;
 #if defined(__AVX512BF16__)
-    case Format::bf16: return RowFormat::bf16;
+    case Format::bf16:
+      return RowFormat::bf16;
 #endif
-    default: return RowFormat::f32;
+    default:
+      return RowFormat::f32;
   }
 }
 
@@ -116,10 +120,14 @@ void pack_rows(const Rows& rows, const float* x, int64_t stride, int64_t tile) {
   const float* from = x + tile * kTile * stride;
   uint8_t* to = rows.tile(tile);
   switch (rows.format) {
-    case RowFormat::f32: return pack_f32(from, stride, m_rows, rows.inputs, to);
-    case RowFormat::bf16: return pack_bf16(from, stride, m_rows, rows.inputs, to);
-    case RowFormat::for_int8: return pack_quantized(from, stride, m_rows, rows.inputs, 128, row_group(rows.format), to);
-    case RowFormat::for_int4: return pack_quantized(from, stride, m_rows, rows.inputs, 8, row_group(rows.format), to);
+    case RowFormat::f32:
+      return pack_f32(from, stride, m_rows, rows.inputs, to);
+    case RowFormat::bf16:
+      return pack_bf16(from, stride, m_rows, rows.inputs, to);
+    case RowFormat::for_int8:
+      return pack_quantized(from, stride, m_rows, rows.inputs, 128, row_group(rows.format), to);
+    case RowFormat::for_int4:
+      return pack_quantized(from, stride, m_rows, rows.inputs, 8, row_group(rows.format), to);
   }
 }
 

@@ -32,7 +32,9 @@ void activate(Activation activation, const float* x, float* out, int64_t count) 
 }
 
 void gate(Activation activation, const float* gate, const float* up, float* out, int64_t count) {
-  each(count, out, [&](int64_t i, int64_t n) { return activate(activation, load_some(gate + i, n)) * load_some(up + i, n); });
+  each(count, out, [&](int64_t i, int64_t n) {
+    return activate(activation, load_some(gate + i, n)) * load_some(up + i, n);
+  });
 }
 
 void bounded_gate(float limit, const float* gate, const float* up, float* out, int64_t count) {
@@ -65,7 +67,8 @@ void norm(const Norm& norm, const float* x, float* out, int64_t count) {
     }
     const float inverse = 1.0f / __builtin_sqrtf(reduce_add(squares) / (float)width + norm.eps);
     for (int64_t i = 0; i < width; i += kLanes) {
-      F v = (load_some(x + i, width - i) - mean) * inverse * (load_some(norm.weight + i, width - i) + norm.offset);
+      F v = (load_some(x + i, width - i) - mean) * inverse *
+            (load_some(norm.weight + i, width - i) + norm.offset);
       if (norm.bias) v += load_some(norm.bias + i, width - i);
       store_some(out + i, v, width - i);
     }

@@ -85,8 +85,8 @@ QUIRE_INLINE void group_dot(const uint8_t* w, const int32_t* x, I* acc) {
   }
 }
 
-// Integer sums of the groups of one row group are weighed with the groups' 8-bit scales, still exactly; then come
-// the scale of the activations and, at the end, that of the output.
+// Integer sums of the groups of one row group are weighed with the groups' 8-bit scales, still exactly; then
+// come the scale of the activations and, at the end, that of the output.
 template <int M, bool Int4>
 QUIRE_INLINE void tile_quantized(const Panels& w, int64_t panel, const uint8_t* x, F* out) {
   constexpr int64_t kBytes = Int4 ? kGroup * kPanel / 2 : kGroup * kPanel;
@@ -120,10 +120,14 @@ template <int M>
 __attribute__((noinline)) void tile(const Panels& w, int64_t panel, const uint8_t* x, F* out) {
   const uint8_t* values = w.values + panel * w.panel_bytes();
   switch (w.format) {
-    case Format::int8: return tile_quantized<M, false>(w, panel, x, out);
-    case Format::int4: return tile_quantized<M, true>(w, panel, x, out);
-    case Format::f32: return tile_f32<M>((const float*)values, (const float*)x, w.inputs, out);
-    case Format::f16: return tile_widened<M, false>((const uint16_t*)values, (const float*)x, w.inputs, out);
+    case Format::int8:
+      return tile_quantized<M, false>(w, panel, x, out);
+    case Format::int4:
+      return tile_quantized<M, true>(w, panel, x, out);
+    case Format::f32:
+      return tile_f32<M>((const float*)values, (const float*)x, w.inputs, out);
+    case Format::f16:
+      return tile_widened<M, false>((const uint16_t*)values, (const float*)x, w.inputs, out);
     case Format::bf16:
 #if defined(__AVX512BF16__)
       return tile_bf16<M>(values, (const int32_t*)x, w.inputs, out);

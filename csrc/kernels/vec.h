@@ -24,12 +24,12 @@ namespace quire::QUIRE_ISA {
 
 constexpr int kLanes = 16;
 
-typedef float F __attribute__((vector_size(64)));          // 16 floats
-typedef int32_t I __attribute__((vector_size(64)));        // 16 integers
+typedef float F __attribute__((vector_size(64)));    // 16 floats
+typedef int32_t I __attribute__((vector_size(64)));  // 16 integers
 typedef uint32_t U __attribute__((vector_size(64)));
-typedef uint8_t B64 __attribute__((vector_size(64)));      // 64 bytes
-typedef int8_t S8 __attribute__((vector_size(16)));        // 16 bytes
-typedef uint16_t H __attribute__((vector_size(32)));       // 16 half-width numbers
+typedef uint8_t B64 __attribute__((vector_size(64)));  // 64 bytes
+typedef int8_t S8 __attribute__((vector_size(16)));    // 16 bytes
+typedef uint16_t H __attribute__((vector_size(32)));   // 16 half-width numbers
 
 // Loads and stores, of any alignment.
 
@@ -50,7 +50,8 @@ QUIRE_INLINE I load(const int32_t* from) { return load_as<I>(from); }
 QUIRE_INLINE void store(float* to, F v) { store_as(to, v); }
 QUIRE_INLINE void store(int32_t* to, I v) { store_as(to, v); }
 
-// All lanes the same. Written out, since adding to zero would have to turn -0 into 0, which costs an instruction.
+// All lanes the same. Written out, since adding to zero would have to turn -0 into 0, which costs an
+// instruction.
 QUIRE_INLINE F splat(float x) { return F{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 QUIRE_INLINE I splat(int32_t x) { return I{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 
@@ -263,8 +264,8 @@ QUIRE_INLINE I dot4(I acc, B64 w, int32_t x) {
   }
   // Bytes up to 255 would saturate 16 bits in pairs: even and odd bytes are multiplied apart.
   const __m512i low = _mm512_set1_epi16(255);
-  const __m512i even = _mm512_madd_epi16(_mm512_and_si512((__m512i)w, low),
-                                         _mm512_srai_epi16(_mm512_slli_epi16(xs, 8), 8));
+  const __m512i even =
+      _mm512_madd_epi16(_mm512_and_si512((__m512i)w, low), _mm512_srai_epi16(_mm512_slli_epi16(xs, 8), 8));
   const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16((__m512i)w, 8), _mm512_srai_epi16(xs, 8));
   return (I)_mm512_add_epi32((__m512i)acc, _mm512_add_epi32(even, odd));
 #elif defined(__AVX2__)

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 
 import pytest
-from sources import Source, functions, num_lines, package, snippet
+from sources import ROOT, Source, functions, num_lines, package, snippet
 
 from quire.config import EngineConfig
 
 CODE_LINES = 8_000  # lines of the package that hold code: no blank lines, comments or docstrings
+NATIVE_LINES = 5_000  # of C++, every line counted
 FILE_LINES = 400  # every line counted, as in an editor
 FUNCTION_LINES, LONGEST_FUNCTION = 45, 60  # 95 in 100 within the first, all within the second
 LINE_LENGTH = 110
@@ -95,6 +96,18 @@ def _explained(node: ast.Module | _Definition) -> bool:
 
 def test_the_package_can_be_read_in_a_weekend() -> None:
     assert sum(code_lines(source) for source in package()) <= CODE_LINES
+
+
+def native() -> list[Source]:
+    """The native core's files."""
+    files = sorted(path for path in (ROOT / "csrc").rglob("*") if path.suffix in (".cpp", ".h"))
+    return [Source(str(path.relative_to(ROOT)), path.read_text()) for path in files]
+
+
+def test_the_native_core_is_small() -> None:
+    assert sum(len(source.text.splitlines()) for source in native()) <= NATIVE_LINES
+    assert long_files(native()) == []
+    assert long_lines(native()) == []
 
 
 def test_files_are_of_one_concept() -> None:

@@ -10,9 +10,7 @@ second of moving it.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ import numpy as np
 
 from quire.backends.native import _core
 from quire.backends.native.layout import PANEL, Layout, Part, plan_layout
-from quire.backends.native.packed_cache import Bytes, Draft, PackedCache
+from quire.backends.native.packed_cache import Bytes, Draft, PackedCache, allocate
 from quire.program.program import Program, WeightSpec
 from quire.quantize.kinds import Array, Floats, to_float32
 from quire.quantize.round_to_nearest import FACTORS, STEPS, kind_of, quantize
@@ -103,15 +101,6 @@ def packing_key(checkpoint: Checkpoint, layout: Layout, quantization: str | None
     return found.hexdigest()
 
 
-def _allocate(nbytes: int) -> Bytes:
-    """Zeros, in huge pages where the system has them: a step reads all of it, and looks up fewer pages."""
-    memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a system built without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, np.uint8)[:nbytes]
-
-
 def _matrix(part: Part, room: Bytes) -> _core.Matrix:
     return _core.Matrix.mapped(part.format, *part.shape, room)
 
@@ -140,7 +129,7 @@ class _Packer:
 
     def to_memory(self, layout: Layout, specs: Mapping[str, WeightSpec]) -> Bytes:
         """All weights in memory of this process."""
-        memory = _allocate(layout.nbytes)
+        memory = allocate(layout.nbytes)
         for part in self._in_order(layout, specs):
             self._begin(part, specs[part.name], part.of(memory))()
         return memory
@@ -148,7 +137,7 @@ class _Packer:
     def to_file(self, layout: Layout, specs: Mapping[str, WeightSpec], draft: Draft) -> None:
         """All weights into a file: while one is packed, the one before it is written."""
         most = max(part.nbytes for part in layout.parts)
-        rooms, before = (_allocate(most), _allocate(most)), None
+        rooms, before = (allocate(most), allocate(most)), None
         for number, part in enumerate(self._in_order(layout, specs)):
             room = rooms[number % 2][: part.nbytes]
             room.fill(0)  # what lies between the parts of a matrix is not packed
