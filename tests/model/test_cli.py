@@ -285,9 +285,15 @@ def test_inspect(capsys: pytest.CaptureFixture[str], demo_folder: Path) -> None:
     assert sum(facts["weight_bytes"].values()) <= file_bytes <= sum(facts["weight_bytes"].values()) + 8192
     assert facts["parameters"] * 2 == sum(facts["weight_bytes"].values())
     assert (facts["fits"], facts["problem"], facts["weights_here"]) == (True, None, True)
+    assert (facts["backend"], facts["kv_cache_dtype"]) == ("native", "bfloat16")
+    assert facts["num_threads"] >= 1
     assert call("inspect", "demo", "--quantization", "int4") == 0
     shown = capsys.readouterr().out
-    for word in ("int4", "parameters", "KV cache", "in all", "backend", "NumPy, float32", "as float32"):
+    for word in ("int4", "parameters", "KV cache", "in all", "backend", f"C++ for {facts['isa']}"):
+        assert word in shown
+    assert call("inspect", "demo", "--device", "reference") == 0
+    shown = capsys.readouterr().out
+    for word in ("NumPy, float32", "as float32"):
         assert word in shown
 
 
