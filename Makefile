@@ -38,16 +38,18 @@ format: .venv/.test  ## write every file in the one format
 oracle: .venv/.oracle  ## compare with PyTorch and transformers (installs them)
 	$(PYTEST) -n auto tests/oracle $(ARGS)
 
-# A library of the sanitizer must be there before Python is; leaks are Python's own, it never frees all.
+# The sanitizer must be there before Python is, and the C++ library, whose exceptions it watches, with it; leaks are
+# Python's own, it never frees all.
 SANITIZE ?= address,undefined
 sanitize: .venv/.test  ## native tests with sanitizers in the core (SANITIZE=thread for races)
 	@$(PIP) install nanobind cmake ninja
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/sanitize-$(SANITIZE) -G Ninja -DQUIRE_SANITIZE=$(SANITIZE) \
 	  -DQUIRE_WERROR=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python >/dev/null
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/sanitize-$(SANITIZE)
-	LD_PRELOAD=$$($(CXX) -print-file-name=lib$(if $(findstring thread,$(SANITIZE)),tsan,asan).so) \
+	LD_PRELOAD="$$($(CXX) -print-file-name=lib$(if $(findstring thread,$(SANITIZE)),tsan,asan).so) \
+	  $$($(CXX) -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 TSAN_OPTIONS=halt_on_error=1 \
-	QUIRE_TEST_CORE=$$(echo build/sanitize-$(SANITIZE)/_core.*.so) $(PYTEST) -p no:cacheprovider tests/native $(ARGS)
+	QUIRE_TEST_CORE=$$(echo build/sanitize-$(SANITIZE)/_core.*.so) $(PYTEST) -n auto -p no:cacheprovider tests/native $(ARGS)
 
 clean:  ## remove the environment, caches and builds
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
