@@ -30,6 +30,14 @@ class RequestError(QuireError, ValueError):
         self.param = param
 
 
+class Overloaded(QuireError):
+    """There is no room for a request now. `retry_after_s` is when to ask again, in seconds."""
+
+    def __init__(self, message: str, hint: str | None = None, retry_after_s: int = 1) -> None:
+        super().__init__(message, hint)
+        self.retry_after_s = retry_after_s
+
+
 class EngineDead(QuireError):
     """The engine cannot go on; every open request ends with this error."""
 
