@@ -139,6 +139,75 @@ def _token_ids(default: tuple[int, ...] | None, count: int, help: str) -> Any:
     return _option(default, check, expected, help)
 
 
+MAX_GRAMMAR_CHARACTERS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputsParams:
+    """What the output must be, by construction: exactly one of these fields. Raises RequestError.
+
+    `json`: a JSON schema, as a dictionary, as text, or True (any JSON). `json_object`: any JSON object.
+    `regex`: an expression that the whole output matches. `choice`: one of these texts. `grammar`: Lark as
+    llguidance reads it, GBNF, or llguidance's own JSON, {"grammars": [...]}.
+    """
+
+    json: dict[str, Any] | str | bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+    def __post_init__(self) -> None:
+        given = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+        if len(given) != 1:
+            known = ", ".join(f.name for f in fields(self))
+            problem = f"structured_outputs must have exactly one of {known}, got {len(given)}"
+            raise RequestError(problem, param="structured_outputs")
+        ((name, value),) = given.items()
+        wanted, right = _STRUCTURES[name]
+        if not right(value):
+            raise _refuse("structured_outputs", f".{name}", wanted, value)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> StructuredOutputsParams:
+        """Build from a dictionary; an unknown name is a RequestError that suggests the nearest one."""
+        for name in values:
+            if name not in _STRUCTURES:
+                near = did_you_mean(str(name)[:64], _STRUCTURES) or f"known are {', '.join(_STRUCTURES)}"
+                problem = f"structured_outputs has no {_shown(name)}"
+                raise RequestError(problem, near, "structured_outputs")
+        return cls(**values)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= MAX_GRAMMAR_CHARACTERS
+
+
+def _is_choice(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) > 0 and all(map(_is_text, value))
+
+
+_TEXT = f"text of 1 to {MAX_GRAMMAR_CHARACTERS:,} characters"
+_STRUCTURES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "json": ("a JSON schema: a dictionary, text, or True", lambda v: v is True or isinstance(v, dict | str)),
+    "regex": (_TEXT, _is_text),
+    "choice": (f"a list of texts of 1 to {MAX_GRAMMAR_CHARACTERS:,} characters", _is_choice),
+    "grammar": (_TEXT, _is_text),
+    "json_object": ("True", lambda v: v is True),
+}
+
+
+_STRUCTURED = "StructuredOutputsParams, a dictionary of its fields, or None"
+
+
+def _check_structured(name: str, value: Any) -> StructuredOutputsParams | None:
+    if value is None or isinstance(value, StructuredOutputsParams):
+        return value
+    if isinstance(value, Mapping):
+        return StructuredOutputsParams.from_dict(value)
+    raise _refuse(name, "", _STRUCTURED, value)
+
+
 _SEQUENCES = f"a list of at most {MAX_BAD_SEQUENCES} lists of 1 to {MAX_BAD_SEQUENCE_TOKENS:,} token ids"
 
 
@@ -216,6 +285,10 @@ class SamplingParams:
     bad_words_token_ids: Sequence[Sequence[int]] = _option(
         (), _check_sequences, _SEQUENCES, "sequences never completed; filled from bad_words by the tokenizer"
     )
+    structured_outputs: StructuredOutputsParams | None = field(
+        default=None,
+        metadata={"check": _check_structured, "range": _STRUCTURED, "help": "what the output must be"},
+    )
     include_stop_str_in_output: bool = _flag(False, "keep the stop string at the end of the text")
     skip_special_tokens: bool = _flag(True, "leave special tokens out of the text")
     detokenize: bool = _flag(True, "turn token ids into text")
@@ -241,6 +314,9 @@ class SamplingParams:
             raise _refuse("n", "", "1 when temperature is 0: every choice would be the same", self.n)
         if self.stop and not self.detokenize:
             raise RequestError("stop needs the text: it must be empty when detokenize is False", param="stop")
+        if self.structured_outputs is not None and self.ignore_eos:
+            problem = "ignore_eos must be False with structured_outputs: a structure has an end"
+            raise RequestError(problem, param="ignore_eos")
 
     @classmethod
     def from_dict(

@@ -22,6 +22,8 @@ class NewRequest:
     `eos_token_ids` end a choice unless `params.ignore_eos`. `cache_salt` keeps the prefix cache of one
     tenant apart from another's. `context_variant` names the set of rope frequencies that the request's
     longest possible context asks for (0 unless the model scales rope by length); it too salts the cache.
+    `grammar` is what the output must match, in llguidance's form ("": anything); it stands for
+    `params.structured_outputs`, which is None here.
     """
 
     request_id: str
@@ -33,6 +35,7 @@ class NewRequest:
     cache_salt: str = ""
     eos_token_ids: tuple[int, ...] = ()
     context_variant: int = 0
+    grammar: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class Admission:
     eos_token_ids: tuple[int, ...]
     num_prompt_tokens: int
     context_variant: int = 0
+    grammar: str = ""
 
 
 class Row(NamedTuple):

@@ -143,6 +143,7 @@ class Choice:
             new.eos_token_ids,
             self.num_prompt,
             new.context_variant,
+            new.grammar,
         )
 
     def final_output(

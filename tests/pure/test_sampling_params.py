@@ -106,6 +106,7 @@ LAWFUL = {  # everything else in HOSTILE must be refused
     "allowed_token_ids": "None [0]",
     "bad_words": STRINGS,
     "bad_words_token_ids": "[] [[1]]",
+    "structured_outputs": "None",
     "include_stop_str_in_output": FLAGS,
     "skip_special_tokens": FLAGS,
     "detokenize": FLAGS,
