@@ -23,11 +23,17 @@ class ConfigError(QuireError, ValueError):
 
 
 class RequestError(QuireError, ValueError):
-    """One request is wrong; it fails alone and before it starts. `param` names the offending field."""
+    """One request is wrong; it fails alone and before it starts. `param` names the offending field.
 
-    def __init__(self, message: str, hint: str | None = None, param: str | None = None) -> None:
+    `code` is a word for programs, where clients know one: "context_length_exceeded".
+    """
+
+    def __init__(
+        self, message: str, hint: str | None = None, param: str | None = None, code: str | None = None
+    ) -> None:
         super().__init__(message, hint)
         self.param = param
+        self.code = code
 
 
 class Overloaded(QuireError):

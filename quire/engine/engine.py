@@ -130,6 +130,7 @@ def _validate_prompt(token_ids: tuple[int, ...], max_model_len: int, vocab_size:
             f"max_model_len = {max_model_len:,}",
             f"shorten the prompt to {max_model_len - 1:,} tokens or raise max_model_len",
             "prompt",
+            "context_length_exceeded",
         )
     limit = 1 << 32 if vocab_size is None else vocab_size
     low, high = min(token_ids), max(token_ids)
@@ -151,4 +152,5 @@ def _validate_lengths(request: NewRequest, scheduler: Scheduler) -> None:
             f"which has room for {room:,}",
             "lower max_tokens, shorten the prompt or raise kv_cache_memory_bytes",
             "max_tokens" if num_prompt <= room else "prompt",
+            "context_length_exceeded",
         )

@@ -1,0 +1,1 @@
+"""HTTP: the server that clients of OpenAI and Anthropic can talk to."""
