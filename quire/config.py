@@ -1,4 +1,4 @@
-"""The one configuration of an engine, listed once: LLM keywords and CLI flags are generated from it.
+"""The configuration of an engine and of a server, listed once: LLM keywords and CLI flags come from it.
 
 Also the only place that reads the environment.
 """
@@ -18,6 +18,7 @@ KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "int8")
 DEVICES = ("auto", "native", "reference", "null")
 POLICIES = ("fcfs", "priority", "fair")
 BLOCK_SIZES = (8, 16, 32, 64)
+LOG_FORMATS = ("text", "json")
 
 # Options of vLLM's LLM that scripts pass: the values that ask for what happens here anyway (None: any value,
 # named in the log), and what to do instead.
@@ -100,6 +101,61 @@ class EngineConfig:
         return cls(**own)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Everything that decides how the server behaves towards its clients. API keys are never in it."""
+
+    host: str = _option("127.0.0.1", "address to listen at; 0.0.0.0 is every network of this machine")
+    port: int = _option(8000, "port to listen at; 0 takes a free one", low=0, high=65535)
+    served_model_name: tuple[str, ...] = _option(
+        (), "name that clients call the model by (default: its own); may be given several times", many=True
+    )
+    api_key_file: str | None = _option(
+        None, "file with one API key a line; QUIRE_API_KEY in the environment holds another"
+    )
+    ssl_certfile: str | None = _option(None, "certificate chain (PEM): the server then speaks HTTPS")
+    ssl_keyfile: str | None = _option(None, "private key (PEM), unless the certificate's file holds it")
+    allowed_origins: tuple[str, ...] = _option(
+        (), "origin of web pages that may call the server (default: none); several times for more", many=True
+    )
+    allowed_hosts: tuple[str, ...] = _option(
+        (), "name by which clients may call this machine beside its own; several times for more", many=True
+    )
+    max_queued_requests: int = _option(
+        256, "requests that wait for their first token at most; more are told to come back", low=1
+    )
+    max_queued_tokens: int = _option(1 << 18, "prompt tokens that wait at most", low=1)
+    drain_timeout_s: int = _option(
+        30, "seconds that open requests are given to end after SIGTERM", low=0, high=86400
+    )
+    tool_call_parser: str = _option("auto", "how the model writes tool calls (auto: found by its template)")
+    reasoning_parser: str = _option("auto", "how the model marks its reasoning (auto: found by its template)")
+    log_format: str = _option("text", "form of log lines", choices=LOG_FORMATS)
+    log_prompts: bool = _option(False, "write prompts and answers to the log")
+    cache_per_key: bool = _option(False, "share cached prompt beginnings only within one API key")
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            _check(f.name, getattr(self, f.name), f.default, f.metadata)
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ConfigError("ssl_keyfile without ssl_certfile", "give the certificate, too")
+
+
+def api_keys(key_file: str | None) -> tuple[str, ...]:
+    """The keys of QUIRE_API_KEY and of a file with one a line. Raises ConfigError when the file has none."""
+    keys = [os.environ.get("QUIRE_API_KEY", "").strip()]
+    if key_file is not None:
+        try:
+            lines = Path(key_file).expanduser().read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"api_key_file {key_file!r} cannot be read: {error}") from error
+        found = [line.strip() for line in lines if line.strip()]
+        if not found:
+            raise ConfigError(f"api_key_file {key_file!r} holds no key", "write one key a line into it")
+        keys += found
+    return tuple(dict.fromkeys(key for key in keys if key))
+
+
 def _check_elsewhere(name: str, value: Any) -> None:
     """Accept a vLLM option that asks for what happens anyway; refuse one that asks for something else."""
     harmless, instead = VLLM_OPTIONS[name]
@@ -117,6 +173,10 @@ def _check(name: str, value: Any, default: Any, rule: Any) -> None:
         if value not in choices or isinstance(value, bool):
             options = ", ".join(repr(c) for c in choices)
             raise ConfigError(f"{name} = {value!r} is not possible", f"choose one of {options}")
+        return
+    if rule.get("many"):
+        if not isinstance(value, tuple) or not all(isinstance(one, str) and one for one in value):
+            raise ConfigError(f"{name} = {value!r}: expected a tuple of strings that are not empty")
         return
     kind = bool if isinstance(default, bool) else int if "low" in rule else str
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):

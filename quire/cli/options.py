@@ -1,4 +1,4 @@
-"""Flags from fields: every option of EngineConfig, and the sampling parameters one sets by hand."""
+"""Flags from fields: options of EngineConfig and ServerConfig, and sampling parameters one sets by hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import MISSING, Field, fields
 from typing import Any
 
 from quire.cli.terminal import shortened
-from quire.config import EngineConfig
+from quire.config import EngineConfig, ServerConfig
 from quire.errors import did_you_mean
 from quire.sampling_params import SamplingParams
 
@@ -24,7 +24,8 @@ HELP = {
 }
 NOT_YET = ("cuda", "gpu", "rocm", "hip", "mps", "metal", "xpu", "tpu")
 # Names that can only be those of fields: "seed" and "stop" are words, too.
-_FIELDS = [name for name in (*SAMPLING, *(f.name for f in fields(EngineConfig))) if "_" in name]
+_CONFIGURED = [f.name for f in (*fields(EngineConfig), *fields(ServerConfig))]
+_FIELDS = [name for name in (*SAMPLING, *_CONFIGURED) if "_" in name]
 _NAMES = re.compile(rf"\b({'|'.join(_FIELDS)})\b( = )?")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
 
@@ -38,6 +39,13 @@ def add_engine_flags(parser: argparse.ArgumentParser, defaults: Mapping[str, Any
     for field in fields(EngineConfig):
         if field.name != "model":
             group.add_argument(_flag(field.name), **_describe(field, (defaults or {}).get(field.name)))
+
+
+def add_server_flags(parser: argparse.ArgumentParser) -> None:
+    """One flag for each field of ServerConfig."""
+    group = parser.add_argument_group("server")
+    for field in fields(ServerConfig):
+        group.add_argument(_flag(field.name), **_describe(field, None))
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
@@ -60,6 +68,16 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(args, name, None)) is not None}
 
 
+def server_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What was given of ServerConfig's fields, as keywords."""
+    given = {field.name: getattr(args, field.name) for field in fields(ServerConfig)}
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in given.items()
+        if value is not None
+    }
+
+
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     """What was given of the sampling parameters, as keywords."""
     return {name: value for name in SAMPLING if (value := getattr(args, name)) is not None}
@@ -76,13 +94,15 @@ def _flag(name: str) -> str:
 
 
 def _describe(field: Field[Any], default: Any) -> dict[str, Any]:
-    """argparse's words for a field. EngineConfig has the defaults, once; `default` is a command's own."""
+    """argparse's words for a field. Its class has the defaults, once; `default` is a command's own."""
     rule = field.metadata
     text = (HELP.get(field.name) or rule["help"]).replace("%", "%%")
     shown = field.default if default is None else default
     if isinstance(field.default, bool):
         text += f" (default: {'on' if shown else 'off'})"
         return {"action": argparse.BooleanOptionalAction, "help": text, "default": default}
+    if rule.get("many"):
+        return {"action": "append", "help": text, "metavar": "TEXT"}
     if shown is not None and shown is not MISSING:
         text += f" (default: {shown})"
     described = {"help": text, "default": default}
