@@ -1,0 +1,187 @@
+"""Asking an OpenAI server: bodies of requests, and what the chunks of its answers say."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from loadgen.client import BadReply, Client, Lost, Reply
+from loadgen.metrics import Timeline
+from loadgen.workload import WORDS, Content, Request, Vocabulary
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+FULL = (429, 503, 529)  # how servers say that they are full
+_TEXTS = ("content", "reasoning_content", "reasoning", "tool_calls")
+SHORT_TEXT, LONG_TEXT = 16, 144  # words; their tokens tell those of any other number of words
+
+
+class StreamFailed(Exception):
+    """The server sent an error within a stream."""
+
+
+class Unusable(Exception):
+    """The server does not answer as it must for anything to be measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """How to ask one model at one endpoint."""
+
+    endpoint: str
+    model: str
+    stream: bool = True
+    extra: Mapping[str, Any] = field(default_factory=dict)  # goes into every body
+
+    @property
+    def is_chat(self) -> bool:
+        return self.endpoint.endswith("/chat/completions")
+
+    def body(self, request: Request) -> bytes:
+        """The body of a request, streamed with the usage at the end."""
+        body: dict[str, Any] = {"model": self.model, "max_tokens": request.num_output_tokens}
+        if self.is_chat:
+            body["messages"] = _messages(request.content)
+        else:
+            body["prompt"] = request.content
+        if self.stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        return json.dumps(body | dict(self.extra), separators=(",", ":")).encode()
+
+
+def _messages(content: Content) -> Content:
+    if not isinstance(content, str):
+        return content
+    return [{"role": "user", "content": content}]
+
+
+async def ask(
+    client: Client,
+    api: Api,
+    request: Request,
+    planned_s: float | None = None,
+    seen: Callable[[], None] | None = None,
+) -> Timeline:
+    """Send one request and follow its answer. Every failure becomes the timeline's `error`.
+
+    `seen` is called for each chunk that brings tokens.
+    """
+    body = api.body(request)
+    timeline = Timeline(time.perf_counter(), planned_s)
+    is_done = not api.stream
+
+    def take(data: bytes, at_s: float) -> None:
+        nonlocal is_done
+        if data == b"[DONE]":
+            is_done = True
+            return
+        chunk = json.loads(data)
+        if chunk.get("error"):
+            raise StreamFailed(f"stream: {_error_name(chunk['error'])}")
+        if any(_brings_tokens(choice, not timeline.chunk_s) for choice in chunk.get("choices") or ()):
+            timeline.chunk_s.append(at_s)
+            if seen:
+                seen()
+        _count(timeline, chunk)
+
+    try:
+        reply = await client.post(api.endpoint, body, take)
+        timeline.end_s = reply.end_s
+        _read_status(timeline, reply)
+        if not timeline.error and not api.stream:
+            timeline.chunk_s.append(reply.end_s)
+            _count(timeline, json.loads(reply.body))
+    except (OSError, Lost, BadReply, StreamFailed, ValueError) as error:
+        timeline.error = _kind(error)
+        timeline.end_s = time.perf_counter()
+    if not timeline.error and not (is_done and timeline.chunk_s):
+        timeline.error = "stream without an end" if timeline.chunk_s else "no tokens came"
+    timeline.num_output_tokens = timeline.num_output_tokens or len(timeline.chunk_s)
+    return timeline
+
+
+def _brings_tokens(choice: Mapping[str, Any], is_first: bool) -> bool:
+    """A role, an end or the usage alone are no tokens; but the end of an empty answer counts."""
+    if choice.get("text") or choice.get("token_ids"):
+        return True
+    delta = choice.get("delta") or {}
+    return any(delta.get(name) for name in _TEXTS) or (is_first and bool(choice.get("finish_reason")))
+
+
+def _count(timeline: Timeline, chunk: Mapping[str, Any]) -> None:
+    if usage := chunk.get("usage"):
+        timeline.num_prompt_tokens = usage.get("prompt_tokens") or 0
+        timeline.num_output_tokens = usage.get("completion_tokens") or 0
+        details = usage.get("prompt_tokens_details") or {}
+        timeline.num_cached_tokens = details.get("cached_tokens") or 0
+
+
+def _read_status(timeline: Timeline, reply: Reply) -> None:
+    if reply.status == 200:
+        return
+    timeline.is_rejected = reply.status in FULL
+    timeline.retry_after = reply.headers.get("retry-after", "")
+    try:
+        name = _error_name(json.loads(reply.body)["error"])
+    except (ValueError, LookupError, TypeError):
+        name = "without an explanation"
+    timeline.error = f"HTTP {reply.status} {name}"
+
+
+def _error_name(error: Any) -> str:
+    """What distinguishes kinds of errors, without what differs from request to request."""
+    if isinstance(error, dict):
+        return str(error.get("code") or error.get("type") or error.get("message"))[:60]
+    return str(error)[:60]
+
+
+def _kind(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "timed out"
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    known = isinstance(error, StreamFailed | Lost | BadReply)
+    return str(error) if known else f"{type(error).__name__}: {error}"[:80]
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What the list of models says of the first one, or of the one that was asked for."""
+
+    model: str
+    max_model_len: int | None
+
+
+async def find_model(client: Client, wanted: str | None) -> Server:
+    """Raises Unusable when the server does not answer or has no such model."""
+    try:
+        reply = await client.get("/v1/models")
+        models = {entry["id"]: entry for entry in json.loads(reply.body)["data"]}
+    except (OSError, Lost, BadReply, ValueError, LookupError, TypeError) as error:
+        raise Unusable(f"/v1/models gave no list of models: {type(error).__name__}: {error}") from error
+    name = wanted or next(iter(models), "")
+    if name not in models:
+        raise Unusable(f"the server has no model {name!r}; it has {', '.join(map(repr, models))}")
+    return Server(name, models[name].get("max_model_len"))
+
+
+async def learn(client: Client, api: Api) -> Vocabulary:
+    """Find out what prompts are made of: token ids as /tokenize gives them, or texts, with their lengths."""
+    if not api.is_chat:
+        text = json.dumps({"model": api.model, "prompt": " ".join(WORDS), "add_special_tokens": False})
+        try:
+            reply = await client.post("/tokenize", text.encode())
+            return Vocabulary(tuple(sorted(set(json.loads(reply.body)["tokens"]))))
+        except (OSError, Lost, BadReply, ValueError, LookupError, TypeError):
+            pass  # not every server has it
+    counts = []
+    for num_words in (SHORT_TEXT, LONG_TEXT):
+        text = " ".join((WORDS * 2)[:num_words])
+        timeline = await ask(client, api, Request(text, 1))
+        if timeline.error or not timeline.num_prompt_tokens:
+            raise Unusable(f"a first request failed: {timeline.error or 'it has no usage'}")
+        counts.append(timeline.num_prompt_tokens)
+    slope = (counts[1] - counts[0]) / (LONG_TEXT - SHORT_TEXT)
+    return Vocabulary((), slope, counts[0] - slope * SHORT_TEXT)

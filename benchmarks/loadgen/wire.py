@@ -1,0 +1,111 @@
+"""HTTP/1.1 replies and server-sent events, from bytes in pieces of any size. No sockets here."""
+
+from __future__ import annotations
+
+MAX_HEAD_BYTES = 1 << 16
+
+
+class BadReply(Exception):
+    """What came is not HTTP."""
+
+
+class ReplyParser:
+    """One reply: give it bytes, it gives back those of the body."""
+
+    def __init__(self) -> None:
+        self.status = 0  # until the head is complete
+        self.headers: dict[str, str] = {}  # names in small letters
+        self.is_done = False
+        self._buffer = bytearray()
+        self._rest = -1  # bytes of the body that are still to come; -1: until the connection ends
+        self._chunked = False
+
+    def feed(self, data: bytes) -> bytes:
+        """The bytes of the body within `data`; raises BadReply."""
+        self._buffer += data
+        while not self.status:  # in a loop: 100 Continue goes before the reply
+            end = self._buffer.find(b"\r\n\r\n")
+            if end < 0:
+                if len(self._buffer) > MAX_HEAD_BYTES:
+                    raise BadReply("the head of the reply does not end")
+                return b""
+            self._read_head(bytes(self._buffer[:end]))
+            del self._buffer[: end + 4]
+        return self._chunks() if self._chunked else self._plain()
+
+    def end(self) -> bool:
+        """The connection has ended: True if the reply is whole."""
+        self.is_done = self.is_done or (bool(self.status) and not self._chunked and self._rest < 0)
+        return self.is_done
+
+    @property
+    def keeps_alive(self) -> bool:
+        return self.is_done and self._rest >= 0 and self.headers.get("connection", "").lower() != "close"
+
+    def _read_head(self, head: bytes) -> None:
+        first, *lines = head.decode("latin-1").split("\r\n")
+        words = first.split(" ", 2)
+        if len(words) < 2 or not words[0].startswith("HTTP/1.") or not words[1].isdigit():
+            raise BadReply(f"the reply begins with {first[:40]!r}")
+        status = int(words[1])
+        if status < 200:
+            return
+        self.status = status
+        pairs = (line.partition(":") for line in lines)
+        self.headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
+        self._chunked = "chunked" in self.headers.get("transfer-encoding", "").lower()
+        if self._chunked or status in (204, 304):
+            self._rest = 0
+            self.is_done = not self._chunked
+        elif "content-length" in self.headers:
+            self._rest = int(self.headers["content-length"])
+
+    def _plain(self) -> bytes:
+        data = bytes(self._buffer)
+        self._buffer.clear()
+        if self._rest >= 0:
+            data = data[: self._rest]
+            self._rest -= len(data)
+            self.is_done = not self._rest
+        return data
+
+    def _chunks(self) -> bytes:
+        """All chunks that have come whole."""
+        buffer, place, found = self._buffer, 0, bytearray()
+        while not self.is_done:
+            line = buffer.find(b"\r\n", place)
+            if line < 0:
+                break
+            try:
+                size = int(bytes(buffer[place:line]).split(b";")[0], 16)
+            except ValueError:
+                raise BadReply("a chunk has no size") from None
+            if len(buffer) < line + size + 4:
+                break
+            found += buffer[line + 2 : line + 2 + size]
+            place = line + size + 4
+            self.is_done = not size
+        del buffer[:place]
+        return bytes(found)
+
+
+class EventSplitter:
+    """Server-sent events: give it bytes of the body, it gives back the data of each whole event."""
+
+    def __init__(self) -> None:
+        self._buffer = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The data of the events that `data` completes. Comments and names of events are left out."""
+        buffer = self._buffer + data
+        if b"\r" in buffer:
+            buffer = buffer.replace(b"\r\n", b"\n")
+        *events, self._buffer = buffer.split(b"\n\n")
+        return [found for event in events if (found := _data(event)) is not None]
+
+
+def _data(event: bytes) -> bytes | None:
+    if event.startswith(b"data: ") and b"\n" not in event:
+        return event[6:]
+    lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
+    return b"\n".join(lines) if lines else None
