@@ -6,7 +6,7 @@ import argparse
 from typing import Any, NoReturn
 
 from quire import __version__
-from quire.cli import cache, inspect, probe, run
+from quire.cli import cache, inspect, probe, run, serve
 from quire.cli.terminal import complain, shortened
 from quire.errors import did_you_mean
 
@@ -16,6 +16,7 @@ EXAMPLES = """examples:
   quire run Qwen/Qwen3-0.6B --quantization int8
   echo "What is 3 + 4?" | quire run demo --json
   cat notes.txt | quire run demo "Summarize this."
+  quire serve demo                           an OpenAI-compatible server at http://127.0.0.1:8000/v1
   quire inspect path/to/checkpoint           what it is, what it takes, whether it fits
   quire probe                                what this machine can do at most
   quire cache ls                             what is kept of quantized weights
@@ -82,6 +83,6 @@ def _make_parsers() -> tuple[Parser, dict[str, Parser]]:
     )
     parser.add_argument("--version", action="version", version=f"quire {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (run, inspect, probe, cache):
+    for command in (run, serve, inspect, probe, cache):
         command.add_parser(commands)
     return parser, dict(commands.choices)

@@ -1,0 +1,65 @@
+"""`quire serve`: a model for clients of the OpenAI API."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from quire.cli.options import add_engine_flags, add_server_flags, engine_options, server_options
+from quire.cli.terminal import bold, shortened
+
+if TYPE_CHECKING:
+    from quire.server.serving import Serving
+
+DESCRIPTION = """Serve a model over HTTP, as clients of the OpenAI and Anthropic APIs expect it.
+
+  quire serve                              the embedded demo model, at http://127.0.0.1:8000/v1
+  quire serve Qwen/Qwen3-0.6B --quantization int8 --port 9000
+  QUIRE_API_KEY=... quire serve path/to/checkpoint --host 0.0.0.0
+
+Clients: OPENAI_BASE_URL=http://127.0.0.1:8000/v1, and any OPENAI_API_KEY unless keys are asked for.
+The first SIGTERM or Ctrl-C lets open requests end, the second ends them.
+"""
+WORDS = """MODEL    checkpoint folder, hub id such as Qwen/Qwen3-0.6B, or 'demo' (default), a toy that
+         comes with Quire"""
+CURL = """  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\
+    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Tell me a story."}}]}}'"""
+CHOSEN = ("backend", "isa", "num_threads", "weights", "kv_cache_dtype", "kv_cache_tokens", "max_model_len")
+
+
+def add_parser(commands: Any) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "serve",
+        help="serve a model to clients of the OpenAI API",
+        usage="quire serve [MODEL] [flags]",
+        description=DESCRIPTION,
+    )
+    words = parser.add_argument_group("words", WORDS)
+    words.add_argument("words", nargs="*", help=argparse.SUPPRESS)
+    add_server_flags(parser)
+    add_engine_flags(parser)
+    parser.set_defaults(function=run, parser=parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal ends it."""
+    if len(args.words) > 1:
+        args.parser.refuse(f"unexpected {shortened(args.words[1])!r}", "one model is served")
+    from quire.config import EngineConfig, ServerConfig
+    from quire.server.lifecycle import serve
+
+    model = args.words[0] if args.words else "demo"
+    config = ServerConfig(**server_options(args))
+    engine_config = EngineConfig(model=model, **engine_options(args))
+    return asyncio.run(serve(config, engine_config, _show_ready))
+
+
+def _show_ready(serving: Serving, url: str) -> None:
+    """Where the server is, what was chosen for the model, and a first request to copy."""
+    chosen = serving.engine.status.chosen
+    words = ", ".join(f"{name.replace('_', ' ')} {chosen[name]}" for name in CHOSEN if name in chosen)
+    print(f"{bold('quire serves')} {', '.join(serving.names)} {bold('at')} {url}/v1")
+    print(f"  {chosen['architecture']}: {words}")
+    print(CURL.format(url=url, model=serving.names[0], key=""), flush=True)

@@ -1,0 +1,288 @@
+"""Endpoints beside generation: models, tokens, health, load, and what was chosen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from quire import __version__
+from quire.errors import RequestError
+from quire.frontend import Frontend
+from quire.server import body
+from quire.server.openapi import describes, document
+from quire.server.serving import Serving
+
+TOKENIZER_LIMIT = 1 << 20  # token ids in one call of /detokenize
+SHOWN = ("max_num_seqs", "max_num_batched_tokens", "block_size", "enable_prefix_caching", "scheduling_policy")
+_ENCODER = msgspec.json.Encoder()
+
+
+class ModelCard(msgspec.Struct):
+    """One name that the model is served by."""
+
+    id: str
+    created: int
+    max_model_len: int
+    root: str
+    object: str = "model"
+    owned_by: str = "quire"
+    parent: str | None = None
+    permission: list[str] = []
+
+
+class ModelList(msgspec.Struct):
+    """All names."""
+
+    data: list[ModelCard]
+    object: str = "list"
+
+
+class TokenizeRequest(msgspec.Struct):
+    """A text, or a conversation; the latter is rendered by the model's template first."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeReply(msgspec.Struct):
+    """Token ids of a text."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct):
+    """Token ids to be written as text."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+class DetokenizeReply(msgspec.Struct):
+    """Their text."""
+
+    prompt: str
+
+
+class TokenizerInfo(msgspec.Struct):
+    """What clients that prepare prompts themselves want to know of the tokenizer."""
+
+    tokenizer_class: str
+    vocab_size: int
+    model_max_length: int
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    chat_template: str | None
+
+
+class Health(msgspec.Struct):
+    """Whether the server is well, and why not."""
+
+    status: str
+    reason: str | None = None
+
+
+class Version(msgspec.Struct):
+    """Of Quire."""
+
+    version: str
+
+
+class Load(msgspec.Struct):
+    """What is under way. `server_load`: HTTP requests that are being answered."""
+
+    server_load: int
+    num_requests_running: int
+    num_requests_waiting: int
+    num_requests_queued: int
+    num_tokens_queued: int
+    num_blocks: int
+    num_free_blocks: int
+
+
+class ServerInfo(msgspec.Struct):
+    """What was chosen, in words."""
+
+    version: str
+    system_fingerprint: str
+    models: list[str]
+    chosen: dict[str, str]
+    engine: dict[str, Any]
+    limits: dict[str, int]
+
+
+def reply(content: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A Struct as JSON."""
+    return Response(_ENCODER.encode(content), status, headers, "application/json")
+
+
+def serving_of(request: Request) -> Serving:
+    """What the endpoints share."""
+    serving: Serving = request.app.state.serving
+    return serving
+
+
+def _card(serving: Serving, name: str) -> ModelCard:
+    return ModelCard(name, serving.created_s, serving.frontend.max_model_len, serving.names[0])
+
+
+@describes("The names that the model is served by", reply=ModelList)
+async def models(request: Request) -> Response:
+    serving = serving_of(request)
+    return reply(ModelList([_card(serving, name) for name in serving.names]))
+
+
+@describes("One model", reply=ModelCard)
+async def model(request: Request) -> Response:
+    serving = serving_of(request)
+    return reply(_card(serving, serving.check_model(request.path_params["model"])))
+
+
+@describes("A text or a conversation as token ids", TokenizeRequest, TokenizeReply)
+async def tokenize(request: Request) -> Response:
+    serving = serving_of(request)
+    asked, _ = await body.read(request, TokenizeRequest)
+    serving.check_model(asked.model)
+    return reply(await serving.in_thread(_tokenize, serving.frontend, asked))
+
+
+def _tokenize(frontend: Frontend, asked: TokenizeRequest) -> TokenizeReply:
+    if (asked.prompt is None) == (asked.messages is None):
+        raise RequestError("give either prompt or messages", None, "prompt")
+    tokenizer = frontend.need_tokenizer()
+    if asked.messages is not None:
+        kwargs = asked.chat_template_kwargs
+        encoded = frontend.encode_chat(asked.messages, asked.tools, asked.add_generation_prompt, kwargs)
+        ids = list(encoded.token_ids)
+    else:
+        ids = tokenizer.encode(asked.prompt or "", asked.add_special_tokens is not False)
+    strings = [tokenizer.token_text(i) for i in ids] if asked.return_token_strs else None
+    return TokenizeReply(len(ids), frontend.max_model_len, ids, strings)
+
+
+@describes("Token ids as text", DetokenizeRequest, DetokenizeReply)
+async def detokenize(request: Request) -> Response:
+    serving = serving_of(request)
+    asked, _ = await body.read(request, DetokenizeRequest)
+    serving.check_model(asked.model)
+    return reply(await serving.in_thread(_detokenize, serving.frontend, asked.tokens))
+
+
+def _detokenize(frontend: Frontend, ids: list[int]) -> DetokenizeReply:
+    vocab_size = frontend.model.config.vocab_size
+    if len(ids) > TOKENIZER_LIMIT:
+        raise RequestError(f"more than {TOKENIZER_LIMIT:,} token ids", None, "tokens")
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        raise RequestError(f"token ids are from 0 to {vocab_size - 1:,}", None, "tokens")
+    return DetokenizeReply(frontend.need_tokenizer().decode(ids, skip_special_tokens=False))
+
+
+@describes("What clients that prepare prompts themselves ask", reply=TokenizerInfo)
+async def tokenizer_info(request: Request) -> Response:
+    frontend = serving_of(request).frontend
+    tokens = frontend.need_tokenizer().special_tokens
+    named = {f"{name}_token": tokens.get(f"{name}_token") for name in ("bos", "eos", "pad", "unk")}
+    if named["eos_token"] is None and frontend.eos_token_ids:
+        named["eos_token"] = frontend.need_tokenizer().token_text(frontend.eos_token_ids[0])
+    templates = frontend.chat_template.templates
+    info = TokenizerInfo(
+        "PreTrainedTokenizerFast",
+        frontend.model.config.vocab_size,
+        frontend.max_model_len,
+        chat_template=templates.get("default"),
+        **named,
+    )
+    return reply(info)
+
+
+@describes("Whether the process answers at all", reply=Health)
+async def live(request: Request) -> Response:
+    return reply(Health("ok"))
+
+
+@describes("Whether requests can be served now; 503 if not", reply=Health)
+async def ready(request: Request) -> Response:
+    problem = serving_of(request).problem()
+    if problem is None:
+        return reply(Health("ok"))
+    return reply(Health("unavailable", problem), 503, {"Retry-After": "1"})
+
+
+@describes("The version", reply=Version)
+async def version(request: Request) -> Response:
+    return reply(Version(__version__))
+
+
+@describes("What is under way", reply=Load)
+async def load(request: Request) -> Response:
+    serving = serving_of(request)
+    status = serving.engine.status
+    return reply(
+        Load(
+            len(serving.exchanges),
+            status.num_running,
+            status.num_waiting,
+            serving.num_queued_requests,
+            serving.num_queued_tokens,
+            status.num_blocks,
+            status.num_free_blocks,
+        )
+    )
+
+
+@describes("What was chosen for this model on this machine", reply=ServerInfo)
+async def server_info(request: Request) -> Response:
+    serving = serving_of(request)
+    config, engine = serving.config, serving.engine_config
+    limits = {
+        "max_queued_requests": config.max_queued_requests,
+        "max_queued_tokens": config.max_queued_tokens,
+        "max_body_bytes": body.MAX_BODY_BYTES,
+        "max_model_len": serving.frontend.max_model_len,
+    }
+    options = {name: getattr(engine, name) for name in SHOWN}
+    chosen = {**serving.engine.status.chosen, "model": serving.names[0]}  # a path may be what was given
+    return reply(ServerInfo(__version__, serving.fingerprint, list(serving.names), chosen, options, limits))
+
+
+@describes("Prometheus metrics, with vLLM's names")
+async def metrics(request: Request) -> Response:
+    return serving_of(request).metrics.response()
+
+
+@describes("This document")
+async def openapi(request: Request) -> Response:
+    keys = bool(request.app.state.keys)
+    return Response(_ENCODER.encode(document(request.app.routes, keys=keys)), media_type="application/json")
+
+
+ROUTES = [
+    Route("/v1/models", models),
+    Route("/v1/models/{model:path}", model),
+    Route("/tokenize", tokenize, methods=["POST"]),
+    Route("/detokenize", detokenize, methods=["POST"]),
+    Route("/tokenizer_info", tokenizer_info),
+    Route("/health", ready),
+    Route("/health/ready", ready),
+    Route("/health/live", live),
+    Route("/ping", ready, methods=["GET", "POST"]),
+    Route("/version", version),
+    Route("/load", load),
+    Route("/server_info", server_info),
+    Route("/metrics", metrics),
+    Route("/openapi.json", openapi),
+]

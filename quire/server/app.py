@@ -1,0 +1,36 @@
+"""The ASGI application: all endpoints, and what stands in front of them."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.errors import QuireError
+from quire.server import admin
+from quire.server.errors import Refused, response_for
+from quire.server.exchange import Exchanges
+from quire.server.serving import Serving
+
+
+def make_app(serving: Serving, keys: tuple[str, ...]) -> Starlette:
+    """All routes over one Serving. `keys` are asked for unless there are none."""
+    app = Starlette(
+        routes=[*admin.ROUTES],
+        middleware=[Middleware(Exchanges, serving)],
+        exception_handlers={QuireError: _refuse, HTTPException: _refuse},
+    )
+    app.router.redirect_slashes = False
+    app.state.serving = serving
+    app.state.keys = bool(keys)
+    return app
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    path = request.url.path
+    if isinstance(error, HTTPException) and error.status_code in (404, 405):
+        words = f"there is no {request.method} {path[:200]}"
+        error = Refused(error.status_code, words, "/openapi.json lists what there is", headers=error.headers)
+    return response_for(error, path)

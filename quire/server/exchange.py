@@ -1,0 +1,109 @@
+"""One HTTP request from its arrival to its end: refused while draining, ended when its client is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import MutableMapping
+from typing import Any
+
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire.errors import Overloaded
+from quire.server.errors import response_for
+from quire.server.serving import EXCHANGE, Exchange, Serving
+
+STALL_S = 60.0  # a client that takes nothing for so long is given up
+DRAIN_RETRY_S = 5
+_LOG = logging.getLogger(__name__)
+
+
+class Exchanges:
+    """ASGI middleware around all endpoints. What a request started in the engine ends with it.
+
+    A task that answers a POST is cancelled when its client goes, whatever it waits for; so endpoints need
+    not watch for that.
+    """
+
+    def __init__(self, app: ASGIApp, serving: Serving) -> None:
+        self._app = app
+        self._serving = serving
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+        elif self._serving.draining:
+            refusal = Overloaded("the server is shutting down", "ask again", DRAIN_RETRY_S)
+            await response_for(refusal, scope["path"])(scope, receive, send)
+        else:
+            await self._answer(scope, _Client(receive, send))
+
+    async def _answer(self, scope: Scope, client: _Client) -> None:
+        exchange = Exchange(time.monotonic())
+        token = EXCHANGE.set(exchange)
+        self._serving.exchanges.add(exchange)
+        try:
+            await self._app(scope, client.receive, client.send)
+        except (ClientDisconnect, asyncio.CancelledError):
+            if not client.gone.is_set():
+                raise
+        except Exception as error:
+            if client.started:
+                raise
+            _LOG.exception("%s %s failed", scope["method"], scope["path"])
+            await response_for(error, scope["path"])(scope, client.receive, client.send)
+        finally:
+            client.close()
+            for generation in exchange.generations:
+                generation.abort()
+            self._serving.exchanges.discard(exchange)
+            EXCHANGE.reset(token)
+
+
+class _Client:
+    """The two ends of a connection, watched: `gone` is set when the client is."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self.gone = asyncio.Event()
+        self.started = False
+        self._ended = False
+        self._receive = receive
+        self._send = send
+        self._task = asyncio.current_task()
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def receive(self) -> Message:
+        """The body comes from here; after its end, nothing but the news that the client is gone."""
+        if self._watcher is not None:
+            await self.gone.wait()
+            return {"type": "http.disconnect"}
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self.gone.set()
+        elif not message.get("more_body"):
+            self._watcher = asyncio.create_task(self._watch())
+        return message
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        """Waits while the client takes nothing, but not for ever."""
+        self.started = True
+        self._ended = message["type"] == "http.response.body" and not message.get("more_body")
+        try:
+            async with asyncio.timeout(STALL_S):
+                await self._send(message)
+        except TimeoutError:
+            self.gone.set()
+            raise ClientDisconnect from None
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if not self._ended and self._task is not None:
+            self.gone.set()
+            self._task.cancel()
+
+    def close(self) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()

@@ -1,0 +1,198 @@
+"""The server's life: a socket, an engine, an application; and how it ends without harm to open requests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import signal
+import socket
+import ssl
+from collections.abc import Callable, Generator
+
+import uvicorn
+
+from quire.config import EngineConfig, ServerConfig, api_keys
+from quire.errors import ConfigError, Overloaded
+from quire.frontend import Frontend
+from quire.models import read_model
+from quire.server.app import make_app
+from quire.server.exchange import DRAIN_RETRY_S
+from quire.server.remote import RemoteEngine
+from quire.server.serving import Serving, served_names
+from quire.weights.folder import ModelFolder
+from quire.weights.hub import resolve
+
+INTERRUPT_DRAIN_S = 5  # of open requests after Ctrl-C
+END_S = 2.0  # for error events to be sent to those that drain ends, and for connections to close
+KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that it is they who close them
+_LOG = logging.getLogger(__name__)
+
+Ready = Callable[[Serving, str], None]
+
+
+async def serve(config: ServerConfig, engine_config: EngineConfig, ready: Ready) -> int:
+    """Serve until a signal ends it. Returns the exit status: 0 when every open request could end.
+
+    `ready` is called with the URL once requests are taken. Raises ConfigError for what cannot be served.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    caught: list[int] = []
+
+    def stop_loading(number: int) -> None:
+        caught.append(number)
+        if task is not None:
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop_loading, number)
+    keys = api_keys(config.api_key_file)
+    _check_certificate(config)
+    listener = bind(config.host, config.port)
+    engine = RemoteEngine(engine_config)
+    try:
+        await engine.start()
+        serving = await asyncio.to_thread(_make_serving, config, engine_config, engine)
+        try:
+            return await _Server(serving, keys, ready).run(listener)
+        finally:
+            serving.close()
+    except asyncio.CancelledError:
+        if not caught:
+            raise
+        return 128 + caught[0]
+    finally:
+        await engine.stop()
+        listener.close()
+
+
+def _make_serving(config: ServerConfig, engine_config: EngineConfig, engine: RemoteEngine) -> Serving:
+    folder = ModelFolder.at(resolve(engine_config.model, engine_config.revision, weights=False))
+    frontend = Frontend(
+        folder,
+        read_model(folder.config()),
+        max_model_len=engine.status.max_model_len,
+        longest_context=engine.status.longest_context,
+        seed=engine_config.seed,
+    )
+    names = served_names(config, engine_config.model)
+    return Serving(config, engine_config, frontend, engine, None, names)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """The one listening socket. Raises ConfigError with a hint when it cannot be had."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"host {host[:200]!r} is no address of this machine: {error}") from None
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        hint = "give another host or port"
+        if error.errno == errno.EADDRINUSE:
+            hint = f"--port {_free_port(family, host)} is free, and --port 0 takes one that is"
+        raise ConfigError(f"cannot listen at {host}, port {port}: {error.strerror}", hint) from None
+    listener.setblocking(False)
+    return listener
+
+
+def _free_port(family: int, host: str) -> int:
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _check_certificate(config: ServerConfig) -> None:
+    """Raise ConfigError now rather than after the model is loaded."""
+    if config.ssl_certfile is None:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+            config.ssl_certfile, config.ssl_keyfile, password=""
+        )
+    except (OSError, ValueError) as error:
+        hint = "both are PEM files; a key with a password is not taken"
+        raise ConfigError(f"ssl_certfile, ssl_keyfile: {error}", hint) from None
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, whose signals are ours."""
+
+    def __init__(self, serving: Serving, keys: tuple[str, ...], ready: Ready) -> None:
+        config = serving.config
+        super().__init__(
+            uvicorn.Config(
+                make_app(serving, keys),
+                http="h11",
+                ws="none",
+                lifespan="off",
+                loop="asyncio",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=int(END_S),
+                ssl_certfile=config.ssl_certfile,
+                ssl_keyfile=config.ssl_keyfile,
+            )
+        )
+        self._serving = serving
+        self._ready = ready
+        self._drain: asyncio.Task[None] | None = None
+        self._forced = asyncio.Event()
+        self._harmed = False  # an open request was ended
+
+    async def run(self, listener: socket.socket) -> int:  # type: ignore[override]
+        loop = asyncio.get_running_loop()
+        drain_s = self._serving.config.drain_timeout_s
+        loop.add_signal_handler(signal.SIGTERM, self._begin_drain, drain_s)
+        loop.add_signal_handler(signal.SIGINT, self._begin_drain, min(drain_s, INTERRUPT_DRAIN_S))
+        await self.serve([listener])
+        return int(self._harmed)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            host, port = listener.getsockname()[:2]
+            scheme = "https" if self.config.is_ssl else "http"
+            shown = f"[{host}]" if ":" in host else host
+            self._ready(self._serving, f"{scheme}://{shown}:{port}")
+
+    def _begin_drain(self, patience_s: float) -> None:
+        """At a first signal; a second one ends the wait."""
+        if self._drain is not None:
+            self._forced.set()
+        else:
+            self._serving.draining = True
+            self._drain = asyncio.create_task(self._drain_then_exit(patience_s))
+
+    async def _drain_then_exit(self, patience_s: float) -> None:
+        """New requests are refused meanwhile, by an answer and not by a closed door."""
+        _LOG.info("draining: %d open requests have %g s to end", len(self._serving.exchanges), patience_s)
+        await self._until_idle(patience_s, self._forced)
+        for exchange in list(self._serving.exchanges):
+            self._harmed = True
+            for generation in exchange.generations:
+                generation.end(Overloaded("the server is shutting down", "ask again", DRAIN_RETRY_S))
+        await self._until_idle(END_S)
+        self.should_exit = True
+
+    async def _until_idle(self, patience_s: float, forced: asyncio.Event | None = None) -> None:
+        """Wait until no request is open, but not longer than that."""
+        deadline = asyncio.get_running_loop().time() + patience_s
+        while self._serving.exchanges and asyncio.get_running_loop().time() < deadline:
+            if forced is not None and forced.is_set():
+                return
+            await asyncio.sleep(0.02)

@@ -1,0 +1,94 @@
+"""The OpenAPI document, made of the msgspec Structs that endpoints read and write."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+from starlette.routing import BaseRoute, Route
+
+from quire import __version__
+
+REF = "#/components/schemas/{name}"
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Described(NamedTuple):
+    """What an endpoint is for, and the types of its body and its reply (None: not JSON, or any)."""
+
+    summary: str
+    body: Any = None
+    reply: Any = None
+
+
+class ErrorDetail(msgspec.Struct):
+    """What is wrong, in words and for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct):
+    """The body of every answer that is an error, but those under /v1/messages."""
+
+    error: ErrorDetail
+
+
+def describes(summary: str, body: Any = None, reply: Any = None) -> Callable[[F], F]:
+    """Decorator of endpoints: what the document says of them."""
+
+    def mark(endpoint: F) -> F:
+        endpoint.described = Described(summary, body, reply)  # type: ignore[attr-defined]
+        return endpoint
+
+    return mark
+
+
+def document(routes: Iterable[BaseRoute], *, keys: bool) -> dict[str, Any]:
+    """The document. `keys`: whether API keys are asked for."""
+    described = [(route, _description(route)) for route in routes if isinstance(route, Route)]
+    types = {type_ for _, (_, body, reply) in described for type_ in (body, reply) if type_ is not None}
+    ordered = [ErrorBody, *sorted(types, key=str)]
+    schemas, components = msgspec.json.schema_components(ordered, ref_template=REF)
+    schema_of = dict(zip(map(str, ordered), schemas, strict=True))
+    paths: dict[str, Any] = {}
+    for route, words in described:
+        path = re.sub(r"\{(\w+):\w+\}", r"{\1}", route.path)
+        for method in sorted((route.methods or set()) - {"HEAD"}):
+            paths.setdefault(path, {})[method.lower()] = _operation(path, words, schema_of)
+    shown: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "Quire", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+    if keys:
+        shown["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        shown["security"] = [{"key": []}]
+    return shown
+
+
+def _description(route: Route) -> Described:
+    return getattr(route.endpoint, "described", Described(route.name))
+
+
+def _operation(path: str, words: Described, schema_of: dict[str, Any]) -> dict[str, Any]:
+    def content(type_: Any) -> dict[str, Any]:
+        return {"application/json": {"schema": schema_of[str(type_)]}}
+
+    good: dict[str, Any] = {"description": "done"}
+    if words.reply is not None:
+        good["content"] = content(words.reply)
+    error = {"description": "an error", "content": content(ErrorBody)}
+    operation: dict[str, Any] = {"summary": words.summary, "responses": {"200": good, "default": error}}
+    if words.body is not None:
+        operation["requestBody"] = {"required": True, "content": content(words.body)}
+    if names := re.findall(r"\{(\w+)\}", path):
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
+    return operation

@@ -1,0 +1,174 @@
+"""Serving: what all endpoints share. Requests are let in, or told to come back; text work leaves the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from quire import __version__
+from quire.config import EngineConfig, ServerConfig
+from quire.errors import EngineDead, Overloaded
+from quire.frontend import Encoded, Frontend
+from quire.sampling_params import SamplingParams
+from quire.server.errors import NotFound
+from quire.server.generation import Generation, Part
+from quire.server.remote import RemoteEngine
+from quire.types import NewRequest
+
+NUM_TEXT_THREADS = 4  # tokenizers and grammars compute outside Python's lock
+MAX_RETRY_AFTER_S = 60
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class Exchange:
+    """One HTTP request: when it came, and what it has started, which ends with it."""
+
+    arrival_s: float
+    generations: list[Generation] = field(default_factory=list)
+
+
+EXCHANGE: ContextVar[Exchange] = ContextVar("EXCHANGE")  # the one that the running task answers
+
+
+@dataclass(slots=True, eq=False)
+class Serving:
+    """One model, its engine in another process, and the queue in front of it.
+
+    A request is queued until its first output. The queue is bounded by requests, those that still are text
+    among them, and by prompt tokens.
+    """
+
+    config: ServerConfig
+    engine_config: EngineConfig
+    frontend: Frontend
+    engine: RemoteEngine
+    metrics: Any
+    names: tuple[str, ...]
+    draining: bool = False
+    exchanges: set[Exchange] = field(default_factory=set)
+    num_queued_requests: int = 0
+    num_queued_tokens: int = 0
+    created_s: int = field(default_factory=lambda: int(time.time()))
+    _num_in_threads: int = 0
+    _queue_s: float = 1.0  # how long requests have waited lately
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+    _threads: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(NUM_TEXT_THREADS, "quire-text")
+    )
+
+    @property
+    def fingerprint(self) -> str:
+        """Names all that decides the bits of an answer, for `system_fingerprint`."""
+        chosen = self.engine.status.chosen
+        arithmetic = chosen.get("isa") or chosen.get("backend", "")
+        weights = chosen.get("weights", "").replace("as stored", "stored")
+        return f"quire-{__version__}-{arithmetic}-{weights}-{chosen.get('kv_cache_dtype', '')}"
+
+    def problem(self) -> str | None:
+        """Why no request can be served now, or None."""
+        return "the server is shutting down" if self.draining else self.engine.healthy(time.monotonic())
+
+    def check_model(self, name: str | None) -> str:
+        """The name that an answer bears. Raises NotFound for a model that is not served."""
+        if name is None or name in self.names:
+            return name or self.names[0]
+        raise NotFound(
+            f"model {name[:200]!r} is not served here",
+            f"served are {', '.join(self.names)}",
+            "model",
+            "model_not_found",
+        )
+
+    def check_room(self, num_requests: int = 1, num_tokens: int = 0) -> None:
+        """Raise Overloaded unless so many more can be queued.
+
+        One request that is larger than the whole queue is taken while nothing else waits.
+        """
+        config = self.config
+        waiting = self.num_queued_requests + self._num_in_threads
+        if waiting and waiting + num_requests > config.max_queued_requests:
+            raise self._overloaded(f"{waiting} requests wait")
+        if self.num_queued_tokens and self.num_queued_tokens + num_tokens > config.max_queued_tokens:
+            raise self._overloaded(f"{self.num_queued_tokens:,} prompt tokens wait")
+
+    def _overloaded(self, what: str) -> Overloaded:
+        retry_s = min(max(math.ceil(self._queue_s), 1), MAX_RETRY_AFTER_S)
+        return Overloaded(f"the queue is full: {what}", f"ask again in {retry_s} s", retry_s)
+
+    async def in_thread(self, function: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
+        """Call a function that computes: tokenizing, rendering. Raises Overloaded when many wait."""
+        self.check_room()
+        self._num_in_threads += 1
+        try:
+            call = self._threads.submit(function, *args, **keywords)
+            return await asyncio.wrap_future(call)
+        finally:
+            self._num_in_threads -= 1
+
+    async def generate(
+        self, prompts: Sequence[Encoded], params: Sequence[SamplingParams], *, request_id: str
+    ) -> Generation:
+        """Hand prompts to the engine, all or none. What it returns ends with the HTTP request.
+
+        Raises Overloaded, EngineDead, or RequestError for what can never run.
+        """
+        exchange = EXCHANGE.get(None) or Exchange(time.monotonic())
+        if (problem := self.engine.healthy(time.monotonic())) is not None:
+            raise EngineDead(problem, "send the request again in a moment")
+        self.check_room(len(prompts), sum(len(prompt.token_ids) for prompt in prompts))
+        if any(own.structured_outputs or own.bad_words for own in params):
+            requests = await self.in_thread(self._complete, prompts, params, exchange.arrival_s)
+        else:
+            requests = self._complete(prompts, params, exchange.arrival_s)
+        generation = Generation(request_id, exchange.arrival_s, [], self._started)
+        exchange.generations.append(generation)
+        try:
+            for prompt, request in zip(prompts, requests, strict=True):
+                reader = self.frontend.read(request, prompt.text)
+                generation.parts.append(Part(reader, self.engine.submit(request)))
+                self.num_queued_requests += 1
+                self.num_queued_tokens += len(request.prompt_token_ids)
+        except BaseException:
+            generation.abort()
+            raise
+        return generation
+
+    def _complete(
+        self, prompts: Sequence[Encoded], params: Sequence[SamplingParams], arrival_s: float
+    ) -> list[NewRequest]:
+        """Ids inside the engine are numbers: what a client calls its request is its own affair."""
+        complete = self.frontend.request
+        return [
+            complete(prompt, own, request_id=str(next(self._numbers)), arrival_s=arrival_s)
+            for prompt, own in zip(prompts, params, strict=True)
+        ]
+
+    def _started(self, part: Part) -> None:
+        """A prompt has left the queue."""
+        request = part.reader.request
+        self.num_queued_requests -= 1
+        self.num_queued_tokens -= len(request.prompt_token_ids)
+        self._queue_s += 0.1 * (time.monotonic() - request.arrival_s - self._queue_s)
+
+    def close(self) -> None:
+        """Stop the threads and the process that renders templates."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.frontend.chat_template.close()
+
+
+def served_names(config: ServerConfig, model: str) -> tuple[str, ...]:
+    """What clients call the model: as they were told, or by its id, or by the name of its folder."""
+    if config.served_model_name:
+        return config.served_model_name
+    path = Path(model).expanduser()
+    return (path.resolve().name if path.exists() and model != "demo" else model,)
