@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from quire.engine.scheduler import Scheduler
@@ -117,40 +118,55 @@ def validate(request: NewRequest, scheduler: Scheduler, vocab_size: int | None =
         raise RequestError(
             f"request id {request.request_id!r} is in use", "give every open request its own id", "request_id"
         )
-    _validate_prompt(request.prompt_token_ids, scheduler.max_model_len, vocab_size)
-    _validate_lengths(request, scheduler)
+    room = Room(scheduler.max_model_len, scheduler.pool.num_blocks, scheduler.block_size, vocab_size)
+    room.check(request)
 
 
-def _validate_prompt(token_ids: tuple[int, ...], max_model_len: int, vocab_size: int | None) -> None:
-    if not token_ids:
-        raise RequestError("the prompt is empty", "give at least one token", "prompt")
-    if len(token_ids) >= max_model_len:
-        raise RequestError(
-            f"the prompt has {len(token_ids):,} tokens; with one token of output it exceeds "
-            f"max_model_len = {max_model_len:,}",
-            f"shorten the prompt to {max_model_len - 1:,} tokens or raise max_model_len",
-            "prompt",
-            "context_length_exceeded",
-        )
-    limit = 1 << 32 if vocab_size is None else vocab_size
-    low, high = min(token_ids), max(token_ids)
-    if low < 0 or high >= limit:
-        wrong = low if low < 0 else high
-        raise RequestError(f"token id {wrong} is not in the vocabulary (0 to {limit - 1:,})", None, "prompt")
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What bounds a request, whatever else runs."""
 
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+    vocab_size: int | None = None
 
-def _validate_lengths(request: NewRequest, scheduler: Scheduler) -> None:
-    params, num_prompt = request.params, len(request.prompt_token_ids)
-    longest = scheduler.max_model_len
-    if params.max_tokens is not None:
-        longest = min(longest, num_prompt + params.max_tokens)
-    num_blocks = scheduler.num_blocks_for(longest - 1)  # the last token is never computed
-    if num_blocks > scheduler.pool.num_blocks:
-        room = scheduler.pool.num_blocks * scheduler.block_size
-        raise RequestError(
-            f"{num_prompt:,} prompt tokens and up to {longest - num_prompt:,} of output exceed the KV cache, "
-            f"which has room for {room:,}",
-            "lower max_tokens, shorten the prompt or raise kv_cache_memory_bytes",
-            "max_tokens" if num_prompt <= room else "prompt",
-            "context_length_exceeded",
-        )
+    def check(self, request: NewRequest) -> None:
+        """Raise RequestError unless every choice of the request can come to its end."""
+        self._check_prompt(request.prompt_token_ids)
+        self._check_lengths(request)
+
+    def _check_prompt(self, token_ids: tuple[int, ...]) -> None:
+        if not token_ids:
+            raise RequestError("the prompt is empty", "give at least one token", "prompt")
+        if len(token_ids) >= self.max_model_len:
+            raise RequestError(
+                f"the prompt has {len(token_ids):,} tokens; with one token of output it exceeds "
+                f"max_model_len = {self.max_model_len:,}",
+                f"shorten the prompt to {self.max_model_len - 1:,} tokens or raise max_model_len",
+                "prompt",
+                "context_length_exceeded",
+            )
+        limit = 1 << 32 if self.vocab_size is None else self.vocab_size
+        low, high = min(token_ids), max(token_ids)
+        if low < 0 or high >= limit:
+            wrong = low if low < 0 else high
+            raise RequestError(
+                f"token id {wrong} is not in the vocabulary (0 to {limit - 1:,})", None, "prompt"
+            )
+
+    def _check_lengths(self, request: NewRequest) -> None:
+        params, num_prompt = request.params, len(request.prompt_token_ids)
+        longest = self.max_model_len
+        if params.max_tokens is not None:
+            longest = min(longest, num_prompt + params.max_tokens)
+        num_blocks = -(-(longest - 1) // self.block_size)  # the last token is never computed
+        if num_blocks > self.num_blocks:
+            room = self.num_blocks * self.block_size
+            raise RequestError(
+                f"{num_prompt:,} prompt tokens and up to {longest - num_prompt:,} of output exceed the KV "
+                f"cache, which has room for {room:,}",
+                "lower max_tokens, shorten the prompt or raise kv_cache_memory_bytes",
+                "max_tokens" if num_prompt <= room else "prompt",
+                "context_length_exceeded",
+            )

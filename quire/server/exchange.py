@@ -88,6 +88,8 @@ class _Client:
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
         """Waits while the client takes nothing, but not for ever."""
+        if self.gone.is_set():
+            raise ClientDisconnect
         self.started = True
         self._ended = message["type"] == "http.response.body" and not message.get("more_body")
         try:
