@@ -1,0 +1,106 @@
+"""Who may ask: API keys, and the names by which browsers may reach a server that listens on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import re
+import secrets
+from collections.abc import Iterable
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from quire.server.errors import Refused, response_for
+
+# All that is answered without a key, to GET and HEAD: what load balancers ask.
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
+LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
+_HOST = re.compile(rb"(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::\d{1,5})?")
+
+
+class Keys:
+    """Lets in who brings one of the keys, by `Authorization: Bearer` or `x-api-key`; anyone if there is none.
+
+    Every path needs a key unless it is one of OPEN_PATHS: what is added later is closed, too. Who came is in
+    scope["state"]["tenant"]: the same for the same key as long as the process lives, and no way back to it.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
+        self._app = app
+        self._secret = secrets.token_bytes(32)
+        self._digests = [self._digest(key.encode()) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            tenant = self._tenant(scope) if self._digests else ""
+            if tenant is None and not (scope["method"] in ("GET", "HEAD") and scope["path"] in OPEN_PATHS):
+                await response_for(_unauthorized(), scope["path"])(scope, receive, send)
+                return
+            scope["state"]["tenant"] = tenant or ""
+        await self._app(scope, receive, send)
+
+    def _tenant(self, scope: Scope) -> str | None:
+        """The name of the key that was brought, or None. Takes as long for any wrong key."""
+        found = None
+        for credential in _credentials(scope):
+            digest = self._digest(credential)
+            for known in self._digests:
+                if hmac.compare_digest(digest, known):
+                    found = digest[:8].hex()
+        return found
+
+    def _digest(self, key: bytes) -> bytes:
+        return hashlib.blake2b(key, key=self._secret, digest_size=32).digest()
+
+
+def _credentials(scope: Scope) -> Iterable[bytes]:
+    for name, value in scope["headers"]:
+        scheme, _, credential = value.partition(b" ")
+        if name == b"x-api-key":
+            yield value
+        elif name == b"authorization" and scheme.lower() == b"bearer":
+            yield credential.strip()
+
+
+def _unauthorized() -> Refused:
+    hint = "send Authorization: Bearer KEY, or x-api-key: KEY"
+    return Refused(401, "a valid API key is needed", hint, headers={"WWW-Authenticate": "Bearer"})
+
+
+class Hosts:
+    """Refuses requests that call the server by a name that is not its own.
+
+    A web page can make a browser take a name of its maker's for 127.0.0.1 (DNS rebinding), and so reach
+    what listens on this machine only. A server that listens to a network knows its names only from
+    `allowed`; without any, it takes every name that is one.
+    """
+
+    def __init__(self, app: ASGIApp, bind: str, allowed: Iterable[str]) -> None:
+        self._app = app
+        names = [name.lower() for name in allowed]
+        if is_loopback(bind):
+            names += [*LOCAL_NAMES, bind.lower()]
+        elif names:
+            names += LOCAL_NAMES
+        self._names = frozenset(name.encode() for name in names)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or self._is_own(scope):
+            await self._app(scope, receive, send)
+            return
+        error = Refused(421, "the server does not go by the name in the Host header", "see --allowed-hosts")
+        await response_for(error, scope["path"])(scope, receive, send)
+
+    def _is_own(self, scope: Scope) -> bool:
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        match = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
+        return match is not None and (not self._names or match[1].lower() in self._names)
+
+
+def is_loopback(bind: str) -> bool:
+    """Whether only this machine reaches a server that listens at `bind`."""
+    try:
+        return ipaddress.ip_address(bind).is_loopback
+    except ValueError:
+        return bind == "localhost"

@@ -1,0 +1,210 @@
+"""One client's connection: HTTP/1.1 by h11 and uvicorn, with bounds on what a client can make it hold.
+
+Bounded are the head of a request (bytes, headers, time), the number of chunks of a body and the time it
+takes, how long a client may leave an answer unread, and the number of connections. Bytes of bodies are
+bounded in limits.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+import logging
+import resource
+import time
+from typing import Any
+
+import h11
+from starlette.responses import Response
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from quire.server.errors import Refused, response_for
+
+MAX_HEAD_BYTES = 64 << 10
+MAX_HEADERS = 128
+# A chunk costs the same however short it is: from MANY_CHUNKS on they must be of MIN_CHUNK_BYTES on average.
+MANY_CHUNKS = 2048
+MIN_CHUNK_BYTES = 64
+RESERVED_FILES = 64  # descriptors that no connection may take
+_LOG = logging.getLogger("quire.server.http")
+
+
+class Parser(h11.Connection):
+    """h11, refusing what is too large. `refusal` says why, once it has."""
+
+    refusal: Refused | None = None
+    _num_chunks = 0
+    _num_bytes = 0
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """As h11's. Raises RemoteProtocolError for what is refused, too."""
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as error:
+            large = error.error_status_hint == 431
+            self.refusal = _large_head() if large else Refused(400, "the request is not proper HTTP/1.1")
+            raise
+        if isinstance(event, h11.Request):
+            self._num_chunks = self._num_bytes = 0
+            size = len(event.target) + sum(len(name) + len(value) + 4 for name, value in event.headers)
+            if size > MAX_HEAD_BYTES or len(event.headers) > MAX_HEADERS:
+                self._refuse(_large_head())
+        elif isinstance(event, h11.Data):
+            self._num_chunks += event.chunk_start
+            self._num_bytes += len(event.data)
+            if self._num_chunks > max(MANY_CHUNKS, self._num_bytes // MIN_CHUNK_BYTES):
+                hint = f"send chunks of at least {MIN_CHUNK_BYTES} bytes, or a Content-Length"
+                self._refuse(Refused(400, "the body comes in too many small chunks", hint))
+        return event
+
+    def _refuse(self, refusal: Refused) -> None:
+        self.refusal = refusal
+        raise h11.RemoteProtocolError(refusal.message, error_status_hint=refusal.status)
+
+
+def _large_head() -> Refused:
+    return Refused(431, f"a head has at most {MAX_HEADERS} headers and {MAX_HEAD_BYTES:,} bytes")
+
+
+class Protocol(H11Protocol):
+    """uvicorn's connection with a deadline for each of its phases. Times are in seconds.
+
+    Phases: "new" (nothing heard yet), "head" and "body" (one is on its way), "linger" (the answer is sent,
+    the client still talks), "" (it is the server's turn, or uvicorn's own keep-alive timer runs).
+    """
+
+    head_s = 10.0
+    body_s = 60.0
+    linger_s = 5.0
+    unread_s = 120.0
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.conn: Parser = Parser(h11.SERVER, MAX_HEAD_BYTES)
+        self._phase = ""
+        self._since_s = 0.0
+        self._deadline: asyncio.TimerHandle | None = None
+        self._unread_deadline: asyncio.TimerHandle | None = None
+        self._refused = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._enter("new", self.head_s)
+        if len(self.connections) > resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FILES:
+            self._make_room()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._enter("lost", None)
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._refused:
+            super().data_received(data)
+            self._watch(heard=True)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch(heard=bool(self.conn.trailing_data[0]))
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread_deadline = self.loop.call_later(self.unread_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread_deadline is not None:
+            self._unread_deadline.cancel()
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn's answer to what h11 refuses; `msg` says less than the parser knows."""
+        self._refuse(self.conn.refusal or Refused(400, msg))
+
+    def shutdown(self) -> None:
+        """The server ends: so does a connection that waits for nothing."""
+        if self._refused:
+            self.transport.abort()
+        else:
+            super().shutdown()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Nothing: the request is served as if it had not asked."""
+
+    def _watch(self, heard: bool) -> None:
+        """Note what is awaited of the client. `heard`: it has sent something since the last request."""
+        their_state = self.conn.their_state
+        if self._refused or self.transport.is_closing():
+            return
+        if their_state is h11.SEND_BODY and self.cycle.response_complete:
+            self._enter("linger", self.linger_s)
+        elif their_state is h11.SEND_BODY:
+            self._enter("body", self.body_s)
+        elif their_state is h11.IDLE and heard:
+            self._enter("head", self.head_s)
+        else:
+            self._enter("", None)
+
+    def _enter(self, phase: str, seconds: float | None) -> None:
+        if phase == self._phase:
+            return
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._phase, self._since_s = phase, time.monotonic()
+        self._deadline = None if seconds is None else self.loop.call_later(seconds, self._expire)
+
+    def _expire(self) -> None:
+        """The client took too long."""
+        if self._phase in ("head", "body"):
+            self._refuse(Refused(408, f"the {self._phase} of the request did not come in time"))
+        else:
+            self.transport.abort()
+
+    def _refuse(self, error: Refused) -> None:
+        """Answer without the application, as it has not begun to, and end the connection.
+
+        What the client still sends is read and dropped for a while: closing at once would reset the
+        connection, and it might never read the answer.
+        """
+        if self._phase == "linger":  # it has its answer
+            self.transport.abort()
+            return
+        cycle, self._refused = self.cycle, True
+        if cycle is None or cycle.response_complete:
+            _LOG.info("refused", extra={"fields": {"status": error.status, "why": error.message}})
+        else:
+            cycle.disconnected = True  # what the application says now is dropped
+            cycle.message_event.set()
+            cycle.scope["state"]["refused"] = error.status
+            if cycle.response_started:
+                self.transport.abort()
+                return
+        self.transport.write(_written(response_for(error)))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.flow.resume_reading()
+        self._enter("linger", self.linger_s)
+
+    def _make_room(self) -> None:
+        """Descriptors run out: end the connection that has waited longest for its client."""
+        waiting = [c for c in self.connections if isinstance(c, Protocol) and c.awaits_client]
+        min(waiting, key=lambda one: one._since_s).transport.abort()
+
+    @property
+    def awaits_client(self) -> bool:
+        """Whether no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+
+def _written(response: Response) -> bytes:
+    """A last response as bytes."""
+    line = f"HTTP/1.1 {response.status_code} {http.HTTPStatus(response.status_code).phrase}"
+    headers = [f"{name.decode()}: {value.decode()}" for name, value in response.raw_headers]
+    return "\r\n".join([line, *headers, "connection: close", "", ""]).encode() + bytes(response.body)

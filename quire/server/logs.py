@@ -1,0 +1,173 @@
+"""What operators read: a line for each request, and every other line in the same form, as text or as JSON.
+
+Whatever clients send is escaped: no line can look like two, or hide its end from a terminal. Prompts are not
+written unless asked for; keys never are.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+import sys
+import time
+import traceback
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire.errors import QuireError
+from quire.server.errors import response_for
+from quire.server.metrics import Metrics
+
+CLIENT_GONE = 499  # in logs and metrics, where no status was sent any more
+MAX_TEXT = 2000  # characters of a prompt or an answer that are logged
+PROBES = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/metrics"})
+_LOG = logging.getLogger("quire.server.http")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+# Control characters, those that turn or hide text, half surrogates
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
+    "\U000e0000-\U000e007f]"
+)
+# Of uvicorn, about what was logged here already
+_TOLD = ("Invalid HTTP request", "Exception in ASGI", "ASGI callable returned without")
+
+
+def escape(text: str) -> str:
+    """A text as one line in which everything can be seen: unsafe characters as \\uXXXX."""
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+class LineFormatter(logging.Formatter):
+    """A record as one line of JSON, or as one of text with a traceback indented below it.
+
+    `extra={"fields": {...}}` names values that belong to a record.
+    """
+
+    def __init__(self, *, as_json: bool) -> None:
+        super().__init__()
+        self._write = self._as_json if as_json else self._as_text
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        fields: dict[str, Any] = getattr(record, "fields", {})
+        error = record.exc_info[1] if record.exc_info else None
+        trace = "".join(traceback.format_exception(error)) if error is not None else ""
+        return self._write(record, when, fields, trace)
+
+    def _as_json(self, record: logging.LogRecord, when: str, fields: dict[str, Any], trace: str) -> str:
+        said = {
+            "time": when,
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line = json.dumps(said | fields | ({"traceback": trace} if trace else {}), default=str)
+        return line.replace("\x7f", "\\u007f")
+
+    def _as_text(self, record: logging.LogRecord, when: str, fields: dict[str, Any], trace: str) -> str:
+        words = [when, record.levelname, record.name, escape(record.getMessage())]
+        words += (f"{name}={_value(value)}" for name, value in fields.items())
+        return "\n".join([" ".join(words), *(f"    {escape(line)}" for line in trace.splitlines())])
+
+
+def _value(value: Any) -> str:
+    """A value as a word: in quotes where it would be read as more than one."""
+    text = str(value)
+    return escape(text) if re.fullmatch(r"[^\s\"=]+", text) else escape(json.dumps(text, ensure_ascii=False))
+
+
+def setup(log_format: str) -> None:
+    """Send every log line of the process to stderr, in the form asked for."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LineFormatter(as_json=log_format == "json"))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.getLogger("quire").setLevel(logging.INFO)
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(_TOLD)
+
+
+class RequestLog:
+    """Gives each request an id, and logs and counts it when it ends; turns exceptions into answers.
+
+    Endpoints may add to scope["state"], which is Starlette's request.state: `tokens`, of prompt and answer,
+    and `prompt` and `answer`, which are logged only where that was asked for.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, *, log_prompts: bool = False) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._log_prompts = log_prompts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id = _request_id(scope)
+        begin_s, status = time.monotonic(), 0
+
+        async def send_named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_named)
+        except ClientDisconnect:
+            pass
+        except Exception as error:
+            if not isinstance(error, QuireError | HTTPException):
+                _LOG.error("a request failed", exc_info=error, extra={"fields": {"request_id": request_id}})
+            if not status:
+                await response_for(error, scope["path"])(scope, receive, send_named)
+        finally:
+            self._end(scope, state.get("refused") or status or CLIENT_GONE, time.monotonic() - begin_s)
+
+    def _end(self, scope: Scope, status: int, seconds: float) -> None:
+        method, path, state = scope["method"], template(scope), scope["state"]
+        self._metrics.http(method, path, status)
+        fields = {"method": method, "path": path, "status": status, "ms": round(seconds * 1e3, 1)}
+        if path == UNMATCHED:
+            fields["raw_path"] = scope["path"][:200]
+        if tokens := state.get("tokens"):
+            fields |= {"prompt_tokens": tokens[0], "completion_tokens": tokens[1]}
+        if self._log_prompts:
+            fields |= {name: str(state[name])[:MAX_TEXT] for name in ("prompt", "answer") if name in state}
+        fields["request_id"] = state["request_id"]
+        level = logging.DEBUG if path in PROBES and status < 400 else logging.INFO
+        _LOG.log(level, "request", extra={"fields": fields})
+
+
+UNMATCHED = "unmatched"
+
+
+def template(scope: Scope) -> str:
+    """The path as its route has it: /v1/models/{model}. Few, whatever clients ask for."""
+    if "endpoint" not in scope:
+        return UNMATCHED
+    path: str = scope["path"]
+    for name, value in scope.get("path_params", {}).items():
+        if str(value):
+            before, _, after = path.rpartition(str(value))
+            path = f"{before}{{{name}}}{after}"
+    return path
+
+
+def _request_id(scope: Scope) -> str:
+    """What the client calls its request, where that can be written anywhere; else a new name."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _REQUEST_ID.fullmatch(given := value.decode("latin-1")):
+            return given
+    return f"req-{secrets.token_hex(12)}"

@@ -1,0 +1,232 @@
+"""Metrics for Prometheus, under vLLM's names and with vLLM's meanings, so that what reads those reads these.
+
+What is Quire's alone is called quire:. Every label has few values, whatever clients send.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    exposition,
+)
+
+from quire.config import EngineConfig
+from quire.outputs import CompletionOutput, RequestOutput
+from quire.server.engine_status import EngineStatus
+from quire.server.messages import StepReport
+from quire.types import NewRequest, RequestMetrics
+
+CONTENT_TYPE = exposition.CONTENT_TYPE_PLAIN_0_0_4
+METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"})
+REJECTIONS = frozenset({"requests", "tokens", "draining"})
+MAX_PATHS = 128  # different ones that are counted by name
+
+# Upper bounds of buckets: vLLM's, in seconds or tokens
+_SECONDS = (2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+_WAIT_S = (*_SECONDS, 160.0, 640.0, 2560.0)
+_FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, *_WAIT_S)
+_PER_TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, *_SECONDS)
+_MINUTES = (10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)
+_REQUEST_S = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, *_MINUTES)
+_STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_SMALL_COUNTS = (1, 2, 5, 10, 20)
+_ENGINE = "0"  # the only one
+
+
+class Metrics:
+    """Counts what happens, from the event loop; renders it, from any thread.
+
+    Made when the engine is ready: the room that its model has decides the buckets for lengths.
+    """
+
+    def __init__(self, model_name: str, config: EngineConfig, status: EngineStatus) -> None:
+        self._names = {"model_name": model_name, "engine": _ENGINE}
+        self._config = config
+        self._status = status
+        self._registry = CollectorRegistry()
+        self._paths: set[str] = set()
+        self._num_restarts = 0
+        self._lock = threading.Lock()
+        ProcessCollector(registry=self._registry)
+        self._define_engine()
+        self._define_requests()
+        self._define_times()
+
+    def _define_engine(self) -> None:
+        self._running = self._gauge("vllm:num_requests_running", "Requests in the engine's steps")
+        self._waiting = self._gauge("vllm:num_requests_waiting", "Requests that wait for a slot")
+        self._waiting_for = self._gauge(
+            "vllm:num_requests_waiting_by_reason", "Requests that wait, by what for", reason="capacity"
+        )
+        self._cache_usage = self._gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use; 1 is all")
+        self._preemptions = self._counter("vllm:num_preemptions", "Requests that lost their slot for a while")
+        self._step_tokens = self._histogram(
+            "vllm:iteration_tokens_total", "Tokens computed in a step", _STEP_TOKENS
+        )
+        self._steps = self._counter("quire:engine_step", "Steps of the engine")
+        self._step_s = self._histogram("quire:step_seconds", "How long a step takes", _STEP_S)
+        self._restarts = self._counter(
+            "quire:engine_restarts", "Times the engine's process was started again"
+        )
+        self._info = Gauge(
+            "vllm:cache_config_info",
+            "The KV cache, in labels",
+            ("block_size", "cache_dtype", "enable_prefix_caching", "num_gpu_blocks", "engine"),
+            registry=self._registry,
+        )
+
+    def _define_requests(self) -> None:
+        lengths = _one_two_five(self._status.max_model_len)
+        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Tokens of prompts taken in")
+        self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated")
+        self._cache_queries = self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up")
+        self._cache_hits = self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache")
+        self._ended = self._counters("vllm:request_success", "Choices that ended", "finished_reason")
+        self._rejected = self._counters("vllm:admission_rejections", "Requests turned away", "reason")
+        self._http = Counter(
+            "quire:http_requests", "HTTP requests", ("method", "path", "status"), registry=self._registry
+        )
+        self._prompt_lengths = self._histogram("vllm:request_prompt_tokens", "Tokens of a prompt", lengths)
+        self._lengths = self._histogram("vllm:request_generation_tokens", "Tokens of a choice", lengths)
+        self._max_tokens = self._histogram("vllm:request_params_max_tokens", "max_tokens asked for", lengths)
+        self._n = self._histogram("vllm:request_params_n", "Choices asked for", _SMALL_COUNTS)
+        self._request_preemptions = self._histogram(
+            "vllm:request_num_preemptions", "Preemptions of a choice", (0, *_SMALL_COUNTS)
+        )
+
+    def _define_times(self) -> None:
+        self._ttft = self._histogram(
+            "vllm:time_to_first_token_seconds", "From arrival to the first token", _FIRST_TOKEN_S
+        )
+        self._itl = self._histogram(
+            "vllm:inter_token_latency_seconds", "Between two deliveries of tokens", _PER_TOKEN_S
+        )
+        self._tpot = self._histogram(
+            "vllm:request_time_per_output_token_seconds", "Mean of a choice, after its first", _PER_TOKEN_S
+        )
+        self._e2e = self._histogram("vllm:e2e_request_latency_seconds", "From arrival to end", _REQUEST_S)
+        self._queue = self._histogram("vllm:request_queue_time_seconds", "Waiting for a slot", _REQUEST_S)
+        self._prefill = self._histogram(
+            "vllm:request_prefill_time_seconds", "From the slot to the first token", _REQUEST_S
+        )
+        self._decode = self._histogram(
+            "vllm:request_decode_time_seconds", "From the first token to the end", _REQUEST_S
+        )
+        self._inference = self._histogram(
+            "vllm:request_inference_time_seconds", "From the slot to the end", _REQUEST_S
+        )
+
+    def _gauge(self, name: str, help: str, **more: str) -> Gauge:
+        labels = self._names | more
+        return Gauge(name, help, labels, registry=self._registry).labels(**labels)
+
+    def _counter(self, name: str, help: str) -> Counter:
+        return Counter(name, help, self._names, registry=self._registry).labels(**self._names)
+
+    def _counters(self, name: str, help: str, label: str) -> Counter:
+        return Counter(name, help, (*self._names, label), registry=self._registry)
+
+    def _histogram(self, name: str, help: str, buckets: Sequence[float]) -> Histogram:
+        made = Histogram(name, help, self._names, buckets=buckets, registry=self._registry)
+        return made.labels(**self._names)
+
+    # What happens
+
+    def step(self, report: StepReport) -> None:
+        """A step of the engine has ended."""
+        if (record := report.record) is not None:
+            self._steps.inc()
+            self._step_s.observe(record.seconds)
+            self._step_tokens.observe(record.num_tokens)
+            self._preemptions.inc(record.num_preemptions)
+
+    def first_tokens(self, request: NewRequest, num_tokens: int, num_cached_tokens: int) -> None:
+        """The first output of a request was delivered."""
+        num_prompt = len(request.prompt_token_ids)
+        self._ttft.observe(time.monotonic() - request.arrival_s)
+        self._prompt_tokens.inc(num_prompt)
+        self._generation_tokens.inc(num_tokens)
+        if self._config.enable_prefix_caching:
+            self._cache_queries.inc(num_prompt)
+            self._cache_hits.inc(num_cached_tokens)
+
+    def next_tokens(self, num_tokens: int, gap_s: float) -> None:
+        """More tokens of a request were delivered, `gap_s` after those before."""
+        self._itl.observe(gap_s)
+        self._generation_tokens.inc(num_tokens)
+
+    def request_finished(self, request: NewRequest, output: RequestOutput) -> None:
+        """All choices of a request have ended; those without a finish_reason were aborted."""
+        self._prompt_lengths.observe(len(request.prompt_token_ids))
+        self._n.observe(request.params.n)
+        if request.params.max_tokens is not None:
+            self._max_tokens.observe(request.params.max_tokens)
+        for choice in output.outputs:
+            reason = choice.finish_reason or "abort"
+            self._ended.labels(**self._names, finished_reason=reason).inc()
+            self._lengths.observe(len(choice.token_ids))
+            if choice.metrics is not None:
+                self._request_preemptions.observe(choice.metrics.num_preemptions)
+                if reason in ("stop", "length"):
+                    self._observe_times(choice, choice.metrics)
+
+    def _observe_times(self, choice: CompletionOutput, times: RequestMetrics) -> None:
+        admitted, first, end = times.admitted_s, times.first_token_s, times.finished_s
+        if admitted is None or first is None or end is None:
+            return
+        self._e2e.observe(time.monotonic() - times.arrival_s)
+        self._queue.observe(admitted - times.arrival_s)
+        self._prefill.observe(first - admitted)
+        self._decode.observe(end - first)
+        self._inference.observe(end - admitted)
+        if len(choice.token_ids) > 1:
+            self._tpot.observe((end - first) / (len(choice.token_ids) - 1))
+
+    def rejected(self, reason: str) -> None:
+        """A request was turned away: one of REJECTIONS is full or at work."""
+        reason = reason if reason in REJECTIONS else "other"
+        self._rejected.labels(**self._names, reason=reason).inc()
+
+    def http(self, method: str, path: str, status: int) -> None:
+        """An HTTP request was answered. `path` is the route's own, without what a client fills in."""
+        if path not in self._paths:
+            if len(self._paths) < MAX_PATHS:
+                self._paths.add(path)
+            else:
+                path = "other"
+        method = method if method in METHODS else "other"
+        self._http.labels(method, path, f"{status // 100}xx").inc()
+
+    def render(self) -> bytes:
+        """All metrics in Prometheus' text format: some milliseconds of work, not for the event loop."""
+        with self._lock:
+            self._take_status()
+            return exposition.generate_latest(self._registry)
+
+    def _take_status(self) -> None:
+        status, config = self._status, self._config
+        self._running.set(status.num_running)
+        self._waiting.set(status.num_waiting)
+        self._waiting_for.set(status.num_waiting)
+        self._cache_usage.set(1 - status.num_free_blocks / status.num_blocks if status.num_blocks else 0)
+        self._restarts.inc(status.num_restarts - self._num_restarts)
+        self._num_restarts = status.num_restarts
+        self._info.clear()
+        caching = str(config.enable_prefix_caching)
+        values = (str(config.block_size), config.kv_cache_dtype, caching, str(status.num_blocks), _ENGINE)
+        self._info.labels(*values).set(1)
+
+
+def _one_two_five(limit: int) -> list[int]:
+    """1, 2, 5, 10, 20, 50, ... up to the limit, as vLLM's buckets for lengths."""
+    steps = (digit * 10**power for power in range(len(str(limit))) for digit in (1, 2, 5))
+    return [step for step in steps if step <= limit] or [1]
