@@ -9,17 +9,17 @@ on the borders are those of the plain library.
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import tokenizers
 
 from quire.errors import ConfigError
-from quire.json_file import read_json
+from quire.json_file import parse_object, read_limited
 
 LIMIT_BYTES = 128 << 20  # the largest published vocabularies take some 35 MB
 
@@ -48,12 +48,15 @@ class Vocabulary:
 
 
 def load_vocabulary(path: Path) -> Vocabulary:
-    """Read `path` (tokenizer.json). Raises ConfigError when it is not a tokenizer."""
-    data = read_json(path, LIMIT_BYTES)
+    """Read `path` (tokenizer.json). Raises ConfigError when it is not a tokenizer.
+
+    The library gets what was read here, written anew: of a name given twice both see the last.
+    """
+    data = parse_object(read_limited(path, LIMIT_BYTES), str(path), msgspec.json.decode)
     try:
         added = _hide_added_tokens(data)
         data["truncation"] = data["padding"] = None  # left over from training: prompts are not to be cut
-        library = tokenizers.Tokenizer.from_str(json.dumps(data))
+        library = tokenizers.Tokenizer.from_buffer(msgspec.json.encode(data))
         library.encode_special_tokens = False
     except Exception as error:  # the library raises bare Exception; a missing key is as broken a file
         hint = f"it must be the tokenizer.json of the `tokenizers` library (this is {tokenizers.__version__})"
@@ -104,7 +107,8 @@ def _rename_in_model(model: dict[str, Any], aliases: dict[str, str]) -> None:
     resident = aliases.keys() & vocab.keys()
     if not resident:
         return
-    model["vocab"] = {aliases.get(piece, piece): number for piece, number in vocab.items()}
+    for name in resident:  # where they stand among the others means nothing
+        vocab[aliases[name]] = vocab.pop(name)
     if model.get("unk_token") in resident:
         model["unk_token"] = aliases[model["unk_token"]]
     if "merges" in model:

@@ -1,0 +1,174 @@
+"""Tool calls and reasoning as one model writes them, found by its chat template.
+
+From the format and a request's tools come a grammar, under which nothing but valid calls can follow the
+marker that begins them, and a parser, which takes answers apart while they come.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import ConfigError, RequestError
+from quire.sampling_params import MAX_GRAMMAR_CHARACTERS
+from quire.text.answer import AnswerParser, CallArguments, CallStart
+from quire.text.chat import ChatTemplate
+from quire.text.reasoning import ReasoningFormat, find_reasoning
+from quire.text.tokenizer import Tokenizer
+from quire.text.tools.format import ToolFormat
+from quire.text.tools.functions import choose, read_functions
+from quire.text.tools.grammar import answer_rules, reasoning_rules, with_content
+from quire.text.tools.hermes import Hermes
+from quire.text.tools.llama3_json import Llama3Json
+from quire.text.tools.mistral import Mistral
+
+# Asked in this order: Hermes' template quotes what Llama's writes.
+FORMATS: tuple[type[ToolFormat], ...] = (Hermes, Mistral, Llama3Json)
+
+Tools = Sequence[Mapping[str, Any]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How one model writes tool calls and reasoning; None where it does not, or nobody knows.
+
+    With `needs_special_tokens`, the marks are special tokens: a request must not skip these in its text.
+    """
+
+    tools: ToolFormat | None
+    reasoning: ReasoningFormat | None
+    token_ids: Mapping[str, int]  # of the marks that are tokens; the others are text
+    needs_special_tokens: bool = False
+
+    def grammar(
+        self,
+        tools: Tools,
+        tool_choice: Any = "auto",
+        parallel: bool = True,
+        prompt: str = "",
+        content: str | None = None,
+    ) -> str | None:
+        """What an answer to `prompt` may be, as llguidance text; None if it may be anything.
+
+        `content` is another grammar, which the text of the answer must follow: it then stands alone, or
+        calls do. Raises RequestError for malformed tools, and where the model knows no calls.
+        """
+        functions = read_functions(tools)
+        callable_, required = choose(functions, tool_choice)
+        if callable_ and self.tools is None:
+            hint = "leave tools out, or say at start with tool_call_parser how the model writes calls"
+            raise RequestError("this model's chat template has no known format of tool calls", hint, "tools")
+        reasoning, inside = self._reasoning(prompt)
+        free = content is None and not required
+        if content is None and not (functions and self.tools):
+            return None
+        calls = self.tools.grammar(callable_, parallel, self._mark) if callable_ and self.tools else ""
+        marker, bare = (self.tools.marker, self.tools.bare) if functions and self.tools else ("", False)
+        rules = reasoning_rules(self._mark, reasoning, inside, free)
+        rules += answer_rules(self._mark, marker, bare, calls, required, content is None)
+        text = with_content(rules, None if required else content)
+        if len(text) > MAX_GRAMMAR_CHARACTERS:
+            problem = f"the tools make a grammar of more than {MAX_GRAMMAR_CHARACTERS:,} characters"
+            raise RequestError(problem, "offer fewer, or with shorter schemas", "tools")
+        return text
+
+    def answer_parser(self, tools: Tools, tool_choice: Any = "auto", prompt: str = "") -> AnswerParser:
+        """What takes the answer to `prompt` apart."""
+        functions = read_functions(tools)
+        callable_, _ = choose(functions, tool_choice)
+        reader = self.tools.reader(functions) if callable_ and self.tools else None
+        return AnswerParser(*self._reasoning(prompt), reader)
+
+    def self_check(self, template: ChatTemplate) -> str | None:
+        """Let the template write a call and read it back: what is wrong, or None."""
+        if self.tools is None:
+            return None
+        try:
+            written = _sample(template, self.tools.new_id())
+        except RequestError as error:
+            return f"{self.tools.name}: the chat template does not write tool calls: {error.message}"
+        parser = self.answer_parser([_SAMPLE_TOOL])
+        events = parser.push(written) + parser.finish()
+        names = [event.name for event in events if isinstance(event, CallStart)]
+        text = "".join(event.text for event in events if isinstance(event, CallArguments))
+        try:
+            if names == [_SAMPLE_NAME] and json.loads(text) == _SAMPLE_ARGUMENTS:
+                return None
+        except ValueError:
+            pass  # not JSON: no better than other arguments
+        return f"{self.tools.name}: the chat template writes calls in another way, {written[:300]!r}"
+
+    def _reasoning(self, prompt: str) -> tuple[ReasoningFormat | None, bool]:
+        """The format of the reasoning that may come, and whether the prompt has begun it."""
+        if self.reasoning is None or prompt.rstrip().endswith(self.reasoning.end):
+            return None, False
+        return self.reasoning, prompt.rstrip().endswith(self.reasoning.start)
+
+    def _mark(self, text: str) -> str:
+        return f"<[{self.token_ids[text]}]>" if text in self.token_ids else json.dumps(text)
+
+
+def dialect(
+    templates: Mapping[str, str],
+    tokenizer: Tokenizer | None,
+    tool_call_parser: str = "auto",
+    reasoning_parser: str = "auto",
+) -> Dialect:
+    """What a model with these chat templates (see ChatTemplate.templates) speaks, or is said to speak.
+
+    Formats are given by name; "auto" looks at the templates, "none" takes everything as content. Raises
+    ConfigError for an unknown name.
+    """
+    source = "\n".join(templates.values())
+    tools, reasoning = _find_tools(source, tool_call_parser), find_reasoning(source, reasoning_parser)
+    marks = (*(tools.tokens if tools else ()), *((reasoning.start, reasoning.end) if reasoning else ()))
+    if tokenizer is None:
+        return Dialect(tools, reasoning, {})
+    ids = {mark: number for mark in marks if (number := tokenizer.token_id(mark)) is not None}
+    ids = {mark: number for mark, number in ids.items() if number in tokenizer.control_ids}
+    return Dialect(tools, reasoning, ids, not tokenizer.special_ids.isdisjoint(ids.values()))
+
+
+def _find_tools(source: str, chosen: str) -> ToolFormat | None:
+    by_name = {known.name: known for known in FORMATS}
+    if chosen in by_name:
+        return by_name[chosen](source)
+    if chosen not in ("auto", "none"):
+        hint = f"known: auto, none, {', '.join(by_name)}"
+        raise ConfigError(f"there is no format of tool calls {chosen!r}", hint)
+    spoken = (known(source) for known in FORMATS if known.spoken_in(source))
+    return next(spoken, None) if chosen == "auto" else None
+
+
+_SAMPLE_NAME = "get_weather"
+_SAMPLE_ARGUMENTS = {"city": 'Świdnica "Nowa" {1}', "days": [1, 2]}
+_SAMPLE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": _SAMPLE_NAME,
+        "description": "Tells the weather.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "description": "Where"},
+                "days": {"type": "array", "items": {"type": "integer"}, "description": "When"},
+            },
+            "required": ["city"],
+        },
+    },
+}
+
+
+def _sample(template: ChatTemplate, call_id: str) -> str:
+    """What a chat template writes for a call behind the prompt that asked for it."""
+    user = {"role": "user", "content": "What will the weather be?"}
+    function = {"name": _SAMPLE_NAME, "arguments": _SAMPLE_ARGUMENTS}
+    call = {"id": call_id, "type": "function", "function": function}
+    answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+    prompt = template.render([user], [_SAMPLE_TOOL]).text
+    whole = template.render([user, answer], [_SAMPLE_TOOL], add_generation_prompt=False).text
+    if not whole.startswith(prompt):
+        raise RequestError("a prompt is not the beginning of the conversation with its answer")
+    return whole[len(prompt) :]

@@ -1,0 +1,94 @@
+"""The functions that a request offers to the model, and which of them may or must be called."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from quire.errors import RequestError
+
+MAX_FUNCTIONS = 512
+NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+
+_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+
+
+class Function(NamedTuple):
+    """A function's name, and the JSON schema of its arguments as llguidance takes it."""
+
+    name: str
+    schema: dict[str, Any]
+
+
+def read_functions(tools: Sequence[Mapping[str, Any]] | None) -> tuple[Function, ...]:
+    """The functions of a request's `tools`. Raises RequestError that names the entry which is wrong."""
+    if not isinstance(tools, Sequence | None) or isinstance(tools, str):
+        raise RequestError("tools is not a list", 'give [{"type": "function", ...}]', "tools")
+    if tools and len(tools) > MAX_FUNCTIONS:
+        raise RequestError(f"{len(tools)} tools are more than {MAX_FUNCTIONS}", None, "tools")
+    functions: dict[str, Function] = {}
+    for index, tool in enumerate(tools or ()):
+        function = _read_function(tool, f"tools[{index}]")
+        if function.name in functions:
+            raise _wrong(f"tools[{index}].function.name", f"{function.name!r} is there twice")
+        functions[function.name] = function
+    return tuple(functions.values())
+
+
+def choose(functions: Sequence[Function], tool_choice: Any) -> tuple[tuple[Function, ...], bool]:
+    """(functions that may be called, whether one must be), by a request's `tool_choice`."""
+    if tool_choice in (None, "auto", "none"):
+        return (() if tool_choice == "none" else tuple(functions)), False
+    if not functions:
+        raise RequestError("tool_choice needs tools", "give tools, or leave tool_choice out", "tool_choice")
+    if tool_choice == "required":
+        return tuple(functions), True
+    function = tool_choice.get("function", tool_choice) if isinstance(tool_choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str):
+        hint = 'one of "none", "auto", "required", {"type": "function", "function": {"name": ...}}'
+        raise RequestError("tool_choice is none of those known", hint, "tool_choice")
+    named = tuple(function for function in functions if function.name == name)
+    if not named:
+        raise RequestError(f"tool_choice names {name[:64]!r}, which is not in tools", None, "tool_choice")
+    return named, True
+
+
+def _read_function(tool: Any, where: str) -> Function:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or tool.get("type", "function") != "function":
+        raise _wrong(where, 'is not of the form {"type": "function", "function": {"name": ...}}')
+    name, parameters = function.get("name"), function.get("parameters")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise _wrong(f"{where}.function.name", "is not 1 to 64 letters, digits, dots, dashes and underscores")
+    if not isinstance(function.get("description"), str | None):
+        raise _wrong(f"{where}.function.description", "is not text")
+    if not isinstance(parameters, Mapping | None):
+        raise _wrong(f"{where}.function.parameters", "is not a JSON schema, an object")
+    if parameters and parameters.get("type", "object") != "object":
+        raise _wrong(f"{where}.function.parameters", "is not the schema of an object")
+    return Function(name, _schema(parameters, strict=function.get("strict") is True))
+
+
+def _schema(parameters: Mapping[str, Any] | None, strict: bool) -> dict[str, Any]:
+    """A function without parameters takes {}; one that lists its parameters takes no others.
+
+    The interface promises to follow a schema to the letter where `strict` is set; elsewhere, keywords that
+    no grammar can express are left out of it.
+    """
+    schema: dict[str, Any] = {"properties": {}} if parameters is None else dict(parameters)
+    schema["type"] = "object"
+    if "properties" in schema and not schema.keys() & _OPEN:
+        schema["additionalProperties"] = False
+    return schema | {"x-guidance": _OPTIONS | {"lenient": not strict}}
+
+
+# Keywords that say themselves which other properties there are.
+_OPEN = frozenset(
+    ("additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf", "unevaluatedProperties")
+)
+
+
+def _wrong(where: str, problem: str) -> RequestError:
+    return RequestError(f"{where} {problem}", None, where)

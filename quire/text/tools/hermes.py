@@ -1,0 +1,29 @@
+"""Calls as Hermes, Qwen and Quire's demo model write them: one JSON object in each pair of tags."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from quire.text.tools.json_calls import JsonCalls
+
+
+class Hermes(JsonCalls):
+    """<tool_call>, a line with the object, </tool_call>."""
+
+    name = "hermes"
+    marker = "<tool_call>"
+    closing = "</tool_call>"
+
+    def __init__(self, source: str) -> None:
+        # Hermes 2 was taught to write the arguments before the name.
+        self.arguments_first = re.search(r'\{\s*\\?"arguments', source) is not None
+
+    @classmethod
+    def spoken_in(cls, source: str) -> bool:
+        """Models with the same tags and XML between them never write this key."""
+        return cls.marker in source and re.search(r'"arguments\\?"', source) is not None
+
+    def calls(self, mark: Callable[[str], str], more: int) -> str:
+        one = rf'"\n" call "\n" {mark(self.closing)}'
+        return rf'{one} ("\n" {mark(self.marker)} {one}){{0,{more}}}'

@@ -1,0 +1,29 @@
+"""Calls as Llama 3.1 and later write them: the answer is a JSON object, perhaps behind <|python_tag|>."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quire.text.tools.json_calls import JsonCalls
+
+
+class Llama3Json(JsonCalls):
+    """{"name": ..., "parameters": {...}}, and nothing before it."""
+
+    name = "llama3_json"
+    marker = "<|python_tag|>"
+    bare = True
+    separator = ";"
+    arguments_key = "parameters"
+
+    def __init__(self, source: str) -> None:
+        if "only supports single tool-calls" in source:
+            self.max_calls = 1  # with more, the template would refuse the conversation's next turn
+
+    @classmethod
+    def spoken_in(cls, source: str) -> bool:
+        """The template prints exactly these."""
+        return """'{"name": "'""" in source and """'"parameters": '""" in source
+
+    def calls(self, mark: Callable[[str], str], more: int) -> str:
+        return f'call ("; " call){{0,{more}}}'

@@ -1,0 +1,29 @@
+"""Calls as Mistral's models with the older tokenizers write them: one JSON list behind one marker."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Callable
+
+from quire.text.tools.json_calls import JsonCalls
+
+
+class Mistral(JsonCalls):
+    """[TOOL_CALLS], then [{...}, {...}]."""
+
+    name = "mistral"
+    marker = "[TOOL_CALLS]"
+    opening, separator, closing = "[", ",", "]"
+
+    @classmethod
+    def spoken_in(cls, source: str) -> bool:
+        """Newer models write name[ARGS]{...} behind the same marker."""
+        return cls.marker in source and "[ARGS]" not in source
+
+    def calls(self, mark: Callable[[str], str], more: int) -> str:
+        return rf'/ ?\[/ call (", " call){{0,{more}}} "]"'
+
+    def new_id(self) -> str:
+        """Their templates refuse an id that has not nine letters and digits."""
+        return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
