@@ -1,0 +1,93 @@
+"""A real server in a process of its own, at a free port, with the demo model."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+START_S = 60.0
+_URL = re.compile(r"(https?://[^\s/]+)/v1")
+
+
+class Server:
+    """`quire serve` with these flags; `url` has no path. Keywords are variables of its environment."""
+
+    def __init__(self, *flags: str, model: str = "demo", **environment: str) -> None:
+        self._output = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115  closed by stop
+        command = [sys.executable, "-m", "quire", "serve", model, "--port", "0", "--num-threads", "1", *flags]
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "QUIRE_OFFLINE": "1", **environment},
+        )
+        self.url = self._last_log = ""
+
+    def wait_until_ready(self) -> None:
+        """Wait for the line with the URL; AssertionError with the log when it does not come."""
+        end = time.monotonic() + START_S
+        while not (found := _URL.search(self.log)):
+            assert self.process.poll() is None, f"the server ended: {self.log}"
+            assert time.monotonic() < end, f"the server is not ready: {self.log}"
+            time.sleep(0.02)
+        self.url = found[1]
+
+    @property
+    def log(self) -> str:
+        """All that was written to standard output and error."""
+        if self._output.closed:
+            return self._last_log
+        return Path(f"/proc/self/fd/{self._output.fileno()}").read_text("utf-8")
+
+    @property
+    def engine_pid(self) -> int:
+        """Of the engine's process, the child of that name."""
+        pid = self.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        names = {int(child): Path(f"/proc/{child}/comm").read_text().strip() for child in children}
+        return next(child for child, name in names.items() if name == "quire-engine")
+
+    def client(self, **options: Any) -> httpx.Client:
+        """An HTTP client whose paths begin at the server's root."""
+        return httpx.Client(base_url=self.url, timeout=60, trust_env=False, **options)
+
+    def load(self) -> dict[str, int]:
+        """What /load says."""
+        with self.client() as client:
+            found: dict[str, int] = client.get("/load").json()
+        return found
+
+    def stop(self, number: int = signal.SIGTERM, timeout_s: float = 60) -> int:
+        """End it by a signal and return the exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            return self.process.wait(timeout_s)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self._last_log = self.log
+            self._output.close()
+
+
+@contextmanager
+def running(*flags: str, model: str = "demo", **environment: str) -> Iterator[Server]:
+    """A server that is ready, and gone at the end."""
+    server = Server(*flags, model=model, **environment)
+    try:
+        server.wait_until_ready()
+        yield server
+    finally:
+        server.stop()
