@@ -139,10 +139,17 @@ class Frontend:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
     ) -> Encoded:
         """A conversation as token ids. Text of users never becomes control tokens."""
         tokenizer = self.need_tokenizer()
-        rendered = self.chat_template.render(messages, tools, add_generation_prompt, chat_template_kwargs)
+        rendered = self.chat_template.render(
+            messages,
+            tools,
+            add_generation_prompt,
+            chat_template_kwargs,
+            continue_final_message=continue_final_message,
+        )
         return Encoded(tuple(tokenizer.encode_segments(rendered.segments)), rendered.text)
 
     def request(

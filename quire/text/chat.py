@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -94,15 +95,23 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         now: datetime | None = None,
+        continue_final_message: bool = False,
     ) -> Rendered:
-        """The prompt of a conversation. Raises RequestError for what is malformed, too big or refused."""
+        """The prompt of a conversation. Raises RequestError for what is malformed, too big or refused.
+
+        With `continue_final_message` it ends where the last message, an assistant's, does: the model goes
+        on with it, and no prompt for another answer is added.
+        """
         extra = self._checked_kwargs({} if chat_template_kwargs is None else chat_template_kwargs)
         checked = check_messages(messages)
+        end = _mark_end(checked[-1]) if continue_final_message else None
         source = self._source(tools)
         if any(isinstance(message.get("content"), list) for message in checked) and not self._parts(source):
             checked = [_flattened(message) for message in checked]
         context = {"messages": checked, "tools": _checked_tools(tools), "documents": None, **extra}
-        return self.render_context(source, context | {"add_generation_prompt": add_generation_prompt}, now)
+        context |= {"add_generation_prompt": add_generation_prompt and end is None}
+        rendered = self.render_context(source, context, now)
+        return rendered if end is None else _cut(rendered, end)
 
     def render_context(
         self, source: str, context: Mapping[str, Any], now: datetime | None = None
@@ -223,6 +232,29 @@ def _checked_tools(tools: Any) -> list[dict[str, Any]] | None:
         raise RequestError("tools is not a list of objects", None, "tools")
     _measure(list(tools), "tools")
     return [dict(tool) for tool in tools]
+
+
+def _mark_end(message: dict[str, Any]) -> str:
+    """Put a mark behind the text of an assistant's message, where the prompt is to be cut."""
+    end = f"[end {secrets.token_hex(16)}]"
+    content = message.get("content")
+    if message["role"] != "assistant" or not content or message.get("tool_calls"):
+        problem = "continue_final_message needs an assistant's text as the last message"
+        raise RequestError(problem, None, "continue_final_message")
+    if isinstance(content, str):
+        message["content"] = content + end
+    else:
+        message["content"] = [*content[:-1], content[-1] | {"text": content[-1]["text"] + end}]
+    return end
+
+
+def _cut(rendered: Rendered, end: str) -> Rendered:
+    """The prompt up to a mark. The mark is untrusted text, and so lies within one segment."""
+    for number, segment in reversed(list(enumerate(rendered.segments))):
+        if (at := segment.text.rfind(end)) >= 0:
+            return Rendered((*rendered.segments[:number], segment._replace(text=segment.text[:at])))
+    problem = "the chat template does not write the last message as it stands"
+    raise RequestError(problem, "leave continue_final_message out", "continue_final_message")
 
 
 def _flattened(message: dict[str, Any]) -> dict[str, Any]:

@@ -319,3 +319,35 @@ def test_where_templates_are_found(tmp_path: Path, sandbox) -> None:
     (tmp_path / "chat_template.jinja").write_text("x" * (2 << 20))
     with pytest.raises(ConfigError, match="larger"):
         ChatTemplate.from_folder(tmp_path, sandbox=sandbox)
+
+
+def test_the_last_message_is_continued(chatml: ChatTemplate, tokenizer: Tokenizer) -> None:
+    begun = [*HI, {"role": "assistant", "content": "Once <|im_end|> "}]
+    rendered = chatml.render(begun, continue_final_message=True)
+    expected = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nOnce <|im_end|> "
+    assert rendered.text == expected
+    assert [i for i in tokenizer.encode_segments(rendered.segments) if i in tokenizer.control_ids] == [
+        tokenizer.token_id(mark) for mark in ("<|im_start|>", "<|im_end|>", "<|im_start|>")
+    ]
+    assert begun[-1]["content"] == "Once <|im_end|> "
+
+
+def test_a_last_message_of_parts_is_continued(chatml: ChatTemplate) -> None:
+    parts = [{"type": "text", "text": "One"}, {"type": "text", "text": "two"}]
+    rendered = chatml.render([*HI, {"role": "assistant", "content": parts}], continue_final_message=True)
+    assert rendered.text.endswith("assistant\nOne\ntwo")
+
+
+@pytest.mark.parametrize(
+    "last", [HI[0], {"role": "assistant", "content": None}, {"role": "assistant", "content": ""}]
+)
+def test_what_cannot_be_continued_is_refused(chatml: ChatTemplate, last: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match="continue_final_message") as error:
+        chatml.render([*HI, last], continue_final_message=True)
+    assert error.value.param == "continue_final_message"
+
+
+def test_a_template_that_hides_the_last_message_cannot_continue_it(sandbox: Sandbox) -> None:
+    chat = template(sandbox, "{{ messages[0].content }}")
+    with pytest.raises(RequestError, match="does not write the last message"):
+        chat.render([*HI, {"role": "assistant", "content": "So"}], continue_final_message=True)
