@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.options import add_engine_flags, add_server_flags, engine_options, server_options
@@ -27,6 +28,8 @@ CURL = """  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{k
     -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Tell me a story."}}]}}'"""
 CHOSEN = ("backend", "isa", "num_threads", "weights", "kv_cache_dtype", "kv_cache_tokens", "max_model_len")
 
+_LOG = logging.getLogger(__name__)
+
 
 def add_parser(commands: Any) -> None:
     """Register the command."""
@@ -49,16 +52,22 @@ def run(args: argparse.Namespace) -> int:
         args.parser.refuse(f"unexpected {shortened(args.words[1])!r}", "one model is served")
     from quire.config import EngineConfig, ServerConfig
     from quire.server.lifecycle import serve
+    from quire.server.logs import setup
 
     model = args.words[0] if args.words else "demo"
     config = ServerConfig(**server_options(args))
     engine_config = EngineConfig(model=model, **engine_options(args))
+    setup(config.log_format)
     return asyncio.run(serve(config, engine_config, _show_ready))
 
 
 def _show_ready(serving: Serving, url: str) -> None:
     """Where the server is, what was chosen for the model, and a first request to copy."""
     chosen = serving.engine.status.chosen
+    if serving.config.log_format == "json":
+        fields = {**chosen, "url": f"{url}/v1", "models": serving.names}
+        _LOG.info("ready", extra={"fields": fields})
+        return
     words = ", ".join(f"{name.replace('_', ' ')} {chosen[name]}" for name in CHOSEN if name in chosen)
     print(f"{bold('quire serves')} {', '.join(serving.names)} {bold('at')} {url}/v1")
     print(f"  {chosen['architecture']}: {words}")

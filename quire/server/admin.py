@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from quire import __version__
 from quire.errors import RequestError
 from quire.frontend import Frontend
 from quire.server import body
+from quire.server.metrics import CONTENT_TYPE
 from quire.server.openapi import describes, document
 from quire.server.serving import Serving
 
@@ -261,7 +263,8 @@ async def server_info(request: Request) -> Response:
 
 @describes("Prometheus metrics, with vLLM's names")
 async def metrics(request: Request) -> Response:
-    return serving_of(request).metrics.response()
+    text = await asyncio.to_thread(serving_of(request).metrics.render)
+    return Response(text, media_type=CONTENT_TYPE)
 
 
 @describes("This document")

@@ -7,25 +7,27 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from quire.errors import QuireError
 from quire.server import admin
 from quire.server.errors import Refused, response_for
 from quire.server.exchange import Exchanges
+from quire.server.limits import wrap
 from quire.server.serving import Serving
 
 
-def make_app(serving: Serving, keys: tuple[str, ...]) -> Starlette:
-    """All routes over one Serving. `keys` are asked for unless there are none."""
+def make_app(serving: Serving, keys: tuple[str, ...]) -> ASGIApp:
+    """All routes over one Serving, behind their guards. `keys` are asked for unless there are none."""
     app = Starlette(
         routes=[*admin.ROUTES],
         middleware=[Middleware(Exchanges, serving)],
-        exception_handlers={QuireError: _refuse, HTTPException: _refuse},
+        exception_handlers={QuireError: _refuse, HTTPException: _refuse, Exception: _refuse},
     )
     app.router.redirect_slashes = False
     app.state.serving = serving
     app.state.keys = bool(keys)
-    return app
+    return wrap(app, serving.config, keys, serving.metrics)
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
 from quire.errors import RequestError
-from quire.server.errors import Refused
 
-MAX_BODY_BYTES = 32 << 20
+MAX_BODY_BYTES = 32 << 20  # more is refused while it comes
 MAX_DEPTH = 64  # of lists and objects in each other
 MAX_CONTAINERS = 1_000_000  # lists and objects; each takes some 60 bytes, however short it is written
 LARGE_BYTES = 1 << 18  # a body from this size on is parsed in a thread
@@ -24,26 +24,14 @@ T = TypeVar("T", bound=msgspec.Struct)
 async def read(request: Request, type_: type[T]) -> tuple[T, list[str]]:
     """The body as a `type_`, and the names in it that the type does not know.
 
-    Raises Refused for what is not JSON by its content type, or too large; RequestError, with `param`, for
-    what is not JSON by its bytes, not an object, or does not match the type.
+    Raises RequestError, with `param`, for what is not JSON, not an object, or does not match the type. Size
+    and content type were looked at before it comes here.
     """
-    check_content_type(request)
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise Refused(413, f"the body is larger than {MAX_BODY_BYTES:,} bytes")
+    body = await request.body()
     if len(body) < LARGE_BYTES:
         return parse(body, type_)
     parsed: tuple[T, list[str]] = await request.app.state.serving.in_thread(parse, body, type_)
     return parsed
-
-
-def check_content_type(request: Request) -> None:
-    """Raise Refused for anything but JSON: what a web page can send unasked is of other types."""
-    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
-        raise Refused(415, "the body must be JSON", "send Content-Type: application/json")
 
 
 def parse(body: bytes | bytearray, type_: type[T]) -> tuple[T, list[str]]:
@@ -60,11 +48,17 @@ def parse(body: bytes | bytearray, type_: type[T]) -> tuple[T, list[str]]:
         raise RequestError("the body must be a JSON object")
     if body.count(b"{") + body.count(b"[") > MAX_DEPTH and _depth_exceeds(raw, MAX_DEPTH):
         raise _too_deep()
-    known = {field.encode_name for field in msgspec.structs.fields(type_)}
+    decoder, known = _decoder(type_)
     try:
-        return msgspec.convert(raw, type_), [name for name in raw if name not in known]
+        return decoder.decode(body), [name for name in raw if name not in known]
     except msgspec.ValidationError as error:
         raise _named(str(error)) from None
+
+
+@cache
+def _decoder(type_: type[T]) -> tuple[msgspec.json.Decoder[T], frozenset[str]]:
+    names = frozenset(field.encode_name for field in msgspec.structs.fields(type_))
+    return msgspec.json.Decoder(type_), names
 
 
 def _depth_exceeds(value: Any, limit: int) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import MutableMapping
 from typing import Any
@@ -15,9 +14,7 @@ from quire.errors import Overloaded
 from quire.server.errors import response_for
 from quire.server.serving import EXCHANGE, Exchange, Serving
 
-STALL_S = 60.0  # a client that takes nothing for so long is given up
 DRAIN_RETRY_S = 5
-_LOG = logging.getLogger(__name__)
 
 
 class Exchanges:
@@ -35,6 +32,7 @@ class Exchanges:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
         elif self._serving.draining:
+            self._serving.metrics.rejected("draining")
             refusal = Overloaded("the server is shutting down", "ask again", DRAIN_RETRY_S)
             await response_for(refusal, scope["path"])(scope, receive, send)
         else:
@@ -49,11 +47,6 @@ class Exchanges:
         except (ClientDisconnect, asyncio.CancelledError):
             if not client.gone.is_set():
                 raise
-        except Exception as error:
-            if client.started:
-                raise
-            _LOG.exception("%s %s failed", scope["method"], scope["path"])
-            await response_for(error, scope["path"])(scope, client.receive, client.send)
         finally:
             client.close()
             for generation in exchange.generations:
@@ -67,7 +60,6 @@ class _Client:
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self.gone = asyncio.Event()
-        self.started = False
         self._ended = False
         self._receive = receive
         self._send = send
@@ -87,17 +79,8 @@ class _Client:
         return message
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
-        """Waits while the client takes nothing, but not for ever."""
-        if self.gone.is_set():
-            raise ClientDisconnect
-        self.started = True
         self._ended = message["type"] == "http.response.body" and not message.get("more_body")
-        try:
-            async with asyncio.timeout(STALL_S):
-                await self._send(message)
-        except TimeoutError:
-            self.gone.set()
-            raise ClientDisconnect from None
+        await self._send(message)
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

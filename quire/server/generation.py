@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from quire.errors import EngineDead, QuireError
 from quire.frontend import RequestReader
 from quire.outputs import RequestOutput
+from quire.server.metrics import Metrics
 from quire.server.stream import Stream
 from quire.types import Output
 
@@ -37,8 +38,16 @@ class Part:
     def num_tokens(self) -> int:
         return sum(len(choice.token_ids) for choice in self.reader.output.outputs)
 
-    def take(self, outputs: list[Output], now: float) -> None:
+    def take(self, outputs: list[Output], now: float, metrics: Metrics) -> None:
         """Read what came from the engine. Raises GenerationFailed for a choice that failed."""
+        num_tokens = sum(len(output.token_ids) for output in outputs)
+        if self.first_s is None:
+            metrics.first_tokens(self.reader.request, num_tokens, outputs[0].num_cached_tokens)
+            self.first_s = now
+        else:
+            metrics.next_tokens(num_tokens, now - self.last_s)
+            self.max_gap_s = max(self.max_gap_s, now - self.last_s)
+        self.last_s = now
         for output in outputs:
             if self.reader.push(output):
                 self.stream.abort(output.choice)
@@ -48,11 +57,6 @@ class Part:
                     raise GenerationFailed(choice.error or "the request failed")
                 if choice.finish_reason == "abort":
                     raise EngineDead("the request was ended")
-        if self.first_s is None:
-            self.first_s = now
-        else:
-            self.max_gap_s = max(self.max_gap_s, now - self.last_s)
-        self.last_s = now
 
 
 class Generation:
@@ -63,14 +67,21 @@ class Generation:
     """
 
     def __init__(
-        self, request_id: str, arrival_s: float, parts: list[Part], started: Callable[[Part], None]
+        self,
+        request_id: str,
+        arrival_s: float,
+        parts: list[Part],
+        metrics: Metrics,
+        started: Callable[[Part], None],
     ) -> None:
         self.request_id = request_id
         self.arrival_s = arrival_s
         self.parts = parts
         self.end_s: float | None = None
+        self._metrics = metrics
         self._started = started
         self._ended: Exception | None = None
+        self._closed = False
 
     @property
     def readers(self) -> list[RequestReader]:
@@ -104,11 +115,15 @@ class Generation:
         return [part.reader.output for part in self.parts]
 
     def abort(self) -> None:
-        """End what still runs. The engine frees its blocks with its next step."""
+        """End what still runs. The engine frees its blocks with its next step. Nothing, the second time."""
+        if self._closed:
+            return
+        self._closed = True
         for part in self.parts:
             self._start(part)
             if not part.finished:
                 part.stream.abort()
+            self._metrics.request_finished(part.reader.request, part.reader.output)
 
     def end(self, error: Exception) -> None:
         """Abort, and let whoever follows get this error."""
@@ -119,7 +134,7 @@ class Generation:
     def _advance(self, index: int, outputs: list[Output]) -> tuple[int, RequestOutput]:
         part = self.parts[index]
         self._start(part)
-        part.take(outputs, time.monotonic())
+        part.take(outputs, time.monotonic(), self._metrics)
         part.reader.take_deltas()
         return index, part.reader.output
 

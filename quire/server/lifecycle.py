@@ -19,6 +19,8 @@ from quire.frontend import Frontend
 from quire.models import read_model
 from quire.server.app import make_app
 from quire.server.exchange import DRAIN_RETRY_S
+from quire.server.limits import http_config
+from quire.server.metrics import Metrics
 from quire.server.remote import RemoteEngine
 from quire.server.serving import Serving, served_names
 from quire.weights.folder import ModelFolder
@@ -26,7 +28,6 @@ from quire.weights.hub import resolve
 
 INTERRUPT_DRAIN_S = 5  # of open requests after Ctrl-C
 END_S = 2.0  # for error events to be sent to those that drain ends, and for connections to close
-KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that it is they who close them
 _LOG = logging.getLogger(__name__)
 
 Ready = Callable[[Serving, str], None]
@@ -77,7 +78,9 @@ def _make_serving(config: ServerConfig, engine_config: EngineConfig, engine: Rem
         seed=engine_config.seed,
     )
     names = served_names(config, engine_config.model)
-    return Serving(config, engine_config, frontend, engine, None, names)
+    metrics = Metrics(names[0], engine_config, engine.status)
+    engine.on_record = metrics.step
+    return Serving(config, engine_config, frontend, engine, metrics, names)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -126,24 +129,9 @@ class _Server(uvicorn.Server):
     """uvicorn, whose signals are ours."""
 
     def __init__(self, serving: Serving, keys: tuple[str, ...], ready: Ready) -> None:
-        config = serving.config
-        super().__init__(
-            uvicorn.Config(
-                make_app(serving, keys),
-                http="h11",
-                ws="none",
-                lifespan="off",
-                loop="asyncio",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=int(END_S),
-                ssl_certfile=config.ssl_certfile,
-                ssl_keyfile=config.ssl_keyfile,
-            )
-        )
+        config = http_config(make_app(serving, keys), serving.config)
+        config.lifespan, config.timeout_graceful_shutdown = "off", int(END_S)
+        super().__init__(config)
         self._serving = serving
         self._ready = ready
         self._drain: asyncio.Task[None] | None = None

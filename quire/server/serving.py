@@ -11,15 +11,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from quire import __version__
 from quire.config import EngineConfig, ServerConfig
+from quire.engine.engine import Room
 from quire.errors import EngineDead, Overloaded
 from quire.frontend import Encoded, Frontend
 from quire.sampling_params import SamplingParams
 from quire.server.errors import NotFound
 from quire.server.generation import Generation, Part
+from quire.server.metrics import Metrics
 from quire.server.remote import RemoteEngine
 from quire.types import NewRequest
 
@@ -52,19 +54,24 @@ class Serving:
     engine_config: EngineConfig
     frontend: Frontend
     engine: RemoteEngine
-    metrics: Any
+    metrics: Metrics
     names: tuple[str, ...]
     draining: bool = False
     exchanges: set[Exchange] = field(default_factory=set)
     num_queued_requests: int = 0
     num_queued_tokens: int = 0
     created_s: int = field(default_factory=lambda: int(time.time()))
+    _room: Room = field(init=False)
     _num_in_threads: int = 0
     _queue_s: float = 1.0  # how long requests have waited lately
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _threads: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(NUM_TEXT_THREADS, "quire-text")
     )
+
+    def __post_init__(self) -> None:
+        status, vocab_size = self.engine.status, self.frontend.model.config.vocab_size
+        self._room = Room(status.max_model_len, status.num_blocks, self.engine_config.block_size, vocab_size)
 
     @property
     def fingerprint(self) -> str:
@@ -97,11 +104,12 @@ class Serving:
         config = self.config
         waiting = self.num_queued_requests + self._num_in_threads
         if waiting and waiting + num_requests > config.max_queued_requests:
-            raise self._overloaded(f"{waiting} requests wait")
+            raise self._overloaded(f"{waiting} requests wait", "requests")
         if self.num_queued_tokens and self.num_queued_tokens + num_tokens > config.max_queued_tokens:
-            raise self._overloaded(f"{self.num_queued_tokens:,} prompt tokens wait")
+            raise self._overloaded(f"{self.num_queued_tokens:,} prompt tokens wait", "tokens")
 
-    def _overloaded(self, what: str) -> Overloaded:
+    def _overloaded(self, what: str, reason: str) -> Overloaded:
+        self.metrics.rejected(reason)
         retry_s = min(max(math.ceil(self._queue_s), 1), MAX_RETRY_AFTER_S)
         return Overloaded(f"the queue is full: {what}", f"ask again in {retry_s} s", retry_s)
 
@@ -130,7 +138,9 @@ class Serving:
             requests = await self.in_thread(self._complete, prompts, params, exchange.arrival_s)
         else:
             requests = self._complete(prompts, params, exchange.arrival_s)
-        generation = Generation(request_id, exchange.arrival_s, [], self._started)
+        for request in requests:
+            self._room.check(request)
+        generation = Generation(request_id, exchange.arrival_s, [], self.metrics, self._started)
         exchange.generations.append(generation)
         try:
             for prompt, request in zip(prompts, requests, strict=True):

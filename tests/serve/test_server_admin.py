@@ -181,6 +181,6 @@ def test_the_document_describes_every_path(client: httpx.Client) -> None:
     ],
 )
 def test_what_is_not_there(client: httpx.Client, method: str, path: str, status: int) -> None:
-    reply = client.request(method, path)
+    reply = client.request(method, path, headers={"Content-Type": "application/json"})
     assert reply.status_code == status
     assert reply.json()["error"]["message"]
