@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -423,3 +425,11 @@ def test_the_null_device_counts_and_does_not_compute() -> None:
     cost = llm.engine.runner._backend.cost  # type: ignore[attr-defined]
     assert cost.flops > 12 * 2 * 1e6
     llm.close()
+
+
+def test_loading_imports_nothing_that_waits_for_a_request() -> None:
+    """Each of these takes a while, and none is needed until it is asked for."""
+    late = ("llguidance", "jinja2", "rich", "huggingface_hub", "starlette")
+    code = f"import sys, quire; quire.LLM(); print([name for name in {late} if name in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
