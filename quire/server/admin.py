@@ -257,7 +257,13 @@ async def server_info(request: Request) -> Response:
         "max_model_len": serving.frontend.max_model_len,
     }
     options = {name: getattr(engine, name) for name in SHOWN}
-    chosen = {**serving.engine.status.chosen, "model": serving.names[0]}  # a path may be what was given
+    spoken = serving.dialect
+    chosen = {
+        **serving.engine.status.chosen,
+        "model": serving.names[0],  # what was given may be a path
+        "tool_calls": spoken.tools.name if spoken.tools else "none",
+        "reasoning": spoken.reasoning.name if spoken.reasoning else "none",
+    }
     return reply(ServerInfo(__version__, serving.fingerprint, list(serving.names), chosen, options, limits))
 
 

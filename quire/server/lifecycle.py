@@ -9,7 +9,7 @@ import logging
 import signal
 import socket
 import ssl
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 
 import uvicorn
 
@@ -23,6 +23,8 @@ from quire.server.limits import http_config
 from quire.server.metrics import Metrics
 from quire.server.remote import RemoteEngine
 from quire.server.serving import Serving, served_names
+from quire.text.tokenizer import Tokenizer
+from quire.text.tools import Dialect, dialect
 from quire.weights.folder import ModelFolder
 from quire.weights.hub import resolve
 
@@ -50,6 +52,7 @@ async def serve(config: ServerConfig, engine_config: EngineConfig, ready: Ready)
         loop.add_signal_handler(number, stop_loading, number)
     keys = api_keys(config.api_key_file)
     _check_certificate(config)
+    _find_dialect(config, {})
     listener = bind(config.host, config.port)
     engine = RemoteEngine(engine_config)
     try:
@@ -80,7 +83,17 @@ def _make_serving(config: ServerConfig, engine_config: EngineConfig, engine: Rem
     names = served_names(config, engine_config.model)
     metrics = Metrics(names[0], engine_config, engine.status)
     engine.on_record = metrics.step
-    return Serving(config, engine_config, frontend, engine, metrics, names)
+    spoken = _find_dialect(config, frontend.chat_template.templates, frontend.tokenizer)
+    if (problem := spoken.self_check(frontend.chat_template)) is not None:
+        _LOG.warning("tool calls: %s", problem)
+    return Serving(config, engine_config, frontend, engine, metrics, names, spoken)
+
+
+def _find_dialect(
+    config: ServerConfig, templates: Mapping[str, str], tokenizer: Tokenizer | None = None
+) -> Dialect:
+    """How the model writes tool calls and reasoning. Raises ConfigError for a name that is not known."""
+    return dialect(templates, tokenizer, config.tool_call_parser, config.reasoning_parser)
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -23,6 +23,7 @@ from quire.server.errors import NotFound
 from quire.server.generation import Generation, Part
 from quire.server.metrics import Metrics
 from quire.server.remote import RemoteEngine
+from quire.text.tools import Dialect
 from quire.types import NewRequest
 
 NUM_TEXT_THREADS = 4  # tokenizers and grammars compute outside Python's lock
@@ -56,6 +57,7 @@ class Serving:
     engine: RemoteEngine
     metrics: Metrics
     names: tuple[str, ...]
+    dialect: Dialect  # how the model writes tool calls and reasoning
     draining: bool = False
     exchanges: set[Exchange] = field(default_factory=set)
     num_queued_requests: int = 0
