@@ -30,6 +30,7 @@ UNTRUSTED = (
 )
 
 MAX_LOGPROB_ENTRIES = 1 << 22  # that one request may ask for with logprobs=-1: about half a GB
+LONGEST_TOKEN = 256  # characters, in the vocabularies in use
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "trusted", "cache_salt", "tenant", "priority")
 
 
@@ -123,8 +124,15 @@ class Frontend:
                 raise RequestError(f"{key} = {value!r:.40} is of the wrong type", None, key)
         return Encoded(token_ids, text, **said)
 
+    def _check_length(self, text: str) -> None:
+        """Refuse at once what no tokenizer can bring to less than the context."""
+        if len(text) > self.max_model_len * LONGEST_TOKEN:
+            problem = f"{len(text):,} characters exceed max_model_len = {self.max_model_len:,} tokens"
+            raise RequestError(problem, "shorten the prompt", "prompt", "context_length_exceeded")
+
     def _encode_text(self, text: str, trusted: bool) -> tuple[int, ...]:
         tokenizer = self.need_tokenizer()
+        self._check_length(text)
         if not trusted and not self._warned and (found := tokenizer.control_token_in(text)):
             self._warned = True
             _LOG.warning(UNTRUSTED, found)
@@ -150,6 +158,7 @@ class Frontend:
             chat_template_kwargs,
             continue_final_message=continue_final_message,
         )
+        self._check_length(rendered.text)
         return Encoded(tuple(tokenizer.encode_segments(rendered.segments)), rendered.text)
 
     def request(

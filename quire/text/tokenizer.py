@@ -21,6 +21,7 @@ from quire.text.characters import (
 from quire.text.chat import ChatTemplate, PromptText
 from quire.text.vocabulary import Vocabulary, load_vocabulary
 
+LONG_TEXT = 1 << 14  # characters; encoding them takes some milliseconds
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -190,6 +191,9 @@ class Tokenizer:
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         try:
+            if len(text) > LONG_TEXT:  # a batch is encoded without Python's lock
+                batch = self._library.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+                return list(batch[0].ids)
             return list(self._library.encode(text, add_special_tokens=add_special_tokens).ids)
         except (UnicodeEncodeError, TypeError):  # the library's words for a lone surrogate
             raise RequestError("the text holds a lone surrogate, which is not a character") from None
