@@ -3,9 +3,9 @@
 No weight exists in any form between the two. What was read of the checkpoint is given back tensor by tensor,
 so that the most memory this process holds at any time is the packed model and one tensor of the checkpoint.
 
-Quantized models are packed into a file of the packed cache, which is then mapped, as it is when found there
-at the next start. Others are not: a cache of them would be as large as the checkpoint itself, to save a
-second of moving it.
+Quantized models are packed into a file of the packed cache and read from it into huge pages, now and at every
+later start. Others are not: a cache of them would be as large as the checkpoint itself, to save a second of
+moving it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def packing_key(checkpoint: Checkpoint, layout: Layout, quantization: str | None
     Files count as the same while their path, size, time of last change and header are.
     """
     found = hashlib.blake2b(digest_size=20)
-    for path in sorted({entry.file.resolve() for entry in checkpoint.values()}):
+    for path in sorted({file.resolve() for file in {entry.file for entry in checkpoint.values()}}):
         status = path.stat()
         with path.open("rb") as file:
             header = file.read(int.from_bytes(file.read(8), "little"))
