@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.errors import Overloaded
 from quire.server.errors import response_for
+from quire.server.generation import Generation
 from quire.server.serving import EXCHANGE, Exchange, Serving
 
 DRAIN_RETRY_S = 5
@@ -39,7 +40,7 @@ class Exchanges:
             await self._answer(scope, _Client(receive, send))
 
     async def _answer(self, scope: Scope, client: _Client) -> None:
-        exchange = Exchange(time.monotonic())
+        exchange = Exchange(time.monotonic(), scope["state"]["tenant"])
         token = EXCHANGE.set(exchange)
         self._serving.exchanges.add(exchange)
         try:
@@ -51,8 +52,18 @@ class Exchanges:
             client.close()
             for generation in exchange.generations:
                 generation.abort()
+                self._tell(generation, scope["state"])
             self._serving.exchanges.discard(exchange)
             EXCHANGE.reset(token)
+
+    def _tell(self, generation: Generation, state: dict[str, Any]) -> None:
+        """What the log may say of it."""
+        timings = generation.timings()
+        state["tokens"] = (timings["prompt_tokens"], timings["completion_tokens"])
+        if self._serving.config.log_prompts:
+            outputs = [reader.output for reader in generation.readers]
+            state["prompt"] = "\n".join(output.prompt or "" for output in outputs)
+            state["answer"] = "\n".join(choice.text for output in outputs for choice in output.outputs)
 
 
 class _Client:

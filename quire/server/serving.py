@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -34,9 +34,10 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """One HTTP request: when it came, and what it has started, which ends with it."""
+    """One HTTP request: when it came, whose it is, and what it has started, which ends with it."""
 
     arrival_s: float
+    tenant: str = ""
     generations: list[Generation] = field(default_factory=list)
 
 
@@ -137,9 +138,9 @@ class Serving:
             raise EngineDead(problem, "send the request again in a moment")
         self.check_room(len(prompts), sum(len(prompt.token_ids) for prompt in prompts))
         if any(own.structured_outputs or own.bad_words for own in params):
-            requests = await self.in_thread(self._complete, prompts, params, exchange.arrival_s)
+            requests = await self.in_thread(self._complete, prompts, params, exchange)
         else:
-            requests = self._complete(prompts, params, exchange.arrival_s)
+            requests = self._complete(prompts, params, exchange)
         for request in requests:
             self._room.check(request)
         generation = Generation(request_id, exchange.arrival_s, [], self.metrics, self._started)
@@ -156,14 +157,17 @@ class Serving:
         return generation
 
     def _complete(
-        self, prompts: Sequence[Encoded], params: Sequence[SamplingParams], arrival_s: float
+        self, prompts: Sequence[Encoded], params: Sequence[SamplingParams], exchange: Exchange
     ) -> list[NewRequest]:
         """Ids inside the engine are numbers: what a client calls its request is its own affair."""
-        complete = self.frontend.request
-        return [
-            complete(prompt, own, request_id=str(next(self._numbers)), arrival_s=arrival_s)
-            for prompt, own in zip(prompts, params, strict=True)
-        ]
+        requests = []
+        for prompt, own in zip(prompts, params, strict=True):
+            if tenant := exchange.tenant:
+                salt = f"{tenant}:{prompt.cache_salt}" if self.config.cache_per_key else prompt.cache_salt
+                prompt = replace(prompt, tenant=tenant, cache_salt=salt)
+            number, arrival_s = str(next(self._numbers)), exchange.arrival_s
+            requests.append(self.frontend.request(prompt, own, request_id=number, arrival_s=arrival_s))
+        return requests
 
     def _started(self, part: Part) -> None:
         """A prompt has left the queue."""
