@@ -1,0 +1,185 @@
+"""Conversations, whatever interface they come by: a task in, events out.
+
+Nothing here knows the JSON of an interface. Those of chat completions, responses and messages each make a
+ChatTask of what they are sent and write the events of a ChatRun in their own words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from quire.errors import RequestError
+from quire.frontend import Encoded, Frontend
+from quire.outputs import CompletionOutput
+from quire.sampling_params import SamplingParams, StructuredOutputsParams
+from quire.server.generation import Generation
+from quire.server.openai.logprobs import check_size
+from quire.server.serving import Serving
+from quire.text.answer import AnswerParser, Event, Reasoning
+
+
+class Finish(NamedTuple):
+    """A choice has ended: "stop", "length" or "tool_calls". `stop_reason` is what was met, if asked for."""
+
+    reason: str
+    stop_reason: str | int | None
+
+
+ChatEvent = Event | Finish
+
+
+class Usage(NamedTuple):
+    """Tokens of a request. A prompt counts once, all its choices count."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    reasoning_tokens: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class ChatTask:
+    """What a caller asks of a conversation.
+
+    `messages` and `tools` are in the form that chat templates read. `tool_choice` is None, "auto", "none",
+    "required" or {"name": ...}. `sampling` holds fields of SamplingParams by name; where max_tokens is not
+    given, an answer has all the room that the context leaves.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    sampling: dict[str, Any] = field(default_factory=dict)
+    tools: Sequence[Mapping[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool = True
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    truncate_prompt_tokens: int | None = None
+    include_reasoning: bool = True
+    priority: int = 0
+    cache_salt: str = ""
+
+
+async def start_chat(serving: Serving, task: ChatTask, *, request_id: str) -> ChatRun:
+    """Render, encode and hand in. Raises RequestError, Overloaded or EngineDead, and nothing runs then."""
+    params = SamplingParams.from_dict(task.sampling, {"max_tokens": None, **serving.frontend.default_params})
+    prompt, params, parsers = await serving.in_thread(_prepare, serving, task, params)
+    generation = await serving.generate([prompt], [params], request_id=request_id)
+    return ChatRun(serving, task, generation, parsers)
+
+
+def _prepare(
+    serving: Serving, task: ChatTask, params: SamplingParams
+) -> tuple[Encoded, SamplingParams, list[AnswerParser]]:
+    """The prompt, what its continuation must be, and what takes each choice apart."""
+    if task.add_generation_prompt and task.continue_final_message:
+        problem = "add_generation_prompt and continue_final_message contradict each other"
+        raise RequestError(problem, "set one of them to false", "continue_final_message")
+    frontend, dialect = serving.frontend, serving.dialect
+    asked = task.tools, task.tool_choice
+    prompt = frontend.encode_chat(
+        task.messages,
+        task.tools if task.tool_choice != "none" else None,
+        task.add_generation_prompt,
+        task.chat_template_kwargs,
+        task.continue_final_message,
+    )
+    text = prompt.text or ""
+    content = None
+    if params.structured_outputs is not None and (task.tools or dialect.reasoning):
+        raise RequestError("a structured answer and tools contradict each other", None, "response_format")
+    if (grammar := dialect.grammar(*asked, task.parallel_tool_calls, text, content)) is not None:
+        params = replace(params, structured_outputs=StructuredOutputsParams(grammar=grammar))
+    if task.tools and dialect.needs_special_tokens:
+        params = replace(params, skip_special_tokens=False)
+    prompt = truncated(prompt, task.truncate_prompt_tokens, params, frontend)
+    check_size([prompt], params, frontend.model.config.vocab_size)
+    prompt = replace(prompt, priority=task.priority, cache_salt=task.cache_salt)
+    return prompt, params, [dialect.answer_parser(*asked, text) for _ in range(params.n)]
+
+
+def truncated(prompt: Encoded, limit: int | None, params: SamplingParams, frontend: Frontend) -> Encoded:
+    """The last `limit` tokens of a prompt; -1: as many as leave room for the answer."""
+    if limit == -1:
+        limit = max(frontend.max_model_len - (params.max_tokens or 1), 1)
+    if limit is None or len(prompt.token_ids) <= limit:
+        return prompt
+    return replace(prompt, token_ids=prompt.token_ids[len(prompt.token_ids) - limit :], text=None)
+
+
+def count_tokens(generation: Generation) -> Usage:
+    """What has been read and written so far."""
+    outputs = [reader.output for reader in generation.readers]
+    return Usage(
+        sum(len(output.prompt_token_ids) for output in outputs),
+        sum(output.num_cached_tokens for output in outputs),
+        sum(len(choice.token_ids) for output in outputs for choice in output.outputs),
+    )
+
+
+class ChatRun:
+    """A conversation that runs. Iterate over it for (choice, event), or over `batches()`.
+
+    The last event of a choice is its Finish. `output` is what came of it so far, as tokens and text.
+    """
+
+    def __init__(
+        self, serving: Serving, task: ChatTask, generation: Generation, parsers: Sequence[AnswerParser]
+    ) -> None:
+        self.generation = generation
+        self.output = generation.readers[0].output
+        self.tokenizer = serving.frontend.need_tokenizer()
+        self._dialect = serving.dialect
+        self._with_reasoning = task.include_reasoning
+        self._parsers = dict(enumerate(parsers))  # of the choices that run
+        self._thoughts: list[list[str]] = [[] for _ in parsers]
+        self._num_reasoning_tokens = 0
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, ChatEvent]]:
+        async for batch in self.batches():
+            for item in batch:
+                yield item
+
+    async def batches(self) -> AsyncIterator[list[tuple[int, ChatEvent]]]:
+        """Events that are there together, choice by choice. Raises what following a Generation does."""
+        async for _, output in self.generation:
+            running = [output.outputs[index] for index in self._parsers]
+            batch = [(choice.index, event) for choice in running for event in self._news(choice)]
+            if batch:
+                yield batch
+
+    def abort(self) -> None:
+        """End what still runs."""
+        self.generation.abort()
+
+    def usage(self) -> Usage:
+        """Tokens so far. Those of reasoning are counted when a choice ends."""
+        return count_tokens(self.generation)._replace(reasoning_tokens=self._num_reasoning_tokens)
+
+    def _news(self, choice: CompletionOutput) -> list[ChatEvent]:
+        """The events of one choice since the last call."""
+        parser, thoughts = self._parsers[choice.index], self._thoughts[choice.index]
+        events: list[ChatEvent] = [*parser.push(choice.delta)] if choice.delta else []
+        if choice.finish_reason is not None:
+            del self._parsers[choice.index]
+            events += parser.finish()
+        if self._dialect.reasoning is not None:
+            thoughts += [event.text for event in events if isinstance(event, Reasoning)]
+            if not self._with_reasoning:
+                events = [event for event in events if not isinstance(event, Reasoning)]
+        if choice.finish_reason is not None:
+            self._num_reasoning_tokens += self._count(choice, "".join(thoughts))
+            called = parser.has_calls and choice.finish_reason == "stop"
+            events.append(Finish("tool_calls" if called else choice.finish_reason, choice.stop_reason))
+        return events
+
+    def _count(self, choice: CompletionOutput, thoughts: str) -> int:
+        """How many tokens were reasoning: those up to the mark that ends it, or what its text takes."""
+        if not thoughts or self._dialect.reasoning is None:
+            return 0
+        end = self._dialect.token_ids.get(self._dialect.reasoning.end)
+        if end in choice.token_ids:
+            return choice.token_ids.index(end) + 1
+        return min(len(self.tokenizer.encode(thoughts, add_special_tokens=False)), len(choice.token_ids))

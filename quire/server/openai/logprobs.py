@@ -1,0 +1,165 @@
+"""Log-probabilities in the shapes of both endpoints, written as JSON position by position.
+
+What is written of a token in the chat's shape is made once and kept: with top_logprobs a stream names
+some twenty tokens for each that it brings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any, Protocol
+
+from msgspec.json import Encoder
+
+from quire.errors import RequestError
+from quire.frontend import Encoded
+from quire.outputs import CompletionOutput, Logprob, Logprobs
+from quire.sampling_params import SamplingParams
+from quire.text.detokenize import Detokenizer
+from quire.text.tokenizer import Tokenizer
+
+LOWEST = -9999.0  # stands for minus infinity, which JSON has not
+MAX_PROMPT_ENTRIES = 1 << 18  # that come at once with the first token; their making holds up other streams
+
+Position = tuple[bytes, ...]  # JSON of one token: what the parts of its shape say of it
+
+_encode = Encoder().encode
+
+
+class Shape(Protocol):
+    """One of the two shapes, for one choice. `positions` takes what follows what it took before."""
+
+    def positions(self, token_ids: Sequence[int], logprobs: Sequence[Logprobs]) -> list[Position]:
+        """The JSON of new tokens."""
+
+    def join(self, positions: Iterable[Position]) -> bytes:
+        """The value of `logprobs` for consecutive positions."""
+
+
+class ChatLogprobs:
+    """{"content": [{token, bytes, logprob, top_logprobs}]}: the k most likely, and the bytes of each."""
+
+    def __init__(self, tokenizer: Tokenizer, k: int, as_ids: bool) -> None:
+        self._tokenizer, self._k, self._as_ids = tokenizer, k, as_ids
+
+    def positions(self, token_ids: Sequence[int], logprobs: Sequence[Logprobs]) -> list[Position]:
+        return [(self._entry(one, p),) for one, p in zip(token_ids, logprobs, strict=True)]
+
+    def join(self, positions: Iterable[Position]) -> bytes:
+        return b'{"content":[%s],"refusal":null}' % b",".join(entry for (entry,) in positions)
+
+    def _entry(self, token_id: int, position: Logprobs) -> bytes:
+        top = b",".join(b"%s}" % self._named(one, entry) for one, entry in likeliest(position, self._k))
+        return b'%s,"top_logprobs":[%s]}' % (self._named(token_id, position[token_id]), top)
+
+    def _named(self, token_id: int, entry: Logprob) -> bytes:
+        return b"%s%r" % (_chat_token(self._tokenizer, token_id, self._as_ids), finite(entry))
+
+
+class CompletionLogprobs:
+    """{tokens, token_logprobs, top_logprobs, text_offset}, with the sampled token in every dictionary.
+
+    Offsets are those of the characters that each token brings in the very text of the answer, `offset`
+    characters of which stand before the first. `before` are the token ids before it.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        k: int,
+        as_ids: bool,
+        before: Sequence[int] = (),
+        offset: int = 0,
+    ) -> None:
+        self._tokenizer, self._k, self._as_ids = tokenizer, k, as_ids
+        self._text = Detokenizer(tokenizer, before, params.skip_special_tokens)
+        self._offset = offset
+
+    def positions(self, token_ids: Sequence[int], logprobs: Sequence[Logprobs | None]) -> list[Position]:
+        return [self._entry(one, p) for one, p in zip(token_ids, logprobs, strict=True)]
+
+    def join(self, positions: Iterable[Position]) -> bytes:
+        names = (b"tokens", b"token_logprobs", b"top_logprobs", b"text_offset")
+        columns = zip(names, zip(*positions, strict=True), strict=True)
+        return b"{%s}" % b",".join(b'"%s":[%s]' % (name, b",".join(column)) for name, column in columns)
+
+    def _entry(self, token_id: int, position: Logprobs | None) -> Position:
+        offset = self._offset
+        self._offset += len(self._text.push((token_id,)))
+        name, logprob, top = self._name(token_id), b"null", b"null"
+        if position is not None:
+            chosen = finite(position[token_id])
+            named = {name: chosen}
+            for other, entry in likeliest(position, self._k):
+                if other != token_id:  # two tokens may read alike: both halves of characters are U+FFFD
+                    text = self._name(other)
+                    named[text if text not in named else f"token_id:{other}"] = finite(entry)
+            logprob, top = b"%r" % chosen, _encode(named)
+        return _encode(name), logprob, top, b"%d" % offset
+
+    def _name(self, token_id: int) -> str:
+        return f"token_id:{token_id}" if self._as_ids else self._tokenizer.token_text(token_id)
+
+
+class Told:
+    """What of one choice's tokens was written: each call of `advance` takes the new ones."""
+
+    def __init__(self, output: CompletionOutput, shape: Shape | None) -> None:
+        self.output = output
+        self.shape = shape
+        self.num_tokens = 0
+
+    def advance(self) -> tuple[list[int], list[Position]]:
+        """New token ids and, if there is a shape, their positions."""
+        begin, self.num_tokens = self.num_tokens, len(self.output.token_ids)
+        token_ids = self.output.token_ids[begin:]
+        if self.shape is None or self.output.logprobs is None:
+            return token_ids, []
+        return token_ids, self.shape.positions(token_ids, self.output.logprobs[begin:])
+
+
+def likeliest(position: Logprobs, k: int) -> list[tuple[int, Logprob]]:
+    """The k most likely tokens of a position in order; the chosen one, if it is among them, in its place."""
+    top = [item for item in position.items() if item[1].rank <= k]
+    top.sort(key=lambda item: item[1].rank)
+    return top
+
+
+def finite(entry: Logprob) -> float:
+    """A log-probability that JSON can hold."""
+    return max(entry.logprob, LOWEST)
+
+
+def prompt_logprobs(positions: Iterable[Logprobs | None], k: int) -> list[dict[str, Any] | None]:
+    """vLLM's shape for prompts: by token id, the one that is there first; k = -1 gives all."""
+    return [None if p is None else _by_id(p, k) for p in positions]
+
+
+def check_size(prompts: Iterable[Encoded], params: SamplingParams, vocab_size: int) -> None:
+    """Raise RequestError when the log-probabilities of prompts are too many to be written at once."""
+    k = params.prompt_logprobs
+    if k is None:
+        return
+    count = sum(len(prompt.token_ids) for prompt in prompts) * (vocab_size if k == -1 else k + 1)
+    if count > MAX_PROMPT_ENTRIES:
+        problem = f"{count:,} log-probabilities of prompts are more than {MAX_PROMPT_ENTRIES:,}"
+        raise RequestError(problem, "ask for fewer, or send the prompts one by one", "prompt_logprobs")
+
+
+def _by_id(position: Logprobs, k: int) -> dict[str, Any]:
+    chosen = next(iter(position))
+    return {
+        str(one): {"logprob": finite(entry), "rank": entry.rank, "decoded_token": entry.decoded_token}
+        for one, entry in position.items()
+        if one == chosen or k == -1 or entry.rank <= k
+    }
+
+
+@lru_cache(maxsize=1 << 16)
+def _chat_token(tokenizer: Tokenizer, token_id: int, as_id: bool) -> bytes:
+    """A token of the chat's shape up to its number."""
+    text = f"token_id:{token_id}" if as_id else tokenizer.token_text(token_id)
+    token_bytes = list(tokenizer.token_bytes(token_id))
+    return b'{"token":%s,"bytes":%s,"logprob":' % (_encode(text), _encode(token_bytes))

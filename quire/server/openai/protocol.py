@@ -1,0 +1,316 @@
+"""What the chat and completions endpoints take: fields, types, and what is refused by name.
+
+Ranges that SamplingParams states are checked there; a field has one here where it goes elsewhere. None means
+"not given" throughout, as clients send it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, defstruct
+
+from quire.errors import RequestError
+from quire.sampling_params import MAX_INT32, MAX_LOGPROBS, StructuredOutputsParams
+
+MAX_WARNINGS, MAX_NAME = 16, 64  # unknown fields named in a response, and characters of each
+
+_OTHER_CONSTRAINT = "use structured_outputs or response_format"
+_ONE_PROMPT = "put it into the prompt"
+_NO_MEDIA = "this server reads and writes text alone"
+# Fields that would change the answer and that nothing here does -> what to do instead. They are refused
+# unless they ask for nothing: None, False, an empty list or what HARMLESS says.
+REFUSED = {
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), _OTHER_CONSTRAINT),
+    **dict.fromkeys(("guided_decoding_backend", "guided_whitespace_pattern"), _OTHER_CONSTRAINT),
+    **dict.fromkeys(("grammar", "json_schema", "regex", "ebnf", "structural_tag"), _OTHER_CONSTRAINT),
+    **dict.fromkeys(("audio", "modalities", "images", "mm_processor_kwargs", "media_io_kwargs"), _NO_MEDIA),
+    "best_of": "ask for n choices and choose among them",
+    "chat_template": "the model's own template is used; chat_template_kwargs sets its variables",
+    "documents": _ONE_PROMPT,
+    "function_call": "use tool_choice",
+    "functions": "use tools",
+    "kv_transfer_params": None,
+    "length_penalty": None,
+    "logits_processors": "use logit_bias, allowed_token_ids or bad_words",
+    "logprob_token_ids": "use logprobs",
+    "lora": None,
+    "lora_request": None,
+    "prediction": None,
+    "repetition_detection": None,
+    "suffix": _ONE_PROMPT,
+    "thinking_token_budget": "use max_tokens",
+    "use_beam_search": None,
+    "vllm_xargs": None,
+    "watermarking": None,
+    "web_search_options": None,
+}
+HARMLESS: dict[str, Any] = {
+    "best_of": 1,
+    "function_call": "none",
+    "length_penalty": 1.0,
+    "modalities": ["text"],
+    "suffix": "",
+}
+# Fields that are the client's own affair, or ask for what is so anyway.
+IGNORED = (
+    *("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier"),
+    "spaces_between_special_tokens",
+)
+if TYPE_CHECKING:
+    _Untyped = Struct
+else:
+    _Untyped = defstruct("_Untyped", [(name, Any, None) for name in (*REFUSED, *IGNORED)], kw_only=True)
+
+Int32 = Annotated[int, Meta(ge=-MAX_INT32, le=MAX_INT32)]
+
+
+class StreamOptions(Struct, kw_only=True):
+    """What a stream tells beside the answer. (Events are never padded, so nothing is obfuscated.)"""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class JsonSchema(Struct, kw_only=True):
+    """A named schema; `strict` is so in any case."""
+
+    name: Annotated[str, Meta(max_length=256)] | None = None
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, kw_only=True):
+    """OpenAI's way to ask for JSON: `type` is text, json_object or json_schema."""
+
+    type: str
+    json_schema: JsonSchema | None = None
+
+
+class Sampling(_Untyped, kw_only=True):
+    """The fields of SamplingParams that requests give by the same name."""
+
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    seed: int | None = None
+    prompt_logprobs: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+
+
+SAMPLING = tuple(name for name in Sampling.__struct_fields__ if name not in (*REFUSED, *IGNORED))
+
+
+class Generation(Sampling, kw_only=True):
+    """What both endpoints take."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: Annotated[str, Meta(max_length=1024)] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: dict[str, Any] | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    priority: Int32 | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]*$")] | None = None
+
+
+class ChatRequest(Generation, kw_only=True):
+    """The body of /v1/chat/completions."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Annotated[str, Meta(max_length=32)] | None = None
+    include_reasoning: bool | None = None
+
+
+class CompletionRequest(Generation, kw_only=True):
+    """The body of /v1/completions. `prompt` is text, token ids, or a list of either."""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+
+
+class PromptDetails(Struct):
+    """Of the prompt's tokens, those taken from the prefix cache."""
+
+    cached_tokens: int
+
+
+class CompletionDetails(Struct):
+    """Of the answer's tokens, those the model thought with."""
+
+    reasoning_tokens: int
+
+
+class Usage(Struct):
+    """Tokens read and written; a prompt counts once, whatever `n` is."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
+
+
+class Function(Struct):
+    """What is called, with its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct):
+    """One call that the model makes."""
+
+    id: str
+    function: Function
+    type: str = "function"
+
+
+class ChatMessage(Struct):
+    """The model's turn."""
+
+    content: str | None
+    role: str = "assistant"
+    refusal: str | None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+
+
+class ChatChoice(Struct):
+    """One of `n` answers."""
+
+    index: int
+    message: ChatMessage
+    logprobs: Raw | None
+    finish_reason: str
+    stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class CompletionChoice(Struct):
+    """One of `n` continuations of one of the prompts."""
+
+    index: int
+    text: str
+    logprobs: Raw | None
+    finish_reason: str
+    stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[Any] | UnsetType = UNSET
+
+
+class _Reply(Struct, kw_only=True):
+    """What both responses say of themselves."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    usage: Usage
+    timings: dict[str, float]
+    warnings: list[str] | UnsetType = UNSET
+
+
+class ChatCompletion(_Reply, kw_only=True):
+    """The response of /v1/chat/completions."""
+
+    choices: list[ChatChoice]
+    object: str = "chat.completion"
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[Any] | UnsetType = UNSET
+
+
+class Completion(_Reply, kw_only=True):
+    """The response of /v1/completions."""
+
+    choices: list[CompletionChoice]
+    object: str = "text_completion"
+
+
+def usage_of(prompt: int, cached: int, completion: int, reasoning: int = 0) -> Usage:
+    """Counts of tokens in the response's shape."""
+    details = PromptDetails(cached), CompletionDetails(reasoning)
+    return Usage(prompt, completion, prompt + completion, *details)
+
+
+def check(request: Generation) -> None:
+    """Raise RequestError for fields that are refused or contradict each other."""
+    for name, instead in REFUSED.items():
+        value = getattr(request, name)
+        if value is None or value is False or value == [] or value == HARMLESS.get(name):
+            continue
+        raise RequestError(f"{name} is not supported", instead, name, "unsupported_parameter")
+    if request.stream_options is not None and not request.stream:
+        raise RequestError("stream_options is for streams", "set stream to true", "stream_options")
+    if request.stream and request.prompt_logprobs is not None:
+        problem = "prompt_logprobs come with the whole response"
+        raise RequestError(problem, "set stream to false, or use echo with logprobs", "prompt_logprobs")
+
+
+def sampling_of(request: Generation) -> dict[str, Any]:
+    """The fields for SamplingParams.from_dict that the request gives, with its structured output."""
+    given = {name: value for name in SAMPLING if (value := getattr(request, name)) is not None}
+    if (structured := _structured(request)) is not None:
+        given["structured_outputs"] = structured
+    return given
+
+
+def _structured(request: Generation) -> StructuredOutputsParams | None:
+    wanted = None
+    if request.structured_outputs is not None:
+        wanted = StructuredOutputsParams.from_dict(request.structured_outputs)
+    form = request.response_format
+    if form is None or form.type == "text":
+        return wanted
+    if wanted is not None:
+        problem = "response_format and structured_outputs contradict each other"
+        raise RequestError(problem, "give one of them", "response_format")
+    if form.type == "json_object":
+        return StructuredOutputsParams(json_object=True)
+    if form.type != "json_schema":
+        problem = f"response_format of type {form.type[:64]!r} is not supported"
+        raise RequestError(problem, "known are text, json_object and json_schema", "response_format")
+    if form.json_schema is None or form.json_schema.schema is None:
+        hint = 'such as {"name": "answer", "schema": {"type": "object"}}'
+        raise RequestError("response_format lacks json_schema.schema", hint, "response_format")
+    return StructuredOutputsParams(json=form.json_schema.schema)
+
+
+def warnings_of(unknown: Sequence[str]) -> list[str]:
+    """What a response says of fields that nothing here knows."""
+    told = [f"unknown field {name[:MAX_NAME]!r} has no effect" for name in unknown[:MAX_WARNINGS]]
+    if len(unknown) > MAX_WARNINGS:
+        told.append(f"{len(unknown) - MAX_WARNINGS:,} more unknown fields have no effect")
+    return told

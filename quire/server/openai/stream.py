@@ -1,0 +1,185 @@
+"""Server-sent events: how a stream is sent, and chunks in OpenAI's shape.
+
+What is the same in all chunks of a stream is encoded once; a token costs the encoding of its text and one
+join. No line reaches 64 KiB, whatever the request asks for: clients read with buffers of that size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from msgspec.json import Encoder
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from quire.errors import QuireError
+from quire.server.errors import error_body, response_for
+from quire.server.openai.logprobs import Position, Told
+from quire.server.serving import Serving
+
+FIRST_S = 2.0  # an error that comes within this time is an HTTP status; later, the stream has begun
+KEEP_ALIVE_S = 15.0  # a comment is sent after so long a silence
+PIECE_CHARACTERS = 4096  # of text in one chunk; a character takes at most 6 bytes in JSON
+PIECE_BYTES = 24 << 10  # of logprobs in one chunk
+PIECE_TOKENS = 1024  # ids in one chunk
+DONE = b"data: [DONE]\n\n"
+NOTHING = b',"logprobs":null'
+OPEN = b',"finish_reason":null'
+_LOG = logging.getLogger(__name__)
+
+encode = Encoder().encode
+
+
+class EventStream(Response):
+    """Sends events as they come. `failed` writes the event that tells of an error, `end` is the last one.
+
+    An error that comes before the first event, and soon, is a plain HTTP answer.
+    """
+
+    media_type = "text/event-stream; charset=utf-8"
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        failed: Callable[[Exception], bytes] | None = None,
+        end: bytes = DONE,
+    ) -> None:
+        super().__init__()
+        self._events = events
+        self._failed = failed or (lambda error: b"data: %s\n\n" % encode(error_body(error)))
+        self._end = end
+        self._silent = True  # since the keep-alive looked last
+        self.raw_headers = [
+            (b"content-type", self.media_type.encode()),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),
+        ]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        first = asyncio.ensure_future(anext(self._events, b""))
+        try:
+            await asyncio.wait((first,), timeout=FIRST_S)
+            if first.done() and (error := first.exception()) is not None:
+                if not isinstance(error, QuireError):
+                    raise error
+                await response_for(error, scope["path"])(scope, receive, send)
+                return
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            alive = asyncio.create_task(self._keep_alive(send))
+            try:
+                await self._send_all(first, send)
+            finally:
+                alive.cancel()
+        finally:
+            if not first.done():
+                first.cancel()
+                await asyncio.wait((first,))
+            await self._events.aclose()
+
+    async def _send_all(self, first: asyncio.Future[bytes], send: Send) -> None:
+        body: dict[str, Any] = {"type": "http.response.body", "more_body": True}
+        try:
+            await send({**body, "body": await first})
+            async for event in self._events:
+                self._silent = False
+                await send({**body, "body": event})
+            last = self._end
+        except Exception as error:
+            if not isinstance(error, QuireError):
+                _LOG.exception("a stream failed")
+            last = self._failed(error) + self._end
+        await send({"type": "http.response.body", "body": last})
+
+    async def _keep_alive(self, send: Send) -> None:
+        while True:
+            self._silent = True
+            await asyncio.sleep(KEEP_ALIVE_S)
+            if self._silent:
+                await send({"type": "http.response.body", "body": b": keep-alive\n\n", "more_body": True})
+
+
+class Chunks:
+    """Chunks of one stream: {"id": ..., "choices": [{"index": ..., BODY, DETAILS, FINISH}], EXTRA}.
+
+    `warnings`, if there are any, come with the first.
+    """
+
+    def __init__(self, head: dict[str, Any], warnings: list[str]) -> None:
+        self._head = b"data: " + encode(head)[:-1] + b',"choices":['
+        self._once = added({"warnings": warnings}) if warnings else b""
+
+    def choice(
+        self, index: int, body: bytes, details: bytes, finish: bytes = OPEN, extra: bytes = b""
+    ) -> bytes:
+        """A chunk of one choice."""
+        if self._once:
+            extra, self._once = extra + self._once, b""
+        return b'%s{"index":%d,%s%s%s}]%s}\n\n' % (self._head, index, body, details, finish, extra)
+
+    def none(self, extra: bytes) -> bytes:
+        """A chunk of no choice."""
+        return b"%s]%s}\n\n" % (self._head, extra)
+
+
+def head_of(serving: Serving, request_id: str, model: str) -> dict[str, Any]:
+    """What a response says of itself, and each chunk of a stream."""
+    return {
+        "id": request_id,
+        "created": int(time.time()),
+        "model": model,
+        "system_fingerprint": serving.fingerprint,
+    }
+
+
+def finished(reason: str | None, stop_reason: str | int | None) -> bytes:
+    """How a choice ended."""
+    return added({"finish_reason": reason, "stop_reason": stop_reason})
+
+
+def added(fields: dict[str, Any]) -> bytes:
+    """More fields of an object that is being written."""
+    return b"," + encode(fields)[1:-1]
+
+
+def pieces(text: str) -> Iterator[str]:
+    """A text in parts that fit into one chunk each; at least one."""
+    if len(text) <= PIECE_CHARACTERS:
+        yield text
+        return
+    for begin in range(0, len(text), PIECE_CHARACTERS):
+        yield text[begin : begin + PIECE_CHARACTERS]
+
+
+def details(told: Told, with_ids: bool) -> list[bytes]:
+    """What chunks say of the tokens that are new: logprobs and ids, in parts that fit; at least one."""
+    if told.shape is None and not with_ids:
+        return [NOTHING]
+    token_ids, positions = told.advance()
+    shape = told.shape
+    logprobs = [b',"logprobs":' + shape.join(group) for group in grouped(positions)] if shape else []
+    ids = [b',"token_ids":' + encode(group) for group in id_groups(token_ids)] if with_ids else []
+    return [(p or NOTHING) + i for p, i in zip_longest(logprobs, ids, fillvalue=b"")] or [NOTHING]
+
+
+def grouped(positions: Sequence[Position]) -> Iterator[Sequence[Position]]:
+    """Consecutive positions, as many together as fit into one chunk."""
+    begin = size = 0
+    for end, position in enumerate(positions):
+        length = sum(map(len, position)) + len(position)
+        if size and size + length > PIECE_BYTES:
+            yield positions[begin:end]
+            begin, size = end, 0
+        size += length
+    if size:
+        yield positions[begin:]
+
+
+def id_groups(token_ids: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Consecutive token ids, as many together as fit into one chunk."""
+    for begin in range(0, len(token_ids), PIECE_TOKENS):
+        yield token_ids[begin : begin + PIECE_TOKENS]
