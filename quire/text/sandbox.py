@@ -27,7 +27,9 @@ class Sandbox(Worker):
     def __init__(
         self, time_limit_s: float = TIME_LIMIT_S, memory_limit_bytes: int = MEMORY_LIMIT_BYTES
     ) -> None:
-        super().__init__("text", "render_worker", time_limit_s, memory_limit_bytes)
+        super().__init__(
+            "text", "render_worker", time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes
+        )
 
     def __enter__(self) -> Sandbox:
         return self

@@ -41,12 +41,22 @@ class Worker:
     """One process, started ahead with `start()` or by the first question, replaced when it dies.
 
     It runs `main` of quire.`package`.`module` with the limits as arguments (bytes, processor seconds for an
-    answer), says that it is ready, and answers each line of JSON with one.
+    answer: as many as the clock's, unless given), says that it is ready, and answers each line of JSON with
+    one.
     """
 
-    def __init__(self, package: str, module: str, time_limit_s: float, memory_limit_bytes: int) -> None:
+    def __init__(
+        self,
+        package: str,
+        module: str,
+        *,
+        time_limit_s: float,
+        memory_limit_bytes: int,
+        cpu_limit_s: int | None = None,
+    ) -> None:
         self.time_limit_s = time_limit_s
         self.memory_limit_bytes = memory_limit_bytes
+        self.cpu_limit_s = cpu_limit_s
         self._boot = _BOOT.format(package=package, module=module)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -101,7 +111,8 @@ class Worker:
         self._kill()
         package = str(Path(__file__).resolve().parent.parent)
         paths = json.dumps([path for path in sys.path if path])
-        limits = (str(self.memory_limit_bytes), str(max(1, round(self.time_limit_s))))
+        cpu_limit_s = self.cpu_limit_s or max(1, round(self.time_limit_s))
+        limits = (str(self.memory_limit_bytes), str(cpu_limit_s))
         self._process = subprocess.Popen(
             (sys.executable, "-I", "-S", "-c", self._boot, paths, package, *limits),
             stdin=subprocess.PIPE,

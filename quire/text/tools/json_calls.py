@@ -185,9 +185,16 @@ class JsonCallReader:
         if self._field != "arguments":
             self._short += piece
         elif self._started:
-            self._events.append(CallArguments(self._num_calls - 1, piece))
+            self._say_arguments(piece)
         else:
             self._early.append(piece)
+
+    def _say_arguments(self, text: str) -> None:
+        last = self._events[-1] if self._events else None
+        if isinstance(last, CallArguments):
+            self._events[-1] = last._replace(text=last.text + text)
+        else:
+            self._events.append(CallArguments(self._num_calls - 1, text))
 
     def _end_value(self) -> bool:
         """A key or a value is complete. False if it is not a call's."""
@@ -216,14 +223,16 @@ class JsonCallReader:
         self._num_calls += 1
         self._unsaid, self._started = None, True
         if self._early:
-            self._events.append(CallArguments(self._num_calls - 1, "".join(self._early)))
+            self._say_arguments("".join(self._early))
 
     def _end_object(self) -> bool:
-        if not self._started and self._function:  # it has no arguments
+        if not self._function:
+            return False
+        if not self._started:  # it has no arguments
             self._early = ["{}"]
             self._start_call()
         self._unsaid, self._whole, self._expect = [], True, self._after
-        return self._started
+        return True
 
 
 class _Value:

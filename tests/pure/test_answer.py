@@ -1,0 +1,229 @@
+"""Answers taken apart: any cut of the text gives the same events, and no character is lost."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.text.answer import AnswerParser, CallArguments, CallStart, Content, Event, Reasoning
+from quire.text.reasoning import FORMATS as REASONING
+from quire.text.tools import FORMATS, ToolFormat
+from quire.text.tools.functions import Function
+
+THINK = REASONING[0]
+FORMAT = {known.name: known("") for known in FORMATS}
+HERMES, MISTRAL, LLAMA = FORMAT["hermes"], FORMAT["mistral"], FORMAT["llama3_json"]
+FUNCTIONS = [Function("f", {}), Function("get_weather", {})]
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "x"}}\n</tool_call>'
+
+Story = list[tuple[str, ...]]
+
+
+def parser(tools: ToolFormat | None = HERMES, think: bool = False, inside: bool = False) -> AnswerParser:
+    reader = tools.reader(FUNCTIONS) if tools else None
+    return AnswerParser(THINK if think or inside else None, inside, reader)
+
+
+def read(parser: AnswerParser, pieces: Iterable[str]) -> list[Event]:
+    events = [event for piece in pieces for event in parser.push(piece)]
+    return events + parser.finish()
+
+
+def story(events: Sequence[Event]) -> Story:
+    """Events without ids, neighbours of one kind joined."""
+    joined: Story = []
+    for event in events:
+        kind = type(event).__name__
+        match event:
+            case CallStart(index, _, name):
+                joined.append((kind, str(index), name))
+            case CallArguments(index, text) if joined[-1][:2] == (kind, str(index)):
+                joined[-1] = (kind, str(index), joined[-1][2] + text)
+            case CallArguments(index, text):
+                joined.append((kind, str(index), text))
+            case _ if joined and joined[-1][0] == kind:
+                joined[-1] = (kind, joined[-1][1] + event.text)
+            case _:
+                joined.append((kind, event.text))
+    return joined
+
+
+def told(text: str, *arguments: object, **more: bool) -> Story:
+    return story(read(parser(*arguments, **more), [text]))  # type: ignore[arg-type]
+
+
+def called(index: int, name: str, arguments: str) -> Story:
+    return [("CallStart", str(index), name), ("CallArguments", str(index), arguments)]
+
+
+PIECES = st.lists(
+    st.sampled_from(
+        [
+            *("<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>"),
+            *("<think", "</", "<tool", "_call>", "[TOOL", "<|py", "thon_tag|>", "<", "[", "]", "{", "}", ";"),
+            *('"', "\\", ",", ":", '"name"', '"arguments"', '"parameters"', '"id"', '"f"', '"get_weather"'),
+            *('{"name": "f", "arguments": {"a": 1}}', '{"a": "}"}', '{"parameters": {}, "name": "f"}', CALL),
+            *("word", " ", "\n", "\t", "é"),
+        ]
+    ),
+    max_size=14,
+).map("".join)
+
+
+@given(PIECES, st.lists(st.integers(0, 80)), st.sampled_from([*FORMAT.values(), None]), st.integers(0, 2))
+def test_any_cut_tells_the_same(text: str, cuts: list[int], tools: ToolFormat | None, reasoning: int) -> None:
+    how = {"think": reasoning == 1, "inside": reasoning == 2}
+    places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    pieces = [text[a:b] for a, b in pairwise(places)]
+    whole = told(text, tools, **how)
+    assert story(read(parser(tools, **how), pieces)) == whole
+    assert story(read(parser(tools, **how), text)) == whole  # character by character
+
+
+@given(PIECES)
+def test_without_marks_nothing_is_changed(text: str) -> None:
+    assert "".join(event.text for event in read(parser(None), text) if isinstance(event, Content)) == text
+
+
+@given(
+    PIECES.map(lambda text: text.replace('"name"', '"nom"').replace(CALL, "")),
+    st.sampled_from([*FORMAT.values()]),
+)
+def test_what_is_no_call_is_content_to_the_letter(text: str, tools: ToolFormat) -> None:
+    assert told(text, tools) == ([("Content", text)] if text else [])
+
+
+def test_reasoning_content_and_calls() -> None:
+    text = f"<think>\nHm, so.\n</think>\n\nLet me see.\n{CALL}\n{CALL}\n"
+    expected = [("Reasoning", "Hm, so."), ("Content", "Let me see.")]
+    expected += called(0, "f", '{"a": "x"}') + called(1, "f", '{"a": "x"}')  # type: ignore[arg-type]
+    assert told(text, HERMES, think=True) == expected
+
+
+@pytest.mark.parametrize("opening", ["", "\n", "<think>", "<think>\n"])
+def test_a_prompt_that_opens_the_reasoning(opening: str) -> None:
+    assert told(f"{opening}Hm.</think>Yes", inside=True) == [("Reasoning", "Hm."), ("Content", "Yes")]
+
+
+def test_reasoning_that_never_ends() -> None:
+    assert told("<think>So </thi", think=True) == [("Reasoning", "So </thi")]
+    assert told("<thi", think=True) == [("Content", "<thi")]
+    assert told("<thi", inside=True) == [("Reasoning", "<thi")]
+
+
+def test_reasoning_is_only_at_the_beginning() -> None:
+    assert told("a <think>b</think>", think=True) == [("Content", "a <think>b</think>")]
+
+
+def test_calls_within_reasoning_are_thoughts() -> None:
+    assert told(f"<think>{CALL}</think>", think=True) == [("Reasoning", CALL)]
+
+
+@pytest.mark.parametrize(
+    ("tools", "first", "second"),
+    [
+        (HERMES, '<tool_call>{"name":"f","arguments":{}}</tool_call>', CALL),
+        (HERMES, '<tool_call>\n{ "arguments": {}, "name": "f"}\n</tool_call> ', CALL),
+        (HERMES, '<tool_call>{"parameters": {},"name":"f"}</tool_call>', CALL[:-1]),
+        (
+            MISTRAL,
+            '[TOOL_CALLS] [{"name": "f", "arguments": {}, "id": "ab"}, ',
+            '{"name": "f", "arguments": %s}]',
+        ),
+        (MISTRAL, '[TOOL_CALLS][{"name":"f"},', '{"id": "x", "arguments": %s, "name": "f"}]'),
+        (LLAMA, '{"name": "f", "parameters": {}}; ', '{"name": "f", "parameters": %s}'),
+        (LLAMA, '<|python_tag|>{"type": "function", "name": "f"};', '{"name": "f", "parameters": %s}'),
+    ],
+)
+def test_each_format_with_two_calls(tools: ToolFormat, first: str, second: str) -> None:
+    arguments = '{"a": "x"}'
+    expected = called(0, "f", "{}") + called(1, "f", arguments)
+    assert told(first + second.replace("%s", arguments), tools) == expected
+
+
+def test_arguments_are_streamed_as_they_come() -> None:
+    reading = parser()
+    assert reading.push('<tool_call>\n{"name": "f", "arguments": ') == []
+    start, *first = reading.push('{"a": [1')
+    assert isinstance(start, CallStart)
+    assert first == [CallArguments(0, '{"a": [1')]
+    assert reading.push(", 2") == [CallArguments(0, ", 2")]
+    assert reading.has_calls
+
+
+def test_only_what_may_be_a_marker_is_held_back() -> None:
+    reading = parser()
+    assert reading.push("a <b> <tool") == [Content("a <b>")]
+    assert reading.push(" box\n\n") == [Content(" <tool box")]
+    assert reading.push("x") == [Content("\n\nx")]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "<tool_call>",
+        "<tool_call>\nf(x)</tool_call>",
+        '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": "{}"}</tool_call>',
+        '<tool_call>{"name": "f", "name": "f", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "f", "more": {}}</tool_call>',
+        '<tool_call>{"name": __import__("os").system("x")}</tool_call>',
+        "<tool_call>{'name': 'f', 'arguments': {}}</tool_call>",
+        '<tool_call>{"arguments": {}}</tool_call>',
+        f'<tool_call>{{"name": "{"f" * 1000}", "arguments": {{}}}}</tool_call>',
+        f'<tool_call>{{"arguments": {"[" * 10}, "name": "f"}}',
+    ],
+)
+def test_a_malformed_call_is_content(broken: str) -> None:
+    assert told(f"So: \n{broken} and on") == [("Content", f"So: \n{broken} and on")]
+    assert told(f"{broken}{CALL}")[0] == ("Content", broken)
+    assert told(f"{broken}{CALL}")[1:] == called(0, "f", '{"a": "x"}')
+
+
+def test_a_call_that_never_began_is_content() -> None:
+    assert told('<tool_call>{"name": "f') == [("Content", '<tool_call>{"name": "f')]
+
+
+def test_a_call_that_breaks_off_stays_as_it_was_streamed() -> None:
+    assert told('<tool_call>{"name": "f", "arguments": {"a": "x') == called(0, "f", '{"a": "x')
+    broken = told('<tool_call>{"name": "f", "arguments": {"a": ]}}')
+    assert broken == [*called(0, "f", '{"a": '), ("Content", "]}}")]
+    assert told(CALL[:-4]) == called(0, "f", '{"a": "x"}')
+
+
+def test_nesting_is_bounded() -> None:
+    deep = '{"a": ' + "[" * 100_000
+    name, arguments, rest = told(f'<tool_call>{{"name": "f", "arguments": {deep}')
+    assert name == ("CallStart", "0", "f")
+    assert arguments[2] + rest[1] == deep
+    assert len(arguments[2]) < 100
+
+
+@pytest.mark.parametrize("piece", [7, 1 << 20])
+def test_a_megabyte_takes_linear_time(piece: int) -> None:
+    value = json.dumps({"text": 'quoted " and {nested} \\ ' * 40_000})
+    text = f'<tool_call>{{"arguments": {value}, "name": "f"}}</tool_call>{" " * 100_000}{"<" * 100_000}'
+    begin = time.perf_counter()
+    events = read(parser(), (text[at : at + piece] for at in range(0, len(text), piece)))
+    assert time.perf_counter() - begin < 20
+    assert story(events)[:2] == called(0, "f", value)
+
+
+def test_ids_are_fresh() -> None:
+    ids = {event.id for event in read(parser(), [CALL * 50]) if isinstance(event, CallStart)}
+    assert len(ids) == 50
+    assert all(name.startswith("call_") for name in ids)
+    mistral = read(parser(MISTRAL), ['[TOOL_CALLS][{"name": "f", "arguments": {}}]'])[0]
+    assert isinstance(mistral, CallStart)
+    assert mistral.id.isalnum()
+    assert len(mistral.id) == 9
+
+
+def test_reasoning_events_have_their_type() -> None:
+    assert read(parser(think=True), ["<think>a</think>"]) == [Reasoning("a")]
