@@ -37,18 +37,23 @@ class EngineChild(asyncio.Protocol):
     async def spawn(cls, command: Sequence[str], receive: Callable[[FromEngine], None]) -> EngineChild:
         """Start a fresh interpreter. Raises OSError when there is no room for one."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            with theirs:
+        with theirs:
+            try:
                 process = subprocess.Popen(
                     (*command, str(theirs.fileno())),
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,  # Ctrl-C in the terminal is for the parent alone
                 )
-            child = cls(process, receive)
+            except BaseException:
+                ours.close()
+                raise
+        child = cls(process, receive)
+        try:
             await asyncio.get_running_loop().create_unix_connection(lambda: child, sock=ours)
         except BaseException:
             ours.close()
+            await child.end(0)
             raise
         return child
 
@@ -73,6 +78,7 @@ class EngineChild(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        """Called by the event loop, with whatever has come."""
         if self.bad_frame is not None:
             return
         try:

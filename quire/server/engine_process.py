@@ -37,6 +37,7 @@ from quire.server.messages import (
 
 NAME = b"quire-engine"
 PROGRESS_S = 0.05  # between two messages about loading
+YOUNG_OBJECTS = 50_000  # before the collector looks at them; 700 would be a pause every few steps
 _CHUNK_BYTES = 1 << 20
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # linux/prctl.h
 _LOG = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ def serve(server: ServerSocket, build: Build) -> None:
         waiting = server.receive(wait=True)
     first = waiting.pop(0)
     if not isinstance(first, Start):
-        raise BadFrame(f"the first message is a {type(first).__name__}")
+        raise BadFrame(f"{type(first).__name__} before Start")
     engine = _load(server, first.config, build)
     while True:
         for message in waiting:
@@ -100,11 +101,17 @@ def _load(server: ServerSocket, config: EngineConfig, build: Build) -> Engine:
             server.send(Loading(done, total))
 
     built = build(config, progress, lambda line, nbytes: server.send(Announced(line, nbytes)))
-    gc.collect()
-    gc.freeze()  # what is loaded stays: no later collection needs to look at it
+    _spare_collections()
     memory, longest = built.description.memory, built.description.longest_context
     server.send(Ready(built.chosen, memory.num_blocks, memory.max_model_len, longest))
     return built.engine
+
+
+def _spare_collections() -> None:
+    """Steps make no cycles, and what is loaded stays: pauses of the collector would find nothing."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS)
 
 
 def _take(server: ServerSocket, engine: Engine, message: ToEngine) -> None:
@@ -154,17 +161,24 @@ def main(build: Build = build) -> int:
             serve(server, build)
         except (EOFError, ConnectionError):
             return 0
-        except ConfigError as error:
-            failed = Failed(error.message, error.hint, config=True)
         except Exception as error:
-            _LOG.critical("the engine ends", exc_info=True)
-            known = isinstance(error, QuireError | BadFrame)
-            failed = Failed(str(error) if known else f"{type(error).__name__}: {error}")
+            failed = _failure(error)
         try:
             server.send(failed)
         except OSError:
             _LOG.warning("the server is gone")
     return 1
+
+
+def _failure(error: Exception) -> Failed:
+    """What to tell the server of an error, after telling the log of those that nobody expects."""
+    if isinstance(error, ConfigError):
+        return Failed(error.message, error.hint, config=True)
+    if isinstance(error, BadFrame):
+        _LOG.critical("the engine ends: the server sent %s", error)
+        return Failed(f"the server sent {error}")
+    _LOG.critical("the engine ends", exc_info=error)
+    return Failed(error.message if isinstance(error, QuireError) else f"{type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

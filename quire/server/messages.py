@@ -171,7 +171,7 @@ class FrameReader(Generic[M]):
     def _decode(self, payload: bytearray) -> M:
         try:
             return self._decoder.decode(payload)
-        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        except (msgspec.DecodeError, ValueError, RecursionError, MemoryError) as error:
             raise BadFrame(f"a frame that holds no message ({error})") from None
 
 

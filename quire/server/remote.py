@@ -35,7 +35,8 @@ from quire.server.stream import Inbox, Stream
 from quire.types import NewRequest
 
 MAX_DEATHS = 2  # that one request may be in
-TICK_S = 1.0  # of the watchdog
+NUM_TICKS = 20  # that the watchdog sees no step end before it kills
+AUTOPSY_S = 0.3  # a process whose socket is closed has so long to say its exit status
 _LOG = logging.getLogger(__name__)
 
 
@@ -89,9 +90,9 @@ class RemoteEngine:
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.wait((self._supervisor,))
+        self._fail_all("the engine was stopped")
         if self._child is not None:
             await self._child.end(self._patience.stop_s)
-        self._fail_all("the engine was stopped")
 
     def healthy(self, now: float) -> str | None:
         """None, or why requests cannot be served now. `now` is of time.monotonic."""
@@ -128,12 +129,12 @@ class RemoteEngine:
             raise
         if not self._loaded.done():
             raise await self._autopsy(child)
-        for inbox in list(self._open.values()):
+        for inbox in [one for one in self._open.values() if not one.sent]:
             self._send(inbox)
 
     async def _autopsy(self, child: EngineChild) -> QuireError:
         """The error that says why the process ended; it is gone then."""
-        status = await child.end(self._patience.stop_s)
+        status = await child.end(AUTOPSY_S)
         if child.bad_frame is not None:
             self.status.num_bad_frames += 1
             return EngineDead(f"the engine sent {child.bad_frame}")
@@ -143,41 +144,57 @@ class RemoteEngine:
         return error(self._failed.message, self._failed.hint)
 
     async def _supervise(self) -> None:
-        """Follow one process after the other."""
+        """Follow one process after the other. Whatever goes wrong here, no stream is left waiting."""
+        try:
+            await self._follow()
+        except Exception:
+            _LOG.critical("the engine is no longer followed", exc_info=True)
+            self._give_up("the engine is no longer followed")
+
+    def _give_up(self, cause: str) -> None:
+        self.status.state = "stopped"
+        self._fail_all(cause)
+
+    async def _follow(self) -> None:
         patience, deaths = self._patience, deque[float](maxlen=self._patience.max_deaths)
-        while self._child is not None:
-            await self._until_end(self._child)
-            error = await self._autopsy(self._child)
+        death = await self._death()
+        while True:
             now = time.monotonic()
             deaths.append(now)
             num_deaths = sum(now - death_s < patience.window_s for death_s in deaths)
+            _LOG.error("%s", death.message)
             self.status.state = "restarting"
-            self._bury(error.message)
-            _LOG.error("%s", error.message)
+            self._bury(death.message)
             if num_deaths >= patience.max_deaths:
-                self.status.state = "stopped"
-                self._fail_all(f"the engine died {num_deaths} times: {error.message}")
-                return
+                return self._give_up(f"the engine died {num_deaths} times: {death.message}")
             await asyncio.sleep(patience.delay_s(num_deaths))
             self.status.num_restarts += 1
             try:
                 await self._launch()
+                death = await self._death()
             except QuireError as failure:
-                _LOG.error("the engine did not start again: %s", failure.message)
+                death = failure
+
+    async def _death(self) -> QuireError:
+        """Wait until the process has ended; why it did."""
+        if self._child is None:
+            return EngineDead("the engine was not started")
+        await self._until_end(self._child)
+        return await self._autopsy(self._child)
 
     async def _until_end(self, child: EngineChild) -> None:
         """Wait for the end of a process, or kill it when no step has ended for `hang_s`.
 
         Ticks are counted and not the clock asked: this process may itself have stood still.
         """
-        steps, num_still = -1, 0
+        steps, num_still, tick_s = -1, 0, self._patience.hang_s / NUM_TICKS
         while not child.ended.done():
-            await asyncio.wait((child.ended,), timeout=TICK_S)
+            await asyncio.wait((child.ended,), timeout=tick_s)
             still = self.status.has_work and self.status.steps == steps
             num_still = num_still + 1 if still else 0
             steps = self.status.steps
-            if num_still * TICK_S >= self._patience.hang_s:
-                self._failed = Failed(f"no step of the engine ended for {num_still * TICK_S:.0f} s")
+            if num_still >= NUM_TICKS:
+                self._failed = Failed(f"no step of the engine ended for {self._patience.hang_s:g} s")
                 child.process.kill()
                 return
 
@@ -218,8 +235,15 @@ class RemoteEngine:
         if (report := step.report) is not None:
             self.status.take_report(report)
             self.status.has_work = bool(opened)
-            if self.on_record is not None:
-                self.on_record(report)
+            self._tell(report)
+
+    def _tell(self, report: StepReport) -> None:
+        if self.on_record is None:
+            return
+        try:
+            self.on_record(report)
+        except Exception:  # whoever counts must not end whoever computes
+            _LOG.exception("a report of the engine was not taken")
 
     # Requests
 

@@ -56,6 +56,8 @@ class Stream:
         request cannot be run again. After the final output of every choice nothing comes any more.
         """
         inbox = self._inbox
+        if inbox.waiter is not None:
+            raise RuntimeError("another task waits for this stream")
         while not inbox.outputs:
             if inbox.error is not None:
                 raise inbox.error

@@ -1,0 +1,295 @@
+"""The engine's process dies, stands still or sends nonsense: every stream ends, and the engine comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from dataclasses import replace
+
+import pytest
+from faulty_engine import GARBAGE, HANG, KILL, RAISE, SLEEP
+from remote_engines import (
+    DEMO,
+    NULL,
+    QUICK,
+    exists,
+    faulty,
+    follow,
+    gist,
+    local,
+    num_files,
+    request,
+    run,
+    running,
+    until,
+)
+
+from quire.errors import EngineDead
+from quire.server.engine_status import Patience
+from quire.server.remote import RemoteEngine
+from quire.server.stream import Stream
+from quire.types import Output
+
+SLOW_BACK = replace(QUICK, first_delay_s=0.3, longest_delay_s=0.3)
+
+
+def kill(engine: RemoteEngine, number: int = signal.SIGKILL) -> None:
+    assert engine.status.pid is not None
+    os.kill(engine.status.pid, number)
+
+
+async def ending(stream: Stream) -> list[Output] | str:
+    """The outputs of a stream, or the error that ended it. Raises TimeoutError for one that hangs."""
+    try:
+        return await follow(stream)
+    except EngineDead as error:
+        return error.message
+
+
+async def ready(engine: RemoteEngine) -> None:
+    await until(lambda: engine.healthy(time.monotonic()) is None)
+
+
+def test_a_death_ends_what_has_begun_and_nothing_else() -> None:
+    config = replace(DEMO, max_num_seqs=4)
+    requests = [request(str(i), 3 + i, 4, max_tokens=60, temperature=1, logprobs=2) for i in range(12)]
+    expected = local(config, requests)
+
+    async def check() -> None:
+        async with running(config, command=faulty(10), patience=SLOW_BACK) as engine:
+            streams = [engine.submit(one) for one in requests]
+            for stream in streams[:4]:
+                await stream.get()
+            begun = [asyncio.create_task(ending(stream)) for stream in streams[:4]]
+            later = [asyncio.create_task(ending(stream)) for stream in streams[4:]]
+            kill(engine)
+            begin_s = time.monotonic()
+            problems = await asyncio.gather(*begun)
+            assert time.monotonic() - begin_s < 0.5
+            assert problems == ["the engine died: it was ended by SIGKILL"] * 4
+            assert engine.status.state == "restarting"
+            assert engine.healthy(time.monotonic()) == "the engine is restarting"
+            assert engine.status.num_running == 0
+            with pytest.raises(EngineDead, match="restarting"):
+                engine.submit(request("new"))
+            for one, outputs in zip(requests[4:], await asyncio.gather(*later), strict=True):
+                assert gist(outputs) == gist(expected[one.request_id])
+            assert engine.status.num_restarts == 1
+            assert engine.healthy(time.monotonic()) is None
+            assert gist(await follow(engine.submit(requests[0]))) == gist(expected["0"])
+
+    run(check())
+
+
+def test_a_death_is_seen_at_once() -> None:
+    async def check() -> None:
+        async with running() as engine:
+            kill(engine)
+            assert await until(lambda: engine.healthy(time.monotonic())) < 0.1
+            with pytest.raises(EngineDead):
+                engine.submit(request("a"))
+            await ready(engine)
+
+    run(check())
+
+
+def test_outputs_that_nobody_fetched_are_computed_again() -> None:
+    expected = local(DEMO, [request("a", max_tokens=8, temperature=1)])
+
+    async def check() -> None:
+        async with running(DEMO, command=faulty(20)) as engine:
+            stream = engine.submit(request("a", max_tokens=8, temperature=1))
+            await until(lambda: engine.status.steps == 3)
+            kill(engine)
+            await until(lambda: engine.status.num_restarts == 1)
+            assert gist(await follow(stream)) == gist(expected["a"])
+            assert engine.status.steps == 11
+
+    run(check())
+
+
+def test_killed_over_and_over_no_stream_hangs() -> None:
+    before = num_files()
+
+    async def check() -> None:
+        async with running(command=faulty(2)) as engine:
+            ended = []
+            for number in range(20):
+                await until(lambda count=number: engine.status.num_restarts == count)
+                await ready(engine)
+                streams = [engine.submit(request(f"{number} {i}", 3, max_tokens=40)) for i in range(24)]
+                tasks = [asyncio.create_task(ending(stream)) for stream in streams]
+                await asyncio.sleep(number * 0.006)
+                kill(engine)
+                ended += tasks
+            endings = await asyncio.gather(*ended)
+            completed = [one for one in endings if isinstance(one, list)]
+            assert all(sum(len(output.token_ids) for output in one) == 40 for one in completed)
+            assert 0 < len(completed) < len(endings)
+            await until(lambda: engine.status.num_restarts == 20)
+            await ready(engine)
+            assert not engine.status.has_work
+            assert engine.status.num_free_blocks == engine.status.num_blocks
+
+    run(check())
+    assert num_files() <= before
+
+
+@pytest.mark.parametrize(
+    ("token_id", "cause"),
+    [
+        (KILL, "the engine died: it was ended by SIGKILL"),
+        (RAISE, "a step failed (ArithmeticError: a broken kernel)"),
+        (GARBAGE, "the engine sent a frame of 1,213,486,160 bytes; at most 268,435,456 are read"),
+    ],
+    ids=["kill", "raise", "garbage"],
+)
+def test_a_request_that_kills_is_run_twice_at_most(token_id: int, cause: str) -> None:
+    async def check() -> None:
+        async with running(command=faulty(5)) as engine:
+            poison = engine.submit(request("poison", token_id))
+            assert await ending(poison) == cause
+            await ready(engine)
+            assert engine.status.num_restarts == 2
+            assert engine.status.num_bad_frames == (2 if token_id == GARBAGE else 0)
+            assert len(await follow(engine.submit(request("good")))) == 16
+
+    run(check())
+
+
+def test_an_engine_that_keeps_dying_is_left_alone() -> None:
+    patience = replace(QUICK, max_deaths=3)
+
+    async def check() -> None:
+        async with running(patience=patience, command=faulty(5)) as engine:
+            for number in range(3):
+                await ready(engine)
+                stream = engine.submit(request(str(number)))
+                pid = engine.status.pid
+                kill(engine)
+                if number < 2:
+                    await follow(stream)
+            with pytest.raises(EngineDead, match="died 3 times: the engine died: it was ended by SIGKILL"):
+                await stream.get()
+            assert engine.status.state == "stopped"
+            assert engine.healthy(time.monotonic()) == "the engine is stopped"
+            assert not exists(pid or 0)
+            with pytest.raises(EngineDead, match="stopped"):
+                engine.submit(request("a"))
+
+    run(check())
+
+
+def test_restarts_wait_longer_and_longer() -> None:
+    patience = Patience()
+    assert [patience.delay_s(n) for n in (1, 2, 3, 5, 6, 100)] == [0.5, 1, 2, 8, 10, 10]
+
+
+def test_an_aborted_stream_is_not_run_again() -> None:
+    async def check() -> None:
+        async with running(command=faulty(5), patience=SLOW_BACK) as engine:
+            before = engine.submit(request("before", HANG))
+            during = engine.submit(request("during", HANG))
+            await asyncio.sleep(0.05)
+            before.abort()
+            kill(engine)
+            await until(lambda: engine.status.state == "restarting")
+            during.abort()
+            assert await ending(before) == "the engine died: it was ended by SIGKILL"
+            assert await ending(during) == "aborted while the engine was restarting"
+            await ready(engine)
+            assert not engine.status.has_work
+
+    run(check())
+
+
+def test_stop_while_restarting() -> None:
+    async def check() -> None:
+        async with running(command=faulty(5), patience=replace(QUICK, first_delay_s=9)) as engine:
+            stream = engine.submit(request("a", HANG))
+            kill(engine)
+            await until(lambda: engine.status.state == "restarting")
+            await engine.stop()
+            assert await ending(stream) == "the engine was stopped"
+
+    run(check())
+
+
+@pytest.mark.parametrize("stand_still", ["stopped", "in a step"])
+def test_health_is_that_of_the_steps(stand_still: str) -> None:
+    """An engine that stands still is not healthy though its process is there, and healthy when it goes on."""
+
+    async def check() -> None:
+        async with running(command=faulty(5), patience=replace(QUICK, stall_s=0.2)) as engine:
+            await asyncio.sleep(0.4)
+            assert engine.healthy(time.monotonic()) is None  # idle
+            prompt = 3 if stand_still == "stopped" else SLEEP
+            stream = engine.submit(request("a", prompt))
+            if stand_still == "stopped":
+                kill(engine, signal.SIGSTOP)
+            assert 0.1 < await until(lambda: engine.healthy(time.monotonic())) < 0.5
+            assert "no step of the engine has ended" in str(engine.healthy(time.monotonic()))
+            if stand_still == "stopped":
+                kill(engine, signal.SIGCONT)
+            assert len(await follow(stream)) == 16
+            assert engine.healthy(time.monotonic()) is None
+            assert engine.status.num_restarts == 0
+
+    run(check())
+
+
+@pytest.mark.parametrize("number", [None, signal.SIGSTOP], ids=["looping", "stopped"])
+def test_an_engine_that_hangs_is_replaced(number: int | None) -> None:
+    async def check() -> None:
+        async with running(command=faulty(5), patience=replace(QUICK, hang_s=0.4)) as engine:
+            stream = engine.submit(request("a", HANG if number is None else 3))
+            if number is not None:
+                kill(engine, number)
+            ended = await ending(stream)
+            await ready(engine)
+            if number is None:
+                assert ended == "no step of the engine ended for 0.4 s"
+            assert engine.status.num_restarts == (2 if number is None else 1)
+
+    run(check())
+
+
+def test_a_long_run_is_no_hang() -> None:
+    async def check() -> None:
+        async with running(command=faulty(20), patience=replace(QUICK, hang_s=0.3)) as engine:
+            assert len(await follow(engine.submit(request("a", max_tokens=50)))) == 50
+            assert engine.status.num_restarts == 0
+
+    run(check())
+
+
+def test_a_server_that_stands_still_loses_nothing() -> None:
+    """Much comes while the event loop is held up; nothing is lost, and nothing taken for a hang."""
+
+    async def check() -> None:
+        async with running(command=faulty(0), patience=replace(QUICK, hang_s=0.5)) as engine:
+            streams = [engine.submit(request(str(i), 3, max_tokens=400, logprobs=20)) for i in range(16)]
+            time.sleep(1)
+            for stream in streams:
+                outputs = await follow(stream)
+                assert sum(len(output.logprobs) for output in outputs) == 400
+            assert engine.status.num_restarts == 0
+
+    run(check())
+
+
+def test_a_failure_to_follow_ends_every_stream(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def check() -> None:
+        async with running(NULL, command=faulty(5)) as engine:
+            stream = engine.submit(request("a", max_tokens=100))
+            monkeypatch.setattr(engine, "_bury", lambda cause: 1 // 0)
+            kill(engine)
+            assert await ending(stream) == "the engine is no longer followed"
+            assert engine.status.state == "stopped"
+
+    run(check())
+    assert "ZeroDivisionError" in caplog.text
