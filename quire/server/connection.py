@@ -88,6 +88,7 @@ class Protocol(H11Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.access_log = False  # it would show what stands in queries
         self.conn: Parser = Parser(h11.SERVER, MAX_HEAD_BYTES)
         self._phase = ""
         self._since_s = 0.0

@@ -135,7 +135,7 @@ def clean(text: str) -> str:
     text = text[:MAX_MESSAGE].encode("utf-8", "replace").decode()
     for pattern, instead in _INSIDES:
         text = pattern.sub(instead, text)
-    return text
+    return text[:MAX_MESSAGE]
 
 
 def error_body(error: BaseException) -> dict[str, Any]:

@@ -126,7 +126,7 @@ class RequestLog:
         try:
             await self._app(scope, receive, send_named)
         except ClientDisconnect:
-            pass
+            status = CLIENT_GONE
         except Exception as error:
             if not isinstance(error, QuireError | HTTPException):
                 _LOG.error("a request failed", exc_info=error, extra={"fields": {"request_id": request_id}})

@@ -1,0 +1,194 @@
+"""Metrics: vLLM's names and meanings, right numbers, and labels of few values whatever clients send."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import string
+import time
+
+import pytest
+from guarded import make_metrics, serve
+from prometheus_client.parser import text_string_to_metric_families
+
+from quire.config import EngineConfig
+from quire.outputs import CompletionOutput, RequestOutput
+from quire.sampling_params import SamplingParams
+from quire.server.engine_status import EngineStatus
+from quire.server.messages import StepReport
+from quire.server.metrics import MAX_PATHS, Metrics
+from quire.types import NewRequest, Record, RequestMetrics
+
+# As dashboards, load generators and routers ask for them.
+EXPECTED = """
+num_requests_running num_requests_waiting num_requests_waiting_by_reason kv_cache_usage_perc
+prompt_tokens_total generation_tokens_total num_preemptions_total request_success_total
+prefix_cache_queries_total prefix_cache_hits_total admission_rejections_total cache_config_info
+time_to_first_token_seconds_bucket inter_token_latency_seconds_sum
+request_time_per_output_token_seconds_count e2e_request_latency_seconds_bucket
+request_queue_time_seconds_bucket request_prefill_time_seconds_sum request_decode_time_seconds_sum
+request_inference_time_seconds_sum request_prompt_tokens_bucket request_generation_tokens_bucket
+request_params_n_bucket request_params_max_tokens_sum request_num_preemptions_count
+iteration_tokens_total_bucket iteration_tokens_total_sum
+"""
+OWN = ["engine_step_total", "step_seconds_bucket", "engine_restarts_total", "http_requests_total"]
+
+
+class Values:
+    """What a scrape reads: samples by name and labels."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        families = text_string_to_metric_families(metrics.render().decode())
+        self.samples = [sample for family in families for sample in family.samples]
+
+    def __call__(self, name: str, **labels: str) -> float:
+        found = [
+            sample.value
+            for sample in self.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        ]
+        assert len(found) == 1, (name, labels, found)
+        return found[0]
+
+
+def happen(metrics: Metrics) -> None:
+    """A request of two choices: one ends, one is aborted; steps; a rejection."""
+    now = time.monotonic()
+    request = NewRequest("1", tuple(range(30)), SamplingParams(n=2, max_tokens=100), arrival_s=now - 10)
+    metrics.first_tokens(request, 2, 16)
+    metrics.next_tokens(3, 0.03)
+    times = RequestMetrics(now - 10, now - 8, now - 7, now - 3, num_preemptions=2)
+    ended = CompletionOutput(0, token_ids=[1] * 5, finish_reason="length", metrics=times)
+    output = RequestOutput("1", None, list(range(30)), [ended, CompletionOutput(1, token_ids=[1])])
+    metrics.request_finished(request, output)
+    metrics.step(StepReport(Record(0, 2, 34, 1, 70, 16, 3, 0.02), 2, 1, 70))
+    metrics.step(StepReport(None, 0, 0, 100))
+    metrics.rejected("requests")
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    made = make_metrics("org/model", block_size=32)
+    happen(made)
+    made.http("GET", "/health", 200)
+    return made
+
+
+def test_vllms_names_are_there(metrics: Metrics) -> None:
+    samples = {sample.name: sample.labels for sample in Values(metrics).samples}
+    for name in EXPECTED.split():
+        labels = samples[f"vllm:{name}"]
+        assert labels["engine"] == "0"
+        assert labels.get("model_name", "org/model") == "org/model"
+        assert "model_name" in labels or name == "cache_config_info"
+    assert all(f"quire:{name}" in samples for name in OWN)
+    assert samples["process_resident_memory_bytes"] == {}
+
+
+def test_numbers_of_requests(metrics: Metrics) -> None:
+    value = Values(metrics)
+    assert value("vllm:prompt_tokens_total") == 30
+    assert value("vllm:generation_tokens_total") == 5
+    assert value("vllm:prefix_cache_queries_total") == 30
+    assert value("vllm:prefix_cache_hits_total") == 16
+    assert value("vllm:request_success_total", finished_reason="length") == 1
+    assert value("vllm:request_success_total", finished_reason="abort") == 1
+    assert value("vllm:request_generation_tokens_sum") == 6
+    assert value("vllm:request_prompt_tokens_bucket", le="50.0") == 1
+    assert value("vllm:request_prompt_tokens_bucket", le="20.0") == 0
+    assert value("vllm:request_params_n_sum") == 2
+    assert value("vllm:request_params_max_tokens_sum") == 100
+    assert value("vllm:request_num_preemptions_sum") == 2
+    assert value("vllm:admission_rejections_total", reason="requests") == 1
+
+
+def test_times_of_requests(metrics: Metrics) -> None:
+    value = Values(metrics)
+    expected = {"queue_time": 2, "prefill_time": 1, "decode_time": 4, "inference_time": 5}
+    for name, seconds in expected.items():
+        assert value(f"vllm:request_{name}_seconds_sum") == pytest.approx(seconds)
+    assert value("vllm:e2e_request_latency_seconds_sum") == pytest.approx(10, abs=0.5)
+    assert value("vllm:e2e_request_latency_seconds_count") == 1  # not of the aborted choice
+    assert value("vllm:time_to_first_token_seconds_sum") == pytest.approx(10, abs=0.5)
+    assert value("vllm:inter_token_latency_seconds_sum") == pytest.approx(0.03)
+    assert value("vllm:request_time_per_output_token_seconds_sum") == pytest.approx(1)
+
+
+def test_numbers_of_steps(metrics: Metrics) -> None:
+    value = Values(metrics)
+    assert value("quire:engine_step_total") == 1
+    assert value("quire:step_seconds_sum") == pytest.approx(0.02)
+    assert value("vllm:iteration_tokens_total_sum") == 34
+    assert value("vllm:num_preemptions_total") == 3
+
+
+def test_the_state_of_the_engine_is_that_of_now() -> None:
+    status = EngineStatus(num_running=3, num_waiting=2, num_free_blocks=25, num_blocks=100, max_model_len=64)
+    metrics = Metrics("demo", EngineConfig(), status)
+    value = Values(metrics)
+    assert value("vllm:num_requests_running") == 3
+    assert value("vllm:num_requests_waiting") == 2
+    assert value("vllm:num_requests_waiting_by_reason", reason="capacity") == 2
+    assert value("vllm:kv_cache_usage_perc") == pytest.approx(0.75)
+    assert value("vllm:cache_config_info", block_size="16", num_gpu_blocks="100") == 1
+    status.take_death()
+    status.num_restarts, status.num_blocks = 1, 50
+    for _ in range(2):
+        value = Values(metrics)
+        assert value("vllm:num_requests_running") == 0
+        assert value("quire:engine_restarts_total") == 1
+        assert value("vllm:cache_config_info") == 1
+    assert value("vllm:cache_config_info", num_gpu_blocks="50") == 1
+
+
+def test_an_engine_that_is_not_there_yet() -> None:
+    value = Values(Metrics("demo", EngineConfig(), EngineStatus()))
+    assert value("vllm:kv_cache_usage_perc") == 0
+
+
+def test_no_prefix_cache_no_queries() -> None:
+    metrics = make_metrics(enable_prefix_caching=False)
+    happen(metrics)
+    assert Values(metrics)("vllm:prefix_cache_queries_total") == 0
+
+
+def test_a_models_name_is_only_a_value() -> None:
+    name = 'a"} 1\nvllm:forged 2\\'
+    metrics = make_metrics(name)
+    assert {sample.labels.get("model_name", name) for sample in Values(metrics).samples} == {name}
+
+
+def test_labels_are_bounded() -> None:
+    metrics, rng = make_metrics(), random.Random(0)
+    for _ in range(100_000):
+        word = "".join(rng.choices(string.ascii_letters, k=8))
+        metrics.http(word, f"/{word}", rng.randrange(100, 600))
+    for word in ("a", "b", "draining"):
+        metrics.rejected(word)
+    samples = [one for one in Values(metrics).samples if one.name == "quire:http_requests_total"]
+    assert len(samples) <= (MAX_PATHS + 1) * 5
+    assert sum(one.value for one in samples) == 100_000
+    assert {one.labels["method"] for one in samples} == {"other"}
+    assert Values(metrics)("vllm:admission_rejections_total", reason="other") == 2
+
+
+def test_requests_are_counted_by_route() -> None:
+    words = ["".join(pair) for pair in itertools.product("abcdefgh", repeat=2)]
+    with serve() as running:
+        for word in words:
+            running.ask("GET", f"/{word}/{word}")
+            running.ask("GET", f"/v1/models/{word}/{word}")
+            running.ask(word.upper(), "/size")
+        value = Values(running.metrics)
+    counted = [one for one in value.samples if one.name == "quire:http_requests_total"]
+    assert len(counted) == 3
+    assert value("quire:http_requests_total", method="GET", path="unmatched", status="4xx") == 64
+    assert value("quire:http_requests_total", path="/v1/models/{model}", status="2xx") == 64
+    assert value("quire:http_requests_total", method="other", path="/size", status="4xx") == 64
+
+
+def test_counting_a_delivery_costs_microseconds(metrics: Metrics) -> None:
+    begin = time.perf_counter()
+    for _ in range(1000):
+        metrics.next_tokens(1, 0.02)
+    assert time.perf_counter() - begin < 0.1  # 100 microseconds each; some 5 are usual
