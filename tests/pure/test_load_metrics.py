@@ -1,13 +1,15 @@
-"""The load generator: figures of hand-made timelines, replies in pieces of any size, workloads."""
+"""The load generator: figures of hand-made timelines, replies in pieces of any size, workloads, verdicts."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from itertools import islice, pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loadgen.endurance import drift, fifths, slope
 from loadgen.metrics import (
     Goal,
     Spread,
@@ -19,7 +21,9 @@ from loadgen.metrics import (
     percentile,
     summarize,
 )
+from loadgen.mixture import Answer, Case, Mixture, well_formed
 from loadgen.report import spark
+from loadgen.soaking import read_metrics
 from loadgen.wire import BadReply, EventSplitter, ReplyParser
 from loadgen.workload import Request, Shape, Vocabulary, poisson, random_requests, read_trace, trace_requests
 
@@ -263,3 +267,101 @@ def test_a_trace_is_shortened_to_what_the_server_has_room_for(tmp_path):
     found = trace_requests(read_trace(path), Vocabulary(range(9)), 0, speed=2.0, longest=1024)
     (request,) = found
     assert (len(request.content), request.num_output_tokens) == (512, 512)
+
+
+def test_a_slope_is_not_moved_by_outliers():
+    points = [(float(x), 10.0 + 0.5 * x) for x in range(2000)]
+    points[::50] = [(x, 1e6) for x, _ in points[::50]]
+    assert slope(points) == pytest.approx(0.5, rel=0.01)
+    assert slope([(1.0, 2.0)]) is None
+
+
+def test_drift_is_the_last_fifth_against_the_first():
+    points = [(float(x), 1.0 + (x >= 80)) for x in range(100)]
+    parts = fifths(points, 0.0, 100.0)
+    assert parts == [1.0, 1.0, 1.0, 1.0, 2.0]
+    assert drift(parts) == pytest.approx(1.0)
+    assert drift(fifths([], 0.0, 1.0)) is None
+
+
+def drawn(count: int) -> list[Case]:
+    mixture = Mixture("demo", 0, 20, 50)
+    return [mixture.draw() for _ in range(count)]
+
+
+def test_the_mixture_has_its_shares():
+    kinds = Counter(case.kind for case in drawn(4000))
+    shares = {"hung up on": 0.20, "invalid": 0.05, "grammar": 0.10, "tools": 0.05}
+    assert {kind: kinds[kind] / 4000 for kind in shares} == pytest.approx(shares, abs=0.02)
+    assert [case.body for case in drawn(50)] == [case.body for case in drawn(50)]
+
+
+def whole(text: str, reason: str = "stop", **rest) -> Answer:
+    message = {"content": text, **rest}
+    usage = {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3}
+    choice = {"index": 0, "message": message, "text": text, "finish_reason": reason}
+    return Answer(200, {"choices": [choice], "usage": usage})
+
+
+def only(kind: str, words: str = "") -> Case:
+    """The first case of a kind whose body has these words."""
+    return next(case for case in drawn(4000) if case.kind == kind and words.encode() in case.body)
+
+
+GOOD_ANIMAL = '{"name": "Rita", "age": 3, "kind": "fox", "tags": []}'
+
+
+@pytest.mark.parametrize(
+    ("case", "good", "bad"),
+    [
+        (only("grammar", "json_schema"), GOOD_ANIMAL, GOOD_ANIMAL.replace("3", "151")),
+        (only("grammar", "json_object"), "{}", "[]"),
+        (only("grammar", "regex"), "AB-1234-aa", "AB-123"),
+        (only("grammar", "choice"), "red", "red "),
+        (only("grammar", "start:"), "1 + 22", "1 +"),
+    ],
+)
+def test_answers_are_held_to_their_grammar(case, good, bad):
+    assert case.problem(whole(good)) == ""
+    assert case.problem(whole(bad)) != ""
+    assert case.problem(whole(bad, "length")) == ""  # it was cut
+
+
+def test_answers_are_held_to_their_tools():
+    case = only("tools")
+    call = {"function": {"name": "get_weather", "arguments": '{"city": "Rome", "days": 2}'}}
+    assert case.problem(whole("", "tool_calls", tool_calls=[call])) == ""
+    assert "calls" in case.problem(whole("", "tool_calls"))
+    call["function"]["arguments"] = '{"city": "Rome"}'
+    assert "calls" in case.problem(whole("", "tool_calls", tool_calls=[call]))
+
+
+def streamed(*choices: dict, num_done: int = 1) -> Answer:
+    usage = {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3}
+    events = [{"choices": [choice], "usage": None} for choice in choices]
+    return Answer(200, events=[*events, {"choices": [], "usage": usage}], num_done=num_done)
+
+
+def test_a_stream_ends_each_choice_once():
+    text, end = {"index": 0, "text": "a"}, {"index": 0, "text": "b", "finish_reason": "stop"}
+    assert well_formed(streamed(text, end)) == ""
+    assert streamed(text, end).text() == "ab"
+    assert "choices ended" in well_formed(streamed(text))
+    assert "choices ended" in well_formed(streamed(end, end))
+    assert "choices ended" in well_formed(streamed(text, end), n=2)
+    assert "[DONE]" in well_formed(streamed(text, end, num_done=2))
+    assert "finish reasons" in well_formed(streamed({**end, "finish_reason": "abort"}))
+
+
+def test_what_is_invalid_must_be_refused_in_words():
+    case = only("invalid", '"temperature": 3')
+    error = {"message": "no", "type": "invalid_request_error", "param": None, "code": None}
+    assert case.problem(Answer(400, {"error": error})) == ""
+    assert "HTTP 500" in case.problem(Answer(500, {"error": error}))
+    assert "another shape" in case.problem(Answer(400, {"detail": "no"}))
+    assert "HTTP 200" in case.problem(whole("accepted"))
+
+
+def test_metrics_are_summed_over_labels():
+    text = '# HELP a b\na_total{x="1"} 2.0\na_total{x="2 y"} 3\nb_bucket{le="1"} 9\nc 1e-3\n'
+    assert read_metrics(text) == {"a_total": 5.0, "c": 0.001}

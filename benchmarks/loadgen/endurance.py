@@ -1,0 +1,41 @@
+"""Whether something grows or drifts over hours, from samples that jitter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+MOST_POINTS = 400  # of which every pair is looked at
+
+
+def slope(points: Sequence[tuple[float, float]]) -> float | None:
+    """Of a line through (x, y), by Theil and Sen: the median over all pairs. Outliers do not move it.
+
+    Many points are first put together in order, by their medians. None for fewer than two.
+    """
+    size = -(-len(points) // MOST_POINTS)
+    if size > 1:
+        groups = [points[start : start + size] for start in range(0, len(points), size)]
+        points = [(median(x for x, _ in group), median(y for _, y in group)) for group in groups]
+    slopes = [
+        (y2 - y1) / (x2 - x1)
+        for index, (x1, y1) in enumerate(points)
+        for x2, y2 in points[index + 1 :]
+        if x2 != x1
+    ]
+    return median(slopes) if slopes else None
+
+
+def fifths(points: Sequence[tuple[float, float]], begin: float, end: float) -> list[float | None]:
+    """Medians of y in five equal parts of the time from `begin` to `end`."""
+    parts: list[list[float]] = [[] for _ in range(5)]
+    for x, y in points:
+        if begin <= x < end:
+            parts[int(5 * (x - begin) / (end - begin))].append(y)
+    return [median(part) if part else None for part in parts]
+
+
+def drift(parts: Sequence[float | None]) -> float | None:
+    """By how much the last part is larger than the first, as a share of it."""
+    first, last = parts[0], parts[-1]
+    return last / first - 1 if first and last is not None else None

@@ -1,0 +1,409 @@
+"""Traffic of every kind for a server that must bear it for hours, and what its answers must be like."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from loadgen.workload import WORDS
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+FINISH_REASONS = ("stop", "length", "tool_calls")
+# Of all requests: how many are hung up on, refused, constrained by a grammar, or call tools.
+ABORTED, INVALID, CONSTRAINED, TOOLS = 0.20, 0.05, 0.10, 0.05
+LAST_CHUNK = 24  # a client that hangs up has read fewer than so many events
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "kind": {"enum": ["fox", "owl", "hare"]},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 8}, "maxItems": 3},
+    },
+    "required": ["name", "age", "kind", "tags"],
+    "additionalProperties": False,
+}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 16}, "days": {"type": "integer"}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+FUNCTION = {"name": "get_weather", "description": "The weather of a city", "parameters": PARAMETERS}
+REGEX = r"[A-Z]{2}-[0-9]{4}(-[a-f]{1,8})?"
+CHOICE = ["red", "green", "blue", "a colour of its own"]
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came of one request."""
+
+    status: int = 0
+    body: Any = None  # of an answer that is no stream
+    events: list[dict[str, Any]] = field(default_factory=list)  # of one that is
+    num_done: int = 0  # how often it said [DONE]
+    error: str = ""  # that a stream ended with
+    hung_up: bool = False
+
+    @property
+    def choices(self) -> list[dict[str, Any]]:
+        """Of a whole answer, or of all events."""
+        parts = self.events or [self.body]
+        return [choice for part in parts for choice in part.get("choices") or ()]
+
+    def text(self, index: int = 0) -> str:
+        """What one choice says."""
+        pieces = []
+        for choice in self.choices:
+            if choice["index"] == index:
+                message = choice.get("delta") or choice.get("message") or {}
+                pieces.append(choice.get("text") or message.get("content") or "")
+        return "".join(pieces)
+
+    def calls(self) -> dict[int, tuple[str, str]]:
+        """Names and arguments of the calls of the only choice."""
+        found: dict[int, tuple[str, str]] = {}
+        for choice in self.choices:
+            message = choice.get("delta") or choice.get("message") or {}
+            for place, call in enumerate(message.get("tool_calls") or ()):
+                index, function = call.get("index", place), call["function"]
+                name, arguments = found.get(index, ("", ""))
+                said = function.get("arguments") or ""
+                found[index] = (name + (function.get("name") or ""), arguments + said)
+        return found
+
+    def finish_reasons(self) -> Counter[tuple[int, str]]:
+        """How often each choice ended, and why."""
+        ended = ((c["index"], c["finish_reason"]) for c in self.choices if c.get("finish_reason"))
+        return Counter(ended)
+
+
+# Takes an answer with status 200; gives what is wrong with it, or nothing.
+Check = Callable[[Answer], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One request, and what its answer must be."""
+
+    kind: str
+    path: str
+    body: bytes
+    check: Check
+    statuses: tuple[int, ...] = (200,)
+    hang_up_at: int | None = None  # the number of the event at which the client goes; 0: before any
+
+    def problem(self, answer: Answer) -> str:
+        """What is wrong with an answer, or nothing."""
+        if answer.hung_up:
+            return ""
+        if answer.status not in self.statuses:
+            return f"HTTP {answer.status} instead of {self.statuses[0]}: {str(answer.body)[:120]}"
+        if answer.status != 200:
+            return _shape_of_error(answer.body)
+        return answer.error or self.check(answer)
+
+
+def _shape_of_error(body: Any) -> str:
+    error = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(error, dict) or not {"message", "type", "param", "code"} <= error.keys():
+        return f"an error in another shape: {str(body)[:80]}"
+    return "" if error["message"] and isinstance(error["code"], str | None) else "an error without words"
+
+
+def well_formed(answer: Answer, n: int = 1) -> str:
+    """Every choice ends once, by a reason there is; usage adds up; a stream says [DONE] once, at its end."""
+    ended = answer.finish_reasons()
+    if sorted(index for index, _ in ended.elements()) != list(range(n)):
+        return f"choices ended {sorted(ended.elements())} instead of once each of {n}"
+    if strange := {reason for _, reason in ended} - set(FINISH_REASONS):
+        return f"finish reasons {strange}"
+    usage = (answer.events[-1] if answer.events else answer.body).get("usage") or {}
+    if usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0) != usage.get("total_tokens"):
+        return f"usage does not add up: {usage}"
+    if answer.events and answer.num_done != 1:
+        return f"[DONE] came {answer.num_done} times"
+    return ""
+
+
+def was_cut(answer: Answer) -> bool:
+    """The output was as long as it may be, so what it means need not be whole."""
+    return any(reason == "length" for _, reason in answer.finish_reasons())
+
+
+class Mixture:
+    """Draws requests of every kind in their shares."""
+
+    def __init__(self, model: str, seed: int, num_prompt_tokens: int, num_output_tokens: int) -> None:
+        self._model = model
+        self._dice = random.Random(seed)
+        self._length, self._output = num_prompt_tokens, num_output_tokens
+        self._plain: list[Callable[[], Case]] = [
+            *(self._chat, self._chat, self._completion, self._completion, self._several),
+            *(self._logprobs, self._penalties, self._echo, self._tokens),
+        ]
+        self._constrained = [self._json_schema, self._regex, self._choice, self._lark, self._json_object]
+
+    def offer(self, path: str) -> None:
+        """A further endpoint is there."""
+        self._plain.append({RESPONSES: self._response, MESSAGES: self._message}[path])
+
+    def draw(self) -> Case:
+        """The next request."""
+        dice = self._dice
+        share = dice.random()
+        if share < ABORTED:
+            makers = [self._chat, self._completion, self._json_schema, self._several]
+            case = dice.choice(makers)()
+            at = dice.randrange(LAST_CHUNK)
+            return Case("hung up on", case.path, _streamed(case.body), case.check, hang_up_at=at)
+        share -= ABORTED
+        for part, makers in (
+            (INVALID, [self._invalid]),
+            (CONSTRAINED, self._constrained),
+            (TOOLS, [self._tools]),
+        ):
+            if share < part:
+                return dice.choice(makers)()
+            share -= part
+        return dice.choice(self._plain)()
+
+    # Kinds. Each draws what differs from one request to the next.
+
+    def _prompt(self) -> str:
+        count = self._dice.randint(2, self._length)
+        return " ".join(self._dice.choices(WORDS, k=count))
+
+    def _case(
+        self, kind: str, path: str, body: Mapping[str, Any], check: Check | None = None, n: int = 1
+    ) -> Case:
+        def whole(answer: Answer) -> str:
+            return well_formed(answer, n) or (check(answer) if check else "")
+
+        full = {"model": self._model, "seed": self._dice.randrange(1 << 40), **body}
+        if path == CHAT and "messages" not in full:
+            full["messages"] = [{"role": "user", "content": self._prompt()}]
+        if path == COMPLETIONS and "prompt" not in full:
+            full["prompt"] = self._prompt()
+        full.setdefault("max_tokens", self._dice.randint(1, self._output))
+        data = json.dumps(full).encode()
+        return Case(kind, path, _streamed(data) if self._dice.random() < 0.6 else data, whole)
+
+    def _chat(self) -> Case:
+        stream = {"stream": True, "stream_options": {"include_usage": True}}
+        body = {"ignore_eos": True, "max_tokens": self._output, "temperature": 0.8, **stream}
+        return self._case("chat", CHAT, body)
+
+    def _completion(self) -> Case:
+        ids = [self._dice.randrange(100, 1000) for _ in range(self._dice.randint(1, self._length))]
+        return self._case("completion", COMPLETIONS, {"prompt": ids, "ignore_eos": self._dice.random() < 0.7})
+
+    def _several(self) -> Case:
+        n = self._dice.randint(2, 4)
+        return self._case("several choices", COMPLETIONS, {"n": n, "temperature": 1.0, "top_p": 0.9}, None, n)
+
+    def _logprobs(self) -> Case:
+        def check(answer: Answer) -> str:
+            entries = [e for c in answer.choices if c.get("logprobs") for e in c["logprobs"]["content"]]
+            if any(not -1e4 <= e["logprob"] <= 1e-6 or len(e["top_logprobs"]) > 6 for e in entries):
+                return "a logprob out of range"
+            usage = (answer.events[-1] if answer.events else answer.body)["usage"]
+            wanted = usage["completion_tokens"]
+            return "" if abs(len(entries) - wanted) <= 1 else f"{len(entries)} logprobs of {wanted} tokens"
+
+        return self._case("logprobs", CHAT, {"logprobs": True, "top_logprobs": 5, "temperature": 0}, check)
+
+    def _penalties(self) -> Case:
+        body = {
+            "presence_penalty": 0.5,
+            "frequency_penalty": 0.3,
+            "repetition_penalty": 1.2,
+            "logit_bias": {"300": -100, "301": 5},
+            "min_tokens": 3,
+            "bad_words": ["the"],
+            "stop": ["\n\n", "###"],
+            "max_tokens": self._dice.randint(3, self._output),
+        }
+        return self._case("penalties", COMPLETIONS, body)
+
+    def _echo(self) -> Case:
+        def check(answer: Answer) -> str:
+            found = answer.body["choices"][0]["logprobs"]
+            same = len({len(found[name]) for name in ("tokens", "token_logprobs", "text_offset")}) == 1
+            return "" if same and found["token_logprobs"][0] is None else "echoed logprobs do not fit"
+
+        body = {"echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
+        case = self._case("echo", COMPLETIONS, body, check)
+        return Case(case.kind, case.path, _streamed(case.body, False), case.check)
+
+    def _tokens(self) -> Case:
+        text = self._prompt()
+
+        def check(answer: Answer) -> str:
+            return "" if answer.body["count"] == len(answer.body["tokens"]) else "tokens were miscounted"
+
+        return Case("tokenize", "/tokenize", json.dumps({"prompt": text}).encode(), check)
+
+    def _response(self) -> Case:
+        def check(answer: Answer) -> str:
+            last = answer.events[-1].get("type") if answer.events else f"response.{answer.body.get('status')}"
+            return "" if last in ("response.completed", "response.incomplete") else f"it ended with {last}"
+
+        body = {"model": self._model, "input": self._prompt(), "max_output_tokens": self._output}
+        stream = self._dice.random() < 0.6
+        return Case("responses", RESPONSES, json.dumps({**body, "stream": stream}).encode(), check)
+
+    def _message(self) -> Case:
+        def check(answer: Answer) -> str:
+            last = answer.events[-1].get("type") if answer.events else answer.body.get("type")
+            return "" if last in ("message_stop", "message") else f"it ended with {last}"
+
+        turns = [{"role": "user", "content": self._prompt()}]
+        body = {"model": self._model, "messages": turns, "max_tokens": self._output}
+        stream = self._dice.random() < 0.6
+        return Case("messages", MESSAGES, json.dumps({**body, "stream": stream}).encode(), check)
+
+    def _json_schema(self) -> Case:
+        def check(answer: Answer) -> str:
+            return (
+                ""
+                if was_cut(answer) or fits_schema(answer.text())
+                else f"not as the schema: {answer.text()[:80]}"
+            )
+
+        form = {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA, "strict": True}}
+        return self._case("grammar", CHAT, {"response_format": form, "max_tokens": 4 * self._output}, check)
+
+    def _json_object(self) -> Case:
+        def check(answer: Answer) -> str:
+            return "" if was_cut(answer) or isinstance(_json(answer.text()), dict) else "not a JSON object"
+
+        return self._case("grammar", CHAT, {"response_format": {"type": "json_object"}}, check)
+
+    def _regex(self) -> Case:
+        def check(answer: Answer) -> str:
+            fits = was_cut(answer) or re.fullmatch(REGEX, answer.text())
+            return "" if fits else f"not as the expression: {answer.text()[:80]}"
+
+        return self._case("grammar", COMPLETIONS, {"structured_outputs": {"regex": REGEX}}, check)
+
+    def _choice(self) -> Case:
+        def check(answer: Answer) -> str:
+            return "" if was_cut(answer) or answer.text() in CHOICE else f"no choice: {answer.text()[:80]}"
+
+        return self._case("grammar", CHAT, {"structured_outputs": {"choice": CHOICE}}, check)
+
+    def _lark(self) -> Case:
+        def check(answer: Answer) -> str:
+            fits = was_cut(answer) or re.fullmatch(r"\d{1,3}( [-+] \d{1,3})*", answer.text())
+            return "" if fits else f"not as the grammar: {answer.text()[:80]}"
+
+        text = 'start: NUMBER ((" + " | " - ") NUMBER)*\nNUMBER: /[0-9]{1,3}/\n'
+        return self._case("grammar", COMPLETIONS, {"structured_outputs": {"grammar": text}}, check)
+
+    def _tools(self) -> Case:
+        choice = self._dice.choice(["required", {"type": "function", "function": {"name": FUNCTION["name"]}}])
+
+        def check(answer: Answer) -> str:
+            calls = answer.calls().values()
+            valid = all(name == FUNCTION["name"] and fits_parameters(said) for name, said in calls)
+            return "" if was_cut(answer) or (calls and valid) else f"calls {list(calls)}"
+
+        body = {
+            "tools": [{"type": "function", "function": FUNCTION}],
+            "tool_choice": choice,
+            "max_tokens": 4 * self._output,
+        }
+        return self._case("tools", CHAT, body, check)
+
+    def _invalid(self) -> Case:
+        path, wrong, status = self._dice.choice(WRONG)
+        if isinstance(wrong, bytes):
+            data = wrong
+        else:
+            good = {"messages": [{"role": "user", "content": "hi"}]} if path == CHAT else {"prompt": "hi"}
+            data = json.dumps({"model": self._model, **good, **wrong}).encode()
+        return Case("invalid", path, data, lambda _: "it was accepted", (status,))
+
+
+# What must be refused: where, by which fields (or bytes), and with which status.
+WRONG: Sequence[tuple[str, dict[str, Any] | bytes, int]] = (
+    (COMPLETIONS, {"temperature": 3}, 400),
+    (COMPLETIONS, {"temperature": "hot"}, 400),
+    (COMPLETIONS, {"n": 0}, 400),
+    (COMPLETIONS, {"n": 10**6}, 400),
+    (COMPLETIONS, {"max_tokens": -1}, 400),
+    (COMPLETIONS, {"min_tokens": 9, "max_tokens": 8}, 400),
+    (COMPLETIONS, {"prompt": [1, 2, 1 << 30]}, 400),
+    (COMPLETIONS, {"prompt": [[1, 2], "x"]}, 400),
+    (COMPLETIONS, {"prompt": [1] * 70_000}, 400),
+    (COMPLETIONS, {"logit_bias": {"x": 1}}, 400),
+    (COMPLETIONS, {"allowed_token_ids": []}, 400),
+    (COMPLETIONS, {"suffix": "x"}, 400),
+    (COMPLETIONS, {"guided_regex": "x"}, 400),
+    (COMPLETIONS, {"stream_options": {"include_usage": True}}, 400),
+    (COMPLETIONS, {"structured_outputs": {"regex": "(((("}}, 400),
+    (COMPLETIONS, {"structured_outputs": {"regex": "a", "choice": ["a"]}}, 400),
+    (COMPLETIONS, {"structured_outputs": {"json": {"type": "no such type"}}}, 400),
+    (COMPLETIONS, {"cache_salt": "a/b"}, 400),
+    (CHAT, {"top_logprobs": 99, "logprobs": True}, 400),
+    (CHAT, {"messages": []}, 400),
+    (CHAT, {"messages": "hi"}, 400),
+    (CHAT, {"tools": [{"type": "function"}]}, 400),
+    (CHAT, {"tool_choice": "required"}, 400),
+    (CHAT, {"chat_template": "{{ 1 }}"}, 400),
+    (CHAT, {"model": "no-such-model"}, 404),
+    (CHAT, b'{"messages": [', 400),
+    (CHAT, b'{"messages": [], "temperature": NaN}', 400),
+    (CHAT, b"[]", 400),
+    (CHAT, b"[" * 100_000, 400),
+    (CHAT, b'{"messages": [{"role": "user", "content": "\xff"}]}', 400),
+)
+
+
+def _streamed(body: bytes, stream: bool = True) -> bytes:
+    """The same request, as a stream with usage, or not."""
+    fields = json.loads(body)
+    fields.pop("stream_options", None)
+    options = {"stream_options": {"include_usage": True}} if stream else {}
+    return json.dumps(fields | {"stream": stream} | options).encode()
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def fits_schema(text: str) -> bool:
+    """SCHEMA, by hand: what enforced it is not asked."""
+    value = _json(text)
+    if not isinstance(value, dict) or value.keys() != SCHEMA["properties"].keys():  # type: ignore[attr-defined]
+        return False
+    name, age, tags = value["name"], value["age"], value["tags"]
+    return (
+        isinstance(name, str)
+        and len(name) <= 12
+        and type(age) is int
+        and 0 <= age <= 150
+        and value["kind"] in ("fox", "owl", "hare")
+        and isinstance(tags, list)
+        and len(tags) <= 3
+        and all(isinstance(tag, str) and len(tag) <= 8 for tag in tags)
+    )
+
+
+def fits_parameters(text: str) -> bool:
+    """PARAMETERS, by hand."""
+    value = _json(text)
+    if not isinstance(value, dict) or value.keys() != {"city", "days"}:
+        return False
+    return isinstance(value["city"], str) and len(value["city"]) <= 16 and type(value["days"]) is int

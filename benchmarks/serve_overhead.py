@@ -1,0 +1,267 @@
+"""What serving costs, and whether overload harms: three questions to a Quire server on this machine.
+
+    python benchmarks/serve_overhead.py                              all three on 135M random weights, int8
+    python benchmarks/serve_overhead.py --parts ratio --rounds 7     one of them
+    python benchmarks/serve_overhead.py --model demo --kind bf16     another model
+
+    ratio      the same requests, 32 at once, through HTTP and by LLM.generate in a process of its own, in
+               turns: output tokens a second, and their ratio
+    gap        32 streams while a long prompt arrives: the gap between tokens, p99 over p50
+    overload   requests at 10 times the rate that the server can answer: goodput against its peak, how long a
+               refusal takes, what the processes hold before and after
+
+Server, engine and this client share the machine, as they do for its user; the client says what it took.
+The model is made once in --work (270 MB). No part runs a load for longer than a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from loadgen.client import Client
+from loadgen.drive import Progress, Run, drive
+from loadgen.metrics import Goal, Spread, Timeline, good_between, summarize
+from loadgen.offline import Offline
+from loadgen.openai import COMPLETIONS, Api, Unusable, ask, find_model
+from loadgen.processes import ServerProcess
+from loadgen.report import columns
+from loadgen.workload import Request, Shape, Vocabulary, first, poisson, random_requests
+
+STREAMS = 32
+RATIO_REQUESTS, RATIO_PROMPT, RATIO_OUTPUT = 64, 64, 128
+GAP_OUTPUT, GAP_AT_S = 400, 3.0
+OVERLOAD_PROMPT, OVERLOAD_OUTPUT, OVERLOAD_S, OVERLOAD_SKIP_S = 64, 32, 15.0, 5.0
+QUEUE = 32  # requests that may wait in the part about overload: as many as run
+TOKEN_IDS = range(300, 2000)  # words of every model that is measured here
+MB = 1 << 20
+
+
+class Target:
+    """A server under load."""
+
+    def __init__(self, server: ServerProcess, client: Client, api: Api) -> None:
+        self.server, self.client, self.api = server, client, api
+
+    async def run(self, requests: Iterable[Request], **how: Any) -> Run:
+        progress = Progress(len(requests) if isinstance(requests, list) else None, how.get("until_s"))
+
+        async def send(request: Request, planned_s: float | None) -> Timeline:
+            return await ask(self.client, self.api, request, planned_s, progress.chunk)
+
+        return await drive(requests, send, progress, **{"is_open": False, **how})
+
+
+class Overhead:
+    """The three parts. Each gives its figures, and says them."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.figures: dict[str, Any] = {"options": {k: str(v) for k, v in vars(options).items()}}
+        self.engine = {
+            "model": str(options.model),
+            "quantization": None if options.kind == "bf16" else options.kind,
+            "max_num_seqs": STREAMS,
+            "max_num_batched_tokens": options.max_num_batched_tokens,
+            "enable_prefix_caching": False,
+        }
+
+    def arguments(self, **more: Any) -> list[str]:
+        """Of `quire serve`, for the same engine that LLM is given."""
+        flags = [str(self.engine["model"])]
+        for name, value in (self.engine | more).items():
+            flag = name.replace("_", "-")
+            if isinstance(value, bool):
+                flags.append(f"--{flag}" if value else f"--no-{flag}")
+            elif value is not None and name != "model":
+                flags += [f"--{flag}", str(value)]
+        return flags
+
+    async def run(self) -> None:
+        for part in self.options.parts:
+            more = {"max_queued_requests": QUEUE} if part == "overload" else {}
+            log = self.options.work / f"server-{part}.log"
+            async with ServerProcess(self.arguments(**more), log) as server:
+                client = Client(server.url, timeout_s=120.0)
+                model = (await find_model(client, None)).model
+                target = Target(
+                    server, client, Api(COMPLETIONS, model, extra={"ignore_eos": True, "temperature": 0})
+                )
+                self.figures[part] = await getattr(self, part)(target)
+                client.close()
+
+    def requests(self, seed: int, count: int, prompt: int, output: int) -> list[Request]:
+        shape = Shape(prompt, output)
+        return first(random_requests(shape, Vocabulary(TOKEN_IDS), seed), count)
+
+    async def ratio(self, target: Target) -> dict[str, Any]:
+        """Round 0 warms both up."""
+        rows: list[dict[str, float]] = []
+        async with Offline(**self.engine) as offline:
+            for index in range(self.options.rounds + 1):
+                requests = self.requests(index, RATIO_REQUESTS, RATIO_PROMPT, RATIO_OUTPUT)
+                row: dict[str, float] = {}
+                for way in ("generate", "http")[:: 1 if index % 2 else -1]:
+                    row |= await self._one_way(way, requests, target, offline)
+                if index:
+                    rows.append(row)
+                    print("  ".join(f"{name} {value:,.2f}" for name, value in row.items()), flush=True)
+        medians = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+        medians["ratio"] = statistics.median(
+            row["http_tokens_per_s"] / row["generate_tokens_per_s"] for row in rows
+        )
+        print(f"\nHTTP / LLM.generate, median of {len(rows)} rounds: {medians['ratio']:.3f}\n")
+        return {"rounds": rows, **medians}
+
+    async def _one_way(
+        self, way: str, requests: list[Request], target: Target, offline: Offline
+    ) -> dict[str, float]:
+        if way == "generate":
+            prompts = [request.content for request in requests]
+            answer = await offline.generate(prompts, RATIO_OUTPUT)  # type: ignore[arg-type]
+            return {"generate_tokens_per_s": answer["tokens"] / answer["seconds"]}
+        before = target.server.usage()
+        run = await target.run(requests, max_concurrency=STREAMS)
+        after = target.server.usage()
+        summary = summarize(run.timelines, run.duration_s, Goal())
+        if summary.failed:
+            raise Unusable(f"requests failed: {summary.errors}")
+        tokens = summary.num_output_tokens
+        cpu_us = {
+            f"{name}_us_per_token": 1e6 * (after[name].cpu_s - before[name].cpu_s) / tokens for name in after
+        }
+        own = {"client_us_per_token": 1e6 * run.cpu_s / tokens}
+        return {"http_tokens_per_s": summary.per_s(tokens), **cpu_us, **own}
+
+    async def gap(self, target: Target) -> dict[str, Any]:
+        requests = self.requests(99, STREAMS, RATIO_PROMPT, GAP_OUTPUT)
+        long = Request(self.requests(98, 1, self.options.long_prompt, 1)[0].content, 8, GAP_AT_S)
+        await target.run(requests[:8], max_concurrency=STREAMS)  # warms up
+        found = []
+        for _ in range(self.options.rounds):
+            run = await target.run(requests, max_concurrency=STREAMS, injected=[long])
+            spread = summarize(run.timelines, run.duration_s, Goal()).itl
+            injected = next(iter(run.injected), None)
+            if spread is None or injected is None or injected.error:
+                raise Unusable(f"the long prompt: {injected.error if injected else 'the run was too short'}")
+            found.append(
+                {
+                    "p50_ms": spread.p50,
+                    "p99_ms": spread.p99,
+                    "max_ms": spread.largest,
+                    "p99_over_p50": spread.p99 / spread.p50,
+                    "long_ttft_ms": 1e3 * (injected.ttft_s or 0.0),
+                }
+            )
+            print("  ".join(f"{name} {value:,.2f}" for name, value in found[-1].items()), flush=True)
+        ratio = statistics.median(row["p99_over_p50"] for row in found)
+        print(f"\ngap between tokens, p99 / p50, median of {len(found)}: {ratio:.2f}\n")
+        return {"rounds": found, "p99_over_p50": ratio}
+
+    async def overload(self, target: Target) -> dict[str, Any]:
+        """The goal comes from the server when it is just full: twice its time per token, thrice its queue."""
+        endless = random_requests(Shape(OVERLOAD_PROMPT, OVERLOAD_OUTPUT), Vocabulary(TOKEN_IDS), 7)
+        full = await target.run(endless, max_concurrency=STREAMS, until_s=8.0)
+        summary = summarize(full.timelines, full.duration_s, Goal())
+        if not summary.tpot or not summary.completed:
+            raise Unusable(f"nothing was answered: {summary.errors}")
+        capacity = summary.per_s(summary.completed)
+        goal = Goal(ttft=round(3e3 * QUEUE / capacity), tpot=round(2 * summary.tpot.p50))
+        print(f"capacity {capacity:.1f} requests/s; goal: {goal}", flush=True)
+        rows, memory = [], [_held(target.server)]
+        for times in (0.5, 1.0, 2.0, self.options.times):
+            arrivals = poisson(endless, times * capacity, int(times * 10))
+            requests = first(arrivals, sys.maxsize, OVERLOAD_S)
+            run = await target.run(requests, is_open=True)
+            rows.append(_overload_row(times, run, goal))
+            memory.append(_held(target.server))
+            print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
+        peak = max(row["goodput"] for row in rows)
+        share = rows[-1]["goodput"] / peak if peak else 0.0
+        print(f"\ngoodput at {self.options.times:g} times capacity over its peak: {share:.3f}")
+        print(f"MB held: {memory}\n")
+        return {"capacity": capacity, "goal": str(goal), "rows": rows, "share_of_peak": share, "mb": memory}
+
+
+def _overload_row(times: float, run: Run, goal: Goal) -> dict[str, Any]:
+    """Goodput while the load lasts, its beginning left out."""
+    begin_s, end_s = run.begin_s + OVERLOAD_SKIP_S, run.begin_s + OVERLOAD_S
+    rejections = Spread.of(1e3 * (t.end_s - t.sent_s) for t in run.timelines if t.is_rejected)
+    lateness = Spread.of(1e3 * (t.sent_s - t.planned_s) for t in run.timelines if t.planned_s is not None)
+    others = [t.error for t in run.timelines if t.error and not t.is_rejected]
+    return {
+        "times": times,
+        "goodput": round(good_between(run.timelines, goal, begin_s, end_s), 2),
+        "rejected": sum(t.is_rejected for t in run.timelines),
+        "retry_after": sum(bool(t.retry_after) for t in run.timelines),
+        "rejection_p50_ms": rejections and round(rejections.p50, 2),
+        "rejection_p99_ms": rejections and round(rejections.p99, 2),
+        "client_late_p99_ms": lateness and round(lateness.p99, 2),
+        "other_errors": len(others),
+    }
+
+
+def _held(server: ServerProcess) -> dict[str, float]:
+    return {name: round(one.rss_bytes / MB, 1) for name, one in server.usage().items()}
+
+
+def markdown(figures: dict[str, Any]) -> str:
+    """The three answers as tables."""
+    parts = []
+    for part in ("ratio", "gap", "overload"):
+        rows = figures.get(part, {}).get("rounds") or figures.get(part, {}).get("rows")
+        if rows:
+            cells = [
+                [f"{row[name]:,.2f}" if row[name] is not None else "" for name in rows[0]] for row in rows
+            ]
+            parts.append(f"### {part}\n\n{columns([list(rows[0]), *cells])}\n")
+    return "\n".join(parts)
+
+
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, usage="%(prog)s [options]"
+    )
+    parts = ("ratio", "gap", "overload")
+    parser.add_argument("--parts", nargs="+", choices=parts, default=parts, help="default: all")
+    parser.add_argument("--model", metavar="MODEL", help="default: 135M random weights, made in --work")
+    parser.add_argument("--kind", choices=("bf16", "int8", "int4"), default="int8", help="default: int8")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="default: 5")
+    parser.add_argument("--long-prompt", type=int, default=2048, metavar="TOKENS", help="default: 2048")
+    parser.add_argument("--times", type=float, default=10.0, metavar="X", help="overload; default: 10")
+    parser.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="default: the engine's")
+    parser.add_argument("--work", type=Path, default=Path("~/.cache/quire-peers"), metavar="FOLDER")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures here")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables here")
+    options = parser.parse_args()
+    options.work = options.work.expanduser()
+    options.work.mkdir(parents=True, exist_ok=True)
+    return options
+
+
+def main() -> None:
+    options = read_options()
+    if options.model is None:
+        from peers import checkpoints
+
+        options.model = checkpoints.make("s135", options.work)
+    overhead = Overhead(options)
+    try:
+        asyncio.run(overhead.run())
+    except Unusable as problem:
+        sys.exit(str(problem))
+    finally:
+        if options.json:
+            options.json.write_text(json.dumps(overhead.figures, indent=1) + "\n", "utf-8")
+        if options.markdown:
+            options.markdown.write_text(markdown(overhead.figures), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
