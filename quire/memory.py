@@ -15,7 +15,7 @@ from quire.program import ops
 from quire.program.ops.experts import ExpertWeights
 from quire.program.passes import plan_buffers
 from quire.program.program import Load, Program, WeightBytes, WeightSpec
-from quire.quantize.kinds import DTYPES, Storage
+from quire.quantize.kinds import DTYPES, Int4, Int8, Storage
 
 _UNLIMITED = 1 << 60  # control groups of version 1 say "none" with a number beyond any memory
 KV_SHARE = 0.5  # of the memory left beside weights and activations, when no size is asked for
@@ -26,7 +26,7 @@ class MemoryPlan:
     """Bytes by purpose. The cache has `num_blocks` blocks; sequences may have `max_model_len` tokens."""
 
     weight_bytes: int  # as stored
-    working_bytes: int  # as computed with: packed for the native backend, float32 for the reference
+    working_bytes: int  # as the backend keeps them: packed, or in the reference floats as float32
     activation_bytes: int
     kv_block_bytes: int
     num_blocks: int
@@ -67,7 +67,7 @@ def plan_memory(
     storage = storage or {name: Storage("f32") for name in weights}
     stored = stored_format(storage)
     working, packing = _working_bytes(program, storage, config)
-    activations = _activation_bytes(program, config)
+    activations = _activation_bytes(program, storage, config)
     block_bytes = kv_token_bytes(program, kv_dtype(config, stored)) * config.block_size
     left = available_bytes - working - activations
     max_model_len = config.max_model_len or longest
@@ -103,19 +103,37 @@ def _working_bytes(program: Program, storage: Mapping[str, Storage], config: Eng
         layout = plan_layout(program, storage)
         through_file = config.quantization is not None and config.packed_cache
         return layout.nbytes, 2 * max(part.nbytes for part in layout.parts) if through_file else 0
-    return sum(spec.size * 4 for spec in program.weights().values()), 0
+    return sum(_kept_bytes(spec, storage[name]) for name, spec in program.weights().items()), 0
 
 
-def _activation_bytes(program: Program, config: EngineConfig) -> int:
-    """Of the largest step: all values and, natively, rows laid out for products."""
+def _kept_bytes(spec: WeightSpec, how: Storage) -> int:
+    """By the reference: floats as float32, whatever is quantized as it is stored."""
+    return spec.size * 4 if how.kind in DTYPES else how.nbytes(spec.shape)
+
+
+def _activation_bytes(program: Program, storage: Mapping[str, Storage], config: EngineConfig) -> int:
+    """Of the largest step: all values, and what products take beside them: natively, rows laid out for them;
+    in the reference, a quantized matrix unpacked.
+    """
     most = config.max_num_batched_tokens  # of tokens, and of logits: those of a prompt may all be asked
     values = plan_buffers(program).nbytes(Load(((0, most),), most))
     if not is_native(config):
-        return values
+        return values + max(_unpacked_bytes(w, storage[name]) for name, w in program.weights().items())
     room = max((_row_bytes(w) for op in program for w in op.weights() if len(w.shape) == 2), default=0)
     experts = (op for op in program if isinstance(op, ops.Experts))
     apart = max((op.chosen * _expert_bytes(op.experts) for op in experts), default=0)
     return values + most * (room + apart)
+
+
+def _unpacked_bytes(spec: WeightSpec, how: Storage) -> int:
+    """What the reference makes of a quantized matrix while it multiplies (numerics.quantized_matmul):
+    a code for each weight, those packed by two one by one, and two groups of inputs as float64.
+    """
+    if how.kind in DTYPES:
+        return 0
+    outputs, inputs = spec.shape[-2:]
+    each, group = (2, Int4.activation_group) if how.kind == "int4" else (1, Int8.activation_group)
+    return outputs * (each * inputs + 2 * 8 * min(group, inputs))
 
 
 def _row_bytes(weight: WeightSpec) -> int:
@@ -155,13 +173,10 @@ def misfit(plan: MemoryPlan, config: EngineConfig) -> ConfigError | None:
 def _too_large(plan: MemoryPlan, config: EngineConfig, least: int) -> tuple[str, str]:
     """What of the model is too large, and what to do. A cache has `least` bytes or more."""
     if plan.working_bytes + plan.loading_bytes > plan.available_bytes:
-        hint = "take a smaller model: the reference backend computes in float32, however weights are stored"
-        if is_native(config):
-            fewer = {
-                None: "give quantization = 'int8' or 'int4', or ",
-                "int8": "give quantization = 'int4', or ",
-            }
-            hint = fewer.get(config.quantization, "") + "take a smaller model"
+        fewer = {None: "give quantization = 'int8' or 'int4', or ", "int8": "give quantization = 'int4', or "}
+        hint = fewer.get(config.quantization, "") + "take a smaller model"
+        if not is_native(config) and config.quantization is None:
+            hint += ": the reference backend keeps float32, however weights are stored"
         return ": the weights alone are too large", hint
     left = plan.available_bytes - plan.working_bytes - plan.activation_bytes
     if left >= least:

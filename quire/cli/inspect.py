@@ -170,8 +170,7 @@ def _memory_rows(d: dict[str, Any]) -> Iterator[tuple[str, str]]:
     available, working = memory["available_bytes"], memory["working_weight_bytes"]
     tokens, longest = memory["kv_cache_tokens"], memory["max_model_len"]
     yield "memory available", gigabytes(available)
-    why = " as float32 (the reference backend computes in float32)" if d["backend"] == "reference" else ""
-    yield "  weights in use", gigabytes(working) + why
+    yield "  weights in use", gigabytes(working) + _as_float32(d)
     yield "  activations", f"{gigabytes(memory['activation_bytes'])} at most"
     if tokens:
         sequences = counted(tokens // max(longest, 1), "sequence")
@@ -189,6 +188,16 @@ def _memory_rows(d: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "fits this machine", f"no: {gigabytes(short)} short: {culprit} too large"
     else:
         yield "fits this machine", f"no: {in_flags(d['problem'])}"
+
+
+def _as_float32(d: dict[str, Any]) -> str:
+    """What the reference backend, which computes in float32, makes of the weights."""
+    from quire.quantize.kinds import DTYPES
+
+    if d["backend"] != "reference":
+        return ""
+    quantized = any(kind not in DTYPES for kind in d["weight_bytes"])
+    return ", what is not quantized as float32" if quantized else " as float32"
 
 
 def _absent(facts: Description) -> str:

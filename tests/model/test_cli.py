@@ -293,8 +293,10 @@ def test_inspect(capsys: pytest.CaptureFixture[str], demo_folder: Path) -> None:
         assert word in shown
     assert call("inspect", "demo", "--device", "reference") == 0
     shown = capsys.readouterr().out
-    for word in ("NumPy, float32", "as float32"):
+    for word in ("NumPy, float32", "MB as float32"):
         assert word in shown
+    assert call("inspect", "demo", "--device", "reference", "--quantization", "int8") == 0
+    assert "MB, what is not quantized as float32" in capsys.readouterr().out
 
 
 def _model(folder: Path, **config: object) -> Path:

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tiny import CONFIGS
 
 from quire.backends.kv_cache import KV_DTYPES, kv_dtype, kv_token_bytes
+from quire.backends.reference import ReferenceBackend
 from quire.build import describe
 from quire.config import KV_CACHE_DTYPES, EngineConfig
 from quire.errors import ConfigError
-from quire.memory import available_memory, gigabytes, misfit, plan_memory, stored_format, summary
+from quire.memory import (
+    _unpacked_bytes,
+    available_memory,
+    gigabytes,
+    misfit,
+    plan_memory,
+    stored_format,
+    summary,
+)
 from quire.models import read_model
+from quire.program import WeightSpec
 from quire.program.passes import fuse
-from quire.quantize.round_to_nearest import kind_of
+from quire.quantize.round_to_nearest import kind_of, quantize
 
 PROGRAM = fuse(read_model(CONFIGS["llama"]).program)
 TOKEN_BYTES = PROGRAM.kv_token_bytes(4)
@@ -72,7 +84,7 @@ def test_what_does_not_fit_says_how_much_is_missing_and_what_helps() -> None:
     whole, _ = plan(10**9)
     weights, fixed = whole.working_bytes, whole.working_bytes + whole.activation_bytes
     cases = [
-        (weights - 1, {}, "the weights alone", "smaller model: the reference backend computes in float32"),
+        (weights - 1, {}, "the weights alone", "smaller model: the reference backend keeps float32"),
         (weights + 1, {}, "short", "max_num_batched_tokens"),
         (fixed + 10**5, {"kv_cache_memory_bytes": 10**6}, "short", "kv_cache_memory_bytes = 100000 or less"),
         (fixed + 10**4, {"max_model_len": 256}, "short", "max_model_len"),
@@ -101,7 +113,23 @@ def test_counted_before_loading_is_there_after(quantization: str | None) -> None
     facts = describe(EngineConfig(quantization=quantization, device="reference"))
     weights = load(facts.program.weights(), facts.folder.checkpoint(), facts.program.ignored, quantization)
     assert sum(weight.nbytes for weight in weights.values()) == facts.memory.weight_bytes
-    assert sum(weight.dense().nbytes for weight in weights.values()) == facts.memory.working_bytes
+    backend = ReferenceBackend(facts.program, weights, num_blocks=1, block_size=16)
+    kept = (*backend._weights.values(), *backend._quantized.values())
+    assert sum(weight.nbytes for weight in kept) == facts.memory.working_bytes
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_room_for_a_quantized_matrix_unpacked(quantization: str) -> None:
+    """The reference multiplies the largest one with a row: what NumPy takes meanwhile was counted."""
+    rng = np.random.default_rng(0)
+    spec = WeightSpec("m", (3000, 512), ("m",), quantizable=True)
+    matrix = quantize(spec, rng.standard_normal(spec.shape, np.float32), quantization)
+    row = rng.standard_normal((1, 512), np.float32)
+    tracemalloc.start()
+    matrix.product(row)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 0.9 * peak < _unpacked_bytes(spec, matrix.storage) <= peak
 
 
 def test_a_config_alone_can_be_described(tmp_path: Path) -> None:
