@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.backends.kv_cache import KV_DTYPES, KV_ITEM_BYTES, is_native
+from quire.backends.kv_cache import KV_DTYPES, KV_ITEM_BYTES, is_native, kv_token_bytes
 from quire.build import Built, build
 from quire.config import QUANTIZATIONS, EngineConfig
 from quire.errors import ConfigError
@@ -112,10 +112,11 @@ def _logits(built: Built, ids: list[int]) -> Array:
 
 
 def _bits(built: Built, change: Mapping[str, Any]) -> float:
-    """Bits of one weight, scales and unquantized ones included; or of one cached number."""
+    """Bits of one weight, unquantized ones included; or of one cached number. Scales count."""
+    program = built.description.program
     if "kv_cache_dtype" in change:
-        return 8 * KV_ITEM_BYTES[change["kv_cache_dtype"]]
-    specs = built.description.program.weights().values()
+        return 8 * kv_token_bytes(program, change["kv_cache_dtype"]) / program.kv_token_bytes(1)
+    specs = program.weights().values()
     return 8 * sum(map(built.description.nbytes, specs)) / sum(spec.size for spec in specs)
 
 

@@ -216,6 +216,14 @@ def test_the_report_as_a_table(
     assert "no tokenizer" in capsys.readouterr().err
 
 
+def test_scales_of_an_int8_cache_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "MOST_LOGITS", 2048 * 20)
+    found = {loss.stored: loss.bits for loss in report.measure("demo", {}, lambda *told: None)}
+    head_dim = describe(EngineConfig()).model.config.head_dim
+    assert found["int8 KV cache"] == 8 + 32 / head_dim
+    assert found["float16 KV cache"] == found["bfloat16 KV cache"] == 16
+
+
 def test_the_report_does_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "MOST_LOGITS", 2048 * 150)
     options = {"device": "reference", "quantization": "int8"}
