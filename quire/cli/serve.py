@@ -26,6 +26,8 @@ WORDS = """MODEL    checkpoint folder, hub id such as Qwen/Qwen3-0.6B, or 'demo'
          comes with Quire"""
 CURL = """  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\
     -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Tell me a story."}}]}}'"""
+KEY = """ \\
+    -H "Authorization: Bearer $QUIRE_API_KEY\""""
 CHOSEN = ("backend", "isa", "num_threads", "weights", "kv_cache_dtype", "kv_cache_tokens", "max_model_len")
 
 _LOG = logging.getLogger(__name__)
@@ -71,4 +73,4 @@ def _show_ready(serving: Serving, url: str) -> None:
     words = ", ".join(f"{name.replace('_', ' ')} {chosen[name]}" for name in CHOSEN if name in chosen)
     print(f"{bold('quire serves')} {', '.join(serving.names)} {bold('at')} {url}/v1")
     print(f"  {chosen['architecture']}: {words}")
-    print(CURL.format(url=url, model=serving.names[0], key=""), flush=True)
+    print(CURL.format(url=url, model=serving.names[0], key=KEY if serving.keyed else ""), flush=True)

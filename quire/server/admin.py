@@ -275,8 +275,8 @@ async def metrics(request: Request) -> Response:
 
 @describes("This document")
 async def openapi(request: Request) -> Response:
-    keys = bool(request.app.state.keys)
-    return Response(_ENCODER.encode(document(request.app.routes, keys=keys)), media_type="application/json")
+    content = document(request.app.routes, keys=serving_of(request).keyed)
+    return Response(_ENCODER.encode(content), media_type="application/json")
 
 
 ROUTES = [

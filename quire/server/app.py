@@ -14,19 +14,19 @@ from quire.server import admin
 from quire.server.errors import Refused, response_for
 from quire.server.exchange import Exchanges
 from quire.server.limits import wrap
+from quire.server.openai import chat, completions
 from quire.server.serving import Serving
 
 
 def make_app(serving: Serving, keys: tuple[str, ...]) -> ASGIApp:
     """All routes over one Serving, behind their guards. `keys` are asked for unless there are none."""
     app = Starlette(
-        routes=[*admin.ROUTES],
+        routes=[*chat.ROUTES, *completions.ROUTES, *admin.ROUTES],
         middleware=[Middleware(Exchanges, serving)],
         exception_handlers={QuireError: _refuse, HTTPException: _refuse, Exception: _refuse},
     )
     app.router.redirect_slashes = False
     app.state.serving = serving
-    app.state.keys = bool(keys)
     return wrap(app, serving.config, keys, serving.metrics)
 
 

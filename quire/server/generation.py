@@ -26,6 +26,7 @@ class Part:
     reader: RequestReader
     stream: Stream
     queued: bool = True  # no output has come
+    num_deliveries: int = 0
     first_s: float | None = None  # when the first token was here
     last_s: float = 0.0
     max_gap_s: float = 0.0
@@ -40,6 +41,7 @@ class Part:
 
     def take(self, outputs: list[Output], now: float, metrics: Metrics) -> None:
         """Read what came from the engine. Raises GenerationFailed for a choice that failed."""
+        self.num_deliveries += 1
         num_tokens = sum(len(output.token_ids) for output in outputs)
         if self.first_s is None:
             metrics.first_tokens(self.reader.request, num_tokens, outputs[0].num_cached_tokens)
@@ -194,7 +196,8 @@ class Generation:
         metrics = part.reader.output.metrics
         first = part.first_s or now
         admitted = metrics.admitted_s if metrics and metrics.admitted_s is not None else first
-        num_gaps = max(len(choice.token_ids) for choice in part.reader.output.outputs) - 1
+        num_tokens = max(len(choice.token_ids) for choice in part.reader.output.outputs)
+        num_gaps = max(num_tokens, part.num_deliveries) - 1
         span = part.last_s - first if part.first_s else 0.0
         return {
             "queue_ms": (admitted - self.arrival_s) * 1e3,

@@ -57,7 +57,7 @@ async def serve(config: ServerConfig, engine_config: EngineConfig, ready: Ready)
     engine = RemoteEngine(engine_config)
     try:
         await engine.start()
-        serving = await asyncio.to_thread(_make_serving, config, engine_config, engine)
+        serving = await asyncio.to_thread(_make_serving, config, engine_config, engine, bool(keys))
         try:
             return await _Server(serving, keys, ready).run(listener)
         finally:
@@ -71,7 +71,9 @@ async def serve(config: ServerConfig, engine_config: EngineConfig, ready: Ready)
         listener.close()
 
 
-def _make_serving(config: ServerConfig, engine_config: EngineConfig, engine: RemoteEngine) -> Serving:
+def _make_serving(
+    config: ServerConfig, engine_config: EngineConfig, engine: RemoteEngine, keyed: bool
+) -> Serving:
     folder = ModelFolder.at(resolve(engine_config.model, engine_config.revision, weights=False))
     frontend = Frontend(
         folder,
@@ -86,7 +88,7 @@ def _make_serving(config: ServerConfig, engine_config: EngineConfig, engine: Rem
     spoken = _find_dialect(config, frontend.chat_template.templates, frontend.tokenizer)
     if (problem := spoken.self_check(frontend.chat_template)) is not None:
         _LOG.warning("tool calls: %s", problem)
-    return Serving(config, engine_config, frontend, engine, metrics, names, spoken)
+    return Serving(config, engine_config, frontend, engine, metrics, names, keyed, spoken)
 
 
 def _find_dialect(

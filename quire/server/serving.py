@@ -58,6 +58,7 @@ class Serving:
     engine: RemoteEngine
     metrics: Metrics
     names: tuple[str, ...]
+    keyed: bool  # API keys are asked for
     dialect: Dialect  # how the model writes tool calls and reasoning
     draining: bool = False
     exchanges: set[Exchange] = field(default_factory=set)
