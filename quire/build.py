@@ -24,7 +24,9 @@ from quire.program.program import Program, WeightBytes, WeightSpec
 from quire.quantize.kinds import Storage
 from quire.quantize.round_to_nearest import kind_of
 from quire.runner.arithmetic import NUMPY
+from quire.runner.masks import Grammars
 from quire.runner.runner import Runner
+from quire.text.tokenizer import Tokenizer
 from quire.weights.folder import ModelFolder
 from quire.weights.hub import resolve
 from quire.weights.load import load, plan
@@ -123,9 +125,23 @@ def build(config: EngineConfig, progress: Progress | None = None, announce: Anno
     )
     vocab_size = description.model.config.vocab_size
     arithmetic = Sampling(backend.isa) if isinstance(backend, NativeBackend) else NUMPY
-    runner = Runner(backend, vocab_size=vocab_size, block_size=config.block_size, arithmetic=arithmetic)
+    runner = Runner(
+        backend,
+        vocab_size=vocab_size,
+        block_size=config.block_size,
+        arithmetic=arithmetic,
+        load_grammars=lambda: _grammars(description),
+    )
     engine = Engine(scheduler, runner, vocab_size=vocab_size)
     return Built(description, engine, backend, _chosen(description, backend))
+
+
+def _grammars(description: Description) -> Grammars:
+    """Made for the first request that has a grammar: it takes time and memory that others need not spend."""
+    from quire.grammar import grammars
+
+    tokenizer = Tokenizer.from_folder(description.folder.path)
+    return grammars.Grammars(tokenizer, description.model.config.vocab_size)
 
 
 def _backend(description: Description, progress: Progress | None) -> Backend:

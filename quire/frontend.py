@@ -13,6 +13,7 @@ from numbers import Integral
 from typing import Any
 
 from quire.errors import RequestError, did_you_mean
+from quire.grammar.compiler import GrammarCompiler
 from quire.models import Model
 from quire.outputs import CompletionOutput, Logprob, Logprobs, RequestOutput
 from quire.sampling_params import SamplingParams, default_sampling_params
@@ -68,6 +69,8 @@ class Frontend:
         self.chat_template = ChatTemplate.from_folder(folder.path, tokens)
         if self.tokenizer:
             self.tokenizer.chat_template = self.chat_template
+        names = self.tokenizer.control_tokens if self.tokenizer else {}
+        self.grammars = GrammarCompiler(model.config.vocab_size, names)
         self.default_params = default_sampling_params(generation)
         self.eos_token_ids = self._find_eos(generation)
         self._seed = seed
@@ -164,8 +167,8 @@ class Frontend:
     def request(
         self, prompt: Encoded, params: SamplingParams, *, request_id: str, arrival_s: float
     ) -> NewRequest:
-        """Complete what a caller asked: seed, bad words as token ids, rope variant."""
-        params = self._complete(params)
+        """Complete what a caller asked: seed, bad words as token ids, rope variant, grammar."""
+        params, grammar = self._complete(params), self._grammar(params)
         vocab_size, num_prompt = self.model.config.vocab_size, len(prompt.token_ids)
         params.check_vocabulary(vocab_size)
         limit = self.longest_context
@@ -184,11 +187,12 @@ class Frontend:
             cache_salt=prompt.cache_salt,
             eos_token_ids=self.eos_token_ids,
             context_variant=self.model.context_variant(limit),
+            grammar=grammar,
         )
 
     def _complete(self, params: SamplingParams) -> SamplingParams:
         self._num_requests += 1
-        changes: dict[str, Any] = {}
+        changes: dict[str, Any] = {"structured_outputs": None}  # the request's grammar stands for it
         if params.seed is None:
             number = f"{self._seed} {self._num_requests}".encode()
             digest = hashlib.blake2b(number, digest_size=8).digest()
@@ -202,6 +206,22 @@ class Frontend:
             sequences = dict.fromkeys(ids for ids in found if ids)
             changes["bad_words_token_ids"] = (*params.bad_words_token_ids, *sequences)
         return replace(params, **changes)  # a copy: the caller may go on changing its own
+
+    def _grammar(self, params: SamplingParams) -> str:
+        """What the output must match; "" when that is anything."""
+        if params.structured_outputs is None:
+            return ""
+        replace(params)  # what was assigned since it was made may contradict
+        self.need_tokenizer()
+        if not any(token_id < self.model.config.vocab_size for token_id in self.eos_token_ids):
+            problem = "this model has no end token, so a structured output could not end"
+            raise RequestError(problem, None, "structured_outputs")
+        return self.grammars.compile(params.structured_outputs)
+
+    def close(self) -> None:
+        """End the processes that render chat templates and try grammars out."""
+        self.chat_template.close()
+        self.grammars.close()
 
     def read(self, request: NewRequest, prompt: str | None) -> RequestReader:
         """What turns this request's outputs into text."""

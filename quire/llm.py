@@ -124,8 +124,11 @@ class LLM:
         return SamplingParams(**self.frontend.default_params)
 
     def close(self) -> None:
-        """Stop the process that renders chat templates. The model's memory goes with this object."""
-        self.frontend.chat_template.close()
+        """Stop the processes that render chat templates and compile grammars.
+
+        The model's memory goes with this object.
+        """
+        self.frontend.close()
 
     def __enter__(self) -> LLM:
         return self

@@ -42,7 +42,8 @@ class OpenRequest:
             max_known=min(longest, max_model_len),
             eos_token_ids=eos_token_ids,
             end_token_ids=eos_token_ids.union(params.stop_token_ids),
-            min_known=num_prompt + params.min_tokens,
+            # Under a grammar the device gives an end token early only where nothing else can follow.
+            min_known=num_prompt + (0 if new.grammar else params.min_tokens),
             num_open=params.n,
             lacks_prompt_logprobs=params.prompt_logprobs is not None and num_prompt > 1,
             owes_prompt_logprobs=params.prompt_logprobs is not None and num_prompt > 1,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +12,7 @@ from quire.backends.backend import Backend
 from quire.program.batch import Batch
 from quire.runner.arithmetic import NUMPY, Arithmetic
 from quire.runner.logprobs import LogitsError, prompt_logprobs
+from quire.runner.masks import Grammars, GrammarState, Masks
 from quire.runner.sampler import SamplerState, sample
 from quire.types import Admission, PositionLogprobs, Row, RowResult, Step, StepResult
 
@@ -22,6 +24,7 @@ class Slot:
     admission: Admission
     token_ids: list[int]
     sampler: SamplerState
+    grammar: GrammarState | None = None
     blocks: list[int] = field(default_factory=list)
 
     def wanted_logits(self, row: Row) -> int:
@@ -37,28 +40,50 @@ class Slot:
 
 
 class Runner:
-    """Executes steps on a backend. Rows of the batch are the step's rows, in their order."""
+    """Executes steps on a backend. Rows of the batch are the step's rows, in their order.
+
+    `load_grammars` is called when the first grammar comes; without it there must be none.
+    """
 
     def __init__(
-        self, backend: Backend, *, vocab_size: int, block_size: int, arithmetic: Arithmetic = NUMPY
+        self,
+        backend: Backend,
+        *,
+        vocab_size: int,
+        block_size: int,
+        arithmetic: Arithmetic = NUMPY,
+        load_grammars: Callable[[], Grammars] | None = None,
     ) -> None:
         self._backend = backend
         self._arithmetic = arithmetic
         self._vocab_size = vocab_size
         self._block_size = block_size
         self._slots: dict[int, Slot] = {}
+        self._masks = Masks(load_grammars) if load_grammars else None
 
     def execute(self, step: Step) -> StepResult:
         """Compute one step: logits from the backend, then a token for each row that samples."""
         self._apply(step)
         rows = [(row, self._slots[row.slot]) for row in step.rows]
+        masks = self._begin_masks(rows)
         logits = self._backend.execute(self._batch(rows))
+        if masks is not None:
+            masks.result()
         results, first = [], 0
         for row, slot in rows:
             count = slot.wanted_logits(row)
             results.append(_finish(row, slot, logits[first : first + count], self._arithmetic))
             first += count
         return StepResult(tuple(results))
+
+    def _begin_masks(self, rows: Sequence[tuple[Row, Slot]]) -> Future[None] | None:
+        """Start what computes the masks of the rows that have a grammar; None when there is none."""
+        ruled = [
+            (slot.grammar, slot.token_ids, slot.admission.eos_token_ids)
+            for row, slot in rows
+            if slot.grammar is not None and row.sample
+        ]
+        return self._masks.begin(ruled) if ruled and self._masks else None
 
     def _apply(self, step: Step) -> None:
         for number in step.released:
@@ -67,7 +92,8 @@ class Runner:
         for admission in step.admitted:
             token_ids = list(brought[admission.slot])
             sampler = SamplerState(admission, token_ids, self._vocab_size)
-            self._slots[admission.slot] = Slot(admission, token_ids, sampler)
+            grammar = GrammarState(admission) if admission.grammar else None
+            self._slots[admission.slot] = Slot(admission, token_ids, sampler, grammar)
         for number, blocks in step.granted:
             self._slots[number].blocks += blocks
 
@@ -102,7 +128,13 @@ def _finish(row: Row, slot: Slot, logits: np.ndarray, arithmetic: Arithmetic) ->
         return RowResult(error=error.message)
     if not row.sample:
         return RowResult(prompt_logprobs=scored)
-    result = sample(logits[-1], slot.sampler, arithmetic)
+    barred = None
+    if slot.grammar is not None:
+        barred = slot.grammar.barred
+        if barred is None:
+            problem = slot.grammar.error or "this engine has no grammars"
+            return RowResult(error=f"the grammar cannot go on: {problem}")
+    result = sample(logits[-1], slot.sampler, arithmetic, barred)
     slot.token_ids += result.token_ids
     slot.sampler.extend(result.token_ids)
     return RowResult(result.token_ids, result.logprobs, scored, result.error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quire.runner.arithmetic import NUMPY, Arithmetic, Logits
 from quire.runner.logprobs import LogitsError, greatest, position_logprobs
@@ -92,9 +93,15 @@ class SamplerState:
         return self.num_tokens - self.num_prompt_tokens < self.params.min_tokens
 
 
-def sample(logits: Logits, state: SamplerState, arithmetic: Arithmetic = NUMPY) -> RowResult:
-    """Choose the token that follows all tokens of `state`; neither argument is changed.  # logits [V]
+def sample(
+    logits: Logits,
+    state: SamplerState,
+    arithmetic: Arithmetic = NUMPY,
+    barred: NDArray[np.bool_] | None = None,
+) -> RowResult:
+    """Choose the token that follows all tokens of `state`; no argument is changed.  # logits, barred [V]
 
+    `barred` is True for the tokens that the request's grammar forbids here.
     The position of the random draw is the index of the new token in the sequence. Call `state.extend` with
     the token before choosing the one after it. Logits that are not numbers, and constraints that leave no
     token, give a RowResult with `error` set and no token.
@@ -103,8 +110,8 @@ def sample(logits: Logits, state: SamplerState, arithmetic: Arithmetic = NUMPY) 
     try:
         token_id, maximum = greatest(logits, arithmetic)
         edited = logits
-        if state.edits_logits or state.suppresses_stop:
-            edited = edit_logits(logits, state)
+        if state.edits_logits or state.suppresses_stop or barred is not None:
+            edited = edit_logits(logits, state, barred)
             token_id, maximum = _greatest_edited(edited, arithmetic)
         if params.temperature != 0:
             u = uniform(state.seed, state.choice, state.num_tokens)
@@ -124,12 +131,12 @@ def _greatest_edited(edited: Logits, arithmetic: Arithmetic) -> tuple[int, float
     except LogitsError:
         # The raw logits were in order, so the request's own parameters did this.
         if np.isneginf(edited).all():
-            names = "allowed_token_ids, min_tokens and bad_words"
+            names = "structured_outputs, allowed_token_ids, min_tokens and bad_words"
             raise LogitsError(f"no token may follow: {names} exclude every one") from None
         raise LogitsError("repetition_penalty makes a logit too large for a number") from None
 
 
-def edit_logits(logits: Logits, state: SamplerState) -> Logits:
+def edit_logits(logits: Logits, state: SamplerState, barred: NDArray[np.bool_] | None = None) -> Logits:
     """A copy of the logits with everything applied that precedes temperature.  # [V] -> [V]"""
     edited = logits.copy()
     if state.allowed_ids is not None:
@@ -137,8 +144,13 @@ def edit_logits(logits: Logits, state: SamplerState) -> Logits:
         edited[state.allowed_ids] = logits[state.allowed_ids]
     if state.bias_ids is not None:
         edited[state.bias_ids] += state.biases
+    if barred is not None:
+        edited[barred] = _MINUS_INF
     if state.suppresses_stop:
+        ends = edited[state.stop_ids]
         edited[state.stop_ids] = _MINUS_INF
+        if barred is not None and np.isneginf(edited).all():  # nothing but the end can follow
+            edited[state.stop_ids] = ends
     for *before, last in state.params.bad_words_token_ids:
         if not before or state.recent[-len(before) :] == before:
             edited[last] = _MINUS_INF

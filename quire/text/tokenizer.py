@@ -29,7 +29,8 @@ class Tokenizer:
     """A vocabulary with its special tokens. Stateless once built: any number of threads may share it.
 
     `special_tokens` maps the names of tokenizer_config.json (`bos_token`, `eos_token`, ...) to their text,
-    `special_ids` are the tokens that `skip_special_tokens` hides, `control_ids` all that text never makes.
+    `special_ids` are the tokens that `skip_special_tokens` hides, `control_ids` all that text never makes,
+    and `control_tokens` has their names.
     """
 
     def __init__(self, vocabulary: Vocabulary, config: dict[str, Any] | None = None) -> None:
@@ -41,7 +42,9 @@ class Tokenizer:
         config = config or {}
         self.special_tokens = _special_tokens(config)
         self.special_ids = frozenset(t.token_id for t in self._added.values() if t.special)
-        self.control_ids = frozenset(t.token_id for t in self._added.values() if t.alias is not None)
+        named = ((t.token_id, t.content) for t in self._added.values() if t.alias is not None)
+        self.control_tokens = dict(sorted(named))
+        self.control_ids = frozenset(self.control_tokens)
         self._ids = {token.content: token.token_id for token in self._added.values()}
         self._aliases = {t.content: t.alias for t in self._added.values() if t.alias is not None}
         self._control = _pattern(vocabulary)

@@ -1,0 +1,99 @@
+"""From what a caller asks to a grammar that is known to compile.
+
+The trial runs in another process (see `compile_worker`): there a grammar may loop, exhaust the memory or
+overflow the stack. What has passed costs the engine no more than it cost there.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from quire.errors import RequestError
+from quire.sampling_params import MAX_GRAMMAR_CHARACTERS, StructuredOutputsParams
+from quire.text.worker import Worker
+
+TIME_LIMIT_S = 5.0
+CPU_LIMIT_S = 1  # the engine will spend as much, within a step that others wait for
+MEMORY_LIMIT_BYTES = 512 << 20
+MAX_CACHED, MAX_CACHED_CHARACTERS = 1024, 8 << 20
+_FAILURES = {
+    "time": f"it takes more than {CPU_LIMIT_S} s to compile",
+    "memory": f"it takes more than {MEMORY_LIMIT_BYTES >> 20} MiB to compile",
+    "stack": "it is nested too deeply",
+    "start": "the process that compiles grammars did not start",
+}
+
+
+class GrammarCompiler:
+    """Compiles structures for a model of `vocab_size` tokens, of which `special` ones have names.
+
+    Any number of threads may share it. Its process starts with the first structure that is new.
+    """
+
+    def __init__(self, vocab_size: int, special: Mapping[int, str]) -> None:
+        self._worker = Worker(
+            "grammar",
+            "compile_worker",
+            time_limit_s=TIME_LIMIT_S,
+            memory_limit_bytes=MEMORY_LIMIT_BYTES,
+            cpu_limit_s=CPU_LIMIT_S,
+        )
+        named = sorted((number, name) for number, name in special.items() if number < vocab_size)
+        self._vocabulary = {"vocab_size": vocab_size, "special": named}
+        self._lock = threading.Lock()
+        self._answers: OrderedDict[str, dict[str, Any]] = OrderedDict()  # by structure
+        self._num_cached_characters = 0
+
+    def compile(self, structure: StructuredOutputsParams) -> str:
+        """The grammar of a structure as llguidance reads it. Raises RequestError, saying what is wrong."""
+        given = {f.name: v for f in fields(structure) if (v := getattr(structure, f.name)) is not None}
+        (name,) = given
+        asked = {"json": {"type": "object"}} if name == "json_object" else given
+        try:
+            question = json.dumps({"structure": asked} | self._vocabulary, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise _refusal(name, f"it cannot be written as JSON: {error}") from None
+        answer = self._look_up(question)
+        if "grammar" not in answer:
+            raise _refusal(name, answer.get("error") or _FAILURES[answer["kind"]])
+        grammar: str = answer["grammar"]
+        return grammar
+
+    def close(self) -> None:
+        """End the process. A later structure starts another."""
+        self._worker.close()
+
+    def _look_up(self, question: str) -> dict[str, Any]:
+        with self._lock:
+            if question in self._answers:
+                self._answers.move_to_end(question)
+                return self._answers[question]
+        answer = self._try(question)
+        if answer.get("kind") != "start":
+            self._keep(question, answer)
+        return answer
+
+    def _try(self, question: str) -> dict[str, Any]:
+        if len(question) > MAX_GRAMMAR_CHARACTERS + len(json.dumps(self._vocabulary)):
+            return {"error": f"it has more than {MAX_GRAMMAR_CHARACTERS:,} characters"}
+        answer = self._worker.ask(question.encode() + b"\n")
+        if answer.get("seconds", 0) > CPU_LIMIT_S:
+            return {"kind": "time"}
+        return answer
+
+    def _keep(self, question: str, answer: dict[str, Any]) -> None:
+        with self._lock:
+            if question not in self._answers:
+                self._answers[question] = answer
+                self._num_cached_characters += len(question)
+            while len(self._answers) > MAX_CACHED or self._num_cached_characters > MAX_CACHED_CHARACTERS:
+                self._num_cached_characters -= len(self._answers.popitem(last=False)[0])
+
+
+def _refusal(name: str, problem: str) -> RequestError:
+    return RequestError(f"structured_outputs.{name}: {problem}", None, "structured_outputs")

@@ -1,0 +1,84 @@
+"""The grammars of one model where they run: compiled once, copied for every choice, asked for every token."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+from numpy.typing import NDArray
+
+from quire.grammar.matcher import fault, make_matcher, make_vocabulary
+from quire.text.tokenizer import Tokenizer
+
+MAX_GRAMMARS, MAX_CHARACTERS = 256, 2 << 20  # compiled and kept
+
+
+class GrammarFault(Exception):
+    """A choice cannot go on in its grammar."""
+
+
+class Matcher:
+    """How far one choice has come in a grammar."""
+
+    def __init__(self, inner: LLMatcher, vocab_size: int) -> None:
+        self._inner = inner
+        self._vocab_size = vocab_size
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Take tokens that were allowed, and none that ended the output."""
+        self._inner.consume_tokens(list(token_ids))
+
+    def allowed(self) -> tuple[NDArray[np.bool_], bool]:
+        """Which tokens may follow, [V], and whether the output may end. Raises GrammarFault."""
+        bits = np.zeros((self._vocab_size + 1 + 31) // 32, np.int32)
+        self._inner.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        if (error := fault(self._inner)) is not None:
+            raise GrammarFault(error)
+        each = np.unpackbits(bits.view(np.uint8), bitorder="little").view(np.bool_)
+        return each[: self._vocab_size], bool(each[self._vocab_size])
+
+
+class Grammars:
+    """Compiles grammars for a model with `vocab_size` rows; those that the tokenizer lacks never follow.
+
+    Making it takes a second or so for 100,000 tokens. For one thread.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._vocabulary = _vocabulary(tokenizer, vocab_size)
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._num_characters = 0
+
+    def start(self, grammar: str) -> Matcher:
+        """A grammar at its beginning. One that does not compile fails when it is asked what is allowed."""
+        return Matcher(self._look_up(grammar).deep_copy(), self._vocab_size)
+
+    def _look_up(self, grammar: str) -> LLMatcher:
+        if grammar in self._compiled:
+            self._compiled.move_to_end(grammar)
+            return self._compiled[grammar]
+        matcher = self._compiled[grammar] = make_matcher(self._vocabulary, grammar)
+        self._num_characters += len(grammar)
+        while len(self._compiled) > MAX_GRAMMARS or self._num_characters > MAX_CHARACTERS:
+            self._num_characters -= len(self._compiled.popitem(last=False)[0])
+        return matcher
+
+
+def _vocabulary(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
+    tokens = [tokenizer.token_bytes(token_id) for token_id in range(vocab_size)]
+    special = {i: name for i, name in tokenizer.control_tokens.items() if i < vocab_size}
+    anchor = tokenizer.encode("\n", add_special_tokens=False)
+
+    def encode(text: str) -> list[int]:
+        # Behind a line break, for some tokenizers put a space before what begins a text.
+        ids = tokenizer.encode("\n" + text, add_special_tokens=False)
+        known = ids[: len(anchor)] == anchor and max(ids) < vocab_size
+        ids = ids[len(anchor) :] if known else []
+        exact = b"".join(tokens[token_id] for token_id in ids) == text.encode()
+        return ids if exact else vocabulary.greedy_tokenize(text)
+
+    vocabulary = make_vocabulary(tokens, special, encode)
+    return vocabulary

@@ -1,0 +1,93 @@
+"""Masks: which tokens a request's grammar lets follow, computed in a thread while the model computes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.types import Admission
+
+_STACK_BYTES = 16 << 20  # four times that with which grammars were tried out
+
+
+class Matcher(Protocol):
+    """How far one choice has come in a grammar; see quire.grammar.grammars, which loads llguidance."""
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Take tokens that were allowed, and none that ended the output."""
+
+    def allowed(self) -> tuple[NDArray[np.bool_], bool]:
+        """Which tokens may follow, [V], and whether the output may end."""
+
+
+class Grammars(Protocol):
+    """The grammars of a model."""
+
+    def start(self, grammar: str) -> Matcher:
+        """A grammar at its beginning."""
+
+
+class GrammarState:
+    """How far a choice has come in its grammar, and which tokens must not follow.
+
+    A function of the admission and the emitted tokens alone: built again after a preemption, it is what it
+    was.
+    """
+
+    __slots__ = ("barred", "error", "grammar", "matcher", "num_taken")
+
+    def __init__(self, admission: Admission) -> None:
+        self.grammar = admission.grammar
+        self.num_taken = admission.num_prompt_tokens  # tokens of the sequence that the matcher has seen
+        self.matcher: Matcher | None = None
+        self.barred: NDArray[np.bool_] | None = None  # [V], in the step under way
+        self.error: str | None = None  # why the choice cannot go on
+
+    def compute(self, grammars: Grammars, token_ids: Sequence[int], end_token_ids: Sequence[int]) -> None:
+        """Go on to the end of the known tokens; set `barred` for the one that follows."""
+        if self.matcher is None:
+            self.matcher = grammars.start(self.grammar)
+        self.matcher.advance(token_ids[self.num_taken :])
+        self.num_taken = len(token_ids)
+        allowed, may_end = self.matcher.allowed()
+        self.barred = ~allowed
+        if may_end:
+            self.barred[[i for i in end_token_ids if i < len(self.barred)]] = False
+
+
+Ruled = Sequence[tuple[GrammarState, Sequence[int], Sequence[int]]]  # states, all tokens, end tokens
+
+
+class Masks:
+    """Computes the masks of a step, row by row, in one thread. `load` is called with the first grammar."""
+
+    def __init__(self, load: Callable[[], Grammars]) -> None:
+        self._load = load
+        self._grammars: Grammars | None = None
+        self._thread: ThreadPoolExecutor | None = None
+
+    def begin(self, ruled: Ruled) -> Future[None]:
+        """Compute the masks of these rows; to be waited for before sampling."""
+        if self._thread is not None:
+            return self._thread.submit(self._compute, ruled)
+        self._thread = ThreadPoolExecutor(1, "masks")
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            return self._thread.submit(self._compute, ruled)  # starts the thread
+        finally:
+            threading.stack_size(before)
+
+    def _compute(self, ruled: Ruled) -> None:
+        for state, token_ids, end_token_ids in ruled:
+            state.barred = None
+            try:
+                if self._grammars is None:
+                    self._grammars = self._load()
+                state.compute(self._grammars, token_ids, end_token_ids)
+            except BaseException as error:  # a panic of the library is no Exception; it is this row's alone
+                state.error = str(error)[:500] or type(error).__name__
