@@ -89,10 +89,18 @@ def cached(threads: int, isa: str) -> Ceilings | None:
     """What was measured before for this CPU, or None."""
     try:
         found = json.loads(_file(threads, isa).read_text())
-        found["read_bytes"] = {int(count): levels for count, levels in found["read_bytes"].items()}
-        return Ceilings(**found)
+        if (found["cpu"], found["isa"], found["threads"]) != (cpu_name(), isa, threads):
+            return None
+        operations = {kind: float(found["operations"][kind]) for kind in KINDS}
+        read = {int(count): _floats(levels) for count, levels in found["read_bytes"].items()}
+        kept = Ceilings(found["cpu"], isa, threads, operations, read, float(found["measured_at"]))
+        return kept if kept.bandwidth > 0 else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
+
+
+def _floats(levels: dict[str, Any]) -> dict[str, float]:
+    return {level: float(rate) for level, rate in levels.items()}
 
 
 def keep(found: Ceilings) -> Ceilings:
