@@ -7,7 +7,12 @@ import sys
 
 import pytest
 
+from quire import progress
+from quire.build import build, describe
+from quire.config import EngineConfig
+from quire.errors import ConfigError
 from quire.llm import LLM
+from quire.memory import summary
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.progress import TokenCount, generation_bar, loading_bar
 from quire.sampling_params import SamplingParams
@@ -20,13 +25,20 @@ def test_bars_show_nothing_outside_a_terminal(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err == ""
 
 
-def test_a_bar_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
+
+def in_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Standard error from here on."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", shown := Terminal())
+    return shown
+
+
+def test_a_bar_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = in_terminal(monkeypatch)
     with loading_bar("[a model]") as advance:
         advance(1, 1000)
         assert shown.getvalue() == ""
@@ -35,6 +47,43 @@ def test_a_bar_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     with generation_bar(1, enabled=True) as step:
         step(RequestOutput("0", None, [], [CompletionOutput(0, token_ids=[1])], finished=True))
     assert "tok/s" in shown.getvalue()
+
+
+def test_the_memory_plan_is_said_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is loaded, and not of a model that is there at once."""
+    shown = in_terminal(monkeypatch)
+    LLM("demo").close()
+    assert shown.getvalue() == ""
+    monkeypatch.setattr(progress, "LONG_BYTES", 1_000_000)
+    before: list[str] = []
+    llm = LLM("demo", progress=lambda done, total: before.append(shown.getvalue()))
+    llm.close()
+    line = summary(describe(llm.config).memory, llm.config)
+    plan, _, available = line.partition(", of ")
+    assert len(before) > 1
+    assert before[0].startswith(plan)
+    assert available.endswith(" available")
+    assert set(before) == {shown.getvalue()}
+    assert shown.getvalue().count("\n") == 1
+
+
+def test_the_memory_plan_is_not_said_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "LONG_BYTES", 1)
+    LLM("demo").close()
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "")
+
+
+def test_the_plan_is_announced_once_and_not_of_what_does_not_fit() -> None:
+    said: list[tuple[str, int]] = []
+    built = build(EngineConfig(), announce=lambda *what: said.append(what))
+    plan = built.description.memory
+    assert said == [(summary(plan, built.description.config), plan.working_bytes)]
+    with pytest.raises(ConfigError):
+        build(EngineConfig(kv_cache_memory_bytes=1), announce=lambda *what: said.append(what))
+    assert len(said) == 1
 
 
 def test_totals_are_kept() -> None:
