@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.errors import ConfigError, RequestError
@@ -19,7 +19,7 @@ from quire.text.reasoning import ReasoningFormat, find_reasoning
 from quire.text.tokenizer import Tokenizer
 from quire.text.tools.format import ToolFormat
 from quire.text.tools.functions import choose, read_functions
-from quire.text.tools.grammar import answer_rules, reasoning_rules, with_content
+from quire.text.tools.grammar import AnswerGrammar
 from quire.text.tools.hermes import Hermes
 from quire.text.tools.llama3_json import Llama3Json
 from quire.text.tools.mistral import Mistral
@@ -60,15 +60,15 @@ class Dialect:
         if callable_ and self.tools is None:
             hint = "leave tools out, or say at start with tool_call_parser how the model writes calls"
             raise RequestError("this model's chat template has no known format of tool calls", hint, "tools")
-        reasoning, inside = self._reasoning(prompt)
-        free = content is None and not required
         if content is None and not (functions and self.tools):
             return None
-        calls = self.tools.grammar(callable_, parallel, self._mark) if callable_ and self.tools else ""
-        marker, bare = (self.tools.marker, self.tools.bare) if functions and self.tools else ("", False)
-        rules = reasoning_rules(self._mark, reasoning, inside, free)
-        rules += answer_rules(self._mark, marker, bare, calls, required, content is None)
-        text = with_content(rules, None if required else content)
+        reasoning, inside = self._reasoning(prompt)
+        answer = AnswerGrammar(mark=self._mark, content=content, reasoning=reasoning, inside=inside)
+        if functions and self.tools:
+            calls = self.tools.grammar(callable_, parallel, self._mark) if callable_ else ""
+            marker, bare = self.tools.marker, self.tools.bare
+            answer = replace(answer, marker=marker, bare=bare, calls=calls, required=required)
+        text = answer.text()
         if len(text) > MAX_GRAMMAR_CHARACTERS:
             problem = f"the tools make a grammar of more than {MAX_GRAMMAR_CHARACTERS:,} characters"
             raise RequestError(problem, "offer fewer, or with shorter schemas", "tools")

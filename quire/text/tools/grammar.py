@@ -1,4 +1,4 @@
-"""A grammar of a whole answer, in llguidance's Lark: reasoning, then free text, then nothing but calls.
+"""The grammar of a whole answer, for llguidance: reasoning, then free text, then nothing but calls.
 
 A marker that is one token of the vocabulary is named as such (`<[id]>`), so that it cannot be written in
 letters, and free text cannot hold it either way. A marker that is plain text ends the text before it at its
@@ -9,67 +9,75 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from quire.text.reasoning import ReasoningFormat
 
-Mark = Callable[[str], str]
 _ANY = "/(?s:.*)/"
-_NO_BRACE = r"/[\s\x1c-\x1f]*([^\s\x1c-\x1f{](?s:.*))?/"  # what a bare call never begins with
+_BLANK = r"/[\s\x1c-\x1f]*/"  # what Python strips
+_NO_BRACE = r"/[\s\x1c-\x1f]*([^\s\x1c-\x1f{](?s:.*))?/"
 
 
-def is_token(mark: str) -> bool:
-    """True if the marker written so is a token."""
-    return mark.startswith("<[")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerGrammar:
+    """What an answer may be made of. `mark` spells a marker in Lark, as a token or as text.
 
-
-def answer_rules(mark: Mark, marker: str, bare: bool, calls: str, required: bool, free: bool) -> list[str]:
-    """Rule `answer`: what stands behind the reasoning. `calls` are rules, "" if there are to be none.
-
-    Without `free`, the text is the grammar @content instead of free text, and calls stand alone.
+    `calls` are rules (see `quire.text.tools.format.ToolFormat`), "" if there are to be none. `content` is a
+    grammar, in Lark or llguidance's JSON, for the text: this or calls make the answer then, not both.
     """
-    opening, words = mark(marker), "TEXT" if free else "@content"
-    begin = _NO_BRACE if bare and calls else _ANY
-    rules = [f"TEXT: {begin}{_without(marker)}"] if free and not (required and calls) else []
-    if not calls:
-        return [f"answer: {words}", *rules]
-    alone = f"{opening}? calls" if bare else f"{opening} calls"
-    if required:
-        return [f"answer: {alone}", calls]
-    if not free:
-        return [f"answer: {words} | {alone}", calls]
-    if is_token(opening):
-        behind = f"TEXT {opening} calls"
-    else:
-        behind = "opening calls"
-        rules.append(f"opening[lazy]: TEXT {opening}")
-    return [f"answer: TEXT | {behind}{' | calls' if bare else ''}", *rules, calls]
+
+    mark: Callable[[str], str]
+    marker: str = ""
+    bare: bool = False
+    calls: str = ""
+    required: bool = False
+    content: str | None = None
+    reasoning: ReasoningFormat | None = None
+    inside: bool = False  # the prompt has begun the reasoning
+
+    def text(self) -> str:
+        """The grammar, in llguidance's JSON."""
+        words = None if self.required else "TEXT" if self.content is None else "@content"
+        rules = [*self._start(words), *self._answer(words), self._free_text() if words == "TEXT" else ""]
+        grammars = [{"name": "answer", "lark_grammar": "\n".join(filter(None, rules))}]
+        if words == "@content" and self.content is not None:
+            in_json = self.content.startswith("{")
+            parts = json.loads(self.content)["grammars"] if in_json else [{"lark_grammar": self.content}]
+            grammars += [parts[0] | {"name": "content"}, *parts[1:]]
+        return json.dumps({"grammars": grammars})
+
+    def _start(self, words: str | None) -> list[str]:
+        """Rule `start`: reasoning, if the model reasons, and the answer."""
+        if self.reasoning is None:
+            return ["start: answer"]
+        start, end = self.mark(self.reasoning.start), self.mark(self.reasoning.end)
+        rules = [f"THOUGHT: {_ANY} & ~({_ANY} {json.dumps(self.reasoning.end)} {_ANY})"]
+        rules.append(f"thought{_lazy(end)}: THOUGHT {end}")
+        behind = "thought answer" if words == "TEXT" else r"thought /\n{0,2}/ answer"
+        if self.inside:
+            return [f"start: {behind}", *rules]
+        return [f"start: answer | think {behind}", f"think{_lazy(start)}: {start}", *rules]
+
+    def _answer(self, words: str | None) -> list[str]:
+        """Rule `answer`: what stands behind the reasoning."""
+        marker = self.mark(self.marker)
+        alone = f"{marker}? calls" if self.bare else f"{marker} calls"
+        if not self.calls or words is None:
+            return [f"answer: {alone if self.calls else words}", self.calls]
+        if words == "@content":
+            return [f"answer: @content | {alone}", self.calls]
+        bare = "calls | " if self.bare else ""
+        return [f"answer: TEXT | {bare}opening calls", f"opening{_lazy(marker)}: TEXT {marker}", self.calls]
+
+    def _free_text(self) -> str:
+        """Text that is not read as anything else."""
+        text = f"TEXT: {_NO_BRACE if self.bare and self.calls else _ANY}"
+        if self.marker:
+            text += f" & ~({_ANY} {json.dumps(self.marker)} {_ANY})"
+        if self.reasoning is not None:
+            text += f" & ~({_BLANK} {json.dumps(self.reasoning.start)} {_ANY})"
+        return text
 
 
-def reasoning_rules(mark: Mark, reasoning: ReasoningFormat | None, inside: bool, free: bool) -> list[str]:
-    """Rule `start`: an answer, with reasoning before it if the model reasons; `inside`, it has begun."""
-    if reasoning is None:
-        return ["start: answer"]
-    end, start = mark(reasoning.end), mark(reasoning.start)
-    rules = [f"THOUGHT: {_ANY}{_without(reasoning.end)}"]
-    rules.append(f"thought: THOUGHT {end}" if is_token(end) else f"thought[lazy]: THOUGHT {end}")
-    gap = "" if free else r"/\n{0,2}/ "  # free text brings its own white space
-    if inside:
-        return [f"start: thought {gap}answer", *rules]
-    if not is_token(start):
-        rules.append(f"think[lazy]: {start}")
-        start = "think"
-    return [f"start: answer | {start} thought {gap}answer", *rules]
-
-
-def with_content(rules: list[str], content: str | None) -> str:
-    """The finished grammar. `content`, another one in Lark or llguidance's JSON, is what @content means."""
-    lark = "\n".join(("%llguidance {}", *rules))
-    if content is None:
-        return lark
-    parts = json.loads(content)["grammars"] if content.startswith("{") else [{"lark_grammar": content}]
-    grammars = [{"name": "answer", "lark_grammar": lark}, parts[0] | {"name": "content"}, *parts[1:]]
-    return json.dumps({"grammars": grammars})
-
-
-def _without(marker: str) -> str:
-    return f" & ~({_ANY} {json.dumps(marker)} {_ANY})" if marker else ""
+def _lazy(marker: str) -> str:
+    return "" if marker.startswith("<[") else "[lazy]"

@@ -24,6 +24,6 @@ class Hermes(JsonCalls):
         """Models with the same tags and XML between them never write this key."""
         return cls.marker in source and re.search(r'"arguments\\?"', source) is not None
 
-    def calls(self, mark: Callable[[str], str], more: int) -> str:
-        one = rf'"\n" call "\n" {mark(self.closing)}'
-        return rf'{one} ("\n" {mark(self.marker)} {one}){{0,{more}}}'
+    def calls(self, mark: Callable[[str], str]) -> tuple[str, str, str]:
+        first = rf'"\n" call "\n" {mark(self.closing)}'
+        return first, rf'"\n" {mark(self.marker)} {first}', ""

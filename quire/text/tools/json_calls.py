@@ -44,16 +44,17 @@ class JsonCalls:
     def tokens(self) -> tuple[str, ...]:
         return (self.marker, self.closing)
 
-    def calls(self, mark: Callable[[str], str], more: int) -> str:
-        """Lark for what follows the marker: a `call`, and up to `more` others."""
+    def calls(self, mark: Callable[[str], str]) -> tuple[str, str, str]:
+        """In Lark: the marker's first `call`, each further one, and the end."""
         raise NotImplementedError
 
     def grammar(self, functions: Sequence[Function], several: bool, mark: Callable[[str], str]) -> str:
         """Lark rules: `calls` is what follows the marker. `mark` writes a marker, a token or text."""
         each = [self._call(number, function.name) for number, function in enumerate(functions)]
         schemas = [f"args_{i}: %json {json.dumps(function.schema)}" for i, function in enumerate(functions)]
-        more = self.max_calls - 1 if several else 0
-        return "\n".join((f"calls: {self.calls(mark, more)}", f"call: {' | '.join(each)}", *schemas))
+        first, further, end = self.calls(mark)
+        more = f"({further}){{0,{self.max_calls - 1}}}" if several and self.max_calls > 1 else ""
+        return "\n".join((f"calls: {first} {more} {end}", f"call: {' | '.join(each)}", *schemas))
 
     def reader(self, functions: Sequence[Function]) -> JsonCallReader:
         """What reads the calls of one answer."""

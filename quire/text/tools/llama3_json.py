@@ -25,5 +25,5 @@ class Llama3Json(JsonCalls):
         """The template prints exactly these."""
         return """'{"name": "'""" in source and """'"parameters": '""" in source
 
-    def calls(self, mark: Callable[[str], str], more: int) -> str:
-        return f'call ("; " call){{0,{more}}}'
+    def calls(self, mark: Callable[[str], str]) -> tuple[str, str, str]:
+        return "call", '"; " call', ""

@@ -21,8 +21,8 @@ class Mistral(JsonCalls):
         """Newer models write name[ARGS]{...} behind the same marker."""
         return cls.marker in source and "[ARGS]" not in source
 
-    def calls(self, mark: Callable[[str], str], more: int) -> str:
-        return rf'/ ?\[/ call (", " call){{0,{more}}} "]"'
+    def calls(self, mark: Callable[[str], str]) -> tuple[str, str, str]:
+        return r"/ ?\[/ call", '", " call', '"]"'
 
     def new_id(self) -> str:
         """Their templates refuse an id that has not nine letters and digits."""

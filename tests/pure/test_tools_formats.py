@@ -1,0 +1,164 @@
+"""Which formats are found in published chat templates, and that template, parser and grammar agree."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_tokenizers as small
+from answer_grammars import Bytes
+
+from quire.errors import ConfigError
+from quire.text.answer import CallArguments, CallStart
+from quire.text.chat import ChatTemplate
+from quire.text.sandbox import Sandbox
+from quire.text.tokenizer import Tokenizer
+from quire.text.tools import FORMATS, Dialect, dialect
+
+# case -> format of tool calls, format of reasoning; the others have neither
+SPOKEN = {
+    "CISCai_Mistral-7B-Instruct-v0.3-SOTA-GGUF": ("mistral", None),
+    "CohereLabs_command-a-reasoning-08-2025": (None, "cohere"),
+    "LiquidAI_LFM2.5-VL-450M": (None, "think"),
+    "NousResearch_Hermes-2-Pro-Llama-3-8B_JSON_Schema": ("hermes", None),
+    "Qwen_Qwen2.5-7B-Instruct": ("hermes", None),
+    "Qwen_Qwen3-0.6B": ("hermes", "think"),
+    "deepseek-ai_DeepSeek-R1": (None, "think"),
+    "meta-llama_Llama-3.1-8B-Instruct": ("llama3_json", None),
+    "mistralai_Mistral-Nemo-Instruct-2407": ("mistral", None),
+    "moonshotai_Kimi-K2-Thinking": (None, "think"),
+    "zai-org_GLM-5.1": (None, "think"),
+}
+WITH_TOOLS = [name for name, (tools, _) in SPOKEN.items() if tools]
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Tells the weather.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "description": "Where"}},
+            "required": ["city"],
+        },
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox() as made:
+        yield made
+
+
+def case(shared_data: Path, name: str, sandbox: Sandbox) -> ChatTemplate:
+    data = json.loads((shared_data / "chat_templates" / "cases" / f"{name}.json").read_text())
+    tokens = {key: value for key, value in data["context"].items() if key.endswith("_token")}
+    return ChatTemplate(
+        {"default": data["template"]}, {"bos_token": "<s>", "eos_token": "</s>"} | tokens, sandbox
+    )
+
+
+def names(spoken: Dialect) -> tuple[str | None, str | None]:
+    return spoken.tools.name if spoken.tools else None, spoken.reasoning.name if spoken.reasoning else None
+
+
+def test_formats_of_published_templates(shared_data: Path, sandbox: Sandbox) -> None:
+    cases = sorted(path.stem for path in (shared_data / "chat_templates" / "cases").glob("*.json"))
+    found = {name: names(dialect(case(shared_data, name, sandbox).templates, None)) for name in cases}
+    assert {name: spoken for name, spoken in found.items() if any(spoken)} == SPOKEN
+
+
+@pytest.mark.parametrize("name", WITH_TOOLS)
+def test_published_templates_pass_the_check(shared_data: Path, sandbox: Sandbox, name: str) -> None:
+    chat = case(shared_data, name, sandbox)
+    assert dialect(chat.templates, None).self_check(chat) is None
+
+
+@pytest.mark.parametrize("name", [*WITH_TOOLS, "demo"])
+def test_what_a_template_writes_the_grammar_allows(
+    shared_data: Path, demo_folder: Path, sandbox: Sandbox, name: str
+) -> None:
+    """What models have learnt to write they may write."""
+    chat = (
+        case(shared_data, name, sandbox)
+        if name != "demo"
+        else ChatTemplate.from_folder(demo_folder, {}, sandbox)
+    )
+    spoken = dialect(chat.templates, None)
+    assert spoken.tools is not None
+    function = {"name": "get_weather", "arguments": {"city": "Łódź"}}
+    answer = {"role": "assistant", "content": ""}
+    answer["tool_calls"] = [{"id": spoken.tools.new_id(), "type": "function", "function": function}]  # type: ignore[assignment]
+    user = {"role": "user", "content": "Hi"}
+    prompt = chat.render([user], [TOOL]).text
+    written = chat.render([user, answer], [TOOL], add_generation_prompt=False).text.removeprefix(prompt)
+    written = re.sub(r"\s*(<\|im_end\|>|<\|eot_id\|>|</s>)\s*$", "", written)
+    written = re.sub(r', "id": "\w+"|"id": "\w+", ', "", written)  # given by whoever serves, not by the model
+    written = written.replace('{ "arguments"', '{"arguments"')  # as Hermes 2 is told, not as it is shown
+    grammar = spoken.grammar([TOOL], prompt=prompt)
+    assert grammar is not None
+    assert Bytes().allows(grammar, written), written
+
+
+def test_a_mismatch_is_told(sandbox: Sandbox) -> None:
+    wrong = ChatTemplate(
+        {"default": "<tool_call>{{ '\"arguments\"' }}{{ messages[0].content }}"}, {}, sandbox
+    )
+    spoken = dialect(wrong.templates, None)
+    assert names(spoken) == ("hermes", None)
+    assert "writes calls in another way" in (spoken.self_check(wrong) or "")
+    refusing = ChatTemplate({"default": "{{ raise_exception('no tools here') }}"}, {}, sandbox)
+    problem = dialect(refusing.templates, None, "mistral").self_check(refusing)
+    assert problem is not None
+    assert "no tools here" in problem
+    assert dialect(refusing.templates, None).self_check(refusing) is None
+
+
+@pytest.mark.parametrize("known", [known.name for known in FORMATS])
+def test_a_format_is_chosen_by_name(known: str) -> None:
+    assert names(dialect({}, None, known, "cohere")) == (known, "cohere")
+
+
+def test_a_format_can_be_switched_off(shared_data: Path, sandbox: Sandbox) -> None:
+    templates = case(shared_data, "Qwen_Qwen3-0.6B", sandbox).templates
+    assert names(dialect(templates, None, "none", "none")) == (None, None)
+
+
+def test_an_unknown_format_is_refused() -> None:
+    with pytest.raises(ConfigError, match="hermes, mistral, llama3_json"):
+        dialect({}, None, "herems")
+    with pytest.raises(ConfigError, match="think, mistral, cohere"):
+        dialect({}, None, "auto", "thought")
+
+
+def test_marks_that_are_tokens(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_folder(small.byte_level(tmp_path))
+    spoken = dialect({}, tokenizer, "hermes", "think")
+    assert spoken.token_ids == {mark: tokenizer.token_id(mark) for mark in small.MARKUP}
+    assert not spoken.needs_special_tokens  # in this vocabulary they are visible
+    assert dialect({}, tokenizer, "mistral").token_ids == {}
+
+
+def test_marks_that_are_special_tokens_must_be_shown(tmp_path: Path) -> None:
+    folder = small.byte_level(tmp_path)
+    data: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text())
+    for token in data["added_tokens"]:
+        token["special"] = True
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    assert dialect({}, Tokenizer.from_folder(folder), "hermes").needs_special_tokens
+
+
+def test_a_call_read_back_from_the_demo_model(demo_folder: Path, sandbox: Sandbox) -> None:
+    chat = ChatTemplate.from_folder(demo_folder, {}, sandbox)
+    spoken = dialect(chat.templates, Tokenizer.from_folder(demo_folder))
+    assert names(spoken) == ("hermes", None)
+    assert spoken.token_ids == {"<tool_call>": 3, "</tool_call>": 4}
+    assert spoken.self_check(chat) is None
+    parser = spoken.answer_parser([TOOL])
+    events = parser.push('<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>')
+    assert isinstance(events[0], CallStart)
+    assert events[1] == CallArguments(0, '{"city": "Oslo"}')

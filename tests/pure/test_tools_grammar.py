@@ -1,0 +1,319 @@
+"""Grammars of answers: nothing but valid calls behind a marker, whatever a model would rather write."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from answer_grammars import Bytes
+
+from quire.errors import RequestError
+from quire.text.answer import AnswerParser, CallArguments, CallStart, Content
+from quire.text.reasoning import FORMATS as REASONING
+from quire.text.tools import FORMATS, Dialect
+
+MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<think>", "</think>")
+TEXT, TOKENS = Bytes(), Bytes(MARKS)
+FORMAT = {known.name: known("") for known in FORMATS}
+NAMES = list(FORMAT)
+
+
+def tool(name: str, parameters: Any = None, **more: Any) -> dict[str, Any]:
+    function = {"name": name, **({} if parameters is None else {"parameters": parameters}), **more}
+    return {"type": "function", "function": function}
+
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+SUM = {
+    "type": "object",
+    "properties": {
+        "unit": {"enum": ["a", "b"]},
+        "numbers": {"type": "array", "items": {"$ref": "#/$defs/number"}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["numbers", "unit"],
+    "$defs": {"number": {"type": "integer", "minimum": 0, "maximum": 99}},
+}
+TOOLS = [tool("now"), tool("get_weather", CITY), tool("sum.up-2", SUM)]
+
+WRITTEN = {  # name, arguments -> a call behind its marker
+    "hermes": '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>',
+    "mistral": '[TOOL_CALLS][{"name": "%s", "arguments": %s}]',
+    "llama3_json": '<|python_tag|>{"name": "%s", "parameters": %s}',
+}
+ANOTHER = {  # the same, behind a first one without its last `]`
+    "hermes": '\n<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>',
+    "mistral": ', {"name": "%s", "arguments": %s}]',
+    "llama3_json": '; {"name": "%s", "parameters": %s}',
+}
+
+
+def dialect(name: str, vocabulary: Bytes, think: bool = False) -> Dialect:
+    return Dialect(FORMAT[name], REASONING[0] if think else None, vocabulary.ids)
+
+
+def call(name: str, function: str = "get_weather", arguments: str = '{"city": "Oslo"}') -> str:
+    return WRITTEN[name] % (function, arguments)
+
+
+def calls(name: str, count: int) -> str:
+    """So many calls of now()."""
+    ends = "]" if name == "mistral" else ""
+    more = [(ANOTHER[name] % ("now", "{}")).removesuffix(ends) for _ in range(count - 1)]
+    return call(name, "now", "{}").removesuffix(ends) + "".join(more) + ends
+
+
+both = pytest.mark.parametrize("vocabulary", [TEXT, TOKENS], ids=["text", "tokens"])
+each = pytest.mark.parametrize("name", NAMES)
+
+
+def grammar(name: str, vocabulary: Bytes, *arguments: Any, think: bool = False, **more: Any) -> str:
+    made = dialect(name, vocabulary, think).grammar(TOOLS, *arguments, **more)
+    assert made is not None
+    return made
+
+
+@both
+@each
+def test_free_text_then_nothing_but_calls(name: str, vocabulary: Bytes) -> None:
+    auto = grammar(name, vocabulary)
+    assert vocabulary.allows(auto, "")
+    assert vocabulary.allows(auto, "Just words, {and} <tags> [lists].")
+    assert vocabulary.allows(auto, call(name))
+    assert vocabulary.allows(auto, f"Let me see.\n{call(name)}")
+    assert vocabulary.allows(auto, call(name, "now", "{}"))
+    assert vocabulary.allows(auto, call(name, "sum.up-2", '{"unit":"a","numbers":[1, 99]}'))
+    assert vocabulary.allows(auto, call(name, "sum.up-2", '{"unit": "a", "numbers": [1,99]}'))
+    assert not vocabulary.begins(auto, call(name) + "and more")
+    marker = call(name).split("{")[0]
+    for wrong in ("x", '{"name": "other"', '{"name": "get_weather", "arguments": []', '{"arg'):
+        assert not vocabulary.begins(auto, f"So {marker}{wrong}")
+
+
+@both
+@each
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        ("now", '{"a": 1}'),
+        ("get_weather", "{}"),
+        ("get_weather", '{"city": 1}'),
+        ("get_weather", '{"city": "Oslo", "more": 1}'),
+        ("sum.up-2", '{"unit": "a", "numbers": [100]}'),
+        ("sum.up-2", '{"unit": "c", "numbers": [1]}'),
+        ("sum.up-2", '{"unit": "a", "numbers": []}'),
+    ],
+)
+def test_arguments_follow_the_schema(name: str, vocabulary: Bytes, function: str, arguments: str) -> None:
+    assert not vocabulary.begins(grammar(name, vocabulary), call(name, function, arguments))
+
+
+@both
+@each
+def test_a_call_that_is_required_comes_at_once(name: str, vocabulary: Bytes) -> None:
+    required = grammar(name, vocabulary, "required")
+    assert vocabulary.allows(required, call(name))
+    assert vocabulary.allows(required, calls(name, 3))
+    for wrong in ("", "Well, ", " "):
+        assert not vocabulary.allows(required, wrong)
+
+
+@both
+@each
+def test_a_call_that_is_named(name: str, vocabulary: Bytes) -> None:
+    named = grammar(name, vocabulary, {"type": "function", "function": {"name": "get_weather"}})
+    assert vocabulary.allows(named, call(name))
+    assert not vocabulary.allows(named, call(name, "now", "{}"))
+    assert not vocabulary.allows(named, "")
+
+
+@both
+@each
+def test_no_call_where_none_is_to_be(name: str, vocabulary: Bytes) -> None:
+    none = grammar(name, vocabulary, "none")
+    assert vocabulary.allows(none, "Words, <tags> and {braces}.")
+    assert not vocabulary.begins(none, WRITTEN[name].split("{")[0].strip())
+
+
+@each
+def test_a_marker_that_is_a_token_cannot_be_spelled(name: str) -> None:
+    marker = FORMAT[name].marker
+    for choice in ("auto", "none", "required"):
+        matcher = TOKENS.matcher(grammar(name, TOKENS, choice))
+        assert matcher.validate_tokens(list(marker.encode())) < len(marker)
+
+
+@both
+@each
+def test_the_number_of_calls(name: str, vocabulary: Bytes) -> None:
+    assert vocabulary.allows(grammar(name, vocabulary), calls(name, 128))
+    assert not vocabulary.allows(grammar(name, vocabulary), calls(name, 129))
+    for choice in ("auto", "required"):
+        one = grammar(name, vocabulary, choice, False)
+        assert vocabulary.allows(one, calls(name, 1))
+        assert not vocabulary.allows(one, calls(name, 2))
+
+
+@both
+def test_llama_needs_no_marker(vocabulary: Bytes) -> None:
+    bare = call("llama3_json").removeprefix("<|python_tag|>")
+    auto = grammar("llama3_json", vocabulary)
+    assert vocabulary.allows(auto, bare)
+    assert vocabulary.allows(grammar("llama3_json", vocabulary, "required"), bare)
+    for wrong in ("{}", '\n {"a": 1}', '{"name": "x'):
+        assert not vocabulary.begins(auto, wrong)
+    assert vocabulary.allows(grammar("llama3_json", vocabulary, "none"), '{"a": 1}')
+
+
+@both
+def test_hermes_2_writes_arguments_first(vocabulary: Bytes) -> None:
+    spoken = Dialect(FORMATS[0]('{"arguments": <args-dict>, "name": <function-name>}'), None, vocabulary.ids)
+    made = spoken.grammar(TOOLS, "required")
+    assert made is not None
+    right = '<tool_call>\n{"arguments": {"city": "Oslo"}, "name": "get_weather"}\n</tool_call>'
+    assert vocabulary.allows(made, right)
+    assert not vocabulary.allows(made, right.replace("get_weather", "now"))
+    assert not vocabulary.allows(made, call("hermes"))
+
+
+@both
+@each
+def test_reasoning_comes_first(name: str, vocabulary: Bytes) -> None:
+    thoughts = "<think>\nHm, {so} <tool.\n</think>\n\n"
+    for choice in ("auto", "required"):
+        made = grammar(name, vocabulary, choice, think=True)
+        assert vocabulary.allows(made, thoughts + call(name))
+        assert vocabulary.allows(made, call(name))
+        assert not vocabulary.begins(made, thoughts + "<think>again")
+        assert not vocabulary.allows(made, "<think>without an end")
+    assert vocabulary.allows(grammar(name, vocabulary, think=True), thoughts + "Just words.")
+    assert vocabulary.allows(grammar(name, vocabulary, "none", think=True), thoughts + "Just words.")
+
+
+@each
+def test_a_mark_of_thought_that_is_a_token_cannot_be_spelled(name: str) -> None:
+    matcher = TOKENS.matcher(grammar(name, TOKENS, think=True))
+    assert matcher.validate_tokens(list(b"<think>")) < len("<think>")
+    assert matcher.consume_tokens(TOKENS.encode("<think>So"))
+    assert matcher.validate_tokens(list(b"</think>")) < len("</think>")
+
+
+@both
+@each
+def test_reasoning_that_the_prompt_opened(name: str, vocabulary: Bytes) -> None:
+    made = grammar(name, vocabulary, "required", think=True, prompt="<|assistant|><think>\n")
+    assert vocabulary.allows(made, f"Hm.\n</think>{call(name)}")
+    assert not vocabulary.allows(made, call(name))
+    closed = grammar(name, vocabulary, "required", think=True, prompt="<think>\n\n</think>\n\n")
+    assert vocabulary.allows(closed, call(name))
+    assert not vocabulary.begins(closed, "<think>")
+
+
+@both
+@each
+def test_content_that_follows_a_grammar(name: str, vocabulary: Bytes) -> None:
+    content = 'start: "yes" | "no"'
+    schema = json.dumps({"grammars": [{"json_schema": {"enum": ["yes", "no"]}}]})
+    made = grammar(name, vocabulary, content=content)
+    assert vocabulary.allows(made, "yes")
+    assert vocabulary.allows(made, call(name))
+    assert not vocabulary.begins(made, "perhaps")
+    assert vocabulary.allows(grammar(name, vocabulary, content=schema), '"no"')
+    assert vocabulary.allows(grammar(name, vocabulary, "none", content=content), "yes")
+    assert not vocabulary.allows(grammar(name, vocabulary, "required", content=content), "yes")
+    thinking = dialect(name, vocabulary, think=True).grammar(None, content=content)
+    assert thinking is not None
+    assert vocabulary.allows(thinking, "<think>Hm.</think>\n\nyes")
+    assert vocabulary.allows(thinking, "no")
+
+
+def test_without_tools_an_answer_is_free() -> None:
+    assert dialect("hermes", TEXT, think=True).grammar(None) is None
+    assert Dialect(None, None, {}).grammar(TOOLS, "none") is None
+
+
+@both
+@each
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_whatever_is_written_can_be_read(name: str, vocabulary: Bytes, choice: str) -> None:
+    made = grammar(name, vocabulary, choice, think=True)
+    begin = "<think>Hm.</think>" + (f"So: {FORMAT[name].marker}" if choice == "auto" else "")
+    for seed in range(25):
+        text = vocabulary.write(made, begin, random.Random(seed))
+        parser: AnswerParser = dialect(name, vocabulary, think=True).answer_parser(TOOLS, choice)
+        events = [event for char in text for event in parser.push(char)] + parser.finish()
+        arguments = dict.fromkeys((e.index for e in events if isinstance(e, CallStart)), "")
+        for event in events:
+            if isinstance(event, CallArguments):
+                arguments[event.index] += event.text
+        assert all(isinstance(json.loads(text), dict) for text in arguments.values())
+        assert arguments
+        content = "".join(event.text for event in events if isinstance(event, Content))
+        assert content == ("So:" if choice == "auto" else "")
+
+
+@pytest.mark.parametrize(
+    ("tools", "param"),
+    [
+        ("tools", "tools"),
+        ([tool("a")] * 600, "tools"),
+        ([tool("a"), "b"], "tools[1]"),
+        ([{"type": "web_search"}], "tools[0]"),
+        ([{"type": "function", "name": "a"}], "tools[0]"),
+        ([tool("a"), tool("a")], "tools[1].function.name"),
+        ([tool("with space")], "tools[0].function.name"),
+        ([tool("x" * 65)], "tools[0].function.name"),
+        ([tool("")], "tools[0].function.name"),
+        ([tool("a\n")], "tools[0].function.name"),
+        ([tool("a", description=1)], "tools[0].function.description"),
+        ([tool("a", [])], "tools[0].function.parameters"),
+        ([tool("a", {"type": "array"})], "tools[0].function.parameters"),
+    ],
+)
+def test_malformed_tools_are_named(tools: Any, param: str) -> None:
+    for ask in (dialect("hermes", TEXT).grammar, dialect("hermes", TEXT).answer_parser):
+        with pytest.raises(RequestError) as error:
+            ask(tools)
+        assert error.value.param == param
+
+
+@pytest.mark.parametrize("choice", ["any", 1, {}, {"type": "function"}, {"function": {"name": "other"}}])
+def test_an_unknown_choice_is_refused(choice: Any) -> None:
+    with pytest.raises(RequestError) as error:
+        dialect("hermes", TEXT).grammar(TOOLS, choice)
+    assert error.value.param == "tool_choice"
+
+
+def test_tools_need_a_format() -> None:
+    with pytest.raises(RequestError, match="no known format"):
+        Dialect(None, None, {}).grammar(TOOLS)
+    with pytest.raises(RequestError, match="needs tools"):
+        dialect("hermes", TEXT).grammar(None, "required")
+
+
+def test_tools_that_are_too_much() -> None:
+    huge = [tool("a", {"type": "object", "properties": {}, "description": "x" * (1 << 20)})]
+    with pytest.raises(RequestError, match="fewer"):
+        dialect("hermes", TEXT).grammar(huge)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_keywords_that_no_grammar_knows(strict: bool) -> None:
+    """Refused where the schema is to be followed to the letter, left out elsewhere."""
+    odd: Mapping[str, Any] = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    made = dialect("hermes", TEXT).grammar([tool("f", odd, strict=strict)], "required")
+    assert made is not None
+    if strict:
+        with pytest.raises(AssertionError, match="uniqueItems"):
+            TEXT.matcher(made)
+    else:
+        assert TEXT.allows(made, call("hermes", "f", '{"a": [1]}'))
+
+
+def test_open_parameters_stay_open() -> None:
+    for schema in ({"type": "object"}, {}, {"properties": {}, "additionalProperties": {"type": "integer"}}):
+        made = dialect("hermes", TEXT).grammar([tool("f", schema)], "required")
+        assert made is not None
+        assert TEXT.allows(made, call("hermes", "f", '{"a": 1}'))
