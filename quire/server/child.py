@@ -25,48 +25,39 @@ class EngineChild(asyncio.Protocol):
     `receive` is called with each message. `bad_frame` says what came that was none, and closed the socket.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], receive: Callable[[FromEngine], None]) -> None:
-        self.process = process
+    process: subprocess.Popen[bytes]
+    _transport: asyncio.Transport
+
+    def __init__(self, receive: Callable[[FromEngine], None]) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.bad_frame: str | None = None
         self._receive = receive
         self._reader = messages.server_reader()
-        self._transport: asyncio.Transport | None = None
 
     @classmethod
     async def spawn(cls, command: Sequence[str], receive: Callable[[FromEngine], None]) -> EngineChild:
         """Start a fresh interpreter. Raises OSError when there is no room for one."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        child = cls(receive)
         with theirs:
-            try:
-                process = subprocess.Popen(
-                    (*command, str(theirs.fileno())),
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,  # Ctrl-C in the terminal is for the parent alone
-                )
-            except BaseException:
-                ours.close()
-                raise
-        child = cls(process, receive)
-        try:
             await asyncio.get_running_loop().create_unix_connection(lambda: child, sock=ours)
-        except BaseException:
-            ours.close()
-            await child.end(0)
-            raise
+            child.process = subprocess.Popen(
+                (*command, str(theirs.fileno())),
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C in the terminal is for the parent alone
+            )
         return child
 
     def send(self, message: Message) -> None:
         """Send without waiting. Raises BadFrame when the message is too long."""
         frame = messages.encode(message)
-        if self._transport is not None and not self._transport.is_closing():
+        if not self._transport.is_closing():
             self._transport.write(frame)
 
     async def end(self, patience_s: float) -> int:
         """Close the socket, which ends the process; kill it after `patience_s`. Returns its exit status."""
-        if self._transport is not None:
-            self._transport.abort()
+        self._transport.abort()
         deadline_s = time.monotonic() + patience_s
         while (status := self.process.poll()) is None:
             if time.monotonic() >= deadline_s:
@@ -79,28 +70,20 @@ class EngineChild(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop, with whatever has come."""
-        if self.bad_frame is not None:
-            return
         try:
             received = self._reader.feed(data)
         except BadFrame as error:
-            self.bad_frame = str(error)
-            if self._transport is not None:
-                self._transport.abort()
-            return
+            self.bad_frame, received = str(error), []
+            self._transport.abort()
         for message in received:
             self._receive(message)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self.ended.done():
-            self.ended.set_result(None)
+        self.ended.set_result(None)
 
 
 def reason(status: int) -> str:
     """Why a process ended, in words."""
     if status >= 0:
         return f"it ended with status {status}"
-    try:
-        return f"it was ended by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"it was ended by signal {-status}"
+    return f"it was ended by signal {-status} ({signal.strsignal(-status)})"

@@ -20,20 +20,7 @@ from quire.config import EngineConfig
 from quire.engine.engine import Engine
 from quire.errors import ConfigError, QuireError, RequestError
 from quire.server import messages
-from quire.server.messages import (
-    Abort,
-    Announced,
-    BadFrame,
-    Failed,
-    Loading,
-    Message,
-    Ready,
-    Refused,
-    Start,
-    StepReport,
-    Submit,
-    ToEngine,
-)
+from quire.server.messages import BadFrame, Message, ToEngine
 
 NAME = b"quire-engine"
 PROGRESS_S = 0.05  # between two messages about loading
@@ -80,7 +67,7 @@ def serve(server: ServerSocket, build: Build) -> None:
     while not waiting:
         waiting = server.receive(wait=True)
     first = waiting.pop(0)
-    if not isinstance(first, Start):
+    if not isinstance(first, messages.Start):
         raise BadFrame(f"{type(first).__name__} before Start")
     engine = _load(server, first.config, build)
     while True:
@@ -98,12 +85,12 @@ def _load(server: ServerSocket, config: EngineConfig, build: Build) -> Engine:
         nonlocal told_s
         if (now := time.monotonic()) - told_s >= PROGRESS_S or done == total:
             told_s = now
-            server.send(Loading(done, total))
+            server.send(messages.Loading(done, total))
 
-    built = build(config, progress, lambda line, nbytes: server.send(Announced(line, nbytes)))
+    built = build(config, progress, lambda line, nbytes: server.send(messages.Announced(line, nbytes)))
     _spare_collections()
     memory, longest = built.description.memory, built.description.longest_context
-    server.send(Ready(built.chosen, memory.num_blocks, memory.max_model_len, longest))
+    server.send(messages.Ready(built.chosen, memory.num_blocks, memory.max_model_len, longest))
     return built.engine
 
 
@@ -116,12 +103,12 @@ def _spare_collections() -> None:
 
 def _take(server: ServerSocket, engine: Engine, message: ToEngine) -> None:
     match message:
-        case Submit(request):
+        case messages.Submit(request):
             try:
                 engine.add(message.checked())
             except RequestError as error:
-                server.send(Refused.of(request.request_id, error))
-        case Abort(request_id, choice):
+                server.send(messages.Refused.of(request.request_id, error))
+        case messages.Abort(request_id, choice):
             engine.abort(request_id, choice)
         case _:
             raise BadFrame("a second Start")
@@ -132,7 +119,7 @@ def _step(server: ServerSocket, engine: Engine) -> None:
     outputs = engine.step()
     after = engine.records[-1] if engine.records else None
     scheduler = engine.scheduler
-    report = StepReport(
+    report = messages.StepReport(
         None if after is before else after,
         scheduler.num_running,
         scheduler.num_waiting,
@@ -170,15 +157,16 @@ def main(build: Build = build) -> int:
     return 1
 
 
-def _failure(error: Exception) -> Failed:
+def _failure(error: Exception) -> messages.Failed:
     """What to tell the server of an error, after telling the log of those that nobody expects."""
     if isinstance(error, ConfigError):
-        return Failed(error.message, error.hint, config=True)
+        return messages.Failed(error.message, error.hint, config=True)
     if isinstance(error, BadFrame):
         _LOG.critical("the engine ends: the server sent %s", error)
-        return Failed(f"the server sent {error}")
+        return messages.Failed(f"the server sent {error}")
     _LOG.critical("the engine ends", exc_info=error)
-    return Failed(error.message if isinstance(error, QuireError) else f"{type(error).__name__}: {error}")
+    message = error.message if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"
+    return messages.Failed(message)
 
 
 if __name__ == "__main__":

@@ -15,22 +15,9 @@ from collections.abc import Callable, Sequence
 from quire.config import EngineConfig
 from quire.errors import ConfigError, EngineDead, QuireError, RequestError
 from quire.progress import announce, loading_bar
+from quire.server import messages
 from quire.server.child import COMMAND, EngineChild, reason
 from quire.server.engine_status import EngineStatus, Patience
-from quire.server.messages import (
-    Abort,
-    Announced,
-    BadFrame,
-    Failed,
-    FromEngine,
-    Loading,
-    Ready,
-    Refused,
-    Start,
-    Stepped,
-    StepReport,
-    Submit,
-)
 from quire.server.stream import Inbox, Stream
 from quire.types import NewRequest
 
@@ -52,7 +39,7 @@ class RemoteEngine:
     ) -> None:
         self.config = config
         self.status = EngineStatus()
-        self.on_record: Callable[[StepReport], None] | None = None
+        self.on_record: Callable[[messages.StepReport], None] | None = None
         self._patience = patience or Patience()
         self._command = command
         self._open: dict[str, Inbox] = {}  # by request id, in order of arrival
@@ -60,7 +47,7 @@ class RemoteEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loaded: asyncio.Future[None] | None = None
         self._show: Callable[[int, int], None] = lambda done, total: None
-        self._failed: Failed | None = None
+        self._failed: messages.Failed | None = None
         self._supervisor: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -121,7 +108,7 @@ class RemoteEngine:
             raise EngineDead(f"the engine's process could not be started: {error}") from None
         self.status.pid = child.process.pid
         try:
-            child.send(Start(self.config))
+            child.send(messages.Start(self.config))
             with loading_bar(self.config.model) as self._show:
                 await asyncio.wait((self._loaded, child.ended), return_when=asyncio.FIRST_COMPLETED)
         except BaseException:
@@ -166,7 +153,7 @@ class RemoteEngine:
             self.status.state = "restarting"
             self._bury(death.message)
             if num_deaths >= patience.max_deaths:
-                return self._give_up(f"the engine died {num_deaths} times: {death.message}")
+                return self._give_up(f"given up after {num_deaths} deaths: {death.message}")
             await asyncio.sleep(patience.delay_s(num_deaths))
             self.status.num_restarts += 1
             try:
@@ -194,32 +181,32 @@ class RemoteEngine:
             num_still = num_still + 1 if still else 0
             steps = self.status.steps
             if num_still >= NUM_TICKS:
-                self._failed = Failed(f"no step of the engine ended for {self._patience.hang_s:g} s")
+                self._failed = messages.Failed(f"no step of the engine ended for {self._patience.hang_s:g} s")
                 child.process.kill()
                 return
 
     # What it says
 
-    def _receive(self, message: FromEngine) -> None:
+    def _receive(self, message: messages.FromEngine) -> None:
         match message:
-            case Stepped():
+            case messages.Stepped():
                 self._take_step(message)
-            case Refused(request_id):
+            case messages.Refused(request_id):
                 if (inbox := self._open.pop(request_id, None)) is not None:
                     inbox.fail(message.error())
                 self.status.has_work = bool(self._open)
-            case Loading(done, total):
+            case messages.Loading(done, total):
                 self._show(done, total)
-            case Announced(line, nbytes):
+            case messages.Announced(line, nbytes):
                 announce(line, nbytes)
-            case Ready():
+            case messages.Ready():
                 self.status.take_ready(message)
                 if self._loaded is not None:
                     self._loaded.set_result(None)
-            case Failed():
+            case messages.Failed():
                 self._failed = message
 
-    def _take_step(self, step: Stepped) -> None:
+    def _take_step(self, step: messages.Stepped) -> None:
         """Hand outputs to their streams: runs once a step, so little is done for each token."""
         opened = self._open
         for output in step.outputs:
@@ -237,7 +224,7 @@ class RemoteEngine:
             self.status.has_work = bool(opened)
             self._tell(report)
 
-    def _tell(self, report: StepReport) -> None:
+    def _tell(self, report: messages.StepReport) -> None:
         if self.on_record is None:
             return
         try:
@@ -251,8 +238,8 @@ class RemoteEngine:
         if self._child is None:
             return
         try:
-            self._child.send(Submit(inbox.request))
-        except BadFrame as error:
+            self._child.send(messages.Submit(inbox.request))
+        except messages.BadFrame as error:
             raise RequestError(f"the request is {error}", "shorten the prompt", "prompt") from None
         if not self.status.has_work:
             self.status.has_work, self.status.last_progress_s = True, time.monotonic()
@@ -266,7 +253,7 @@ class RemoteEngine:
             return
         inbox.final = True
         if inbox.sent and self._child is not None:
-            self._child.send(Abort(request_id, choice))
+            self._child.send(messages.Abort(request_id, choice))
         else:
             self._drop(inbox, EngineDead("aborted while the engine was restarting"))
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from quire.errors import QuireError
 from quire.types import NewRequest, Output
+
+if TYPE_CHECKING:
+    from quire.server.remote import RemoteEngine
 
 
 @dataclass(slots=True, eq=False)
@@ -32,21 +35,11 @@ class Inbox:
         self.wake()
 
 
-class Aborter(Protocol):
-    """Who ends requests."""
-
-    def abort(self, inbox: Inbox, choice: int | None) -> None:
-        """End a request, or one choice of it."""
-
-    def abort_dropped(self, inbox: Inbox) -> None:
-        """End a request whose stream was dropped: called from wherever the garbage collector runs."""
-
-
 class Stream:
     """The outputs of one request. Dropping it before its end aborts the request."""
 
-    def __init__(self, aborter: Aborter, inbox: Inbox) -> None:
-        self._aborter = aborter
+    def __init__(self, engine: RemoteEngine, inbox: Inbox) -> None:
+        self._engine = engine
         self._inbox = inbox
 
     async def get(self) -> list[Output]:
@@ -74,8 +67,8 @@ class Stream:
 
     def abort(self, choice: int | None = None) -> None:
         """End the request, or one choice of it. Final outputs come as usual, with the next step."""
-        self._aborter.abort(self._inbox, choice)
+        self._engine.abort(self._inbox, choice)
 
     def __del__(self) -> None:
         if self._inbox.num_open and self._inbox.error is None:
-            self._aborter.abort_dropped(self._inbox)
+            self._engine.abort_dropped(self._inbox)

@@ -6,12 +6,15 @@ import asyncio
 import os
 import signal
 import time
+from contextlib import suppress
 from dataclasses import replace
+from random import Random
 
 import pytest
 from faulty_engine import GARBAGE, HANG, KILL, RAISE, SLEEP
 from remote_engines import (
     DEMO,
+    LIMIT_S,
     NULL,
     QUICK,
     exists,
@@ -68,7 +71,7 @@ def test_a_death_ends_what_has_begun_and_nothing_else() -> None:
             begin_s = time.monotonic()
             problems = await asyncio.gather(*begun)
             assert time.monotonic() - begin_s < 0.5
-            assert problems == ["the engine died: it was ended by SIGKILL"] * 4
+            assert problems == ["the engine died: it was ended by signal 9 (Killed)"] * 4
             assert engine.status.state == "restarting"
             assert engine.healthy(time.monotonic()) == "the engine is restarting"
             assert engine.status.num_running == 0
@@ -137,10 +140,46 @@ def test_killed_over_and_over_no_stream_hangs() -> None:
     assert num_files() <= before
 
 
+def test_nothing_is_left_of_streams_that_come_and_go() -> None:
+    """Fetched to the end, aborted, dropped or cancelled, at random, with a death in between."""
+    random = Random(0)
+
+    async def one(engine: RemoteEngine, name: int) -> None:
+        await asyncio.sleep(random.random())
+        try:
+            stream = engine.submit(request(str(name), *range(3, 60), n=3, temperature=1, max_tokens=30))
+            for _ in range(random.randrange(8)):
+                await asyncio.wait_for(stream.get(), LIMIT_S)
+            match random.randrange(4):
+                case 0:
+                    stream.abort(random.randrange(3))
+                    await ending(stream)
+                case 1:
+                    stream.abort()
+                case 2:
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(stream.get(), 0.001)
+        except (EngineDead, RuntimeError):
+            pass  # it died, or has ended
+
+    async def check() -> None:
+        async with running(command=faulty(2)) as engine:
+            tasks = [asyncio.create_task(one(engine, name)) for name in range(200)]
+            await asyncio.sleep(0.5)
+            kill(engine)
+            await asyncio.gather(*tasks)
+            await until(lambda: not engine.status.has_work)
+            await follow(engine.submit(request("last")))
+            assert engine.status.num_running == engine.status.num_waiting == 0
+            assert engine.status.num_free_blocks == engine.status.num_blocks
+
+    run(check())
+
+
 @pytest.mark.parametrize(
     ("token_id", "cause"),
     [
-        (KILL, "the engine died: it was ended by SIGKILL"),
+        (KILL, "the engine died: it was ended by signal 9 (Killed)"),
         (RAISE, "a step failed (ArithmeticError: a broken kernel)"),
         (GARBAGE, "the engine sent a frame of 1,213,486,160 bytes; at most 268,435,456 are read"),
     ],
@@ -171,7 +210,9 @@ def test_an_engine_that_keeps_dying_is_left_alone() -> None:
                 kill(engine)
                 if number < 2:
                     await follow(stream)
-            with pytest.raises(EngineDead, match="died 3 times: the engine died: it was ended by SIGKILL"):
+            with pytest.raises(
+                EngineDead, match="given up after 3 deaths: the engine died: it was ended by signal 9"
+            ):
                 await stream.get()
             assert engine.status.state == "stopped"
             assert engine.healthy(time.monotonic()) == "the engine is stopped"
@@ -197,7 +238,7 @@ def test_an_aborted_stream_is_not_run_again() -> None:
             kill(engine)
             await until(lambda: engine.status.state == "restarting")
             during.abort()
-            assert await ending(before) == "the engine died: it was ended by SIGKILL"
+            assert await ending(before) == "the engine died: it was ended by signal 9 (Killed)"
             assert await ending(during) == "aborted while the engine was restarting"
             await ready(engine)
             assert not engine.status.has_work
