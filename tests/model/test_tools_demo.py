@@ -1,0 +1,143 @@
+"""Tool calls of the demo model: valid whatever it samples, and, left to itself, what it was taught."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from quire import LLM, SamplingParams, StructuredOutputsParams
+from quire.outputs import CompletionOutput
+from quire.text.answer import CallArguments, CallStart, Content, Event
+from quire.text.tools import Dialect, dialect
+
+
+def tool(name: str, description: str = "", **properties: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties, "required": list(properties)}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": parameters},
+    }
+
+
+TEXT, NUMBER = {"type": "string", "maxLength": 40}, {"type": "integer", "minimum": 0, "maximum": 999}
+DAYS = {"type": "array", "items": {"enum": ["Monday", "Friday"]}, "minItems": 1, "maxItems": 2}
+PLACE = {"type": "object", "properties": {"lat": NUMBER, "lon": NUMBER}, "required": ["lat", "lon"]}
+PLACE |= {"additionalProperties": False}
+WEATHER = tool("get_weather", "Tells the weather in a city.", city=TEXT)
+
+TOOL_SETS = {
+    "one": [WEATHER],
+    "none taken": [{"type": "function", "function": {"name": "stop.now"}}],
+    "several": [WEATHER, tool("set_timer", "Sets a timer.", minutes=NUMBER), tool("add", a=NUMBER, b=NUMBER)],
+    "nested": [tool("plan", "Plans trips.", days=DAYS, place=PLACE, really={"type": "boolean"})],
+}
+ASKED = ["What is the weather in Oslo?", "Set a timer for 5 minutes.", "Tell me a story."]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with contextlib.closing(LLM("demo", max_model_len=1024, max_num_seqs=16)) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def spoken(llm: LLM) -> Dialect:
+    return dialect(llm.frontend.chat_template.templates, llm.get_tokenizer())
+
+
+def params(grammar: str | None, **more: Any) -> SamplingParams:
+    structured = StructuredOutputsParams(grammar=grammar) if grammar else None
+    return SamplingParams(structured_outputs=structured, **({"max_tokens": 400} | more))
+
+
+def ask(llm: LLM, spoken: Dialect, tools: Any, text: str, choice: Any, **more: Any) -> list[CompletionOutput]:
+    prompt = llm.frontend.encode_chat([{"role": "user", "content": text}], tools)
+    grammar = spoken.grammar(tools, choice, prompt=prompt.text or "")
+    return llm.generate([prompt], params(grammar, **more), use_tqdm=False)[0].outputs
+
+
+def read(spoken: Dialect, tools: Any, text: str) -> tuple[list[tuple[str, Any]], list[Event]]:
+    """The calls of an answer, read in small pieces: names with arguments; and all events."""
+    parser = spoken.answer_parser(tools)
+    events = [event for at in range(0, len(text), 3) for event in parser.push(text[at : at + 3])]
+    events += parser.finish()
+    calls = [[event.name, ""] for event in events if isinstance(event, CallStart)]
+    for event in events:
+        if isinstance(event, CallArguments):
+            calls[event.index][1] += event.text
+    return [(name, json.loads(arguments)) for name, arguments in calls], events
+
+
+def check(value: Any, schema: dict[str, Any]) -> None:
+    """The few keywords that these schemas use."""
+    kind = {"string": str, "integer": int, "array": list, "object": dict, "boolean": bool}.get(
+        schema.get("type", "")
+    )
+    assert kind is None or type(value) is kind
+    assert value in schema.get("enum", [value])
+    if kind is int:
+        assert 0 <= value <= 999
+    if kind is list:
+        assert 1 <= len(value) <= 2
+        for item in value:
+            check(item, schema["items"])
+    if kind is dict:
+        assert list(value) == list(schema["properties"])
+        for name, inner in schema["properties"].items():
+            check(value[name], inner)
+
+
+@pytest.mark.parametrize("name", TOOL_SETS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 1.8])
+def test_a_required_call_is_always_valid(llm: LLM, spoken: Dialect, name: str, temperature: float) -> None:
+    tools = TOOL_SETS[name]
+    schemas = {
+        t["function"]["name"]: t["function"].get("parameters", {"type": "object", "properties": {}})
+        for t in tools
+    }
+    for text in ASKED:
+        how = {"temperature": temperature, "seed": 7, "n": 1 if temperature == 0 else 6}
+        for output in ask(llm, spoken, tools, text, "required", **how):
+            assert output.finish_reason == "stop"
+            calls, events = read(spoken, tools, output.text)
+            assert calls
+            assert not any(isinstance(event, Content) for event in events)
+            for function, arguments in calls:
+                check(arguments, schemas[function])
+
+
+def test_a_named_call(llm: LLM, spoken: Dialect) -> None:
+    tools = TOOL_SETS["several"]
+    choice = {"type": "function", "function": {"name": "add"}}
+    (output,) = ask(llm, spoken, tools, ASKED[0], choice, temperature=0.0)
+    calls, _ = read(spoken, tools, output.text)
+    assert {name for name, _ in calls} == {"add"}
+
+
+def test_a_call_of_its_own_accord(llm: LLM, spoken: Dialect) -> None:
+    """What the model was taught, it writes with the grammar as without."""
+    (output,) = ask(llm, spoken, TOOL_SETS["one"], ASKED[0], "auto", temperature=0.0)
+    assert read(spoken, TOOL_SETS["one"], output.text)[0] == [("get_weather", {"city": "Oslo"})]
+    prompt = llm.frontend.encode_chat([{"role": "user", "content": ASKED[0]}], TOOL_SETS["one"])
+    (free,) = llm.generate([prompt], params(None, temperature=0.0), use_tqdm=False)[0].outputs
+    assert free.token_ids == output.token_ids
+
+
+def test_no_call_where_none_is_to_be(llm: LLM, spoken: Dialect) -> None:
+    (output,) = ask(llm, spoken, TOOL_SETS["one"], ASKED[0], "none", temperature=0.0, max_tokens=40)
+    assert "<tool_call>" not in output.text
+    assert not set(output.token_ids) & set(spoken.token_ids.values())
+
+
+def test_a_call_cut_short_is_streamed_as_far_as_it_came(llm: LLM, spoken: Dialect) -> None:
+    (output,) = ask(llm, spoken, TOOL_SETS["one"], ASKED[0], "required", temperature=0.0, max_tokens=14)
+    assert output.finish_reason == "length"
+    parser = spoken.answer_parser(TOOL_SETS["one"])
+    start, arguments = parser.push(output.text) + parser.finish()
+    assert isinstance(start, CallStart)
+    assert isinstance(arguments, CallArguments)
+    assert output.text.endswith(arguments.text)
