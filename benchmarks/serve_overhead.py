@@ -39,6 +39,8 @@ RATIO_REQUESTS, RATIO_PROMPT, RATIO_OUTPUT = 64, 64, 128
 GAP_OUTPUT, GAP_AT_S = 400, 3.0
 OVERLOAD_PROMPT, OVERLOAD_OUTPUT, OVERLOAD_S, OVERLOAD_SKIP_S = 64, 32, 15.0, 5.0
 QUEUE = 32  # requests that may wait in the part about overload: as many as run
+# The long prompt needs a slot beside the streams: what is measured is how it is computed among them.
+PART_OPTIONS = {"gap": {"max_num_seqs": STREAMS + 1}, "overload": {"max_queued_requests": QUEUE}}
 TOKEN_IDS = range(300, 2000)  # words of every model that is measured here
 MB = 1 << 20
 
@@ -68,9 +70,10 @@ class Overhead:
             "model": str(options.model),
             "quantization": None if options.kind == "bf16" else options.kind,
             "max_num_seqs": STREAMS,
-            "max_num_batched_tokens": options.max_num_batched_tokens,
             "enable_prefix_caching": False,
         }
+        if options.max_num_batched_tokens:
+            self.engine["max_num_batched_tokens"] = options.max_num_batched_tokens
 
     def arguments(self, **more: Any) -> list[str]:
         """Of `quire serve`, for the same engine that LLM is given."""
@@ -85,7 +88,7 @@ class Overhead:
 
     async def run(self) -> None:
         for part in self.options.parts:
-            more = {"max_queued_requests": QUEUE} if part == "overload" else {}
+            more = PART_OPTIONS.get(part, {})
             log = self.options.work / f"server-{part}.log"
             async with ServerProcess(self.arguments(**more), log) as server:
                 client = Client(server.url, timeout_s=120.0)

@@ -40,7 +40,6 @@ class Offline:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"prompts": prompts, "max_tokens": max_tokens}).encode() + b"\n")
-        await self._process.stdin.drain()
         answer: dict[str, Any] = json.loads(await self._process.stdout.readline() or "null") or {}
         if not answer:
             raise EOFError("the process of LLM.generate has ended")
