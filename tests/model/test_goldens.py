@@ -57,17 +57,23 @@ def greedy(
     return first, tokens
 
 
-@pytest.mark.parametrize("name", TINY_RANDOM)
-def test_tiny_random(name: str, shared_data: Path) -> None:
-    folder = shared_data / "models" / "tiny-random" / name
-    model, paged = load(folder)
+def check_tiny_random(folder: Path, model: Model, paged: Paged, coarse: bool = False) -> None:
+    """Logits of the last prompt token and, unless `coarse`, greedy tokens, as transformers gives them."""
     prompts = json.loads((folder / "golden.json").read_text())["prompts"]
     results = greedy(model, paged, [p["ids"] for p in prompts], [len(p["greedy"]) for p in prompts])
     for prompt, logits, tokens in zip(prompts, *results, strict=True):
         expected = np.array(prompt["last_logits"], np.float32)
-        assert np.abs(logits[-1] - expected).max() <= 1e-4 * np.abs(expected).max()
-        assert logits.argmax(axis=-1).tolist() == prompt["argmax"]
-        assert tokens == prompt["greedy"]
+        close = (2e-2 if coarse else 1e-4) * np.abs(expected).max()
+        assert np.abs(logits[-1] - expected).max() <= close
+        if not coarse:
+            assert logits.argmax(axis=-1).tolist() == prompt["argmax"]
+            assert tokens == prompt["greedy"]
+
+
+@pytest.mark.parametrize("name", TINY_RANDOM)
+def test_tiny_random(name: str, shared_data: Path) -> None:
+    folder = shared_data / "models" / "tiny-random" / name
+    check_tiny_random(folder, *load(folder))
 
 
 def test_every_checkpoint_and_architecture_is_tested(shared_data: Path) -> None:
@@ -77,10 +83,8 @@ def test_every_checkpoint_and_architecture_is_tested(shared_data: Path) -> None:
     assert tested == set(KNOWN)
 
 
-def test_stories(shared_data: Path) -> None:
+def check_stories(folder: Path, model: Model, paged: Paged) -> None:
     """Token ids of whole stories and the log-probabilities of their prompts."""
-    folder = shared_data / "models" / "stories260K"
-    model, paged = load(folder)
     prompts = json.loads((folder / "golden.json").read_text())["prompts"]
     ids, counts = ([prompt[key] for prompt in prompts] for key in ("prompt_ids", "max_new_tokens"))
     for prompt, logits, tokens in zip(prompts, *greedy(model, paged, ids, counts), strict=True):
@@ -90,6 +94,11 @@ def test_stories(shared_data: Path) -> None:
         known = prompt["prompt_ids"][1:]
         found = logprobs[np.arange(len(known)), known]
         np.testing.assert_allclose(found, prompt["prompt_logprobs"][1:], atol=1e-4)
+
+
+def test_stories(shared_data: Path) -> None:
+    folder = shared_data / "models" / "stories260K"
+    check_stories(folder, *load(folder))
 
 
 # Without published results

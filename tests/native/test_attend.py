@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 from lowered import ISAS, OneOp, distance, on_native
+from test_attention import Shape
 from tiny import same_bits
 
 from quire.program import Builder, Names, Value
 
 LENGTHS = (150, 1, 65, 64, 20)
 CLOSE = 3e-6
-
-
-@dataclass(frozen=True)
-class Shape:
-    heads: int = 4
-    groups: int = 2
-    dim: int = 8
-    window: int | None = None
-    softcap: float | None = None
-    sinks: bool = False
-    scale: float | None = None
 
 
 SHAPES = [

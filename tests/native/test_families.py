@@ -22,7 +22,7 @@ from lowered import (
     rounds_to_bf16,
     tensors,
 )
-from test_goldens import TINY_RANDOM, greedy
+from test_goldens import TINY_RANDOM, check_stories, check_tiny_random
 from tiny import CONFIGS, VOCAB, Dense, Paged, random_weights, tiny
 
 from quire import LLM, SamplingParams
@@ -102,33 +102,14 @@ def load(folder: Path, isa: str) -> tuple[Model, Paged]:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", TINY_RANDOM)
 def test_tiny_random(name: str, isa: str, shared_data: Path) -> None:
-    """Logits of the last prompt token, and greedy tokens, as transformers gives them."""
     folder = shared_data / "models" / "tiny-random" / name
-    model, paged = load(folder, isa)
-    prompts = json.loads((folder / "golden.json").read_text())["prompts"]
-    results = greedy(model, paged, [p["ids"] for p in prompts], [len(p["greedy"]) for p in prompts])
-    coarse = isa.endswith("bf16") and "bf16" in name
-    for prompt, logits, tokens in zip(prompts, *results, strict=True):
-        assert distance(logits[-1], np.array(prompt["last_logits"], np.float32)) < (2e-2 if coarse else 1e-4)
-        if not coarse:
-            assert logits.argmax(axis=-1).tolist() == prompt["argmax"]
-            assert tokens == prompt["greedy"]
+    check_tiny_random(folder, *load(folder, isa), coarse=isa.endswith("bf16") and "bf16" in name)
 
 
 @pytest.mark.parametrize("isa", [ISAS[0], ISAS[-1]])
 def test_stories(isa: str, shared_data: Path) -> None:
-    """Token ids of whole stories and the log-probabilities of their prompts."""
     folder = shared_data / "models" / "stories260K"
-    model, paged = load(folder, isa)
-    prompts = json.loads((folder / "golden.json").read_text())["prompts"]
-    ids, counts = ([prompt[key] for prompt in prompts] for key in ("prompt_ids", "max_new_tokens"))
-    for prompt, logits, tokens in zip(prompts, *greedy(model, paged, ids, counts), strict=True):
-        assert tokens == prompt["token_ids"]
-        wide = logits.astype(np.float64)
-        logprobs = wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))
-        known = prompt["prompt_ids"][1:]
-        found = logprobs[np.arange(len(known)), known]
-        np.testing.assert_allclose(found, prompt["prompt_logprobs"][1:], atol=1e-4)
+    check_stories(folder, *load(folder, isa))
 
 
 @pytest.mark.parametrize("isa", ISAS)

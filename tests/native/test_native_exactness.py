@@ -46,10 +46,15 @@ def model_of(name: str) -> Model:
     return read_model(wide[name]) if name in wide else tiny(name)
 
 
-def load(name: str, format: str = "f32", isa: str = BEST, threads: int = 1, **how: Any) -> Paged:
+def load(
+    name: str, format: str = "f32", isa: str = BEST, threads: int = 1, spoil: float | None = None, **how: Any
+) -> Paged:
+    """`spoil` is put into the embedding of token 5."""
     program = plain(fuse(model_of(name).program))
-    checkpoint = tensors(random_weights(program), format)
-    return on_native(program, checkpoint, format, isa, threads, **{"num_blocks": 400, **how})
+    weights = random_weights(program)
+    if spoil is not None:
+        weights["model.embed_tokens.weight"].array[5, 77] = spoil
+    return on_native(program, tensors(weights, format), format, isa, threads, **{"num_blocks": 400, **how})
 
 
 def prompts(lengths: list[int], seed: int = 0) -> list[list[int]]:
@@ -223,11 +228,8 @@ def test_a_cached_prefix_counts() -> None:
 def test_what_is_not_a_number_reaches_the_logits(format: str, isa: str) -> None:
     """In an activation, by the embedding of a token. Other sequences have the bits they have alone."""
     for name, bad in (("wide", np.nan), ("wide", np.inf), ("wide-experts", np.nan)):
-        program = plain(fuse(model_of(name).program))
-        weights = random_weights(program)
-        weights["model.embed_tokens.weight"].array[5, 77] = bad
         healthy, ill = [1, 2, 3] * 9, [1, 2, 5, 3, 4]
-        paged = on_native(program, tensors(weights, format), format, isa, threads=2)
+        paged = load(name, format, isa, threads=2, spoil=bad)
         rows = [(paged.sequence(ids), len(ids)) for ids in (healthy, ill)]
         clean, lost = paged.step(rows)
         assert np.isnan(lost[2:]).all(axis=-1).all()
@@ -239,11 +241,7 @@ def test_what_is_not_a_number_reaches_the_logits(format: str, isa: str) -> None:
 def test_a_shared_prefix_is_not_harmed_by_what_follows_it(dtype: str, isa: str) -> None:
     """A token whose numbers are not finite, and a request that finds the blocks before it in the cache."""
     for name, bad in (("wide", np.nan), ("wide", np.inf), ("wide-experts", np.inf)):
-        program = plain(fuse(model_of(name).program))
-        weights = random_weights(program)
-        weights["model.embed_tokens.weight"].array[5, 77] = bad
-        how = {"kv_cache_dtype": dtype, "block_size": 8}
-        paged = on_native(program, tensors(weights, "f32"), "f32", isa, **how)
+        paged = load(name, isa=isa, spoil=bad, kv_cache_dtype=dtype, block_size=8)
         prefix = [1, 2, 3] * 8
         (expected,) = alone(name, [[*prefix, 8, 9]], isa=isa, kv_cache_dtype=dtype)
         first, second = paged.sequence([*prefix, 5, 7]), paged.sequence([*prefix, 8, 9])
