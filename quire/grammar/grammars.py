@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -43,24 +44,27 @@ class Matcher:
 class Grammars:
     """Compiles grammars for a model with `vocab_size` rows; those that the tokenizer lacks never follow.
 
-    Making it takes a second or so for 100,000 tokens. For one thread.
+    Making it takes a second or so for 100,000 tokens. Any number of threads may share it.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._vocabulary = _vocabulary(tokenizer, vocab_size)
+        self._lock = threading.Lock()
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._num_characters = 0
 
     def start(self, grammar: str) -> Matcher:
         """A grammar at its beginning. One that does not compile fails when it is asked what is allowed."""
-        return Matcher(self._look_up(grammar).deep_copy(), self._vocab_size)
+        with self._lock:
+            return Matcher(self._look_up(grammar).deep_copy(), self._vocab_size)
 
     def _look_up(self, grammar: str) -> LLMatcher:
         if grammar in self._compiled:
             self._compiled.move_to_end(grammar)
             return self._compiled[grammar]
         matcher = self._compiled[grammar] = make_matcher(self._vocabulary, grammar)
+        matcher.compute_bitmask()  # here, as its copies then know already what it has learnt
         self._num_characters += len(grammar)
         while len(self._compiled) > MAX_GRAMMARS or self._num_characters > MAX_CHARACTERS:
             self._num_characters -= len(self._compiled.popitem(last=False)[0])

@@ -1,7 +1,8 @@
-"""Masks: which tokens a request's grammar lets follow, computed in a thread while the model computes."""
+"""Masks: which tokens a request's grammar lets follow, computed in threads while the model computes."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from quire.types import Admission
 
+MAX_THREADS = 8  # and at most half of the cores: the model needs them too
 _STACK_BYTES = 16 << 20  # four times that with which grammars were tried out
 
 
@@ -26,7 +28,7 @@ class Matcher(Protocol):
 
 
 class Grammars(Protocol):
-    """The grammars of a model."""
+    """The grammars of a model. Any number of threads may share it."""
 
     def start(self, grammar: str) -> Matcher:
         """A grammar at its beginning."""
@@ -64,21 +66,21 @@ Ruled = Sequence[tuple[GrammarState, Sequence[int], Sequence[int]]]  # states, a
 
 
 class Masks:
-    """Computes the masks of a step, row by row, in one thread. `load` is called with the first grammar."""
+    """Computes the masks of a step in threads of its own. `load` is called with the first grammar."""
 
-    def __init__(self, load: Callable[[], Grammars]) -> None:
+    def __init__(self, load: Callable[[], Grammars], num_threads: int | None = None) -> None:
         self._load = load
+        self._lock = threading.Lock()
         self._grammars: Grammars | None = None
-        self._thread: ThreadPoolExecutor | None = None
+        self._num_threads = num_threads or max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2))
+        self._threads = ThreadPoolExecutor(self._num_threads, "masks")  # none starts before it has work
 
-    def begin(self, ruled: Ruled) -> Future[None]:
-        """Compute the masks of these rows; to be waited for before sampling."""
-        if self._thread is not None:
-            return self._thread.submit(self._compute, ruled)
-        self._thread = ThreadPoolExecutor(1, "masks")
+    def begin(self, ruled: Ruled) -> list[Future[None]]:
+        """Compute the masks of these rows; all is to be waited for before sampling."""
         before = threading.stack_size(_STACK_BYTES)
         try:
-            return self._thread.submit(self._compute, ruled)  # starts the thread
+            count = min(self._num_threads, len(ruled))
+            return [self._threads.submit(self._compute, ruled[i::count]) for i in range(count)]
         finally:
             threading.stack_size(before)
 
@@ -86,8 +88,12 @@ class Masks:
         for state, token_ids, end_token_ids in ruled:
             state.barred = None
             try:
-                if self._grammars is None:
-                    self._grammars = self._load()
-                state.compute(self._grammars, token_ids, end_token_ids)
+                state.compute(self._loaded(), token_ids, end_token_ids)
             except BaseException as error:  # a panic of the library is no Exception; it is this row's alone
                 state.error = str(error)[:500] or type(error).__name__
+
+    def _loaded(self) -> Grammars:
+        with self._lock:
+            if self._grammars is None:
+                self._grammars = self._load()
+            return self._grammars

@@ -67,8 +67,8 @@ class Runner:
         rows = [(row, self._slots[row.slot]) for row in step.rows]
         masks = self._begin_masks(rows)
         logits = self._backend.execute(self._batch(rows))
-        if masks is not None:
-            masks.result()
+        for mask in masks:
+            mask.result()
         results, first = [], 0
         for row, slot in rows:
             count = slot.wanted_logits(row)
@@ -76,14 +76,14 @@ class Runner:
             first += count
         return StepResult(tuple(results))
 
-    def _begin_masks(self, rows: Sequence[tuple[Row, Slot]]) -> Future[None] | None:
-        """Start what computes the masks of the rows that have a grammar; None when there is none."""
+    def _begin_masks(self, rows: Sequence[tuple[Row, Slot]]) -> Sequence[Future[None]]:
+        """Start what computes the masks of the rows that have a grammar; nothing when none has."""
         ruled = [
             (slot.grammar, slot.token_ids, slot.admission.eos_token_ids)
             for row, slot in rows
             if slot.grammar is not None and row.sample
         ]
-        return self._masks.begin(ruled) if ruled and self._masks else None
+        return self._masks.begin(ruled) if ruled and self._masks else ()
 
     def _apply(self, step: Step) -> None:
         for number in step.released:
