@@ -96,13 +96,7 @@ def wrap(app: ASGIApp, config: ServerConfig, keys: Iterable[str], metrics: Metri
     app = Bodies(app)
     app = Keys(app, keys)
     if config.allowed_origins:
-        app = CORSMiddleware(
-            app,
-            allow_origins=config.allowed_origins,
-            allow_methods=_METHODS,
-            allow_headers=("*",),
-            expose_headers=_EXPOSED,
-        )
+        app = CORSMiddleware(app, config.allowed_origins, _METHODS, ("*",), expose_headers=_EXPOSED)
     app = Hosts(app, config.host, config.allowed_hosts)
     return RequestLog(app, metrics, log_prompts=config.log_prompts)
 

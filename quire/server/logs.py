@@ -120,7 +120,10 @@ class RequestLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                if scope["path"].startswith("/v1/messages"):
+                    headers["request-id"] = request_id  # what Anthropic's clients read
             await send(message)
 
         try:

@@ -9,14 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    exposition,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, exposition
 
 from quire.config import EngineConfig
 from quire.outputs import CompletionOutput, RequestOutput
@@ -38,7 +31,8 @@ _MINUTES = (10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0
 _REQUEST_S = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, *_MINUTES)
 _STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-_SMALL_COUNTS = (1, 2, 5, 10, 20)
+_COUNTS = (1, 2, 5, 10, 20)
+_INFO = ("block_size", "cache_dtype", "enable_prefix_caching", "num_gpu_blocks", "engine")
 _ENGINE = "0"  # the only one
 
 
@@ -64,25 +58,16 @@ class Metrics:
     def _define_engine(self) -> None:
         self._running = self._gauge("vllm:num_requests_running", "Requests in the engine's steps")
         self._waiting = self._gauge("vllm:num_requests_waiting", "Requests that wait for a slot")
-        self._waiting_for = self._gauge(
-            "vllm:num_requests_waiting_by_reason", "Requests that wait, by what for", reason="capacity"
-        )
+        self._waiting_for = self._gauge("vllm:num_requests_waiting_by_reason", "By reason", reason="capacity")
         self._cache_usage = self._gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use; 1 is all")
         self._preemptions = self._counter("vllm:num_preemptions", "Requests that lost their slot for a while")
-        self._step_tokens = self._histogram(
-            "vllm:iteration_tokens_total", "Tokens computed in a step", _STEP_TOKENS
-        )
+        self._step_tokens = self._histogram("vllm:iteration_tokens_total", "Tokens of a step", _STEP_TOKENS)
         self._steps = self._counter("quire:engine_step", "Steps of the engine")
         self._step_s = self._histogram("quire:step_seconds", "How long a step takes", _STEP_S)
         self._restarts = self._counter(
             "quire:engine_restarts", "Times the engine's process was started again"
         )
-        self._info = Gauge(
-            "vllm:cache_config_info",
-            "The KV cache, in labels",
-            ("block_size", "cache_dtype", "enable_prefix_caching", "num_gpu_blocks", "engine"),
-            registry=self._registry,
-        )
+        self._info = Gauge("vllm:cache_config_info", "The KV cache", _INFO, registry=self._registry)
 
     def _define_requests(self) -> None:
         lengths = _one_two_five(self._status.max_model_len)
@@ -90,40 +75,30 @@ class Metrics:
         self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated")
         self._cache_queries = self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up")
         self._cache_hits = self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache")
-        self._ended = self._counters("vllm:request_success", "Choices that ended", "finished_reason")
-        self._rejected = self._counters("vllm:admission_rejections", "Requests turned away", "reason")
-        self._http = Counter(
-            "quire:http_requests", "HTTP requests", ("method", "path", "status"), registry=self._registry
-        )
         self._prompt_lengths = self._histogram("vllm:request_prompt_tokens", "Tokens of a prompt", lengths)
         self._lengths = self._histogram("vllm:request_generation_tokens", "Tokens of a choice", lengths)
         self._max_tokens = self._histogram("vllm:request_params_max_tokens", "max_tokens asked for", lengths)
-        self._n = self._histogram("vllm:request_params_n", "Choices asked for", _SMALL_COUNTS)
-        self._request_preemptions = self._histogram(
-            "vllm:request_num_preemptions", "Preemptions of a choice", (0, *_SMALL_COUNTS)
+        self._n = self._histogram("vllm:request_params_n", "Choices asked for", _COUNTS)
+        self._preempted = self._histogram("vllm:request_num_preemptions", "Of a choice", (0, *_COUNTS))
+        registry, own = self._registry, tuple(self._names)
+        self._ended = Counter("vllm:request_success", "Choices", (*own, "finished_reason"), registry=registry)
+        self._rejected = Counter(
+            "vllm:admission_rejections", "Not let in", (*own, "reason"), registry=registry
+        )
+        self._http = Counter(
+            "quire:http_requests", "Over HTTP", ("method", "path", "status"), registry=registry
         )
 
     def _define_times(self) -> None:
-        self._ttft = self._histogram(
-            "vllm:time_to_first_token_seconds", "From arrival to the first token", _FIRST_TOKEN_S
-        )
-        self._itl = self._histogram(
-            "vllm:inter_token_latency_seconds", "Between two deliveries of tokens", _PER_TOKEN_S
-        )
-        self._tpot = self._histogram(
-            "vllm:request_time_per_output_token_seconds", "Mean of a choice, after its first", _PER_TOKEN_S
-        )
-        self._e2e = self._histogram("vllm:e2e_request_latency_seconds", "From arrival to end", _REQUEST_S)
-        self._queue = self._histogram("vllm:request_queue_time_seconds", "Waiting for a slot", _REQUEST_S)
-        self._prefill = self._histogram(
-            "vllm:request_prefill_time_seconds", "From the slot to the first token", _REQUEST_S
-        )
-        self._decode = self._histogram(
-            "vllm:request_decode_time_seconds", "From the first token to the end", _REQUEST_S
-        )
-        self._inference = self._histogram(
-            "vllm:request_inference_time_seconds", "From the slot to the end", _REQUEST_S
-        )
+        """In seconds."""
+        self._ttft = self._time("time_to_first_token", "From arrival to the first token", _FIRST_TOKEN_S)
+        self._itl = self._time("inter_token_latency", "Between two deliveries of tokens", _PER_TOKEN_S)
+        self._tpot = self._time("request_time_per_output_token", "Mean of a choice", _PER_TOKEN_S)
+        self._e2e = self._time("e2e_request_latency", "From arrival to end")
+        self._queue = self._time("request_queue_time", "Waiting for a slot")
+        self._prefill = self._time("request_prefill_time", "From the slot to the first token")
+        self._decode = self._time("request_decode_time", "From the first token to the end")
+        self._inference = self._time("request_inference_time", "From the slot to the end")
 
     def _gauge(self, name: str, help: str, **more: str) -> Gauge:
         labels = self._names | more
@@ -132,12 +107,12 @@ class Metrics:
     def _counter(self, name: str, help: str) -> Counter:
         return Counter(name, help, self._names, registry=self._registry).labels(**self._names)
 
-    def _counters(self, name: str, help: str, label: str) -> Counter:
-        return Counter(name, help, (*self._names, label), registry=self._registry)
-
     def _histogram(self, name: str, help: str, buckets: Sequence[float]) -> Histogram:
         made = Histogram(name, help, self._names, buckets=buckets, registry=self._registry)
         return made.labels(**self._names)
+
+    def _time(self, name: str, help: str, buckets: Sequence[float] = _REQUEST_S) -> Histogram:
+        return self._histogram(f"vllm:{name}_seconds", help, buckets)
 
     # What happens
 
@@ -175,7 +150,7 @@ class Metrics:
             self._ended.labels(**self._names, finished_reason=reason).inc()
             self._lengths.observe(len(choice.token_ids))
             if choice.metrics is not None:
-                self._request_preemptions.observe(choice.metrics.num_preemptions)
+                self._preempted.observe(choice.metrics.num_preemptions)
                 if reason in ("stop", "length"):
                     self._observe_times(choice, choice.metrics)
 

@@ -219,6 +219,28 @@ def test_an_answer_that_nobody_reads_ends(quick: Guarded) -> None:
     assert quick.seen == ["endless ended"]
 
 
+def test_a_slow_reader_is_no_such_case(quick: Guarded) -> None:
+    """It reads for longer than a whole answer may lie unread."""
+    with quick.connect() as client:
+        client.sendall(GET.replace(b"/size", b"/endless") + b"\r\n")
+        end = time.monotonic() + 3 * Quick.unread_s
+        while time.monotonic() < end:
+            time.sleep(0.02)
+            assert client.recv(4 << 20)
+
+
+def test_a_body_that_goes_on_after_its_answer_is_cut_off(quick: Guarded) -> None:
+    with quick.connect() as client:
+        client.sendall(POST + b"Content-Length: 34603008\r\n\r\n")
+        assert read_one(client)[0] == 413
+        begin = time.monotonic()
+        with contextlib.suppress(OSError):
+            while time.monotonic() - begin < 3:
+                client.sendall(b"x")
+                time.sleep(0.02)
+        assert time.monotonic() - begin < 2
+
+
 def test_a_thousand_silent_connections_hinder_nobody(server: Guarded) -> None:
     with contextlib.ExitStack() as stack:
         for i in range(1000):

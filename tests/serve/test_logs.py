@@ -83,6 +83,7 @@ def test_errors_have_ids_too(server: Guarded) -> None:
     for path in ("/nothing", "/fail/request", "/fail/unforeseen"):
         assert server.ask("GET", path, {"X-Request-Id": "mine"})[1]["x-request-id"] == "mine"
     assert server.ask("POST", "/size", {"X-Request-Id": "mine"})[1]["x-request-id"] == "mine"
+    assert server.ask("POST", "/v1/messages", {"X-Request-Id": "mine"})[1]["request-id"] == "mine"
 
 
 def test_an_unknown_path_is_shown_but_not_its_query(
