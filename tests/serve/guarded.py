@@ -159,13 +159,17 @@ def application(seen: list[str]) -> Starlette:
 
 @contextlib.contextmanager
 def serve(
-    keys: tuple[str, ...] = (), protocol: type[Protocol] = Protocol, app: ASGIApp | None = None, **config: Any
+    keys: tuple[str, ...] = (),
+    protocol: type[Protocol] = Protocol,
+    app: ASGIApp | None = None,
+    wrapped: ASGIApp | None = None,
+    **config: Any,
 ) -> Iterator[Guarded]:
     """Run the application in a thread of this process, with the server's own settings of uvicorn."""
     guarded = Guarded()
     chosen = ServerConfig(**config)
-    wrapped = wrap(app or application(guarded.seen), chosen, keys, guarded.metrics)
-    settings = http_config(wrapped, chosen)
+    guards = wrapped or wrap(app or application(guarded.seen), chosen, keys, guarded.metrics)
+    settings = http_config(guards, chosen)
     settings.http = protocol
     settings.timeout_graceful_shutdown = 1
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)

@@ -6,9 +6,17 @@ import hmac
 import itertools
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
-from guarded import Guarded, error_of, parse, serve
+from guarded import Guarded, error_of, make_metrics, parse, serve
+from starlette.applications import Starlette
+
+from quire.config import ServerConfig
+from quire.server.app import make_app
+from quire.server.auth import OPEN_PATHS
+from quire.server.serving import Serving
 
 KEY, OTHER = "sk-one-0123456789abcdef", "sk-two-fedcba9876543210"
 JSON = {"Content-Type": "application/json"}
@@ -67,6 +75,25 @@ def test_nothing_else_opens(locked: Guarded, path: str, headers: dict[str, str])
     assert error_of(answer) == (401, "invalid_api_key")
     assert answer[1]["www-authenticate"] == "Bearer"
     assert KEY.encode() not in answer[2]
+
+
+def test_every_route_of_the_server_is_closed() -> None:
+    """Whatever is added to it, too: only the paths named are answered without a key."""
+    serving = SimpleNamespace(config=ServerConfig(), metrics=make_metrics())
+    guards = make_app(cast(Serving, serving), (KEY,))
+    app: Any = guards
+    while not isinstance(app, Starlette):
+        app = app._app
+    asked = [(route.path, method) for route in app.routes for method in (*route.methods, "OPTIONS", "PATCH")]
+    assert {"/v1/chat/completions", "/metrics", "/openapi.json"} <= {path for path, _ in asked}
+    with serve(wrapped=guards) as running:
+        answered = {
+            (path, method)
+            for path, method in asked
+            for headers in ({}, bearer("wrong"), {"x-api-key": "wrong"})
+            if running.ask(method, path, JSON | headers)[0] != 401
+        }
+    assert answered == {(path, method) for path in OPEN_PATHS for method in ("GET", "HEAD")}
 
 
 def test_a_key_in_the_query_does_not_open(locked: Guarded) -> None:
