@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from quire.text.answer import AnswerParser, CallArguments, CallStart, Content, Event, Reasoning
 from quire.text.reasoning import FORMATS as REASONING
-from quire.text.tools import FORMATS, ToolFormat
+from quire.text.tools import FORMATS
+from quire.text.tools.format import ToolFormat
 from quire.text.tools.functions import Function
 
 THINK = REASONING[0]

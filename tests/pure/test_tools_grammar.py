@@ -11,9 +11,11 @@ import pytest
 from answer_grammars import Bytes
 
 from quire.errors import RequestError
+from quire.sampling_params import StructuredOutputsParams
 from quire.text.answer import AnswerParser, CallArguments, CallStart, Content
 from quire.text.reasoning import FORMATS as REASONING
 from quire.text.tools import FORMATS, Dialect
+from quire.text.tools.functions import blame
 
 MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<think>", "</think>")
 TEXT, TOKENS = Bytes(), Bytes(MARKS)
@@ -310,6 +312,18 @@ def test_keywords_that_no_grammar_knows(strict: bool) -> None:
             TEXT.matcher(made)
     else:
         assert TEXT.allows(made, call("hermes", "f", '{"a": [1]}'))
+
+
+def test_the_tool_whose_schema_is_refused_is_named() -> None:
+    def check(structure: StructuredOutputsParams) -> None:
+        if isinstance(structure.json, dict) and "$ref" in structure.json:
+            raise RequestError("structured_outputs.json: it refers to nothing", None, "structured_outputs")
+
+    first = RequestError("too much", None, "structured_outputs")
+    error = blame(first, [*TOOLS, tool("f", {"$ref": "#/$defs/lost"})], check)
+    assert error.message == "tools[3].function.parameters cannot be followed: it refers to nothing"
+    assert error.param == "tools[3].function.parameters"
+    assert blame(first, TOOLS, check).param == "tools"
 
 
 def test_open_parameters_stay_open() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from quire.errors import RequestError
+from quire.sampling_params import StructuredOutputsParams
 
 MAX_FUNCTIONS = 512
 NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
@@ -53,6 +54,22 @@ def choose(functions: Sequence[Function], tool_choice: Any) -> tuple[tuple[Funct
     if not named:
         raise RequestError(f"tool_choice names {name[:64]!r}, which is not in tools", None, "tool_choice")
     return named, True
+
+
+def blame(
+    error: RequestError, tools: Any, check: Callable[[StructuredOutputsParams], object]
+) -> RequestError:
+    """Why the grammar of these tools was refused: the error of the first whose schema is refused alone.
+
+    `check` raises RequestError for what cannot be compiled.
+    """
+    for index, function in enumerate(read_functions(tools)):
+        try:
+            check(StructuredOutputsParams(json=function.schema))
+        except RequestError as own:
+            problem = own.message.removeprefix("structured_outputs.json: ")
+            return _wrong(f"tools[{index}].function.parameters", f"cannot be followed: {problem}")
+    return RequestError(error.message, error.hint, "tools")
 
 
 def _read_function(tool: Any, where: str) -> Function:
