@@ -332,8 +332,9 @@ def test_answers_are_held_to_their_tools():
     call = {"function": {"name": "get_weather", "arguments": '{"city": "Rome", "days": 2}'}}
     assert case.problem(whole("", "tool_calls", tool_calls=[call])) == ""
     assert "calls" in case.problem(whole("", "tool_calls"))
-    call["function"]["arguments"] = '{"city": "Rome"}'
-    assert "calls" in case.problem(whole("", "tool_calls", tool_calls=[call]))
+    for wrong in ('{"city": "Rome"}', '{"city": "Rome, the eternal one", "days": 2}', '{"city": "Rome"'):
+        call["function"]["arguments"] = wrong
+        assert "calls" in case.problem(whole("", "tool_calls", tool_calls=[call]))
 
 
 def streamed(*choices: dict, num_done: int = 1) -> Answer:
