@@ -17,7 +17,7 @@ from quire.config import EngineConfig
 from quire.engine.engine import Engine
 from quire.engine.scheduler import Scheduler
 from quire.errors import ConfigError
-from quire.memory import MemoryPlan, available_memory, misfit, plan_memory, stored_format, summary
+from quire.memory import MemoryPlan, available_memory, gigabytes, misfit, plan_memory, stored_format, summary
 from quire.models import Model, read_model
 from quire.program.passes import fuse
 from quire.program.program import Program, WeightBytes, WeightSpec
@@ -202,6 +202,7 @@ def _chosen(description: Description, backend: Backend) -> dict[str, str]:
         "kv_cache_dtype": description.kv_dtype,
         "kv_cache_tokens": f"{memory.num_blocks * config.block_size:,}",
         "max_model_len": f"{memory.max_model_len:,}",
+        "memory": gigabytes(memory.total_bytes),
     }
     if isinstance(backend, NativeBackend):
         chosen |= {"isa": backend.isa, "num_threads": str(backend.num_threads)}

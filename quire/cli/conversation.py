@@ -8,6 +8,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+from quire.cli.chosen import in_words
 from quire.cli.options import in_flags
 from quire.cli.terminal import complain, counted, harmless, note
 from quire.errors import RequestError
@@ -23,15 +24,6 @@ HELP = """  /new           forget the conversation
   /help          this list
   /exit          leave (or Ctrl-D)
 A space before the / sends a line as it is."""
-_CHOSEN = {  # LLM.chosen in words; what is not here is shown under its own name
-    "model": "{}",
-    "architecture": "{}",
-    "backend": "{} backend",
-    "weights": "weights {}",
-    "max_model_len": "context of {} tokens",
-    "kv_cache_tokens": "cache of {} tokens",
-    "kv_cache_dtype": "cached as {}",
-}
 _IN_LINE = 4  # of these in the first line
 
 
@@ -69,9 +61,7 @@ class Conversation:
 
     def _introduce(self) -> None:
         """What was chosen for this model, and what keys do."""
-        chosen = self.llm.chosen
-        order = [*(name for name in _CHOSEN if name in chosen), *(n for n in chosen if n not in _CHOSEN)]
-        said = [_CHOSEN.get(name, name.replace("_", " ") + " {}").format(chosen[name]) for name in order]
+        said = in_words(self.llm.chosen)
         note(" · ".join(said[:_IN_LINE]))
         note(" · ".join([*said[_IN_LINE:], "continues what you type" if self.raw else "chat"]))
         note("Ctrl-C stops an answer, /help lists commands, Ctrl-D ends")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import textwrap
 from typing import TYPE_CHECKING, Any
 
+from quire.cli.chosen import in_words
 from quire.cli.options import add_engine_flags, add_server_flags, engine_options, server_options
-from quire.cli.terminal import bold, shortened
+from quire.cli.terminal import bold, note, shortened
 
 if TYPE_CHECKING:
     from quire.server.serving import Serving
@@ -28,7 +30,7 @@ CURL = """  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{k
     -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Tell me a story."}}]}}'"""
 KEY = """ \\
     -H "Authorization: Bearer $QUIRE_API_KEY\""""
-CHOSEN = ("backend", "isa", "num_threads", "weights", "kv_cache_dtype", "kv_cache_tokens", "max_model_len")
+WIDTH = 100
 
 _LOG = logging.getLogger(__name__)
 
@@ -65,12 +67,16 @@ def run(args: argparse.Namespace) -> int:
 
 def _show_ready(serving: Serving, url: str) -> None:
     """Where the server is, what was chosen for the model, and a first request to copy."""
+    from quire.server.auth import is_loopback
+
     chosen = serving.engine.status.chosen
     if serving.config.log_format == "json":
         fields = {**chosen, "url": f"{url}/v1", "models": serving.names}
         _LOG.info("ready", extra={"fields": fields})
         return
-    words = ", ".join(f"{name.replace('_', ' ')} {chosen[name]}" for name in CHOSEN if name in chosen)
+    said = in_words({name: value for name, value in chosen.items() if name != "model"})
     print(f"{bold('quire serves')} {', '.join(serving.names)} {bold('at')} {url}/v1")
-    print(f"  {chosen['architecture']}: {words}")
+    print(textwrap.fill(" · ".join(said), WIDTH, initial_indent="  ", subsequent_indent="  "))
     print(CURL.format(url=url, model=serving.names[0], key=KEY if serving.keyed else ""), flush=True)
+    if not (serving.keyed or is_loopback(serving.config.host)):
+        note("anyone who reaches this machine can use it: QUIRE_API_KEY or --api-key-file asks for a key")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import signal
 import socket
@@ -82,6 +83,8 @@ def _make_serving(
         longest_context=engine.status.longest_context,
         seed=engine_config.seed,
     )
+    gc.collect()
+    gc.freeze()  # what is loaded stays: no collection, which all streams wait for, needs to look at it
     names = served_names(config, engine_config.model)
     metrics = Metrics(names[0], engine_config, engine.status)
     engine.on_record = metrics.step

@@ -65,17 +65,12 @@ class Serving:
     num_queued_requests: int = 0
     num_queued_tokens: int = 0
     created_s: int = field(default_factory=lambda: int(time.time()))
-    _room: Room = field(init=False)
     _num_in_threads: int = 0
     _queue_s: float = 1.0  # how long requests have waited lately
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _threads: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(NUM_TEXT_THREADS, "quire-text")
     )
-
-    def __post_init__(self) -> None:
-        status, vocab_size = self.engine.status, self.frontend.model.config.vocab_size
-        self._room = Room(status.max_model_len, status.num_blocks, self.engine_config.block_size, vocab_size)
 
     @property
     def fingerprint(self) -> str:
@@ -142,8 +137,10 @@ class Serving:
             requests = await self.in_thread(self._complete, prompts, params, exchange)
         else:
             requests = self._complete(prompts, params, exchange)
+        status, vocab_size = self.engine.status, self.frontend.model.config.vocab_size
+        room = Room(status.max_model_len, status.num_blocks, self.engine_config.block_size, vocab_size)
         for request in requests:
-            self._room.check(request)
+            room.check(request)
         generation = Generation(request_id, exchange.arrival_s, [], self.metrics, self._started)
         exchange.generations.append(generation)
         try:
