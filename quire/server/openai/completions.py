@@ -20,7 +20,7 @@ from quire.sampling_params import SamplingParams
 from quire.server.body import read
 from quire.server.generation import Generation
 from quire.server.openai import protocol
-from quire.server.openai.conversation import count_tokens, truncated
+from quire.server.openai.conversation import count_tokens, fitted
 from quire.server.openai.logprobs import CompletionLogprobs, Position, Told, check_size, prompt_logprobs
 from quire.server.openai.protocol import Completion, CompletionChoice, CompletionRequest
 from quire.server.openai.stream import (
@@ -86,7 +86,7 @@ def _encode(
     prompts = []
     for one in listed(asked.prompt, params.n):
         prompt = _encode_one(frontend, one, asked.add_special_tokens is not False)
-        prompt = truncated(prompt, asked.truncate_prompt_tokens, params, frontend)
+        prompt = fitted(prompt, asked.truncate_prompt_tokens, params, frontend)
         prompts.append(replace(prompt, priority=asked.priority or 0, cache_salt=asked.cache_salt or ""))
     check_size(prompts, params, frontend.model.config.vocab_size)
     if not asked.echo:

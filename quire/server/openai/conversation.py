@@ -94,19 +94,26 @@ def _prepare(
         params = replace(params, structured_outputs=StructuredOutputsParams(grammar=grammar))
     if task.tools and dialect.needs_special_tokens:
         params = replace(params, skip_special_tokens=False)
-    prompt = truncated(prompt, task.truncate_prompt_tokens, params, frontend)
+    prompt = fitted(prompt, task.truncate_prompt_tokens, params, frontend)
     check_size([prompt], params, frontend.model.config.vocab_size)
     prompt = replace(prompt, priority=task.priority, cache_salt=task.cache_salt)
     return prompt, params, [dialect.answer_parser(*asked, text) for _ in range(params.n)]
 
 
-def truncated(prompt: Encoded, limit: int | None, params: SamplingParams, frontend: Frontend) -> Encoded:
-    """The last `limit` tokens of a prompt; -1: as many as leave room for the answer."""
+def fitted(prompt: Encoded, limit: int | None, params: SamplingParams, frontend: Frontend) -> Encoded:
+    """The last `limit` tokens of a prompt; -1: as many as leave room for the answer; None: all.
+
+    Raises RequestError when they exceed the context: before they are weighed against the queue.
+    """
+    num_tokens, room = len(prompt.token_ids), frontend.max_model_len
     if limit == -1:
-        limit = max(frontend.max_model_len - (params.max_tokens or 1), 1)
-    if limit is None or len(prompt.token_ids) <= limit:
-        return prompt
-    return replace(prompt, token_ids=prompt.token_ids[len(prompt.token_ids) - limit :], text=None)
+        limit = max(room - (params.max_tokens or 1), 1)
+    if limit is not None and num_tokens > limit:
+        prompt = replace(prompt, token_ids=prompt.token_ids[num_tokens - limit :], text=None)
+    if len(prompt.token_ids) >= room:
+        problem = f"the prompt has {num_tokens:,} tokens; with one of output it exceeds {room:,}, the context"
+        raise RequestError(problem, "shorten the prompt", "prompt", "context_length_exceeded")
+    return prompt
 
 
 def count_tokens(generation: Generation) -> Usage:

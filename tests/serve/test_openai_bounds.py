@@ -1,0 +1,173 @@
+"""Every field of both endpoints with values from outside: refused at once, and nobody else notices."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from openai_client import CHAT, COMPLETIONS, MESSAGES, chat
+from server import Server
+
+from quire.server.openai.protocol import REFUSED, ChatRequest, CompletionRequest
+
+MANY = 1_000_000
+LIMIT_S = 1.0  # a machine that does nothing else takes a tenth of it
+NESTED = "[" * 10_000 + "]" * 10_000
+VALUES = {
+    "NaN": "NaN",
+    "Infinity": "Infinity",
+    "minus zero": "-0.0",
+    "1e309": "1e309",
+    "2^63": str(1 << 63),
+    "2^64": str(1 << 64),
+    "10^400": "1" + "0" * 400,
+    "-1": "-1",
+    "0": "0",
+    "true": "true",
+    "empty text": '""',
+    "empty list": "[]",
+    "empty object": "{}",
+    "nested": NESTED,
+    "long list": json.dumps([1] * MANY),
+    "long text": json.dumps("x" * MANY),
+    "list of long texts": json.dumps(["x" * 1000] * 2000),
+    "half a surrogate": '"\\ud800"',
+    "NUL": '"a\\u0000/@\\\\"',
+}
+FIELDS = {
+    CHAT: [f.encode_name for f in msgspec.structs.fields(ChatRequest)],
+    COMPLETIONS: [f.encode_name for f in msgspec.structs.fields(CompletionRequest)],
+}
+BASE = {
+    CHAT: {"messages": MESSAGES, "max_tokens": 1},
+    COMPLETIONS: {"prompt": "Once", "max_tokens": 1},
+}
+
+
+class Canary:
+    """A stream that is asked for again and again while others misbehave; every time it must be the same."""
+
+    def __init__(self, server: Server) -> None:
+        self._client = server.client()
+        self.answers: list[str] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            body = {"messages": MESSAGES, "seed": 1, "max_tokens": 100, "ignore_eos": True, "stream": True}
+            with self._client.stream("POST", CHAT, json=body) as reply:
+                assert reply.status_code == 200, reply.read()
+                lines = [line for line in reply.iter_lines() if line.startswith("data: {")]
+            deltas = [json.loads(line.removeprefix("data: "))["choices"][0]["delta"] for line in lines]
+            self.answers.append("".join(delta.get("content", "") for delta in deltas))
+
+    def stop(self) -> list[str]:
+        self._stop.set()
+        self._thread.join()
+        self._client.close()
+        return self.answers
+
+
+@pytest.fixture(scope="module")
+def canary(server: Server) -> Iterator[Canary]:
+    with server.client() as client:
+        expected = chat(client, seed=1, max_tokens=100, ignore_eos=True)
+    canary = Canary(server)
+    yield canary
+    answers = canary.stop()
+    assert answers
+    assert set(answers) == {expected["choices"][0]["message"]["content"]}
+
+
+def _raw(path: str, field: str, value: str) -> bytes:
+    """The body with one field replaced, as text: JSON writers refuse half of the values."""
+    base = {name: v for name, v in BASE[path].items() if name != field}
+    return (json.dumps(base)[:-1] + f', "{field}": {value}}}').encode()
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("value", VALUES)
+def test_every_field_with_values_from_outside(
+    client: httpx.Client, canary: Canary, path: str, value: str
+) -> None:
+    for field in FIELDS[path]:
+        body = _raw(path, field, VALUES[value])
+        begin = time.perf_counter()
+        reply = client.post(path, content=body, headers={"Content-Type": "application/json"})
+        elapsed_s = time.perf_counter() - begin
+        statuses = (200, 400, 404) if field == "model" else (200, 400)
+        assert reply.status_code in statuses, (field, value, reply.text)
+        if reply.status_code != 200:
+            error = reply.json()["error"]
+            assert error.keys() == {"message", "type", "param", "code"}
+            assert error["type"] in ("invalid_request_error", "not_found_error")
+            assert len(error["message"]) < 1000
+            assert elapsed_s < LIMIT_S, (field, elapsed_s)
+        else:
+            assert value not in ("NaN", "Infinity", "1e309", "nested"), field
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("field", sorted(REFUSED))
+def test_what_is_refused_is_refused_in_any_form(client: httpx.Client, path: str, field: str) -> None:
+    for value in ("x", 3.5, {"a": 1}, ["a"]):
+        reply = client.post(path, json={**BASE[path], field: value})
+        assert reply.status_code == 400
+        assert reply.json()["error"]["param"] == field
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 129),
+        ("n", 0),
+        ("temperature", 2.1),
+        ("top_p", 0),
+        ("max_tokens", 1 << 31),
+        ("min_tokens", 2),
+        ("stop", [""]),
+        ("stop", ["x"] * 65),
+        ("stop", "x" * 1025),
+        ("stop_token_ids", [2048]),
+        ("stop_token_ids", [-1]),
+        ("bad_words", ["x"] * 129),
+        ("logit_bias", {"2048": 1}),
+        ("logit_bias", {"-1": 1}),
+        ("logit_bias", {"a": 1}),
+        ("logit_bias", {"1": 101}),
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", [2048]),
+        ("seed", 1 << 63),
+        ("seed", -(1 << 63) - 1),
+        ("priority", 1 << 40),
+        ("cache_salt", "x" * 129),
+        ("cache_salt", "a@b"),
+        ("cache_salt", "a\x00b"),
+        ("truncate_prompt_tokens", -2),
+        ("user", "x" * 2000),
+        ("prompt_logprobs", 21),
+        ("repetition_penalty", 0),
+        ("presence_penalty", -2.1),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_ranges(client: httpx.Client, path: str, field: str, value: Any) -> None:
+    reply = client.post(path, json={**BASE[path], field: value})
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["param"] == field
+
+
+def test_a_body_that_is_no_object(client: httpx.Client) -> None:
+    for body in (b"[]", b"1", b"null", b'"x"', b"", b"{", b"\xff", b'{"messages": [}'):
+        for path in (CHAT, COMPLETIONS):
+            reply = client.post(path, content=body, headers={"Content-Type": "application/json"})
+            assert reply.status_code == 400
+            assert reply.json()["error"]["type"] == "invalid_request_error"
