@@ -1,0 +1,256 @@
+"""Structures become grammars, or are refused by name; none costs more than the process that tries it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.errors import RequestError
+from quire.grammar.compiler import MAX_CACHED, GrammarCompiler
+from quire.sampling_params import SamplingParams, StructuredOutputsParams
+
+SPECIAL = {0: "<|endoftext|>", 2: "<|im_end|>", 7: "<tool_call>"}
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[GrammarCompiler]:
+    made = GrammarCompiler(1000, SPECIAL)
+    yield made
+    made.close()
+
+
+def refusal(compiler: GrammarCompiler, **structure: Any) -> RequestError:
+    """The error of a structure, which is of the structure alone and came in time."""
+    begin = time.monotonic()
+    with pytest.raises(RequestError) as caught:
+        compiler.compile(StructuredOutputsParams(**structure))
+    assert time.monotonic() - begin < 7  # 5 s, and what a busy machine adds
+    (name,) = structure
+    assert caught.value.param == "structured_outputs"
+    assert caught.value.message.startswith(f"structured_outputs.{name}: ")
+    assert len(caught.value.message) < 700
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        {"json": {"type": "object", "properties": {"a": {"type": "string"}}}},
+        {"json": '{"type": "integer"}'},
+        {"json": True},
+        {"json": {}},
+        {"json": {"$defs": {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}}}, "$ref": "#/$defs/n"}},
+        {"json_object": True},
+        {"regex": r"\d{3}-[a-z]+"},
+        {"regex": "(a+)+"},
+        {"choice": ["yes", "no", 'a "quoted"\n one', "漢字 😀"]},
+        {"choice": ["only"]},
+        {"grammar": 'start: "a" | start "b"'},
+        {"grammar": 'root ::= "a" | "(" root ")"'},
+        {"grammar": '{"grammars": [{"json_schema": {"type": "integer"}}]}'},
+        {"grammar": 'start: <tool_call> "x" <[2]>'},
+    ],
+)
+def test_structures_compile(compiler: GrammarCompiler, structure: dict[str, Any]) -> None:
+    grammar = compiler.compile(StructuredOutputsParams(**structure))
+    assert grammar
+    assert compiler.compile(StructuredOutputsParams(**structure)) is grammar
+
+
+@pytest.mark.parametrize(
+    ("structure", "named"),
+    [
+        ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
+        ({"json": {"not": {"type": "string"}}}, "not"),
+        ({"json": {"type": "objekt"}}, "objekt"),
+        ({"json": {"type": "string", "format": "nope"}}, "nope"),
+        ({"json": {"oneOf": [{"type": "string"}, {"minLength": 2}]}}, "oneOf"),
+        ({"json": {"$ref": "https://example.org/schema"}}, "example.org"),
+        ({"json": {"type": "string", "minLength": 5, "maxLength": 2}}, "minLength"),
+        ({"json": {"$ref": "#"}}, "matches no text"),
+        ({"json": "{"}, "line 1"),
+        ({"json": "[]"}, "schema must be an object"),
+        ({"json": "false"}, "false"),
+        ({"json": {"const": float("nan")}}, "JSON"),
+        ({"json": {"const": object()}}, "JSON"),
+        ({"regex": "(a"}, "unclosed group"),
+        ({"regex": r"(a)\1"}, "backreferences"),
+        ({"regex": "(?=a)b"}, "look-around"),
+        ({"regex": "\ud800"}, "surrogates"),
+        ({"choice": ["\ud800"]}, "hex escape"),
+        ({"grammar": "start: nothing"}, "nothing"),
+        ({"grammar": "start: start"}, "matches no text"),
+        ({"grammar": "start: <nope>"}, "<nope>"),
+        ({"grammar": "start: <[99999]>"}, "99999"),
+        ({"grammar": 'root ::= "a'}, "end of input"),
+        ({"grammar": "prose"}, "::="),
+        ({"grammar": "{}"}, "grammars"),
+    ],
+)
+def test_a_wrong_structure_is_refused_by_name(
+    compiler: GrammarCompiler, structure: dict[str, Any], named: str
+) -> None:
+    assert named in refusal(compiler, **structure).message
+
+
+def chain(count: int) -> dict[str, Any]:
+    links: dict[str, Any] = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(count)}
+    return {"$defs": links | {f"d{count}": {"type": "string"}}, "$ref": "#/$defs/d0"}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
+REFUSED = {
+    "parentheses in a regex": {"regex": "(" * 30_000 + "a" + ")" * 30_000},
+    "parentheses in Lark": {"grammar": "start: " + "(" * 30_000 + '"a"' + ")" * 30_000},
+    "parentheses in GBNF": {"grammar": "root ::= " + "(" * 30_000 + '"a"' + ")" * 30_000},
+    "tokens": {"grammar": "start: " + " ".join(f'"w{i}"' for i in range(70_000))},
+    "alternatives in GBNF": {"grammar": "root ::= " + " | ".join(f'"w{i}"' for i in range(70_000))},
+    "rules that call one another": {
+        "grammar": "start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(30_000)) + '\nr30000: "a"'
+    },
+    "references": {"json": chain(20_000)},
+    "nested schemas": {"json": nested(900)},
+    "nested schemas as text": {"json": '{"items":' * 9_000 + "{}" + "}" * 9_000},
+    "enum": {"json": {"enum": [f"value {i}" for i in range(100_000)]}},
+    "choices": {"choice": [f"a longer value {i}" for i in range(100_000)]},
+    "a power of two": {
+        "grammar": "start: R0\n" + "\n".join(f"R{i}: R{i + 1} R{i + 1}" for i in range(60)) + '\nR60: "a"'
+    },
+    "a long word": {"regex": "a" * 900_000},
+    "a long constant": {"json": {"const": "x" * 900_000}},
+    "a large count": {"regex": "a{1000000000}"},
+    "optional properties": {"json": {"properties": {f"p{i}": {"type": "string"} for i in range(9_000)}}},
+    "products of alternatives": {
+        "json": {
+            "allOf": [
+                {"anyOf": [{"properties": {f"p{i}{j}": {"type": "string"}}} for i in range(10)]}
+                for j in range(12)
+            ]
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_hostile_structure_costs_one_request(compiler: GrammarCompiler, name: str) -> None:
+    refusal(compiler, **REFUSED[name])
+    assert compiler.compile(StructuredOutputsParams(json={"type": "null"}))
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        {"regex": "(a+)+$"},
+        {"regex": "(.{1,1000}){1,1000}"},
+        {"regex": "(.*a.{20})|(.*b.{30}c)"},
+        {"grammar": 'start: s\ns: s s | s s s | "a" | '},
+        {"grammar": 'start: ("a" | "b"){1,1000000}'},
+        {"json": {"type": "string", "maxLength": 1_000_000}},
+        {"json": {"type": "array", "minItems": 10_000_000}},
+    ],
+)
+def test_what_is_cheap_to_compile_compiles(compiler: GrammarCompiler, structure: dict[str, Any]) -> None:
+    """It may fail while it runs, within llguidance's limits for a step."""
+    begin = time.monotonic()
+    assert compiler.compile(StructuredOutputsParams(**structure))
+    assert time.monotonic() - begin < 3
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
+
+
+def test_a_thousand_schemas_keep_bounds(compiler: GrammarCompiler) -> None:
+    compiler.compile(StructuredOutputsParams(json={}))
+    process = compiler._worker._process
+    assert process is not None
+    before = resident_bytes(process.pid)
+    begin = time.monotonic()
+    for i in range(1000):
+        compiler.compile(StructuredOutputsParams(json={"properties": {f"p{i}": {"type": "string"}}}))
+    assert time.monotonic() - begin < 30  # a second when the machine is idle
+    assert compiler._worker._process is process
+    assert resident_bytes(process.pid) - before < 32 << 20
+    assert len(compiler._answers) <= MAX_CACHED
+    for i in range(20):
+        compiler.compile(StructuredOutputsParams(json={"description": "x" * 900_000 + str(i)}))
+    assert sum(map(len, compiler._answers)) == compiler._num_cached_characters <= 8 << 20
+
+
+def test_answers_are_remembered(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusal(compiler, regex="(a")
+    grammar = compiler.compile(StructuredOutputsParams(regex="a"))
+    monkeypatch.delattr(compiler._worker, "_process")  # who asks now, fails
+    refusal(compiler, regex="(a")
+    assert compiler.compile(StructuredOutputsParams(regex="a")) is grammar
+    with pytest.raises(AttributeError):
+        compiler.compile(StructuredOutputsParams(regex="not asked before"))
+
+
+def test_a_dead_process_is_replaced(compiler: GrammarCompiler) -> None:
+    compiler.compile(StructuredOutputsParams(regex="before"))
+    process = compiler._worker._process
+    assert process is not None
+    process.kill()
+    process.wait()
+    assert compiler.compile(StructuredOutputsParams(regex="after"))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"json": {}, "regex": "a"},
+        {"json": 5},
+        {"json": False},
+        {"regex": ""},
+        {"regex": "a" * (1 << 21)},
+        {"regex": 5},
+        {"choice": []},
+        {"choice": "yes"},
+        {"choice": ["yes", 5]},
+        {"choice": [""]},
+        {"grammar": b"start: a"},
+        {"json_object": False},
+    ],
+)
+def test_exactly_one_field_of_the_right_type(values: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match="structured_outputs") as caught:
+        SamplingParams(structured_outputs=values)  # type: ignore[arg-type]
+    assert caught.value.param == "structured_outputs"
+
+
+def test_an_unknown_field_is_refused_with_the_nearest() -> None:
+    with pytest.raises(RequestError, match="did you mean 'regex'"):
+        SamplingParams(structured_outputs={"regexp": "a"})  # type: ignore[arg-type]
+
+
+def test_a_dictionary_serves_as_well() -> None:
+    params = SamplingParams(structured_outputs={"choice": ["a", "b"]})  # type: ignore[arg-type]
+    assert params.structured_outputs == StructuredOutputsParams(choice=["a", "b"])
+
+
+def test_a_structure_has_an_end() -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"), ignore_eos=True)
+    assert caught.value.param == "ignore_eos"
+
+
+def test_json_between_two_tokens_has_an_end(compiler: GrammarCompiler) -> None:
+    """Blanks are bounded, unless the schema says what they are."""
+    (one,) = json.loads(compiler.compile(StructuredOutputsParams(json={})))["grammars"]
+    assert one["json_schema"]["x-guidance"]["whitespace_pattern"].endswith("{1,64}")
+    own = {"x-guidance": {"whitespace_flexible": False}}
+    (one,) = json.loads(compiler.compile(StructuredOutputsParams(json=own)))["grammars"]
+    assert one["json_schema"] == own
