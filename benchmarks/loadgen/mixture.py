@@ -342,7 +342,7 @@ WRONG: Sequence[tuple[str, dict[str, Any] | bytes, int]] = (
     (COMPLETIONS, {"max_tokens": -1}, 400),
     (COMPLETIONS, {"min_tokens": 9, "max_tokens": 8}, 400),
     (COMPLETIONS, {"prompt": [1, 2, 1 << 30]}, 400),
-    (COMPLETIONS, {"prompt": [[1, 2], "x"]}, 400),
+    (COMPLETIONS, {"prompt": [1, "x"]}, 400),
     (COMPLETIONS, {"prompt": [1] * 70_000}, 400),
     (COMPLETIONS, {"logit_bias": {"x": 1}}, 400),
     (COMPLETIONS, {"allowed_token_ids": []}, 400),

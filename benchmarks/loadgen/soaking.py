@@ -236,7 +236,8 @@ class Soak:
             came = "wrong"
             found.num_problems += 1
             if found.outcomes[kind, came] < MOST_PROBLEMS:
-                found.problems.append(f"{self.now_s:.1f} s, {kind}: {problem}"[:300])
+                asked = one.case.body[:200].decode("utf-8", "replace")
+                found.problems.append(f"{self.now_s:.1f} s, {kind}: {problem[:300]}; asked was `{asked}`")
         else:
             came = "as it must be"
         found.outcomes[kind, came] += 1
