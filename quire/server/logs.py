@@ -68,8 +68,7 @@ class LineFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line = json.dumps(said | fields | ({"traceback": trace} if trace else {}), default=str)
-        return line.replace("\x7f", "\\u007f")
+        return json.dumps(said | fields | ({"traceback": trace} if trace else {}), default=str)
 
     def _as_text(self, record: logging.LogRecord, when: str, fields: dict[str, Any], trace: str) -> str:
         words = [when, record.levelname, record.name, escape(record.getMessage())]

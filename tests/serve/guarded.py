@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -95,6 +96,14 @@ def error_of(answer: tuple[int, dict[str, str], bytes]) -> tuple[int, str]:
     return answer[0], json.loads(answer[2])["error"]["code"]
 
 
+def ended(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    """The fields of requests that have ended."""
+    deadline = time.monotonic() + 2
+    while not any(record.message == "request" for record in caplog.records) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return [record.fields for record in caplog.records if record.message == "request"]
+
+
 def make_metrics(model_name: str = "demo", **engine: Any) -> Metrics:
     status = EngineStatus(state="ready", num_blocks=100, num_free_blocks=75, max_model_len=2048)
     return Metrics(model_name, EngineConfig(**engine), status)
@@ -104,11 +113,13 @@ def application(seen: list[str]) -> Starlette:
     """Endpoints of every kind of behaviour."""
 
     async def size(request: Request) -> Response:
-        seen.append("size")
+        seen.append(request.url.query or "size")
         num_bytes = 0
         async for chunk in request.stream():
             num_bytes += len(chunk)
-        return JSONResponse({"size": num_bytes, "tenant": request.state.tenant})
+        await asyncio.sleep(float(request.query_params.get("wait_s", 0)))
+        client = request.client.host if request.client else None
+        return JSONResponse({"size": num_bytes, "tenant": request.state.tenant, "client": client})
 
     async def endless(request: Request) -> Response:
         async def chunks() -> AsyncIterator[bytes]:
@@ -160,7 +171,7 @@ def application(seen: list[str]) -> Starlette:
 @contextlib.contextmanager
 def serve(
     keys: tuple[str, ...] = (),
-    protocol: type[Protocol] = Protocol,
+    protocol: type[Protocol] | None = None,
     app: ASGIApp | None = None,
     wrapped: ASGIApp | None = None,
     **config: Any,
@@ -170,7 +181,7 @@ def serve(
     chosen = ServerConfig(**config)
     guards = wrapped or wrap(app or application(guarded.seen), chosen, keys, guarded.metrics)
     settings = http_config(guards, chosen)
-    settings.http = protocol
+    settings.http = protocol or settings.http
     settings.timeout_graceful_shutdown = 1
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     guarded.port = listener.getsockname()[1]

@@ -96,6 +96,11 @@ def test_every_route_of_the_server_is_closed() -> None:
     assert answered == {(path, method) for path in OPEN_PATHS for method in ("GET", "HEAD")}
 
 
+def test_forwarding_headers_are_not_believed(unlocked: Guarded) -> None:
+    forged = {"X-Forwarded-For": "10.1.2.3", "X-Forwarded-Proto": "https", "Forwarded": "for=10.1.2.3"}
+    assert json.loads(unlocked.ask("GET", "/size", forged)[2])["client"] == "127.0.0.1"
+
+
 def test_a_key_in_the_query_does_not_open(locked: Guarded) -> None:
     assert locked.ask("GET", f"/size?api_key={KEY}&x-api-key={KEY}")[0] == 401
 

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from guarded import Guarded, error_of, serve
+from guarded import Guarded, ended, error_of, serve
 
+from quire.errors import RequestError
 from quire.server.errors import UNEXPECTED
 from quire.server.logs import LineFormatter
 
@@ -21,6 +22,7 @@ HOSTILE = 'a\r\n2026-01-01 forged\x1b[2J\x00\x7f\u202egpj.exe\u2028\u200b\ud800\
 SETUP = """
 import logging
 from quire.server import logs
+logging.basicConfig(format="by another: %(message)s")
 logs.setup("{form}")
 logs.setup("{form}")
 logging.getLogger("quire.server.http").info("request", extra={{"fields": {{"path": "/a b", "status": 200}}}})
@@ -40,14 +42,6 @@ def server() -> Iterator[Guarded]:
 @pytest.fixture(autouse=True)
 def everything_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", "quire")
-
-
-def ended(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
-    """The fields of requests that have ended."""
-    deadline = time.monotonic() + 2
-    while not any(record.message == "request" for record in caplog.records) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return [record.fields for record in caplog.records if record.message == "request"]
 
 
 def record(message: str, error: BaseException | None = None, **fields: Any) -> logging.LogRecord:
@@ -126,15 +120,16 @@ def test_an_answer_that_breaks_off_does_not_look_complete(
     assert len([one for one in caplog.records if one.exc_info]) == 1
 
 
-def test_an_application_without_handlers_is_served_too() -> None:
+def test_an_application_without_handlers_is_served_too(caplog: pytest.LogCaptureFixture) -> None:
     async def application(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
-            raise KeyError("inside")
+            raise KeyError("inside") if scope["path"] == "/bad" else RequestError("outside")
 
     with serve(app=application) as running:
-        answer = running.ask("GET", "/")
-    assert error_of(answer) == (500, "internal_error")
-    assert b"inside" not in answer[2]
+        answers = [running.ask("GET", path) for path in ("/bad", "/")]
+    assert [error_of(answer) for answer in answers] == [(500, "internal_error"), (400, "invalid_request")]
+    assert b"inside" not in answers[0][2]
+    assert len([one for one in caplog.records if one.exc_info]) == 1
 
 
 def test_a_client_that_goes_is_no_error(server: Guarded, caplog: pytest.LogCaptureFixture) -> None:

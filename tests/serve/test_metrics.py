@@ -59,7 +59,9 @@ def happen(metrics: Metrics) -> None:
     metrics.next_tokens(3, 0.03)
     times = RequestMetrics(now - 10, now - 8, now - 7, now - 3, num_preemptions=2)
     ended = CompletionOutput(0, token_ids=[1] * 5, finish_reason="length", metrics=times)
-    output = RequestOutput("1", None, list(range(30)), [ended, CompletionOutput(1, token_ids=[1])])
+    output = RequestOutput(
+        "1", None, list(range(30)), [ended, CompletionOutput(1, token_ids=[1], metrics=times)]
+    )
     metrics.request_finished(request, output)
     metrics.step(StepReport(Record(0, 2, 34, 1, 70, 16, 3, 0.02), 2, 1, 70))
     metrics.step(StepReport(None, 0, 0, 100))
@@ -98,7 +100,7 @@ def test_numbers_of_requests(metrics: Metrics) -> None:
     assert value("vllm:request_prompt_tokens_bucket", le="20.0") == 0
     assert value("vllm:request_params_n_sum") == 2
     assert value("vllm:request_params_max_tokens_sum") == 100
-    assert value("vllm:request_num_preemptions_sum") == 2
+    assert value("vllm:request_num_preemptions_sum") == 4
     assert value("vllm:admission_rejections_total", reason="requests") == 1
 
 
