@@ -94,7 +94,7 @@ class Dialect:
         names = [event.name for event in events if isinstance(event, CallStart)]
         text = "".join(event.text for event in events if isinstance(event, CallArguments))
         try:
-            if names == [_SAMPLE_NAME] and json.loads(text) == _SAMPLE_ARGUMENTS:
+            if names == [_FUNCTION["name"]] and json.loads(text) == _SAMPLE_ARGUMENTS:
                 return None
         except ValueError:
             pass  # not JSON: no better than other arguments
@@ -142,29 +142,18 @@ def _find_tools(source: str, chosen: str) -> ToolFormat | None:
     return next(spoken, None) if chosen == "auto" else None
 
 
-_SAMPLE_NAME = "get_weather"
 _SAMPLE_ARGUMENTS = {"city": 'Świdnica "Nowa" {1}', "days": [1, 2]}
-_SAMPLE_TOOL = {
-    "type": "function",
-    "function": {
-        "name": _SAMPLE_NAME,
-        "description": "Tells the weather.",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "city": {"type": "string", "description": "Where"},
-                "days": {"type": "array", "items": {"type": "integer"}, "description": "When"},
-            },
-            "required": ["city"],
-        },
-    },
-}
+_CITY = {"type": "string", "description": "Where"}
+_DAYS = {"type": "array", "items": {"type": "integer"}, "description": "When"}
+_PARAMETERS = {"type": "object", "properties": {"city": _CITY, "days": _DAYS}, "required": ["city"]}
+_FUNCTION = {"name": "get_weather", "description": "Tells the weather.", "parameters": _PARAMETERS}
+_SAMPLE_TOOL = {"type": "function", "function": _FUNCTION}
 
 
 def _sample(template: ChatTemplate, call_id: str) -> str:
     """What a chat template writes for a call behind the prompt that asked for it."""
     user = {"role": "user", "content": "What will the weather be?"}
-    function = {"name": _SAMPLE_NAME, "arguments": _SAMPLE_ARGUMENTS}
+    function = {"name": _FUNCTION["name"], "arguments": _SAMPLE_ARGUMENTS}
     call = {"id": call_id, "type": "function", "function": function}
     answer = {"role": "assistant", "content": "", "tool_calls": [call]}
     prompt = template.render([user], [_SAMPLE_TOOL]).text

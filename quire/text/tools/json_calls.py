@@ -7,9 +7,11 @@ gives arguments away as the model writes them. Keys may come in any order.
 from __future__ import annotations
 
 import json
+import math
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from typing import TypeVar
 
 from quire.text.answer import CallArguments, CallStart, Content, Event
 from quire.text.tools.functions import Function
@@ -18,7 +20,12 @@ MAX_CALLS = 128
 MAX_NESTING = 64
 MAX_SHORT = 512  # characters of a key, a name, or the id that some models write
 _SPACE = " \t\r\n"
+_T = TypeVar("_T")
 _FIELDS = {"name": "name", "arguments": "arguments", "parameters": "arguments", "id": "id", "type": "type"}
+
+
+# What reads a part of a call: sent one character at a time, it yields a _Value to have that read instead.
+_Reading = Generator["_Value | None", str, _T]
 
 
 class JsonCalls:
@@ -85,21 +92,16 @@ class JsonCallReader:
 
     def begin(self, opening: str) -> None:
         self._unsaid: list[str] | None = [opening]  # becomes content unless a call starts
-        self._ended = self._whole = False  # whole: behind a call, and in no other
-        self._closing = self._syntax.closing
+        self._whole = self._ended = False  # whole: behind a call, and in no other
         self._value: _Value | None = None
-        self._expect = self._opening if self._syntax.opening else self._object
+        self._reading = self._read_calls()
+        next(self._reading)
 
     def push(self, text: str) -> tuple[list[Event], str | None]:
         at = 0
         while at < len(text) and not self._ended:
             start, unsaid = at, self._unsaid
-            if self._value:
-                at = self._read_value(self._value, text, at)
-            elif text[at] in _SPACE or self._expect(text[at]):
-                at += 1
-            else:
-                self._ended = True
+            at = self._advance(text, at)
             if unsaid is not None:
                 unsaid.append(text[start:at])
         if self._ended:
@@ -108,87 +110,83 @@ class JsonCallReader:
         return events, text[at:] if self._ended else None
 
     def finish(self) -> list[Event]:
-        if not self._whole:  # only the end of the last call's mark can be missing otherwise
+        if not self._whole:  # else no more is missing than a closing mark
             self._give_back()
         return self._events
+
+    def _advance(self, text: str, at: int) -> int:
+        """One character further, or as far as the value goes that is being read."""
+        try:
+            if self._value is None:
+                self._value = self._reading.send(text[at])
+                return at + 1
+            at = self._value.push(text, at)
+            self._ended = self._value.broken
+            if self._value.done:
+                self._value = next(self._reading)
+        except ValueError:
+            self._ended = True
+        return at
 
     def _give_back(self) -> None:
         if unsaid := "".join(self._unsaid or ()):
             self._events.append(Content(unsaid))
 
-    # What may stand between values. Each takes a character; False: it is not to be here.
+    # What calls are made of. A character that does not belong there raises ValueError.
 
-    def _opening(self, char: str) -> bool:
-        self._expect = self._object
-        return char == self._syntax.opening
+    def _read_calls(self) -> _Reading[None]:
+        if self._syntax.opening:
+            yield from _mark(self._syntax.opening)
+        while True:
+            yield from self._read_call()
+            char = yield from _mark(self._syntax.separator + self._syntax.closing[:1])
+            if char != self._syntax.separator:
+                break
+        for expected in self._syntax.closing[1:]:
+            if (yield None) != expected:
+                raise ValueError
+        self._unsaid, self._ended = None, True
+        yield None
 
-    def _object(self, char: str) -> bool:
-        self._whole, self._started = False, False
-        self._function = ""
-        self._early: list[str] = []  # arguments that came before the name
-        self._seen: set[str] = set()
-        self._expect = self._key
-        return char == "{"
+    def _read_call(self) -> _Reading[None]:
+        yield from _mark("{")
+        self._whole = False
+        name, early, seen = "", list[str](), set[str]()
+        while True:
+            key = _FIELDS.get((yield from _string()), "")
+            if not key or key in seen:
+                raise ValueError
+            seen.add(key)
+            yield from _mark(":")
+            if key == "arguments":
+                yield from _mark("{")
+                if name:
+                    self._start(name)
+                yield _Value("{", self._say_arguments if name else early.append)
+            else:
+                text = yield from _string()
+                if key == "name":
+                    name = self._known(text)
+                    if early:
+                        self._start(name)
+                        self._say_arguments("".join(early))
+            if (yield from _mark(",}")) == "}":
+                break
+        self._known(name)
+        if "arguments" not in seen:
+            self._start(name)
+            self._say_arguments("{}")
+        self._unsaid, self._whole = [], True
 
-    def _key(self, char: str) -> bool:
-        self._field = ""
-        return char == '"' and self._begin_value(char)
+    def _known(self, name: str) -> str:
+        if name not in self._names:
+            raise ValueError
+        return name
 
-    def _colon(self, char: str) -> bool:
-        self._expect = self._content
-        return char == ":"
-
-    def _content(self, char: str) -> bool:
-        if self._field != "arguments":
-            return char == '"' and self._begin_value(char)
-        if char == "{" and self._function:
-            self._start_call()
-        return char == "{" and self._begin_value(char)
-
-    def _comma(self, char: str) -> bool:
-        self._expect = self._key
-        return char == "," or (char == "}" and self._end_object())
-
-    def _after(self, char: str) -> bool:
-        """Behind a call: another one, or the closing mark, or (where there is none) the end."""
-        if char == self._syntax.separator:
-            self._expect = self._object
-            return True
-        self._expect = self._after_all
-        return self._after_all(char)
-
-    def _after_all(self, char: str) -> bool:
-        right = self._closing.startswith(char)
-        self._closing = self._closing[1:]
-        if right and not self._closing:
-            self._unsaid, self._ended = None, True
-        return right
-
-    # Values: keys, names and arguments
-
-    def _begin_value(self, char: str) -> bool:
-        self._value, self._short = _Value(char), ""
-        self._take(char)
-        return True
-
-    def _read_value(self, value: _Value, text: str, at: int) -> int:
-        stop = len(text) if self._field == "arguments" else min(len(text), at + MAX_SHORT - len(self._short))
-        end = value.push(text, at, stop)
-        self._take(text[at:end])
-        if value.done:
-            self._value = None
-            self._ended = not self._end_value()
-        else:
-            self._ended = value.broken or len(self._short) >= MAX_SHORT
-        return end
-
-    def _take(self, piece: str) -> None:
-        if self._field != "arguments":
-            self._short += piece
-        elif self._started:
-            self._say_arguments(piece)
-        else:
-            self._early.append(piece)
+    def _start(self, name: str) -> None:
+        self._events.append(CallStart(self._num_calls, self._syntax.new_id(), name))
+        self._num_calls += 1
+        self._unsaid = None
 
     def _say_arguments(self, text: str) -> None:
         last = self._events[-1] if self._events else None
@@ -197,82 +195,60 @@ class JsonCallReader:
         else:
             self._events.append(CallArguments(self._num_calls - 1, text))
 
-    def _end_value(self) -> bool:
-        """A key or a value is complete. False if it is not a call's."""
-        if self._field == "arguments":
-            self._expect = self._comma
-            return True
-        try:
-            text = str(json.loads(self._short))
-        except ValueError:
-            return False
-        if not self._field:
-            self._field, self._expect = _FIELDS.get(text, ""), self._colon
-            new = self._field not in self._seen
-            self._seen.add(self._field)
-            return bool(self._field) and new
-        self._expect = self._comma
-        if self._field == "name":
-            self._function = text
-            if text in self._names and self._early:
-                self._start_call()
-            return text in self._names
-        return True
 
-    def _start_call(self) -> None:
-        self._events.append(CallStart(self._num_calls, self._syntax.new_id(), self._function))
-        self._num_calls += 1
-        self._unsaid, self._started = None, True
-        if self._early:
-            self._say_arguments("".join(self._early))
+def _mark(expected: str) -> _Reading[str]:
+    """The next character that is not white space, which must be one of these."""
+    while (char := (yield None)) in _SPACE:
+        pass
+    if char not in expected:
+        raise ValueError
+    return char
 
-    def _end_object(self) -> bool:
-        if not self._function:
-            return False
-        if not self._started:  # it has no arguments
-            self._early = ["{}"]
-            self._start_call()
-        self._unsaid, self._whole, self._expect = [], True, self._after
-        return True
+
+def _string() -> _Reading[str]:
+    pieces: list[str] = []
+    yield from _mark('"')
+    yield _Value('"', pieces.append, MAX_SHORT)
+    return str(json.loads("".join(pieces)))
 
 
 class _Value:
     """Finds the end of a JSON string or object that comes in pieces, by its quotes and brackets."""
 
-    def __init__(self, first: str) -> None:
+    def __init__(self, first: str, take: Callable[[str], object], room: float = math.inf) -> None:
         self.done = self.broken = False
+        self._take = take
+        self._room = room
         self._quoted = first == '"'
         self._escaped = False
         self._open = [] if self._quoted else ["}"]  # the brackets that will close
+        take(first)
 
-    def push(self, text: str, at: int, stop: int) -> int:
-        """Where the value ends or breaks; `stop` if it goes on."""
-        while at < stop and not self.done:
+    def push(self, text: str, at: int) -> int:
+        """Read on from there; the place where the value ends or breaks, or this text does."""
+        start, stop = at, int(min(len(text), at + self._room))
+        while at < stop and not (self.done or self.broken):
             if self._escaped:
                 self._escaped, at = False, at + 1
                 continue
             found = (_QUOTED if self._quoted else _PLAIN).search(text, at, stop)
-            if found is None:
-                return stop
-            at, char = found.end(), found[0]
-            if self._quoted:
-                self._escaped, self._quoted = char == "\\", char == "\\"
-            elif not self._bracket(char):
-                self.broken = True
-                return at - 1
-            self.done = not self._quoted and not self._open
+            at, char = (found.end(), found[0]) if found else (stop, "")
+            if char == "\\":
+                self._escaped = True
+            elif char == '"':
+                self._quoted = not self._quoted
+            elif char in ("{", "["):
+                self._open.append("}" if char == "{" else "]")
+                self.broken = len(self._open) > MAX_NESTING
+            elif char:
+                self.broken = self._open.pop() != char
+            at -= self.broken
+            self.done = not (self._quoted or self._open or self.broken)
+        if at > start:
+            self._take(text[start:at])
+        self._room -= at - start
+        self.broken = self.broken or (self._room <= 0 and not self.done)
         return at
-
-    def _bracket(self, char: str) -> bool:
-        if char == '"':
-            self._quoted = True
-        elif char in _CLOSING:
-            self._open.append(_CLOSING[char])
-            return len(self._open) <= MAX_NESTING
-        else:
-            return self._open.pop() == char
-        return True
 
 
 _QUOTED, _PLAIN = re.compile(r'["\\]'), re.compile(r'[\[\]{}"]')
-_CLOSING = {"{": "}", "[": "]"}
