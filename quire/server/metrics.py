@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, exposition
 
@@ -15,7 +16,7 @@ from quire.config import EngineConfig
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.server.engine_status import EngineStatus
 from quire.server.messages import StepReport
-from quire.types import NewRequest, RequestMetrics
+from quire.types import FinishReason, NewRequest, RequestMetrics
 
 CONTENT_TYPE = exposition.CONTENT_TYPE_PLAIN_0_0_4
 METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"})
@@ -85,6 +86,10 @@ class Metrics:
         self._rejected = Counter(
             "vllm:admission_rejections", "Not let in", (*own, "reason"), registry=registry
         )
+        for reason in get_args(FinishReason):  # a zero is there from the start
+            self._ended.labels(**self._names, finished_reason=reason)
+        for reason in REJECTIONS:
+            self._rejected.labels(**self._names, reason=reason)
         self._http = Counter(
             "quire:http_requests", "Over HTTP", ("method", "path", "status"), registry=registry
         )

@@ -146,6 +146,8 @@ def test_the_state_of_the_engine_is_that_of_now() -> None:
 def test_an_engine_that_is_not_there_yet() -> None:
     value = Values(Metrics("demo", EngineConfig(), EngineStatus()))
     assert value("vllm:kv_cache_usage_perc") == 0
+    assert value("vllm:request_success_total", finished_reason="error") == 0
+    assert value("vllm:admission_rejections_total", reason="tokens") == 0
 
 
 def test_no_prefix_cache_no_queries() -> None:
