@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -339,3 +340,164 @@ def test_the_document_describes_the_body(client: httpx.Client) -> None:
     schema = document["components"]["schemas"]["ChatRequest"]
     assert schema["required"] == ["messages"]
     assert "top_logprobs" in json.dumps(schema)
+
+
+# Tools and structures
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string", "maxLength": 20}, "days": {"enum": [1, 2, 3]}},
+                "required": ["city", "days"],
+            },
+        },
+    }
+    for name in ("get_weather", "get_news")
+]
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 10}, "age": {"type": "integer", "maximum": 9}},
+    "required": ["name", "age"],
+}
+
+
+def arguments_of(call: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(call["function"]["arguments"])
+    return found
+
+
+@pytest.mark.parametrize("tool_choice", ["required", {"type": "function", "function": {"name": "get_news"}}])
+def test_calls_that_must_be_made(client: httpx.Client, tool_choice: Any) -> None:
+    body = {"tools": TOOLS, "tool_choice": tool_choice, "n": 4, "max_tokens": 400, **SAMPLED}
+    body |= {"logprobs": True, "return_token_ids": True, "parallel_tool_calls": False}
+    whole = chat(client, **body)["choices"]
+    for choice in whole:
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["content"] is None
+        (call,) = choice["message"]["tool_calls"]
+        assert call["type"] == "function"
+        assert call["function"]["name"] in ("get_weather", "get_news")
+        if tool_choice != "required":
+            assert call["function"]["name"] == "get_news"
+        assert arguments_of(call)["days"] in (1, 2, 3)
+    streamed = joined_chat(chunks(client, CHAT, messages=MESSAGES, **body))
+    assert len(streamed) == 4
+    for choice, other in zip(streamed, whole, strict=True):
+        ids = [c["message"]["tool_calls"][0].pop("id") for c in (choice, other)]
+        assert ids[0] != ids[1]
+        choice["message"]["content"] = choice["message"]["content"] or None
+        assert choice == other
+
+
+def test_calls_side_by_side(client: httpx.Client, llm: LLM) -> None:
+    """A model that does not come to an end: calls that were begun are told, and that they are too long."""
+    endless = {str(token): -100 for token in llm.frontend.eos_token_ids}
+    body = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 300, "logit_bias": endless, **SAMPLED}
+    (whole,) = chat(client, **body)["choices"]
+    calls = whole["message"]["tool_calls"]
+    assert len(calls) > 2
+    assert len({call["id"] for call in calls}) == len(calls)
+    assert all(arguments_of(call)["days"] in (1, 2, 3) for call in calls[:-1])
+    assert whole["finish_reason"] == "length"
+    (streamed,) = joined_chat(chunks(client, CHAT, messages=MESSAGES, **body))
+    made = [call["function"] for call in streamed["message"]["tool_calls"]]
+    assert made == [call["function"] for call in calls]
+
+
+def test_tools_that_need_not_be_called(client: httpx.Client) -> None:
+    found = chat(client, tools=TOOLS, tool_choice="none", max_tokens=20, **SAMPLED)["choices"][0]
+    assert "tool_calls" not in found["message"]
+    assert found["message"]["content"]
+    auto = {"tools": TOOLS, "max_tokens": 300, "n": 4, **SAMPLED}
+    for choice in chat(client, **auto)["choices"]:
+        called = "tool_calls" in choice["message"]
+        assert (choice["finish_reason"] == "tool_calls") <= called
+        assert called or choice["message"]["content"]
+
+
+def test_a_conversation_goes_on_after_a_call(client: httpx.Client) -> None:
+    call = {
+        "id": "a",
+        "type": "function",
+        "function": {"name": "get_weather", "arguments": '{"city": "Ulm"}'},
+    }
+    turns = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "sunny"},
+    ]
+    assert chat(client, messages=turns, tools=TOOLS, max_tokens=5)["usage"]["prompt_tokens"] > 50
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
+        {"structured_outputs": {"json": SCHEMA}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}, "tools": TOOLS},
+    ],
+)
+def test_an_answer_that_follows_a_schema(client: httpx.Client, form: dict[str, Any]) -> None:
+    body = {**form, "max_tokens": 300, **SAMPLED}
+    (whole,) = chat(client, **body)["choices"]
+    if "tool_calls" not in whole["message"]:
+        found = json.loads(whole["message"]["content"])
+        assert isinstance(found["name"], str)
+        assert isinstance(found["age"], int)
+    assert joined_chat(chunks(client, CHAT, messages=MESSAGES, **body))[0]["finish_reason"] != "length"
+
+
+def test_other_structures(client: httpx.Client) -> None:
+    def answer(**body: Any) -> str:
+        text: str = chat(client, max_tokens=200, **body, **SAMPLED)["choices"][0]["message"]["content"]
+        return text
+
+    assert answer(structured_outputs={"choice": ["red", "green"]}) in ("red", "green")
+    assert answer(structured_outputs={"regex": "[0-9]{3}-[0-9]{2}"})[3] == "-"
+    assert answer(structured_outputs={"grammar": 'start: "a" "b"+ "c"'}).startswith("ab")
+    assert answer(response_format={"type": "text"})
+    begun = answer(response_format={"type": "json_object"})
+    assert begun.startswith("{")
+
+
+@pytest.mark.parametrize(
+    ("param", "body"),
+    [
+        (
+            "response_format",
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}},
+        ),
+        ("structured_outputs", {"structured_outputs": {"regex": "("}}),
+        ("structured_outputs", {"structured_outputs": {"grammar": "start: x"}}),
+        (
+            "response_format",
+            {"structured_outputs": {"json": SCHEMA}, "response_format": {"type": "json_object"}},
+        ),
+        ("tool_choice", {"tool_choice": "required"}),
+        ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}),
+        ("tool_choice", {"tools": TOOLS, "tool_choice": "perhaps"}),
+        (
+            "tools",
+            {
+                "tools": [
+                    {
+                        "type": "function",
+                        "function": {
+                            "name": "f",
+                            "parameters": {"type": "object", "properties": {"a": {"type": "x"}}},
+                        },
+                    }
+                ]
+            },
+        ),
+        ("tools[0].function.name", {"tools": [{"type": "function", "function": {"name": "a b"}}]}),
+        ("tools[0]", {"tools": [{"type": "web_search"}]}),
+    ],
+)
+def test_what_no_grammar_can_be_made_of(client: httpx.Client, param: str, body: dict[str, Any]) -> None:
+    error = refused(client, CHAT, **body)
+    assert error["param"] == param

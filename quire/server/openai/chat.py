@@ -42,12 +42,14 @@ _EMPTY = b'"delta":{}'
 
 @describes("An answer to a conversation", ChatRequest, ChatCompletion)
 async def chat(request: Request) -> Response:
+    """An answer, or the stream of one."""
     serving: Serving = request.app.state.serving
     asked, unknown = await read(request, ChatRequest)
     model = serving.check_model(asked.model)
     protocol.check(asked)
     request_id = f"chatcmpl-{token_hex(12)}"
-    run = await start_chat(serving, task_of(asked), request_id=request_id)
+    with protocol.structure_named(asked):
+        run = await start_chat(serving, task_of(asked), request_id=request_id)
     head = head_of(serving, request_id, model)
     warnings = protocol.warnings_of(unknown)
     if asked.stream:

@@ -48,6 +48,7 @@ _NOTHING = (b'"text":""', NOTHING)
 
 @describes("Continuations of texts", CompletionRequest, Completion)
 async def completions(request: Request) -> Response:
+    """Continuations, or the stream of them."""
     serving: Serving = request.app.state.serving
     asked, unknown = await read(request, CompletionRequest)
     model = serving.check_model(asked.model)
@@ -55,7 +56,8 @@ async def completions(request: Request) -> Response:
     params = params_of(asked, serving.frontend)
     prompts, echoes = await serving.in_thread(_encode, serving.frontend, asked, params)
     request_id = f"cmpl-{token_hex(12)}"
-    generation = await serving.generate(prompts, [params] * len(prompts), request_id=request_id)
+    with protocol.structure_named(asked):
+        generation = await serving.generate(prompts, [params] * len(prompts), request_id=request_id)
     head, warnings = head_of(serving, request_id, model), protocol.warnings_of(unknown)
     run = CompletionRun(asked, serving.frontend, generation, echoes, head, warnings)
     if asked.stream:

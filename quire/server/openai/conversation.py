@@ -89,10 +89,10 @@ def _prepare(
     text = prompt.text or ""
     content = None
     if params.structured_outputs is not None and (task.tools or dialect.reasoning):
-        raise RequestError("a structured answer and tools contradict each other", None, "response_format")
+        content = frontend.grammars.compile(params.structured_outputs)
     if (grammar := dialect.grammar(*asked, task.parallel_tool_calls, text, content)) is not None:
         params = replace(params, structured_outputs=StructuredOutputsParams(grammar=grammar))
-    if task.tools and dialect.needs_special_tokens:
+    if dialect.needs_special_tokens and (task.tools or dialect.reasoning):
         params = replace(params, skip_special_tokens=False)
     prompt = fitted(prompt, task.truncate_prompt_tokens, params, frontend)
     check_size([prompt], params, frontend.model.config.vocab_size)

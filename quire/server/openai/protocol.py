@@ -6,7 +6,8 @@ Ranges that SamplingParams states are checked there; a field has one here where 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, defstruct
@@ -306,6 +307,18 @@ def _structured(request: Generation) -> StructuredOutputsParams | None:
         hint = 'such as {"name": "answer", "schema": {"type": "object"}}'
         raise RequestError("response_format lacks json_schema.schema", hint, "response_format")
     return StructuredOutputsParams(json=form.json_schema.schema)
+
+
+@contextmanager
+def structure_named(asked: Generation) -> Iterator[None]:
+    """A structure that is refused is called what the request called it."""
+    try:
+        yield
+    except RequestError as error:
+        if error.param == "structured_outputs" and asked.structured_outputs is None:
+            error.param = "tools" if asked.response_format is None else "response_format"
+            error.message = error.param + error.message.removeprefix("structured_outputs")
+        raise
 
 
 def warnings_of(unknown: Sequence[str]) -> list[str]:
