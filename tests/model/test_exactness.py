@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -70,7 +71,9 @@ def make(device: str) -> Maker:
 
 
 def run_together(llm: LLM) -> list[str]:
-    outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+    slow = llm.config.device == "reference" and llm.config.quantization is not None
+    params = [replace(own, max_tokens=6) for own in PARAMS] if slow else PARAMS
+    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     llm.engine.scheduler.check()
     assert llm.engine.scheduler.num_running == 0
     return [fingerprint(output) for output in outputs]

@@ -95,8 +95,8 @@ def test_a_small_change_is_noticed(isa: str) -> None:
 def load(folder: Path, isa: str) -> tuple[Model, Paged]:
     model = read_model(json.loads((folder / "config.json").read_text()))
     program = fuse(model.program)
-    packed = load_packed(program, Checkpoint.open(folder), isa=isa, num_threads=2)
-    return model, Paged(program, packed, num_blocks=300, make=native(isa, 2))
+    packed = load_packed(program, Checkpoint.open(folder), isa=isa, num_threads=1)
+    return model, Paged(program, packed, num_blocks=300, make=native(isa))
 
 
 @pytest.mark.parametrize("isa", ISAS)
