@@ -76,7 +76,8 @@ def llguidance_text(structure: Mapping[str, Any]) -> str:
         schema = json.loads(value) if isinstance(value, str) else value
         schema = {} if schema is True else schema
         if isinstance(schema, dict):
-            schema = {"x-guidance": _WHITESPACE} | schema
+            # At the end: llguidance puts the last key in the place of this one, and their order counts.
+            schema = schema | {"x-guidance": schema.get("x-guidance", _WHITESPACE)}
         return json.dumps({"grammars": [{"json_schema": schema}]}, allow_nan=False)
     if kind == "regex":
         return LLMatcher.grammar_from_regex(value)
