@@ -193,10 +193,11 @@ class Generation:
     def _times(self, part: Part) -> dict[str, float]:
         """One prompt's, in milliseconds. A gap lies between two deliveries to this process."""
         now = self.end_s or time.monotonic()
-        metrics = part.reader.output.metrics
+        choices = part.reader.output.outputs
         first = part.first_s or now
-        admitted = metrics.admitted_s if metrics and metrics.admitted_s is not None else first
-        num_tokens = max(len(choice.token_ids) for choice in part.reader.output.outputs)
+        known = (choice.metrics.admitted_s for choice in choices if choice.metrics is not None)
+        admitted = min((time_s for time_s in known if time_s is not None), default=first)
+        num_tokens = max(len(choice.token_ids) for choice in choices)
         num_gaps = max(num_tokens, part.num_deliveries) - 1
         span = part.last_s - first if part.first_s else 0.0
         return {

@@ -8,19 +8,16 @@ import socket
 import ssl
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
+from requests_over_http import LONG, SHORT, Background, address, idle, wait_for, written
 from server import Server, running
 
-LONG: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 1000, "ignore_eos": True, "seed": 1}
-SHORT: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 8, "ignore_eos": True, "seed": 1}
 SLOW = ("--device", "reference")  # some 100 tokens a second: long enough to do something meanwhile
 
 
@@ -31,93 +28,31 @@ def slow() -> Iterator[Server]:
         yield server
 
 
-def _wait(condition: Callable[[], bool], seconds: float, what: str) -> float:
-    """How long it took until the condition was true."""
-    begin = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begin < seconds, f"{what}: not within {seconds} s"
-        time.sleep(0.01)
-    return time.monotonic() - begin
-
-
-def _idle(server: Server) -> bool:
-    load = server.load()
-    counts = ("server_load", "num_requests_running", "num_requests_waiting", "num_requests_queued")
-    return not any(load[name] for name in counts) and load["num_free_blocks"] == load["num_blocks"]
-
-
-class Background:
-    """A request that runs while the test does something else: streamed, unless `stream` is false."""
-
-    def __init__(self, server: Server, body: dict[str, Any], stream: bool = True) -> None:
-        self.lines: list[str] = []
-        self.status = 0
-        self.text = ""
-        self.first = threading.Event()
-        self._response: httpx.Response | None = None
-        self._client = server.client()
-        self._thread = threading.Thread(target=self._run, args=(body | {"stream": stream},), daemon=True)
-        self._thread.start()
-
-    def _run(self, body: dict[str, Any]) -> None:
-        try:
-            with self._client.stream("POST", "/v1/completions", json=body) as response:
-                self.status = response.status_code
-                for line in response.iter_lines():
-                    self.lines.append(line)
-                    self.first.set()
-        except (httpx.HTTPError, OSError, RuntimeError, ValueError):
-            self.lines.append("broken")
-        self.first.set()
-
-    def leave(self) -> None:
-        """Close the connection without a word."""
-        self._client.close()
-
-    def end(self, seconds: float = 60) -> list[str]:
-        """Wait for the end; the events without their prefix."""
-        self._thread.join(seconds)
-        assert not self._thread.is_alive(), "the request did not end"
-        self._client.close()
-        return [line.removeprefix("data: ") for line in self.lines if line]
-
-
 def test_a_client_that_leaves_a_stream_frees_its_blocks(slow: Server) -> None:
     one = Background(slow, LONG)
     assert one.first.wait(30)
     assert slow.load()["num_requests_running"] == 1
     one.leave()
-    assert _wait(lambda: _idle(slow), 1.0, "blocks are free") < 1.0
+    wait_for(lambda: idle(slow), 1.0, "blocks are free")
 
 
 def test_a_client_that_leaves_while_it_waits_for_a_whole_answer(slow: Server) -> None:
-    with socket.create_connection(_address(slow)) as connection:
-        connection.sendall(_written(LONG))
-        _wait(lambda: slow.load()["num_requests_running"] == 1, 10, "it runs")
-    _wait(lambda: _idle(slow), 1.0, "blocks are free")
+    with socket.create_connection(address(slow)) as connection:
+        connection.sendall(written(LONG))
+        wait_for(lambda: slow.load()["num_requests_running"] == 1, 10, "it runs")
+    wait_for(lambda: idle(slow), 1.0, "blocks are free")
 
 
 def test_clients_that_leave_the_queue(slow: Server) -> None:
     """Two run, three wait; when all leave, nothing is left of any."""
-    connections = [socket.create_connection(_address(slow)) for _ in range(5)]
+    connections = [socket.create_connection(address(slow)) for _ in range(5)]
     for number, connection in enumerate(connections):
-        connection.sendall(_written(LONG | {"seed": number}))
-        _wait(lambda: slow.load()["server_load"] > number, 10, "it is here")  # noqa: B023  waited for at once
-    _wait(lambda: slow.load()["num_requests_waiting"] == 3, 10, "three wait")
+        connection.sendall(written(LONG | {"seed": number}))
+        wait_for(lambda: slow.load()["server_load"] > number, 10, "it is here")  # noqa: B023  waited for at once
+    wait_for(lambda: slow.load()["num_requests_waiting"] == 3, 10, "three wait")
     for connection in reversed(connections):
         connection.close()
-    _wait(lambda: _idle(slow), 1.0, "blocks are free")
-
-
-def _address(server: Server) -> tuple[str, int]:
-    host, _, port = server.url.removeprefix("http://").partition(":")
-    return host, int(port)
-
-
-def _written(body: dict[str, Any]) -> bytes:
-    content = httpx.Request("POST", "http://x/", json=body).content
-    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
+    wait_for(lambda: idle(slow), 1.0, "blocks are free")
 
 
 def test_a_full_queue_is_told_at_once(slow: Server) -> None:
@@ -125,7 +60,7 @@ def test_a_full_queue_is_told_at_once(slow: Server) -> None:
     running_ones = [Background(slow, LONG | {"max_tokens": 500}) for _ in range(2)]
     assert all(one.first.wait(30) for one in running_ones)
     waiting = [Background(slow, SHORT) for _ in range(3)]
-    _wait(lambda: slow.load()["num_requests_queued"] == 3, 10, "three wait")
+    wait_for(lambda: slow.load()["num_requests_queued"] == 3, 10, "three wait")
     times = []
     with slow.client() as client:
         for _ in range(20):
@@ -138,17 +73,18 @@ def test_a_full_queue_is_told_at_once(slow: Server) -> None:
         assert client.get("/health/ready").status_code == 200  # full is not unwell
     assert sorted(times)[len(times) // 2] < 0.02
     assert [one.end()[-1] for one in (*running_ones, *waiting)] == ["[DONE]"] * 5
-    _wait(lambda: _idle(slow), 1.0, "blocks are free")
+    wait_for(lambda: idle(slow), 1.0, "blocks are free")
 
 
 def test_a_wrong_request_is_refused_before_it_waits(client: httpx.Client) -> None:
     """What can never run is a 400 and no stream, whatever it asked for."""
-    for wrong in (
+    wrongs: list[dict[str, object]] = [
         {"prompt": [0] * 5000},
         {"prompt": [4096]},
         {"prompt": []},
         {"prompt": "a", "seed": 1 << 70},
-    ):
+    ]
+    for wrong in wrongs:
         reply = client.post("/v1/completions", json=SHORT | wrong | {"stream": True})
         assert reply.status_code == 400, reply.text
         assert reply.json()["error"]["type"] == "invalid_request_error"
@@ -204,7 +140,7 @@ def test_open_requests_end_well(number: int) -> None:
             assert client.get("/health/ready").status_code == 200
             engine = server.engine_pid
             server.process.send_signal(number)
-            _wait(lambda: client.get("/health/ready").status_code == 503, 0.5, "not ready")
+            wait_for(lambda: client.get("/health/ready").status_code == 503, 0.5, "not ready")
             assert client.get("/health/live").status_code == 200
             refused = client.post("/v1/completions", json=SHORT)
             assert refused.status_code == 503
@@ -238,7 +174,7 @@ def test_patience_has_an_end() -> None:
     """A whole answer that is not there in time is a 503."""
     with running(*SLOW, "--drain-timeout-s", "1") as server:
         one = Background(server, LONG, stream=False)
-        _wait(lambda: server.load()["num_requests_running"] == 1, 30, "it runs")
+        wait_for(lambda: server.load()["num_requests_running"] == 1, 30, "it runs")
         server.process.send_signal(signal.SIGTERM)
         one.end(10)
         assert one.status == 503
@@ -249,7 +185,7 @@ def test_patience_has_an_end() -> None:
 def test_a_signal_while_loading(number: int) -> None:
     server = Server()
     try:
-        _wait(lambda: _handles(server.process.pid, number), 30, "it handles the signal")
+        wait_for(lambda: _handles(server.process.pid, number), 30, "it handles the signal")
         server.process.send_signal(number)
         assert server.process.wait(10) == 128 + number
         assert "Traceback" not in server.log
@@ -268,7 +204,7 @@ def test_nothing_is_left_when_the_server_is_killed() -> None:
     with running() as server:
         engine = server.engine_pid
         server.process.kill()
-        _wait(lambda: not _alive(engine), 5, "the engine ends")
+        wait_for(lambda: not _alive(engine), 5, "the engine ends")
 
 
 def _alive(pid: int) -> bool:
