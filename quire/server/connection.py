@@ -98,6 +98,7 @@ class Protocol(H11Protocol):
         self._refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client is here. Small writes leave at once, and the time for a head runs."""
         super().connection_made(transport)
         if (own := transport.get_extra_info("socket")).family in (socket.AF_INET, socket.AF_INET6):
             # asyncio does so only where the listener names its protocol. Without it a small write waits for

@@ -32,8 +32,8 @@ _LOG = logging.getLogger("quire.server.http")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 # Control characters, those that turn or hide text, half surrogates
 _UNSAFE = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
-    "\U000e0000-\U000e007f]"
+    "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
 )
 # Of uvicorn, about what was logged here already
 _TOLD = ("Invalid HTTP request", "Exception in ASGI", "ASGI callable returned without")
