@@ -34,7 +34,6 @@ from quire.config import EngineConfig
 from quire.errors import ConfigError, EngineDead, RequestError
 from quire.server.messages import StepReport
 from quire.server.remote import RemoteEngine
-from quire.types import NewRequest
 
 REQUESTS = [
     request("greedy", *range(3, 90), max_tokens=20),
@@ -134,7 +133,7 @@ def test_an_abort_frees_at_once() -> None:
             assert engine.status.num_running == 4
             for stream in streams:
                 stream.abort()
-            assert await until(lambda: engine.status.num_running == 0) < 0.5
+            assert await until(lambda: engine.status.num_running == 0) < 1
             assert engine.status.num_free_blocks == engine.status.num_blocks
             for stream in streams:
                 assert (await follow(stream))[-1].finish_reason == "abort"
@@ -169,7 +168,7 @@ def test_a_dropped_stream_is_aborted() -> None:
             waiting.cancel()
             del stream, waiting
             gc.collect()
-            assert await until(lambda: engine.status.num_running == 0) < 0.5
+            assert await until(lambda: engine.status.num_running == 0) < 1
             assert not engine.status.has_work
 
     run(check())
@@ -266,6 +265,7 @@ def test_signals_are_for_the_server() -> None:
 
 OWNER = """
 import asyncio, sys
+sys.path.insert(0, sys.argv.pop())
 from quire.server.remote import RemoteEngine
 from remote_engines import NULL, faulty, request
 
@@ -283,9 +283,8 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("prompt", [3, HANG], ids=["idle", "in a step"])
 def test_the_engine_ends_with_its_server(prompt: int) -> None:
-    folder = str(Path(__file__).parent)
-    command = [sys.executable, "-c", OWNER, str(prompt)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": folder}) as owner:
+    command = [sys.executable, "-c", OWNER, str(prompt), str(Path(__file__).parent)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as owner:
         assert owner.stdout is not None
         pid = int(owner.stdout.readline())
         assert runs(pid)
@@ -317,9 +316,8 @@ def test_requests_come_in_while_a_step_runs() -> None:
         async with running(command=faulty(50)) as engine:
             first = engine.submit(request("a"))
             await first.get()
-            begin_s = time.monotonic()
-            second: NewRequest = request("b", max_tokens=1)
-            await follow(engine.submit(second))
-            assert time.monotonic() - begin_s < 0.16
+            before = engine.status.steps
+            await follow(engine.submit(request("b", max_tokens=1)))
+            assert engine.status.steps <= before + 2
 
     run(check())

@@ -70,7 +70,7 @@ def test_a_death_ends_what_has_begun_and_nothing_else() -> None:
             kill(engine)
             begin_s = time.monotonic()
             problems = await asyncio.gather(*begun)
-            assert time.monotonic() - begin_s < 0.5
+            assert time.monotonic() - begin_s < 1
             assert problems == ["the engine died: it was ended by signal 9 (Killed)"] * 4
             assert engine.status.state == "restarting"
             assert engine.healthy(time.monotonic()) == "the engine is restarting"
@@ -90,7 +90,7 @@ def test_a_death_is_seen_at_once() -> None:
     async def check() -> None:
         async with running() as engine:
             kill(engine)
-            assert await until(lambda: engine.healthy(time.monotonic())) < 0.1
+            assert await until(lambda: engine.healthy(time.monotonic())) < 0.5
             with pytest.raises(EngineDead):
                 engine.submit(request("a"))
             await ready(engine)
@@ -270,7 +270,7 @@ def test_health_is_that_of_the_steps(stand_still: str) -> None:
             stream = engine.submit(request("a", prompt))
             if stand_still == "stopped":
                 kill(engine, signal.SIGSTOP)
-            assert 0.1 < await until(lambda: engine.healthy(time.monotonic())) < 0.5
+            assert 0.1 < await until(lambda: engine.healthy(time.monotonic())) < 1
             assert "no step of the engine has ended" in str(engine.healthy(time.monotonic()))
             if stand_still == "stopped":
                 kill(engine, signal.SIGCONT)
@@ -299,8 +299,11 @@ def test_an_engine_that_hangs_is_replaced(number: int | None) -> None:
 
 def test_a_long_run_is_no_hang() -> None:
     async def check() -> None:
-        async with running(command=faulty(20), patience=replace(QUICK, hang_s=0.3)) as engine:
-            assert len(await follow(engine.submit(request("a", max_tokens=50)))) == 50
+        async with running(command=faulty(20), patience=replace(QUICK, stall_s=1, hang_s=1)) as engine:
+            stream = engine.submit(request("a", max_tokens=100))
+            while engine.status.has_work:
+                await stream.get()
+                assert engine.healthy(time.monotonic()) is None
             assert engine.status.num_restarts == 0
 
     run(check())
