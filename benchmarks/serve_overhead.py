@@ -17,7 +17,6 @@ The model is made once in --work (270 MB). No part runs a load for longer than a
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import statistics
 import sys
@@ -25,6 +24,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from loadgen import processes
 from loadgen.client import Client
 from loadgen.drive import Progress, Run, drive
 from loadgen.metrics import Goal, Spread, Timeline, good_between, summarize
@@ -72,8 +72,9 @@ class Overhead:
             "max_num_seqs": STREAMS,
             "enable_prefix_caching": False,
         }
-        if options.max_num_batched_tokens:
-            self.engine["max_num_batched_tokens"] = options.max_num_batched_tokens
+        for name in ("max_num_batched_tokens", "num_threads"):
+            if value := getattr(options, name):
+                self.engine[name] = value
 
     def arguments(self, **more: Any) -> list[str]:
         """Of `quire serve`, for the same engine that LLM is given."""
@@ -239,6 +240,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--long-prompt", type=int, default=2048, metavar="TOKENS", help="default: 2048")
     parser.add_argument("--times", type=float, default=10.0, metavar="X", help="overload; default: 10")
     parser.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="default: the engine's")
+    parser.add_argument("--num-threads", type=int, metavar="N", help="default: the engine's")
     parser.add_argument("--work", type=Path, default=Path("~/.cache/quire-peers"), metavar="FOLDER")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures here")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables here")
@@ -256,7 +258,7 @@ def main() -> None:
         options.model = checkpoints.make("s135", options.work)
     overhead = Overhead(options)
     try:
-        asyncio.run(overhead.run())
+        processes.run(overhead.run())
     except Unusable as problem:
         sys.exit(str(problem))
     finally:

@@ -26,13 +26,13 @@ invalid. What must hold, else it ends with status 1:
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from loadgen import processes
 from loadgen.openai import Unusable
 from loadgen.processes import ServerProcess
 from loadgen.soaking import Settings, Soak
@@ -109,7 +109,7 @@ def main() -> None:
     log = options.log or Path(tempfile.mkstemp(prefix="quire-soak-", suffix=".log")[1])
     begin_s = time.time()
     try:
-        soak = asyncio.run(run(options, more, log))
+        soak = processes.run(run(options, more, log))
     except Unusable as problem:
         sys.exit(f"{problem}\nlog: {log}")
     promises, text = report(soak, begin_s)

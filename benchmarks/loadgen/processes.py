@@ -9,9 +9,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from loadgen.client import BadReply, Client, Lost
 from loadgen.openai import Unusable
@@ -19,6 +20,7 @@ from loadgen.openai import Unusable
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TICKS_S = os.sysconf("SC_CLK_TCK")
 ENGINE = "quire-engine"  # how the engine's process calls itself
+T = TypeVar("T")
 POLL_S = 0.1
 READY_S, END_S = 120.0, 60.0
 
@@ -137,6 +139,22 @@ class ServerProcess:
     def last_of_log(self, num_lines: int = 12) -> str:
         lines = self.log.read_text("utf-8", "replace").splitlines() if self.log.exists() else []
         return "\n".join(lines[-num_lines:])
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run a program that has started processes: SIGTERM and Ctrl-C end these, too."""
+
+    async def guarded() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        return await main
+
+    try:
+        return asyncio.run(guarded())
+    except asyncio.CancelledError:
+        sys.exit("interrupted")
 
 
 def free_port() -> int:
