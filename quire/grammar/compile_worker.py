@@ -24,7 +24,7 @@ from quire.grammar.matcher import fault, make_matcher, make_vocabulary
 STACK_BYTES = 4 << 20
 
 # Between two tokens of JSON. Without a bound a model may write blanks for ever.
-_WHITESPACE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,64}"}
+_WHITESPACE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,24}"}
 
 
 def main() -> None:

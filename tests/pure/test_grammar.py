@@ -250,7 +250,7 @@ def test_a_structure_has_an_end() -> None:
 def test_json_between_two_tokens_has_an_end(compiler: GrammarCompiler) -> None:
     """Blanks are bounded, unless the schema says what they are."""
     (one,) = json.loads(compiler.compile(StructuredOutputsParams(json={})))["grammars"]
-    assert one["json_schema"]["x-guidance"]["whitespace_pattern"].endswith("{1,64}")
+    assert one["json_schema"]["x-guidance"]["whitespace_pattern"].endswith("{1,24}")
     own = {"x-guidance": {"whitespace_flexible": False}}
     (one,) = json.loads(compiler.compile(StructuredOutputsParams(json=own)))["grammars"]
     assert one["json_schema"] == own
