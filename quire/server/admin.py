@@ -195,6 +195,7 @@ def _detokenize(frontend: Frontend, ids: list[int]) -> DetokenizeReply:
 
 @describes("What clients that prepare prompts themselves ask", reply=TokenizerInfo)
 async def tokenizer_info(request: Request) -> Response:
+    """Names are those of a Hugging Face tokenizer's configuration."""
     frontend = serving_of(request).frontend
     tokens = frontend.need_tokenizer().special_tokens
     named = {f"{name}_token": tokens.get(f"{name}_token") for name in ("bos", "eos", "pad", "unk")}
@@ -231,6 +232,7 @@ async def version(request: Request) -> Response:
 
 @describes("What is under way", reply=Load)
 async def load(request: Request) -> Response:
+    """Requests, by where they are, and blocks of the KV cache."""
     serving = serving_of(request)
     status = serving.engine.status
     return reply(
@@ -248,6 +250,7 @@ async def load(request: Request) -> Response:
 
 @describes("What was chosen for this model on this machine", reply=ServerInfo)
 async def server_info(request: Request) -> Response:
+    """Neither secrets nor paths."""
     serving = serving_of(request)
     config, engine = serving.config, serving.engine_config
     limits = {

@@ -177,6 +177,14 @@ class _Server(uvicorn.Server):
             shown = f"[{host}]" if ":" in host else host
             self._ready(self._serving, f"{scheme}://{shown}:{port}")
 
+    async def on_tick(self, counter: int) -> bool:
+        """True to exit: also when the engine is given up, for who started this server can start another."""
+        if self._serving.engine.status.state == "stopped":
+            _LOG.critical("the engine cannot be started again: the server ends")
+            self._harmed = True
+            return True
+        return await super().on_tick(counter)
+
     def _begin_drain(self, patience_s: float) -> None:
         """At a first signal; a second one ends the wait."""
         if self._drain is not None:

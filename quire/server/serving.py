@@ -27,6 +27,7 @@ from quire.text.tools import Dialect
 from quire.types import NewRequest
 
 NUM_TEXT_THREADS = 4  # tokenizers and grammars compute outside Python's lock
+MANY_TOKENS = 1 << 15  # of prompts: so many are not looked at on the event loop
 MAX_RETRY_AFTER_S = 60
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -132,15 +133,12 @@ class Serving:
         exchange = EXCHANGE.get(None) or Exchange(time.monotonic())
         if (problem := self.engine.healthy(time.monotonic())) is not None:
             raise EngineDead(problem, "send the request again in a moment")
-        self.check_room(len(prompts), sum(len(prompt.token_ids) for prompt in prompts))
-        if any(own.structured_outputs or own.bad_words for own in params):
+        num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+        self.check_room(len(prompts), num_tokens)
+        if num_tokens > MANY_TOKENS or any(own.structured_outputs or own.bad_words for own in params):
             requests = await self.in_thread(self._complete, prompts, params, exchange)
         else:
             requests = self._complete(prompts, params, exchange)
-        status, vocab_size = self.engine.status, self.frontend.model.config.vocab_size
-        room = Room(status.max_model_len, status.num_blocks, self.engine_config.block_size, vocab_size)
-        for request in requests:
-            room.check(request)
         generation = Generation(request_id, exchange.arrival_s, [], self.metrics, self._started)
         exchange.generations.append(generation)
         try:
@@ -157,14 +155,18 @@ class Serving:
     def _complete(
         self, prompts: Sequence[Encoded], params: Sequence[SamplingParams], exchange: Exchange
     ) -> list[NewRequest]:
-        """Ids inside the engine are numbers: what a client calls its request is its own affair."""
+        """Requests that can run. Their ids are numbers: what a client calls its own is its affair."""
+        status, vocab_size = self.engine.status, self.frontend.model.config.vocab_size
+        room = Room(status.max_model_len, status.num_blocks, self.engine_config.block_size, vocab_size)
         requests = []
         for prompt, own in zip(prompts, params, strict=True):
             if tenant := exchange.tenant:
                 salt = f"{tenant}:{prompt.cache_salt}" if self.config.cache_per_key else prompt.cache_salt
                 prompt = replace(prompt, tenant=tenant, cache_salt=salt)
             number, arrival_s = str(next(self._numbers)), exchange.arrival_s
-            requests.append(self.frontend.request(prompt, own, request_id=number, arrival_s=arrival_s))
+            request = self.frontend.request(prompt, own, request_id=number, arrival_s=arrival_s)
+            room.check(request)
+            requests.append(request)
         return requests
 
     def _started(self, part: Part) -> None:

@@ -21,11 +21,15 @@ _URL = re.compile(r"(https?://[^\s/]+)/v1")
 
 
 class Server:
-    """`quire serve` with these flags; `url` has no path. Keywords are variables of its environment."""
+    """`quire serve` with these flags; `url` has no path. Other keywords are variables of its environment.
 
-    def __init__(self, *flags: str, model: str = "demo", **environment: str) -> None:
+    `before` is Python that its process runs first.
+    """
+
+    def __init__(self, *flags: str, model: str = "demo", before: str = "", **environment: str) -> None:
         self._output = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115  closed by stop
-        command = [sys.executable, "-m", "quire", "serve", model, "--port", "0", "--num-threads", "1", *flags]
+        command = [sys.executable, "-c", f"{before}\nfrom quire.cli.main import main; main()", "serve", model]
+        command += ["--port", "0", "--num-threads", "1", *flags]
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -83,11 +87,12 @@ class Server:
 
 
 @contextmanager
-def running(*flags: str, model: str = "demo", **environment: str) -> Iterator[Server]:
-    """A server that is ready, and gone at the end."""
-    server = Server(*flags, model=model, **environment)
+def running(*flags: str, **keywords: str) -> Iterator[Server]:
+    """A server that is ready, and gone at the end. Arguments are those of Server."""
+    server = Server(*flags, **keywords)
     try:
         server.wait_until_ready()
         yield server
     finally:
         server.stop()
+    assert "Traceback" not in server.log, server.log

@@ -42,6 +42,15 @@ def test_an_engine_that_is_killed() -> None:
         wait_for(lambda: idle(server), 1, "all is free")
 
 
+def test_an_engine_that_is_given_up() -> None:
+    """The server ends, with a status that says so, and whoever watches it can start another."""
+    once = "import quire.server.remote as r; from quire.server.engine_status import Patience"
+    with running(before=f"{once}; r.Patience = lambda: Patience(max_deaths=1)") as server:
+        os.kill(server.engine_pid, signal.SIGKILL)
+        assert server.process.wait(5) == 1
+        assert "the engine cannot be started again" in server.log
+
+
 def test_an_engine_that_stands_still() -> None:
     """No step ends: not ready, and ready again when one does; the open stream goes on."""
     with running(*SLOW) as server, server.client() as client:
