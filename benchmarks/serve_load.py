@@ -50,6 +50,7 @@ from loadgen.workload import (
 )
 
 DEFAULT_PROMPTS = 100
+WARM_UP_TOKENS = 64
 
 
 def plan(options: argparse.Namespace, words: Vocabulary, server: Server) -> Iterable[Request]:
@@ -78,23 +79,34 @@ def plan(options: argparse.Namespace, words: Vocabulary, server: Server) -> Iter
     return first(found, count, options.duration)
 
 
+def injections(options: argparse.Namespace, words: Vocabulary) -> list[Request]:
+    """Every long prompt at every moment."""
+    return [
+        Request(words.draw([(tokens, f"injected {tokens} {at_s}")]), 8, at_s)
+        for tokens in options.inject_long_prompt
+        for at_s in options.at
+    ]
+
+
 async def measure(options: argparse.Namespace) -> tuple[Run, Server]:
     """Learn about the server, warm it up, and send the load."""
-    client = Client(options.base_url, api_key=os.environ.get("OPENAI_API_KEY", ""), timeout_s=options.timeout)
+    try:
+        key = os.environ.get("OPENAI_API_KEY", "")
+        client = Client(options.base_url, api_key=key, timeout_s=options.timeout)
+    except ValueError as problem:
+        raise Unusable(str(problem)) from None
     server = await find_model(client, options.model)
     extra = {"temperature": options.temperature} if options.temperature is not None else {}
     extra |= {"ignore_eos": True} if options.ignore_eos else {}
     api = Api(options.endpoint, server.model, not options.no_stream, extra | options.extra_body)
     words = await learn(client, api)
-    requests = plan(options, words, server)
-    warm_up = Request(words.draw([(options.random_input_len, "warm up")]), 8)
+    try:
+        requests = plan(options, words, server)
+    except (OSError, ValueError, LookupError, TypeError) as problem:
+        raise Unusable(f"the requests cannot be made: {type(problem).__name__}: {problem}") from problem
+    warm_up = Request(words.draw([(WARM_UP_TOKENS, "warm up")]), 8)
     if error := (await ask(client, api, warm_up)).error:
         raise Unusable(f"a first request failed: {error}")
-    injected = [
-        Request(words.draw([(tokens, f"injected {tokens} {at_s}")]), 8, at_s)
-        for tokens in options.inject_long_prompt
-        for at_s in options.at
-    ]
     progress = Progress(len(requests) if isinstance(requests, list) else None, options.duration)
 
     async def send(request: Request, planned_s: float | None) -> Timeline:
@@ -110,7 +122,7 @@ async def measure(options: argparse.Namespace) -> tuple[Run, Server]:
         is_open=is_open,
         max_concurrency=options.max_concurrency,
         until_s=options.duration,
-        injected=injected,
+        injected=injections(options, words),
     )
     client.close()
     return run, server
@@ -173,12 +185,12 @@ def main() -> None:
         sys.exit(f"{options.base_url}: {problem}")
     except KeyboardInterrupt:
         sys.exit(130)
-    print(report.text(run, options.goal))
     if options.json:
         settings = {key: value for key, value in vars(options).items() if key not in ("goal", "json")}
         settings["model"] = server.model
         figures = report.as_json(run, options.goal, settings, options.save_detailed)
         options.json.write_text(json.dumps(figures, indent=1, default=str) + "\n", "utf-8")
+    print(report.text(run, options.goal))
     if not any(not timeline.error for timeline in run.timelines):
         sys.exit("no request succeeded")
 

@@ -1,7 +1,7 @@
 """What users of a server feel, computed from what its client saw. Names and definitions are those of vLLM.
 
     TTFT       time to first token: from sending the request to the first chunk that brings tokens
-    TPOT       time per output token: (E2EL - TTFT) / (tokens - 1); requests of one token have none
+    TPOT       time per output token: (E2EL - TTFT) / (tokens - 1); of one token, or one chunk, there is none
     ITL        inter-token latency: the gap between two successive chunks that bring tokens
     E2EL       end-to-end latency: from sending to the last chunk that brings tokens
     goodput    requests a second that met every goal; a failed request meets none
@@ -45,7 +45,7 @@ class Timeline:
 
     @property
     def tpot_s(self) -> float | None:
-        if not self.chunk_s or self.num_output_tokens < 2:
+        if len(self.chunk_s) < 2 or self.num_output_tokens < 2:
             return None
         return (self.chunk_s[-1] - self.chunk_s[0]) / (self.num_output_tokens - 1)
 

@@ -55,6 +55,10 @@ def test_one_token_has_no_time_per_token_and_no_gap():
     assert (one.ttft_s, one.e2el_s, one.tpot_s, list(one.gaps())) == (2.0, 2.0, None, [])
 
 
+def test_one_chunk_has_no_time_per_token_either():
+    assert timeline(0.0, 2.0, tokens=50).tpot_s is None
+
+
 def test_nothing_came():
     none = timeline(0.0, error="timed out", end_s=600.0)
     assert (none.ttft_s, none.e2el_s, none.tpot_s) == (None, None, None)
