@@ -39,6 +39,7 @@ class Tokenizer:
         self._decoder = vocabulary.library.decoder
         self._kind = _kind(vocabulary.decoder_types)
         self._strings: dict[int, str | None] = {}
+        self._texts: dict[int, str] = {}
         config = config or {}
         self.special_tokens = _special_tokens(config)
         self.special_ids = frozenset(t.token_id for t in self._added.values() if t.special)
@@ -158,7 +159,10 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str:
         """A token for people to read; U+FFFD for halves of characters."""
-        return self.token_bytes(token_id).decode(errors="replace")
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self._texts[token_id] = self.token_bytes(token_id).decode(errors="replace")
+        return text
 
     def token_strings(self, ids: Iterable[int], skip_special_tokens: bool = True) -> list[str]:
         """The vocabulary's spelling of each token, without unknown ids and, if asked, special tokens."""

@@ -205,6 +205,7 @@ def test_usage_of_a_stream(client: httpx.Client) -> None:
         ("n", {"prompt": ["a"] * 100, "n": 100}),
         ("prompt", {"prompt": [5] * 1024}),
         ("prompt_logprobs", {"prompt": [[5] * 1000] * 200, "prompt_logprobs": 20}),
+        ("prompt", {"prompt": ["a"] * 1024, "structured_outputs": {"choice": ["x" * 40_000, "y"]}}),
         ("n", {"n": 2, "temperature": 0}),
         ("min_tokens", {"min_tokens": 17}),
         ("stream_options", {"stream_options": {}}),

@@ -140,8 +140,9 @@ async def whole(
     async for batch in run.batches():
         for index, event in batch:
             turns[index].take(event)
-        for index in {index for index, _ in batch}:
-            turns[index].positions += turns[index].told.advance()[1]
+        if asked.logprobs:
+            for turn in [turns[index] for index in {index for index, _ in batch}]:
+                turn.positions += turn.told.advance()[1]
     with_ids, output = asked.return_token_ids is True, run.output
     reply = ChatCompletion(
         **head,

@@ -42,6 +42,7 @@ from quire.server.serving import Serving
 
 MAX_PROMPTS = 1024
 MAX_CHOICES = 1024  # of all prompts together
+MAX_PARAMS_BYTES = 32 << 20  # each prompt takes the parameters along
 DEFAULT_MAX_TOKENS = 16
 _NOTHING = (b'"text":""', NOTHING)
 
@@ -91,6 +92,8 @@ def _encode(
         prompt = fitted(prompt, asked.truncate_prompt_tokens, params, frontend)
         prompts.append(replace(prompt, priority=asked.priority or 0, cache_salt=asked.cache_salt or ""))
     check_size(prompts, params, frontend.model.config.vocab_size)
+    if len(prompts) * len(encode(params)) > MAX_PARAMS_BYTES:
+        raise RequestError("the parameters are too long for so many prompts", "send fewer at once", "prompt")
     if not asked.echo:
         return prompts, [""] * len(prompts)
     decode, skip = frontend.need_tokenizer().decode, params.skip_special_tokens
@@ -197,11 +200,9 @@ class CompletionRun:
                 prompt.positions = shape.positions(output.prompt_token_ids, output.prompt_logprobs)
         return prompt.positions
 
-    def _usage(self) -> protocol.Usage:
-        usage = count_tokens(self._generation)
-        return protocol.usage_of(
-            usage.prompt_tokens, usage.cached_tokens, 0 if self._silent else usage.completion_tokens
-        )
+    def _usage(self, prompts: Sequence[_Prompt]) -> protocol.Usage:
+        usage = count_tokens([prompt.output for prompt in prompts])
+        return protocol.usage_of(*(usage._replace(completion_tokens=0) if self._silent else usage))
 
     async def whole(self) -> Completion:
         """The response, when all choices have ended."""
@@ -212,7 +213,7 @@ class CompletionRun:
         return Completion(
             **self._head,
             choices=[self._choice(prompt, choice) for prompt in self._prompts for choice in prompt.choices],
-            usage=self._usage(),
+            usage=self._usage(self._prompts),
             timings=self._generation.timings(),
             warnings=self._warnings or UNSET,
         )
@@ -235,15 +236,17 @@ class CompletionRun:
         return output.finish_reason or "stop", output.stop_reason
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """The chunks of a stream; the last has `timings`."""
+        """The chunks of a stream; the last has `timings`. Continuous usage is that of one prompt."""
         options = self._options
         async for index, _ in self._generation:
-            usage = added({"usage": self._usage()}) if options.continuous_usage_stats else b""
             prompt = self._prompts[index]
+            usage = added({"usage": self._usage([prompt])}) if options.continuous_usage_stats else b""
             running = [choice for choice in prompt.choices if not choice.ended]
-            yield b"".join(chunk for choice in running for chunk in self._written(prompt, choice, usage))
+            if chunks := [chunk for choice in running for chunk in self._written(prompt, choice, usage)]:
+                yield b"".join(chunks)
         if options.include_usage:
-            yield self._chunks.none(added({"usage": self._usage(), "timings": self._generation.timings()}))
+            usage_of_all = {"usage": self._usage(self._prompts), "timings": self._generation.timings()}
+            yield self._chunks.none(added(usage_of_all))
 
     def _written(self, prompt: _Prompt, choice: _Choice, usage: bytes) -> Iterator[bytes]:
         """Chunks with what is new of a choice; none when there is nothing to say of its tokens yet."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from quire.errors import RequestError
 from quire.frontend import Encoded, Frontend
-from quire.outputs import CompletionOutput
+from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
 from quire.server.generation import Generation
 from quire.server.openai.logprobs import check_size
@@ -116,9 +116,8 @@ def fitted(prompt: Encoded, limit: int | None, params: SamplingParams, frontend:
     return prompt
 
 
-def count_tokens(generation: Generation) -> Usage:
+def count_tokens(outputs: Sequence[RequestOutput]) -> Usage:
     """What has been read and written so far."""
-    outputs = [reader.output for reader in generation.readers]
     return Usage(
         sum(len(output.prompt_token_ids) for output in outputs),
         sum(output.num_cached_tokens for output in outputs),
@@ -163,7 +162,7 @@ class ChatRun:
 
     def usage(self) -> Usage:
         """Tokens so far. Those of reasoning are counted when a choice ends."""
-        return count_tokens(self.generation)._replace(reasoning_tokens=self._num_reasoning_tokens)
+        return count_tokens([self.output])._replace(reasoning_tokens=self._num_reasoning_tokens)
 
     def _news(self, choice: CompletionOutput) -> list[ChatEvent]:
         """The events of one choice since the last call."""

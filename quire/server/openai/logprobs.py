@@ -82,8 +82,9 @@ class CompletionLogprobs:
 
     def join(self, positions: Iterable[Position]) -> bytes:
         names = (b"tokens", b"token_logprobs", b"top_logprobs", b"text_offset")
-        columns = zip(names, zip(*positions, strict=True), strict=True)
-        return b"{%s}" % b",".join(b'"%s":[%s]' % (name, b",".join(column)) for name, column in columns)
+        columns = [*zip(*positions, strict=True)] or [()] * len(names)
+        named = zip(names, columns, strict=True)
+        return b"{%s}" % b",".join(b'"%s":[%s]' % (name, b",".join(column)) for name, column in named)
 
     def _entry(self, token_id: int, position: Logprobs | None) -> Position:
         offset = self._offset
