@@ -32,7 +32,7 @@ class Exchanges:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
-        elif self._serving.draining:
+        elif self._serving.refusing:
             self._serving.metrics.rejected("draining")
             refusal = Overloaded("the server is shutting down", "ask again", DRAIN_RETRY_S)
             await response_for(refusal, scope["path"])(scope, receive, send)

@@ -29,6 +29,7 @@ from quire.text.tools import Dialect, dialect
 from quire.weights.folder import ModelFolder
 from quire.weights.hub import resolve
 
+ON_THEIR_WAY_S = 0.1  # requests that were sent before a signal
 INTERRUPT_DRAIN_S = 5  # of open requests after Ctrl-C
 END_S = 2.0  # for error events to be sent to those that drain ends, and for connections to close
 _LOG = logging.getLogger(__name__)
@@ -194,7 +195,12 @@ class _Server(uvicorn.Server):
             self._drain = asyncio.create_task(self._drain_then_exit(patience_s))
 
     async def _drain_then_exit(self, patience_s: float) -> None:
-        """New requests are refused meanwhile, by an answer and not by a closed door."""
+        """New requests are refused meanwhile, by an answer and not by a closed door.
+
+        What was sent before the signal is served: it may still lie in a socket that was not read yet.
+        """
+        await asyncio.sleep(ON_THEIR_WAY_S)
+        self._serving.refusing = True
         _LOG.info("draining: %d open requests have %g s to end", len(self._serving.exchanges), patience_s)
         await self._until_idle(patience_s, self._forced)
         for exchange in list(self._serving.exchanges):

@@ -61,7 +61,8 @@ class Serving:
     names: tuple[str, ...]
     keyed: bool  # API keys are asked for
     dialect: Dialect  # how the model writes tool calls and reasoning
-    draining: bool = False
+    draining: bool = False  # not ready any more
+    refusing: bool = False  # nothing new is taken in
     exchanges: set[Exchange] = field(default_factory=set)
     num_queued_requests: int = 0
     num_queued_tokens: int = 0

@@ -142,6 +142,7 @@ def test_open_requests_end_well(number: int) -> None:
             server.process.send_signal(number)
             wait_for(lambda: client.get("/health/ready").status_code == 503, 0.5, "not ready")
             assert client.get("/health/live").status_code == 200
+            time.sleep(0.2)
             refused = client.post("/v1/completions", json=SHORT)
             assert refused.status_code == 503
             assert int(refused.headers["retry-after"]) >= 1
