@@ -104,6 +104,20 @@ def test_what_a_template_writes_the_grammar_allows(
     assert Bytes().allows(grammar, written), written
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "[TOOL_CALLS]{{ call.name }}[ARGS]{{ call.arguments }}",
+        "<tool_call>\n<function={{ call.name }}>{% for name, value in call.arguments|items %}",
+        "<tool_call>{{ call.name }}<arg_key>",
+        '{"name": "{{ call.name }}"}',
+        "",
+    ],
+)
+def test_similar_formats_are_not_taken_for_those_known(source: str) -> None:
+    assert names(dialect({"default": source}, None)) == (None, None)
+
+
 def test_a_mismatch_is_told(sandbox: Sandbox) -> None:
     wrong = ChatTemplate(
         {"default": "<tool_call>{{ '\"arguments\"' }}{{ messages[0].content }}"}, {}, sandbox

@@ -217,7 +217,7 @@ def test_reasoning_that_the_prompt_opened(name: str, vocabulary: Bytes) -> None:
 @each
 def test_content_that_follows_a_grammar(name: str, vocabulary: Bytes) -> None:
     content = 'start: "yes" | "no"'
-    schema = json.dumps({"grammars": [{"json_schema": {"enum": ["yes", "no"]}}]})
+    schema = " " + json.dumps({"grammars": [{"json_schema": {"enum": ["yes", "no"]}}]})
     made = grammar(name, vocabulary, content=content)
     assert vocabulary.allows(made, "yes")
     assert vocabulary.allows(made, call(name))

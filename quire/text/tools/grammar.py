@@ -41,7 +41,7 @@ class AnswerGrammar:
         rules = [*self._start(words), *self._answer(words), self._free_text() if words == "TEXT" else ""]
         grammars = [{"name": "answer", "lark_grammar": "\n".join(filter(None, rules))}]
         if words == "@content" and self.content is not None:
-            in_json = self.content.startswith("{")
+            in_json = self.content.lstrip().startswith("{")
             parts = json.loads(self.content)["grammars"] if in_json else [{"lark_grammar": self.content}]
             grammars += [parts[0] | {"name": "content"}, *parts[1:]]
         return json.dumps({"grammars": grammars})
