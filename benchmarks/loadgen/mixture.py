@@ -17,6 +17,7 @@ RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 FINISH_REASONS = ("stop", "length", "tool_calls")
 # Of all requests: how many are hung up on, refused, constrained by a grammar, or call tools.
 ABORTED, INVALID, CONSTRAINED, TOOLS = 0.20, 0.05, 0.10, 0.05
+NUM_PREFIXES = 4  # beginnings that prompts have in common
 LAST_CHUNK = 24  # a client that hangs up has read fewer than so many events
 
 SCHEMA = {
@@ -145,6 +146,7 @@ class Mixture:
         self._model = model
         self._dice = random.Random(seed)
         self._length, self._output = num_prompt_tokens, num_output_tokens
+        self._prefixes = [self._dice.choices(WORDS, k=num_prompt_tokens // 2) for _ in range(NUM_PREFIXES)]
         self._plain: list[Callable[[], Case]] = [
             *(self._chat, self._chat, self._completion, self._completion, self._several),
             *(self._logprobs, self._penalties, self._echo, self._tokens),
@@ -178,8 +180,11 @@ class Mixture:
     # Kinds. Each draws what differs from one request to the next.
 
     def _prompt(self) -> str:
+        """Half of them begin as others do, so that blocks are shared while they are given back."""
         count = self._dice.randint(2, self._length)
-        return " ".join(self._dice.choices(WORDS, k=count))
+        words = self._dice.choices(WORDS, k=count)
+        prefix = self._dice.choice(self._prefixes) if self._dice.random() < 0.5 else []
+        return " ".join((prefix + words)[: self._length])
 
     def _case(
         self, kind: str, path: str, body: Mapping[str, Any], check: Check | None = None, n: int = 1
@@ -203,7 +208,9 @@ class Mixture:
 
     def _completion(self) -> Case:
         ids = [self._dice.randrange(100, 1000) for _ in range(self._dice.randint(1, self._length))]
-        return self._case("completion", COMPLETIONS, {"prompt": ids, "ignore_eos": self._dice.random() < 0.7})
+        body = {"prompt": ids, "ignore_eos": self._dice.random() < 0.7}
+        body |= {"priority": self._dice.randint(-2, 2), "cache_salt": self._dice.choice("abc")}
+        return self._case("completion", COMPLETIONS, body)
 
     def _several(self) -> Case:
         n = self._dice.randint(2, 4)
