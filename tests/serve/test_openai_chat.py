@@ -98,6 +98,7 @@ def test_usage_of_a_stream(client: httpx.Client) -> None:
     only = chunks(client, CHAT, stream_options={"continuous_usage_stats": True}, **body)
     assert only[-1]["choices"]
     assert all("usage" in chunk for chunk in only)
+    assert ["timings" in chunk for chunk in only] == [False] * (len(only) - 1) + [True]
 
 
 def test_a_choice_without_text_has_a_role_and_an_end(client: httpx.Client, llm: LLM) -> None:
