@@ -145,7 +145,7 @@ def edit_logits(logits: Logits, state: SamplerState, barred: NDArray[np.bool_] |
     if state.bias_ids is not None:
         edited[state.bias_ids] += state.biases
     if barred is not None:
-        edited[barred] = _MINUS_INF
+        np.putmask(edited, barred, _MINUS_INF)
     if state.suppresses_stop:
         ends = edited[state.stop_ids]
         edited[state.stop_ids] = _MINUS_INF
