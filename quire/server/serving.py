@@ -180,7 +180,7 @@ class Serving:
     def close(self) -> None:
         """Stop the threads and the process that renders templates."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self.frontend.chat_template.close()
+        self.frontend.close()
 
 
 def served_names(config: ServerConfig, model: str) -> tuple[str, ...]:
