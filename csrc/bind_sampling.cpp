@@ -27,39 +27,35 @@ using Logits = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::c
 
 class Sampling {
  public:
-  explicit Sampling(const std::string& isa) : kernels_(nullptr) {
-    for (const Kernels* kernels : available_kernels())
-      if (isa == kernels->isa) kernels_ = kernels;
-    if (!kernels_) throw nb::value_error(("this machine cannot run kernels for " + isa).c_str());
-  }
+  explicit Sampling(const std::string& isa) : kernels_(kernels_of(isa)) {}
 
   std::pair<int64_t, float> greatest(Logits row) {
     check(row);
     nb::gil_scoped_release unlocked;
-    const Greatest found = kernels_->greatest(row.data(), (int64_t)row.size());
+    const Greatest found = kernels_.greatest(row.data(), (int64_t)row.size());
     return {found.id, found.logit};
   }
   int64_t draw(Logits row, double maximum, double temperature, int64_t top_k, double top_p, double min_p,
                double u) {
     check(row);
     nb::gil_scoped_release unlocked;
-    return kernels_->draw(row.data(), (int64_t)row.size(), {maximum, temperature, top_p, min_p, top_k, u},
-                          scratch(row));
+    return kernels_.draw(row.data(), (int64_t)row.size(), {maximum, temperature, top_p, min_p, top_k, u},
+                         scratch(row));
   }
   double exp_sum(Logits row, double maximum) {
     check(row);
     nb::gil_scoped_release unlocked;
-    return kernels_->exp_sum(row.data(), (int64_t)row.size(), maximum);
+    return kernels_.exp_sum(row.data(), (int64_t)row.size(), maximum);
   }
   int64_t rank(Logits row, int64_t id) {
     if (id < 0 || id >= (int64_t)row.size()) throw nb::index_error("no such token");
-    return kernels_->rank(row.data(), (int64_t)row.size(), id);
+    return kernels_.rank(row.data(), (int64_t)row.size(), id);
   }
   std::vector<int64_t> top_ids(Logits row, int64_t k) {
     check(row);
     if (k < 1 || k > kMostTop) throw nb::value_error("top_ids gives from 1 to 64 tokens");
     std::vector<int64_t> ids((size_t)std::min(k, (int64_t)row.size()));
-    kernels_->top_ids(row.data(), (int64_t)row.size(), k, ids.data(), scratch(row));
+    kernels_.top_ids(row.data(), (int64_t)row.size(), k, ids.data(), scratch(row));
     return ids;
   }
 
@@ -72,7 +68,7 @@ class Sampling {
     return scratch_.as<uint8_t>();
   }
 
-  const Kernels* kernels_;
+  const Kernels& kernels_;
   Memory scratch_;
 };
 

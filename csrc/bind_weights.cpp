@@ -50,12 +50,6 @@ Matrix mapped(const std::string& format, int64_t count, int64_t outputs, int64_t
   return matrix;
 }
 
-const Kernels& kernels_of(const std::string& isa) {
-  for (const Kernels* kernels : available_kernels())
-    if (isa == kernels->isa) return *kernels;
-  throw nb::value_error(("this machine cannot run kernels for " + isa).c_str());
-}
-
 Source source_of(const Strided& array, const std::string& dtype) {
   const Format format = format_of(dtype);
   const bool wide = format == Format::f32;

@@ -80,20 +80,12 @@ class KVCache {
   std::vector<KVLayer> layers_;
 };
 
-const Kernels& kernels_of(const std::string& isa) {
-  for (const Kernels* kernels : available_kernels())
-    if (isa == kernels->isa) return *kernels;
-  throw nb::value_error(("this machine cannot run kernels for " + isa).c_str());
-}
-
 // A program being recorded for this machine, then run. Values are buffer numbers.
 class Native {
  public:
   Native(const std::string& isa, int threads)
       : executor_(kernels_of(isa), threads), room_(std::make_shared<Memory>()) {}
 
-  std::string isa() const { return executor_.kernels().isa; }
-  int threads() const { return executor_.threads(); }
   int64_t buffer(const std::string& rows, int64_t width) { return executor_.add_buffer(count(rows), width); }
 
   void embed(int64_t out, MatrixPtr table, bool by_position) {
@@ -218,19 +210,12 @@ class Native {
 
   nb::ndarray<nb::numpy, float, nb::ndim<2>> run(Ints token_ids, Ints positions, Ints row_offsets,
                                                  Table tables, Ints context_lens, Ints variants,
-                                                 Ints logit_rows, int64_t block_size, int64_t output,
-                                                 int64_t width) {
-    const Batch batch{(int64_t)token_ids.size(),
-                      (int64_t)context_lens.size(),
-                      (int64_t)logit_rows.size(),
-                      (int64_t)tables.shape(1),
-                      block_size,
-                      token_ids.data(),
-                      positions.data(),
-                      row_offsets.data(),
-                      tables.data(),
-                      context_lens.data(),
-                      variants.data(),
+                                                 Ints logit_rows, int64_t output, int64_t width) {
+    const Batch batch{(int64_t)token_ids.size(),  (int64_t)context_lens.size(),
+                      (int64_t)logit_rows.size(), (int64_t)tables.shape(1),
+                      token_ids.data(),           positions.data(),
+                      row_offsets.data(),         tables.data(),
+                      context_lens.data(),        variants.data(),
                       logit_rows.data()};
     float* logits;
     {
@@ -321,6 +306,6 @@ NB_MODULE(_core, m) {
       .def("attend", &Native::attend, "out"_a, "q"_a, "cache"_a, "layer"_a, "heads"_a, "scale"_a, "window"_a,
            "softcap"_a, "sinks"_a.none())
       .def("run", &Native::run, "token_ids"_a, "positions"_a, "row_offsets"_a, "block_tables"_a,
-           "context_lens"_a, "variants"_a, "logit_rows"_a, "block_size"_a, "output"_a, "width"_a,
+           "context_lens"_a, "variants"_a, "logit_rows"_a, "output"_a, "width"_a,
            nb::rv_policy::reference_internal);
 }

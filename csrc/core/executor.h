@@ -19,7 +19,7 @@ namespace quire {
 // One step as arrays, as in quire.program.batch. Borrowed for the time of a run.
 struct Batch {
   int64_t tokens, sequences, logits;
-  int64_t table_width, block_size;
+  int64_t table_width;
   const int64_t* token_ids;     // [tokens]
   const int64_t* positions;     // [tokens]
   const int64_t* row_offsets;   // [sequences + 1]
@@ -65,9 +65,6 @@ class Op {
 class Executor {
  public:
   Executor(const Kernels& kernels, int threads) : kernels_(kernels), pool_(threads) {}
-
-  const Kernels& kernels() const { return kernels_; }
-  int threads() const { return pool_.size(); }
 
   // A buffer of `width` floats a row; returns its number.
   int64_t add_buffer(Count count, int64_t width);

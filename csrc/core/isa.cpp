@@ -3,6 +3,7 @@
 #include "isa.h"
 
 #include <cstring>
+#include <stdexcept>
 
 #include "isas.h"  // made by CMakeLists.txt: QUIRE_ISAS(X) is X(name) for each instruction set, best first
 
@@ -43,6 +44,12 @@ std::vector<const Kernels*> available_kernels() {
   QUIRE_ISAS(QUIRE_ADD)
 #undef QUIRE_ADD
   return found;
+}
+
+const Kernels& kernels_of(const std::string& isa) {
+  for (const Kernels* kernels : available_kernels())
+    if (isa == kernels->isa) return *kernels;
+  throw std::invalid_argument("this machine cannot run kernels for " + isa);
 }
 
 }  // namespace quire

@@ -86,7 +86,6 @@ struct Rows {
   QUIRE_INLINE int64_t tile_rows(int64_t tile) const {
     return rows - tile * kTile < kTile ? rows - tile * kTile : kTile;
   }
-  QUIRE_INLINE int64_t padded() const { return round_up(inputs, kGroup); }
   QUIRE_INLINE static int64_t row_bytes(RowFormat format, int64_t inputs) {
     const int64_t padded = round_up(inputs, kGroup);
     if (format == RowFormat::f32) return padded * 4;

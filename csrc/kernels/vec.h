@@ -102,15 +102,6 @@ QUIRE_INLINE I to_int(F x) {
   return (I)(x + magic) - (I)magic;
 }
 
-QUIRE_INLINE F sqrt(F x) {
-#if defined(__AVX512F__)
-  return (F)_mm512_sqrt_ps((__m512)x);
-#else
-  for (int i = 0; i < kLanes; ++i) x[i] = __builtin_sqrtf(x[i]);
-  return x;
-#endif
-}
-
 // Sums and maxima over the lanes, halving: one order everywhere.
 
 QUIRE_INLINE float reduce_add(F x) {
@@ -118,14 +109,6 @@ QUIRE_INLINE float reduce_add(F x) {
   store(v, x);
   for (int half = 8; half > 0; half /= 2)
     for (int i = 0; i < half; ++i) v[i] += v[i + half];
-  return v[0];
-}
-
-QUIRE_INLINE float reduce_max(F x) {
-  float v[kLanes];
-  store(v, x);
-  for (int half = 8; half > 0; half /= 2)
-    for (int i = 0; i < half; ++i) v[i] = v[i] > v[i + half] ? v[i] : v[i + half];
   return v[0];
 }
 

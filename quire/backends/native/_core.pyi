@@ -129,7 +129,6 @@ class Native:
         context_lens: Ints,
         variants: Ints,
         logit_rows: Ints,
-        block_size: int,
         output: int,
         width: int,
     ) -> Floats: ...

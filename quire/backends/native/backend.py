@@ -70,7 +70,6 @@ class NativeBackend:
             batch.context_lens,
             batch.variants,
             batch.logit_rows,
-            batch.block_size,
             self._output,
             self._width,
         )
