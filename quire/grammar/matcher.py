@@ -7,7 +7,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-# Beyond these a grammar is refused or, if it grows while it runs, its request fails. A state is some 500 bytes.
+# Beyond these a grammar is refused or, if it grows while it runs, its request fails. A state is 500 bytes.
 _LIMITS = LLParserLimits(max_lexer_states=50_000, precompute_large_lexemes=False, verbose_errors=False)
 _MARK = 0xFF  # begins special tokens in llguidance, and is in no text
 

@@ -136,7 +136,7 @@ def application(seen: list[str]) -> Starlette:
         raise {
             "request": RequestError("the seed is wrong", None, "seed"),
             "full": Overloaded("the queue is full", None, 3),
-        }.get(request.path_params["how"]) or KeyError(f"/home/someone/{request.path_params['how']}")
+        }.get(request.path_params["how"]) or KeyError(f"/usr/lib/python3/{request.path_params['how']}")
 
     async def broken(request: Request) -> Response:
         async def chunks() -> AsyncIterator[bytes]:

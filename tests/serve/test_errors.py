@@ -34,7 +34,7 @@ CASES = [
     (Overloaded("full"), 503, "overloaded_error", "server_overloaded", None, "overloaded_error"),
     (EngineDead("gone"), 503, "server_error", "engine_dead", None, "api_error"),
     (QuireError("failed"), 500, "server_error", "internal_error", None, "api_error"),
-    (ValueError("/home/me/secret.py"), 500, "server_error", "internal_error", None, "api_error"),
+    (ValueError("/opt/models/secret.py"), 500, "server_error", "internal_error", None, "api_error"),
     (HTTPException(405), 405, "invalid_request_error", "method_not_allowed", None, "invalid_request_error"),
 ]
 
@@ -75,7 +75,7 @@ def test_what_was_not_raised_on_purpose_says_nothing() -> None:
 @pytest.mark.parametrize(
     ("text", "cleaned"),
     [
-        ("cannot read /home/me/model/config.json: gone", "cannot read [path]: gone"),
+        ("cannot read /opt/models/model/config.json: gone", "cannot read [path]: gone"),
         ("'/usr/lib/python3/x.py'", "'[path]'"),
         ("~/models/x and C:\\Users\\me\\x", "[path] and [path]"),
         ('File "/opt/a.py", line 3, in run', "[source]"),
