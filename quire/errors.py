@@ -45,7 +45,14 @@ class Overloaded(QuireError):
 
 
 class EngineDead(QuireError):
-    """The engine cannot go on; every open request ends with this error."""
+    """The engine cannot go on; every open request ends with this error.
+
+    `retry` is False for a request that was in the engine each time it died: it may be the cause.
+    """
+
+    def __init__(self, message: str, hint: str | None = None, retry: bool = True) -> None:
+        super().__init__(message, hint)
+        self.retry = retry
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import textwrap
 from typing import TYPE_CHECKING, Any
@@ -54,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal ends it."""
     if len(args.words) > 1:
         args.parser.refuse(f"unexpected {shortened(args.words[1])!r}", "one model is served")
+    import asyncio  # here, since every command imports this file and it takes a while
+
     from quire.config import EngineConfig, ServerConfig
     from quire.server.lifecycle import serve
     from quire.server.logs import setup

@@ -116,8 +116,10 @@ def answer(error: BaseException) -> Answer:
         status, headers = error.status, error.headers
     elif isinstance(error, Overloaded):
         status, headers = 503, {"Retry-After": str(max(1, round(error.retry_after_s)))}
-    elif isinstance(error, EngineDead):
+    elif isinstance(error, EngineDead) and error.retry:
         status, headers = 503, {"Retry-After": str(RESTART_S)}
+    elif isinstance(error, EngineDead):
+        headers = {"x-should-retry": "false"}  # which the SDKs of OpenAI and Anthropic heed
     elif isinstance(error, HTTPException):
         status, headers = error.status_code, dict(error.headers or {})
         message = error.detail

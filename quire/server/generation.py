@@ -14,6 +14,8 @@ from quire.server.metrics import Metrics
 from quire.server.stream import Stream
 from quire.types import Output
 
+MANY_LOGPROBS = 256  # positions of a prompt: more are put into words beside the event loop
+
 
 class GenerationFailed(QuireError):
     """A request failed while it ran, alone: its numbers were none, or its grammar could not go on."""
@@ -98,10 +100,10 @@ class Generation:
             if len(self.parts) == 1:
                 part = self.parts[0]
                 while not part.finished:
-                    yield self._advance(0, await part.stream.get())
+                    yield await self._advance(0, await part.stream.get())
             else:
                 async for index, outputs in self._merged():
-                    yield self._advance(index, outputs)
+                    yield await self._advance(index, outputs)
             self.end_s = time.monotonic()
         except QuireError:
             if self._ended is not None:
@@ -133,10 +135,14 @@ class Generation:
         for part in self.parts:
             part.stream.abort()
 
-    def _advance(self, index: int, outputs: list[Output]) -> tuple[int, RequestOutput]:
+    async def _advance(self, index: int, outputs: list[Output]) -> tuple[int, RequestOutput]:
         part = self.parts[index]
         self._start(part)
-        part.take(outputs, time.monotonic(), self._metrics)
+        now = time.monotonic()
+        if any(len(output.prompt_logprobs) > MANY_LOGPROBS for output in outputs):
+            await asyncio.to_thread(part.take, outputs, now, self._metrics)
+        else:
+            part.take(outputs, now, self._metrics)
         part.reader.take_deltas()
         return index, part.reader.output
 

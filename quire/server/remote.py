@@ -270,7 +270,10 @@ class RemoteEngine:
         """After a death: end what cannot be run again, keep the rest for the next process."""
         for inbox in list(self._open.values()):
             inbox.num_deaths += inbox.sent
-            if inbox.final or inbox.num_deaths >= MAX_DEATHS:
+            if inbox.num_deaths >= MAX_DEATHS:
+                hint = "it died before with this request in it: do not send it again"
+                self._drop(inbox, EngineDead(cause, hint, retry=False))
+            elif inbox.final:
                 self._drop(inbox, EngineDead(cause, "the engine is started again: send the request again"))
             else:
                 inbox.sent = False

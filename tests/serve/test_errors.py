@@ -63,6 +63,12 @@ def test_when_to_come_back() -> None:
     assert "retry-after" not in response_for(LONG).headers
 
 
+def test_what_kills_is_not_sent_again() -> None:
+    reply = response_for(EngineDead("gone", retry=False))
+    assert (reply.status_code, reply.headers["x-should-retry"]) == (500, "false")
+    assert "retry-after" not in reply.headers
+
+
 def test_headers_of_an_error_are_kept() -> None:
     assert response_for(HTTPException(405, headers={"Allow": "GET"})).headers["allow"] == "GET"
 

@@ -216,6 +216,14 @@ def test_prompt_logprobs(client: httpx.Client, llm: LLM) -> None:
     assert refused(client, CHAT, prompt_logprobs=1, stream=True)["param"] == "prompt_logprobs"
 
 
+def test_logprobs_of_a_long_prompt_hold_up_no_one(client: httpx.Client) -> None:
+    """They are put into words beside the event loop; what comes of it is the same."""
+    long = [{"role": "user", "content": "dragon " * 300}]
+    found = [chat(client, messages=long, prompt_logprobs=20, max_tokens=1) for _ in range(2)]
+    assert found[0]["prompt_logprobs"] == found[1]["prompt_logprobs"]
+    assert len(found[0]["prompt_logprobs"]) == found[0]["usage"]["prompt_tokens"] > 500
+
+
 def test_tokens_as_ids(client: httpx.Client) -> None:
     body = {"logprobs": True, "top_logprobs": 1, "return_token_ids": True, "max_tokens": 5}
     found = chat(client, return_tokens_as_token_ids=True, **body)["choices"][0]
@@ -394,6 +402,16 @@ def test_calls_that_must_be_made(client: httpx.Client, tool_choice: Any) -> None
         assert choice == other
 
 
+def test_a_tool_that_nothing_can_follow_is_named(client: httpx.Client) -> None:
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(30):
+        deep = {"type": "array", "items": deep, "minItems": 9, "maxItems": 9}
+    bad = {"name": "dig", "strict": True, "parameters": {"type": "object", "properties": {"a": deep}}}
+    bad["parameters"] |= {"patternProperties": {"(": {}}}
+    error = refused(client, CHAT, tools=[TOOLS[0], {"type": "function", "function": bad}])
+    assert error["param"] == "tools[1].function.parameters"
+
+
 def test_calls_side_by_side(client: httpx.Client, llm: LLM) -> None:
     """A model that does not come to an end: calls that were begun are told, and that they are too long."""
     endless = {str(token): -100 for token in llm.frontend.eos_token_ids}
@@ -482,7 +500,7 @@ def test_other_structures(client: httpx.Client) -> None:
         ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}),
         ("tool_choice", {"tools": TOOLS, "tool_choice": "perhaps"}),
         (
-            "tools",
+            "tools[0].function.parameters",
             {
                 "tools": [
                     {

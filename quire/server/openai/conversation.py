@@ -18,6 +18,7 @@ from quire.server.generation import Generation
 from quire.server.openai.logprobs import check_size
 from quire.server.serving import Serving
 from quire.text.answer import AnswerParser, Event, Reasoning
+from quire.text.tools.functions import blame
 
 
 class Finish(NamedTuple):
@@ -91,13 +92,23 @@ def _prepare(
     if params.structured_outputs is not None and (task.tools or dialect.reasoning):
         content = frontend.grammars.compile(params.structured_outputs)
     if (grammar := dialect.grammar(*asked, task.parallel_tool_calls, text, content)) is not None:
-        params = replace(params, structured_outputs=StructuredOutputsParams(grammar=grammar))
+        params = replace(params, structured_outputs=_tried(frontend, grammar, task.tools))
     if dialect.needs_special_tokens and (task.tools or dialect.reasoning):
         params = replace(params, skip_special_tokens=False)
     prompt = fitted(prompt, task.truncate_prompt_tokens, params, frontend)
     check_size([prompt], params, frontend.model.config.vocab_size)
     prompt = replace(prompt, priority=task.priority, cache_salt=task.cache_salt)
     return prompt, params, [dialect.answer_parser(*asked, text) for _ in range(params.n)]
+
+
+def _tried(frontend: Frontend, grammar: str, tools: Any) -> StructuredOutputsParams:
+    """A grammar that compiles. Raises RequestError, which names the tool whose schema cannot be followed."""
+    structured = StructuredOutputsParams(grammar=grammar)
+    try:
+        frontend.grammars.compile(structured)
+    except RequestError as error:
+        raise (blame(error, tools, frontend.grammars.compile) if tools else error) from None
+    return structured
 
 
 def fitted(prompt: Encoded, limit: int | None, params: SamplingParams, frontend: Frontend) -> Encoded:
