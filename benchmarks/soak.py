@@ -113,11 +113,11 @@ def main() -> None:
     except Unusable as problem:
         sys.exit(f"{problem}\nlog: {log}")
     promises, text = report(soak, begin_s)
-    print(text)
     if options.report:
         options.report.write_text(text, "utf-8")
     if options.json:
         options.json.write_text(json.dumps(soak.as_json(), indent=1) + "\n", "utf-8")
+    print(text)
     broken = [promise.name for promise in promises if not promise.is_kept]
     if broken:
         sys.exit(f"broken: {', '.join(broken)}; log: {log}")

@@ -21,6 +21,7 @@ SAMPLE_S = 2.0
 END_OF_STREAMS_S = 1.0  # after the engine's death
 RECOVERY_S = 60.0
 SETTLE_S = 1.0  # from the last answer to blocks that are free and connections that are closed
+ENGINE_DEAD = ("engine_dead", "api_error")  # how a stream says it, in OpenAI's words and in Anthropic's
 MOST_PROBLEMS = 8  # of each kind that are told in full
 STORY = "Tell me a story about a fox and a lantern."
 
@@ -230,7 +231,7 @@ class Soak:
         kind, found = one.case.kind, self.found
         if answer.hung_up:
             came = "hung up on"
-        elif outage and (answer.error == "engine_dead" or _code(answer) == "engine_dead"):
+        elif outage and (answer.status == 503 or answer.error in ENGINE_DEAD):
             came = "ended with the engine"
         elif problem:
             came = "wrong"
@@ -321,11 +322,6 @@ class Soak:
             "goldens": found.goldens,
             "totals": found.totals,
         }
-
-
-def _code(answer: Answer) -> str:
-    error = answer.body.get("error") if isinstance(answer.body, dict) else None
-    return str(error.get("code") or error.get("type")) if isinstance(error, dict) else ""
 
 
 def golden_bodies(model: str) -> list[tuple[str, bytes]]:
