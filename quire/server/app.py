@@ -11,17 +11,18 @@ from starlette.types import ASGIApp
 
 from quire.errors import QuireError
 from quire.server import admin
+from quire.server.anthropic import messages
 from quire.server.errors import Refused, response_for
 from quire.server.exchange import Exchanges
 from quire.server.limits import wrap
-from quire.server.openai import chat, completions
+from quire.server.openai import chat, completions, responses
 from quire.server.serving import Serving
 
 
 def make_app(serving: Serving, keys: tuple[str, ...]) -> ASGIApp:
     """All routes over one Serving, behind their guards. `keys` are asked for unless there are none."""
     app = Starlette(
-        routes=[*chat.ROUTES, *completions.ROUTES, *admin.ROUTES],
+        routes=[*chat.ROUTES, *completions.ROUTES, *responses.ROUTES, *messages.ROUTES, *admin.ROUTES],
         middleware=[Middleware(Exchanges, serving)],
         exception_handlers={QuireError: _refuse, HTTPException: _refuse, Exception: _refuse},
     )

@@ -38,6 +38,20 @@ class ErrorBody(msgspec.Struct):
     error: ErrorDetail
 
 
+class AnthropicError(msgspec.Struct):
+    """What is wrong, in words, and for programs a type."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(msgspec.Struct):
+    """The body of an error under /v1/messages; `type` is "error"."""
+
+    type: str
+    error: AnthropicError
+
+
 def describes(summary: str, body: Any = None, reply: Any = None) -> Callable[[F], F]:
     """Decorator of endpoints: what the document says of them."""
 
@@ -52,7 +66,7 @@ def document(routes: Iterable[BaseRoute], *, keys: bool) -> dict[str, Any]:
     """The document. `keys`: whether API keys are asked for."""
     described = [(route, _description(route)) for route in routes if isinstance(route, Route)]
     types = {type_ for _, (_, body, reply) in described for type_ in (body, reply) if type_ is not None}
-    ordered = [ErrorBody, *sorted(types, key=str)]
+    ordered = [ErrorBody, AnthropicErrorBody, *sorted(types, key=str)]
     schemas, components = msgspec.json.schema_components(ordered, ref_template=REF)
     schema_of = dict(zip(map(str, ordered), schemas, strict=True))
     paths: dict[str, Any] = {}
@@ -83,7 +97,8 @@ def _operation(path: str, words: Described, schema_of: dict[str, Any]) -> dict[s
     good: dict[str, Any] = {"description": "done"}
     if words.reply is not None:
         good["content"] = content(words.reply)
-    error = {"description": "an error", "content": content(ErrorBody)}
+    failure = AnthropicErrorBody if path.startswith("/v1/messages") else ErrorBody
+    error = {"description": "an error", "content": content(failure)}
     operation: dict[str, Any] = {"summary": words.summary, "responses": {"200": good, "default": error}}
     if words.body is not None:
         operation["requestBody"] = {"required": True, "content": content(words.body)}

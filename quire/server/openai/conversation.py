@@ -80,13 +80,7 @@ def _prepare(
         raise RequestError(problem, "set one of them to false", "continue_final_message")
     frontend, dialect = serving.frontend, serving.dialect
     asked = task.tools, task.tool_choice
-    prompt = frontend.encode_chat(
-        task.messages,
-        task.tools if task.tool_choice != "none" else None,
-        task.add_generation_prompt,
-        task.chat_template_kwargs,
-        task.continue_final_message,
-    )
+    prompt = encoded(frontend, task)
     text = prompt.text or ""
     content = None
     if params.structured_outputs is not None and (task.tools or dialect.reasoning):
@@ -109,6 +103,17 @@ def _tried(frontend: Frontend, grammar: str, tools: Any) -> StructuredOutputsPar
     except RequestError as error:
         raise (blame(error, tools, frontend.grammars.compile) if tools else error) from None
     return structured
+
+
+def encoded(frontend: Frontend, task: ChatTask) -> Encoded:
+    """The conversation as token ids."""
+    return frontend.encode_chat(
+        task.messages,
+        task.tools if task.tool_choice != "none" else None,
+        task.add_generation_prompt,
+        task.chat_template_kwargs,
+        task.continue_final_message,
+    )
 
 
 def fitted(prompt: Encoded, limit: int | None, params: SamplingParams, frontend: Frontend) -> Encoded:

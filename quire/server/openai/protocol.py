@@ -6,7 +6,7 @@ Ranges that SamplingParams states are checked there; a field has one here where 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,7 +52,9 @@ HARMLESS: dict[str, Any] = {
     "function_call": "none",
     "length_penalty": 1.0,
     "modalities": ["text"],
+    "n": 1,
     "suffix": "",
+    "truncation": "disabled",
 }
 # Fields that are the client's own affair, or ask for what is so anyway.
 IGNORED = (
@@ -119,11 +121,18 @@ class Sampling(_Untyped, kw_only=True):
 SAMPLING = tuple(name for name in Sampling.__struct_fields__ if name not in (*REFUSED, *IGNORED))
 
 
-class Generation(Sampling, kw_only=True):
-    """What both endpoints take."""
+class Asked(Sampling, kw_only=True):
+    """What every endpoint takes that generates text, Anthropic's too."""
 
     model: str | None = None
     stream: bool | None = None
+    priority: Int32 | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]*$")] | None = None
+
+
+class Generation(Asked, kw_only=True):
+    """What chat completions and completions take."""
+
     stream_options: StreamOptions | None = None
     user: Annotated[str, Meta(max_length=1024)] | None = None
     response_format: ResponseFormat | None = None
@@ -133,8 +142,6 @@ class Generation(Sampling, kw_only=True):
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    priority: Int32 | None = None
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]*$")] | None = None
 
 
 class ChatRequest(Generation, kw_only=True):
@@ -268,11 +275,7 @@ def usage_of(prompt: int, cached: int, completion: int, reasoning: int = 0) -> U
 
 def check(request: Generation) -> None:
     """Raise RequestError for fields that are refused or contradict each other."""
-    for name, instead in REFUSED.items():
-        value = getattr(request, name)
-        if value is None or value is False or value == [] or value == HARMLESS.get(name):
-            continue
-        raise RequestError(f"{name} is not supported", instead, name, "unsupported_parameter")
+    refuse(request, REFUSED)
     if request.stream_options is not None and not request.stream:
         raise RequestError("stream_options is for streams", "set stream to true", "stream_options")
     if request.stream and request.prompt_logprobs is not None:
@@ -280,9 +283,23 @@ def check(request: Generation) -> None:
         raise RequestError(problem, "set stream to false, or use echo with logprobs", "prompt_logprobs")
 
 
+def refuse(request: Asked, refused: Mapping[str, str | None]) -> None:
+    """Raise RequestError for a field of these, name -> what to do instead, that asks for anything."""
+    for name, instead in refused.items():
+        value = getattr(request, name)
+        if value is None or value is False or value == [] or value == HARMLESS.get(name):
+            continue
+        raise RequestError(f"{name} is not supported", instead, name, "unsupported_parameter")
+
+
+def given_of(request: Asked) -> dict[str, Any]:
+    """The fields for SamplingParams.from_dict that the request gives."""
+    return {name: value for name in SAMPLING if (value := getattr(request, name)) is not None}
+
+
 def sampling_of(request: Generation) -> dict[str, Any]:
-    """The fields for SamplingParams.from_dict that the request gives, with its structured output."""
-    given = {name: value for name in SAMPLING if (value := getattr(request, name)) is not None}
+    """Likewise, with its structured output."""
+    given = given_of(request)
     if (structured := _structured(request)) is not None:
         given["structured_outputs"] = structured
     return given

@@ -38,7 +38,7 @@ encode = Encoder().encode
 class EventStream(Response):
     """Sends events as they come. `failed` writes the event that tells of an error, `end` is the last one.
 
-    An error that comes before the first event, and soon, is a plain HTTP answer.
+    An error that comes before the first event, and soon, is a plain HTTP answer. `alive` breaks silences.
     """
 
     media_type = "text/event-stream; charset=utf-8"
@@ -48,11 +48,13 @@ class EventStream(Response):
         events: AsyncGenerator[bytes, None],
         failed: Callable[[Exception], bytes] | None = None,
         end: bytes = DONE,
+        alive: bytes = b": keep-alive\n\n",
     ) -> None:
         super().__init__()
         self._events = events
         self._failed = failed or (lambda error: b"data: %s\n\n" % encode(error_body(error)))
         self._end = end
+        self._alive = alive
         self._silent = True  # since the keep-alive looked last
         self.raw_headers = [
             (b"content-type", self.media_type.encode()),
@@ -100,7 +102,12 @@ class EventStream(Response):
             self._silent = True
             await asyncio.sleep(KEEP_ALIVE_S)
             if self._silent:
-                await send({"type": "http.response.body", "body": b": keep-alive\n\n", "more_body": True})
+                await send({"type": "http.response.body", "body": self._alive, "more_body": True})
+
+
+def named(type_: str, /, **fields: Any) -> bytes:
+    """An event that bears its type twice, as the Responses and Messages interfaces want it."""
+    return b"event: %s\ndata: %s\n\n" % (type_.encode(), encode({"type": type_, **fields}))
 
 
 class Chunks:

@@ -1,0 +1,1 @@
+"""Anthropic's interface, over the same conversations as OpenAI's."""

@@ -1,0 +1,342 @@
+"""What /v1/responses takes and gives: items, and how a list of them becomes a conversation."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from quire.errors import RequestError
+from quire.sampling_params import StructuredOutputsParams
+from quire.server.openai.conversation import ChatTask
+from quire.server.openai.protocol import (
+    REFUSED,
+    Asked,
+    CompletionDetails,
+    PromptDetails,
+    StreamOptions,
+    given_of,
+    refuse,
+)
+
+_STATELESS = "nothing is kept between requests: send the whole conversation as input"
+_CHAT = "use /v1/chat/completions"
+# As protocol.REFUSED, of this interface.
+REFUSED_HERE = {
+    "background": "leave it out and wait, or stream",
+    "context_management": None,
+    "conversation": _STATELESS,
+    "max_tool_calls": "use parallel_tool_calls",
+    "moderation": None,
+    "n": _CHAT,
+    "previous_response_id": _STATELESS,
+    "prompt": _STATELESS,
+    "prompt_logprobs": _CHAT,
+    "top_logprobs": _CHAT,
+    "truncation": "shorten the input",
+}
+ENCRYPTED = "reasoning.encrypted_content"  # of what can be included, what does no harm where it lacks
+Name = Annotated[str, Meta(max_length=256)]
+
+
+class Part(Struct, kw_only=True):
+    """A part of a message: input_text, output_text or refusal."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class Item(Struct, kw_only=True):
+    """A message, a function_call that the model made, its function_call_output; or reasoning, not read."""
+
+    type: str = "message"
+    role: str | None = None
+    content: str | list[Part] | None = None
+    call_id: Name | None = None
+    name: Name | None = None
+    arguments: str | None = None
+    output: str | list[Part] | None = None
+
+
+class FunctionTool(Struct, kw_only=True, omit_defaults=True):
+    """A function that the model may call."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Format(Struct, kw_only=True, omit_defaults=True):
+    """What the text must be: `type` is text, json_object or json_schema."""
+
+    type: str
+    name: Name | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextOptions(Struct, kw_only=True):
+    """How the text is to be."""
+
+    format: Format | None = None
+    verbosity: Name | None = None
+
+
+class ReasoningOptions(Struct, kw_only=True):
+    """How much is thought; a template that knows the variable reasoning_effort is told."""
+
+    effort: Name | None = None
+    summary: Name | None = None
+
+
+Metadata = Annotated[dict[Name, Annotated[str, Meta(max_length=1024)]], Meta(max_length=16)]
+
+
+class ResponseRequest(Asked, kw_only=True):
+    """The body of /v1/responses."""
+
+    input: str | list[Item]
+    instructions: str | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    max_output_tokens: int | None = None
+    metadata: Metadata | None = None
+    include: list[str] | None = None
+    store: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: Annotated[str, Meta(max_length=1024)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    background: bool | None = None
+    context_management: Any = None
+    conversation: Any = None
+    max_tool_calls: int | None = None
+    moderation: Any = None
+    previous_response_id: str | None = None
+    prompt: Any = None
+    top_logprobs: int | None = None
+    truncation: str | None = None
+
+
+class OutputText(Struct, tag="output_text"):
+    """Text of a message."""
+
+    text: str
+    annotations: list[Any] = []
+    logprobs: list[Any] = []
+
+
+class ReasoningText(Struct, tag="reasoning_text"):
+    """What the model thought."""
+
+    text: str
+
+
+class OutputMessage(Struct, tag="message"):
+    """What the model says."""
+
+    id: str
+    status: str
+    content: list[OutputText]
+    role: str = "assistant"
+
+
+class ReasoningItem(Struct, tag="reasoning"):
+    """What it thought first."""
+
+    id: str
+    status: str
+    content: list[ReasoningText]
+    summary: list[Any] = []
+
+
+class FunctionCall(Struct, tag="function_call"):
+    """A call that it makes; `arguments` is JSON text."""
+
+    id: str
+    status: str
+    call_id: str
+    name: str
+    arguments: str
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCall
+
+
+class ResponseUsage(Struct):
+    """Tokens read and written."""
+
+    input_tokens: int
+    input_tokens_details: PromptDetails
+    output_tokens: int
+    output_tokens_details: CompletionDetails
+    total_tokens: int
+
+
+class ResponseObject(Struct, kw_only=True):
+    """The response of /v1/responses, with what was asked."""
+
+    id: str
+    created_at: int
+    model: str
+    system_fingerprint: str
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    reasoning: ReasoningOptions
+    temperature: float
+    text: TextOptions
+    tool_choice: str | dict[str, Any]
+    tools: list[FunctionTool]
+    top_p: float
+    user: str | None
+    object: str = "response"
+    status: str = "in_progress"
+    completed_at: int | None = None
+    output: list[OutputItem] = []
+    usage: ResponseUsage | None = None
+    incomplete_details: dict[str, str] | None = None
+    error: dict[str, str] | None = None
+    background: bool = False
+    max_tool_calls: int | None = None
+    previous_response_id: str | None = None
+    store: bool = False
+    top_logprobs: int = 0
+    truncation: str = "disabled"
+    timings: dict[str, float] | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET
+
+
+def task_of(asked: ResponseRequest) -> ChatTask:
+    """The request in neutral terms. Raises RequestError for what is not supported."""
+    refuse(asked, REFUSED)
+    refuse(asked, REFUSED_HERE)
+    if refused := [name for name in asked.include or () if name != ENCRYPTED]:
+        raise RequestError(f"include of {refused[0][:64]!r} is not supported", None, "include")
+    sampling = given_of(asked)
+    if asked.max_output_tokens is not None:
+        sampling["max_tokens"] = asked.max_output_tokens
+    if asked.text is not None and (structured := _structured(asked.text.format)) is not None:
+        sampling["structured_outputs"] = structured
+    kwargs = dict(asked.chat_template_kwargs or {})
+    if asked.reasoning is not None and asked.reasoning.effort is not None:
+        kwargs.setdefault("reasoning_effort", asked.reasoning.effort)
+    return ChatTask(
+        messages=_messages(asked),
+        sampling=sampling,
+        tools=[_tool(tool, f"tools[{index}]") for index, tool in enumerate(asked.tools or ())] or None,
+        tool_choice=_tool_choice(asked.tool_choice),
+        parallel_tool_calls=asked.parallel_tool_calls is not False,
+        chat_template_kwargs=kwargs,
+        priority=asked.priority or 0,
+        cache_salt=asked.cache_salt or "",
+    )
+
+
+def without_effect(asked: ResponseRequest, effort_is_read: bool) -> list[str]:
+    """Warnings of fields that are taken and do nothing."""
+    reasoning, text = asked.reasoning or ReasoningOptions(), asked.text or TextOptions()
+    given = {
+        "store": asked.store,
+        f"include of {ENCRYPTED}": asked.include,
+        "reasoning.effort": reasoning.effort if not effort_is_read else None,
+        "reasoning.summary": reasoning.summary,
+        "text.verbosity": text.verbosity,
+    }
+    return [f"{name} has no effect" for name, value in given.items() if value]
+
+
+def _structured(form: Format | None) -> StructuredOutputsParams | None:
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return StructuredOutputsParams(json_object=True)
+    if form.type != "json_schema":
+        problem = f"text.format of type {form.type[:64]!r} is not supported"
+        raise RequestError(problem, "known are text, json_object and json_schema", "text.format")
+    if form.schema is None:
+        raise RequestError("text.format lacks its schema", None, "text.format")
+    return StructuredOutputsParams(json=form.schema)
+
+
+def _tool(tool: FunctionTool, where: str) -> dict[str, Any]:
+    if tool.type != "function":
+        problem = f"{where}: a tool of type {tool.type[:64]!r} is not supported"
+        raise RequestError(problem, "this server runs no tools: give functions, and run them yourself", where)
+    fields = ("name", "description", "parameters", "strict")
+    given = {name: value for name in fields if (value := getattr(tool, name)) is not None}
+    return {"type": "function", "function": given}
+
+
+def _tool_choice(choice: str | dict[str, Any] | None) -> Any:
+    if not isinstance(choice, dict):
+        return choice
+    if choice.get("type") != "function":
+        hint = 'one of "none", "auto", "required", {"type": "function", "name": ...}'
+        raise RequestError("tool_choice of this type is not supported", hint, "tool_choice")
+    return {"name": choice.get("name")}
+
+
+def _messages(asked: ResponseRequest) -> list[dict[str, Any]]:
+    """In the form that templates read: calls in one message, and what system and developer say at once."""
+    messages: list[dict[str, Any]] = []
+    if asked.instructions:
+        messages.append({"role": "system", "content": asked.instructions})
+    items = [Item(role="user", content=asked.input)] if isinstance(asked.input, str) else asked.input
+    for index, item in enumerate(items):
+        message = _message(item, f"input[{index}]")
+        last: dict[str, Any] = messages[-1] if messages else {"role": None}
+        if message is None:
+            continue
+        if "tool_calls" in message and last["role"] == "assistant":
+            last.setdefault("tool_calls", []).extend(message["tool_calls"])
+        elif message["role"] == last["role"] == "system":
+            last["content"] += "\n\n" + message["content"]
+        else:
+            messages.append(message)
+    return messages
+
+
+def _message(item: Item, where: str) -> dict[str, Any] | None:
+    if item.type == "reasoning":
+        return None
+    if item.type == "message":
+        role = "system" if item.role == "developer" else item.role
+        if role not in ("system", "user", "assistant"):
+            hint = "one of user, assistant, system, developer"
+            raise RequestError(f"{where} has no role that is known", hint, where)
+        return {"role": role, "content": _text(item.content, where)}
+    if item.type == "function_call":
+        if item.name is None or item.call_id is None:
+            raise RequestError(f"{where} lacks its name or its call_id", None, where)
+        function = {"name": item.name, "arguments": item.arguments or "{}"}
+        call = {"id": item.call_id, "type": "function", "function": function}
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+    if item.type == "function_call_output":
+        if item.call_id is None:
+            raise RequestError(f"{where} lacks its call_id", None, where)
+        return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output, where)}
+    problem = f"{where}: an item of type {item.type[:64]!r} is not supported"
+    raise RequestError(problem, "give messages, function calls and their outputs", where)
+
+
+def _text(content: str | list[Part] | None, where: str) -> str:
+    if content is None:
+        raise RequestError(f"{where} has no content", None, where)
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in content:
+        text = part.refusal if part.type == "refusal" else part.text
+        if part.type not in ("input_text", "output_text", "refusal") or text is None:
+            problem = f"{where}: a part of type {part.type[:64]!r} is not supported, or has no text"
+            raise RequestError(problem, "give input_text", where)
+        texts.append(text)
+    return "\n".join(texts)

@@ -1,0 +1,206 @@
+"""/v1/responses, without state: the whole conversation comes in, nothing is kept of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Iterator
+from secrets import token_hex
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from quire.server.body import read
+from quire.server.errors import answer
+from quire.server.openai import items, protocol
+from quire.server.openai.blocks import (
+    CALL,
+    REASONING,
+    TEXT,
+    Block,
+    Blocks,
+    Closed,
+    Grown,
+    Opened,
+    Step,
+    told_as,
+)
+from quire.server.openai.conversation import ChatRun, start_chat
+from quire.server.openai.items import OutputItem, ResponseObject, ResponseRequest
+from quire.server.openai.stream import EventStream, encode, named, pieces
+from quire.server.openapi import describes
+from quire.server.serving import Serving
+
+# What the text of a block is called in events, and the prefix of its item's id.
+_STREAMED = {TEXT: "output_text", REASONING: "reasoning_text", CALL: "function_call_arguments"}
+_PREFIXES = {TEXT: "msg", REASONING: "rs", CALL: "fc"}
+_NAMES = {
+    r"^messages(\[\d+\][\w.]*)?|^prompt$": "input",
+    r"\.function\.": ".",
+    r"^max_tokens\b": "max_output_tokens",
+}
+
+
+@describes("A response to a conversation", ResponseRequest, ResponseObject)
+async def create(request: Request) -> Response:
+    """A response, or the stream of one."""
+    serving: Serving = request.app.state.serving
+    asked, unknown = await read(request, ResponseRequest)
+    model = serving.check_model(asked.model)
+    response_id = f"resp_{token_hex(12)}"
+    structure = "tools" if asked.text is None or asked.text.format is None else "text.format"
+    with told_as({**_NAMES, "^structured_outputs": structure}):
+        run = await start_chat(serving, items.task_of(asked), request_id=response_id)
+    response = _begun(asked, serving, run, response_id, model)
+    sources = serving.frontend.chat_template.templates.values()
+    told = items.without_effect(asked, any("reasoning_effort" in source for source in sources))
+    if warnings := protocol.warnings_of(unknown) + told:
+        response.warnings = warnings
+    if asked.stream:
+        stream = ResponseStream(response, run)
+        return EventStream(stream.events(), stream.failed, b"")
+    blocks = Blocks()
+    async for _, event in run:
+        blocks.take(event)
+    finish(response, run, blocks)
+    return Response(encode(response), media_type="application/json")
+
+
+def _begun(
+    asked: ResponseRequest, serving: Serving, run: ChatRun, response_id: str, model: str
+) -> ResponseObject:
+    params = run.generation.readers[0].request.params
+    text = asked.text or items.TextOptions()
+    return ResponseObject(
+        id=response_id,
+        created_at=int(time.time()),
+        model=model,
+        system_fingerprint=serving.fingerprint,
+        instructions=asked.instructions,
+        max_output_tokens=asked.max_output_tokens,
+        metadata=asked.metadata or {},
+        parallel_tool_calls=asked.parallel_tool_calls is not False,
+        reasoning=asked.reasoning or items.ReasoningOptions(),
+        temperature=params.temperature,
+        text=items.TextOptions(format=text.format or items.Format(type="text"), verbosity=text.verbosity),
+        tool_choice="auto" if asked.tool_choice is None else asked.tool_choice,
+        tools=asked.tools or [],
+        top_p=params.top_p,
+        user=asked.user,
+    )
+
+
+def finish(response: ResponseObject, run: ChatRun, blocks: Blocks) -> None:
+    """Write down how it ended and what came of it."""
+    usage = run.usage()
+    if blocks.finish.reason == "length":
+        response.status, response.incomplete_details = "incomplete", {"reason": "max_output_tokens"}
+    else:
+        response.status, response.completed_at = "completed", int(time.time())
+    response.output = _output(response, blocks)
+    response.usage = items.ResponseUsage(
+        usage.prompt_tokens,
+        protocol.PromptDetails(usage.cached_tokens),
+        usage.completion_tokens,
+        protocol.CompletionDetails(usage.reasoning_tokens),
+        usage.prompt_tokens + usage.completion_tokens,
+    )
+    response.timings = run.generation.timings()
+
+
+class ResponseStream:
+    """The events of a response: it begins, item by item with its parts and their deltas, it ends.
+
+    The first ones are sent when there is a first token.
+    """
+
+    def __init__(self, response: ResponseObject, run: ChatRun) -> None:
+        self._response = response
+        self._run = run
+        self._blocks = Blocks()
+        self._number = 0
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The events; those that are ready together come in one piece."""
+        async for batch in self._run.batches():
+            parts = [self._opening()]
+            for _, event in batch:
+                parts += [part for step in self._blocks.take(event) for part in self._told(step)]
+            yield b"".join(parts)
+        finish(self._response, self._run, self._blocks)
+        yield self._whole(self._response.status)
+
+    def failed(self, error: Exception) -> bytes:
+        """What ends a response which failed while it ran."""
+        opening = self._opening()
+        self._response.status = "failed"
+        self._response.error = {"code": "server_error", "message": answer(error).message}
+        self._response.output = _output(self._response, self._blocks)
+        return opening + self._whole("failed")
+
+    def _opening(self) -> bytes:
+        """The events before all others, once."""
+        return b"" if self._number else self._whole("created") + self._whole("in_progress")
+
+    def _whole(self, kind: str) -> bytes:
+        return self._event(kind, response=self._response)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        number, self._number = self._number, self._number + 1
+        return named(f"response.{kind}", sequence_number=number, **fields)
+
+    def _told(self, step: Step) -> Iterator[bytes]:
+        """The events of one step."""
+        block = step.block
+        item_id, streamed = _item_id(self._response, block), _STREAMED[block.kind]
+        place: dict[str, Any] = {"item_id": item_id, "output_index": block.index}
+        if block.kind != CALL:
+            place["content_index"] = 0
+        extra: dict[str, Any] = {"logprobs": []} if block.kind == TEXT else {}
+        match step:
+            case Opened():
+                item = _item(item_id, block, "in_progress", whole=False)
+                yield self._event("output_item.added", output_index=block.index, item=item)
+                if block.kind != CALL:
+                    yield self._event("content_part.added", **place, part=_part(block, ""))
+            case Grown(_, text):
+                for piece in pieces(text):
+                    yield self._event(f"{streamed}.delta", **place, delta=piece, **extra)
+            case Closed():
+                if block.kind == CALL:
+                    yield self._event(f"{streamed}.done", **place, name=block.name, arguments=block.text)
+                else:
+                    yield self._event(f"{streamed}.done", **place, text=block.text, **extra)
+                    yield self._event("content_part.done", **place, part=_part(block, block.text))
+                item = _item(item_id, block, _status(block))
+                yield self._event("output_item.done", output_index=block.index, item=item)
+
+
+def _item_id(response: ResponseObject, block: Block) -> str:
+    return f"{_PREFIXES[block.kind]}_{response.id.removeprefix('resp_')}{block.index:02x}"
+
+
+def _output(response: ResponseObject, blocks: Blocks) -> list[OutputItem]:
+    return [_item(_item_id(response, block), block, _status(block)) for block in blocks.all]
+
+
+def _status(block: Block) -> str:
+    return "incomplete" if block.cut else "completed"
+
+
+def _item(item_id: str, block: Block, status: str, whole: bool = True) -> OutputItem:
+    """The item of a block, or what is there of it when it begins."""
+    text = block.text if whole else ""
+    if block.kind == CALL:
+        return items.FunctionCall(item_id, status, block.call_id, block.name, text)
+    if block.kind == REASONING:
+        return items.ReasoningItem(item_id, status, [items.ReasoningText(text)] if whole else [])
+    return items.OutputMessage(item_id, status, [items.OutputText(text)] if whole else [])
+
+
+def _part(block: Block, text: str) -> items.OutputText | items.ReasoningText:
+    return items.ReasoningText(text) if block.kind == REASONING else items.OutputText(text)
+
+
+ROUTES = [Route("/v1/responses", create, methods=["POST"])]
