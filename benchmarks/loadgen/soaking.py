@@ -21,7 +21,7 @@ SAMPLE_S = 2.0
 END_OF_STREAMS_S = 1.0  # after the engine's death
 RECOVERY_S = 60.0
 SETTLE_S = 1.0  # from the last answer to blocks that are free and connections that are closed
-ENGINE_DEAD = ("engine_dead", "api_error")  # how a stream says it, in OpenAI's words and in Anthropic's
+ENGINE_DEAD = ("engine_dead", "server_error", "api_error")  # how streams say it, each in its API's words
 MOST_PROBLEMS = 8  # of each kind that are told in full
 STORY = "Tell me a story about a fox and a lantern."
 
@@ -203,8 +203,8 @@ class Soak:
                 answer.num_done += 1
             else:
                 event = json.loads(data)
-                if event.get("error"):
-                    answer.error = str(event["error"].get("code") or event["error"].get("type"))
+                if error := event.get("error") or (event.get("response") or {}).get("error"):
+                    answer.error = str(error.get("code") or error.get("type"))
                 else:
                     answer.events.append(event)
             return at is not None and one.num_events >= at
