@@ -6,13 +6,14 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from loadgen.openai import CHAT, COMPLETIONS
+from loadgen.refusals import WRONG
 from loadgen.workload import WORDS
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 FINISH_REASONS = ("stop", "length", "tool_calls")
 # Of all requests: how many are hung up on, refused, constrained by a grammar, or call tools.
@@ -338,41 +339,6 @@ class Mixture:
             good = {"messages": [{"role": "user", "content": "hi"}]} if path == CHAT else {"prompt": "hi"}
             data = json.dumps({"model": self._model, **good, **wrong}).encode()
         return Case("invalid", path, data, lambda _: "it was accepted", (status,))
-
-
-# What must be refused: where, by which fields (or bytes), and with which status.
-WRONG: Sequence[tuple[str, dict[str, Any] | bytes, int]] = (
-    (COMPLETIONS, {"temperature": 3}, 400),
-    (COMPLETIONS, {"temperature": "hot"}, 400),
-    (COMPLETIONS, {"n": 0}, 400),
-    (COMPLETIONS, {"n": 10**6}, 400),
-    (COMPLETIONS, {"max_tokens": -1}, 400),
-    (COMPLETIONS, {"min_tokens": 9, "max_tokens": 8}, 400),
-    (COMPLETIONS, {"prompt": [1, 2, 1 << 30]}, 400),
-    (COMPLETIONS, {"prompt": [1, "x"]}, 400),
-    (COMPLETIONS, {"prompt": [1] * 70_000}, 400),
-    (COMPLETIONS, {"logit_bias": {"x": 1}}, 400),
-    (COMPLETIONS, {"allowed_token_ids": []}, 400),
-    (COMPLETIONS, {"suffix": "x"}, 400),
-    (COMPLETIONS, {"guided_regex": "x"}, 400),
-    (COMPLETIONS, {"stream_options": {"include_usage": True}}, 400),
-    (COMPLETIONS, {"structured_outputs": {"regex": "(((("}}, 400),
-    (COMPLETIONS, {"structured_outputs": {"regex": "a", "choice": ["a"]}}, 400),
-    (COMPLETIONS, {"structured_outputs": {"json": {"type": "no such type"}}}, 400),
-    (COMPLETIONS, {"cache_salt": "a/b"}, 400),
-    (CHAT, {"top_logprobs": 99, "logprobs": True}, 400),
-    (CHAT, {"messages": []}, 400),
-    (CHAT, {"messages": "hi"}, 400),
-    (CHAT, {"tools": [{"type": "function"}]}, 400),
-    (CHAT, {"tool_choice": "required"}, 400),
-    (CHAT, {"chat_template": "{{ 1 }}"}, 400),
-    (CHAT, {"model": "no-such-model"}, 404),
-    (CHAT, b'{"messages": [', 400),
-    (CHAT, b'{"messages": [], "temperature": NaN}', 400),
-    (CHAT, b"[]", 400),
-    (CHAT, b"[" * 100_000, 400),
-    (CHAT, b'{"messages": [{"role": "user", "content": "\xff"}]}', 400),
-)
 
 
 def _streamed(body: bytes, stream: bool = True) -> bytes:

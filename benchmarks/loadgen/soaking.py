@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from loadgen.client import BadReply, Client, Lost
-from loadgen.mixture import CHAT, COMPLETIONS, MESSAGES, RESPONSES, SCHEMA, Answer, Case, Mixture
-from loadgen.openai import find_model
+from loadgen.mixture import MESSAGES, RESPONSES, SCHEMA, Answer, Case, Mixture
+from loadgen.openai import CHAT, COMPLETIONS, find_model
 from loadgen.processes import ServerProcess, Usage
 
 SAMPLE_S = 2.0
