@@ -12,34 +12,12 @@ import httpx
 import msgspec
 import pytest
 from openai_client import CHAT, COMPLETIONS, MESSAGES, chat
+from outside_values import VALUES, replaced
 from server import Server
 
 from quire.server.openai.protocol import REFUSED, ChatRequest, CompletionRequest
 
-MANY = 1_000_000
 LIMIT_S = 1.0  # a machine that does nothing else takes a tenth of it
-NESTED = "[" * 10_000 + "]" * 10_000
-VALUES = {
-    "NaN": "NaN",
-    "Infinity": "Infinity",
-    "minus zero": "-0.0",
-    "1e309": "1e309",
-    "2^63": str(1 << 63),
-    "2^64": str(1 << 64),
-    "10^400": "1" + "0" * 400,
-    "-1": "-1",
-    "0": "0",
-    "true": "true",
-    "empty text": '""',
-    "empty list": "[]",
-    "empty object": "{}",
-    "nested": NESTED,
-    "long list": json.dumps([1] * MANY),
-    "long text": json.dumps("x" * MANY),
-    "list of long texts": json.dumps(["x" * 1000] * 2000),
-    "half a surrogate": '"\\ud800"',
-    "NUL": '"a\\u0000/@\\\\"',
-}
 FIELDS = {
     CHAT: [f.encode_name for f in msgspec.structs.fields(ChatRequest)],
     COMPLETIONS: [f.encode_name for f in msgspec.structs.fields(CompletionRequest)],
@@ -87,19 +65,13 @@ def canary(server: Server) -> Iterator[Canary]:
     assert set(answers) == {expected["choices"][0]["message"]["content"]}
 
 
-def _raw(path: str, field: str, value: str) -> bytes:
-    """The body with one field replaced, as text: JSON writers refuse half of the values."""
-    base = {name: v for name, v in BASE[path].items() if name != field}
-    return (json.dumps(base)[:-1] + f', "{field}": {value}}}').encode()
-
-
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("value", VALUES)
 def test_every_field_with_values_from_outside(
     client: httpx.Client, canary: Canary, path: str, value: str
 ) -> None:
     for field in FIELDS[path]:
-        body = _raw(path, field, VALUES[value])
+        body = replaced(BASE[path], field, VALUES[value])
         begin = time.perf_counter()
         reply = client.post(path, content=body, headers={"Content-Type": "application/json"})
         elapsed_s = time.perf_counter() - begin

@@ -49,9 +49,9 @@ async def create(request: Request) -> Response:
     serving: Serving = request.app.state.serving
     asked, unknown = await read(request, MessagesRequest)
     model = serving.check_model(asked.model)
-    message_id = f"msg_{token_hex(12)}"
+    task, message_id = protocol.task_of(asked), f"msg_{token_hex(12)}"
     with _told_as(asked):
-        run = await start_chat(serving, protocol.task_of(asked), request_id=message_id)
+        run = await start_chat(serving, task, request_id=message_id)
     message = Message(id=message_id, model=model, usage=_usage(run))
     if warnings := warnings_of(unknown) + protocol.without_effect(asked):
         message.warnings = warnings
@@ -72,8 +72,9 @@ async def count_tokens(request: Request) -> Response:
     serving: Serving = request.app.state.serving
     asked, _ = await read(request, CountRequest)
     serving.check_model(asked.model)
+    task = protocol.task_of(asked)
     with _told_as(asked):
-        prompt = await serving.in_thread(encoded, serving.frontend, protocol.task_of(asked))
+        prompt = await serving.in_thread(encoded, serving.frontend, task)
     return Response(encode(protocol.TokenCount(len(prompt.token_ids))), media_type="application/json")
 
 

@@ -48,10 +48,10 @@ async def create(request: Request) -> Response:
     serving: Serving = request.app.state.serving
     asked, unknown = await read(request, ResponseRequest)
     model = serving.check_model(asked.model)
-    response_id = f"resp_{token_hex(12)}"
+    task, response_id = items.task_of(asked), f"resp_{token_hex(12)}"
     structure = "tools" if asked.text is None or asked.text.format is None else "text.format"
     with told_as({**_NAMES, "^structured_outputs": structure}):
-        run = await start_chat(serving, items.task_of(asked), request_id=response_id)
+        run = await start_chat(serving, task, request_id=response_id)
     response = _begun(asked, serving, run, response_id, model)
     sources = serving.frontend.chat_template.templates.values()
     told = items.without_effect(asked, any("reasoning_effort" in source for source in sources))

@@ -1,0 +1,73 @@
+"""Streams whose events bear names, and a run that says what a test wants it to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+
+from quire.server.openai.conversation import ChatEvent, Usage
+from quire.server.openai.stream import EventStream
+
+Object = dict[str, Any]
+
+
+def parse(text: str) -> list[Object]:
+    """The events of a stream, each named as its type."""
+    found = []
+    *events, rest = text.split("\n\n")
+    assert rest == ""
+    for event in events:
+        name, data = event.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+def events(client: httpx.Client, path: str, **body: Any) -> list[Object]:
+    """What a server streams; AssertionError when it is an error."""
+    with client.stream("POST", path, json={**body, "stream": True}) as reply:
+        assert reply.status_code == 200, reply.read()
+        assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
+        return parse(reply.read().decode())
+
+
+class ScriptedRun:
+    """Stands for a ChatRun of one choice: batches of events, then an error if there is one."""
+
+    def __init__(self, *batches: list[ChatEvent], error: Exception | None = None) -> None:
+        self.generation = SimpleNamespace(timings=dict)
+        self._batches, self._error = batches, error
+
+    async def batches(self) -> AsyncIterator[list[tuple[int, ChatEvent]]]:
+        for batch in self._batches:
+            yield [(0, event) for event in batch]
+        if self._error is not None:
+            raise self._error
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, ChatEvent]]:
+        async for batch in self.batches():
+            for item in batch:
+                yield item
+
+    def usage(self) -> Usage:
+        return Usage(10, 4, 20, 5)
+
+
+def sent(stream: AsyncGenerator[bytes, None], failed: Callable[[Exception], bytes]) -> list[Object]:
+    """What is sent of these events to a client that reads them all."""
+    parts: list[bytes] = []
+
+    async def receive() -> Object:
+        raise AssertionError
+
+    async def send(message: Any) -> None:
+        parts.append(message.get("body", b""))
+
+    scope = {"type": "http", "path": "/v1/x"}
+    asyncio.run(EventStream(stream, failed, b"")(scope, receive, send))
+    return parse(b"".join(parts).decode())
