@@ -18,6 +18,8 @@ import httpx
 
 START_S = 60.0
 _URL = re.compile(r"(https?://[^\s/]+)/v1")
+# The one that quire is installed in: clients may have an environment of their own.
+PYTHON = os.environ.get("QUIRE_TEST_PYTHON") or sys.executable
 
 
 class Server:
@@ -28,7 +30,7 @@ class Server:
 
     def __init__(self, *flags: str, model: str = "demo", before: str = "", **environment: str) -> None:
         self._output = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115  closed by stop
-        command = [sys.executable, "-c", f"{before}\nfrom quire.cli.main import main; main()", "serve", model]
+        command = [PYTHON, "-c", f"{before}\nfrom quire.cli.main import main; main()", "serve", model]
         command += ["--port", "0", "--num-threads", "1", *flags]
         self.process = subprocess.Popen(
             command,
