@@ -58,7 +58,9 @@ class ScriptedRun:
         return Usage(10, 4, 20, 5)
 
 
-def sent(stream: AsyncGenerator[bytes, None], failed: Callable[[Exception], bytes]) -> list[Object]:
+def sent(
+    stream: AsyncGenerator[bytes, None], failed: Callable[[Exception], bytes], alive: bytes = b""
+) -> list[Object]:
     """What is sent of these events to a client that reads them all."""
     parts: list[bytes] = []
 
@@ -69,5 +71,5 @@ def sent(stream: AsyncGenerator[bytes, None], failed: Callable[[Exception], byte
         parts.append(message.get("body", b""))
 
     scope = {"type": "http", "path": "/v1/x"}
-    asyncio.run(EventStream(stream, failed, b"")(scope, receive, send))
+    asyncio.run(EventStream(stream, failed, b"", alive)(scope, receive, send))
     return parse(b"".join(parts).decode())

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from copy import deepcopy
+from functools import reduce
+from typing import Any
 
 MANY = 1_000_000
 NESTED = "[" * 10_000 + "]" * 10_000
@@ -33,3 +37,23 @@ def replaced(base: dict[str, object], field: str, value: str) -> bytes:
     """A body with one field replaced by a value that is JSON text."""
     kept = {name: v for name, v in base.items() if name != field}
     return f'{json.dumps(kept)[:-1]}{", " if kept else ""}"{field}": {value}}}'.encode()
+
+
+ODD: tuple[Any, ...] = (None, True, -1, 1e308, "", "\x00", [], [[]], {}, {"type": "x"}, [{"type": "text"}])
+
+
+def places(body: Any) -> Iterator[tuple[Any, ...]]:
+    """Where a body holds values, however deep: the keys that lead there."""
+    inner = body.items() if isinstance(body, dict) else enumerate(body) if isinstance(body, list) else ()
+    for key, value in inner:
+        yield (key,)
+        yield from ((key, *rest) for rest in places(value))
+
+
+def altered(body: Any) -> Iterator[Any]:
+    """The body with an odd value in one place, for every place and value."""
+    for *path, last in places(body):
+        for value in ODD:
+            copied = deepcopy(body)
+            reduce(lambda inner, key: inner[key], path, copied)[last] = value
+            yield copied

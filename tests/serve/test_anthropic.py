@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any, Literal
 
 import anthropic
@@ -11,12 +12,12 @@ import httpx
 import msgspec
 import pytest
 from named_events import Object, ScriptedRun, events, sent
-from outside_values import VALUES, replaced
+from outside_values import VALUES, altered, replaced
 from pydantic import BaseModel
 from server import Server, running
 
 from quire.errors import EngineDead, RequestError
-from quire.server.anthropic.messages import MessageStream, _failed
+from quire.server.anthropic.messages import _PING, MessageStream, _failed
 from quire.server.anthropic.protocol import (
     REFUSED_HERE,
     CountRequest,
@@ -27,6 +28,7 @@ from quire.server.anthropic.protocol import (
     task_of,
 )
 from quire.server.body import parse
+from quire.server.openai import stream as stream_module
 from quire.server.openai.conversation import ChatTask, Finish
 from quire.text.answer import CallArguments, CallStart, Content, Reasoning
 
@@ -165,6 +167,18 @@ def test_a_failure_within_a_stream_is_its_last_event() -> None:
     *_, last = streamed(*ANSWER, error=EngineDead("it died"))
     assert last == {"type": "error", "error": {"type": "api_error", "message": "it died"}}
     assert "secret" not in json.dumps(streamed(*ANSWER, error=KeyError("secret"))[-1])
+
+
+def test_silence_is_broken_by_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_module, "FIRST_S", 0.01)
+    monkeypatch.setattr(stream_module, "KEEP_ALIVE_S", 0.05)
+
+    async def slow() -> AsyncGenerator[bytes, None]:
+        await asyncio.sleep(0.12)
+        yield stream_module.named("message_stop")
+
+    found = [event["type"] for event in sent(slow(), _failed, _PING)]
+    assert found == ["ping", "ping", "message_stop"]
 
 
 # Requests, without a server
@@ -413,6 +427,27 @@ def test_every_field_with_values_from_outside(client: httpx.Client, path: str, v
         if reply.status_code == 400:
             assert (reply.json()["type"], reply.json()["error"].keys()) == ("error", {"type", "message"})
             assert len(reply.json()["error"]["message"]) < 1000
+
+
+def test_odd_values_in_every_place(client: httpx.Client) -> None:
+    said = [{"type": "text", "text": "Hi"}]
+    call = {"type": "tool_use", "id": "a", "name": "get_news", "input": {}}
+    turns = [
+        {"role": "user", "content": said},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "x"}, call]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": said}]},
+    ]
+    choice = {"type": "tool", "name": "get_news", "disable_parallel_tool_use": True}
+    form = {"format": {"type": "json_schema", "schema": {"type": "object"}}, "effort": "low"}
+    options = {"system": said, "thinking": {"type": "enabled", "budget_tokens": 9}, "output_config": form}
+    body = {"messages": turns, "max_tokens": 1, "tools": TOOLS[1:], "tool_choice": choice, **options}
+    assert client.post(PATH, json=body).status_code == 200
+    for changed in altered(body):
+        for path in (PATH, COUNT):
+            reply = client.post(path, json=changed)
+            assert reply.status_code in (200, 400), (path, changed, reply.text)
+            if reply.status_code == 400:
+                assert (reply.json()["type"], reply.json()["error"].keys()) == ("error", {"type", "message"})
 
 
 def test_the_document_describes_the_body(client: httpx.Client) -> None:

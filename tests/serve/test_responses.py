@@ -11,7 +11,7 @@ import msgspec
 import openai
 import pytest
 from named_events import Object, ScriptedRun, events, sent
-from outside_values import VALUES, replaced
+from outside_values import VALUES, altered, replaced
 from pydantic import BaseModel
 from server import Server
 
@@ -427,6 +427,24 @@ def test_every_field_with_values_from_outside(client: httpx.Client, value: str) 
         if reply.status_code == 400:
             assert reply.json()["error"].keys() == {"message", "type", "param", "code"}
             assert len(reply.json()["error"]["message"]) < 1000
+
+
+def test_odd_values_in_every_place(client: httpx.Client) -> None:
+    call = {"type": "function_call", "call_id": "a", "name": "get_news", "arguments": "{}"}
+    turns = [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+        call,
+        {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "x"}]},
+    ]
+    options = {"tool_choice": {"type": "function", "name": "get_news"}, "reasoning": {"effort": "low"}}
+    form = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}, "verbosity": "low"}
+    body = {"input": turns, "tools": TOOLS[1:], "text": form, "max_output_tokens": 1, **options}
+    assert client.post(PATH, json=body).status_code == 200
+    for changed in altered(body):
+        reply = client.post(PATH, json=changed)
+        assert reply.status_code in (200, 400), (changed, reply.text)
+        if reply.status_code == 400:
+            assert reply.json()["error"].keys() == {"message", "type", "param", "code"}
 
 
 def test_the_document_describes_the_body(client: httpx.Client) -> None:
