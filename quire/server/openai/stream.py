@@ -1,7 +1,7 @@
 """Server-sent events: how a stream is sent, and chunks in OpenAI's shape.
 
 What is the same in all chunks of a stream is encoded once; a token costs the encoding of its text and one
-join. No line reaches 64 KiB, whatever the request asks for: clients read with buffers of that size.
+join. No chunk reaches 64 KiB, whatever the request asks for: clients read with buffers of that size.
 """
 
 from __future__ import annotations
