@@ -40,6 +40,7 @@ _KINDS = {
 }
 # Anthropic's names for the types, where they differ
 _ANTHROPIC_TYPES = {413: "request_too_large", 500: "api_error", 501: "api_error"}
+_ANTHROPIC_CODES = ("thread_unsupported_request",)  # those that its client goes by
 
 _ROOTS = (
     "home",
@@ -153,7 +154,10 @@ def anthropic_body(error: BaseException) -> dict[str, Any]:
     type_ = _ANTHROPIC_TYPES.get(told.status, told.type)
     if type_ == "server_error":
         type_ = "api_error"
-    return {"type": "error", "error": {"type": type_, "message": told.message}}
+    words: dict[str, Any] = {"type": type_, "message": told.message}
+    if told.code in _ANTHROPIC_CODES:
+        words["details"] = {"error_code": told.code}
+    return {"type": "error", "error": words}
 
 
 def response_for(error: BaseException, path: str = "") -> Response:

@@ -39,10 +39,11 @@ class ErrorBody(msgspec.Struct):
 
 
 class AnthropicError(msgspec.Struct):
-    """What is wrong, in words, and for programs a type."""
+    """What is wrong, in words, and for programs a type; where a client goes by it, a code in `details`."""
 
     type: str
     message: str
+    details: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class AnthropicErrorBody(msgspec.Struct):

@@ -425,7 +425,8 @@ def test_every_field_with_values_from_outside(client: httpx.Client, path: str, v
         statuses = (200, 400, 404) if field.name == "model" else (200, 400)
         assert reply.status_code in statuses, (field.name, value, reply.text)
         if reply.status_code == 400:
-            assert (reply.json()["type"], reply.json()["error"].keys()) == ("error", {"type", "message"})
+            error = reply.json()["error"]
+            assert (reply.json()["type"], error.keys() - {"details"}) == ("error", {"type", "message"})
             assert len(reply.json()["error"]["message"]) < 1000
 
 
@@ -447,7 +448,8 @@ def test_odd_values_in_every_place(client: httpx.Client) -> None:
             reply = client.post(path, json=changed)
             assert reply.status_code in (200, 400), (path, changed, reply.text)
             if reply.status_code == 400:
-                assert (reply.json()["type"], reply.json()["error"].keys()) == ("error", {"type", "message"})
+                error = reply.json()["error"]
+                assert (reply.json()["type"], error.keys() - {"details"}) == ("error", {"type", "message"})
 
 
 def test_the_document_describes_the_body(client: httpx.Client) -> None:

@@ -102,6 +102,7 @@ class CountRequest(Asked, kw_only=True):
     container: Any = None
     context_management: Any = None
     mcp_servers: list[Any] | None = None
+    thread: Any = None
 
 
 class MessagesRequest(CountRequest, kw_only=True):
@@ -178,6 +179,9 @@ def task_of(asked: CountRequest) -> ChatTask:
     """The request in neutral terms. Raises RequestError for what is not supported."""
     refuse(asked, REFUSED)
     refuse(asked, REFUSED_HERE)
+    if asked.thread is not None:  # Anthropic's client then sends all messages each time, by itself
+        problem = "thread is not supported: nothing is kept between requests"
+        raise RequestError(problem, "send all messages each time", "thread", "thread_unsupported_request")
     sampling = given_of(asked)
     if isinstance(asked, MessagesRequest) and asked.stop_sequences:
         sampling["stop"] = asked.stop_sequences
