@@ -75,12 +75,12 @@ namespace {
 
 constexpr int64_t kCached = 384 << 10;  // bytes of panels that stay in a second level cache beside the rows
 // Tasks for each thread at least: the slowest is waited for. Few rows read memory forwards, in longer runs.
-constexpr int64_t kShares = 16, kSharesOfFewRows = 6;
+constexpr int64_t kShares = 16, kSharesOfFewRows = 6, kFewRows = 4 * kTile;
 
 int64_t panels_a_task(const Panels& weight, bool gated, int64_t rows, int threads) {
   const int64_t bytes = weight.panel_bytes() * (gated ? 2 : 1);
-  int64_t panels = ceil_div(weight.panels(), (rows > kTile ? kShares : kSharesOfFewRows) * threads);
-  if (rows > kTile) panels = std::min(panels, std::max<int64_t>(1, kCached / bytes));
+  int64_t panels = ceil_div(weight.panels(), (rows > kFewRows ? kShares : kSharesOfFewRows) * threads);
+  if (rows > kFewRows) panels = std::min(panels, std::max<int64_t>(1, kCached / bytes));
   return panels;
 }
 

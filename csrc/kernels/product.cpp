@@ -76,9 +76,9 @@ void pack_quantized(const float* x, int64_t stride, int64_t m_rows, int64_t inpu
 
 // One panel's part of a product for one tile of rows.
 template <int M>
-void panel_tile(const Product& p, int64_t panel, const uint8_t* x, int64_t first_row) {
+void panel_tile(const Product& p, int64_t panel, const uint8_t* x, const Ahead& ahead, int64_t first_row) {
   F out[M];
-  tile<M>(p.weight, panel, x, out);
+  tile<M>(p.weight, panel, x, ahead, out);
   const int64_t column = panel * kPanel, count = p.weight.outputs - column;
   if (p.bias) {
     const F bias = load_some(p.bias + column, count);
@@ -88,13 +88,13 @@ void panel_tile(const Product& p, int64_t panel, const uint8_t* x, int64_t first
     for (int m = 0; m < M; ++m) out[m] = activate(p.activation, out[m]);
   if (p.up) {
     F up[M];
-    tile<M>(*p.up, panel, x, up);
+    tile<M>(*p.up, panel, x, ahead, up);
     for (int m = 0; m < M; ++m) out[m] *= up[m];
   }
   for (int m = 0; m < M; ++m) store_some(p.out + (first_row + m) * p.stride + column, out[m], count);
 }
 
-using PanelTile = void (*)(const Product&, int64_t, const uint8_t*, int64_t);
+using PanelTile = void (*)(const Product&, int64_t, const uint8_t*, const Ahead&, int64_t);
 constexpr PanelTile kPanelTiles[kTile] = {panel_tile<1>, panel_tile<2>, panel_tile<3>, panel_tile<4>,
                                           panel_tile<5>, panel_tile<6>, panel_tile<7>, panel_tile<8>};
 
@@ -131,11 +131,23 @@ void pack_rows(const Rows& rows, const float* x, int64_t stride, int64_t tile) {
   }
 }
 
-// All rows times panels [first, last): the panels stay in the second level cache while the tiles pass.
+// All rows times panels [first, last). Few tiles pass over a panel that is in the nearest cache, while the
+// next one comes from memory. Many tiles, which are too large to be read again for every panel, pass over all
+// panels, which stay in the second level cache.
 void multiply(const Product& product, const Rows& rows, int64_t first, int64_t last) {
-  for (int64_t t = 0; t < rows.tiles(); ++t) {
-    const PanelTile run = kPanelTiles[rows.tile_rows(t) - 1];
-    for (int64_t panel = first; panel < last; ++panel) run(product, panel, rows.tile(t), t * kTile);
+  constexpr int64_t kFewTiles = 4;
+  const int64_t tiles = rows.tiles(), bytes = product.weight.panel_bytes();
+  const bool few = tiles <= kFewTiles;
+  const auto run = [&](int64_t panel, int64_t t) {
+    const Ahead ahead(bytes, few ? t : 0, few ? tiles : 1);
+    kPanelTiles[rows.tile_rows(t) - 1](product, panel, rows.tile(t), ahead, t * kTile);
+  };
+  if (few) {
+    for (int64_t panel = first; panel < last; ++panel)
+      for (int64_t t = 0; t < tiles; ++t) run(panel, t);
+  } else {
+    for (int64_t t = 0; t < tiles; ++t)
+      for (int64_t panel = first; panel < last; ++panel) run(panel, t);
   }
 }
 
