@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 from quire.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+NO_TOKEN_FOLLOWS = "no token may follow"  # so an error begins that the request's own parameters make
 
 
 @dataclass(frozen=True, slots=True)

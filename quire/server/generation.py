@@ -7,12 +7,12 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from quire.errors import EngineDead, QuireError
+from quire.errors import EngineDead, QuireError, RequestError
 from quire.frontend import RequestReader
 from quire.outputs import RequestOutput
 from quire.server.metrics import Metrics
 from quire.server.stream import Stream
-from quire.types import Output
+from quire.types import NO_TOKEN_FOLLOWS, Output
 
 MANY_LOGPROBS = 256  # positions of a prompt: more are put into words beside the event loop
 
@@ -42,7 +42,10 @@ class Part:
         return sum(len(choice.token_ids) for choice in self.reader.output.outputs)
 
     def take(self, outputs: list[Output], now: float, metrics: Metrics) -> None:
-        """Read what came from the engine. Raises GenerationFailed for a choice that failed."""
+        """Read what came from the engine.
+
+        Raises GenerationFailed for a choice that failed, RequestError where its parameters made it.
+        """
         self.num_deliveries += 1
         num_tokens = sum(len(output.token_ids) for output in outputs)
         if self.first_s is None:
@@ -58,9 +61,15 @@ class Part:
             if output.finish_reason is not None:
                 choice = self.reader.output.outputs[output.choice]
                 if choice.finish_reason == "error":
-                    raise GenerationFailed(choice.error or "the request failed")
+                    raise _failure(choice.error or "the request failed")
                 if choice.finish_reason == "abort":
                     raise EngineDead("the request was ended")
+
+
+def _failure(words: str) -> QuireError:
+    if words.startswith(NO_TOKEN_FOLLOWS):
+        return RequestError(words)
+    return GenerationFailed(words)
 
 
 class Generation:
@@ -94,7 +103,7 @@ class Generation:
     async def __aiter__(self) -> AsyncIterator[tuple[int, RequestOutput]]:
         """(index of the prompt, its output) whenever one has advanced, deltas taken.
 
-        Raises GenerationFailed when a choice fails, EngineDead when the engine does.
+        Raises GenerationFailed or RequestError when a choice fails, EngineDead when the engine does.
         """
         try:
             if len(self.parts) == 1:

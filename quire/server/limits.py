@@ -29,7 +29,7 @@ class Bodies:
     """Lets through bodies of JSON that are not compressed, up to MAX_BODY_BYTES.
 
     A page of another origin can send text or a form without being asked, and JSON only when CORS allows
-    it: so everything that changes something must be called with JSON.
+    it: so everything that changes something must be called with JSON. (Nothing does without a body.)
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -82,7 +82,8 @@ def _refused(scope: Scope) -> Refused | None:
     if not length.isdigit() or int(length) > MAX_BODY_BYTES:
         return _too_large()
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-    if scope["method"] in ("POST", "PUT", "PATCH", "DELETE") and kind != b"application/json":
+    empty = int(length) == 0 and b"transfer-encoding" not in headers
+    if scope["method"] in ("POST", "PUT", "PATCH", "DELETE") and kind != b"application/json" and not empty:
         return Refused(415, "the body must be JSON", "send Content-Type: application/json")
     return None
 

@@ -16,11 +16,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Described(NamedTuple):
-    """What an endpoint is for, and the types of its body and its reply (None: not JSON, or any)."""
+    """What an endpoint is for, the types of its body and its reply (None: not JSON, or any), and its form."""
 
     summary: str
     body: Any = None
     reply: Any = None
+    streams: bool = False  # if it is asked to
 
 
 class ErrorDetail(msgspec.Struct):
@@ -53,11 +54,11 @@ class AnthropicErrorBody(msgspec.Struct):
     error: AnthropicError
 
 
-def describes(summary: str, body: Any = None, reply: Any = None) -> Callable[[F], F]:
+def describes(summary: str, body: Any = None, reply: Any = None, streams: bool = False) -> Callable[[F], F]:
     """Decorator of endpoints: what the document says of them."""
 
     def mark(endpoint: F) -> F:
-        endpoint.described = Described(summary, body, reply)  # type: ignore[attr-defined]
+        endpoint.described = Described(summary, body, reply, streams)  # type: ignore[attr-defined]
         return endpoint
 
     return mark
@@ -66,7 +67,7 @@ def describes(summary: str, body: Any = None, reply: Any = None) -> Callable[[F]
 def document(routes: Iterable[BaseRoute], *, keys: bool) -> dict[str, Any]:
     """The document. `keys`: whether API keys are asked for."""
     described = [(route, _description(route)) for route in routes if isinstance(route, Route)]
-    types = {type_ for _, (_, body, reply) in described for type_ in (body, reply) if type_ is not None}
+    types = {type_ for _, words in described for type_ in (words.body, words.reply) if type_ is not None}
     ordered = [ErrorBody, AnthropicErrorBody, *sorted(types, key=str)]
     schemas, components = msgspec.json.schema_components(ordered, ref_template=REF)
     schema_of = dict(zip(map(str, ordered), schemas, strict=True))
@@ -98,6 +99,8 @@ def _operation(path: str, words: Described, schema_of: dict[str, Any]) -> dict[s
     good: dict[str, Any] = {"description": "done"}
     if words.reply is not None:
         good["content"] = content(words.reply)
+    if words.streams:
+        good["content"]["text/event-stream"] = {"schema": {"type": "string"}}
     failure = AnthropicErrorBody if path.startswith("/v1/messages") else ErrorBody
     error = {"description": "an error", "content": content(failure)}
     operation: dict[str, Any] = {"summary": words.summary, "responses": {"200": good, "default": error}}

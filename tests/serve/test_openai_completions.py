@@ -226,3 +226,11 @@ def test_many_prompts(client: httpx.Client, llm: LLM) -> None:
     params = SamplingParams(max_tokens=2, temperature=0)
     own = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
     assert [choice["text"] for choice in found["choices"]] == [o.outputs[0].text for o in own]
+
+
+def test_parameters_that_leave_no_token(client: httpx.Client) -> None:
+    """They show when they meet the model: the request's own doing, and no failure of the server."""
+    body = {"allowed_token_ids": [500], "logit_bias": {"500": -100}, "bad_words": [], "max_tokens": 4}
+    assert complete(client, **body)["usage"]["completion_tokens"] == 4
+    error = refused(client, COMPLETIONS, allowed_token_ids=[500], structured_outputs={"regex": "[0-9]+"})
+    assert error["message"].startswith("no token may follow")

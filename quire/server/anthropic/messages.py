@@ -43,7 +43,7 @@ def _told_as(asked: CountRequest) -> AbstractContextManager[None]:
     return told_as({**_NAMES, "^structured_outputs": structure})
 
 
-@describes("An answer to a conversation, for clients of Anthropic's", MessagesRequest, Message)
+@describes("An answer to a conversation, for clients of Anthropic's", MessagesRequest, Message, streams=True)
 async def create(request: Request) -> Response:
     """An answer, or the stream of one."""
     serving: Serving = request.app.state.serving

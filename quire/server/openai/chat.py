@@ -40,7 +40,7 @@ _ROLE = b'"delta":{"role":"assistant","content":""}'
 _EMPTY = b'"delta":{}'
 
 
-@describes("An answer to a conversation", ChatRequest, ChatCompletion)
+@describes("An answer to a conversation", ChatRequest, ChatCompletion, streams=True)
 async def chat(request: Request) -> Response:
     """An answer, or the stream of one."""
     serving: Serving = request.app.state.serving

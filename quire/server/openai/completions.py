@@ -47,7 +47,7 @@ DEFAULT_MAX_TOKENS = 16
 _NOTHING = (b'"text":""', NOTHING)
 
 
-@describes("Continuations of texts", CompletionRequest, Completion)
+@describes("Continuations of texts", CompletionRequest, Completion, streams=True)
 async def completions(request: Request) -> Response:
     """Continuations, or the stream of them."""
     serving: Serving = request.app.state.serving

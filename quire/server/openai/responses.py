@@ -42,7 +42,7 @@ _NAMES = {
 }
 
 
-@describes("A response to a conversation", ResponseRequest, ResponseObject)
+@describes("A response to a conversation", ResponseRequest, ResponseObject, streams=True)
 async def create(request: Request) -> Response:
     """A response, or the stream of one."""
     serving: Serving = request.app.state.serving
