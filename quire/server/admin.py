@@ -171,7 +171,9 @@ def _tokenize(frontend: Frontend, asked: TokenizeRequest) -> TokenizeReply:
         encoded = frontend.encode_chat(asked.messages, asked.tools, asked.add_generation_prompt, kwargs)
         ids = list(encoded.token_ids)
     else:
-        ids = tokenizer.encode(asked.prompt or "", asked.add_special_tokens is not False)
+        # Clients ask for the id of a control token by its name, as /tokenizer_info gives it, alone.
+        named = tokenizer.control_token_in(prompt := asked.prompt or "") == prompt != ""
+        ids = tokenizer.encode(prompt, asked.add_special_tokens is not False, parse_special=named)
     strings = [tokenizer.token_text(i) for i in ids] if asked.return_token_strs else None
     return TokenizeReply(len(ids), frontend.max_model_len, ids, strings)
 
