@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 TEST_ENV := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest
 
-.PHONY: help run test lint format oracle sanitize clean
+.PHONY: help run test lint format oracle clients sanitize clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -38,6 +38,11 @@ format: .venv/.test  ## write every file in the one format
 oracle: .venv/.oracle  ## compare with PyTorch and transformers (installs them)
 	$(PYTEST) -n auto tests/oracle $(ARGS)
 
+# They have an environment of their own: older lines than .venv has, and much that the server never needs.
+clients: .clients/.done .venv/.test  ## call the server with more clients (installs them)
+	QUIRE_TEST_PYTHON=$(CURDIR)/$(BIN)/python .clients/bin/python -m pytest --confcutdir=tests/clients \
+	  -p no:cacheprovider -W ignore tests/clients $(ARGS)
+
 # The sanitizer must be there before Python is, and the C++ library, whose exceptions it watches, with it; leaks are
 # Python's own, it never frees all.
 SANITIZE ?= address,undefined
@@ -52,7 +57,7 @@ sanitize: .venv/.test  ## native tests with sanitizers in the core (SANITIZE=thr
 	QUIRE_TEST_CORE=$$(echo build/sanitize-$(SANITIZE)/_core.*.so) $(PYTEST) -n auto -p no:cacheprovider tests/native $(ARGS)
 
 clean:  ## remove the environment, caches and builds
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .clients build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find quire tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Stamps: what is installed stays so until pyproject.toml or the native core changes.
@@ -71,6 +76,13 @@ NATIVE := CMakeLists.txt $(wildcard csrc/*.* csrc/*/*.*)
 .venv/.oracle: .venv/.test
 	@echo 'quire: installing PyTorch and transformers into .venv (once; about 1 GB) ...' >&2
 	@$(PIP) install --editable '.[test,oracle]'
+	@touch $@
+
+.clients/.done: tests/clients/requirements.txt | .venv/bin/python
+	@echo 'quire: installing clients of the server into .clients (once; about 400 MB) ...' >&2
+	@rm -rf .clients && $(BIN)/python -m venv .clients
+	@.clients/bin/python -m pip -qq --disable-pip-version-check --no-input install -r $<
+	@.clients/bin/python -m pip -qq --disable-pip-version-check --no-input install --no-deps 'lm_eval==0.4.13'
 	@touch $@
 
 .venv/bin/python:

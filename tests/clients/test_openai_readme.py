@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import re
 
 import pytest
 from readme import Example, examples, run
 from server import Server
 
+httpx = pytest.importorskip("httpx")
 openai = pytest.importorskip("openai")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # examples leave clients open
@@ -37,7 +39,9 @@ def test_an_example(
     monkeypatch.setenv("OPENAI_API_KEY", "any")
     monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
     waits = re.search(r"^(\w+ = |    \w+ = |)await", example.code, re.MULTILINE)
-    run(example, client=openai.AsyncOpenAI() if waits else openai.OpenAI())
+    client = openai.AsyncOpenAI() if waits else openai.OpenAI()
+    run(example, client=client, httpx=httpx)  # which an older README forgets to import
+    gc.collect()  # what says that a client was not closed says it here
     printed = capsys.readouterr().out.strip()
     assert printed or "print(" not in example.code or "except openai.APIStatusError as exc" in example.code
     if example.heading == "Handling errors":
