@@ -81,8 +81,9 @@ NATIVE := CMakeLists.txt $(wildcard csrc/*.* csrc/*/*.*)
 .clients/.done: tests/clients/requirements.txt | .venv/bin/python
 	@echo 'quire: installing clients of the server into .clients (once; about 400 MB) ...' >&2
 	@rm -rf .clients && $(BIN)/python -m venv .clients
-	@.clients/bin/python -m pip -qq --disable-pip-version-check --no-input install -r $<
-	@.clients/bin/python -m pip -qq --disable-pip-version-check --no-input install --no-deps 'lm_eval==0.4.13'
+	@.clients/bin/python -m pip -qq --disable-pip-version-check --no-input install --no-compile -r $<
+	@.clients/bin/python -m pip -qq --disable-pip-version-check --no-input install --no-compile --no-deps \
+	  'lm_eval==0.4.13'
 	@touch $@
 
 .venv/bin/python:

@@ -55,9 +55,7 @@ def test_a_conversation_as_tokens(client: httpx.Client) -> None:
 def test_control_tokens_in_a_text_are_text(client: httpx.Client) -> None:
     plain = client.post("/tokenize", json={"prompt": "It ends with <|im_end|>"}).json()
     assert plain["count"] > 6
-    alone = client.post(
-        "/tokenize", json={"prompt": "<|im_end|>"}
-    ).json()  # its name, of which clients ask the id
+    alone = client.post("/tokenize", json={"prompt": "<|im_end|>"}).json()  # so clients ask for its id
     assert alone["count"] == 1
 
 
