@@ -100,7 +100,7 @@ def _operation(path: str, words: Described, schema_of: dict[str, Any]) -> dict[s
     if words.reply is not None:
         good["content"] = content(words.reply)
     if words.streams:
-        good["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+        good["content"]["text/event-stream"] = {}
     failure = AnthropicErrorBody if path.startswith("/v1/messages") else ErrorBody
     error = {"description": "an error", "content": content(failure)}
     operation: dict[str, Any] = {"summary": words.summary, "responses": {"200": good, "default": error}}
