@@ -64,7 +64,7 @@ def words(rng: random.Random) -> str:
 
 def sampling(rng: random.Random) -> Body:
     """Parameters that go together, each of them in a part of the requests."""
-    body: Body = {"max_tokens": rng.choice([1, 8, 40, 120]), "seed": rng.getrandbits(40)}
+    body: Body = {"max_tokens": rng.choice([1, 40, 120, 120]), "seed": rng.getrandbits(40)}
     if rng.random() < 0.2:
         return body | {"temperature": 0}
     body |= {"temperature": rng.choice([0.3, 1.0, 1.5]), "n": rng.choice([1, 1, 1, 2, 3])}
@@ -83,7 +83,7 @@ def sampling(rng: random.Random) -> Body:
         {"ignore_eos": True},
         {"min_tokens": 1},
     ]
-    for option in rng.sample(options, rng.randrange(4)):
+    for option in rng.sample(options, rng.randrange(6)):
         body |= option
     return body
 
