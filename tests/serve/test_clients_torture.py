@@ -51,7 +51,7 @@ def test_a_stream_is_the_same_however_it_is_cut(server: Server, size: int) -> No
             other.sendall(bytes([byte]))
         found = read(other, size)
     assert found.status == 200
-    assert len(found.events) > 3
+    assert len(found.body) > 2000
     joined = ["".join(c["text"] for cs in deltas(r.events) for c in cs) for r in (expected, found)]
     assert joined[0] == joined[1] != ""
 
