@@ -314,7 +314,7 @@ class _ChoiceReader:
             self.output.text += self._stops.flush()
         self.output.finish_reason = output.finish_reason if stop is None else "stop"
         self.output.stop_reason = output.stop_reason if stop is None else stop
-        self.output.error = output.error
+        self.output.error = output.error and output.error.message
         self.output.metrics = output.metrics
 
     def _take_logprobs(self, position: PositionLogprobs) -> None:

@@ -13,7 +13,6 @@ from typing import Literal, NamedTuple
 from quire.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-NO_TOKEN_FOLLOWS = "no token may follow"  # so an error begins that the request's own parameters make
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +101,13 @@ class TokenLogprob(NamedTuple):
 PositionLogprobs = tuple[TokenLogprob, ...]
 
 
+class Failure(NamedTuple):
+    """Why a choice cannot go on. `by_request`: its own parameters are the cause, and would be again."""
+
+    message: str
+    by_request: bool = False
+
+
 class RowResult(NamedTuple):
     """What a row gave. `error` fails this request alone (for example logits that are not numbers).
 
@@ -111,7 +117,7 @@ class RowResult(NamedTuple):
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[PositionLogprobs, ...] = ()
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()
-    error: str | None = None
+    error: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +154,7 @@ class Output(NamedTuple):
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
-    error: str | None = None
+    error: Failure | None = None
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from quire.engine.blocks import chain_hash, root_hash
-from quire.types import Admission, FinishReason, NewRequest, Output, PositionLogprobs, RequestMetrics
+from quire.types import Admission, Failure, FinishReason, NewRequest, Output, PositionLogprobs, RequestMetrics
 
 
 @dataclass(slots=True, eq=False)
@@ -152,7 +152,7 @@ class Choice:
         now: float,
         finish_reason: FinishReason,
         stop_reason: int | None = None,
-        error: str | None = None,
+        error: Failure | None = None,
         token_ids: tuple[int, ...] = (),
         logprobs: tuple[PositionLogprobs, ...] = (),
     ) -> Output:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from quire.engine.blocks import BlockPool
 from quire.engine.policy import WaitingQueue, make_queue
 from quire.engine.request import Choice, OpenRequest
-from quire.types import Admission, NewRequest, Output, Row, RowResult, Step, StepResult
+from quire.types import Admission, Failure, NewRequest, Output, Row, RowResult, Step, StepResult
 
 
 @dataclass(slots=True)
@@ -279,13 +279,13 @@ class Scheduler:
         if request.lacks_prompt_logprobs and not request.collect_prompt_logprobs(
             row.start, end, got.prompt_logprobs
         ):
-            return self._fail(choice, "the device gave too few prompt logprobs", now)
+            return self._fail(choice, Failure("the device gave too few prompt logprobs"), now)
         if request.followers and end >= choice.num_prompt:
             self._release_followers(choice)
         if not row.sample:
             return None
         if not got.token_ids:
-            return self._fail(choice, "the device gave no token", now)
+            return self._fail(choice, Failure("the device gave no token"), now)
         return self._emit(choice, got, now)
 
     def _register(self, choice: Choice) -> None:
@@ -333,7 +333,7 @@ class Scheduler:
             self._head[follower] = None
         request.followers = {}
 
-    def _fail(self, choice: Choice, error: str, now: float) -> Output:
+    def _fail(self, choice: Choice, error: Failure, now: float) -> Output:
         """End a choice alone, with the error that its row met."""
         return self._finish(choice, choice.final_output(now, "error", error=error))
 

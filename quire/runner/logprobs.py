@@ -10,11 +10,15 @@ from numpy.typing import NDArray
 
 from quire.errors import QuireError
 from quire.runner.arithmetic import NUMPY, Arithmetic, Logits, ranking
-from quire.types import PositionLogprobs, TokenLogprob
+from quire.types import Failure, PositionLogprobs, TokenLogprob
 
 
 class LogitsError(QuireError):
     """Logits of one row from which no token can be chosen; it fails that request alone."""
+
+    def __init__(self, message: str, by_request: bool = False) -> None:
+        super().__init__(message)
+        self.failure = Failure(message, by_request)
 
 
 def greatest(logits: Logits, arithmetic: Arithmetic = NUMPY) -> tuple[int, float]:

@@ -14,7 +14,7 @@ from quire.runner.arithmetic import NUMPY, Arithmetic
 from quire.runner.logprobs import LogitsError, prompt_logprobs
 from quire.runner.masks import Grammars, GrammarState, Masks
 from quire.runner.sampler import SamplerState, sample
-from quire.types import Admission, PositionLogprobs, Row, RowResult, Step, StepResult
+from quire.types import Admission, Failure, PositionLogprobs, Row, RowResult, Step, StepResult
 
 
 @dataclass(slots=True)
@@ -125,7 +125,7 @@ def _finish(row: Row, slot: Slot, logits: np.ndarray, arithmetic: Arithmetic) ->
     try:
         scored = _score_prompt(row, slot, logits, arithmetic) if slot.scores_prompt(row) else ()
     except LogitsError as error:
-        return RowResult(error=error.message)
+        return RowResult(error=error.failure)
     if not row.sample:
         return RowResult(prompt_logprobs=scored)
     barred = None
@@ -133,7 +133,7 @@ def _finish(row: Row, slot: Slot, logits: np.ndarray, arithmetic: Arithmetic) ->
         barred = slot.grammar.barred
         if barred is None:
             problem = slot.grammar.error or "this engine has no grammars"
-            return RowResult(error=f"the grammar cannot go on: {problem}")
+            return RowResult(error=Failure(f"the grammar cannot go on: {problem}"))
     result = sample(logits[-1], slot.sampler, arithmetic, barred)
     slot.token_ids += result.token_ids
     slot.sampler.extend(result.token_ids)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from quire.runner.arithmetic import NUMPY, Arithmetic, Logits
 from quire.runner.logprobs import LogitsError, greatest, position_logprobs
 from quire.runner.philox import uniform
-from quire.types import NO_TOKEN_FOLLOWS, Admission, RowResult
+from quire.types import Admission, RowResult
 
 _MINUS_INF = np.float32(-np.inf)
 
@@ -122,7 +122,7 @@ def sample(
             return RowResult((token_id,))
         return RowResult((token_id,), (position_logprobs(logits, token_id, params.logprobs, arithmetic),))
     except LogitsError as error:
-        return RowResult(error=error.message)
+        return RowResult(error=error.failure)
 
 
 def _greatest_edited(edited: Logits, arithmetic: Arithmetic) -> tuple[int, float]:
@@ -132,9 +132,9 @@ def _greatest_edited(edited: Logits, arithmetic: Arithmetic) -> tuple[int, float
         # The raw logits were in order, so the request's own parameters did this.
         if np.isneginf(edited).all():
             names = "structured_outputs, allowed_token_ids, min_tokens and bad_words"
-            raise LogitsError(f"{NO_TOKEN_FOLLOWS}: {names} exclude every one") from None
-        problem = "repetition_penalty makes a logit too large for a number"
-        raise LogitsError(f"{NO_TOKEN_FOLLOWS}: {problem}") from None
+            raise LogitsError(f"no token may follow: {names} exclude every one", by_request=True) from None
+        problem = "no token may follow: repetition_penalty makes a logit too large for a number"
+        raise LogitsError(problem, by_request=True) from None
 
 
 def edit_logits(logits: Logits, state: SamplerState, barred: NDArray[np.bool_] | None = None) -> Logits:

@@ -12,7 +12,7 @@ from quire.frontend import RequestReader
 from quire.outputs import RequestOutput
 from quire.server.metrics import Metrics
 from quire.server.stream import Stream
-from quire.types import NO_TOKEN_FOLLOWS, Output
+from quire.types import Failure, Output
 
 MANY_LOGPROBS = 256  # positions of a prompt: more are put into words beside the event loop
 
@@ -61,15 +61,13 @@ class Part:
             if output.finish_reason is not None:
                 choice = self.reader.output.outputs[output.choice]
                 if choice.finish_reason == "error":
-                    raise _failure(choice.error or "the request failed")
+                    raise _raised(output.error or Failure("the request failed"))
                 if choice.finish_reason == "abort":
                     raise EngineDead("the request was ended")
 
 
-def _failure(words: str) -> QuireError:
-    if words.startswith(NO_TOKEN_FOLLOWS):
-        return RequestError(words)
-    return GenerationFailed(words)
+def _raised(failure: Failure) -> QuireError:
+    return RequestError(failure.message) if failure.by_request else GenerationFailed(failure.message)
 
 
 class Generation:

@@ -277,12 +277,15 @@ def test_everything_excluded_is_an_error_of_this_row():
     state = make_state(SamplingParams(seed=0, allowed_token_ids=[EOS], min_tokens=1))
     result = sample(LOGITS, state)
     assert result.token_ids == ()
-    assert "allowed_token_ids" in result.error
+    assert "allowed_token_ids" in result.error.message
+    assert result.error.by_request
 
 
 def test_repetition_penalty_beyond_float32():
     state = make_state(SamplingParams(seed=0, repetition_penalty=1e-300), prompt=(6,))
-    assert "repetition_penalty" in sample(LOGITS, state).error
+    error = sample(LOGITS, state).error
+    assert "repetition_penalty" in error.message
+    assert error.by_request
     negative = sample(-np.abs(LOGITS), state)
     assert negative.error is None
 
@@ -295,10 +298,12 @@ def test_logits_that_are_not_numbers(bad, word, values):
     logits = LOGITS.copy()
     logits[7] = bad
     result = sample(logits, make_state(SamplingParams(seed=0, **values)))
-    assert word in result.error
+    assert word in result.error.message
+    assert not result.error.by_request
     assert result.token_ids == result.logprobs == ()
     nothing = sample(np.full(12, -np.inf, np.float32), make_state(SamplingParams(seed=0, **values)))
-    assert "-inf" in nothing.error
+    assert "-inf" in nothing.error.message
+    assert not nothing.error.by_request
 
 
 # State --------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from quire.types import (
     Admission,
+    Failure,
     FinishReason,
     NewRequest,
     PositionLogprobs,
@@ -133,7 +134,7 @@ class FakeRunner:
         if not row.sample:
             return RowResult(prompt_logprobs=prompt_logprobs)
         if admission.request_id in self.failing:
-            return RowResult(error="logits are not numbers")
+            return RowResult(error=Failure("logits are not numbers"))
         values = [self.kv[self._place(state, p)] for p in range(end)]
         token_id = choose(values, admission, end)
         state.tokens.append(token_id)

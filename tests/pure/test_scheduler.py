@@ -13,7 +13,7 @@ from fake_runner import FakeRunner, Received, solo
 
 from quire.engine.scheduler import Scheduler
 from quire.sampling_params import SamplingParams
-from quire.types import NewRequest, Output, RowResult, Step, StepResult
+from quire.types import Failure, NewRequest, Output, RowResult, Step, StepResult
 
 MAX_MODEL_LEN = 64
 
@@ -397,7 +397,7 @@ def test_every_choice_reports_its_own_error():
     run.add("a", 9, n=3)
     run.add("b", 9, n=2)
     run.finish()
-    errors = [out.error for out in run.received.final.values() if out.request_id == "a"]
+    errors = [out.error.message for out in run.received.final.values() if out.request_id == "a"]
     assert errors == ["logits are not numbers"] * 3
 
 
@@ -503,7 +503,7 @@ def test_several_tokens_a_row_are_cut_after_the_last_one():
 
 def test_a_row_without_a_token_fails_its_request():
     (output,) = scripted([9], [[]])
-    assert (output.finish_reason, output.error) == ("error", "the device gave no token")
+    assert (output.finish_reason, output.error) == ("error", Failure("the device gave no token"))
 
 
 def test_metrics_tell_the_times():
@@ -564,7 +564,7 @@ def test_a_sibling_takes_over_the_prompt_logprobs():
 
 def test_missing_prompt_logprobs_fail_the_request():
     (output,) = scripted([7, 8, 9], [[3]], prompt_logprobs=1)
-    assert output.error == "the device gave too few prompt logprobs"
+    assert output.error == Failure("the device gave too few prompt logprobs")
 
 
 # Policies, in the scheduler

@@ -32,7 +32,7 @@ from quire.server.messages import (
     engine_reader,
     server_reader,
 )
-from quire.types import NewRequest, Output, Record, RequestMetrics, TokenLogprob
+from quire.types import Failure, NewRequest, Output, Record, RequestMetrics, TokenLogprob
 
 RECORD = Record(7, 2, 65, 3, 100, 16, 1, 0.1 + 0.2)
 REPORT = StepReport(RECORD, 2, 3, 100)
@@ -52,7 +52,8 @@ def frame(payload: bytes) -> bytes:
 
 @given(st.lists(st.floats(allow_nan=False), max_size=5), st.integers(1, 40))
 def test_outputs_arrive_bit_for_bit(floats: list[float], size: int) -> None:
-    sent = [output("a", *floats), output("b")]
+    failed = output("c")._replace(finish_reason="error", error=Failure("no", by_request=True))
+    sent = [output("a", *floats), output("b"), failed]
     data = b"".join([*encode_step(sent, REPORT), encode(Failed("x"))])
     reader, received = server_reader(), list[Any]()
     for begin in range(0, len(data), size):
@@ -61,6 +62,7 @@ def test_outputs_arrive_bit_for_bit(floats: list[float], size: int) -> None:
     got = [entry.logprob for position in received[0].outputs[0].logprobs for entry in position]
     assert [x.hex() for x in got] == [x.hex() for x in floats]
     assert type(received[0].outputs[0]) is Output
+    assert type(received[0].outputs[2].error) is Failure
     assert type(received[0].report.record) is Record
 
 
