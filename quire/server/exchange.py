@@ -53,6 +53,7 @@ class Exchanges:
             for generation in exchange.generations:
                 generation.abort()
                 self._tell(generation, scope["state"])
+            exchange.generations.clear()  # timers that began in this context hold it for a minute more
             self._serving.exchanges.discard(exchange)
             EXCHANGE.reset(token)
 
@@ -101,5 +102,7 @@ class _Client:
             self._task.cancel()
 
     def close(self) -> None:
+        """End the watcher and let go of it: its traceback holds this, and through this the whole answer."""
         if self._watcher is not None:
             self._watcher.cancel()
+            self._watcher = None

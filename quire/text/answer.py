@@ -73,7 +73,7 @@ class AnswerParser:
         self._reasoning = reasoning
         self._inside = inside
         self._reader = reader
-        self._part = self._begin  # takes text in, returns what belongs to the next part
+        self._part = AnswerParser._begin  # takes text in, returns what belongs to the next part
         self._held = ""  # at the beginning: what may become a marker
         self._end_of_thought = _Marker(reasoning.end if reasoning else "")
         self._call = _Marker(reader.marker if reader else "")
@@ -85,14 +85,14 @@ class AnswerParser:
         """The events of this piece of text, and of what was held back before it."""
         rest: str | None = text
         while rest:
-            rest = self._part(rest)
+            rest = self._part(self, rest)
         return self._take_events()
 
     def finish(self) -> list[Event]:
         """The text has ended: what was held back is no marker."""
-        if self._part == self._calls and self._reader:
+        if self._part == AnswerParser._calls and self._reader:
             self._add(self._reader.finish())
-        elif self._part == self._think or self._inside:
+        elif self._part == AnswerParser._think or self._inside:
             self._think(self._held, last=True)
         else:
             self._say(self._held + self._call.flush())
@@ -112,11 +112,11 @@ class AnswerParser:
                 self._held = head
                 return None
             if self._inside or head.startswith(start):
-                self._part, self._inside = self._think, True
+                self._part, self._inside = AnswerParser._think, True
                 self._content = _Flow(trim=True)
                 return head.removeprefix(start)
         if head:
-            self._part = self._text
+            self._part = AnswerParser._text
             if self._reader and self._reader.bare and head[0] == "{":
                 self._begin_calls("")
         return head
@@ -127,7 +127,7 @@ class AnswerParser:
         if shown := self._thought.push(shown):
             self._events.append(Reasoning(shown))
         if rest is not None:
-            self._reasoning, self._inside, self._part = None, False, self._begin
+            self._reasoning, self._inside, self._part = None, False, AnswerParser._begin
         return rest
 
     def _text(self, text: str) -> str | None:
@@ -142,7 +142,7 @@ class AnswerParser:
 
     def _begin_calls(self, opening: str) -> None:
         if self._reader:
-            self._part = self._calls
+            self._part = AnswerParser._calls
             self._reader.begin(opening)
 
     def _calls(self, text: str) -> str | None:
@@ -151,7 +151,7 @@ class AnswerParser:
         events, rest = self._reader.push(text)
         self._add(events)
         if rest is not None:
-            self._part = self._text
+            self._part = AnswerParser._text
         return rest
 
     def _add(self, events: Sequence[Event]) -> None:

@@ -150,3 +150,38 @@ def test_cached_beginnings_of_another_key(tmp_path: Path, tenants_apart: bool) -
         found = cached("second")
         assert (found == 0) is tenants_apart
         assert cached("first") > 0
+
+
+TELL_WHAT_IS_LEFT = """
+import gc, signal
+from quire.outputs import RequestOutput
+from quire.server.generation import Generation
+from quire.text.answer import AnswerParser
+kinds = Generation, RequestOutput, AnswerParser
+gc.disable()
+signal.signal(signal.SIGUSR1, lambda *_: print("left:", sum(map(kinds.count, map(type, gc.get_objects())))))
+"""
+
+
+def test_nothing_of_an_answer_is_kept() -> None:
+    """Nor for timers: what piles up till then breaks up the heap, and the server would grow for hours."""
+    turns = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "seed": 1}
+    asked: list[tuple[str, dict[str, object], int]] = [
+        ("/v1/chat/completions", turns, 200),
+        ("/v1/chat/completions", turns | {"stream": True}, 200),
+        ("/v1/chat/completions", turns | {"temperature": 9}, 400),
+        ("/v1/completions", SHORT | {"echo": True, "logprobs": 1}, 200),
+        ("/v1/messages", turns | {"stream": True}, 200),
+        ("/v1/responses", {"input": "Hi", "max_output_tokens": 8}, 200),
+    ]
+    with running(before=TELL_WHAT_IS_LEFT, PYTHONUNBUFFERED="1") as server:
+        with server.client() as client:
+            for path, body, status in asked:
+                assert client.post(path, json=body).status_code == status
+        left = Background(server, LONG)
+        assert left.first.wait(30)
+        left.leave()
+        wait_for(lambda: idle(server), 5, "all is free")
+        server.process.send_signal(signal.SIGUSR1)
+        wait_for(lambda: "left:" in server.log, 5, "it tells")
+        assert "left: 0" in server.log
