@@ -155,9 +155,10 @@ def test_cached_beginnings_of_another_key(tmp_path: Path, tenants_apart: bool) -
 TELL_WHAT_IS_LEFT = """
 import gc, signal
 from quire.outputs import RequestOutput
+from quire.server.exchange import _Client
 from quire.server.generation import Generation
 from quire.text.answer import AnswerParser
-kinds = Generation, RequestOutput, AnswerParser
+kinds = Generation, RequestOutput, AnswerParser, _Client
 gc.disable()
 signal.signal(signal.SIGUSR1, lambda *_: print("left:", sum(map(kinds.count, map(type, gc.get_objects())))))
 """
