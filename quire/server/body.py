@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
 
@@ -13,12 +14,22 @@ from quire.errors import RequestError
 
 MAX_BODY_BYTES = 32 << 20  # more is refused while it comes
 MAX_DEPTH = 64  # of lists and objects in each other
-MAX_CONTAINERS = 1_000_000  # lists and objects; each takes some 60 bytes, however short it is written
-LARGE_BYTES = 1 << 18  # a body from this size on is parsed in a thread
+MAX_CONTAINERS = 400_000  # lists and objects; each takes some 60 bytes, however short it is written
+LARGE_BYTES = 1 << 16  # a body from this size on is parsed in a thread
+# Whatever thread parses, everybody waits: so the long fields are these, and all others together stay short.
+OTHER_BYTES = 1 << 18
+LONG_FIELDS = {
+    **dict.fromkeys(("messages", "prompt", "input", "system", "instructions", "tokens"), MAX_BODY_BYTES),
+    **dict.fromkeys(("tools", "structured_outputs", "response_format", "text", "output_config"), 2 << 20),
+    "allowed_token_ids": 2 << 20,
+}
+MAX_ITEMS = {"messages": 8192, "input": 8192, "tools": 512}  # of those that are counted before they are read
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<where>[^`]*)`)?$", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*")
+_NAMES, _ITEMS = msgspec.json.Decoder(dict[str, msgspec.Raw]), msgspec.json.Decoder(list[msgspec.Raw])
 
 T = TypeVar("T", bound=msgspec.Struct)
+Converted = TypeVar("Converted")
 
 
 async def read(request: Request, type_: type[T]) -> tuple[T, list[str]]:
@@ -27,38 +38,74 @@ async def read(request: Request, type_: type[T]) -> tuple[T, list[str]]:
     Raises RequestError, with `param`, for what is not JSON, not an object, or does not match the type. Size
     and content type were looked at before it comes here.
     """
+    asked, unknown, _ = await read_as(request, type_, lambda asked: None)
+    return asked, unknown
+
+
+async def read_as(
+    request: Request, type_: type[T], convert: Callable[[T], Converted]
+) -> tuple[T, list[str], Converted]:
+    """Likewise, with what `convert` makes of it. What is large does not pass through the event loop."""
     body = await request.body()
-    if len(body) < LARGE_BYTES:
-        return parse(body, type_)
-    parsed: tuple[T, list[str]] = await request.app.state.serving.in_thread(parse, body, type_)
-    return parsed
+
+    def whole() -> tuple[T, list[str], Converted]:
+        asked, unknown = parse(body, type_)
+        return asked, unknown, convert(asked)
+
+    return await request.app.state.serving.in_thread(whole) if len(body) >= LARGE_BYTES else whole()
 
 
 def parse(body: bytes | bytearray, type_: type[T]) -> tuple[T, list[str]]:
     """Bytes as a `type_`, and the names that it does not know."""
-    if body.count(b"{") + body.count(b"[") > MAX_CONTAINERS:
+    num_containers = body.count(b"{") + body.count(b"[")
+    if num_containers > MAX_CONTAINERS:
         raise RequestError(f"the body holds more than {MAX_CONTAINERS:,} lists and objects")
+    decoder, shell, known = _decoders(type_)
     try:
-        raw = msgspec.json.decode(body)  # takes no NaN, no Infinity, no half surrogates
+        if len(body) > OTHER_BYTES:
+            _check_sizes(shell.decode(body), len(body))
+        names = _NAMES.decode(body)
+        value = decoder.decode(body)  # takes no NaN, no Infinity, no half surrogates
+    except RequestError:
+        raise
     except RecursionError:
         raise _too_deep() from None
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-        raise RequestError(f"the body is not JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise RequestError("the body must be a JSON object")
-    if body.count(b"{") + body.count(b"[") > MAX_DEPTH and _depth_exceeds(raw, MAX_DEPTH):
-        raise _too_deep()
-    decoder, known = _decoder(type_)
-    try:
-        return decoder.decode(body), [name for name in raw if name not in known]
     except msgspec.ValidationError as error:
         raise _named(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+        raise RequestError(f"the body is not JSON: {error}") from None
+    if num_containers > MAX_DEPTH and _depth_exceeds(value, MAX_DEPTH):
+        raise _too_deep()
+    return value, [name for name in names if name not in known]
 
 
 @cache
-def _decoder(type_: type[T]) -> tuple[msgspec.json.Decoder[T], frozenset[str]]:
-    names = frozenset(field.encode_name for field in msgspec.structs.fields(type_))
-    return msgspec.json.Decoder(type_), names
+def _decoders(
+    type_: type[T],
+) -> tuple[msgspec.json.Decoder[T], msgspec.json.Decoder[msgspec.Struct], frozenset[str]]:
+    """What reads a `type_`, what finds its fields and leaves them unread, and their names."""
+    names = [field.encode_name for field in msgspec.structs.fields(type_)]
+    shell = msgspec.defstruct("Shell", [(name, msgspec.Raw, msgspec.Raw()) for name in names])
+    return msgspec.json.Decoder(type_), msgspec.json.Decoder(shell), frozenset(names)
+
+
+def _check_sizes(shell: msgspec.Struct, num_bytes: int) -> None:
+    """Raise RequestError unless what is long may be. Finding fields takes a thirtieth of reading them."""
+    sizes = {name: len(raw) for name, raw in msgspec.structs.asdict(shell).items()}
+    for name, limit in LONG_FIELDS.items():
+        num_bytes -= (size := sizes.pop(name, 0))
+        if size > limit:
+            raise RequestError(f"{name} takes more than {limit:,} bytes", None, name)
+    for name, most in MAX_ITEMS.items():
+        raw = bytes(getattr(shell, name, b""))
+        if len(raw) > OTHER_BYTES and raw[:1] == b"[" and (count := len(_ITEMS.decode(raw))) > most:
+            raise RequestError(f"{name} has {count:,} items; at most {most:,} are taken", None, name)
+    if num_bytes > OTHER_BYTES:
+        longest = max(sizes, key=lambda name: sizes[name])
+        what, param = (
+            (longest, longest) if sizes[longest] * 2 > OTHER_BYTES else ("all of its small fields", None)
+        )
+        raise RequestError(f"the body is too long: {what} may take {OTHER_BYTES:,} bytes", None, param)
 
 
 def _depth_exceeds(value: Any, limit: int) -> bool:
@@ -68,7 +115,8 @@ def _depth_exceeds(value: Any, limit: int) -> bool:
         inner: list[Any] = []
         for one in level:
             items = one.values() if isinstance(one, dict) else one
-            inner += [item for item in items if isinstance(item, dict | list)]
+            items = msgspec.structs.astuple(one) if isinstance(one, msgspec.Struct) else items
+            inner += [item for item in items if isinstance(item, dict | list | msgspec.Struct)]
         if not inner:
             return False
         level = inner
@@ -88,6 +136,4 @@ def _named(message: str) -> RequestError:
         where = f"{where}.{missing[1]}" if where else missing[1]
         return RequestError(f"{where[:80]} is missing", None, field[0] if field else missing[1])
     what = what.replace("`", "")
-    return RequestError(
-        f"{where[:80]}: {what[:1].lower()}{what[1:]}" if where else what, None, field and field[0]
-    )
+    return RequestError(f"{where[:80] or 'the body'}: {what[:1].lower()}{what[1:]}", None, field and field[0])

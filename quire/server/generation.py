@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 from quire.errors import EngineDead, QuireError, RequestError
 from quire.frontend import RequestReader
@@ -14,7 +15,9 @@ from quire.server.metrics import Metrics
 from quire.server.stream import Stream
 from quire.types import Failure, Output
 
-MANY_LOGPROBS = 256  # positions of a prompt: more are put into words beside the event loop
+MANY_ENTRIES = 2048  # log-probabilities: more are put into words beside the event loop
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class GenerationFailed(QuireError):
@@ -64,6 +67,13 @@ class Part:
                     raise _raised(output.error or Failure("the request failed"))
                 if choice.finish_reason == "abort":
                     raise EngineDead("the request was ended")
+
+
+async def beside(num_entries: int, function: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
+    """Call a function that goes through so many log-probabilities: in a thread, if they are many."""
+    if num_entries > MANY_ENTRIES:
+        return await asyncio.to_thread(function, *args, **keywords)
+    return function(*args, **keywords)
 
 
 def _raised(failure: Failure) -> QuireError:
@@ -146,12 +156,15 @@ class Generation:
         part = self.parts[index]
         self._start(part)
         now = time.monotonic()
-        if any(len(output.prompt_logprobs) > MANY_LOGPROBS for output in outputs):
-            await asyncio.to_thread(part.take, outputs, now, self._metrics)
-        else:
-            part.take(outputs, now, self._metrics)
+        await beside(self._num_entries(part, outputs), part.take, outputs, now, self._metrics)
         part.reader.take_deltas()
         return index, part.reader.output
+
+    def _num_entries(self, part: Part, outputs: list[Output]) -> int:
+        params = part.reader.request.params
+        if params.logprobs is None and params.prompt_logprobs is None:
+            return 0
+        return sum(len(position) for o in outputs for position in (*o.prompt_logprobs, *o.logprobs))
 
     def _start(self, part: Part) -> None:
         if part.queued:

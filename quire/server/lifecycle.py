@@ -19,6 +19,7 @@ from quire.errors import ConfigError, Overloaded
 from quire.frontend import Frontend
 from quire.models import read_model
 from quire.server.app import make_app
+from quire.server.engine_process import YOUNG_OBJECTS
 from quire.server.exchange import DRAIN_RETRY_S
 from quire.server.limits import http_config
 from quire.server.metrics import Metrics
@@ -86,6 +87,7 @@ def _make_serving(
     )
     gc.collect()
     gc.freeze()  # what is loaded stays: no collection, which all streams wait for, needs to look at it
+    gc.set_threshold(YOUNG_OBJECTS)
     names = served_names(config, engine_config.model)
     metrics = Metrics(names[0], engine_config, engine.status)
     engine.on_record = metrics.step

@@ -28,6 +28,7 @@ from quire.types import NewRequest
 
 NUM_TEXT_THREADS = 4  # tokenizers and grammars compute outside Python's lock
 MANY_TOKENS = 1 << 15  # of prompts: so many are not looked at on the event loop
+MANY_PROMPTS = SUBMITTED_AT_ONCE = 32
 MAX_RETRY_AFTER_S = 60
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -136,19 +137,25 @@ class Serving:
             raise EngineDead(problem, "send the request again in a moment")
         num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         self.check_room(len(prompts), num_tokens)
-        if num_tokens > MANY_TOKENS or any(own.structured_outputs or own.bad_words for own in params):
+        many = num_tokens > MANY_TOKENS or len(prompts) > MANY_PROMPTS
+        if many or any(own.structured_outputs or own.bad_words for own in params):
             requests = await self.in_thread(self._complete, prompts, params, exchange)
         else:
             requests = self._complete(prompts, params, exchange)
         generation = Generation(request_id, exchange.arrival_s, [], self.metrics, self._started)
         exchange.generations.append(generation)
+        self.num_queued_requests += len(requests)
+        self.num_queued_tokens += num_tokens
         try:
-            for prompt, request in zip(prompts, requests, strict=True):
+            for number, (prompt, request) in enumerate(zip(prompts, requests, strict=True), 1):
+                if number % SUBMITTED_AT_ONCE == 0:
+                    await asyncio.sleep(0)  # others may have the event loop
                 reader = self.frontend.read(request, prompt.text)
                 generation.parts.append(Part(reader, self.engine.submit(request)))
-                self.num_queued_requests += 1
-                self.num_queued_tokens += len(request.prompt_token_ids)
         except BaseException:
+            left = requests[len(generation.parts) :]
+            self.num_queued_requests -= len(left)
+            self.num_queued_tokens -= sum(len(request.prompt_token_ids) for request in left)
             generation.abort()
             raise
         return generation

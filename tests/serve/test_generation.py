@@ -1,7 +1,11 @@
-"""Part: what one prompt's outputs do to who follows it, without an engine."""
+"""What outputs do to who follows them, and where their words are made, without an engine."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,10 +13,17 @@ import pytest
 
 from quire.errors import QuireError, RequestError
 from quire.frontend import RequestReader
+from quire.outputs import CompletionOutput, Logprob, RequestOutput
 from quire.sampling_params import SamplingParams
 from quire.server.generation import GenerationFailed, Part
+from quire.server.openai import logprobs
+from quire.server.openai.completions import CompletionRun
+from quire.server.openai.logprobs import finite
+from quire.server.openai.protocol import CompletionRequest
+from quire.text.tokenizer import Tokenizer
 from quire.types import Failure, NewRequest, Output
 
+HEAD = {"id": "a", "created": 1, "model": "demo", "system_fingerprint": "f"}
 QUIET: Any = SimpleNamespace(first_tokens=lambda *_: None, next_tokens=lambda *_: None)
 
 
@@ -31,3 +42,50 @@ def test_whose_fault_a_failure_is_does_not_stand_in_its_words(
         part().take([failed], 0.0, QUIET)
     assert type(caught.value) is kind
     assert caught.value.message == words
+
+
+def completion_run(tokenizer: Tokenizer, num_prompt: int, **body: Any) -> CompletionRun:
+    """A prompt and its logprobs, all there at once."""
+    asked = CompletionRequest(prompt="x", logprobs=1, **body)
+    output = RequestOutput(
+        "1", "p", [100] * num_prompt, [CompletionOutput(0, "a", [101], finish_reason="stop")]
+    )
+    position = {100: Logprob(-1.0, 1, None), 101: Logprob(-2.0, 2, None)}
+    output.prompt_logprobs, output.outputs[0].logprobs = [None] + [position] * (num_prompt - 1), [position]
+
+    class Script:
+        readers = (
+            SimpleNamespace(output=output, request=SimpleNamespace(params=SamplingParams(logprobs=1))),
+        )
+
+        def timings(self) -> dict[str, float]:
+            return {}
+
+        async def __aiter__(self) -> AsyncIterator[tuple[int, RequestOutput]]:
+            yield 0, output
+
+    frontend: Any = SimpleNamespace(need_tokenizer=lambda: tokenizer)
+    return CompletionRun(asked, frontend, Script(), ["p"], HEAD, [])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("num_prompt", [20, 3000])
+@pytest.mark.parametrize(
+    "body", [{"echo": True}, {"echo": True, "stream": True}, {"prompt_logprobs": 1}], ids=str
+)
+def test_logprobs_of_long_prompts_are_written_beside_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, demo_folder: Path, num_prompt: int, body: dict[str, Any]
+) -> None:
+    threads = []
+
+    def watched(one: Logprob) -> float:
+        threads.append(threading.current_thread())
+        return finite(one)
+
+    monkeypatch.setattr(logprobs, "finite", watched)
+    run = completion_run(Tokenizer.from_folder(demo_folder), num_prompt, **body)
+
+    async def written() -> bytes:
+        return b"".join([event async for event in run.events()]) if "stream" in body else await run.whole()
+
+    assert asyncio.run(written()).count(b"-1.0") >= num_prompt - 1
+    assert (threads.count(threading.main_thread()) < num_prompt) == (num_prompt == 3000)

@@ -15,6 +15,8 @@ from openai_client import CHAT, COMPLETIONS, MESSAGES, chat
 from outside_values import VALUES, replaced
 from server import Server
 
+from quire.errors import RequestError
+from quire.server.body import parse
 from quire.server.openai.protocol import REFUSED, ChatRequest, CompletionRequest
 
 LIMIT_S = 1.0  # a machine that does nothing else takes a tenth of it
@@ -135,6 +137,26 @@ def test_ranges(client: httpx.Client, path: str, field: str, value: Any) -> None
     reply = client.post(path, json={**BASE[path], field: value})
     assert reply.status_code == 400, reply.text
     assert reply.json()["error"]["param"] == field
+
+
+@pytest.mark.parametrize(
+    "field", ["logit_bias", "stop_token_ids", "bad_words", "metadata", "tools", "messages"]
+)
+def test_what_is_too_long_is_refused_unread(field: str) -> None:
+    """Reading a million values takes tenths of a second, in which no stream goes on."""
+    value = {str(i): 1 for i in range(50_000)} if field in ("logit_bias", "metadata") else [5] * 200_000
+    with pytest.raises(RequestError) as caught:
+        parse(json.dumps(BASE[CHAT] | {field: value}).encode(), ChatRequest)
+    assert caught.value.param == field
+    assert ("items" if field in ("tools", "messages") else "262,144 bytes") in caught.value.message
+
+
+def test_what_may_be_long_is_read() -> None:
+    ids = list(range(100, 1000)) * 400
+    asked, unknown = parse(json.dumps({"prompt": ids, "x": "y" * 200_000}).encode(), CompletionRequest)
+    assert (asked.prompt, unknown) == (ids, ["x"])
+    with pytest.raises(RequestError, match="small fields"):
+        parse(json.dumps({"prompt": ids, "x": "y" * 300_000}).encode(), CompletionRequest)
 
 
 def test_a_body_that_is_no_object(client: httpx.Client) -> None:

@@ -10,11 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.json import decode
 
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.server.openai.chat import ChatStream, whole
 from quire.server.openai.conversation import ChatRun, ChatTask, Finish
-from quire.server.openai.protocol import ChatRequest
+from quire.server.openai.protocol import ChatCompletion, ChatRequest
 from quire.text.answer import Content, Reasoning
 from quire.text.reasoning import find_reasoning
 from quire.text.tokenizer import Tokenizer
@@ -75,7 +76,7 @@ def test_reasoning_is_told_apart(tokenizer: Tokenizer) -> None:
 
 def test_a_mark_that_is_no_token_is_counted_by_text(tokenizer: Tokenizer) -> None:
     run = run_of(Script(SCRIPT), tokenizer, {})
-    found = asyncio.run(whole(ChatRequest(messages=[]), run, HEAD, []))
+    found = decode(asyncio.run(whole(ChatRequest(messages=[]), run, HEAD, [])), type=ChatCompletion)
     thoughts = found.choices[0].message.reasoning_content
     assert found.usage.completion_tokens_details.reasoning_tokens == len(tokenizer.encode(str(thoughts)))
 
@@ -99,7 +100,7 @@ def test_a_stream_of_reasoning(tokenizer: Tokenizer, included: bool) -> None:
 
 def test_an_answer_that_is_all_reasoning(tokenizer: Tokenizer) -> None:
     run = run_of(Script(SCRIPT[:3], "length"), tokenizer, {"</think>": 104})
-    found = asyncio.run(whole(ChatRequest(messages=[]), run, HEAD, []))
+    found = decode(asyncio.run(whole(ChatRequest(messages=[]), run, HEAD, [])), type=ChatCompletion)
     (choice,) = found.choices
     assert (choice.message.content, choice.finish_reason) == ("", "length")
     assert str(choice.message.reasoning_content).strip() == "Let me see."

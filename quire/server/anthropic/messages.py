@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from quire.server.anthropic import protocol
 from quire.server.anthropic.protocol import CountRequest, Message, MessagesRequest, MessageUsage, OutputBlock
-from quire.server.body import read
+from quire.server.body import read_as
 from quire.server.errors import anthropic_body
 from quire.server.openai.blocks import CALL, REASONING, TEXT, Block, Blocks, Grown, Opened, Step, told_as
 from quire.server.openai.conversation import ChatRun, encoded, start_chat
@@ -47,9 +47,9 @@ def _told_as(asked: CountRequest) -> AbstractContextManager[None]:
 async def create(request: Request) -> Response:
     """An answer, or the stream of one."""
     serving: Serving = request.app.state.serving
-    asked, unknown = await read(request, MessagesRequest)
+    asked, unknown, task = await read_as(request, MessagesRequest, protocol.task_of)
     model = serving.check_model(asked.model)
-    task, message_id = protocol.task_of(asked), f"msg_{token_hex(12)}"
+    message_id = f"msg_{token_hex(12)}"
     with _told_as(asked):
         run = await start_chat(serving, task, request_id=message_id)
     message = Message(id=message_id, model=model, usage=_usage(run))
@@ -70,9 +70,8 @@ async def create(request: Request) -> Response:
 async def count_tokens(request: Request) -> Response:
     """As many as /v1/messages would read."""
     serving: Serving = request.app.state.serving
-    asked, _ = await read(request, CountRequest)
+    asked, _, task = await read_as(request, CountRequest, protocol.task_of)
     serving.check_model(asked.model)
-    task = protocol.task_of(asked)
     with _told_as(asked):
         prompt = await serving.in_thread(encoded, serving.frontend, task)
     return Response(encode(protocol.TokenCount(len(prompt.token_ids))), media_type="application/json")

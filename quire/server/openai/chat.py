@@ -14,9 +14,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.errors import RequestError
-from quire.server.body import read
+from quire.server.body import read_as
+from quire.server.generation import beside
 from quire.server.openai import protocol
-from quire.server.openai.conversation import ChatRun, ChatTask, Finish, start_chat
+from quire.server.openai.conversation import ChatEvent, ChatRun, ChatTask, Finish, start_chat
 from quire.server.openai.logprobs import ChatLogprobs, Position, Told, prompt_logprobs
 from quire.server.openai.protocol import ChatChoice, ChatCompletion, ChatMessage, ChatRequest
 from quire.server.openai.stream import (
@@ -44,21 +45,21 @@ _EMPTY = b'"delta":{}'
 async def chat(request: Request) -> Response:
     """An answer, or the stream of one."""
     serving: Serving = request.app.state.serving
-    asked, unknown = await read(request, ChatRequest)
+    asked, unknown, task = await read_as(request, ChatRequest, task_of)
     model = serving.check_model(asked.model)
-    protocol.check(asked)
     request_id = f"chatcmpl-{token_hex(12)}"
     with protocol.structure_named(asked):
-        run = await start_chat(serving, task_of(asked), request_id=request_id)
+        run = await start_chat(serving, task, request_id=request_id)
     head = head_of(serving, request_id, model)
     warnings = protocol.warnings_of(unknown)
     if asked.stream:
         return EventStream(ChatStream(asked, run, head, warnings).events())
-    return Response(encode(await whole(asked, run, head, warnings)), media_type="application/json")
+    return Response(await whole(asked, run, head, warnings), media_type="application/json")
 
 
 def task_of(asked: ChatRequest) -> ChatTask:
     """The request in neutral terms. Raises RequestError for fields that do not go together."""
+    protocol.check(asked)
     if asked.echo or asked.add_special_tokens:
         name = "echo" if asked.echo else "add_special_tokens"
         raise RequestError(f"{name} is not supported for conversations", "use /v1/completions", name)
@@ -132,17 +133,26 @@ def _call(start: CallStart, arguments: str) -> protocol.ToolCall:
     return protocol.ToolCall(start.id, protocol.Function(start.name, arguments))
 
 
-async def whole(
-    asked: ChatRequest, run: ChatRun, head: dict[str, Any], warnings: list[str]
-) -> ChatCompletion:
+async def whole(asked: ChatRequest, run: ChatRun, head: dict[str, Any], warnings: list[str]) -> bytes:
     """The response, when all choices have ended."""
     turns = [_Turn(told) for told in _tolds(asked, run)]
     async for batch in run.batches():
         for index, event in batch:
             turns[index].take(event)
         if asked.logprobs:
-            for turn in [turns[index] for index in {index for index, _ in batch}]:
-                turn.positions += turn.told.advance()[1]
+            await beside(sum(turn.told.num_entries for turn in turns), _take_logprobs, turns)
+    num_entries = sum(len(position) for position in run.output.prompt_logprobs or () if position)
+    return await beside(num_entries, _reply, asked, run, head, warnings, turns)
+
+
+def _take_logprobs(turns: list[_Turn]) -> None:
+    for turn in turns:
+        turn.positions += turn.told.advance()[1]
+
+
+def _reply(
+    asked: ChatRequest, run: ChatRun, head: dict[str, Any], warnings: list[str], turns: list[_Turn]
+) -> bytes:
     with_ids, output = asked.return_token_ids is True, run.output
     reply = ChatCompletion(
         **head,
@@ -154,7 +164,7 @@ async def whole(
     )
     if asked.prompt_logprobs is not None and output.prompt_logprobs is not None:
         reply.prompt_logprobs = prompt_logprobs(output.prompt_logprobs, asked.prompt_logprobs)
-    return reply
+    return encode(reply)
 
 
 class ChatStream:
@@ -179,10 +189,14 @@ class ChatStream:
             usage = (
                 added({"usage": protocol.usage_of(*run.usage())}) if options.continuous_usage_stats else b""
             )
-            yield b"".join(chunk for item in batch for chunk in self._written(*item, usage))
+            num_entries = sum(told.num_entries for told in self._tolds)
+            yield await beside(num_entries, self._joined, batch, usage)
         if options.include_usage:
             usage = added({"usage": protocol.usage_of(*run.usage()), "timings": run.generation.timings()})
             yield self._chunks.none(usage)
+
+    def _joined(self, batch: list[tuple[int, ChatEvent]], usage: bytes) -> bytes:
+        return b"".join(chunk for item in batch for chunk in self._written(*item, usage))
 
     def _written(self, index: int, event: Event | Finish, usage: bytes) -> Iterator[bytes]:
         choice = self._chunks.choice

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import zip_longest
 from secrets import token_hex
 from typing import Any
@@ -17,8 +18,8 @@ from quire.errors import RequestError
 from quire.frontend import Encoded, Frontend
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
-from quire.server.body import read
-from quire.server.generation import Generation
+from quire.server.body import read_as
+from quire.server.generation import Generation, beside
 from quire.server.openai import protocol
 from quire.server.openai.conversation import count_tokens, fitted
 from quire.server.openai.logprobs import CompletionLogprobs, Position, Told, check_size, prompt_logprobs
@@ -42,6 +43,7 @@ from quire.server.serving import Serving
 
 MAX_PROMPTS = 1024
 MAX_CHOICES = 1024  # of all prompts together
+CHOICE_ENTRIES = 20  # log-probabilities that are as much work as a choice of the response is
 MAX_PARAMS_BYTES = 32 << 20  # each prompt takes the parameters along
 DEFAULT_MAX_TOKENS = 16
 _NOTHING = (b'"text":""', NOTHING)
@@ -51,10 +53,9 @@ _NOTHING = (b'"text":""', NOTHING)
 async def completions(request: Request) -> Response:
     """Continuations, or the stream of them."""
     serving: Serving = request.app.state.serving
-    asked, unknown = await read(request, CompletionRequest)
+    convert = partial(params_of, frontend=serving.frontend)
+    asked, unknown, params = await read_as(request, CompletionRequest, convert)
     model = serving.check_model(asked.model)
-    protocol.check(asked)
-    params = params_of(asked, serving.frontend)
     prompts, echoes = await serving.in_thread(_encode, serving.frontend, asked, params)
     request_id = f"cmpl-{token_hex(12)}"
     with protocol.structure_named(asked):
@@ -63,11 +64,12 @@ async def completions(request: Request) -> Response:
     run = CompletionRun(asked, serving.frontend, generation, echoes, head, warnings)
     if asked.stream:
         return EventStream(run.events())
-    return Response(encode(await run.whole()), media_type="application/json")
+    return Response(await run.whole(), media_type="application/json")
 
 
 def params_of(asked: CompletionRequest, frontend: Frontend) -> SamplingParams:
     """The request's parameters over the model's. Raises RequestError for fields that do not go together."""
+    protocol.check(asked)
     sampling = protocol.sampling_of(asked)
     if asked.max_tokens is None:
         sampling["max_tokens"] = DEFAULT_MAX_TOKENS
@@ -91,7 +93,7 @@ def _encode(
         prompt = _encode_one(frontend, one, asked.add_special_tokens is not False)
         prompt = fitted(prompt, asked.truncate_prompt_tokens, params, frontend)
         prompts.append(replace(prompt, priority=asked.priority or 0, cache_salt=asked.cache_salt or ""))
-    check_size(prompts, params, frontend.model.config.vocab_size)
+    check_size(prompts * params.n, params, frontend.model.config.vocab_size)
     if len(prompts) * len(encode(params)) > MAX_PARAMS_BYTES:
         raise RequestError("the parameters are too long for so many prompts", "send fewer at once", "prompt")
     if not asked.echo:
@@ -204,19 +206,28 @@ class CompletionRun:
         usage = count_tokens([prompt.output for prompt in prompts])
         return protocol.usage_of(*(usage._replace(completion_tokens=0) if self._silent else usage))
 
-    async def whole(self) -> Completion:
+    async def whole(self) -> bytes:
         """The response, when all choices have ended."""
         async for index, _ in self._generation:
-            for choice in self._prompts[index].choices:
-                if choice.told.shape is not None and not self._silent:
-                    choice.positions += choice.told.advance()[1]
-        return Completion(
+            prompt = self._prompts[index]
+            if self._params.logprobs is not None and not self._silent:
+                await beside(_num_new(prompt), self._advance, prompt)
+        num_entries = CHOICE_ENTRIES * self._num_open + sum(map(_num_opening, self._prompts))
+        return await beside(num_entries, self._reply)
+
+    def _advance(self, prompt: _Prompt) -> None:
+        for choice in prompt.choices:
+            choice.positions += choice.told.advance()[1]
+
+    def _reply(self) -> bytes:
+        reply = Completion(
             **self._head,
             choices=[self._choice(prompt, choice) for prompt in self._prompts for choice in prompt.choices],
             usage=self._usage(self._prompts),
             timings=self._generation.timings(),
             warnings=self._warnings or UNSET,
         )
+        return encode(reply)
 
     def _choice(self, prompt: _Prompt, choice: _Choice) -> CompletionChoice:
         output, shape = choice.output, choice.told.shape
@@ -241,12 +252,16 @@ class CompletionRun:
         async for index, _ in self._generation:
             prompt = self._prompts[index]
             usage = added({"usage": self._usage([prompt])}) if options.continuous_usage_stats else b""
-            running = [choice for choice in prompt.choices if not choice.ended]
-            if chunks := [chunk for choice in running for chunk in self._written(prompt, choice, usage)]:
-                yield b"".join(chunks)
+            num_entries = _num_new(prompt) + _num_opening(prompt)
+            if chunks := await beside(num_entries, self._chunks_of, prompt, usage):
+                yield chunks
         if options.include_usage:
             usage_of_all = {"usage": self._usage(self._prompts), "timings": self._generation.timings()}
             yield self._chunks.none(added(usage_of_all))
+
+    def _chunks_of(self, prompt: _Prompt, usage: bytes) -> bytes:
+        running = [choice for choice in prompt.choices if not choice.ended]
+        return b"".join(chunk for choice in running for chunk in self._written(prompt, choice, usage))
 
     def _written(self, prompt: _Prompt, choice: _Choice, usage: bytes) -> Iterator[bytes]:
         """Chunks with what is new of a choice; none when there is nothing to say of its tokens yet."""
@@ -286,6 +301,17 @@ class CompletionRun:
             part = b',"logprobs":%s' % (entries or b"null")
             part += added({"prompt_token_ids": group}) if group else b""
             yield b'"text":%s' % encode(text or ""), part
+
+
+def _num_new(prompt: _Prompt) -> int:
+    """Log-probabilities to be written of tokens that are new."""
+    return sum(choice.told.num_entries for choice in prompt.choices)
+
+
+def _num_opening(prompt: _Prompt) -> int:
+    """Those of the prompt, once for each choice that has not begun."""
+    num_open = sum(not choice.begun for choice in prompt.choices)
+    return num_open and num_open * sum(len(p) for p in prompt.output.prompt_logprobs or () if p)
 
 
 ROUTES = [Route("/v1/completions", completions, methods=["POST"])]

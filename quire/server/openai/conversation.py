@@ -18,7 +18,7 @@ from quire.server.generation import Generation
 from quire.server.openai.logprobs import check_size
 from quire.server.serving import Serving
 from quire.text.answer import AnswerParser, Event, Reasoning
-from quire.text.tools.functions import blame
+from quire.text.tools.functions import blame, read_functions
 
 
 class Finish(NamedTuple):
@@ -79,6 +79,7 @@ def _prepare(
         problem = "add_generation_prompt and continue_final_message contradict each other"
         raise RequestError(problem, "set one of them to false", "continue_final_message")
     frontend, dialect = serving.frontend, serving.dialect
+    read_functions(task.tools)  # what is refused is not rendered first
     asked = task.tools, task.tool_choice
     prompt = encoded(frontend, task)
     text = prompt.text or ""

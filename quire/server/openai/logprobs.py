@@ -112,6 +112,13 @@ class Told:
         self.shape = shape
         self.num_tokens = 0
 
+    @property
+    def num_entries(self) -> int:
+        """Log-probabilities of the tokens that are new."""
+        if self.shape is None or self.output.logprobs is None:
+            return 0
+        return sum(map(len, self.output.logprobs[self.num_tokens :]))
+
     def advance(self) -> tuple[list[int], list[Position]]:
         """New token ids and, if there is a shape, their positions."""
         begin, self.num_tokens = self.num_tokens, len(self.output.token_ids)

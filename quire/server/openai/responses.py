@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from quire.server.body import read
+from quire.server.body import read_as
 from quire.server.errors import answer
 from quire.server.openai import items, protocol
 from quire.server.openai.blocks import (
@@ -46,9 +46,9 @@ _NAMES = {
 async def create(request: Request) -> Response:
     """A response, or the stream of one."""
     serving: Serving = request.app.state.serving
-    asked, unknown = await read(request, ResponseRequest)
+    asked, unknown, task = await read_as(request, ResponseRequest, items.task_of)
     model = serving.check_model(asked.model)
-    task, response_id = items.task_of(asked), f"resp_{token_hex(12)}"
+    response_id = f"resp_{token_hex(12)}"
     structure = "tools" if asked.text is None or asked.text.format is None else "text.format"
     with told_as({**_NAMES, "^structured_outputs": structure}):
         run = await start_chat(serving, task, request_id=response_id)
