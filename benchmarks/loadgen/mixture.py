@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
+from loadgen.answers import Answer, Case, Check, message_problem, response_problem, was_cut, well_formed
 from loadgen.openai import CHAT, COMPLETIONS
 from loadgen.refusals import WRONG
 from loadgen.workload import WORDS
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
-FINISH_REASONS = ("stop", "length", "tool_calls")
 # Of all requests: how many are hung up on, refused, constrained by a grammar, or call tools.
 ABORTED, INVALID, CONSTRAINED, TOOLS = 0.20, 0.05, 0.10, 0.05
 NUM_PREFIXES = 4  # beginnings that prompts have in common
@@ -43,103 +42,6 @@ REGEX = r"[A-Z]{2}-[0-9]{4}(-[a-f]{1,8})?"
 CHOICE = ["red", "green", "blue", "a colour of its own"]
 
 
-@dataclass(slots=True)
-class Answer:
-    """What came of one request."""
-
-    status: int = 0
-    body: Any = None  # of an answer that is no stream
-    events: list[dict[str, Any]] = field(default_factory=list)  # of one that is
-    num_done: int = 0  # how often it said [DONE]
-    error: str = ""  # that a stream ended with
-    hung_up: bool = False
-
-    @property
-    def choices(self) -> list[dict[str, Any]]:
-        """Of a whole answer, or of all events."""
-        parts = self.events or [self.body]
-        return [choice for part in parts for choice in part.get("choices") or ()]
-
-    def text(self, index: int = 0) -> str:
-        """What one choice says."""
-        pieces = []
-        for choice in self.choices:
-            if choice["index"] == index:
-                message = choice.get("delta") or choice.get("message") or {}
-                pieces.append(choice.get("text") or message.get("content") or "")
-        return "".join(pieces)
-
-    def calls(self) -> dict[int, tuple[str, str]]:
-        """Names and arguments of the calls of the only choice."""
-        found: dict[int, tuple[str, str]] = {}
-        for choice in self.choices:
-            message = choice.get("delta") or choice.get("message") or {}
-            for place, call in enumerate(message.get("tool_calls") or ()):
-                index, function = call.get("index", place), call["function"]
-                name, arguments = found.get(index, ("", ""))
-                said = function.get("arguments") or ""
-                found[index] = (name + (function.get("name") or ""), arguments + said)
-        return found
-
-    def finish_reasons(self) -> Counter[tuple[int, str]]:
-        """How often each choice ended, and why."""
-        ended = ((c["index"], c["finish_reason"]) for c in self.choices if c.get("finish_reason"))
-        return Counter(ended)
-
-
-# Takes an answer with status 200; gives what is wrong with it, or nothing.
-Check = Callable[[Answer], str]
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One request, and what its answer must be."""
-
-    kind: str
-    path: str
-    body: bytes
-    check: Check
-    statuses: tuple[int, ...] = (200,)
-    hang_up_at: int | None = None  # the number of the event at which the client goes; 0: before any
-
-    def problem(self, answer: Answer) -> str:
-        """What is wrong with an answer, or nothing."""
-        if answer.hung_up:
-            return ""
-        if answer.status not in self.statuses:
-            return f"HTTP {answer.status} instead of {self.statuses[0]}: {str(answer.body)[:120]}"
-        if answer.status != 200:
-            return _shape_of_error(answer.body)
-        return answer.error or self.check(answer)
-
-
-def _shape_of_error(body: Any) -> str:
-    error = body.get("error") if isinstance(body, dict) else None
-    if not isinstance(error, dict) or not {"message", "type", "param", "code"} <= error.keys():
-        return f"an error in another shape: {str(body)[:80]}"
-    return "" if error["message"] and isinstance(error["code"], str | None) else "an error without words"
-
-
-def well_formed(answer: Answer, n: int = 1) -> str:
-    """Every choice ends once, by a reason there is; usage adds up; a stream says [DONE] once, at its end."""
-    ended = answer.finish_reasons()
-    if sorted(index for index, _ in ended.elements()) != list(range(n)):
-        return f"choices ended {sorted(ended.elements())} instead of once each of {n}"
-    if strange := {reason for _, reason in ended} - set(FINISH_REASONS):
-        return f"finish reasons {strange}"
-    usage = (answer.events[-1] if answer.events else answer.body).get("usage") or {}
-    if usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0) != usage.get("total_tokens"):
-        return f"usage does not add up: {usage}"
-    if answer.events and answer.num_done != 1:
-        return f"[DONE] came {answer.num_done} times"
-    return ""
-
-
-def was_cut(answer: Answer) -> bool:
-    """The output was as long as it may be, so what it means need not be whole."""
-    return any(reason == "length" for _, reason in answer.finish_reasons())
-
-
 class Mixture:
     """Draws requests of every kind in their shares."""
 
@@ -150,23 +52,21 @@ class Mixture:
         self._prefixes = [self._dice.choices(WORDS, k=num_prompt_tokens // 2) for _ in range(NUM_PREFIXES)]
         self._plain: list[Callable[[], Case]] = [
             *(self._chat, self._chat, self._completion, self._completion, self._several),
-            *(self._logprobs, self._penalties, self._echo, self._tokens),
+            *(self._logprobs, self._penalties, self._echo, self._tokens, self._response, self._message),
+        ]
+        self._left: list[Callable[[], Case]] = [
+            *(self._chat, self._completion, self._json_schema, self._several, self._response, self._message)
         ]
         self._constrained = [self._json_schema, self._regex, self._choice, self._lark, self._json_object]
-
-    def offer(self, path: str) -> None:
-        """A further endpoint is there."""
-        self._plain.append({RESPONSES: self._response, MESSAGES: self._message}[path])
 
     def draw(self) -> Case:
         """The next request."""
         dice = self._dice
         share = dice.random()
         if share < ABORTED:
-            makers = [self._chat, self._completion, self._json_schema, self._several]
-            case = dice.choice(makers)()
+            case = dice.choice(self._left)()
             at = dice.randrange(LAST_CHUNK)
-            return Case("hung up on", case.path, _streamed(case.body), case.check, hang_up_at=at)
+            return Case("hung up on", case.path, _streamed(case), case.check, hang_up_at=at)
         share -= ABORTED
         for part, makers in (
             (INVALID, [self._invalid]),
@@ -176,7 +76,16 @@ class Mixture:
             if share < part:
                 return dice.choice(makers)()
             share -= part
-        return dice.choice(self._plain)()
+        return self.plain()
+
+    def plain(self) -> Case:
+        """The next request that is answered whole, without a grammar."""
+        return self._dice.choice(self._plain)()
+
+    def stream(self) -> Case:
+        """The next chat that is streamed, for as long as an answer may be."""
+        case = self._chat()
+        return replace(case, body=_streamed(case))
 
     # Kinds. Each draws what differs from one request to the next.
 
@@ -199,8 +108,8 @@ class Mixture:
         if path == COMPLETIONS and "prompt" not in full:
             full["prompt"] = self._prompt()
         full.setdefault("max_tokens", self._dice.randint(1, self._output))
-        data = json.dumps(full).encode()
-        return Case(kind, path, _streamed(data) if self._dice.random() < 0.6 else data, whole)
+        case = Case(kind, path, json.dumps(full).encode(), whole)
+        return replace(case, body=_streamed(case, self._dice.random() < 0.6))
 
     def _chat(self) -> Case:
         stream = {"stream": True, "stream_options": {"include_usage": True}}
@@ -249,7 +158,7 @@ class Mixture:
 
         body = {"echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
         case = self._case("echo", COMPLETIONS, body, check)
-        return Case(case.kind, case.path, _streamed(case.body, False), case.check)
+        return replace(case, body=_streamed(case, False))
 
     def _tokens(self) -> Case:
         text = self._prompt()
@@ -260,23 +169,15 @@ class Mixture:
         return Case("tokenize", "/tokenize", json.dumps({"prompt": text}).encode(), check)
 
     def _response(self) -> Case:
-        def check(answer: Answer) -> str:
-            last = answer.events[-1].get("type") if answer.events else f"response.{answer.body.get('status')}"
-            return "" if last in ("response.completed", "response.incomplete") else f"it ended with {last}"
-
         body = {"model": self._model, "input": self._prompt(), "max_output_tokens": self._output}
-        stream = self._dice.random() < 0.6
-        return Case("responses", RESPONSES, json.dumps({**body, "stream": stream}).encode(), check)
+        case = Case("responses", RESPONSES, json.dumps(body).encode(), response_problem)
+        return replace(case, body=_streamed(case, self._dice.random() < 0.6))
 
     def _message(self) -> Case:
-        def check(answer: Answer) -> str:
-            last = answer.events[-1].get("type") if answer.events else answer.body.get("type")
-            return "" if last in ("message_stop", "message") else f"it ended with {last}"
-
         turns = [{"role": "user", "content": self._prompt()}]
         body = {"model": self._model, "messages": turns, "max_tokens": self._output}
-        stream = self._dice.random() < 0.6
-        return Case("messages", MESSAGES, json.dumps({**body, "stream": stream}).encode(), check)
+        case = Case("messages", MESSAGES, json.dumps(body).encode(), message_problem)
+        return replace(case, body=_streamed(case, self._dice.random() < 0.6))
 
     def _json_schema(self) -> Case:
         def check(answer: Answer) -> str:
@@ -341,11 +242,12 @@ class Mixture:
         return Case("invalid", path, data, lambda _: "it was accepted", (status,))
 
 
-def _streamed(body: bytes, stream: bool = True) -> bytes:
-    """The same request, as a stream with usage, or not."""
-    fields = json.loads(body)
+def _streamed(case: Case, stream: bool = True) -> bytes:
+    """The same request, as a stream (with usage where that is asked for), or not."""
+    fields = json.loads(case.body)
     fields.pop("stream_options", None)
-    options = {"stream_options": {"include_usage": True}} if stream else {}
+    asks_usage = stream and case.path in (CHAT, COMPLETIONS)
+    options = {"stream_options": {"include_usage": True}} if asks_usage else {}
     return json.dumps(fields | {"stream": stream} | options).encode()
 
 

@@ -88,16 +88,11 @@ class ServerProcess:
     async def until_ready(self, patience_s: float) -> float:
         """Wait until it takes requests; the seconds that took. Raises Unusable."""
         begin_s = time.monotonic()
-        client = Client(self.url, timeout_s=5.0)
         while time.monotonic() - begin_s < patience_s:
-            if self._process is None or self._process.poll() is not None:
+            if self._process is None or self.status is not None:
                 raise Unusable(f"the server ended; the last of its log:\n{self.last_of_log()}")
-            try:
-                if (await client.get("/health/ready")).status == 200:
-                    client.close()
-                    return time.monotonic() - begin_s
-            except (OSError, Lost, BadReply):
-                pass
+            if await self.is_ready():
+                return time.monotonic() - begin_s
             await asyncio.sleep(POLL_S)
         raise Unusable(f"not ready after {patience_s:g} s; the last of its log:\n{self.last_of_log()}")
 
@@ -106,9 +101,24 @@ class ServerProcess:
         return self._process.pid if self._process else 0
 
     @property
+    def status(self) -> int | None:
+        """With which it ended; None while it runs."""
+        return self._process.poll() if self._process else None
+
+    @property
     def engine_pid(self) -> int | None:
         """None while there is no engine."""
         return next((pid for pid, name in children(self.pid).items() if name == ENGINE), None)
+
+    async def is_ready(self) -> bool:
+        """Whether it says that it takes requests now."""
+        client = Client(self.url, timeout_s=5.0)
+        try:
+            return (await client.get("/health/ready")).status == 200
+        except (OSError, Lost, BadReply):
+            return False
+        finally:
+            client.close()
 
     def usage(self) -> dict[str, Usage]:
         """Of the server and the engine, as far as they are there."""
@@ -127,10 +137,10 @@ class ServerProcess:
         """SIGTERM, and its exit status; killed if that takes too long."""
         if self._process is None:
             return None
-        if self._process.poll() is None:
+        if self.status is None:
             self._process.terminate()
         deadline_s = time.monotonic() + END_S
-        while (status := self._process.poll()) is None:
+        while (status := self.status) is None:
             if time.monotonic() > deadline_s:
                 self._process.kill()
             await asyncio.sleep(POLL_S)

@@ -12,8 +12,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from loadgen.client import BadReply, Client, Lost
-from loadgen.mixture import MESSAGES, RESPONSES, SCHEMA, Answer, Case, Mixture
+from loadgen.answers import Case
+from loadgen.asking import Exchange
+from loadgen.client import Client
+from loadgen.mixture import SCHEMA, Mixture
 from loadgen.openai import CHAT, COMPLETIONS, find_model
 from loadgen.processes import ServerProcess, Usage
 
@@ -21,7 +23,6 @@ SAMPLE_S = 2.0
 END_OF_STREAMS_S = 1.0  # after the engine's death
 RECOVERY_S = 60.0
 SETTLE_S = 1.0  # from the last answer to blocks that are free and connections that are closed
-ENGINE_DEAD = ("engine_dead", "server_error", "api_error")  # how streams say it, each in its API's words
 MOST_PROBLEMS = 8  # of each kind that are told in full
 STORY = "Tell me a story about a fox and a lantern."
 
@@ -65,16 +66,6 @@ class Kill:
     slowest_end_s: float = 0.0  # of those streams
 
 
-@dataclass(slots=True, eq=False)
-class _Open:
-    """A request on its way."""
-
-    case: Case
-    begin_s: float
-    first_s: float = 0.0
-    num_events: int = 0
-
-
 @dataclass(slots=True)
 class Found:
     """Everything that was seen. Times count from the beginning of the traffic."""
@@ -102,8 +93,8 @@ class Soak:
         self.log = ""
         self.begin_s = 0.0
         self.num_restarts_expected = 0
-        self._client = Client(server.url, timeout_s=settings.patience_s)
-        self._open: set[_Open] = set()
+        self._client = Client(server.url, timeout_s=10 * settings.patience_s)  # an Exchange has less
+        self._open: set[Exchange] = set()
         self._traffic = asyncio.Event()
         self._pausing = asyncio.Lock()  # an engine is not killed while leaks are looked for
         self._outage = False
@@ -119,9 +110,6 @@ class Soak:
         mixture = Mixture(
             model, self.settings.seed, self.settings.num_prompt_words, self.settings.num_output_tokens
         )
-        for path in (RESPONSES, MESSAGES):
-            if (await self._client.post(path, b"{}")).status != 404:
-                mixture.offer(path)
         self._goldens = golden_bodies(model)
         self.begin_s = time.perf_counter()
         await self._compare()
@@ -175,77 +163,36 @@ class Soak:
             await self._ask(mixture.draw())
 
     async def _ask(self, case: Case) -> None:
-        """One request to its end, whatever that is."""
-        one = _Open(case, time.perf_counter())
+        one, during_outage = Exchange(case), self._outage
         self._open.add(one)
-        during_outage = self._outage
         try:
-            answer = await self._exchange(one)
-            problem = case.problem(answer)
-        except TimeoutError:
-            answer, problem = Answer(), "it did not end"
-            self.found.num_hung += 1
-        except (OSError, Lost, BadReply, ValueError, LookupError, TypeError, AttributeError) as error:
-            answer, problem = Answer(), f"{type(error).__name__}: {error}"
+            await one.run(self._client, self.settings.patience_s)
         finally:
             self._open.discard(one)
-        self._judge(one, answer, problem, during_outage or self._outage)
-        if answer.status == 503:
+        self._judge(one, during_outage or self._outage)
+        if one.answer.status == 503:
             await asyncio.sleep(0.2)
 
-    async def _exchange(self, one: _Open) -> Answer:
-        answer, at = Answer(), one.case.hang_up_at
-
-        def take(data: bytes, at_s: float) -> bool:
-            one.num_events += 1
-            one.first_s = one.first_s or at_s
-            if data == b"[DONE]":
-                answer.num_done += 1
-            else:
-                event = json.loads(data)
-                if error := event.get("error") or (event.get("response") or {}).get("error"):
-                    answer.error = str(error.get("code") or error.get("type"))
-                else:
-                    answer.events.append(event)
-            return at is not None and one.num_events >= at
-
-        if at == 0:  # gone before anything has come, maybe while it waits
-            return await self._leave(one, answer)
-        reply = await self._client.post(one.case.path, one.case.body, take)
-        answer.status, answer.hung_up = reply.status, reply.hung_up
-        if reply.body:
-            answer.body = json.loads(reply.body)
-        return answer
-
-    async def _leave(self, one: _Open, answer: Answer) -> Answer:
-        sending = self._client.post(one.case.path, one.case.body, lambda _, __: None)
-        try:
-            await asyncio.wait_for(sending, 0.02)
-        except TimeoutError:
-            answer.hung_up = True
-        answer.hung_up = True
-        return answer
-
-    def _judge(self, one: _Open, answer: Answer, problem: str, outage: bool) -> None:
+    def _judge(self, one: Exchange, outage: bool) -> None:
         """Count it. What the death of the engine excuses is an error in the server's own words, no more."""
         kind, found = one.case.kind, self.found
-        if answer.hung_up:
+        found.num_hung += one.hung
+        if one.answer.hung_up:
             came = "hung up on"
-        elif outage and (answer.status == 503 or answer.error in ENGINE_DEAD):
+        elif outage and one.ended_with_engine:
             came = "ended with the engine"
-        elif problem:
+        elif one.problem:
             came = "wrong"
             found.num_problems += 1
             if found.outcomes[kind, came] < MOST_PROBLEMS:
                 asked = one.case.body[:200].decode("utf-8", "replace")
-                found.problems.append(f"{self.now_s:.1f} s, {kind}: {problem[:300]}; asked was `{asked}`")
+                found.problems.append(f"{self.now_s:.1f} s, {kind}: {one.problem[:300]}; asked was `{asked}`")
         else:
             came = "as it must be"
         found.outcomes[kind, came] += 1
         if kind == "chat" and came == "as it must be" and one.num_events > 10 and not outage:
-            end_s = time.perf_counter()
             found.ttft.append((self.now_s, one.first_s - one.begin_s))
-            found.per_event.append((self.now_s, (end_s - one.first_s) / (one.num_events - 1)))
+            found.per_event.append((self.now_s, (one.end_s - one.first_s) / (one.num_events - 1)))
 
     # Beside it
 
@@ -261,13 +208,8 @@ class Soak:
 
     async def _compare(self) -> None:
         """Golden prompts, amid whatever else runs, but not while the engine is killed."""
-        found = hashlib.sha256()
         async with self._pausing:
-            for path, body in self._goldens:
-                reply = await self._client.post(path, body)
-                told = json.loads(reply.body)
-                found.update(json.dumps(told.get("choices", told), sort_keys=True).encode())
-            self.found.goldens.append((self.now_s, found.hexdigest()[:16]))
+            self.found.goldens.append((self.now_s, await digest(self._client, self._goldens)))
 
     async def _look(self, final: bool = False) -> None:
         """Let everything end, and see what is still held."""
@@ -340,6 +282,15 @@ def golden_bodies(model: str) -> list[tuple[str, bytes]]:
         ),
     ]
     return [(path, json.dumps({"model": model, **body}).encode()) for path, body in bodies]
+
+
+async def digest(client: Client, goldens: list[tuple[str, bytes]]) -> str:
+    """What the answers to golden requests say, in short."""
+    found = hashlib.sha256()
+    for path, body in goldens:
+        told = json.loads((await client.post(path, body)).body)
+        found.update(json.dumps(told.get("choices", told), sort_keys=True).encode())
+    return found.hexdigest()[:16]
 
 
 def read_metrics(text: str) -> dict[str, float]:

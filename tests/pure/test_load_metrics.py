@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from itertools import islice, pairwise
@@ -9,6 +10,9 @@ from itertools import islice, pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loadgen.answers import Answer, Case, well_formed
+from loadgen.asking import Exchange
+from loadgen.client import Client, Reply
 from loadgen.endurance import drift, fifths, slope
 from loadgen.metrics import (
     Goal,
@@ -21,7 +25,7 @@ from loadgen.metrics import (
     percentile,
     summarize,
 )
-from loadgen.mixture import Answer, Case, Mixture, well_formed
+from loadgen.mixture import Mixture
 from loadgen.report import spark
 from loadgen.soaking import read_metrics
 from loadgen.wire import BadReply, EventSplitter, ReplyParser
@@ -356,6 +360,59 @@ def test_a_stream_ends_each_choice_once():
     assert "choices ended" in well_formed(streamed(text, end), n=2)
     assert "[DONE]" in well_formed(streamed(text, end, num_done=2))
     assert "finish reasons" in well_formed(streamed({**end, "finish_reason": "abort"}))
+
+
+def response(*deltas: str, text: str = "ab", status: str = "completed", total: int = 3) -> list[dict]:
+    usage = {"input_tokens": 2, "output_tokens": 1, "total_tokens": total}
+    items = [{"type": "message", "content": [{"type": "output_text", "text": text}]}]
+    told = {"status": status, "output": items, "usage": usage}
+    events = [{"type": "response.output_text.delta", "delta": delta} for delta in deltas]
+    events.append({"type": "response.completed", "response": told})
+    return [event | {"sequence_number": number} for number, event in enumerate(events)]
+
+
+def test_responses_add_up():
+    case = only("responses", '"stream": true')
+    assert case.problem(Answer(200, events=response("a", "b"))) == ""
+    assert case.problem(Answer(200, response()[-1]["response"])) == ""
+    assert "deltas" in case.problem(Answer(200, events=response("a")))
+    assert "numbered" in case.problem(Answer(200, events=response("a", "b")[::2]))
+    assert "add up" in case.problem(Answer(200, events=response("ab", total=4)))
+    assert "which is incomplete" in case.problem(Answer(200, events=response("ab", status="incomplete")))
+    assert "ended with" in case.problem(Answer(200, events=response("ab", status="failed")))
+    assert "ended with" in case.problem(Answer(200, events=response("ab")[:1]))
+
+
+def message(*kinds: str, reason: str = "end_turn") -> list[dict]:
+    return [{"type": kind, "delta": {"stop_reason": reason}} for kind in kinds]
+
+
+def test_messages_begin_and_end():
+    case, block = only("messages"), ("content_block_start", "content_block_delta", "content_block_stop")
+    whole = ("message_start", *block, "message_delta", "message_stop")
+    assert case.problem(Answer(200, events=message("message_start", "ping", *whole[1:]))) == ""
+    assert case.problem(Answer(200, {"type": "message", "stop_reason": "max_tokens"})) == ""
+    assert "ended with" in case.problem(Answer(200, {"type": "message", "stop_reason": None}))
+    assert "began with" in case.problem(Answer(200, events=message(*whole[1:])))
+    assert "ended with" in case.problem(Answer(200, events=message(*whole[:-1])))
+    assert "did not end" in case.problem(Answer(200, events=message(*whole[:3], *whole[4:])))
+    assert "because" in case.problem(Answer(200, events=message(*whole, reason="refusal")))
+
+
+class StuckClient(Client):
+    """The server says nothing, ever."""
+
+    async def post(self, path: str, body: bytes, on_event: object = None) -> Reply:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def test_a_request_without_an_end_hangs():
+    one = Exchange(only("chat"))
+    asyncio.run(one.run(StuckClient("http://127.0.0.1:1"), 0.5))
+    assert one.hung
+    assert "did not end" in one.problem
+    assert not one.ended_with_engine
 
 
 def test_what_is_invalid_must_be_refused_in_words():
