@@ -18,6 +18,7 @@ from typing import Any
 import h11
 from starlette.responses import Response
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
@@ -69,6 +70,23 @@ def _large_head() -> Refused:
     return Refused(431, f"a head has at most {MAX_HEADERS} headers and {MAX_HEAD_BYTES:,} bytes")
 
 
+class Pieces:
+    """The short way of a stream's pieces to its socket, since each token is one: past all layers and h11."""
+
+    def __init__(self, transport: asyncio.Transport, flow: FlowControl, parser: Parser) -> None:
+        self._transport = transport
+        self._flow = flow
+        self._parser = parser
+
+    async def write(self, data: bytes) -> None:
+        """Send a piece of a body without a length, whose head was sent. Waits for a client that is slow."""
+        if data and not self._transport.is_closing():
+            is_chunked = (self._parser.their_http_version or b"") >= b"1.1"
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if is_chunked else data)
+            if self._flow.write_paused:
+                await self._flow.drain()
+
+
 class Protocol(H11Protocol):
     """uvicorn's connection with a deadline for each of its phases. Times are in seconds.
 
@@ -104,6 +122,7 @@ class Protocol(H11Protocol):
             # asyncio does so only where the listener names its protocol. Without it a small write waits for
             # the client to acknowledge the one before: 40 ms.
             own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.app_state = {**self.app_state, "write_piece": Pieces(transport, self.flow, self.conn).write}
         self._enter("new", self.head_s)
         if len(self.connections) > resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FILES:
             self._make_room()

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -31,6 +32,8 @@ DONE = b"data: [DONE]\n\n"
 NOTHING = b',"logprobs":null'
 OPEN = b',"finish_reason":null'
 _LOG = logging.getLogger(__name__)
+
+Write = Callable[[bytes], Awaitable[None]]
 
 encode = Encoder().encode
 
@@ -72,9 +75,11 @@ class EventStream(Response):
                 await response_for(error, scope["path"])(scope, receive, send)
                 return
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            alive = asyncio.create_task(self._keep_alive(send))
+            write = scope.get("state", {}).get("write_piece") or partial(_write, send)
+            alive = asyncio.create_task(self._keep_alive(write))
             try:
-                await self._send_all(first, send)
+                # In a task of its own: a token then wakes this file and not all the layers in front of it.
+                await asyncio.create_task(self._send_all(first, send, write))
             finally:
                 alive.cancel()
         finally:
@@ -83,13 +88,12 @@ class EventStream(Response):
                 await asyncio.wait((first,))
             await self._events.aclose()
 
-    async def _send_all(self, first: asyncio.Future[bytes], send: Send) -> None:
-        body: dict[str, Any] = {"type": "http.response.body", "more_body": True}
+    async def _send_all(self, first: asyncio.Future[bytes], send: Send, write: Write) -> None:
         try:
-            await send({**body, "body": await first})
+            await write(await first)
             async for event in self._events:
                 self._silent = False
-                await send({**body, "body": event})
+                await write(event)
             last = self._end
         except Exception as error:
             if not isinstance(error, QuireError):
@@ -97,12 +101,17 @@ class EventStream(Response):
             last = self._failed(error) + self._end
         await send({"type": "http.response.body", "body": last})
 
-    async def _keep_alive(self, send: Send) -> None:
+    async def _keep_alive(self, write: Write) -> None:
         while True:
             self._silent = True
             await asyncio.sleep(KEEP_ALIVE_S)
             if self._silent:
-                await send({"type": "http.response.body", "body": self._alive, "more_body": True})
+                await write(self._alive)
+
+
+async def _write(send: Send, data: bytes) -> None:
+    """How a piece is sent where the server has no shorter way."""
+    await send({"type": "http.response.body", "body": data, "more_body": True})
 
 
 def named(type_: str, /, **fields: Any) -> bytes:
