@@ -11,12 +11,16 @@ import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import cast
 from urllib.parse import urlsplit
 
 from loadgen.wire import BadReply, EventSplitter, ReplyParser
 
 # Takes the data of one event and when it came; True hangs up.
 OnEvent = Callable[[bytes, float], bool | None]
+# What was received, until it was looked at: of all connections, for their event loop is the only one. With
+# buffers of its own asyncio asks the system for memory, and gives it back, at each read.
+_RECEIVED = memoryview(bytearray(1 << 18))
 
 
 class Lost(Exception):
@@ -45,23 +49,25 @@ class _Exchange:
     body: bytearray = field(default_factory=bytearray)
 
 
-class _Connection(asyncio.Protocol):
+class _Connection(asyncio.BufferedProtocol):
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
         self.exchange: _Exchange | None = None
         self.is_used = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return _RECEIVED
+
+    def buffer_updated(self, num_bytes: int) -> None:
         now_s = time.perf_counter()
         exchange = self.exchange
         if exchange is None or exchange.done.done():
             return
         try:
-            body = exchange.parser.feed(data)
+            body = exchange.parser.feed(_RECEIVED[:num_bytes].tobytes())
             hung_up = bool(body) and self._take(exchange, body, now_s)
         except Exception as error:  # of the callback too: its request fails, not the loop
             exchange.done.set_exception(error)
@@ -71,11 +77,11 @@ class _Connection(asyncio.Protocol):
 
     def _take(self, exchange: _Exchange, body: bytes, now_s: float) -> bool:
         """True when the callback wants no more."""
-        kind = exchange.parser.headers.get("content-type", "")
-        if exchange.on_event is None or not kind.startswith("text/event-stream"):
+        on_event = exchange.on_event
+        if on_event is None or not exchange.parser.is_event_stream:
             exchange.body += body
             return False
-        return any(exchange.on_event(data, now_s) for data in exchange.splitter.feed(body))
+        return any(on_event(data, now_s) for data in exchange.splitter.feed(body))
 
     def _finish(self, exchange: _Exchange, now_s: float, hung_up: bool) -> None:
         parser = exchange.parser

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.json import decode
+
 from loadgen.client import BadReply, Client, Lost, Reply
 from loadgen.metrics import Timeline
 from loadgen.workload import WORDS, Content, Request, Vocabulary
@@ -77,13 +79,15 @@ async def ask(
         if data == b"[DONE]":
             is_done = True
             return
-        chunk = json.loads(data)
+        chunk = decode(data)
         if chunk.get("error"):
             raise StreamFailed(f"stream: {_error_name(chunk['error'])}")
-        if any(_brings_tokens(choice, not timeline.chunk_s) for choice in chunk.get("choices") or ()):
-            timeline.chunk_s.append(at_s)
-            if seen:
-                seen()
+        for choice in chunk.get("choices") or ():
+            if _brings_tokens(choice, not timeline.chunk_s):
+                timeline.chunk_s.append(at_s)
+                if seen:
+                    seen()
+                break
         _count(timeline, chunk)
 
     try:

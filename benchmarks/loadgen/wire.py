@@ -16,12 +16,15 @@ class ReplyParser:
         self.status = 0  # until the head is complete
         self.headers: dict[str, str] = {}  # names in small letters
         self.is_done = False
+        self.is_event_stream = False
         self._buffer = bytearray()
         self._rest = -1  # bytes of the body that are still to come; -1: until the connection ends
         self._chunked = False
 
     def feed(self, data: bytes) -> bytes:
         """The bytes of the body within `data`; raises BadReply."""
+        if self._chunked and not self._buffer and (body := _one_chunk(data)):
+            return body
         self._buffer += data
         while not self.status:  # in a loop: 100 Continue goes before the reply
             end = self._buffer.find(b"\r\n\r\n")
@@ -53,6 +56,7 @@ class ReplyParser:
         self.status = status
         pairs = (line.partition(":") for line in lines)
         self.headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
+        self.is_event_stream = self.headers.get("content-type", "").startswith("text/event-stream")
         self._chunked = "chunked" in self.headers.get("transfer-encoding", "").lower()
         if self._chunked or status in (204, 304):
             self._rest = 0
@@ -89,6 +93,15 @@ class ReplyParser:
         return bytes(found)
 
 
+def _one_chunk(data: bytes) -> bytes:
+    """The body of the one chunk that `data` is, as it nearly always is; nothing if it is anything else."""
+    line = data.find(b"\r\n")
+    try:
+        return data[line + 2 : -2] if len(data) == line + int(data[:line], 16) + 4 else b""
+    except ValueError:
+        return b""
+
+
 class EventSplitter:
     """Server-sent events: give it bytes of the body, it gives back the data of each whole event."""
 
@@ -97,6 +110,8 @@ class EventSplitter:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The data of the events that `data` completes. Comments and names of events are left out."""
+        if not self._buffer and b"\r" not in data and data.find(b"\n\n") == len(data) - 2:
+            return [] if (found := _data(data[:-2])) is None else [found]  # one whole event
         buffer = self._buffer + data
         if b"\r" in buffer:
             buffer = buffer.replace(b"\r\n", b"\n")
