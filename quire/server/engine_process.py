@@ -19,7 +19,7 @@ from quire.build import Announce, Built, Progress, build
 from quire.config import EngineConfig
 from quire.engine.engine import Engine
 from quire.errors import ConfigError, QuireError, RequestError
-from quire.server import messages
+from quire.server import heap, messages
 from quire.server.messages import BadFrame, Message, ToEngine
 
 NAME = b"quire-engine"
@@ -70,11 +70,15 @@ def serve(server: ServerSocket, build: Build) -> None:
     if not isinstance(first, messages.Start):
         raise BadFrame(f"{type(first).__name__} before Start")
     engine = _load(server, first.config, build)
+    trim_s = time.monotonic() + heap.PERIOD_S
     while True:
         for message in waiting:
             _take(server, engine, message)
         if engine.has_work:
             _step(server, engine)
+        if time.monotonic() >= trim_s:
+            heap.trim()
+            trim_s = time.monotonic() + heap.PERIOD_S
         waiting = server.receive(wait=not engine.has_work)
 
 

@@ -18,6 +18,7 @@ from quire.config import EngineConfig, ServerConfig, api_keys
 from quire.errors import ConfigError, Overloaded
 from quire.frontend import Frontend
 from quire.models import read_model
+from quire.server import heap
 from quire.server.app import make_app
 from quire.server.engine_process import YOUNG_OBJECTS
 from quire.server.exchange import DRAIN_RETRY_S
@@ -33,6 +34,7 @@ from quire.weights.hub import resolve
 ON_THEIR_WAY_S = 0.1  # requests that were sent before a signal
 INTERRUPT_DRAIN_S = 5  # of open requests after Ctrl-C
 END_S = 2.0  # for error events to be sent to those that drain ends, and for connections to close
+TICK_S = 0.1  # between two calls of uvicorn's on_tick
 _LOG = logging.getLogger(__name__)
 
 Ready = Callable[[Serving, str], None]
@@ -186,6 +188,8 @@ class _Server(uvicorn.Server):
             _LOG.critical("the engine cannot be started again: the server ends")
             self._harmed = True
             return True
+        if counter % int(heap.PERIOD_S / TICK_S) == 1:
+            asyncio.get_running_loop().run_in_executor(None, heap.trim)
         return await super().on_tick(counter)
 
     def _begin_drain(self, patience_s: float) -> None:

@@ -1,0 +1,55 @@
+"""Memory that was freed does not stay with the processes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from requests_over_http import wait_for
+from server import running
+
+from quire.config import EngineConfig
+from quire.server import engine_process, heap, messages
+
+BEFORE = "import quire.server.heap as h; h.PERIOD_S = 0.2; h.trim = lambda: print('trimmed', flush=True)"
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc's")
+def test_whole_pages_go_back() -> None:
+    """Also those between others that are in use, which free() alone keeps."""
+    objects = [bytes(3000) for _ in range(30_000)]
+    kept = objects[99::100]
+    del objects
+    full = resident_bytes()
+    heap.trim()
+    assert full - resident_bytes() > 40 << 20
+    assert len(kept) == 300
+
+
+def test_the_server_trims_now_and_then() -> None:
+    with running(before=BEFORE) as server:
+        wait_for(lambda: server.log.count("trimmed") > 2, 10, "it trims")
+
+
+def test_the_engine_trims_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    trims: list[int] = []
+    received: list[list[messages.Message]] = [[messages.Start(EngineConfig())], [], []]
+
+    def receive(wait: bool) -> list[messages.Message]:
+        if not received:
+            raise EOFError
+        return received.pop(0)
+
+    monkeypatch.setattr(engine_process, "_load", lambda *_: SimpleNamespace(has_work=False))
+    monkeypatch.setattr(heap, "trim", lambda: trims.append(1))
+    monkeypatch.setattr(heap, "PERIOD_S", 0.0)
+    with pytest.raises(EOFError):
+        engine_process.serve(SimpleNamespace(receive=receive), lambda *_: None)  # type: ignore[arg-type]
+    assert len(trims) == 3
