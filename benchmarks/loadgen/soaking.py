@@ -15,6 +15,7 @@ from typing import Any
 from loadgen.answers import Case
 from loadgen.asking import Exchange
 from loadgen.client import Client
+from loadgen.clock import Clock
 from loadgen.mixture import SCHEMA, Mixture
 from loadgen.openai import CHAT, COMPLETIONS, find_model
 from loadgen.processes import ServerProcess, Usage
@@ -68,7 +69,7 @@ class Kill:
 
 @dataclass(slots=True)
 class Found:
-    """Everything that was seen. Times count from the beginning of the traffic."""
+    """Everything that was seen. Times are of the soak's clock, from the beginning of the traffic."""
 
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)  # (kind, what came of it)
     problems: list[str] = field(default_factory=list)
@@ -91,7 +92,7 @@ class Soak:
         self.found = Found()
         self.exit_status: int | None = None
         self.log = ""
-        self.begin_s = 0.0
+        self.clock = Clock()
         self.num_restarts_expected = 0
         self._client = Client(server.url, timeout_s=10 * settings.patience_s)  # an Exchange has less
         self._open: set[Exchange] = set()
@@ -102,7 +103,7 @@ class Soak:
 
     @property
     def now_s(self) -> float:
-        return time.perf_counter() - self.begin_s
+        return self.clock.now_s()
 
     async def run(self) -> None:
         """Goldens on the idle server, then traffic with all that goes on beside it, then a last look."""
@@ -111,14 +112,14 @@ class Soak:
             model, self.settings.seed, self.settings.num_prompt_words, self.settings.num_output_tokens
         )
         self._goldens = golden_bodies(model)
-        self.begin_s = time.perf_counter()
+        self.clock = Clock()
         await self._compare()
         self._traffic.set()
         workers = [asyncio.create_task(self._work(mixture)) for _ in range(self.settings.streams)]
         others = [asyncio.create_task(coroutine) for coroutine in self._beside()]
         tasks = [*workers, *others]
         try:
-            await asyncio.wait(tasks, timeout=self.settings.seconds, return_when=asyncio.FIRST_EXCEPTION)
+            await self._last(tasks)
             self._over = True
             async with self._pausing:
                 await asyncio.gather(*workers)
@@ -132,6 +133,13 @@ class Soak:
         await self._compare()
         await self._look(final=True)
         self._client.close()
+
+    async def _last(self, tasks: list[asyncio.Task[None]]) -> None:
+        """Wait until it has lasted long enough, or something is amiss."""
+        while self.now_s < self.settings.seconds:
+            done, _ = await asyncio.wait(tasks, timeout=1.0, return_when=asyncio.FIRST_EXCEPTION)
+            if any(task.exception() for task in done):
+                return
 
     def _beside(self) -> list[Any]:
         settings = self.settings
@@ -181,6 +189,8 @@ class Soak:
             came = "hung up on"
         elif outage and one.ended_with_engine:
             came = "ended with the engine"
+        elif one.ended_with_engine and self.clock.stood_still(one.begin_s - SETTLE_S, one.end_s):
+            came = "told to come back"  # no step had ended for long
         elif one.problem:
             came = "wrong"
             found.num_problems += 1
@@ -209,7 +219,12 @@ class Soak:
     async def _compare(self) -> None:
         """Golden prompts, amid whatever else runs, but not while the engine is killed."""
         async with self._pausing:
-            self.found.goldens.append((self.now_s, await digest(self._client, self._goldens)))
+            while True:
+                begin_s = time.perf_counter()
+                found = await digest(self._client, self._goldens)
+                if not self.clock.stood_still(begin_s - SETTLE_S, time.perf_counter()):
+                    break
+            self.found.goldens.append((self.now_s, found))
 
     async def _look(self, final: bool = False) -> None:
         """Let everything end, and see what is still held."""
@@ -263,6 +278,7 @@ class Soak:
             "kills": [asdict(kill) for kill in found.kills],
             "goldens": found.goldens,
             "totals": found.totals,
+            "pauses": self.clock.pauses,
         }
 
 

@@ -134,6 +134,7 @@ def report(soak: Soak, begin_s: float) -> tuple[list[Promise], str]:
         f"{when} UTC, {machine}. `{command}`, {settings.streams} requests at once, seed {settings.seed}: "
         f"{total:,} requests, {tokens:,.0f} tokens generated.",
         "",
+        *_pause_lines(soak),
         columns([("promise", "", "found"), *rows]),
         "",
         "## Requests",
@@ -153,6 +154,14 @@ def report(soak: Soak, begin_s: float) -> tuple[list[Promise], str]:
     if found.problems:
         lines += ["", "## What was wrong", "", *(f"- {problem}" for problem in found.problems)]
     return promises, "\n".join(lines) + "\n"
+
+
+def _pause_lines(soak: Soak) -> list[str]:
+    pauses = soak.clock.pauses
+    if not pauses:
+        return []
+    text = f"All stood still {len(pauses)} times, for {soak.clock.lost_s:,.0f} s; these do not count."
+    return [text, ""]
 
 
 def _outcome_rows(soak: Soak) -> list[tuple[str, ...]]:

@@ -1,0 +1,114 @@
+"""What judges a server that is killed, drained and left: hand-made outcomes, a clock, schemas by chance."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import jsonschema
+import pytest
+from loadgen.aborting import Aborts
+from loadgen.answers import Answer, Case
+from loadgen.asking import Exchange
+from loadgen.clock import Clock
+from loadgen.draining import Drainer, Drains
+from loadgen.killing import GONE, TOLD, WHOLE, WRONG, Killer, Kills
+from loadgen.structures import random_schema, schema_size, tool_prompt, tool_sets
+from loadgen.verdict import Promise
+
+
+def broken(promises: list[Promise]) -> set[str]:
+    return {promise.name for promise in promises if not promise.is_kept}
+
+
+def exchange(problem: str = "", status: int = 200, error: str = "", begin_s: float = 0.0) -> Exchange:
+    """One that has ended."""
+    case = Case("chat", "/", b"", lambda _: "")
+    return Exchange(case, begin_s=begin_s, answer=Answer(status, error=error), problem=problem)
+
+
+def test_what_kills_may_do():
+    kills = Kills(stream_ends=[0.4], answer_ends=[2.0], recoveries=[1.0], goldens=["a", "a"], held=[0])
+    kills.outcomes.update({WHOLE: 3, TOLD: 2, GONE: 1})
+    kills.statuses = [1]
+    assert broken(kills.judged()) == set()
+    kills.outcomes[WRONG] += 1
+    kills.num_hung = 1
+    kills.stream_ends.append(1.5)
+    kills.answer_ends.append(9.0)
+    kills.recoveries.append(31.0)
+    kills.goldens.append("b")
+    kills.held.append(2)
+    kills.statuses.append(0)
+    assert len(broken(kills.judged())) == len(kills.judged())
+
+
+def test_what_comes_of_a_request_when_the_engine_dies(tmp_path):
+    killer = Killer(1, 0, tmp_path / "log", lambda _: None)
+    told, gone = exchange("HTTP 503", 503), exchange("Lost: connection lost", 0)
+    first = [exchange(), exchange("error", error="engine_dead"), told, exchange("Lost: connection lost", 0)]
+    killer._judge(first, [gone], is_up=True)
+    assert killer.found.outcomes == {WHOLE: 1, TOLD: 2, WRONG: 2}
+    killer._judge([], [gone], is_up=False)
+    assert killer.found.outcomes[GONE] == 1
+    assert "Lost" in killer.found.problems[0]
+
+
+def test_what_drains_may_do(tmp_path):
+    drainer = Drainer(1, 0, tmp_path / "log", lambda _: None)
+    drainer._signal_s = 10.0
+    drainer._judge(exchange(begin_s=9.9))
+    drainer._judge(exchange("HTTP 503", 503, begin_s=10.1))
+    drainer._judge(exchange("ConnectionRefusedError: no", 0, begin_s=10.2))
+    found = drainer.found
+    found.statuses[0], found.seconds = 1, [0.5]
+    assert broken(found.judged()) == set()
+    drainer._judge(exchange("HTTP 503", 503, begin_s=9.9))
+    drainer._judge(exchange("Lost: connection lost", 0, begin_s=10.1))
+    found.statuses[1] += 1
+    found.num_tracebacks = 1
+    assert len(broken(found.judged())) == len(found.judged())
+
+
+def test_what_aborts_may_do():
+    aborts = Aborts(held=[0, 0], open=[0, 0], goldens=["a", "a"])
+    assert broken(aborts.judged()) == set()
+    aborts.outcomes["failed"] = 1
+    aborts.held, aborts.open, aborts.goldens = [0, 3], [0, 1], ["a", "b"]
+    assert len(broken(aborts.judged())) == len(aborts.judged())
+    assert broken(Drains(seconds=[0.0]).judged()) == set()
+
+
+def test_time_that_stood_still_does_not_count(monkeypatch: pytest.MonkeyPatch):
+    now_s = 100.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now_s)
+    clock = Clock()
+    now_s = 102.0
+    assert clock.now_s() == 2.0
+    now_s = 602.0
+    assert clock.now_s() == 2.0
+    now_s = 604.0
+    assert (clock.now_s(), clock.lost_s) == (4.0, 500.0)
+    assert clock.stood_still(101.0, 603.0)
+    assert clock.stood_still(300.0, 301.0)
+    assert not clock.stood_still(100.0, 101.0)
+    assert not clock.stood_still(603.0, 604.0)
+
+
+def test_schemas_grow_and_are_schemas():
+    made = [random_schema(random.Random(seed), 1 + seed // 5) for seed in range(200)]
+    for schema in made:
+        jsonschema.Draft202012Validator.check_schema(schema)
+    sizes = [schema_size(schema) for schema in made]
+    assert max(sizes[:20]) <= 8
+    assert max(sizes[150:]) > 15
+    assert any("$defs" in schema for schema in made)
+    assert made[150:] == [random_schema(random.Random(seed), 1 + seed // 5) for seed in range(150, 200)]
+
+
+def test_tools_have_schemas_and_prompts_differ():
+    for tools in tool_sets():
+        for tool in tools:
+            jsonschema.Draft202012Validator.check_schema(tool["function"]["parameters"])
+    dice = random.Random(0)
+    assert len({tool_prompt(dice) for _ in range(160)}) > 80
