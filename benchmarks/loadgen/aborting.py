@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from pathlib import Path
 from loadgen.answers import Case
 from loadgen.asking import Exchange
 from loadgen.client import BadReply, Client, Lost
+from loadgen.clock import Clock
 from loadgen.mixture import Mixture
 from loadgen.processes import ServerProcess
 from loadgen.soaking import digest, golden_bodies
@@ -57,9 +59,11 @@ class Aborts:
 class Aborter:
     """Clients of one server, each of which leaves, and asks again."""
 
-    def __init__(self, num_aborts: int, seed: int, log: Path, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, num_aborts: int, seed: int, log: Path, clock: Clock, tell: Callable[[str], None]
+    ) -> None:
         self.found = Aborts()
-        self._wanted, self._log, self._tell = num_aborts, log, tell
+        self._wanted, self._log, self._clock, self._tell = num_aborts, log, clock, tell
         self._dice = random.Random(seed)
         self._mixture = Mixture("demo", seed, PROMPT_WORDS, 160)
         self._goldens = golden_bodies("demo")
@@ -125,6 +129,9 @@ class Aborter:
         return self._mixture.stream() if self._dice.random() < 0.7 else self._mixture.plain()
 
     def _failed(self, problem: str) -> None:
+        now_s = time.perf_counter()
+        if self._clock.stood_still(now_s - SETTLE_S, now_s):
+            return
         self.found.outcomes["failed"] += 1
         if len(self.found.problems) < MOST_TOLD:
             self.found.problems.append(f"abort {self.found.num_aborts}: {problem[:300]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 PAUSE_S = 5.0  # nobody has looked at the clock for so long: someone looks at least every two seconds
@@ -31,3 +32,9 @@ class Clock:
         """Whether that happened between two moments of time.perf_counter."""
         self.now_s()
         return any(begin_s <= at_s and at_s - seconds <= end_s for at_s, seconds in self.pauses)
+
+    async def watch(self) -> None:
+        """Look at it for ever."""
+        while True:
+            self.now_s()
+            await asyncio.sleep(1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ from pathlib import Path
 from loadgen.answers import Case
 from loadgen.asking import Exchange
 from loadgen.client import Client
+from loadgen.clock import Clock
 from loadgen.mixture import Mixture
 from loadgen.processes import ServerProcess
 from loadgen.verdict import Promise
@@ -57,19 +59,25 @@ def counted(outcomes: Counter[str]) -> str:
 class Drainer:
     """Starts one server after the other, and ends each while clients ask."""
 
-    def __init__(self, num_drains: int, seed: int, log: Path, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, num_drains: int, seed: int, log: Path, clock: Clock, tell: Callable[[str], None]
+    ) -> None:
         self.found = Drains()
-        self._wanted, self._log, self._tell = num_drains, log, tell
+        self._wanted, self._log, self._clock, self._tell = num_drains, log, clock, tell
         self._dice = random.Random(seed)
         self._mixture = Mixture("demo", seed, 120, 160)
         self._signal_s = 0.0  # when it was sent, to the server that runs
 
     async def run(self) -> Drains:
         """All of them. Raises Unusable for a server that does not start."""
-        for number in range(self._wanted):
-            self._tell(f"drain {number + 1} of {self._wanted}")
+        while (count := self.found.statuses.total()) < self._wanted:
+            self._tell(f"drain {count + 1} of {self._wanted}")
+            before, begin_s = copy.deepcopy(self.found), time.perf_counter()
             async with ServerProcess(["demo"], self._log) as server:
                 await self._drain(server)
+            if self._clock.stood_still(begin_s, time.perf_counter()):
+                self.found = before
+                continue
             self.found.num_tracebacks += self._log.read_text("utf-8", "replace").count("Traceback (most")
         return self.found
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import random
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
 from loadgen.asking import Exchange
 from loadgen.client import Client
+from loadgen.clock import Clock
 from loadgen.mixture import Mixture
 from loadgen.openai import Unusable
 from loadgen.processes import ServerProcess
@@ -78,9 +80,11 @@ class Killer:
     Whoever watches it starts another then, and so does this.
     """
 
-    def __init__(self, num_kills: int, seed: int, log: Path, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, num_kills: int, seed: int, log: Path, clock: Clock, tell: Callable[[str], None]
+    ) -> None:
         self.found = Kills()
-        self._wanted, self._log, self._tell = num_kills, log, tell
+        self._wanted, self._log, self._clock, self._tell = num_kills, log, clock, tell
         self._dice = random.Random(seed)
         self._mixture = Mixture("demo", seed, 120, 160)
         self._goldens = golden_bodies("demo")
@@ -95,7 +99,10 @@ class Killer:
                 found.goldens.append(await digest(Client(server.url), self._goldens))
                 while server.status is None and found.num_kills < self._wanted:
                     self._tell(f"kill {found.num_kills + 1} of {self._wanted}, server {found.num_servers}")
+                    before, begin_s = copy.deepcopy(found), time.perf_counter()
                     await self._kill(server)
+                    if self._clock.stood_still(begin_s, time.perf_counter()):
+                        found = self.found = replace(before, num_servers=found.num_servers)
         return found
 
     async def _kill(self, server: ServerProcess) -> None:
@@ -128,11 +135,11 @@ class Killer:
 
     async def _recover(self, server: ServerProcess, old: int | None) -> float:
         """When it was ready again, or had ended."""
-        begin_s = time.perf_counter()
+        begin_s = self._clock.now_s()
         while server.status is None:
             if server.engine_pid not in (None, old) and await server.is_ready():
                 break
-            if time.perf_counter() > begin_s + RECOVERY_S:
+            if self._clock.now_s() > begin_s + RECOVERY_S:
                 raise Unusable(f"not ready {RECOVERY_S:g} s after a kill:\n{server.last_of_log()}")
             await asyncio.sleep(0.02)
         return time.perf_counter()

@@ -44,7 +44,7 @@ def test_what_kills_may_do():
 
 
 def test_what_comes_of_a_request_when_the_engine_dies(tmp_path):
-    killer = Killer(1, 0, tmp_path / "log", lambda _: None)
+    killer = Killer(1, 0, tmp_path / "log", Clock(), lambda _: None)
     told, gone = exchange("HTTP 503", 503), exchange("Lost: connection lost", 0)
     first = [exchange(), exchange("error", error="engine_dead"), told, exchange("Lost: connection lost", 0)]
     killer._judge(first, [gone], is_up=True)
@@ -55,7 +55,7 @@ def test_what_comes_of_a_request_when_the_engine_dies(tmp_path):
 
 
 def test_what_drains_may_do(tmp_path):
-    drainer = Drainer(1, 0, tmp_path / "log", lambda _: None)
+    drainer = Drainer(1, 0, tmp_path / "log", Clock(), lambda _: None)
     drainer._signal_s = 10.0
     drainer._judge(exchange(begin_s=9.9))
     drainer._judge(exchange("HTTP 503", 503, begin_s=10.1))
