@@ -20,6 +20,7 @@ from quire.text.tools.functions import Function
 THINK = REASONING[0]
 FORMAT = {known.name: known("") for known in FORMATS}
 HERMES, MISTRAL, LLAMA = FORMAT["hermes"], FORMAT["mistral"], FORMAT["llama3_json"]
+MISTRAL_ARGS = FORMAT["mistral_args"]
 FUNCTIONS = [Function("f", {}), Function("get_weather", {})]
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "x"}}\n</tool_call>'
 
@@ -70,7 +71,7 @@ PIECES = st.lists(
             *("<think", "</", "<tool", "_call>", "[TOOL", "<|py", "thon_tag|>", "<", "[", "]", "{", "}", ";"),
             *('"', "\\", ",", ":", '"name"', '"arguments"', '"parameters"', '"id"', '"f"', '"get_weather"'),
             *('{"name": "f", "arguments": {"a": 1}}', '{"a": "}"}', '{"parameters": {}, "name": "f"}', CALL),
-            *("word", " ", "\n", "\t", "é"),
+            *("f", "[ARGS]", "[CALL_ID]", "word", " ", "\n", "\t", "é"),
         ]
     ),
     max_size=14,
@@ -93,7 +94,7 @@ def test_without_marks_nothing_is_changed(text: str) -> None:
 
 
 @given(
-    PIECES.map(lambda text: text.replace('"name"', '"nom"').replace(CALL, "")),
+    PIECES.map(lambda text: text.replace('"name"', '"nom"').replace("[ARGS]", "").replace(CALL, "")),
     st.sampled_from([*FORMAT.values()]),
 )
 def test_what_is_no_call_is_content_to_the_letter(text: str, tools: ToolFormat) -> None:
@@ -138,6 +139,8 @@ def test_calls_within_reasoning_are_thoughts() -> None:
             '{"name": "f", "arguments": %s}]',
         ),
         (MISTRAL, '[TOOL_CALLS][{"name":"f"},', '{"id": "x", "arguments": %s, "name": "f"}]'),
+        (MISTRAL_ARGS, "[TOOL_CALLS]f[ARGS]{}", "[TOOL_CALLS]f[ARGS]%s"),
+        (MISTRAL_ARGS, "[TOOL_CALLS] f[CALL_ID]abc[ARGS] {}\n", "[TOOL_CALLS]f[ARGS]%s\n"),
         (LLAMA, '{"name": "f", "parameters": {}}; ', '{"name": "f", "parameters": %s}'),
         (LLAMA, '<|python_tag|>{"type": "function", "name": "f"};', '{"name": "f", "parameters": %s}'),
     ],
@@ -185,6 +188,17 @@ def test_a_malformed_call_is_content(broken: str) -> None:
     assert told(f"So: \n{broken} and on") == [("Content", f"So: \n{broken} and on")]
     assert told(f"{broken}{CALL}")[0] == ("Content", broken)
     assert told(f"{broken}{CALL}")[1:] == called(0, "f", '{"a": "x"}')
+
+
+@pytest.mark.parametrize(
+    "broken", ["f", "f[ARGS", "g[ARGS]{}", "f[ARGS]x", "f[CALL_ID]x{}", "f[TOOL_CALLS]", '[{"name": "f"}]']
+)
+def test_a_malformed_call_of_mistral_is_content(broken: str) -> None:
+    whole = "[TOOL_CALLS]f[ARGS]{}"
+    assert told(f"So: [TOOL_CALLS]{broken}", MISTRAL_ARGS) == [("Content", f"So: [TOOL_CALLS]{broken}")]
+    behind = [*called(0, "f", "{}"), ("Content", f"[TOOL_CALLS]{broken}")]
+    assert told(f"{whole}[TOOL_CALLS]{broken}", MISTRAL_ARGS) == behind
+    assert told(f"{whole}[TOO", MISTRAL_ARGS) == [*called(0, "f", "{}"), ("Content", "[TOO")]
 
 
 def test_a_call_that_never_began_is_content() -> None:

@@ -107,7 +107,6 @@ def test_what_a_template_writes_the_grammar_allows(
 @pytest.mark.parametrize(
     "source",
     [
-        "[TOOL_CALLS]{{ call.name }}[ARGS]{{ call.arguments }}",
         "<tool_call>\n<function={{ call.name }}>{% for name, value in call.arguments|items %}",
         "<tool_call>{{ call.name }}<arg_key>",
         '{"name": "{{ call.name }}"}',
@@ -116,6 +115,24 @@ def test_what_a_template_writes_the_grammar_allows(
 )
 def test_similar_formats_are_not_taken_for_those_known(source: str) -> None:
     assert names(dialect({"default": source}, None)) == (None, None)
+
+
+MISTRAL = """{% for m in messages %}{% if m.role == "user" %}[INST]{{ m.content }}[/INST]{% else %}\
+{{ m.content }}{% for call in m.tool_calls %}[TOOL_CALLS]{{ call.function.name }}%s[ARGS]\
+{{ call.function.arguments | tojson }}{% endfor %}</s>{% endif %}{% endfor %}"""
+
+
+@pytest.mark.parametrize("call_id", ["", "[CALL_ID]{{ call.id }}"])
+def test_newer_templates_of_mistral(sandbox: Sandbox, call_id: str) -> None:
+    chat = ChatTemplate({"default": MISTRAL.replace("%s", call_id)}, {}, sandbox)
+    spoken = dialect(chat.templates, None)
+    assert names(spoken) == ("mistral_args", None)
+    assert spoken.self_check(chat) is None
+    grammar = spoken.grammar([TOOL])
+    assert grammar is not None
+    written = f"[TOOL_CALLS]get_weather{call_id and '[CALL_ID]abcDEF123'}[ARGS]"
+    assert Bytes().allows(grammar, f'So. {written}{{"city": "Łódź"}}')
+    assert not Bytes().begins(grammar, f"{written}x")
 
 
 def test_a_mismatch_is_told(sandbox: Sandbox) -> None:
@@ -143,7 +160,7 @@ def test_a_format_can_be_switched_off(shared_data: Path, sandbox: Sandbox) -> No
 
 
 def test_an_unknown_format_is_refused() -> None:
-    with pytest.raises(ConfigError, match="hermes, mistral, llama3_json"):
+    with pytest.raises(ConfigError, match="hermes, mistral, mistral_args, llama3_json"):
         dialect({}, None, "herems")
     with pytest.raises(ConfigError, match="think, mistral, cohere"):
         dialect({}, None, "auto", "thought")

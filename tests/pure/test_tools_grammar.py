@@ -17,7 +17,7 @@ from quire.text.reasoning import FORMATS as REASONING
 from quire.text.tools import FORMATS, Dialect
 from quire.text.tools.functions import blame
 
-MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<think>", "</think>")
+MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>", "</think>")
 TEXT, TOKENS = Bytes(), Bytes(MARKS)
 FORMAT = {known.name: known("") for known in FORMATS}
 NAMES = list(FORMAT)
@@ -43,11 +43,13 @@ TOOLS = [tool("now"), tool("get_weather", CITY), tool("sum.up-2", SUM)]
 WRITTEN = {  # name, arguments -> a call behind its marker
     "hermes": '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>',
     "mistral": '[TOOL_CALLS][{"name": "%s", "arguments": %s}]',
+    "mistral_args": "[TOOL_CALLS]%s[ARGS]%s",
     "llama3_json": '<|python_tag|>{"name": "%s", "parameters": %s}',
 }
 ANOTHER = {  # the same, behind a first one without its last `]`
     "hermes": '\n<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>',
     "mistral": ', {"name": "%s", "arguments": %s}]',
+    "mistral_args": "[TOOL_CALLS]%s[ARGS]%s",
     "llama3_json": '; {"name": "%s", "parameters": %s}',
 }
 

@@ -25,7 +25,7 @@ _FIELDS = {"name": "name", "arguments": "arguments", "parameters": "arguments", 
 
 
 # What reads a part of a call: sent one character at a time, it yields a _Value to have that read instead.
-_Reading = Generator["_Value | None", str, _T]
+Reading = Generator["_Value | None", str, _T]
 
 
 class JsonCalls:
@@ -57,7 +57,7 @@ class JsonCalls:
 
     def grammar(self, functions: Sequence[Function], several: bool, mark: Callable[[str], str]) -> str:
         """Lark rules: `calls` is what follows the marker. `mark` writes a marker, a token or text."""
-        each = [self._call(number, function.name) for number, function in enumerate(functions)]
+        each = [self.call(number, function.name, mark) for number, function in enumerate(functions)]
         schemas = [f"args_{i}: %json {json.dumps(function.schema)}" for i, function in enumerate(functions)]
         first, further, end = self.calls(mark)
         more = f"({further}){{0,{self.max_calls - 1}}}" if several and self.max_calls > 1 else ""
@@ -71,7 +71,8 @@ class JsonCalls:
         """The id of a call, by which a tool's answer will refer to it."""
         return f"call_{secrets.token_hex(12)}"
 
-    def _call(self, number: int, name: str) -> str:
+    def call(self, number: int, name: str, mark: Callable[[str], str]) -> str:
+        """In Lark: a call of this function, whose arguments are the rule `args_NUMBER`."""
         if self.arguments_first:
             opening, closing = f'{{"{self.arguments_key}": ', f', "name": "{name}"}}'
         else:
@@ -134,12 +135,12 @@ class JsonCallReader:
 
     # What calls are made of. A character that does not belong there raises ValueError.
 
-    def _read_calls(self) -> _Reading[None]:
+    def _read_calls(self) -> Reading[None]:
         if self._syntax.opening:
-            yield from _mark(self._syntax.opening)
+            yield from expect(self._syntax.opening)
         while True:
             yield from self._read_call()
-            char = yield from _mark(self._syntax.separator + self._syntax.closing[:1])
+            char = yield from expect(self._syntax.separator + self._syntax.closing[:1])
             if char != self._syntax.separator:
                 break
         for expected in self._syntax.closing[1:]:
@@ -148,8 +149,8 @@ class JsonCallReader:
         self._unsaid, self._ended = None, True
         yield None
 
-    def _read_call(self) -> _Reading[None]:
-        yield from _mark("{")
+    def _read_call(self) -> Reading[None]:
+        yield from expect("{")
         self._whole = False
         name, early, seen = "", list[str](), set[str]()
         while True:
@@ -157,9 +158,9 @@ class JsonCallReader:
             if not key or key in seen:
                 raise ValueError
             seen.add(key)
-            yield from _mark(":")
+            yield from expect(":")
             if key == "arguments":
-                yield from _mark("{")
+                yield from expect("{")
                 if name:
                     self._start(name)
                 yield _Value("{", self._say_arguments if name else early.append)
@@ -170,12 +171,19 @@ class JsonCallReader:
                     if early:
                         self._start(name)
                         self._say_arguments("".join(early))
-            if (yield from _mark(",}")) == "}":
+            if (yield from expect(",}")) == "}":
                 break
         self._known(name)
         if "arguments" not in seen:
             self._start(name)
             self._say_arguments("{}")
+        self._unsaid, self._whole = [], True
+
+    def _read_arguments(self, name: str) -> Reading[None]:
+        """The object that stands alone behind the name of its function."""
+        yield from expect("{")
+        self._start(name)
+        yield _Value("{", self._say_arguments)
         self._unsaid, self._whole = [], True
 
     def _known(self, name: str) -> str:
@@ -196,7 +204,7 @@ class JsonCallReader:
             self._events.append(CallArguments(self._num_calls - 1, text))
 
 
-def _mark(expected: str) -> _Reading[str]:
+def expect(expected: str) -> Reading[str]:
     """The next character that is not white space, which must be one of these."""
     while (char := (yield None)) in _SPACE:
         pass
@@ -205,9 +213,9 @@ def _mark(expected: str) -> _Reading[str]:
     return char
 
 
-def _string() -> _Reading[str]:
+def _string() -> Reading[str]:
     pieces: list[str] = []
-    yield from _mark('"')
+    yield from expect('"')
     yield _Value('"', pieces.append, MAX_SHORT)
     return str(json.loads("".join(pieces)))
 

@@ -18,7 +18,7 @@ class Mistral(JsonCalls):
 
     @classmethod
     def spoken_in(cls, source: str) -> bool:
-        """Newer models write name[ARGS]{...} behind the same marker."""
+        """Newer models write name[ARGS]{...} behind the same marker (see MistralArgs)."""
         return cls.marker in source and "[ARGS]" not in source
 
     def calls(self, mark: Callable[[str], str]) -> tuple[str, str, str]:

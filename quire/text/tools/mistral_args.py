@@ -1,0 +1,68 @@
+"""Calls as Mistral's models with newer tokenizers write them: a name and its arguments behind each marker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+from quire.text.tools.functions import Function
+from quire.text.tools.json_calls import MAX_SHORT, JsonCallReader, Reading, expect
+from quire.text.tools.mistral import Mistral
+
+NAMED, ARGUED = "[CALL_ID]", "[ARGS]"
+
+
+class MistralArgs(Mistral):
+    """[TOOL_CALLS]name[ARGS]{...}, again for each call. Some write name[CALL_ID]id[ARGS]{...}."""
+
+    name = "mistral_args"
+
+    def __init__(self, source: str) -> None:
+        self._with_id = NAMED in source
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        return (self.marker, NAMED, ARGUED)
+
+    @classmethod
+    def spoken_in(cls, source: str) -> bool:
+        """Older models write a JSON list behind the same marker."""
+        return cls.marker in source and ARGUED in source
+
+    def calls(self, mark: Callable[[str], str]) -> tuple[str, str, str]:
+        return "call", f"{mark(self.marker)} call", ""
+
+    def call(self, number: int, name: str, mark: Callable[[str], str]) -> str:
+        call_id = f"{mark(NAMED)} /[a-zA-Z0-9]{{9}}/ " if self._with_id else ""
+        return f"{json.dumps(name)} {call_id}{mark(ARGUED)} args_{number}"
+
+    def reader(self, functions: Sequence[Function]) -> JsonCallReader:
+        """What reads the calls of one answer."""
+        return _Reader(self, frozenset(function.name for function in functions))
+
+
+class _Reader(JsonCallReader):
+    def _read_calls(self) -> Reading[None]:
+        while True:
+            name = self._known((yield from _until("[")).strip())
+            mark = "[" + (yield from _until("]"))
+            if mark == NAMED:
+                yield from _until("[")
+                mark = "[" + (yield from _until("]"))
+            if mark != ARGUED:
+                raise ValueError
+            yield from self._read_arguments(name)
+            yield from expect("[")
+            self._whole = False
+            if "[" + (yield from _until("]")) != self.marker:
+                raise ValueError
+
+
+def _until(end: str) -> Reading[str]:
+    """What stands before this character; with "]", the character too."""
+    text = ""
+    while (char := (yield None)) != end:
+        text += char
+        if len(text) > MAX_SHORT:
+            raise ValueError
+    return text + end if end == "]" else text
