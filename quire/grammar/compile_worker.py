@@ -23,8 +23,9 @@ from quire.grammar.matcher import fault, make_matcher, make_vocabulary
 
 STACK_BYTES = 4 << 20
 
-# Between two tokens of JSON. Without a bound a model may write blanks for ever.
-_WHITESPACE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,24}"}
+# Between two tokens of JSON: nothing or a space, as in what models were trained on (", " and ": "), or a new line
+# and its indentation. With room for more blanks a small model writes them until max_tokens cuts it.
+_WHITESPACE = {"whitespace_pattern": r"\x20|\n(\x20{0,16}|\t{0,8})"}
 
 
 def main() -> None:

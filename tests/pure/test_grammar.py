@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from answer_grammars import Bytes
 
 from quire.errors import RequestError
 from quire.grammar.compiler import MAX_CACHED, GrammarCompiler
@@ -247,10 +248,20 @@ def test_a_structure_has_an_end() -> None:
     assert caught.value.param == "ignore_eos"
 
 
-def test_json_between_two_tokens_has_an_end(compiler: GrammarCompiler) -> None:
-    """Blanks are bounded, unless the schema says what they are."""
-    (one,) = json.loads(compiler.compile(StructuredOutputsParams(json={})))["grammars"]
-    assert one["json_schema"]["x-guidance"]["whitespace_pattern"].endswith("{1,24}")
+def test_between_two_tokens_of_json_is_a_space_or_a_line(compiler: GrammarCompiler) -> None:
+    """Blanks are as people write them, unless the schema says what they are."""
+    value = {"a": 1, "b": [1, {"c": 2}]}
+    grammar = compiler.compile(
+        StructuredOutputsParams(json={"properties": {"a": {}, "b": {}}, "type": "object"})
+    )
+    for written in (
+        *(json.dumps(value, indent=indent) for indent in (None, 2, 4, "\t")),
+        json.dumps(value, separators=(",", ":")),
+        '{ "a" : 1, "b" : [ 1, { "c" : 2 } ] }',
+    ):
+        assert Bytes().allows(grammar, written), written
+    for begun in ("{  ", "{ \n", "{\n\n", '{"a":  ', '{"a":\n\n', "{\n" + " " * 17):
+        assert not Bytes().begins(grammar, begun), begun
     own = {"x-guidance": {"whitespace_flexible": False}}
     (one,) = json.loads(compiler.compile(StructuredOutputsParams(json=own)))["grammars"]
     assert one["json_schema"] == own
