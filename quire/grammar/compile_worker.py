@@ -23,8 +23,8 @@ from quire.grammar.matcher import fault, make_matcher, make_vocabulary
 
 STACK_BYTES = 4 << 20
 
-# Between two tokens of JSON: nothing or a space, as in what models were trained on (", " and ": "), or a new line
-# and its indentation. With room for more blanks a small model writes them until max_tokens cuts it.
+# Between two tokens of JSON: nothing or a space, as in what models were trained on (", " and ": "), or a line
+# break and its indentation. With room for more blanks a small model writes them until max_tokens cuts it.
 _WHITESPACE = {"whitespace_pattern": r"\x20|\n(\x20{0,16}|\t{0,8})"}
 
 
