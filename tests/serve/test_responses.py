@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from server import Server
 
 from quire.errors import EngineDead, RequestError
+from quire.outputs import CompletionOutput
 from quire.server.body import parse
 from quire.server.openai.conversation import Finish
 from quire.server.openai.items import (
@@ -26,10 +27,12 @@ from quire.server.openai.items import (
     TextOptions,
     task_of,
 )
+from quire.server.openai.logprobs import Told
 from quire.server.openai.responses import ResponseStream
 from quire.text.answer import CallArguments, CallStart, Content, Reasoning
 
 PATH = "/v1/responses"
+UNASKED = Told(CompletionOutput(0), None)  # log-probabilities
 STORY = "Tell me a story about a dragon."
 SAMPLED = {"seed": 5, "temperature": 1.0, "top_p": 1.0}
 TOOLS: list[Any] = [
@@ -152,7 +155,7 @@ def response() -> ResponseObject:
 
 
 def streamed(*batches: Any, error: Exception | None = None) -> list[Object]:
-    stream = ResponseStream(response(), ScriptedRun(*batches, error=error))  # type: ignore[arg-type]
+    stream = ResponseStream(response(), ScriptedRun(*batches, error=error), UNASKED)  # type: ignore[arg-type]
     return sent(stream.events(), stream.failed)
 
 
@@ -215,7 +218,7 @@ def test_a_failure_within_a_stream_is_its_last_event() -> None:
 
 
 def test_a_late_failure_before_all_events_opens_the_stream() -> None:
-    stream = ResponseStream(response(), ScriptedRun())  # type: ignore[arg-type]
+    stream = ResponseStream(response(), ScriptedRun(), UNASKED)  # type: ignore[arg-type]
     told = stream.failed(EngineDead("it died")).decode()
     names = [line.removeprefix("event: ") for line in told.split("\n") if line.startswith("event")]
     assert names == ["response.created", "response.in_progress", "response.failed"]
@@ -285,7 +288,7 @@ def test_calls_without_words_before_them() -> None:
         ("input[0]", {"input": [{"type": "function_call_output", "output": "f"}]}),
         ("input[0]", {"input": [{"type": "function_call_output", "call_id": "f"}]}),
         ("include", {"include": ["web_search_call.results"]}),
-        ("include", {"include": ["message.output_text.logprobs"]}),
+        ("include", {"include": ["message.output_text.logprobs", "message.input_image.image_url"]}),
         ("text.format", {"text": {"format": {"type": "xml"}}}),
         ("text.format", {"text": {"format": {"type": "json_schema", "name": "x"}}}),
         ("tools[0]", {"tools": [{"type": "web_search"}]}),
@@ -462,6 +465,9 @@ def sdk(server: Server) -> Iterator[openai.OpenAI]:
         yield sdk
 
 
+LOGPROBS: Any = "message.output_text.logprobs"
+
+
 class Person(BaseModel):
     name: Literal["Ann", "Bob"]
     age: Literal[1, 2]
@@ -484,6 +490,47 @@ def test_sdk_follows_a_stream(sdk: openai.OpenAI) -> None:
     assert "".join(deltas) == final.output_text == whole.output_text
     kinds = [event.type for event in sdk.responses.create(**body, stream=True)]
     assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
+
+
+def test_sdk_reads_logprobs(sdk: openai.OpenAI) -> None:
+    """The same as a chat completion's, at the text that they belong to."""
+    body: Object = {"model": "demo", "temperature": 0, "extra_body": {"stop_token_ids": [5]}}
+    messages: Any = [{"role": "user", "content": STORY}]
+    chat = sdk.chat.completions.create(
+        messages=messages, logprobs=True, top_logprobs=2, max_completion_tokens=30, **body
+    )
+    assert chat.choices[0].logprobs is not None
+    expected = [entry.to_dict() for entry in chat.choices[0].logprobs.content or ()]
+    body |= {"input": STORY, "max_output_tokens": 30, "top_logprobs": 2, "include": [LOGPROBS]}
+    found: Any = sdk.responses.create(**body)
+    assert [entry.to_dict() for entry in found.output[0].content[0].logprobs] == expected
+    assert found.top_logprobs == 2
+    events: Any = list(sdk.responses.create(**body, stream=True))
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    assert [entry.to_dict() for event in deltas for entry in event.logprobs] == expected
+    for event in deltas:
+        assert "".join(entry.token for entry in event.logprobs).strip() == event.delta.strip()
+    (done,) = [event for event in events if event.type == "response.output_text.done"]
+    assert [entry.to_dict() for entry in done.logprobs] == expected
+    assert [entry.to_dict() for entry in events[-1].response.output[0].content[0].logprobs] == expected
+
+
+def test_sdk_reads_the_logprobs_of_chosen_tokens_alone(sdk: openai.OpenAI) -> None:
+    found: Any = sdk.responses.create(model="demo", input=STORY, max_output_tokens=4, include=[LOGPROBS])
+    assert [len(entry.top_logprobs) for entry in found.output[0].content[0].logprobs] == [0] * 4
+
+
+def test_sdk_is_told_that_nothing_is_kept(sdk: openai.OpenAI) -> None:
+    for call in (
+        sdk.responses.retrieve,
+        sdk.responses.cancel,
+        sdk.responses.delete,
+        sdk.responses.input_items.list,
+    ):
+        with pytest.raises(openai.NotFoundError, match="stateless"):
+            call("resp_1")
+    with pytest.raises(openai.BadRequestError, match="previous_response_id is not supported"):
+        sdk.responses.create(model="demo", input=STORY, previous_response_id="resp_1")
 
 
 def test_sdk_parses_what_follows_a_schema(sdk: openai.OpenAI) -> None:

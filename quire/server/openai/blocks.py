@@ -6,13 +6,14 @@ A response as a whole is made of the same blocks that its stream tells of, so th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from quire.errors import RequestError
 from quire.server.openai.conversation import ChatEvent, Finish
+from quire.server.openai.logprobs import Position, Told
 from quire.text.answer import CallArguments, CallStart, Content, Reasoning
 
 TEXT, REASONING, CALL = "text", "reasoning", "call"
@@ -27,6 +28,7 @@ class Block:
     call_id: str = ""
     name: str = ""
     parts: list[str] = field(default_factory=list)
+    logprobs: list[Position] = field(default_factory=list)
     cut: bool = False
 
     @property
@@ -41,10 +43,11 @@ class Opened(NamedTuple):
 
 
 class Grown(NamedTuple):
-    """A block goes on with this text."""
+    """A block goes on with this text, for whose tokens these are the log-probabilities, if asked for."""
 
     block: Block
     text: str
+    logprobs: Sequence[Position] = ()
 
 
 class Closed(NamedTuple):
@@ -62,6 +65,19 @@ class Blocks:
     def __init__(self) -> None:
         self.all: list[Block] = []
         self.finish = Finish("stop", None)
+
+    def take_all(self, events: Iterable[ChatEvent], told: Told) -> Iterator[Step]:
+        """What events that are there together do, one step after the other.
+
+        Log-probabilities that are new become those of the text that comes with them, or that they end.
+        """
+        news = told.advance()[1]
+        for event in events:
+            for step in self.take(event):
+                if step.block.kind == TEXT and not isinstance(step, Opened):
+                    step.block.logprobs += news
+                    step, news = step._replace(logprobs=news) if isinstance(step, Grown) else step, []
+                yield step
 
     def take(self, event: ChatEvent) -> list[Step]:
         """What an event of the answer does to its blocks."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from quire.errors import RequestError
-from quire.sampling_params import StructuredOutputsParams
+from quire.sampling_params import MAX_LOGPROBS, StructuredOutputsParams
 from quire.server.openai.conversation import ChatTask
 from quire.server.openai.protocol import (
     REFUSED,
@@ -32,10 +32,10 @@ REFUSED_HERE = {
     "previous_response_id": _STATELESS,
     "prompt": _STATELESS,
     "prompt_logprobs": _CHAT,
-    "top_logprobs": _CHAT,
     "truncation": "shorten the input",
 }
-ENCRYPTED = "reasoning.encrypted_content"  # of what can be included, what does no harm where it lacks
+LOGPROBS = "message.output_text.logprobs"  # of what can be included, what is here,
+ENCRYPTED = "reasoning.encrypted_content"  # and what does no harm where it lacks
 Name = Annotated[str, Meta(max_length=256)]
 
 
@@ -120,7 +120,7 @@ class ResponseRequest(Asked, kw_only=True):
     moderation: Any = None
     previous_response_id: str | None = None
     prompt: Any = None
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     truncation: str | None = None
 
 
@@ -218,9 +218,11 @@ def task_of(asked: ResponseRequest) -> ChatTask:
     """The request in neutral terms. Raises RequestError for what is not supported."""
     refuse(asked, REFUSED)
     refuse(asked, REFUSED_HERE)
-    if refused := [name for name in asked.include or () if name != ENCRYPTED]:
+    if refused := [name for name in asked.include or () if name not in (LOGPROBS, ENCRYPTED)]:
         raise RequestError(f"include of {refused[0][:64]!r} is not supported", None, "include")
     sampling = given_of(asked)
+    if asked.top_logprobs or LOGPROBS in (asked.include or ()):
+        sampling["logprobs"] = asked.top_logprobs or 0
     if asked.max_output_tokens is not None:
         sampling["max_tokens"] = asked.max_output_tokens
     if asked.text is not None and (structured := _structured(asked.text.format)) is not None:
@@ -245,7 +247,7 @@ def without_effect(asked: ResponseRequest, effort_is_read: bool) -> list[str]:
     reasoning, text = asked.reasoning or ReasoningOptions(), asked.text or TextOptions()
     given = {
         "store": asked.store,
-        f"include of {ENCRYPTED}": asked.include,
+        f"include of {ENCRYPTED}": ENCRYPTED in (asked.include or ()),
         "reasoning.effort": reasoning.effort if not effort_is_read else None,
         "reasoning.summary": reasoning.summary,
         "text.verbosity": text.verbosity,

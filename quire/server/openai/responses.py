@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections import deque
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from itertools import zip_longest
 from secrets import token_hex
 from typing import Any
 
+from msgspec import Raw
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from quire.sampling_params import SamplingParams
 from quire.server.body import read_as
-from quire.server.errors import answer
+from quire.server.errors import NotFound, answer
 from quire.server.openai import items, protocol
 from quire.server.openai.blocks import (
     CALL,
@@ -28,7 +32,8 @@ from quire.server.openai.blocks import (
 )
 from quire.server.openai.conversation import ChatRun, start_chat
 from quire.server.openai.items import OutputItem, ResponseObject, ResponseRequest
-from quire.server.openai.stream import EventStream, encode, named, pieces
+from quire.server.openai.logprobs import ChatLogprobs, Position, Told
+from quire.server.openai.stream import EventStream, encode, grouped, named, pieces
 from quire.server.openapi import describes
 from quire.server.serving import Serving
 
@@ -52,25 +57,27 @@ async def create(request: Request) -> Response:
     structure = "tools" if asked.text is None or asked.text.format is None else "text.format"
     with told_as({**_NAMES, "^structured_outputs": structure}):
         run = await start_chat(serving, task, request_id=response_id)
-    response = _begun(asked, serving, run, response_id, model)
+    params = run.generation.readers[0].request.params
+    response = _begun(asked, serving, params, response_id, model)
     sources = serving.frontend.chat_template.templates.values()
-    told = items.without_effect(asked, any("reasoning_effort" in source for source in sources))
-    if warnings := protocol.warnings_of(unknown) + told:
+    idle = items.without_effect(asked, any("reasoning_effort" in source for source in sources))
+    if warnings := protocol.warnings_of(unknown) + idle:
         response.warnings = warnings
+    shape = None if params.logprobs is None else ChatLogprobs(run.tokenizer, params.logprobs, False)
+    told = Told(run.output.outputs[0], shape)
     if asked.stream:
-        stream = ResponseStream(response, run)
+        stream = ResponseStream(response, run, told)
         return EventStream(stream.events(), stream.failed, b"")
     blocks = Blocks()
-    async for _, event in run:
-        blocks.take(event)
+    async for batch in run.batches():
+        deque(blocks.take_all((event for _, event in batch), told), 0)
     finish(response, run, blocks)
     return Response(encode(response), media_type="application/json")
 
 
 def _begun(
-    asked: ResponseRequest, serving: Serving, run: ChatRun, response_id: str, model: str
+    asked: ResponseRequest, serving: Serving, params: SamplingParams, response_id: str, model: str
 ) -> ResponseObject:
-    params = run.generation.readers[0].request.params
     text = asked.text or items.TextOptions()
     return ResponseObject(
         id=response_id,
@@ -86,6 +93,7 @@ def _begun(
         text=items.TextOptions(format=text.format or items.Format(type="text"), verbosity=text.verbosity),
         tool_choice="auto" if asked.tool_choice is None else asked.tool_choice,
         tools=asked.tools or [],
+        top_logprobs=params.logprobs or 0,
         top_p=params.top_p,
         user=asked.user,
     )
@@ -115,19 +123,18 @@ class ResponseStream:
     The first ones are sent when there is a first token.
     """
 
-    def __init__(self, response: ResponseObject, run: ChatRun) -> None:
+    def __init__(self, response: ResponseObject, run: ChatRun, told: Told) -> None:
         self._response = response
         self._run = run
+        self._tokens = told
         self._blocks = Blocks()
         self._number = 0
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The events; those that are ready together come in one piece."""
         async for batch in self._run.batches():
-            parts = [self._opening()]
-            for _, event in batch:
-                parts += [part for step in self._blocks.take(event) for part in self._told(step)]
-            yield b"".join(parts)
+            steps = self._blocks.take_all((event for _, event in batch), self._tokens)
+            yield self._opening() + b"".join(part for step in steps for part in self._told(step))
         finish(self._response, self._run, self._blocks)
         yield self._whole(self._response.status)
 
@@ -157,20 +164,21 @@ class ResponseStream:
         place: dict[str, Any] = {"item_id": item_id, "output_index": block.index}
         if block.kind != CALL:
             place["content_index"] = 0
-        extra: dict[str, Any] = {"logprobs": []} if block.kind == TEXT else {}
         match step:
             case Opened():
                 item = _item(item_id, block, "in_progress", whole=False)
                 yield self._event("output_item.added", output_index=block.index, item=item)
                 if block.kind != CALL:
                     yield self._event("content_part.added", **place, part=_part(block, ""))
-            case Grown(_, text):
-                for piece in pieces(text):
-                    yield self._event(f"{streamed}.delta", **place, delta=piece, **extra)
+            case Grown(_, text, logprobs):
+                for piece, group in zip_longest(pieces(text), grouped(logprobs)):
+                    extra = {"logprobs": _entries(group or ())} if block.kind == TEXT else {}
+                    yield self._event(f"{streamed}.delta", **place, delta=piece or "", **extra)
             case Closed():
                 if block.kind == CALL:
                     yield self._event(f"{streamed}.done", **place, name=block.name, arguments=block.text)
                 else:
+                    extra = {"logprobs": _entries(block.logprobs)} if block.kind == TEXT else {}
                     yield self._event(f"{streamed}.done", **place, text=block.text, **extra)
                     yield self._event("content_part.done", **place, part=_part(block, block.text))
                 item = _item(item_id, block, _status(block))
@@ -196,11 +204,30 @@ def _item(item_id: str, block: Block, status: str, whole: bool = True) -> Output
         return items.FunctionCall(item_id, status, block.call_id, block.name, text)
     if block.kind == REASONING:
         return items.ReasoningItem(item_id, status, [items.ReasoningText(text)] if whole else [])
-    return items.OutputMessage(item_id, status, [items.OutputText(text)] if whole else [])
+    return items.OutputMessage(item_id, status, [_text(block, text)] if whole else [])
 
 
 def _part(block: Block, text: str) -> items.OutputText | items.ReasoningText:
-    return items.ReasoningText(text) if block.kind == REASONING else items.OutputText(text)
+    return items.ReasoningText(text) if block.kind == REASONING else _text(block, text)
 
 
-ROUTES = [Route("/v1/responses", create, methods=["POST"])]
+def _text(block: Block, text: str) -> items.OutputText:
+    return items.OutputText(text, logprobs=_entries(block.logprobs))
+
+
+def _entries(positions: Iterable[Position]) -> list[Raw]:
+    return [Raw(entry) for (entry,) in positions]
+
+
+@describes("None is kept")
+async def kept(request: Request) -> Response:
+    """What there would be to do with a response that had been stored."""
+    raise NotFound(
+        "no response is kept on this server", "it is stateless: send the whole conversation as input"
+    )
+
+
+ROUTES = [
+    Route("/v1/responses", create, methods=["POST"]),
+    Route("/v1/responses/{response_id:path}", kept, methods=["GET", "POST", "DELETE"]),
+]
