@@ -64,6 +64,7 @@ class Built:
 
     description: Description
     engine: Engine
+    runner: Runner
     backend: Backend
     chosen: dict[str, str] = field(default_factory=dict)
 
@@ -133,7 +134,7 @@ def build(config: EngineConfig, progress: Progress | None = None, announce: Anno
         load_grammars=lambda: _grammars(description),
     )
     engine = Engine(scheduler, runner, vocab_size=vocab_size)
-    return Built(description, engine, backend, _chosen(description, backend))
+    return Built(description, engine, runner, backend, _chosen(description, backend))
 
 
 def _grammars(description: Description) -> Grammars:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Protocol
 
 import numpy as np
@@ -65,8 +66,21 @@ class GrammarState:
 Ruled = Sequence[tuple[GrammarState, Sequence[int], Sequence[int]]]  # states, all tokens, end tokens
 
 
+@contextmanager
+def _large_stacks() -> Iterator[None]:
+    """For the threads that start within."""
+    before = threading.stack_size(_STACK_BYTES)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
+
+
 class Masks:
-    """Computes the masks of a step in threads of its own. `load` is called with the first grammar."""
+    """Computes the masks of a step in threads of its own.
+
+    `load` is called with the first grammar, unless `prepare` was before.
+    """
 
     def __init__(self, load: Callable[[], Grammars], num_threads: int | None = None) -> None:
         self._load = load
@@ -77,12 +91,14 @@ class Masks:
 
     def begin(self, ruled: Ruled) -> list[Future[None]]:
         """Compute the masks of these rows; all is to be waited for before sampling."""
-        before = threading.stack_size(_STACK_BYTES)
-        try:
-            count = min(self._num_threads, len(ruled))
+        count = min(self._num_threads, len(ruled))
+        with _large_stacks():
             return [self._threads.submit(self._compute, ruled[i::count]) for i in range(count)]
-        finally:
-            threading.stack_size(before)
+
+    def prepare(self) -> None:
+        """Load in the background what the first grammar would have to wait for."""
+        with _large_stacks():
+            self._threads.submit(self._loaded)
 
     def _compute(self, ruled: Ruled) -> None:
         for state, token_ids, end_token_ids in ruled:

@@ -42,7 +42,7 @@ class Slot:
 class Runner:
     """Executes steps on a backend. Rows of the batch are the step's rows, in their order.
 
-    `load_grammars` is called when the first grammar comes; without it there must be none.
+    `load_grammars` is called when the first grammar comes, or to prepare; without it there must be none.
     """
 
     def __init__(
@@ -60,6 +60,11 @@ class Runner:
         self._block_size = block_size
         self._slots: dict[int, Slot] = {}
         self._masks = Masks(load_grammars) if load_grammars else None
+
+    def prepare_grammars(self) -> None:
+        """Make ready for grammars in the background: with a large vocabulary, half a second and 100 MB."""
+        if self._masks is not None:
+            self._masks.prepare()
 
     def execute(self, step: Step) -> StepResult:
         """Compute one step: logits from the backend, then a token for each row that samples."""

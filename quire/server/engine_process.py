@@ -95,6 +95,7 @@ def _load(server: ServerSocket, config: EngineConfig, build: Build) -> Engine:
     _spare_collections()
     memory, longest = built.description.memory, built.description.longest_context
     server.send(messages.Ready(built.chosen, memory.num_blocks, memory.max_model_len, longest))
+    built.runner.prepare_grammars()  # streams would wait, if the first request that has one did it
     return built.engine
 
 

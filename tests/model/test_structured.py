@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import random
 import re
+import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -15,6 +17,7 @@ from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.errors import RequestError
 from quire.grammar.grammars import Grammars, Matcher
 from quire.outputs import CompletionOutput, RequestOutput
+from quire.runner.masks import Masks
 
 PERSON = {
     "type": "object",
@@ -228,6 +231,26 @@ def test_what_cannot_go_on_says_so(
     assert one.finish_reason == "error"
     assert one.error is not None
     assert one.error.startswith(message)
+
+
+def test_grammars_can_be_made_ready_beforehand() -> None:
+    """In a thread, once: the first step that needs them finds them there."""
+    loaded, used, threads = threading.Event(), list[Any](), list[threading.Thread]()
+
+    def load() -> Any:
+        threads.append(threading.current_thread())
+        loaded.set()
+        return "grammars"
+
+    masks = Masks(load, 2)
+    masks.prepare()
+    assert loaded.wait(10)
+    state: Any = SimpleNamespace(compute=lambda grammars, token_ids, ends: used.append(grammars))
+    for mask in masks.begin([(state, (), ())] * 3):
+        mask.result()
+    assert used == ["grammars"] * 3
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
 
 
 def test_refused_before_anything_runs(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import socket
 import struct
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from remote_engines import NULL, request
 
 from quire import SamplingParams
-from quire.server import messages
+from quire.config import EngineConfig
+from quire.server import engine_process, messages
 from quire.server.child import COMMAND
 from quire.server.messages import (
     Abort,
@@ -64,6 +66,20 @@ def test_outputs_arrive_bit_for_bit(floats: list[float], size: int) -> None:
     assert type(received[0].outputs[0]) is Output
     assert type(received[0].outputs[2].error) is Failure
     assert type(received[0].report.record) is Record
+
+
+def test_an_engine_that_is_ready_makes_ready_for_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(engine_process, "_spare_collections", lambda: None)
+    built = SimpleNamespace(
+        chosen={},
+        engine="the engine",
+        runner=SimpleNamespace(prepare_grammars=lambda: told.append("grammars")),
+        description=SimpleNamespace(memory=SimpleNamespace(num_blocks=1, max_model_len=2), longest_context=3),
+    )
+    server: Any = SimpleNamespace(send=told.append)
+    assert engine_process._load(server, EngineConfig(), lambda *_: built) == "the engine"  # type: ignore[arg-type,return-value,comparison-overlap]
+    assert told == [messages.Ready({}, 1, 2, 3), "grammars"]
 
 
 def test_what_is_no_number_arrives_too() -> None:
