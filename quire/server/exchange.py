@@ -16,6 +16,7 @@ from quire.server.generation import Generation
 from quire.server.serving import EXCHANGE, Exchange, Serving
 
 DRAIN_RETRY_S = 5
+GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
 
 
 class Exchanges:
@@ -36,6 +37,10 @@ class Exchanges:
             self._serving.metrics.rejected("draining")
             refusal = Overloaded("the server is shutting down", "ask again", DRAIN_RETRY_S)
             await response_for(refusal, scope["path"])(scope, receive, send)
+        elif scope["path"] in GENERATING and (full := self._serving.full()) is not None:
+            # Before anything is read: under overload most requests end here, and each takes time from others.
+            scope["endpoint"] = self  # it is counted under its path
+            await response_for(full, scope["path"])(scope, receive, send)
         else:
             await self._answer(scope, _Client(receive, send))
 

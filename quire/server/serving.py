@@ -103,12 +103,18 @@ class Serving:
 
         One request that is larger than the whole queue is taken while nothing else waits.
         """
+        if (full := self.full(num_requests, num_tokens)) is not None:
+            raise full
+
+    def full(self, num_requests: int = 1, num_tokens: int = 0) -> Overloaded | None:
+        """The refusal of so many more, if they find no room. It is counted."""
         config = self.config
         waiting = self.num_queued_requests + self._num_in_threads
         if waiting and waiting + num_requests > config.max_queued_requests:
-            raise self._overloaded(f"{waiting} requests wait", "requests")
+            return self._overloaded(f"{waiting} requests wait", "requests")
         if self.num_queued_tokens and self.num_queued_tokens + num_tokens > config.max_queued_tokens:
-            raise self._overloaded(f"{self.num_queued_tokens:,} prompt tokens wait", "tokens")
+            return self._overloaded(f"{self.num_queued_tokens:,} prompt tokens wait", "tokens")
+        return None
 
     def _overloaded(self, what: str, reason: str) -> Overloaded:
         self.metrics.rejected(reason)

@@ -70,6 +70,11 @@ def test_a_full_queue_is_told_at_once(slow: Server) -> None:
             assert reply.status_code == 503
             assert reply.json()["error"]["code"] == "server_overloaded"
             assert int(reply.headers["retry-after"]) >= 1
+        # Nothing of it was read; and it is counted like others of its path.
+        broken = client.post("/v1/messages", content=b"{", headers={"content-type": "application/json"})
+        assert (broken.status_code, broken.json()["error"]["type"]) == (503, "overloaded_error")
+        assert 'path="/v1/messages",status="5xx"} 1.0' in client.get("/metrics").text
+        assert client.post("/v1/responses/one/cancel", json={}).status_code == 404
         assert client.get("/health/ready").status_code == 200  # full is not unwell
     assert sorted(times)[len(times) // 2] < 0.02
     assert [one.end()[-1] for one in (*running_ones, *waiting)] == ["[DONE]"] * 5
