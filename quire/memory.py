@@ -12,10 +12,11 @@ from quire.backends.native.layout import plan_layout
 from quire.config import EngineConfig
 from quire.errors import ConfigError
 from quire.program import ops
+from quire.program.numerics import GROUP
 from quire.program.ops.experts import ExpertWeights
 from quire.program.passes import plan_buffers
 from quire.program.program import Load, Program, WeightBytes, WeightSpec
-from quire.quantize.kinds import DTYPES, Int4, Int8, Storage
+from quire.quantize.kinds import DTYPES, Storage
 
 _UNLIMITED = 1 << 60  # control groups of version 1 say "none" with a number beyond any memory
 KV_SHARE = 0.5  # of the memory left beside weights and activations, when no size is asked for
@@ -126,14 +127,15 @@ def _activation_bytes(program: Program, storage: Mapping[str, Storage], config: 
 
 
 def _unpacked_bytes(spec: WeightSpec, how: Storage) -> int:
-    """What the reference makes of a quantized matrix while it multiplies (numerics.quantized_matmul):
-    a code for each weight, those packed by two one by one, and two groups of inputs as float64.
+    """What the reference makes of a quantized matrix while it multiplies (numerics.quantized_matmul): a group
+    of inputs and three sums as float64, and of integers that are packed by two, two copies one by one, of
+    which one stays.
     """
     if how.kind in DTYPES:
         return 0
     outputs, inputs = spec.shape[-2:]
-    each, group = (2, Int4.activation_group) if how.kind == "int4" else (1, Int8.activation_group)
-    return outputs * (each * inputs + 2 * 8 * min(group, inputs))
+    group = 8 * (min(GROUP, inputs) + 3)
+    return outputs * (max(2 * inputs, inputs + group) if how.kind == "int4" else group)
 
 
 def _row_bytes(weight: WeightSpec) -> int:

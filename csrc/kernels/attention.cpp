@@ -62,7 +62,12 @@ QUIRE_INLINE void tile(const Operands& o, int64_t panel) {
 
 template <bool Pairs, int M>
 void accumulate(const Operands& o) {
-  constexpr int kAtOnce = kRows / M >= 4 ? 4 : kRows / M;
+#if defined(__AVX512F__)
+  constexpr int kSums = 16;  // in registers, beside what they are made of
+#else
+  constexpr int kSums = kRows;
+#endif
+  constexpr int kAtOnce = kSums / M >= 4 ? 4 : kSums / M;
   int64_t panel = 0;
   for (; panel + kAtOnce <= o.num_panels; panel += kAtOnce) tile<Pairs, M, kAtOnce>(o, panel);
   if constexpr (kAtOnce > 1)

@@ -66,16 +66,16 @@ struct Panels {
 //
 //   f32          [input][M]
 //   bf16         [pair of inputs][M][2]
-//   for_int8/4   int8 [4 inputs][M][4], then int32 [group of 32][M]: what the accumulators of a group begin
-//                with (minus the zero point of the weights times the sum of the row's values), then
-//                f32 [row group][M]: the scale of the row's values
+//   for_int8/4   int8 [4 inputs][M][4]; int32 [group of 32][M]: what the accumulators of a group begin with
+//                (minus the zero point of the weights times the sum of the row's values, and what spares the
+//                kernel a rounding); for_int8 also int16 [two groups][M][2]: codes, that of the
+//                first group last; f32 [block][M]: scales
+//
+// An activation beside int4 weights is scale * q; beside int8 weights, whose own error is small, scale *
+// code * q, with a code of 1 to 127 for each group.
 enum class RowFormat : int32_t { f32, bf16, for_int8, for_int4 };
 
-// Inputs of a quantized activation that share a scale: few beside int8 weights, whose own error is small;
-// many beside int4, where it saves time and nobody sees it.
-QUIRE_INLINE constexpr int64_t row_group(RowFormat format) {
-  return format == RowFormat::for_int4 ? 128 : 32;
-}
+constexpr int kBlock = 128;  // inputs of a quantized activation that share a scale
 
 struct Rows {
   RowFormat format;
@@ -90,7 +90,8 @@ struct Rows {
     const int64_t padded = round_up(inputs, kGroup);
     if (format == RowFormat::f32) return padded * 4;
     if (format == RowFormat::bf16) return padded * 2;
-    return padded + padded / kGroup * 4 + ceil_div(padded, row_group(format)) * 4;
+    const int64_t codes = format == RowFormat::for_int8 ? ceil_div(padded, 2 * kGroup) * 4 : 0;
+    return padded + padded / kGroup * 4 + codes + ceil_div(padded, kBlock) * 4;
   }
   QUIRE_INLINE uint8_t* tile(int64_t t) const { return data + t * kTile * row_bytes(format, inputs); }
 };

@@ -28,11 +28,17 @@ void pack_bf16(const float* x, int64_t stride, int64_t m_rows, int64_t inputs, u
   }
 }
 
-// The largest magnitude of a row group as bits: larger than those of any number if one is not finite.
+// The largest magnitude as bits: larger than those of any number if one is not finite.
 int32_t magnitude(const float* x, int64_t count) {
   I top{};
   for (int64_t k = 0; k < count; k += kLanes) top = max(top, (I)abs(load_some(x + k, count - k)));
   return reduce_max(top);
+}
+
+float to_float_bits(int32_t bits) {
+  float value;
+  __builtin_memcpy(&value, &bits, 4);
+  return value;
 }
 
 // 32 numbers times `inverse`, to the nearest integers, as the bytes of 8 words; their sum.
@@ -45,58 +51,126 @@ int32_t quantize_group(const float* x, int64_t count, float inverse, int32_t* wo
   return halves[0] + halves[8];
 }
 
-// `x` are rows of one tile. A row group is quantized while it is in registers or the nearest cache.
-void pack_quantized(const float* x, int64_t stride, int64_t m_rows, int64_t inputs, int32_t zero,
-                    int64_t row_group, uint8_t* out) {
-  const int64_t groups = ceil_div(inputs, kGroup);
-  int32_t* quads = (int32_t*)out;
-  int32_t* begin = quads + groups * (kGroup / 4) * m_rows;
-  float* scales = (float*)(begin + groups * m_rows);
-  for (int64_t first = 0; first < inputs; first += row_group) {
-    for (int64_t m = 0; m < m_rows; ++m) {  // rows lie between each other: a line is filled while it is near
-      const float* from = x + m * stride + first;
-      const int64_t count = inputs - first < row_group ? inputs - first : row_group;
-      const int32_t bits = magnitude(from, count);
-      float largest;
-      __builtin_memcpy(&largest, &bits, 4);
-      const bool finite = bits < 0x7f800000;
-      const float ratio = 127.0f / largest;  // beyond a float for what is next to nothing, which becomes zero
-      const float inverse = finite && ratio <= 3.4028235e38f ? ratio : 0.0f;
-      scales[first / row_group * m_rows + m] = finite ? largest / 127.0f : __builtin_nanf("");
-      for (int64_t k = 0; k < count; k += kGroup) {
-        const int64_t group = (first + k) / kGroup;
-        int32_t words[kGroup / 4]{};
-        const int32_t sum = finite ? quantize_group(from + k, count - k, inverse, words) : 0;
-        for (int i = 0; i < kGroup / 4; ++i) quads[(group * (kGroup / 4) + i) * m_rows + m] = words[i];
-        begin[group * m_rows + m] = -zero * sum;
-      }
+// Where the parts of a tile of quantized rows lie.
+template <bool Int4>
+class QuantizedRows {
+ public:
+  QuantizedRows(int64_t rows, int64_t inputs, uint8_t* out)
+      : rows_(rows),
+        groups_(ceil_div(inputs, kGroup)),
+        quads_((int32_t*)out),
+        begin_(quads_ + groups_ * (kGroup / 4) * rows),
+        codes_((int16_t*)(begin_ + groups_ * rows)),
+        scales_((float*)(begin_ + groups_ * rows) + (Int4 ? 0 : ceil_div(groups_, 2) * rows)) {}
+
+  // At most 128 numbers of row `m`, from group `first` on.
+  void pack_block(const float* x, int64_t count, int64_t m, int64_t first) const {
+    constexpr float kSteps = Int4 ? 127.0f : 127.0f * 127.0f;
+    int32_t tops[kBlock / kGroup]{}, top = 0;
+    for (int64_t i = 0; i * kGroup < count; ++i) {
+      tops[i] = magnitude(x + i * kGroup, count - i * kGroup < kGroup ? count - i * kGroup : kGroup);
+      top = tops[i] > top ? tops[i] : top;
     }
+    const float largest = to_float_bits(top);
+    const bool finite = top < 0x7f800000;
+    const float ratio = kSteps / largest;  // beyond a float for what is next to nothing, which becomes zero
+    const float inverse = finite && ratio <= 3.4028235e38f ? ratio : 0.0f;
+    const float scale = largest / kSteps * (Int4 ? 1.0f : 16.0f);
+    scales_[first / (kBlock / kGroup) * rows_ + m] = finite ? scale : __builtin_nanf("");
+    for (int64_t i = 0; i * kGroup < count; ++i) {
+      const float code = Int4 ? 1.0f : inverse > 0 ? code_of(to_float_bits(tops[i]), inverse) : 0.0f;
+      const float own = code > 0 ? inverse / code : 0.0f;
+      pack_group(x + i * kGroup, count - i * kGroup, own, m, first + i);
+      if (!Int4) code_at(first + i, m) = (int16_t)code;
+    }
+    if (!Int4 && (first + ceil_div(count, kGroup)) % 2) code_at(first + ceil_div(count, kGroup), m) = 0;
   }
+
+ private:
+  // The fewest steps of the block's code that a group needs.
+  static float code_of(float top, float inverse) {
+    const float code = __builtin_ceilf(top * (inverse / 127.0f));
+    return code > 127.0f ? 127.0f : code;  // the division may have been rounded up
+  }
+
+  void pack_group(const float* x, int64_t count, float inverse, int64_t m, int64_t group) const {
+    int32_t words[kGroup / 4]{};
+    const int32_t sum = inverse > 0 ? quantize_group(x, count, inverse, words) : 0;
+    int32_t* to = quads_ + group * (kGroup / 4) * rows_ + m;
+    for (int i = 0; i < kGroup / 4; ++i) to[i * rows_] = words[i];
+    begin_[group * rows_ + m] = (Int4 ? -8 : -128) * sum + begin_of_group<Int4>(group);
+  }
+
+  int16_t& code_at(int64_t group, int64_t m) const {
+    return codes_[(group / 2 * rows_ + m) * 2 + 1 - group % 2];
+  }
+
+  const int64_t rows_, groups_;
+  int32_t *const quads_, *const begin_;
+  int16_t* const codes_;
+  float* const scales_;
+};
+
+// `x` are rows of one tile. A block of every row and then the next one: rows lie between each other, and a
+// line of the tile is filled while it is near.
+template <bool Int4>
+void pack_quantized(const float* x, int64_t stride, int64_t m_rows, int64_t inputs, uint8_t* out) {
+  const QuantizedRows<Int4> rows(m_rows, inputs, out);
+  for (int64_t k = 0; k < inputs; k += kBlock)
+    for (int64_t m = 0; m < m_rows; ++m)
+      rows.pack_block(x + m * stride + k, inputs - k < kBlock ? inputs - k : kBlock, m, k / kGroup);
 }
 
-// One panel's part of a product for one tile of rows.
-template <int M>
+// One panel's part of a product for one tile of rows: of a gated one the gate first.
+template <int M, Format Of>
 void panel_tile(const Product& p, int64_t panel, const uint8_t* x, const Ahead& ahead, int64_t first_row) {
-  F out[M];
-  tile<M>(p.weight, panel, x, ahead, out);
+  F out[M], gate[M];
   const int64_t column = panel * kPanel, count = p.weight.outputs - column;
-  if (p.bias) {
-    const F bias = load_some(p.bias + column, count);
-    for (int m = 0; m < M; ++m) out[m] += bias;
+  for (const Panels* weight = &p.weight;; weight = p.up) {
+    tile<M, Of>(*weight, panel, x, ahead, out);
+    if (weight == p.up) {
+      for (int m = 0; m < M; ++m) out[m] *= gate[m];
+      break;
+    }
+    if (p.bias) {
+      const F bias = load_some(p.bias + column, count);
+      for (int m = 0; m < M; ++m) out[m] += bias;
+    }
+    if (p.activation != Activation::none)
+      for (int m = 0; m < M; ++m) out[m] = activate(p.activation, out[m]);
+    if (!p.up) break;
+    for (int m = 0; m < M; ++m) gate[m] = out[m];
   }
-  if (p.activation != Activation::none)
-    for (int m = 0; m < M; ++m) out[m] = activate(p.activation, out[m]);
-  if (p.up) {
-    F up[M];
-    tile<M>(*p.up, panel, x, ahead, up);
-    for (int m = 0; m < M; ++m) out[m] *= up[m];
+  float* to = p.out + first_row * p.stride + column;
+  if (count >= kLanes) {
+    for (int m = 0; m < M; ++m) store(to + m * p.stride, out[m]);
+  } else {
+    for (int m = 0; m < M; ++m) store_some(to + m * p.stride, out[m], count);
   }
-  for (int m = 0; m < M; ++m) store_some(p.out + (first_row + m) * p.stride + column, out[m], count);
 }
 
+// Of each format for each number of rows: the loops of a tile are compiled with what stands around them.
 using PanelTile = void (*)(const Product&, int64_t, const uint8_t*, const Ahead&, int64_t);
-constexpr PanelTile kPanelTiles[kTile] = {panel_tile<1>, panel_tile<2>, panel_tile<3>, panel_tile<4>,
-                                          panel_tile<5>, panel_tile<6>, panel_tile<7>, panel_tile<8>};
+template <Format Of>
+constexpr PanelTile kPanelTiles[kTile] = {panel_tile<1, Of>, panel_tile<2, Of>, panel_tile<3, Of>,
+                                          panel_tile<4, Of>, panel_tile<5, Of>, panel_tile<6, Of>,
+                                          panel_tile<7, Of>, panel_tile<8, Of>};
+
+const PanelTile* panel_tiles(Format weight) {
+  switch (weight) {
+    case Format::f32:
+      return kPanelTiles<Format::f32>;
+    case Format::f16:
+      return kPanelTiles<Format::f16>;
+    case Format::bf16:
+      return kPanelTiles<Format::bf16>;
+    case Format::int8:
+      return kPanelTiles<Format::int8>;
+    case Format::int4:
+      return kPanelTiles<Format::int4>;
+  }
+  return nullptr;
+}
 
 }  // namespace
 
@@ -125,9 +199,9 @@ void pack_rows(const Rows& rows, const float* x, int64_t stride, int64_t tile) {
     case RowFormat::bf16:
       return pack_bf16(from, stride, m_rows, rows.inputs, to);
     case RowFormat::for_int8:
-      return pack_quantized(from, stride, m_rows, rows.inputs, 128, row_group(rows.format), to);
+      return pack_quantized<false>(from, stride, m_rows, rows.inputs, to);
     case RowFormat::for_int4:
-      return pack_quantized(from, stride, m_rows, rows.inputs, 8, row_group(rows.format), to);
+      return pack_quantized<true>(from, stride, m_rows, rows.inputs, to);
   }
 }
 
@@ -138,9 +212,10 @@ void multiply(const Product& product, const Rows& rows, int64_t first, int64_t l
   constexpr int64_t kFewTiles = 4;
   const int64_t tiles = rows.tiles(), bytes = product.weight.panel_bytes();
   const bool few = tiles <= kFewTiles;
+  const PanelTile* const panel_tile = panel_tiles(product.weight.format);
   const auto run = [&](int64_t panel, int64_t t) {
     const Ahead ahead(bytes, few ? t : 0, few ? tiles : 1);
-    kPanelTiles[rows.tile_rows(t) - 1](product, panel, rows.tile(t), ahead, t * kTile);
+    panel_tile[rows.tile_rows(t) - 1](product, panel, rows.tile(t), ahead, t * kTile);
   };
   if (few) {
     for (int64_t panel = first; panel < last; ++panel)

@@ -234,13 +234,16 @@ QUIRE_INLINE S8 to_s8(I x) {
 
 // Dot products. Lane i of `w` holds the 4 bytes (2 bf16) of output i; `x` those of one row, for all lanes.
 
-// acc[i] + sum over j < 4 of w[4i + j] * x[j], w unsigned (at most 15 if Small), x signed; exact.
+// acc[i] + sum over j < 4 of w[4i + j] * x[j], w unsigned (at most 15 if Small), x signed; exact. `x` points
+// to the four bytes.
 template <bool Small>
-QUIRE_INLINE I dot4(I acc, B64 w, int32_t x) {
+QUIRE_INLINE I dot4(I acc, B64 w, const int32_t* x) {
 #if defined(__AVX512VNNI__)
-  return (I)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(x));
+  // Written out because GCC spends a register and an instruction on spreading x, which this one does itself.
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*x));
+  return acc;
 #elif defined(__AVX512BW__)
-  const __m512i xs = _mm512_set1_epi32(x);
+  const __m512i xs = _mm512_set1_epi32(*x);
   if constexpr (Small) {
     const __m512i pairs = _mm512_maddubs_epi16((__m512i)w, xs);
     return (I)_mm512_add_epi32((__m512i)acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
@@ -255,7 +258,7 @@ QUIRE_INLINE I dot4(I acc, B64 w, int32_t x) {
   __m256i a[2], b[2];
   __builtin_memcpy(a, &acc, 64);
   __builtin_memcpy(b, &w, 64);
-  const __m256i xs = _mm256_set1_epi32(x);
+  const __m256i xs = _mm256_set1_epi32(*x);
   for (int i = 0; i < 2; ++i) {
 #if defined(__AVXVNNI__)
     a[i] = _mm256_dpbusd_avx_epi32(a[i], b[i], xs);
@@ -276,12 +279,26 @@ QUIRE_INLINE I dot4(I acc, B64 w, int32_t x) {
   return out;
 #else
   int8_t xs[4];
-  __builtin_memcpy(xs, &x, 4);
+  __builtin_memcpy(xs, x, 4);
   const U words = (U)w;  // the first byte is the lowest: little-endian machines only
   for (int j = 0; j < 4; ++j) acc += (I)((words >> (8 * j)) & 255) * (int32_t)xs[j];
   return acc;
 #endif
 }
+
+#if defined(__AVX512VNNI__)
+// acc[i] + a[2i] * b[2i] + a[2i + 1] * b[2i + 1] of 16-bit integers, exact.
+QUIRE_INLINE I dot2_s16(I acc, I a, I b) {
+  return (I)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)a, (__m512i)b);
+}
+
+// The lower 16 bits of each lane from `low`, the upper ones from `high`.
+QUIRE_INLINE I join_s16(I low, I high) {
+  return (I)_mm512_mask_blend_epi16(0xaaaaaaaa, (__m512i)low, (__m512i)high);
+}
+
+QUIRE_INLINE I multiply_s16(I a, I b) { return (I)_mm512_mullo_epi16((__m512i)a, (__m512i)b); }
+#endif
 
 #if defined(__AVX512BF16__)
 // acc[i] + w[2i] * x[0] + w[2i + 1] * x[1].

@@ -4,8 +4,8 @@ A BLAS picks its kernel, and with it the order of a sum, by the number of rows: 
 bits alone than in a batch. Here every product runs on tiles of a fixed number of rows, padded with
 zeros, so the call is the same for one row or for 512, and a row's bits do not depend on its company.
 
-With quantized weights the row is quantized too: sums within a group are of exact integers, which have no
-order, and the groups are added one after the other. How many inputs a group has depends on the weights' kind.
+With quantized weights the row is quantized too: sums within a block are of exact integers, which have no
+order, and the blocks are added one after the other.
 """
 
 from __future__ import annotations
@@ -35,45 +35,64 @@ def matmul(x: Array, weight: Array | Quantized) -> Array:
     return product.reshape(tiles * ROW_TILE, len(weight))[:rows]
 
 
-def quantize_rows(x: Array, activation_group: int) -> tuple[Array, Array]:
-    """x [T, in] -> (q [T, in], integers -127..127 as float32; scales [T, groups of activation_group]).
+GROUP = 32  # inputs of a quantized row that share an 8-bit code
+BLOCK = 128  # inputs that share a scale
 
-    In each group amax is the largest |x|, scale = amax / 127 and q = rint(x * (127 / amax)), ties to even;
-    q is 0 where 127 / amax is not finite (amax is 0, or under 2^-121). The last group may be short. A group
-    that holds an infinity or NaN has the scale NaN and q = 0, so that whatever is made of it is NaN.
+
+def quantize_rows(x: Array, coded: bool) -> tuple[Array, Array, Array]:
+    """x [T, in] as scale * code * q: q [T, in], codes [T, groups of 32], scales [T, blocks of 128].
+
+    q are integers -127..127, codes 0..127 (all 1 unless `coded`), all as float32. In each block amax is the
+    largest |x|, steps = 127, and 127 * 127 if coded; inverse = steps / amax and scale = amax / steps. A
+    group's code is ceil(top * (inverse / 127)), at most 127, where top is its largest |x|; and
+    q = rint(x * (inverse / code)), ties to even. q is 0 where inverse is not finite (amax is 0, or next to
+    nothing). The last block may be short. A block that holds an infinity or NaN has the scale NaN and q = 0,
+    so that whatever is made of it is NaN.
     """
     rows, width = x.shape
-    groups = -(-width // activation_group)
-    padded = np.zeros((rows, groups * activation_group), np.float32)
+    blocks = -(-width // BLOCK)
+    padded = np.zeros((rows, blocks * BLOCK), np.float32)
     padded[:, :width] = x
-    padded = padded.reshape(rows, groups, activation_group)
-    amax = np.abs(padded).max(-1)
+    padded = padded.reshape(rows, blocks, BLOCK // GROUP, GROUP)
+    tops = np.abs(padded).max(-1)
+    amax = tops.max(-1)
+    steps = np.float32(127 * 127 if coded else 127)
     with np.errstate(all="ignore"):
-        inverse = np.float32(127) / amax
+        inverse = steps / amax
         usable = np.isfinite(inverse) & np.isfinite(amax)
-        q = np.where(usable[..., None], np.rint(padded * inverse[..., None]), np.float32(0))
-        scales = np.where(np.isfinite(amax), amax / np.float32(127), np.float32(np.nan))
-    return q.reshape(rows, groups * activation_group)[:, :width], scales
+        inverse = np.where(usable, inverse, np.float32(0))[..., None]
+        codes = np.ceil(tops * (inverse / np.float32(127))) if coded else np.ones_like(tops)
+        codes = np.where(np.isfinite(tops), np.minimum(codes, np.float32(127)), np.float32(0))
+        own = np.where(codes > 0, inverse / codes, np.float32(0))[..., None]
+        q = np.where(own > 0, np.rint(padded * own), np.float32(0))
+        scales = np.where(np.isfinite(amax), amax / steps, np.float32(np.nan))
+    groups = -(-width // GROUP)
+    per_group = codes.reshape(rows, blocks * (BLOCK // GROUP))[:, :groups]
+    return q.reshape(rows, blocks * BLOCK)[:, :width], per_group, scales
 
 
-def quantized_matmul(
-    x: Array, q: Array, codes: Array, channels: Array, group_size: int, activation_group: int
-) -> Array:
+def quantized_matmul(x: Array, q: Array, codes: Array, channels: Array, coded: bool) -> Array:
     """x [T, in] times (channels * codes) * q [out, in] transposed, [T, out], with x quantized by rows.
 
-    q int8 [out, in], codes int8 [out, groups of group_size], channels float32 [out]. For each group of
-    `activation_group` inputs in order: s = the sum over its inputs k of code * q * q_x, an exact integer
-    (below 2^26 for Int8, 2^24 for Int4); acc = fma(float32(s), scale_x, acc), rounded once. The result is
-    acc * channel.
+    q int8 [out, in], codes int8 [out, groups of 32], channels float32 [out]. For each block of 128 inputs in
+    order: s = the sum over its groups of code * dot, or, where rows are `coded` (beside Int8), of
+    code * row code * floor((dot + 8) / 16), dot being the group's sum of q * q_x: an exact integer below
+    2^31. acc = fma(float32(s), scale, acc), rounded once; the scale is 16 times that of the row where dots
+    were divided. The result is acc * channel.
     """
-    rows, scales = quantize_rows(x, activation_group)
-    spread = np.repeat(codes, group_size, axis=-1)
+    rows, row_codes, scales = quantize_rows(x, coded)
     total = np.zeros((len(x), len(q)), np.float32)
-    for group in range(scales.shape[1]):
-        cut = slice(group * activation_group, min((group + 1) * activation_group, x.shape[1]))
-        wide = np.multiply(q[:, cut], spread[:, cut], dtype=np.float64)
-        exact = np.matmul(rows[:, cut].astype(np.float64), wide.T)  # integers below 2^53: any order is exact
-        total = fma(exact.astype(np.float32), scales[:, group, None], total)
+    for block in range(scales.shape[1]):
+        first, last = block * BLOCK, min((block + 1) * BLOCK, x.shape[1])
+        exact = np.zeros(total.shape)  # integers below 2^53: any order is exact
+        for begin in range(first, last, GROUP):
+            cut, group = slice(begin, min(begin + GROUP, last)), begin // GROUP
+            dots = np.matmul(rows[:, cut].astype(np.float64), q[:, cut].T.astype(np.float64))
+            if coded:
+                dots = np.floor((dots + 8) / 16) * row_codes[:, group, None]
+            exact += dots * codes[:, group]
+        scale = scales[:, block, None] * np.float32(16 if coded else 1)
+        total = fma(exact.astype(np.float32), scale, total)
     return total * channels
 
 

@@ -14,8 +14,9 @@ Scales have two levels, or one:
 where `code` is an int8 of the group and `channel` a float32 of the output: so the scales are integers
 within a product, and only its sum is a float. Arithmetic of `dense()` is float32, in the order written above.
 
-A product rounds activations to int8 too, `activation_group` inputs of a row with one scale: 32 where weights
-are Int8, as Q8_0 does and as its quality takes; 128 where they are Int4, whose own rounding hides the rest.
+A product rounds activations to int8 too, 128 inputs of a row with one scale. Where weights are Int8, 32 of
+them have a code as well (`coded_rows`), as the weights have, since quality takes as much; where they are
+Int4, their own rounding hides the rest.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import ml_dtypes
 import numpy as np
 
-from quire.program.numerics import quantized_matmul
+from quire.program.numerics import GROUP, quantized_matmul
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
@@ -116,7 +117,7 @@ class Int8:
     The scales are f16 or f32; or int8, -127 to 127, in units of `channel_scales` f32 [..., out].
     """
 
-    activation_group: ClassVar[int] = 32
+    coded_rows: ClassVar[bool] = True
 
     values: Array
     scales: Array
@@ -174,7 +175,7 @@ class Int4:
     Or the scales are int8, -127 to 127, in units of `channel_scales` f32 [..., out], and nothing shifts.
     """
 
-    activation_group: ClassVar[int] = 128
+    coded_rows: ClassVar[bool] = False
 
     packed: Array
     scales: Array
@@ -268,10 +269,9 @@ def to_float32(array: Array) -> Floats:
 
 
 def _product(x: Floats, q: Array, weight: Int8 | Int4) -> Floats:
-    if weight.channel_scales is None:
-        raise ValueError("only weights with 8-bit scales have an integer product")
-    groups = weight.group_size, weight.activation_group
-    return quantized_matmul(x, q, weight.scales, weight.channel_scales, *groups)
+    if weight.channel_scales is None or weight.group_size != GROUP:
+        raise ValueError(f"only weights with 8-bit scales for groups of {GROUP} have an integer product")
+    return quantized_matmul(x, q, weight.scales, weight.channel_scales, weight.coded_rows)
 
 
 def _scale(scales: Array, channel_scales: Array | None) -> Floats:
