@@ -26,7 +26,7 @@ LONG_FIELDS = {
 MAX_ITEMS = {"messages": 8192, "input": 8192, "tools": 512}  # of those that are counted before they are read
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<where>[^`]*)`)?$", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*")
-_NAMES, _ITEMS = msgspec.json.Decoder(dict[str, msgspec.Raw]), msgspec.json.Decoder(list[msgspec.Raw])
+_FIELDS, _ITEMS = msgspec.json.Decoder(dict[str, msgspec.Raw]), msgspec.json.Decoder(list[msgspec.Raw])
 
 T = TypeVar("T", bound=msgspec.Struct)
 Converted = TypeVar("Converted")
@@ -64,8 +64,9 @@ def parse(body: bytes | bytearray, type_: type[T]) -> tuple[T, list[str]]:
     try:
         if len(body) > OTHER_BYTES:
             _check_sizes(shell.decode(body), len(body))
-        names = _NAMES.decode(body)
+        fields = _FIELDS.decode(body)
         value = decoder.decode(body)  # takes no NaN, no Infinity, no half surrogates
+        unknown = {name: msgspec.json.decode(raw) for name, raw in fields.items() if name not in known}
     except RequestError:
         raise
     except RecursionError:
@@ -74,9 +75,9 @@ def parse(body: bytes | bytearray, type_: type[T]) -> tuple[T, list[str]]:
         raise _named(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
         raise RequestError(f"the body is not JSON: {error}") from None
-    if num_containers > MAX_DEPTH and _depth_exceeds(value, MAX_DEPTH):
+    if num_containers > MAX_DEPTH and any(_depth_exceeds(one, MAX_DEPTH) for one in (value, unknown)):
         raise _too_deep()
-    return value, [name for name in names if name not in known]
+    return value, [*unknown]
 
 
 @cache
