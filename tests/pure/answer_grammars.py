@@ -49,13 +49,22 @@ class Bytes:
         ids = self.encode(text)
         return bool(self.matcher(grammar).validate_tokens(ids) == len(ids))
 
-    def write(self, grammar: str, begin: str, draw: random.Random, limit: int = 2000) -> str:
-        """A random text of the grammar behind a given beginning, with a liking for what ends things."""
+    def write(
+        self, grammar: str, begin: str, draw: random.Random, limit: int = 2000, end_of_text: str = ""
+    ) -> str:
+        """A random text of the grammar behind a given beginning, with a liking for what ends things.
+
+        `end_of_text` is what ends free text where chance would not find it.
+        """
         matcher, written = self.matcher(grammar), bytearray(begin.encode())
         assert matcher.consume_tokens(self.encode(begin))
         for _ in range(limit):
             mask = matcher.compute_bitmask()
             allowed = [i for i in range(len(self.tokens)) if mask[i // 8] >> (i % 8) & 1]
+            if end_of_text and len(allowed) > 150 and draw.random() < 0.2:
+                assert matcher.consume_tokens(list(end_of_text.encode()))
+                written += end_of_text.encode()
+                continue
             liked = [i for i in allowed if i >= END or i in b'"}],{' or 97 <= i < 100]
             token = draw.choice(liked or allowed)
             if token == END:

@@ -20,7 +20,7 @@ from quire.text.tools.functions import Function
 THINK = REASONING[0]
 FORMAT = {known.name: known("") for known in FORMATS}
 HERMES, MISTRAL, LLAMA = FORMAT["hermes"], FORMAT["mistral"], FORMAT["llama3_json"]
-MISTRAL_ARGS = FORMAT["mistral_args"]
+MISTRAL_ARGS, QWEN_XML = FORMAT["mistral_args"], FORMAT["qwen_xml"]
 FUNCTIONS = [Function("f", {}), Function("get_weather", {})]
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "x"}}\n</tool_call>'
 
@@ -188,6 +188,57 @@ def test_a_malformed_call_is_content(broken: str) -> None:
     assert told(f"So: \n{broken} and on") == [("Content", f"So: \n{broken} and on")]
     assert told(f"{broken}{CALL}")[0] == ("Content", broken)
     assert told(f"{broken}{CALL}")[1:] == called(0, "f", '{"a": "x"}')
+
+
+PLACE = Function("f", {"properties": {"city": {"type": "string"}, "days": {"type": "array"}, "any": {}}})
+XML = "<tool_call>\n<function=f>\n%s</function>\n</tool_call>"
+
+
+def told_xml(text: str, step: int) -> Story:
+    pieces = (text[at : at + step] for at in range(0, len(text), step))
+    return story(read(AnswerParser(None, False, QWEN_XML.reader([PLACE])), pieces))
+
+
+@pytest.mark.parametrize("step", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ("", {}),
+        ("<parameter=city>\nOslo\n</parameter>\n", {"city": "Oslo"}),
+        ("<parameter=city>\n\n</parameter>\n", {"city": ""}),
+        ("<parameter=city>\n1\n</parameter>\n", {"city": "1"}),
+        (
+            '<parameter=city>\n"a"\\\n\n</p>\n</parameter\n</parameter>\n',
+            {"city": '"a"\\\n\n</p>\n</parameter'},
+        ),
+        (
+            "<parameter=days>\n[1, {}]\n</parameter>\n<parameter=city>\nŁódź\n</parameter>\n",
+            {"days": [1, {}], "city": "Łódź"},
+        ),
+        ("<parameter=any>\nTrue\n</parameter>\n", {"any": True}),
+        ("<parameter=any>\n NaN\n</parameter>\n", {"any": " NaN"}),
+        ("<parameter=any>\n[Oslo]\n</parameter>\n", {"any": "[Oslo]"}),
+        ("<parameter=more>\n1.5\n</parameter>\n", {"more": 1.5}),
+    ],
+)
+def test_parameters_in_tags_become_json(written: str, arguments: dict[str, object], step: int) -> None:
+    whole = f"So.\n{XML % written}\n{XML % ''}"
+    content, start, found, *second = told_xml(whole, step)
+    assert (content, start) == (("Content", "So."), ("CallStart", "0", "f"))
+    assert json.loads(found[2]) == arguments
+    assert second == called(1, "f", "{}")
+
+
+@pytest.mark.parametrize("broken", ["<function=g>", "<f", "<function=f", "{}", "<parameter=city>"])
+def test_tags_that_are_no_call_are_content(broken: str) -> None:
+    assert told_xml(f"<tool_call>\n{broken}", 2) == [("Content", f"<tool_call>\n{broken}")]
+
+
+def test_a_text_in_tags_is_streamed_as_it_comes() -> None:
+    reading = AnswerParser(None, False, QWEN_XML.reader([PLACE]))
+    reading.push("<tool_call>\n<function=f>\n<parameter=city>\n")
+    assert reading.push('Os"lo\n</par') == [CallArguments(0, 'Os\\"lo')]
+    assert reading.push("k") == [CallArguments(0, "\\n</park")]
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,30 @@ def test_newer_templates_of_mistral(sandbox: Sandbox, call_id: str) -> None:
     assert not Bytes().begins(grammar, f"{written}x")
 
 
+QWEN = """{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content }}\
+{% for call in m.tool_calls or () %}\
+{{ '\\n<tool_call>\\n<function=' + call.function.name + '>\\n' }}\
+{% for key, value in call.function.arguments | items %}{{ '<parameter=' + key + '>\\n' }}\
+{{ value if value is string else value | tojson }}{{ '\\n</parameter>\\n' }}{% endfor %}\
+{{ '</function>\\n</tool_call>' }}{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}\
+{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+
+
+def test_templates_with_a_tag_for_each_parameter(sandbox: Sandbox) -> None:
+    chat = ChatTemplate({"default": QWEN}, {}, sandbox)
+    spoken = dialect(chat.templates, None)
+    assert names(spoken) == ("qwen_xml", None)
+    assert spoken.self_check(chat) is None
+    grammar = spoken.grammar([TOOL])
+    assert grammar is not None
+    written = (
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\n%s\n</parameter>\n</function>\n</tool_call>"
+    )
+    assert Bytes().allows(grammar, "Let me see.\n" + written % 'Łódź\n</p> "x"')
+    assert not Bytes().begins(grammar, "<tool_call>\n<function=get_weather>\n</function>")
+    assert not Bytes().begins(grammar, "<tool_call>\n<function=other>")
+
+
 def test_a_mismatch_is_told(sandbox: Sandbox) -> None:
     wrong = ChatTemplate(
         {"default": "<tool_call>{{ '\"arguments\"' }}{{ messages[0].content }}"}, {}, sandbox
@@ -160,7 +184,7 @@ def test_a_format_can_be_switched_off(shared_data: Path, sandbox: Sandbox) -> No
 
 
 def test_an_unknown_format_is_refused() -> None:
-    with pytest.raises(ConfigError, match="hermes, mistral, mistral_args, llama3_json"):
+    with pytest.raises(ConfigError, match="hermes, qwen_xml, mistral, mistral_args, llama3_json"):
         dialect({}, None, "herems")
     with pytest.raises(ConfigError, match="think, mistral, cohere"):
         dialect({}, None, "auto", "thought")

@@ -44,12 +44,15 @@ WRITTEN = {  # name, arguments -> a call behind its marker
     "hermes": '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>',
     "mistral": '[TOOL_CALLS][{"name": "%s", "arguments": %s}]',
     "mistral_args": "[TOOL_CALLS]%s[ARGS]%s",
+    "qwen_xml": "<tool_call>\n<function=%s>\n%s</function>\n</tool_call>",
     "llama3_json": '<|python_tag|>{"name": "%s", "parameters": %s}',
 }
+ENDS = {"qwen_xml": "\n</parameter>"}  # of texts
 ANOTHER = {  # the same, behind a first one without its last `]`
     "hermes": '\n<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>',
     "mistral": ', {"name": "%s", "arguments": %s}]',
     "mistral_args": "[TOOL_CALLS]%s[ARGS]%s",
+    "qwen_xml": "\n<tool_call>\n<function=%s>\n%s</function>\n</tool_call>",
     "llama3_json": '; {"name": "%s", "parameters": %s}',
 }
 
@@ -59,13 +62,22 @@ def dialect(name: str, vocabulary: Bytes, think: bool = False) -> Dialect:
 
 
 def call(name: str, function: str = "get_weather", arguments: str = '{"city": "Oslo"}') -> str:
-    return WRITTEN[name] % (function, arguments)
+    return WRITTEN[name] % (function, spelled(name, arguments))
+
+
+def spelled(name: str, arguments: str) -> str:
+    """Arguments that are given as JSON, in the words of a format."""
+    if name != "qwen_xml":
+        return arguments
+    values = json.loads(arguments).items()
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values}
+    return "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items())
 
 
 def calls(name: str, count: int) -> str:
     """So many calls of now()."""
     ends = "]" if name == "mistral" else ""
-    more = [(ANOTHER[name] % ("now", "{}")).removesuffix(ends) for _ in range(count - 1)]
+    more = [(ANOTHER[name] % ("now", spelled(name, "{}"))).removesuffix(ends) for _ in range(count - 1)]
     return call(name, "now", "{}").removesuffix(ends) + "".join(more) + ends
 
 
@@ -111,6 +123,8 @@ def test_free_text_then_nothing_but_calls(name: str, vocabulary: Bytes) -> None:
     ],
 )
 def test_arguments_follow_the_schema(name: str, vocabulary: Bytes, function: str, arguments: str) -> None:
+    if name == "qwen_xml" and arguments == '{"city": 1}':
+        pytest.skip("1 is a text there")
     assert not vocabulary.begins(grammar(name, vocabulary), call(name, function, arguments))
 
 
@@ -245,7 +259,7 @@ def test_whatever_is_written_can_be_read(name: str, vocabulary: Bytes, choice: s
     made = grammar(name, vocabulary, choice, think=True)
     begin = "<think>Hm.</think>" + (f"So: {FORMAT[name].marker}" if choice == "auto" else "")
     for seed in range(25):
-        text = vocabulary.write(made, begin, random.Random(seed))
+        text = vocabulary.write(made, begin, random.Random(seed), end_of_text=ENDS.get(name, ""))
         parser: AnswerParser = dialect(name, vocabulary, think=True).answer_parser(TOOLS, choice)
         events = [event for char in text for event in parser.push(char)] + parser.finish()
         arguments = dict.fromkeys((e.index for e in events if isinstance(e, CallStart)), "")
@@ -333,3 +347,10 @@ def test_open_parameters_stay_open() -> None:
         made = dialect("hermes", TEXT).grammar([tool("f", schema)], "required")
         assert made is not None
         assert TEXT.allows(made, call("hermes", "f", '{"a": 1}'))
+
+
+def test_properties_that_are_no_object_are_refused_where_the_format_looks_at_them() -> None:
+    with pytest.raises(RequestError) as caught:
+        dialect("qwen_xml", TEXT).grammar([tool("a", {"type": "object", "properties": []})])
+    assert caught.value.param == "tools"
+    assert dialect("qwen_xml", TEXT).grammar([tool("a", {"properties": {"b": True}, "required": 5})])

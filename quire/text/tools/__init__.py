@@ -24,9 +24,10 @@ from quire.text.tools.hermes import Hermes
 from quire.text.tools.llama3_json import Llama3Json
 from quire.text.tools.mistral import Mistral
 from quire.text.tools.mistral_args import MistralArgs
+from quire.text.tools.qwen_xml import QwenXml
 
 # Asked in this order: Hermes' template quotes what Llama's writes.
-FORMATS: tuple[type[ToolFormat], ...] = (Hermes, Mistral, MistralArgs, Llama3Json)
+FORMATS: tuple[type[ToolFormat], ...] = (Hermes, QwenXml, Mistral, MistralArgs, Llama3Json)
 
 Tools = Sequence[Mapping[str, Any]] | None
 

@@ -11,7 +11,7 @@ import math
 import re
 import secrets
 from collections.abc import Callable, Generator, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from quire.text.answer import CallArguments, CallStart, Content, Event
 from quire.text.tools.functions import Function
@@ -24,8 +24,18 @@ _T = TypeVar("_T")
 _FIELDS = {"name": "name", "arguments": "arguments", "parameters": "arguments", "id": "id", "type": "type"}
 
 
-# What reads a part of a call: sent one character at a time, it yields a _Value to have that read instead.
-Reading = Generator["_Value | None", str, _T]
+# What reads a part of a call: sent one character at a time, it yields a Span to have that read instead.
+Reading = Generator["Span | None", str, _T]
+
+
+class Span(Protocol):
+    """A stretch of text that is read without looking at each character here."""
+
+    done: bool
+    broken: bool
+
+    def push(self, text: str, at: int) -> int:
+        """Read on from there; the place where the stretch ends or breaks, or this text does."""
 
 
 class JsonCalls:
@@ -94,7 +104,7 @@ class JsonCallReader:
     def begin(self, opening: str) -> None:
         self._unsaid: list[str] | None = [opening]  # becomes content unless a call starts
         self._whole = self._ended = False  # whole: behind a call, and in no other
-        self._value: _Value | None = None
+        self._value: Span | None = None
         self._reading = self._read_calls()
         next(self._reading)
 
@@ -143,9 +153,7 @@ class JsonCallReader:
             char = yield from expect(self._syntax.separator + self._syntax.closing[:1])
             if char != self._syntax.separator:
                 break
-        for expected in self._syntax.closing[1:]:
-            if (yield None) != expected:
-                raise ValueError
+        yield from exactly(self._syntax.closing[1:])
         self._unsaid, self._ended = None, True
         yield None
 
@@ -213,6 +221,23 @@ def expect(expected: str) -> Reading[str]:
     return char
 
 
+def until(end: str) -> Reading[str]:
+    """What stands before this character, which is taken too."""
+    text = ""
+    while (char := (yield None)) != end:
+        text += char
+        if len(text) > MAX_SHORT:
+            raise ValueError
+    return text
+
+
+def exactly(expected: str) -> Reading[None]:
+    """These characters, without white space before them."""
+    for each in expected:
+        if (yield None) != each:
+            raise ValueError
+
+
 def _string() -> Reading[str]:
     pieces: list[str] = []
     yield from expect('"')
@@ -233,7 +258,6 @@ class _Value:
         take(first)
 
     def push(self, text: str, at: int) -> int:
-        """Read on from there; the place where the value ends or breaks, or this text does."""
         start, stop = at, int(min(len(text), at + self._room))
         while at < stop and not (self.done or self.broken):
             if self._escaped:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 
 from quire.text.tools.functions import Function
-from quire.text.tools.json_calls import MAX_SHORT, JsonCallReader, Reading, expect
+from quire.text.tools.json_calls import JsonCallReader, Reading, expect, until
 from quire.text.tools.mistral import Mistral
 
 NAMED, ARGUED = "[CALL_ID]", "[ARGS]"
@@ -44,25 +44,15 @@ class MistralArgs(Mistral):
 class _Reader(JsonCallReader):
     def _read_calls(self) -> Reading[None]:
         while True:
-            name = self._known((yield from _until("[")).strip())
-            mark = "[" + (yield from _until("]"))
-            if mark == NAMED:
-                yield from _until("[")
-                mark = "[" + (yield from _until("]"))
-            if mark != ARGUED:
+            name = self._known((yield from until("[")).strip())
+            mark = yield from until("]")
+            if f"[{mark}]" == NAMED:
+                yield from until("[")
+                mark = yield from until("]")
+            if f"[{mark}]" != ARGUED:
                 raise ValueError
             yield from self._read_arguments(name)
             yield from expect("[")
             self._whole = False
-            if "[" + (yield from _until("]")) != self.marker:
+            if f"[{yield from until(']')}]" != self.marker:
                 raise ValueError
-
-
-def _until(end: str) -> Reading[str]:
-    """What stands before this character; with "]", the character too."""
-    text = ""
-    while (char := (yield None)) != end:
-        text += char
-        if len(text) > MAX_SHORT:
-            raise ValueError
-    return text + end if end == "]" else text

@@ -1,0 +1,162 @@
+"""Calls as Qwen3-Coder and Qwen3.5 write them: tags for the function and for each of its parameters.
+
+A parameter that is a string is written as it is, any other as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from quire.errors import RequestError
+from quire.text.tools.functions import Function
+from quire.text.tools.json_calls import JsonCallReader, JsonCalls, Reading, exactly, expect, until
+
+_END = "\n</parameter>"
+_SHARED = ("$defs", "definitions", "x-guidance")  # of a schema, what those of its properties need
+_RULES = rf"""string[lazy]: STRING {json.dumps(_END)}
+STRING: /(?s:.*)/ & ~(/(?s:.*)/ {json.dumps(_END)} /(?s:.*)/)"""
+
+
+class QwenXml(JsonCalls):
+    """<tool_call>, <function=NAME>, <parameter=NAME>, the value, </parameter>, </function>, </tool_call>."""
+
+    name = "qwen_xml"
+    marker = "<tool_call>"
+    closing = "</tool_call>"
+
+    @classmethod
+    def spoken_in(cls, source: str) -> bool:
+        """The template prints these tags."""
+        return all(tag in source for tag in (cls.marker, "<function=", "<parameter=", "</parameter>"))
+
+    def grammar(self, functions: Sequence[Function], several: bool, mark: Callable[[str], str]) -> str:
+        """Parameters come in the order of the schema, and no others; of strings, `enum` alone is enforced."""
+        call = rf'"\n" call "\n" {mark(self.closing)}'
+        more = rf'("\n" {mark(self.marker)} {call}){{0,{self.max_calls - 1}}}' if several else ""
+        each = [_rules(number, function) for number, function in enumerate(functions)]
+        alternatives = " | ".join(f"call_{number}" for number in range(len(functions)))
+        return "\n".join((f"calls: {call} {more}", f"call: {alternatives}", *each, _RULES))
+
+    def reader(self, functions: Sequence[Function]) -> JsonCallReader:
+        """What reads the calls of one answer."""
+        return _Reader(self, functions)
+
+
+def _is_string(schema: Any) -> bool:
+    if not isinstance(schema, Mapping) or "type" in schema:
+        return isinstance(schema, Mapping) and schema["type"] == "string"
+    values = schema.get("enum")
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
+
+
+def _properties(function: Function) -> Mapping[str, Any]:
+    properties = function.schema.get("properties", {})
+    if not isinstance(properties, Mapping):
+        raise RequestError(f"the properties of {function.name!r} are not an object", None, "tools")
+    return properties
+
+
+def _written(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _rules(number: int, function: Function) -> str:
+    """Rule `call_NUMBER` and those of its parameters."""
+    schema = function.schema
+    shared = {name: schema[name] for name in _SHARED if name in schema}
+    required = schema.get("required")
+    parameters, rules = [], []
+    for index, (name, own) in enumerate(_properties(function).items()):
+        value = "string"
+        if _is_string(own) and isinstance(own.get("enum"), list):
+            value = f"({' | '.join(map(_written, own['enum']))}) {json.dumps(_END)}"
+        elif not _is_string(own):
+            value = f"value_{number}_{index} {json.dumps(_END)}"
+            whole = {**own, **shared} if isinstance(own, Mapping) else own
+            rules.append(f"value_{number}_{index}: %json {json.dumps(whole)}")
+        rule = rf'({_written(f"<parameter={name}>")} "\n" {value} "\n")'
+        parameters.append(rule if isinstance(required, list) and name in required else rule + "?")
+    call = rf'call_{number}: "<function={function.name}>\n" {" ".join(parameters)} "</function>"'
+    return "\n".join((call, *rules))
+
+
+class _Reader(JsonCallReader):
+    """Makes JSON of parameters: strings while they come, the others as a whole."""
+
+    def __init__(self, syntax: JsonCalls, functions: Sequence[Function]) -> None:
+        self._strings = {
+            function.name: {name for name, own in _properties(function).items() if _is_string(own)}
+            for function in functions
+        }
+        super().__init__(syntax, frozenset(self._strings))
+
+    def _read_calls(self) -> Reading[None]:
+        yield from expect("<")
+        yield from exactly("function=")
+        name, seen = self._known((yield from until(">"))), set[str]()
+        self._start(name)
+        self._say_arguments("{")
+        while True:
+            yield from expect("<")
+            tag, _, parameter = (yield from until(">")).partition("=")
+            if tag == "/function":
+                break
+            if tag != "parameter" or parameter in seen:
+                raise ValueError
+            yield from exactly("\n")
+            self._say_arguments(f"{', ' if seen else ''}{_written(parameter)}: ")
+            seen.add(parameter)
+            yield from self._read_value(parameter in self._strings[name])
+        self._say_arguments("}")
+        yield from expect("<")
+        yield from exactly(self._syntax.closing[1:])
+        self._ended = True
+        yield None
+
+    def _read_value(self, is_string: bool) -> Reading[None]:
+        if is_string:
+            self._say_arguments('"')
+            yield _UpToEnd(lambda text: self._say_arguments(_written(text)[1:-1]))
+            self._say_arguments('"')
+        else:
+            pieces: list[str] = []
+            yield _UpToEnd(pieces.append)
+            self._say_arguments(_as_json("".join(pieces)))
+
+
+def _as_json(text: str) -> str:
+    """What a value stands for that is JSON, or a word of Python, or else text."""
+    try:
+        json.loads(text, parse_constant=int)
+        return text.strip()
+    except (ValueError, RecursionError):
+        return {"True": "true", "False": "false", "None": "null"}.get(text) or json.dumps(
+            text, ensure_ascii=False
+        )
+
+
+class _UpToEnd:
+    """Takes text up to the tag that ends a parameter, in pieces of any size."""
+
+    broken = False
+
+    def __init__(self, take: Callable[[str], object]) -> None:
+        self.done = False
+        self._take = take
+        self._met = 0  # characters of the tag, whose first is nowhere else in it
+
+    def push(self, text: str, at: int) -> int:
+        while at < len(text) and not self.done:
+            if not self._met:
+                begin = text.find(_END[0], at)
+                self._take(text[at : begin if begin >= 0 else len(text)])
+                at, self._met = (begin + 1, 1) if begin >= 0 else (len(text), 0)
+            elif text[at] == _END[self._met]:
+                at, self._met = at + 1, self._met + 1
+                self.done = self._met == len(_END)
+            else:
+                self._take(_END[: self._met])
+                self._met = 0
+        return at
