@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -24,12 +25,16 @@ _ENCODER = msgspec.json.Encoder()
 
 
 class ModelCard(msgspec.Struct):
-    """One name that the model is served by."""
+    """One name that the model is served by. The fields of OpenAI's interface, vLLM's, and Anthropic's."""
 
     id: str
     created: int
     max_model_len: int
     root: str
+    display_name: str
+    created_at: str
+    max_input_tokens: int
+    type: str = "model"
     object: str = "model"
     owned_by: str = "quire"
     parent: str | None = None
@@ -41,6 +46,7 @@ class ModelList(msgspec.Struct):
 
     data: list[ModelCard]
     object: str = "list"
+    has_more: bool = False
 
 
 class TokenizeRequest(msgspec.Struct):
@@ -139,7 +145,9 @@ def serving_of(request: Request) -> Serving:
 
 
 def _card(serving: Serving, name: str) -> ModelCard:
-    return ModelCard(name, serving.created_s, serving.frontend.max_model_len, serving.names[0])
+    created, room = serving.created_s, serving.frontend.max_model_len
+    created_at = datetime.fromtimestamp(created, UTC).isoformat()
+    return ModelCard(name, created, room, serving.names[0], name, created_at, room)
 
 
 @describes("The names that the model is served by", reply=ModelList)

@@ -273,7 +273,8 @@ def turn(role: str = "user", **block: Any) -> list[Object]:
         ("tool_use", {"messages": turn("assistant", type="tool_use", id="A", input={})}),
         ("text", {"messages": turn(type="text")}),
         ("system", {"system": [{"type": "image"}]}),
-        ("role", {"messages": [{"role": "system", "content": "x"}]}),
+        ("role", {"messages": [{"role": "tool", "content": "x"}]}),
+        ("block of type 'tool_use'", {"messages": [{"role": "system", "content": [{"type": "tool_use"}]}]}),
         ("web_search_20250305", {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
         ("'sometimes'", {"tool_choice": {"type": "sometimes"}}),
         ("'sometimes'", {"thinking": {"type": "sometimes"}}),
@@ -473,6 +474,20 @@ def sdk(server: Server) -> Iterator[anthropic.Anthropic]:
 class Person(BaseModel):
     name: Literal["Ann", "Bob"]
     age: Literal[1, 2]
+
+
+def test_sdk_lists_models(sdk: anthropic.Anthropic) -> None:
+    (card,) = sdk.models.list()
+    assert (card.id, card.type, card.display_name, card.max_input_tokens) == ("demo", "model", "demo", 1024)
+    assert sdk.models.retrieve("demo").created_at == card.created_at
+    assert card.created_at.year >= 2026
+
+
+def test_sdk_says_what_the_system_says_in_between(sdk: anthropic.Anthropic) -> None:
+    turns: Any = [*STORY, {"role": "system", "content": [{"type": "text", "text": "Be brief."}]}]
+    assert sdk.messages.create(model="demo", max_tokens=5, messages=turns).usage.output_tokens > 0
+    before = sdk.messages.count_tokens(model="demo", messages=STORY)
+    assert sdk.messages.count_tokens(model="demo", messages=turns).input_tokens > before.input_tokens
 
 
 def test_sdk_creates_a_message(sdk: anthropic.Anthropic) -> None:

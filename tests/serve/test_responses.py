@@ -520,6 +520,16 @@ def test_sdk_reads_the_logprobs_of_chosen_tokens_alone(sdk: openai.OpenAI) -> No
     assert [len(entry.top_logprobs) for entry in found.output[0].content[0].logprobs] == [0] * 4
 
 
+def test_sdk_counts_tokens(sdk: openai.OpenAI) -> None:
+    asked: Object = {"model": "demo", "input": STORY, "instructions": "Be brief."}
+    counted = sdk.responses.input_tokens.count(**asked)
+    found = sdk.responses.create(**asked, max_output_tokens=1)
+    assert found.usage is not None
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", found.usage.input_tokens)
+    with pytest.raises(openai.BadRequestError, match=r"input\[0\] has no content"):
+        sdk.responses.input_tokens.count(model="demo", input=[{"role": "user"}])  # type: ignore[list-item]
+
+
 def test_sdk_is_told_that_nothing_is_kept(sdk: openai.OpenAI) -> None:
     for call in (
         sdk.responses.retrieve,

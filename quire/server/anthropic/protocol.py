@@ -37,7 +37,7 @@ class InputBlock(Struct, kw_only=True):
 
 
 class Turn(Struct, kw_only=True):
-    """A message of the user or the assistant. The answer goes on with an assistant's that comes last."""
+    """A message of user, assistant or system. The answer goes on with an assistant's that comes last."""
 
     role: str
     content: str | list[InputBlock]
@@ -254,8 +254,10 @@ def _messages(asked: CountRequest) -> Iterator[dict[str, Any]]:
             yield from _user(blocks, where)
         elif turn.role == "assistant":
             yield _assistant(blocks, where)
+        elif turn.role == "system":
+            yield {"role": "system", "content": _text(blocks, where)}
         else:
-            hint = "one of user, assistant; what the system says is a field of its own"
+            hint = "one of user, assistant, system"
             raise RequestError(f"{where} has no role that is known", hint, "messages")
 
 

@@ -214,6 +214,13 @@ class ResponseObject(Struct, kw_only=True):
     warnings: list[str] | UnsetType = UNSET
 
 
+class InputTokens(Struct):
+    """The response of /v1/responses/input_tokens."""
+
+    input_tokens: int
+    object: str = "response.input_tokens"
+
+
 def task_of(asked: ResponseRequest) -> ChatTask:
     """The request in neutral terms. Raises RequestError for what is not supported."""
     refuse(asked, REFUSED)

@@ -30,7 +30,7 @@ from quire.server.openai.blocks import (
     Step,
     told_as,
 )
-from quire.server.openai.conversation import ChatRun, start_chat
+from quire.server.openai.conversation import ChatRun, encoded, start_chat
 from quire.server.openai.items import OutputItem, ResponseObject, ResponseRequest
 from quire.server.openai.logprobs import ChatLogprobs, Position, Told
 from quire.server.openai.stream import EventStream, encode, grouped, named, pieces
@@ -219,15 +219,28 @@ def _entries(positions: Iterable[Position]) -> list[Raw]:
     return [Raw(entry) for (entry,) in positions]
 
 
+@describes("How many tokens a conversation has", ResponseRequest, items.InputTokens)
+async def count_tokens(request: Request) -> Response:
+    """As many as /v1/responses would read."""
+    serving: Serving = request.app.state.serving
+    asked, _, task = await read_as(request, ResponseRequest, items.task_of)
+    serving.check_model(asked.model)
+    with told_as(_NAMES):
+        prompt = await serving.in_thread(encoded, serving.frontend, task)
+    return Response(encode(items.InputTokens(len(prompt.token_ids))), media_type="application/json")
+
+
 @describes("None is kept")
 async def kept(request: Request) -> Response:
     """What there would be to do with a response that had been stored."""
-    raise NotFound(
-        "no response is kept on this server", "it is stateless: send the whole conversation as input"
-    )
+    hint = "the server is stateless: send the whole conversation as input"
+    raise NotFound("no response is kept between requests", hint)
 
 
 ROUTES = [
     Route("/v1/responses", create, methods=["POST"]),
-    Route("/v1/responses/{response_id:path}", kept, methods=["GET", "POST", "DELETE"]),
+    Route("/v1/responses/input_tokens", count_tokens, methods=["POST"]),
+    Route("/v1/responses/{response_id}", kept, methods=["GET", "DELETE"]),
+    Route("/v1/responses/{response_id}/cancel", kept, methods=["POST"]),
+    Route("/v1/responses/{response_id}/input_items", kept, methods=["GET"]),
 ]
