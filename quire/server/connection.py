@@ -13,7 +13,7 @@ import logging
 import resource
 import socket
 import time
-from typing import Any
+from typing import Any, cast
 
 import h11
 from starlette.responses import Response
@@ -70,19 +70,56 @@ def _large_head() -> Refused:
     return Refused(431, f"a head has at most {MAX_HEADERS} headers and {MAX_HEAD_BYTES:,} bytes")
 
 
+class Joined:
+    """A transport that sends a head together with what follows it: a packet costs both sides a system call.
+
+    What is written waits for the next thing that is, and not beyond this turn of the event loop.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self.is_closing = transport.is_closing
+        self._transport = transport
+        self._loop = loop
+        self._held = b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if self._held:
+            self.send(data)
+        elif data:
+            self._held = data
+            self._loop.call_soon(self.send)
+
+    def send(self, data: bytes = b"") -> None:
+        """Send what is held, and this."""
+        if self._held:
+            data, self._held = self._held + data, b""
+        self._transport.write(data)
+
+    def write_eof(self) -> None:
+        self.send()
+        self._transport.write_eof()
+
+    def close(self) -> None:
+        self.send()
+        self._transport.close()
+
+
 class Pieces:
     """The short way of a stream's pieces to its socket, since each token is one: past all layers and h11."""
 
-    def __init__(self, transport: asyncio.Transport, flow: FlowControl, parser: Parser) -> None:
+    def __init__(self, transport: Joined, flow: FlowControl, parser: Parser) -> None:
         self._transport = transport
         self._flow = flow
         self._parser = parser
 
     async def write(self, data: bytes) -> None:
-        """Send a piece of a body without a length, whose head was sent. Waits for a client that is slow."""
+        """Send a piece of a body without a length, after its head. Waits for a client that is slow."""
         if data and not self._transport.is_closing():
             is_chunked = (self._parser.their_http_version or b"") >= b"1.1"
-            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if is_chunked else data)
+            self._transport.send(b"%x\r\n%b\r\n" % (len(data), data) if is_chunked else data)
             if self._flow.write_paused:
                 await self._flow.drain()
 
@@ -122,7 +159,9 @@ class Protocol(H11Protocol):
             # asyncio does so only where the listener names its protocol. Without it a small write waits for
             # the client to acknowledge the one before: 40 ms.
             own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.app_state = {**self.app_state, "write_piece": Pieces(transport, self.flow, self.conn).write}
+        joined = Joined(transport, self.loop)
+        self.transport = cast(asyncio.Transport, joined)
+        self.app_state = {**self.app_state, "write_piece": Pieces(joined, self.flow, self.conn).write}
         self._enter("new", self.head_s)
         if len(self.connections) > resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FILES:
             self._make_room()

@@ -10,6 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -133,6 +134,7 @@ def answer(error: BaseException) -> Answer:
     return Answer(status, clean(message), type_, code, getattr(error, "param", None), headers)
 
 
+@lru_cache(64)  # those who are refused for one reason are many
 def clean(text: str) -> str:
     """A text without file paths, addresses and lines of tracebacks, that can be sent as UTF-8."""
     text = text[:MAX_MESSAGE].encode("utf-8", "replace").decode()

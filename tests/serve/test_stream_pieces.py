@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable
 
@@ -11,6 +12,7 @@ import pytest
 from guarded import Quick, parse, serve
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.server.connection import Joined
 from quire.server.openai import stream
 from quire.server.openai.stream import EventStream
 
@@ -53,6 +55,29 @@ def test_pieces_are_chunks() -> None:
     assert layered == ["http.response.start", "http.response.body"] * 3
 
 
+def test_a_head_comes_with_what_follows_it() -> None:
+    """And the last piece with the end: each packet costs both sides a call of the system."""
+    read = [threading.Event(), threading.Event()]
+
+    async def two() -> AsyncGenerator[bytes, None]:
+        for number, event in enumerate(read):
+            yield b"data: %d\n\n" % number
+            await asyncio.to_thread(event.wait, 10)
+
+    request = b"GET %s HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    with serve() as server, server.connect() as client:
+        client.sendall(request % b"/size")
+        status, headers, body = parse(client.recv(65536))
+        assert (status, len(body)) == (200, int(headers["content-length"]))
+    with serve(app=streaming(two)) as server, server.connect() as client:
+        client.sendall(request % b"/")
+        assert client.recv(65536).endswith(b"\r\n\r\n9\r\ndata: 0\n\n\r\n")
+        read[0].set()
+        assert client.recv(65536) == b"9\r\ndata: 1\n\n\r\n"
+        read[1].set()
+        assert client.recv(65536) == b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+
+
 def test_pieces_of_an_older_version_are_plain() -> None:
     with serve(app=streaming(some)) as server:
         status, headers, body = parse(server.send(b"GET / HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n"))
@@ -91,3 +116,26 @@ def test_pieces_wait_for_their_reader() -> None:
         while not ended and time.monotonic() < end:
             time.sleep(0.02)
     assert ended == [True]
+
+
+def test_nothing_stays_held() -> None:
+    told: list[object] = []
+
+    class Transport:
+        write = told.append
+        is_closing = staticmethod(bool)
+
+        def close(self) -> None:
+            told.append("closed")
+
+    async def main() -> None:
+        joined = Joined(Transport(), asyncio.get_running_loop())  # type: ignore[arg-type]
+        joined.write(b"alone")
+        assert told == []
+        await asyncio.sleep(0)
+        assert told == [b"alone"]
+        joined.write(b"last")
+        joined.close()
+
+    asyncio.run(main())
+    assert [one for one in told if one] == [b"alone", b"last", "closed"]

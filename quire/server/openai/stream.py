@@ -76,10 +76,12 @@ class EventStream(Response):
                 return
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             write = scope.get("state", {}).get("write_piece") or partial(_write, send)
+            if begun := first.done():
+                await write(first.result())  # in the packet of the head
             alive = asyncio.create_task(self._keep_alive(write))
             try:
                 # In a task of its own: a token then wakes this file and not all the layers in front of it.
-                await asyncio.create_task(self._send_all(first, send, write))
+                await asyncio.create_task(self._send_all(None if begun else first, send, write))
             finally:
                 alive.cancel()
         finally:
@@ -88,9 +90,10 @@ class EventStream(Response):
                 await asyncio.wait((first,))
             await self._events.aclose()
 
-    async def _send_all(self, first: asyncio.Future[bytes], send: Send, write: Write) -> None:
+    async def _send_all(self, first: asyncio.Future[bytes] | None, send: Send, write: Write) -> None:
         try:
-            await write(await first)
+            if first is not None:
+                await write(await first)
             async for event in self._events:
                 self._silent = False
                 await write(event)
