@@ -182,8 +182,10 @@ class Overhead:
         for times in (0.5, 1.0, 2.0, self.options.times):
             arrivals = poisson(endless, times * capacity, int(times * 10))
             requests = first(arrivals, sys.maxsize, OVERLOAD_S)
+            before = target.server.usage()
             run = await target.run(requests, is_open=True)
-            rows.append(_overload_row(times, run, goal))
+            busy_s = target.server.usage()["server"].cpu_s - before["server"].cpu_s
+            rows.append(_overload_row(times, run, goal) | _cores(run, busy_s))
             memory.append(_held(target.server))
             print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
         peak = max(row["goodput"] for row in rows)
@@ -199,15 +201,27 @@ def _overload_row(times: float, run: Run, goal: Goal) -> dict[str, Any]:
     rejections = Spread.of(1e3 * (t.end_s - t.sent_s) for t in run.timelines if t.is_rejected)
     lateness = Spread.of(1e3 * (t.sent_s - t.planned_s) for t in run.timelines if t.planned_s is not None)
     others = [t.error for t in run.timelines if t.error and not t.is_rejected]
+    answered = [t for t in run.timelines if not t.error]
     return {
         "times": times,
         "goodput": round(good_between(run.timelines, goal, begin_s, end_s), 2),
+        "answered": len(answered),
+        "late_first_token": sum(not Goal(ttft=goal.ttft).is_met(t) for t in answered),
+        "late_others": sum(not Goal(tpot=goal.tpot).is_met(t) for t in answered),
         "rejected": sum(t.is_rejected for t in run.timelines),
         "retry_after": sum(bool(t.retry_after) for t in run.timelines),
         "rejection_p50_ms": rejections and round(rejections.p50, 2),
         "rejection_p99_ms": rejections and round(rejections.p99, 2),
         "client_late_p99_ms": lateness and round(lateness.p99, 2),
         "other_errors": len(others),
+    }
+
+
+def _cores(run: Run, server_s: float) -> dict[str, float]:
+    """How much of a core server and client took, which the engine could have had."""
+    return {
+        "server_cores": round(server_s / run.duration_s, 3),
+        "client_cores": round(run.cpu_s / run.duration_s, 3),
     }
 
 

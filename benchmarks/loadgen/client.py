@@ -97,6 +97,11 @@ class _Connection(asyncio.BufferedProtocol):
             exchange.done.set_exception(Lost("connection lost"))
 
 
+def _expire(done: asyncio.Future[Reply]) -> None:
+    if not done.done():
+        done.set_exception(TimeoutError())
+
+
 class Client:
     """Talks to one server. `timeout_s` bounds a whole exchange."""
 
@@ -152,11 +157,13 @@ class Client:
         exchange = connection.exchange = _Exchange(on_event, loop.create_future())
         connection.is_used = True
         is_kept = False
+        expiry = loop.call_later(self.timeout_s, _expire, exchange.done)
         try:
             transport.write(data)
-            reply = await asyncio.wait_for(exchange.done, self.timeout_s)
+            reply = await exchange.done
             is_kept = not reply.hung_up and exchange.parser.keeps_alive
         finally:
+            expiry.cancel()
             if is_kept:
                 self._idle.append(connection)
             else:
