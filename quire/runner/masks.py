@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from quire.types import Admission
 
 MAX_THREADS = 8  # and at most half of the cores: the model needs them too
+T = TypeVar("T")
 _STACK_BYTES = 16 << 20  # four times that with which grammars were tried out
 
 
@@ -66,16 +67,6 @@ class GrammarState:
 Ruled = Sequence[tuple[GrammarState, Sequence[int], Sequence[int]]]  # states, all tokens, end tokens
 
 
-@contextmanager
-def _large_stacks() -> Iterator[None]:
-    """For the threads that start within."""
-    before = threading.stack_size(_STACK_BYTES)
-    try:
-        yield
-    finally:
-        threading.stack_size(before)
-
-
 class Masks:
     """Computes the masks of a step in threads of its own.
 
@@ -92,13 +83,18 @@ class Masks:
     def begin(self, ruled: Ruled) -> list[Future[None]]:
         """Compute the masks of these rows; all is to be waited for before sampling."""
         count = min(self._num_threads, len(ruled))
-        with _large_stacks():
-            return [self._threads.submit(self._compute, ruled[i::count]) for i in range(count)]
+        return self._submit([partial(self._compute, ruled[i::count]) for i in range(count)])
 
     def prepare(self) -> None:
         """Load in the background what the first grammar would have to wait for."""
-        with _large_stacks():
-            self._threads.submit(self._loaded)
+        self._submit([self._loaded])
+
+    def _submit(self, calls: Sequence[Callable[[], T]]) -> list[Future[T]]:
+        before = threading.stack_size(_STACK_BYTES)  # of threads that start now
+        try:
+            return [self._threads.submit(call) for call in calls]
+        finally:
+            threading.stack_size(before)
 
     def _compute(self, ruled: Ruled) -> None:
         for state, token_ids, end_token_ids in ruled:

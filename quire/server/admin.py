@@ -165,7 +165,7 @@ async def model(request: Request) -> Response:
 @describes("A text or a conversation as token ids", TokenizeRequest, TokenizeReply)
 async def tokenize(request: Request) -> Response:
     serving = serving_of(request)
-    asked, _ = await body.read(request, TokenizeRequest)
+    asked, *_ = await body.read(request, TokenizeRequest)
     serving.check_model(asked.model)
     return reply(await serving.in_thread(_tokenize, serving.frontend, asked))
 
@@ -189,7 +189,7 @@ def _tokenize(frontend: Frontend, asked: TokenizeRequest) -> TokenizeReply:
 @describes("Token ids as text", DetokenizeRequest, DetokenizeReply)
 async def detokenize(request: Request) -> Response:
     serving = serving_of(request)
-    asked, _ = await body.read(request, DetokenizeRequest)
+    asked, *_ = await body.read(request, DetokenizeRequest)
     serving.check_model(asked.model)
     return reply(await serving.in_thread(_detokenize, serving.frontend, asked.tokens))
 

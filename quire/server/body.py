@@ -29,26 +29,19 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 _FIELDS, _ITEMS = msgspec.json.Decoder(dict[str, msgspec.Raw]), msgspec.json.Decoder(list[msgspec.Raw])
 
 T = TypeVar("T", bound=msgspec.Struct)
-Converted = TypeVar("Converted")
 
 
-async def read(request: Request, type_: type[T]) -> tuple[T, list[str]]:
-    """The body as a `type_`, and the names in it that the type does not know.
+async def read(
+    request: Request, type_: type[T], convert: Callable[[T], Any] = lambda asked: None
+) -> tuple[T, list[str], Any]:
+    """The body as a `type_`, the names in it that the type does not know, and what `convert` makes of it.
 
     Raises RequestError, with `param`, for what is not JSON, not an object, or does not match the type. Size
-    and content type were looked at before it comes here.
+    and content type were looked at before it comes here. What is large does not pass through the event loop.
     """
-    asked, unknown, _ = await read_as(request, type_, lambda asked: None)
-    return asked, unknown
-
-
-async def read_as(
-    request: Request, type_: type[T], convert: Callable[[T], Converted]
-) -> tuple[T, list[str], Converted]:
-    """Likewise, with what `convert` makes of it. What is large does not pass through the event loop."""
     body = await request.body()
 
-    def whole() -> tuple[T, list[str], Converted]:
+    def whole() -> tuple[T, list[str], Any]:
         asked, unknown = parse(body, type_)
         return asked, unknown, convert(asked)
 
@@ -81,9 +74,7 @@ def parse(body: bytes | bytearray, type_: type[T]) -> tuple[T, list[str]]:
 
 
 @cache
-def _decoders(
-    type_: type[T],
-) -> tuple[msgspec.json.Decoder[T], msgspec.json.Decoder[msgspec.Struct], frozenset[str]]:
+def _decoders(type_: type[T]) -> tuple[msgspec.json.Decoder[T], msgspec.json.Decoder[Any], frozenset[str]]:
     """What reads a `type_`, what finds its fields and leaves them unread, and their names."""
     names = [field.encode_name for field in msgspec.structs.fields(type_)]
     shell = msgspec.defstruct("Shell", [(name, msgspec.Raw, msgspec.Raw()) for name in names])
@@ -103,10 +94,9 @@ def _check_sizes(shell: msgspec.Struct, num_bytes: int) -> None:
             raise RequestError(f"{name} has {count:,} items; at most {most:,} are taken", None, name)
     if num_bytes > OTHER_BYTES:
         longest = max(sizes, key=lambda name: sizes[name])
-        what, param = (
-            (longest, longest) if sizes[longest] * 2 > OTHER_BYTES else ("all of its small fields", None)
-        )
-        raise RequestError(f"the body is too long: {what} may take {OTHER_BYTES:,} bytes", None, param)
+        param = longest if sizes[longest] * 2 > OTHER_BYTES else None
+        what = f"{param or 'what is not the prompt'} may take {OTHER_BYTES:,} bytes"
+        raise RequestError(f"the body is too long: {what}", None, param)
 
 
 def _depth_exceeds(value: Any, limit: int) -> bool:

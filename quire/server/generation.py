@@ -156,15 +156,10 @@ class Generation:
         part = self.parts[index]
         self._start(part)
         now = time.monotonic()
-        await beside(self._num_entries(part, outputs), part.take, outputs, now, self._metrics)
+        positions = [p for output in outputs for p in (*output.prompt_logprobs, *output.logprobs)]
+        await beside(sum(map(len, positions)), part.take, outputs, now, self._metrics)
         part.reader.take_deltas()
         return index, part.reader.output
-
-    def _num_entries(self, part: Part, outputs: list[Output]) -> int:
-        params = part.reader.request.params
-        if params.logprobs is None and params.prompt_logprobs is None:
-            return 0
-        return sum(len(position) for o in outputs for position in (*o.prompt_logprobs, *o.logprobs))
 
     def _start(self, part: Part) -> None:
         if part.queued:

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from quire.server.anthropic import protocol
 from quire.server.anthropic.protocol import CountRequest, Message, MessagesRequest, MessageUsage, OutputBlock
-from quire.server.body import read_as
+from quire.server.body import read
 from quire.server.errors import anthropic_body
 from quire.server.openai.blocks import CALL, REASONING, TEXT, Block, Blocks, Grown, Opened, Step, told_as
 from quire.server.openai.conversation import ChatRun, encoded, start_chat
@@ -47,7 +47,7 @@ def _told_as(asked: CountRequest) -> AbstractContextManager[None]:
 async def create(request: Request) -> Response:
     """An answer, or the stream of one."""
     serving: Serving = request.app.state.serving
-    asked, unknown, task = await read_as(request, MessagesRequest, protocol.task_of)
+    asked, unknown, task = await read(request, MessagesRequest, protocol.task_of)
     model = serving.check_model(asked.model)
     message_id = f"msg_{token_hex(12)}"
     with _told_as(asked):
@@ -70,7 +70,7 @@ async def create(request: Request) -> Response:
 async def count_tokens(request: Request) -> Response:
     """As many as /v1/messages would read."""
     serving: Serving = request.app.state.serving
-    asked, _, task = await read_as(request, CountRequest, protocol.task_of)
+    asked, _, task = await read(request, CountRequest, protocol.task_of)
     serving.check_model(asked.model)
     with _told_as(asked):
         prompt = await serving.in_thread(encoded, serving.frontend, task)

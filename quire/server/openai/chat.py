@@ -14,11 +14,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.errors import RequestError
-from quire.server.body import read_as
+from quire.server.body import read
 from quire.server.generation import beside
 from quire.server.openai import protocol
 from quire.server.openai.conversation import ChatEvent, ChatRun, ChatTask, Finish, start_chat
-from quire.server.openai.logprobs import ChatLogprobs, Position, Told, prompt_logprobs
+from quire.server.openai.logprobs import ChatLogprobs, Told, keep, num_new, prompt_logprobs
 from quire.server.openai.protocol import ChatChoice, ChatCompletion, ChatMessage, ChatRequest
 from quire.server.openai.stream import (
     NOTHING,
@@ -45,7 +45,7 @@ _EMPTY = b'"delta":{}'
 async def chat(request: Request) -> Response:
     """An answer, or the stream of one."""
     serving: Serving = request.app.state.serving
-    asked, unknown, task = await read_as(request, ChatRequest, task_of)
+    asked, unknown, task = await read(request, ChatRequest, task_of)
     model = serving.check_model(asked.model)
     request_id = f"chatcmpl-{token_hex(12)}"
     with protocol.structure_named(asked):
@@ -99,7 +99,6 @@ class _Turn:
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[tuple[CallStart, list[str]]] = field(default_factory=list)
-    positions: list[Position] = field(default_factory=list)
     finish: Finish | None = None
 
     def take(self, event: Event | Finish) -> None:
@@ -123,7 +122,7 @@ class _Turn:
             message.tool_calls = [_call(start, "".join(parts)) for start, parts in self.calls]
             message.content = message.content or None
         shape = self.told.shape
-        logprobs = None if shape is None else Raw(shape.join(self.positions))
+        logprobs = None if shape is None else Raw(shape.join(self.told.kept))
         finish = self.finish or Finish("stop", None)
         ids = self.told.output.token_ids if with_ids else UNSET
         return ChatChoice(index, message, logprobs, finish.reason, finish.stop_reason, ids)
@@ -135,19 +134,15 @@ def _call(start: CallStart, arguments: str) -> protocol.ToolCall:
 
 async def whole(asked: ChatRequest, run: ChatRun, head: dict[str, Any], warnings: list[str]) -> bytes:
     """The response, when all choices have ended."""
-    turns = [_Turn(told) for told in _tolds(asked, run)]
+    tolds = _tolds(asked, run)
+    turns = [_Turn(told) for told in tolds]
     async for batch in run.batches():
         for index, event in batch:
             turns[index].take(event)
         if asked.logprobs:
-            await beside(sum(turn.told.num_entries for turn in turns), _take_logprobs, turns)
+            await beside(num_new(tolds), keep, tolds)
     num_entries = sum(len(position) for position in run.output.prompt_logprobs or () if position)
     return await beside(num_entries, _reply, asked, run, head, warnings, turns)
-
-
-def _take_logprobs(turns: list[_Turn]) -> None:
-    for turn in turns:
-        turn.positions += turn.told.advance()[1]
 
 
 def _reply(
@@ -185,12 +180,10 @@ class ChatStream:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The chunks; those that are ready together come in one piece."""
         run, options = self._run, self._options
+        always = options.continuous_usage_stats
         async for batch in run.batches():
-            usage = (
-                added({"usage": protocol.usage_of(*run.usage())}) if options.continuous_usage_stats else b""
-            )
-            num_entries = sum(told.num_entries for told in self._tolds)
-            yield await beside(num_entries, self._joined, batch, usage)
+            usage = added({"usage": protocol.usage_of(*run.usage())}) if always else b""
+            yield await beside(num_new(self._tolds), self._joined, batch, usage)
         if options.include_usage:
             usage = added({"usage": protocol.usage_of(*run.usage()), "timings": run.generation.timings()})
             yield self._chunks.none(usage)

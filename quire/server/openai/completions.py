@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
 from secrets import token_hex
@@ -18,11 +18,19 @@ from quire.errors import RequestError
 from quire.frontend import Encoded, Frontend
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
-from quire.server.body import read_as
+from quire.server.body import read
 from quire.server.generation import Generation, beside
 from quire.server.openai import protocol
 from quire.server.openai.conversation import count_tokens, fitted
-from quire.server.openai.logprobs import CompletionLogprobs, Position, Told, check_size, prompt_logprobs
+from quire.server.openai.logprobs import (
+    CompletionLogprobs,
+    Position,
+    Told,
+    check_size,
+    keep,
+    num_new,
+    prompt_logprobs,
+)
 from quire.server.openai.protocol import Completion, CompletionChoice, CompletionRequest
 from quire.server.openai.stream import (
     NOTHING,
@@ -54,7 +62,7 @@ async def completions(request: Request) -> Response:
     """Continuations, or the stream of them."""
     serving: Serving = request.app.state.serving
     convert = partial(params_of, frontend=serving.frontend)
-    asked, unknown, params = await read_as(request, CompletionRequest, convert)
+    asked, unknown, params = await read(request, CompletionRequest, convert)
     model = serving.check_model(asked.model)
     prompts, echoes = await serving.in_thread(_encode, serving.frontend, asked, params)
     request_id = f"cmpl-{token_hex(12)}"
@@ -140,7 +148,6 @@ class _Choice:
     told: Told
     begun: bool = False
     ended: bool = False
-    positions: list[Position] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -211,13 +218,10 @@ class CompletionRun:
         async for index, _ in self._generation:
             prompt = self._prompts[index]
             if self._params.logprobs is not None and not self._silent:
-                await beside(_num_new(prompt), self._advance, prompt)
+                tolds = [choice.told for choice in prompt.choices]
+                await beside(num_new(tolds), keep, tolds)
         num_entries = CHOICE_ENTRIES * self._num_open + sum(map(_num_opening, self._prompts))
         return await beside(num_entries, self._reply)
-
-    def _advance(self, prompt: _Prompt) -> None:
-        for choice in prompt.choices:
-            choice.positions += choice.told.advance()[1]
 
     def _reply(self) -> bytes:
         reply = Completion(
@@ -232,7 +236,7 @@ class CompletionRun:
     def _choice(self, prompt: _Prompt, choice: _Choice) -> CompletionChoice:
         output, shape = choice.output, choice.told.shape
         text = prompt.echo + ("" if self._silent else output.text)
-        logprobs = None if shape is None else Raw(shape.join(self._echoed(prompt) + choice.positions))
+        logprobs = None if shape is None else Raw(shape.join(self._echoed(prompt) + choice.told.kept))
         reply = CompletionChoice(choice.index, text, logprobs, *self._ending(output))
         if self._with_ids:
             reply.token_ids = [] if self._silent else output.token_ids
@@ -252,7 +256,7 @@ class CompletionRun:
         async for index, _ in self._generation:
             prompt = self._prompts[index]
             usage = added({"usage": self._usage([prompt])}) if options.continuous_usage_stats else b""
-            num_entries = _num_new(prompt) + _num_opening(prompt)
+            num_entries = num_new(choice.told for choice in prompt.choices) + _num_opening(prompt)
             if chunks := await beside(num_entries, self._chunks_of, prompt, usage):
                 yield chunks
         if options.include_usage:
@@ -303,13 +307,8 @@ class CompletionRun:
             yield b'"text":%s' % encode(text or ""), part
 
 
-def _num_new(prompt: _Prompt) -> int:
-    """Log-probabilities to be written of tokens that are new."""
-    return sum(choice.told.num_entries for choice in prompt.choices)
-
-
 def _num_opening(prompt: _Prompt) -> int:
-    """Those of the prompt, once for each choice that has not begun."""
+    """Log-probabilities of the prompt, once for each choice that has not begun."""
     num_open = sum(not choice.begun for choice in prompt.choices)
     return num_open and num_open * sum(len(p) for p in prompt.output.prompt_logprobs or () if p)
 

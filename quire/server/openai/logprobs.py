@@ -111,13 +111,7 @@ class Told:
         self.output = output
         self.shape = shape
         self.num_tokens = 0
-
-    @property
-    def num_entries(self) -> int:
-        """Log-probabilities of the tokens that are new."""
-        if self.shape is None or self.output.logprobs is None:
-            return 0
-        return sum(map(len, self.output.logprobs[self.num_tokens :]))
+        self.kept: list[Position] = []
 
     def advance(self) -> tuple[list[int], list[Position]]:
         """New token ids and, if there is a shape, their positions."""
@@ -126,6 +120,19 @@ class Told:
         if self.shape is None or self.output.logprobs is None:
             return token_ids, []
         return token_ids, self.shape.positions(token_ids, self.output.logprobs[begin:])
+
+
+def num_new(tolds: Iterable[Told]) -> int:
+    """Log-probabilities that are to be written of tokens which are new."""
+    return sum(
+        len(p) for told in tolds if told.shape for p in (told.output.logprobs or ())[told.num_tokens :]
+    )
+
+
+def keep(tolds: Iterable[Told]) -> None:
+    """Write what is new, for a response that is sent as a whole."""
+    for told in tolds:
+        told.kept += told.advance()[1]
 
 
 def likeliest(position: Logprobs, k: int) -> list[tuple[int, Logprob]]:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.sampling_params import SamplingParams
-from quire.server.body import read_as
+from quire.server.body import read
 from quire.server.errors import NotFound, answer
 from quire.server.openai import items, protocol
 from quire.server.openai.blocks import (
@@ -51,7 +51,7 @@ _NAMES = {
 async def create(request: Request) -> Response:
     """A response, or the stream of one."""
     serving: Serving = request.app.state.serving
-    asked, unknown, task = await read_as(request, ResponseRequest, items.task_of)
+    asked, unknown, task = await read(request, ResponseRequest, items.task_of)
     model = serving.check_model(asked.model)
     response_id = f"resp_{token_hex(12)}"
     structure = "tools" if asked.text is None or asked.text.format is None else "text.format"
@@ -223,7 +223,7 @@ def _entries(positions: Iterable[Position]) -> list[Raw]:
 async def count_tokens(request: Request) -> Response:
     """As many as /v1/responses would read."""
     serving: Serving = request.app.state.serving
-    asked, _, task = await read_as(request, ResponseRequest, items.task_of)
+    asked, _, task = await read(request, ResponseRequest, items.task_of)
     serving.check_model(asked.model)
     with told_as(_NAMES):
         prompt = await serving.in_thread(encoded, serving.frontend, task)

@@ -11,7 +11,7 @@ import math
 import re
 import secrets
 from collections.abc import Callable, Generator, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from quire.text.answer import CallArguments, CallStart, Content, Event
 from quire.text.tools.functions import Function
@@ -24,18 +24,8 @@ _T = TypeVar("_T")
 _FIELDS = {"name": "name", "arguments": "arguments", "parameters": "arguments", "id": "id", "type": "type"}
 
 
-# What reads a part of a call: sent one character at a time, it yields a Span to have that read instead.
-Reading = Generator["Span | None", str, _T]
-
-
-class Span(Protocol):
-    """A stretch of text that is read without looking at each character here."""
-
-    done: bool
-    broken: bool
-
-    def push(self, text: str, at: int) -> int:
-        """Read on from there; the place where the stretch ends or breaks, or this text does."""
+# What reads a part of a call: sent one character at a time, it yields a Value to have that read instead.
+Reading = Generator["Value | None", str, _T]
 
 
 class JsonCalls:
@@ -104,7 +94,7 @@ class JsonCallReader:
     def begin(self, opening: str) -> None:
         self._unsaid: list[str] | None = [opening]  # becomes content unless a call starts
         self._whole = self._ended = False  # whole: behind a call, and in no other
-        self._value: Span | None = None
+        self._value: Value | None = None
         self._reading = self._read_calls()
         next(self._reading)
 
@@ -171,7 +161,7 @@ class JsonCallReader:
                 yield from expect("{")
                 if name:
                     self._start(name)
-                yield _Value("{", self._say_arguments if name else early.append)
+                yield Value("{", self._say_arguments if name else early.append)
             else:
                 text = yield from _string()
                 if key == "name":
@@ -191,7 +181,7 @@ class JsonCallReader:
         """The object that stands alone behind the name of its function."""
         yield from expect("{")
         self._start(name)
-        yield _Value("{", self._say_arguments)
+        yield Value("{", self._say_arguments)
         self._unsaid, self._whole = [], True
 
     def _known(self, name: str) -> str:
@@ -241,11 +231,11 @@ def exactly(expected: str) -> Reading[None]:
 def _string() -> Reading[str]:
     pieces: list[str] = []
     yield from expect('"')
-    yield _Value('"', pieces.append, MAX_SHORT)
+    yield Value('"', pieces.append, MAX_SHORT)
     return str(json.loads("".join(pieces)))
 
 
-class _Value:
+class Value:
     """Finds the end of a JSON string or object that comes in pieces, by its quotes and brackets."""
 
     def __init__(self, first: str, take: Callable[[str], object], room: float = math.inf) -> None:
@@ -258,6 +248,7 @@ class _Value:
         take(first)
 
     def push(self, text: str, at: int) -> int:
+        """Read on from there; the place where the value ends or breaks, or this text does."""
         start, stop = at, int(min(len(text), at + self._room))
         while at < stop and not (self.done or self.broken):
             if self._escaped:

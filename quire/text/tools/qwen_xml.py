@@ -11,7 +11,7 @@ from typing import Any
 
 from quire.errors import RequestError
 from quire.text.tools.functions import Function
-from quire.text.tools.json_calls import JsonCallReader, JsonCalls, Reading, exactly, expect, until
+from quire.text.tools.json_calls import JsonCallReader, JsonCalls, Reading, Value, exactly, expect, until
 
 _END = "\n</parameter>"
 _SHARED = ("$defs", "definitions", "x-guidance")  # of a schema, what those of its properties need
@@ -45,10 +45,9 @@ class QwenXml(JsonCalls):
 
 
 def _is_string(schema: Any) -> bool:
-    if not isinstance(schema, Mapping) or "type" in schema:
-        return isinstance(schema, Mapping) and schema["type"] == "string"
-    values = schema.get("enum")
-    return isinstance(values, list) and all(isinstance(value, str) for value in values)
+    values = schema.get("enum", ()) if isinstance(schema, Mapping) and "type" not in schema else ()
+    texts = isinstance(values, list) and all(isinstance(value, str) for value in values)
+    return texts or (isinstance(schema, Mapping) and schema.get("type") == "string")
 
 
 def _properties(function: Function) -> Mapping[str, Any]:
@@ -66,8 +65,7 @@ def _rules(number: int, function: Function) -> str:
     """Rule `call_NUMBER` and those of its parameters."""
     schema = function.schema
     shared = {name: schema[name] for name in _SHARED if name in schema}
-    required = schema.get("required")
-    parameters, rules = [], []
+    required, parameters, rules = schema.get("required"), [], []
     for index, (name, own) in enumerate(_properties(function).items()):
         value = "string"
         if _is_string(own) and isinstance(own.get("enum"), list):
@@ -137,13 +135,11 @@ def _as_json(text: str) -> str:
         )
 
 
-class _UpToEnd:
+class _UpToEnd(Value):
     """Takes text up to the tag that ends a parameter, in pieces of any size."""
 
-    broken = False
-
     def __init__(self, take: Callable[[str], object]) -> None:
-        self.done = False
+        self.done = self.broken = False
         self._take = take
         self._met = 0  # characters of the tag, whose first is nowhere else in it
 
