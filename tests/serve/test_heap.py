@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,6 +33,25 @@ def test_whole_pages_go_back() -> None:
     heap.trim()
     assert full - resident_bytes() > 40 << 20
     assert len(kept) == 300
+
+
+class Cycle:
+    """Holds itself."""
+
+    def __init__(self) -> None:
+        self.own = self
+
+
+def test_cycles_do_not_wait_for_the_collector() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        gone = weakref.ref(Cycle())
+        assert gone() is not None
+        heap.trim()
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_the_server_trims_now_and_then() -> None:
