@@ -21,7 +21,7 @@ FIRST_WORD = 300  # ids from here on are words without a meaning
 
 @dataclass(frozen=True)
 class Shape:
-    """A Llama's sizes. Embedding and output matrix are one."""
+    """A Llama's sizes, or with experts a Qwen3-MoE's. Embedding and output matrix are one."""
 
     title: str
     hidden: int
@@ -33,21 +33,31 @@ class Shape:
     vocab: int
     rope_theta: float
     max_positions: int
+    experts: int = 0  # of `intermediate` each
+    chosen: int = 0  # experts that a token meets
 
     def layer(self) -> dict[str, tuple[int, ...]]:
         """The tensors of one layer."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        return {
+        layer: dict[str, tuple[int, ...]] = {
             "input_layernorm": (self.hidden,),
             "self_attn.q_proj": (queries, self.hidden),
             "self_attn.k_proj": (keys, self.hidden),
             "self_attn.v_proj": (keys, self.hidden),
             "self_attn.o_proj": (self.hidden, queries),
             "post_attention_layernorm": (self.hidden,),
-            "mlp.gate_proj": (self.intermediate, self.hidden),
-            "mlp.up_proj": (self.intermediate, self.hidden),
-            "mlp.down_proj": (self.hidden, self.intermediate),
         }
+        mlp = {
+            "gate_proj": (self.intermediate, self.hidden),
+            "up_proj": (self.intermediate, self.hidden),
+            "down_proj": (self.hidden, self.intermediate),
+        }
+        if not self.experts:
+            return layer | {f"mlp.{name}": shape for name, shape in mlp.items()}
+        layer |= {f"self_attn.{name}": (self.head_dim,) for name in ("q_norm", "k_norm")}
+        layer["mlp.gate"] = (self.experts, self.hidden)
+        numbered = ((index, name) for index in range(self.experts) for name in mlp)
+        return layer | {f"mlp.experts.{index}.{name}": mlp[name] for index, name in numbered}
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """All tensors of the checkpoint, in the order of the file."""
@@ -58,8 +68,9 @@ class Shape:
 
     @property
     def layer_weights(self) -> int:
-        """Numbers in the matrices of all layers."""
-        return self.layers * sum(math.prod(shape) for shape in self.layer().values())
+        """Numbers in the matrices of all layers that a token is multiplied with."""
+        unused = (self.experts - self.chosen) * 3 * self.intermediate * self.hidden
+        return self.layers * (sum(math.prod(shape) for shape in self.layer().values()) - unused)
 
     @property
     def head_weights(self) -> int:
@@ -69,6 +80,7 @@ class Shape:
 SHAPES = {
     "l1b": Shape("Llama 3.2 1B", 2048, 16, 32, 8, 64, 8192, 128_256, 500_000.0, 131_072),
     "s135": Shape("SmolLM2 135M", 576, 30, 9, 3, 64, 1536, 49_152, 100_000.0, 8192),
+    "moe": Shape("a Qwen3-MoE", 1024, 16, 16, 4, 64, 512, 32_768, 1_000_000.0, 32_768, experts=48, chosen=8),
 }
 
 
@@ -127,9 +139,17 @@ def _bf16(values: np.ndarray) -> np.ndarray:
 
 
 def _config(shape: Shape) -> dict[str, object]:
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+    experts = {
+        "num_experts": shape.experts,
+        "num_experts_per_tok": shape.chosen,
+        "moe_intermediate_size": shape.intermediate,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+    return (experts if shape.experts else {}) | {
+        "architectures": ["Qwen3MoeForCausalLM" if shape.experts else "LlamaForCausalLM"],
+        "model_type": "qwen3_moe" if shape.experts else "llama",
         "hidden_size": shape.hidden,
         "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.heads,
