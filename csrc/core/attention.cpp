@@ -6,8 +6,8 @@ namespace quire {
 
 namespace {
 
-constexpr int64_t kTasksPerThread = 4;    // a thread that loses its processor for a while holds up little
-constexpr int64_t kWorthATask = 1 << 10;  // rows times positions; a microsecond or less
+constexpr int64_t kTasksPerThread = 4;   // a thread that loses its processor for a while holds up little
+constexpr int64_t kWorthATask = 1 << 8;  // rows times positions: about two microseconds
 
 // The sequence that has token `token` of the step.
 int64_t sequence_of(const Batch& batch, int64_t token) {

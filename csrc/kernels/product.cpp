@@ -98,7 +98,7 @@ class QuantizedRows {
     const int32_t sum = inverse > 0 ? quantize_group(x, count, inverse, words) : 0;
     int32_t* to = quads_ + group * (kGroup / 4) * rows_ + m;
     for (int i = 0; i < kGroup / 4; ++i) to[i * rows_] = words[i];
-    begin_[group * rows_ + m] = (Int4 ? -8 : -128) * sum + begin_of_group<Int4>(group);
+    begin_[group * rows_ + m] = (Int4 ? -8 : -128) * sum + begin_of_group<Int4>(group, rows_);
   }
 
   int16_t& code_at(int64_t group, int64_t m) const {

@@ -108,14 +108,21 @@ QUIRE_INLINE void group_dot(const uint8_t* panel, int64_t offset, const int32_t*
   }
 }
 
+// Whether two groups are weighed by one instruction. One or two rows of int4 would wait for their few sums.
+template <bool Int4>
+QUIRE_INLINE constexpr bool in_pairs(int64_t rows) {
+#if defined(__AVX512VNNI__)
+  return !Int4 || rows > 2;
+#else
+  (void)rows;
+  return false;
+#endif
+}
+
 // What the sum of a group begins with beside the zero point of the weights: see QuantizedTile.
 template <bool Int4>
-QUIRE_INLINE constexpr int32_t begin_of_group(int64_t group) {
-  if (!Int4) return 8;
-#if defined(__AVX512VNNI__)
-  if (group % 2 == 1) return 1 << 15;
-#endif
-  return 0;
+QUIRE_INLINE constexpr int32_t begin_of_group(int64_t group, int64_t rows) {
+  return !Int4 ? 8 : in_pairs<Int4>(rows) && group % 2 == 1 ? 1 << 15 : 0;
 }
 
 constexpr int64_t kCodesAhead = 512;
@@ -125,8 +132,8 @@ constexpr int64_t kCodesAhead = 512;
 //   int4: dot * code of the weights
 //   int8: (dot / 16, rounded to 16 bits) * code of the weights * code of the row
 //
-// where |dot| is below 2^15 and 2^19, so that a block's sum stays below 2^31. Then come the scale of the block
-// and, at the end, that of the output.
+// where |dot| is below 2^15 and 2^19, so that a block's sum stays below 2^31. Then come the scale of the
+// block and, at the end, that of the output.
 template <int M, bool Int4>
 class QuantizedTile {
  public:
@@ -149,7 +156,8 @@ class QuantizedTile {
       I sum[M]{};
       int64_t g = first;
 #if defined(__AVX512VNNI__)
-      for (; g + 1 < last; g += 2) add_pair(g, sum);
+      if constexpr (in_pairs<Int4>(M))
+        for (; g + 1 < last; g += 2) add_pair(g, sum);
 #endif
       for (; g < last; ++g) add(g, sum);
       prefetch(codes_ + first * kPanel + kCodesAhead);
