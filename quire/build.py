@@ -120,6 +120,7 @@ def build(config: EngineConfig, progress: Progress | None = None, announce: Anno
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_prefill_tokens=config.max_num_prefill_tokens,
         max_model_len=description.memory.max_model_len,
         enable_prefix_caching=config.enable_prefix_caching,
         policy=config.scheduling_policy,

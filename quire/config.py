@@ -60,6 +60,9 @@ class EngineConfig:
     )
     max_num_seqs: int = _option(64, "requests computed together at most", low=1, high=65536)
     max_num_batched_tokens: int = _option(512, "tokens computed in one step at most", low=1, high=1 << 20)
+    max_num_prefill_tokens: int | None = _option(
+        None, "tokens of prompts in a step in which others generate, at most (default: all)", low=1
+    )
     block_size: int = _option(16, "token positions in one block of the KV cache", choices=BLOCK_SIZES)
     kv_cache_dtype: str = _option("auto", "number format of cached keys and values", choices=KV_CACHE_DTYPES)
     kv_cache_memory_bytes: int | None = _option(

@@ -30,9 +30,8 @@ CURL = """  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{k
 KEY = """ \\
     -H "Authorization: Bearer $QUIRE_API_KEY\""""
 WIDTH = 100
-# In one step. Streams wait while a prompt is computed: a chunk of it must not take much longer than their own
-# tokens do. It costs 7 to 9% of the speed of a prompt that comes alone.
-MAX_NUM_BATCHED_TOKENS = 96
+# Streams wait while a prompt is computed: a chunk of it must not take much longer than their own tokens do.
+MAX_NUM_PREFILL_TOKENS = 48
 
 _LOG = logging.getLogger(__name__)
 
@@ -48,7 +47,7 @@ def add_parser(commands: Any) -> None:
     words = parser.add_argument_group("words", WORDS)
     words.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     add_server_flags(parser)
-    add_engine_flags(parser, {"max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS})
+    add_engine_flags(parser, {"max_num_prefill_tokens": MAX_NUM_PREFILL_TOKENS})
     parser.set_defaults(function=run, parser=parser)
 
 

@@ -147,6 +147,21 @@ class Choice:
             new.grammar,
         )
 
+    def output(self, token_ids: tuple[int, ...], logprobs: tuple[PositionLogprobs, ...]) -> Output:
+        """What a step gave, which is not the last: written out, as this is for every token."""
+        request = self.request
+        return Output(
+            request.new.request_id,
+            self.index,
+            token_ids,
+            logprobs,
+            request.take_prompt_logprobs() if request.owes_prompt_logprobs else (),
+            None,
+            None,
+            None,
+            self.num_cached_tokens,
+        )
+
     def final_output(
         self,
         now: float,

@@ -42,6 +42,8 @@ class Scheduler:
     `add` and `abort` may come at any moment. The time of a step grows with its rows and the tokens
     admitted, not with the queue or the pool. Requests must fit the limits: `engine.validate` sees to it.
 
+    A step has `max_num_batched_tokens` at most; where choices generate, `max_num_prefill_tokens` of others.
+
     An admission leaves `num_spare_blocks` free for each choice that runs, which will need them soon; with
     none, whoever is admitted into the last block is preempted at once, and its work was for nothing.
     """
@@ -54,6 +56,7 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_model_len: int,
+        max_num_prefill_tokens: int | None = None,
         enable_prefix_caching: bool = True,
         policy: str = "fcfs",
         num_spare_blocks: int = 1,
@@ -61,6 +64,7 @@ class Scheduler:
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_prefill_tokens = max_num_prefill_tokens or max_num_batched_tokens
         self.max_model_len = max_model_len
         self.pool = BlockPool(num_blocks, retain=enable_prefix_caching)
         self.num_preemptions = 0  # since the start
@@ -132,7 +136,7 @@ class Scheduler:
         """The next step, or None when nothing waits or runs. `now`: seconds on the engine's clock."""
         if self._in_flight is not None:
             raise RuntimeError("the last step was not committed")
-        plan = _Plan(self.max_num_batched_tokens)
+        plan = _Plan(self._budget())
         self._plan_running(plan)
         self._plan_waiting(plan, now)
         if not plan.rows:
@@ -143,12 +147,14 @@ class Scheduler:
         released, self._released = self._released, []
         self._num_steps += 1
         return Step(
-            self._num_steps - 1,
-            tuple(plan.rows),
-            tuple(plan.admitted),
-            tuple(plan.granted),
-            tuple(released),
+            self._num_steps - 1, tuple(plan.rows), tuple(plan.admitted), tuple(plan.granted), tuple(released)
         )
+
+    def _budget(self) -> int:
+        """Tokens of the next step, at most: who generates waits no longer than a chunk of a prompt takes."""
+        generating = sum(c.num_known - c.num_computed == 1 for c in self._running.values())
+        most = generating + self.max_num_prefill_tokens if generating else self.max_num_batched_tokens
+        return min(most, self.max_num_batched_tokens)
 
     def _plan_running(self, plan: _Plan) -> None:
         """Rows for those that run, oldest first."""
@@ -313,17 +319,7 @@ class Scheduler:
             logprobs = got.logprobs[: len(token_ids)]
             output = choice.final_output(now, finish_reason, stop_reason, None, token_ids, logprobs)
             return self._finish(choice, output)
-        return Output(
-            request.new.request_id,
-            choice.index,
-            token_ids,
-            got.logprobs,
-            request.take_prompt_logprobs() if request.owes_prompt_logprobs else (),
-            None,
-            None,
-            None,
-            choice.num_cached_tokens,
-        )
+        return choice.output(token_ids, got.logprobs)
 
     def _release_followers(self, leader: Choice) -> None:
         """The prompt is computed: its full blocks can be shared, and the other choices may be admitted."""

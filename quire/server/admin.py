@@ -20,7 +20,14 @@ from quire.server.openapi import describes, document
 from quire.server.serving import Serving
 
 TOKENIZER_LIMIT = 1 << 20  # token ids in one call of /detokenize
-SHOWN = ("max_num_seqs", "max_num_batched_tokens", "block_size", "enable_prefix_caching", "scheduling_policy")
+SHOWN = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_num_prefill_tokens",
+    "block_size",
+    "enable_prefix_caching",
+    "scheduling_policy",
+)
 _ENCODER = msgspec.json.Encoder()
 
 

@@ -102,6 +102,22 @@ def test_running_requests_come_first_and_the_rest_of_the_budget_admits():
     run.finish()
 
 
+def test_a_prompt_beside_those_who_generate_comes_in_smaller_chunks():
+    run = Run(max_num_batched_tokens=24, max_num_prefill_tokens=5)
+
+    def counts() -> list[int]:
+        return [row.count for row in run.step()[0].rows]
+
+    run.add("first", 30, max_tokens=4)
+    assert [counts(), counts()] == [[24], [6]]  # nobody waits for a token
+    run.add("second", range(100, 140), max_tokens=2)
+    run.add("third", range(200, 203), max_tokens=2)
+    assert [counts(), counts(), counts()] == [[1, 5], [1, 5], [1, 5]]
+    assert counts() == [24]  # "first" has ended: again nobody waits
+    assert counts() == [1, 3]
+    run.finish()
+
+
 def test_a_budget_below_the_number_of_rows_still_finishes_all():
     run = Run(max_num_batched_tokens=1)
     for name in "abcd":
