@@ -93,10 +93,10 @@ class Joined:
             self._loop.call_soon(self.send)
 
     def send(self, data: bytes = b"") -> None:
-        """Send what is held, and this."""
-        if self._held:
-            data, self._held = self._held + data, b""
-        self._transport.write(data)
+        """Send what is held, and this. Nothing is no packet, and may come after the end."""
+        data, self._held = self._held + data, b""
+        if data:
+            self._transport.write(data)
 
     def write_eof(self) -> None:
         self.send()

@@ -92,8 +92,9 @@ def test_a_long_target_is_a_large_head(server: Guarded) -> None:
     ],
     ids=["no HTTP", "TLS", "no Host", "bad chunk"],
 )
-def test_what_is_no_http(server: Guarded, garbage: bytes) -> None:
+def test_what_is_no_http(server: Guarded, garbage: bytes, caplog: pytest.LogCaptureFixture) -> None:
     assert error_of(parse(server.send(garbage))) == (400, "invalid_request")
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_a_large_body_is_refused_before_it_is_sent(server: Guarded) -> None:
