@@ -68,8 +68,8 @@ struct Panels {
 //   bf16         [pair of inputs][M][2]
 //   for_int8/4   int8 [4 inputs][M][4]; int32 [group of 32][M]: what the accumulators of a group begin with
 //                (minus the zero point of the weights times the sum of the row's values, and what spares the
-//                kernel an instruction); for_int8 also int16 [two groups][M][2]: codes, that of the first group
-//                last; f32 [block][M]: scales
+//                kernel an instruction); for_int8 also int16 [two groups][M][2]: codes, that of the
+//                first group last; f32 [block][M]: scales
 //
 // An activation beside int4 weights is scale * q; beside int8 weights, whose own error is small, scale *
 // code * q, with a code of 1 to 127 for each group.
