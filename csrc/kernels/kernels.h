@@ -72,7 +72,7 @@ struct Panels {
 //                first group last; f32 [block][M]: scales
 //
 // An activation beside int4 weights is scale * q; beside int8 weights, whose own error is small, scale *
-// code * q, with a code of 1 to 127 for each group.
+// code * q, with a code of 0 to 127 for each group.
 enum class RowFormat : int32_t { f32, bf16, for_int8, for_int4 };
 
 constexpr int kBlock = 128;  // inputs of a quantized activation that share a scale

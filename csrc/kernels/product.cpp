@@ -35,12 +35,6 @@ int32_t magnitude(const float* x, int64_t count) {
   return reduce_max(top);
 }
 
-float to_float_bits(int32_t bits) {
-  float value;
-  __builtin_memcpy(&value, &bits, 4);
-  return value;
-}
-
 // 32 numbers times `inverse`, to the nearest integers, as the bytes of 8 words; their sum.
 int32_t quantize_group(const float* x, int64_t count, float inverse, int32_t* words) {
   const I low = to_int(load_some(x, count) * inverse);
@@ -71,19 +65,20 @@ class QuantizedRows {
       tops[i] = magnitude(x + i * kGroup, count - i * kGroup < kGroup ? count - i * kGroup : kGroup);
       top = tops[i] > top ? tops[i] : top;
     }
-    const float largest = to_float_bits(top);
+    const float largest = __builtin_bit_cast(float, top);
     const bool finite = top < 0x7f800000;
     const float ratio = kSteps / largest;  // beyond a float for what is next to nothing, which becomes zero
     const float inverse = finite && ratio <= 3.4028235e38f ? ratio : 0.0f;
     const float scale = largest / kSteps * (Int4 ? 1.0f : 16.0f);
     scales_[first / (kBlock / kGroup) * rows_ + m] = finite ? scale : __builtin_nanf("");
     for (int64_t i = 0; i * kGroup < count; ++i) {
-      const float code = Int4 ? 1.0f : inverse > 0 ? code_of(to_float_bits(tops[i]), inverse) : 0.0f;
+      const float code = Int4          ? 1.0f
+                         : inverse > 0 ? code_of(__builtin_bit_cast(float, tops[i]), inverse)
+                                       : 0.0f;
       const float own = code > 0 ? inverse / code : 0.0f;
       pack_group(x + i * kGroup, count - i * kGroup, own, m, first + i);
       if (!Int4) code_at(first + i, m) = (int16_t)code;
     }
-    if (!Int4 && (first + ceil_div(count, kGroup)) % 2) code_at(first + ceil_div(count, kGroup), m) = 0;
   }
 
  private:

@@ -3,8 +3,8 @@
 // One accumulator a row and 16 outputs stays in a register; a row's sum runs in one order whatever M is. The
 // weights of a panel are read once for the tile, in the order they lie in memory. With 8 rows, AVX-512 does 8
 // multiply-add instructions for each load of weights: bf16 and f32 reach 97 to 99% of the peak of a core,
-// int4 88% and int8 81%: two groups of 32 inputs take 16 such instructions and, on the same ports, one for
-// their scales (int8: two), and each block one more.
+// int4 about 86% and int8 80%: two groups of 32 inputs take 16 such instructions and, on the same ports, one
+// for their scales (int8: two), and each block one more.
 #pragma once
 
 #include "kernels.h"
