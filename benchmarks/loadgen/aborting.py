@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections import Counter
@@ -17,7 +16,7 @@ from loadgen.client import BadReply, Client, Lost
 from loadgen.clock import Clock
 from loadgen.mixture import Mixture
 from loadgen.processes import ServerProcess
-from loadgen.soaking import digest, golden_bodies
+from loadgen.soaking import digest, golden_bodies, read_load
 from loadgen.verdict import Promise
 
 NUM_SEQS, NUM_CLIENTS = 8, 24  # two of three wait
@@ -81,9 +80,9 @@ class Aborter:
                 await asyncio.gather(*(self._leave(server.url, until) for _ in range(NUM_CLIENTS)))
                 watcher.cancel()
                 await asyncio.sleep(SETTLE_S)
-                load = await _load(client)
-                found.held.append(load["num_blocks"] - load["num_free_blocks"])
-                found.open.append(load["num_requests_running"] + load["num_requests_waiting"])
+                load = await read_load(client)
+                found.held.append(load.held)
+                found.open.append(load.running + load.waiting)
                 found.goldens.append(await digest(client, self._goldens))
             client.close()
         return found
@@ -139,13 +138,8 @@ class Aborter:
     async def _watch(self, client: Client) -> None:
         """What states the requests are in that are left."""
         while True:
-            load = await _load(client)
-            for state in ("running", "waiting"):
-                self.found.most[state] = max(self.found.most[state], load[f"num_requests_{state}"])
+            load = await read_load(client)
+            for state, count in (("running", load.running), ("waiting", load.waiting)):
+                self.found.most[state] = max(self.found.most[state], count)
             self._tell(f"abort {self.found.num_aborts:,} of {self._wanted:,}")
             await asyncio.sleep(0.2)
-
-
-async def _load(client: Client) -> dict[str, int]:
-    found: dict[str, int] = json.loads((await client.get("/load")).body)
-    return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import json
 import random
 import time
 from collections import Counter
@@ -19,7 +18,7 @@ from loadgen.clock import Clock
 from loadgen.mixture import Mixture
 from loadgen.openai import Unusable
 from loadgen.processes import ServerProcess
-from loadgen.soaking import digest, golden_bodies
+from loadgen.soaking import digest, golden_bodies, read_load
 from loadgen.verdict import Promise
 
 NUM_SEQS = 8  # fewer than the streams, so that requests wait
@@ -130,7 +129,7 @@ class Killer:
             return
         found.recoveries.append(over_s - killed_s)
         found.goldens.append(await digest(client, self._goldens))
-        found.held.append(await held_blocks(client))
+        found.held.append((await read_load(client)).held)
         client.close()
 
     async def _recover(self, server: ServerProcess, old: int | None) -> float:
@@ -158,10 +157,3 @@ class Killer:
             found.num_hung += one.hung
             if came == WRONG and len(found.problems) < MOST_TOLD:
                 found.problems.append(f"kill {found.num_kills}, {one.case.kind}: {one.problem[:300]}")
-
-
-async def held_blocks(client: Client) -> int:
-    """Blocks of the KV cache that are held now."""
-    load = json.loads((await client.get("/load")).body)
-    held: int = load["num_blocks"] - load["num_free_blocks"]
-    return held

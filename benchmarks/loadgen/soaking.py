@@ -234,12 +234,12 @@ class Soak:
                 await asyncio.sleep(0.05)
             self._client.close()
             await asyncio.sleep(SETTLE_S)
-            load = json.loads((await self._client.get("/load")).body)
+            load = await read_load(self._client)
             metrics = read_metrics((await self._client.get("/metrics")).body.decode())
             idle = Idle(
                 self.now_s,
-                load["num_requests_running"] + load["num_requests_waiting"],
-                load["num_blocks"] - load["num_free_blocks"],
+                load.running + load.waiting,
+                load.held,
                 metrics.get("vllm:kv_cache_usage_perc", -1.0),
                 self.server.usage(),
             )
@@ -298,6 +298,22 @@ def golden_bodies(model: str) -> list[tuple[str, bytes]]:
         ),
     ]
     return [(path, json.dumps({"model": model, **body}).encode()) for path, body in bodies]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a server has to do now."""
+
+    running: int  # requests
+    waiting: int
+    held: int  # blocks of the KV cache
+
+
+async def read_load(client: Client) -> Load:
+    """What /load says."""
+    told = json.loads((await client.get("/load")).body)
+    held = told["num_blocks"] - told["num_free_blocks"]
+    return Load(told["num_requests_running"], told["num_requests_waiting"], held)
 
 
 async def digest(client: Client, goldens: list[tuple[str, bytes]]) -> str:

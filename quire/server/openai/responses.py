@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from itertools import zip_longest
 from secrets import token_hex
@@ -70,7 +69,8 @@ async def create(request: Request) -> Response:
         return EventStream(stream.events(), stream.failed, b"")
     blocks = Blocks()
     async for batch in run.batches():
-        deque(blocks.take_all((event for _, event in batch), told), 0)
+        for _ in blocks.take_all((event for _, event in batch), told):
+            pass  # the blocks are what is wanted
     finish(response, run, blocks)
     return Response(encode(response), media_type="application/json")
 
