@@ -46,10 +46,10 @@ def test_a_client_that_leaves_while_it_waits_for_a_whole_answer(slow: Server) ->
 def test_clients_that_leave_the_queue(slow: Server) -> None:
     """Two run, three wait; when all leave, nothing is left of any."""
     connections = [socket.create_connection(address(slow)) for _ in range(5)]
-    for number, connection in enumerate(connections):
-        connection.sendall(written(LONG | {"seed": number}))
-        wait_for(lambda: slow.load()["server_load"] > number, 10, "it is here")  # noqa: B023  waited for at once
-    wait_for(lambda: slow.load()["num_requests_waiting"] == 3, 10, "three wait")
+    for state, count, some in (("running", 2, connections[:2]), ("waiting", 3, connections[2:])):
+        for connection in some:
+            connection.sendall(written(LONG))
+        wait_for(lambda: slow.load()[f"num_requests_{state}"] == count, 10, state)  # noqa: B023  waited for at once
     for connection in reversed(connections):
         connection.close()
     wait_for(lambda: idle(slow), 1.0, "blocks are free")
