@@ -1,11 +1,10 @@
 #include "thread_pool.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <cmath>
 #include <fstream>
-#include <set>
+#include <map>
+#include <optional>
 #include <string>
 
 namespace quire {
@@ -40,27 +39,46 @@ double quota() {
   return 0;
 }
 
-}  // namespace
-
-int usable_cores() {
+// The physical cores that this thread may use, each with its processors; empty where the system does not say.
+std::vector<cpu_set_t> cores() {
   cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0)
-    return std::max(1u, std::thread::hardware_concurrency());
-  std::set<std::string> cores;
+  std::vector<cpu_set_t> found;
+  std::map<std::string, size_t> known;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return found;
   for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
     if (!CPU_ISSET(cpu, &allowed)) continue;
     const std::string topology = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/";
     const std::string core = first_line(topology + "core_cpus_list");
-    cores.insert(core.empty() ? std::to_string(cpu) : core);
+    const auto [place, is_new] = known.emplace(core.empty() ? std::to_string(cpu) : core, found.size());
+    if (is_new) CPU_ZERO(&found.emplace_back());
+    CPU_SET(cpu, &found[place->second]);
   }
-  int count = std::max<int>(1, (int)cores.size());
+  return found;
+}
+
+}  // namespace
+
+int usable_cores() {
+  const size_t found = cores().size();
+  int count = found ? (int)found : (int)std::max(1u, std::thread::hardware_concurrency());
   if (const double granted = quota(); granted > 0)
     count = std::min(count, std::max(1, (int)std::floor(granted)));
   return count;
 }
 
-ThreadPool::ThreadPool(int threads) : size_(std::max(1, threads)) {
+Place::Place(const cpu_set_t& processors) {
+  cpu_set_t both;
+  if (sched_getaffinity(0, sizeof(before_), &before_) != 0) return;
+  CPU_AND(&both, &before_, &processors);
+  moved_ = CPU_EQUAL(&both, &processors) && sched_setaffinity(0, sizeof(processors), &processors) == 0;
+}
+
+Place::~Place() {
+  if (moved_) sched_setaffinity(0, sizeof(before_), &before_);
+}
+
+ThreadPool::ThreadPool(int threads) : size_(std::max(1, threads)), cores_(cores()) {
+  if (size_ == 1 || cores_.size() != (size_t)size_) cores_.clear();
   for (int i = 1; i < size_; ++i) threads_.emplace_back([this, i] { live(i); });
 }
 
@@ -78,12 +96,16 @@ void ThreadPool::run(const std::function<void(int)>& work) {
     runs_.fetch_add(1, std::memory_order_release);
     runs_.notify_all();
   }
+  std::optional<Place> place;
+  if (!cores_.empty()) place.emplace(cores_[0]);
   work(0);
   for (int spins = 0; running_.load(std::memory_order_acquire) != 0; ++spins)
     spins < kSpins ? relax() : (void)sched_yield();
 }
 
 void ThreadPool::live(int thread) {
+  std::optional<Place> place;
+  if (!cores_.empty()) place.emplace(cores_[thread]);
   uint32_t seen = 0;
   for (;;) {
     for (int spins = 0; runs_.load(std::memory_order_acquire) == seen; ++spins) {

@@ -1,6 +1,8 @@
 // A few threads that work on a step together and rest between steps.
 #pragma once
 
+#include <sched.h>
+
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -9,8 +11,24 @@
 
 namespace quire {
 
+// Keeps the calling thread, while it lives, on some of the processors that it may use; if it may, and on all of
+// them, or else nothing happens.
+class Place {
+ public:
+  explicit Place(const cpu_set_t& processors);
+  ~Place();
+  Place(const Place&) = delete;
+  Place& operator=(const Place&) = delete;
+
+ private:
+  cpu_set_t before_;
+  bool moved_ = false;
+};
+
 // Inside `run` threads meet at barriers without the kernel's help; between runs they spin for a moment,
-// because the next step is usually near, and then sleep.
+// because the next step is usually near, and then sleep. A pool of as many threads as there are cores gives each
+// its own: when others need a processor for a moment, the kernel might put two of these on one, and all would
+// wait for them at every barrier.
 class ThreadPool {
  public:
   explicit ThreadPool(int threads);
@@ -30,6 +48,7 @@ class ThreadPool {
   void live(int thread);
 
   const int size_;
+  std::vector<cpu_set_t> cores_;  // of each thread; empty if threads may go where they like
   const std::function<void(int)>* work_ = nullptr;
   alignas(64) std::atomic<uint32_t> runs_{0};      // counts runs
   alignas(64) std::atomic<int> running_{0};        // threads that have not finished this run
