@@ -40,6 +40,7 @@ AT_ONCE = 16
 PARTS = 4  # of the schemas, by size
 VALID, CUT, WRONG = "valid", "cut by length", "wrong"
 FORMATS = jsonschema.FormatChecker()
+HOURS = r"([01]\d|2[0-3]):[0-5]\d"
 
 
 @FORMATS.checks("date")
@@ -52,6 +53,24 @@ def is_date(text: object) -> bool:
     except ValueError:
         return False
     return True
+
+
+@FORMATS.checks("time")
+def is_time(text: object) -> bool:
+    """As RFC 3339 has it, without leap seconds."""
+    return (
+        not isinstance(text, str)
+        or re.fullmatch(rf"{HOURS}:[0-5]\d(\.\d+)?([Zz]|[+-]{HOURS})", text) is not None
+    )
+
+
+@FORMATS.checks("date-time")
+def is_date_time(text: object) -> bool:
+    """Both, and what parts them."""
+    if not isinstance(text, str):
+        return True
+    day, _, time = text.upper().partition("T")
+    return is_date(day) and is_time(time)
 
 
 class Asker:

@@ -62,7 +62,7 @@ def _value(dice: random.Random) -> Schema:
     makers: list[Callable[[], Schema]] = [
         lambda: {"type": "string", "minLength": shortest, "maxLength": shortest + dice.randint(0, 6)},
         lambda: {"type": "string", "pattern": dice.choice(PATTERNS)},
-        lambda: {"type": "string", "format": dice.choice(["date", "ipv4", "uuid"])},
+        lambda: {"type": "string", "format": dice.choice(["date", "time", "date-time", "ipv4", "uuid"])},
         lambda: {"type": "integer", "minimum": low, "maximum": low + dice.randint(0, 200)},
         lambda: {"type": "integer", "exclusiveMinimum": low, "exclusiveMaximum": low + 2},
         lambda: {"type": "number", "minimum": low, "maximum": low + dice.randint(1, 9), "multipleOf": 0.25},

@@ -19,6 +19,7 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
+from quire.grammar.formats import narrowed
 from quire.grammar.matcher import fault, make_matcher, make_vocabulary
 
 STACK_BYTES = 4 << 20
@@ -78,7 +79,7 @@ def llguidance_text(structure: Mapping[str, Any]) -> str:
         schema = {} if schema is True else schema
         if isinstance(schema, dict):
             # At the end: llguidance puts the last key in the place of this one, and their order counts.
-            schema = schema | {"x-guidance": schema.get("x-guidance", _WHITESPACE)}
+            schema = narrowed(schema) | {"x-guidance": schema.get("x-guidance", _WHITESPACE)}
         return json.dumps({"grammars": [{"json_schema": schema}]}, allow_nan=False)
     if kind == "regex":
         return LLMatcher.grammar_from_regex(value)

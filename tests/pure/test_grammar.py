@@ -271,3 +271,35 @@ def test_between_two_tokens_of_json_is_a_space_or_a_line(compiler: GrammarCompil
     own = {"x-guidance": {"whitespace_flexible": False}}
     (one,) = json.loads(compiler.compile(StructuredOutputsParams(json=own)))["grammars"]
     assert one["json_schema"] == own
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        (
+            "date",
+            ["2024-02-29", "2000-02-29", "1995-02-28", "1995-12-31", "2011-10-29"],
+            ["2023-02-29", "1900-02-29", "2023-04-31", "2023-02-30", "2023-13-01"],
+        ),
+        ("time", ["23:59:59Z", "00:00:00.25+01:00"], ["23:59:60Z", "24:00:00Z", "12:00:00"]),
+        (
+            "date-time",
+            ["2024-02-29T12:00:00Z"],
+            ["2023-02-29T12:00:00Z", "2024-02-29T12:00:60Z", "2024-02-29"],
+        ),
+    ],
+)
+def test_days_and_times_are_those_of_the_calendar(
+    compiler: GrammarCompiler, name: str, right: list[str], wrong: list[str]
+) -> None:
+    """Wherever in a schema the format stands, and nowhere where its words are somebody's values."""
+    own = {"type": "string", "format": name, "allOf": [{"minLength": 1}]}
+    values = [{"format": name}, "format"]
+    properties = {"enum": {"$ref": "#/$defs/own"}, "format": {"enum": values}, "all": {"items": own}}
+    schema = {"type": "object", "$defs": {"own": own}, "properties": properties}
+    grammar = compiler.compile(StructuredOutputsParams(json=schema))
+    for text in right:
+        assert Bytes().allows(grammar, json.dumps({"enum": text, "format": values[0], "all": [text]})), text
+    for text in wrong:
+        assert not Bytes().begins(grammar, json.dumps({"enum": text})), text
+        assert not Bytes().begins(grammar, json.dumps({"all": [text]})), text

@@ -109,6 +109,16 @@ def test_free_text_then_nothing_but_calls(name: str, vocabulary: Bytes) -> None:
 
 
 @both
+def test_a_day_among_arguments_is_one_of_the_calendar(vocabulary: Bytes) -> None:
+    parameters = {"type": "object", "properties": {"day": {"type": "string", "format": "date"}}}
+    tools = [{"type": "function", "function": {"name": "book", "parameters": parameters}}]
+    made = dialect("hermes", vocabulary).grammar(tools)
+    assert made is not None
+    assert vocabulary.allows(made, call("hermes", "book", '{"day": "2024-02-29"}'))
+    assert not vocabulary.begins(made, call("hermes", "book", '{"day": "2023-02-29"}'))
+
+
+@both
 @each
 @pytest.mark.parametrize(
     ("function", "arguments"),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from quire.errors import RequestError
+from quire.grammar.formats import narrowed
 from quire.sampling_params import StructuredOutputsParams
 
 MAX_FUNCTIONS = 512
@@ -94,7 +95,7 @@ def _schema(parameters: Mapping[str, Any] | None, strict: bool) -> dict[str, Any
     The interface promises to follow a schema to the letter where `strict` is set; elsewhere, keywords that
     no grammar can express are left out of it.
     """
-    schema: dict[str, Any] = {"properties": {}} if parameters is None else dict(parameters)
+    schema: dict[str, Any] = {"properties": {}} if parameters is None else narrowed(dict(parameters))
     schema["type"] = "object"
     if "properties" in schema and not schema.keys() & _OPEN:
         schema["additionalProperties"] = False
