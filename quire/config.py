@@ -72,7 +72,8 @@ class EngineConfig:
     scheduling_policy: str = _option("fcfs", "who is admitted first when requests wait", choices=POLICIES)
     num_threads: int | None = _option(
         None,
-        "threads that compute (default: one for each core the process may use); the reference takes one",
+        "threads that compute (default: one for each core the process may use, and each keeps to its own); "
+        "the reference takes one",
         low=1,
         high=1024,
     )
