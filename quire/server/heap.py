@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import gc
 
-PERIOD_S = 60.0
+PERIOD_S = 15.0  # of busy traffic: some 10 MB, and a pause of some milliseconds
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; others give back by themselves
 
 
