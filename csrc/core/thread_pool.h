@@ -11,8 +11,8 @@
 
 namespace quire {
 
-// Keeps the calling thread, while it lives, on some of the processors that it may use; if it may, and on all of
-// them, or else nothing happens.
+// Keeps the calling thread, while it lives, on some of the processors that it may use; where it may not use
+// them all, nothing happens.
 class Place {
  public:
   explicit Place(const cpu_set_t& processors);
@@ -26,9 +26,9 @@ class Place {
 };
 
 // Inside `run` threads meet at barriers without the kernel's help; between runs they spin for a moment,
-// because the next step is usually near, and then sleep. A pool of as many threads as there are cores gives each
-// its own: when others need a processor for a moment, the kernel might put two of these on one, and all would
-// wait for them at every barrier.
+// because the next step is usually near, and then sleep. A pool of as many threads as there are cores gives
+// each its own: when others need a processor for a moment, the kernel might put two of these on one, and all
+// would wait for them at every barrier.
 class ThreadPool {
  public:
   explicit ThreadPool(int threads);

@@ -19,8 +19,8 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
-from quire.grammar.formats import narrowed
 from quire.grammar.matcher import fault, make_matcher, make_vocabulary
+from quire.text.formats import narrowed
 
 STACK_BYTES = 4 << 20
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from quire.errors import RequestError
-from quire.grammar.formats import narrowed
 from quire.sampling_params import StructuredOutputsParams
+from quire.text.formats import narrowed
 
 MAX_FUNCTIONS = 512
 NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
