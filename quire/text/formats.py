@@ -1,4 +1,4 @@
-"""Formats that llguidance takes wider than they are (RFC 3339): 29 February needs a leap year."""
+"""Formats that llguidance takes wider than they are (RFC 3339), or endless: 29 February needs a leap year."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Any
 
 _LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
 _DAY = f"([0-9]{{4}}-(0[13-9]|1[0-2]|02-([01][0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)"
-_SECONDS = "[0-9]{2}:[0-9]{2}:[0-5]"  # without leap seconds: few of them were, and fewer readers take one
+# Without leap seconds: few of them were, and fewer readers take one. To the nanosecond at most: a small model
+# does not end what need not end.
+_SECONDS = r"[0-9]{2}:[0-9]{2}:[0-5][0-9](\.[0-9]{1,9})?[^0-9.]"
 _PATTERNS = {"date": f"^{_DAY}", "time": f"^{_SECONDS}", "date-time": f"^{_DAY}.*[Tt]{_SECONDS}"}
 
 _VALUES = frozenset({"const", "default", "enum", "examples"})  # keywords with values that are no schemas
