@@ -11,7 +11,7 @@
                its peak, how long a refusal takes, what the processes hold before and after
 
 Server, engine and this client share the machine, as they do for its user; the client says what it took.
-The model is made once in --work (270 MB). No part runs a load for longer than a minute.
+The model is made once in --work (270 MB).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from loadgen.workload import Request, Shape, Vocabulary, first, poisson, random_
 STREAMS = 32
 RATIO_REQUESTS, RATIO_PROMPT, RATIO_OUTPUT = 64, 64, 128
 GAP_OUTPUT, GAP_AT_S = 400, 3.0
-OVERLOAD_SHAPE = Shape(64, 32, range_ratio=0.5)  # of one length they would end all at once, as they began
-OVERLOAD_S, OVERLOAD_SKIP_S = 15.0, 5.0
+OVERLOAD_PROMPT, OVERLOAD_RANGE = 64, 0.5  # of one length they would end all at once, as they began
+SKIPPED = 1 / 3  # of the time of a rate, at its beginning
 QUEUE = 32  # requests that may wait in the part about overload: as many as run
 # The long prompt needs a slot beside the streams: what is measured is how it is computed among them.
 PART_OPTIONS = {"gap": {"max_num_seqs": STREAMS + 1}, "overload": {"max_queued_requests": QUEUE}}
@@ -171,8 +171,10 @@ class Overhead:
 
     async def overload(self, target: Target) -> dict[str, Any]:
         """The goal comes from the server when it is just full: twice its time per token, thrice its queue."""
-        endless = random_requests(OVERLOAD_SHAPE, Vocabulary(TOKEN_IDS), 7)
-        full = await target.run(endless, max_concurrency=STREAMS, until_s=8.0)
+        seconds = self.options.seconds
+        shape = Shape(OVERLOAD_PROMPT, self.options.output_tokens, range_ratio=OVERLOAD_RANGE)
+        endless = random_requests(shape, Vocabulary(TOKEN_IDS), 7)
+        full = await target.run(endless, max_concurrency=STREAMS, until_s=seconds / 2)
         summary = summarize(full.timelines, full.duration_s, Goal())
         if not summary.tpot or not summary.completed:
             raise Unusable(f"nothing was answered: {summary.errors}")
@@ -183,11 +185,11 @@ class Overhead:
         rows: list[dict[str, Any]] = []
         memory = [_held(target.server)]
         for seed, times in enumerate(rates * self.options.rounds):
-            requests = first(poisson(endless, times * capacity, seed), sys.maxsize, OVERLOAD_S)
+            requests = first(poisson(endless, times * capacity, seed), sys.maxsize, seconds)
             before = target.server.usage()
             run = await target.run(requests, is_open=True)
             busy_s = target.server.usage()["server"].cpu_s - before["server"].cpu_s
-            rows.append(_overload_row(times, run, goal) | _cores(run, busy_s))
+            rows.append(_overload_row(times, run, goal, seconds) | _cores(run, busy_s))
             memory.append(_held(target.server))
             print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
         found = [statistics.median(row["goodput"] for row in rows if row["times"] == one) for one in rates]
@@ -198,9 +200,9 @@ class Overhead:
         return {"capacity": capacity, "goal": str(goal), "rows": rows, "share_of_peak": share, "mb": memory}
 
 
-def _overload_row(times: float, run: Run, goal: Goal) -> dict[str, Any]:
+def _overload_row(times: float, run: Run, goal: Goal, seconds: float) -> dict[str, Any]:
     """Goodput while the load lasts, its beginning left out."""
-    begin_s, end_s = run.begin_s + OVERLOAD_SKIP_S, run.begin_s + OVERLOAD_S
+    begin_s, end_s = run.begin_s + SKIPPED * seconds, run.begin_s + seconds
     rejections = Spread.of(1e3 * (t.end_s - t.sent_s) for t in run.timelines if t.is_rejected)
     lateness = Spread.of(1e3 * (t.sent_s - t.planned_s) for t in run.timelines if t.planned_s is not None)
     others = [t.error for t in run.timelines if t.error and not t.is_rejected]
@@ -256,6 +258,10 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="default: 5")
     parser.add_argument("--long-prompt", type=int, default=2048, metavar="TOKENS", help="default: 2048")
     parser.add_argument("--times", type=float, default=10.0, metavar="X", help="overload; default: 10")
+    words = "of answers under overload, about (default: 32)"
+    parser.add_argument("--output-tokens", type=int, default=32, metavar="N", help=words)
+    words = "of each rate of overload, a third of which is left out (default: 15)"
+    parser.add_argument("--seconds", type=float, default=15.0, metavar="S", help=words)
     parser.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="default: the engine's")
     parser.add_argument("--num-threads", type=int, metavar="N", help="default: the engine's")
     parser.add_argument("--work", type=Path, default=Path("~/.cache/quire-peers"), metavar="FOLDER")

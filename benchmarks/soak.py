@@ -14,8 +14,7 @@ invalid. What must hold, else it ends with status 1:
     golden       prompts sent every minute amid the traffic give what they gave on the idle server: the same
                  texts, token ids and bits of logprobs
     blocks       when nothing runs, no block of the KV cache is held
-    memory       neither process grows by more than --max-slope MB an hour after --warm-up: by the least that
-                 it held in each minute, as garbage comes and goes
+    memory       neither process grows by more than --max-slope MB an hour after --warm-up
     descriptors  and threads are as many at the end as after the warm-up
     latency      the median time per token of the last fifth is that of the first, within --max-drift
     engine       it dies only by our hand; then open streams end with an error within a second, and the

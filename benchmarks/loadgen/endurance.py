@@ -26,16 +26,6 @@ def slope(points: Sequence[tuple[float, float]]) -> float | None:
     return median(slopes) if slopes else None
 
 
-def floors(points: Sequence[tuple[float, float]], span: float) -> list[tuple[float, float]]:
-    """The point with the least y in each span of x: what stays, where the rest comes and goes."""
-    least: dict[int, tuple[float, float]] = {}
-    for x, y in points:
-        number = int(x / span)
-        if number not in least or y < least[number][1]:
-            least[number] = (x, y)
-    return list(least.values())
-
-
 def fifths(points: Sequence[tuple[float, float]], begin: float, end: float) -> list[float | None]:
     """Medians of y in five equal parts of the time from `begin` to `end`."""
     parts: list[list[float]] = [[] for _ in range(5)]

@@ -18,6 +18,7 @@ RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 # Of all requests: how many are hung up on, refused, constrained by a grammar, or call tools.
 ABORTED, INVALID, CONSTRAINED, TOOLS = 0.20, 0.05, 0.10, 0.05
 NUM_PREFIXES = 4  # beginnings that prompts have in common
+LARGEST_STEP = 512  # tokens; what `quire serve` computes at once unless told otherwise
 LAST_CHUNK = 24  # a client that hangs up has read fewer than so many events
 
 SCHEMA = {
@@ -86,6 +87,13 @@ class Mixture:
         """The next chat that is streamed, for as long as an answer may be."""
         case = self._chat()
         return replace(case, body=_streamed(case))
+
+    def largest(self) -> Case:
+        """One that fills a step alone on an idle server, logits of all its tokens included."""
+        case = self._echo()
+        words = " ".join((WORDS * LARGEST_STEP)[:LARGEST_STEP])
+        own = {"prompt": words, "truncate_prompt_tokens": LARGEST_STEP}
+        return replace(case, body=json.dumps(json.loads(case.body) | own).encode())
 
     # Kinds. Each draws what differs from one request to the next.
 

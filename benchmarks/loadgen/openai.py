@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec.json import decode
+from msgspec.json import decode, encode
 
 from loadgen.client import BadReply, Client, Lost, Reply
 from loadgen.metrics import Timeline
@@ -50,7 +50,7 @@ class Api:
             body["prompt"] = request.content
         if self.stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
-        return json.dumps(body | dict(self.extra), separators=(",", ":")).encode()
+        return encode(body | dict(self.extra))
 
 
 def _messages(content: Content) -> Content:
@@ -96,7 +96,7 @@ async def ask(
         _read_status(timeline, reply)
         if not timeline.error and not api.stream:
             timeline.chunk_s.append(reply.end_s)
-            _count(timeline, json.loads(reply.body))
+            _count(timeline, decode(reply.body))
     except (OSError, Lost, BadReply, StreamFailed, ValueError) as error:
         timeline.error = _kind(error)
         timeline.end_s = time.perf_counter()
@@ -128,7 +128,7 @@ def _read_status(timeline: Timeline, reply: Reply) -> None:
     timeline.is_rejected = reply.status in FULL
     timeline.retry_after = reply.headers.get("retry-after", "")
     try:
-        name = _error_name(json.loads(reply.body)["error"])
+        name = _error_name(decode(reply.body)["error"])
     except (ValueError, LookupError, TypeError):
         name = "without an explanation"
     timeline.error = f"HTTP {reply.status} {name}"

@@ -114,6 +114,7 @@ class Soak:
         self._goldens = golden_bodies(model)
         self.clock = Clock()
         await self._compare()
+        await self._ask(mixture.largest())  # what the engine holds for it would look like growth later on
         self._traffic.set()
         workers = [asyncio.create_task(self._work(mixture)) for _ in range(self.settings.streams)]
         others = [asyncio.create_task(coroutine) for coroutine in self._beside()]

@@ -9,14 +9,13 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadgen.endurance import drift, fifths, floors, slope
+from loadgen.endurance import drift, fifths, slope
 from loadgen.report import columns, spark
 from loadgen.soaking import END_OF_STREAMS_S, Soak
 
 MB = 1 << 20
 NOISE_MB = 1.0  # what a process may have grown in all before its slope says anything
 SPARE_FDS = 2
-FLOOR_S = 60.0  # processes give back what they do not use more often than this
 JUDGED_S = 600.0  # shorter runs show memory and latency, but are not judged by them
 SPARK_POINTS = 60
 
@@ -57,7 +56,7 @@ def judge(soak: Soak) -> list[Promise]:
 def _memory(soak: Soak) -> list[Promise]:
     promises = []
     for name in ("server", "engine"):
-        points = floors(rss_points(soak, name, soak.settings.warm_up_s), FLOOR_S)
+        points = rss_points(soak, name, soak.settings.warm_up_s)
         per_s = slope(points)
         if per_s is None or (name == "engine" and soak.found.kills):
             continue  # an engine that begins anew has no slope
@@ -65,8 +64,7 @@ def _memory(soak: Soak) -> list[Promise]:
         grown = per_s * span_s
         is_kept = per_hour <= soak.settings.max_slope_mb or grown <= NOISE_MB or span_s < JUDGED_S
         text = (
-            f"{per_hour:+.2f} MB/h over {span_s / 60:.0f} min, by the least of each minute "
-            f"({points[0][1]:.1f} to {points[-1][1]:.1f} MB)"
+            f"{per_hour:+.2f} MB/h over {span_s / 60:.0f} min ({points[0][1]:.1f} to {points[-1][1]:.1f} MB)"
         )
         promises.append(Promise(f"memory, {name}", is_kept, text))
     return promises

@@ -8,7 +8,7 @@ from itertools import islice, pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from loadgen.endurance import drift, fifths, floors, slope
+from loadgen.endurance import drift, fifths, slope
 from loadgen.metrics import (
     Goal,
     Spread,
@@ -268,15 +268,6 @@ def test_a_trace_is_shortened_to_what_the_server_has_room_for(tmp_path):
     found = trace_requests(read_trace(path), Vocabulary(range(9)), 0, speed=2.0, longest=1024)
     (request,) = found
     assert (len(request.content), request.num_output_tokens) == (512, 512)
-
-
-def test_floors_are_what_stays():
-    """Garbage that comes and goes, more and more of it, over something that grows by one in each span."""
-    points = [(x / 10, x // 100 + (x % 7) * x / 100) for x in range(500)]
-    assert floors(points, 10.0) == [
-        (10.0 * span + x, float(span)) for span, x in enumerate((0, 0.5, 0.3, 0.1, 0.6))
-    ]
-    assert floors([], 10.0) == []
 
 
 def test_a_slope_is_not_moved_by_outliers():

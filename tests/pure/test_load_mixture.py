@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 
 import pytest
 from loadgen.answers import Answer, Case, well_formed
 from loadgen.asking import Exchange
 from loadgen.client import Client, Reply
-from loadgen.mixture import Mixture
+from loadgen.mixture import LARGEST_STEP, Mixture
 from loadgen.soaking import read_metrics
 
 
@@ -23,6 +24,13 @@ def test_the_mixture_has_its_shares():
     shares = {"hung up on": 0.20, "invalid": 0.05, "grammar": 0.10, "tools": 0.05}
     assert {kind: kinds[kind] / 4000 for kind in shares} == pytest.approx(shares, abs=0.02)
     assert [case.body for case in drawn(50)] == [case.body for case in drawn(50)]
+
+
+def test_the_largest_is_cut_to_what_a_step_holds():
+    case = Mixture("demo", 0, 20, 50).largest()
+    body = json.loads(case.body)
+    assert (body["echo"], body["logprobs"], body["truncate_prompt_tokens"]) == (True, 1, LARGEST_STEP)
+    assert len(body["prompt"].split()) == LARGEST_STEP  # each is a token at least
 
 
 def whole(text: str, reason: str = "stop", **rest) -> Answer:
