@@ -84,20 +84,19 @@ def slow() -> Iterator[Server]:
 
 
 def test_a_full_server_is_asked_again(slow: Server) -> None:
-    long = {**PROMPT, "max_tokens": 120, "extra_body": {"ignore_eos": True}}
     with client_of(slow) as client, client_of(slow, max_retries=10) as patient:
-        threads = [threading.Thread(target=client.completions.create, kwargs=long) for _ in range(2)]
-        for number, thread in enumerate(threads):
-            thread.start()
-            wait_for(lambda n=number + 1: slow.load()["server_load"] == n, 10, "it has come")
-            wait_for(lambda n=number: slow.load()["num_requests_waiting"] == n, 10, "it waits, or runs")
+        running = client.completions.create(**LONG, stream=True)
+        next(iter(running))
+        waiting = threading.Thread(target=client.completions.create, kwargs={**PROMPT, "max_tokens": 2})
+        waiting.start()
+        wait_for(lambda: slow.load()["num_requests_queued"] == 1, 10, "one waits")
         with pytest.raises(openai.InternalServerError) as caught:
             client.completions.create(**PROMPT)
         assert (caught.value.status_code, caught.value.code) == (503, "server_overloaded")
         assert int(caught.value.response.headers["retry-after"]) >= 1
+        threading.Timer(0.5, running.close).start()
         assert patient.completions.create(**PROMPT, max_tokens=2).usage.completion_tokens == 2
-        for thread in threads:
-            thread.join()
+        waiting.join()
 
 
 def test_an_engine_that_dies_in_a_stream(slow: Server) -> None:
