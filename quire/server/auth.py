@@ -9,9 +9,9 @@ import re
 import secrets
 from collections.abc import Iterable
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
-from quire.server.errors import Refused, response_for
+from quire.server.errors import Refused
 
 # All that is answered without a key, to GET and HEAD: what load balancers ask.
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
@@ -26,19 +26,17 @@ class Keys:
     scope["state"]["tenant"]: the same for the same key as long as the process lives, and no way back to it.
     """
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
-        self._app = app
+    def __init__(self, keys: Iterable[str]) -> None:
         self._secret = secrets.token_bytes(32)
         self._digests = [self._digest(key.encode()) for key in keys]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            tenant = self._tenant(scope) if self._digests else ""
-            if tenant is None and not (scope["method"] in ("GET", "HEAD") and scope["path"] in OPEN_PATHS):
-                await response_for(_unauthorized(), scope["path"])(scope, receive, send)
-                return
-            scope["state"]["tenant"] = tenant or ""
-        await self._app(scope, receive, send)
+    def __call__(self, scope: Scope) -> Refused | None:
+        tenant = self._tenant(scope) if self._digests else ""
+        if tenant is None and not (scope["method"] in ("GET", "HEAD") and scope["path"] in OPEN_PATHS):
+            hint = "send Authorization: Bearer KEY, or x-api-key: KEY"
+            return Refused(401, "a valid API key is needed", hint, headers={"WWW-Authenticate": "Bearer"})
+        scope["state"]["tenant"] = tenant or ""
+        return None
 
     def _tenant(self, scope: Scope) -> str | None:
         """The name of the key that was brought, or None. Takes as long for any wrong key."""
@@ -63,11 +61,6 @@ def _credentials(scope: Scope) -> Iterable[bytes]:
             yield credential.strip()
 
 
-def _unauthorized() -> Refused:
-    hint = "send Authorization: Bearer KEY, or x-api-key: KEY"
-    return Refused(401, "a valid API key is needed", hint, headers={"WWW-Authenticate": "Bearer"})
-
-
 class Hosts:
     """Refuses requests that call the server by a name that is not its own.
 
@@ -76,8 +69,7 @@ class Hosts:
     `allowed`; without any, it takes every name that is one.
     """
 
-    def __init__(self, app: ASGIApp, bind: str, allowed: Iterable[str]) -> None:
-        self._app = app
+    def __init__(self, bind: str, allowed: Iterable[str]) -> None:
         names = [name.lower() for name in allowed]
         if is_loopback(bind):
             names += [*LOCAL_NAMES, bind.lower()]
@@ -85,17 +77,12 @@ class Hosts:
             names += LOCAL_NAMES
         self._names = frozenset(name.encode() for name in names)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self._is_own(scope):
-            await self._app(scope, receive, send)
-            return
-        error = Refused(421, "the server does not go by the name in the Host header", "see --allowed-hosts")
-        await response_for(error, scope["path"])(scope, receive, send)
-
-    def _is_own(self, scope: Scope) -> bool:
+    def __call__(self, scope: Scope) -> Refused | None:
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         match = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
-        return match is not None and (not self._names or match[1].lower() in self._names)
+        if match is not None and (not self._names or match[1].lower() in self._names):
+            return None
+        return Refused(421, "the server does not go by the name in the Host header", "see --allowed-hosts")
 
 
 def is_loopback(bind: str) -> bool:

@@ -8,21 +8,20 @@ bounded in limits.py.
 from __future__ import annotations
 
 import asyncio
-import http
 import logging
+import math
 import resource
 import socket
-import time
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import h11
-from starlette.responses import Response
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from quire.server.errors import Refused, response_for
+from quire.server.errors import Refused, written
 
 MAX_HEAD_BYTES = 64 << 10
 MAX_HEADERS = 128
@@ -30,6 +29,7 @@ MAX_HEADERS = 128
 MANY_CHUNKS = 2048
 MIN_CHUNK_BYTES = 64
 RESERVED_FILES = 64  # descriptors that no connection may take
+_BOTH_IDLE = {h11.CLIENT: h11.IDLE, h11.SERVER: h11.IDLE}
 _LOG = logging.getLogger("quire.server.http")
 
 
@@ -106,6 +106,10 @@ class Joined:
         self.send()
         self._transport.close()
 
+    def let_go(self) -> None:
+        """At the end: asyncio's transports hold themselves, 1.1 KB each, until the collector comes."""
+        vars(self._transport).pop("_read_ready_cb", None)
+
 
 class Pieces:
     """The short way of a stream's pieces to its socket, since each token is one: past all layers and h11."""
@@ -124,11 +128,24 @@ class Pieces:
                 await self._flow.drain()
 
 
+class Refusal(NamedTuple):
+    """The answer to a request that is not read, and how many bytes of its body are still to come."""
+
+    answer: bytes
+    num_to_come: int
+
+
+TurnAway = Callable[[bytes], Refusal | None]  # by what a request begins with
+
+
 class Protocol(H11Protocol):
     """uvicorn's connection with a deadline for each of its phases. Times are in seconds.
 
+    `turn_away` may answer requests before they are read.
+
     Phases: "new" (nothing heard yet), "head" and "body" (one is on its way), "linger" (the answer is sent,
-    the client still talks), "" (it is the server's turn, or uvicorn's own keep-alive timer runs).
+    the client still talks), "kept" (after a request that was turned away), "" (it is the server's turn, or
+    uvicorn's own keep-alive timer runs).
     """
 
     head_s = 10.0
@@ -142,15 +159,19 @@ class Protocol(H11Protocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
+        turn_away: TurnAway | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.access_log = False  # it would show what stands in queries
         self.conn: Parser = Parser(h11.SERVER, MAX_HEAD_BYTES)
         self._phase = ""
         self._since_s = 0.0
-        self._deadline: asyncio.TimerHandle | None = None
+        self._due_s = math.inf  # when the phase is too long
+        self._timer: asyncio.TimerHandle | None = None
         self._unread_deadline: asyncio.TimerHandle | None = None
         self._refused = False
+        self._turn_away = turn_away
+        self._num_unwanted = 0  # bytes that are still to come of the body of a request that was turned away
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client is here. Small writes leave at once, and the time for a head runs."""
@@ -168,13 +189,42 @@ class Protocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._enter("lost", None)
+        if self._timer is not None:
+            self._timer.cancel()
         self.resume_writing()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # uvicorn lets it run after a reset
+        cast(Joined, self.transport).let_go()
 
     def data_received(self, data: bytes) -> None:
-        if not self._refused:
+        if self._num_unwanted:
+            self._num_unwanted, data = max(self._num_unwanted - len(data), 0), data[self._num_unwanted :]
+            self._await_next()
+        if self._refused or not data:
+            return
+        refusal = self._turn_away(data) if self._turn_away is not None and self._is_idle else None
+        if refusal is None:
             super().data_received(data)
             self._watch(heard=True)
+        else:
+            self._unset_keepalive_if_required()
+            cast(Joined, self.transport).send(refusal.answer)
+            self._num_unwanted = refusal.num_to_come
+            self._await_next()
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether what comes next is the beginning of a request, and its answer would be read."""
+        begins = self.conn.states == _BOTH_IDLE and not self.conn.trailing_data[0]
+        return begins and not self.flow.write_paused
+
+    def _await_next(self) -> None:
+        """After a request that was turned away: the rest of it, then the next one, or the end."""
+        if self._num_unwanted:
+            self._enter("linger", self.linger_s)
+        else:
+            self._phase = ""  # each wait is a new one
+            self._enter("kept", self.timeout_keep_alive)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -218,16 +268,26 @@ class Protocol(H11Protocol):
             self._enter("", None)
 
     def _enter(self, phase: str, seconds: float | None) -> None:
+        """Phases are many and few last: a timer that is there stays, and looks when it comes."""
         if phase == self._phase:
             return
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._phase, self._since_s = phase, time.monotonic()
-        self._deadline = None if seconds is None else self.loop.call_later(seconds, self._expire)
+        self._phase, self._since_s = phase, self.loop.time()
+        self._due_s = math.inf if seconds is None else self._since_s + seconds
+        if seconds is not None and (self._timer is None or self._timer.when() > self._due_s):
+            self._wake()
+
+    def _wake(self) -> None:
+        """Set the timer for when the phase is too long."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if self._due_s == math.inf else self.loop.call_at(self._due_s, self._expire)
 
     def _expire(self) -> None:
-        """The client took too long."""
-        if self._phase in ("head", "body"):
+        """The client may have taken too long."""
+        self._timer = None
+        if self.loop.time() < self._due_s:
+            self._wake()
+        elif self._phase in ("head", "body"):
             self._refuse(Refused(408, f"the {self._phase} of the request did not come in time"))
         else:
             self.transport.abort()
@@ -251,7 +311,8 @@ class Protocol(H11Protocol):
             if cycle.response_started:
                 self.transport.abort()
                 return
-        self.transport.write(_written(response_for(error)))
+        head, body = written(error)
+        self.transport.write(b"%bconnection: close\r\n\r\n%b" % (head, body))
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.flow.resume_reading()
@@ -266,10 +327,3 @@ class Protocol(H11Protocol):
     def awaits_client(self) -> bool:
         """Whether no request is being answered."""
         return self.cycle is None or self.cycle.response_complete
-
-
-def _written(response: Response) -> bytes:
-    """A last response as bytes."""
-    line = f"HTTP/1.1 {response.status_code} {http.HTTPStatus(response.status_code).phrase}"
-    headers = [f"{name.decode()}: {value.decode()}" for name, value in response.raw_headers]
-    return "\r\n".join([line, *headers, "connection: close", "", ""]).encode() + bytes(response.body)

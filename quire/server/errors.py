@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Mapping
 from functools import lru_cache
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -167,3 +168,11 @@ def response_for(error: BaseException, path: str = "") -> Response:
     told = answer(error)
     body = anthropic_body(error) if path.startswith("/v1/messages") else error_body(error)
     return Response(json.dumps(body), told.status, told.headers, "application/json")
+
+
+def written(error: BaseException, path: str = "") -> tuple[bytes, bytes]:
+    """That response as bytes: the head without the line that ends it, and the body."""
+    response = response_for(error, path)
+    line = f"HTTP/1.1 {response.status_code} {HTTPStatus(response.status_code).phrase}\r\n".encode()
+    headers = b"".join(b"%b: %b\r\n" % header for header in response.raw_headers)
+    return line + headers, bytes(response.body)

@@ -37,10 +37,9 @@ class Exchanges:
             self._serving.metrics.rejected("draining")
             refusal = Overloaded("the server is shutting down", "ask again", DRAIN_RETRY_S)
             await response_for(refusal, scope["path"])(scope, receive, send)
-        elif scope["path"] in GENERATING and (full := self._serving.full()) is not None:
-            # Before anything is read: under overload most requests end here, and each takes time from others.
-            scope["endpoint"] = self  # it is counted under its path
-            await response_for(full, scope["path"])(scope, receive, send)
+        elif scope["path"] in GENERATING and (crowd := self._serving.crowd()) is not None:
+            scope["endpoint"] = self  # it is counted under its path, though nothing of it is read
+            await response_for(self._serving.overloaded(crowd), scope["path"])(scope, receive, send)
         else:
             await self._answer(scope, _Client(receive, send))
 

@@ -20,9 +20,10 @@ from quire.frontend import Frontend
 from quire.models import read_model
 from quire.server import heap
 from quire.server.app import make_app
+from quire.server.door import Door
 from quire.server.engine_process import YOUNG_OBJECTS
 from quire.server.exchange import DRAIN_RETRY_S
-from quire.server.limits import http_config
+from quire.server.limits import checks, http_config
 from quire.server.metrics import Metrics
 from quire.server.remote import RemoteEngine
 from quire.server.serving import Serving, served_names
@@ -153,7 +154,8 @@ class _Server(uvicorn.Server):
     """uvicorn, whose signals are ours."""
 
     def __init__(self, serving: Serving, keys: tuple[str, ...], ready: Ready) -> None:
-        config = http_config(make_app(serving, keys), serving.config)
+        door = Door(serving, checks(serving.config, keys))
+        config = http_config(make_app(serving, keys), serving.config, door.refusal)
         config.lifespan, config.timeout_graceful_shutdown = "off", int(END_S)
         super().__init__(config)
         self._serving = serving

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
 from starlette.middleware.cors import CORSMiddleware
@@ -13,7 +15,7 @@ from quire.config import ServerConfig
 from quire.errors import Overloaded
 from quire.server.auth import Hosts, Keys
 from quire.server.body import MAX_BODY_BYTES
-from quire.server.connection import MAX_HEAD_BYTES, Protocol
+from quire.server.connection import MAX_HEAD_BYTES, Protocol, TurnAway
 from quire.server.errors import Refused, response_for
 from quire.server.logs import RequestLog
 from quire.server.metrics import Metrics
@@ -24,28 +26,30 @@ OPEN_FILES = 1 << 16
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 _EXPOSED = ("x-request-id", "retry-after")
 
+Check = Callable[[Scope], Refused | None]  # why a request is refused, by its head alone
+
+
+class Guard:
+    """ASGI middleware that lets through what a check does not refuse."""
+
+    def __init__(self, app: ASGIApp, check: Check) -> None:
+        self._app = app
+        self._check = check
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refused = self._check(scope) if scope["type"] == "http" else None
+        app = self._app if refused is None else response_for(refused, scope["path"])
+        await app(scope, receive, send)
+
 
 class Bodies:
-    """Lets through bodies of JSON that are not compressed, up to MAX_BODY_BYTES.
-
-    A page of another origin can send text or a form without being asked, and JSON only when CORS allows
-    it: so everything that changes something must be called with JSON. (Nothing does without a body.)
-    """
+    """ASGI middleware that counts what the application receives, whatever the headers say of it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._num_uploading = 0  # bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-        elif (refused := _refused(scope)) is not None:
-            await response_for(refused, scope["path"])(scope, receive, send)
-        else:
-            await self._bounded(scope, receive, send)
-
-    async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count what the application receives, whatever the headers say of it."""
         size = 0
 
         async def counted() -> Message:
@@ -73,8 +77,12 @@ class Bodies:
             release()
 
 
-def _refused(scope: Scope) -> Refused | None:
-    """Why a body cannot be taken, as far as its headers tell."""
+def check_body(scope: Scope) -> Refused | None:
+    """Bodies are JSON that is not compressed, up to MAX_BODY_BYTES, as far as headers tell.
+
+    A page of another origin can send text or a form without being asked, and JSON only when CORS allows
+    it: so everything that changes something must be called with JSON. (Nothing does without a body.)
+    """
     headers = dict(scope["headers"])
     if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
         return Refused(415, "compressed bodies are not taken", "send it without Content-Encoding")
@@ -94,15 +102,19 @@ def _too_large() -> Refused:
 
 def wrap(app: ASGIApp, config: ServerConfig, keys: Iterable[str], metrics: Metrics) -> ASGIApp:
     """The application behind its guards; the one named last here is met first."""
-    app = Bodies(app)
-    app = Keys(app, keys)
+    host_check, key_check, body_check = checks(config, keys)
+    app = Guard(Guard(Bodies(app), body_check), key_check)
     if config.allowed_origins:
         app = CORSMiddleware(app, config.allowed_origins, _METHODS, ("*",), expose_headers=_EXPOSED)
-    app = Hosts(app, config.host, config.allowed_hosts)
-    return RequestLog(app, metrics, log_prompts=config.log_prompts)
+    return RequestLog(Guard(app, host_check), metrics, log_prompts=config.log_prompts)
 
 
-def http_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
+def checks(config: ServerConfig, keys: Iterable[str]) -> tuple[Check, Check, Check]:
+    """What is asked of a request's head: of its host, its key and its body."""
+    return Hosts(config.host, config.allowed_hosts), Keys(keys), check_body
+
+
+def http_config(app: ASGIApp, config: ServerConfig, turn_away: TurnAway | None = None) -> uvicorn.Config:
     """How uvicorn runs the wrapped application. Also lets the process open as many files as it may."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
@@ -111,7 +123,8 @@ def http_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
         app,
         config.host,
         config.port,
-        http=Protocol,  # never what happens to be installed: the limits are h11's and ours
+        # Never what happens to be installed: the limits are h11's and ours.
+        http=cast(Any, partial(Protocol, turn_away=turn_away)),
         ws="none",
         loop="asyncio",
         interface="asgi3",

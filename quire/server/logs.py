@@ -112,7 +112,7 @@ class RequestLog:
             await self._app(scope, receive, send)
             return
         state = scope.setdefault("state", {})
-        state["request_id"] = request_id = _request_id(scope)
+        state["request_id"] = request_id = request_id_of(scope)
         begin_s, status = time.monotonic(), 0
 
         async def send_named(message: Message) -> None:
@@ -120,9 +120,8 @@ class RequestLog:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = request_id
-                if scope["path"].startswith("/v1/messages"):
-                    headers["request-id"] = request_id  # what Anthropic's clients read
+                for name in id_headers(scope["path"]):
+                    headers[name] = request_id
             await send(message)
 
         try:
@@ -167,7 +166,12 @@ def template(scope: Scope) -> str:
     return path
 
 
-def _request_id(scope: Scope) -> str:
+def id_headers(path: str) -> tuple[str, ...]:
+    """What tells the request's id: Anthropic's clients read the second."""
+    return ("x-request-id", "request-id") if path.startswith("/v1/messages") else ("x-request-id",)
+
+
+def request_id_of(scope: Scope) -> str:
     """What the client calls its request, where that can be written anywhere; else a new name."""
     for name, value in scope["headers"]:
         if name == b"x-request-id" and _REQUEST_ID.fullmatch(given := value.decode("latin-1")):

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from quire import __version__
 from quire.config import EngineConfig, ServerConfig
@@ -32,6 +32,13 @@ MANY_PROMPTS = SUBMITTED_AT_ONCE = 32
 MAX_RETRY_AFTER_S = 60
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class Crowd(NamedTuple):
+    """Why there is no room: too many `of` "requests" or "tokens", and how many wait, in words."""
+
+    of: str
+    words: str
 
 
 @dataclass(slots=True, eq=False)
@@ -103,23 +110,23 @@ class Serving:
 
         One request that is larger than the whole queue is taken while nothing else waits.
         """
-        if (full := self.full(num_requests, num_tokens)) is not None:
-            raise full
+        if (crowd := self.crowd(num_requests, num_tokens)) is not None:
+            raise self.overloaded(crowd)
 
-    def full(self, num_requests: int = 1, num_tokens: int = 0) -> Overloaded | None:
-        """The refusal of so many more, if they find no room. It is counted."""
-        config = self.config
-        waiting = self.num_queued_requests + self._num_in_threads
-        if waiting and waiting + num_requests > config.max_queued_requests:
-            return self._overloaded(f"{waiting} requests wait", "requests")
-        if self.num_queued_tokens and self.num_queued_tokens + num_tokens > config.max_queued_tokens:
-            return self._overloaded(f"{self.num_queued_tokens:,} prompt tokens wait", "tokens")
+    def crowd(self, num_requests: int = 1, num_tokens: int = 0) -> Crowd | None:
+        """Who waits already, if so many more find no room."""
+        waiting, tokens = self.num_queued_requests + self._num_in_threads, self.num_queued_tokens
+        if waiting and waiting + num_requests > self.config.max_queued_requests:
+            return Crowd("requests", f"{waiting} requests wait")
+        if tokens and tokens + num_tokens > self.config.max_queued_tokens:
+            return Crowd("tokens", f"{tokens:,} prompt tokens wait")
         return None
 
-    def _overloaded(self, what: str, reason: str) -> Overloaded:
-        self.metrics.rejected(reason)
+    def overloaded(self, crowd: Crowd) -> Overloaded:
+        """The refusal of a request because of a crowd. It is counted."""
+        self.metrics.rejected(crowd.of)
         retry_s = min(max(math.ceil(self._queue_s), 1), MAX_RETRY_AFTER_S)
-        return Overloaded(f"the queue is full: {what}", f"ask again in {retry_s} s", retry_s)
+        return Overloaded(f"the queue is full: {crowd.words}", f"ask again in {retry_s} s", retry_s)
 
     async def in_thread(self, function: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
         """Call a function that computes: tokenizing, rendering. Raises Overloaded when many wait."""

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import gc
 import json
 import resource
 import socket
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from guarded import Guarded, Quick, ended, error_of, parse, read_all, read_one, serve
 
 from quire.server import connection, limits
+from quire.server.connection import Protocol
 
 JSON = {"Content-Type": "application/json"}
 POST = b"POST /size HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -327,3 +332,29 @@ def _connections(port: int) -> int:
     lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
     ends = ((line.split()[1].split(":")[1], line.split()[3]) for line in lines)
     return sum(int(near, 16) == port and state in ("01", "08") for near, state in ends)
+
+
+def test_nothing_is_left_of_an_ended_connection() -> None:
+    """Not until a timer, and not until the garbage collector comes."""
+    made: list[weakref.ref[Any]] = []
+
+    class Seen(Protocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            made.extend((weakref.ref(self), weakref.ref(transport)))
+
+    with serve(protocol=Seen) as running:
+        gc.collect()
+        gc.disable()
+        try:
+            for begun in (b"", GET, GET + b"\r\n", POST + b"Content-Length: 3\r\n\r\nab"):
+                with running.connect() as client:
+                    client.sendall(begun)
+                    time.sleep(0.05)
+            running.ask("GET", "/size")
+            end = time.monotonic() + 1
+            while any(one() is not None for one in made) and time.monotonic() < end:
+                time.sleep(0.01)
+            assert [one() for one in made] == [None] * 10
+        finally:
+            gc.enable()
