@@ -34,9 +34,9 @@ from pathlib import Path
 
 from loadgen import report
 from loadgen.client import Client
-from loadgen.drive import Progress, Run, drive
-from loadgen.metrics import Goal, Timeline
-from loadgen.openai import CHAT, COMPLETIONS, Api, Server, Unusable, ask, find_model, learn
+from loadgen.drive import Done, Progress, Run, drive
+from loadgen.metrics import Goal
+from loadgen.openai import CHAT, COMPLETIONS, Api, Server, Unusable, ask, begin, find_model, learn
 from loadgen.workload import (
     Request,
     Shape,
@@ -109,8 +109,8 @@ async def measure(options: argparse.Namespace) -> tuple[Run, Server]:
         raise Unusable(f"a first request failed: {error}")
     progress = Progress(len(requests) if isinstance(requests, list) else None, options.duration)
 
-    async def send(request: Request, planned_s: float | None) -> Timeline:
-        return await ask(client, api, request, planned_s, progress.chunk)
+    def send(request: Request, planned_s: float | None, done: Done) -> None:
+        begin(client, api, request, done, planned_s, progress.chunk)
 
     gc.collect()
     gc.freeze()  # what was made until now is not looked through again

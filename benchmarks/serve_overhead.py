@@ -26,10 +26,10 @@ from typing import Any
 
 from loadgen import processes
 from loadgen.client import Client
-from loadgen.drive import Progress, Run, drive
-from loadgen.metrics import Goal, Spread, Timeline, good_between, summarize
+from loadgen.drive import Done, Progress, Run, drive
+from loadgen.metrics import Goal, Spread, good_between, summarize
 from loadgen.offline import Offline
-from loadgen.openai import COMPLETIONS, Api, Unusable, ask, find_model
+from loadgen.openai import COMPLETIONS, Api, Unusable, begin, find_model
 from loadgen.processes import ServerProcess
 from loadgen.report import columns
 from loadgen.workload import Request, Shape, Vocabulary, first, poisson, random_requests
@@ -55,8 +55,8 @@ class Target:
     async def run(self, requests: Iterable[Request], **how: Any) -> Run:
         progress = Progress(len(requests) if isinstance(requests, list) else None, how.get("until_s"))
 
-        async def send(request: Request, planned_s: float | None) -> Timeline:
-            return await ask(self.client, self.api, request, planned_s, progress.chunk)
+        def send(request: Request, planned_s: float | None, done: Done) -> None:
+            begin(self.client, self.api, request, done, planned_s, progress.chunk)
 
         return await drive(requests, send, progress, **{"is_open": False, **how})
 

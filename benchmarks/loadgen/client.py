@@ -1,7 +1,7 @@
 """A lean HTTP client: connections that are kept, bodies given to a callback the moment they come.
 
-It shares the machine with the server it measures, so it does little: one protocol object a connection, no
-streams, no copies, one look at the clock for each read.
+It shares the machine with the server it measures, so it does little: one object a connection and one an
+exchange, no tasks, streams or copies, one look at the clock for each read.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 from urllib.parse import urlsplit
 
-from loadgen.wire import BadReply, EventSplitter, ReplyParser
+from loadgen.wire import BadReply, EventSplitter, ReplyParser, header
 
 # Takes the data of one event and when it came; True hangs up.
 OnEvent = Callable[[bytes, float], bool | None]
@@ -32,28 +33,68 @@ class Reply:
     """A whole reply. The body of an event stream is left out: its events went to the callback."""
 
     status: int
-    headers: Mapping[str, str]
+    head: bytes
     body: bytes = b""
     end_s: float = 0.0  # of time.perf_counter
     hung_up: bool = False
 
+    def header(self, name: str) -> str:
+        """The value of a header, whose name is given in small letters, or nothing."""
+        return header(self.head, name.encode()).decode("latin-1")
 
-@dataclass(slots=True)
-class _Exchange:
-    """One request on a connection, until its reply is complete."""
 
+OnEnd = Callable[[Reply | Exception], None]  # takes the reply, or why there is none
+
+
+@dataclass(slots=True, eq=False)
+class Exchange:
+    """One request, until its reply is complete or it fails."""
+
+    request: bytes
     on_event: OnEvent | None
-    done: asyncio.Future[Reply]
+    on_end: OnEnd | None  # None when it has been called
+    connection: _Connection | None = None
     parser: ReplyParser = field(default_factory=ReplyParser)
     splitter: EventSplitter = field(default_factory=EventSplitter)
-    body: bytearray = field(default_factory=bytearray)
+    body: bytes = b""
+    hung_up: bool = False
+
+    def take(self, data: bytes, now_s: float) -> bool:
+        """What was received. True when the reply is complete, or no more is wanted of it."""
+        body = self.parser.feed(data)
+        if self.on_event is None or not self.parser.is_event_stream:
+            self.body += body
+        elif body:
+            self.hung_up = any(self.on_event(event, now_s) for event in self.splitter.feed(body))
+        return self.hung_up or self.parser.is_done
+
+    def reply(self, now_s: float) -> Reply:
+        """As far as it has come."""
+        parser = self.parser
+        return Reply(parser.status, parser.head, self.body, now_s, self.hung_up)
 
 
 class _Connection(asyncio.BufferedProtocol):
-    def __init__(self) -> None:
+    def __init__(self, client: Client) -> None:
         self.transport: asyncio.Transport | None = None
-        self.exchange: _Exchange | None = None
-        self.is_used = False
+        self._client = client
+        self._exchange: Exchange | None = None
+        self._is_reused = False
+
+    @property
+    def is_open(self) -> bool:
+        return self.transport is not None and not self.transport.is_closing()
+
+    def start(self, exchange: Exchange) -> None:
+        self._exchange, exchange.connection = exchange, self
+        if self.transport is not None:
+            self.transport.write(exchange.request)
+
+    def abandon(self) -> None:
+        """Nobody waits for the reply any more."""
+        self._exchange = None
+        if self.transport is not None:
+            self.transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -62,44 +103,39 @@ class _Connection(asyncio.BufferedProtocol):
         return _RECEIVED
 
     def buffer_updated(self, num_bytes: int) -> None:
-        now_s = time.perf_counter()
-        exchange = self.exchange
-        if exchange is None or exchange.done.done():
+        now_s, exchange = time.perf_counter(), self._exchange
+        if exchange is None:
             return
         try:
-            body = exchange.parser.feed(_RECEIVED[:num_bytes].tobytes())
-            hung_up = bool(body) and self._take(exchange, body, now_s)
+            is_over = exchange.take(_RECEIVED[:num_bytes].tobytes(), now_s)
         except Exception as error:  # of the callback too: its request fails, not the loop
-            exchange.done.set_exception(error)
+            self._client.end(exchange, error)
             return
-        if hung_up or exchange.parser.is_done:
-            self._finish(exchange, now_s, hung_up)
-
-    def _take(self, exchange: _Exchange, body: bytes, now_s: float) -> bool:
-        """True when the callback wants no more."""
-        on_event = exchange.on_event
-        if on_event is None or not exchange.parser.is_event_stream:
-            exchange.body += body
-            return False
-        return any(on_event(data, now_s) for data in exchange.splitter.feed(body))
-
-    def _finish(self, exchange: _Exchange, now_s: float, hung_up: bool) -> None:
-        parser = exchange.parser
-        exchange.done.set_result(Reply(parser.status, parser.headers, bytes(exchange.body), now_s, hung_up))
+        if is_over and exchange.parser.keeps_alive and not exchange.hung_up:
+            self._exchange, exchange.connection, self._is_reused = None, None, True
+            self._client.idle.append(self)
+        if is_over:
+            self._client.end(exchange, exchange.reply(now_s))
 
     def connection_lost(self, error: Exception | None) -> None:
-        exchange, self.transport = self.exchange, None
-        if exchange is None or exchange.done.done():
+        exchange, self._exchange, self.transport = self._exchange, None, None
+        if exchange is None:
             return
         if exchange.parser.end():
-            self._finish(exchange, time.perf_counter(), False)
+            self._client.end(exchange, exchange.reply(time.perf_counter()))
+        elif self._is_reused and not exchange.parser.status:
+            self._client.send(exchange)  # the server had closed a connection that was idle: on another
         else:
-            exchange.done.set_exception(Lost("connection lost"))
+            self._client.end(exchange, Lost("connection lost"))
 
 
-def _expire(done: asyncio.Future[Reply]) -> None:
-    if not done.done():
-        done.set_exception(TimeoutError())
+def _settle(ended: asyncio.Future[Reply], outcome: Reply | Exception) -> None:
+    if ended.done():
+        return
+    if isinstance(outcome, Exception):
+        ended.set_exception(outcome)
+    else:
+        ended.set_result(outcome)
 
 
 class Client:
@@ -110,6 +146,7 @@ class Client:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url!r} is no address of a server: write http://HOST:PORT")
         self.timeout_s = timeout_s
+        self.idle: list[_Connection] = []
         self._host = parts.hostname
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
@@ -117,65 +154,92 @@ class Client:
         self._head = f"Host: {parts.netloc}\r\nAccept: */*\r\n"
         if api_key:
             self._head += f"Authorization: Bearer {api_key}\r\n"
-        self._idle: list[_Connection] = []
+        self._due: dict[Exchange, float] = {}  # when those that are open expire, the first of them first
+        self._timer: asyncio.TimerHandle | None = None
+        self._opening: set[asyncio.Task[None]] = set()
 
     async def get(self, path: str) -> Reply:
-        return await self._send(f"GET {self._prefix}{path} HTTP/1.1\r\n{self._head}\r\n".encode(), None)
+        return await self._reply(f"GET {self._prefix}{path} HTTP/1.1\r\n{self._head}\r\n".encode(), None)
 
     async def post(self, path: str, body: bytes, on_event: OnEvent | None = None) -> Reply:
         """Raises Lost, BadReply, OSError, TimeoutError, and what the callback raises."""
+        return await self._reply(self._post(path, body), on_event)
+
+    def begin_post(self, path: str, body: bytes, on_event: OnEvent | None, on_end: OnEnd) -> None:
+        """As post, without a task: `on_end` is called later, with what that returns or raises."""
+        self._begin(Exchange(self._post(path, body), on_event, on_end))
+
+    def _post(self, path: str, body: bytes) -> bytes:
         head = (
             f"POST {self._prefix}{path} HTTP/1.1\r\n{self._head}"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
-        return await self._send(head.encode() + body, on_event)
+        return head.encode() + body
 
-    async def _send(self, data: bytes, on_event: OnEvent | None) -> Reply:
-        while True:
-            connection = await self._connect()
-            is_reused = connection.is_used
-            try:
-                return await self._exchange(connection, data, on_event)
-            except Lost:
-                exchange = connection.exchange
-                if not is_reused or (exchange and exchange.parser.status):
-                    raise  # else the server had closed a connection that was idle: once more on another
-
-    async def _connect(self) -> _Connection:
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.transport and not connection.transport.is_closing():
-                return connection
-        loop = asyncio.get_running_loop()
-        opening = loop.create_connection(_Connection, self._host, self._port, ssl=self._tls)
-        return (await asyncio.wait_for(opening, self.timeout_s))[1]
-
-    async def _exchange(self, connection: _Connection, data: bytes, on_event: OnEvent | None) -> Reply:
-        loop, transport = asyncio.get_running_loop(), connection.transport
-        if transport is None:
-            raise Lost("connection lost")
-        exchange = connection.exchange = _Exchange(on_event, loop.create_future())
-        connection.is_used = True
-        is_kept = False
-        expiry = loop.call_later(self.timeout_s, _expire, exchange.done)
+    async def _reply(self, request: bytes, on_event: OnEvent | None) -> Reply:
+        ended: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        exchange = Exchange(request, on_event, partial(_settle, ended))
+        self._begin(exchange)
         try:
-            transport.write(data)
-            reply = await exchange.done
-            is_kept = not reply.hung_up and exchange.parser.keeps_alive
+            return await ended
         finally:
-            expiry.cancel()
-            if is_kept:
-                self._idle.append(connection)
-            else:
-                transport.abort()
-        return reply
+            self.end(exchange, Lost("nobody waits for it"))
+
+    def _begin(self, exchange: Exchange) -> None:
+        loop = asyncio.get_running_loop()
+        self._due[exchange] = due_s = loop.time() + self.timeout_s
+        if self._timer is None:
+            self._timer = loop.call_at(due_s, self._expire)
+        self.send(exchange)
+
+    def send(self, exchange: Exchange) -> None:
+        """On a connection that is idle, or a new one."""
+        while self.idle:
+            connection = self.idle.pop()
+            if connection.is_open:
+                connection.start(exchange)
+                return
+        opening = asyncio.get_running_loop().create_task(self._open(exchange))
+        self._opening.add(opening)
+        opening.add_done_callback(self._opening.discard)
+
+    async def _open(self, exchange: Exchange) -> None:
+        loop, make = asyncio.get_running_loop(), partial(_Connection, self)
+        try:
+            _, connection = await loop.create_connection(make, self._host, self._port, ssl=self._tls)
+        except OSError as error:
+            self.end(exchange, error)
+            return
+        if exchange.on_end is None:  # it has expired meanwhile
+            connection.abandon()
+        else:
+            connection.start(exchange)
+
+    def end(self, exchange: Exchange, outcome: Reply | Exception) -> None:
+        """Once; what comes later is nothing. A connection that is still its own is closed."""
+        on_end, exchange.on_end = exchange.on_end, None
+        if on_end is None:
+            return
+        del self._due[exchange]
+        connection, exchange.connection = exchange.connection, None
+        if connection is not None:
+            connection.abandon()
+        on_end(outcome)
+
+    def _expire(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer, now_s = None, loop.time()
+        for exchange, due_s in list(self._due.items()):
+            if due_s > now_s:
+                self._timer = loop.call_at(due_s, self._expire)
+                break
+            self.end(exchange, TimeoutError())
 
     def close(self) -> None:
         """Give up the connections that are idle."""
-        for connection in self._idle:
-            if connection.transport:
-                connection.transport.close()
-        self._idle.clear()
+        for connection in self.idle:
+            connection.abandon()
+        self.idle.clear()
 
 
-__all__ = ["BadReply", "Client", "Lost", "OnEvent", "Reply"]
+__all__ = ["BadReply", "Client", "Exchange", "Lost", "OnEnd", "OnEvent", "Reply"]

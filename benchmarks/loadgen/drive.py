@@ -1,18 +1,22 @@
-"""Sending requests at their moments, or as many at once as wanted, and keeping what came of each."""
+"""Sending requests at their moments, or as many at once as wanted, and keeping what came of each.
+
+All by callbacks: tasks and what they wait with would cost more than the requests.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from loadgen.metrics import Timeline
 from loadgen.workload import Request
 
-# Takes a request and when it was planned for; gives what its client saw.
-Send = Callable[[Request, float | None], Awaitable[Timeline]]
+Done = Callable[[Timeline], None]
+# Takes a request, when it was planned for, and what to call, later, with what its client saw.
+Send = Callable[[Request, float | None, Done], None]
 
 
 @dataclass(slots=True)
@@ -46,45 +50,94 @@ async def drive(
     than `max_concurrency` open, nor begins one after `until_s`. A run ends with the last answer.
     """
     cpu_s = time.process_time()
-    run = Run(time.perf_counter())
-    gate = asyncio.Semaphore(max_concurrency or sys.maxsize)
-    tasks: set[asyncio.Task[None]] = set()
-
-    def start(request: Request, keep: list[Timeline], planned_s: float | None) -> None:
-        task = asyncio.create_task(follow(request, keep, planned_s))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    async def follow(request: Request, keep: list[Timeline], planned_s: float | None) -> None:
-        progress.num_sent += 1
-        timeline = await send(request, planned_s)
-        keep.append(timeline)
-        progress.num_ended += 1
-        progress.num_failed += bool(timeline.error)
-        if keep is run.timelines:
-            gate.release()
-
-    async def inject() -> None:
-        for request in sorted(injected, key=lambda request: request.at_s):
-            await asyncio.sleep(run.begin_s + request.at_s - time.perf_counter())
-            start(request, run.injected, None)
-
-    injecting = asyncio.create_task(inject())
+    driver = _Driver(requests, send, progress, is_open, max_concurrency or sys.maxsize, until_s)
+    run = driver.run
     async with progress:
-        for request in requests:
-            planned_s = run.begin_s + request.at_s if is_open else None
-            if planned_s is not None:
-                await asyncio.sleep(planned_s - time.perf_counter())
-            await gate.acquire()
-            if until_s is not None and time.perf_counter() - run.begin_s > until_s:
-                break
-            start(request, run.timelines, planned_s)
-        while tasks:
-            await asyncio.gather(*tasks)
+        timers = [driver.at(request.at_s, driver.inject, request) for request in injected]
+        driver.go_on()
+        await driver.ended
+    for timer in timers:
+        timer.cancel()
     run.end_s = max((timeline.end_s for timeline in run.timelines), default=run.begin_s)
-    injecting.cancel()
     run.cpu_s = time.process_time() - cpu_s
     return run
+
+
+class _Driver:
+    """Sends what is due, as far as there is room, whenever a request is due or has ended."""
+
+    def __init__(
+        self,
+        requests: Iterable[Request],
+        send: Send,
+        progress: Progress,
+        is_open: bool,
+        max_concurrency: int,
+        until_s: float | None,
+    ) -> None:
+        self.run = Run(time.perf_counter())
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._requests = iter(requests)
+        self._next = next(self._requests, None)
+        self._send, self._progress = send, progress
+        self._is_open, self._max_concurrency, self._until_s = is_open, max_concurrency, until_s
+        self._num_open = self._num_injected = 0
+        self._timer: asyncio.TimerHandle | None = None  # until the next is due
+
+    def at(self, at_s: float, call: Callable[..., None], *args: object) -> asyncio.TimerHandle:
+        """Call something at a moment of the run."""
+        delay_s = self.run.begin_s + at_s - time.perf_counter()
+        return asyncio.get_running_loop().call_later(delay_s, call, *args)
+
+    def go_on(self) -> None:
+        """Send what is due, or see that all is done."""
+        try:
+            self._send_due()
+        except Exception as error:  # of where requests come from
+            self._next = None
+            if not self.ended.done():
+                self.ended.set_exception(error)
+        if self._next is None and not self._num_open + self._num_injected and not self.ended.done():
+            self.ended.set_result(None)
+
+    def _send_due(self) -> None:
+        self._timer = None
+        while self._next is not None and self._num_open < self._max_concurrency:
+            request, now_s = self._next, time.perf_counter()
+            passed_s = now_s - self.run.begin_s
+            if self._is_open and request.at_s > passed_s:
+                self._timer = self.at(request.at_s, self.go_on)
+                return
+            if self._until_s is not None and passed_s > self._until_s:
+                self._next = None
+                return
+            self._num_open += 1
+            planned_s = self.run.begin_s + request.at_s if self._is_open else None
+            self._start(request, planned_s, self._done)
+            self._next = next(self._requests, None)
+
+    def inject(self, request: Request) -> None:
+        self._num_injected += 1
+        self._start(request, None, self._injected_done)
+
+    def _start(self, request: Request, planned_s: float | None, done: Done) -> None:
+        self._progress.num_sent += 1
+        self._send(request, planned_s, done)
+
+    def _done(self, timeline: Timeline) -> None:
+        self._num_open -= 1
+        self._end(timeline, self.run.timelines)
+
+    def _injected_done(self, timeline: Timeline) -> None:
+        self._num_injected -= 1
+        self._end(timeline, self.run.injected)
+
+    def _end(self, timeline: Timeline, keep: list[Timeline]) -> None:
+        keep.append(timeline)
+        self._progress.num_ended += 1
+        self._progress.num_failed += bool(timeline.error)
+        if self._timer is None:
+            self.go_on()
 
 
 class Progress:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -59,25 +60,45 @@ def _messages(content: Content) -> Content:
     return [{"role": "user", "content": content}]
 
 
-async def ask(
+def begin(
     client: Client,
     api: Api,
     request: Request,
+    done: Callable[[Timeline], object],
     planned_s: float | None = None,
     seen: Callable[[], None] | None = None,
-) -> Timeline:
-    """Send one request and follow its answer. Every failure becomes the timeline's `error`.
+) -> None:
+    """Send one request and follow its answer until it is `done`. A failure becomes the timeline's `error`.
 
     `seen` is called for each chunk that brings tokens.
     """
     body = api.body(request)
-    timeline = Timeline(time.perf_counter(), planned_s)
-    is_done = not api.stream
+    asked = _Asked(Timeline(time.perf_counter(), planned_s), api.stream, done, seen)
+    client.begin_post(api.endpoint, body, asked.take, asked.end)
 
-    def take(data: bytes, at_s: float) -> None:
-        nonlocal is_done
+
+async def ask(client: Client, api: Api, request: Request) -> Timeline:
+    """As begin, and wait for it."""
+    ended: asyncio.Future[Timeline] = asyncio.get_running_loop().create_future()
+    begin(client, api, request, lambda timeline: ended.done() or ended.set_result(timeline))
+    return await ended
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A request whose answer is followed."""
+
+    timeline: Timeline
+    stream: bool
+    done: Callable[[Timeline], object]
+    seen: Callable[[], None] | None
+    is_complete: bool = False
+
+    def take(self, data: bytes, at_s: float) -> None:
+        """An event of the stream."""
+        timeline = self.timeline
         if data == b"[DONE]":
-            is_done = True
+            self.is_complete = True
             return
         chunk = decode(data)
         if chunk.get("error"):
@@ -85,25 +106,35 @@ async def ask(
         for choice in chunk.get("choices") or ():
             if _brings_tokens(choice, not timeline.chunk_s):
                 timeline.chunk_s.append(at_s)
-                if seen:
-                    seen()
+                if self.seen:
+                    self.seen()
                 break
         _count(timeline, chunk)
 
-    try:
-        reply = await client.post(api.endpoint, body, take)
-        timeline.end_s = reply.end_s
-        _read_status(timeline, reply)
-        if not timeline.error and not api.stream:
+    def end(self, outcome: Reply | Exception) -> None:
+        """The reply, or why there is none."""
+        timeline = self.timeline
+        if isinstance(outcome, Reply):
+            timeline.end_s = outcome.end_s
+            self._read(outcome)
+        else:
+            timeline.end_s, timeline.error = time.perf_counter(), _kind(outcome)
+        if not timeline.error and not (self.is_complete and timeline.chunk_s):
+            timeline.error = "stream without an end" if timeline.chunk_s else "no tokens came"
+        timeline.num_output_tokens = timeline.num_output_tokens or len(timeline.chunk_s)
+        self.done(timeline)
+
+    def _read(self, reply: Reply) -> None:
+        timeline = self.timeline
+        if reply.status != 200:
+            _read_refusal(timeline, reply)
+        elif not self.stream:
+            try:
+                _count(timeline, decode(reply.body))
+            except (ValueError, AttributeError) as error:
+                timeline.error = _kind(error)
             timeline.chunk_s.append(reply.end_s)
-            _count(timeline, decode(reply.body))
-    except (OSError, Lost, BadReply, StreamFailed, ValueError) as error:
-        timeline.error = _kind(error)
-        timeline.end_s = time.perf_counter()
-    if not timeline.error and not (is_done and timeline.chunk_s):
-        timeline.error = "stream without an end" if timeline.chunk_s else "no tokens came"
-    timeline.num_output_tokens = timeline.num_output_tokens or len(timeline.chunk_s)
-    return timeline
+            self.is_complete = True
 
 
 def _brings_tokens(choice: Mapping[str, Any], is_first: bool) -> bool:
@@ -122,11 +153,9 @@ def _count(timeline: Timeline, chunk: Mapping[str, Any]) -> None:
         timeline.num_cached_tokens = details.get("cached_tokens") or 0
 
 
-def _read_status(timeline: Timeline, reply: Reply) -> None:
-    if reply.status == 200:
-        return
+def _read_refusal(timeline: Timeline, reply: Reply) -> None:
     timeline.is_rejected = reply.status in FULL
-    timeline.retry_after = reply.headers.get("retry-after", "")
+    timeline.retry_after = reply.header("retry-after")
     try:
         name = _error_name(decode(reply.body)["error"])
     except (ValueError, LookupError, TypeError):

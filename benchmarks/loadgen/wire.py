@@ -9,12 +9,18 @@ class BadReply(Exception):
     """What came is not HTTP."""
 
 
+def header(head: bytes, name: bytes) -> bytes:
+    """The value of a header, whose name is given in small letters, or nothing. Few of them are asked for."""
+    begin = head.lower().find(b"\r\n" + name + b":")
+    return head[begin + 2 :].partition(b"\r\n")[0][len(name) + 1 :].strip() if begin >= 0 else b""
+
+
 class ReplyParser:
     """One reply: give it bytes, it gives back those of the body."""
 
     def __init__(self) -> None:
         self.status = 0  # until the head is complete
-        self.headers: dict[str, str] = {}  # names in small letters
+        self.head = b""
         self.is_done = False
         self.is_event_stream = False
         self._buffer = bytearray()
@@ -25,16 +31,20 @@ class ReplyParser:
         """The bytes of the body within `data`; raises BadReply."""
         if self._chunked and not self._buffer and (body := _one_chunk(data)):
             return body
-        self._buffer += data
         while not self.status:  # in a loop: 100 Continue goes before the reply
-            end = self._buffer.find(b"\r\n\r\n")
-            if end < 0:
-                if len(self._buffer) > MAX_HEAD_BYTES:
+            head, end, rest = (bytes(self._buffer) + data).partition(b"\r\n\r\n")
+            self._buffer.clear()
+            if not end:
+                if len(head) > MAX_HEAD_BYTES:
                     raise BadReply("the head of the reply does not end")
+                self._buffer += head
                 return b""
-            self._read_head(bytes(self._buffer[:end]))
-            del self._buffer[: end + 4]
-        return self._chunks() if self._chunked else self._plain()
+            self._read_head(head)
+            data = rest
+        if not self._chunked:
+            return self._plain(data)
+        self._buffer += data
+        return self._chunks()
 
     def end(self) -> bool:
         """The connection has ended: True if the reply is whole."""
@@ -43,30 +53,25 @@ class ReplyParser:
 
     @property
     def keeps_alive(self) -> bool:
-        return self.is_done and self._rest >= 0 and self.headers.get("connection", "").lower() != "close"
+        return self.is_done and self._rest >= 0 and header(self.head, b"connection").lower() != b"close"
 
     def _read_head(self, head: bytes) -> None:
-        first, *lines = head.decode("latin-1").split("\r\n")
-        words = first.split(" ", 2)
-        if len(words) < 2 or not words[0].startswith("HTTP/1.") or not words[1].isdigit():
-            raise BadReply(f"the reply begins with {first[:40]!r}")
+        words = head.partition(b"\r\n")[0].split(b" ", 2)
+        if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
+            raise BadReply(f"the reply begins with {head[:40].decode('latin-1')!r}")
         status = int(words[1])
         if status < 200:
             return
-        self.status = status
-        pairs = (line.partition(":") for line in lines)
-        self.headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
-        self.is_event_stream = self.headers.get("content-type", "").startswith("text/event-stream")
-        self._chunked = "chunked" in self.headers.get("transfer-encoding", "").lower()
+        self.status, self.head = status, head
+        self.is_event_stream = header(head, b"content-type").startswith(b"text/event-stream")
+        self._chunked = b"chunked" in header(head, b"transfer-encoding").lower()
         if self._chunked or status in (204, 304):
             self._rest = 0
             self.is_done = not self._chunked
-        elif "content-length" in self.headers:
-            self._rest = int(self.headers["content-length"])
+        elif length := header(head, b"content-length"):
+            self._rest = int(length)
 
-    def _plain(self) -> bytes:
-        data = bytes(self._buffer)
-        self._buffer.clear()
+    def _plain(self, data: bytes) -> bytes:
         if self._rest >= 0:
             data = data[: self._rest]
             self._rest -= len(data)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from loadgen.client import Client
 from loadgen.drive import Progress, drive
-from loadgen.openai import CHAT, COMPLETIONS, Api, Unusable, ask, find_model, learn
+from loadgen.openai import CHAT, COMPLETIONS, Api, Unusable, ask, begin, find_model, learn
 from loadgen.workload import Request
 
 Answer = Callable[[str, bytes, asyncio.StreamWriter], Awaitable[None]]
@@ -174,27 +174,82 @@ def test_nobody_listens():
     assert asyncio.run(refused()).error == "connection refused"
 
 
+async def silent(path: str, body: bytes, writer: asyncio.StreamWriter) -> None:
+    """A stream without an event, until the client has gone."""
+    writer.write(HEAD)
+    while not writer.transport.is_closing():
+        writer.write(chunk(b": nothing\n\n"))
+        await asyncio.sleep(0.001)
+
+
+def test_what_takes_too_long_ends_and_closes_its_connection():
+    async def both():
+        async with Peer(silent) as peer:
+            client = Client(peer.url, timeout_s=0.1)
+            first = asyncio.create_task(ask(client, Api(COMPLETIONS, "m"), Request("hi", 4)))
+            await asyncio.sleep(0.05)
+            second = await ask(client, Api(COMPLETIONS, "m"), Request("hi", 4))
+            while peer.num_open:
+                await asyncio.sleep(0.001)
+            return await first, second
+
+    for timeline in asyncio.run(asyncio.wait_for(both(), 10)):
+        assert timeline.error == "timed out"
+        assert 0.09 < timeline.end_s - timeline.sent_s < 1
+
+
+def test_a_task_that_is_cancelled_hangs_up():
+    async def leave() -> None:
+        async with Peer(silent) as peer:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(Client(peer.url).post("/x", b"{}"), 0.05)
+            while peer.num_open:
+                await asyncio.sleep(0.001)
+
+    asyncio.run(asyncio.wait_for(leave(), 10))
+
+
+async def driven(requests, **how):
+    async with Peer(stream) as peer:
+        client = Client(peer.url)
+
+        def send(request, planned_s, done):
+            begin(client, Api(COMPLETIONS, "m"), request, done, planned_s)
+
+        return await drive(requests, send, Progress(None, None), **how), peer
+
+
 def test_a_closed_loop_keeps_its_number_and_injects_beside_it():
-    async def run():
-        async with Peer(stream) as peer:
-            client = Client(peer.url)
-            api = Api(COMPLETIONS, "m")
-
-            async def send(request, planned_s):
-                return await ask(client, api, request, planned_s)
-
-            requests = (Request(str(index), 4) for index in range(40))
-            extra = [Request("extra", 4, at_s=0.0)]
-            run = await drive(
-                requests, send, Progress(40, None), is_open=False, max_concurrency=3, injected=extra
-            )
-            return run, peer
-
-    run, peer = asyncio.run(run())
+    requests = (Request(str(index), 4) for index in range(40))
+    extra = [Request("extra", 4, at_s=0.0)]
+    run, peer = asyncio.run(driven(requests, is_open=False, max_concurrency=3, injected=extra))
     assert len(run.timelines) == 40
     assert len(run.injected) == 1
     assert 1 < peer.most_at_once <= 4
     assert not any(one.error for one in run.timelines)
+
+
+def test_an_open_loop_sends_each_at_its_moment_and_none_after_the_end():
+    requests = [Request("hi", 4, at_s=at_s) for at_s in (0.0, 0.05, 1.0)]
+    run, _ = asyncio.run(driven(requests, is_open=True, until_s=0.5))
+    assert [one.planned_s for one in run.timelines] == [run.begin_s, run.begin_s + 0.05]
+    assert all(one.sent_s >= one.planned_s for one in run.timelines)
+
+
+def test_an_open_loop_that_is_full_is_late():
+    run, peer = asyncio.run(driven([Request("hi", 4)] * 20, is_open=True, max_concurrency=2))
+    assert len(run.timelines) == 20
+    assert peer.most_at_once == 2
+
+
+def test_requests_that_cannot_be_made_end_the_run():
+    def requests():
+        yield Request("hi", 4)
+        raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        asyncio.run(driven(requests(), is_open=False, max_concurrency=1))
+    assert asyncio.run(driven([], is_open=True))[0].timelines == []
 
 
 def test_lengths_of_texts_are_learned_from_usage():
