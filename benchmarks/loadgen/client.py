@@ -123,7 +123,7 @@ class _Connection(asyncio.BufferedProtocol):
             return
         if exchange.parser.end():
             self._client.end(exchange, exchange.reply(time.perf_counter()))
-        elif self._is_reused and not exchange.parser.status:
+        elif self._is_reused and not exchange.parser.has_begun:
             self._client.send(exchange)  # the server had closed a connection that was idle: on another
         else:
             self._client.end(exchange, Lost("connection lost"))

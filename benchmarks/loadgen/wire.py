@@ -52,6 +52,11 @@ class ReplyParser:
         return self.is_done
 
     @property
+    def has_begun(self) -> bool:
+        """Whether anything has come."""
+        return bool(self.status or self._buffer)
+
+    @property
     def keeps_alive(self) -> bool:
         return self.is_done and self._rest >= 0 and header(self.head, b"connection").lower() != b"close"
 

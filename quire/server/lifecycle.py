@@ -56,6 +56,7 @@ async def serve(config: ServerConfig, engine_config: EngineConfig, ready: Ready)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop_loading, number)
+    heap.share()
     keys = api_keys(config.api_key_file)
     _check_certificate(config)
     _find_dialect(config, {})

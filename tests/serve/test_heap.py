@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import subprocess
+import sys
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +25,10 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc's")
+GLIBC = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc's")
+
+
+@GLIBC
 def test_whole_pages_go_back() -> None:
     """Also those between others that are in use, which free() alone keeps."""
     objects = [bytes(3000) for _ in range(30_000)]
@@ -33,6 +38,25 @@ def test_whole_pages_go_back() -> None:
     heap.trim()
     assert full - resident_bytes() > 40 << 20
     assert len(kept) == 300
+
+
+@GLIBC
+def test_threads_share_one_heap() -> None:
+    code = (
+        "import threading; from quire.server import heap; {}; hold = bytearray(5000)\n"
+        "thread = threading.Thread(target=lambda: bytearray(5000)); thread.start(); thread.join()\n"
+        "import ctypes; ctypes.CDLL(None).malloc_stats()"
+    )
+    for call, count in (("heap.share()", 1), ("pass", 2)):
+        done = subprocess.run([sys.executable, "-c", code.format(call)], capture_output=True, text=True)
+        assert done.stderr.count("Arena ") == count
+
+
+def test_the_server_has_one_heap() -> None:
+    with running(
+        before="import quire.server.heap as h; h.share = lambda: print('shared', flush=True)"
+    ) as server:
+        wait_for(lambda: "shared" in server.log, 10, "it shares")
 
 
 class Cycle:
