@@ -7,8 +7,8 @@
     ratio      the same requests, 32 at once, through HTTP and by LLM.generate in a process of its own, in
                turns: output tokens a second, and their ratio
     gap        32 streams while a long prompt arrives: the gap between tokens, p99 over p50
-    overload   requests at 1, 2 and 10 times the rate that the server can answer, in turns: goodput against
-               its peak, how long a refusal takes, what the processes hold before and after
+    overload   requests at 1, 2 and 10 times the rate that the server can answer, in turns of one run: goodput
+               against its peak, how long a refusal takes, what the processes hold before and after
 
 Server, engine and this client share the machine, as they do for its user; the client says what it took.
 The model is made once in --work (270 MB).
@@ -17,6 +17,7 @@ The model is made once in --work (270 MB).
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import statistics
 import sys
@@ -27,18 +28,19 @@ from typing import Any
 from loadgen import processes
 from loadgen.client import Client
 from loadgen.drive import Done, Progress, Run, drive
-from loadgen.metrics import Goal, Spread, good_between, summarize
+from loadgen.metrics import Goal, summarize
 from loadgen.offline import Offline
 from loadgen.openai import COMPLETIONS, Api, Unusable, begin, find_model
+from loadgen.overload import arrivals, cores, in_turns, row
 from loadgen.processes import ServerProcess
 from loadgen.report import columns
-from loadgen.workload import Request, Shape, Vocabulary, first, poisson, random_requests
+from loadgen.workload import Request, Shape, Vocabulary, first, random_requests
 
 STREAMS = 32
 RATIO_REQUESTS, RATIO_PROMPT, RATIO_OUTPUT = 64, 64, 128
 GAP_OUTPUT, GAP_AT_S = 400, 3.0
 OVERLOAD_PROMPT, OVERLOAD_RANGE = 64, 0.5  # of one length they would end all at once, as they began
-SKIPPED = 1 / 3  # of the time of a rate, at its beginning
+CALIBRATED_S = 8.0  # how long it is asked for as much as it can answer, to find out how much that is
 QUEUE = 32  # requests that may wait in the part about overload: as many as run
 # The long prompt needs a slot beside the streams: what is measured is how it is computed among them.
 PART_OPTIONS = {"gap": {"max_num_seqs": STREAMS + 1}, "overload": {"max_queued_requests": QUEUE}}
@@ -174,7 +176,7 @@ class Overhead:
         seconds = self.options.seconds
         shape = Shape(OVERLOAD_PROMPT, self.options.output_tokens, range_ratio=OVERLOAD_RANGE)
         endless = random_requests(shape, Vocabulary(TOKEN_IDS), 7)
-        full = await target.run(endless, max_concurrency=STREAMS, until_s=seconds / 2)
+        full = await target.run(endless, max_concurrency=STREAMS, until_s=CALIBRATED_S)
         summary = summarize(full.timelines, full.duration_s, Goal())
         if not summary.tpot or not summary.completed:
             raise Unusable(f"nothing was answered: {summary.errors}")
@@ -182,52 +184,22 @@ class Overhead:
         goal = Goal(ttft=round(3e3 * QUEUE / capacity), tpot=round(2 * summary.tpot.p50))
         print(f"capacity {capacity:.1f} requests/s; goal: {goal}", flush=True)
         rates = (1.0, 2.0, self.options.times)
-        rows: list[dict[str, Any]] = []
-        memory = [_held(target.server)]
-        for seed, times in enumerate(rates * self.options.rounds):
-            requests = first(poisson(endless, times * capacity, seed), sys.maxsize, seconds)
-            before = target.server.usage()
-            run = await target.run(requests, is_open=True)
-            busy_s = target.server.usage()["server"].cpu_s - before["server"].cpu_s
-            rows.append(_overload_row(times, run, goal, seconds) | _cores(run, busy_s))
-            memory.append(_held(target.server))
-            print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
-        found = [statistics.median(row["goodput"] for row in rows if row["times"] == one) for one in rates]
-        share = found[-1] / max(found)
-        print(f"\ngoodput at {', '.join(f'{one:g}' for one in rates)} times capacity, medians: {found}")
-        print(f"at {rates[-1]:g} times over its peak: {share:.3f}")
-        print(f"MB held: {memory[0]} to {memory[-1]}\n")
-        return {"capacity": capacity, "goal": str(goal), "rows": rows, "share_of_peak": share, "mb": memory}
-
-
-def _overload_row(times: float, run: Run, goal: Goal, seconds: float) -> dict[str, Any]:
-    """Goodput while the load lasts, its beginning left out."""
-    begin_s, end_s = run.begin_s + SKIPPED * seconds, run.begin_s + seconds
-    rejections = Spread.of(1e3 * (t.end_s - t.sent_s) for t in run.timelines if t.is_rejected)
-    lateness = Spread.of(1e3 * (t.sent_s - t.planned_s) for t in run.timelines if t.planned_s is not None)
-    others = [t.error for t in run.timelines if t.error and not t.is_rejected]
-    answered = [t for t in run.timelines if not t.error]
-    return {
-        "times": times,
-        "goodput": round(good_between(run.timelines, goal, begin_s, end_s), 2),
-        "answered": len(answered),
-        "late_first_token": sum(not Goal(ttft=goal.ttft).is_met(t) for t in answered),
-        "late_others": sum(not Goal(tpot=goal.tpot).is_met(t) for t in answered),
-        "rejected": sum(t.is_rejected for t in run.timelines),
-        "retry_after": sum(bool(t.retry_after) for t in run.timelines),
-        "rejection_p50_ms": rejections and round(rejections.p50, 2),
-        "rejection_p99_ms": rejections and round(rejections.p99, 2),
-        "client_late_p99_ms": lateness and round(lateness.p99, 2),
-        "other_errors": len(others),
-    }
-
-
-def _cores(run: Run, server_s: float) -> dict[str, float]:
-    """How much of a core server and client took, which the engine could have had."""
-    return {
-        "server_cores": round(server_s / run.duration_s, 3),
-        "client_cores": round(run.cpu_s / run.duration_s, 3),
-    }
+        turns = in_turns(rates, self.options.rounds, seconds)
+        before, busy = _held(target.server), asyncio.create_task(cores(target.server, turns))
+        run = await target.run(arrivals(endless, turns, capacity), is_open=True)
+        rows = [row(turn, run, goal) | own for turn, own in zip(turns, await busy, strict=True)]
+        held = [before, _held(target.server)]
+        for own in rows:
+            print("  ".join(f"{name} {value}" for name, value in own.items()), flush=True)
+        found: dict[str, Any] = {"capacity": capacity, "goal": str(goal), "rows": rows, "mb": held}
+        for name in ("goodput", "tokens_per_s"):
+            means = [statistics.mean(own[name] for own in rows if own["times"] == one) for one in rates]
+            found[f"{name}_over_peak"] = means[-1] / max(means)
+            shown = ", ".join(f"{mean:.2f}" for mean in means)
+            print(f"\n{name} at {', '.join(f'{one:g}' for one in rates)} times capacity: {shown}")
+            print(f"at {rates[-1]:g} times over the peak: {found[f'{name}_over_peak']:.3f}")
+        print(f"MB held: {held[0]} to {held[-1]}\n")
+        return found
 
 
 def _held(server: ServerProcess) -> dict[str, float]:
@@ -260,8 +232,8 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--times", type=float, default=10.0, metavar="X", help="overload; default: 10")
     words = "of answers under overload, about (default: 32)"
     parser.add_argument("--output-tokens", type=int, default=32, metavar="N", help=words)
-    words = "of each rate of overload, a third of which is left out (default: 15)"
-    parser.add_argument("--seconds", type=float, default=15.0, metavar="S", help=words)
+    words = "of a turn of overload, a third of which is left out (default: 9)"
+    parser.add_argument("--seconds", type=float, default=9.0, metavar="S", help=words)
     parser.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="default: the engine's")
     parser.add_argument("--num-threads", type=int, metavar="N", help="default: the engine's")
     parser.add_argument("--work", type=Path, default=Path("~/.cache/quire-peers"), metavar="FOLDER")
