@@ -242,4 +242,4 @@ class Client:
         self.idle.clear()
 
 
-__all__ = ["BadReply", "Client", "Exchange", "Lost", "OnEnd", "OnEvent", "Reply"]
+__all__ = ["BadReply", "Client", "Lost", "OnEvent", "Reply"]
