@@ -11,6 +11,7 @@ import msgspec
 from starlette.requests import Request
 
 from quire.errors import RequestError
+from quire.server.errors import Refused
 
 MAX_BODY_BYTES = 32 << 20  # more is refused while it comes
 MAX_DEPTH = 64  # of lists and objects in each other
@@ -128,3 +129,8 @@ def _named(message: str) -> RequestError:
         return RequestError(f"{where[:80]} is missing", None, field[0] if field else missing[1])
     what = what.replace("`", "")
     return RequestError(f"{where[:80] or 'the body'}: {what[:1].lower()}{what[1:]}", None, field and field[0])
+
+
+def too_large() -> Refused:
+    """The answer to a body beyond the limit."""
+    return Refused(413, f"the body is larger than {MAX_BODY_BYTES:,} bytes")

@@ -21,6 +21,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from quire.server.body import MAX_BODY_BYTES, too_large
 from quire.server.errors import Refused, written
 
 MAX_HEAD_BYTES = 64 << 10
@@ -28,6 +29,8 @@ MAX_HEADERS = 128
 # A chunk costs the same however short it is: from MANY_CHUNKS on they must be of MIN_CHUNK_BYTES on average.
 MANY_CHUNKS = 2048
 MIN_CHUNK_BYTES = 64
+# Beside their data: sizes, ends, extensions, trailers. A quarter of the data comes on top.
+MAX_FRAMING_BYTES = 64 << 10
 RESERVED_FILES = 64  # descriptors that no connection may take
 _BOTH_IDLE = {h11.CLIENT: h11.IDLE, h11.SERVER: h11.IDLE}
 _LOG = logging.getLogger("quire.server.http")
@@ -38,32 +41,73 @@ class Parser(h11.Connection):
 
     refusal: Refused | None = None
     _num_chunks = 0
-    _num_bytes = 0
+    _num_bytes = 0  # of the body
+    _num_received = 0  # since the head
+    _is_chunked = False
+
+    def receive_data(self, data: bytes) -> None:
+        """As h11's."""
+        self._num_received += len(data)
+        super().receive_data(data)
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         """As h11's. Raises RemoteProtocolError for what is refused, too."""
         try:
             event = super().next_event()
         except h11.RemoteProtocolError as error:
-            large = error.error_status_hint == 431
-            self.refusal = _large_head() if large else Refused(400, "the request is not proper HTTP/1.1")
+            self.refusal = _improper(error)
             raise
         if isinstance(event, h11.Request):
-            self._num_chunks = self._num_bytes = 0
-            size = len(event.target) + sum(len(name) + len(value) + 4 for name, value in event.headers)
-            if size > MAX_HEAD_BYTES or len(event.headers) > MAX_HEADERS:
-                self._refuse(_large_head())
+            self._begin(event)
         elif isinstance(event, h11.Data):
             self._num_chunks += event.chunk_start
             self._num_bytes += len(event.data)
             if self._num_chunks > max(MANY_CHUNKS, self._num_bytes // MIN_CHUNK_BYTES):
                 hint = f"send chunks of at least {MIN_CHUNK_BYTES} bytes, or a Content-Length"
                 self._refuse(Refused(400, "the body comes in too many small chunks", hint))
+        elif isinstance(event, h11.EndOfMessage) and len(event.headers) > MAX_HEADERS:
+            self._refuse(_large_head())
+        if self._is_chunked and self.their_state is h11.SEND_BODY:
+            self._check_chunk(event)
         return event
+
+    def _begin(self, event: h11.Request) -> None:
+        """Check a head, and count from here."""
+        self._num_chunks = self._num_bytes = 0
+        self._num_received = len(self.trailing_data[0])
+        size = len(event.target) + sum(len(name) + len(value) + 4 for name, value in event.headers)
+        if size > MAX_HEAD_BYTES or len(event.headers) > MAX_HEADERS:
+            self._refuse(_large_head())
+        names = {name for name, _ in event.headers}
+        self._is_chunked = b"transfer-encoding" in names
+        if self._is_chunked and b"content-length" in names:
+            # A proxy may go by the one, we by the other: what one takes for a body is a request to the other.
+            hint = "send one of them"
+            self._refuse(Refused(400, "the request has both Content-Length and Transfer-Encoding", hint))
+
+    def _check_chunk(self, event: object) -> None:
+        """Bound what a chunk says of its size, and what comes beside data, once all data that came is out."""
+        # h11 tells nobody how much of a chunk is still to come, and takes up to 20 digits.
+        if self._num_bytes + getattr(self._reader, "_bytes_in_chunk", 0) > MAX_BODY_BYTES:
+            self._refuse(too_large())
+        framing = self._num_received - self._num_bytes
+        if event is h11.NEED_DATA and framing > MAX_FRAMING_BYTES + self._num_bytes // 4:
+            problem = "the chunks of the body bring too much beside their data"
+            self._refuse(Refused(400, problem, "leave out chunk extensions and trailers"))
 
     def _refuse(self, refusal: Refused) -> None:
         self.refusal = refusal
         raise h11.RemoteProtocolError(refusal.message, error_status_hint=refusal.status)
+
+
+def _improper(error: h11.RemoteProtocolError) -> Refused:
+    """What h11 refuses, in our words."""
+    if error.error_status_hint == 431:
+        return _large_head()
+    if error.error_status_hint == 501:
+        problem = "of transfer codings only chunked is taken, once"
+        return Refused(400, problem, "send Transfer-Encoding: chunked, or a Content-Length")
+    return Refused(400, "the request is not proper HTTP/1.1")
 
 
 def _large_head() -> Refused:

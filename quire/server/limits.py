@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire.config import ServerConfig
 from quire.errors import Overloaded
 from quire.server.auth import Hosts, Keys
-from quire.server.body import MAX_BODY_BYTES
+from quire.server.body import MAX_BODY_BYTES, too_large
 from quire.server.connection import MAX_HEAD_BYTES, Protocol, TurnAway
 from quire.server.errors import Refused, response_for
 from quire.server.logs import RequestLog
@@ -59,7 +59,7 @@ class Bodies:
             size += num_bytes
             self._num_uploading += num_bytes
             if size > MAX_BODY_BYTES:
-                raise _too_large()
+                raise too_large()
             if self._num_uploading > MAX_UPLOADS_BYTES:
                 raise Overloaded("too many large requests are on their way")
             if not message.get("more_body"):
@@ -88,16 +88,12 @@ def check_body(scope: Scope) -> Refused | None:
         return Refused(415, "compressed bodies are not taken", "send it without Content-Encoding")
     length = headers.get(b"content-length", b"0")
     if not length.isdigit() or int(length) > MAX_BODY_BYTES:
-        return _too_large()
+        return too_large()
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     empty = int(length) == 0 and b"transfer-encoding" not in headers
     if scope["method"] in ("POST", "PUT", "PATCH", "DELETE") and kind != b"application/json" and not empty:
         return Refused(415, "the body must be JSON", "send Content-Type: application/json")
     return None
-
-
-def _too_large() -> Refused:
-    return Refused(413, f"the body is larger than {MAX_BODY_BYTES:,} bytes")
 
 
 def wrap(app: ASGIApp, config: ServerConfig, keys: Iterable[str], metrics: Metrics) -> ASGIApp:
