@@ -98,8 +98,9 @@ def _is_news(record: logging.LogRecord) -> bool:
 class RequestLog:
     """Gives each request an id, and logs and counts it when it ends; turns exceptions into answers.
 
-    Endpoints may add to scope["state"], which is Starlette's request.state: `tokens`, of prompt and answer,
-    and `prompt` and `answer`, which are logged only where that was asked for.
+    Endpoints may add to scope["state"], which is Starlette's request.state: `tokens`, of prompt and answer;
+    `warnings`, which the response has as well; `prompt` and `answer`, which are logged only where that was
+    asked for.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, *, log_prompts: bool = False) -> None:
@@ -146,6 +147,8 @@ class RequestLog:
             fields |= {"prompt_tokens": tokens[0], "completion_tokens": tokens[1]}
         if self._log_prompts:
             fields |= {name: str(state[name])[:MAX_TEXT] for name in ("prompt", "answer") if name in state}
+        if warnings := state.get("warnings"):
+            fields["warnings"] = "; ".join(warnings)[:MAX_TEXT]
         fields["request_id"] = state["request_id"]
         level = logging.DEBUG if path in PROBES and status < 400 else logging.INFO
         _LOG.log(level, "request", extra={"fields": fields})

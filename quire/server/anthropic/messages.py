@@ -18,7 +18,7 @@ from quire.server.body import read
 from quire.server.errors import anthropic_body
 from quire.server.openai.blocks import CALL, REASONING, TEXT, Block, Blocks, Grown, Opened, Step, told_as
 from quire.server.openai.conversation import ChatRun, encoded, start_chat
-from quire.server.openai.protocol import warnings_of
+from quire.server.openai.protocol import warned
 from quire.server.openai.stream import EventStream, encode, named, pieces
 from quire.server.openapi import describes
 from quire.server.serving import Serving
@@ -53,7 +53,7 @@ async def create(request: Request) -> Response:
     with _told_as(asked):
         run = await start_chat(serving, task, request_id=message_id)
     message = Message(id=message_id, model=model, usage=_usage(run))
-    if warnings := warnings_of(unknown) + protocol.without_effect(asked):
+    if warnings := warned(request, unknown, task.warnings + protocol.without_effect(asked)):
         message.warnings = warnings
     if asked.stream:
         events = MessageStream(message, run, asked.max_tokens).events()

@@ -51,7 +51,7 @@ async def chat(request: Request) -> Response:
     with protocol.structure_named(asked):
         run = await start_chat(serving, task, request_id=request_id)
     head = head_of(serving, request_id, model)
-    warnings = protocol.warnings_of(unknown)
+    warnings = protocol.warned(request, unknown, task.warnings)
     if asked.stream:
         return EventStream(ChatStream(asked, run, head, warnings).events())
     return Response(await whole(asked, run, head, warnings), media_type="application/json")

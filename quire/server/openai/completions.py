@@ -68,7 +68,7 @@ async def completions(request: Request) -> Response:
     request_id = f"cmpl-{token_hex(12)}"
     with protocol.structure_named(asked):
         generation = await serving.generate(prompts, [params] * len(prompts), request_id=request_id)
-    head, warnings = head_of(serving, request_id, model), protocol.warnings_of(unknown)
+    head, warnings = head_of(serving, request_id, model), protocol.warned(request, unknown)
     run = CompletionRun(asked, serving.frontend, generation, echoes, head, warnings)
     if asked.stream:
         return EventStream(run.events())

@@ -46,7 +46,8 @@ class ChatTask:
 
     `messages` and `tools` are in the form that chat templates read. `tool_choice` is None, "auto", "none",
     "required" or {"name": ...}. `sampling` holds fields of SamplingParams by name; where max_tokens is not
-    given, an answer has all the room that the context leaves.
+    given, an answer has all the room that the context leaves. `warnings` says what of the request is left out
+    or done otherwise; whoever prepares the task may add to it.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -61,6 +62,7 @@ class ChatTask:
     include_reasoning: bool = True
     priority: int = 0
     cache_salt: str = ""
+    warnings: list[str] = field(default_factory=list)
 
 
 async def start_chat(serving: Serving, task: ChatTask, *, request_id: str) -> ChatRun:

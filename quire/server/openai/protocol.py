@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, defstruct
+from starlette.requests import Request
 
 from quire.errors import RequestError
 from quire.sampling_params import MAX_INT32, MAX_LOGPROBS, StructuredOutputsParams
@@ -338,9 +339,12 @@ def structure_named(asked: Generation) -> Iterator[None]:
         raise
 
 
-def warnings_of(unknown: Sequence[str]) -> list[str]:
-    """What a response says of fields that nothing here knows."""
+def warned(request: Request, unknown: Sequence[str], others: Sequence[str] = ()) -> list[str]:
+    """The warnings of a response: of fields that nothing here knows, then `others`. The log has them, too."""
     told = [f"unknown field {name[:MAX_NAME]!r} has no effect" for name in unknown[:MAX_WARNINGS]]
     if len(unknown) > MAX_WARNINGS:
         told.append(f"{len(unknown) - MAX_WARNINGS:,} more unknown fields have no effect")
+    told += others
+    if told:
+        request.state.warnings = told
     return told

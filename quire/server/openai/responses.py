@@ -60,7 +60,7 @@ async def create(request: Request) -> Response:
     response = _begun(asked, serving, params, response_id, model)
     sources = serving.frontend.chat_template.templates.values()
     idle = items.without_effect(asked, any("reasoning_effort" in source for source in sources))
-    if warnings := protocol.warnings_of(unknown) + idle:
+    if warnings := protocol.warned(request, unknown, task.warnings + idle):
         response.warnings = warnings
     shape = None if params.logprobs is None else ChatLogprobs(run.tokenizer, params.logprobs, False)
     told = Told(run.output.outputs[0], shape)
