@@ -36,6 +36,24 @@ class RequestError(QuireError, ValueError):
         self.code = code
 
 
+class ContextOverflow(RequestError):
+    """A prompt that leaves no room in the model's context for one token of output.
+
+    `size` is its length in words ("9008 tokens"); `what` is what its caller can shorten. Agents shorten
+    their conversations when they read the words of OpenAI's servers, or Anthropic's: those in `anthropic`.
+    """
+
+    def __init__(self, max_model_len: int, size: str, what: str = "prompt") -> None:
+        super().__init__(
+            f"This model's maximum context length is {max_model_len} tokens. However, your prompt has {size}."
+            f" Please reduce the length of the {what}.",
+            None,
+            what,
+            "context_length_exceeded",
+        )
+        self.anthropic = f"prompt is too long: {size} > {max_model_len - 1} maximum"
+
+
 class Overloaded(QuireError):
     """There is no room for a request now. `retry_after_s` is when to ask again, in seconds."""
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
 
-from quire.errors import RequestError, did_you_mean
+from quire.errors import ContextOverflow, RequestError, did_you_mean
 from quire.grammar.compiler import GrammarCompiler
 from quire.models import Model
 from quire.outputs import CompletionOutput, Logprob, Logprobs, RequestOutput
 from quire.sampling_params import SamplingParams, default_sampling_params
-from quire.text.chat import ChatTemplate, PromptText
+from quire.text.chat import MAX_CHARACTERS, ChatTemplate, LongConversation, PromptText
 from quire.text.detokenize import Detokenizer
 from quire.text.stop import StopStrings
 from quire.text.tokenizer import Tokenizer, find_tokenizer
@@ -32,6 +32,7 @@ UNTRUSTED = (
 
 MAX_LOGPROB_ENTRIES = 1 << 22  # that one request may ask for with logprobs=-1: about half a GB
 LONGEST_TOKEN = 256  # characters, in the vocabularies in use
+CHARACTERS_PER_TOKEN = 4  # of prose, about
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "trusted", "cache_salt", "tenant", "priority")
 
 
@@ -127,15 +128,15 @@ class Frontend:
                 raise RequestError(f"{key} = {value!r:.40} is of the wrong type", None, key)
         return Encoded(token_ids, text, **said)
 
-    def _check_length(self, text: str) -> None:
-        """Refuse at once what no tokenizer can bring to less than the context."""
+    def check_length(self, text: str, what: str = "prompt") -> None:
+        """Refuse at once what no tokenizer can bring to less than the context. `what` holds the text."""
         if len(text) > self.max_model_len * LONGEST_TOKEN:
-            problem = f"{len(text):,} characters exceed max_model_len = {self.max_model_len:,} tokens"
-            raise RequestError(problem, "shorten the prompt", "prompt", "context_length_exceeded")
+            num_tokens = -(-len(text) // LONGEST_TOKEN)
+            raise ContextOverflow(self.max_model_len, f"at least {num_tokens} tokens", what)
 
     def _encode_text(self, text: str, trusted: bool) -> tuple[int, ...]:
         tokenizer = self.need_tokenizer()
-        self._check_length(text)
+        self.check_length(text)
         if not trusted and not self._warned and (found := tokenizer.control_token_in(text)):
             self._warned = True
             _LOG.warning(UNTRUSTED, found)
@@ -154,14 +155,18 @@ class Frontend:
     ) -> Encoded:
         """A conversation as token ids. Text of users never becomes control tokens."""
         tokenizer = self.need_tokenizer()
-        rendered = self.chat_template.render(
-            messages,
-            tools,
-            add_generation_prompt,
-            chat_template_kwargs,
-            continue_final_message=continue_final_message,
-        )
-        self._check_length(rendered.text)
+        try:
+            rendered = self.chat_template.render(
+                messages,
+                tools,
+                add_generation_prompt,
+                chat_template_kwargs,
+                continue_final_message=continue_final_message,
+            )
+        except LongConversation:
+            size = f"about {MAX_CHARACTERS // CHARACTERS_PER_TOKEN} tokens or more"
+            raise ContextOverflow(self.max_model_len, size, "messages") from None
+        self.check_length(rendered.text, "messages")
         return Encoded(tuple(tokenizer.encode_segments(rendered.segments)), rendered.text)
 
     def request(

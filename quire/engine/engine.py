@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from quire.engine.scheduler import Scheduler
-from quire.errors import EngineDead, RequestError
+from quire.errors import ContextOverflow, EngineDead, RequestError
 from quire.types import NewRequest, Output, Record, Step, StepResult
 
 
@@ -140,13 +140,7 @@ class Room:
         if not token_ids:
             raise RequestError("the prompt is empty", "give at least one token", "prompt")
         if len(token_ids) >= self.max_model_len:
-            raise RequestError(
-                f"the prompt has {len(token_ids):,} tokens; with one token of output it exceeds "
-                f"max_model_len = {self.max_model_len:,}",
-                f"shorten the prompt to {self.max_model_len - 1:,} tokens or raise max_model_len",
-                "prompt",
-                "context_length_exceeded",
-            )
+            raise ContextOverflow(self.max_model_len, f"{len(token_ids)} tokens")
         limit = 1 << 32 if self.vocab_size is None else self.vocab_size
         low, high = min(token_ids), max(token_ids)
         if low < 0 or high >= limit:
@@ -164,9 +158,10 @@ class Room:
         if num_blocks > self.num_blocks:
             room = self.num_blocks * self.block_size
             raise RequestError(
-                f"{num_prompt:,} prompt tokens and up to {longest - num_prompt:,} of output exceed the KV "
-                f"cache, which has room for {room:,}",
-                "lower max_tokens, shorten the prompt or raise kv_cache_memory_bytes",
+                f"The KV cache has room for {room} tokens. However, you requested {longest} tokens "
+                f"({num_prompt} in the prompt, {longest - num_prompt} in the completion). "
+                "Please reduce the length of the prompt or completion.",
+                None,
                 "max_tokens" if num_prompt <= room else "prompt",
                 "context_length_exceeded",
             )

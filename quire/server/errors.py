@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from quire.errors import EngineDead, Overloaded, QuireError, RequestError
+from quire.errors import ContextOverflow, EngineDead, Overloaded, QuireError, RequestError
 
 UNEXPECTED = "the server failed at this request; its log says why"
 RESTART_S = 5  # when to ask again after the engine has died
@@ -157,7 +157,8 @@ def anthropic_body(error: BaseException) -> dict[str, Any]:
     type_ = _ANTHROPIC_TYPES.get(told.status, told.type)
     if type_ == "server_error":
         type_ = "api_error"
-    words: dict[str, Any] = {"type": type_, "message": told.message}
+    message = error.anthropic if isinstance(error, ContextOverflow) else told.message
+    words: dict[str, Any] = {"type": type_, "message": message}
     if told.code in _ANTHROPIC_CODES:
         words["details"] = {"error_code": told.code}
     return {"type": "error", "error": words}

@@ -27,6 +27,10 @@ _RESERVED = {
 _PROBE = "quireprobe"
 
 
+class LongConversation(RequestError):
+    """The messages have more than MAX_CHARACTERS; they were not rendered."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rendered:
     """A rendered conversation. Give `segments` to `Tokenizer.encode_segments`."""
@@ -281,7 +285,8 @@ def _measure(value: Any, param: str) -> None:
                 raise RequestError(f"{param} holds a {type(item).__name__}, which JSON has not", None, param)
             size += 1
         if size > MAX_CHARACTERS:
-            raise RequestError(f"{param} is longer than {MAX_CHARACTERS:,} characters", None, param)
+            kind = LongConversation if param == "messages" else RequestError
+            raise kind(f"{param} is longer than {MAX_CHARACTERS:,} characters", None, param)
         if not inner:
             return
         level = inner

@@ -52,7 +52,7 @@ def ask(name="a", prompt=(1, 2, 3), **params) -> NewRequest:
     ("request_", "message", "param"),
     [
         (ask(prompt=()), "the prompt is empty", "prompt"),
-        (ask(prompt=[1] * 32), "the prompt has 32 tokens", "prompt"),
+        (ask(prompt=[1] * 32), "your prompt has 32 tokens", "prompt"),
         (ask(prompt=[5, 100]), "token id 100 is not in the vocabulary", "prompt"),
         (ask(prompt=[-1]), "token id -1 is not in the vocabulary", "prompt"),
         (ask(name="open"), "'open' is in use", "request_id"),
@@ -70,14 +70,16 @@ def test_what_can_never_run_is_refused(request_, message, param):
 def test_an_over_long_prompt_says_lengths_and_what_to_do():
     with pytest.raises(RequestError) as caught:
         make_engine().add(ask(prompt=[1] * 40))
-    assert "40 tokens" in str(caught.value)
-    assert "max_model_len = 32" in str(caught.value)
-    assert "31 tokens or raise max_model_len" in str(caught.value)
+    assert str(caught.value) == (
+        "This model's maximum context length is 32 tokens. However, your prompt has 40 tokens. "
+        "Please reduce the length of the prompt."
+    )
+    assert caught.value.code == "context_length_exceeded"
 
 
 def test_what_exceeds_the_whole_cache_is_refused_and_what_fills_it_runs():
     engine = make_engine(num_blocks=4)
-    with pytest.raises(RequestError, match="exceed the KV cache, which has room for 16") as caught:
+    with pytest.raises(RequestError, match="room for 16 tokens. However, you requested 18 tokens") as caught:
         engine.add(ask(prompt=[1] * 10, max_tokens=8))
     assert caught.value.param == "max_tokens"
     with pytest.raises(RequestError) as caught:

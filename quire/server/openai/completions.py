@@ -132,6 +132,7 @@ def _encode_one(frontend: Frontend, prompt: str | int | list[int], add_special_t
     if isinstance(prompt, str):
         if add_special_tokens:
             return frontend.encode(prompt)
+        frontend.check_length(prompt)
         return Encoded(tuple(frontend.need_tokenizer().encode(prompt, add_special_tokens=False)), prompt)
     vocab_size = frontend.model.config.vocab_size
     if not all(type(i) is int and 0 <= i < vocab_size for i in prompt):

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from quire.errors import RequestError
+from quire.errors import ContextOverflow, RequestError
 from quire.frontend import Encoded, Frontend
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
@@ -92,7 +92,7 @@ def _prepare(
         params = replace(params, structured_outputs=_tried(frontend, grammar, task.tools))
     if dialect.needs_special_tokens and (task.tools or dialect.reasoning):
         params = replace(params, skip_special_tokens=False)
-    prompt = fitted(prompt, task.truncate_prompt_tokens, params, frontend)
+    prompt = fitted(prompt, task.truncate_prompt_tokens, params, frontend, "messages")
     check_size([prompt], params, frontend.model.config.vocab_size)
     prompt = replace(prompt, priority=task.priority, cache_salt=task.cache_salt)
     return prompt, params, [dialect.answer_parser(*asked, text) for _ in range(params.n)]
@@ -119,10 +119,13 @@ def encoded(frontend: Frontend, task: ChatTask) -> Encoded:
     )
 
 
-def fitted(prompt: Encoded, limit: int | None, params: SamplingParams, frontend: Frontend) -> Encoded:
+def fitted(
+    prompt: Encoded, limit: int | None, params: SamplingParams, frontend: Frontend, what: str = "prompt"
+) -> Encoded:
     """The last `limit` tokens of a prompt; -1: as many as leave room for the answer; None: all.
 
-    Raises RequestError when they exceed the context: before they are weighed against the queue.
+    Raises ContextOverflow when they exceed the context, before they are weighed against the queue. `what`
+    is what the caller can shorten.
     """
     num_tokens, room = len(prompt.token_ids), frontend.max_model_len
     if limit == -1:
@@ -130,8 +133,7 @@ def fitted(prompt: Encoded, limit: int | None, params: SamplingParams, frontend:
     if limit is not None and num_tokens > limit:
         prompt = replace(prompt, token_ids=prompt.token_ids[num_tokens - limit :], text=None)
     if len(prompt.token_ids) >= room:
-        problem = f"the prompt has {num_tokens:,} tokens; with one of output it exceeds {room:,}, the context"
-        raise RequestError(problem, "shorten the prompt", "prompt", "context_length_exceeded")
+        raise ContextOverflow(room, f"{len(prompt.token_ids)} tokens", what)
     return prompt
 
 
