@@ -1,18 +1,51 @@
-"""Typed errors. Each carries one clear message and, where possible, a hint that says what to do."""
+"""Typed errors. Each carries one clear message and, where possible, a hint that says what to do.
+
+Messages quote what strangers wrote: names in files, fields of requests. `quoted` shortens it where it enters
+a message, and every error escapes what could steer a terminal or hide text in one.
+"""
 
 from __future__ import annotations
 
 import difflib
+import re
+import reprlib
 from collections.abc import Iterable
+from typing import Any
+
+MAX_QUOTED = 100  # characters of a foreign value in a message
+MAX_MESSAGE = 4000  # and of a message in all
+
+# Control characters, those that turn or hide text, half surrogates
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = MAX_QUOTED
+
+
+def escape(text: str) -> str:
+    """A text as one line in which everything can be seen: unsafe characters as \\uXXXX."""
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def quoted(value: Any) -> str:
+    """The `repr` of a value that somebody else wrote, of at most MAX_QUOTED characters or a few more."""
+    text = _SHORT.repr(value)
+    return text if len(text) <= MAX_QUOTED + 10 else text[:MAX_QUOTED] + "..."
 
 
 class QuireError(Exception):
-    """Base of every error that Quire raises on purpose: a message for people and an optional hint."""
+    """Base of every error that Quire raises on purpose: a message for people and an optional hint.
+
+    Both are escaped, and cut where they are longer than anyone reads.
+    """
 
     def __init__(self, message: str, hint: str | None = None) -> None:
+        message = _shown(message)
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.hint = hint if hint is None else _shown(hint)
 
     def __str__(self) -> str:
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
@@ -73,7 +106,13 @@ class EngineDead(QuireError):
         self.retry = retry
 
 
+def _shown(text: str) -> str:
+    return escape(text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + "...")
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     """The hint for a mistyped name: the nearest known one, or None when nothing is near."""
+    if len(name) > MAX_QUOTED:
+        return None
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"did you mean {near[0]!r}?" if near else None

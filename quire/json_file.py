@@ -8,27 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import ConfigError
+from quire.regular_file import read_limited
 
 LIMIT_BYTES = 64 << 20
 _AGAIN = "the file is damaged or incomplete: fetch it again"
 
 
 def read_json(path: Path, limit_bytes: int = LIMIT_BYTES) -> dict[str, Any]:
-    """The object in a JSON file. Raises ConfigError: missing, too large, not JSON, not an object."""
+    """The object in a JSON file. Raises ConfigError: no regular file, too large, not JSON, not an object."""
     return parse_object(read_limited(path, limit_bytes), str(path))
-
-
-def read_limited(path: Path, limit_bytes: int) -> bytes:
-    """The bytes of a file. Raises ConfigError: missing, too large."""
-    try:
-        size = path.stat().st_size
-        if size > limit_bytes:
-            raise ConfigError(f"{path}: {size:,} bytes are too many for this file (limit {limit_bytes:,})")
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def parse_object(text: bytes, where: str, decode: Callable[[bytes], Any] | None = None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from quire.cli.chosen import in_words
 from quire.cli.options import add_engine_flags, add_server_flags, engine_options, server_options
 from quire.cli.terminal import bold, note, shortened
+from quire.errors import escape
 
 if TYPE_CHECKING:
     from quire.server.serving import Serving
@@ -78,7 +79,7 @@ def _show_ready(serving: Serving, url: str) -> None:
         _LOG.info("ready", extra={"fields": fields})
         return
     said = in_words({name: value for name, value in chosen.items() if name != "model"})
-    print(f"{bold('quire serves')} {', '.join(serving.names)} {bold('at')} {url}/v1")
+    print(f"{bold('quire serves')} {escape(', '.join(serving.names))} {bold('at')} {url}/v1")
     print(textwrap.fill(" · ".join(said), WIDTH, initial_indent="  ", subsequent_indent="  "))
     print(CURL.format(url=url, model=serving.names[0], key=KEY if serving.keyed else ""), flush=True)
     if not (serving.keyed or is_loopback(serving.config.host)):

@@ -8,6 +8,8 @@ import os
 import sys
 from typing import TextIO
 
+from quire.errors import escape
+
 _PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
 _PICTURES |= {0x7F: 0x2421, **dict.fromkeys(range(0x80, 0xA0), 0xFFFD)}
 _DIM, _BOLD, _PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[0m"
@@ -44,13 +46,14 @@ def settle_notes() -> None:
 def note(text: str) -> None:
     """A line about the answer, not of it: to standard error, dim in a terminal. Lost if none can be had."""
     with contextlib.suppress(OSError):
-        print(_styled(text, _DIM, sys.stderr), file=sys.stderr, flush=True)
+        print(_styled(escape(text), _DIM, sys.stderr), file=sys.stderr, flush=True)
 
 
 def complain(message: str, hint: str | None = None) -> None:
-    """An error, and what to do about it, to standard error."""
+    """An error, and what to do about it, to standard error: a line each, whatever they quote."""
+    said = f"error: {escape(message)}" + (f"\nhint: {escape(hint)}" if hint else "")
     with contextlib.suppress(OSError):
-        print(f"error: {message}" + (f"\nhint: {hint}" if hint else ""), file=sys.stderr, flush=True)
+        print(said, file=sys.stderr, flush=True)
 
 
 def bold(text: str) -> str:

@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.errors import QuireError
+from quire.errors import QuireError, escape
 from quire.server.errors import response_for
 from quire.server.metrics import Metrics
 
@@ -30,18 +30,8 @@ MAX_TEXT = 2000  # characters of a prompt or an answer that are logged
 PROBES = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/metrics"})
 _LOG = logging.getLogger("quire.server.http")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
-# Control characters, those that turn or hide text, half surrogates
-_UNSAFE = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
-    "\ud800-\udfff\U000e0000-\U000e007f]"
-)
 # Of uvicorn, about what was logged here already
 _TOLD = ("Invalid HTTP request", "Exception in ASGI", "ASGI callable returned without")
-
-
-def escape(text: str) -> str:
-    """A text as one line in which everything can be seen: unsafe characters as \\uXXXX."""
-    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 class LineFormatter(logging.Formatter):

@@ -10,14 +10,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from quire.errors import ConfigError, RequestError
+from quire.errors import ConfigError, RequestError, quoted
 from quire.json_file import read_json
+from quire.regular_file import present, read_limited
 from quire.text.sandbox import Sandbox, Segment
 
 MAX_MESSAGES = 8192
 MAX_CHARACTERS = 8 << 20
 MAX_NESTING = 64
 MAX_TEMPLATE_BYTES = 1 << 20
+MAX_TEMPLATES = 64  # of one model
 
 # Names that the caller's chat_template_kwargs may not give: they are decided elsewhere.
 _RESERVED = {
@@ -296,26 +298,47 @@ def _measure(value: Any, param: str) -> None:
 def _read_templates(folder: Path) -> dict[str, str]:
     """The templates of a checkpoint by name, from the places where they are kept."""
     path = folder / "chat_template.jinja"
-    if path.is_file():
-        extra = (folder / "additional_chat_templates").glob("*.jinja")
-        return {"default": _read_text(path)} | {other.stem: _read_text(other) for other in sorted(extra)}
+    if present(path):
+        return {"default": _read_text(path)} | {p.stem: _read_text(p) for p in _additional(folder)}
     found: Any = None
     for name in ("chat_template.json", "tokenizer_config.json"):
-        if found is None and (folder / name).is_file():
+        if found is None and present(folder / name):
             found = read_json(folder / name).get("chat_template")
     if isinstance(found, list) and all(isinstance(entry, dict) for entry in found):
-        found = {str(entry.get("name")): entry.get("template") for entry in found}
+        named = {str(entry.get("name")): entry.get("template") for entry in found}
+        if len(named) < len(found):
+            raise ConfigError(f"{folder}: two chat templates have one name", "remove one of them")
+        found = named
     templates = found if isinstance(found, dict) else {"default": found} if found else {}
+    _check_number(folder, len(templates))
     for name, source in templates.items():
         if not isinstance(source, str) or len(source) > MAX_TEMPLATE_BYTES:
-            raise ConfigError(f"{folder}: the chat template {name!r} is not a text of at most 1 MiB")
+            raise ConfigError(f"{folder}: the chat template {quoted(name)} is not a text of at most 1 MiB")
     return templates
+
+
+def _additional(folder: Path) -> list[Path]:
+    """The templates beside the default one: *.jinja of the folder that transformers writes them to."""
+    beside = folder / "additional_chat_templates"
+    if not present(beside):
+        return []
+    try:
+        found = sorted(path for path in beside.iterdir() if path.suffix == ".jinja")
+    except OSError as error:
+        raise ConfigError(f"{beside}: cannot be read: {error.strerror}") from None
+    _check_number(beside, len(found))
+    return found
+
+
+def _check_number(where: Path, number: int) -> None:
+    if number > MAX_TEMPLATES:
+        raise ConfigError(f"{where}: {number:,} chat templates are more than {MAX_TEMPLATES}")
 
 
 def _read_text(path: Path) -> str:
     try:
-        if path.stat().st_size <= MAX_TEMPLATE_BYTES:
-            return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
-    raise ConfigError(f"{path} is larger than 1 MiB", "is it really a chat template?")
+        return read_limited(path, MAX_TEMPLATE_BYTES).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: not UTF-8 (byte {error.start:,})", "is it really a chat template?"
+        ) from None

@@ -9,6 +9,7 @@ from typing import Any
 
 from quire.errors import ConfigError, RequestError
 from quire.json_file import read_json
+from quire.regular_file import present
 from quire.text.characters import (
     ByteFallbackTokens,
     ByteLevelTokens,
@@ -57,7 +58,7 @@ class Tokenizer:
         """Read tokenizer.json, and tokenizer_config.json if there is one. Raises ConfigError."""
         folder = Path(folder)
         path = folder / "tokenizer.json"
-        if not path.is_file():
+        if not present(path):
             raise ConfigError(f"{folder} has no tokenizer.json", _missing_hint(folder))
         return cls(load_vocabulary(path), _read_config(folder))
 
@@ -212,7 +213,7 @@ class Tokenizer:
 def find_tokenizer(folder: str | Path) -> Tokenizer | None:
     """The tokenizer of a checkpoint; None for one that has none at all (it is served by token ids)."""
     folder = Path(folder)
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+    if not any(present(folder / name) for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         return None
     return Tokenizer.from_folder(folder)
 
@@ -235,7 +236,7 @@ def _pattern(vocabulary: Vocabulary) -> re.Pattern[str] | None:
 
 
 def _missing_hint(folder: Path) -> str:
-    if (folder / "tokenizer.model").is_file() or (folder / "vocab.json").is_file():
+    if present(folder / "tokenizer.model") or present(folder / "vocab.json"):
         return (
             "make one with transformers: "
             f"AutoTokenizer.from_pretrained({str(folder)!r}, use_fast=True).save_pretrained({str(folder)!r})"
@@ -247,7 +248,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     """tokenizer_config.json over special_tokens_map.json; both are optional."""
     config: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        if (folder / name).is_file():
+        if present(folder / name):
             found = read_json(folder / name)
             config |= {key: value for key, value in found.items() if value is not None}
     return config

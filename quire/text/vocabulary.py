@@ -19,7 +19,8 @@ import msgspec
 import tokenizers
 
 from quire.errors import ConfigError
-from quire.json_file import parse_object, read_limited
+from quire.json_file import parse_object
+from quire.regular_file import read_limited
 
 LIMIT_BYTES = 128 << 20  # the largest published vocabularies take some 35 MB
 

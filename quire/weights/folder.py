@@ -11,6 +11,7 @@ from typing import Any
 
 from quire.errors import ConfigError
 from quire.json_file import read_json
+from quire.regular_file import present
 from quire.weights.safetensors import INDEX_NAME, Checkpoint, read_index, weight_files
 
 _CONFIG_LIMIT_BYTES = 8 << 20  # a config with the ids and labels of a large vocabulary still fits
@@ -34,10 +35,10 @@ class ModelFolder:
         Raises ConfigError: missing, too large, not a JSON object.
         """
         path = self.path / "config.json"
-        if not path.exists():
+        if not present(path):
             raise ConfigError(f"{path}: no such file", "a model folder holds config.json")
         config, beside = read_json(path, _CONFIG_LIMIT_BYTES), self.path / "hf_quant_config.json"
-        if not config.get("quantization_config") and beside.exists():  # as NVIDIA's ModelOpt writes it
+        if not config.get("quantization_config") and present(beside):  # as NVIDIA's ModelOpt writes it
             stated = read_json(beside, _CONFIG_LIMIT_BYTES).get("quantization")
             if isinstance(stated, dict) and (method := stated.get("quant_algo")):
                 config["quantization_config"] = {**stated, "quant_method": method}
@@ -46,19 +47,19 @@ class ModelFolder:
     def generation_config(self) -> dict[str, Any]:
         """generation_config.json, or nothing where the model has none."""
         path = self.path / "generation_config.json"
-        return read_json(path, _CONFIG_LIMIT_BYTES) if path.exists() else {}
+        return read_json(path, _CONFIG_LIMIT_BYTES) if present(path) else {}
 
     @property
     def has_weights(self) -> bool:
         """Whether all of them are here. What the model is, its small files say without them."""
-        if self.weights.is_file():
-            return True
+        if self.weights != self.path:
+            return present(self.weights)
         try:
             (chosen,) = weight_files([file.name for file in self.path.iterdir()], str(self.path))
             shards = read_index(self.path / chosen).values() if chosen == INDEX_NAME else (chosen,)
         except (ConfigError, OSError):
             return False
-        return all((self.path / shard).is_file() for shard in set(shards))
+        return all(present(self.path / shard) for shard in set(shards))
 
     def checkpoint(self) -> Checkpoint:
         """The weights by name; headers only. Raises ConfigError."""

@@ -20,6 +20,7 @@ import numpy as np
 from quire.errors import ConfigError
 from quire.json_file import parse_object, read_json
 from quire.quantize.kinds import DTYPES, Array
+from quire.regular_file import open_regular
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -112,7 +113,7 @@ class Checkpoint(Mapping[str, Entry]):
     def _map(self, file: Path) -> mmap.mmap:
         if file not in self._maps:
             try:
-                with file.open("rb") as opened:
+                with open_regular(file) as opened:
                     self._maps[file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
             except (OSError, ValueError) as error:
                 raise ConfigError(f"{file}: cannot be mapped: {error}") from error
@@ -166,7 +167,7 @@ def read_index(path: Path) -> dict[str, str]:
 def read_header(path: Path) -> dict[str, Entry]:
     """The tensors of one file, checked against its size. Raises ConfigError for a header that lies."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = file.seek(0, 2)
             file.seek(0)
             length = int.from_bytes(file.read(8), "little")

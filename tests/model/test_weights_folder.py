@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from quire.config import EngineConfig
 from quire.errors import ConfigError
 from quire.models import read_model
 from quire.weights.folder import ModelFolder
+from quire.weights.safetensors import INDEX_NAME
 
 
 def test_config_files(tmp_path: Path) -> None:
@@ -112,3 +114,28 @@ def test_an_interrupted_download_can_be_described(tmp_path: Path) -> None:
     assert {str(storage) for storage in facts.storage.values()} == {"f16"}
     with pytest.raises(ConfigError, match=r"2\.safetensors: no such file"):
         describe(EngineConfig(model=str(tmp_path)))
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "hf_quant_config.json"])
+def test_a_pipe_is_no_config(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["llama"]))
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    model = ModelFolder.at(tmp_path)
+    with pytest.raises(ConfigError, match=f"{name}: cannot be read: it is a pipe, not a file"):
+        _ = (model.config(), model.generation_config())
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", INDEX_NAME, "1.safetensors"])
+def test_a_pipe_holds_no_weights(tmp_path: Path, name: str) -> None:
+    """Not even where weights may be missing: they are there, and are none."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["llama"]))
+    if name == "1.safetensors":
+        (tmp_path / INDEX_NAME).write_text(json.dumps({"weight_map": {"a": name}}))
+    os.mkfifo(tmp_path / name)
+    model = ModelFolder.at(tmp_path)
+    with pytest.raises(ConfigError, match=f"{name}: cannot be read: it is a pipe, not a file"):
+        model.checkpoint()
+    if name != INDEX_NAME:
+        with pytest.raises(ConfigError, match=f"{name}: cannot be read: it is a pipe, not a file"):
+            describe(EngineConfig(model=str(tmp_path)), weights=False)

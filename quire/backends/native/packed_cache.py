@@ -33,6 +33,7 @@ from quire.backends.native import _core
 from quire.config import cache_folder
 from quire.errors import ConfigError
 from quire.json_file import parse_object
+from quire.regular_file import open_regular
 
 LIMIT_BYTES = 20_000_000_000  # of all files, if a quarter of what the disk has for them is not less
 LEAST_BYTES = 16_000_000  # packing less takes no time worth a file
@@ -213,7 +214,7 @@ class Draft:
 
 def read_entry(path: Path) -> Entry:
     """What a file says about itself. Raises Damaged, OSError."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         status = os.fstat(file.fileno())
         tail_at = status.st_size - _TAIL_BYTES
         tail = os.pread(file.fileno(), _TAIL_BYTES, max(tail_at, 0))
@@ -238,7 +239,7 @@ def read_entry(path: Path) -> Entry:
 def read_checked(entry: Entry, mapper: Mapper, progress: Progress | None = None) -> Bytes:
     """Read the packed bytes of a file and check each of them. Raises Damaged, OSError."""
     data = allocate(entry.nbytes)
-    with entry.path.open("rb") as file:
+    with open_regular(entry.path) as file:
 
         def work(number: int) -> int:
             if _read(file.fileno(), data, number) != entry.sums[number]:

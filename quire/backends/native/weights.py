@@ -25,6 +25,7 @@ from quire.backends.native.packed_cache import Bytes, Draft, PackedCache, alloca
 from quire.program.program import Program, WeightSpec
 from quire.quantize.kinds import Array, Floats, to_float32
 from quire.quantize.round_to_nearest import FACTORS, STEPS, kind_of, quantize
+from quire.regular_file import open_regular
 from quire.weights.load import Progress, canonical, check, stored_kind, whole
 from quire.weights.safetensors import Checkpoint
 
@@ -92,7 +93,7 @@ def packing_key(checkpoint: Checkpoint, layout: Layout, quantization: str | None
     found = hashlib.blake2b(digest_size=20)
     for path in sorted({file.resolve() for file in {entry.file for entry in checkpoint.values()}}):
         status = path.stat()
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             header = file.read(int.from_bytes(file.read(8), "little"))
         found.update(repr((str(path), status.st_size, status.st_mtime_ns)).encode())
         found.update(hashlib.blake2b(header).digest())

@@ -1,0 +1,64 @@
+"""Files of a model folder, opened only where they are regular files and read with a limit.
+
+What stands under a known name may as well be a folder, a device that never ends, a pipe that nobody writes
+to, or a link that leads nowhere: each is an error that says so, at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from quire.errors import ConfigError
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def present(path: Path) -> bool:
+    """Whether anything has this name, be it a broken link. What is present is read, or an error."""
+    return os.path.lexists(path)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading. Raises OSError, also for what is no regular file; never waits for one."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        raise _not_regular(path, stat.S_IFSOCK) from None
+    mode = os.fstat(file).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(file)
+        raise _not_regular(path, mode)
+    return open(file, "rb")
+
+
+def read_limited(path: Path, limit_bytes: int) -> bytes:
+    """The bytes of a file. Raises ConfigError: missing, no regular file, too large."""
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            text = file.read(limit_bytes + 1) if size <= limit_bytes else b""
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    if max(size, len(text)) > limit_bytes:
+        size = max(size, len(text))
+        raise ConfigError(f"{path}: {size:,} bytes are too many for this file (limit {limit_bytes:,})")
+    return text
+
+
+def _not_regular(path: Path, mode: int) -> OSError:
+    kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+    return OSError(errno.EINVAL, f"it is {kind}, not a file", str(path))
