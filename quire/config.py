@@ -112,7 +112,10 @@ class ServerConfig:
     host: str = _option("127.0.0.1", "address to listen at; 0.0.0.0 is every network of this machine")
     port: int = _option(8000, "port to listen at; 0 takes a free one", low=0, high=65535)
     served_model_name: tuple[str, ...] = _option(
-        (), "name that clients call the model by (default: its own); may be given several times", many=True
+        (),
+        "name that clients call the model by (default: its own); may be given several times; '*' in it "
+        "stands for any characters: 'claude-*' serves every name that begins so, '*' any name",
+        many=True,
     )
     api_key_file: str | None = _option(
         None, "file with one API key a line; QUIRE_API_KEY in the environment holds another"

@@ -79,7 +79,8 @@ def _show_ready(serving: Serving, url: str) -> None:
         _LOG.info("ready", extra={"fields": fields})
         return
     said = in_words({name: value for name, value in chosen.items() if name != "model"})
-    print(f"{bold('quire serves')} {escape(', '.join(serving.names))} {bold('at')} {url}/v1")
+    names = escape(", ".join((*serving.names, *serving.patterns)))
+    print(f"{bold('quire serves')} {names} {bold('at')} {url}/v1")
     print(textwrap.fill(" · ".join(said), WIDTH, initial_indent="  ", subsequent_indent="  "))
     print(CURL.format(url=url, model=serving.names[0], key=KEY if serving.keyed else ""), flush=True)
     if not (serving.keyed or is_loopback(serving.config.host)):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple, ParamSpec, TypeVar
 
@@ -30,6 +31,7 @@ NUM_TEXT_THREADS = 4  # tokenizers and grammars compute outside Python's lock
 MANY_TOKENS = 1 << 15  # of prompts: so many are not looked at on the event loop
 MANY_PROMPTS = SUBMITTED_AT_ONCE = 32
 MAX_RETRY_AFTER_S = 60
+MAX_MODEL_NAME = 256  # characters of a name that only a pattern serves; answers repeat it
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -90,17 +92,24 @@ class Serving:
         weights = chosen.get("weights", "").replace("as stored", "stored")
         return f"quire-{__version__}-{arithmetic}-{weights}-{chosen.get('kv_cache_dtype', '')}"
 
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """What stands for names that are served beside `names`: see ServerConfig.served_model_name."""
+        return tuple(name for name in self.config.served_model_name if _is_pattern(name))
+
     def problem(self) -> str | None:
         """Why no request can be served now, or None."""
         return "the server is shutting down" if self.draining else self.engine.healthy(time.monotonic())
 
     def check_model(self, name: str | None) -> str:
-        """The name that an answer bears. Raises NotFound for a model that is not served."""
+        """The name that an answer bears, that which was asked for. Raises NotFound where it is not served."""
         if name is None or name in self.names:
             return name or self.names[0]
+        if 0 < len(name) <= MAX_MODEL_NAME and any(_matches(name, pattern) for pattern in self.patterns):
+            return name
         raise NotFound(
             f"model {name[:200]!r} is not served here",
-            f"served are {', '.join(self.names)}",
+            f"served are {', '.join((*self.names, *self.patterns))}",
             "model",
             "model_not_found",
         )
@@ -204,8 +213,20 @@ class Serving:
 
 
 def served_names(config: ServerConfig, model: str) -> tuple[str, ...]:
-    """What clients call the model: as they were told, or by its id, or by the name of its folder."""
-    if config.served_model_name:
-        return config.served_model_name
+    """What clients call the model: as they were told, or by its id, or by the name of its folder.
+
+    Patterns are no names: where nothing else is given, the model's own name is served beside them.
+    """
+    if names := tuple(name for name in config.served_model_name if not _is_pattern(name)):
+        return names
     path = Path(model).expanduser()
     return (path.resolve().name if path.exists() and model != "demo" else model,)
+
+
+def _is_pattern(name: str) -> bool:
+    return "*" in name
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """In a pattern, * stands for any characters, and all others for themselves."""
+    return fnmatchcase(name, pattern.replace("[", "[[]").replace("?", "[?]"))

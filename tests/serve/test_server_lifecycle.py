@@ -281,7 +281,8 @@ def test_the_only_tcp_socket() -> None:
 
 
 def test_names_keys_and_the_first_lines() -> None:
-    flags = ("--served-model-name", "one", "--served-model-name", "two/three")
+    given = ("one", "two/three", "claude-*")
+    flags = [word for name in given for word in ("--served-model-name", name)]
     with running(*flags, QUIRE_API_KEY="sesame") as server:
         assert "sesame" not in server.log
         assert f"curl {server.url}/v1/chat/completions" in server.log
@@ -293,6 +294,10 @@ def test_names_keys_and_the_first_lines() -> None:
             client.headers["Authorization"] = "Bearer sesame"
             assert [card["id"] for card in client.get("/v1/models").json()["data"]] == ["one", "two/three"]
             assert client.get("/v1/models/two/three").json()["id"] == "two/three"
+            assert client.get("/v1/models/claude-x").json()["id"] == "claude-x"
+            body = {"model": "claude-y", "prompt": "Hi", "max_tokens": 1}
+            assert client.post("/v1/completions", json=body).json()["model"] == "claude-y"
+            assert client.post("/v1/completions", json=body | {"model": "gpt"}).status_code == 404
             assert client.get("/openapi.json").json()["security"] == [{"key": []}]
             assert "sesame" not in client.get("/server_info").text
 
