@@ -249,6 +249,7 @@ class RequestReader:
         self.request = request
         self._tokenizer = tokenizer
         self._choices = [_ChoiceReader(request, i, tokenizer) for i in range(request.params.n)]
+        self._repeated = self._choices[1:] if request.params.num_sequences < request.params.n else ()
         self.output = RequestOutput(
             request.request_id, prompt, list(request.prompt_token_ids), [c.output for c in self._choices]
         )
@@ -262,6 +263,8 @@ class RequestReader:
             self.output.prompt_logprobs = [None, *named]
         self.output.num_cached_tokens = max(self.output.num_cached_tokens, output.num_cached_tokens)
         stopped = self._choices[output.choice].push(output)
+        for same in self._repeated:
+            same.push(output)
         if output.finish_reason is not None:
             self.output.finished = all(c.output.finish_reason for c in self._choices)
             self.output.metrics = output.metrics

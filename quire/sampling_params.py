@@ -310,13 +310,16 @@ class SamplingParams:
         """Check what concerns several fields."""
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise _refuse("min_tokens", "", f"at most max_tokens = {self.max_tokens:,}", self.min_tokens)
-        if self.n > 1 and self.temperature == 0:
-            raise _refuse("n", "", "1 when temperature is 0: every choice would be the same", self.n)
         if self.stop and not self.detokenize:
             raise RequestError("stop needs the text: it must be empty when detokenize is False", param="stop")
         if self.structured_outputs is not None and self.ignore_eos:
             problem = "ignore_eos must be False with structured_outputs: a structure has an end"
             raise RequestError(problem, param="ignore_eos")
+
+    @property
+    def num_sequences(self) -> int:
+        """Choices that are computed: one where temperature is 0, as all `n` are the same to the bit."""
+        return 1 if self.temperature == 0 else self.n
 
     @classmethod
     def from_dict(

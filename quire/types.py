@@ -19,6 +19,8 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 class NewRequest:
     """What one caller asked, in token ids. `params.n` choices are generated from one prompt.
 
+    Of these, `params.num_sequences` are computed; outputs of one that is computed for all stand for all.
+
     `eos_token_ids` end a choice unless `params.ignore_eos`. `cache_salt` keeps the prefix cache of one
     tenant apart from another's. `context_variant` names the set of rope frequencies that the request's
     longest possible context asks for (0 unless the model scales rope by length); it too salts the cache.

@@ -44,11 +44,12 @@ class OpenRequest:
             end_token_ids=eos_token_ids.union(params.stop_token_ids),
             # Under a grammar the device gives an end token early only where nothing else can follow.
             min_known=num_prompt + (0 if new.grammar else params.min_tokens),
-            num_open=params.n,
+            num_open=params.num_sequences,
             lacks_prompt_logprobs=params.prompt_logprobs is not None and num_prompt > 1,
             owes_prompt_logprobs=params.prompt_logprobs is not None and num_prompt > 1,
         )
-        request.choices = tuple(Choice(request, i, num_prompt, num_prompt) for i in range(params.n))
+        indices = range(params.num_sequences)
+        request.choices = tuple(Choice(request, i, num_prompt, num_prompt) for i in indices)
         request.followers = dict.fromkeys(request.choices[1:])
         return request
 

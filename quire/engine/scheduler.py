@@ -114,7 +114,7 @@ class Scheduler:
             raise ValueError(f"request {new.request_id!r} is open already")
         request = OpenRequest.of(new, self.max_model_len, self._private)
         self._requests[new.request_id] = request
-        self._num_open += new.params.n
+        self._num_open += new.params.num_sequences
         self._queue.push(request.choices[0])
 
     def abort(self, request_id: str, now: float, choice: int | None = None) -> list[Output]:

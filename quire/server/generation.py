@@ -171,7 +171,7 @@ class Generation:
         news: asyncio.Queue[tuple[int, list[Output] | BaseException]] = asyncio.Queue()
 
         async def pump(index: int, part: Part) -> None:
-            num_open = part.reader.request.params.n
+            num_open = part.reader.request.params.num_sequences
             try:
                 while num_open:
                     outputs = await part.stream.get()

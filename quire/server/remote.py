@@ -67,7 +67,7 @@ class RemoteEngine:
         if request.request_id in self._open:
             hint = "give every open request its own id"
             raise RequestError(f"request id {request.request_id!r} is in use", hint, "request_id")
-        inbox = Inbox(request, num_open=request.params.n)
+        inbox = Inbox(request, num_open=request.params.num_sequences)
         self._send(inbox)
         return Stream(self, inbox)
 
@@ -277,7 +277,7 @@ class RemoteEngine:
                 self._drop(inbox, EngineDead(cause, "the engine is started again: send the request again"))
             else:
                 inbox.sent = False
-                inbox.outputs, inbox.num_open = [], inbox.request.params.n
+                inbox.outputs, inbox.num_open = [], inbox.request.params.num_sequences
         self.status.take_death()
 
     def _fail_all(self, cause: str) -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,24 @@ def test_a_prompt_that_cannot_run_is_refused(llm: LLM, prompt: Any, message: str
         return
     with pytest.raises(RequestError, match=message):
         ask(llm, prompt)
+
+
+def test_greedy_choices_are_computed_once(llm: LLM) -> None:
+    params = {"temperature": 0, "max_tokens": 30, "logprobs": 2, "prompt_logprobs": 0, "stop": ["lived"]}
+    prompt = "Once upon a time"
+    alone = ask(llm, prompt, SamplingParams(**params))
+    several = ask(llm, prompt, SamplingParams(n=3, **params))
+    assert several.prompt_logprobs == alone.prompt_logprobs
+    assert [choice.index for choice in several.outputs] == [0, 1, 2]
+    assert alone.outputs[0].text
+    for choice in several.outputs:
+        assert replace(choice, index=0, metrics=None) == replace(alone.outputs[0], metrics=None)
+    assert several.outputs[0].token_ids is not several.outputs[1].token_ids
+    steps = list(llm.engine.records)[-len(alone.outputs[0].token_ids) :]
+    assert {step.num_rows for step in steps} == {1}
+    streamed = list(llm.stream(prompt, SamplingParams(n=2, temperature=0, max_tokens=5)))[-1]
+    assert streamed.finished
+    assert streamed.outputs[0].text == streamed.outputs[1].text
 
 
 def test_one_refusal_runs_none(llm: LLM) -> None:

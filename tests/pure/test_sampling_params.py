@@ -250,12 +250,13 @@ def test_fields_that_contradict_each_other():
     for values, name in [
         ({"min_tokens": 17}, "min_tokens"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
-        ({"n": 2, "temperature": 0}, "n"),
         ({"stop": "x", "detokenize": False}, "stop"),
     ]:
         with pytest.raises(RequestError) as caught:
             SamplingParams(**values)
         assert caught.value.param == name
+    assert SamplingParams(n=2, temperature=0).num_sequences == 1
+    assert SamplingParams(n=2, temperature=0.1).num_sequences == 2
     SamplingParams(min_tokens=16)
     SamplingParams(min_tokens=10**6, max_tokens=None)
     with pytest.raises(RequestError, match="min_tokens"):  # as when None is filled in later

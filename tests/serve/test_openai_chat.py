@@ -61,6 +61,17 @@ def test_stream_response_and_llm_are_equal(client: httpx.Client, llm: LLM) -> No
             assert [e["logprob"] for e in entry["top_logprobs"]] == [p.logprob for p in top]
 
 
+@pytest.mark.parametrize("stop", [[], ["lived", " the"]])
+def test_greedy_choices_are_equal(client: httpx.Client, stop: list[str]) -> None:
+    asked = {"temperature": 0, "max_tokens": 40, "logprobs": True, "return_token_ids": True, "stop": stop}
+    alone = chat(client, **asked)
+    whole = chat(client, n=3, **asked)
+    assert whole["choices"] == [alone["choices"][0] | {"index": index} for index in range(3)]
+    assert whole["usage"]["completion_tokens"] == 3 * alone["usage"]["completion_tokens"]
+    assert whole["usage"]["prompt_tokens"] == alone["usage"]["prompt_tokens"]
+    assert joined_chat(chunks(client, CHAT, messages=MESSAGES, n=3, **asked)) == whole["choices"]
+
+
 def test_choices_of_a_stream_are_interleaved(client: httpx.Client) -> None:
     found = chunks(client, CHAT, messages=MESSAGES, n=4, max_tokens=100, ignore_eos=True, **SAMPLED)
     order = [choice["index"] for choice in choices(found)]
@@ -306,7 +317,6 @@ def test_what_asks_for_nothing_is_taken(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("param", "body"),
     [
-        ("n", {"n": 2, "temperature": 0}),
         ("stream_options", {"stream_options": {"include_usage": True}}),
         ("top_logprobs", {"top_logprobs": 2}),
         ("top_logprobs", {"logprobs": True, "top_logprobs": 21}),

@@ -60,6 +60,16 @@ def test_stream_response_and_llm_are_equal(client: httpx.Client, llm: LLM) -> No
     assert whole["usage"]["prompt_tokens"] == sum(len(request.prompt_token_ids) for request in own)
 
 
+def test_greedy_choices_are_equal(client: httpx.Client) -> None:
+    asked = {"prompt": [PROMPT, "The dragon"], "temperature": 0, "max_tokens": 9, "logprobs": 1, "echo": True}
+    alone = complete(client, **asked)
+    whole = complete(client, n=2, **asked)
+    pairs = [choice for choice in alone["choices"] for _ in range(2)]
+    assert whole["choices"] == [choice | {"index": index} for index, choice in enumerate(pairs)]
+    assert whole["usage"]["completion_tokens"] == 2 * alone["usage"]["completion_tokens"]
+    assert joined_completions(chunks(client, COMPLETIONS, n=2, **asked)) == whole["choices"]
+
+
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("as_ids", [False, True])
 def test_prompts_are_texts_or_token_ids(client: httpx.Client, llm: LLM, many: bool, as_ids: bool) -> None:
@@ -206,7 +216,6 @@ def test_usage_of_a_stream(client: httpx.Client) -> None:
         ("prompt", {"prompt": [5] * 1024}),
         ("prompt_logprobs", {"prompt": [[5] * 1000] * 200, "prompt_logprobs": 20}),
         ("prompt", {"prompt": ["a"] * 1024, "structured_outputs": {"choice": ["x" * 40_000, "y"]}}),
-        ("n", {"n": 2, "temperature": 0}),
         ("min_tokens", {"min_tokens": 17}),
         ("stream_options", {"stream_options": {}}),
     ],
