@@ -22,4 +22,4 @@ def cohere2(b: Builder, cfg: ModelConfig, w: Names) -> Value:
         x = b.add(x, b.linear(a, p / "self_attn.o_proj", cfg.hidden_size, bias=bias))
         x = b.add(x, gated_mlp(b, cfg, h, p / "mlp"))
     x = b.layer_norm(b.sampled_rows(x), w / "model.norm", cfg.norm_eps, bias=False)
-    return b.scale(b.linear(x, w / cfg.lm_head, cfg.vocab_size), cfg.number("logit_scale", 1.0))
+    return b.scale(b.linear(x, w / cfg.lm_head, cfg.vocab_size), cfg.number("logit_scale"))

@@ -10,28 +10,87 @@ from typing import Any
 from quire.errors import ConfigError
 from quire.program.rope import Rope, rope_from_config
 
-# Older spellings of a field: name here -> names there.
-ALIASES = {
-    "hidden_size": ("n_embd",),
-    "num_hidden_layers": ("n_layer",),
-    "num_attention_heads": ("n_head",),
-    "max_position_embeddings": ("n_positions",),
-    "intermediate_size": ("n_inner",),
-    "hidden_act": ("hidden_activation", "activation_function"),
-    "rms_norm_eps": ("layer_norm_eps", "layer_norm_epsilon"),
-    "num_experts": ("num_local_experts",),
-}
 FULL, SLIDING = "full_attention", "sliding_attention"
 MAX_LAYERS = MAX_EXPERTS = 1 << 12  # far above any model: a program names the weights of each
 
+# Read under both names in the families that have the second one, as the attribute maps of transformers do.
+SYNONYMS = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+    "num_experts": "num_local_experts",
+}
+
 
 @dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """The sizes and options of a model. `values` holds every field of config.json over the family's
-    defaults; the attributes are those that all families share, under Hugging Face's names.
+class Fields:
+    """The fields of config.json that a family defines, each stated there or the family's default.
+
+    A field that the family does not define reads as absent, whatever config.json says.
     """
 
     values: Mapping[str, Any]
+
+    def get(self, name: str) -> Any:
+        """A field as it stands, None when it is absent or null."""
+        return self.values.get(name)
+
+    def size(self, name: str, most: int = (1 << 31) - 1) -> int:
+        """A positive integer; ConfigError when it is something else."""
+        value = self.values.get(name)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
+            problem = "is missing" if value is None else f"= {value!r} is not a size"
+            raise ConfigError(f"config.json: {name} {problem}", "is this a decoder-only language model?")
+        return value
+
+    def optional_size(self, name: str) -> int | None:
+        """A positive integer, or None when absent or null."""
+        return None if self.values.get(name) is None else self.size(name)
+
+    def number(self, name: str) -> float:
+        """A finite number."""
+        value = self.values.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ConfigError(f"config.json: {name} = {value!r} is not a number")
+        return float(value)
+
+    def positive(self, name: str) -> float:
+        """A finite number above 0."""
+        if (value := self.number(name)) <= 0:
+            raise ConfigError(f"config.json: {name} = {value!r} is not positive")
+        return value
+
+    def optional_positive(self, name: str) -> float | None:
+        """A finite number above 0, or None when absent or null."""
+        return None if self.values.get(name) is None else self.positive(name)
+
+    def flag(self, name: str) -> bool:
+        """True or false, false when absent or null."""
+        value = self.values.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise ConfigError(f"config.json: {name} = {value!r} is neither true nor false")
+        return bool(value)
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        """A list of integers, empty when absent or null."""
+        stated = self.values.get(name)
+        stated = [] if stated is None else stated
+        if not isinstance(stated, list | tuple) or not all(isinstance(n, int) for n in stated):
+            raise ConfigError(f"config.json: {name} = {stated!r} is not a list of integers")
+        return tuple(stated)
+
+
+# Which layers have the sliding window where config.json does not list layer_types.
+Slides = Callable[[Fields, int], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig(Fields):
+    """The sizes and options of a model: as attributes those that all families share, under Hugging
+    Face's names, and through the methods those of its family.
+    """
+
     vocab_size: int
     hidden_size: int
     num_hidden_layers: int
@@ -53,148 +112,98 @@ class ModelConfig:
 
     @property
     def num_experts(self) -> int:
-        return read_size(self.values, "num_experts", most=MAX_EXPERTS)
+        return self.size("num_experts", most=MAX_EXPERTS)
 
     def window(self, layer: int) -> int | None:
         """How many positions a token of this layer sees, or None for all."""
         return self.sliding_window if self.layer_types[layer] == SLIDING else None
 
-    def rope(self, layer_type: str = FULL, *, interleaved: bool = False) -> Rope:
-        """How layers of this type rotate: rope_theta and rope_scaling, or the newer rope_parameters."""
-        values = self.values
-        scaling = values.get("rope_parameters") or values.get("rope_scaling") or {}
-        if isinstance(scaling, Mapping) and (FULL in scaling or SLIDING in scaling):
-            scaling = scaling.get(layer_type)
-        if not isinstance(scaling, Mapping):
-            raise ConfigError(f"config.json: the rope parameters of {layer_type} layers are not an object")
-        fields = {**values, **{name: value for name, value in scaling.items() if value is not None}}
+    def rope_parameters(self) -> Mapping[str, Any]:
+        """What config.json says of the rotation: rope_scaling, or the newer rope_parameters; may be empty."""
+        stated = self.get("rope_scaling") or self.get("rope_parameters") or {}
+        if not isinstance(stated, Mapping):
+            raise ConfigError(f"config.json: rope_scaling = {stated!r} is not an object")
+        return stated
+
+    def rope(
+        self,
+        parameters: Mapping[str, Any] | None = None,
+        *,
+        base: str = "rope_theta",
+        interleaved: bool = False,
+    ) -> Rope:
+        """How layers rotate: by `parameters`, or those of config.json.
+
+        What they leave out is beside them in config.json: the base in the field `base`.
+        """
+        given = self.rope_parameters() if parameters is None else parameters
+        if FULL in given or SLIDING in given:
+            raise ConfigError("config.json: rope parameters by layer type, which this architecture has not")
+        stated = {name: value for name, value in given.items() if value is not None}
+        fields = Fields({**self.values, "rope_theta": self.get(base), **stated})
+        part = fields.number("partial_rotary_factor") if "partial_rotary_factor" in self.values else 1.0
         return rope_from_config(
-            dict(scaling),
-            dim=int(self.head_dim * _number(fields, "partial_rotary_factor", 1.0)),
-            theta=_number(fields, "rope_theta", 10000.0),
+            dict(given),
+            dim=int(self.head_dim * part),
+            theta=fields.number("rope_theta"),
             max_position=self.max_position_embeddings,
-            original_max_position=_optional_size(values, "original_max_position_embeddings"),
+            original_max_position=self.optional_size("original_max_position_embeddings"),
             interleaved=interleaved,
         )
 
-    def __getitem__(self, name: str) -> Any:
-        """A field that only some families have; a missing one is an error that names it."""
-        if self.values.get(name) is None:
-            family = self.values.get("model_type")
-            raise ConfigError(f"config.json lacks {name!r}", f"a {family} model needs it")
-        return self.values[name]
 
-    def get(self, name: str, default: Any = None) -> Any:
-        """A field of one family, `default` when absent or null."""
-        value = self.values.get(name)
-        return default if value is None else value
+def read_fields(raw: Mapping[str, Any], defaults: Mapping[str, Any], spelled: Mapping[str, str]) -> Fields:
+    """What config.json says of the keys in `defaults`; `spelled` are the family's own names of some.
 
-    def size(self, name: str) -> int:
-        """A positive integer that the family cannot do without."""
-        return read_size(self.values, name)
-
-    def number(self, name: str, default: float) -> float:
-        """A finite number, `default` when absent or null."""
-        return _number(self.values, name, default)
-
-    def positive(self, name: str) -> float | None:
-        """A positive number, or None when absent, null or 0."""
-        value = _number(self.values, name, 0.0)
-        if value < 0:
-            raise ConfigError(f"config.json: {name} = {value!r} is not positive")
-        return value or None
-
-    def flag(self, name: str) -> bool:
-        """True or false, false when absent or null."""
-        return _flag(self.values, name)
-
-    def integers(self, name: str) -> tuple[int, ...]:
-        """A list of integers, empty when absent or null."""
-        stated = self.get(name, ())
-        if not isinstance(stated, list | tuple) or not all(isinstance(n, int) for n in stated):
-            raise ConfigError(f"config.json: {name} = {stated!r} is not a list of integers")
-        return tuple(stated)
+    A key that is left out takes its default. One that is null is null, which only some keys may be.
+    """
+    values = {}
+    for name, default in defaults.items():
+        own = spelled.get(name, name)
+        names = (name, own) if own == SYNONYMS.get(name) else (own,)
+        stated = [raw[key] for key in names if key in raw]
+        values[name] = next((value for value in stated if value is not None), None) if stated else default
+    return Fields(values)
 
 
-# Which layers have the sliding window where config.json does not list layer_types.
-Slides = Callable[[Mapping[str, Any], int], bool]
-
-
-def read_config(raw: Mapping[str, Any], defaults: Mapping[str, Any], slides: Slides) -> ModelConfig:
-    """Read config.json over a family's `defaults`; ConfigError names a missing or impossible field."""
-    stated = {name: value for name, value in raw.items() if value is not None}
-    for name, others in ALIASES.items():
-        for other in others:
-            if other in stated:
-                stated.setdefault(name, stated[other])
-    if "hidden_activation" in stated:  # Gemma's own field; hidden_act beside it may be a leftover
-        stated["hidden_act"] = stated["hidden_activation"]
-    values = {**defaults, **stated}
-    heads = read_size(values, "num_attention_heads")
-    hidden = read_size(values, "hidden_size")
-    layers = read_size(values, "num_hidden_layers", most=MAX_LAYERS)
-    act = values.get("hidden_act", "silu")
+def read_config(fields: Fields, slides: Slides) -> ModelConfig:
+    """Read the fields that all families share; ConfigError names an impossible one."""
+    heads, hidden = fields.size("num_attention_heads"), fields.size("hidden_size")
+    layers = fields.size("num_hidden_layers", most=MAX_LAYERS)
+    act = fields.get("hidden_act")
     if not isinstance(act, str):
         raise ConfigError(f"config.json: hidden_act = {act!r} is not a name")
     return ModelConfig(
-        values=values,
-        vocab_size=read_size(values, "vocab_size"),
+        values=fields.values,
+        vocab_size=fields.size("vocab_size"),
         hidden_size=hidden,
         num_hidden_layers=layers,
         num_attention_heads=heads,
-        num_key_value_heads=read_size(values, "num_key_value_heads", heads),
-        head_dim=read_size(values, "head_dim", hidden // heads),
-        intermediate_size=read_size(values, "intermediate_size", 4 * hidden),
-        max_position_embeddings=read_size(values, "max_position_embeddings", 2048),
-        norm_eps=_number(values, "rms_norm_eps", 1e-6),
+        num_key_value_heads=fields.optional_size("num_key_value_heads") or heads,
+        head_dim=fields.optional_size("head_dim") or Fields({"head_dim": hidden // heads}).size("head_dim"),
+        intermediate_size=fields.optional_size("intermediate_size") or 4 * hidden,
+        max_position_embeddings=fields.size("max_position_embeddings"),
+        norm_eps=fields.number("rms_norm_eps"),
         hidden_act=act,
-        tie_word_embeddings=_flag(values, "tie_word_embeddings"),
-        layer_types=_layer_types(values, layers, slides),
-        sliding_window=_optional_size(values, "sliding_window"),
+        tie_word_embeddings=fields.flag("tie_word_embeddings"),
+        layer_types=_layer_types(fields, layers, slides),
+        sliding_window=fields.optional_size("sliding_window"),
     )
 
 
-def read_size(
-    values: Mapping[str, Any], name: str, default: int | None = None, most: int = (1 << 31) - 1
-) -> int:
-    """A positive integer; ConfigError when it is something else, or missing without a default."""
-    value = values.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
-        problem = "is missing" if value is None else f"= {value!r} is not a size"
-        raise ConfigError(f"config.json: {name} {problem}", "is this a decoder-only language model?")
-    return value
-
-
-def _optional_size(values: Mapping[str, Any], name: str) -> int | None:
-    return None if values.get(name) is None else read_size(values, name)
-
-
-def _number(values: Mapping[str, Any], name: str, default: float) -> float:
-    value = values.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigError(f"config.json: {name} = {value!r} is not a number")
-    return float(value)
-
-
-def _flag(values: Mapping[str, Any], name: str) -> bool:
-    value = values.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise ConfigError(f"config.json: {name} = {value!r} is neither true nor false")
-    return bool(value)
-
-
-def _layer_types(values: Mapping[str, Any], layers: int, slides: Slides) -> tuple[str, ...]:
+def _layer_types(fields: Fields, layers: int, slides: Slides) -> tuple[str, ...]:
     """What each layer's attention sees: stated, or by the family's rule for older configs."""
-    stated = values.get("layer_types") or []
+    stated = fields.get("layer_types") or []
     if not isinstance(stated, list) or any(kind not in (FULL, SLIDING) for kind in stated):
         raise ConfigError(f"config.json: layer_types = {stated!r}", f"only {FULL} and {SLIDING} are known")
     if stated and len(stated) < layers:
         raise ConfigError(f"config.json: {len(stated)} layer_types for {layers} layers")
-    used = values.get("use_sliding_window") is None or _flag(values, "use_sliding_window")
-    if values.get("sliding_window") is None or not used:
+    if fields.get("sliding_window") is None:
+        return (FULL,) * layers
+    if "use_sliding_window" in fields.values and not fields.flag("use_sliding_window"):
+        if SLIDING in stated[:layers]:
+            raise ConfigError(f"config.json: layer_types has {SLIDING}, but use_sliding_window is false")
         return (FULL,) * layers
     if stated:
         return tuple(stated[:layers])
-    return tuple(SLIDING if slides(values, layer) else FULL for layer in range(layers))
+    return tuple(SLIDING if slides(fields, layer) else FULL for layer in range(layers))

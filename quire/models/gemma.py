@@ -5,48 +5,76 @@ weights stored minus one, scaled embeddings, sliding windows between full layers
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from quire.errors import ConfigError
 from quire.models.blocks import embed_tokens, gated_mlp, head, project_qkv, rotate
-from quire.models.config import SLIDING, ModelConfig
+from quire.models.config import FULL, SLIDING, ModelConfig
 from quire.program import Builder, Names, Value
-from quire.program.rope import Rope, rope_from_config
+from quire.program.rope import Rope
+
+Attend = Callable[[Builder, ModelConfig, int, Value, Names], Value]
 
 
-def gemma(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+def gemma2(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+    return _decoder(b, cfg, w, _attention2)
+
+
+def gemma3(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+    return _decoder(b, cfg, w, _attention3)
+
+
+def _decoder(b: Builder, cfg: ModelConfig, w: Names, attend: Attend) -> Value:
     def norm(x: Value, name: Names) -> Value:
         return b.rms_norm(x, name, cfg.norm_eps, offset=1.0)
 
     x = b.scale(embed_tokens(b, cfg, w), math.sqrt(cfg.hidden_size))
     for i in range(cfg.num_hidden_layers):
         p = w / f"model.layers.{i}"
-        h = _attention(b, cfg, i, norm(x, p / "input_layernorm"), p / "self_attn")
+        h = attend(b, cfg, i, norm(x, p / "input_layernorm"), p / "self_attn")
         x = b.add(x, norm(h, p / "post_attention_layernorm"))
         h = gated_mlp(b, cfg, norm(x, p / "pre_feedforward_layernorm"), p / "mlp")
         x = b.add(x, norm(h, p / "post_feedforward_layernorm"))
     logits = head(b, cfg, x, w, norm_offset=1.0)
-    cap = cfg.positive("final_logit_softcapping")
+    cap = cfg.optional_positive("final_logit_softcapping")
     return b.soft_cap(logits, cap) if cap else logits
 
 
-def _attention(b: Builder, cfg: ModelConfig, layer: int, h: Value, p: Names) -> Value:
+def _attention2(b: Builder, cfg: ModelConfig, layer: int, h: Value, p: Names) -> Value:
     bias = cfg.flag("attention_bias")
     q, k, v = project_qkv(b, cfg, h, p, bias=bias)
-    if cfg["model_type"] == "gemma3_text":
-        q = b.rms_norm(q, p / "q_norm", cfg.norm_eps, offset=1.0)
-        k = b.rms_norm(k, p / "k_norm", cfg.norm_eps, offset=1.0)
-    q, k = rotate(b, q, k, _rope(cfg, layer))
-    scale = (cfg.positive("query_pre_attn_scalar") or cfg.head_dim) ** -0.5
-    cap = cfg.positive("attn_logit_softcapping")
+    q, k = rotate(b, q, k, cfg.rope())
+    scale, cap = _scale(cfg), cfg.optional_positive("attn_logit_softcapping")
     h = b.attention(q, k, v, scale=scale, window=cfg.window(layer), softcap=cap)
     return b.linear(h, p / "o_proj", cfg.hidden_size, bias=bias)
 
 
-def _rope(cfg: ModelConfig, layer: int) -> Rope:
-    """Gemma 3's window layers rotate by their own, unscaled base."""
-    kind = cfg.layer_types[layer]
-    local = cfg.positive("rope_local_base_freq")
-    stated = cfg.get("rope_parameters")
-    if local and kind == SLIDING and not (isinstance(stated, Mapping) and kind in stated):
-        return rope_from_config(None, dim=cfg.head_dim, theta=local, max_position=cfg.max_position_embeddings)
-    return cfg.rope(kind)
+def _attention3(b: Builder, cfg: ModelConfig, layer: int, h: Value, p: Names) -> Value:
+    bias = cfg.flag("attention_bias")
+    q, k, v = project_qkv(b, cfg, h, p, bias=bias)
+    q = b.rms_norm(q, p / "q_norm", cfg.norm_eps, offset=1.0)
+    k = b.rms_norm(k, p / "k_norm", cfg.norm_eps, offset=1.0)
+    q, k = rotate(b, q, k, _rope3(cfg, cfg.layer_types[layer]))
+    h = b.attention(q, k, v, scale=_scale(cfg), window=cfg.window(layer))
+    return b.linear(h, p / "o_proj", cfg.hidden_size, bias=bias)
+
+
+def _scale(cfg: ModelConfig) -> float:
+    return cfg.positive("query_pre_attn_scalar") ** -0.5
+
+
+def _rope3(cfg: ModelConfig, kind: str) -> Rope:
+    """rope_parameters by layer type, or the older rope_scaling of the full layers alone."""
+    stated = cfg.get("rope_parameters") or {}
+    if not isinstance(stated, Mapping) or (stated and not stated.keys() & {FULL, SLIDING}):
+        raise ConfigError("config.json: rope_parameters is not an object of layer types")
+    if kind == SLIDING:
+        return cfg.rope(_object(stated.get(SLIDING)), base="rope_local_base_freq")
+    return cfg.rope({**_object(stated.get(FULL)), **_object(cfg.get("rope_scaling"))})
+
+
+def _object(stated: Any) -> Mapping[str, Any]:
+    if stated is not None and not isinstance(stated, Mapping):
+        raise ConfigError(f"config.json: rope parameters {stated!r} are not an object")
+    return stated or {}

@@ -12,8 +12,9 @@ def gpt2(b: Builder, cfg: ModelConfig, w: Names) -> Value:
         return b.linear(x, name, out, bias=True, transposed=True)
 
     hidden = cfg.hidden_size
-    w = w / "transformer"
-    tokens = b.embed(w / "wte", cfg.vocab_size, hidden, tied=True)
+    tied = cfg.tie_word_embeddings
+    head, w = w / "lm_head", w / "transformer"
+    tokens = b.embed(w / "wte", cfg.vocab_size, hidden, tied)
     x = b.add(tokens, b.position_embed(w / "wpe", cfg.max_position_embeddings, hidden))
     for i in range(cfg.num_hidden_layers):
         p = w / f"h.{i}"
@@ -25,10 +26,10 @@ def gpt2(b: Builder, cfg: ModelConfig, w: Names) -> Value:
         h = b.activation(conv1d(h, p / "mlp.c_fc", cfg.intermediate_size), cfg.hidden_act)
         x = b.add(x, conv1d(h, p / "mlp.c_proj", hidden))
     x = b.layer_norm(b.sampled_rows(x), w / "ln_f", cfg.norm_eps)
-    return b.linear(x, w / "wte", cfg.vocab_size)
+    return b.linear(x, w / "wte" if tied else head, cfg.vocab_size)
 
 
 def _scale(cfg: ModelConfig, layer: int) -> float:
     """Some relatives of GPT-2 leave the scores unscaled, or scale them down layer by layer."""
-    scale = 1.0 if cfg.get("scale_attn_weights") is False else cfg.head_dim**-0.5
+    scale = cfg.head_dim**-0.5 if cfg.flag("scale_attn_weights") else 1.0
     return scale / (layer + 1) if cfg.flag("scale_attn_by_inverse_layer_idx") else scale

@@ -4,8 +4,9 @@ and SmolLM3: pre-norm blocks of attention and a gated MLP, told apart by biases,
 
 from __future__ import annotations
 
+from quire.errors import ConfigError
 from quire.models.blocks import embed_tokens, gated_mlp, head, project_qkv, rotate
-from quire.models.config import ModelConfig
+from quire.models.config import Fields, ModelConfig
 from quire.program import Builder, Names, Value
 
 
@@ -24,8 +25,8 @@ def _decoder(b: Builder, cfg: ModelConfig, w: Names, *, qkv_bias: bool, out_bias
         p = w / f"model.layers.{i}"
         h = b.rms_norm(x, p / "input_layernorm", cfg.norm_eps)
         q, k, v = project_qkv(b, cfg, h, p / "self_attn", bias=qkv_bias)
-        if _rotates(cfg, i):
-            q, k = rotate(b, q, k, cfg.rope(cfg.layer_types[i]))
+        if rotates(cfg, i):
+            q, k = rotate(b, q, k, cfg.rope())
         h = b.attention(q, k, v, window=cfg.window(i))
         x = b.add(x, b.linear(h, p / "self_attn.o_proj", cfg.hidden_size, bias=out_bias))
         h = b.rms_norm(x, p / "post_attention_layernorm", cfg.norm_eps)
@@ -33,8 +34,13 @@ def _decoder(b: Builder, cfg: ModelConfig, w: Names, *, qkv_bias: bool, out_bias
     return head(b, cfg, x, w)
 
 
-def _rotates(cfg: ModelConfig, layer: int) -> bool:
-    """SmolLM3 leaves every fourth layer without positions (no_rope_layers holds a 0 for it)."""
-    if rotates := cfg.integers("no_rope_layers"):
-        return layer >= len(rotates) or bool(rotates[layer])
-    return cfg.get("no_rope_layer_interval") is None or (layer + 1) % cfg.size("no_rope_layer_interval") != 0
+def rotates(fields: Fields, layer: int) -> bool:
+    """SmolLM3 leaves every fourth layer without positions, or those that have a 0 in no_rope_layers."""
+    if fields.get("no_rope_layers") is not None:
+        stated = fields.integers("no_rope_layers")
+        if layer >= len(stated):
+            raise ConfigError(f"config.json: no_rope_layers has {len(stated)} entries, fewer than layers")
+        return bool(stated[layer])
+    if fields.get("no_rope_layer_interval") is None:
+        return True
+    return (layer + 1) % fields.size("no_rope_layer_interval") != 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from quire.errors import ConfigError
 from quire.models.blocks import embed_tokens, head, project_qkv, rotate
 from quire.models.config import ModelConfig
 from quire.program import Builder, Names, Value, WeightSpec
@@ -63,8 +62,6 @@ def mixtral(b: Builder, cfg: ModelConfig, w: Names) -> Value:
 
 
 def olmoe(b: Builder, cfg: ModelConfig, w: Names) -> Value:
-    if cfg.get("clip_qkv") is not None:
-        raise ConfigError(f"config.json: clip_qkv = {cfg['clip_qkv']!r} is not supported")
     x = embed_tokens(b, cfg, w)
     for i in range(cfg.num_hidden_layers):
         p = w / f"model.layers.{i}"
@@ -102,19 +99,31 @@ def wide_norm_qkv(b: Builder, cfg: ModelConfig, h: Value, p: Names, bias: bool) 
     return b.slice(q, 0, (heads, dim)), b.slice(k, 0, (groups, dim)), v
 
 
+# What gpt-oss rotates by where config.json has no rope parameters.
+_GPT_OSS_YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+
+
 def gpt_oss(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+    bias, limit = cfg.flag("attention_bias"), cfg.number("swiglu_limit")
+    unstated = not cfg.get("rope_scaling") and cfg.get("rope_parameters") is None
+    rope = cfg.rope(_GPT_OSS_YARN if unstated else None)
     x = embed_tokens(b, cfg, w)
     for i in range(cfg.num_hidden_layers):
         p = w / f"model.layers.{i}"
         h = b.rms_norm(x, p / "input_layernorm", cfg.norm_eps)
-        q, k, v = project_qkv(b, cfg, h, p / "self_attn", bias=True)
-        q, k = rotate(b, q, k, cfg.rope())
+        q, k, v = project_qkv(b, cfg, h, p / "self_attn", bias=bias)
+        q, k = rotate(b, q, k, rope)
         h = b.attention(q, k, v, window=cfg.window(i), sinks=p / "self_attn.sinks")
-        x = b.add(x, b.linear(h, p / "self_attn.o_proj", cfg.hidden_size, bias=True))
+        x = b.add(x, b.linear(h, p / "self_attn.o_proj", cfg.hidden_size, bias=bias))
         h = b.rms_norm(x, p / "post_attention_layernorm", cfg.norm_eps)
         scores = b.linear(h, p / "mlp.router", cfg.num_experts, bias=True)
         experts = _gpt_oss_experts(cfg, p / "mlp.experts")
-        chosen, limit = cfg.size("num_experts_per_tok"), cfg.number("swiglu_limit", 7.0)
+        chosen = cfg.size("num_experts_per_tok")
         x = b.add(x, b.experts(h, scores, experts, chosen=chosen, routing="softmax_of_chosen", limit=limit))
     return head(b, cfg, x, w)
 

@@ -25,7 +25,7 @@ def _attention(b: Builder, cfg: ModelConfig, layer: int, h: Value, p: Names) -> 
     q, k, v = project_qkv(b, cfg, h, p, bias=bias)
     q = b.rms_norm(q, p / "q_norm", cfg.norm_eps)
     k = b.rms_norm(k, p / "k_norm", cfg.norm_eps)
-    q, k = rotate(b, q, k, cfg.rope(cfg.layer_types[layer]))
+    q, k = rotate(b, q, k, cfg.rope())
     h = b.attention(q, k, v, window=cfg.window(layer))
     return b.linear(h, p / "o_proj", cfg.hidden_size, bias=bias)
 

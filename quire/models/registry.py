@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.errors import ConfigError, did_you_mean
+from quire.models import defaults
 from quire.models.cohere2 import cohere2
-from quire.models.config import ModelConfig, Slides, read_config, read_size
-from quire.models.gemma import gemma
+from quire.models.config import Fields, ModelConfig, Slides, read_config, read_fields
+from quire.models.gemma import gemma2, gemma3
 from quire.models.glm4 import glm4
 from quire.models.gpt2 import gpt2
 from quire.models.granite import granite
-from quire.models.llama import llama, qwen2
+from quire.models.llama import llama, qwen2, rotates
 from quire.models.moe import gpt_oss, mixtral, olmoe
 from quire.models.olmo2 import olmo2
 from quire.models.phi3 import phi3
@@ -27,64 +28,67 @@ Record = Callable[[Builder, ModelConfig, Names], Value]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A recording function and what its config.json leaves out when it equals the family's default."""
+    """A recording function, and how its config.json is read.
+
+    `defaults` holds every key that is read and its value where config.json leaves it out; `spelled` the
+    family's own names of keys that others name otherwise; `slides` says which layers have the window where
+    `layer_types` is not listed; `only` holds keys that change the mathematics in ways that are not done,
+    with the one value that is.
+    """
 
     record: Record
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    slides: Slides = lambda values, layer: True
+    defaults: defaults.Defaults
+    slides: Slides = lambda fields, layer: True
+    spelled: Mapping[str, str] = field(default_factory=dict)
+    only: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _all_but_every(period: int) -> Slides:
-    """Every period-th layer sees all, the others a window."""
-
-    def slides(values: Mapping[str, Any], layer: int) -> bool:
-        default = read_size(values, "_sliding_window_pattern", period)
-        return (layer + 1) % read_size(values, "sliding_window_pattern", default) != 0
-
-    return slides
+def _every_other(fields: Fields, layer: int) -> bool:
+    return layer % 2 == 0
 
 
-def _from_max_window_layers(values: Mapping[str, Any], layer: int) -> bool:
-    return values["max_window_layers"] == 0 or layer >= read_size(values, "max_window_layers")
+def _by_pattern(fields: Fields, layer: int) -> bool:
+    """Every sliding_window_pattern-th layer sees all, the others a window."""
+    return (layer + 1) % fields.size("sliding_window_pattern") != 0
 
 
-_TIED = {"tie_word_embeddings": True}
-_QWEN = {"use_sliding_window": False, "max_position_embeddings": 32768, "max_window_layers": 28}
-_GEMMA2 = {
-    **_TIED,
-    "model_type": "gemma2",
-    "hidden_act": "gelu_pytorch_tanh",
-    "head_dim": 256,
-    "query_pre_attn_scalar": 256,
+def _from_max_window_layers(fields: Fields, layer: int) -> bool:
+    return fields.get("max_window_layers") == 0 or layer >= fields.size("max_window_layers")
+
+
+_EXPERTS = {"num_experts": "num_local_experts"}
+_GELU = {"hidden_act": "hidden_activation"}
+_GPT2 = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+    "intermediate_size": "n_inner",
+    "hidden_act": "activation_function",
+    "rms_norm_eps": "layer_norm_epsilon",
 }
-_GEMMA3 = {
-    **_GEMMA2,
-    "model_type": "gemma3_text",
-    "rope_theta": 1_000_000.0,
-    "rope_local_base_freq": 10_000.0,
-    "max_position_embeddings": 131072,
-}
+_CAUSAL = {"use_bidirectional_attention": False}
 
 FAMILIES: dict[str, Family] = {
-    "LlamaForCausalLM": Family(llama),
-    "MistralForCausalLM": Family(llama, {"max_position_embeddings": 131072}),
-    "Qwen2ForCausalLM": Family(qwen2, _QWEN, _from_max_window_layers),
-    "Qwen3ForCausalLM": Family(qwen3, {**_QWEN, "head_dim": 128}, _from_max_window_layers),
-    "Qwen3MoeForCausalLM": Family(qwen3, {**_QWEN, "decoder_sparse_step": 1}),
-    "Gemma2ForCausalLM": Family(gemma, _GEMMA2, _all_but_every(2)),
-    "Gemma3ForCausalLM": Family(gemma, _GEMMA3, _all_but_every(6)),
-    "Phi3ForCausalLM": Family(phi3),
-    "Olmo2ForCausalLM": Family(olmo2, {"rms_norm_eps": 1e-5}),
-    "SmolLM3ForCausalLM": Family(
-        llama, {**_TIED, "no_rope_layer_interval": 4, "use_sliding_window": False, "rope_theta": 2_000_000.0}
+    "LlamaForCausalLM": Family(llama, defaults.LLAMA),
+    "MistralForCausalLM": Family(llama, defaults.MISTRAL),
+    "Qwen2ForCausalLM": Family(qwen2, defaults.QWEN2, _from_max_window_layers),
+    "Qwen3ForCausalLM": Family(qwen3, defaults.QWEN3, _from_max_window_layers),
+    "Qwen3MoeForCausalLM": Family(qwen3, defaults.QWEN3_MOE, spelled=_EXPERTS),
+    "Gemma2ForCausalLM": Family(gemma2, defaults.GEMMA2, _every_other, _GELU, _CAUSAL),
+    "Gemma3ForCausalLM": Family(gemma3, defaults.GEMMA3, _by_pattern, _GELU, _CAUSAL),
+    "Phi3ForCausalLM": Family(phi3, defaults.PHI3),
+    "Olmo2ForCausalLM": Family(olmo2, defaults.OLMO2),
+    "SmolLM3ForCausalLM": Family(llama, defaults.SMOLLM3, lambda fields, layer: not rotates(fields, layer)),
+    "GraniteForCausalLM": Family(granite, defaults.GRANITE),
+    "Cohere2ForCausalLM": Family(cohere2, defaults.COHERE2, _by_pattern, {"rms_norm_eps": "layer_norm_eps"}),
+    "Glm4ForCausalLM": Family(glm4, defaults.GLM4),
+    "GPT2LMHeadModel": Family(gpt2, defaults.GPT2, spelled=_GPT2, only={"add_cross_attention": False}),
+    "MixtralForCausalLM": Family(mixtral, defaults.MIXTRAL, spelled=_EXPERTS),
+    "OlmoeForCausalLM": Family(olmoe, defaults.OLMOE, spelled=_EXPERTS, only={"clip_qkv": None}),
+    "GptOssForCausalLM": Family(
+        gpt_oss, defaults.GPT_OSS, _every_other, spelled=_EXPERTS, only={"swiglu_alpha": 1.702}
     ),
-    "GraniteForCausalLM": Family(granite),
-    "Cohere2ForCausalLM": Family(cohere2, {**_TIED, "logit_scale": 0.0625}, _all_but_every(4)),
-    "Glm4ForCausalLM": Family(glm4, {"partial_rotary_factor": 0.5, "head_dim": 128}),
-    "GPT2LMHeadModel": Family(gpt2, {**_TIED, "hidden_act": "gelu_new", "rms_norm_eps": 1e-5}),
-    "MixtralForCausalLM": Family(mixtral, {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0}),
-    "OlmoeForCausalLM": Family(olmoe, {"rms_norm_eps": 1e-5}),
-    "GptOssForCausalLM": Family(gpt_oss, {"head_dim": 64}, _all_but_every(2)),
 }
 IGNORED = ("*.rotary_emb.inv_freq", "*.attn.bias", "*.attn.masked_bias")
 
@@ -103,9 +107,14 @@ class Model:
 
     @property
     def max_context(self) -> int:
-        """The most tokens of one sequence: what the model was made for, or its rope is scaled to."""
-        most = self.config.max_position_embeddings
-        return min((rope.longest(most) for rope in self._ropes()), default=most)
+        """The most tokens of one sequence: what the model was made for, or its rope is scaled to.
+
+        Dynamic scaling always starts from max_position_embeddings. With other kinds Gemma 3, whose window
+        layers are not scaled, states the length after scaling.
+        """
+        most, ropes = self.config.max_position_embeddings, self._ropes()
+        dynamic = {rope for rope in ropes if rope.rope_type == "dynamic"}
+        return min((rope.longest(most) for rope in dynamic or ropes), default=most)
 
     def _ropes(self) -> set[Rope]:
         return {op.rope for op in self.program if isinstance(op, Rotary)}
@@ -124,7 +133,10 @@ def read_model(raw: Mapping[str, Any]) -> Model:
             f"the checkpoint is quantized ({method}), which cannot be read yet",
             "take the unquantized checkpoint; quantization='int8' or 'int4' quantizes it while loading",
         )
-    cfg = read_config(raw, family.defaults, family.slides)
+    for key, done in {"per_layer_config": None, **family.only}.items():
+        if raw.get(key, done) not in (None, done):
+            raise ConfigError(f"config.json: {key} = {raw[key]!r} is not supported")
+    cfg = read_config(read_fields(raw, family.defaults, family.spelled), family.slides)
     builder = Builder()
     output = family.record(builder, cfg, Names(""))
     ignored = (*IGNORED, "lm_head.weight") if cfg.tie_word_embeddings else IGNORED

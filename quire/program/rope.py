@@ -143,12 +143,11 @@ def rope_from_config(
         raise ConfigError(f"unknown rope scaling {rope_type!r}", f"known: {', '.join(ROPE_TYPES)}")
     for name in _NUMBERS:
         _check_number(name, scaling.get(name))
-    stated = scaling.get("original_max_position_embeddings") or original_max_position
-    original = stated or max_position
+    stated = original_max_position or scaling.get("original_max_position_embeddings")
+    original = stated if stated and rope_type != "dynamic" else max_position
     if not (factor := scaling.get("factor")) and not stated and rope_type != "default":
         raise ConfigError(f"config.json: rope scaling {rope_type!r} needs a factor")
     factor = float(factor or max_position / original)
-    extension = max_position / original if stated else factor
     rope = Rope(
         dim=dim,
         theta=float(theta),
@@ -160,8 +159,8 @@ def rope_from_config(
         high_freq_factor=float(scaling.get("high_freq_factor") or 0.0),
         beta_fast=float(scaling.get("beta_fast") or 32.0),
         beta_slow=float(scaling.get("beta_slow") or 1.0),
-        truncate=scaling.get("truncate") is not False,
-        attention_factor=_attention_factor(rope_type, scaling, factor, extension, int(original)),
+        truncate=bool(scaling.get("truncate", True)),
+        attention_factor=_attention_factor(rope_type, scaling, factor, int(original)),
         short_factor=_factors(scaling, "short_factor", dim // 2 if rope_type == "longrope" else 0),
         long_factor=_factors(scaling, "long_factor", dim // 2 if rope_type == "longrope" else 0),
     )
@@ -210,14 +209,12 @@ def _check(rope: Rope) -> None:
         raise ConfigError(f"config.json: rope scaling 'dynamic' cannot stretch {rope.dim} numbers a head")
 
 
-def _attention_factor(
-    rope_type: str, scaling: dict[str, Any], factor: float, extension: float, original: int
-) -> float:
+def _attention_factor(rope_type: str, scaling: dict[str, Any], factor: float, original: int) -> float:
     """What cosine and sine are multiplied by: stated, or by the paper's rule for the type."""
     if (stated := scaling.get("attention_factor")) is not None:
         return float(stated)
     if rope_type == "longrope":
-        return math.sqrt(1 + math.log(extension) / math.log(max(original, 2))) if extension > 1 else 1.0
+        return math.sqrt(1 + math.log(factor) / math.log(max(original, 2))) if factor > 1 else 1.0
     if rope_type != "yarn":
         return 1.0
     mscale, mscale_all = scaling.get("mscale"), scaling.get("mscale_all_dim")

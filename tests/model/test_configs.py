@@ -119,12 +119,12 @@ def test_windows_by_family() -> None:
     assert windows("gemma2") == [24, None, 24]
     assert windows("gemma3") == [24, 24, None]
     assert windows("gemma3", sliding_window_pattern=2) == [24, None, 24]
-    assert windows("gemma3", sliding_window_pattern=None, _sliding_window_pattern=2) == [24, None, 24]
     assert windows("gpt_oss") == [20, None]
     assert windows("cohere2", layer_types=None, num_hidden_layers=5) == [24, 24, 24, None, 24]
     stated = ["full_attention", "sliding_attention"]
-    assert windows("mistral", layer_types=stated) == [None, 20]
-    assert windows("mistral", layer_types=[*stated, *stated]) == [None, 20]
+    assert windows("mistral", layer_types=stated, use_sliding_window=False) == [20, 20]
+    assert windows("gpt_oss", layer_types=stated) == [None, 20]
+    assert windows("gpt_oss", layer_types=[*stated, *stated]) == [None, 20]
     assert windows("cohere2", sliding_window=None, layer_types=stated) == [None, None]
 
 
@@ -137,6 +137,19 @@ def test_windows_of_qwen() -> None:
     assert windows("qwen3", **used, max_window_layers=0) == [9, 9]
     assert windows("qwen2", **used, num_hidden_layers=30)[26:] == [None, None, 9, 9]
     assert windows("qwen3_moe", **used) == [9, 9]
+    stated = ["full_attention", "sliding_attention"]
+    assert windows("qwen2", **used, layer_types=stated) == [None, 9]
+    with pytest.raises(ConfigError, match="use_sliding_window is false"):
+        windows("qwen2", sliding_window=9, layer_types=stated)
+
+
+def test_windows_of_smollm3() -> None:
+    """Without layer_types the layers slide that have no positions, where use_sliding_window says so."""
+    used = {"sliding_window": 9, "use_sliding_window": True}
+    assert windows("smollm3", **used) == [None, 9]
+    assert windows("smollm3", sliding_window=9) == [None, None]
+    assert windows("smollm3", **used, no_rope_layers=None, no_rope_layer_interval=1) == [9, 9]
+    assert windows("smollm3", **used, layer_types=["sliding_attention", "full_attention"]) == [9, None]
 
 
 def test_scales_by_family() -> None:
@@ -165,9 +178,34 @@ def test_null_means_absent() -> None:
         assert read_model({**raw, **nulls}).program == read_model(raw).program
 
 
-def test_options_that_are_not_supported_are_refused() -> None:
-    with pytest.raises(ConfigError, match="clip_qkv"):
-        read_model({**CONFIGS["olmoe"], "clip_qkv": 8.0})
+NOT_DONE: list[tuple[str, dict[str, Any]]] = [
+    ("olmoe", {"clip_qkv": 8.0}),
+    ("gemma2", {"use_bidirectional_attention": True}),
+    ("gemma3", {"use_bidirectional_attention": True}),
+    ("gpt2", {"add_cross_attention": True}),
+    ("gpt_oss", {"swiglu_alpha": 1.5}),
+    ("llama", {"per_layer_config": {"0": {"hidden_act": "relu"}}}),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), NOT_DONE, ids=str)
+def test_options_that_are_not_done_are_refused(name: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(changes))} = .* is not supported"):
+        read_model({**CONFIGS[name], **changes})
+
+
+def test_options_that_say_what_is_done_anyway() -> None:
+    for name, key, value in (
+        ("olmoe", "clip_qkv", None),
+        ("gemma2", "use_bidirectional_attention", None),
+        ("gemma3", "use_bidirectional_attention", False),
+        ("gpt_oss", "swiglu_alpha", 1.702),
+        ("gpt2", "add_cross_attention", False),
+    ):
+        assert read_model({**CONFIGS[name], key: value}).program == read_model(CONFIGS[name]).program
+
+
+def test_layer_types_and_activations_that_are_unknown_are_refused() -> None:
     with pytest.raises(ConfigError, match="linear_attention"):
         read_model({**CONFIGS["qwen3"], "layer_types": ["linear_attention", "full_attention"]})
     with pytest.raises(ConfigError, match="quick_gelu"):
@@ -200,16 +238,6 @@ BROKEN: list[dict[str, Any]] = [
     {"intermediate_size": -1},
     {"max_position_embeddings": "long"},
     {"max_position_embeddings": 0},
-    {"sliding_window": True},
-    {"sliding_window": "all"},
-    {"sliding_window": 0},
-    {"sliding_window": -5},
-    {"sliding_window": 4.5},
-    {"layer_types": ["full_attention"]},
-    {"layer_types": "full_attention"},
-    {"layer_types": [1, 2]},
-    {"layer_types": [["a"], {}]},
-    {"layer_types": {"0": "full_attention"}},
     {"hidden_act": 3},
     {"hidden_act": "no such"},
     {"hidden_act": ["silu"]},
@@ -219,11 +247,6 @@ BROKEN: list[dict[str, Any]] = [
     {"tie_word_embeddings": "yes"},
     {"attention_bias": 1},
     {"mlp_bias": "no"},
-    {"use_sliding_window": "no", "sliding_window": 4},
-    {"no_rope_layers": "1101"},
-    {"no_rope_layers": [1, None]},
-    {"no_rope_layer_interval": 0},
-    {"no_rope_layer_interval": "4"},
     {"original_max_position_embeddings": "4096"},
     {"rope_theta": "1e6"},
     {"rope_theta": 1e300},
@@ -239,6 +262,18 @@ def test_broken_configs_are_refused(changes: dict[str, Any]) -> None:
 
 
 OF_A_FAMILY: list[tuple[str, dict[str, Any]]] = [
+    *(("mistral", {"sliding_window": size}) for size in (True, "all", 0, -5, 4.5)),
+    ("gpt_oss", {"layer_types": ["full_attention"]}),
+    ("gpt_oss", {"layer_types": "full_attention"}),
+    ("gpt_oss", {"layer_types": [1, 2]}),
+    ("gpt_oss", {"layer_types": [["a"], {}]}),
+    ("gpt_oss", {"layer_types": {"0": "full_attention"}}),
+    ("qwen2", {"use_sliding_window": "no", "sliding_window": 4}),
+    *(("smollm3", {"no_rope_layers": rotates}) for rotates in ("1101", [1, None], [1], [])),
+    *(("smollm3", {"no_rope_layers": None, "no_rope_layer_interval": n}) for n in (0, "4")),
+    ("gemma2", {"query_pre_attn_scalar": 0}),
+    ("gemma3", {"rope_parameters": {"rope_type": "linear", "factor": 8.0}}),
+    ("gemma3", {"rope_parameters": {"full_attention": "linear"}}),
     ("mixtral", {"num_experts": "4"}),
     ("mixtral", {"num_experts": None}),
     ("mixtral", {"num_experts": 1 << 30}),
@@ -278,7 +313,7 @@ def test_broken_configs_of_a_family_are_refused(name: str, changes: dict[str, An
 FIELDS = sorted(
     {key for raw in CONFIGS.values() for key in raw}
     | {key for changes in (*BROKEN, *(c for _, c in OF_A_FAMILY)) for key in changes}
-    | {"rope_parameters", "max_window_layers", "_sliding_window_pattern", "clip_qkv", "model_type"}
+    | {"rope_parameters", "max_window_layers", "swiglu_alpha", "clip_qkv", "model_type"}
     | {"partial_rotary_factor", "quantization_config", "scale_attn_weights"}
 )
 SCALING_FIELDS = [

@@ -139,14 +139,14 @@ def test_attention_factor() -> None:
 
 
 def test_attention_factor_of_longrope() -> None:
-    """sqrt(1 + ln(extension) / ln(original)); the extension is stated where no original length is."""
+    """sqrt(1 + ln(factor) / ln(original)); a factor that is not stated is that of the lengths."""
     long = {"type": "longrope", **LONG}
     expected = math.sqrt(1 + math.log(4) / math.log(1024))
     for r in (
         rope(long, dim=8, original_max_position=1024),
         rope({**long, "original_max_position_embeddings": 1024}, dim=8),
         rope({**long, "factor": 4.0}, dim=8, max_position=1024),
-        rope({**long, "factor": 99.0}, dim=8, original_max_position=1024),
+        rope({**long, "factor": 4.0}, dim=8, max_position=9999, original_max_position=1024),
     ):
         assert r.attention_factor == pytest.approx(expected)
     assert rope(long, dim=8, original_max_position=4096).attention_factor == 1.0
@@ -183,9 +183,10 @@ def test_no_scaling(unscaled: Any) -> None:
 
 def test_partial_rotary() -> None:
     for changes in ({"partial_rotary_factor": 0.5}, {"rope_parameters": {"partial_rotary_factor": 0.5}}):
-        (first, _) = rotaries(**changes)
+        (first, _) = rotaries("phi3", **changes)
         assert first.dim == 2
         close(first.frequencies(), plain(2))
+        assert [r.dim for r in rotaries("llama", **changes)] == [4, 4]
     assert [r.dim for r in rotaries("glm4")] == [2, 2]
 
 
@@ -238,9 +239,6 @@ BROKEN: list[dict[str, Any]] = [
     {"rope_theta": "1e6"},
     {"rope_theta": 1.0},
     {"rope_theta": -1.0},
-    {"partial_rotary_factor": 0.0},
-    {"partial_rotary_factor": 2.0},
-    {"partial_rotary_factor": 0.25},
     {"full_attention": None},
     {"sliding_attention": {"rope_theta": 1e6}},
 ]
@@ -250,6 +248,36 @@ BROKEN: list[dict[str, Any]] = [
 def test_broken_scaling_is_refused(scaling: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         rotaries(rope_parameters=scaling)
+
+
+@pytest.mark.parametrize("part", [0.0, 2.0, 0.25, None, "half"])
+def test_a_broken_partial_rotary_is_refused(part: Any) -> None:
+    with pytest.raises(ConfigError):
+        rotaries("glm4", partial_rotary_factor=part)
+
+
+def test_phi3_knows_longrope_alone_by_three_names() -> None:
+    factors = {"short_factor": [1.0, 1.2], "long_factor": [1.5, 4.0]}
+    for name in ("longrope", "su", "yarn"):
+        assert rotaries("phi3", rope_scaling={"type": name, **factors})[0].rope_type == "longrope"
+    for name in ("linear", "dynamic", "llama3"):
+        with pytest.raises(ConfigError, match="not one of Phi-3"):
+            rotaries("phi3", rope_scaling={"type": name, "factor": 2.0, **LLAMA3})
+
+
+def test_the_original_length_beside_the_scaling_counts_more() -> None:
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    assert rotaries(rope_scaling=yarn)[0].original_max_position == 32
+    (beside, _) = rotaries(rope_scaling=yarn, original_max_position_embeddings=64)
+    assert beside.original_max_position == 64
+    dynamic = {"type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 32}
+    assert rotaries(rope_scaling=dynamic)[0].original_max_position == 256
+
+
+def test_a_null_truncate_is_false() -> None:
+    yarn = {"type": "yarn", "factor": 4.0}
+    found = [rotaries(rope_scaling={**yarn, **more})[0].truncate for more in ({}, {"truncate": None})]
+    assert found == [True, False]
 
 
 def test_scaling_that_is_no_object_is_refused() -> None:
@@ -296,6 +324,8 @@ def test_the_longest_context_of_a_model_is_that_of_its_shortest_rope() -> None:
     assert of("llama", max_position_embeddings=100, rope_scaling=scaling) == (800, 100)
     window_layers_unscaled = of("gemma3", max_position_embeddings=100, rope_scaling=scaling)
     assert window_layers_unscaled == (100, 100)
+    dynamic = {"rope_type": "dynamic", "factor": 8.0}
+    assert of("gemma3", max_position_embeddings=100, rope_scaling=dynamic) == (800, 100)
     learned, stated = of("gpt2")
     assert learned == stated
 

@@ -95,6 +95,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
         "sliding_window": 20,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
         "rope_scaling": {**_YARN, "truncate": False},
     },
     "llama-mqa-bias": {
@@ -115,6 +117,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "architectures": ["Phi3ForCausalLM"],
         **_SIZES,
         "original_max_position_embeddings": 64,
+        "rms_norm_eps": 1e-6,
         "rope_scaling": _LONGROPE,
     },
 }
