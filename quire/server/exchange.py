@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.errors import Overloaded
-from quire.server.errors import response_for
+from quire.server.errors import answer, response_for
 from quire.server.generation import Generation
 from quire.server.serving import EXCHANGE, Exchange, Serving
 
@@ -65,6 +65,8 @@ class Exchanges:
         """What the log may say of it."""
         timings = generation.timings()
         state["tokens"] = (timings["prompt_tokens"], timings["completion_tokens"])
+        if generation.failure is not None:
+            state["error"] = answer(generation.failure).message
         if self._serving.config.log_prompts:
             outputs = [reader.output for reader in generation.readers]
             state["prompt"] = "\n".join(output.prompt or "" for output in outputs)

@@ -99,6 +99,7 @@ class Generation:
         self.arrival_s = arrival_s
         self.parts = parts
         self.end_s: float | None = None
+        self.failure: Exception | None = None  # what its client is told in place of an end
         self._metrics = metrics
         self._started = started
         self._ended: Exception | None = None
@@ -122,8 +123,10 @@ class Generation:
                 async for index, outputs in self._merged():
                     yield await self._advance(index, outputs)
             self.end_s = time.monotonic()
-        except QuireError:
-            if self._ended is not None:
+        except Exception as error:
+            self.failure = error
+            if self._ended is not None and isinstance(error, QuireError):
+                self.failure = self._ended
                 raise self._ended from None
             raise
         finally:
@@ -144,7 +147,8 @@ class Generation:
             self._start(part)
             if not part.finished:
                 part.stream.abort()
-            self._metrics.request_finished(part.reader.request, part.reader.output)
+            failed = self.failure is not None
+            self._metrics.request_finished(part.reader.request, part.reader.output, failed)
 
     def end(self, error: Exception) -> None:
         """Abort, and let whoever follows get this error."""

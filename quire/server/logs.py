@@ -89,8 +89,8 @@ class RequestLog:
     """Gives each request an id, and logs and counts it when it ends; turns exceptions into answers.
 
     Endpoints may add to scope["state"], which is Starlette's request.state: `tokens`, of prompt and answer;
-    `warnings`, which the response has as well; `prompt` and `answer`, which are logged only where that was
-    asked for.
+    `error`, which its client was told in place of an end; `warnings`, which the response has as well;
+    `prompt` and `answer`, which are logged only where that was asked for.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, *, log_prompts: bool = False) -> None:
@@ -137,6 +137,8 @@ class RequestLog:
             fields |= {"prompt_tokens": tokens[0], "completion_tokens": tokens[1]}
         if self._log_prompts:
             fields |= {name: str(state[name])[:MAX_TEXT] for name in ("prompt", "answer") if name in state}
+        if error := state.get("error"):
+            fields["error"] = error
         if warnings := state.get("warnings"):
             fields["warnings"] = "; ".join(warnings)[:MAX_TEXT]
         fields["request_id"] = state["request_id"]

@@ -76,8 +76,15 @@ class Metrics:
         self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated")
         self._cache_queries = self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up")
         self._cache_hits = self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache")
+        self._cached = self._counter("vllm:prompt_tokens_cached", "Prompt tokens that were not computed")
         self._prompt_lengths = self._histogram("vllm:request_prompt_tokens", "Tokens of a prompt", lengths)
         self._lengths = self._histogram("vllm:request_generation_tokens", "Tokens of a choice", lengths)
+        self._longest = self._histogram(
+            "vllm:request_max_num_generation_tokens", "Tokens of a request's longest choice", lengths
+        )
+        self._computed_lengths = self._histogram(
+            "vllm:request_prefill_kv_computed_tokens", "Tokens of a prompt that were not cached", lengths
+        )
         self._max_tokens = self._histogram("vllm:request_params_max_tokens", "max_tokens asked for", lengths)
         self._n = self._histogram("vllm:request_params_n", "Choices asked for", _COUNTS)
         self._preempted = self._histogram("vllm:request_num_preemptions", "Of a choice", (0, *_COUNTS))
@@ -134,6 +141,7 @@ class Metrics:
         num_prompt = len(request.prompt_token_ids)
         self._ttft.observe(time.monotonic() - request.arrival_s)
         self._prompt_tokens.inc(num_prompt)
+        self._cached.inc(num_cached_tokens)
         self._generation_tokens.inc(num_tokens)
         if self._config.enable_prefix_caching:
             self._cache_queries.inc(num_prompt)
@@ -144,14 +152,19 @@ class Metrics:
         self._itl.observe(gap_s)
         self._generation_tokens.inc(num_tokens)
 
-    def request_finished(self, request: NewRequest, output: RequestOutput) -> None:
-        """All choices of a request have ended; those without a finish_reason were aborted."""
-        self._prompt_lengths.observe(len(request.prompt_token_ids))
+    def request_finished(self, request: NewRequest, output: RequestOutput, failed: bool = False) -> None:
+        """All choices of a request have ended; those that did not finish failed, or their client left."""
+        num_prompt, lengths = len(request.prompt_token_ids), [len(one.token_ids) for one in output.outputs]
+        self._prompt_lengths.observe(num_prompt)
+        self._computed_lengths.observe(num_prompt - output.num_cached_tokens)
+        self._longest.observe(max(lengths))
         self._n.observe(request.params.n)
         if request.params.max_tokens is not None:
             self._max_tokens.observe(request.params.max_tokens)
         for choice in output.outputs:
-            reason = choice.finish_reason or "abort"
+            reason = choice.finish_reason
+            if reason is None or reason == "abort":
+                reason = "error" if failed else "abort"
             self._ended.labels(**self._names, finished_reason=reason).inc()
             self._lengths.observe(len(choice.token_ids))
             if choice.metrics is not None:

@@ -29,7 +29,8 @@ request_time_per_output_token_seconds_count e2e_request_latency_seconds_bucket
 request_queue_time_seconds_bucket request_prefill_time_seconds_sum request_decode_time_seconds_sum
 request_inference_time_seconds_sum request_prompt_tokens_bucket request_generation_tokens_bucket
 request_params_n_bucket request_params_max_tokens_sum request_num_preemptions_count
-iteration_tokens_total_bucket iteration_tokens_total_sum
+iteration_tokens_total_bucket iteration_tokens_total_sum prompt_tokens_cached_total
+request_max_num_generation_tokens_bucket request_prefill_kv_computed_tokens_sum
 """
 OWN = ["engine_step_total", "step_seconds_bucket", "engine_restarts_total", "http_requests_total"]
 
@@ -62,6 +63,7 @@ def happen(metrics: Metrics) -> None:
     output = RequestOutput(
         "1", None, list(range(30)), [ended, CompletionOutput(1, token_ids=[1], metrics=times)]
     )
+    output.num_cached_tokens = 16
     metrics.request_finished(request, output)
     metrics.step(StepReport(Record(0, 2, 34, 1, 70, 16, 3, 0.02), 2, 1, 70))
     metrics.step(StepReport(None, 0, 0, 100))
@@ -96,12 +98,26 @@ def test_numbers_of_requests(metrics: Metrics) -> None:
     assert value("vllm:request_success_total", finished_reason="length") == 1
     assert value("vllm:request_success_total", finished_reason="abort") == 1
     assert value("vllm:request_generation_tokens_sum") == 6
+    assert value("vllm:request_max_num_generation_tokens_sum") == 5
+    assert value("vllm:request_max_num_generation_tokens_count") == 1
+    assert value("vllm:request_prefill_kv_computed_tokens_sum") == 14
+    assert value("vllm:prompt_tokens_cached_total") == 16
     assert value("vllm:request_prompt_tokens_bucket", le="50.0") == 1
     assert value("vllm:request_prompt_tokens_bucket", le="20.0") == 0
     assert value("vllm:request_params_n_sum") == 2
     assert value("vllm:request_params_max_tokens_sum") == 100
     assert value("vllm:request_num_preemptions_sum") == 4
     assert value("vllm:admission_rejections_total", reason="requests") == 1
+
+
+def test_who_was_told_an_error_did_not_leave() -> None:
+    metrics = make_metrics("demo")
+    ended, stopped = (CompletionOutput(i, finish_reason=r) for i, r in enumerate(("stop", "abort")))
+    output = RequestOutput("1", None, [1], [ended, stopped, CompletionOutput(2)])
+    metrics.request_finished(NewRequest("1", (1,), SamplingParams(n=3)), output, failed=True)
+    value = Values(metrics)
+    for reason, count in {"stop": 1, "error": 2, "abort": 0}.items():
+        assert value("vllm:request_success_total", finished_reason=reason) == count
 
 
 def test_times_of_requests(metrics: Metrics) -> None:

@@ -31,6 +31,13 @@ def test_an_engine_that_is_killed() -> None:
         assert '"error"' in lines[-2]
         assert '"engine_dead"' in lines[-2]
         assert lines[-1] == "[DONE]"
+        counts = client.get("/metrics").text
+        for why, count in {"error": 1.0, "abort": 0.0}.items():
+            labels = f'engine="0",finished_reason="{why}",model_name="demo"'
+            assert f"vllm:request_success_total{{{labels}}} {count}" in counts
+        (line,) = (line for line in server.log.splitlines() if "completion_tokens" in line)
+        assert "status=200" in line
+        assert 'error="the engine died' in line
         unready = client.get("/health/ready")
         assert unready.status_code == 503
         refused = client.post("/v1/completions", json=SHORT)
