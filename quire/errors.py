@@ -31,8 +31,12 @@ def escape(text: str) -> str:
 
 def quoted(value: Any) -> str:
     """The `repr` of a value that somebody else wrote, of at most MAX_QUOTED characters or a few more."""
-    text = _SHORT.repr(value)
-    return text if len(text) <= MAX_QUOTED + 10 else text[:MAX_QUOTED] + "..."
+    return shortened(_SHORT.repr(value), MAX_QUOTED + 10)
+
+
+def shortened(text: str, limit: int = 60) -> str:
+    """The beginning of a text that may be of any length."""
+    return text if len(text) <= limit else text[:limit] + "..."
 
 
 class QuireError(Exception):
@@ -107,7 +111,7 @@ class EngineDead(QuireError):
 
 
 def _shown(text: str) -> str:
-    return escape(text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + "...")
+    return escape(shortened(text, MAX_MESSAGE))
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:

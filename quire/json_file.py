@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, quoted
 from quire.regular_file import read_limited
 
-LIMIT_BYTES = 64 << 20
+LIMIT_BYTES = 32 << 20
+MAX_VALUES = 1 << 20  # in one file, keys not counted: each takes some 60 bytes of memory, and time
 _AGAIN = "the file is damaged or incomplete: fetch it again"
 
 
 def read_json(path: Path, limit_bytes: int = LIMIT_BYTES) -> dict[str, Any]:
     """The object in a JSON file. Raises ConfigError: no regular file, too large, not JSON, not an object."""
-    return parse_object(read_limited(path, limit_bytes), str(path))
+    text = read_limited(path, limit_bytes)
+    check_size(text, str(path))
+    return parse_object(text, str(path))
+
+
+def check_size(text: bytes, where: str, most: int = MAX_VALUES) -> None:
+    """Raise ConfigError for JSON with more than `most` values, before they are made."""
+    if sum(text.count(mark) for mark in (b",", b"[", b"{")) > most:
+        raise ConfigError(f"{where}: more values than such a file has (limit {most:,})", _AGAIN)
 
 
 def parse_object(text: bytes, where: str, decode: Callable[[bytes], Any] | None = None) -> dict[str, Any]:
@@ -41,11 +51,11 @@ def _decode(text: bytes, where: str) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ConfigError(f"{where}: {name!r} is given twice", _AGAIN)
-        found[name] = value
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        counted = Counter(name for name, _ in pairs)
+        (name, _), *_ = counted.most_common(1)
+        raise ConfigError(f"{where}: {quoted(name)} is given twice", _AGAIN)
     return found
 
 

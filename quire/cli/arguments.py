@@ -10,8 +10,8 @@ import stat
 import sys
 from pathlib import Path
 
-from quire.cli.terminal import note, shortened
-from quire.errors import ConfigError, did_you_mean
+from quire.cli.terminal import note
+from quire.errors import ConfigError, did_you_mean, shortened
 
 STDIN_WAIT_S = 1.0  # for the first byte of a pipe that may be open only because nobody closed it
 _ASK = 'try: quire run demo "Hello"'

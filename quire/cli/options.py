@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
-from quire.cli.terminal import shortened
 from quire.config import EngineConfig, ServerConfig
-from quire.errors import did_you_mean
+from quire.errors import did_you_mean, shortened
 from quire.sampling_params import SamplingParams
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "stop")

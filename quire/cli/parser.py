@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 
 from quire import __version__
 from quire.cli import cache, inspect, probe, run, serve
-from quire.cli.terminal import complain, shortened
-from quire.errors import did_you_mean
+from quire.cli.terminal import complain
+from quire.errors import did_you_mean, shortened
 
 EXAMPLES = """examples:
   quire run                                  chat with the small embedded model, no download

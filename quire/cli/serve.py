@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from quire.cli.chosen import in_words
 from quire.cli.options import add_engine_flags, add_server_flags, engine_options, server_options
-from quire.cli.terminal import bold, note, shortened
-from quire.errors import escape
+from quire.cli.terminal import bold, note
+from quire.errors import escape, shortened
 
 if TYPE_CHECKING:
     from quire.server.serving import Serving

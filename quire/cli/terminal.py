@@ -80,8 +80,3 @@ def harmless(text: str) -> str:
 def counted(number: int, noun: str) -> str:
     """1 token, 2 tokens."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
-def shortened(text: str, limit: int = 60) -> str:
-    """The beginning of a text that may be of any length."""
-    return text if len(text) <= limit else text[:limit] + "..."

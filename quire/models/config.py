@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, quoted
 from quire.program.rope import Rope, rope_from_config
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -40,7 +40,7 @@ class Fields:
         """A positive integer; ConfigError when it is something else."""
         value = self.values.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
-            problem = "is missing" if value is None else f"= {value!r} is not a size"
+            problem = "is missing" if value is None else f"= {quoted(value)} is not a size"
             raise ConfigError(f"config.json: {name} {problem}", "is this a decoder-only language model?")
         return value
 
@@ -52,13 +52,13 @@ class Fields:
         """A finite number."""
         value = self.values.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ConfigError(f"config.json: {name} = {value!r} is not a number")
+            raise ConfigError(f"config.json: {name} = {quoted(value)} is not a number")
         return float(value)
 
     def positive(self, name: str) -> float:
         """A finite number above 0."""
         if (value := self.number(name)) <= 0:
-            raise ConfigError(f"config.json: {name} = {value!r} is not positive")
+            raise ConfigError(f"config.json: {name} = {quoted(value)} is not positive")
         return value
 
     def optional_positive(self, name: str) -> float | None:
@@ -69,7 +69,7 @@ class Fields:
         """True or false, false when absent or null."""
         value = self.values.get(name)
         if value is not None and not isinstance(value, bool):
-            raise ConfigError(f"config.json: {name} = {value!r} is neither true nor false")
+            raise ConfigError(f"config.json: {name} = {quoted(value)} is neither true nor false")
         return bool(value)
 
     def integers(self, name: str) -> tuple[int, ...]:
@@ -77,7 +77,7 @@ class Fields:
         stated = self.values.get(name)
         stated = [] if stated is None else stated
         if not isinstance(stated, list | tuple) or not all(isinstance(n, int) for n in stated):
-            raise ConfigError(f"config.json: {name} = {stated!r} is not a list of integers")
+            raise ConfigError(f"config.json: {name} = {quoted(stated)} is not a list of integers")
         return tuple(stated)
 
 
@@ -122,7 +122,7 @@ class ModelConfig(Fields):
         """What config.json says of the rotation: rope_scaling, or the newer rope_parameters; may be empty."""
         stated = self.get("rope_scaling") or self.get("rope_parameters") or {}
         if not isinstance(stated, Mapping):
-            raise ConfigError(f"config.json: rope_scaling = {stated!r} is not an object")
+            raise ConfigError(f"config.json: rope_scaling = {quoted(stated)} is not an object")
         return stated
 
     def rope(
@@ -172,7 +172,7 @@ def read_config(fields: Fields, slides: Slides) -> ModelConfig:
     layers = fields.size("num_hidden_layers", most=MAX_LAYERS)
     act = fields.get("hidden_act")
     if not isinstance(act, str):
-        raise ConfigError(f"config.json: hidden_act = {act!r} is not a name")
+        raise ConfigError(f"config.json: hidden_act = {quoted(act)} is not a name")
     return ModelConfig(
         values=fields.values,
         vocab_size=fields.size("vocab_size"),
@@ -195,7 +195,9 @@ def _layer_types(fields: Fields, layers: int, slides: Slides) -> tuple[str, ...]
     """What each layer's attention sees: stated, or by the family's rule for older configs."""
     stated = fields.get("layer_types") or []
     if not isinstance(stated, list) or any(kind not in (FULL, SLIDING) for kind in stated):
-        raise ConfigError(f"config.json: layer_types = {stated!r}", f"only {FULL} and {SLIDING} are known")
+        raise ConfigError(
+            f"config.json: layer_types = {quoted(stated)}", f"only {FULL} and {SLIDING} are known"
+        )
     if stated and len(stated) < layers:
         raise ConfigError(f"config.json: {len(stated)} layer_types for {layers} layers")
     if fields.get("sliding_window") is None:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, quoted
 from quire.models.blocks import embed_tokens, gated_mlp, head, project_qkv, rotate
 from quire.models.config import FULL, SLIDING, ModelConfig
 from quire.program import Builder, Names, Value
@@ -76,5 +76,5 @@ def _rope3(cfg: ModelConfig, kind: str) -> Rope:
 
 def _object(stated: Any) -> Mapping[str, Any]:
     if stated is not None and not isinstance(stated, Mapping):
-        raise ConfigError(f"config.json: rope parameters {stated!r} are not an object")
+        raise ConfigError(f"config.json: rope parameters {quoted(stated)} are not an object")
     return stated or {}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.errors import ConfigError, did_you_mean
+from quire.errors import ConfigError, did_you_mean, quoted, shortened
 from quire.models import defaults
 from quire.models.cohere2 import cohere2
 from quire.models.config import Fields, ModelConfig, Slides, read_config, read_fields
@@ -130,12 +130,12 @@ def read_model(raw: Mapping[str, Any]) -> Model:
     if stored := raw.get("quantization_config"):
         method = stored.get("quant_method", "unknown") if isinstance(stored, Mapping) else "unknown"
         raise ConfigError(
-            f"the checkpoint is quantized ({method}), which cannot be read yet",
+            f"the checkpoint is quantized ({shortened(str(method))}), which cannot be read yet",
             "take the unquantized checkpoint; quantization='int8' or 'int4' quantizes it while loading",
         )
     for key, done in {"per_layer_config": None, **family.only}.items():
         if raw.get(key, done) not in (None, done):
-            raise ConfigError(f"config.json: {key} = {raw[key]!r} is not supported")
+            raise ConfigError(f"config.json: {key} = {quoted(raw[key])} is not supported")
     cfg = read_config(read_fields(raw, family.defaults, family.spelled), family.slides)
     builder = Builder()
     output = family.record(builder, cfg, Names(""))
@@ -152,5 +152,7 @@ def _architecture(raw: Mapping[str, Any]) -> str:
         raise ConfigError("config.json names no architecture", known)
     if name not in FAMILIES:
         near = did_you_mean(name, FAMILIES)
-        raise ConfigError(f"the architecture {name!r} is not known", f"{near} {known}" if near else known)
+        raise ConfigError(
+            f"the architecture {quoted(name)} is not known", f"{near} {known}" if near else known
+        )
     return name

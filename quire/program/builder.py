@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterable
 from typing import TypeVar
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, quoted
 from quire.program import ops
 from quire.program.numerics import ACTIVATIONS
 from quire.program.ops.experts import ExpertWeights, Routing
-from quire.program.program import Count, KVLayer, Op, Program, Value, WeightSpec
+from quire.program.program import MAX_TENSORS, Count, KVLayer, Op, Program, Value, WeightSpec
 from quire.program.rope import Rope
 
 AnyOp = TypeVar("AnyOp", bound=Op)
@@ -30,6 +30,7 @@ class Builder:
         self._ops: list[Op] = []
         self._kv_layers: list[KVLayer] = []
         self._num_values = 0
+        self._num_tensors = 0
 
     def program(self, output: Value, ignored: Iterable[str] = ()) -> Program:
         """The finished recording; `output` are the logits [L, vocab]."""
@@ -159,6 +160,10 @@ class Builder:
 
     def _add(self, op: AnyOp) -> AnyOp:
         self._ops.append(op)
+        self._num_tensors += sum(len(weight.sources) for weight in op.weights())
+        if self._num_tensors > MAX_TENSORS:
+            problem = f"layers and experts together take more than {MAX_TENSORS:,} tensors"
+            raise ConfigError(f"config.json: {problem}", "no model has so many: the file is damaged")
         return op
 
 
@@ -180,4 +185,4 @@ def _same(x: Value, y: Value) -> None:
 
 def _known(activation: str) -> None:
     if activation not in ACTIVATIONS:
-        raise ConfigError(f"unknown activation {activation!r}", f"known: {', '.join(ACTIVATIONS)}")
+        raise ConfigError(f"unknown activation {quoted(activation)}", f"known: {', '.join(ACTIVATIONS)}")

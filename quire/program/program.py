@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from quire.program.batch import Batch
 
 Count = Literal["T", "L"]
+MAX_TENSORS = 1 << 17  # of a checkpoint: twice what the largest published models have
 
 
 @dataclass(frozen=True, slots=True)

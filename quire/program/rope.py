@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, quoted
 from quire.program.numerics import Array
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
@@ -140,13 +140,13 @@ def rope_from_config(
     scaling = scaling or {}
     rope_type = scaling.get("rope_type") or scaling.get("type") or "default"
     if rope_type not in ROPE_TYPES:
-        raise ConfigError(f"unknown rope scaling {rope_type!r}", f"known: {', '.join(ROPE_TYPES)}")
+        raise ConfigError(f"unknown rope scaling {quoted(rope_type)}", f"known: {', '.join(ROPE_TYPES)}")
     for name in _NUMBERS:
         _check_number(name, scaling.get(name))
     stated = original_max_position or scaling.get("original_max_position_embeddings")
     original = stated if stated and rope_type != "dynamic" else max_position
     if not (factor := scaling.get("factor")) and not stated and rope_type != "default":
-        raise ConfigError(f"config.json: rope scaling {rope_type!r} needs a factor")
+        raise ConfigError(f"config.json: rope scaling {quoted(rope_type)} needs a factor")
     factor = float(factor or max_position / original)
     rope = Rope(
         dim=dim,
@@ -186,7 +186,9 @@ def _check_number(name: str, value: Any) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST:
-        raise ConfigError(f"config.json: {name} = {value!r} of the rope scaling is not a number from 0 on")
+        raise ConfigError(
+            f"config.json: {name} = {quoted(value)} of the rope scaling is not a number from 0 on"
+        )
 
 
 def _factors(scaling: dict[str, Any], name: str, size: int) -> tuple[float, ...]:

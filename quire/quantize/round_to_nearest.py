@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, quoted
 from quire.program.program import WeightSpec
 from quire.quantize.kinds import Array, Floats, Int4, Int8, Storage, pack, to_float32
 
@@ -91,7 +91,7 @@ def quantize(
         if not np.isfinite(channel).all():
             source = spec.sources[block[0]] if len(spec.sources) > 1 else spec.sources[0]
             raise ConfigError(
-                f"tensor {source!r} cannot be quantized: it holds numbers that are not finite",
+                f"tensor {quoted(source)} cannot be quantized: it holds numbers that are not finite",
                 "load it without quantization, or fetch the checkpoint again",
             )
         part[...], channels[block] = code.reshape(part.shape), channel

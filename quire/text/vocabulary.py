@@ -19,10 +19,11 @@ import msgspec
 import tokenizers
 
 from quire.errors import ConfigError
-from quire.json_file import parse_object
+from quire.json_file import check_size, parse_object
 from quire.regular_file import read_limited
 
 LIMIT_BYTES = 128 << 20  # the largest published vocabularies take some 35 MB
+MAX_VALUES = 1 << 22  # and have two million entries, merges included
 
 # Normalizers that leave an alias (lower-case hexadecimal) as it is, wherever it stands.
 _HARMLESS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Sequence"}
@@ -53,7 +54,9 @@ def load_vocabulary(path: Path) -> Vocabulary:
 
     The library gets what was read here, written anew: of a name given twice both see the last.
     """
-    data = parse_object(read_limited(path, LIMIT_BYTES), str(path), msgspec.json.decode)
+    text = read_limited(path, LIMIT_BYTES)
+    check_size(text, str(path), MAX_VALUES)
+    data = parse_object(text, str(path), msgspec.json.decode)
     try:
         added = _hide_added_tokens(data)
         data["truncation"] = data["padding"] = None  # left over from training: prompts are not to be cut

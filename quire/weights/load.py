@@ -7,13 +7,14 @@ stay views of the mapped file wherever they are stored as the program wants them
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from fnmatch import fnmatchcase
+from fnmatch import translate
 
 import numpy as np
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, shortened
 from quire.program.program import WeightSpec
 from quire.quantize.kinds import DTYPES, Array, Dense, Int4, Int8, Storage, to_float32
 from quire.quantize.round_to_nearest import Mapper, kind_of, quantize
@@ -82,19 +83,16 @@ def check(specs: Mapping[str, WeightSpec], checkpoint: Checkpoint, ignored: Iter
     """Raise one ConfigError unless the checkpoint holds what `specs` want and nothing but `ignored` else."""
     wanted = {source: spec for spec in specs.values() for source in spec.sources}
     missing = [name for name in wanted if name not in checkpoint]
-    patterns = tuple(ignored)
-    unexpected = [
-        name
-        for name in checkpoint
-        if name not in wanted and not any(fnmatchcase(name, pattern) for pattern in patterns)
-    ]
+    allowed = re.compile("|".join(map(translate, ignored)) or "(?!)")
+    unexpected = [name for name in checkpoint if name not in wanted and not allowed.match(name)]
     misshaped = []
     for spec in specs.values():
         for source in spec.sources:
             if source in checkpoint and _axis(spec, checkpoint[source].shape) is None:
                 entry = checkpoint[source]
                 expected = " or ".join(str(list(s)) for s in _source_shapes(spec))
-                misshaped.append(f"{source} {list(entry.shape)} in {entry.file.name}, expected {expected}")
+                name = shortened(source)
+                misshaped.append(f"{name} {list(entry.shape)} in {entry.file.name}, expected {expected}")
     faults = (
         _listing("missing", missing),
         _listing("not part of this model", unexpected),
@@ -113,7 +111,8 @@ def _listing(what: str, names: list[str]) -> str:
         return ""
     more = f", and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     tensors = "tensor" if len(names) == 1 else "tensors"
-    return f"{len(names)} {tensors} {what} ({', '.join(names[:_LISTED])}{more})"
+    listed = ", ".join(shortened(name, 200) for name in names[:_LISTED])
+    return f"{len(names)} {tensors} {what} ({listed}{more})"
 
 
 def _hint(missing: list[str], left: set[str], different: bool) -> str:

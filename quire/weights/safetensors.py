@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import math
 import mmap
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from quire.errors import ConfigError
-from quire.json_file import parse_object, read_json
+from quire.errors import ConfigError, quoted
+from quire.json_file import check_size, parse_object, read_json
+from quire.program.program import MAX_TENSORS
 from quire.quantize.kinds import DTYPES, Array
 from quire.regular_file import open_regular
 
@@ -26,7 +27,9 @@ INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 
 _HEADER_LIMIT_BYTES = 100_000_000  # as in the reference implementation of the format
-_MAX_DIMS, _MAX_DIM = 8, 1 << 40
+_MAX_DIMS, _MAX_DIM, _MAX_OFFSET = 8, 1 << 40, 1 << 62
+_VALUES_OF_TENSOR = 10  # in a header: number format, up to four dimensions, two offsets, what holds them
+_NO_PLAIN_NAME = re.compile(r"[/\\:\0]")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _NATIVE = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
 _BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8}
@@ -36,8 +39,7 @@ _BITS |= {"I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "C64
 _DAMAGED = "the file is damaged or incomplete: fetch it again"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A tensor of a checkpoint: where it is and what it claims to be. `offset` is its place in the file."""
 
     name: str
@@ -52,7 +54,7 @@ class Entry:
         """Its name among quire.quantize.kinds.DTYPES. Raises ConfigError for formats that are not read."""
         if self.dtype not in _NATIVE:
             raise ConfigError(
-                f"{self.file}: tensor {self.name!r} is stored as {self.dtype}, which is not read",
+                f"{self.file}: tensor {quoted(self.name)} is stored as {self.dtype}, which is not read",
                 "use a checkpoint in bfloat16, float16 or float32",
             )
         return _NATIVE[self.dtype]
@@ -157,10 +159,9 @@ def read_index(path: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise ConfigError(f"{path}: has no 'weight_map' with the files of the tensors")
     for name, file in weight_map.items():
-        if not isinstance(file, str) or not file.endswith(".safetensors") or set(file) & set("/\\:\0"):
-            raise ConfigError(
-                f"{path}: tensor {name!r} is placed in {file!r}, not a safetensors file of this folder"
-            )
+        if not isinstance(file, str) or not file.endswith(".safetensors") or _NO_PLAIN_NAME.search(file):
+            what = f"is placed in {quoted(file)}, not a safetensors file of this folder"
+            raise ConfigError(f"{path}: tensor {quoted(name)} {what}")
     return weight_map
 
 
@@ -173,25 +174,31 @@ def read_header(path: Path) -> dict[str, Entry]:
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > size - 8 or length > _HEADER_LIMIT_BYTES:
                 raise ConfigError(f"{path}: {_header_fault(size, length)}", _DAMAGED)
-            header = parse_object(file.read(length), f"{path}: header")
+            text = file.read(length)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    check_size(text, f"{path}: header", _VALUES_OF_TENSOR * MAX_TENSORS)
+    header = parse_object(text, f"{path}: header")
     header.pop("__metadata__", None)
+    _check_number(path, len(header))
     start = 8 + length
     entries = [_entry(path, name, info, start) for name, info in header.items()]
     end = start
     for entry in sorted(entries, key=lambda e: (e.offset, e.nbytes)):
         if entry.offset != end:
             fault = "overlaps the one before it" if entry.offset < end else "follows a gap in the data"
-            raise ConfigError(f"{path}: tensor {entry.name!r} {fault}", _DAMAGED)
+            raise _fault(path, entry.name, fault)
         end += entry.nbytes
         if end > size:
-            raise ConfigError(
-                f"{path}: tensor {entry.name!r} ends at byte {end:,} of a file of {size:,}", _DAMAGED
-            )
+            raise _fault(path, entry.name, f"ends at byte {end:,} of a file of {size:,}")
     if end != size:
         raise ConfigError(f"{path}: {size - end:,} bytes after the last tensor", _DAMAGED)
     return {entry.name: entry for entry in entries}
+
+
+def _check_number(path: Path, tensors: int) -> None:
+    if tensors > MAX_TENSORS:
+        raise ConfigError(f"{path}: {tensors:,} tensors are more than any model has ({MAX_TENSORS:,})")
 
 
 def _header_fault(size: int, length: int) -> str:
@@ -202,36 +209,37 @@ def _header_fault(size: int, length: int) -> str:
 
 def _entry(path: Path, name: str, info: Any, start: int) -> Entry:
     """One line of a header as an Entry, or ConfigError: data begins at byte `start` of the file."""
-    where = f"{path}: tensor {name!r}"
     info = info if isinstance(info, dict) else {}
-    dtype, shape, offsets = (info.get(key) for key in ("dtype", "shape", "data_offsets"))
+    dtype, shape, offsets = info.get("dtype"), info.get("shape"), info.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in _BITS:
-        raise ConfigError(f"{where} has an unknown number format: {dtype!r}")
-    if not _counts(shape) or len(shape) > _MAX_DIMS or max(shape, default=0) > _MAX_DIM:
-        raise ConfigError(f"{where} has an impossible shape: {_short(shape)}")
-    if not _counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise ConfigError(f"{where} has impossible data offsets: {_short(offsets)}")
+        raise _fault(path, name, f"has an unknown number format: {quoted(dtype)}")
+    if not _counts(shape, _MAX_DIM) or len(shape) > _MAX_DIMS:
+        raise _fault(path, name, f"has an impossible shape: {quoted(shape)}")
+    if not _counts(offsets, _MAX_OFFSET) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise _fault(path, name, f"has impossible data offsets: {quoted(offsets)}")
     nbytes = offsets[1] - offsets[0]
     if math.prod(shape) * _BITS[dtype] != nbytes * 8:
-        raise ConfigError(f"{where} claims {dtype} {list(shape)} but has {nbytes:,} bytes", _DAMAGED)
+        raise _fault(path, name, f"claims {dtype} {list(shape)} but has {nbytes:,} bytes")
     return Entry(name, dtype, tuple(shape), path, start + offsets[0], nbytes)
 
 
-def _counts(value: Any) -> bool:
-    return isinstance(value, list) and all(type(v) is int and v >= 0 for v in value)
+def _fault(path: Path, name: str, what: str) -> ConfigError:
+    return ConfigError(f"{path}: tensor {quoted(name)} {what}", _DAMAGED)
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+def _counts(value: Any, most: int) -> bool:
+    """Whether this is a list of whole numbers from 0 to `most`."""
+    if not isinstance(value, list) or not {int}.issuperset(map(type, value)):
+        return False
+    return not value or 0 <= min(value) <= max(value) <= most
 
 
 def _folder_entries(folder: Path) -> dict[str, Entry]:
     try:
-        names = sorted(file.name for file in folder.iterdir())
+        names = {file.name for file in folder.iterdir()}
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be read: {error.strerror}") from error
-    (chosen,) = weight_files(names, str(folder))
+    (chosen,) = weight_files([*names], str(folder))
     if chosen != INDEX_NAME:
         return read_header(folder / chosen)
     index = read_index(folder / INDEX_NAME)
@@ -246,11 +254,14 @@ def _folder_entries(folder: Path) -> dict[str, Entry]:
     for shard in shards:
         for name, entry in read_header(folder / shard).items():
             if name in entries:
-                raise ConfigError(f"{entry.file}: tensor {name!r} is also in {entries[name].file.name}")
+                raise ConfigError(f"{entry.file}: tensor {quoted(name)} is also in {entries[name].file.name}")
             entries[name] = entry
+        _check_number(folder, len(entries))
     for name, shard in index.items():
         if name not in entries or entries[name].file.name != shard:
-            raise ConfigError(f"{folder / shard}: tensor {name!r} is not in it, though {INDEX_NAME} says so")
+            raise ConfigError(
+                f"{folder / shard}: tensor {quoted(name)} is not in it, though {INDEX_NAME} says so"
+            )
     return entries
 
 

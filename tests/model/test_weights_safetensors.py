@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from quire.errors import ConfigError
+from quire.program.program import MAX_TENSORS
 from quire.weights.folder import ModelFolder
 from quire.weights.safetensors import INDEX_NAME, Checkpoint
 
@@ -84,15 +85,39 @@ BROKEN: dict[str, tuple[object, bytes, int | None, str]] = {
 }
 
 
-@pytest.mark.parametrize("label", BROKEN)
+EMPTY = b'"%d":{"dtype":"I8","shape":[0],"data_offsets":[0,0]}'
+# What is made for reading it to take long, or for an error to be long or to steer a terminal.
+HOSTILE: dict[str, tuple[object, bytes, int | None, str]] = {
+    "more tensors than any model": (
+        b"{%s}" % b",".join(EMPTY % number for number in range(MAX_TENSORS + 1)),
+        b"",
+        None,
+        "131,073 tensors are more than any model has",
+    ),
+    "600,000 tensors": (
+        b"{%s}" % b",".join(EMPTY % number for number in range(600_000)),
+        b"",
+        None,
+        "header: more values than such a file has",
+    ),
+    "lists": (b'{"a":[%s[]]}' % (b"[]," * 2_000_000), DATA, None, "more values than such a file has"),
+    "digits": ({"a": info([16], 10**4000, 10**4000 + 64)}, DATA, None, "impossible data offsets"),
+    "long name": ({"a" * 10**6: info([16], 0, 63)}, DATA, None, "tensor 'aaa.* but has 63 bytes"),
+    "long dtype": ({"a": info([16], 0, 64, "F" * 10**6)}, DATA, None, "unknown number format: 'FFF"),
+    "steering name": ({"\x1b[2J\n": info([16], 0, 63)}, DATA, None, r"tensor '\\x1b\[2J\\n' claims"),
+    "steering name twice": (b'{"\\u001b":1,"\\u001b":2}', b"", None, r"'\\x1b' is given twice"),
+}
+
+
+@pytest.mark.parametrize("label", [*BROKEN, *HOSTILE])
 def test_broken_headers_are_one_clear_error(tmp_path: Path, label: str) -> None:
-    header, data, length, message = BROKEN[label]
+    header, data, length, message = {**BROKEN, **HOSTILE}[label]
     path = raw_file(tmp_path / "model.safetensors", header, data, length)
     with pytest.raises(ConfigError, match=message) as caught:
         Checkpoint.open(tmp_path)
     assert caught.value.message.startswith(str(path))
-    assert "\n" not in caught.value.message
-    assert len(caught.value.message) < len(str(path)) + 200
+    assert caught.value.message.isprintable()
+    assert len(caught.value.message) < len(str(path)) + 250
 
 
 def test_truncation_anywhere_is_noticed_at_open(tmp_path: Path) -> None:
