@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from functools import cache
@@ -26,6 +27,8 @@ LONG_FIELDS = {
 }
 MAX_ITEMS = {"messages": 8192, "input": 8192, "tools": 512}  # of those that are counted before they are read
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<where>[^`]*)`)?$", re.DOTALL)
+SEARCHED_BYTES = 1 << 20  # of a body at most, where half a surrogate pair is to be found
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _FIELDS, _ITEMS = msgspec.json.Decoder(dict[str, msgspec.Raw]), msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -68,7 +71,7 @@ def parse(body: bytes | bytearray, type_: type[T]) -> tuple[T, list[str]]:
     except msgspec.ValidationError as error:
         raise _named(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-        raise RequestError(f"the body is not JSON: {error}") from None
+        raise _malformed(body, error) from None
     if num_containers > MAX_DEPTH and any(_depth_exceeds(one, MAX_DEPTH) for one in (value, unknown)):
         raise _too_deep()
     return value, [*unknown]
@@ -113,6 +116,41 @@ def _depth_exceeds(value: Any, limit: int) -> bool:
             return False
         level = inner
     return True
+
+
+def _malformed(body: bytes | bytearray, error: Exception) -> RequestError:
+    """Why a body cannot be read: its encoding, half a surrogate pair, or what msgspec says of it."""
+    try:
+        text = str(body, "utf-8")
+    except UnicodeDecodeError as wrong:
+        return RequestError(f"the body is not valid UTF-8 at byte {wrong.start}", "send JSON in UTF-8")
+    if len(body) <= SEARCHED_BYTES:
+        try:
+            found = _half_pair(json.loads(text))  # which reads what msgspec refuses
+        except (ValueError, RecursionError):
+            found = None
+        if found is not None:
+            where, half = found[0][1:], ascii(found[1])[1:-1]
+            field = _NAME.match(where)
+            problem = f"{where[:80] or 'the body'} contains a lone surrogate {half}, which is no character"
+            return RequestError(problem, "send both halves of the pair", field and field[0])
+    return RequestError(f"the body is not JSON: {error}")
+
+
+def _half_pair(value: Any, depth: int = 0) -> tuple[str, str] | None:
+    """Where the first half of a surrogate pair without the other is in a value, and which."""
+    if isinstance(value, str):
+        half = _HALF_PAIR.search(value)
+        return half and ("", half[0])
+    if depth == MAX_DEPTH or not isinstance(value, dict | list):
+        return None
+    items = value.items() if isinstance(value, dict) else ((f"[{i}]", one) for i, one in enumerate(value))
+    for key, inner in items:
+        if found := _half_pair(inner, depth + 1):
+            return (key if isinstance(value, list) else f".{key}") + found[0], found[1]
+        if found := _half_pair(key):
+            return found
+    return None
 
 
 def _too_deep() -> RequestError:
