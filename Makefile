@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 TEST_ENV := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest
 
-.PHONY: help run test lint format oracle clients sanitize clean
+.PHONY: help run test lint format oracle clients agents sanitize clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -43,6 +43,9 @@ clients: .clients/.done .venv/.test  ## call the server with more clients (insta
 	QUIRE_TEST_PYTHON=$(CURDIR)/$(BIN)/python .clients/bin/python -m pytest --confcutdir=tests/clients \
 	  -p no:cacheprovider -W ignore tests/clients $(ARGS)
 
+agents: .agents/.done .venv/.test  ## run coding agents against the server (installs them; needs npm)
+	$(BIN)/python -m pytest -o faulthandler_timeout=900 tests/agents $(ARGS)
+
 # The sanitizer must be there before Python is, and the C++ library, whose exceptions it watches, with it; leaks are
 # Python's own, it never frees all.
 SANITIZE ?= address,undefined
@@ -57,7 +60,7 @@ sanitize: .venv/.test  ## native tests with sanitizers in the core (SANITIZE=thr
 	QUIRE_TEST_CORE=$$(echo build/sanitize-$(SANITIZE)/_core.*.so) $(PYTEST) -n auto -p no:cacheprovider tests/native $(ARGS)
 
 clean:  ## remove the environment, caches and builds
-	rm -rf .venv .clients build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .clients .agents build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find quire tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Stamps: what is installed stays so until pyproject.toml or the native core changes.
@@ -84,6 +87,16 @@ NATIVE := CMakeLists.txt $(wildcard csrc/*.* csrc/*/*.*)
 	@.clients/bin/python -m pip -qq --disable-pip-version-check --no-input install --no-compile -r $<
 	@.clients/bin/python -m pip -qq --disable-pip-version-check --no-input install --no-compile --no-deps \
 	  'lm_eval==0.4.13'
+	@touch $@
+
+.agents/.done: tests/agents/package.json tests/agents/requirements.txt | .venv/bin/python
+	@command -v npm >/dev/null || { echo "quire: npm is missing; the agents need Node.js 20 or newer." >&2; exit 1; }
+	@echo 'quire: installing coding agents into .agents (once; about 1.5 GB) ...' >&2
+	@rm -rf .agents && mkdir .agents && cp tests/agents/package.json .agents
+	@npm install --prefix .agents --no-audit --no-fund --no-update-notifier --loglevel=error
+	@$(BIN)/python -m venv .agents/aider
+	@.agents/aider/bin/python -m pip -qq --disable-pip-version-check --no-input install --no-compile \
+	  -r tests/agents/requirements.txt
 	@touch $@
 
 .venv/bin/python:

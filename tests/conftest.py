@@ -28,6 +28,8 @@ if "QUIRE_TEST_CORE" in os.environ:
 
     _use_core(os.environ["QUIRE_TEST_CORE"])
 
+collect_ignore = ["agents"]  # they need agents installed: `make agents`
+
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 # The suite gives the same verdict on every machine; `--hypothesis-profile=default` searches further.

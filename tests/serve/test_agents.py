@@ -1,0 +1,86 @@
+"""What coding agents send, replayed: requests of the shapes that `make agents` sees, short and hand-written.
+
+The model is the demo model with a longer context, and what it says is scripted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from agent_streams import Told, told
+from scripted_server import call, scripted
+from server import Server
+
+FOLDER = Path(__file__).with_name("agents")
+NOT_OFFERED = "Launch the rockets."
+RED_TO_BLUE = {"old_string": "red", "new_string": "blue"}
+# By fixture: a text of its prompt, and what is answered
+ANSWERS: dict[str, tuple[str, str]] = {
+    "opencode": (
+        "in opencode/notes.txt",
+        call("edit", filePath="/src/opencode/notes.txt", oldString="red", newString="blue"),
+    ),
+    "qwen_code": (
+        "in qwen-code/notes.txt",
+        call("edit", file_path="/src/qwen-code/notes.txt", **RED_TO_BLUE),
+    ),
+    "aider": ("in aider/notes.txt", "notes.txt\n```\nThe colour is blue.\n```\n"),
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    scripts = {marker: [answer] for marker, answer in ANSWERS.values()}
+    scripts[NOT_OFFERED] = [call("launch_rockets")]
+    folder = tmp_path_factory.mktemp("scripted")
+    flags = ("--served-model-name", "quire", "--max-num-batched-tokens", "2048")
+    with scripted(scripts, folder, *flags, max_positions=32_768) as server:
+        yield server
+
+
+def fixture(name: str) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
+    return read
+
+
+def ask(client: httpx.Client, path: str, headers: dict[str, str], body: dict[str, Any]) -> Told:
+    reply = client.post(path, headers=headers, json=body)
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
+    return told(path, reply.text)
+
+
+def test_every_fixture_is_replayed() -> None:
+    assert {path.stem for path in FOLDER.iterdir()} == set(ANSWERS)
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_agents_request(server: Server, name: str) -> None:
+    """It is answered by a whole stream without errors, and the second time its prompt is cached."""
+    _, answer = ANSWERS[name]
+    with server.client() as client:
+        first, second = (ask(client, **fixture(name)) for _ in range(2))
+    assert (first.text, first.calls) == (second.text, second.calls)
+    if answer.startswith("<tool_call>"):
+        written = json.loads(answer.removeprefix("<tool_call>").removesuffix("</tool_call>"))
+        assert (first.text, first.calls) == ("", [(written["name"], written["arguments"])])
+    else:
+        assert (first.text, first.calls) == (answer, [])
+    if first.num_prompt_tokens is not None:
+        assert second.num_prompt_tokens == first.num_prompt_tokens
+        assert second.num_cached_tokens >= 0.9 * first.num_prompt_tokens
+
+
+def test_the_script_cannot_say_what_the_grammar_bars(server: Server) -> None:
+    """A call of a tool that the request does not offer: the scripted engine has real grammars."""
+    tools = fixture("opencode")["body"]["tools"]
+    asked = {"messages": [{"role": "user", "content": NOT_OFFERED}], "tools": tools}
+    with server.client() as client:
+        reply = client.post("/v1/chat/completions", json=asked)
+    assert reply.status_code == 400, reply.text
+    assert "no token may follow" in reply.json()["error"]["message"]
