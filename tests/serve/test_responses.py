@@ -25,9 +25,10 @@ from quire.server.openai.items import (
     ResponseObject,
     ResponseRequest,
     TextOptions,
-    task_of,
+    read_conversation,
 )
 from quire.server.openai.logprobs import Told
+from quire.server.openai.response_tools import Toolbox
 from quire.server.openai.responses import ResponseStream
 from quire.text.answer import CallArguments, CallStart, Content, Reasoning
 
@@ -155,7 +156,7 @@ def response() -> ResponseObject:
 
 
 def streamed(*batches: Any, error: Exception | None = None) -> list[Object]:
-    stream = ResponseStream(response(), ScriptedRun(*batches, error=error), UNASKED)  # type: ignore[arg-type]
+    stream = ResponseStream(response(), ScriptedRun(*batches, error=error), UNASKED, Toolbox())  # type: ignore[arg-type]
     return sent(stream.events(), stream.failed)
 
 
@@ -218,7 +219,7 @@ def test_a_failure_within_a_stream_is_its_last_event() -> None:
 
 
 def test_a_late_failure_before_all_events_opens_the_stream() -> None:
-    stream = ResponseStream(response(), ScriptedRun(), UNASKED)  # type: ignore[arg-type]
+    stream = ResponseStream(response(), ScriptedRun(), UNASKED, Toolbox())  # type: ignore[arg-type]
     told = stream.failed(EngineDead("it died")).decode()
     names = [line.removeprefix("event: ") for line in told.split("\n") if line.startswith("event")]
     assert names == ["response.created", "response.in_progress", "response.failed"]
@@ -229,7 +230,7 @@ def test_a_late_failure_before_all_events_opens_the_stream() -> None:
 
 def messages(**body: Any) -> list[Object]:
     asked, _ = parse(json.dumps({"input": "Hi", **body}).encode(), ResponseRequest)
-    return [dict(message) for message in task_of(asked).messages]
+    return [dict(message) for message in read_conversation(asked).task.messages]
 
 
 def test_text_is_a_message_of_the_user() -> None:
@@ -278,8 +279,8 @@ def test_calls_without_words_before_them() -> None:
     ("param", "body"),
     [
         ("input[0]", {"input": [{"type": "item_reference", "id": "msg_1"}]}),
-        ("input[0]", {"input": [{"type": "web_search_call", "id": "x"}]}),
-        ("input[0]", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}),
+        ("input[0]", {"input": [{"type": "compaction_trigger"}]}),
+        ("input[0]", {"input": [{"type": "mcp_call", "id": "x"}]}),
         ("input[0]", {"input": [{"role": "user", "content": [{"type": "input_text"}]}]}),
         ("input[0]", {"input": [{"role": "critic", "content": "x"}]}),
         ("input[0]", {"input": [{"role": "user"}]}),
@@ -291,8 +292,8 @@ def test_calls_without_words_before_them() -> None:
         ("include", {"include": ["message.output_text.logprobs", "message.input_image.image_url"]}),
         ("text.format", {"text": {"format": {"type": "xml"}}}),
         ("text.format", {"text": {"format": {"type": "json_schema", "name": "x"}}}),
-        ("tools[0]", {"tools": [{"type": "web_search"}]}),
-        ("tools[1]", {"tools": [TOOLS[0], {"type": "custom", "name": "x"}]}),
+        ("tools[0]", {"tools": [{"type": "apply_patch"}]}),
+        ("tools[1]", {"tools": [TOOLS[0], {"type": "custom"}]}),
         ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "web_search"}}),
         ("truncation", {"truncation": "auto"}),
         ("n", {"n": 2}),

@@ -6,7 +6,7 @@ A response as a whole is made of the same blocks that its stream tells of, so th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -106,7 +106,7 @@ class Blocks:
 
 
 @contextmanager
-def told_as(names: Mapping[str, str]) -> Iterator[None]:
+def told_as(names: Mapping[str, str | Callable[[re.Match[str]], str]]) -> Iterator[None]:
     """A request that is refused is told in its interface's own words: pattern -> what stands for it there."""
     try:
         yield

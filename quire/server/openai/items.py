@@ -1,14 +1,15 @@
-"""What /v1/responses takes and gives: items, and how a list of them becomes a conversation."""
+"""What /v1/responses takes and gives, and how a request becomes a conversation."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from quire.errors import RequestError
 from quire.sampling_params import MAX_LOGPROBS, StructuredOutputsParams
 from quire.server.openai.conversation import ChatTask
+from quire.server.openai.history import Item, conversation
 from quire.server.openai.protocol import (
     REFUSED,
     Asked,
@@ -18,6 +19,7 @@ from quire.server.openai.protocol import (
     given_of,
     refuse,
 )
+from quire.server.openai.response_tools import CallItem, Name, Tool, Toolbox
 
 _STATELESS = "nothing is kept between requests: send the whole conversation as input"
 _CHAT = "use /v1/chat/completions"
@@ -36,37 +38,6 @@ REFUSED_HERE = {
 }
 LOGPROBS = "message.output_text.logprobs"  # of what can be included, what is here,
 ENCRYPTED = "reasoning.encrypted_content"  # and what does no harm where it lacks
-Name = Annotated[str, Meta(max_length=256)]
-
-
-class Part(Struct, kw_only=True):
-    """A part of a message: input_text, output_text or refusal."""
-
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-
-
-class Item(Struct, kw_only=True):
-    """A message, a function_call that the model made, its function_call_output; or reasoning, not read."""
-
-    type: str = "message"
-    role: str | None = None
-    content: str | list[Part] | None = None
-    call_id: Name | None = None
-    name: Name | None = None
-    arguments: str | None = None
-    output: str | list[Part] | None = None
-
-
-class FunctionTool(Struct, kw_only=True, omit_defaults=True):
-    """A function that the model may call."""
-
-    type: str
-    name: str | None = None
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
 class Format(Struct, kw_only=True, omit_defaults=True):
@@ -91,6 +62,8 @@ class ReasoningOptions(Struct, kw_only=True):
 
     effort: Name | None = None
     summary: Name | None = None
+    generate_summary: Name | None = None
+    context: Name | None = None
 
 
 Metadata = Annotated[dict[Name, Annotated[str, Meta(max_length=1024)]], Meta(max_length=16)]
@@ -101,7 +74,7 @@ class ResponseRequest(Asked, kw_only=True):
 
     input: str | list[Item]
     instructions: str | None = None
-    tools: list[FunctionTool] | None = None
+    tools: list[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
@@ -156,17 +129,7 @@ class ReasoningItem(Struct, tag="reasoning"):
     summary: list[Any] = []
 
 
-class FunctionCall(Struct, tag="function_call"):
-    """A call that it makes; `arguments` is JSON text."""
-
-    id: str
-    status: str
-    call_id: str
-    name: str
-    arguments: str
-
-
-OutputItem = OutputMessage | ReasoningItem | FunctionCall
+OutputItem = OutputMessage | ReasoningItem | CallItem
 
 
 class ResponseUsage(Struct):
@@ -194,7 +157,7 @@ class ResponseObject(Struct, kw_only=True):
     temperature: float
     text: TextOptions
     tool_choice: str | dict[str, Any]
-    tools: list[FunctionTool]
+    tools: list[Tool]
     top_p: float
     user: str | None
     object: str = "response"
@@ -221,7 +184,14 @@ class InputTokens(Struct):
     object: str = "response.input_tokens"
 
 
-def task_of(asked: ResponseRequest) -> ChatTask:
+class Conversation(NamedTuple):
+    """A request in neutral terms, and the tools that its functions stand for."""
+
+    task: ChatTask
+    toolbox: Toolbox
+
+
+def read_conversation(asked: ResponseRequest) -> Conversation:
     """The request in neutral terms. Raises RequestError for what is not supported."""
     refuse(asked, REFUSED)
     refuse(asked, REFUSED_HERE)
@@ -237,16 +207,22 @@ def task_of(asked: ResponseRequest) -> ChatTask:
     kwargs = dict(asked.chat_template_kwargs or {})
     if asked.reasoning is not None and asked.reasoning.effort is not None:
         kwargs.setdefault("reasoning_effort", asked.reasoning.effort)
-    return ChatTask(
-        messages=_messages(asked),
+    toolbox = Toolbox()
+    toolbox.add(asked.tools or (), "tools")
+    given = [Item(role="user", content=asked.input)] if isinstance(asked.input, str) else asked.input
+    messages = conversation(asked.instructions, given, toolbox)  # which may bring more tools
+    task = ChatTask(
+        messages=messages,
         sampling=sampling,
-        tools=[_tool(tool, f"tools[{index}]") for index, tool in enumerate(asked.tools or ())] or None,
-        tool_choice=_tool_choice(asked.tool_choice),
+        tools=toolbox.functions or None,
+        tool_choice=toolbox.choice(asked.tool_choice),
         parallel_tool_calls=asked.parallel_tool_calls is not False,
         chat_template_kwargs=kwargs,
         priority=asked.priority or 0,
         cache_salt=asked.cache_salt or "",
+        warnings=toolbox.warnings,
     )
+    return Conversation(task, toolbox)
 
 
 def without_effect(asked: ResponseRequest, effort_is_read: bool) -> list[str]:
@@ -256,7 +232,8 @@ def without_effect(asked: ResponseRequest, effort_is_read: bool) -> list[str]:
         "store": asked.store,
         f"include of {ENCRYPTED}": ENCRYPTED in (asked.include or ()),
         "reasoning.effort": reasoning.effort if not effort_is_read else None,
-        "reasoning.summary": reasoning.summary,
+        "reasoning.summary": reasoning.summary or reasoning.generate_summary,
+        "reasoning.context": reasoning.context,
         "text.verbosity": text.verbosity,
     }
     return [f"{name} has no effect" for name, value in given.items() if value]
@@ -273,79 +250,3 @@ def _structured(form: Format | None) -> StructuredOutputsParams | None:
     if form.schema is None:
         raise RequestError("text.format lacks its schema", None, "text.format")
     return StructuredOutputsParams(json=form.schema)
-
-
-def _tool(tool: FunctionTool, where: str) -> dict[str, Any]:
-    if tool.type != "function":
-        problem = f"{where}: a tool of type {tool.type[:64]!r} is not supported"
-        raise RequestError(problem, "this server runs no tools: give functions, and run them yourself", where)
-    fields = ("name", "description", "parameters", "strict")
-    given = {name: value for name in fields if (value := getattr(tool, name)) is not None}
-    return {"type": "function", "function": given}
-
-
-def _tool_choice(choice: str | dict[str, Any] | None) -> Any:
-    if not isinstance(choice, dict):
-        return choice
-    if choice.get("type") != "function":
-        hint = 'one of "none", "auto", "required", {"type": "function", "name": ...}'
-        raise RequestError("tool_choice of this type is not supported", hint, "tool_choice")
-    return {"name": choice.get("name")}
-
-
-def _messages(asked: ResponseRequest) -> list[dict[str, Any]]:
-    """In the form that templates read: calls in one message, and what system and developer say at once."""
-    messages: list[dict[str, Any]] = []
-    if asked.instructions:
-        messages.append({"role": "system", "content": asked.instructions})
-    items = [Item(role="user", content=asked.input)] if isinstance(asked.input, str) else asked.input
-    for index, item in enumerate(items):
-        message = _message(item, f"input[{index}]")
-        last: dict[str, Any] = messages[-1] if messages else {"role": None}
-        if message is None:
-            continue
-        if "tool_calls" in message and last["role"] == "assistant":
-            last.setdefault("tool_calls", []).extend(message["tool_calls"])
-        elif message["role"] == last["role"] == "system":
-            last["content"] += "\n\n" + message["content"]
-        else:
-            messages.append(message)
-    return messages
-
-
-def _message(item: Item, where: str) -> dict[str, Any] | None:
-    if item.type == "reasoning":
-        return None
-    if item.type == "message":
-        role = "system" if item.role == "developer" else item.role
-        if role not in ("system", "user", "assistant"):
-            hint = "one of user, assistant, system, developer"
-            raise RequestError(f"{where} has no role that is known", hint, where)
-        return {"role": role, "content": _text(item.content, where)}
-    if item.type == "function_call":
-        if item.name is None or item.call_id is None:
-            raise RequestError(f"{where} lacks its name or its call_id", None, where)
-        function = {"name": item.name, "arguments": item.arguments or "{}"}
-        call = {"id": item.call_id, "type": "function", "function": function}
-        return {"role": "assistant", "content": "", "tool_calls": [call]}
-    if item.type == "function_call_output":
-        if item.call_id is None:
-            raise RequestError(f"{where} lacks its call_id", None, where)
-        return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output, where)}
-    problem = f"{where}: an item of type {item.type[:64]!r} is not supported"
-    raise RequestError(problem, "give messages, function calls and their outputs", where)
-
-
-def _text(content: str | list[Part] | None, where: str) -> str:
-    if content is None:
-        raise RequestError(f"{where} has no content", None, where)
-    if isinstance(content, str):
-        return content
-    texts = []
-    for part in content:
-        text = part.refusal if part.type == "refusal" else part.text
-        if part.type not in ("input_text", "output_text", "refusal") or text is None:
-            problem = f"{where}: a part of type {part.type[:64]!r} is not supported, or has no text"
-            raise RequestError(problem, "give input_text", where)
-        texts.append(text)
-    return "\n".join(texts)

@@ -60,7 +60,7 @@ HARMLESS: dict[str, Any] = {
 # Fields that are the client's own affair, or ask for what is so anyway.
 IGNORED = (
     *("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier"),
-    "spaces_between_special_tokens",
+    *("spaces_between_special_tokens", "client_metadata"),
 )
 if TYPE_CHECKING:
     _Untyped = Struct

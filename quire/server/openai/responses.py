@@ -32,13 +32,22 @@ from quire.server.openai.blocks import (
 from quire.server.openai.conversation import ChatRun, encoded, start_chat
 from quire.server.openai.items import OutputItem, ResponseObject, ResponseRequest
 from quire.server.openai.logprobs import ChatLogprobs, Position, Told
+from quire.server.openai.response_tools import (
+    CUSTOM,
+    FUNCTION,
+    FUNCTION_PLACE,
+    SEARCH,
+    SHELL,
+    CustomInput,
+    Toolbox,
+)
 from quire.server.openai.stream import EventStream, encode, grouped, named, pieces
 from quire.server.openapi import describes
 from quire.server.serving import Serving
 
-# What the text of a block is called in events, and the prefix of its item's id.
-_STREAMED = {TEXT: "output_text", REASONING: "reasoning_text", CALL: "function_call_arguments"}
-_PREFIXES = {TEXT: "msg", REASONING: "rs", CALL: "fc"}
+# What the text of a block is called in events, and the prefix of an item's id.
+_STREAMED = {TEXT: "output_text", REASONING: "reasoning_text"}
+_PREFIXES = {TEXT: "msg", REASONING: "rs", FUNCTION: "fc", CUSTOM: "ctc", SEARCH: "tsc", SHELL: "lsh"}
 _NAMES = {
     r"^messages(\[\d+\][\w.]*)?|^prompt$": "input",
     r"\.function\.": ".",
@@ -50,11 +59,11 @@ _NAMES = {
 async def create(request: Request) -> Response:
     """A response, or the stream of one."""
     serving: Serving = request.app.state.serving
-    asked, unknown, task = await read(request, ResponseRequest, items.task_of)
+    asked, unknown, (task, toolbox) = await read(request, ResponseRequest, items.read_conversation)
     model = serving.check_model(asked.model)
     response_id = f"resp_{token_hex(12)}"
     structure = "tools" if asked.text is None or asked.text.format is None else "text.format"
-    with told_as({**_NAMES, "^structured_outputs": structure}):
+    with told_as({FUNCTION_PLACE: toolbox.place, **_NAMES, "^structured_outputs": structure}):
         run = await start_chat(serving, task, request_id=response_id)
     params = run.generation.readers[0].request.params
     response = _begun(asked, serving, params, response_id, model)
@@ -65,13 +74,13 @@ async def create(request: Request) -> Response:
     shape = None if params.logprobs is None else ChatLogprobs(run.tokenizer, params.logprobs, False)
     told = Told(run.output.outputs[0], shape)
     if asked.stream:
-        stream = ResponseStream(response, run, told)
+        stream = ResponseStream(response, run, told, toolbox)
         return EventStream(stream.events(), stream.failed, b"")
     blocks = Blocks()
     async for batch in run.batches():
         for _ in blocks.take_all((event for _, event in batch), told):
             pass  # the blocks are what is wanted
-    finish(response, run, blocks)
+    finish(response, run, blocks, toolbox)
     return Response(encode(response), media_type="application/json")
 
 
@@ -99,14 +108,14 @@ def _begun(
     )
 
 
-def finish(response: ResponseObject, run: ChatRun, blocks: Blocks) -> None:
+def finish(response: ResponseObject, run: ChatRun, blocks: Blocks, toolbox: Toolbox) -> None:
     """Write down how it ended and what came of it."""
     usage = run.usage()
     if blocks.finish.reason == "length":
         response.status, response.incomplete_details = "incomplete", {"reason": "max_output_tokens"}
     else:
         response.status, response.completed_at = "completed", int(time.time())
-    response.output = _output(response, blocks)
+    response.output = _output(response, blocks, toolbox)
     response.usage = items.ResponseUsage(
         usage.prompt_tokens,
         protocol.PromptDetails(usage.cached_tokens),
@@ -123,10 +132,12 @@ class ResponseStream:
     The first ones are sent when there is a first token.
     """
 
-    def __init__(self, response: ResponseObject, run: ChatRun, told: Told) -> None:
+    def __init__(self, response: ResponseObject, run: ChatRun, told: Told, toolbox: Toolbox) -> None:
         self._response = response
         self._run = run
         self._tokens = told
+        self._toolbox = toolbox
+        self._input = CustomInput()  # of the last call of a custom tool
         self._blocks = Blocks()
         self._number = 0
 
@@ -135,7 +146,7 @@ class ResponseStream:
         async for batch in self._run.batches():
             steps = self._blocks.take_all((event for _, event in batch), self._tokens)
             yield self._opening() + b"".join(part for step in steps for part in self._told(step))
-        finish(self._response, self._run, self._blocks)
+        finish(self._response, self._run, self._blocks, self._toolbox)
         yield self._whole(self._response.status)
 
     def failed(self, error: Exception) -> bytes:
@@ -143,7 +154,7 @@ class ResponseStream:
         opening = self._opening()
         self._response.status = "failed"
         self._response.error = {"code": "server_error", "message": answer(error).message}
-        self._response.output = _output(self._response, self._blocks)
+        self._response.output = _output(self._response, self._blocks, self._toolbox)
         return opening + self._whole("failed")
 
     def _opening(self) -> bytes:
@@ -160,48 +171,73 @@ class ResponseStream:
     def _told(self, step: Step) -> Iterator[bytes]:
         """The events of one step."""
         block = step.block
-        item_id, streamed = _item_id(self._response, block), _STREAMED[block.kind]
+        item_id = _item_id(self._response, block, self._toolbox)
         place: dict[str, Any] = {"item_id": item_id, "output_index": block.index}
-        if block.kind != CALL:
-            place["content_index"] = 0
+        if isinstance(step, Opened):
+            item = _item(item_id, block, "in_progress", self._toolbox, whole=False)
+            yield self._event("output_item.added", output_index=block.index, item=item)
+        if block.kind == CALL:
+            yield from self._told_of_call(step, place)
+        else:
+            yield from self._told_of_text(step, {**place, "content_index": 0})
+        if isinstance(step, Closed):
+            item = _item(item_id, block, _status(block), self._toolbox)
+            yield self._event("output_item.done", output_index=block.index, item=item)
+
+    def _told_of_text(self, step: Step, place: dict[str, Any]) -> Iterator[bytes]:
+        block = step.block
+        streamed, is_text = _STREAMED[block.kind], block.kind == TEXT
         match step:
             case Opened():
-                item = _item(item_id, block, "in_progress", whole=False)
-                yield self._event("output_item.added", output_index=block.index, item=item)
-                if block.kind != CALL:
-                    yield self._event("content_part.added", **place, part=_part(block, ""))
+                yield self._event("content_part.added", **place, part=_part(block, ""))
             case Grown(_, text, logprobs):
                 for piece, group in zip_longest(pieces(text), grouped(logprobs)):
-                    extra = {"logprobs": _entries(group or ())} if block.kind == TEXT else {}
+                    extra = {"logprobs": _entries(group or ())} if is_text else {}
                     yield self._event(f"{streamed}.delta", **place, delta=piece or "", **extra)
             case Closed():
-                if block.kind == CALL:
-                    yield self._event(f"{streamed}.done", **place, name=block.name, arguments=block.text)
-                else:
-                    extra = {"logprobs": _entries(block.logprobs)} if block.kind == TEXT else {}
-                    yield self._event(f"{streamed}.done", **place, text=block.text, **extra)
-                    yield self._event("content_part.done", **place, part=_part(block, block.text))
-                item = _item(item_id, block, _status(block))
-                yield self._event("output_item.done", output_index=block.index, item=item)
+                extra = {"logprobs": _entries(block.logprobs)} if is_text else {}
+                yield self._event(f"{streamed}.done", **place, text=block.text, **extra)
+                yield self._event("content_part.done", **place, part=_part(block, block.text))
+
+    def _told_of_call(self, step: Step, place: dict[str, Any]) -> Iterator[bytes]:
+        """Of functions the arguments come in deltas, of custom tools the text; other calls come whole."""
+        block, called = step.block, self._toolbox.called(step.block.name)
+        if called.kind not in (FUNCTION, CUSTOM):
+            return
+        is_text = called.kind == CUSTOM
+        streamed = "custom_tool_call_input" if is_text else "function_call_arguments"
+        match step:
+            case Opened():
+                self._input = CustomInput()
+            case Grown(_, text, _):
+                text = self._input.push(text) if is_text else text
+                for piece in pieces(text) if text else ():
+                    yield self._event(f"{streamed}.delta", **place, delta=piece)
+            case Closed() if is_text:
+                whole = CustomInput().push(block.text)
+                yield self._event(f"{streamed}.done", **place, input=whole)
+            case Closed():
+                yield self._event(f"{streamed}.done", **place, name=called.name, arguments=block.text)
 
 
-def _item_id(response: ResponseObject, block: Block) -> str:
-    return f"{_PREFIXES[block.kind]}_{response.id.removeprefix('resp_')}{block.index:02x}"
+def _item_id(response: ResponseObject, block: Block, toolbox: Toolbox) -> str:
+    kind = toolbox.called(block.name).kind if block.kind == CALL else block.kind
+    return f"{_PREFIXES[kind]}_{response.id.removeprefix('resp_')}{block.index:02x}"
 
 
-def _output(response: ResponseObject, blocks: Blocks) -> list[OutputItem]:
-    return [_item(_item_id(response, block), block, _status(block)) for block in blocks.all]
+def _output(response: ResponseObject, blocks: Blocks, toolbox: Toolbox) -> list[OutputItem]:
+    return [_item(_item_id(response, block, toolbox), block, _status(block), toolbox) for block in blocks.all]
 
 
 def _status(block: Block) -> str:
     return "incomplete" if block.cut else "completed"
 
 
-def _item(item_id: str, block: Block, status: str, whole: bool = True) -> OutputItem:
+def _item(item_id: str, block: Block, status: str, toolbox: Toolbox, whole: bool = True) -> OutputItem:
     """The item of a block, or what is there of it when it begins."""
     text = block.text if whole else ""
     if block.kind == CALL:
-        return items.FunctionCall(item_id, status, block.call_id, block.name, text)
+        return toolbox.called(block.name).item(item_id, status, block.call_id, text)
     if block.kind == REASONING:
         return items.ReasoningItem(item_id, status, [items.ReasoningText(text)] if whole else [])
     return items.OutputMessage(item_id, status, [_text(block, text)] if whole else [])
@@ -223,9 +259,9 @@ def _entries(positions: Iterable[Position]) -> list[Raw]:
 async def count_tokens(request: Request) -> Response:
     """As many as /v1/responses would read."""
     serving: Serving = request.app.state.serving
-    asked, _, task = await read(request, ResponseRequest, items.task_of)
+    asked, _, (task, toolbox) = await read(request, ResponseRequest, items.read_conversation)
     serving.check_model(asked.model)
-    with told_as(_NAMES):
+    with told_as({FUNCTION_PLACE: toolbox.place, **_NAMES}):
         prompt = await serving.in_thread(encoded, serving.frontend, task)
     return Response(encode(items.InputTokens(len(prompt.token_ids))), media_type="application/json")
 

@@ -46,15 +46,32 @@ def choose(functions: Sequence[Function], tool_choice: Any) -> tuple[tuple[Funct
         raise RequestError("tool_choice needs tools", "give tools, or leave tool_choice out", "tool_choice")
     if tool_choice == "required":
         return tuple(functions), True
-    function = tool_choice.get("function", tool_choice) if isinstance(tool_choice, Mapping) else None
+    if isinstance(tool_choice, Mapping) and tool_choice.get("type") == "allowed_tools":
+        return _allowed(functions, tool_choice.get("allowed_tools"))
+    return (_named(functions, tool_choice),), True
+
+
+def _named(functions: Sequence[Function], choice: Any) -> Function:
+    """The function that a choice names, in the form of either of OpenAI's interfaces."""
+    function = choice.get("function", choice) if isinstance(choice, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
         hint = 'one of "none", "auto", "required", {"type": "function", "function": {"name": ...}}'
         raise RequestError("tool_choice is none of those known", hint, "tool_choice")
-    named = tuple(function for function in functions if function.name == name)
+    named = [function for function in functions if function.name == name]
     if not named:
         raise RequestError(f"tool_choice names {name[:64]!r}, which is not in tools", None, "tool_choice")
-    return named, True
+    return named[0]
+
+
+def _allowed(functions: Sequence[Function], allowed: Any) -> tuple[tuple[Function, ...], bool]:
+    """As `choose`, of {"mode": "auto" or "required", "tools": [...]}. The prompt has the others as well."""
+    tools = allowed.get("tools") if isinstance(allowed, Mapping) else None
+    if not isinstance(tools, list) or not tools or allowed.get("mode") not in ("auto", "required"):
+        hint = 'allowed_tools has a mode, "auto" or "required", and tools'
+        raise RequestError("tool_choice allows no tools", hint, "tool_choice")
+    names = {_named(functions, tool).name for tool in tools}
+    return tuple(one for one in functions if one.name in names), allowed["mode"] == "required"
 
 
 def blame(

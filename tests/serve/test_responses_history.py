@@ -1,0 +1,198 @@
+"""Conversations that come in as items of /v1/responses: what becomes of each kind."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from named_events import Object
+from test_responses import ask, refused
+
+from quire.errors import RequestError
+from quire.server.body import parse
+from quire.server.openai.conversation import ChatTask
+from quire.server.openai.items import ResponseRequest, read_conversation
+
+USER = {"role": "user", "content": "Hi"}
+IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "high"}
+
+
+def task(*items: Object, **body: Any) -> ChatTask:
+    asked, unknown = parse(json.dumps({"input": items, **body}).encode(), ResponseRequest)
+    assert unknown == []
+    return read_conversation(asked).task
+
+
+def messages(*items: Object) -> list[Object]:
+    return [dict(message) for message in task(*items).messages]
+
+
+def thought(text: str | None, **more: Any) -> Object:
+    content = None if text is None else [{"type": "reasoning_text", "text": text}]
+    return {"type": "reasoning", "id": "rs", "summary": [], "content": content, **more}
+
+
+def call(call_id: str) -> Object:
+    return {"type": "function_call", "call_id": call_id, "name": "f", "arguments": "{}"}
+
+
+def test_calls_of_every_kind_bear_the_names_that_the_model_knows() -> None:
+    action = {"type": "exec", "command": ["ls"], "env": {}, "timeout_ms": 5, "user": None}
+    (message,) = messages(
+        {"type": "function_call", "call_id": "A", "namespace": "n", "name": "f", "arguments": '{"x": 1}'},
+        {"type": "custom_tool_call", "call_id": "B", "name": "patch", "input": 'é "\n'},
+        {"type": "custom_tool_call", "call_id": "C", "namespace": "n", "name": "run", "input": ""},
+        {"type": "tool_search_call", "call_id": "D", "execution": "client", "arguments": {"q": "x"}},
+        {"type": "local_shell_call", "id": "lsh", "call_id": "E", "status": "completed", "action": action},
+    )
+    assert (message["role"], message["content"]) == ("assistant", "")
+    calls = [
+        (one["id"], one["function"]["name"], one["function"]["arguments"]) for one in message["tool_calls"]
+    ]
+    assert calls == [
+        ("A", "n.f", '{"x": 1}'),
+        ("B", "patch", '{"input": "é \\"\\n"}'),
+        ("C", "n.run", '{"input": ""}'),
+        ("D", "tool_search", {"q": "x"}),
+        ("E", "local_shell", {"command": ["ls"], "timeout_ms": 5}),
+    ]
+
+
+def test_what_came_of_calls() -> None:
+    parts = [{"type": "input_text", "text": "one"}, {"type": "input_text", "text": "two"}]
+    found = messages(
+        {"type": "function_call_output", "call_id": "A", "output": parts},
+        {"type": "custom_tool_call_output", "call_id": "B", "output": "done"},
+        {"type": "local_shell_call_output", "id": "C", "output": "listed"},
+        {"type": "tool_search_output", "call_id": "D", "tools": []},
+        {"type": "tool_search_output", "call_id": "E", "tools": [{"type": "function", "name": "f"}]},
+    )
+    assert {message["role"] for message in found} == {"tool"}
+    assert [message["tool_call_id"] for message in found] == ["A", "B", "C", "D", "E"]
+    texts = [message["content"] for message in found]
+    assert texts[:3] == ["one\ntwo", "done", "listed"]
+    assert "No tools" in texts[3]
+    assert texts[4].endswith(": f")
+
+
+def test_reasoning_comes_with_the_message_that_it_led_to() -> None:
+    said = {"role": "assistant", "content": "I look."}
+    found = messages(thought("a"), said, call("A"), thought("b"), call("B"), USER, thought("c"), USER)
+    first, second, *users = found
+    assert (first["content"], first["reasoning_content"]) == ("I look.", "a")
+    assert [one["id"] for one in first["tool_calls"]] == ["A"]
+    assert (second["content"], second["reasoning_content"]) == ("", "b")
+    assert [one["id"] for one in second["tool_calls"]] == ["B"]
+    assert users == [USER, USER]  # what led to nothing is not shown
+
+
+def test_reasoning_that_cannot_be_read_is_passed_over() -> None:
+    encrypted = thought(None, encrypted_content="gAAAA", summary=[{"type": "summary_text", "text": "x"}])
+    (message,) = messages(encrypted, call("A"), encrypted, call("B"))
+    assert "reasoning_content" not in message
+    assert len(message["tool_calls"]) == 2
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"role": "user", "content": [{"type": "input_text", "text": "Look:"}, IMAGE]},
+        {
+            "type": "function_call_output",
+            "call_id": "A",
+            "output": [{"type": "input_text", "text": "Look:"}, IMAGE],
+        },
+    ],
+)
+def test_a_note_stands_where_an_image_was(item: Object) -> None:
+    found = task(item, item)
+    assert [message["content"] for message in found.messages] == [
+        "Look:\n[an image, which cannot be shown here]"
+    ] * 2
+    (warning,) = found.warnings
+    assert "input_image" in warning
+
+
+def test_what_another_server_did_is_passed_over_with_a_warning() -> None:
+    search = {"type": "web_search_call", "id": "ws", "status": "completed", "action": {"type": "search"}}
+    picture = {"type": "image_generation_call", "id": "ig", "status": "completed", "result": "AAAA"}
+    found = task(USER, search, picture, search)
+    assert list(found.messages) == [USER]
+    assert [("web_search_call" in warning) for warning in found.warnings] == [True, False]
+
+
+@pytest.mark.parametrize("kind", ["compaction", "compaction_summary", "context_compaction"])
+def test_the_model_is_told_of_a_history_that_it_cannot_read(kind: str) -> None:
+    found = task({"type": kind, "encrypted_content": "gAAAA"}, USER)
+    note, user = found.messages
+    assert (note["role"], user) == ("user", USER)
+    assert "cannot be read" in note["content"]
+    assert kind in found.warnings[0]
+
+
+def test_messages_between_agents() -> None:
+    content = [{"type": "input_text", "text": "Done."}]
+    (message,) = messages({"type": "agent_message", "author": "a1", "recipient": "a0", "content": content})
+    assert message == {"role": "user", "content": "Message of a1:\nDone."}
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"type": "compaction_trigger"},
+        {"type": "mcp_approval_request", "id": "x", "name": "x", "arguments": "{}", "server_label": "x"},
+        {"type": "computer_call_output", "call_id": "x", "output": "x"},
+        {"type": "anything_call", "call_id": "x", "name": "f"},
+        {"type": "custom_tool_call", "call_id": "x", "input": "x"},
+        {"type": "tool_search_call", "arguments": {}},
+        {"role": "user", "content": [{"type": "output_video", "text": "x"}]},
+    ],
+)
+def test_what_would_change_the_question_is_refused(item: Object) -> None:
+    with pytest.raises(RequestError) as caught:
+        task(USER, item)
+    assert caught.value.param == "input[1]"
+
+
+# Over real sockets
+
+
+def test_options_of_agents_are_taken(client: httpx.Client) -> None:
+    options: Object = {
+        "store": False,
+        "prompt_cache_key": "x",
+        "client_metadata": {"turn_id": "x", "x-meta": "{}"},
+        "service_tier": "auto",
+        "previous_response_id": None,
+        "stream_options": {"include_obfuscation": False},
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+    }
+    assert "warnings" not in ask(client, max_output_tokens=1, **options)
+    idle = {"effort": "low", "summary": "auto", "context": "all_turns"}
+    told = ask(client, max_output_tokens=1, reasoning=idle, include=["reasoning.encrypted_content"])[
+        "warnings"
+    ]
+    for name in ("reasoning.effort", "reasoning.summary", "reasoning.context", "reasoning.encrypted_content"):
+        assert any(warning.startswith((name, f"include of {name}")) for warning in told)
+
+
+def test_a_template_shows_the_history(client: httpx.Client) -> None:
+    """Longer by what each item brings."""
+    items: list[Object] = [USER, {"role": "developer", "content": "Be brief."}, thought("hm"), call("A")]
+    items += [
+        {"type": "function_call_output", "call_id": "A", "output": "x"},
+        {"role": "user", "content": "?"},
+    ]
+    counts = []
+    for end in (1, 2, 4, 5, 6):
+        reply = client.post("/v1/responses/input_tokens", json={"input": items[:end]})
+        assert reply.status_code == 200, reply.text
+        counts.append(reply.json()["input_tokens"])
+    assert counts == sorted(set(counts))
+
+
+def test_arguments_that_are_no_json_are_refused(client: httpx.Client) -> None:
+    assert refused(client, input=[USER, {**call("A"), "arguments": '{"a'}])["param"] == "input"
