@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import ConfigError, quoted
-from quire.program.rope import Rope, rope_from_config
+from quire.program.rope import THETA, Rope, rope_from_config
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-MAX_LAYERS = MAX_EXPERTS = 1 << 12  # far above any model: a program names the weights of each
+# Far above any model. The tensors of all layers and experts together are bounded where a program names them.
+MAX_LAYERS, MAX_EXPERTS, MAX_HEAD_DIM = 1 << 10, 1 << 12, 1 << 12
+_LARGE, _SMALL = 1e6, 1e-6  # beyond what any factor is, and well within float32
 
 # Read under both names in the families that have the second one, as the attribute maps of transformers do.
 SYNONYMS = {
@@ -48,21 +49,20 @@ class Fields:
         """A positive integer, or None when absent or null."""
         return None if self.values.get(name) is None else self.size(name)
 
-    def number(self, name: str) -> float:
-        """A finite number."""
+    def number(self, name: str, low: float = -_LARGE, high: float = _LARGE) -> float:
+        """A number from `low` to `high`."""
         value = self.values.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ConfigError(f"config.json: {name} = {quoted(value)} is not a number")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            problem = f"{name} = {quoted(value)} is not a number from {low:g} to {high:g}"
+            raise ConfigError(f"config.json: {problem}")
         return float(value)
 
     def positive(self, name: str) -> float:
-        """A finite number above 0."""
-        if (value := self.number(name)) <= 0:
-            raise ConfigError(f"config.json: {name} = {quoted(value)} is not positive")
-        return value
+        """A number above 0, neither so small nor so large that results overflow."""
+        return self.number(name, _SMALL, _LARGE)
 
     def optional_positive(self, name: str) -> float | None:
-        """A finite number above 0, or None when absent or null."""
+        """The same, or None when absent or null."""
         return None if self.values.get(name) is None else self.positive(name)
 
     def flag(self, name: str) -> bool:
@@ -76,7 +76,9 @@ class Fields:
         """A list of integers, empty when absent or null."""
         stated = self.values.get(name)
         stated = [] if stated is None else stated
-        if not isinstance(stated, list | tuple) or not all(isinstance(n, int) for n in stated):
+        if not isinstance(stated, list | tuple) or len(stated) > MAX_LAYERS:
+            raise ConfigError(f"config.json: {name} is not a list of at most {MAX_LAYERS:,} integers")
+        if not all(isinstance(n, int) for n in stated):
             raise ConfigError(f"config.json: {name} = {quoted(stated)} is not a list of integers")
         return tuple(stated)
 
@@ -141,11 +143,11 @@ class ModelConfig(Fields):
             raise ConfigError("config.json: rope parameters by layer type, which this architecture has not")
         stated = {name: value for name, value in given.items() if value is not None}
         fields = Fields({**self.values, "rope_theta": self.get(base), **stated})
-        part = fields.number("partial_rotary_factor") if "partial_rotary_factor" in self.values else 1.0
+        part = fields.number("partial_rotary_factor", 0, 1) if "partial_rotary_factor" in self.values else 1.0
         return rope_from_config(
             dict(given),
             dim=int(self.head_dim * part),
-            theta=fields.number("rope_theta"),
+            theta=fields.number("rope_theta", *THETA),
             max_position=self.max_position_embeddings,
             original_max_position=self.optional_size("original_max_position_embeddings"),
             interleaved=interleaved,
@@ -173,6 +175,7 @@ def read_config(fields: Fields, slides: Slides) -> ModelConfig:
     act = fields.get("hidden_act")
     if not isinstance(act, str):
         raise ConfigError(f"config.json: hidden_act = {quoted(act)} is not a name")
+    dim = fields.get("head_dim")
     return ModelConfig(
         values=fields.values,
         vocab_size=fields.size("vocab_size"),
@@ -180,10 +183,10 @@ def read_config(fields: Fields, slides: Slides) -> ModelConfig:
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=fields.optional_size("num_key_value_heads") or heads,
-        head_dim=fields.optional_size("head_dim") or Fields({"head_dim": hidden // heads}).size("head_dim"),
+        head_dim=Fields({"head_dim": hidden // heads if dim is None else dim}).size("head_dim", MAX_HEAD_DIM),
         intermediate_size=fields.optional_size("intermediate_size") or 4 * hidden,
         max_position_embeddings=fields.size("max_position_embeddings"),
-        norm_eps=fields.number("rms_norm_eps"),
+        norm_eps=fields.number("rms_norm_eps", 1e-20, 1),  # float32 has nothing between 0 and 1e-45
         hidden_act=act,
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         layer_types=_layer_types(fields, layers, slides),

@@ -109,7 +109,7 @@ _GPT_OSS_YARN = {
 
 
 def gpt_oss(b: Builder, cfg: ModelConfig, w: Names) -> Value:
-    bias, limit = cfg.flag("attention_bias"), cfg.number("swiglu_limit")
+    bias, limit = cfg.flag("attention_bias"), cfg.positive("swiglu_limit")
     unstated = not cfg.get("rope_scaling") and cfg.get("rope_parameters") is None
     rope = cfg.rope(_GPT_OSS_YARN if unstated else None)
     x = embed_tokens(b, cfg, w)

@@ -57,10 +57,20 @@ def gather_products(program: Program) -> Program:
     for op in program.ops:
         place = len(ops)
         if isinstance(op, Linear | GatedLinear):
-            last = [i for i, other in enumerate(ops) if isinstance(other, type(op)) and other.x == op.x]
-            place = last[-1] + 1 if last else place
+            place = _after_last_product(op, ops)
         ops.insert(place, op)
     return replace(program, ops=tuple(ops))
+
+
+def _after_last_product(op: Linear | GatedLinear, ops: list[Op]) -> int:
+    """Where the last product of this kind and value ends, looked for back to where the value is written."""
+    for place in range(len(ops), 0, -1):
+        other = ops[place - 1]
+        if isinstance(other, type(op)) and other.x == op.x:
+            return place
+        if op.x in other.outputs():
+            break
+    return len(ops)
 
 
 @dataclass(frozen=True, slots=True)

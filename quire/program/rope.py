@@ -141,10 +141,16 @@ def rope_from_config(
     rope_type = scaling.get("rope_type") or scaling.get("type") or "default"
     if rope_type not in ROPE_TYPES:
         raise ConfigError(f"unknown rope scaling {quoted(rope_type)}", f"known: {', '.join(ROPE_TYPES)}")
-    for name in _NUMBERS:
-        _check_number(name, scaling.get(name))
+    for name, between in _RANGES.items():
+        if scaling.get(name) is not None:
+            _check_number(name, scaling[name], between)
+    if not isinstance(scaling.get("truncate"), bool | None):
+        raise ConfigError("config.json: rope scaling: truncate is neither true nor false")
     stated = original_max_position or scaling.get("original_max_position_embeddings")
     original = stated if stated and rope_type != "dynamic" else max_position
+    if original % 1:
+        problem = f"original_max_position_embeddings = {original!r} is not a length"
+        raise ConfigError(f"config.json: rope scaling: {problem}")
     if not (factor := scaling.get("factor")) and not stated and rope_type != "default":
         raise ConfigError(f"config.json: rope scaling {quoted(rope_type)} needs a factor")
     factor = float(factor or max_position / original)
@@ -168,27 +174,28 @@ def rope_from_config(
     return rope
 
 
-_MOST = 1e9  # far above any factor or length; powers of larger ones would overflow
-_NUMBERS = (
-    "factor",
-    "original_max_position_embeddings",
-    "low_freq_factor",
-    "high_freq_factor",
-    "beta_fast",
-    "beta_slow",
-    "attention_factor",
-    "mscale",
-    "mscale_all_dim",
-)
+THETA = (10.0, 1e15)  # around those of published models: 10,000 to some 1e11
+_LONGEST = (1 << 31) - 1  # tokens
+# What the numbers of a scaling may be, from and to: around those of published models, with room.
+_RANGES: dict[str, tuple[float, float]] = {
+    "factor": (1, 1e6),
+    "original_max_position_embeddings": (1, _LONGEST),
+    "low_freq_factor": (0, 1e6),
+    "high_freq_factor": (0, 1e6),
+    "beta_fast": (1e-3, 1e6),
+    "beta_slow": (1e-3, 1e6),
+    "attention_factor": (1e-2, 100),
+    "mscale": (0, 100),
+    "mscale_all_dim": (0, 100),
+}
+_DIVISOR = (1e-2, 1e6)
 
 
-def _check_number(name: str, value: Any) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST:
-        raise ConfigError(
-            f"config.json: {name} = {quoted(value)} of the rope scaling is not a number from 0 on"
-        )
+def _check_number(name: str, value: Any, between: tuple[float, float]) -> None:
+    low, high = between
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        problem = f"{name} = {quoted(value)} is not a number from {low:g} to {high:g}"
+        raise ConfigError(f"config.json: rope scaling: {problem}")
 
 
 def _factors(scaling: dict[str, Any], name: str, size: int) -> tuple[float, ...]:
@@ -197,14 +204,16 @@ def _factors(scaling: dict[str, Any], name: str, size: int) -> tuple[float, ...]
     if not isinstance(factors, list) or len(factors) != size:
         raise ConfigError(f"config.json: {name} of the rope scaling is not a list of {size} numbers")
     for factor in factors:
-        _check_number(name, factor or "zero")
+        _check_number(name, factor, _DIVISOR)
     return tuple(float(factor) for factor in factors)
 
 
 def _check(rope: Rope) -> None:
-    """Refuse what would divide by zero when the frequencies are computed."""
-    if not 1 < rope.theta < _MOST**3:
-        raise ConfigError(f"config.json: rope_theta = {rope.theta} is not above 1, or far too large")
+    """Refuse what would divide by zero when the frequencies are computed, or reach beyond any context."""
+    if rope.longest(1) > _LONGEST:
+        raise ConfigError(f"config.json: rope scaling to {rope.longest(1):,} tokens: no context is so long")
+    if rope.rope_type == "yarn" and rope.beta_fast < rope.beta_slow:
+        raise ConfigError("config.json: rope scaling 'yarn' needs beta_slow < beta_fast")
     if rope.rope_type == "llama3" and not 0 < rope.low_freq_factor < rope.high_freq_factor:
         raise ConfigError("config.json: rope scaling 'llama3' needs low_freq_factor < high_freq_factor")
     if rope.rope_type == "dynamic" and rope.dim <= 2:

@@ -310,6 +310,60 @@ def test_broken_configs_of_a_family_are_refused(name: str, changes: dict[str, An
         read_model({**CONFIGS[name], **changes})
 
 
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+_LLAMA3 = {**_YARN, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_LONGROPE = {**_YARN, "rope_type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [1.0, 1.0]}
+_SCALINGS: list[dict[str, Any]] = [
+    *(_YARN | {"original_max_position_embeddings": n} for n in (0.5, 64.5, -1, 1 << 31, math.nan)),
+    *(_YARN | {"factor": n} for n in (0.5, 1e7, math.inf, 10**400, "4")),
+    *(_YARN | {name: n} for name in ("beta_fast", "beta_slow") for n in (0, -1, 1e300, math.nan)),
+    _YARN | {"beta_slow": 33},
+    *(_YARN | {"attention_factor": n} for n in (0, 1e9)),
+    _YARN | {"mscale": 1e9, "mscale_all_dim": 1},
+    _YARN | {"truncate": "no"},
+    _YARN | {"factor": 1e6, "original_max_position_embeddings": 1 << 30},
+    _LLAMA3 | {"low_freq_factor": 5.0},
+    _LLAMA3 | {"high_freq_factor": 1e300},
+    _LONGROPE | {"short_factor": [1.0, 0]},
+    _LONGROPE | {"long_factor": [1.0, math.inf]},
+]
+# Numbers that would be read, and then be infinite, no numbers, or out of memory in some step.
+EXTREME: list[tuple[str, dict[str, Any], str]] = [
+    *(("llama", {"rms_norm_eps": n}, "rms_norm_eps") for n in (-1, 0, 1e-300, 1.5, 1e300, 10**400, math.inf)),
+    *(("llama", {"rope_theta": n}, "rope_theta") for n in (-1.0, 0, 1, 1.0000001, 1e16, 10**400, math.inf)),
+    *(("llama", {"head_dim": n}, "head_dim") for n in (0, 1 << 13, 1 << 31)),
+    *(("llama", {"rope_scaling": scaling}, "rope scaling") for scaling in _SCALINGS),
+    ("gemma3", {"rope_local_base_freq": 1.0000001}, "rope_theta"),
+    *(("gemma2", {"query_pre_attn_scalar": n}, "query_pre_attn") for n in (1e-300, 1e300, 0, -4)),
+    *(("gemma2", {"attn_logit_softcapping": n}, "attn_logit") for n in (1e-300, 1e300)),
+    *(("gpt_oss", {"swiglu_limit": n}, "swiglu_limit") for n in (0, -7.0, 1e300)),
+    *(("granite", {"residual_multiplier": n}, "residual_multiplier") for n in (1e300, -1e300, 10**400)),
+    *(("granite", {"logits_scaling": n}, "logits_scaling") for n in (1e-300, 1e300)),
+    *(("glm4", {"partial_rotary_factor": n}, "partial_rotary_factor") for n in (1.5, -0.5, 1e300)),
+    ("smollm3", {"no_rope_layers": [1] * 2000}, "no_rope_layers"),
+    ("llama", {"num_hidden_layers": 4096}, "num_hidden_layers"),
+    ("mixtral", {"num_experts": 4097}, "num_experts"),
+    ("mixtral", {"num_experts": 4096, "num_hidden_layers": 1024}, "more than 131,072 tensors"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "named"), EXTREME, ids=lambda value: str(value)[:60])
+def test_extreme_numbers_are_refused(name: str, changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named) as caught:
+        read_model({**CONFIGS[name], **changes})
+    assert len(caught.value.message) < 250
+
+
+@pytest.mark.parametrize("name", ["A" * 10**6, "\x1b[2J\u202e"], ids=["long", "steering"])
+def test_what_is_quoted_is_short_and_steers_no_terminal(name: str) -> None:
+    stored = {"quant_method": name}
+    for changes in ({"architectures": [name]}, {"hidden_act": name}, {"quantization_config": stored}):
+        with pytest.raises(ConfigError) as caught:
+            read_model({**CONFIGS["llama"], **changes})
+        assert len(str(caught.value)) < 800
+        assert caught.value.message.isprintable()
+
+
 FIELDS = sorted(
     {key for raw in CONFIGS.values() for key in raw}
     | {key for changes in (*BROKEN, *(c for _, c in OF_A_FAMILY)) for key in changes}
