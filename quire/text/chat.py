@@ -13,6 +13,7 @@ from typing import Any
 from quire.errors import ConfigError, RequestError, quoted
 from quire.json_file import read_json
 from quire.regular_file import present, read_limited
+from quire.text import late_system
 from quire.text.sandbox import Sandbox, Segment
 
 MAX_MESSAGES = 8192
@@ -75,6 +76,7 @@ class ChatTemplate:
         self.special_tokens = dict(special_tokens or {})
         self.sandbox = sandbox or Sandbox()
         self._takes_parts: dict[str, bool] = {}
+        self._takes_late_system: dict[str, bool] = {}
 
     @classmethod
     def from_folder(
@@ -114,6 +116,8 @@ class ChatTemplate:
         source = self._source(tools)
         if any(isinstance(message.get("content"), list) for message in checked) and not self._parts(source):
             checked = [_flattened(message) for message in checked]
+        if late_system.is_late(checked) and not self._late_system(source):
+            checked = late_system.folded(checked)
         context = {"messages": checked, "tools": _checked_tools(tools), "documents": None, **extra}
         context |= {"add_generation_prompt": add_generation_prompt and end is None}
         rendered = self.render_context(source, context, now)
@@ -143,14 +147,20 @@ class ChatTemplate:
         Found by trying: nearly all take text, and a template that takes both prints the same for both.
         """
         if source not in self._takes_parts:
-            as_text, as_parts = (
-                self._prints(source, content) for content in (_PROBE, [{"type": "text", "text": _PROBE}])
-            )
+            contents: tuple[Any, ...] = (_PROBE, [{"type": "text", "text": _PROBE}])
+            said = ([{"role": "user", "content": content}] for content in contents)
+            as_text, as_parts = (self._prints(source, messages) for messages in said)
             self._takes_parts[source] = as_parts and not as_text
         return self._takes_parts[source]
 
-    def _prints(self, source: str, content: Any) -> bool:
-        context = {"messages": [{"role": "user", "content": content}], "add_generation_prompt": True}
+    def _late_system(self, source: str) -> bool:
+        """True if the template writes what the system says within a conversation. Found by trying."""
+        if source not in self._takes_late_system:
+            self._takes_late_system[source] = self._prints(source, late_system.probe(_PROBE))
+        return self._takes_late_system[source]
+
+    def _prints(self, source: str, messages: list[dict[str, Any]]) -> bool:
+        context = {"messages": messages, "add_generation_prompt": True}
         try:
             return _PROBE in self.render_context(source, {"tools": None, "documents": None} | context).text
         except RequestError:

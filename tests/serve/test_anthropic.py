@@ -220,12 +220,13 @@ def test_turns_become_a_conversation() -> None:
     assert system == {"role": "system", "content": "Be\nbrief."}
     assert user == {"role": "user", "content": "a\nb"}
     assert (assistant["role"], assistant["content"]) == ("assistant", "I ask.")
+    assert assistant["reasoning_content"] == "hm"
     assert assistant["tool_calls"] == [
         {"id": "A", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}},
         {"id": "B", "type": "function", "function": {"name": "g", "arguments": {}}},
     ]
     assert one == {"role": "tool", "tool_call_id": "A", "content": "one"}
-    assert two == {"role": "tool", "tool_call_id": "B", "content": "two"}
+    assert two == {"role": "tool", "tool_call_id": "B", "content": "Error: two"}
     assert none == {"role": "tool", "tool_call_id": "C", "content": ""}
     assert again == {"role": "user", "content": "And?"}
     assert last == {"role": "assistant", "content": "Well"}
@@ -267,7 +268,6 @@ def turn(role: str = "user", **block: Any) -> list[Object]:
     [
         ("image", {"messages": turn(type="image", source={"type": "url", "url": "http://127.0.0.1:1/a"})}),
         ("document", {"messages": turn(type="document", source={})}),
-        ("image", {"messages": turn(type="tool_result", tool_use_id="A", content=[{"type": "image"}])}),
         ("tool_use_id", {"messages": turn(type="tool_result", content="x")}),
         ("tool_use", {"messages": turn("assistant", type="tool_use", name="f", input={})}),
         ("tool_use", {"messages": turn("assistant", type="tool_use", id="A", input={})}),
@@ -275,7 +275,8 @@ def turn(role: str = "user", **block: Any) -> list[Object]:
         ("system", {"system": [{"type": "image"}]}),
         ("role", {"messages": [{"role": "tool", "content": "x"}]}),
         ("block of type 'tool_use'", {"messages": [{"role": "system", "content": [{"type": "tool_use"}]}]}),
-        ("web_search_20250305", {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
+        ("bash_20250124", {"tools": [{"type": "bash_20250124", "name": "bash"}]}),
+        ("compaction", {"compaction": {"type": "enabled"}}),
         ("'sometimes'", {"tool_choice": {"type": "sometimes"}}),
         ("'sometimes'", {"thinking": {"type": "sometimes"}}),
         ("output_config", {"output_config": {"format": {"type": "json_schema"}}}),
@@ -381,7 +382,7 @@ def test_what_has_no_effect_is_said(client: httpx.Client) -> None:
         ("max_tokens", {"max_tokens": 0}),
         ("messages", {"messages": []}),
         ("messages", {"messages": None}),
-        ("context", {"messages": [{"role": "user", "content": "dragon " * 3000}]}),
+        ("prompt is too long", {"messages": [{"role": "user", "content": "dragon " * 3000}]}),
         ("temperature", {"temperature": 1.5}),
         ("stop_sequences", {"stop_sequences": [""]}),
         ("tools[0].name", {"tools": [{"name": "a b", "input_schema": PARAMETERS}]}),

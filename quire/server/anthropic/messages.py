@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from secrets import token_hex
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.server.anthropic import protocol
-from quire.server.anthropic.protocol import CountRequest, Message, MessagesRequest, MessageUsage, OutputBlock
+from quire.server.anthropic.edits import Applied, edit, edits_of
+from quire.server.anthropic.protocol import (
+    CountRequest,
+    Edits,
+    Message,
+    MessagesRequest,
+    MessageUsage,
+    OutputBlock,
+)
+from quire.server.anthropic.turns import Conversation, Turn
 from quire.server.body import read
 from quire.server.errors import anthropic_body
 from quire.server.openai.blocks import CALL, REASONING, TEXT, Block, Blocks, Grown, Opened, Step, told_as
-from quire.server.openai.conversation import ChatRun, encoded, start_chat
+from quire.server.openai.conversation import ChatRun, ChatTask, encoded, start_chat
 from quire.server.openai.protocol import warned
 from quire.server.openai.stream import EventStream, encode, named, pieces
 from quire.server.openapi import describes
@@ -51,17 +62,22 @@ async def create(request: Request) -> Response:
     model = serving.check_model(asked.model)
     message_id = f"msg_{token_hex(12)}"
     with _told_as(asked):
+        applied = await _edited(serving, asked, task)
         run = await start_chat(serving, task, request_id=message_id)
     message = Message(id=message_id, model=model, usage=_usage(run))
-    if warnings := warned(request, unknown, task.warnings + protocol.without_effect(asked)):
+    sources = serving.frontend.chat_template.templates.values()
+    idle = protocol.without_effect(asked, any("reasoning_effort" in source for source in sources))
+    if warnings := warned(request, unknown, task.warnings + idle):
         message.warnings = warnings
+    edits = UNSET if asked.context_management is None else protocol.Edits(applied)
     if asked.stream:
-        events = MessageStream(message, run, asked.max_tokens).events()
+        events = MessageStream(message, run, asked.max_tokens, edits).events()
         return EventStream(events, _failed, b"", _PING)
     blocks = Blocks()
     async for _, event in run:
         blocks.take(event)
     message.content = [_block(block, block.text) for block in blocks.all]
+    message.context_management = edits
     finish(message, run, blocks, asked.max_tokens)
     return Response(encode(message), media_type="application/json")
 
@@ -73,8 +89,34 @@ async def count_tokens(request: Request) -> Response:
     asked, _, task = await read(request, CountRequest, protocol.task_of)
     serving.check_model(asked.model)
     with _told_as(asked):
-        prompt = await serving.in_thread(encoded, serving.frontend, task)
-    return Response(encode(protocol.TokenCount(len(prompt.token_ids))), media_type="application/json")
+        before = await serving.in_thread(encoded, serving.frontend, task)
+        edited = await _edited(serving, asked, task)
+        prompt = await serving.in_thread(encoded, serving.frontend, task) if edited else before
+    count = protocol.TokenCount(len(prompt.token_ids))
+    if asked.context_management is not None:
+        count.context_management = protocol.TokensBefore(len(before.token_ids))
+    return Response(encode(count), media_type="application/json")
+
+
+async def _edited(serving: Serving, asked: CountRequest, task: ChatTask) -> list[Applied]:
+    """Make the edits of context_management in the messages of the task. Returns those that changed them."""
+    edits, _ = edits_of(asked.context_management)
+    if not edits:
+        return []
+
+    def messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+        return Conversation(asked.system, turns).messages
+
+    def num_tokens(turns: Sequence[Turn]) -> int:
+        return len(encoded(serving.frontend, replace(task, messages=messages(turns))).token_ids)
+
+    def run() -> list[Applied]:
+        turns, applied = edit(asked.messages, edits, num_tokens)
+        if applied:
+            task.messages = messages(turns)
+        return applied
+
+    return await serving.in_thread(run)
 
 
 def finish(message: Message, run: ChatRun, blocks: Blocks, max_tokens: int) -> None:
@@ -99,10 +141,13 @@ class MessageStream:
     It starts when there is a first token: how much of the input was cached is known then.
     """
 
-    def __init__(self, message: Message, run: ChatRun, max_tokens: int) -> None:
+    def __init__(
+        self, message: Message, run: ChatRun, max_tokens: int, edits: Edits | UnsetType = UNSET
+    ) -> None:
         self._message = message
         self._run = run
         self._max_tokens = max_tokens
+        self._edits = edits
         self._blocks = Blocks()
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -118,8 +163,10 @@ class MessageStream:
             yield b"".join(parts)
         finish(message, run, self._blocks, self._max_tokens)
         delta = {"stop_reason": message.stop_reason, "stop_sequence": message.stop_sequence}
-        usage, timings = message.usage, message.timings
-        yield named("message_delta", delta=delta, usage=usage, timings=timings) + named("message_stop")
+        last: dict[str, Any] = {"delta": delta, "usage": message.usage, "timings": message.timings}
+        if self._edits is not UNSET:
+            last["context_management"] = self._edits
+        yield named("message_delta", **last) + named("message_stop")
 
 
 def _told(step: Step) -> Iterator[bytes]:
