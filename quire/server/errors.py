@@ -35,6 +35,7 @@ _KINDS = {
     413: ("invalid_request_error", "request_too_large"),
     415: ("invalid_request_error", "unsupported_media_type"),
     421: ("invalid_request_error", "unknown_host"),
+    426: ("invalid_request_error", "upgrade_refused"),
     431: ("invalid_request_error", "headers_too_large"),
     500: ("server_error", "internal_error"),
     501: ("server_error", "not_implemented"),

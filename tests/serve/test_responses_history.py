@@ -16,6 +16,7 @@ from quire.server.openai.conversation import ChatTask
 from quire.server.openai.items import ResponseRequest, read_conversation
 
 USER = {"role": "user", "content": "Hi"}
+TRIGGER = {"type": "compaction_trigger"}
 IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "high"}
 
 
@@ -141,7 +142,7 @@ def test_messages_between_agents() -> None:
 @pytest.mark.parametrize(
     "item",
     [
-        {"type": "compaction_trigger"},
+        TRIGGER,
         {"type": "mcp_approval_request", "id": "x", "name": "x", "arguments": "{}", "server_label": "x"},
         {"type": "computer_call_output", "call_id": "x", "output": "x"},
         {"type": "anything_call", "call_id": "x", "name": "f"},
@@ -177,6 +178,23 @@ def test_options_of_agents_are_taken(client: httpx.Client) -> None:
     ]
     for name in ("reasoning.effort", "reasoning.summary", "reasoning.context", "reasoning.encrypted_content"):
         assert any(warning.startswith((name, f"include of {name}")) for warning in told)
+
+
+def test_a_websocket_is_refused_in_the_way_that_agents_go_on_from(client: httpx.Client) -> None:
+    headers = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+    reply = client.get("/v1/responses", headers={**headers, "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA=="})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (426, "upgrade_refused")
+    assert "HTTP" in reply.json()["error"]["message"]
+    plain = client.get("/v1/responses")
+    assert (plain.status_code, plain.headers["allow"]) == (405, "POST")
+    assert ask(client, max_output_tokens=1)["object"] == "response"
+
+
+def test_what_would_compact_says_what_to_do(client: httpx.Client) -> None:
+    reply = client.post("/v1/responses/compact", json={"model": "demo", "input": [USER]})
+    assert reply.status_code == 404
+    for message in (reply.json()["error"]["message"], refused(client, input=[USER, TRIGGER])["message"]):
+        assert "summary" in message
 
 
 def test_a_template_shows_the_history(client: httpx.Client) -> None:

@@ -19,6 +19,7 @@ _NOTES = {  # what stands in the place of what cannot be read
     "encrypted_content": "[encrypted text, which cannot be read here]",
 }
 _COMPACTED = "[The conversation before this was summarized in a form that cannot be read here.]"
+COMPACT_YOURSELF = "ask the model for a summary, and go on with that as the input"
 _COMPACTIONS = ("compaction", "compaction_summary", "context_compaction")
 # Calls that another server ran itself: what the model said after them holds what came of them.
 _PASSED_OVER = ("web_search_call", "file_search_call", "image_generation_call", "code_interpreter_call")
@@ -97,7 +98,10 @@ class _History:
             self._toolbox.warn(f"items of type {item.type!r} are passed over")
         else:
             problem = f"{where}: an item of type {item.type[:64]!r} is not supported"
-            raise RequestError(problem, "give messages, function calls and their outputs", where)
+            hint = "give messages, function calls and their outputs"
+            if item.type == "compaction_trigger":
+                hint = COMPACT_YOURSELF
+            raise RequestError(problem, hint, where)
 
     def say(self, role: str, text: str) -> None:
         """Add a message, or to the system's if that is the last."""

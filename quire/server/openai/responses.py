@@ -9,13 +9,14 @@ from secrets import token_hex
 from typing import Any
 
 from msgspec import Raw
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.sampling_params import SamplingParams
 from quire.server.body import read
-from quire.server.errors import NotFound, answer
+from quire.server.errors import NotFound, Refused, answer
 from quire.server.openai import items, protocol
 from quire.server.openai.blocks import (
     CALL,
@@ -30,6 +31,7 @@ from quire.server.openai.blocks import (
     told_as,
 )
 from quire.server.openai.conversation import ChatRun, encoded, start_chat
+from quire.server.openai.history import COMPACT_YOURSELF
 from quire.server.openai.items import OutputItem, ResponseObject, ResponseRequest
 from quire.server.openai.logprobs import ChatLogprobs, Position, Told
 from quire.server.openai.response_tools import (
@@ -273,8 +275,25 @@ async def kept(request: Request) -> Response:
     raise NotFound("no response is kept between requests", hint)
 
 
+@describes("No conversation is compacted")
+async def compact(request: Request) -> Response:
+    """What to do instead."""
+    raise NotFound("no conversation is compacted here", COMPACT_YOURSELF)
+
+
+@describes("No WebSocket is opened")
+async def websocket(request: Request) -> Response:
+    """Agents that ask for a WebSocket first go on over HTTP at once where the status is 426."""
+    if request.headers.get("upgrade", "").lower() != "websocket":
+        raise HTTPException(405, headers={"allow": "POST"})
+    hint = "POST the request, and set stream to true for its events"
+    raise Refused(426, "responses come over HTTP alone", hint, headers={"upgrade": "HTTP/1.1"})
+
+
 ROUTES = [
     Route("/v1/responses", create, methods=["POST"]),
+    Route("/v1/responses", websocket, methods=["GET"]),
+    Route("/v1/responses/compact", compact, methods=["POST"]),
     Route("/v1/responses/input_tokens", count_tokens, methods=["POST"]),
     Route("/v1/responses/{response_id}", kept, methods=["GET", "DELETE"]),
     Route("/v1/responses/{response_id}/cancel", kept, methods=["POST"]),
