@@ -19,6 +19,8 @@ from server import Server
 FOLDER = Path(__file__).with_name("agents")
 NOT_OFFERED = "Launch the rockets."
 RED_TO_BLUE = {"old_string": "red", "new_string": "blue"}
+PATCH = "*** Begin Patch\n*** Update File: notes.txt\n@@\n-The colour is red.\n+It is blue.\n*** End Patch"
+NO_PATCH, SPAWN = "Patch without a mark.", "Let another do it."
 # By fixture: a text of its prompt, and what is answered
 ANSWERS: dict[str, tuple[str, str]] = {
     "opencode": (
@@ -29,6 +31,8 @@ ANSWERS: dict[str, tuple[str, str]] = {
         "in qwen-code/notes.txt",
         call("edit", file_path="/src/qwen-code/notes.txt", **RED_TO_BLUE),
     ),
+    "codex": ("in codex/notes.txt", call("exec_command", cmd="sed -i s/red/blue/ notes.txt")),
+    "codex_patch": ("in codex-patch/notes.txt", call("apply_patch", input=PATCH)),
     "aider": ("in aider/notes.txt", "notes.txt\n```\nThe colour is blue.\n```\n"),
 }
 
@@ -37,6 +41,8 @@ ANSWERS: dict[str, tuple[str, str]] = {
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     scripts = {marker: [answer] for marker, answer in ANSWERS.values()}
     scripts[NOT_OFFERED] = [call("launch_rockets")]
+    scripts[NO_PATCH] = [call("apply_patch", input=PATCH.replace("-", ""))]
+    scripts[SPAWN] = [call("multi_agent_v1.spawn_agent", message="Replace red by blue.")]
     folder = tmp_path_factory.mktemp("scripted")
     flags = ("--served-model-name", "quire", "--max-num-batched-tokens", "2048")
     with scripted(scripts, folder, *flags, max_positions=32_768) as server:
@@ -68,12 +74,36 @@ def test_an_agents_request(server: Server, name: str) -> None:
     assert (first.text, first.calls) == (second.text, second.calls)
     if answer.startswith("<tool_call>"):
         written = json.loads(answer.removeprefix("<tool_call>").removesuffix("</tool_call>"))
-        assert (first.text, first.calls) == ("", [(written["name"], written["arguments"])])
+        arguments = written["arguments"]
+        expected = arguments["input"] if name == "codex_patch" else arguments  # text, and no JSON
+        assert (first.text, first.calls) == ("", [(written["name"], expected)])
     else:
         assert (first.text, first.calls) == (answer, [])
     if first.num_prompt_tokens is not None:
         assert second.num_prompt_tokens == first.num_prompt_tokens
         assert second.num_cached_tokens >= 0.9 * first.num_prompt_tokens
+
+
+@pytest.mark.parametrize("name", ["codex", "codex_patch"])
+def test_codex_calls_a_function_in_a_namespace(server: Server, name: str) -> None:
+    """By the two names that it looks tools up by, whether the namespace came at once or was found later."""
+    body = {**fixture(name)["body"], "stream": False}
+    body["input"] = [*body["input"], {"role": "user", "content": SPAWN}]
+    body["input"] = [item for item in body["input"] if "notes.txt" not in json.dumps(item)]
+    with server.client() as client:
+        reply = client.post("/v1/responses", json=body).json()
+    (item,) = reply["output"]
+    assert (item["namespace"], item["name"]) == ("multi_agent_v1", "spawn_agent")
+    assert json.loads(item["arguments"]) == {"message": "Replace red by blue."}
+    assert any("web_search" in warning for warning in reply["warnings"])
+
+
+def test_codex_gets_no_patch_that_its_grammar_bars(server: Server) -> None:
+    body = {**fixture("codex_patch")["body"], "stream": False, "input": NO_PATCH}
+    with server.client() as client:
+        reply = client.post("/v1/responses", json=body)
+    assert reply.status_code == 400, reply.text
+    assert "no token may follow" in reply.json()["error"]["message"]
 
 
 def test_the_script_cannot_say_what_the_grammar_bars(server: Server) -> None:
