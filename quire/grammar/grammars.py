@@ -10,14 +10,11 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
+from quire.errors import RequestError
 from quire.grammar.matcher import fault, make_matcher, make_vocabulary
 from quire.text.tokenizer import Tokenizer
 
 MAX_GRAMMARS, MAX_CHARACTERS = 256, 2 << 20  # compiled and kept
-
-
-class GrammarFault(Exception):
-    """A choice cannot go on in its grammar."""
 
 
 class Matcher:
@@ -32,11 +29,13 @@ class Matcher:
         self._inner.consume_tokens(list(token_ids))
 
     def allowed(self) -> tuple[NDArray[np.bool_], bool]:
-        """Which tokens may follow, [V], and whether the output may end. Raises GrammarFault."""
+        """Which tokens may follow, [V], and whether the output may end. Raises RequestError where the grammar
+        itself is why there are none.
+        """
         bits = np.zeros((self._vocab_size + 1 + 31) // 32, np.int32)
         self._inner.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         if (error := fault(self._inner)) is not None:
-            raise GrammarFault(error)
+            raise RequestError(error, None, "structured_outputs")
         each = np.unpackbits(bits.view(np.uint8), bitorder="little").view(np.bool_)
         return each[: self._vocab_size], bool(each[self._vocab_size])
 

@@ -12,7 +12,8 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.types import Admission
+from quire.errors import RequestError
+from quire.types import Admission, Failure
 
 MAX_THREADS = 8  # and at most half of the cores: the model needs them too
 T = TypeVar("T")
@@ -26,7 +27,7 @@ class Matcher(Protocol):
         """Take tokens that were allowed, and none that ended the output."""
 
     def allowed(self) -> tuple[NDArray[np.bool_], bool]:
-        """Which tokens may follow, [V], and whether the output may end."""
+        """Which tokens may follow, [V], and whether the output may end. Raises RequestError."""
 
 
 class Grammars(Protocol):
@@ -50,7 +51,7 @@ class GrammarState:
         self.num_taken = admission.num_prompt_tokens  # tokens of the sequence that the matcher has seen
         self.matcher: Matcher | None = None
         self.barred: NDArray[np.bool_] | None = None  # [V], in the step under way
-        self.error: str | None = None  # why the choice cannot go on
+        self.error: Failure | None = None  # why the choice cannot go on
 
     def compute(self, grammars: Grammars, token_ids: Sequence[int], end_token_ids: Sequence[int]) -> None:
         """Go on to the end of the known tokens; set `barred` for the one that follows."""
@@ -102,7 +103,9 @@ class Masks:
             try:
                 state.compute(self._loaded(), token_ids, end_token_ids)
             except BaseException as error:  # a panic of the library is no Exception; it is this row's alone
-                state.error = str(error)[:500] or type(error).__name__
+                problem = str(error)[:500] or type(error).__name__
+                by_request = isinstance(error, RequestError)
+                state.error = Failure(f"the grammar cannot go on: {problem}", by_request)
 
     def _loaded(self) -> Grammars:
         with self._lock:

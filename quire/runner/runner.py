@@ -137,8 +137,7 @@ def _finish(row: Row, slot: Slot, logits: np.ndarray, arithmetic: Arithmetic) ->
     if slot.grammar is not None:
         barred = slot.grammar.barred
         if barred is None:
-            problem = slot.grammar.error or "this engine has no grammars"
-            return RowResult(error=Failure(f"the grammar cannot go on: {problem}"))
+            return RowResult(error=slot.grammar.error or Failure("this engine has no grammars"))
     result = sample(logits[-1], slot.sampler, arithmetic, barred)
     slot.token_ids += result.token_ids
     slot.sampler.extend(result.token_ids)

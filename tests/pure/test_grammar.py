@@ -12,7 +12,9 @@ import pytest
 from answer_grammars import Bytes
 
 from quire.errors import RequestError
+from quire.grammar.compile_worker import llguidance_text
 from quire.grammar.compiler import MAX_CACHED, GrammarCompiler
+from quire.grammar.matcher import fault, make_matcher, make_vocabulary
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
 
 SPECIAL = {0: "<|endoftext|>", 2: "<|im_end|>", 7: "<tool_call>"}
@@ -193,6 +195,19 @@ def test_a_thousand_schemas_keep_bounds(compiler: GrammarCompiler) -> None:
     for i in range(20):
         compiler.compile(StructuredOutputsParams(json={"description": "x" * 900_000 + str(i)}))
     assert sum(map(len, compiler._answers)) == compiler._num_cached_characters <= 8 << 20
+
+
+def test_an_object_of_many_properties_can_be_followed() -> None:
+    """Each of those that may come next takes four of the matcher's items."""
+    vocabulary = make_vocabulary([bytes((byte,)) for byte in range(256)], {}, lambda text: [*text.encode()])
+    properties = {f"p{i}": {"type": "string"} for i in range(1500)}
+    matcher = make_matcher(
+        vocabulary, llguidance_text({"json": {"type": "object", "properties": properties}})
+    )
+    for byte in b'{"p7": "a", "p9':
+        assert matcher.consume_token(byte)
+        matcher.compute_bitmask()
+        assert fault(matcher) is None
 
 
 def test_answers_are_remembered(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:

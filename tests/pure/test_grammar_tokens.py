@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import small_tokenizers as small
 
+from quire.errors import RequestError
 from quire.grammar.compile_worker import llguidance_text
-from quire.grammar.grammars import GrammarFault, Grammars
+from quire.grammar.grammars import Grammars
 from quire.text.tokenizer import Tokenizer
 
 TEXTS = [
@@ -164,7 +165,7 @@ def test_a_fault_is_told(
             matcher.allowed()
         matcher.allowed()
 
-    with pytest.raises(GrammarFault) as caught:
+    with pytest.raises(RequestError) as caught:
         go_on()
     assert "\n" not in str(caught.value)
 
@@ -211,7 +212,7 @@ def test_the_test_suite_of_json_schema(shared_data: Path, tmp_path: Path) -> Non
 def compiles(grammars: Grammars, grammar: str) -> bool:
     try:
         grammars.start(grammar).allowed()
-    except GrammarFault:
+    except RequestError:
         return False
     return True
 
@@ -221,5 +222,5 @@ def accepts(grammars: Grammars, grammar: str, ids: list[int]) -> bool:
     try:
         matcher.advance(ids)
         return matcher.allowed()[1]
-    except GrammarFault:
+    except RequestError:
         return False

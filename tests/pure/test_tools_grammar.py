@@ -15,7 +15,7 @@ from quire.sampling_params import StructuredOutputsParams
 from quire.text.answer import AnswerParser, CallArguments, CallStart, Content
 from quire.text.reasoning import FORMATS as REASONING
 from quire.text.tools import FORMATS, Dialect
-from quire.text.tools.functions import blame
+from quire.text.tools.functions import read_functions, warnings_of, widened
 
 MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>", "</think>")
 TEXT, TOKENS = Bytes(), Bytes(MARKS)
@@ -291,7 +291,7 @@ def test_whatever_is_written_can_be_read(name: str, vocabulary: Bytes, choice: s
         ([{"type": "function", "name": "a"}], "tools[0]"),
         ([tool("a"), tool("a")], "tools[1].function.name"),
         ([tool("with space")], "tools[0].function.name"),
-        ([tool("x" * 65)], "tools[0].function.name"),
+        ([tool("x" * 129)], "tools[0].function.name"),
         ([tool("")], "tools[0].function.name"),
         ([tool("a\n")], "tools[0].function.name"),
         ([tool("a", description=1)], "tools[0].function.description"),
@@ -339,16 +339,44 @@ def test_keywords_that_no_grammar_knows(strict: bool) -> None:
         assert TEXT.allows(made, call("hermes", "f", '{"a": [1]}'))
 
 
-def test_the_tool_whose_schema_is_refused_is_named() -> None:
-    def check(structure: StructuredOutputsParams) -> None:
-        if isinstance(structure.json, dict) and "$ref" in structure.json:
-            raise RequestError("structured_outputs.json: it refers to nothing", None, "structured_outputs")
+def refuse_references(structure: StructuredOutputsParams) -> None:
+    if '"$ref"' in json.dumps(structure.json):
+        raise RequestError("structured_outputs.json: it refers to nothing", None, "structured_outputs")
 
-    first = RequestError("too much", None, "structured_outputs")
-    error = blame(first, [*TOOLS, tool("f", {"$ref": "#/$defs/lost"})], check)
-    assert error.message == "tools[3].function.parameters cannot be followed: it refers to nothing"
-    assert error.param == "tools[3].function.parameters"
-    assert blame(first, TOOLS, check).param == "tools"
+
+def test_the_tool_whose_schema_is_refused_is_named() -> None:
+    functions = read_functions([*TOOLS[:2], tool("f", {"$ref": "#/$defs/lost"}, strict=True)])
+    with pytest.raises(RequestError) as caught:
+        widened(functions, refuse_references)
+    assert caught.value.message == "tools[2].function.parameters cannot be followed: it refers to nothing"
+    assert caught.value.param == "tools[2].function.parameters"
+    assert widened(functions[:2], refuse_references) == functions[:2]
+
+
+def test_a_tool_that_is_not_strict_is_widened_instead() -> None:
+    lists = {"type": "array", "items": {"$ref": "#/$defs/a"}}
+    odd = {"properties": {"a": lists, "b": {"type": "string"}}, "required": ["b"], "$defs": {"a": {}}}
+    functions = read_functions([tool("now"), tool("f", odd)])
+    first, second = widened(functions, refuse_references)
+    assert first == functions[0]
+    assert second.schema["properties"] == {"a": {"type": "array"}, "b": {"type": "string"}}
+    said = "of its parameters, the names and types alone are enforced: it refers to nothing"
+    assert list(warnings_of((first, second))) == [f"tool f: {said}"]
+    made = dialect("hermes", TEXT).grammar((first, second), "required")
+    assert made is not None
+    assert TEXT.allows(made, call("hermes", "f", '{"b": "x"}'))
+    assert not TEXT.allows(made, call("hermes", "f", "{}"))
+
+
+def test_names_are_as_long_as_the_interfaces_allow() -> None:
+    name = "mcp__" + "x" * 123
+    for known in NAMES:
+        made = dialect(known, TEXT).grammar([tool(name)], "required")
+        assert made is not None
+        assert TEXT.allows(made, call(known, name, "{}"))
+        parser = dialect(known, TEXT).answer_parser([tool(name)], "required")
+        events = parser.push(call(known, name, "{}")) + parser.finish()
+        assert [event.name for event in events if isinstance(event, CallStart)] == [name]
 
 
 def test_open_parameters_stay_open() -> None:
@@ -360,6 +388,7 @@ def test_open_parameters_stay_open() -> None:
 
 def test_properties_that_are_no_object_are_refused_where_the_format_looks_at_them() -> None:
     with pytest.raises(RequestError) as caught:
-        dialect("qwen_xml", TEXT).grammar([tool("a", {"type": "object", "properties": []})])
+        dialect("qwen_xml", TEXT).grammar([tool("a", {"type": "object", "properties": []}, strict=True)])
     assert caught.value.param == "tools"
-    assert dialect("qwen_xml", TEXT).grammar([tool("a", {"properties": {"b": True}, "required": 5})])
+    odd = tool("a", {"properties": {"b": True}, "required": 5}, strict=True)
+    assert dialect("qwen_xml", TEXT).grammar([odd])

@@ -387,7 +387,7 @@ def test_what_has_no_effect_is_said(client: httpx.Client) -> None:
         ("stop_sequences", {"stop_sequences": [""]}),
         ("tools[0].name", {"tools": [{"name": "a b", "input_schema": PARAMETERS}]}),
         ("tools[0].input_schema", {"tools": [{"name": "f", "input_schema": {"type": "array"}}]}),
-        ("tools[0].input_schema", {"tools": [{"name": "f", "input_schema": {"allOf": 1}}]}),
+        ("tools[0].input_schema", {"tools": [{"name": "f", "input_schema": {"allOf": 1}, "strict": True}]}),
         ("tool_choice", {"tool_choice": {"type": "any"}}),
         (
             "output_config.format",

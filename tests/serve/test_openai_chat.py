@@ -518,6 +518,7 @@ def test_other_structures(client: httpx.Client) -> None:
                         "function": {
                             "name": "f",
                             "parameters": {"type": "object", "properties": {"a": {"type": "x"}}},
+                            "strict": True,
                         },
                     }
                 ]

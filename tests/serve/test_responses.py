@@ -398,7 +398,7 @@ def test_what_has_no_effect_is_said(client: httpx.Client) -> None:
         ("tools[0].name", {"tools": [{"type": "function", "name": "a b"}]}),
         (
             "tools[0].parameters",
-            {"tools": [{"type": "function", "name": "f", "parameters": {"type": "object", "allOf": 1}}]},
+            {"tools": [{"type": "function", "name": "f", "parameters": {"allOf": 1}, "strict": True}]},
         ),
         ("tool_choice", {"tool_choice": "required"}),
         ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}),

@@ -18,7 +18,7 @@ from quire.server.generation import Generation
 from quire.server.openai.logprobs import check_size
 from quire.server.serving import Serving
 from quire.text.answer import AnswerParser, Event, Reasoning
-from quire.text.tools.functions import blame, read_functions
+from quire.text.tools.functions import Function, read_functions, warnings_of, widened
 
 
 class Finish(NamedTuple):
@@ -81,31 +81,45 @@ def _prepare(
         problem = "add_generation_prompt and continue_final_message contradict each other"
         raise RequestError(problem, "set one of them to false", "continue_final_message")
     frontend, dialect = serving.frontend, serving.dialect
-    read_functions(task.tools)  # what is refused is not rendered first
-    asked = task.tools, task.tool_choice
+    functions = read_functions(task.tools)  # what is refused is not rendered first
     prompt = encoded(frontend, task)
     text = prompt.text or ""
     content = None
     if params.structured_outputs is not None and (task.tools or dialect.reasoning):
         content = frontend.grammars.compile(params.structured_outputs)
-    if (grammar := dialect.grammar(*asked, task.parallel_tool_calls, text, content)) is not None:
-        params = replace(params, structured_outputs=_tried(frontend, grammar, task.tools))
+    structured, functions = _structured(serving, task, functions, text, content)
+    params = params if structured is None else replace(params, structured_outputs=structured)
+    task.warnings += warnings_of(functions) if task.tool_choice != "none" else ()
     if dialect.needs_special_tokens and (task.tools or dialect.reasoning):
         params = replace(params, skip_special_tokens=False)
     prompt = fitted(prompt, task.truncate_prompt_tokens, params, frontend, "messages")
     check_size([prompt], params, frontend.model.config.vocab_size)
     prompt = replace(prompt, priority=task.priority, cache_salt=task.cache_salt)
-    return prompt, params, [dialect.answer_parser(*asked, text) for _ in range(params.n)]
+    return prompt, params, [dialect.answer_parser(functions, task.tool_choice, text) for _ in range(params.n)]
 
 
-def _tried(frontend: Frontend, grammar: str, tools: Any) -> StructuredOutputsParams:
-    """A grammar that compiles. Raises RequestError, which names the tool whose schema cannot be followed."""
-    structured = StructuredOutputsParams(grammar=grammar)
+def _structured(
+    serving: Serving, task: ChatTask, functions: tuple[Function, ...], prompt: str, content: str | None
+) -> tuple[StructuredOutputsParams | None, tuple[Function, ...]]:
+    """A grammar for the answer that compiles, if it needs one, and the functions as far as it follows them.
+
+    Raises RequestError, which names the tool whose schema cannot be followed.
+    """
+    choice, parallel = task.tool_choice, task.parallel_tool_calls
+    grammar = serving.dialect.grammar(functions, choice, parallel, prompt, content)
+    if grammar is None:
+        return None, functions
+    structured, check = StructuredOutputsParams(grammar=grammar), serving.frontend.grammars.compile
     try:
-        frontend.grammars.compile(structured)
+        check(structured)
+        return structured, functions
     except RequestError as error:
-        raise (blame(error, tools, frontend.grammars.compile) if tools else error) from None
-    return structured
+        if not functions:
+            raise
+        wider = widened(functions, check)
+        if wider == functions:
+            raise RequestError(error.message, error.hint, "tools") from None
+    return _structured(serving, task, wider, prompt, content)
 
 
 def encoded(frontend: Frontend, task: ChatTask) -> Encoded:

@@ -18,7 +18,7 @@ from quire.text.chat import ChatTemplate
 from quire.text.reasoning import ReasoningFormat, find_reasoning
 from quire.text.tokenizer import Tokenizer
 from quire.text.tools.format import ToolFormat
-from quire.text.tools.functions import choose, read_functions
+from quire.text.tools.functions import Function, choose, read_functions
 from quire.text.tools.grammar import AnswerGrammar
 from quire.text.tools.hermes import Hermes
 from quire.text.tools.llama3_json import Llama3Json
@@ -29,7 +29,7 @@ from quire.text.tools.qwen_xml import QwenXml
 # Asked in this order: Hermes' template quotes what Llama's writes.
 FORMATS: tuple[type[ToolFormat], ...] = (Hermes, QwenXml, Mistral, MistralArgs, Llama3Json)
 
-Tools = Sequence[Mapping[str, Any]] | None
+Tools = Sequence[Mapping[str, Any] | Function] | None
 
 
 @dataclass(frozen=True, slots=True)

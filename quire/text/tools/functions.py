@@ -3,35 +3,46 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from quire.errors import RequestError
 from quire.sampling_params import StructuredOutputsParams
 from quire.text.formats import narrowed
+from quire.text.tools.loosen import OPEN, loosened, looser
 
 MAX_FUNCTIONS = 512
-NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+MAX_WARNINGS = 16  # told of one request's tools
+WIDENING_S = 5.0  # for all schemas of a request that are refused
+NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 
 _OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
+Check = Callable[[StructuredOutputsParams], object]  # raises RequestError for what cannot be compiled
+
 
 class Function(NamedTuple):
-    """A function's name, and the JSON schema of its arguments as llguidance takes it."""
+    """A function: its name, the schema of its arguments as llguidance takes it, and what that leaves out."""
 
     name: str
     schema: dict[str, Any]
+    strict: bool = False
+    warnings: tuple[str, ...] = ()
 
 
-def read_functions(tools: Sequence[Mapping[str, Any]] | None) -> tuple[Function, ...]:
-    """The functions of a request's `tools`. Raises RequestError that names the entry which is wrong."""
+def read_functions(tools: Sequence[Mapping[str, Any] | Function] | None) -> tuple[Function, ...]:
+    """The functions of a request's `tools`, of which some may have been read before.
+
+    Raises RequestError that names the entry which is wrong.
+    """
     if not isinstance(tools, Sequence | None) or isinstance(tools, str):
         raise RequestError("tools is not a list", 'give [{"type": "function", ...}]', "tools")
     if tools and len(tools) > MAX_FUNCTIONS:
         raise RequestError(f"{len(tools)} tools are more than {MAX_FUNCTIONS}", None, "tools")
     functions: dict[str, Function] = {}
     for index, tool in enumerate(tools or ()):
-        function = _read_function(tool, f"tools[{index}]")
+        function = tool if isinstance(tool, Function) else _read_function(tool, f"tools[{index}]")
         if function.name in functions:
             raise _wrong(f"tools[{index}].function.name", f"{function.name!r} is there twice")
         functions[function.name] = function
@@ -74,20 +85,40 @@ def _allowed(functions: Sequence[Function], allowed: Any) -> tuple[tuple[Functio
     return tuple(one for one in functions if one.name in names), allowed["mode"] == "required"
 
 
-def blame(
-    error: RequestError, tools: Any, check: Callable[[StructuredOutputsParams], object]
-) -> RequestError:
-    """Why the grammar of these tools was refused: the error of the first whose schema is refused alone.
+def widened(functions: Sequence[Function], check: Check) -> tuple[Function, ...]:
+    """Functions whose schemas compile: those that do not are widened, unless they are strict.
 
-    `check` raises RequestError for what cannot be compiled.
+    Raises RequestError that names the first which can be helped by nothing.
     """
-    for index, function in enumerate(read_functions(tools)):
-        try:
-            check(StructuredOutputsParams(json=function.schema))
-        except RequestError as own:
-            problem = own.message.removeprefix("structured_outputs.json: ")
-            return _wrong(f"tools[{index}].function.parameters", f"cannot be followed: {problem}")
-    return RequestError(error.message, error.hint, "tools")
+    end = time.monotonic() + WIDENING_S
+    return tuple(_widened(function, index, check, end) for index, function in enumerate(functions))
+
+
+def _widened(function: Function, index: int, check: Check, end: float) -> Function:
+    problem = _problem(function.schema, check)
+    if problem is None:
+        return function
+    for schema, warning in () if function.strict else looser(function.schema):
+        schema["x-guidance"] = function.schema["x-guidance"]
+        if time.monotonic() < end and _problem(schema, check) is None:
+            return function._replace(schema=schema, warnings=(*function.warnings, f"{warning}: {problem}"))
+    raise _wrong(f"tools[{index}].function.parameters", f"cannot be followed: {problem}")
+
+
+def _problem(schema: dict[str, Any], check: Check) -> str | None:
+    try:
+        check(StructuredOutputsParams(json=schema))
+    except RequestError as error:
+        return error.message.removeprefix("structured_outputs.json: ")
+    return None
+
+
+def warnings_of(functions: Sequence[Function]) -> Iterator[str]:
+    """What the grammar of these functions leaves out of their schemas."""
+    told = [f"tool {function.name}: {warning}" for function in functions for warning in function.warnings]
+    yield from told[:MAX_WARNINGS]
+    if len(told) > MAX_WARNINGS:
+        yield f"{len(told) - MAX_WARNINGS:,} more of the tools' keywords are not enforced"
 
 
 def _read_function(tool: Any, where: str) -> Function:
@@ -96,33 +127,29 @@ def _read_function(tool: Any, where: str) -> Function:
         raise _wrong(where, 'is not of the form {"type": "function", "function": {"name": ...}}')
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise _wrong(f"{where}.function.name", "is not 1 to 64 letters, digits, dots, dashes and underscores")
+        raise _wrong(
+            f"{where}.function.name", "is not 1 to 128 letters, digits, dots, dashes and underscores"
+        )
     if not isinstance(function.get("description"), str | None):
         raise _wrong(f"{where}.function.description", "is not text")
     if not isinstance(parameters, Mapping | None):
         raise _wrong(f"{where}.function.parameters", "is not a JSON schema, an object")
-    if parameters and parameters.get("type", "object") != "object":
+    strict, warnings = function.get("strict") is True, list[str]()
+    schema: dict[str, Any] = {"properties": {}} if parameters is None else dict(parameters)
+    if not strict:
+        schema, warnings = loosened(schema)
+    if parameters and schema.get("type", "object") != "object":
         raise _wrong(f"{where}.function.parameters", "is not the schema of an object")
-    return Function(name, _schema(parameters, strict=function.get("strict") is True))
+    return Function(name, _schema(schema), strict, tuple(warnings))
 
 
-def _schema(parameters: Mapping[str, Any] | None, strict: bool) -> dict[str, Any]:
-    """A function without parameters takes {}; one that lists its parameters takes no others.
-
-    The interface promises to follow a schema to the letter where `strict` is set; elsewhere, keywords that
-    no grammar can express are left out of it.
-    """
-    schema: dict[str, Any] = {"properties": {}} if parameters is None else narrowed(dict(parameters))
+def _schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """A function without parameters takes {}; one that lists its parameters takes no others."""
+    schema = narrowed(parameters)
     schema["type"] = "object"
-    if "properties" in schema and not schema.keys() & _OPEN:
+    if "properties" in schema and not schema.keys() & OPEN:
         schema["additionalProperties"] = False
-    return schema | {"x-guidance": _OPTIONS | {"lenient": not strict}}
-
-
-# Keywords that say themselves which other properties there are.
-_OPEN = frozenset(
-    ("additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf", "unevaluatedProperties")
-)
+    return schema | {"x-guidance": _OPTIONS}
 
 
 def _wrong(where: str, problem: str) -> RequestError:
