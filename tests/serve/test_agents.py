@@ -23,6 +23,10 @@ PATCH = "*** Begin Patch\n*** Update File: notes.txt\n@@\n-The colour is red.\n+
 NO_PATCH, SPAWN = "Patch without a mark.", "Let another do it."
 # By fixture: a text of its prompt, and what is answered
 ANSWERS: dict[str, tuple[str, str]] = {
+    "claude_code": (
+        "in claude-code/notes.txt",
+        call("Edit", file_path="/src/claude-code/notes.txt", **RED_TO_BLUE),
+    ),
     "opencode": (
         "in opencode/notes.txt",
         call("edit", filePath="/src/opencode/notes.txt", oldString="red", newString="blue"),
