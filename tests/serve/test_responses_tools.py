@@ -321,7 +321,7 @@ def test_what_allows_no_tools_is_refused(client: httpx.Client, choice: Object) -
 
 
 def test_errors_name_the_place_of_a_tool(client: httpx.Client) -> None:
-    bad = {"type": "function", "name": "f", "parameters": {"type": "object", "allOf": 1}}
+    bad = {"type": "function", "name": "f", "strict": True, "parameters": {"type": "object", "allOf": 1}}
     inner = {**AGENTS, "tools": [WEATHER, bad]}
     tools = [{"type": "web_search"}, WEATHER, inner]
     error = refused(client, tools=tools)
@@ -329,6 +329,14 @@ def test_errors_name_the_place_of_a_tool(client: httpx.Client) -> None:
     assert error["message"].startswith("tools[2].tools[1].parameters ")
     spaced = {"type": "namespace", "name": "a b", "tools": [WEATHER]}
     assert refused(client, tools=[WEATHER, spaced])["param"] == "tools[1].tools[0].name"
+
+
+def test_an_expression_that_no_grammar_has_is_only_told(client: httpx.Client) -> None:
+    form = {"type": "grammar", "syntax": "regex", "definition": r"(a)\1"}
+    found = ask(client, tools=[{"type": "custom", "name": "x", "format": form}], max_output_tokens=1)
+    assert found["warnings"] == [
+        "tool x: pattern of 'input' is not enforced: it is more than a regular expression"
+    ]
 
 
 def test_what_was_left_out_is_in_the_warnings(client: httpx.Client) -> None:
