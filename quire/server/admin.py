@@ -57,7 +57,10 @@ class ModelList(msgspec.Struct):
 
 
 class TokenizeRequest(msgspec.Struct):
-    """A text, or a conversation; the latter is rendered by the model's template first."""
+    """A text, or a conversation; the latter is rendered by the model's template first.
+
+    `content` is the text of llama.cpp's clients, with its own three options.
+    """
 
     model: str | None = None
     prompt: str | None = None
@@ -67,6 +70,17 @@ class TokenizeRequest(msgspec.Struct):
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
+    content: str | None = None
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class Piece(msgspec.Struct):
+    """A token, and its text or, for a part of a character, its bytes."""
+
+    id: int
+    piece: str | list[int]
 
 
 class TokenizeReply(msgspec.Struct):
@@ -74,7 +88,7 @@ class TokenizeReply(msgspec.Struct):
 
     count: int
     max_model_len: int
-    tokens: list[int]
+    tokens: list[int | Piece]
     token_strs: list[str] | None = None
 
 
@@ -86,9 +100,10 @@ class DetokenizeRequest(msgspec.Struct):
 
 
 class DetokenizeReply(msgspec.Struct):
-    """Their text."""
+    """Their text, by vLLM's name and by llama.cpp's."""
 
     prompt: str
+    content: str
 
 
 class TokenizerInfo(msgspec.Struct):
@@ -157,6 +172,11 @@ def _card(serving: Serving, name: str) -> ModelCard:
     return ModelCard(name, created, room, serving.names[0], name, created_at, room)
 
 
+@describes("Whether there is a server at all: what some clients ask before anything else")
+async def root(request: Request) -> Response:
+    return Response("Quire is running", media_type="text/plain")
+
+
 @describes("The names that the model is served by", reply=ModelList)
 async def models(request: Request) -> Response:
     serving = serving_of(request)
@@ -178,19 +198,29 @@ async def tokenize(request: Request) -> Response:
 
 
 def _tokenize(frontend: Frontend, asked: TokenizeRequest) -> TokenizeReply:
-    if (asked.prompt is None) == (asked.messages is None):
-        raise RequestError("give either prompt or messages", None, "prompt")
+    if [asked.prompt, asked.messages, asked.content].count(None) != 2:
+        raise RequestError("give one of prompt, messages and content", None, "prompt")
     tokenizer = frontend.need_tokenizer()
     if asked.messages is not None:
         kwargs = asked.chat_template_kwargs
         encoded = frontend.encode_chat(asked.messages, asked.tools, asked.add_generation_prompt, kwargs)
         ids = list(encoded.token_ids)
+    elif asked.content is not None:
+        ids = tokenizer.encode(asked.content, asked.add_special, asked.parse_special)
     else:
         # Clients ask for the id of a control token by its name, as /tokenizer_info gives it, alone.
         named = tokenizer.control_token_in(prompt := asked.prompt or "") == prompt != ""
         ids = tokenizer.encode(prompt, asked.add_special_tokens is not False, parse_special=named)
     strings = [tokenizer.token_text(i) for i in ids] if asked.return_token_strs else None
-    return TokenizeReply(len(ids), frontend.max_model_len, ids, strings)
+    tokens = [Piece(i, _piece(tokenizer.token_bytes(i))) if asked.with_pieces else i for i in ids]
+    return TokenizeReply(len(ids), frontend.max_model_len, tokens, strings)
+
+
+def _piece(token: bytes) -> str | list[int]:
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return list(token)
 
 
 @describes("Token ids as text", DetokenizeRequest, DetokenizeReply)
@@ -207,7 +237,8 @@ def _detokenize(frontend: Frontend, ids: list[int]) -> DetokenizeReply:
         raise RequestError(f"more than {TOKENIZER_LIMIT:,} token ids", None, "tokens")
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
         raise RequestError(f"token ids are from 0 to {vocab_size - 1:,}", None, "tokens")
-    return DetokenizeReply(frontend.need_tokenizer().decode(ids, skip_special_tokens=False))
+    text = frontend.need_tokenizer().decode(ids, skip_special_tokens=False)
+    return DetokenizeReply(text, text)
 
 
 @describes("What clients that prepare prompts themselves ask", reply=TokenizerInfo)
@@ -300,6 +331,7 @@ async def openapi(request: Request) -> Response:
 
 
 ROUTES = [
+    Route("/", root),
     Route("/v1/models", models),
     Route("/v1/models/{model:path}", model),
     Route("/tokenize", tokenize, methods=["POST"]),

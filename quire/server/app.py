@@ -15,6 +15,7 @@ from quire.server.anthropic import messages
 from quire.server.errors import Refused, response_for
 from quire.server.exchange import Exchanges
 from quire.server.limits import wrap
+from quire.server.llamacpp import routes as llamacpp
 from quire.server.openai import chat, completions, responses
 from quire.server.serving import Serving
 
@@ -22,7 +23,10 @@ from quire.server.serving import Serving
 def make_app(serving: Serving, keys: tuple[str, ...]) -> ASGIApp:
     """All routes over one Serving, behind their guards. `keys` are asked for unless there are none."""
     app = Starlette(
-        routes=[*chat.ROUTES, *completions.ROUTES, *responses.ROUTES, *messages.ROUTES, *admin.ROUTES],
+        routes=[
+            *(*chat.ROUTES, *completions.ROUTES, *responses.ROUTES, *messages.ROUTES, *admin.ROUTES),
+            *llamacpp.ROUTES,
+        ],
         middleware=[Middleware(Exchanges, serving)],
         exception_handlers={QuireError: _refuse, HTTPException: _refuse, Exception: _refuse},
     )

@@ -14,7 +14,7 @@ from starlette.types import Scope
 from quire.server.errors import Refused
 
 # All that is answered without a key, to GET and HEAD: what load balancers ask.
-OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/v1/health"})
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _HOST = re.compile(rb"(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::\d{1,5})?")
 

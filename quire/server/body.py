@@ -22,6 +22,8 @@ LARGE_BYTES = 1 << 16  # a body from this size on is parsed in a thread
 OTHER_BYTES = 1 << 18
 LONG_FIELDS = {
     **dict.fromkeys(("messages", "prompt", "input", "system", "instructions", "tokens"), MAX_BODY_BYTES),
+    "content": MAX_BODY_BYTES,
+    **dict.fromkeys(("format", "grammar", "json_schema"), 2 << 20),
     **dict.fromkeys(("tools", "structured_outputs", "response_format", "text", "output_config"), 2 << 20),
     "allowed_token_ids": 2 << 20,
 }
@@ -83,6 +85,16 @@ def _decoders(type_: type[T]) -> tuple[msgspec.json.Decoder[T], msgspec.json.Dec
     names = [field.encode_name for field in msgspec.structs.fields(type_)]
     shell = msgspec.defstruct("Shell", [(name, msgspec.Raw, msgspec.Raw()) for name in names])
     return msgspec.json.Decoder(type_), msgspec.json.Decoder(shell), frozenset(names)
+
+
+def nested(value: dict[str, Any], type_: type[T], where: str) -> tuple[T, list[str]]:
+    """An object that the field `where` of a body holds, as a `type_`, and the names that it does not know."""
+    try:
+        found = msgspec.convert(value, type_)
+    except msgspec.ValidationError as error:
+        raise RequestError(f"{where}.{_named(str(error)).message}", None, where) from None
+    known = {field.encode_name for field in msgspec.structs.fields(type_)}
+    return found, [f"{where}.{name}" for name in value if name not in known]
 
 
 def _check_sizes(shell: msgspec.Struct, num_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""Errors as HTTP answers: a status, and a body in OpenAI's shape or, under /v1/messages, in Anthropic's.
+"""Errors as HTTP answers: a status, and a body in the shape of the interface whose path was asked for.
 
 An answer says what the caller can use and nothing of the inside: what was not raised on purpose becomes a
 500 that says only so, and every text loses file paths, addresses and traceback lines on its way out.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from http import HTTPStatus
 from pathlib import Path
@@ -44,6 +44,9 @@ _KINDS = {
 # Anthropic's names for the types, where they differ
 _ANTHROPIC_TYPES = {413: "request_too_large", 500: "api_error", 501: "api_error"}
 _ANTHROPIC_CODES = ("thread_unsupported_request",)  # those that its client goes by
+# llama.cpp's names for the types, where they differ
+_LLAMACPP_TYPES = {403: "permission_error", 501: "not_supported_error", 503: "unavailable_error"}
+_LLAMACPP_PATHS = frozenset({"/completion", "/completions", "/props", "/slots", "/apply-template", "/infill"})
 
 _ROOTS = (
     "home",
@@ -165,10 +168,41 @@ def anthropic_body(error: BaseException) -> dict[str, Any]:
     return {"type": "error", "error": words}
 
 
+def ollama_body(error: BaseException) -> dict[str, Any]:
+    """Ollama's shape, likewise."""
+    return {"error": answer(error).message}
+
+
+def llamacpp_body(error: BaseException) -> dict[str, Any]:
+    """llama.cpp's shape, likewise; its code is the status."""
+    told = answer(error)
+    type_ = _LLAMACPP_TYPES.get(told.status, told.type)
+    if told.code == "context_length_exceeded":
+        type_ = "exceed_context_size_error"
+    return {"error": {"code": told.status, "message": told.message, "type": type_}}
+
+
+_BODIES: dict[str, Callable[[BaseException], dict[str, Any]]] = {
+    "openai": error_body,
+    "anthropic": anthropic_body,
+    "ollama": ollama_body,
+    "llamacpp": llamacpp_body,
+}
+
+
+def interface_of(path: str) -> str:
+    """Whose interface a path belongs to: one of "openai", "anthropic", "ollama", "llamacpp"."""
+    if path.startswith("/v1/messages"):
+        return "anthropic"
+    if path.startswith("/api/"):
+        return "ollama"
+    return "llamacpp" if path in _LLAMACPP_PATHS or path.startswith("/slots/") else "openai"
+
+
 def response_for(error: BaseException, path: str = "") -> Response:
     """The response that tells an error to who asked for `path`."""
     told = answer(error)
-    body = anthropic_body(error) if path.startswith("/v1/messages") else error_body(error)
+    body = _BODIES[interface_of(path)](error)
     return Response(json.dumps(body), told.status, told.headers, "application/json")
 
 

@@ -16,7 +16,12 @@ from quire.server.generation import Generation
 from quire.server.serving import EXCHANGE, Exchange, Serving
 
 DRAIN_RETRY_S = 5
-GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
+GENERATING = frozenset(
+    {
+        *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"),
+        *("/api/chat", "/api/generate", "/completion", "/completions"),
+    }
+)
 
 
 class Exchanges:

@@ -201,7 +201,7 @@ class Generation:
         Of several prompts, the slowest in each respect; counts are sums. Those of a request that has not
         ended say what is known so far.
         """
-        times = [self._times(part) for part in self.parts]
+        times = [self.times(part) for part in self.parts]
         slowest = {name: round(max(one[name] for one in times), 3) for name in times[0]}
         outputs = [part.reader.output for part in self.parts]
         num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
@@ -215,7 +215,7 @@ class Generation:
             "preemptions": sum(c.metrics.num_preemptions for c in choices if c.metrics is not None),
         }
 
-    def _times(self, part: Part) -> dict[str, float]:
+    def times(self, part: Part) -> dict[str, float]:
         """One prompt's, in milliseconds. A gap lies between two deliveries to this process."""
         now = self.end_s or time.monotonic()
         choices = part.reader.output.outputs

@@ -27,7 +27,7 @@ from quire.server.metrics import Metrics
 
 CLIENT_GONE = 499  # in logs and metrics, where no status was sent any more
 MAX_TEXT = 2000  # characters of a prompt or an answer that are logged
-PROBES = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/metrics"})
+PROBES = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/v1/health", "/metrics"})
 _LOG = logging.getLogger("quire.server.http")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 # Of uvicorn, about what was logged here already

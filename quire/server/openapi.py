@@ -10,6 +10,7 @@ import msgspec
 from starlette.routing import BaseRoute, Route
 
 from quire import __version__
+from quire.server.errors import interface_of
 
 REF = "#/components/schemas/{name}"
 F = TypeVar("F", bound=Callable[..., Any])
@@ -34,7 +35,7 @@ class ErrorDetail(msgspec.Struct):
 
 
 class ErrorBody(msgspec.Struct):
-    """The body of every answer that is an error, but those under /v1/messages."""
+    """The body of an answer that is an error, where no other interface has its own."""
 
     error: ErrorDetail
 
@@ -54,6 +55,34 @@ class AnthropicErrorBody(msgspec.Struct):
     error: AnthropicError
 
 
+class OllamaErrorBody(msgspec.Struct):
+    """The body of an error under /api/."""
+
+    error: str
+
+
+class LlamacppError(msgspec.Struct):
+    """What is wrong; `code` is the HTTP status."""
+
+    code: int
+    message: str
+    type: str
+
+
+class LlamacppErrorBody(msgspec.Struct):
+    """The body of an error of llama.cpp's endpoints."""
+
+    error: LlamacppError
+
+
+_FAILURES = {
+    "openai": ErrorBody,
+    "anthropic": AnthropicErrorBody,
+    "ollama": OllamaErrorBody,
+    "llamacpp": LlamacppErrorBody,
+}
+
+
 def describes(summary: str, body: Any = None, reply: Any = None, streams: bool = False) -> Callable[[F], F]:
     """Decorator of endpoints: what the document says of them."""
 
@@ -68,7 +97,7 @@ def document(routes: Iterable[BaseRoute], *, keys: bool) -> dict[str, Any]:
     """The document. `keys`: whether API keys are asked for."""
     described = [(route, _description(route)) for route in routes if isinstance(route, Route)]
     types = {type_ for _, words in described for type_ in (words.body, words.reply) if type_ is not None}
-    ordered = [ErrorBody, AnthropicErrorBody, *sorted(types, key=str)]
+    ordered = [*_FAILURES.values(), *sorted(types, key=str)]
     schemas, components = msgspec.json.schema_components(ordered, ref_template=REF)
     schema_of = dict(zip(map(str, ordered), schemas, strict=True))
     paths: dict[str, Any] = {}
@@ -96,13 +125,14 @@ def _operation(path: str, words: Described, schema_of: dict[str, Any]) -> dict[s
     def content(type_: Any) -> dict[str, Any]:
         return {"application/json": {"schema": schema_of[str(type_)]}}
 
+    interface = interface_of(path)
     good: dict[str, Any] = {"description": "done"}
     if words.reply is not None:
         good["content"] = content(words.reply)
     if words.streams:
-        good["content"]["text/event-stream"] = {}
-    failure = AnthropicErrorBody if path.startswith("/v1/messages") else ErrorBody
-    error = {"description": "an error", "content": content(failure)}
+        streamed = "application/x-ndjson" if interface == "ollama" else "text/event-stream"
+        good["content"][streamed] = {}
+    error = {"description": "an error", "content": content(_FAILURES[interface])}
     operation: dict[str, Any] = {"summary": words.summary, "responses": {"200": good, "default": error}}
     if words.body is not None:
         operation["requestBody"] = {"required": True, "content": content(words.body)}

@@ -53,6 +53,29 @@ def test_both_shapes(
     assert json.loads(response_for(error, "/v1/completions").body) == {"error": told}
 
 
+@pytest.mark.parametrize(
+    ("error", "status", "type_"),
+    [
+        (LONG, 400, "exceed_context_size_error"),
+        (RequestError("no"), 400, "invalid_request_error"),
+        (Refused(401, "no"), 401, "authentication_error"),
+        (NotFound("no such model", code="model_not_found"), 404, "not_found_error"),
+        (Refused(501, "no"), 501, "not_supported_error"),
+        (Overloaded("full"), 503, "unavailable_error"),
+        (ValueError("/opt/models/secret.py"), 500, "server_error"),
+    ],
+)
+def test_shapes_of_llamacpp_and_ollama(error: Exception, status: int, type_: str) -> None:
+    message = error_body(error)["error"]["message"]
+    for path in ("/completion", "/completions", "/props", "/slots", "/slots/1", "/apply-template", "/infill"):
+        response = response_for(error, path)
+        told = {"error": {"code": status, "message": message, "type": type_}}
+        assert (response.status_code, json.loads(response.body)) == (status, told)
+    for path in ("/api/chat", "/api/nothing"):
+        response = response_for(error, path)
+        assert (response.status_code, json.loads(response.body)) == (status, {"error": message})
+
+
 def test_hints_are_told() -> None:
     assert error_body(LONG)["error"]["message"] == "the prompt is too long (shorten it)"
 

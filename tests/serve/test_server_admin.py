@@ -38,8 +38,8 @@ def test_tokens_and_back(client: httpx.Client) -> None:
     found = client.post("/tokenize", json={"model": "demo", "prompt": TEXT, "return_token_strs": True}).json()
     assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
     assert found["max_model_len"] == 1024
-    assert client.post("/detokenize", json={"tokens": found["tokens"]}).json() == {"prompt": TEXT}
-    assert client.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}
+    for ids, text in ((found["tokens"], TEXT), ([], "")):
+        assert client.post("/detokenize", json={"tokens": ids}).json() == {"prompt": text, "content": text}
 
 
 def test_a_conversation_as_tokens(client: httpx.Client) -> None:
@@ -172,10 +172,16 @@ def test_the_document_describes_every_path(client: httpx.Client) -> None:
         assert name in document["components"]["schemas"]
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_that_there_is_a_server(client: httpx.Client, method: str) -> None:
+    reply = client.request(method, "/")
+    assert reply.status_code == 200
+    assert reply.text == ("Quire is running" if method == "GET" else "")
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404),
         ("GET", "/v1", 404),
         ("GET", "/v1/models/", 404),
         ("POST", "/v1/models", 405),

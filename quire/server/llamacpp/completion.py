@@ -1,0 +1,225 @@
+"""/completion, as llama.cpp's clients speak it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import zip_longest
+from secrets import token_hex
+from typing import Any
+
+from msgspec import UNSET, Raw
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.errors import RequestError
+from quire.frontend import Encoded, Frontend
+from quire.outputs import CompletionOutput, Logprob
+from quire.sampling_params import SamplingParams
+from quire.server import llama_options
+from quire.server.body import read
+from quire.server.errors import llamacpp_body
+from quire.server.generation import Generation, Part, beside
+from quire.server.llamacpp import protocol
+from quire.server.llamacpp.protocol import CompletionRequest, Continuation, Timings, params_of
+from quire.server.openai.completions import listed
+from quire.server.openai.conversation import fitted
+from quire.server.openai.logprobs import ChatLogprobs, Position, Told, keep, num_new
+from quire.server.openai.protocol import warned
+from quire.server.openai.stream import EventStream, encode, grouped, id_groups, pieces
+from quire.server.openapi import describes
+from quire.server.serving import Serving
+
+
+@describes(
+    "Continuations of texts, for clients of llama.cpp",
+    CompletionRequest,
+    Continuation | list[Continuation],
+    streams=True,
+)
+async def completion(request: Request) -> Response:
+    """A continuation of each prompt, or the stream of them."""
+    serving: Serving = request.app.state.serving
+    convert = partial(params_of, frontend=serving.frontend)
+    asked, unknown, params = await read(request, CompletionRequest, convert)
+    model = serving.check_model(asked.model)
+    prompts = await serving.in_thread(_encode, serving.frontend, asked, params)
+    with protocol.named():
+        generation = await serving.generate(
+            prompts, [params] * len(prompts), request_id=f"cmpl-{token_hex(12)}"
+        )
+    idle = llama_options.without_effect(asked) + protocol.without_effect(asked)
+    run = CompletionRun(asked, serving.frontend, generation, model, warned(request, unknown, idle))
+    if asked.stream:
+        return EventStream(run.events(), _failed, b"")
+    return Response(await run.whole(), media_type="application/json")
+
+
+def _failed(error: Exception) -> bytes:
+    return b"data: %s\n\n" % encode(llamacpp_body(error))
+
+
+def _encode(frontend: Frontend, asked: CompletionRequest, params: SamplingParams) -> list[Encoded]:
+    prompt = asked.prompt
+    mixed = isinstance(prompt, list) and any(isinstance(item, int) for item in prompt)
+    prompts = [prompt] if mixed else listed(prompt, 1)
+    return [fitted(_encode_one(frontend, one), None, params, frontend) for one in prompts]
+
+
+def _encode_one(frontend: Frontend, prompt: Any) -> Encoded:
+    """A prompt of this interface is put together by its caller, control tokens and all."""
+    if isinstance(prompt, str):
+        return frontend.encode({"prompt": prompt, "trusted": True})
+    tokenizer, vocab_size, ids = frontend.need_tokenizer(), frontend.model.config.vocab_size, []
+    for number, item in enumerate(prompt):
+        if isinstance(item, str):
+            frontend.check_length(item)
+            ids += tokenizer.encode(item, add_special_tokens=not number, parse_special=True)
+        elif type(item) is int and 0 <= item < vocab_size:
+            ids.append(item)
+        else:
+            problem = f"a prompt is made of texts and token ids from 0 to {vocab_size - 1:,}"
+            raise RequestError(problem, None, "prompt")
+    return Encoded(tuple(ids))
+
+
+class Probabilities(ChatLogprobs):
+    """[{id, token, bytes, logprob, top_logprobs}]."""
+
+    def join(self, positions: Iterable[Position]) -> bytes:
+        return b"[%s]" % b",".join(entry for (entry,) in positions)
+
+    def _named(self, token_id: int, entry: Logprob) -> bytes:
+        return b'{"id":%d,%s' % (token_id, super()._named(token_id, entry)[1:])
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """One prompt: where it stands in the request, what came of it, and what has been told of that."""
+
+    index: int
+    part: Part
+    choice: CompletionOutput
+    told: Told
+    ended: bool = False
+
+
+class CompletionRun:
+    """Prompts that run, as a whole or as the events of a stream."""
+
+    def __init__(
+        self,
+        asked: CompletionRequest,
+        frontend: Frontend,
+        generation: Generation,
+        model: str,
+        warnings: list[str],
+    ) -> None:
+        self._asked, self._frontend, self._generation = asked, frontend, generation
+        self._model, self._warnings = model, warnings
+        tokenizer, k = frontend.need_tokenizer(), asked.n_probs
+        self._prompts = []
+        for index, part in enumerate(generation.parts):
+            (choice,) = part.reader.output.outputs
+            told = Told(choice, Probabilities(tokenizer, k, as_ids=False) if k else None)
+            self._prompts.append(_Prompt(index, part, choice, told))
+
+    async def whole(self) -> bytes:
+        """The response: an object or, of several prompts, a list of them."""
+        async for index, _ in self._generation:
+            told = self._prompts[index].told
+            await beside(num_new([told]), keep, [told])
+        return await beside(sum(len(p.told.kept) for p in self._prompts), self._reply)
+
+    def _reply(self) -> bytes:
+        replies = []
+        for prompt in self._prompts:
+            reply = self._ending(prompt)
+            reply.content = prompt.choice.text
+            reply.prompt = self._text(prompt)
+            if self._asked.return_tokens:
+                reply.tokens = prompt.choice.token_ids
+            if prompt.told.shape is not None:
+                reply.completion_probabilities = Raw(prompt.told.shape.join(prompt.told.kept))
+            replies.append(reply)
+        return encode(replies[0] if len(replies) == 1 else replies)
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """What comes of each prompt; the last event of each says how it ended."""
+        async for index, _ in self._generation:
+            prompt = self._prompts[index]
+            if written := await beside(num_new([prompt.told]), self._written, prompt):
+                yield written
+
+    def _written(self, prompt: _Prompt) -> bytes:
+        events = [*self._news(prompt)]
+        if prompt.choice.finish_reason is not None and not prompt.ended:
+            prompt.ended = True
+            events.append(self._ending(prompt))
+        return b"".join(b"data: %s\n\n" % encode(event) for event in events)
+
+    def _news(self, prompt: _Prompt) -> Iterator[protocol.Part]:
+        """Text and tokens that are new, in events that are not too long."""
+        token_ids, positions = prompt.told.advance()
+        texts = pieces(prompt.choice.delta) if prompt.choice.delta else ()
+        for text, ids, group in zip_longest(texts, id_groups(token_ids), grouped(positions)):
+            part = protocol.Part(
+                index=prompt.index,
+                content=text or "",
+                tokens=list(ids or ()),
+                tokens_predicted=len(prompt.choice.token_ids),
+                tokens_evaluated=len(prompt.part.reader.output.prompt_token_ids),
+            )
+            if group and prompt.told.shape is not None:
+                part.completion_probabilities = Raw(prompt.told.shape.join(group))
+            if self._asked.timings_per_token:
+                part.timings = self._timings(prompt)
+            yield part
+
+    def _ending(self, prompt: _Prompt) -> Continuation:
+        """How a prompt ended and what it took."""
+        choice, output = prompt.choice, prompt.part.reader.output
+        room, params = self._frontend.max_model_len, prompt.part.reader.request.params
+        stop_type, num_tokens = "limit", len(output.prompt_token_ids) + len(choice.token_ids)
+        if choice.finish_reason == "stop":
+            stop_type = "word" if isinstance(choice.stop_reason, str) else "eos"
+        return Continuation(
+            index=prompt.index,
+            content="",
+            stop=True,
+            tokens_predicted=len(choice.token_ids),
+            tokens_evaluated=len(output.prompt_token_ids),
+            tokens_cached=output.num_cached_tokens,
+            model=self._model,
+            generation_settings=protocol.settings_of(params, room),
+            has_new_line="\n" in choice.text,
+            truncated=stop_type == "limit" and num_tokens >= room,
+            stop_type=stop_type,
+            stopping_word=str(choice.stop_reason) if stop_type == "word" else "",
+            timings=self._timings(prompt),
+            warnings=self._warnings or UNSET,
+        )
+
+    def _timings(self, prompt: _Prompt) -> Timings:
+        """Rates are 0 where there was nothing to measure."""
+        times, output = self._generation.times(prompt.part), prompt.part.reader.output
+        num_prompt = len(output.prompt_token_ids) - output.num_cached_tokens
+        num_predicted = len(prompt.choice.token_ids)
+        return Timings(
+            output.num_cached_tokens,
+            *_rates(num_prompt, times["prefill_ms"]),
+            *_rates(num_predicted, times["decode_ms"]),
+        )
+
+    def _text(self, prompt: _Prompt) -> str:
+        output = prompt.part.reader.output
+        if output.prompt is not None:
+            return output.prompt
+        return self._frontend.need_tokenizer().decode(output.prompt_token_ids, skip_special_tokens=False)
+
+
+def _rates(num_tokens: int, time_ms: float) -> tuple[int, float, float, float]:
+    """Tokens, milliseconds, milliseconds a token, tokens a second."""
+    per_token = time_ms / num_tokens if num_tokens else 0.0
+    return num_tokens, round(time_ms, 3), per_token, 1e3 * num_tokens / time_ms if time_ms > 0 else 0.0

@@ -1,0 +1,226 @@
+"""What /completion takes and gives, and what it asks of the sampler."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, defstruct
+
+from quire.errors import RequestError
+from quire.frontend import Frontend
+from quire.sampling_params import MAX_LOGPROBS, SamplingParams, StructuredOutputsParams
+from quire.server.llama_options import (
+    FIELDS,
+    OFF_FROM,
+    OFF_UP_TO,
+    LlamaOptions,
+    max_tokens_of,
+    sampling_of,
+)
+from quire.server.openai.blocks import told_as
+from quire.text.tokenizer import Tokenizer
+
+# Fields that would change the answer and that nothing here does -> what to do instead. They are refused
+# unless they ask for nothing: None, false, 0, something empty.
+REFUSED = {
+    **dict.fromkeys(
+        ("grammar_lazy", "grammar_triggers", "preserved_tokens"), "use tools of /v1/chat/completions"
+    ),
+    **dict.fromkeys(("image_data", "multimodal_data"), "this server reads and writes text alone"),
+    "lora": None,
+    "n_indent": "use a grammar",
+    "post_sampling_probs": "n_probs gives log-probabilities before sampling",
+    "response_fields": "all fields are given",
+    "system_prompt": "put it into the prompt",
+    "t_max_predict_ms": "use n_predict",
+}
+# Where a prompt is computed, and what is kept of it, never changes an answer.
+IGNORED = ("cache_prompt", "id_slot", "n_cache_reuse", "n_discard", "n_keep", "sse_ping_interval")
+# Samplers in llama.cpp's default order, and those of them that act here.
+SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+DONE = ("top_k", "top_p", "min_p", "temperature")
+_SPELLINGS = {"top-k": "top_k", "top-p": "top_p", "min-p": "min_p", "temp": "temperature"}
+_LETTERS = {"k": "top_k", "p": "top_p", "m": "min_p", "t": "temperature"}
+_NAMES = {
+    r"^max_tokens\b": "n_predict",
+    r"^repetition_penalty\b": "repeat_penalty",
+    r"^logprobs\b": "n_probs",
+    r"^bad_words_token_ids\b": "logit_bias",
+    r"^structured_outputs\.grammar\b": "grammar",
+    r"^structured_outputs(\.json)?\b": "json_schema",
+}
+if TYPE_CHECKING:
+    _Untyped = LlamaOptions
+else:
+    _names = [(name, Any, None) for name in (*REFUSED, *IGNORED)]
+    _Untyped = defstruct("_Untyped", _names, bases=(LlamaOptions,), kw_only=True)
+
+Bias = float | bool
+
+
+class CompletionRequest(_Untyped, kw_only=True):
+    """The body of /completion. `prompt` is text, token ids, a list that mixes them, or a list of prompts."""
+
+    prompt: str | list[str | int | list[str | int]]
+    model: str | None = None
+    stream: bool | None = None
+    n_predict: int | None = None
+    max_tokens: int | None = None
+    n_cmpl: int | None = None
+    n: int | None = None
+    n_probs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    ignore_eos: bool | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | bool | None = None
+    logit_bias: list[tuple[int | str, Bias]] | dict[str, Bias] | None = None
+    return_tokens: bool | None = None
+    return_progress: bool | None = None
+    samplers: str | list[str] | None = None
+    timings_per_token: bool | None = None
+
+
+class Timings(Struct):
+    """How long a prompt and its continuation took, in milliseconds and tokens a second."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+
+
+class Part(Struct, kw_only=True):
+    """An event of a stream: what has come since the one before."""
+
+    index: int
+    content: str
+    tokens: list[int] = []
+    stop: bool = False
+    id_slot: int = -1
+    tokens_predicted: int
+    tokens_evaluated: int
+    completion_probabilities: Raw | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
+
+
+class Continuation(Part, kw_only=True):
+    """The response of /completion and, with empty content, the last event of a stream."""
+
+    model: str
+    generation_settings: dict[str, Any]
+    prompt: str = ""
+    has_new_line: bool = False
+    truncated: bool = False
+    stop_type: str
+    stopping_word: str = ""
+    tokens_cached: int
+    warnings: list[str] | UnsetType = UNSET
+
+
+def params_of(asked: CompletionRequest, frontend: Frontend) -> SamplingParams:
+    """The request's parameters over the model's. Raises RequestError for what is not done here."""
+    for name, instead in REFUSED.items():
+        if getattr(asked, name) not in (None, False, 0, "", [], {}):
+            raise RequestError(f"{name} is not supported", instead, name, "unsupported_parameter")
+    for name in ("n_cmpl", "n"):
+        if getattr(asked, name) not in (None, 1):
+            raise RequestError(f"{name} is not supported", "send the prompt several times", name)
+    _check_samplers(asked.samplers)
+    given = sampling_of(asked)
+    limit = asked.max_tokens if asked.n_predict is None else asked.n_predict
+    given["max_tokens"] = max_tokens_of(limit, "n_predict")
+    given["ignore_eos"] = asked.ignore_eos
+    given["logprobs"] = asked.n_probs or None
+    given["structured_outputs"] = _structure(asked)
+    given |= _biases(asked, frontend)
+    with named():
+        return SamplingParams.from_dict(given, {"max_tokens": None, **frontend.default_params})
+
+
+def named() -> AbstractContextManager[None]:
+    """A request that is refused within is told in the names of this interface."""
+    return told_as(_NAMES)
+
+
+def without_effect(asked: CompletionRequest) -> list[str]:
+    """Warnings of fields of this endpoint alone that are taken and do nothing, or something else."""
+    told = ["return_progress has no effect"] if asked.return_progress else []
+    if asked.samplers:
+        told.append("samplers act in this server's own order: temperature, then min_p and top_k, then top_p")
+    return told
+
+
+def settings_of(params: SamplingParams, n_ctx: int) -> dict[str, Any]:
+    """The parameters in llama.cpp's names; samplers that are not here stand at what turns them off."""
+    limit = -1 if params.max_tokens is None else params.max_tokens
+    return {
+        "n_ctx": n_ctx,
+        "n_predict": limit,
+        "max_tokens": limit,
+        "seed": -1 if params.seed is None else params.seed,
+        **{name: getattr(params, field) for name, field in FIELDS.items()},
+        "repeat_last_n": -1,
+        **OFF_UP_TO,
+        **OFF_FROM,
+        "samplers": list(SAMPLERS),
+        "stop": list(params.stop),
+        "ignore_eos": params.ignore_eos,
+        "n_probs": params.logprobs or 0,
+        "n_keep": 0,
+    }
+
+
+def _structure(asked: CompletionRequest) -> StructuredOutputsParams | None:
+    if asked.grammar and asked.json_schema is not None:
+        raise RequestError("grammar and json_schema contradict each other", "give one of them", "json_schema")
+    with named():
+        if asked.grammar:
+            return StructuredOutputsParams(grammar=asked.grammar)
+        if asked.json_schema is None or asked.json_schema is False:
+            return None
+        return StructuredOutputsParams(json=asked.json_schema)
+
+
+def _check_samplers(samplers: str | list[str] | None) -> None:
+    """Raise RequestError unless the samplers that act here are all there, in llama.cpp's order."""
+    if not samplers:
+        return
+    if isinstance(samplers, str):
+        named = [_LETTERS.get(letter, "") for letter in samplers]
+    else:
+        named = [_SPELLINGS.get(name, name) for name in samplers]
+    if [name for name in named if name in DONE] != [*DONE]:
+        hint = "leave samplers out; a sampler is off where its own field says so"
+        raise RequestError("samplers is not the default list", hint, "samplers", "unsupported_parameter")
+
+
+def _biases(asked: CompletionRequest, frontend: Frontend) -> dict[str, Any]:
+    """Biases of tokens, and tokens that never come. A text stands for all its tokens."""
+    if not asked.logit_bias:
+        return {}
+    tokenizer = frontend.need_tokenizer()
+    pairs = asked.logit_bias.items() if isinstance(asked.logit_bias, dict) else asked.logit_bias
+    biases: dict[int, float] = {}
+    banned: list[tuple[int, ...]] = []
+    for name, bias in pairs:
+        if bias is True:
+            raise RequestError("logit_bias: a bias is a number, or false", None, "logit_bias")
+        for token_id in _tokens(name, tokenizer):
+            if bias is False:
+                banned.append((token_id,))
+            else:
+                biases[token_id] = bias
+    return {"logit_bias": biases, "bad_words_token_ids": tuple(dict.fromkeys(banned))}
+
+
+def _tokens(name: int | str, tokenizer: Tokenizer) -> list[int]:
+    if isinstance(name, int):
+        return [name]
+    if name.isascii() and name.isdigit() and len(name) <= 10:
+        return [int(name)]
+    return tokenizer.encode(name, add_special_tokens=False)

@@ -1,0 +1,204 @@
+"""llama.cpp's endpoints beside /completion: what the server is, what its slots do, what a template writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from quire import __version__
+from quire.frontend import Frontend
+from quire.sampling_params import SamplingParams
+from quire.server import admin
+from quire.server.body import read
+from quire.server.errors import Refused
+from quire.server.generation import Part
+from quire.server.llamacpp.completion import completion
+from quire.server.llamacpp.protocol import settings_of
+from quire.server.openai.stream import encode
+from quire.server.openapi import describes
+from quire.server.serving import Serving
+
+
+class TemplateRequest(Struct, kw_only=True):
+    """A conversation."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+    model: str | None = None
+
+
+class Prompt(Struct):
+    """What the model's template makes of it."""
+
+    prompt: str
+
+
+class NextToken(Struct):
+    """How far a continuation has come; -1 where there is no limit."""
+
+    has_next_token: bool
+    n_remain: int
+    n_decoded: int
+
+
+class Slot(Struct, kw_only=True):
+    """A place for one sequence. Lengths of the prompt are known once it has its first token."""
+
+    id: int
+    n_ctx: int
+    id_task: int = -1
+    is_processing: bool = False
+    speculative: bool = False
+    n_prompt_tokens: int = 0
+    n_prompt_tokens_cache: int = 0
+    next_token: NextToken
+
+
+class Defaults(Struct):
+    """What a request without options is given."""
+
+    params: dict[str, Any]
+    n_ctx: int
+
+
+class Props(Struct):
+    """What the server is. `model_path` is the model's name."""
+
+    default_generation_settings: Defaults
+    total_slots: int
+    model_alias: str
+    model_path: str
+    chat_template: str
+    chat_template_caps: dict[str, bool]
+    bos_token: str
+    eos_token: str
+    modalities: dict[str, bool]
+    build_info: str
+    endpoint_slots: bool = True
+    endpoint_props: bool = False
+    endpoint_metrics: bool = True
+    is_sleeping: bool = False
+
+
+def _json(content: Any) -> Response:
+    return Response(encode(content), media_type="application/json")
+
+
+@describes("What the server is, for clients of llama.cpp; POST is refused", reply=Props)
+async def props(request: Request) -> Response:
+    """Nothing of it is a path."""
+    if request.method == "POST":
+        raise Refused(501, "the properties of this server cannot be changed", "start it with other flags")
+    serving: Serving = request.app.state.serving
+    frontend, name, spoken = serving.frontend, serving.names[0], serving.dialect
+    params = SamplingParams.from_dict({}, {"max_tokens": None, **frontend.default_params})
+    tokens = frontend.tokenizer.special_tokens if frontend.tokenizer else {}
+    eos = tokens.get("eos_token", "")
+    if not eos and frontend.tokenizer and frontend.eos_token_ids:
+        eos = frontend.tokenizer.token_text(frontend.eos_token_ids[0])
+    caps = dict.fromkeys(("supports_tools", "supports_tool_calls"), spoken.tools is not None)
+    return _json(
+        Props(
+            Defaults(settings_of(params, frontend.max_model_len), frontend.max_model_len),
+            serving.engine_config.max_num_seqs,
+            model_alias=name,
+            model_path=name,
+            chat_template=frontend.chat_template.templates.get("default", ""),
+            chat_template_caps=caps,
+            bos_token=tokens.get("bos_token", ""),
+            eos_token=eos,
+            modalities={"vision": False, "audio": False},
+            build_info=f"quire-{__version__}",
+        )
+    )
+
+
+@describes("What each slot does: states and lengths, no text", reply=list[Slot])
+async def slots(request: Request) -> Response:
+    """With ?fail_on_no_slot=1, 503 where none is idle."""
+    serving: Serving = request.app.state.serving
+    n_ctx, total = serving.frontend.max_model_len, serving.engine_config.max_num_seqs
+    parts = [
+        part
+        for exchange in serving.exchanges
+        for generation in exchange.generations
+        for part in generation.parts
+        if not part.queued
+    ]
+    parts.sort(key=lambda part: int(part.reader.request.request_id))
+    found = [slot for part in parts for slot in _running(part, n_ctx)][:total]
+    num_begun, num_busy = len(found), min(max(serving.engine.status.num_running, len(found)), total)
+    for number in range(num_begun, total):  # then those that compute their prompts, then the idle ones
+        nothing = NextToken(False, -1, 0)
+        found.append(Slot(id=0, n_ctx=n_ctx, is_processing=number < num_busy, next_token=nothing))
+    for number, slot in enumerate(found):
+        slot.id = number
+    if request.query_params.get("fail_on_no_slot") and num_busy == total:
+        raise Refused(503, "no slot is available", "ask again in a moment")
+    return _json(found)
+
+
+def _running(part: Part, n_ctx: int) -> list[Slot]:
+    """The choices of a prompt that have begun and not ended."""
+    output, limit = part.reader.output, part.reader.request.params.max_tokens
+    return [
+        Slot(
+            id=0,
+            n_ctx=n_ctx,
+            id_task=int(part.reader.request.request_id),
+            is_processing=True,
+            n_prompt_tokens=len(output.prompt_token_ids),
+            n_prompt_tokens_cache=output.num_cached_tokens,
+            next_token=NextToken(
+                True, -1 if limit is None else limit - len(choice.token_ids), len(choice.token_ids)
+            ),
+        )
+        for choice in output.outputs
+        if choice.finish_reason is None
+    ]
+
+
+@describes("A conversation as the model's template writes it", TemplateRequest, Prompt)
+async def apply_template(request: Request) -> Response:
+    """Nothing is computed. /completion takes the prompt as it stands."""
+    serving: Serving = request.app.state.serving
+    asked, *_ = await read(request, TemplateRequest)
+    serving.check_model(asked.model)
+    return _json(Prompt(await serving.in_thread(_rendered, serving.frontend, asked)))
+
+
+def _rendered(frontend: Frontend, asked: TemplateRequest) -> str:
+    prompt = frontend.encode_chat(
+        asked.messages, asked.tools, asked.add_generation_prompt, asked.chat_template_kwargs
+    )
+    return prompt.text or ""
+
+
+@describes("Refused: the cache of a slot is not saved or erased")
+async def change_slot(request: Request) -> Response:
+    raise Refused(
+        501, "slots cannot be saved, restored or erased", "prompts that begin alike share the cache"
+    )
+
+
+@describes("Refused: nothing is filled in between two texts")
+async def infill(request: Request) -> Response:
+    raise Refused(501, "infill is not supported", "send the text before the gap to /completion")
+
+
+ROUTES = [
+    Route("/completion", completion, methods=["POST"]),
+    Route("/completions", completion, methods=["POST"]),
+    Route("/props", props, methods=["GET", "POST"]),
+    Route("/slots", slots),
+    Route("/slots/{slot}", change_slot, methods=["POST"]),
+    Route("/apply-template", apply_template, methods=["POST"]),
+    Route("/infill", infill, methods=["POST"]),
+    Route("/v1/health", admin.ready),
+]
