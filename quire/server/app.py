@@ -16,6 +16,7 @@ from quire.server.errors import Refused, response_for
 from quire.server.exchange import Exchanges
 from quire.server.limits import wrap
 from quire.server.llamacpp import routes as llamacpp
+from quire.server.ollama import routes as ollama
 from quire.server.openai import chat, completions, responses
 from quire.server.serving import Serving
 
@@ -26,6 +27,7 @@ def make_app(serving: Serving, keys: tuple[str, ...]) -> ASGIApp:
         routes=[
             *(*chat.ROUTES, *completions.ROUTES, *responses.ROUTES, *messages.ROUTES, *admin.ROUTES),
             *llamacpp.ROUTES,
+            *ollama.ROUTES,
         ],
         middleware=[Middleware(Exchanges, serving)],
         exception_handlers={QuireError: _refuse, HTTPException: _refuse, Exception: _refuse},

@@ -1,0 +1,231 @@
+"""What Ollama's clients ask of models: which there are, what they can; and what this server does not do."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from typing import Any
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from quire.server.body import read
+from quire.server.errors import Refused
+from quire.server.ollama.answers import LATEST, served
+from quire.server.openai.stream import encode
+from quire.server.openapi import describes
+from quire.server.serving import Serving
+
+# Of the interface, not of this server: clients ask for the release of Ollama that brought what they need.
+API_VERSION = "0.12.11"
+NEVER = datetime(9999, 1, 1, tzinfo=UTC)
+_UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
+
+
+class Details(Struct):
+    """What kind of model it is."""
+
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+    context_length: int
+    embedding_length: int
+    format: str = "safetensors"
+    parent_model: str = ""
+
+
+class Tag(Struct):
+    """One name that the model is served by. `size` is that of its weights, in bytes."""
+
+    name: str
+    model: str
+    modified_at: datetime
+    size: int
+    digest: str
+    details: Details
+    capabilities: list[str]
+
+
+class Tags(Struct):
+    """All names."""
+
+    models: list[Tag]
+
+
+class Running(Struct):
+    """One name, of a model that stays loaded."""
+
+    name: str
+    model: str
+    size: int
+    digest: str
+    details: Details
+    expires_at: datetime
+    context_length: int
+    size_vram: int = 0
+
+
+class Processes(Struct):
+    """All names."""
+
+    models: list[Running]
+
+
+class ShowRequest(Struct, kw_only=True):
+    """Which model."""
+
+    model: str | None = None
+    name: str | None = None
+    verbose: bool | None = None
+    system: str | None = None
+    template: str | None = None
+    options: dict[str, Any] | None = None
+
+
+class Shown(Struct):
+    """What the model is. `template` is in Jinja's language."""
+
+    modelfile: str
+    parameters: str
+    template: str
+    details: Details
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: datetime
+
+
+class Version(Struct):
+    """Of Ollama's interface."""
+
+    version: str
+
+
+def _json(content: Any) -> Response:
+    return Response(encode(content), media_type="application/json")
+
+
+@describes("The names that the model is served by, for clients of Ollama", reply=Tags)
+async def tags(request: Request) -> Response:
+    serving: Serving = request.app.state.serving
+    names, started = _names(serving), datetime.fromtimestamp(serving.created_s, UTC)
+    size, digest, details = _size(serving), _digest(serving), _details(serving)
+    capabilities = _capabilities(serving)
+    return _json(Tags([Tag(name, name, started, size, digest, details, capabilities) for name in names]))
+
+
+@describes("The models that are loaded, for clients of Ollama", reply=Processes)
+async def processes(request: Request) -> Response:
+    serving: Serving = request.app.state.serving
+    size, digest, details = _size(serving), _digest(serving), _details(serving)
+    room = serving.frontend.max_model_len
+    names = _names(serving)
+    return _json(Processes([Running(name, name, size, digest, details, NEVER, room) for name in names]))
+
+
+@describes("What a model is and can, for clients of Ollama", ShowRequest, Shown)
+async def show(request: Request) -> Response:
+    """Nothing of it is a path."""
+    serving: Serving = request.app.state.serving
+    asked, *_ = await read(request, ShowRequest)
+    name = served(serving, asked.model or asked.name)
+    frontend = serving.frontend
+    parameters = [f"{name} {value}" for name, value in frontend.default_params.items()]
+    return _json(
+        Shown(
+            "\n".join([f"FROM {name}", *(f"PARAMETER {line}" for line in parameters)]),
+            "\n".join(parameters),
+            frontend.chat_template.templates.get("default", ""),
+            _details(serving),
+            _info(serving),
+            _capabilities(serving),
+            datetime.fromtimestamp(serving.created_s, UTC),
+        )
+    )
+
+
+@describes("The version of Ollama's interface that this server speaks", reply=Version)
+async def version(request: Request) -> Response:
+    return _json(Version(API_VERSION))
+
+
+@describes("Refused: this server serves one model and changes nothing")
+async def refuse(request: Request) -> Response:
+    words = f"{request.method} {request.url.path[:200]} is not supported"
+    raise Refused(501, words, "one model is served, which generates text and is chosen at start")
+
+
+def _names(serving: Serving) -> list[str]:
+    """With a tag each: clients add one to a name that has none before they look for it here."""
+    return [name if ":" in name.rpartition("/")[2] else name + LATEST for name in serving.names]
+
+
+def _family(serving: Serving) -> str:
+    return serving.frontend.model.architecture.removesuffix("ForCausalLM").lower()
+
+
+def _num_parameters(serving: Serving) -> int:
+    return sum(spec.size for spec in serving.frontend.model.program.weights().values())
+
+
+def _size(serving: Serving) -> int:
+    """About: quantized weights have scales beside them, others are counted as of 16 bits."""
+    bits = {"int8": 8.25, "int4": 4.25}.get(_weights(serving), 16)
+    return round(_num_parameters(serving) * bits / 8)
+
+
+def _weights(serving: Serving) -> str:
+    return serving.engine.status.chosen.get("weights", "")
+
+
+def _digest(serving: Serving) -> str:
+    return hashlib.sha256(f"{serving.names[0]} {serving.fingerprint}".encode()).hexdigest()
+
+
+def _details(serving: Serving) -> Details:
+    family, config = _family(serving), serving.frontend.model.config
+    count = _num_parameters(serving)
+    unit, letter = next(((unit, letter) for unit, letter in _UNITS if count >= unit), (1, ""))
+    room, size = serving.frontend.max_model_len, f"{count / unit:.1f}{letter}"
+    return Details(family, [family], size, _weights(serving), room, config.hidden_size)
+
+
+def _capabilities(serving: Serving) -> list[str]:
+    can = {"tools": serving.dialect.tools, "thinking": serving.dialect.reasoning}
+    return ["completion", *(name for name, how in can.items() if how is not None)]
+
+
+def _info(serving: Serving) -> dict[str, Any]:
+    """As a GGUF file says it."""
+    config, family, frontend = serving.frontend.model.config, _family(serving), serving.frontend
+    tokenizer = frontend.tokenizer
+    return {
+        "general.architecture": family,
+        "general.basename": serving.names[0],
+        "general.parameter_count": _num_parameters(serving),
+        f"{family}.context_length": frontend.max_model_len,
+        f"{family}.embedding_length": config.hidden_size,
+        f"{family}.block_count": config.num_hidden_layers,
+        f"{family}.feed_forward_length": config.intermediate_size,
+        f"{family}.attention.head_count": config.num_attention_heads,
+        f"{family}.attention.head_count_kv": config.num_key_value_heads,
+        f"{family}.vocab_size": config.vocab_size,
+        "tokenizer.ggml.bos_token_id": tokenizer.bos_token_id if tokenizer else None,
+        "tokenizer.ggml.eos_token_id": frontend.eos_token_ids[0] if frontend.eos_token_ids else None,
+    }
+
+
+ROUTES = [
+    Route("/api/tags", tags),
+    Route("/api/ps", processes),
+    Route("/api/show", show, methods=["POST"]),
+    Route("/api/version", version),
+    *(
+        Route(f"/api/{name}", refuse, methods=["POST"])
+        for name in ("embed", "embeddings", "pull", "push", "create", "copy")
+    ),
+    Route("/api/delete", refuse, methods=["DELETE"]),
+    Route("/api/blobs/{digest}", refuse, methods=["HEAD", "POST"]),
+]

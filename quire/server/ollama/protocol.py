@@ -1,0 +1,281 @@
+"""What /api/chat and /api/generate take and give, and how they become a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, defstruct
+
+from quire.errors import RequestError
+from quire.sampling_params import MAX_LOGPROBS, StructuredOutputsParams
+from quire.server import llama_options
+from quire.server.body import nested
+from quire.server.llama_options import LlamaOptions
+from quire.server.openai.conversation import ChatTask
+from quire.server.serving import Serving
+
+# Options of the server's own affair: how a model is loaded never changes an answer.
+IGNORED = (
+    *("draft_num_predict", "num_batch", "num_gpu", "num_keep", "num_thread", "main_gpu", "numa", "low_vram"),
+    *("f16_kv", "logits_all", "vocab_only", "embedding_only", "use_mmap", "use_mlock"),
+)
+# Fields of /api/generate that would change the answer and that nothing here does, as in openai.protocol.
+REFUSED = {
+    "suffix": "nothing is filled in between two texts",
+    "template": "the model's own template is used; with raw, the prompt is taken as it stands",
+    "context": "send the conversation to /api/chat",
+    **dict.fromkeys(("width", "height", "steps"), "this server makes no images"),
+}
+LEVELS = {"low": "low", "medium": "medium", "high": "high", "max": "high"}
+NAMES = {
+    r"^max_tokens\b": "options.num_predict",
+    r"^repetition_penalty\b": "options.repeat_penalty",
+    r"^(temperature|top_k|top_p|min_p|presence_penalty|frequency_penalty|seed|stop)\b": r"options.\1",
+    r"^logprobs\b": "top_logprobs",
+    r"^structured_outputs(\.\w+)?": "format",
+}
+if TYPE_CHECKING:
+    _Untyped = LlamaOptions
+else:
+    _names = [(name, Any, None) for name in IGNORED]
+    _Untyped = defstruct("_Untyped", _names, bases=(LlamaOptions,), kw_only=True)
+
+
+class Options(_Untyped, kw_only=True):
+    """What `options` may hold."""
+
+    num_predict: int | None = None
+    num_ctx: int | None = None
+
+
+class GivenFunction(Struct, kw_only=True):
+    """A function that the model has called, and its arguments."""
+
+    name: str
+    arguments: dict[str, Any] = {}
+
+
+class GivenCall(Struct, kw_only=True):
+    """One call of an assistant's message."""
+
+    function: GivenFunction
+    id: str | None = None
+
+
+class GivenMessage(Struct, kw_only=True):
+    """A message of system, user, assistant or tool. The answer goes on with a last one of the assistant."""
+
+    role: str
+    content: str | None = None
+    thinking: str | None = None
+    images: list[Any] | None = None
+    tool_calls: list[GivenCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class Asked(Struct, kw_only=True):
+    """What both endpoints take. `format` is "json" or a schema; what a stream is not asked for is true."""
+
+    model: str | None = None
+    stream: bool | None = None
+    format: str | dict[str, Any] | None = None
+    options: dict[str, Any] | None = None
+    think: bool | str | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    keep_alive: Any = None
+    truncate: bool | None = None
+    shift: bool | None = None
+
+
+class ChatRequest(Asked, kw_only=True):
+    """The body of /api/chat."""
+
+    messages: list[GivenMessage] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class GenerateRequest(Asked, kw_only=True):
+    """The body of /api/generate."""
+
+    prompt: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+    images: list[Any] | None = None
+    suffix: str | None = None
+    template: str | None = None
+    context: list[int] | None = None
+    width: int | None = None
+    height: int | None = None
+    steps: int | None = None
+
+
+class Function(Struct):
+    """What is called; `arguments` is an object."""
+
+    index: int
+    name: str
+    arguments: Raw
+
+
+class ToolCall(Struct):
+    """A call that the model makes."""
+
+    id: str
+    function: Function
+
+
+class Message(Struct, kw_only=True):
+    """The model's turn or, in a stream, what is new of it."""
+
+    role: str = "assistant"
+    content: str = ""
+    thinking: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+
+
+class Reply(Struct, kw_only=True):
+    """What both responses have; in a stream, the last line alone has what follows `done`. Nanoseconds."""
+
+    model: str
+    created_at: datetime
+    done: bool = False
+    done_reason: str | UnsetType = UNSET
+    total_duration: int | UnsetType = UNSET
+    load_duration: int | UnsetType = UNSET
+    prompt_eval_count: int | UnsetType = UNSET
+    prompt_eval_duration: int | UnsetType = UNSET
+    eval_count: int | UnsetType = UNSET
+    eval_duration: int | UnsetType = UNSET
+    logprobs: Raw | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET
+
+
+class ChatReply(Reply, kw_only=True):
+    """The response of /api/chat, and each line of its stream."""
+
+    message: Message
+
+
+class GenerateReply(Reply, kw_only=True):
+    """The response of /api/generate, and each line of its stream."""
+
+    response: str = ""
+    thinking: str | UnsetType = UNSET
+
+
+class Task(NamedTuple):
+    """A conversation, or with `raw` a prompt that is taken as it stands; None: nothing to compute."""
+
+    chat: ChatTask | None
+    raw: str | None = None
+
+
+def chat_task(asked: ChatRequest, serving: Serving) -> Task:
+    """The request in neutral terms. Raises RequestError for what is not supported."""
+    if not asked.messages:
+        return Task(None)
+    messages = [_message(message, f"messages[{i}]") for i, message in enumerate(asked.messages)]
+    return Task(_task(asked, serving, messages, asked.tools))
+
+
+def generate_task(asked: GenerateRequest, serving: Serving) -> Task:
+    """Likewise."""
+    for name, instead in REFUSED.items():
+        if getattr(asked, name):
+            raise RequestError(f"{name} is not supported", instead, name, "unsupported_parameter")
+    _check_images(asked.images, "images")
+    if not asked.prompt:
+        return Task(None)
+    if asked.raw and asked.system:
+        raise RequestError("raw takes the prompt as it stands", "put system into the prompt", "system")
+    messages = [{"role": "user", "content": asked.prompt}]
+    if asked.system:
+        messages.insert(0, {"role": "system", "content": asked.system})
+    return Task(_task(asked, serving, messages), asked.prompt if asked.raw else None)
+
+
+def _task(
+    asked: Asked,
+    serving: Serving,
+    messages: Sequence[dict[str, Any]],
+    tools: list[dict[str, Any]] | None = None,
+) -> ChatTask:
+    options, unknown = nested(asked.options or {}, Options, "options")
+    room = serving.frontend.max_model_len
+    if options.num_ctx is not None and options.num_ctx > room:
+        hint = "leave it out, or start the server with a larger --max-model-len"
+        raise RequestError(
+            f"options.num_ctx = {options.num_ctx} exceeds the context, {room}", hint, "options"
+        )
+    going_on = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
+    warnings = [f"unknown option {name[:64]!r} has no effect" for name in unknown[:16]]
+    return ChatTask(
+        messages=messages,
+        sampling=_sampling(asked, options),
+        tools=tools or None,
+        chat_template_kwargs=_thinking(asked, serving),
+        add_generation_prompt=not going_on,
+        continue_final_message=going_on,
+        include_reasoning=asked.think is not False,
+        warnings=warnings + llama_options.without_effect(options),
+    )
+
+
+def _sampling(asked: Asked, options: Options) -> dict[str, Any]:
+    sampling = llama_options.sampling_of(options)
+    sampling["max_tokens"] = llama_options.max_tokens_of(options.num_predict, "options.num_predict")
+    if asked.logprobs:
+        sampling["logprobs"] = asked.top_logprobs or 0
+    elif asked.top_logprobs:
+        raise RequestError("top_logprobs needs logprobs", "set logprobs to true", "top_logprobs")
+    if asked.format == "json":
+        sampling["structured_outputs"] = StructuredOutputsParams(json_object=True)
+    elif isinstance(asked.format, dict):
+        sampling["structured_outputs"] = StructuredOutputsParams(json=asked.format)
+    elif asked.format:
+        raise RequestError(
+            f"format = {asked.format[:64]!r} is not known", '"json" or a JSON schema', "format"
+        )
+    return sampling
+
+
+def _thinking(asked: Asked, serving: Serving) -> dict[str, Any]:
+    """Variables of the template."""
+    if asked.think is None:
+        return {}
+    if isinstance(asked.think, str) and asked.think not in LEVELS:
+        problem = f"think = {asked.think[:64]!r} is not known"
+        raise RequestError(problem, "true, false, or one of low, medium, high, max", "think")
+    if asked.think and serving.dialect.reasoning is None:
+        raise RequestError(f'"{serving.names[0]}" does not support thinking', "leave think out", "think")
+    if isinstance(asked.think, str):
+        return {"enable_thinking": True, "reasoning_effort": LEVELS[asked.think]}
+    return {"enable_thinking": asked.think}
+
+
+def _message(message: GivenMessage, where: str) -> dict[str, Any]:
+    """In the form that templates read."""
+    _check_images(message.images, f"{where}.images")
+    found: dict[str, Any] = {"role": message.role.lower(), "content": message.content or ""}
+    if message.thinking:
+        found["reasoning_content"] = message.thinking
+    if message.tool_calls:
+        found["tool_calls"] = [_call(call) for call in message.tool_calls]
+    named = {"name": message.tool_name, "tool_call_id": message.tool_call_id}
+    return found | {name: value for name, value in named.items() if value is not None}
+
+
+def _call(call: GivenCall) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": call.function.arguments}
+    return {"type": "function", "function": function} | ({"id": call.id} if call.id else {})
+
+
+def _check_images(images: list[Any] | None, where: str) -> None:
+    if images:
+        raise RequestError(
+            f"{where} is not supported", "this server reads text alone", where.partition("[")[0]
+        )
