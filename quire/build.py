@@ -203,6 +203,7 @@ def _chosen(description: Description, backend: Backend) -> dict[str, str]:
         "weights": config.quantization or "as stored",
         "kv_cache_dtype": description.kv_dtype,
         "kv_cache_tokens": f"{memory.num_blocks * config.block_size:,}",
+        "kv_cache_memory": f"{gigabytes(memory.kv_bytes)} ({memory.kv_reason})",
         "max_model_len": f"{memory.max_model_len:,}",
         "memory": gigabytes(memory.total_bytes),
     }

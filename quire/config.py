@@ -66,7 +66,10 @@ class EngineConfig:
     block_size: int = _option(16, "token positions in one block of the KV cache", choices=BLOCK_SIZES)
     kv_cache_dtype: str = _option("auto", "number format of cached keys and values", choices=KV_CACHE_DTYPES)
     kv_cache_memory_bytes: int | None = _option(
-        None, "size of the KV cache (default: what fits, bounded by what max_num_seqs can use)", low=1
+        None,
+        "size of the KV cache (default: room for max_num_seqs requests of at most 8,192 tokens and for one "
+        "of max_model_len, within half of the memory left, or 9/10 for that one)",
+        low=1,
     )
     enable_prefix_caching: bool = _option(True, "share the cache of equal prompt beginnings")
     scheduling_policy: str = _option("fcfs", "who is admitted first when requests wait", choices=POLICIES)

@@ -19,18 +19,26 @@ from quire.program.program import Load, Program, WeightBytes, WeightSpec
 from quire.quantize.kinds import DTYPES, Storage
 
 _UNLIMITED = 1 << 60  # control groups of version 1 say "none" with a number beyond any memory
-KV_SHARE = 0.5  # of the memory left beside weights and activations, when no size is asked for
+# Of the KV cache, when no size is asked for. Few requests are as long as a context of 100,000 tokens; what is
+# reserved for them is taken from others on this machine as soon as it was used once.
+REQUEST_TOKENS = 8192  # that each of max_num_seqs requests is given room for
+KV_SHARE = 0.5  # of the memory left beside weights and activations: the most that is taken,
+KV_MOST = 0.9  # except for one request of full length
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes by purpose. The cache has `num_blocks` blocks; sequences may have `max_model_len` tokens."""
+    """Bytes by purpose. The cache has `num_blocks` blocks; sequences may have `max_model_len` tokens.
+
+    `kv_reason` says in words what the cache has room for, or what bounds it.
+    """
 
     weight_bytes: int  # as stored
     working_bytes: int  # as the backend keeps them: packed, or in the reference floats as float32
     activation_bytes: int
     kv_block_bytes: int
     num_blocks: int
+    kv_reason: str
     max_model_len: int
     available_bytes: int
     loading_bytes: int = (
@@ -61,8 +69,7 @@ def plan_memory(
     """Decide the size of the KV cache and the longest sequence.
 
     `longest` is the most tokens the model was made for. `storage` says how every weight is stored; without
-    it all count as float32. Without kv_cache_memory_bytes the cache takes what max_num_seqs sequences of
-    full length can use, bounded by half of what is left.
+    it all count as float32.
     """
     weights = program.weights()
     storage = storage or {name: Storage("f32") for name in weights}
@@ -72,9 +79,7 @@ def plan_memory(
     block_bytes = kv_token_bytes(program, kv_dtype(config, stored)) * config.block_size
     left = available_bytes - working - activations
     max_model_len = config.max_model_len or longest
-    useful = -(-max_model_len // config.block_size) * config.max_num_seqs
-    budget = config.kv_cache_memory_bytes or int(max(left, 0) * KV_SHARE)
-    num_blocks = useful if config.device == "null" else min(useful, budget // block_bytes)
+    num_blocks, reason = _kv_blocks(config, max_model_len, block_bytes, max(left, 0))
     if config.max_model_len is None:
         max_model_len = min(max_model_len, num_blocks * config.block_size)
     largest = max(spec.size for spec in weights.values()) * DTYPES[stored].itemsize
@@ -84,10 +89,33 @@ def plan_memory(
         activation_bytes=activations,
         kv_block_bytes=block_bytes,
         num_blocks=num_blocks,
+        kv_reason=reason,
         max_model_len=max_model_len,
         available_bytes=available_bytes,
         loading_bytes=largest + packing if is_native(config) else 0,
     )
+
+
+def _kv_blocks(config: EngineConfig, longest: int, block_bytes: int, left: int) -> tuple[int, str]:
+    """How many blocks the KV cache has, and why: MemoryPlan.kv_reason. `left` bytes are free for it.
+
+    Without kv_cache_memory_bytes they are enough for max_num_seqs requests of REQUEST_TOKENS (or of the
+    longest, if that is less) and for the longest one, within half of what is left; the longest one alone may
+    take more.
+    """
+    whole, each = -(-longest // config.block_size), min(longest, REQUEST_TOKENS)
+    if (asked := config.kv_cache_memory_bytes) is not None and config.device != "null":
+        return min(whole * config.max_num_seqs, asked // block_bytes), "as asked for"
+    useful = -(-each // config.block_size) * config.max_num_seqs
+    reason = f"{config.max_num_seqs:,} requests of {each:,}"
+    if useful <= whole:
+        useful, reason = whole, f"one request of {longest:,}"
+    share = int(left * KV_SHARE) // block_bytes
+    if config.device == "null" or useful <= share:
+        return useful, reason
+    if share < whole <= int(left * KV_MOST) // block_bytes:
+        return whole, f"one request of {longest:,}"
+    return share, "half of the memory left"
 
 
 def stored_format(storage: Mapping[str, Storage]) -> str:
@@ -189,7 +217,7 @@ def _too_large(plan: MemoryPlan, config: EngineConfig, least: int) -> tuple[str,
 def summary(plan: MemoryPlan, config: EngineConfig) -> str:
     """The plan in one line, for people."""
     tokens = plan.num_blocks * config.block_size
-    cache = f"KV cache {gigabytes(plan.kv_bytes)} ({tokens:,} tokens)"
+    cache = f"KV cache {gigabytes(plan.kv_bytes)} ({tokens:,} tokens: {plan.kv_reason})"
     weights, activations = gigabytes(plan.working_bytes), gigabytes(plan.activation_bytes)
     available = gigabytes(plan.available_bytes)
     return f"memory: weights {weights}, {cache}, activations {activations}, of {available} available"

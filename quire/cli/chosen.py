@@ -13,6 +13,7 @@ _WORDS = {
     "max_model_len": "context of {} tokens",
     "kv_cache_tokens": "cache of {} tokens",
     "kv_cache_dtype": "cached as {}",
+    "kv_cache_memory": "cached in {}",
     "memory": "{} of memory",
 }
 

@@ -117,6 +117,7 @@ def as_dict(facts: Description) -> dict[str, Any]:
             "activation_bytes": memory.activation_bytes,
             "kv_cache_bytes": memory.kv_bytes,
             "kv_cache_tokens": memory.num_blocks * facts.config.block_size,
+            "kv_cache_reason": memory.kv_reason,
             "max_model_len": memory.max_model_len,
         },
     }
@@ -177,7 +178,8 @@ def _memory_rows(d: dict[str, Any]) -> Iterator[tuple[str, str]]:
         room = (
             f"{tokens:,} tokens = {sequences} of {longest:,}" if tokens >= longest else f"{tokens:,} tokens"
         )
-        yield "  KV cache", f"{gigabytes(memory['kv_cache_bytes'])}: {room}"
+        reserved = f"{gigabytes(memory['kv_cache_bytes'])}: {room}"
+        yield "  KV cache", f"{reserved} ({memory['kv_cache_reason']})"
     fixed = working + memory["activation_bytes"]
     short = fixed + memory["kv_cache_bytes"] - available
     if d["fits"]:

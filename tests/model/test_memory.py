@@ -16,6 +16,7 @@ from quire.build import describe
 from quire.config import KV_CACHE_DTYPES, EngineConfig
 from quire.errors import ConfigError
 from quire.memory import (
+    REQUEST_TOKENS,
     _unpacked_bytes,
     available_memory,
     gigabytes,
@@ -57,6 +58,50 @@ def test_the_cache_takes_half_of_what_is_left() -> None:
     assert got.num_blocks == 100 // config.block_size
     assert got.max_model_len == got.num_blocks * config.block_size  # shortened, as nothing was asked for
     assert misfit(got, config) is None
+
+
+LONG = 131_072
+
+
+def test_a_long_context_reserves_room_for_requests_of_a_usual_length() -> None:
+    got, config = plan(10**12, LONG, max_num_seqs=64)
+    assert got.num_blocks * config.block_size == 64 * REQUEST_TOKENS
+    assert (got.max_model_len, got.kv_reason) == (LONG, "64 requests of 8,192")
+    assert misfit(got, config) is None
+
+
+def test_a_long_context_reserves_room_for_one_request_of_its_length() -> None:
+    got, config = plan(10**12, LONG, max_num_seqs=4)
+    assert got.num_blocks * config.block_size == LONG
+    assert got.kv_reason == "one request of 131,072"
+    for options in ({}, {"max_model_len": LONG}):
+        fixed = got.working_bytes + got.activation_bytes
+        tight, config = plan(fixed + int(LONG * TOKEN_BYTES * 1.12), LONG, **options)
+        assert (tight.num_blocks, tight.max_model_len) == (
+            got.num_blocks,
+            LONG,
+        )  # more than half of what is left
+        assert misfit(tight, config) is None
+
+
+def test_a_context_that_no_memory_holds_is_shortened_or_refused() -> None:
+    got, _ = plan(10**12, LONG)
+    left = int(LONG * TOKEN_BYTES * 1.1)
+    small, config = plan(got.working_bytes + got.activation_bytes + left, LONG)
+    assert small.kv_reason == "half of the memory left"
+    assert small.max_model_len == small.num_blocks * config.block_size < LONG
+    assert misfit(small, config) is None
+    error = misfit(*plan(got.working_bytes + got.activation_bytes + left, LONG, max_model_len=LONG))
+    assert error is not None
+    assert error.message.endswith("less than one sequence of 131,072")
+
+
+def test_a_size_that_was_asked_for_is_taken_whatever_the_context() -> None:
+    asked = 1_000_000 * TOKEN_BYTES
+    got, config = plan(10**12, LONG, kv_cache_memory_bytes=asked)
+    assert got.num_blocks == 1_000_000 // config.block_size
+    assert got.kv_reason == "as asked for"
+    assert plan(10**12, kv_cache_memory_bytes=asked)[0].num_blocks == 64 * 16  # no more than can be used
 
 
 def test_what_was_asked_for_is_kept_or_refused() -> None:
@@ -187,7 +232,7 @@ def test_the_plan_in_one_line() -> None:
     got, config = plan(10**9, max_num_seqs=4, device="native")
     line = summary(got, config)
     assert line.startswith(f"memory: weights {gigabytes(got.working_bytes)}, KV cache ")
-    assert "(1,024 tokens), activations " in line
+    assert "(1,024 tokens: 4 requests of 256), activations " in line
     assert line.endswith(", of 1 GB available")
 
 
