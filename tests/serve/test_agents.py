@@ -27,6 +27,7 @@ ANSWERS: dict[str, tuple[str, str]] = {
         "in claude-code/notes.txt",
         call("Edit", file_path="/src/claude-code/notes.txt", **RED_TO_BLUE),
     ),
+    "claude_code_media": ("claude-media/plan.pdf", call("mcp__shapes__draw", shape="circle")),
     "opencode": (
         "in opencode/notes.txt",
         call("edit", filePath="/src/opencode/notes.txt", oldString="red", newString="blue"),
@@ -48,7 +49,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     scripts[NO_PATCH] = [call("apply_patch", input=PATCH.replace("-", ""))]
     scripts[SPAWN] = [call("multi_agent_v1.spawn_agent", message="Replace red by blue.")]
     folder = tmp_path_factory.mktemp("scripted")
-    flags = ("--served-model-name", "quire", "--max-num-batched-tokens", "2048")
+    names = ("--served-model-name", "quire", "--served-model-name", "claude-*")
+    flags = (*names, "--max-num-batched-tokens", "2048")
     with scripted(scripts, folder, *flags, max_positions=32_768) as server:
         yield server
 

@@ -17,7 +17,7 @@ from quire.errors import RequestError
 from quire.server.anthropic.turns import InputBlock, Turn, blocks_of, is_result
 
 CLEARED = "[cleared to shorten the conversation]"
-MAX_EDITS = 32
+MAX_EDITS = 8  # each may take a rendering of the prompt
 Count = Annotated[int, Meta(ge=0)]
 
 
@@ -72,8 +72,8 @@ class ClearToolUses(Struct, kw_only=True):
     trigger: Trigger = Trigger("input_tokens", 100_000)
     keep: ToolUses = ToolUses("tool_uses", 3)
     clear_at_least: Tokens | None = None
-    exclude_tools: list[str] | None = None
-    clear_tool_inputs: bool | list[str] | None = None
+    exclude_tools: frozenset[str] | None = None
+    clear_tool_inputs: bool | frozenset[str] | None = None
 
     @property
     def needs_tokens(self) -> bool:
@@ -87,9 +87,9 @@ class ClearToolUses(Struct, kw_only=True):
         ]
         if (num_tokens if self.needs_tokens else len(uses)) <= self.trigger.value:
             return [*turns], 0
-        kept = max(len(uses) - self.keep.value, 0)
-        excluded, latest = self.exclude_tools or (), {block.id for block in uses[kept:]}
-        old = {block.id for block in uses[:kept] if block.name not in excluded} - latest
+        end = max(len(uses) - self.keep.value, 0)
+        excluded, latest = self.exclude_tools or (), {block.id for block in uses[end:]}
+        old = {block.id for block in uses[:end] if block.name not in excluded} - latest
         return [_mapped(turn, partial(self._cleared, old)) for turn in turns], len(old)
 
     def _cleared(self, old: Container[str | None], block: InputBlock) -> InputBlock:
