@@ -121,6 +121,31 @@ def test_a_day_among_arguments_is_one_of_the_calendar(vocabulary: Bytes) -> None
 @both
 @each
 @pytest.mark.parametrize(
+    ("pattern", "allowed", "barred"),
+    [
+        ("^[ab]+$", "abba", "abc"),
+        ("[0-9]", "a 1\n", "a"),
+        ("^/(?:\\\\|x\\/)", "/\\y", "x/"),
+        ("\\\\\\$$", "1 \\$", "1$"),
+        ("^(?:a\nb)+\\n?$", "a\nba\nb\n", "a\nb\na"),
+        (r"^(?:[\s\S]+)$", "anything <b>\n", ""),
+    ],
+)
+def test_texts_follow_their_patterns(
+    name: str, vocabulary: Bytes, pattern: str, allowed: str, barred: str
+) -> None:
+    text = {"type": "string", "pattern": pattern}
+    parameters = {"type": "object", "properties": {"text": text}, "required": ["text"]}
+    made = dialect(name, vocabulary).grammar([tool("say", parameters)], "required")
+    assert made is not None
+    written, other = (call(name, "say", json.dumps({"text": one})) for one in (allowed, barred))
+    assert vocabulary.allows(made, written)
+    assert not vocabulary.allows(made, other)
+
+
+@both
+@each
+@pytest.mark.parametrize(
     ("function", "arguments"),
     [
         ("now", '{"a": 1}'),

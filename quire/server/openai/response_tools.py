@@ -15,6 +15,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from quire.errors import RequestError
 from quire.grammar.lark_regex import NotRegular, as_regex
+from quire.text.tools.functions import unanchored
 
 Name = Annotated[str, Meta(max_length=256)]
 FUNCTION, CUSTOM, SEARCH, SHELL = "function", "custom", "tool_search", "local_shell"
@@ -255,7 +256,8 @@ class Toolbox:
             description += f"\n\nIts input follows this grammar ({form.syntax}):\n{form.definition}"
             try:
                 is_lark = form.syntax == "lark"
-                text["pattern"] = f"^(?:{as_regex(form.definition) if is_lark else _bare(form.definition)})$"
+                whole = as_regex(form.definition) if is_lark else unanchored(form.definition)[0]
+                text["pattern"] = f"^(?:{whole})$"
             except NotRegular as error:
                 self.warn(
                     f"{where}.format describes the input to the model, and does not enforce it: {error}"
@@ -298,12 +300,6 @@ _CHARACTERS = re.compile(
     re.VERBOSE,
 )
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-
-
-def _bare(pattern: str) -> str:
-    """A regular expression without the anchors at its ends: it is to match the whole text anyway."""
-    pattern = pattern.removeprefix("^")
-    return pattern[:-1] if re.search(r"(?<!\\)(?:\\\\)*\$$", pattern) else pattern
 
 
 def _object(arguments: str) -> dict[str, Any]:

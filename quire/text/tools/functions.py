@@ -152,5 +152,11 @@ def _schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return schema | {"x-guidance": _OPTIONS}
 
 
+def unanchored(pattern: str) -> tuple[str, bool, bool]:
+    """A pattern without the anchors at its ends, and whether it had each of them."""
+    begins, ends = pattern.startswith("^"), re.search(r"(?<!\\)(?:\\\\)*\$$", pattern) is not None
+    return pattern[begins : len(pattern) - ends], begins, ends
+
+
 def _wrong(where: str, problem: str) -> RequestError:
     return RequestError(f"{where} {problem}", None, where)

@@ -6,11 +6,12 @@ A parameter that is a string is written as it is, any other as JSON.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from quire.errors import RequestError
-from quire.text.tools.functions import Function
+from quire.text.tools.functions import Function, unanchored
 from quire.text.tools.json_calls import JsonCallReader, JsonCalls, Reading, Value, exactly, expect, until
 
 _END = "\n</parameter>"
@@ -32,7 +33,10 @@ class QwenXml(JsonCalls):
         return all(tag in source for tag in (cls.marker, "<function=", "<parameter=", "</parameter>"))
 
     def grammar(self, functions: Sequence[Function], several: bool, mark: Callable[[str], str]) -> str:
-        """Parameters come in the order of the schema, and no others; of strings, `enum` alone is enforced."""
+        """Parameters come in the order of the schema, and no others.
+
+        Of strings, `enum` and `pattern` alone are enforced.
+        """
         call = rf'"\n" call "\n" {mark(self.closing)}'
         more = rf'("\n" {mark(self.marker)} {call}){{0,{self.max_calls - 1}}}' if several else ""
         each = [_rules(number, function) for number, function in enumerate(functions)]
@@ -70,6 +74,9 @@ def _rules(number: int, function: Function) -> str:
         value = "string"
         if _is_string(own) and isinstance(own.get("enum"), list):
             value = f"({' | '.join(map(_written, own['enum']))}) {json.dumps(_END)}"
+        elif _is_string(own) and isinstance(own.get("pattern"), str):
+            value = f"text_{number}_{index}"
+            rules.append(_text_rules(value, own["pattern"]))
         elif not _is_string(own):
             value = f"value_{number}_{index} {json.dumps(_END)}"
             whole = {**own, **shared} if isinstance(own, Mapping) else own
@@ -78,6 +85,18 @@ def _rules(number: int, function: Function) -> str:
         parameters.append(rule if isinstance(required, list) and name in required else rule + "?")
     call = rf'call_{number}: "<function={function.name}>\n" {" ".join(parameters)} "</function>"'
     return "\n".join((call, *rules))
+
+
+def _text_rules(name: str, pattern: str) -> str:
+    """Rule `name`: a text up to its end, in which the pattern is found as JSON schemas mean it."""
+    bare, *anchors = unanchored(pattern)
+    begin, end = ("" if anchored else "(?s:.*)" for anchored in anchors)
+    escaped = re.sub(r"(?s)\\.|/|\n", lambda found: _IN_LARK.get(found[0], found[0]), bare)
+    terminal = f"{name.upper()}: /{begin}(?:{escaped}){end}/ & STRING"
+    return f"{name}[lazy]: {name.upper()} {json.dumps(_END)}\n{terminal}"
+
+
+_IN_LARK = {"/": r"\/", "\n": r"\n"}
 
 
 class _Reader(JsonCallReader):
