@@ -101,6 +101,8 @@ def test_usage_of_a_stream(client: httpx.Client) -> None:
     )
     assert "timings" in last
     assert not any("timings" in chunk or chunk.get("usage") for chunk in first)
+    for unasked in (None, {}, {"include_usage": False}):
+        assert not any("usage" in chunk for chunk in chunks(client, CHAT, stream_options=unasked, **body))
     options = {"include_usage": True, "continuous_usage_stats": True}
     every = chunks(client, CHAT, stream_options=options, **body)
     counts = [chunk["usage"]["completion_tokens"] for chunk in every]
@@ -201,10 +203,24 @@ def test_a_message_is_continued(client: httpx.Client, llm: LLM) -> None:
     assert refused(client, CHAT, messages=turns, **both)["param"] == "continue_final_message"
 
 
+def test_a_schema_beside_json_object_is_followed(client: httpx.Client) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"age": {"enum": [11, 12]}},
+        "required": ["age"],
+        "additionalProperties": False,
+    }
+    for form in ({"type": "json_object", "schema": schema}, {"type": "json", "value": schema}):
+        (choice,) = chat(client, response_format=form, max_tokens=40)["choices"]
+        assert json.loads(choice["message"]["content"])["age"] in (11, 12)
+
+
 def test_a_prompt_is_truncated(client: httpx.Client) -> None:
     whole = chat(client, max_tokens=1, return_token_ids=True)["prompt_token_ids"]
-    found = chat(client, max_tokens=1, return_token_ids=True, truncate_prompt_tokens=5)
-    assert found["prompt_token_ids"] == whole[-5:]
+    for side, kept in ((None, whole[-5:]), ("left", whole[-5:]), ("right", whole[:5])):
+        cut = {"truncate_prompt_tokens": 5, "truncation_side": side}
+        assert chat(client, max_tokens=1, return_token_ids=True, **cut)["prompt_token_ids"] == kept
+    assert refused(client, CHAT, truncation_side="middle")["param"] == "truncation_side"
     long = [{"role": "user", "content": "dragon " * 3000}]
     assert refused(client, CHAT, messages=long)["code"] == "context_length_exceeded"
     found = chat(client, messages=long, truncate_prompt_tokens=-1, max_tokens=24)

@@ -179,6 +179,8 @@ def test_a_prompt_is_truncated(client: httpx.Client, llm: LLM) -> None:
     (found,) = complete(client, truncate_prompt_tokens=3, **body)["choices"]
     assert found["prompt_token_ids"] == ids[-3:]
     assert found["text"].startswith(llm.get_tokenizer().decode(ids[-3:]))
+    (found,) = complete(client, truncate_prompt_tokens=3, truncation_side="right", **body)["choices"]
+    assert found["prompt_token_ids"] == ids[:3]
     error = refused(client, COMPLETIONS, truncate_prompt_tokens=0)
     assert error["param"] == "prompt"
 
@@ -192,7 +194,9 @@ def test_usage_of_a_stream(client: httpx.Client) -> None:
     assert last["timings"]["completion_tokens"] == 14
     assert all("usage" in chunk and "timings" not in chunk for chunk in first)
     del body["stream_options"]
-    assert "timings" in chunks(client, COMPLETIONS, **body)[-1]
+    found = chunks(client, COMPLETIONS, **body)
+    assert "timings" in found[-1]
+    assert not any("usage" in chunk for chunk in found)
 
 
 @pytest.mark.parametrize(

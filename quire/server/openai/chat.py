@@ -85,6 +85,7 @@ def task_of(asked: ChatRequest) -> ChatTask:
         add_generation_prompt=prompted,
         continue_final_message=going_on,
         truncate_prompt_tokens=asked.truncate_prompt_tokens,
+        truncation_side=asked.truncation_side,
         include_reasoning=asked.include_reasoning is not False,
         priority=asked.priority or 0,
         cache_salt=asked.cache_salt or "",

@@ -99,7 +99,8 @@ def _encode(
     prompts = []
     for one in listed(asked.prompt, params.n):
         prompt = _encode_one(frontend, one, asked.add_special_tokens is not False)
-        prompt = fitted(prompt, asked.truncate_prompt_tokens, params, frontend)
+        limit, side = asked.truncate_prompt_tokens, asked.truncation_side
+        prompt = fitted(prompt, limit, params, frontend, side=side)
         prompts.append(replace(prompt, priority=asked.priority or 0, cache_salt=asked.cache_salt or ""))
     check_size(prompts * params.n, params, frontend.model.config.vocab_size)
     if len(prompts) * len(encode(params)) > MAX_PARAMS_BYTES:

@@ -59,6 +59,7 @@ class ChatTask:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
     include_reasoning: bool = True
     priority: int = 0
     cache_salt: str = ""
@@ -92,7 +93,8 @@ def _prepare(
     task.warnings += warnings_of(functions) if task.tool_choice != "none" else ()
     if dialect.needs_special_tokens and (task.tools or dialect.reasoning):
         params = replace(params, skip_special_tokens=False)
-    prompt = fitted(prompt, task.truncate_prompt_tokens, params, frontend, "messages")
+    limit, side = task.truncate_prompt_tokens, task.truncation_side
+    prompt = fitted(prompt, limit, params, frontend, side=side, what="messages")
     check_size([prompt], params, frontend.model.config.vocab_size)
     prompt = replace(prompt, priority=task.priority, cache_salt=task.cache_salt)
     return prompt, params, [dialect.answer_parser(functions, task.tool_choice, text) for _ in range(params.n)]
@@ -134,18 +136,25 @@ def encoded(frontend: Frontend, task: ChatTask) -> Encoded:
 
 
 def fitted(
-    prompt: Encoded, limit: int | None, params: SamplingParams, frontend: Frontend, what: str = "prompt"
+    prompt: Encoded,
+    limit: int | None,
+    params: SamplingParams,
+    frontend: Frontend,
+    *,
+    side: str | None = None,
+    what: str = "prompt",
 ) -> Encoded:
     """The last `limit` tokens of a prompt; -1: as many as leave room for the answer; None: all.
 
-    Raises ContextOverflow when they exceed the context, before they are weighed against the queue. `what`
-    is what the caller can shorten.
+    With "right" as `side`, the first ones are kept in place of the last. Raises ContextOverflow when they
+    exceed the context, before they are weighed against the queue. `what` is what the caller can shorten.
     """
     num_tokens, room = len(prompt.token_ids), frontend.max_model_len
     if limit == -1:
         limit = max(room - (params.max_tokens or 1), 1)
     if limit is not None and num_tokens > limit:
-        prompt = replace(prompt, token_ids=prompt.token_ids[num_tokens - limit :], text=None)
+        kept = slice(limit) if side == "right" else slice(num_tokens - limit, None)
+        prompt = replace(prompt, token_ids=prompt.token_ids[kept], text=None)
     if len(prompt.token_ids) >= room:
         raise ContextOverflow(room, f"{len(prompt.token_ids)} tokens", what)
     return prompt

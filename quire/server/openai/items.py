@@ -18,6 +18,7 @@ from quire.server.openai.protocol import (
     StreamOptions,
     given_of,
     refuse,
+    structure_of,
 )
 from quire.server.openai.response_tools import CallItem, Name, Tool, Toolbox
 
@@ -242,11 +243,4 @@ def without_effect(asked: ResponseRequest, effort_is_read: bool) -> list[str]:
 def _structured(form: Format | None) -> StructuredOutputsParams | None:
     if form is None or form.type == "text":
         return None
-    if form.type == "json_object":
-        return StructuredOutputsParams(json_object=True)
-    if form.type != "json_schema":
-        problem = f"text.format of type {form.type[:64]!r} is not supported"
-        raise RequestError(problem, "known are text, json_object and json_schema", "text.format")
-    if form.schema is None:
-        raise RequestError("text.format lacks its schema", None, "text.format")
-    return StructuredOutputsParams(json=form.schema)
+    return structure_of(form.type, form.schema, "text.format")

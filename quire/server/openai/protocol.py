@@ -1,4 +1,4 @@
-"""What the chat and completions endpoints take: fields, types, and what is refused by name.
+"""What the chat and completions endpoints take: fields and their types. Others are in `fields`.
 
 Ranges that SamplingParams states are checked there; a field has one here where it goes elsewhere. None means
 "not given" throughout, as clients send it.
@@ -8,60 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, defstruct
 from starlette.requests import Request
 
 from quire.errors import RequestError
 from quire.sampling_params import MAX_INT32, MAX_LOGPROBS, StructuredOutputsParams
+from quire.server.openai.fields import IGNORED, NEUTRAL, NOTHING, OF_PENALTIES
+from quire.server.openai.fields import REFUSED as REFUSED
 
 MAX_WARNINGS, MAX_NAME = 16, 64  # unknown fields named in a response, and characters of each
 
-_OTHER_CONSTRAINT = "use structured_outputs or response_format"
-_ONE_PROMPT = "put it into the prompt"
-_NO_MEDIA = "this server reads and writes text alone"
-# Fields that would change the answer and that nothing here does -> what to do instead. They are refused
-# unless they ask for nothing: None, False, an empty list or what HARMLESS says.
-REFUSED = {
-    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), _OTHER_CONSTRAINT),
-    **dict.fromkeys(("guided_decoding_backend", "guided_whitespace_pattern"), _OTHER_CONSTRAINT),
-    **dict.fromkeys(("grammar", "json_schema", "regex", "ebnf", "structural_tag"), _OTHER_CONSTRAINT),
-    **dict.fromkeys(("audio", "modalities", "images", "mm_processor_kwargs", "media_io_kwargs"), _NO_MEDIA),
-    "best_of": "ask for n choices and choose among them",
-    "chat_template": "the model's own template is used; chat_template_kwargs sets its variables",
-    "documents": _ONE_PROMPT,
-    "function_call": "use tool_choice",
-    "functions": "use tools",
-    "kv_transfer_params": None,
-    "length_penalty": None,
-    "logits_processors": "use logit_bias, allowed_token_ids or bad_words",
-    "logprob_token_ids": "use logprobs",
-    "lora": None,
-    "lora_request": None,
-    "prediction": None,
-    "repetition_detection": None,
-    "suffix": _ONE_PROMPT,
-    "thinking_token_budget": "use max_tokens",
-    "use_beam_search": None,
-    "vllm_xargs": None,
-    "watermarking": None,
-    "web_search_options": None,
-}
-HARMLESS: dict[str, Any] = {
-    "best_of": 1,
-    "function_call": "none",
-    "length_penalty": 1.0,
-    "modalities": ["text"],
-    "n": 1,
-    "suffix": "",
-    "truncation": "disabled",
-}
-# Fields that are the client's own affair, or ask for what is so anyway.
-IGNORED = (
-    *("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier"),
-    *("spaces_between_special_tokens", "client_metadata"),
-)
 if TYPE_CHECKING:
     _Untyped = Struct
 else:
@@ -78,7 +36,7 @@ class StreamOptions(Struct, kw_only=True):
     include_obfuscation: bool | None = None
 
 
-class JsonSchema(Struct, kw_only=True):
+class JsonSchema(Struct, kw_only=True, forbid_unknown_fields=True):
     """A named schema; `strict` is so in any case."""
 
     name: Annotated[str, Meta(max_length=256)] | None = None
@@ -87,11 +45,17 @@ class JsonSchema(Struct, kw_only=True):
     strict: bool | None = None
 
 
-class ResponseFormat(Struct, kw_only=True):
-    """OpenAI's way to ask for JSON: `type` is text, json_object or json_schema."""
+class ResponseFormat(Struct, kw_only=True, forbid_unknown_fields=True):
+    """OpenAI's way to ask for JSON: `type` is text, json_object or json_schema.
+
+    The schema may also lie beside the type: `schema`, as llama.cpp takes it with either, or TGI's `value`,
+    whose type is json.
+    """
 
     type: str
     json_schema: JsonSchema | None = None
+    schema: dict[str, Any] | None = None
+    value: dict[str, Any] | str | None = None
 
 
 class Sampling(_Untyped, kw_only=True):
@@ -141,6 +105,7 @@ class Generation(Asked, kw_only=True):
     echo: bool | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
@@ -288,7 +253,9 @@ def refuse(request: Asked, refused: Mapping[str, str | None]) -> None:
     """Raise RequestError for a field of these, name -> what to do instead, that asks for anything."""
     for name, instead in refused.items():
         value = getattr(request, name)
-        if value is None or value is False or value == [] or value == HARMLESS.get(name):
+        if value is None or value in NEUTRAL.get(name, NOTHING):
+            continue
+        if name in OF_PENALTIES and not (request.presence_penalty or request.frequency_penalty):
             continue
         raise RequestError(f"{name} is not supported", instead, name, "unsupported_parameter")
 
@@ -316,15 +283,32 @@ def _structured(request: Generation) -> StructuredOutputsParams | None:
     if wanted is not None:
         problem = "response_format and structured_outputs contradict each other"
         raise RequestError(problem, "give one of them", "response_format")
-    if form.type == "json_object":
+    return structure_of(form.type, _schema(form), "response_format")
+
+
+def _schema(form: ResponseFormat) -> dict[str, Any] | None:
+    """The one schema of a format, wherever it lies."""
+    value = form.value
+    if form.type == "json_schema" and isinstance(value, dict):
+        value = value.get("schema", value)
+    own = form.json_schema and form.json_schema.schema
+    given = [one for one in (own, form.schema, value) if one is not None]
+    if len(given) > 1:
+        problem = "response_format has more than one schema"
+        raise RequestError(problem, "give json_schema alone", "response_format")
+    return given[0] if given and isinstance(given[0], dict) else None
+
+
+def structure_of(kind: str, schema: dict[str, Any] | None, name: str) -> StructuredOutputsParams:
+    """What a format of this kind asks for. `name` is that of the field which holds it."""
+    if kind not in ("json_object", "json_schema", "json"):
+        hint = "known are text, json_object and json_schema; structured_outputs takes more"
+        raise RequestError(f"{name} of type {kind[:64]!r} is not supported", hint, name)
+    if kind == "json_object" and not schema:
         return StructuredOutputsParams(json_object=True)
-    if form.type != "json_schema":
-        problem = f"response_format of type {form.type[:64]!r} is not supported"
-        raise RequestError(problem, "known are text, json_object and json_schema", "response_format")
-    if form.json_schema is None or form.json_schema.schema is None:
-        hint = 'such as {"name": "answer", "schema": {"type": "object"}}'
-        raise RequestError("response_format lacks json_schema.schema", hint, "response_format")
-    return StructuredOutputsParams(json=form.json_schema.schema)
+    if schema is None:
+        raise RequestError(f"{name} lacks its schema", 'such as {"type": "object"}', name)
+    return StructuredOutputsParams(json=schema)
 
 
 @contextmanager

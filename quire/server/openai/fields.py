@@ -1,0 +1,145 @@
+"""Fields that other servers know and this one does not do: which are refused, and which change no answer.
+
+Every endpoint that generates text takes them, as clients leave them behind from whatever they spoke to
+before. What is done is a typed field of an endpoint's request; what is nowhere is told in `warnings`.
+Beside OpenAI's own fields these are vLLM's (the protocol.py of its entrypoints), SGLang's (likewise) and
+llama.cpp's (server-schema.cpp).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_OTHER_CONSTRAINT = "use structured_outputs or response_format"
+_ONE_PROMPT = "put it into the prompt"
+_NO_MEDIA = "this server reads and writes text alone"
+_ONE_MODEL = "the model is served without adapters"
+_ONE_ENGINE = "prompts and answers are computed by one engine"
+_THINK_LESS = "use max_tokens, or chat_template_kwargs where the template has a switch"
+_OWN_SAMPLERS = "leave it out: there are temperature, top_k, top_p, min_p and penalties"
+_OWN_FORMAT = "leave it out: the chat template decides how answers are read"
+
+# Those that would change the answer, or promise something in it -> what to do instead. They are refused by
+# name unless their value asks for nothing: None or what NEUTRAL says.
+REFUSED = {
+    # OpenAI's
+    **dict.fromkeys(("audio", "image", "modalities"), _NO_MEDIA),
+    "best_of": "ask for n choices and choose among them",
+    "function_call": "use tool_choice",
+    "functions": "use tools",
+    "moderation": None,
+    "prediction": None,
+    "suffix": _ONE_PROMPT,
+    "web_search_options": None,
+    # vLLM's
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), _OTHER_CONSTRAINT),
+    **dict.fromkeys(("guided_decoding_backend", "guided_whitespace_pattern"), _OTHER_CONSTRAINT),
+    **dict.fromkeys(("kv_transfer_params", "ec_transfer_params"), _ONE_ENGINE),
+    **dict.fromkeys(("images", "mm_processor_kwargs", "media_io_kwargs"), _NO_MEDIA),
+    **dict.fromkeys(("use_beam_search", "length_penalty"), None),
+    "chat_template": "the model's own template is used; chat_template_kwargs sets its variables",
+    "documents": _ONE_PROMPT,
+    "logits_processors": "use logit_bias, allowed_token_ids or bad_words",
+    "logprob_token_ids": "use logprobs",
+    "lora_request": _ONE_MODEL,
+    "prompt_embeds": "give text or token ids",
+    "repetition_detection": None,
+    "return_prompt_text": "use return_token_ids",
+    "structural_tag": _OTHER_CONSTRAINT,
+    "thinking_token_budget": _THINK_LESS,
+    "vllm_xargs": None,
+    "watermarking": None,
+    # SGLang's
+    **dict.fromkeys(("bootstrap_host", "bootstrap_port", "bootstrap_room"), _ONE_ENGINE),
+    **dict.fromkeys(("custom_logit_processor", "custom_params"), "use logit_bias or bad_words"),
+    **dict.fromkeys(("images_config", "max_dynamic_patch", "min_dynamic_patch"), _NO_MEDIA),
+    **dict.fromkeys(("regex", "ebnf"), _OTHER_CONSTRAINT),
+    **dict.fromkeys(("return_hidden_states", "return_meta_info", "return_routed_experts"), None),
+    "input_ids": "use /v1/completions, whose prompt may be token ids",
+    "lora_path": _ONE_MODEL,
+    "no_stop_trim": "use include_stop_str_in_output",
+    "return_prompt_token_ids": "use return_token_ids",
+    "separate_reasoning": "reasoning is never part of the content",
+    "session_params": "nothing is kept between requests: send the whole conversation",
+    "stop_regex": "use stop",
+    "task": None,
+    "use_audio_in_video": _NO_MEDIA,
+    # llama.cpp's
+    **dict.fromkeys(("adaptive_target", "dry_multiplier", "dynatemp_range", "mirostat"), _OWN_SAMPLERS),
+    **dict.fromkeys(("samplers", "tfs_z", "top_n_sigma", "typical_p", "xtc_probability"), _OWN_SAMPLERS),
+    **dict.fromkeys(("chat_format", "chat_parser", "generation_prompt", "reasoning_format"), _OWN_FORMAT),
+    **dict.fromkeys(("grammar", "json_schema"), _OTHER_CONSTRAINT),
+    **dict.fromkeys(("reasoning_budget_tokens", "thinking_budget_tokens"), _THINK_LESS),
+    **dict.fromkeys(("repeat_last_n", "penalize_nl"), "leave it out: penalties see all tokens"),
+    **dict.fromkeys(("t_max_predict_ms", "t_max_prompt_ms"), "use max_tokens"),
+    "lora": _ONE_MODEL,
+    "min_keep": None,
+    "n_cmpl": "use n",
+    "n_indent": None,
+    "n_predict": "use max_tokens",
+    "n_probs": "use logprobs",
+    "parse_tool_calls": _OWN_FORMAT,
+    "post_sampling_probs": None,
+    "repeat_penalty": "use repetition_penalty",
+    "return_tokens": "use return_token_ids",
+}
+NOTHING: tuple[Any, ...] = (False, [])
+# Values that ask for nothing, or for what is done anyway, where they are others than NOTHING.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "adaptive_target": (-1, 0),
+    "best_of": (1,),
+    "dry_multiplier": (0,),
+    "dynatemp_range": (0,),
+    "function_call": ("none",),
+    "grammar": ("",),
+    "length_penalty": (1,),
+    "media_io_kwargs": ({},),
+    "min_keep": (0, 1),
+    "mirostat": (0,),
+    "mm_processor_kwargs": ({},),
+    "modalities": ([], ["text"]),
+    "n": (1,),
+    "n_cmpl": (1,),
+    "n_indent": (0,),
+    "n_probs": (0,),
+    "parse_tool_calls": (True,),
+    "penalize_nl": (True,),
+    "reasoning_budget_tokens": (-1,),
+    "reasoning_format": ("auto", "deepseek"),
+    "repeat_last_n": (-1,),
+    "repeat_penalty": (1,),
+    "separate_reasoning": (True,),
+    "suffix": ("",),
+    "t_max_predict_ms": (-1, 0),
+    "t_max_prompt_ms": (-1, 0),
+    "tfs_z": (1,),
+    "thinking_budget_tokens": (-1,),
+    "thinking_token_budget": (-1,),
+    "top_n_sigma": (-1, 0),
+    "truncation": ("disabled",),
+    "typical_p": (1,),
+    "xtc_probability": (0,),
+}
+# Details of penalties, which say nothing where no penalty is asked for.
+OF_PENALTIES = frozenset({"repeat_last_n", "penalize_nl"})
+# Those that change no answer: the client's own affair, where and how fast it is computed, how it is cached,
+# and details of what is refused.
+IGNORED = (
+    # OpenAI's
+    *("access_programs", "background_options", "client_metadata", "metadata", "prompt_cache_key"),
+    *("prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier", "store"),
+    # vLLM's
+    *("request_id", "return_mm_kwargs", "return_token_offsets", "routed_experts_prompt_start", "session_id"),
+    *("spaces_between_special_tokens", "stream_interval"),
+    # SGLang's
+    *("custom_labels", "data_parallel_rank", "disagg_prefill_dp_rank", "extra_key", "ngram_corpus_id"),
+    *("return_cached_tokens_details", "rid", "routed_dp_rank", "routed_experts_start_len"),
+    "stream_reasoning",
+    # llama.cpp's
+    *("adaptive_decay", "backend_sampling", "cache_prompt", "dry_allowed_length", "dry_base"),
+    *("dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent", "grammar_lazy", "grammar_triggers"),
+    *("id_slot", "mirostat_eta", "mirostat_tau", "n_cache_reuse", "n_discard", "n_keep", "preserved_tokens"),
+    *("reasoning_budget_end_tag", "reasoning_budget_end_tags", "reasoning_budget_message"),
+    *("reasoning_budget_start_tag", "reasoning_control", "response_fields", "return_progress"),
+    *("sse_ping_interval", "timings_per_token", "verbose", "xtc_threshold"),
+)
