@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
 
-from quire.errors import ContextOverflow, RequestError, did_you_mean
+from quire.errors import ConfigError, ContextOverflow, RequestError, did_you_mean, quoted
 from quire.grammar.compiler import GrammarCompiler
 from quire.models import Model
 from quire.outputs import CompletionOutput, Logprob, Logprobs, RequestOutput
@@ -31,6 +31,7 @@ UNTRUSTED = (
 )
 
 MAX_LOGPROB_ENTRIES = 1 << 22  # that one request may ask for with logprobs=-1: about half a GB
+MAX_END_TOKENS = 1024
 LONGEST_TOKEN = 256  # characters, in the vocabularies in use
 CHARACTERS_PER_TOKEN = 4  # of prose, about
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "trusted", "cache_salt", "tenant", "priority")
@@ -69,6 +70,7 @@ class Frontend:
         tokens = self.tokenizer.special_tokens if self.tokenizer else {}
         self.chat_template = ChatTemplate.from_folder(folder.path, tokens)
         if self.tokenizer:
+            self._check_tokenizer(self.tokenizer)
             self.tokenizer.chat_template = self.chat_template
         names = self.tokenizer.control_tokens if self.tokenizer else {}
         self.grammars = GrammarCompiler(model.config.vocab_size, names)
@@ -78,14 +80,31 @@ class Frontend:
         self._num_requests = 0
         self._warned = False
 
+    def _check_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Refuse a tokenizer that puts a token around every text which the model does not have."""
+        highest, vocab_size = max(tokenizer.encode(""), default=0), self.model.config.vocab_size
+        if highest >= vocab_size:
+            problem = f"every text has token {highest:,}, but the model has {vocab_size:,} tokens"
+            raise ConfigError(f"tokenizer.json: {problem}", "does it belong to another model?")
+
     def _find_eos(self, generation: Mapping[str, Any]) -> tuple[int, ...]:
         """End tokens: of generation_config.json, else config.json, and the tokenizer's own."""
-        stated = generation.get("eos_token_id")
-        stated = self.model.config.get("eos_token_id") if stated is None else stated
-        ids = stated if isinstance(stated, list) else [stated]
-        if self.tokenizer:
+        where, stated = "generation_config.json", generation.get("eos_token_id")
+        if stated is None:
+            where, stated = "config.json", self.model.config.get("eos_token_id")
+        ids = stated if isinstance(stated, list) else [] if stated is None else [stated]
+        known = self.model.config.vocab_size
+        if self.tokenizer:  # it may have more tokens, which the model never says
+            known = max(known, self.tokenizer.vocab_size)
+        if len(ids) > MAX_END_TOKENS:
+            raise ConfigError(f"{where}: eos_token_id names {len(ids):,} tokens, more than {MAX_END_TOKENS}")
+        for number in ids:
+            if type(number) is not int or not 0 <= number < known:
+                problem = f"eos_token_id = {quoted(number)} is not the id of a token (0 to {known - 1:,})"
+                raise ConfigError(f"{where}: {problem}", "correct the file: an answer would not end")
+        if self.tokenizer and self.tokenizer.eos_token_id is not None:
             ids = [*ids, self.tokenizer.eos_token_id]
-        return tuple(dict.fromkeys(i for i in ids if isinstance(i, int)))
+        return tuple(dict.fromkeys(ids))
 
     def need_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:

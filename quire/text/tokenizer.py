@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quire.errors import ConfigError, RequestError
+from quire.errors import ConfigError, RequestError, quoted, shortened
 from quire.json_file import read_json
 from quire.regular_file import present
 from quire.text.characters import (
@@ -20,9 +20,10 @@ from quire.text.characters import (
     regroup,
 )
 from quire.text.chat import ChatTemplate, PromptText
-from quire.text.vocabulary import Vocabulary, load_vocabulary
+from quire.text.vocabulary import Vocabulary, is_of_library, load_vocabulary
 
 LONG_TEXT = 1 << 14  # characters; encoding them takes some milliseconds
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -51,6 +52,8 @@ class Tokenizer:
         self._aliases = {t.content: t.alias for t in self._added.values() if t.alias is not None}
         self._control = _pattern(vocabulary)
         self._add_bos: bool | None = config.get("add_bos_token")
+        if not isinstance(self._add_bos, bool | None):
+            raise ConfigError(f"tokenizer_config.json: add_bos_token = {quoted(self._add_bos)} is no flag")
         self.chat_template: ChatTemplate | None = None  # given by whoever has the model's folder
 
     @classmethod
@@ -205,6 +208,11 @@ class Tokenizer:
             return list(self._library.encode(text, add_special_tokens=add_special_tokens).ids)
         except (UnicodeEncodeError, TypeError):  # the library's words for a lone surrogate
             raise RequestError("the text holds a lone surrogate, which is not a character") from None
+        except BaseException as error:  # no token for a character, and none for what is unknown
+            if not is_of_library(error):
+                raise
+            problem = f"the tokenizer cannot encode the text: {shortened(str(error), 200)}"
+            raise RequestError(problem, None, "prompt") from None
 
     def _write_aliases(self, text: str) -> str:
         return self._control.sub(lambda match: self._aliases[match[0]], text) if self._control else text
@@ -260,6 +268,9 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
     for name in _SPECIAL_NAMES:
         token = config.get(name)
         text = token.get("content") if isinstance(token, dict) else token
-        if isinstance(text, str):
-            texts[name] = text
+        if text is None:
+            continue
+        if not isinstance(text, str) or (not text.isascii() and _SURROGATE.search(text)):
+            raise ConfigError(f"tokenizer_config.json: {name} = {quoted(text)} is not a text")
+        texts[name] = text
     return texts

@@ -9,21 +9,26 @@ on the borders are those of the plain library.
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import tokenizers
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, quoted, shortened
 from quire.json_file import check_size, parse_object
 from quire.regular_file import read_limited
 
 LIMIT_BYTES = 128 << 20  # the largest published vocabularies take some 35 MB
 MAX_VALUES = 1 << 22  # and have two million entries, merges included
+MAX_IDS = 1 << 24
+
+_LOG = logging.getLogger(__name__)
 
 # Normalizers that leave an alias (lower-case hexadecimal) as it is, wherever it stands.
 _HARMLESS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Sequence"}
@@ -58,21 +63,67 @@ def load_vocabulary(path: Path) -> Vocabulary:
     check_size(text, str(path), MAX_VALUES)
     data = parse_object(text, str(path), msgspec.json.decode)
     try:
+        _check_ids(data)
         added = _hide_added_tokens(data)
         data["truncation"] = data["padding"] = None  # left over from training: prompts are not to be cut
+        data["model"]["dropout"] = None  # as well: a text has one encoding
         library = tokenizers.Tokenizer.from_buffer(msgspec.json.encode(data))
         library.encode_special_tokens = False
-    except Exception as error:  # the library raises bare Exception; a missing key is as broken a file
+        _try_out(library)
+    except BaseException as error:  # a missing key is as broken a file
+        if not is_of_library(error):
+            raise
         hint = f"it must be the tokenizer.json of the `tokenizers` library (this is {tokenizers.__version__})"
-        raise ConfigError(f"cannot use {path}: {type(error).__name__}: {error}", hint) from None
+        what = f"{type(error).__name__}: {shortened(str(error), 300)}"
+        raise ConfigError(f"cannot use {path}: {what}", hint) from None
     # The library numbers tokens by its own rule, whatever the file says: ask it.
-    named = [(library.token_to_id(token.alias or token.content), token) for token in added]
-    table = {
-        number: AddedToken(number, t.content, t.special, t.single_word, t.alias)
-        for number, t in named
-        if number is not None
-    }
+    table = {}
+    for token in added:
+        number = library.token_to_id(token.alias or token.content)
+        if number is not None:
+            table[number] = replace(token, token_id=number)
+    _warn_of_numbers(path, added, {token.content: number for number, token in table.items()})
     return Vocabulary(library, table, frozenset(_types(data.get("decoder"))))
+
+
+def is_of_library(error: BaseException) -> bool:
+    """Whether an error can be one of the `tokenizers` library: a bare Exception, or a panic of its code."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def _check_ids(data: dict[str, Any]) -> None:
+    """Refuse token ids that are no ids, or given twice: the library takes them, and answers with others."""
+    vocab = data["model"]["vocab"]
+    stated = [entry["id"] for entry in data.get("added_tokens") or []]
+    for ids in (list(vocab.values()) if isinstance(vocab, dict) else [], stated):
+        for number in ids:
+            if type(number) is not int or not 0 <= number < MAX_IDS:
+                raise ValueError(f"{quoted(number)} is not the id of a token (0 to {MAX_IDS - 1:,})")
+        if len(set(ids)) < len(ids):
+            (number, _), *_ = Counter(ids).most_common(1)
+            raise ValueError(f"{number} is the id of two tokens")
+
+
+def _try_out(library: tokenizers.Tokenizer) -> None:
+    """Raise for parts that fail or lie once they are used: a normalizer that panics, tokens from nowhere."""
+    for text in ("", "a"):
+        try:
+            ids = library.encode(text).ids
+            plain = library.encode(text, add_special_tokens=False).ids
+        except Exception:  # no token for this text, which is an error of texts
+            continue
+        if any(library.id_to_token(number) is None for number in ids):
+            raise ValueError("its post_processor adds tokens that are not in the vocabulary")
+        if text and not plain:
+            raise ValueError("its post_processor drops the text")
+
+
+def _warn_of_numbers(path: Path, added: list[AddedToken], numbers: dict[str, int]) -> None:
+    """Say where the library numbers an added token otherwise than the file does."""
+    for token in added:
+        if (number := numbers.get(token.content)) is not None and number != token.token_id:
+            _LOG.warning("%s: %s has the id %d, not %d", path, quoted(token.content), number, token.token_id)
+            return
 
 
 def is_plain_text(content: str) -> bool:
@@ -91,7 +142,7 @@ def _hide_added_tokens(data: dict[str, Any]) -> list[AddedToken]:
         if model.get("byte_fallback") and re.fullmatch(r"<0x[0-9A-F]{2}>", content):
             continue  # a byte, not a control token: the model finds it by its name, and text must not
         alias = None if not special and is_plain_text(content) else f"{nonce}{index:08d}"
-        added.append(AddedToken(-1, content, special, bool(entry.get("single_word")), alias))
+        added.append(AddedToken(entry["id"], content, special, bool(entry.get("single_word")), alias))
         if alias is not None:
             # An alias stands where the whole text decided that it may: nothing more to check.
             normalized = bool(entry.get("normalized")) and harmless

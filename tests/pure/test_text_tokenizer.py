@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import small_tokenizers as small
@@ -214,3 +215,102 @@ def test_single_word_tokens_match_whole_words_of_trusted_text(tmp_path: Path) ->
     library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     for text in ("a _im_ b", "a_im_b", "_im_", "x _im_y"):
         assert tokenizer.encode(text, parse_special=True) == library.encode(text).ids
+
+
+SPECIAL = {"SpecialToken": {"id": "<s>", "type_id": 0}}
+TEXT = {"Sequence": {"id": "A", "type_id": 0}}
+
+
+def processor(single: list[Any], ids: list[int]) -> dict[str, Any]:
+    """A post-processor that writes `single`, where "<s>" are the tokens `ids`."""
+    named = {"<s>": {"id": "<s>", "ids": ids, "tokens": ["<s>"] * len(ids)}}
+    return {"type": "TemplateProcessing", "single": single, "pair": [TEXT, TEXT], "special_tokens": named}
+
+
+# What is changed in tokenizer.json, and what the error says.
+LIES: dict[str, tuple[dict[str, Any], str]] = {
+    "an id twice": ({"model.vocab": {"[UNK]": 0, "a": 1, "b": 1}}, "1 is the id of two tokens"),
+    "a huge id": ({"model.vocab": {"[UNK]": 0, "a": 4_000_000_000}}, "4000000000 is not the id of a token"),
+    "a negative id": ({"model.vocab": {"[UNK]": 0, "a": -1}}, "-1 is not the id of a token"),
+    "a fraction": ({"model.vocab": {"[UNK]": 0, "a": 1.5}}, "1.5 is not the id of a token"),
+    "a flag as id": ({"model.vocab": {"[UNK]": 0, "a": True}}, "True is not the id of a token"),
+    "added twice": ({"added_tokens": [small.added(9, "<x>"), small.added(9, "<y>")]}, "9 is the id of two"),
+    "added, huge": ({"added_tokens": [small.added(1 << 40, "<x>")]}, "is not the id of a token"),
+    "added, text": ({"added_tokens": [small.added(1, "<x>") | {"id": "1"}]}, "'1' is not the id of a token"),
+    "a token from nowhere": ({"post_processor": processor([SPECIAL, TEXT], [999_999])}, "not in the vocab"),
+    "no text left": ({"post_processor": processor([], [1])}, "drops the text"),
+    "a special token unknown": (
+        {"post_processor": processor([SPECIAL, TEXT], [1]) | {"special_tokens": {}}},
+        "cannot use",
+    ),
+    "a panic at once": (
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+        "Cannot parse precompiled_charsmap",
+    ),
+    "a panic when used": ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "chunk size"),
+    "an error that steers": ({"normalizer": {"type": "\x1b[2J"}}, "cannot use"),
+    "an error of a megabyte": ({"normalizer": {"type": "N" * 10**6}}, "cannot use"),
+}
+
+
+@pytest.mark.parametrize("label", LIES)
+def test_a_tokenizer_that_lies_is_refused(tmp_path: Path, label: str) -> None:
+    changes, message = LIES[label]
+    path = small.words(tmp_path) / "tokenizer.json"
+    data = json.loads(path.read_text())
+    for name, value in changes.items():
+        *outer, last = name.split(".")
+        (data[outer[0]] if outer else data)[last] = value
+    path.write_text(json.dumps(data))
+    with pytest.raises(ConfigError, match=message) as caught:
+        Tokenizer.from_folder(tmp_path)
+    assert caught.value.message.isprintable()
+    assert len(str(caught.value)) < len(str(path)) + 600
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"eos_token": "\ud800"}, r"eos_token = '\\ud800' is not a text"),
+        ({"bos_token": 7}, "bos_token = 7 is not a text"),
+        ({"eos_token": {"content": ["</s>"]}}, "eos_token = .* is not a text"),
+        ({"add_bos_token": "yes"}, "add_bos_token = 'yes' is no flag"),
+    ],
+)
+def test_a_tokenizer_config_that_lies_is_refused(
+    tmp_path: Path, config: dict[str, Any], message: str
+) -> None:
+    small.words(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=message):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_a_text_that_cannot_be_encoded_is_refused_alone(tmp_path: Path) -> None:
+    """This vocabulary has no token for what it does not know."""
+    path = small.unigram(tmp_path) / "tokenizer.json"
+    data = json.loads(path.read_text())
+    data["model"]["unk_id"] = None
+    path.write_text(json.dumps(data))
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.encode("hello") != []
+    with pytest.raises(RequestError, match="cannot encode the text"):
+        tokenizer.encode("\u4e16")
+
+
+def test_an_encoding_is_never_random(tmp_path: Path) -> None:
+    path = small.byte_level(tmp_path) / "tokenizer.json"
+    plain = Tokenizer.from_folder(tmp_path).encode("the quick brown fox" * 9)
+    data = json.loads(path.read_text())
+    data["model"]["dropout"] = 0.5
+    path.write_text(json.dumps(data))
+    assert Tokenizer.from_folder(tmp_path).encode("the quick brown fox" * 9) == plain
+
+
+def test_an_added_token_with_another_number_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = small.words(tmp_path) / "tokenizer.json"
+    data = json.loads(path.read_text())
+    data["added_tokens"].append(small.added(99, "<x>"))
+    path.write_text(json.dumps(data))
+    assert Tokenizer.from_folder(tmp_path).token_id("<x>") == 5
+    assert "'<x>' has the id 5, not 99" in caplog.text
