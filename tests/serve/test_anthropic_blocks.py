@@ -151,6 +151,12 @@ def test_tools_of_anthropics_servers_are_left_out() -> None:
     assert names(task(tools=[tool("g", allowed_callers=["direct", "code_execution_20260120"])])) == ["g"]
 
 
+def test_what_warnings_name_is_bounded() -> None:
+    found = task(tools=[SEARCH] * 100, messages=user(result(*({"type": f"x{n}"} for n in range(100)))))
+    assert found.warnings[16] == "84 more tools are left out"
+    assert len(found.warnings) == 33
+
+
 def test_a_choice_of_what_only_anthropic_runs_is_refused() -> None:
     with pytest.raises(RequestError) as caught:
         task(tools=[SEARCH], tool_choice={"type": "tool", "name": "web_search"})
@@ -193,16 +199,18 @@ def test_the_billing_header_is_not_for_the_model(system: Any, expected: str | No
 
 
 def test_the_billing_header_does_not_keep_prompts_from_the_cache(client: httpx.Client) -> None:
-    def cached(header: str) -> int:
+    def computed(header: str) -> int:
+        """How many tokens of the prompt were not found in the cache."""
         system = [text(header), text("You are an agent that sorts words about foxes and lanterns. " * 4)]
         body = {"messages": [{"role": "user", "content": "Begin."}], "max_tokens": 1, "system": system}
         usage = client.post("/v1/messages", json=body).json()["usage"]
-        read: int = usage["cache_read_input_tokens"]
-        assert read + usage["input_tokens"] > 60
-        return read
+        assert usage["cache_read_input_tokens"] + usage["input_tokens"] > 60
+        number: int = usage["input_tokens"]
+        return number
 
-    cached(HEADER)
-    assert cached(HEADER.replace("0aaa9", "36ee5")) >= 48
+    computed(HEADER)
+    assert computed(HEADER.replace("0aaa9", "36ee5")) <= 16  # what does not fill a block
+    assert computed(HEADER.replace("2.1.197.f42", "2.1.200.0df")) <= 16
 
 
 # Options

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from quire.errors import RequestError
-from quire.server.anthropic.turns import InputBlock, Turn, is_result
+from quire.server.anthropic.turns import MAX_LEFT_OUT, InputBlock, Turn, is_result
 
 # Types of tools that run on Anthropic's servers begin so. A date follows.
 SERVER_TOOLS = (
@@ -58,6 +58,8 @@ class Offered:
         searched = any((tool.type or "").startswith(_SEARCH) for tool in tools)
         loaded = None if searched else set(_referenced(turns))
         self.tools = [*self._functions(tools, loaded)]
+        if (more := len(self.warnings) - MAX_LEFT_OUT) > 0:
+            self.warnings[MAX_LEFT_OUT:] = [f"{more} more tools are left out"]
         self.choice = self._choice(choice)
 
     def _functions(self, tools: Sequence[Tool], loaded: set[str] | None) -> Iterator[dict[str, Any]]:

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from quire.errors import RequestError
 
 BILLING_HEADER = "x-anthropic-billing-header:"
-MAX_LEFT_OUT = 16  # kinds of blocks that warnings name
+MAX_LEFT_OUT = 16  # kinds of blocks, or tools, that warnings name
 Name = Annotated[str, Meta(max_length=256)]
 
 
