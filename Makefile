@@ -44,7 +44,7 @@ clients: .clients/.done .venv/.test  ## call the server with more clients (insta
 	  -p no:cacheprovider -W ignore tests/clients $(ARGS)
 
 agents: .agents/.done .venv/.test  ## run coding agents against the server (installs them; needs npm)
-	$(BIN)/python -m pytest -o faulthandler_timeout=900 tests/agents $(ARGS)
+	$(BIN)/python -m pytest -o faulthandler_timeout=1500 tests/agents $(ARGS)
 
 # The sanitizer must be there before Python is, and the C++ library, whose exceptions it watches, with it; leaks are
 # Python's own, it never frees all.

@@ -25,7 +25,7 @@ AGENTS = Path(__file__).resolve().parents[2] / ".agents"
 MODEL, KEY = "quire", "any"
 BEFORE, AFTER = "The colour is red.\n", "The colour is blue.\n"
 DONE = "Done."
-LIMIT_S = 400.0  # for one run of an agent: the first computes tens of thousands of tokens
+LIMIT_S = 600.0  # for one run of an agent: the first computes tens of thousands of tokens
 MIN_CACHED = 0.9  # share of all prompt tokens of a second run
 FLAGS = ("--served-model-name", "*", "--num-threads", "2", "--max-num-batched-tokens", "2048")
 
