@@ -14,13 +14,14 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 MAX_LAYERS, MAX_EXPERTS, MAX_HEAD_DIM = 1 << 10, 1 << 12, 1 << 12
 _LARGE, _SMALL = 1e6, 1e-6  # beyond what any factor is, and well within float32
 
-# Read under both names in the families that have the second one, as the attribute maps of transformers do.
+# Another name that the classes take for their own, and that counts more: transformers' attribute maps.
 SYNONYMS = {
-    "hidden_size": "n_embd",
-    "num_hidden_layers": "n_layer",
-    "num_attention_heads": "n_head",
-    "max_position_embeddings": "n_positions",
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_positions": "max_position_embeddings",
     "num_experts": "num_local_experts",
+    "num_local_experts": "num_experts",
 }
 
 
@@ -162,8 +163,7 @@ def read_fields(raw: Mapping[str, Any], defaults: Mapping[str, Any], spelled: Ma
     values = {}
     for name, default in defaults.items():
         own = spelled.get(name, name)
-        names = (name, own) if own == SYNONYMS.get(name) else (own,)
-        stated = [raw[key] for key in names if key in raw]
+        stated = [raw[key] for key in (SYNONYMS.get(own, own), own) if key in raw]
         values[name] = next((value for value in stated if value is not None), None) if stated else default
     return Fields(values)
 

@@ -20,7 +20,7 @@ from quire.models.olmo2 import olmo2
 from quire.models.phi3 import phi3
 from quire.models.qwen3 import qwen3
 from quire.program import Builder, Names, Program, Value
-from quire.program.ops import Rotary
+from quire.program.ops import Embed, Rotary
 from quire.program.rope import Rope
 
 Record = Callable[[Builder, ModelConfig, Names], Value]
@@ -74,7 +74,7 @@ FAMILIES: dict[str, Family] = {
     "MistralForCausalLM": Family(llama, defaults.MISTRAL),
     "Qwen2ForCausalLM": Family(qwen2, defaults.QWEN2, _from_max_window_layers),
     "Qwen3ForCausalLM": Family(qwen3, defaults.QWEN3, _from_max_window_layers),
-    "Qwen3MoeForCausalLM": Family(qwen3, defaults.QWEN3_MOE, spelled=_EXPERTS),
+    "Qwen3MoeForCausalLM": Family(qwen3, defaults.QWEN3_MOE),
     "Gemma2ForCausalLM": Family(gemma2, defaults.GEMMA2, _every_other, _GELU, _CAUSAL),
     "Gemma3ForCausalLM": Family(gemma3, defaults.GEMMA3, _by_pattern, _GELU, _CAUSAL),
     "Phi3ForCausalLM": Family(phi3, defaults.PHI3),
@@ -85,7 +85,7 @@ FAMILIES: dict[str, Family] = {
     "Glm4ForCausalLM": Family(glm4, defaults.GLM4),
     "GPT2LMHeadModel": Family(gpt2, defaults.GPT2, spelled=_GPT2, only={"add_cross_attention": False}),
     "MixtralForCausalLM": Family(mixtral, defaults.MIXTRAL, spelled=_EXPERTS),
-    "OlmoeForCausalLM": Family(olmoe, defaults.OLMOE, spelled=_EXPERTS, only={"clip_qkv": None}),
+    "OlmoeForCausalLM": Family(olmoe, defaults.OLMOE, only={"clip_qkv": None}),
     "GptOssForCausalLM": Family(
         gpt_oss, defaults.GPT_OSS, _every_other, spelled=_EXPERTS, only={"swiglu_alpha": 1.702}
     ),
@@ -115,6 +115,12 @@ class Model:
         most, ropes = self.config.max_position_embeddings, self._ropes()
         dynamic = {rope for rope in ropes if rope.rope_type == "dynamic"}
         return min((rope.longest(most) for rope in dynamic or ropes), default=most)
+
+    @property
+    def tied_tensor(self) -> str | None:
+        """The tensor that is embedding and output matrix in one, or None where config.json ties nothing."""
+        table = next(op.table for op in self.program if isinstance(op, Embed))
+        return table.sources[0] if self.config.tie_word_embeddings else None
 
     def _ropes(self) -> set[Rope]:
         return {op.rope for op in self.program if isinstance(op, Rotary)}

@@ -136,6 +136,21 @@ def test_keys_of_other_families_mean_nothing(name: str, changes: dict[str, Any])
     assert read_model({**CONFIGS[name], **changes}).program == read_model(CONFIGS[name]).program
 
 
+@pytest.mark.parametrize(
+    ("name", "own", "synonym"),
+    [
+        ("gpt2", "n_embd", "hidden_size"),
+        ("mixtral", "num_local_experts", "num_experts"),
+        ("olmoe", "num_experts", "num_local_experts"),
+        ("qwen3_moe", "num_experts", "num_local_experts"),
+    ],
+)
+def test_a_synonym_counts_more(name: str, own: str, synonym: str) -> None:
+    raw = without(name, own, synonym)
+    assert read({**raw, own: 32, synonym: 8}) == read({**raw, own: 8}) != read({**raw, own: 32})
+    assert read({**raw, own: 8, synonym: None}) == read({**raw, synonym: 8})
+
+
 def test_a_head_of_gpt2_may_be_its_own() -> None:
     tied = read_model(CONFIGS["gpt2"]).program.weights()
     own = read_model({**CONFIGS["gpt2"], "tie_word_embeddings": False}).program.weights()

@@ -5,30 +5,17 @@ The families of the goldens in settings that those lack. Needs torch and transfo
 
 from __future__ import annotations
 
-import json
-import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from oracle import architecture, config_class, model_class, ours, randomize, theirs, token_ids, torch
 
-from quire.backends.reference import ReferenceBackend
-from quire.models import read_model
 from quire.models.registry import FAMILIES
-from quire.program import Program, WeightSpec
-from quire.program.batch import Batch
-from quire.program.passes import fuse
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs are not ours to fix
 
-LENGTH = 75
 SIZES = {
     "vocab_size": 96,
     "hidden_size": 48,
@@ -98,69 +85,18 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("inverse-layers", "GPT2", {"scale_attn_by_inverse_layer_idx": True, "n_inner": 70}),
     ("unscaled", "GPT2", {"scale_attn_weights": False, "activation_function": "relu"}),
 ]
-CONFIG_CLASSES = {"Gemma3": "Gemma3TextConfig"}
-MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel"}
-
-
-class Dense:
-    def __init__(self, array: np.ndarray) -> None:
-        self.array, self.shape, self.nbytes = array, array.shape, array.nbytes
-
-    def dense(self) -> np.ndarray:
-        return self.array
-
-
-def read(spec: WeightSpec, tensors: dict[str, np.ndarray]) -> Dense:
-    parts = [tensors[name] for name in spec.sources]
-    array = np.stack(parts) if len(parts) > 1 or parts[0].ndim < len(spec.shape) else parts[0]
-    array = np.swapaxes(array, -1, -2) if spec.transposed else array
-    if spec.interleaved:
-        array = array[:, spec.interleaved[0] :: spec.interleaved[1]]
-    assert array.shape == spec.shape
-    return Dense(np.ascontiguousarray(array))
 
 
 def make(kind: str, changes: dict[str, Any], folder: Path) -> Any:
-    """A random model of transformers, saved to the folder; norms, biases and sinks random too."""
+    """A random model of transformers, saved to the folder."""
     torch.manual_seed(0)
-    config_class = getattr(transformers, CONFIG_CLASSES.get(kind, f"{kind}Config"))
     foreign = ("intermediate_size", "num_key_value_heads") if kind == "GPT2" else ()
     sizes = {name: size for name, size in SIZES.items() if name not in foreign}
-    config = config_class(**{**sizes, **changes}, attn_implementation="eager")
-    model = getattr(transformers, MODEL_CLASSES.get(kind, f"{kind}ForCausalLM"))(config).float().eval()
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.ndim == 1:
-                weight.add_(torch.randn_like(weight) * 0.3)
-            else:
-                torch.nn.init.normal_(weight, std=0.3 if "embed" in name else 2 / weight.shape[-1] ** 0.5)
+    config = config_class(kind)(**{**sizes, **changes}, attn_implementation="eager")
+    model = model_class(kind)(config).float().eval()
+    randomize(model)
     model.save_pretrained(folder)
     return model
-
-
-def ours(folder: Path, ids: np.ndarray) -> np.ndarray:
-    """Logits [tokens, vocab] of the checkpoint in the folder, in two chunks."""
-    model = read_model(json.loads((folder / "config.json").read_text()))
-    program: Program = fuse(model.program)
-    tensors = load_file(folder / "model.safetensors")
-    weights = {name: read(spec, tensors) for name, spec in program.weights().items()}
-    backend = ReferenceBackend(program, weights, num_blocks=8, block_size=16)
-
-    def step(start: int, count: int) -> np.ndarray:
-        return backend.execute(
-            Batch(
-                token_ids=ids[start : start + count],
-                positions=np.arange(start, start + count),
-                row_offsets=np.array([0, count]),
-                block_tables=np.arange(8)[None],
-                context_lens=np.array([start + count]),
-                variants=np.array([model.context_variant(len(ids))]),
-                logit_rows=np.arange(count),
-                block_size=16,
-            )
-        )
-
-    return np.concatenate([step(0, 50), step(50, len(ids) - 50)])
 
 
 @pytest.mark.parametrize(
@@ -168,14 +104,11 @@ def ours(folder: Path, ids: np.ndarray) -> np.ndarray:
 )
 def test_logits(name: str, kind: str, changes: dict[str, Any], tmp_path: Path) -> None:
     model = make(kind, changes, tmp_path)
-    ids = np.random.default_rng(0).integers(3, SIZES["vocab_size"], LENGTH)
-    with torch.no_grad():
-        theirs = model(torch.tensor(ids)[None]).logits[0].float().numpy()
-    logits = ours(tmp_path, ids)
-    assert np.abs(logits - theirs).max() <= 1e-4 * np.abs(theirs).max()
-    assert theirs.std() > 0.05
+    ids = token_ids(SIZES["vocab_size"])
+    expected = theirs(model, ids)
+    assert np.abs(ours(tmp_path, ids) - expected).max() <= 1e-4 * np.abs(expected).max()
+    assert expected.std() > 0.05
 
 
 def test_every_family_is_compared() -> None:
-    classes = {MODEL_CLASSES.get(kind, f"{kind}ForCausalLM") for _, kind, _ in CASES}
-    assert classes == set(FAMILIES)
+    assert {architecture(kind) for _, kind, _ in CASES} == set(FAMILIES)
