@@ -29,7 +29,7 @@ from quire.runner.runner import Runner
 from quire.text.tokenizer import Tokenizer
 from quire.weights.folder import ModelFolder
 from quire.weights.hub import resolve
-from quire.weights.load import load, plan
+from quire.weights.load import has_own_head, load, plan
 
 DTYPE_NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
@@ -53,6 +53,7 @@ class Description:
     memory: MemoryPlan
     longest_context: int
     weights_here: bool
+    own_head: bool  # config.json ties it to the embedding, but the checkpoint has another one, which counts
 
     def nbytes(self, spec: WeightSpec) -> int:
         return self.storage[spec.name].nbytes(spec.shape)
@@ -79,10 +80,15 @@ def describe(config: EngineConfig, *, weights: bool = True) -> Description:
     raw = folder.config()
     model = read_model(raw)
     _check_length(config, model)
+    checkpoint = folder.checkpoint() if weights or folder.has_weights else None
+    tied = model.tied_tensor
+    own_head = checkpoint is not None and tied is not None and has_own_head(checkpoint, tied)
+    if own_head:
+        model = read_model({**raw, "tie_word_embeddings": False})
     program = fuse(model.program)
     specs = program.weights()
-    if weights or folder.has_weights:
-        storage = plan(specs, folder.checkpoint(), config.quantization, program.ignored)
+    if checkpoint is not None:
+        storage = plan(specs, checkpoint, config.quantization, program.ignored)
     else:
         stated = DTYPE_NAMES.get(str(raw.get("dtype") or raw.get("torch_dtype")), "bf16")
         storage = {name: kind_of(spec, stated, config.quantization) for name, spec in specs.items()}
@@ -90,7 +96,9 @@ def describe(config: EngineConfig, *, weights: bool = True) -> Description:
     longest = config.max_model_len or model.max_context
     memory = plan_memory(program, nbytes, config, longest, available_memory(), storage)
     kept = kv_dtype(config, stored_format(storage))
-    return Description(config, folder, model, program, storage, kept, memory, longest, folder.has_weights)
+    return Description(
+        config, folder, model, program, storage, kept, memory, longest, folder.has_weights, own_head
+    )
 
 
 def _check_length(config: EngineConfig, model: Model) -> None:
@@ -207,6 +215,8 @@ def _chosen(description: Description, backend: Backend) -> dict[str, str]:
         "max_model_len": f"{memory.max_model_len:,}",
         "memory": gigabytes(memory.total_bytes),
     }
+    if description.own_head:
+        chosen["output_matrix"] = "lm_head.weight, though config.json ties it to the embedding"
     if isinstance(backend, NativeBackend):
         chosen |= {"isa": backend.isa, "num_threads": str(backend.num_threads)}
     return chosen

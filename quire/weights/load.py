@@ -24,6 +24,8 @@ Progress = Callable[[int, int], None]  # (bytes of the checkpoint done, in all)
 
 _LISTED = 10  # names in one error
 _BARE = "transformer."
+_HEAD = "lm_head.weight"
+_ROWS = 1024  # compared at a time
 _PREFIXES = ("model.", "language_model.", "transformer.", "model.language_model.")
 
 
@@ -79,6 +81,22 @@ def whole(specs: Mapping[str, WeightSpec], checkpoint: Checkpoint) -> Checkpoint
     return checkpoint
 
 
+def has_own_head(checkpoint: Checkpoint, tied: str) -> bool:
+    """Whether lm_head.weight is there and differs from the tensor that config.json puts in its place, `tied`.
+
+    Both are read as far as they are equal.
+    """
+    if _HEAD not in checkpoint or tied not in checkpoint:
+        return False
+    head, table = checkpoint.read(_HEAD), checkpoint.read(tied)
+    if head.shape != table.shape:
+        return True
+    parts = range(0, len(head), _ROWS)
+    return any(
+        not np.array_equal(to_float32(head[i : i + _ROWS]), to_float32(table[i : i + _ROWS])) for i in parts
+    )
+
+
 def check(specs: Mapping[str, WeightSpec], checkpoint: Checkpoint, ignored: Iterable[str] = ()) -> None:
     """Raise one ConfigError unless the checkpoint holds what `specs` want and nothing but `ignored` else."""
     wanted = {source: spec for spec in specs.values() for source in spec.sources}
@@ -122,7 +140,7 @@ def _hint(missing: list[str], left: set[str], different: bool) -> str:
             return f"the checkpoint stores its names with the prefix {prefix!r}: part of a larger model?"
         if any(name.startswith(prefix) and name.removeprefix(prefix) in left for name in missing):
             return f"the checkpoint stores its names without the prefix {prefix!r}: is it a bare decoder?"
-    if missing == ["lm_head.weight"]:
+    if missing == [_HEAD]:
         return "if the model shares its embedding with its head, set tie_word_embeddings in config.json"
     if different:
         return "config.json and the weights belong to different models, or the model has an unknown part"
