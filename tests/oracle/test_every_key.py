@@ -224,8 +224,9 @@ def consistent(kind: str, raw: dict[str, Any]) -> dict[str, Any]:
             part = raw.get("partial_rotary_factor", 1.0) if kind == "Phi3" else part
             for key in ("short_factor", "long_factor"):
                 scaling[key] = [1 + (scaling[key] - 1) * i for i in range(int(width * part) // 2)]
-        if scaling and kind == "Gemma3":
-            scaling.pop("truncate", None)  # transformers looks for it outside of the layer type's parameters
+        if scaling and kind == "Gemma3":  # where transformers 5 passes over what it took for granted before
+            scaling.pop("truncate", None)
+            scaling |= {"rope_type": scaling.pop("type")} if "type" in scaling else {}
     used = raw.get("use_sliding_window", False) and raw.get("sliding_window", 9) is not None
     if kind in ("Qwen2", "Qwen3", "SmolLM3") and not used:
         raw.pop("layer_types", None)
