@@ -27,6 +27,7 @@ from quire.sampling_params import StructuredOutputsParams
 from quire.server.anthropic import protocol as anthropic
 from quire.server.anthropic.protocol import MessagesRequest
 from quire.server.body import parse
+from quire.server.llama_options import OFF_FROM, OFF_UP_TO
 from quire.server.openai import items
 from quire.server.openai.chat import task_of
 from quire.server.openai.completions import params_of
@@ -290,8 +291,11 @@ def test_values_that_ask_for_nothing(interface: str) -> None:
     one = INTERFACES[interface]
     plain = one.task_for(one.base)
     for name in REFUSED:
-        for value in (None, *NEUTRAL.get(name, (False, []))):
+        off = {**OFF_UP_TO, **OFF_FROM}.get(name)
+        for value in (None, *NEUTRAL.get(name, (False, [])), off):
             assert one.task_for({**one.base, name: value}) == plain, (name, value)
+    for name, value in {"mirostat": 0, "dynatemp_range": 0.0, "typical_p": 1.0, "top_n_sigma": -1}.items():
+        assert one.task_for({**one.base, name: value}) == plain
     for name in OF_PENALTIES:
         assert one.task_for({**one.base, name: 5}) == plain
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from quire.server.llama_options import IDLE, OFF_FROM, OFF_UP_TO
+
 _OTHER_CONSTRAINT = "use structured_outputs or response_format"
 _ONE_PROMPT = "put it into the prompt"
 _NO_MEDIA = "this server reads and writes text alone"
@@ -65,15 +67,13 @@ REFUSED = {
     "task": None,
     "use_audio_in_video": _NO_MEDIA,
     # llama.cpp's
-    **dict.fromkeys(("adaptive_target", "dry_multiplier", "dynatemp_range", "mirostat"), _OWN_SAMPLERS),
-    **dict.fromkeys(("samplers", "tfs_z", "top_n_sigma", "typical_p", "xtc_probability"), _OWN_SAMPLERS),
+    **dict.fromkeys(("samplers", *OFF_UP_TO, *OFF_FROM), _OWN_SAMPLERS),
     **dict.fromkeys(("chat_format", "chat_parser", "generation_prompt", "reasoning_format"), _OWN_FORMAT),
     **dict.fromkeys(("grammar", "json_schema"), _OTHER_CONSTRAINT),
     **dict.fromkeys(("reasoning_budget_tokens", "thinking_budget_tokens"), _THINK_LESS),
     **dict.fromkeys(("repeat_last_n", "penalize_nl"), "leave it out: penalties see all tokens"),
     **dict.fromkeys(("t_max_predict_ms", "t_max_prompt_ms"), "use max_tokens"),
     "lora": _ONE_MODEL,
-    "min_keep": None,
     "n_cmpl": "use n",
     "n_indent": None,
     "n_predict": "use max_tokens",
@@ -84,18 +84,14 @@ REFUSED = {
     "return_tokens": "use return_token_ids",
 }
 NOTHING: tuple[Any, ...] = (False, [])
-# Values that ask for nothing, or for what is done anyway, where they are others than NOTHING.
+# Values that ask for nothing, or for what is done anyway, where they are others than NOTHING; samplers that
+# are off are those of llama_options.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "adaptive_target": (-1, 0),
     "best_of": (1,),
-    "dry_multiplier": (0,),
-    "dynatemp_range": (0,),
     "function_call": ("none",),
     "grammar": ("",),
     "length_penalty": (1,),
     "media_io_kwargs": ({},),
-    "min_keep": (0, 1),
-    "mirostat": (0,),
     "mm_processor_kwargs": ({},),
     "modalities": ([], ["text"]),
     "n": (1,),
@@ -112,13 +108,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "t_max_predict_ms": (-1, 0),
     "t_max_prompt_ms": (-1, 0),
-    "tfs_z": (1,),
     "thinking_budget_tokens": (-1,),
     "thinking_token_budget": (-1,),
-    "top_n_sigma": (-1, 0),
     "truncation": ("disabled",),
-    "typical_p": (1,),
-    "xtc_probability": (0,),
 }
 # Details of penalties, which say nothing where no penalty is asked for.
 OF_PENALTIES = frozenset({"repeat_last_n", "penalize_nl"})
@@ -136,10 +128,19 @@ IGNORED = (
     *("return_cached_tokens_details", "rid", "routed_dp_rank", "routed_experts_start_len"),
     "stream_reasoning",
     # llama.cpp's
-    *("adaptive_decay", "backend_sampling", "cache_prompt", "dry_allowed_length", "dry_base"),
-    *("dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent", "grammar_lazy", "grammar_triggers"),
-    *("id_slot", "mirostat_eta", "mirostat_tau", "n_cache_reuse", "n_discard", "n_keep", "preserved_tokens"),
-    *("reasoning_budget_end_tag", "reasoning_budget_end_tags", "reasoning_budget_message"),
-    *("reasoning_budget_start_tag", "reasoning_control", "response_fields", "return_progress"),
-    *("sse_ping_interval", "timings_per_token", "verbose", "xtc_threshold"),
+    *IDLE,
+    *("backend_sampling", "cache_prompt", "grammar_lazy", "grammar_triggers", "id_slot", "n_cache_reuse"),
+    *("n_discard", "n_keep", "preserved_tokens", "reasoning_budget_end_tag", "reasoning_budget_end_tags"),
+    *("reasoning_budget_message", "reasoning_budget_start_tag", "reasoning_control", "response_fields"),
+    *("return_progress", "sse_ping_interval", "timings_per_token", "verbose"),
 )
+
+
+def asks(name: str, value: Any) -> bool:
+    """Whether a field of REFUSED, or one like these, asks for anything with this value."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if name in OFF_UP_TO:
+            return value > OFF_UP_TO[name]
+        if name in OFF_FROM:
+            return value < OFF_FROM[name]
+    return value is not None and value not in NEUTRAL.get(name, NOTHING)

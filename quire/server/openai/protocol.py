@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from quire.errors import RequestError
 from quire.sampling_params import MAX_INT32, MAX_LOGPROBS, StructuredOutputsParams
-from quire.server.openai.fields import IGNORED, NEUTRAL, NOTHING, OF_PENALTIES
+from quire.server.openai.fields import IGNORED, OF_PENALTIES, asks
 from quire.server.openai.fields import REFUSED as REFUSED
 
 MAX_WARNINGS, MAX_NAME = 16, 64  # unknown fields named in a response, and characters of each
@@ -252,8 +252,7 @@ def check(request: Generation) -> None:
 def refuse(request: Asked, refused: Mapping[str, str | None]) -> None:
     """Raise RequestError for a field of these, name -> what to do instead, that asks for anything."""
     for name, instead in refused.items():
-        value = getattr(request, name)
-        if value is None or value in NEUTRAL.get(name, NOTHING):
+        if not asks(name, getattr(request, name)):
             continue
         if name in OF_PENALTIES and not (request.presence_penalty or request.frequency_penalty):
             continue
