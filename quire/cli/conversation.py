@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from quire.cli.chosen import in_words
 from quire.cli.options import in_flags
-from quire.cli.terminal import complain, counted, harmless, note
+from quire.cli.terminal import AnswerWriter, complain, counted, note
 from quire.errors import RequestError
 
 if TYPE_CHECKING:
@@ -22,8 +24,9 @@ if TYPE_CHECKING:
 HELP = """  /new           forget the conversation
   /system TEXT   set the system message; without TEXT show it, with - remove it
   /help          this list
-  /exit          leave (or Ctrl-D)
+  /exit          leave (or Ctrl-D, or Ctrl-C twice)
 A space before the / sends a line as it is."""
+LEAVE_S = 1.0  # Ctrl-C again within this time leaves
 _IN_LINE = 4  # of these in the first line
 
 
@@ -37,34 +40,40 @@ class Conversation:
     system: str | None
     as_json: bool
     messages: list[dict[str, Any]] = field(default_factory=list)
+    _interrupted_s: float = -math.inf  # when Ctrl-C was pressed last
 
     def hold(self) -> int:
-        """Read, answer, repeat, until the end of input. An engine that died ends it too."""
+        """Read, answer, repeat, until the end of input: 0, or after Ctrl-C twice: 130.
+
+        An engine that died ends it too.
+        """
         self._introduce()
         while True:
             try:
-                line = _read_line()
+                if not self._obey(_read_line()):
+                    return 0
             except KeyboardInterrupt:
                 print()
-                note("Ctrl-D ends")
-                continue
+                if self._interrupt():
+                    return 130
+                note("Ctrl-C again leaves, or Ctrl-D")
             except EOFError:
                 print()
                 return 0
-            try:
-                if not self._obey(line):
-                    return 0
-            except KeyboardInterrupt:  # beside an answer: there is nothing to stop
-                print()
             except RequestError as error:
                 complain(in_flags(error.message), error.hint and in_flags(error.hint))
+
+    def _interrupt(self) -> bool:
+        """Note that Ctrl-C was pressed. True if that was so a moment ago, too."""
+        before, self._interrupted_s = self._interrupted_s, time.monotonic()
+        return self._interrupted_s - before < LEAVE_S
 
     def _introduce(self) -> None:
         """What was chosen for this model, and what keys do."""
         said = in_words(self.llm.chosen)
         note(" · ".join(said[:_IN_LINE]))
         note(" · ".join([*said[_IN_LINE:], "continues what you type" if self.raw else "chat"]))
-        note("Ctrl-C stops an answer, /help lists commands, Ctrl-D ends")
+        note("Ctrl-C stops an answer, twice it leaves · /help lists commands · Ctrl-D ends")
 
     def _obey(self, line: str) -> bool:
         """Do what a line says. False when that is to leave."""
@@ -107,21 +116,24 @@ class Conversation:
         """Answer one prompt as it comes, then say what it took. 0, 1 if it failed, 130 after Ctrl-C."""
         output: RequestOutput | None = None
         failure, status = None, 0
+        writer = AnswerWriter()
         try:
             encoded = self.llm.frontend.encode(prompt) if self.raw else self._fit(prompt)
             stream = cast("Generator[RequestOutput]", self.llm.stream(encoded, self.params))
             try:
                 for output in stream:
                     if not self.as_json:
-                        print(harmless(output.outputs[0].delta), end="", flush=True)
+                        writer.write(output.outputs[0].delta)
             finally:
                 stream.close()  # aborts what is left
         except KeyboardInterrupt:
+            self._interrupt()
             status = 130
         except RequestError as error:
             if not self.as_json:
                 raise
             failure, status = error.message, 1
+        writer.end()
         if output is not None and output.outputs[0].error is not None:
             failure, status = output.outputs[0].error, 1
         if output is not None and not failure:

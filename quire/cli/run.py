@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """Chat with a model, or answer one prompt.
 
-Without PROMPT it holds a conversation: Ctrl-C stops an answer, Ctrl-D ends.
+Without PROMPT it holds a conversation: Ctrl-C stops an answer; Ctrl-C twice
+within a second, or Ctrl-D, leaves.
 """
 WORDS = """MODEL    checkpoint folder, hub id such as Qwen/Qwen3-0.6B, or 'demo' (default), a toy that
          comes with Quire

@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shutil
 import sys
+import textwrap
 from typing import TextIO
 
+from quire.cli.wrap import WordWrap
 from quire.errors import escape
 
 _PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
@@ -46,14 +49,14 @@ def settle_notes() -> None:
 def note(text: str) -> None:
     """A line about the answer, not of it: to standard error, dim in a terminal. Lost if none can be had."""
     with contextlib.suppress(OSError):
-        print(_styled(escape(text), _DIM, sys.stderr), file=sys.stderr, flush=True)
+        print(_styled(_in_lines(escape(text)), _DIM, sys.stderr), file=sys.stderr, flush=True)
 
 
 def complain(message: str, hint: str | None = None) -> None:
     """An error, and what to do about it, to standard error: a line each, whatever they quote."""
-    said = f"error: {escape(message)}" + (f"\nhint: {escape(hint)}" if hint else "")
+    lines = [f"error: {escape(message)}", *([f"hint: {escape(hint)}"] if hint else ())]
     with contextlib.suppress(OSError):
-        print(said, file=sys.stderr, flush=True)
+        print(*map(_in_lines, lines), sep="\n", file=sys.stderr, flush=True)
 
 
 def bold(text: str) -> str:
@@ -72,9 +75,35 @@ def _styled(text: str, style: str, stream: TextIO) -> str:
     return text if plain else f"{style}{text}{_PLAIN}"
 
 
-def harmless(text: str) -> str:
-    """For a terminal, control characters as pictures of themselves: a model must not steer it."""
-    return text.translate(_PICTURES) if sys.stdout.isatty() else text
+class AnswerWriter:
+    """Writes an answer to standard output as it comes; in a terminal in lines that end between words.
+
+    There, control characters become pictures of themselves: a model must not steer it.
+    """
+
+    def __init__(self) -> None:
+        self._wrap = WordWrap(_columns) if sys.stdout.isatty() else None
+
+    def write(self, text: str) -> None:
+        """Write what is there of it; the last word waits for its end."""
+        print(self._wrap.push(text.translate(_PICTURES)) if self._wrap else text, end="", flush=True)
+
+    def end(self) -> None:
+        """Write what waits."""
+        print(self._wrap.flush() if self._wrap else "", end="", flush=True)
+
+
+def _columns() -> int:
+    return shutil.get_terminal_size().columns
+
+
+def _in_lines(text: str) -> str:
+    """For a terminal, lines that end between words, or between the parts of a list with dots."""
+    if not sys.stderr.isatty():
+        return text
+    whole = text.replace(" ", "\xa0").replace("\xa0·\xa0", " · ") if " · " in text else text
+    wrapped = textwrap.fill(whole, _columns(), break_long_words=False, break_on_hyphens=False)
+    return wrapped.replace("\xa0", " ")
 
 
 def counted(number: int, noun: str) -> str:

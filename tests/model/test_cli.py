@@ -340,8 +340,29 @@ def test_plural() -> None:
     assert [counted(n, "token") for n in (0, 1, 2000)] == ["0 tokens", "1 token", "2,000 tokens"]
 
 
-def test_a_model_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_cannot_steer_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = "a\x1b[2Jb\tc\nd\x07\x9b"
-    assert terminal.harmless(text) == text  # a pipe gets what the model said
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    assert terminal.harmless(text) == "a\u241b[2Jb\tc\nd\u2407\ufffd"
+    for is_terminal, shown in ((False, text), (True, "a\u241b[2Jb\tc\nd\u2407\ufffd")):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda answer=is_terminal: answer, raising=False)
+        writer = terminal.AnswerWriter()
+        writer.write(text)
+        writer.end()
+        assert capsys.readouterr().out == shown  # a pipe gets what the model said
+
+
+def test_notes_and_errors_break_no_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = " · ".join(f"{number} words of this part" for number in range(9))
+    for is_terminal in (False, True):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda answer=is_terminal: answer, raising=False)
+        monkeypatch.setenv("TERM", "dumb")
+        monkeypatch.setenv("COLUMNS", "50")
+        terminal.note(said)
+        terminal.complain("long " * 20, "give less")
+        lines = capsys.readouterr().err.splitlines()
+        assert (max(map(len, lines)) <= 50) == is_terminal
+        assert lines[0] == "0 words of this part · 1 words of this part ·" if is_terminal else said
+        assert lines[-1] == "hint: give less"

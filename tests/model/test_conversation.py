@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -35,8 +36,9 @@ main()"""
 class Terminal:
     """`quire run` in a pseudo-terminal that controls it, so that \\x03 is Ctrl-C."""
 
-    def __init__(self, *flags: str, slow: bool = False, **environment: str) -> None:
+    def __init__(self, *flags: str, slow: bool = False, columns: int = 80, **environment: str) -> None:
         self.master, slave = pty.openpty()
+        termios.tcsetwinsize(slave, (24, columns))
         command = [sys.executable, *(("-c", SLOW) if slow else ("-m", "quire"))]
         command += ["run", "--temperature", "0", *flags]
         self.process = subprocess.Popen(
@@ -60,6 +62,14 @@ class Terminal:
             self.seen += os.read(self.master, 4096).decode(errors="replace")
         shown, self.seen = self.seen.split(words, 1)
         return shown
+
+    def rest(self) -> str:
+        """All that was shown since, when the program has ended."""
+        with contextlib.suppress(OSError):  # the other side is closed
+            while data := os.read(self.master, 4096):
+                self.seen += data.decode(errors="replace")
+        os.close(self.master)
+        return self.seen
 
     def type(self, text: str) -> None:
         os.write(self.master, text.encode())
@@ -160,7 +170,7 @@ def test_conversation_in_a_terminal() -> None:
     assert terminal.read_until(">>> ").count("output token") == 1
     time.sleep(0.3)  # nobody is so quick: between its prompt and its waiting, readline is deaf
     terminal.type("\x03")
-    assert "Ctrl-D ends" in terminal.read_until(">>> ")
+    assert "Ctrl-C again leaves, or Ctrl-D" in terminal.read_until(">>> ")
     assert terminal.close() == 0
 
 
@@ -201,3 +211,48 @@ def test_ctrl_c_stops_an_answer_and_not_the_program() -> None:
     terminal.type("/new\n")
     assert "2 exchanges forgotten" in terminal.read_until(">>> ")
     assert terminal.close() == 0
+
+
+def test_ctrl_c_twice_leaves() -> None:
+    terminal = Terminal("--max-model-len", "512", slow=True)
+    assert "Ctrl-C stops an answer, twice it leaves" in terminal.read_until(">>> ")
+    terminal.type("Tell me a story about a fox and a lantern.\n")
+    terminal.read_until("\n")
+    terminal.read_until(" ")
+    terminal.type("\x03")
+    terminal.read_until(">>> ")
+    terminal.type("\x03")
+    assert terminal.process.wait(30) == 130
+    assert "Traceback" not in terminal.rest()
+
+
+def test_ctrl_c_is_twice_only_within_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Presses at these times, in seconds; where the conversation ends."""
+    for presses, end in (((0, 0.5), 2), ((0, 1.5, 3, 3.5, 4), 4), ((0, 2, 4), None)):
+        clock = iter(presses)
+        taken = []
+
+        def press(clock: Iterator[float] = clock, taken: list[float] = taken) -> str:
+            if (now := next(clock, None)) is None:
+                raise EOFError
+            taken.append(now)
+            monkeypatch.setattr(conversation.time, "monotonic", lambda: now)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(conversation, "_read_line", press)
+        assert chat(Failing("", 0), raw=True).hold() == (130 if end else 0)
+        assert len(taken) == (end or len(presses))
+
+
+def test_lines_end_between_words() -> None:
+    told = "Tell me a story about a fox and a lantern."
+    command = [sys.executable, "-m", "quire", "run", "demo", told, "--temperature", "0", "--max-tokens", "80"]
+    plain = subprocess.run([*command, "--json"], capture_output=True, check=True, stdin=subprocess.DEVNULL)
+    text = json.loads(plain.stdout)["text"]
+    terminal = Terminal("demo", told, "--max-tokens", "80", columns=30, TERM="dumb", COLUMNS="")
+    shown = terminal.read_until("prompt tokens").rpartition("\n")[0]
+    lines = shown.replace("\r", "").rstrip("\n").split("\n")
+    assert len(lines) > 5
+    assert max(map(len, lines)) <= 30
+    assert " ".join(lines).split() == text.split()
+    terminal.close()

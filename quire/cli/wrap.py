@@ -1,0 +1,63 @@
+"""Text that comes in pieces, in lines that end between words."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable
+
+TAB = 8
+
+
+class WordWrap:
+    """Breaks lines of `columns()` cells. The last word is held back until it is whole.
+
+    A word longer than a line is broken at the line's end. Between wide characters, as of Chinese, lines may
+    end anywhere.
+    """
+
+    def __init__(self, columns: Callable[[], int]) -> None:
+        self._columns = columns
+        self._column = 0  # where the cursor is
+        self._gap = self._word = ""  # not written yet: blanks, and what follows them
+        self._word_cells = 0
+
+    def push(self, text: str) -> str:
+        """What can be written now."""
+        written = []
+        for char in text:
+            if char in " \t\n":
+                written.append(self.flush())
+                self._gap += char
+                if char == "\n":
+                    written.append("\n")
+                    self._gap, self._column = "", 0
+                continue
+            size = cells(char)
+            if size == 2 or self._word_cells + size > self._columns():
+                written.append(self.flush())
+            self._word += char
+            self._word_cells += size
+            if size == 2:
+                written.append(self.flush())
+        return "".join(written)
+
+    def flush(self) -> str:
+        """The word that was held back."""
+        if not self._word:
+            return ""
+        start = self._column
+        for char in self._gap:
+            start += TAB - start % TAB if char == "\t" else 1
+        gap, word = self._gap, self._word
+        if start + self._word_cells > self._columns():
+            gap, start = "\n" if self._column else "", 0
+        self._column = start + self._word_cells
+        self._gap, self._word, self._word_cells = "", "", 0
+        return gap + word
+
+
+def cells(char: str) -> int:
+    """How many cells of a terminal a character takes."""
+    if unicodedata.category(char) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
