@@ -27,6 +27,8 @@ _RESERVED = {
     *("messages", "conversation", "tools", "documents", "add_generation_prompt", "continue_final_message"),
     *("chat_template", "tokenize", "return_dict", "return_tensors", "raise_exception", "strftime_now"),
 }
+# Of a message, what no template reads -> what to give instead.
+_UNREAD = {"function_call": "give tool_calls", "audio": "give text"}
 _PROBE = "quireprobe"
 
 
@@ -209,7 +211,12 @@ def _checked_message(message: Any, where: str) -> dict[str, Any]:
         if kind != "text" or not isinstance(part.get("text"), str):
             problem = f"{where}: a content part of type {repr(kind)[:64]} is not supported"
             raise RequestError(problem, "give parts of type text", "messages")
+    if left_out := [name for name in _UNREAD if message.get(name)]:
+        problem = f"{where}.{left_out[0]} is not supported"
+        raise RequestError(problem, _UNREAD[left_out[0]], "messages")
     checked = dict(message)
+    if content is None and isinstance(message.get("refusal"), str):
+        checked["content"] = message["refusal"]
     if message.get("tool_calls") is not None:
         checked["tool_calls"] = _checked_calls(message["tool_calls"], f"{where}.tool_calls")
     return checked

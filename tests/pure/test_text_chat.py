@@ -252,6 +252,8 @@ def deep(levels: int) -> Any:
             [{"role": "", "content": "x"}],
         ),
         *(
+            [{"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}],
+            [{"role": "assistant", "audio": {"id": "x"}}],
             [{"role": "assistant", "tool_calls": "x"}],
             [{"role": "assistant", "tool_calls": [{}]}],
         ),
@@ -263,6 +265,13 @@ def test_malformed_messages(chatml: ChatTemplate, messages: Any) -> None:
     with pytest.raises(RequestError) as caught:
         chatml.render(messages)
     assert caught.value.param == "messages"
+
+
+def test_what_an_answer_had_instead_of_content(chatml: ChatTemplate) -> None:
+    """As OpenAI's clients give an answer back: most of its fields are null."""
+    turn = {"role": "assistant", "refusal": None, "audio": None, "function_call": None}
+    said = chatml.render([{**turn, "content": "No."}]).text
+    assert chatml.render([{**turn, "content": None, "refusal": "No."}]).text == said
 
 
 def test_malformed_tools_and_variables(chatml: ChatTemplate) -> None:
