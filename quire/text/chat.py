@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 from quire.errors import ConfigError, RequestError, quoted
 from quire.json_file import read_json
 from quire.regular_file import present, read_limited
-from quire.text import late_system
+from quire.text import late_system, turns
 from quire.text.sandbox import Sandbox, Segment
 
 MAX_MESSAGES = 8192
@@ -30,6 +30,7 @@ _RESERVED = {
 # Of a message, what no template reads -> what to give instead.
 _UNREAD = {"function_call": "give tool_calls", "audio": "give text"}
 _PROBE = "quireprobe"
+Probe = Callable[[str], list[dict[str, Any]]]  # a conversation with this text at a place of interest
 
 
 class LongConversation(RequestError):
@@ -78,7 +79,7 @@ class ChatTemplate:
         self.special_tokens = dict(special_tokens or {})
         self.sandbox = sandbox or Sandbox()
         self._takes_parts: dict[str, bool] = {}
-        self._takes_late_system: dict[str, bool] = {}
+        self._probed: dict[tuple[str, Probe], str | None] = {}
 
     @classmethod
     def from_folder(
@@ -118,8 +119,10 @@ class ChatTemplate:
         source = self._source(tools)
         if any(isinstance(message.get("content"), list) for message in checked) and not self._parts(source):
             checked = [_flattened(message) for message in checked]
-        if late_system.is_late(checked) and not self._late_system(source):
+        if late_system.is_late(checked) and _PROBE not in (self._tried(source, late_system.probe) or ""):
             checked = late_system.folded(checked)
+        if turns.repeats(checked) and self._tried(source, turns.probe) is None:
+            checked = turns.merged(checked)
         context = {"messages": checked, "tools": _checked_tools(tools), "documents": None, **extra}
         context |= {"add_generation_prompt": add_generation_prompt and end is None}
         rendered = self.render_context(source, context, now)
@@ -151,22 +154,22 @@ class ChatTemplate:
         if source not in self._takes_parts:
             contents: tuple[Any, ...] = (_PROBE, [{"type": "text", "text": _PROBE}])
             said = ([{"role": "user", "content": content}] for content in contents)
-            as_text, as_parts = (self._prints(source, messages) for messages in said)
+            as_text, as_parts = (_PROBE in (self._written(source, messages) or "") for messages in said)
             self._takes_parts[source] = as_parts and not as_text
         return self._takes_parts[source]
 
-    def _late_system(self, source: str) -> bool:
-        """True if the template writes what the system says within a conversation. Found by trying."""
-        if source not in self._takes_late_system:
-            self._takes_late_system[source] = self._prints(source, late_system.probe(_PROBE))
-        return self._takes_late_system[source]
+    def _tried(self, source: str, probe: Probe) -> str | None:
+        """What the template writes of a conversation of this form; None if it refuses it."""
+        if (source, probe) not in self._probed:
+            self._probed[source, probe] = self._written(source, probe(_PROBE))
+        return self._probed[source, probe]
 
-    def _prints(self, source: str, messages: list[dict[str, Any]]) -> bool:
+    def _written(self, source: str, messages: list[dict[str, Any]]) -> str | None:
         context = {"messages": messages, "add_generation_prompt": True}
         try:
-            return _PROBE in self.render_context(source, {"tools": None, "documents": None} | context).text
+            return self.render_context(source, {"tools": None, "documents": None} | context).text
         except RequestError:
-            return False
+            return None
 
     def _checked_kwargs(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(kwargs, Mapping):

@@ -38,9 +38,9 @@ def folded(messages: Sequence[Message]) -> list[dict[str, Any]]:
                 opened = len(found)
                 found.append({"role": "user", "content": ""})
             said = content if found[-1]["role"] == "system" else _marked(content)
-            found[-1]["content"] = _joined(found[-1]["content"], said)
+            found[-1]["content"] = joined(found[-1]["content"], said)
         elif role == "user" and opened == len(found) - 1:
-            found[-1] = {**message, "content": _joined(found[-1]["content"], content)}
+            found[-1] = {**message, "content": joined(found[-1]["content"], content)}
             opened = None
         else:
             found.append(message)
@@ -49,10 +49,10 @@ def folded(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 def _marked(content: Any) -> Any:
     """Content of text, or of parts, as said by the system."""
-    return _joined(_joined("<system>", content, "\n"), "</system>", "\n")
+    return joined(joined("<system>", content, "\n"), "</system>", "\n")
 
 
-def _joined(first: Any, second: Any, between: str = "\n\n") -> Any:
+def joined(first: Any, second: Any, between: str = "\n\n") -> Any:
     """Two contents in one: parts if one of them is."""
     if isinstance(first, str) and isinstance(second, str):
         return f"{first}{between}{second}" if first else second
