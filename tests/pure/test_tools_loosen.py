@@ -163,6 +163,21 @@ def test_what_is_refused_all_the_same_is_widened(
         assert second.schema["required"] == ["x"]
 
 
+def test_when_nothing_else_helps_any_object_is_taken() -> None:
+    def check(structure: StructuredOutputsParams) -> None:
+        if isinstance(structure.json, dict) and "properties" in structure.json:
+            raise RequestError("structured_outputs.json: it takes more than 1 s to compile")
+
+    (function,) = widened(read_functions([tool(of(TEXT))]), check)
+    assert function.schema.keys() == {"type", "x-guidance"}
+    assert function.warnings == ("its parameters are any object: it takes more than 1 s to compile",)
+
+
+def test_arguments_are_an_object_whatever_else_their_schema_allows() -> None:
+    (function,) = read_functions([tool({"type": ["dict", "null"], "properties": {"x": TEXT}})])
+    assert (function.schema["type"], function.schema["additionalProperties"]) == ("object", False)
+
+
 def test_a_strict_schema_is_followed_to_the_letter(compiler: GrammarCompiler) -> None:
     for schema, named in ((of({"type": "int"}), "type: int"), (of({"oneOf": [TEXT, {}]}), "oneOf")):
         functions = read_functions([tool(schema, strict=True)])

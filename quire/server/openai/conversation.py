@@ -120,7 +120,10 @@ def _structured(
             raise
         wider = widened(functions, check)
         if wider == functions:
-            raise RequestError(error.message, error.hint, "tools") from None
+            problem = error.message.removeprefix("structured_outputs.grammar: ")
+            raise RequestError(
+                f"tools: their grammar as a whole: {problem}", "offer fewer", "tools"
+            ) from None
     return _structured(serving, task, wider, prompt, content)
 
 

@@ -138,7 +138,8 @@ def _read_function(tool: Any, where: str) -> Function:
     schema: dict[str, Any] = {"properties": {}} if parameters is None else dict(parameters)
     if not strict:
         schema, warnings = loosened(schema)
-    if parameters and schema.get("type", "object") != "object":
+    kind = schema.get("type", "object")
+    if "object" not in (kind if isinstance(kind, list) else [kind]):
         raise _wrong(f"{where}.function.parameters", "is not the schema of an object")
     return Function(name, _schema(schema), strict, tuple(warnings))
 

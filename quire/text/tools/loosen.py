@@ -70,6 +70,7 @@ def looser(schema: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     wide = _without(wide, frozenset(("pattern", "patternProperties", "format", *_BOUNDS)))
     yield wide, "patterns, formats and bounds of numbers are not enforced"
     yield _outline(schema), "of its parameters, the names and types alone are enforced"
+    yield {"type": "object"}, "its parameters are any object"
 
 
 class _Loosening:
