@@ -174,11 +174,13 @@ def test_silence_is_broken_by_pings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_module, "KEEP_ALIVE_S", 0.05)
 
     async def slow() -> AsyncGenerator[bytes, None]:
-        await asyncio.sleep(0.12)
+        await asyncio.sleep(1)
         yield stream_module.named("message_stop")
 
-    found = [event["type"] for event in sent(slow(), _failed, _PING)]
-    assert found == ["ping", "ping", "message_stop"]
+    *pings, last = (event["type"] for event in sent(slow(), _failed, _PING))
+    assert last == "message_stop"
+    assert 2 <= len(pings) <= 20
+    assert set(pings) == {"ping"}
 
 
 # Requests, without a server
