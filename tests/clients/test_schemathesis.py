@@ -31,6 +31,8 @@ CHECKS = (
     "unsupported_method",
     "allow_header_conformance",
 )
+# What llama.cpp and Ollama have and this server has not: the only answer is 501.
+REFUSED = "^/(infill|slots/.*|api/(embed|embeddings|pull|push|create|copy|delete|blobs/.*))$"
 
 
 def test_the_document_is_valid(server: Server) -> None:
@@ -40,6 +42,7 @@ def test_the_document_is_valid(server: Server) -> None:
 def test_all_that_the_document_allows(server: Server, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json"]
     command += ["--checks", ",".join(CHECKS), "--phases", "coverage,fuzzing", "--max-time", str(SECONDS)]
+    command += ["--exclude-path-regex", REFUSED, "--exclude-name", "POST /props"]
     command += ["--seed", "1", "--continue-on-failure", "--request-timeout", "30", "--warnings", "off"]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-20_000:]
