@@ -27,12 +27,11 @@ from quire.sampling_params import StructuredOutputsParams
 from quire.server.anthropic import protocol as anthropic
 from quire.server.anthropic.protocol import MessagesRequest
 from quire.server.body import parse
-from quire.server.llama_options import OFF_FROM, OFF_UP_TO
 from quire.server.openai import items
 from quire.server.openai.chat import task_of
 from quire.server.openai.completions import params_of
 from quire.server.openai.conversation import ChatTask
-from quire.server.openai.fields import IGNORED, NEUTRAL, OF_PENALTIES, REFUSED
+from quire.server.openai.fields import IGNORED, NEUTRAL, OF_PENALTIES, OFF_FROM, OFF_UP_TO, REFUSED
 from quire.server.openai.items import ResponseRequest, read_conversation
 from quire.server.openai.protocol import ChatRequest, CompletionRequest
 

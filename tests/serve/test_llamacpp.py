@@ -15,9 +15,9 @@ from server import Server
 
 from quire.errors import EngineDead
 from quire.server.exchange import GENERATING
-from quire.server.llama_options import IDLE, OFF_FROM, OFF_UP_TO
 from quire.server.llamacpp.completion import _failed
-from quire.server.llamacpp.protocol import IGNORED, REFUSED, CompletionRequest
+from quire.server.llamacpp.protocol import DONE, REFUSED_HERE, CompletionRequest
+from quire.server.openai.fields import IGNORED, OFF_FROM, OFF_UP_TO, REFUSED
 
 PATH = "/completion"
 STORY: list[Any] = [{"role": "user", "content": "Tell me a story about a dragon."}]
@@ -212,21 +212,20 @@ def test_any_seed(client: httpx.Client, seed: int) -> None:
 
 
 ASKED_FOR: dict[str, Any] = {
-    **{name: most + 1 for name, most in OFF_UP_TO.items()},
-    **{name: least / 2 for name, least in OFF_FROM.items()},
-    **dict.fromkeys(REFUSED, "x"),
-    "n_predict": 0,
+    **dict.fromkeys({*REFUSED, *REFUSED_HERE}.difference(DONE, {"penalize_nl"}), 0.5),
+    "min_keep": 2,
     "n": 2,
-    "n_cmpl": 2,
-    "samplers": ["temperature", "top_k"],
-    "repeat_penalty": 5,
-    "temperature": -1,
+    "n_predict": 0,
     "n_probs": 21,
+    "prompt_logprobs": 1,
+    "repeat_penalty": 5,
+    "samplers": ["temperature", "top_k"],
     "stop": [5],
+    "temperature": -1,
 }
 
 
-@pytest.mark.parametrize("name", ASKED_FOR)
+@pytest.mark.parametrize("name", sorted(ASKED_FOR))
 def test_what_is_not_done_is_refused_by_its_name(client: httpx.Client, name: str) -> None:
     assert refused(client, **{name: ASKED_FOR[name]}).startswith(name)
 
@@ -234,9 +233,19 @@ def test_what_is_not_done_is_refused_by_its_name(client: httpx.Client, name: str
 def test_what_asks_for_nothing_is_taken(client: httpx.Client) -> None:
     """All that a front end sends, at its defaults, and what only says how an absent sampler would work."""
     plain = ask(client, **SAMPLED)
-    defaults = {**OFF_UP_TO, **OFF_FROM, **dict.fromkeys(IDLE, 1), **dict.fromkeys(IGNORED, 1)}
-    empty: Object = dict(zip(REFUSED, [None, False, 0, [], {}, ""] * 3, strict=False))
-    found = ask(client, **SAMPLED, **defaults, **empty, grammar="", stop=[], repeat_last_n=64, n=1, n_probs=0)
+    defaults: Object = {**OFF_UP_TO, **OFF_FROM, **dict.fromkeys(IGNORED, 1)}
+    defaults |= dict.fromkeys(("grammar_lazy", "lora", "image_data", "response_fields", "n_cmpl"))
+    defaults |= {
+        "grammar": "",
+        "stop": [],
+        "timings_per_token": False,
+        "repeat_last_n": 64,
+        "repeat_penalty": 1,
+        "n": 1,
+        "n_probs": 0,
+    }
+    del defaults["grammar_triggers"], defaults["preserved_tokens"], defaults["return_progress"]
+    found = ask(client, **SAMPLED, **defaults)
     assert found["content"] == plain["content"]
     assert "warnings" not in found
     order = ["penalties", "dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
@@ -252,7 +261,7 @@ def test_what_asks_for_nothing_is_taken(client: httpx.Client) -> None:
 @pytest.mark.parametrize("value", [name for name in VALUES if "long" not in name])
 def test_odd_values_of_every_field(client: httpx.Client, value: str) -> None:
     base: Object = {"prompt": "Once", "n_predict": 1}
-    alike = {*REFUSED, *IGNORED, *IDLE} - {"lora", "id_slot"}  # of any type: two stand for all
+    alike = {*REFUSED, *IGNORED}.difference(DONE, {"lora", "id_slot"})  # of any type: two stand for all
     for field in msgspec.structs.fields(CompletionRequest):
         if field.name in alike:
             continue

@@ -17,9 +17,8 @@ from server import Server
 
 from quire.errors import RequestError
 from quire.server.body import parse
-from quire.server.llama_options import OFF_FROM
 from quire.server.openai.chat import task_of
-from quire.server.openai.fields import IGNORED, REFUSED
+from quire.server.openai.fields import IGNORED, OFF_FROM, REFUSED
 from quire.server.openai.protocol import ChatRequest, CompletionRequest
 
 LIMIT_S = 1.0  # a machine that does nothing else takes a tenth of it

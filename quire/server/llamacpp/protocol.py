@@ -3,43 +3,36 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType, defstruct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from quire.errors import RequestError
 from quire.frontend import Frontend
 from quire.sampling_params import MAX_LOGPROBS, SamplingParams, StructuredOutputsParams
-from quire.server.llama_options import (
-    FIELDS,
-    OFF_FROM,
-    OFF_UP_TO,
-    LlamaOptions,
-    max_tokens_of,
-    sampling_of,
-)
+from quire.server import llama_options
+from quire.server.llama_options import LlamaSampling
 from quire.server.openai.blocks import told_as
+from quire.server.openai.fields import OFF_FROM, OFF_UP_TO
+from quire.server.openai.protocol import refuse
 from quire.text.tokenizer import Tokenizer
 
-# Fields that would change the answer and that nothing here does -> what to do instead. They are refused
-# unless they ask for nothing: None, false, 0, something empty.
-REFUSED = {
+# As in openai.fields, of this interface.
+REFUSED_HERE = {
     **dict.fromkeys(
         ("grammar_lazy", "grammar_triggers", "preserved_tokens"), "use tools of /v1/chat/completions"
     ),
-    **dict.fromkeys(("image_data", "multimodal_data"), "this server reads and writes text alone"),
-    "lora": None,
-    "n_indent": "use a grammar",
-    "post_sampling_probs": "n_probs gives log-probabilities before sampling",
+    **dict.fromkeys(("n", "n_cmpl"), "send the prompt several times"),
+    "image_data": "this server reads and writes text alone",
+    "prompt_logprobs": "use /v1/completions",
     "response_fields": "all fields are given",
     "system_prompt": "put it into the prompt",
-    "t_max_predict_ms": "use n_predict",
 }
-# Where a prompt is computed, and what is kept of it, never changes an answer.
-IGNORED = ("cache_prompt", "id_slot", "n_cache_reuse", "n_discard", "n_keep", "sse_ping_interval")
+# Of openai.fields, what is done here.
+DONE = (*llama_options.DONE, "grammar", "json_schema", "n_predict", "n_probs", "return_tokens", "samplers")
 # Samplers in llama.cpp's default order, and those of them that act here.
 SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
-DONE = ("top_k", "top_p", "min_p", "temperature")
+ACTING = ("top_k", "top_p", "min_p", "temperature")
 _SPELLINGS = {"top-k": "top_k", "top-p": "top_p", "min-p": "min_p", "temp": "temperature"}
 _LETTERS = {"k": "top_k", "p": "top_p", "m": "min_p", "t": "temperature"}
 _NAMES = {
@@ -50,34 +43,26 @@ _NAMES = {
     r"^structured_outputs\.grammar\b": "grammar",
     r"^structured_outputs(\.json)?\b": "json_schema",
 }
-if TYPE_CHECKING:
-    _Untyped = LlamaOptions
-else:
-    _names = [(name, Any, None) for name in (*REFUSED, *IGNORED)]
-    _Untyped = defstruct("_Untyped", _names, bases=(LlamaOptions,), kw_only=True)
-
 Bias = float | bool
 
 
-class CompletionRequest(_Untyped, kw_only=True):
+class CompletionRequest(LlamaSampling, kw_only=True):
     """The body of /completion. `prompt` is text, token ids, a list that mixes them, or a list of prompts."""
 
     prompt: str | list[str | int | list[str | int]]
     model: str | None = None
     stream: bool | None = None
     n_predict: int | None = None
-    max_tokens: int | None = None
-    n_cmpl: int | None = None
-    n: int | None = None
     n_probs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    ignore_eos: bool | None = None
     grammar: str | None = None
     json_schema: dict[str, Any] | bool | None = None
-    logit_bias: list[tuple[int | str, Bias]] | dict[str, Bias] | None = None
+    logit_bias: list[tuple[int | str, Bias]] | dict[str, Bias] | None = None  # type: ignore[assignment]
     return_tokens: bool | None = None
     return_progress: bool | None = None
     samplers: str | list[str] | None = None
     timings_per_token: bool | None = None
+    image_data: Any = None
+    system_prompt: Any = None
 
 
 class Timings(Struct):
@@ -124,17 +109,11 @@ class Continuation(Part, kw_only=True):
 
 def params_of(asked: CompletionRequest, frontend: Frontend) -> SamplingParams:
     """The request's parameters over the model's. Raises RequestError for what is not done here."""
-    for name, instead in REFUSED.items():
-        if getattr(asked, name) not in (None, False, 0, "", [], {}):
-            raise RequestError(f"{name} is not supported", instead, name, "unsupported_parameter")
-    for name in ("n_cmpl", "n"):
-        if getattr(asked, name) not in (None, 1):
-            raise RequestError(f"{name} is not supported", "send the prompt several times", name)
+    refuse(asked, REFUSED_HERE)
     _check_samplers(asked.samplers)
-    given = sampling_of(asked)
+    given = llama_options.sampling_of(asked, DONE)
     limit = asked.max_tokens if asked.n_predict is None else asked.n_predict
-    given["max_tokens"] = max_tokens_of(limit, "n_predict")
-    given["ignore_eos"] = asked.ignore_eos
+    given["max_tokens"] = llama_options.max_tokens_of(limit, "n_predict")
     given["logprobs"] = asked.n_probs or None
     given["structured_outputs"] = _structure(asked)
     given |= _biases(asked, frontend)
@@ -163,8 +142,14 @@ def settings_of(params: SamplingParams, n_ctx: int) -> dict[str, Any]:
         "n_predict": limit,
         "max_tokens": limit,
         "seed": -1 if params.seed is None else params.seed,
-        **{name: getattr(params, field) for name, field in FIELDS.items()},
+        "temperature": params.temperature,
+        "top_k": params.top_k,
+        "top_p": params.top_p,
+        "min_p": params.min_p,
+        "repeat_penalty": params.repetition_penalty,
         "repeat_last_n": -1,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
         **OFF_UP_TO,
         **OFF_FROM,
         "samplers": list(SAMPLERS),
@@ -194,7 +179,7 @@ def _check_samplers(samplers: str | list[str] | None) -> None:
         named = [_LETTERS.get(letter, "") for letter in samplers]
     else:
         named = [_SPELLINGS.get(name, name) for name in samplers]
-    if [name for name in named if name in DONE] != [*DONE]:
+    if [name for name in named if name in ACTING] != [*ACTING]:
         hint = "leave samplers out; a sampler is off where its own field says so"
         raise RequestError("samplers is not the default list", hint, "samplers", "unsupported_parameter")
 

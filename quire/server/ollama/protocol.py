@@ -12,8 +12,9 @@ from quire.errors import RequestError
 from quire.sampling_params import MAX_LOGPROBS, StructuredOutputsParams
 from quire.server import llama_options
 from quire.server.body import nested
-from quire.server.llama_options import LlamaOptions
+from quire.server.llama_options import LlamaSampling
 from quire.server.openai.conversation import ChatTask
+from quire.server.openai.protocol import refuse
 from quire.server.serving import Serving
 
 # Options of the server's own affair: how a model is loaded never changes an answer.
@@ -28,6 +29,7 @@ REFUSED = {
     "context": "send the conversation to /api/chat",
     **dict.fromkeys(("width", "height", "steps"), "this server makes no images"),
 }
+REFUSED_OPTIONS = {"n": "ask several times", "prompt_logprobs": "use /v1/completions"}
 LEVELS = {"low": "low", "medium": "medium", "high": "high", "max": "high"}
 NAMES = {
     r"^max_tokens\b": "options.num_predict",
@@ -37,10 +39,11 @@ NAMES = {
     r"^structured_outputs(\.\w+)?": "format",
 }
 if TYPE_CHECKING:
-    _Untyped = LlamaOptions
+    _Untyped = LlamaSampling
 else:
-    _names = [(name, Any, None) for name in IGNORED]
-    _Untyped = defstruct("_Untyped", _names, bases=(LlamaOptions,), kw_only=True)
+    _Untyped = defstruct(
+        "_Untyped", [(name, Any, None) for name in IGNORED], bases=(LlamaSampling,), kw_only=True
+    )
 
 
 class Options(_Untyped, kw_only=True):
@@ -226,8 +229,10 @@ def _task(
 
 
 def _sampling(asked: Asked, options: Options) -> dict[str, Any]:
+    refuse(options, REFUSED_OPTIONS)
     sampling = llama_options.sampling_of(options)
-    sampling["max_tokens"] = llama_options.max_tokens_of(options.num_predict, "options.num_predict")
+    if options.num_predict is not None:
+        sampling["max_tokens"] = llama_options.max_tokens_of(options.num_predict, "options.num_predict")
     if asked.logprobs:
         sampling["logprobs"] = asked.top_logprobs or 0
     elif asked.top_logprobs:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.server.llama_options import IDLE, OFF_FROM, OFF_UP_TO
-
 _OTHER_CONSTRAINT = "use structured_outputs or response_format"
 _ONE_PROMPT = "put it into the prompt"
 _NO_MEDIA = "this server reads and writes text alone"
@@ -21,6 +19,13 @@ _THINK_LESS = "use max_tokens, or chat_template_kwargs where the template has a 
 _OWN_SAMPLERS = "leave it out: there are temperature, top_k, top_p, min_p and penalties"
 _OWN_FORMAT = "leave it out: the chat template decides how answers are read"
 
+# Of llama.cpp's samplers that are not here: the greatest value at which each does nothing, or the least.
+OFF_UP_TO = {
+    **dict.fromkeys(("mirostat", "dynatemp_range", "xtc_probability", "dry_multiplier", "top_n_sigma"), 0),
+    "min_keep": 1,
+    "adaptive_target": -1,
+}
+OFF_FROM = {"typical_p": 1, "tfs_z": 1}
 # Those that would change the answer, or promise something in it -> what to do instead. They are refused by
 # name unless their value asks for nothing: None or what NEUTRAL says.
 REFUSED = {
@@ -84,8 +89,7 @@ REFUSED = {
     "return_tokens": "use return_token_ids",
 }
 NOTHING: tuple[Any, ...] = (False, [])
-# Values that ask for nothing, or for what is done anyway, where they are others than NOTHING; samplers that
-# are off are those of llama_options.
+# Values that ask for nothing, or for what is done anyway, where they are others than NOTHING or OFF_...
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "function_call": ("none",),
@@ -128,7 +132,8 @@ IGNORED = (
     *("return_cached_tokens_details", "rid", "routed_dp_rank", "routed_experts_start_len"),
     "stream_reasoning",
     # llama.cpp's
-    *IDLE,
+    *("adaptive_decay", "dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers"),
+    *("dynatemp_exponent", "mirostat_eta", "mirostat_tau", "xtc_threshold"),
     *("backend_sampling", "cache_prompt", "grammar_lazy", "grammar_triggers", "id_slot", "n_cache_reuse"),
     *("n_discard", "n_keep", "preserved_tokens", "reasoning_budget_end_tag", "reasoning_budget_end_tags"),
     *("reasoning_budget_message", "reasoning_budget_start_tag", "reasoning_control", "response_fields"),

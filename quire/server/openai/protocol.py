@@ -249,7 +249,7 @@ def check(request: Generation) -> None:
         raise RequestError(problem, "set stream to false, or use echo with logprobs", "prompt_logprobs")
 
 
-def refuse(request: Asked, refused: Mapping[str, str | None]) -> None:
+def refuse(request: Sampling, refused: Mapping[str, str | None]) -> None:
     """Raise RequestError for a field of these, name -> what to do instead, that asks for anything."""
     for name, instead in refused.items():
         if not asks(name, getattr(request, name)):
@@ -259,7 +259,7 @@ def refuse(request: Asked, refused: Mapping[str, str | None]) -> None:
         raise RequestError(f"{name} is not supported", instead, name, "unsupported_parameter")
 
 
-def given_of(request: Asked) -> dict[str, Any]:
+def given_of(request: Sampling) -> dict[str, Any]:
     """The fields for SamplingParams.from_dict that the request gives."""
     return {name: value for name in SAMPLING if (value := getattr(request, name)) is not None}
 
