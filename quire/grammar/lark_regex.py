@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 MAX_SOURCE = 1 << 16  # characters of a grammar, and of its expression
+MAX_WRITTEN = 1 << 22  # characters that are copied on the way
 MAX_NESTING = 32
 
 # Lark's `common`, as far as grammars of tools use it.
@@ -131,6 +132,15 @@ class _Writer:
         self._definitions = definitions
         self._done = dict(imported)
         self._open: list[str] = []
+        self._num_written = 0
+
+    def join(self, parts: Sequence[str], between: str = "") -> str:
+        """The parts as one text, unless that is too long."""
+        length = sum(map(len, parts)) + len(parts) * len(between)
+        self._num_written += length
+        if length > MAX_SOURCE or self._num_written > MAX_WRITTEN:
+            raise NotRegular(f"written out it has more than {MAX_SOURCE} characters")
+        return between.join(parts)
 
     def named(self, name: str) -> str:
         """The expression of a rule or a terminal."""
@@ -170,7 +180,7 @@ class _Body:
         found = [self._sequence(depth)]
         while self._take("|"):
             found.append(self._sequence(depth))
-        return _bounded(f"(?:{'|'.join(found)})" if len(found) > 1 else found[0])
+        return self._writer.join(("(?:", self._writer.join(found, "|"), ")")) if len(found) > 1 else found[0]
 
     def _sequence(self, depth: int) -> str:
         parts = []
@@ -178,7 +188,7 @@ class _Body:
             parts.append(self._repeated(self._atom(depth)))
         if self._take("->") and self._next().kind != "name":
             raise NotRegular("an alias has no name")
-        return _bounded("".join(parts))
+        return self._writer.join(parts)
 
     def _atom(self, depth: int) -> str:
         kind, text = self._next()
@@ -196,18 +206,18 @@ class _Body:
         inner = self.choice(depth + 1)
         if not self._take(")" if text == "(" else "]"):
             raise NotRegular("a bracket is not closed")
-        return f"(?:{inner})?" if text == "[" else inner
+        return self._writer.join(("(?:", inner, ")?")) if text == "[" else inner
 
     def _repeated(self, atom: str) -> str:
         for sign in ("*", "+", "?"):
             if self._take(sign):
-                return f"(?:{atom}){sign}"
+                return self._writer.join(("(?:", atom, ")", sign))
         if not self._take("~"):
             return atom
         low = high = self._number()
         if self._take(".."):
             high = self._number()
-        return f"(?:{atom}){{{low},{high}}}"
+        return self._writer.join(("(?:", atom, f"){{{low},{high}}}"))
 
     def _number(self) -> str:
         kind, text = self._next()
@@ -225,12 +235,6 @@ class _Body:
         found = self._at < len(self._tokens) and self._tokens[self._at] == _Token("sign", sign)
         self._at += found
         return found
-
-
-def _bounded(expression: str) -> str:
-    if len(expression) > MAX_SOURCE:
-        raise NotRegular(f"written out it has more than {MAX_SOURCE} characters")
-    return expression
 
 
 def _literal(text: str) -> str:

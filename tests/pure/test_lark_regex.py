@@ -78,6 +78,16 @@ def test_what_the_notation_has(source: str, accepted: str, refused: str) -> None
         ("start: " + "(" * 100, "deep"),
         ('start: "a"\n' + "x" * MAX_SOURCE, "characters"),
         ("\n".join(["start: r20", 'r0: "abc"', *(f"r{n + 1}: r{n} r{n}" for n in range(20))]), "written out"),
+        (
+            "\n".join([f"start: {'r12 ' * 9000}", 'r0: "abc"', *(f"r{n + 1}: r{n} r{n}" for n in range(12))]),
+            "out",
+        ),
+        (
+            "\n".join(
+                [f"start: {'| r12+ ' * 9000}", 'r0: "a"', *(f"r{n + 1}: r{n} r{n}" for n in range(12))]
+            ),
+            "out",
+        ),
         ("\n".join(["start: r0", 'r99: "x"', *(f"r{n}: r{n + 1}" for n in range(99))]), "deep"),
     ],
 )

@@ -134,6 +134,17 @@ def test_the_history_may_bring_tools() -> None:
     assert told["weather"]["description"] == "New."
 
 
+def test_many_tools_are_bounded() -> None:
+    many = [{**WEATHER, "name": f"f{number}"} for number in range(513)]
+    with pytest.raises(RequestError, match="more than 512 tools"):
+        conversation(input=[{"type": "additional_tools", "tools": many}])
+    again = {"type": "additional_tools", "tools": [PAINT] * 4000}
+    odd = [{"type": f"web_search_{number}"} for number in range(100)]
+    task = conversation(input=[again], tools=odd).task
+    assert len(task.tools or ()) == 1
+    assert len(task.warnings) == 16
+
+
 # Choices
 
 

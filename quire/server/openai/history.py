@@ -63,6 +63,9 @@ def conversation(instructions: str | None, items: Sequence[Item], toolbox: Toolb
         history.say("system", instructions)
     for index, item in enumerate(items):
         history.take(item, f"input[{index}]")
+    for message in history.messages:
+        if message["role"] == "system":
+            message["content"] = "\n\n".join(message["content"])
     return history.messages
 
 
@@ -109,10 +112,10 @@ class _History:
         if role == "assistant":
             self.messages.append({"role": role, "content": text, **self._thought()})
         elif role == last.get("role") == "system":
-            last["content"] += "\n\n" + text
+            last["content"].append(text)  # put together at the end: there may be thousands
         else:
             self._thoughts.clear()
-            self.messages.append({"role": role, "content": text})
+            self.messages.append({"role": role, "content": [text] if role == "system" else text})
 
     def _thought(self) -> dict[str, str]:
         """The reasoning before a message, for templates that show it."""

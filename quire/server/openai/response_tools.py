@@ -15,7 +15,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from quire.errors import RequestError
 from quire.grammar.lark_regex import NotRegular, as_regex
-from quire.text.tools.functions import unanchored
+from quire.text.tools.functions import MAX_FUNCTIONS, unanchored
 
 Name = Annotated[str, Meta(max_length=256)]
 FUNCTION, CUSTOM, SEARCH, SHELL = "function", "custom", "tool_search", "local_shell"
@@ -25,6 +25,8 @@ _HOSTED = (
     *("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "computer"),
     "programmatic_tool_calling",
 )
+MAX_WARNINGS = 16
+MAX_GRAMMARS = 1 << 18  # characters of all grammars of a request that are enforced
 _RUN_BY_CLIENT = "this server runs no tools: give functions, and run them yourself"
 _COMMAND = {"type": "array", "items": {"type": "string"}, "description": "The command and its arguments."}
 _SHELL_PARAMETERS: dict[str, Any] = {
@@ -141,6 +143,8 @@ class Toolbox:
         self.places: list[str] = []
         self.warnings: list[str] = []
         self._called: dict[str, Called] = {}
+        self._numbers: dict[str, int] = {}  # where a function stands in the list
+        self._room = MAX_GRAMMARS
 
     def called(self, function: str) -> Called:
         """The tool that a function stands for."""
@@ -153,8 +157,8 @@ class Toolbox:
         return self.places[number] + (".format" if parameters and is_text else parameters or "")
 
     def warn(self, warning: str) -> None:
-        """Say something once."""
-        if warning not in self.warnings:
+        """Say something once; of very many things, the first."""
+        if warning not in self.warnings and len(self.warnings) < MAX_WARNINGS:
             self.warnings.append(warning)
 
     def add(self, tools: Iterable[Tool], where: str, *, again: bool = False) -> list[str]:
@@ -211,7 +215,7 @@ class Toolbox:
                 raise RequestError(problem, "give functions and custom tools", f"{where}.tools[{index}]")
             names.append(self._add_one(inner, f"{where}.tools[{index}]", again, tool.name))
         if names and tool.description:  # told once, with its first function
-            function = next(one["function"] for one in self.functions if one["function"]["name"] == names[0])
+            function = self.functions[self._numbers[names[0]]]["function"]
             own = function.get("description")
             function["description"] = f"{tool.description}\n\n{own}" if own else tool.description
         return names
@@ -228,12 +232,14 @@ class Toolbox:
             called = Called(tool.type, tool.name, namespace)
         name = called.function
         function = {"type": "function", "function": {"name": name, **self._told(tool, where)}}
-        if name not in self._called:
+        number = self._numbers.setdefault(name, len(self.functions))
+        if number == len(self.functions):
+            if number == MAX_FUNCTIONS:
+                raise RequestError(f"there are more than {MAX_FUNCTIONS} tools", None, "tools")
             self.functions.append(function)
             self.places.append(where)
         elif again:
-            (index,) = (i for i, one in enumerate(self.functions) if one["function"]["name"] == name)
-            self.functions[index], self.places[index] = function, where
+            self.functions[number], self.places[number] = function, where
         else:
             raise RequestError(f"{where}.name {name[:64]!r} is there twice", None, f"{where}.name")
         self._called[name] = called
@@ -255,9 +261,7 @@ class Toolbox:
         if form.type == "grammar" and form.syntax in ("lark", "regex") and form.definition:
             description += f"\n\nIts input follows this grammar ({form.syntax}):\n{form.definition}"
             try:
-                is_lark = form.syntax == "lark"
-                whole = as_regex(form.definition) if is_lark else unanchored(form.definition)[0]
-                text["pattern"] = f"^(?:{whole})$"
+                text["pattern"] = f"^(?:{self._expression(form.syntax, form.definition)})$"
             except NotRegular as error:
                 self.warn(
                     f"{where}.format describes the input to the model, and does not enforce it: {error}"
@@ -268,6 +272,13 @@ class Toolbox:
             raise RequestError(problem, hint, f"{where}.format")
         schema = {"type": "object", "properties": {"input": text}, "required": ["input"]}
         return {"description": description.strip(), "parameters": schema | {"additionalProperties": False}}
+
+    def _expression(self, syntax: str, definition: str) -> str:
+        """A grammar as a regular expression. Raises NotRegular."""
+        self._room -= len(definition)
+        if self._room < 0:
+            raise NotRegular(f"the request's grammars have more than {MAX_GRAMMARS} characters")
+        return as_regex(definition) if syntax == "lark" else unanchored(definition)[0]
 
 
 class CustomInput:
