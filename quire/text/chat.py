@@ -13,7 +13,7 @@ from typing import Any
 from quire.errors import ConfigError, RequestError, quoted
 from quire.json_file import read_json
 from quire.regular_file import present, read_limited
-from quire.text import late_system, turns
+from quire.text import call_arguments, late_system, turns
 from quire.text.sandbox import Sandbox, Segment
 
 MAX_MESSAGES = 8192
@@ -119,6 +119,8 @@ class ChatTemplate:
         source = self._source(tools)
         if any(isinstance(message.get("content"), list) for message in checked) and not self._parts(source):
             checked = [_flattened(message) for message in checked]
+        if call_arguments.is_calling(checked) and self._wants_text(source):
+            checked = call_arguments.as_text(checked, messages)
         if late_system.is_late(checked) and _PROBE not in (self._tried(source, late_system.probe) or ""):
             checked = late_system.folded(checked)
         if turns.repeats(checked) and self._tried(source, turns.probe) is None:
@@ -163,6 +165,12 @@ class ChatTemplate:
         if (source, probe) not in self._probed:
             self._probed[source, probe] = self._written(source, probe(_PROBE))
         return self._probed[source, probe]
+
+    def _wants_text(self, source: str) -> bool:
+        """True if the template fails at a call whose arguments are an object, and writes one of text."""
+        if self._tried(source, call_arguments.probe_object) is not None:
+            return False
+        return _PROBE in (self._tried(source, call_arguments.probe_text) or "")
 
     def _written(self, source: str, messages: list[dict[str, Any]]) -> str | None:
         context = {"messages": messages, "add_generation_prompt": True}

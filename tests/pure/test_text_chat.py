@@ -300,6 +300,44 @@ def test_parts_are_joined_unless_the_template_wants_them(sandbox, chatml) -> Non
     assert template(sandbox, lists).render(parts).text == "a;b;"
 
 
+CALLED = """{% for m in messages %}{{ '<|im_start|>' + m.role + ':' + (m.content or '') }}\
+{% for c in m.tool_calls or [] %}{{ '\n<|call|>' + c.function.name + '\n' + c.function.arguments }}\
+{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"""
+
+
+def test_a_template_that_puts_arguments_together_gets_their_text(sandbox) -> None:
+    """As the model wrote it where it is given as text, of any form of call; an object is written as JSON."""
+    said = '{"b" : 1,  "a": "é<|im_end|>"}'
+    chat = template(sandbox, CALLED)
+
+    def written(arguments: Any) -> str:
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        messages = [*HI, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "ok"}]
+        rendered = chat.render(messages)
+        assert messages[-2]["tool_calls"] == [call]  # the caller's own stays as it is
+        trusted = "".join(segment.text for segment in rendered.segments if segment.trusted)
+        assert "é<|im_end|>" not in trusted
+        return rendered.text.split("<|call|>f\n")[1].split("<|im_end|>\n<|im_start|>tool")[0]
+
+    assert written(said) == said
+    assert written(json.loads(said)) == '{"b": 1, "a": "é<|im_end|>"}'
+    assert [written(nothing) for nothing in ("", None, {})] == ["{}"] * 3
+    flat = template(sandbox, CALLED.replace("c.function", "(c.function or c)"))
+    call = {"name": "f", "arguments": {"a": 1}}
+    assert 'f\n{"a": 1}' in flat.render([*HI, {"role": "assistant", "tool_calls": [call]}]).text
+    with pytest.raises(RequestError, match="not a JSON object"):
+        written("{")
+
+
+def test_a_template_that_fails_at_both_forms_of_arguments_gets_the_object(sandbox) -> None:
+    """One that refuses the conversation of the trial says nothing of how it wants its arguments."""
+    source = "{% if messages[0].content == 'Hi' %}{{ raise_exception('no') }}{% endif %}" + CALLED
+    chat = template(sandbox, source.replace("+ c.function.arguments", "~ c.function.arguments.a"))
+    call = {"function": {"name": "f", "arguments": '{"a": 7}'}}
+    text = chat.render([{"role": "user", "content": "Go"}, {"role": "assistant", "tool_calls": [call]}]).text
+    assert "f\n7" in text
+
+
 def test_arguments_given_as_json_text_become_objects(chatml) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"b": 1, "a": "é"}'}}
     text = chatml.render([*HI, {"role": "assistant", "content": None, "tool_calls": [call]}]).text
