@@ -37,6 +37,7 @@ ANSWERS: dict[str, tuple[str, str]] = {
         call("edit", file_path="/src/qwen-code/notes.txt", **RED_TO_BLUE),
     ),
     "codex": ("in codex/notes.txt", call("exec_command", cmd="sed -i s/red/blue/ notes.txt")),
+    "codex_exec": ("in codex-exec/notes.txt", call("functions.exec", input='text("blue")\nexit()')),
     "codex_patch": ("in codex-patch/notes.txt", call("apply_patch", input=PATCH)),
     "aider": ("in aider/notes.txt", "notes.txt\n```\nThe colour is blue.\n```\n"),
 }
@@ -80,9 +81,9 @@ def test_an_agents_request(server: Server, name: str) -> None:
     assert (first.text, first.calls) == (second.text, second.calls)
     if answer.startswith("<tool_call>"):
         written = json.loads(answer.removeprefix("<tool_call>").removesuffix("</tool_call>"))
-        arguments = written["arguments"]
-        expected = arguments["input"] if name == "codex_patch" else arguments  # text, and no JSON
-        assert (first.text, first.calls) == ("", [(written["name"], expected)])
+        tool, arguments = written["name"].removeprefix("functions."), written["arguments"]
+        expected = arguments["input"] if name in ("codex_exec", "codex_patch") else arguments  # no JSON
+        assert (first.text, first.calls) == ("", [(tool, expected)])
     else:
         assert (first.text, first.calls) == (answer, [])
     if first.num_prompt_tokens is not None:
