@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Recorder:
-    """An ASGI application that appends a line of JSON for each POST: the path, the body, the answer."""
+    """An ASGI application that appends a line of JSON for each POST that was answered to its end."""
 
     def __init__(self, app: Any, file: Path) -> None:
         self._app = app
@@ -31,6 +31,9 @@ class Recorder:
                 told["status"] = message["status"]
                 told["content_type"] = dict(message["headers"]).get(b"content-type", b"").decode()
             answered.extend(message.get("body", b""))
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                # Before the agent can know that it is answered, and end
+                self._write(told | {"body": json.loads(asked or b"null"), "answer": answered.decode()})
             await send(message)
 
         if write := scope["state"].get("write_piece"):  # the shorter way of a stream's events
@@ -41,7 +44,8 @@ class Recorder:
 
             scope["state"]["write_piece"] = write_piece
         await self._app(scope, hear, say)
-        told |= {"body": json.loads(asked or b"null"), "answer": answered.decode()}
+
+    def _write(self, told: dict[str, Any]) -> None:
         with self._file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(told) + "\n")
 
