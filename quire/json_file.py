@@ -12,18 +12,18 @@ from quire.errors import ConfigError, quoted
 from quire.regular_file import read_limited
 
 LIMIT_BYTES = 32 << 20
-MAX_VALUES = 1 << 20  # in one file, keys not counted: each takes some 60 bytes of memory, and time
+MAX_VALUES = 1 << 19  # in one file, keys not counted: each takes some 60 bytes of memory, and time
 _AGAIN = "the file is damaged or incomplete: fetch it again"
 
 
-def read_json(path: Path, limit_bytes: int = LIMIT_BYTES) -> dict[str, Any]:
+def read_json(path: Path, limit_bytes: int = LIMIT_BYTES, max_values: int = MAX_VALUES) -> dict[str, Any]:
     """The object in a JSON file. Raises ConfigError: no regular file, too large, not JSON, not an object."""
     text = read_limited(path, limit_bytes)
-    check_size(text, str(path))
+    check_size(text, str(path), max_values)
     return parse_object(text, str(path))
 
 
-def check_size(text: bytes, where: str, most: int = MAX_VALUES) -> None:
+def check_size(text: bytes, where: str, most: int) -> None:
     """Raise ConfigError for JSON with more than `most` values, before they are made."""
     if sum(text.count(mark) for mark in (b",", b"[", b"{")) > most:
         raise ConfigError(f"{where}: more values than such a file has (limit {most:,})", _AGAIN)

@@ -48,7 +48,7 @@ def read_limited(path: Path, limit_bytes: int) -> bytes:
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            text = file.read(limit_bytes + 1) if size <= limit_bytes else b""
+            text = (file.read(limit_bytes + 1) or b"") if size <= limit_bytes else b""
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except OSError as error:

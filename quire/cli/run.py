@@ -74,6 +74,8 @@ def _is_raw(llm: LLM, args: argparse.Namespace) -> bool:
             "put its tokenizer.json into the folder; without one, token ids work from Python (LLM.generate)",
         )
     if args.raw or llm.frontend.chat_template.templates:
+        if not args.raw:
+            llm.frontend.chat_template.check()
         return bool(args.raw)
     if args.system is not None:
         raise ConfigError("this model has no chat template, so --system has no place", "leave it out")

@@ -95,6 +95,7 @@ def _make_serving(
     names = served_names(config, engine_config.model)
     metrics = Metrics(names[0], engine_config, engine.status)
     engine.on_record = metrics.step
+    frontend.chat_template.check()
     spoken = _find_dialect(config, frontend.chat_template.templates, frontend.tokenizer)
     if (problem := spoken.self_check(frontend.chat_template)) is not None:
         _LOG.warning("tool calls: %s", problem)

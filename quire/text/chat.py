@@ -96,6 +96,13 @@ class ChatTemplate:
         if self.templates:
             self.sandbox.start()
 
+    def check(self) -> None:
+        """Raise ConfigError for a template that no conversation could be written by: it is none."""
+        for name, source in self.templates.items():
+            if (problem := self.sandbox.problem_of(source)) is not None:
+                what = f"the chat template {quoted(name)} is none: {problem}"
+                raise ConfigError(what, "correct it, or fetch it again")
+
     def close(self) -> None:
         self.sandbox.close()
 
@@ -365,7 +372,9 @@ def _check_number(where: Path, number: int) -> None:
 
 def _read_text(path: Path) -> str:
     try:
-        return read_limited(path, MAX_TEMPLATE_BYTES).decode("utf-8")
+        if text := read_limited(path, MAX_TEMPLATE_BYTES).decode("utf-8"):
+            return text
+        raise ConfigError(f"{path}: the file is empty", "fetch it again")
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{path}: not UTF-8 (byte {error.start:,})", "is it really a chat template?"

@@ -66,6 +66,8 @@ def _answer(environment: ChatEnvironment, templates: dict[str, Template], line: 
             if len(templates) >= MAX_TEMPLATES:
                 templates.clear()
             templates[source] = environment.from_string(source)
+        if request["context"] is None:  # whether it is a template was all that was asked
+            return {"segments": []}
         text = templates[source].render(_context(request))
         mask = mask_of(text)
         runs = [(run.start(), run.end()) for run in _RUNS.finditer(mask)]

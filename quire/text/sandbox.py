@@ -61,6 +61,11 @@ class Sandbox(Worker):
             raise _refusal(reply, self)
         return [Segment(text, trust) for text, trust in reply["segments"]]
 
+    def problem_of(self, source: str) -> str | None:
+        """Why `source` is no template; None when it is one."""
+        reply = self.ask(json.dumps({"source": source, "context": None}).encode() + b"\n")
+        return None if "segments" in reply else str(reply.get("error") or _refusal(reply, self).message)
+
 
 def _refusal(reply: Mapping[str, Any], sandbox: Sandbox) -> RequestError:
     kind = reply.get("kind")

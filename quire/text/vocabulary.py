@@ -27,6 +27,8 @@ from quire.regular_file import read_limited
 LIMIT_BYTES = 128 << 20  # the largest published vocabularies take some 35 MB
 MAX_VALUES = 1 << 22  # and have two million entries, merges included
 MAX_IDS = 1 << 24
+MAX_ADDED = 80_000  # models that write sounds as tokens have some 66,000
+MAX_NAME = 1024  # characters of an added token
 
 _LOG = logging.getLogger(__name__)
 
@@ -94,7 +96,10 @@ def is_of_library(error: BaseException) -> bool:
 def _check_ids(data: dict[str, Any]) -> None:
     """Refuse token ids that are no ids, or given twice: the library takes them, and answers with others."""
     vocab = data["model"]["vocab"]
-    stated = [entry["id"] for entry in data.get("added_tokens") or []]
+    added = data.get("added_tokens") or []
+    if len(added) > MAX_ADDED or max((len(entry["content"]) for entry in added), default=0) > MAX_NAME:
+        raise ValueError(f"more than {MAX_ADDED:,} added tokens, or one of more than {MAX_NAME:,} characters")
+    stated = [entry["id"] for entry in added]
     for ids in (list(vocab.values()) if isinstance(vocab, dict) else [], stated):
         for number in ids:
             if type(number) is not int or not 0 <= number < MAX_IDS:

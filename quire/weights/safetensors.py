@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,6 +30,7 @@ SINGLE_NAME = "model.safetensors"
 _HEADER_LIMIT_BYTES = 100_000_000  # as in the reference implementation of the format
 _MAX_DIMS, _MAX_DIM, _MAX_OFFSET = 8, 1 << 40, 1 << 62
 _VALUES_OF_TENSOR = 10  # in a header: number format, up to four dimensions, two offsets, what holds them
+_INDEX_VALUES = 1 << 20  # quantized checkpoints have several tensors for each of a model
 _NO_PLAIN_NAME = re.compile(r"[/\\:\0]")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _NATIVE = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
@@ -155,7 +157,7 @@ def weight_files(names: list[str], where: str) -> list[str]:
 
 def read_index(path: Path) -> dict[str, str]:
     """The `tensor -> file` map of an index. Raises ConfigError unless all files are plain names."""
-    weight_map = read_json(path).get("weight_map")
+    weight_map = read_json(path, max_values=_INDEX_VALUES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ConfigError(f"{path}: has no 'weight_map' with the files of the tensors")
     for name, file in weight_map.items():
@@ -169,9 +171,8 @@ def read_header(path: Path) -> dict[str, Entry]:
     """The tensors of one file, checked against its size. Raises ConfigError for a header that lies."""
     try:
         with open_regular(path) as file:
-            size = file.seek(0, 2)
-            file.seek(0)
-            length = int.from_bytes(file.read(8), "little")
+            size = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8) or b"", "little")
             if size < 8 or length > size - 8 or length > _HEADER_LIMIT_BYTES:
                 raise ConfigError(f"{path}: {_header_fault(size, length)}", _DAMAGED)
             text = file.read(length)

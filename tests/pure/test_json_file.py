@@ -52,3 +52,24 @@ def test_a_vocabulary_has_a_limit_too(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(vocabulary, "LIMIT_BYTES", 100)
     with pytest.raises(ConfigError, match="too many"):
         vocabulary.load_vocabulary(tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (b"\xef\xbb\xbf{}", "BOM"),
+        (b'{"a": [%s[]]}' % (b"[]," * 600_000), "more values than such a file has"),
+        (b'{"a":' * 200_000 + b"1" + b"}" * 200_000, "not valid JSON"),
+        (b'{"a": %s}' % (b"9" * 10**6), "not valid JSON"),
+        (b'{"\\u001b[2J": 1, "\\u001b[2J": 2}', r"'\\x1b\[2J' is given twice"),
+        (b'{"%s": 1, "%s": 2}' % (b"a" * 10**6, b"a" * 10**6), "aaa.* is given twice"),
+    ],
+    ids=["mark", "lists", "depth", "digits", "steering", "long"],
+)
+def test_a_hostile_file_is_one_short_error(tmp_path: Path, text: bytes, what: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(text)
+    with pytest.raises(ConfigError, match=what) as caught:
+        read_json(path)
+    assert caught.value.message.isprintable()
+    assert len(caught.value.message) < len(str(path)) + 250

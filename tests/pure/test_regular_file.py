@@ -6,7 +6,9 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 import small_tokenizers as small
@@ -117,3 +119,19 @@ def test_no_additional_template_is_passed_over(tmp_path: Path, kind: str) -> Non
     make(beside / "tool_use.jinja")
     with pytest.raises(ConfigError, match=rf"tool_use\.jinja: .*{message}"):
         ChatTemplate.from_folder(tmp_path)
+
+
+def test_a_file_with_nothing_to_read_yet_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As files of the kernel are, which count as regular ones: its log, say."""
+
+    class Nothing(BytesIO):
+        def read(self, _: int | None = -1) -> Any:
+            return None
+
+        def fileno(self) -> int:
+            return descriptor
+
+    with (tmp_path / "empty").open("wb") as file:
+        descriptor = file.fileno()
+        monkeypatch.setattr("quire.regular_file.open_regular", lambda _: Nothing())
+        assert read_limited(tmp_path / "log", 1000) == b""

@@ -398,3 +398,36 @@ def test_a_template_that_hides_the_last_message_cannot_continue_it(sandbox: Sand
     chat = template(sandbox, "{{ messages[0].content }}")
     with pytest.raises(RequestError, match="does not write the last message"):
         chat.render([*HI, {"role": "assistant", "content": "So"}], continue_final_message=True)
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("{{", "unexpected 'end of template'"),
+        ("{% if 1 %}" * 20_000, "recurses without end"),
+        ("{{ " + "(" * 100_000, "recurses without end"),
+        ("{% \x1b[2J %}", r"\\u001b\[2J|unexpected"),
+    ],
+    ids=["unfinished", "ifs", "parentheses", "steering"],
+)
+def test_what_is_no_template_is_found_out_before_a_conversation(sandbox, source: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=f"the chat template 'tool_use' is none: .*({problem})") as caught:
+        ChatTemplate({"default": small.CHATML, "tool_use": source}, {}, sandbox).check()
+    assert caught.value.message.isprintable()
+    ChatTemplate({"default": small.CHATML, "other": "{{ raise_exception('no') }}"}, {}, sandbox).check()
+
+
+def test_templates_of_a_folder_are_few_and_not_empty(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=r"chat_template\.jinja: not UTF-8 \(byte 0\)"):
+        ChatTemplate.from_folder(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("")
+    with pytest.raises(ConfigError, match=r"chat_template\.jinja: the file is empty"):
+        ChatTemplate.from_folder(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    config = tmp_path / "tokenizer_config.json"
+    for number, message in ((100, "100 chat templates are more than 64"), (2, "two .* have one name")):
+        named = [{"name": str(i) if number > 64 else "a", "template": "x"} for i in range(number)]
+        config.write_text(json.dumps({"chat_template": named}))
+        with pytest.raises(ConfigError, match=message):
+            ChatTemplate.from_folder(tmp_path)

@@ -248,6 +248,8 @@ LIES: dict[str, tuple[dict[str, Any], str]] = {
         "Cannot parse precompiled_charsmap",
     ),
     "a panic when used": ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "chunk size"),
+    "a long name": ({"added_tokens": [small.added(9, "<x>" * 400)]}, "or one of more than 1,024 characters"),
+    "many names": ({"added_tokens": [small.added(9, "")] * 100_000}, "more than 80,000 added tokens"),
     "an error that steers": ({"normalizer": {"type": "\x1b[2J"}}, "cannot use"),
     "an error of a megabyte": ({"normalizer": {"type": "N" * 10**6}}, "cannot use"),
 }
