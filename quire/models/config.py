@@ -129,17 +129,13 @@ class ModelConfig(Fields):
         return stated
 
     def rope(
-        self,
-        parameters: Mapping[str, Any] | None = None,
-        *,
-        base: str = "rope_theta",
-        interleaved: bool = False,
+        self, given: Mapping[str, Any] | None = None, *, base: str = "rope_theta", interleaved: bool = False
     ) -> Rope:
-        """How layers rotate: by `parameters`, or those of config.json.
+        """How layers rotate: by the parameters `given`, or those of config.json.
 
         What they leave out is beside them in config.json: the base in the field `base`.
         """
-        given = self.rope_parameters() if parameters is None else parameters
+        given = self.rope_parameters() if given is None else given
         if FULL in given or SLIDING in given:
             raise ConfigError("config.json: rope parameters by layer type, which this architecture has not")
         stated = {name: value for name, value in given.items() if value is not None}

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Message = Mapping[str, Any]
+_SPEAKERS = ("system", "developer", "user", "assistant", "tool")
 
 
 def is_late(messages: Sequence[Message]) -> bool:
-    """True if the system speaks again after the first message."""
-    return any(message["role"] == "system" for message in messages[1:])
+    """True if the system speaks after the conversation has begun: a template's own roles may come before."""
+    begun = next((i for i, message in enumerate(messages) if message["role"] in _SPEAKERS), len(messages))
+    return any(message["role"] == "system" for message in messages[begun + 1 :])
 
 
 def probe(text: str) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import pytest
 import small_tokenizers as small
 
 from quire.text.chat import ChatTemplate
-from quire.text.late_system import folded
+from quire.text.late_system import folded, is_late
 from quire.text.sandbox import Sandbox
 
 FIRST_ONLY = """
@@ -90,3 +90,10 @@ def test_content_of_parts_stays_in_parts() -> None:
     assert message["content"] == [part, {"type": "text", "text": "<system>\nc\n</system>"}]
     (message,) = folded(said(("user", "b"), ("system", [part])))
     assert [one["text"] for one in message["content"]] == ["b", "<system>", "b", "</system>"]
+
+
+def test_a_role_of_the_template_may_come_first() -> None:
+    """As in firefunction's conversations, whose tools stand before what the system says."""
+    assert not is_late(said(("functions", "[]"), ("system", "a"), ("user", "b")))
+    assert is_late(said(("functions", "[]"), ("user", "a"), ("system", "b")))
+    assert is_late(said(("system", "a"), ("system", "b")))
