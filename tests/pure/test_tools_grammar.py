@@ -11,11 +11,10 @@ import pytest
 from answer_grammars import Bytes
 
 from quire.errors import RequestError
-from quire.sampling_params import StructuredOutputsParams
 from quire.text.answer import AnswerParser, CallArguments, CallStart, Content
 from quire.text.reasoning import FORMATS as REASONING
 from quire.text.tools import FORMATS, Dialect
-from quire.text.tools.functions import read_functions, warnings_of, widened
+from quire.text.tools.functions import Function, read_functions, warnings_of, widened
 
 MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>", "</think>")
 TEXT, TOKENS = Bytes(), Bytes(MARKS)
@@ -364,8 +363,8 @@ def test_keywords_that_no_grammar_knows(strict: bool) -> None:
         assert TEXT.allows(made, call("hermes", "f", '{"a": [1]}'))
 
 
-def refuse_references(structure: StructuredOutputsParams) -> None:
-    if '"$ref"' in json.dumps(structure.json):
+def refuse_references(function: Function) -> None:
+    if '"$ref"' in json.dumps(function.schema):
         raise RequestError("structured_outputs.json: it refers to nothing", None, "structured_outputs")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,8 +10,10 @@ import pytest
 from quire.errors import RequestError
 from quire.grammar.compiler import GrammarCompiler
 from quire.sampling_params import StructuredOutputsParams
-from quire.text.tools.functions import MAX_WARNINGS, read_functions, warnings_of, widened
+from quire.text.tools import Dialect
+from quire.text.tools.functions import MAX_WARNINGS, Function, read_functions, warnings_of, widened
 from quire.text.tools.loosen import FORMATS, UNENFORCED, loosened
+from quire.text.tools.qwen_xml import QwenXml
 
 TEXT = {"type": "string"}
 
@@ -29,6 +31,17 @@ def compiles(compiler: GrammarCompiler, schema: dict[str, Any]) -> bool:
     except RequestError:
         return False
     return True
+
+
+def alone(compiler: GrammarCompiler) -> Callable[[Function], object]:
+    """Compile the schema of a function, and its grammar in a format that writes each parameter by itself."""
+
+    def check(function: Function) -> None:
+        compiler.compile(StructuredOutputsParams(json=function.schema))
+        grammar = Dialect(QwenXml(""), None, {}).grammar((function,), "required")
+        compiler.compile(StructuredOutputsParams(grammar=grammar))
+
+    return check
 
 
 def of(schema: Any, **more: Any) -> dict[str, Any]:
@@ -156,16 +169,27 @@ def test_what_is_refused_all_the_same_is_widened(
     *odd, said = schemas
     for schema in odd:
         functions = read_functions([tool(of(TEXT)), tool(of(schema, required=["x"]), "g")])
-        first, second = widened(functions, compiler.compile)
+        first, second = widened(functions, alone(compiler))
         assert first == functions[0]
         assert said in second.warnings[-1]
         assert compiles(compiler, second.schema)
         assert second.schema["required"] == ["x"]
 
 
+def test_what_a_format_of_calls_cannot_follow_is_widened_for_it(compiler: GrammarCompiler) -> None:
+    """Parameters that are written each by itself do not know one another."""
+    schema = {"properties": {"x": {"$ref": "#/properties/y"}, "y": {"type": "integer"}}}
+    (function,) = widened(read_functions([tool(schema)]), alone(compiler))
+    assert function.schema["properties"] == {"x": {}, "y": {"type": "integer"}}
+    said = (
+        "of its parameters, the names and types alone are enforced: $ref: there is nothing at /properties/y"
+    )
+    assert function.warnings == (f"{said} of this schema",)
+
+
 def test_when_nothing_else_helps_any_object_is_taken() -> None:
-    def check(structure: StructuredOutputsParams) -> None:
-        if isinstance(structure.json, dict) and "properties" in structure.json:
+    def check(function: Function) -> None:
+        if "properties" in function.schema:
             raise RequestError("structured_outputs.json: it takes more than 1 s to compile")
 
     (function,) = widened(read_functions([tool(of(TEXT))]), check)
@@ -183,7 +207,7 @@ def test_a_strict_schema_is_followed_to_the_letter(compiler: GrammarCompiler) ->
         functions = read_functions([tool(schema, strict=True)])
         assert not functions[0].warnings
         with pytest.raises(RequestError, match=named) as caught:
-            widened(functions, compiler.compile)
+            widened(functions, alone(compiler))
         assert caught.value.param == "tools[0].function.parameters"
 
 

@@ -118,7 +118,13 @@ def _structured(
     except RequestError as error:
         if not functions:
             raise
-        wider = widened(functions, check)
+
+        def check_alone(function: Function) -> None:
+            check(StructuredOutputsParams(json=function.schema))  # its errors say more
+            alone = serving.dialect.grammar((function,), "required")
+            check(StructuredOutputsParams(grammar=alone))
+
+        wider = widened(functions, check_alone)
         if wider == functions:
             problem = error.message.removeprefix("structured_outputs.grammar: ")
             raise RequestError(

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from quire.errors import RequestError
-from quire.sampling_params import StructuredOutputsParams
 from quire.text.formats import narrowed
 from quire.text.tools.loosen import OPEN, loosened, looser
 
@@ -18,8 +17,6 @@ WIDENING_S = 5.0  # for all schemas of a request that are refused
 NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 
 _OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-
-Check = Callable[[StructuredOutputsParams], object]  # raises RequestError for what cannot be compiled
 
 
 class Function(NamedTuple):
@@ -85,6 +82,9 @@ def _allowed(functions: Sequence[Function], allowed: Any) -> tuple[tuple[Functio
     return tuple(one for one in functions if one.name in names), allowed["mode"] == "required"
 
 
+Check = Callable[[Function], object]  # raises RequestError for a function whose grammar does not compile
+
+
 def widened(functions: Sequence[Function], check: Check) -> tuple[Function, ...]:
     """Functions whose schemas compile: those that do not are widened, unless they are strict.
 
@@ -95,21 +95,22 @@ def widened(functions: Sequence[Function], check: Check) -> tuple[Function, ...]
 
 
 def _widened(function: Function, index: int, check: Check, end: float) -> Function:
-    problem = _problem(function.schema, check)
+    problem = _problem(function, check)
     if problem is None:
         return function
     for schema, warning in () if function.strict else looser(function.schema):
         schema["x-guidance"] = function.schema["x-guidance"]
-        if time.monotonic() < end and _problem(schema, check) is None:
-            return function._replace(schema=schema, warnings=(*function.warnings, f"{warning}: {problem}"))
+        wide = function._replace(schema=schema, warnings=(*function.warnings, f"{warning}: {problem}"))
+        if time.monotonic() < end and _problem(wide, check) is None:
+            return wide
     raise _wrong(f"tools[{index}].function.parameters", f"cannot be followed: {problem}")
 
 
-def _problem(schema: dict[str, Any], check: Check) -> str | None:
+def _problem(function: Function, check: Check) -> str | None:
     try:
-        check(StructuredOutputsParams(json=schema))
+        check(function)
     except RequestError as error:
-        return error.message.removeprefix("structured_outputs.json: ")
+        return re.sub(r"^structured_outputs\.\w+: ", "", error.message)
     return None
 
 
