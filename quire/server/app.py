@@ -16,7 +16,7 @@ from quire.server.errors import Refused, response_for
 from quire.server.exchange import Exchanges
 from quire.server.limits import wrap
 from quire.server.llamacpp import routes as llamacpp
-from quire.server.ollama import routes as ollama
+from quire.server.ollama import models as ollama
 from quire.server.openai import chat, completions, responses
 from quire.server.serving import Serving
 

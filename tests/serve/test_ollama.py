@@ -182,8 +182,9 @@ def test_a_format(client: httpx.Client, path: str) -> None:
 
 
 def test_any_json(client: httpx.Client) -> None:
-    for line in lines(client, format="json", options={"num_predict": 3})[:1]:
-        assert line["message"]["content"].lstrip().startswith("{")
+    found = lines(client, format="json", options={"num_predict": 20, "temperature": 0})
+    text = "".join(line["message"]["content"] for line in found)
+    assert text.lstrip().startswith("{")
 
 
 def test_tools(client: httpx.Client) -> None:
@@ -364,6 +365,30 @@ def test_turns_as_templates_read_them() -> None:
     ]
     assert task.add_generation_prompt
     assert chat_task(ChatRequest(), _serving()) == Task(None)
+
+
+def test_calls_without_ids_are_given_some() -> None:
+    """Ollama's own package leaves them out, and there are templates that refuse calls without."""
+
+    def call(name: str, **more: str) -> Object:
+        return {"function": {"name": name, "arguments": {}}, **more}
+
+    def result(**more: str) -> Object:
+        return {"role": "tool", "content": "x", **more}
+
+    turns = [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "tool_calls": [call("f"), call("g"), call("h", id="own")]},
+        *(result(), result(tool_call_id="own"), result()),
+        {"role": "assistant", "tool_calls": [call("f")]},
+        *(result(), result()),
+    ]
+    (task, _) = chat_task(msgspec.convert({"messages": turns}, ChatRequest), _serving())
+    assert task is not None
+    calls = [one["id"] for message in task.messages for one in message.get("tool_calls", ())]
+    assert calls == ["call00001", "call00002", "own", "call00004"]
+    told = [message.get("tool_call_id") for message in task.messages if message["role"] == "tool"]
+    assert told == ["call00001", "own", "call00002", "call00004", None]
 
 
 def test_options_of_a_samplers_own(client: httpx.Client) -> None:

@@ -86,10 +86,6 @@ class Props(Struct):
     is_sleeping: bool = False
 
 
-def _json(content: Any) -> Response:
-    return Response(encode(content), media_type="application/json")
-
-
 @describes("What the server is, for clients of llama.cpp; POST is refused", reply=Props)
 async def props(request: Request) -> Response:
     """Nothing of it is a path."""
@@ -103,7 +99,7 @@ async def props(request: Request) -> Response:
     if not eos and frontend.tokenizer and frontend.eos_token_ids:
         eos = frontend.tokenizer.token_text(frontend.eos_token_ids[0])
     caps = dict.fromkeys(("supports_tools", "supports_tool_calls"), spoken.tools is not None)
-    return _json(
+    return admin.reply(
         Props(
             Defaults(settings_of(params, frontend.max_model_len), frontend.max_model_len),
             serving.engine_config.max_num_seqs,
@@ -141,7 +137,7 @@ async def slots(request: Request) -> Response:
         slot.id = number
     if request.query_params.get("fail_on_no_slot") and num_busy == total:
         raise Refused(503, "no slot is available", "ask again in a moment")
-    return _json(found)
+    return Response(encode(found), media_type="application/json")
 
 
 def _running(part: Part, n_ctx: int) -> list[Slot]:
@@ -170,7 +166,7 @@ async def apply_template(request: Request) -> Response:
     serving: Serving = request.app.state.serving
     asked, *_ = await read(request, TemplateRequest)
     serving.check_model(asked.model)
-    return _json(Prompt(await serving.in_thread(_rendered, serving.frontend, asked)))
+    return admin.reply(Prompt(await serving.in_thread(_rendered, serving.frontend, asked)))
 
 
 def _rendered(frontend: Frontend, asked: TemplateRequest) -> str:

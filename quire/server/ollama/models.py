@@ -11,10 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from quire.server.admin import Version, reply
 from quire.server.body import read
 from quire.server.errors import Refused
+from quire.server.ollama import answers
 from quire.server.ollama.answers import LATEST, served
-from quire.server.openai.stream import encode
 from quire.server.openapi import describes
 from quire.server.serving import Serving
 
@@ -79,10 +80,6 @@ class ShowRequest(Struct, kw_only=True):
 
     model: str | None = None
     name: str | None = None
-    verbose: bool | None = None
-    system: str | None = None
-    template: str | None = None
-    options: dict[str, Any] | None = None
 
 
 class Shown(Struct):
@@ -97,23 +94,13 @@ class Shown(Struct):
     modified_at: datetime
 
 
-class Version(Struct):
-    """Of Ollama's interface."""
-
-    version: str
-
-
-def _json(content: Any) -> Response:
-    return Response(encode(content), media_type="application/json")
-
-
 @describes("The names that the model is served by, for clients of Ollama", reply=Tags)
 async def tags(request: Request) -> Response:
     serving: Serving = request.app.state.serving
     names, started = _names(serving), datetime.fromtimestamp(serving.created_s, UTC)
     size, digest, details = _size(serving), _digest(serving), _details(serving)
     capabilities = _capabilities(serving)
-    return _json(Tags([Tag(name, name, started, size, digest, details, capabilities) for name in names]))
+    return reply(Tags([Tag(name, name, started, size, digest, details, capabilities) for name in names]))
 
 
 @describes("The models that are loaded, for clients of Ollama", reply=Processes)
@@ -122,7 +109,7 @@ async def processes(request: Request) -> Response:
     size, digest, details = _size(serving), _digest(serving), _details(serving)
     room = serving.frontend.max_model_len
     names = _names(serving)
-    return _json(Processes([Running(name, name, size, digest, details, NEVER, room) for name in names]))
+    return reply(Processes([Running(name, name, size, digest, details, NEVER, room) for name in names]))
 
 
 @describes("What a model is and can, for clients of Ollama", ShowRequest, Shown)
@@ -133,7 +120,7 @@ async def show(request: Request) -> Response:
     name = served(serving, asked.model or asked.name)
     frontend = serving.frontend
     parameters = [f"{name} {value}" for name, value in frontend.default_params.items()]
-    return _json(
+    return reply(
         Shown(
             "\n".join([f"FROM {name}", *(f"PARAMETER {line}" for line in parameters)]),
             "\n".join(parameters),
@@ -148,7 +135,7 @@ async def show(request: Request) -> Response:
 
 @describes("The version of Ollama's interface that this server speaks", reply=Version)
 async def version(request: Request) -> Response:
-    return _json(Version(API_VERSION))
+    return reply(Version(API_VERSION))
 
 
 @describes("Refused: this server serves one model and changes nothing")
@@ -218,6 +205,7 @@ def _info(serving: Serving) -> dict[str, Any]:
 
 
 ROUTES = [
+    *answers.ROUTES,
     Route("/api/tags", tags),
     Route("/api/ps", processes),
     Route("/api/show", show, methods=["POST"]),

@@ -182,6 +182,7 @@ def chat_task(asked: ChatRequest, serving: Serving) -> Task:
     if not asked.messages:
         return Task(None)
     messages = [_message(message, f"messages[{i}]") for i, message in enumerate(asked.messages)]
+    _give_ids(messages)
     return Task(_task(asked, serving, messages, asked.tools))
 
 
@@ -277,6 +278,23 @@ def _message(message: GivenMessage, where: str) -> dict[str, Any]:
 def _call(call: GivenCall) -> dict[str, Any]:
     function = {"name": call.function.name, "arguments": call.function.arguments}
     return {"type": "function", "function": function} | ({"id": call.id} if call.id else {})
+
+
+def _give_ids(messages: list[dict[str, Any]]) -> None:
+    """Name calls that have no id, and the results that follow them: some templates ask for it.
+
+    The names are the same each time, so that a conversation that goes on is found in the prefix cache. Their
+    form is the one that the strictest template takes: nine letters and digits.
+    """
+    waiting: list[str] = []
+    count = 0
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            count += 1
+            waiting.append(call.setdefault("id", f"call{count:05}"))
+        if message["role"] == "tool" and waiting:
+            given = message.setdefault("tool_call_id", waiting[0])
+            waiting = [one for one in waiting if one != given]
 
 
 def _check_images(images: list[Any] | None, where: str) -> None:
