@@ -108,13 +108,25 @@ def document(routes: Iterable[BaseRoute], *, keys: bool) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "Quire", "version": __version__},
-        "paths": paths,
-        "components": {"schemas": components},
+        **_plainly_named({"paths": paths, "components": {"schemas": components}}),
     }
     if keys:
         shown["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         shown["security"] = [{"key": []}]
     return shown
+
+
+def _plainly_named(shown: dict[str, Any]) -> dict[str, Any]:
+    """Types of one name in several modules by that name, before it the interface unless it is OpenAI's."""
+
+    def plain(found: re.Match[bytes]) -> bytes:
+        return (found[1].capitalize() if found[1].decode() in _FAILURES.keys() - {"openai"} else b"") + found[
+            2
+        ]
+
+    written = re.sub(rb"quire\.server\.(\w+)(?:\.\w+)*\.([A-Z]\w*)", plain, msgspec.json.encode(shown))
+    renamed: dict[str, Any] = msgspec.json.decode(written)
+    return renamed
 
 
 def _description(route: Route) -> Described:

@@ -170,6 +170,9 @@ def test_the_document_describes_every_path(client: httpx.Client) -> None:
     text = json.dumps(document)
     for name in {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}:
         assert name in document["components"]["schemas"]
+    assert "quire." not in text  # where types of one name are told apart by their modules
+    for name in ("ChatRequest", "OllamaChatRequest", "CompletionRequest", "LlamacppCompletionRequest"):
+        assert name in document["components"]["schemas"]
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
