@@ -33,14 +33,14 @@ class Family:
     `defaults` holds every key that is read and its value where config.json leaves it out; `spelled` the
     family's own names of keys that others name otherwise; `slides` says which layers have the window where
     `layer_types` is not listed; `only` holds keys that change the mathematics in ways that are not done,
-    with the one value that is.
+    with the values that ask for none of it.
     """
 
     record: Record
     defaults: defaults.Defaults
     slides: Slides = lambda fields, layer: True
     spelled: Mapping[str, str] = field(default_factory=dict)
-    only: Mapping[str, Any] = field(default_factory=dict)
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
 
 def _every_other(fields: Fields, layer: int) -> bool:
@@ -67,7 +67,8 @@ _GPT2 = {
     "hidden_act": "activation_function",
     "rms_norm_eps": "layer_norm_epsilon",
 }
-_CAUSAL = {"use_bidirectional_attention": False}
+_CAUSAL = {"use_bidirectional_attention": (False, None)}
+_ONLY = {"is_causal": (True,), "per_layer_config": (None,)}  # of every family
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(llama, defaults.LLAMA),
@@ -83,11 +84,11 @@ FAMILIES: dict[str, Family] = {
     "GraniteForCausalLM": Family(granite, defaults.GRANITE),
     "Cohere2ForCausalLM": Family(cohere2, defaults.COHERE2, _by_pattern, {"rms_norm_eps": "layer_norm_eps"}),
     "Glm4ForCausalLM": Family(glm4, defaults.GLM4),
-    "GPT2LMHeadModel": Family(gpt2, defaults.GPT2, spelled=_GPT2, only={"add_cross_attention": False}),
+    "GPT2LMHeadModel": Family(gpt2, defaults.GPT2, spelled=_GPT2, only={"add_cross_attention": (False,)}),
     "MixtralForCausalLM": Family(mixtral, defaults.MIXTRAL, spelled=_EXPERTS),
-    "OlmoeForCausalLM": Family(olmoe, defaults.OLMOE, only={"clip_qkv": None}),
+    "OlmoeForCausalLM": Family(olmoe, defaults.OLMOE, only={"clip_qkv": (None,)}),
     "GptOssForCausalLM": Family(
-        gpt_oss, defaults.GPT_OSS, _every_other, spelled=_EXPERTS, only={"swiglu_alpha": 1.702}
+        gpt_oss, defaults.GPT_OSS, _every_other, spelled=_EXPERTS, only={"swiglu_alpha": (1.702,)}
     ),
 }
 IGNORED = ("*.rotary_emb.inv_freq", "*.attn.bias", "*.attn.masked_bias")
@@ -139,8 +140,8 @@ def read_model(raw: Mapping[str, Any]) -> Model:
             f"the checkpoint is quantized ({shortened(str(method))}), which cannot be read yet",
             "take the unquantized checkpoint; quantization='int8' or 'int4' quantizes it while loading",
         )
-    for key, done in {"per_layer_config": None, **family.only}.items():
-        if raw.get(key, done) not in (None, done):
+    for key, done in {**_ONLY, **family.only}.items():
+        if key in raw and raw[key] not in done:
             raise ConfigError(f"config.json: {key} = {quoted(raw[key])} is not supported")
     cfg = read_config(read_fields(raw, family.defaults, family.spelled), family.slides)
     builder = Builder()

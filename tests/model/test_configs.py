@@ -185,6 +185,8 @@ NOT_DONE: list[tuple[str, dict[str, Any]]] = [
     ("gpt2", {"add_cross_attention": True}),
     ("gpt_oss", {"swiglu_alpha": 1.5}),
     ("llama", {"per_layer_config": {"0": {"hidden_act": "relu"}}}),
+    ("llama", {"is_causal": False}),
+    ("gpt2", {"is_causal": None}),
 ]
 
 
@@ -201,6 +203,8 @@ def test_options_that_say_what_is_done_anyway() -> None:
         ("gemma3", "use_bidirectional_attention", False),
         ("gpt_oss", "swiglu_alpha", 1.702),
         ("gpt2", "add_cross_attention", False),
+        ("llama", "per_layer_config", None),
+        ("llama", "is_causal", True),
     ):
         assert read_model({**CONFIGS[name], key: value}).program == read_model(CONFIGS[name]).program
 
