@@ -330,6 +330,15 @@ def _measure(value: Any, param: str) -> None:
     raise RequestError(f"{param} is nested deeper than {MAX_NESTING}", None, param)
 
 
+def half_characters(text: str) -> bool:
+    """Whether a text holds half of a surrogate pair, as JSON can write it: no tokenizer takes it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
 def _read_templates(folder: Path) -> dict[str, str]:
     """The templates of a checkpoint by name, from the places where they are kept."""
     path = folder / "chat_template.jinja"
@@ -344,10 +353,10 @@ def _read_templates(folder: Path) -> dict[str, str]:
         if len(named) < len(found):
             raise ConfigError(f"{folder}: two chat templates have one name", "remove one of them")
         found = named
-    templates = found if isinstance(found, dict) else {"default": found} if found else {}
+    templates = found if isinstance(found, dict) else {"default": found} if found not in (None, "") else {}
     _check_number(folder, len(templates))
     for name, source in templates.items():
-        if not isinstance(source, str) or len(source) > MAX_TEMPLATE_BYTES:
+        if not isinstance(source, str) or len(source) > MAX_TEMPLATE_BYTES or half_characters(source):
             raise ConfigError(f"{folder}: the chat template {quoted(name)} is not a text of at most 1 MiB")
     return templates
 

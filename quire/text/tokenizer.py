@@ -19,11 +19,10 @@ from quire.text.characters import (
     bytes_of_spelling,
     regroup,
 )
-from quire.text.chat import ChatTemplate, PromptText
+from quire.text.chat import ChatTemplate, PromptText, half_characters
 from quire.text.vocabulary import Vocabulary, is_of_library, load_vocabulary
 
 LONG_TEXT = 1 << 14  # characters; encoding them takes some milliseconds
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -270,7 +269,7 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
         text = token.get("content") if isinstance(token, dict) else token
         if text is None:
             continue
-        if not isinstance(text, str) or (not text.isascii() and _SURROGATE.search(text)):
+        if not isinstance(text, str) or half_characters(text):
             raise ConfigError(f"tokenizer_config.json: {name} = {quoted(text)} is not a text")
         texts[name] = text
     return texts

@@ -316,6 +316,32 @@ def test_inspect_without_weights(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "never opened" in capsys.readouterr().out
 
 
+STEERING = "\x1b[2J\x1b]0;title\x07\n\u202e"
+LIES = {
+    "a pipe": lambda path: os.mkfifo(path),
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a name that steers": lambda path: path.write_text(json.dumps({"architectures": [STEERING]})),
+    "a name of a megabyte": lambda path: path.write_text(json.dumps({"architectures": ["A" * 10**6]})),
+    "a key that steers": lambda path: path.write_text('{"\\u001b[2J": 1, "\\u001b[2J": 2}'),
+    "no UTF-8": lambda path: path.write_bytes(b'{"\xff": 1}'),
+}
+
+
+@pytest.mark.parametrize("label", LIES)
+@pytest.mark.parametrize("command", ["inspect", "run"])
+def test_a_config_that_lies_is_one_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, label: str
+) -> None:
+    LIES[label](tmp_path / "config.json")
+    assert call(command, str(tmp_path), *(["hello"] if command == "run" else [])) == 1
+    out, err = capsys.readouterr()
+    lines = err.removesuffix("\n").split("\n")
+    assert out == ""
+    assert [line.partition(":")[0] for line in lines] in (["error"], ["error", "hint"])
+    assert all(line.isprintable() for line in lines)
+    assert len(err) < 1000
+
+
 def test_inspect_of_what_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = _model(tmp_path / "large", hidden_size=1 << 17, intermediate_size=1 << 20)
     assert call("inspect", str(folder)) == 0

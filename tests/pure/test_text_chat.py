@@ -359,7 +359,7 @@ def test_where_templates_are_found(tmp_path: Path, sandbox) -> None:
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(RequestError, match="only tool_use"):
         ChatTemplate.from_folder(tmp_path, sandbox=sandbox).render(HI)
-    for broken in ({"default": 3}, [{"name": "default"}]):
+    for broken in ({"default": 3}, [{"name": "default"}], 0, False, "\ud800"):
         config.write_text(json.dumps({"chat_template": broken}))
         with pytest.raises(ConfigError):
             ChatTemplate.from_folder(tmp_path, sandbox=sandbox)
