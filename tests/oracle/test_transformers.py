@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from oracle import architecture, config_class, model_class, ours, randomize, theirs, token_ids, torch
+from safetensors.numpy import load_file, save_file
 
+from quire.build import describe
+from quire.config import EngineConfig
 from quire.models.registry import FAMILIES
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs are not ours to fix
@@ -108,6 +111,18 @@ def test_logits(name: str, kind: str, changes: dict[str, Any], tmp_path: Path) -
     expected = theirs(model, ids)
     assert np.abs(ours(tmp_path, ids) - expected).max() <= 1e-4 * np.abs(expected).max()
     assert expected.std() > 0.05
+
+
+@pytest.mark.parametrize(("change", "own"), [(0.0, False), (0.5, True)])
+def test_a_tied_head_that_differs(change: float, own: bool, tmp_path: Path) -> None:
+    """Both sides take the head of the checkpoint where it is another one than the embedding."""
+    make("Qwen2", {"tie_word_embeddings": True}, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + np.float32(change)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    loaded = model_class("Qwen2").from_pretrained(tmp_path)
+    assert (loaded.lm_head.weight is not loaded.model.embed_tokens.weight) is own
+    assert describe(EngineConfig(model=str(tmp_path))).own_head is own
 
 
 def test_every_family_is_compared() -> None:
