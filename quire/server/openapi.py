@@ -95,7 +95,8 @@ def describes(summary: str, body: Any = None, reply: Any = None, streams: bool =
 
 def document(routes: Iterable[BaseRoute], *, keys: bool) -> dict[str, Any]:
     """The document. `keys`: whether API keys are asked for."""
-    described = [(route, _description(route)) for route in routes if isinstance(route, Route)]
+    listed = [route for route in routes if isinstance(route, Route) and route.include_in_schema]
+    described = [(route, _description(route)) for route in listed]
     types = {type_ for _, words in described for type_ in (words.body, words.reply) if type_ is not None}
     ordered = [*_FAILURES.values(), *sorted(types, key=str)]
     schemas, components = msgspec.json.schema_components(ordered, ref_template=REF)

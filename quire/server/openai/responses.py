@@ -281,7 +281,6 @@ async def compact(request: Request) -> Response:
     raise NotFound("no conversation is compacted here", COMPACT_YOURSELF)
 
 
-@describes("No WebSocket is opened")
 async def websocket(request: Request) -> Response:
     """Agents that ask for a WebSocket first go on over HTTP at once where the status is 426."""
     if request.headers.get("upgrade", "").lower() != "websocket":
@@ -292,7 +291,7 @@ async def websocket(request: Request) -> Response:
 
 ROUTES = [
     Route("/v1/responses", create, methods=["POST"]),
-    Route("/v1/responses", websocket, methods=["GET"]),
+    Route("/v1/responses", websocket, methods=["GET"], include_in_schema=False),
     Route("/v1/responses/compact", compact, methods=["POST"]),
     Route("/v1/responses/input_tokens", count_tokens, methods=["POST"]),
     Route("/v1/responses/{response_id}", kept, methods=["GET", "DELETE"]),
