@@ -9,10 +9,15 @@ on the borders are those of the plain library.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import re
 import secrets
+import tempfile
+import threading
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +36,7 @@ MAX_ADDED = 80_000  # models that write sounds as tokens have some 66,000
 MAX_NAME = 1024  # characters of an added token
 
 _LOG = logging.getLogger(__name__)
+_STDERR = threading.Lock()
 
 # Normalizers that leave an alias (lower-case hexadecimal) as it is, wherever it stands.
 _HARMLESS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Sequence"}
@@ -69,9 +75,10 @@ def load_vocabulary(path: Path) -> Vocabulary:
         added = _hide_added_tokens(data)
         data["truncation"] = data["padding"] = None  # left over from training: prompts are not to be cut
         data["model"]["dropout"] = None  # as well: a text has one encoding
-        library = tokenizers.Tokenizer.from_buffer(msgspec.json.encode(data))
-        library.encode_special_tokens = False
-        _try_out(library)
+        with _panics_unsaid():
+            library = tokenizers.Tokenizer.from_buffer(msgspec.json.encode(data))
+            library.encode_special_tokens = False
+            _try_out(library)
     except BaseException as error:  # a missing key is as broken a file
         if not is_of_library(error):
             raise
@@ -86,6 +93,25 @@ def load_vocabulary(path: Path) -> Vocabulary:
             table[number] = replace(token, token_id=number)
     _warn_of_numbers(path, added, {token.content: number for number, token in table.items()})
     return Vocabulary(library, table, frozenset(_types(data.get("decoder"))))
+
+
+@contextlib.contextmanager
+def _panics_unsaid() -> Iterator[None]:
+    """Keep what the library's panics write to standard error, a page each, from being said beside the error.
+
+    What others wrote there meanwhile follows when nothing failed.
+    """
+    with _STDERR, tempfile.TemporaryFile() as said, contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # standard error is closed
+            kept = os.dup(2)
+            stack.callback(os.close, kept)
+            stack.callback(os.dup2, kept, 2)
+            os.dup2(said.fileno(), 2)
+        yield
+        stack.close()
+        said.seek(0)
+        with contextlib.suppress(OSError):
+            os.write(2, said.read())
 
 
 def is_of_library(error: BaseException) -> bool:

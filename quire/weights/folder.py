@@ -51,14 +51,17 @@ class ModelFolder:
 
     @property
     def has_weights(self) -> bool:
-        """Whether all of them are here. What the model is, its small files say without them."""
+        """Whether all of them are here. What the model is, its small files say without them.
+
+        Raises ConfigError for an index that cannot be read: it is here, and says nothing.
+        """
         if self.weights != self.path:
             return present(self.weights)
         try:
             (chosen,) = weight_files([file.name for file in self.path.iterdir()], str(self.path))
-            shards = read_index(self.path / chosen).values() if chosen == INDEX_NAME else (chosen,)
         except (ConfigError, OSError):
             return False
+        shards = read_index(self.path / chosen).values() if chosen == INDEX_NAME else (chosen,)
         return all(present(self.path / shard) for shard in set(shards))
 
     def checkpoint(self) -> Checkpoint:

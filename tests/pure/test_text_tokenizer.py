@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -256,7 +257,9 @@ LIES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("label", LIES)
-def test_a_tokenizer_that_lies_is_refused(tmp_path: Path, label: str) -> None:
+def test_a_tokenizer_that_lies_is_refused(
+    tmp_path: Path, label: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     changes, message = LIES[label]
     path = small.words(tmp_path) / "tokenizer.json"
     data = json.loads(path.read_text())
@@ -268,6 +271,9 @@ def test_a_tokenizer_that_lies_is_refused(tmp_path: Path, label: str) -> None:
         Tokenizer.from_folder(tmp_path)
     assert caught.value.message.isprintable()
     assert len(str(caught.value)) < len(str(path)) + 600
+    assert capfd.readouterr().err == ""  # no panic's backtrace beside it
+    os.write(2, b"open")
+    assert capfd.readouterr().err == "open"
 
 
 @pytest.mark.parametrize(
