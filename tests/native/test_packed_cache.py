@@ -222,6 +222,19 @@ def test_a_file_of_another_model_is_refused(model: tuple[Path, Any], cache: Pack
     assert not other.exists()
 
 
+def test_what_is_no_file_is_not_waited_for(model: tuple[Path, Any], cache: PackedCache) -> None:
+    """A pipe under the name of a packed model would wait for whoever writes into it."""
+    first = read(*model, cache=cache)
+    (path,) = files(cache)
+    path.unlink()
+    os.mkfifo(path)
+    assert cache.entries() == []
+    assert cache.unreadable() == [path]
+    again = read(*model, cache=cache)
+    assert (again.from_cache, contents(again)) == (False, contents(first))
+    assert path.is_file()
+
+
 def test_many_may_read_and_write_at_once(model: tuple[Path, Any], cache: PackedCache) -> None:
     found: list[dict[str, bytes]] = []
     start = threading.Barrier(6)
