@@ -73,12 +73,12 @@ NATIVE := CMakeLists.txt $(wildcard csrc/*.* csrc/*/*.*)
 
 .venv/.test: pyproject.toml $(NATIVE) | .venv/bin/python
 	@echo 'quire: building and installing with the tools for tests into .venv (once; two to three minutes) ...' >&2
-	@$(PIP) install --editable '.[test]'
+	@$(PIP) install --editable '.[test]' --config-settings=cmake.define.QUIRE_TWIN=ON
 	@touch $@ .venv/.run
 
 .venv/.oracle: .venv/.test
 	@echo 'quire: installing PyTorch and transformers into .venv (once; about 1 GB) ...' >&2
-	@$(PIP) install --editable '.[test,oracle]'
+	@$(PIP) install --editable '.[test,oracle]' --config-settings=cmake.define.QUIRE_TWIN=ON
 	@touch $@
 
 .clients/.done: tests/clients/requirements.txt | .venv/bin/python

@@ -5,6 +5,11 @@
 #include <cstring>
 #include <stdexcept>
 
+#if defined(__x86_64__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "isas.h"  // made by CMakeLists.txt: QUIRE_ISAS(X) is X(name) for each instruction set, best first
 
 namespace quire {
@@ -18,6 +23,14 @@ QUIRE_ISAS(QUIRE_DECLARE)
 
 namespace {
 
+#if defined(__x86_64__)
+// Linux lends the state of AMX to processes that ask (Documentation/arch/x86/xstate.rst).
+bool may_use_amx() {
+  constexpr long kAskPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kAskPermission, kTileData) == 0;
+}
+#endif
+
 bool runs_here(const char* isa) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -29,8 +42,10 @@ bool runs_here(const char* isa) {
   if (!std::strcmp(isa, "avx2_vnni")) return avx2 && __builtin_cpu_supports("avxvnni");
   if (!std::strcmp(isa, "avx512")) return avx512;
   if (!std::strcmp(isa, "avx512_vnni")) return avx512 && __builtin_cpu_supports("avx512vnni");
-  if (!std::strcmp(isa, "avx512_vnni_bf16"))
-    return avx512 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+  const bool bf16 = avx512 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+  if (!std::strcmp(isa, "avx512_vnni_bf16") || !std::strcmp(isa, "avx512_amx_twin")) return bf16;
+  if (!std::strcmp(isa, "avx512_amx"))
+    return bf16 && __builtin_cpu_supports("amx-int8") && __builtin_cpu_supports("amx-bf16") && may_use_amx();
 #endif
   return !std::strcmp(isa, "portable");
 }

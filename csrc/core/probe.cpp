@@ -61,10 +61,25 @@ void int8_ymm(int64_t n) { LOOP(ZERO_ALL, TWELVE(INT8_Y)); }
 void pairs_ymm(int64_t n) { LOOP(ZERO_ALL, TWELVE(PAIRS_Y)); }
 void mul_xmm(int64_t n) { LOOP(TWELVE(SSE_ZERO) SSE_ZERO("12") SSE_ZERO("13"), TWELVE(MUL_X)); }
 
+// Four chains of products of whole tiles. The shapes are those of LDTILECFG: palette 1, 16 rows of 64 bytes.
+#define TILE_LOOP(op)                                                                                   \
+  alignas(64) static const uint8_t shapes[64] = {                                                       \
+      1,  0, 0,  0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 64, 0, 64, 0, 64, 0,  64, 0,  64, 0,  64, 0,    \
+      64, 0, 64, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,  0, 0,  0, 16, 16, 16, 16, 16, 16, 16, 16};  \
+  asm volatile("ldtilecfg %1\n 1:\n" op " %%tmm5, %%tmm4, %%tmm0\n" op " %%tmm7, %%tmm4, %%tmm1\n" op   \
+               " %%tmm5, %%tmm6, %%tmm2\n" op " %%tmm7, %%tmm6, %%tmm3\n dec %0\n jnz 1b\n tilerelease" \
+               : "+r"(n)                                                                                \
+               : "m"(shapes)                                                                            \
+               : "cc")
+void int8_tile(int64_t n) { TILE_LOOP("tdpbssd"); }
+void bf16_tile(int64_t n) { TILE_LOOP("tdpbf16ps"); }
+
 Loop loop_of(const std::string& isa, const std::string& kind) {
   const bool wide = isa.rfind("avx512", 0) == 0, avx2 = isa.rfind("avx2", 0) == 0;
   if (kind == "f32")
     return wide ? Loop{12 * 32, fma_zmm} : avx2 ? Loop{12 * 16, fma_ymm} : Loop{12 * 8, mul_xmm};
+  if (isa == "avx512_amx" && kind != "f32")
+    return {4 * 16 * 16 * 64 * (kind == "bf16" ? 1.0 : 2.0), kind == "bf16" ? bf16_tile : int8_tile};
   if (kind == "bf16") return isa == "avx512_vnni_bf16" ? Loop{12 * 64, bf16_zmm} : Loop{0, nullptr};
   if (wide) return isa == "avx512" ? Loop{12 * 128, pairs_zmm} : Loop{12 * 128, int8_zmm};
   return isa == "avx2_vnni" ? Loop{12 * 64, int8_ymm} : avx2 ? Loop{12 * 64, pairs_ymm} : Loop{0, nullptr};

@@ -3,10 +3,19 @@
 #include "activation.h"
 #include "table.h"
 #include "tile.h"
+#if defined(QUIRE_AMX)
+#include "amx_tile.h"
+#endif
 
 namespace quire::QUIRE_ISA {
 
 namespace {
+
+#if defined(QUIRE_AMX)
+constexpr bool kAmx = true;
+#else
+constexpr bool kAmx = false;
+#endif
 
 // Rows into tiles.
 
@@ -18,6 +27,14 @@ void pack_f32(const float* x, int64_t stride, int64_t m_rows, int64_t inputs, ui
 
 void pack_bf16(const float* x, int64_t stride, int64_t m_rows, int64_t inputs, uint8_t* out) {
   uint32_t* to = (uint32_t*)out;
+  if constexpr (kAmx) {  // rows one after the other, which end with zeros
+    const int64_t bytes = Rows::row_bytes(RowFormat::bf16, inputs);
+    for (int64_t m = 0; m < m_rows; ++m)
+      for (int64_t k = 0; k < bytes / 2; k += kLanes)
+        store_as(out + m * bytes + k * 2,
+                 to_bf16(k < inputs ? load_some(x + m * stride + k, inputs - k) : F{}));
+    return;
+  }
   for (int64_t k = 0; k < inputs; k += kLanes) {
     const int64_t count = inputs - k, words = count < kLanes ? ceil_div(count, 2) : kLanes / 2;
     for (int64_t m = 0; m < m_rows; ++m) {
@@ -116,32 +133,39 @@ void pack_quantized(const float* x, int64_t stride, int64_t m_rows, int64_t inpu
       rows.pack_block(x + m * stride + k, inputs - k < kBlock ? inputs - k : kBlock, m, k / kGroup);
 }
 
-// One panel's part of a product for one tile of rows: of a gated one the gate first.
-template <int M, Format Of>
-void panel_tile(const Product& p, int64_t panel, const uint8_t* x, const Ahead& ahead, int64_t first_row) {
+// One panel's part of a product for up to M rows, the gate of a gated one first. `sums(weight, out)` gives
+// the products of the rows.
+template <int M, typename Sums>
+QUIRE_INLINE void panel_rows(const Product& p, int64_t panel, int64_t first_row, int64_t rows, Sums sums) {
   F out[M], gate[M];
   const int64_t column = panel * kPanel, count = p.weight.outputs - column;
   for (const Panels* weight = &p.weight;; weight = p.up) {
-    tile<M, Of>(*weight, panel, x, ahead, out);
+    sums(*weight, out);
     if (weight == p.up) {
-      for (int m = 0; m < M; ++m) out[m] *= gate[m];
+      for (int64_t m = 0; m < rows; ++m) out[m] *= gate[m];
       break;
     }
     if (p.bias) {
       const F bias = load_some(p.bias + column, count);
-      for (int m = 0; m < M; ++m) out[m] += bias;
+      for (int64_t m = 0; m < rows; ++m) out[m] += bias;
     }
     if (p.activation != Activation::none)
-      for (int m = 0; m < M; ++m) out[m] = activate(p.activation, out[m]);
+      for (int64_t m = 0; m < rows; ++m) out[m] = activate(p.activation, out[m]);
     if (!p.up) break;
-    for (int m = 0; m < M; ++m) gate[m] = out[m];
+    for (int64_t m = 0; m < rows; ++m) gate[m] = out[m];
   }
   float* to = p.out + first_row * p.stride + column;
   if (count >= kLanes) {
-    for (int m = 0; m < M; ++m) store(to + m * p.stride, out[m]);
+    for (int64_t m = 0; m < rows; ++m) store(to + m * p.stride, out[m]);
   } else {
-    for (int m = 0; m < M; ++m) store_some(to + m * p.stride, out[m], count);
+    for (int64_t m = 0; m < rows; ++m) store_some(to + m * p.stride, out[m], count);
   }
+}
+
+template <int M, Format Of>
+void panel_tile(const Product& p, int64_t panel, const uint8_t* x, const Ahead& ahead, int64_t first_row) {
+  panel_rows<M>(p, panel, first_row, M,
+                [&](const Panels& weight, F* out) { tile<M, Of>(weight, panel, x, ahead, out); });
 }
 
 // Of each format for each number of rows: the loops of a tile are compiled with what stands around them.
@@ -166,6 +190,42 @@ const PanelTile* panel_tiles(Format weight) {
   }
   return nullptr;
 }
+
+// Calls run(panel, part, ahead) for panels [first, last) and all parts of the rows. Few rows pass over a
+// panel that is in the nearest cache, while the next one comes from memory. Many, which are too large to be
+// read again for every panel, pass over all panels part by part; those stay in the second level cache.
+template <typename Run>
+QUIRE_INLINE void walk(const Product& product, int64_t rows, int64_t parts, int64_t first, int64_t last,
+                       Run run) {
+  constexpr int64_t kFewRows = 4 * kTile;
+  const int64_t bytes = product.weight.panel_bytes();
+  if (rows <= kFewRows) {
+    for (int64_t panel = first; panel < last; ++panel)
+      for (int64_t part = 0; part < parts; ++part) run(panel, part, Ahead(bytes, part, parts));
+  } else {
+    for (int64_t part = 0; part < parts; ++part)
+      for (int64_t panel = first; panel < last; ++panel) run(panel, part, Ahead(bytes, 0, 1));
+  }
+}
+
+#if defined(QUIRE_AMX)
+// Rows [begin, begin + parts * count) of bf16, `count` at a time.
+void amx_bf16(const Product& product, const Rows& rows, int64_t begin, int64_t parts, int64_t count,
+              int64_t first, int64_t last) {
+  if (parts == 0) return;
+  const int64_t row_bytes = Rows::row_bytes(rows.format, rows.inputs);
+  tiles_begin(AmxBf16::shapes(count));
+  walk(product, parts * count, parts, first, last, [&](int64_t panel, int64_t part, const Ahead& ahead) {
+    const int64_t row = begin + part * count;
+    panel_rows<AmxBf16::kRows>(product, panel, row, count, [&](const Panels& weight, F* out) {
+      const uint8_t* values = weight.values + panel * weight.panel_bytes();
+      const AmxBf16 tile(values, rows.inputs, rows.data + row * row_bytes, row_bytes, ahead);
+      count > 16 ? tile.run<true>((float (*)[kPanel])out) : tile.run<false>((float (*)[kPanel])out);
+    });
+  });
+  tiles_end();
+}
+#endif
 
 }  // namespace
 
@@ -200,25 +260,19 @@ void pack_rows(const Rows& rows, const float* x, int64_t stride, int64_t tile) {
   }
 }
 
-// All rows times panels [first, last). Few tiles pass over a panel that is in the nearest cache, while the
-// next one comes from memory. Many tiles, which are too large to be read again for every panel, pass over all
-// panels, which stay in the second level cache.
+// All rows times panels [first, last).
 void multiply(const Product& product, const Rows& rows, int64_t first, int64_t last) {
-  constexpr int64_t kFewTiles = 4;
-  const int64_t tiles = rows.tiles(), bytes = product.weight.panel_bytes();
-  const bool few = tiles <= kFewTiles;
-  const PanelTile* const panel_tile = panel_tiles(product.weight.format);
-  const auto run = [&](int64_t panel, int64_t t) {
-    const Ahead ahead(bytes, few ? t : 0, few ? tiles : 1);
-    panel_tile[rows.tile_rows(t) - 1](product, panel, rows.tile(t), ahead, t * kTile);
-  };
-  if (few) {
-    for (int64_t panel = first; panel < last; ++panel)
-      for (int64_t t = 0; t < tiles; ++t) run(panel, t);
-  } else {
-    for (int64_t t = 0; t < tiles; ++t)
-      for (int64_t panel = first; panel < last; ++panel) run(panel, t);
+#if defined(QUIRE_AMX)
+  if (rows.format == RowFormat::bf16) {
+    const int64_t whole = rows.rows / AmxBf16::kRows, rest = rows.rows % AmxBf16::kRows;
+    amx_bf16(product, rows, 0, whole, AmxBf16::kRows, first, last);
+    return amx_bf16(product, rows, whole * AmxBf16::kRows, rest > 0, rest, first, last);
   }
+#endif
+  const PanelTile* const panel_tile = panel_tiles(product.weight.format);
+  walk(product, rows.rows, rows.tiles(), first, last, [&](int64_t panel, int64_t t, const Ahead& ahead) {
+    panel_tile[rows.tile_rows(t) - 1](product, panel, rows.tile(t), ahead, t * kTile);
+  });
 }
 
 }  // namespace quire::QUIRE_ISA

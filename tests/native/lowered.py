@@ -25,6 +25,7 @@ from quire.weights.safetensors import Checkpoint, Entry
 
 ISAS: tuple[str, ...] = tuple(_core.isas())  # of this machine, best first
 Record = Callable[..., Value]  # of a Builder and Values
+BF16_ISAS = ("avx512_vnni_bf16", "avx512_amx", "avx512_amx_twin")  # with products of bfloat16
 FORMATS = ("f32", "f16", "bf16", "int8", "int4")
 _TAGS = {DTYPES["f32"]: "F32", DTYPES["f16"]: "F16", DTYPES["bf16"]: "BF16"}
 
@@ -99,7 +100,7 @@ def on_reference(program: Program, checkpoint: Tensors, format: str, **options: 
 
 def rounds_to_bf16(isa: str, format: str) -> bool:
     """Whether products round their activations: the machine multiplies pairs of bfloat16."""
-    return format == "bf16" and isa.endswith("bf16")
+    return format == "bf16" and isa in BF16_ISAS
 
 
 @contextmanager

@@ -1,0 +1,96 @@
+// The tile operations of AMX: eight tiles of 16 rows of 64 bytes, and products of them.
+//
+// With QUIRE_AMX_TWIN they are plain C++ that adds in the same order, so that machines without AMX test the
+// code around them.
+#pragma once
+
+#include "kernels.h"
+#include "vec.h"
+
+namespace quire::QUIRE_ISA {
+
+// The shapes of the tiles, in the format of LDTILECFG.
+struct alignas(64) TileShapes {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+
+  QUIRE_INLINE void set(int tile, int64_t height, int64_t width) {
+    rows[tile] = (uint8_t)height;
+    row_bytes[tile] = (uint16_t)width;
+  }
+};
+
+#if !defined(QUIRE_AMX_TWIN)
+
+// Sets the shapes and zeroes all tiles. About 150 cycles: once for a run of products.
+QUIRE_INLINE void tiles_begin(const TileShapes& shapes) { asm volatile("ldtilecfg %0" : : "m"(shapes)); }
+// Gives the tiles back, so that the kernel need not save them when it switches threads.
+QUIRE_INLINE void tiles_end() { asm volatile("tilerelease"); }
+
+template <int T>
+QUIRE_INLINE void tile_zero() {
+  asm volatile("tilezero %%tmm%c0" : : "i"(T));
+}
+template <int T>
+QUIRE_INLINE void tile_load(const void* from, int64_t stride) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(T) : "memory");
+}
+template <int T>
+QUIRE_INLINE void tile_store(void* to, int64_t stride) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(T) : "memory");
+}
+// C[m][n] += sum over k of A[m][k] * B[k / 2][2 n + k % 2] of bf16, in float32.
+template <int C, int A, int B>
+QUIRE_INLINE void tile_dot_bf16() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+}
+
+#else
+
+struct TileState {
+  TileShapes shapes;
+  uint8_t data[8][16][64];
+};
+// Every function below is inlined into one file, whose threads have a state each.
+static thread_local TileState tiles;
+
+QUIRE_INLINE void tiles_begin(const TileShapes& shapes) {
+  tiles.shapes = shapes;
+  __builtin_memset(tiles.data, 0, sizeof(tiles.data));
+}
+QUIRE_INLINE void tiles_end() { tiles.shapes = {}; }
+
+template <int T>
+QUIRE_INLINE void tile_zero() {
+  __builtin_memset(tiles.data[T], 0, sizeof(tiles.data[T]));
+}
+template <int T>
+inline void tile_load(const void* from, int64_t stride) {
+  tile_zero<T>();
+  for (int m = 0; m < tiles.shapes.rows[T]; ++m)
+    __builtin_memcpy(tiles.data[T][m], (const uint8_t*)from + m * stride, tiles.shapes.row_bytes[T]);
+}
+template <int T>
+inline void tile_store(void* to, int64_t stride) {
+  for (int m = 0; m < tiles.shapes.rows[T]; ++m)
+    __builtin_memcpy((uint8_t*)to + m * stride, tiles.data[T][m], tiles.shapes.row_bytes[T]);
+}
+// The order of the machine's: pair after pair, the first of a pair before the second.
+template <int C, int A, int B>
+inline void tile_dot_bf16() {
+  const auto value = [](const uint8_t* from) {
+    const uint32_t bits = (uint32_t)(from[0] | from[1] << 8) << 16;
+    return __builtin_bit_cast(float, bits);
+  };
+  for (int m = 0; m < tiles.shapes.rows[C]; ++m) {
+    float* sums = (float*)tiles.data[C][m];
+    for (int k = 0; k < tiles.shapes.row_bytes[A] / 2; ++k)
+      for (int n = 0; n < 16; ++n)
+        sums[n] += value(tiles.data[A][m] + 2 * k) * value(tiles.data[B][k / 2] + 2 * (2 * n + k % 2));
+  }
+}
+
+#endif
+
+}  // namespace quire::QUIRE_ISA

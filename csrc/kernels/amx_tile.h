@@ -1,0 +1,70 @@
+// Products of bfloat16 by AMX: the panels of tile.h are its tiles as they lie in memory.
+#pragma once
+
+#include "amx.h"
+#include "tile.h"
+
+namespace quire::QUIRE_ISA {
+
+// Up to 32 rows with one panel; the sums stay in tiles. A sum runs over pairs of inputs in their order,
+// whatever rows are in the batch.
+class AmxBf16 {
+ public:
+  static constexpr int64_t kRows = 32, kInputs = 32;  // at most, and of one product of tiles
+
+  static QUIRE_INLINE TileShapes shapes(int64_t rows) {
+    TileShapes shapes;
+    for (int half = 0; half < 2 && half * 16 < rows; ++half) {
+      const int64_t height = rows - half * 16 < 16 ? rows - half * 16 : 16;
+      for (int tile = half; tile < 6; tile += 2) shapes.set(tile, height, 64);
+    }
+    for (int b = 6; b < 8; ++b) shapes.set(b, kInputs / 2, 64);
+    return shapes;
+  }
+
+  QUIRE_INLINE AmxBf16(const uint8_t* w, int64_t inputs, const uint8_t* x, int64_t row_bytes,
+                       const Ahead& ahead)
+      : w_(w), x_(x), inputs_(inputs), row_bytes_(row_bytes), ahead_(ahead) {}
+
+  // out[rows]; Two: there are more than 16 rows.
+  template <bool Two>
+  QUIRE_INLINE void run(float (*out)[kPanel]) const {
+    tile_zero<0>();
+    if constexpr (Two) tile_zero<1>();
+    const int64_t whole = inputs_ / kInputs;
+    int64_t step = 0;
+    for (; step + 1 < whole; step += 2) multiply<Two, 2, 6>(step), multiply<Two, 4, 7>(step + 1);
+    if (step < whole) multiply<Two, 2, 6>(step);
+    if (const int64_t rest = inputs_ - whole * kInputs) {  // rows end with zeros, the panel does not
+      alignas(64) uint8_t last[kInputs / 2][64]{};
+      __builtin_memcpy(last, w_ + whole * 1024, (size_t)ceil_div(rest, 2) * 64);
+      multiply_with<Two, 4, 7>(last, whole);
+    }
+    tile_store<0>(out, kPanel * 4);
+    if constexpr (Two) tile_store<1>(out + 16, kPanel * 4);
+  }
+
+ private:
+  template <bool Two, int A, int B>
+  QUIRE_INLINE void multiply(int64_t step) const {
+    for (int64_t i = 0; i < 1024; i += 64) ahead_.at(w_, step * 1024 + i);
+    multiply_with<Two, A, B>(w_ + step * 1024, step);
+  }
+
+  template <bool Two, int A, int B>
+  QUIRE_INLINE void multiply_with(const void* w, int64_t step) const {
+    tile_load<B>(w, 64);
+    tile_load<A>(x_ + step * kInputs * 2, row_bytes_);
+    tile_dot_bf16<0, A, B>();
+    if constexpr (Two) {
+      tile_load<A + 1>(x_ + 16 * row_bytes_ + step * kInputs * 2, row_bytes_);
+      tile_dot_bf16<1, A + 1, B>();
+    }
+  }
+
+  const uint8_t *const w_, *const x_;
+  const int64_t inputs_, row_bytes_;
+  const Ahead& ahead_;
+};
+
+}  // namespace quire::QUIRE_ISA
