@@ -97,7 +97,7 @@ def plan_memory(
 
 
 def _kv_blocks(config: EngineConfig, longest: int, block_bytes: int, left: int) -> tuple[int, str]:
-    """How many blocks the KV cache has, and why: MemoryPlan.kv_reason. `left` bytes are free for it.
+    """Return the number of KV blocks and its reason (MemoryPlan.kv_reason). `left` bytes are free for it.
 
     Without kv_cache_memory_bytes they are enough for max_num_seqs requests of REQUEST_TOKENS (or of the
     longest, if that is less) and for the longest one, within half of what is left; the longest one alone may

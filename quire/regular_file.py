@@ -24,7 +24,7 @@ _KINDS = {
 
 
 def present(path: Path) -> bool:
-    """Whether anything has this name, be it a broken link. What is present is read, or an error."""
+    """Return True if anything has this name, be it a broken link. What is present is read, or an error."""
     return os.path.lexists(path)
 
 

@@ -22,7 +22,7 @@ class WordWrap:
         self._word_cells = 0
 
     def push(self, text: str) -> str:
-        """What can be written now."""
+        """Return the text that can be written now."""
         written = []
         for char in text:
             if char in " \t\n":
@@ -57,7 +57,7 @@ class WordWrap:
 
 
 def cells(char: str) -> int:
-    """How many cells of a terminal a character takes."""
+    """Return the number of terminal cells that a character takes."""
     if unicodedata.category(char) in ("Mn", "Me", "Cf"):
         return 0
     return 2 if unicodedata.east_asian_width(char) in "WF" else 1

@@ -238,7 +238,7 @@ class _Body:
 
 
 def _literal(text: str) -> str:
-    """What a string of the grammar stands for."""
+    """Return the text that a string literal of the grammar stands for."""
 
     def unescaped(match: re.Match[str]) -> str:
         code = match[1] or match[2]

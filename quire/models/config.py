@@ -122,7 +122,7 @@ class ModelConfig(Fields):
         return self.sliding_window if self.layer_types[layer] == SLIDING else None
 
     def rope_parameters(self) -> Mapping[str, Any]:
-        """What config.json says of the rotation: rope_scaling, or the newer rope_parameters; may be empty."""
+        """Return rope_scaling, or the newer rope_parameters, of config.json; may be empty."""
         stated = self.get("rope_scaling") or self.get("rope_parameters") or {}
         if not isinstance(stated, Mapping):
             raise ConfigError(f"config.json: rope_scaling = {quoted(stated)} is not an object")
@@ -131,7 +131,7 @@ class ModelConfig(Fields):
     def rope(
         self, given: Mapping[str, Any] | None = None, *, base: str = "rope_theta", interleaved: bool = False
     ) -> Rope:
-        """How layers rotate: by the parameters `given`, or those of config.json.
+        """Return the rotary embedding by the parameters `given`, or those of config.json.
 
         What they leave out is beside them in config.json: the base in the field `base`.
         """
@@ -152,7 +152,7 @@ class ModelConfig(Fields):
 
 
 def read_fields(raw: Mapping[str, Any], defaults: Mapping[str, Any], spelled: Mapping[str, str]) -> Fields:
-    """What config.json says of the keys in `defaults`; `spelled` are the family's own names of some.
+    """Read the keys in `defaults` from config.json; `spelled` are the family's own names of some.
 
     A key that is left out takes its default. One that is null is null, which only some keys may be.
     """

@@ -63,7 +63,7 @@ def gather_products(program: Program) -> Program:
 
 
 def _after_last_product(op: Linear | GatedLinear, ops: list[Op]) -> int:
-    """Where the last product of this kind and value ends, looked for back to where the value is written."""
+    """Return the place after the last product of this kind and value, looked for back to the value's op."""
     for place in range(len(ops), 0, -1):
         other = ops[place - 1]
         if isinstance(other, type(op)) and other.x == op.x:

@@ -150,7 +150,7 @@ def _malformed(body: bytes | bytearray, error: Exception) -> RequestError:
 
 
 def _half_pair(value: Any, depth: int = 0) -> tuple[str, str] | None:
-    """Where the first half of a surrogate pair without the other is in a value, and which."""
+    """Return the place of the first lone surrogate in a value, and the surrogate."""
     if isinstance(value, str):
         half = _HALF_PAIR.search(value)
         return half and ("", half[0])

@@ -101,7 +101,7 @@ class Parser(h11.Connection):
 
 
 def _improper(error: h11.RemoteProtocolError) -> Refused:
-    """What h11 refuses, in our words."""
+    """Return the refusal for an error of h11, in our words."""
     if error.error_status_hint == 431:
         return _large_head()
     if error.error_status_hint == 501:

@@ -62,7 +62,7 @@ class OllamaErrorBody(msgspec.Struct):
 
 
 class LlamacppError(msgspec.Struct):
-    """What is wrong; `code` is the HTTP status."""
+    """An error in llama.cpp's shape; `code` is the HTTP status."""
 
     code: int
     message: str

@@ -94,7 +94,7 @@ class Serving:
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """What stands for names that are served beside `names`: see ServerConfig.served_model_name."""
+        """Patterns of names that are served in addition to `names`: see ServerConfig.served_model_name."""
         return tuple(name for name in self.config.served_model_name if _is_pattern(name))
 
     def problem(self) -> str | None:

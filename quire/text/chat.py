@@ -168,7 +168,7 @@ class ChatTemplate:
         return self._takes_parts[source]
 
     def _tried(self, source: str, probe: Probe) -> str | None:
-        """What the template writes of a conversation of this form; None if it refuses it."""
+        """Render a conversation of this form; None if the template refuses it."""
         if (source, probe) not in self._probed:
             self._probed[source, probe] = self._written(source, probe(_PROBE))
         return self._probed[source, probe]
@@ -331,7 +331,7 @@ def _measure(value: Any, param: str) -> None:
 
 
 def half_characters(text: str) -> bool:
-    """Whether a text holds half of a surrogate pair, as JSON can write it: no tokenizer takes it."""
+    """Return True if a text holds a lone surrogate, as JSON can write it: no tokenizer takes it."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""What the system says within a conversation, for chat templates that take it at the beginning alone."""
+"""System messages within a conversation, for chat templates that take them at the beginning alone."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def _panics_unsaid() -> Iterator[None]:
 
 
 def is_of_library(error: BaseException) -> bool:
-    """Whether an error can be one of the `tokenizers` library: a bare Exception, or a panic of its code."""
+    """Return True if an error can come from the `tokenizers` library: a bare Exception, or a panic."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 

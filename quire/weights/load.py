@@ -82,7 +82,7 @@ def whole(specs: Mapping[str, WeightSpec], checkpoint: Checkpoint) -> Checkpoint
 
 
 def has_own_head(checkpoint: Checkpoint, tied: str) -> bool:
-    """Whether lm_head.weight is there and differs from the tensor that config.json puts in its place, `tied`.
+    """Return True if lm_head.weight is there and differs from `tied`, which config.json puts in its place.
 
     Both are read as far as they are equal.
     """

@@ -229,7 +229,7 @@ def _fault(path: Path, name: str, what: str) -> ConfigError:
 
 
 def _counts(value: Any, most: int) -> bool:
-    """Whether this is a list of whole numbers from 0 to `most`."""
+    """Return True if this is a list of whole numbers from 0 to `most`."""
     if not isinstance(value, list) or not {int}.issuperset(map(type, value)):
         return False
     return not value or 0 <= min(value) <= max(value) <= most

@@ -22,7 +22,7 @@ Count = Annotated[int, Meta(ge=0)]
 
 
 class Trigger(Struct, frozen=True):
-    """What a conversation must exceed before an edit is made."""
+    """The size that a conversation must exceed before an edit is made."""
 
     type: Literal["input_tokens", "tool_uses"]
     value: Count
@@ -50,14 +50,14 @@ class ThinkingTurns(Struct, frozen=True):
 
 
 class ClearedToolUses(Struct, tag="clear_tool_uses_20250919"):
-    """What came of a ClearToolUses."""
+    """The outcome of a ClearToolUses."""
 
     cleared_tool_uses: int
     cleared_input_tokens: int
 
 
 class ClearedThinking(Struct, tag="clear_thinking_20251015"):
-    """What came of a ClearThinking."""
+    """The outcome of a ClearThinking."""
 
     cleared_thinking_turns: int
     cleared_input_tokens: int
@@ -101,7 +101,7 @@ class ClearToolUses(Struct, kw_only=True):
         return block
 
     def applied(self, number: int, num_tokens: int) -> ClearedToolUses | None:
-        """What is told of it; None if it saves too few tokens to be made."""
+        """Return the reported outcome; None if the edit saves too few tokens to be made."""
         least = self.clear_at_least.value if self.clear_at_least is not None else 0
         return ClearedToolUses(number, num_tokens) if num_tokens >= max(least, 1) else None
 
@@ -131,7 +131,7 @@ class ClearThinking(Struct, kw_only=True):
         ], len(old)
 
     def applied(self, number: int, num_tokens: int) -> ClearedThinking | None:
-        """What is told of it. A template may leave old thoughts out by itself: then no tokens are saved."""
+        """Return the reported outcome. Templates that leave out old thoughts save no tokens by it."""
         return ClearedThinking(number, max(num_tokens, 0))
 
 

@@ -42,7 +42,7 @@ class OutputFormat(Struct, kw_only=True):
 
 
 class OutputConfig(Struct, kw_only=True):
-    """How the answer is to be. A template that knows the variable reasoning_effort is told the effort."""
+    """Options of the answer. A template that knows the variable reasoning_effort is told the effort."""
 
     format: OutputFormat | None = None
     effort: Name | None = None
@@ -152,7 +152,7 @@ class Message(Struct, kw_only=True):
 
 
 class TokensBefore(Struct):
-    """How many there were before the edits of context_management."""
+    """The number of tokens before the edits of context_management."""
 
     original_input_tokens: int
 

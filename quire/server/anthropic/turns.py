@@ -64,7 +64,7 @@ class Conversation:
 
     @property
     def warnings(self) -> list[str]:
-        """What is left out of the messages."""
+        """Return warnings about what is left out of the messages."""
         reason = "left out of messages: this server reads text alone"
         kinds = self._left_out.most_common(MAX_LEFT_OUT)
         found = [f"blocks of type {kind!r} ({number}) are {reason}" for kind, number in kinds]
@@ -89,7 +89,7 @@ class Conversation:
                 raise RequestError(f"{where} has no role that is known", hint, "messages")
 
     def _user(self, blocks: Sequence[InputBlock], where: str) -> Iterator[dict[str, Any]]:
-        """What came of calls, each a message of its own, then what the user says."""
+        """Yield a message for each tool result, then the user's text."""
         results = [block for block in blocks if is_result(block)]
         said = [block for block in blocks if not is_result(block)]
         for block in results:
@@ -165,7 +165,7 @@ def _text(blocks: Sequence[InputBlock], where: str) -> str:
 
 
 def _text_of(block: InputBlock) -> str | None:
-    """What a block says, or None if that is not text."""
+    """Return the text of a block, or None if it has none."""
     match block:
         case InputBlock(type="text"):
             return block.text

@@ -146,7 +146,7 @@ class CompletionRun:
         return encode(replies[0] if len(replies) == 1 else replies)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """What comes of each prompt; the last event of each says how it ended."""
+        """Yield the events of each prompt; the last one of each says how it ended."""
         async for index, _ in self._generation:
             prompt = self._prompts[index]
             if written := await beside(num_new([prompt.told]), self._written, prompt):
@@ -178,7 +178,7 @@ class CompletionRun:
             yield part
 
     def _ending(self, prompt: _Prompt) -> Continuation:
-        """How a prompt ended and what it took."""
+        """Return how a prompt ended and what it took."""
         choice, output = prompt.choice, prompt.part.reader.output
         room, params = self._frontend.max_model_len, prompt.part.reader.request.params
         stop_type, num_tokens = "limit", len(output.prompt_token_ids) + len(choice.token_ids)

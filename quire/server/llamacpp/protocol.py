@@ -1,4 +1,4 @@
-"""What /completion takes and gives, and what it asks of the sampler."""
+"""Request and response of /completion, and the sampling parameters that a request asks for."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class CompletionRequest(LlamaSampling, kw_only=True):
 
 
 class Timings(Struct):
-    """How long a prompt and its continuation took, in milliseconds and tokens a second."""
+    """Times of a prompt and its continuation, in milliseconds and tokens a second."""
 
     cache_n: int
     prompt_n: int

@@ -34,13 +34,13 @@ class TemplateRequest(Struct, kw_only=True):
 
 
 class Prompt(Struct):
-    """What the model's template makes of it."""
+    """The prompt that the model's template makes of a conversation."""
 
     prompt: str
 
 
 class NextToken(Struct):
-    """How far a continuation has come; -1 where there is no limit."""
+    """Progress of a continuation; -1 where there is no limit."""
 
     has_next_token: bool
     n_remain: int
@@ -61,14 +61,14 @@ class Slot(Struct, kw_only=True):
 
 
 class Defaults(Struct):
-    """What a request without options is given."""
+    """Parameters of a request that gives none."""
 
     params: dict[str, Any]
     n_ctx: int
 
 
 class Props(Struct):
-    """What the server is. `model_path` is the model's name."""
+    """Properties of the server. `model_path` is the model's name."""
 
     default_generation_settings: Defaults
     total_slots: int

@@ -122,7 +122,7 @@ def _shape(run: ChatRun, asked: protocol.Asked) -> ChatLogprobs | None:
 
 @dataclass(slots=True)
 class Said:
-    """What the model has said since the last line."""
+    """Text, reasoning and calls of the model since the last line."""
 
     content: str = ""
     thinking: str = ""

@@ -1,4 +1,4 @@
-"""What Ollama's clients ask of models: which there are, what they can; and what this server does not do."""
+"""Endpoints about models for Ollama's clients: list, details, and clear refusals of model management."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
 
 
 class Details(Struct):
-    """What kind of model it is."""
+    """Format, family and size of a model."""
 
     family: str
     families: list[str]
@@ -83,7 +83,7 @@ class ShowRequest(Struct, kw_only=True):
 
 
 class Shown(Struct):
-    """What the model is. `template` is in Jinja's language."""
+    """Description of the model. `template` is in Jinja's language."""
 
     modelfile: str
     parameters: str

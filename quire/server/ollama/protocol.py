@@ -1,4 +1,4 @@
-"""What /api/chat and /api/generate take and give, and how they become a conversation."""
+"""Requests and responses of /api/chat and /api/generate, and how a request becomes a conversation."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ else:
 
 
 class Options(_Untyped, kw_only=True):
-    """What `options` may hold."""
+    """The fields of `options`."""
 
     num_predict: int | None = None
     num_ctx: int | None = None
@@ -80,7 +80,7 @@ class GivenMessage(Struct, kw_only=True):
 
 
 class Asked(Struct, kw_only=True):
-    """What both endpoints take. `format` is "json" or a schema; what a stream is not asked for is true."""
+    """Fields of both requests. `format` is "json" or a schema; what a stream is not asked for is true."""
 
     model: str | None = None
     stream: bool | None = None
@@ -117,7 +117,7 @@ class GenerateRequest(Asked, kw_only=True):
 
 
 class Function(Struct):
-    """What is called; `arguments` is an object."""
+    """A function call; `arguments` is an object."""
 
     index: int
     name: str
@@ -141,7 +141,7 @@ class Message(Struct, kw_only=True):
 
 
 class Reply(Struct, kw_only=True):
-    """What both responses have; in a stream, the last line alone has what follows `done`. Nanoseconds."""
+    """Fields of both responses; in a stream, the last line alone has what follows `done`. Nanoseconds."""
 
     model: str
     created_at: datetime

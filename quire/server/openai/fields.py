@@ -121,7 +121,7 @@ IGNORED = (
 
 
 def asks(name: str, value: Any) -> bool:
-    """Whether a field of REFUSED, or one like these, asks for anything with this value."""
+    """Return True if a field of REFUSED, or one like these, asks for anything with this value."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         if name in OFF_UP_TO:
             return value > OFF_UP_TO[name]

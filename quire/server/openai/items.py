@@ -1,4 +1,4 @@
-"""What /v1/responses takes and gives, and how a request becomes a conversation."""
+"""Requests and responses of /v1/responses, and how a request becomes a conversation."""
 
 from __future__ import annotations
 

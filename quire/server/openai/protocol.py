@@ -1,4 +1,4 @@
-"""What the chat and completions endpoints take: fields and their types. Others are in `fields`.
+"""Requests of the chat and completions endpoints: fields and their types. Others are in `fields`.
 
 Ranges that SamplingParams states are checked there; a field has one here where it goes elsewhere. None means
 "not given" throughout, as clients send it.
@@ -299,7 +299,7 @@ def _schema(form: ResponseFormat) -> dict[str, Any] | None:
 
 
 def structure_of(kind: str, schema: dict[str, Any] | None, name: str) -> StructuredOutputsParams:
-    """What a format of this kind asks for. `name` is that of the field which holds it."""
+    """Return the structure that a format of this kind asks for. `name` is the field that holds it."""
     if kind not in ("json_object", "json_schema", "json"):
         hint = "known are text, json_object and json_schema; structured_outputs takes more"
         raise RequestError(f"{name} of type {kind[:64]!r} is not supported", hint, name)

@@ -42,7 +42,7 @@ _SHELL_PARAMETERS: dict[str, Any] = {
 
 
 class CustomFormat(Struct, kw_only=True, omit_defaults=True):
-    """What the text of a custom tool must be: `type` is text or grammar, `syntax` lark or regex."""
+    """Form of a custom tool's text: `type` is text or grammar, `syntax` lark or regex."""
 
     type: str
     syntax: str | None = None
@@ -151,7 +151,7 @@ class Toolbox:
         return self._called.get(function, Called(FUNCTION, function))
 
     def place(self, match: re.Match[str]) -> str:
-        """Where the request gave the function that an error speaks of: tools[3].function.parameters."""
+        """Return the place in the request of a function that an error names: tools[3].function.parameters."""
         number, parameters = int(match[1]), match[2]
         is_text = self.called(self.functions[number]["function"]["name"]).kind == CUSTOM
         return self.places[number] + (".format" if parameters and is_text else parameters or "")
@@ -246,7 +246,7 @@ class Toolbox:
         return name
 
     def _told(self, tool: Tool, where: str) -> dict[str, Any]:
-        """What the model is told of a tool, beside its name."""
+        """Return the description and the parameters of a tool as the model sees them."""
         if tool.type == SHELL:
             return {"description": "Runs a command on the user's machine.", "parameters": _SHELL_PARAMETERS}
         if tool.type == CUSTOM:

@@ -277,7 +277,7 @@ async def kept(request: Request) -> Response:
 
 @describes("No conversation is compacted")
 async def compact(request: Request) -> Response:
-    """What to do instead."""
+    """Refuse, and say what to do instead."""
     raise NotFound("no conversation is compacted here", COMPACT_YOURSELF)
 
 

@@ -115,7 +115,7 @@ def _problem(function: Function, check: Check) -> str | None:
 
 
 def warnings_of(functions: Sequence[Function]) -> Iterator[str]:
-    """What the grammar of these functions leaves out of their schemas."""
+    """Return warnings about what the grammar of these functions leaves out of their schemas."""
     told = [f"tool {function.name}: {warning}" for function in functions for warning in function.warnings]
     yield from told[:MAX_WARNINGS]
     if len(told) > MAX_WARNINGS:

@@ -100,7 +100,7 @@ class _Loosening:
         return found
 
     def _value(self, key: str, value: Any, schema: Mapping[str, Any], where: str) -> Any:
-        """What is left of a keyword's value; None if nothing is."""
+        """Return what is left of a keyword's value; None if nothing is."""
         if key == "type":
             return self._type(value, where)
         if key in _NAMED:
