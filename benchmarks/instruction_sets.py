@@ -58,6 +58,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["s135"], choices=sorted(checkpoints.SHAPES))
     parser.add_argument("--kinds", nargs="+", default=["int4", "int8", "bf16"])
     parser.add_argument("--isas", nargs="+", default=_core.isas()[:2])
+    parser.add_argument("--cases", nargs="+", default=[*CASES], choices=[*CASES])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--work", type=Path, default=Path("~/.cache/quire-peers"))
@@ -66,16 +67,16 @@ def main() -> None:
         path = checkpoints.make(model, options.work.expanduser())
         for kind in options.kinds:
             llms = {isa: load(path, kind, isa, options.threads) for isa in options.isas}
-            found = {(isa, case): [] for isa in options.isas for case in CASES}
+            found = {(isa, case): [] for isa in options.isas for case in options.cases}
             for number in range(options.rounds + 1):
                 turn = number % len(options.isas)
-                for case in CASES:
+                for case in options.cases:
                     for isa in options.isas[turn:] + options.isas[:turn]:
                         value = speed(llms[isa], case)
                         if number:  # the first round warms up
                             found[isa, case].append(value)
             print(f"{model} {kind}, tokens a second; ratio of {options.isas[0]} to each")
-            for case in CASES:
+            for case in options.cases:
                 first = found[options.isas[0], case]
                 cells = []
                 for isa in options.isas:

@@ -40,7 +40,8 @@ template <int T>
 QUIRE_INLINE void tile_store(void* to, int64_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(T) : "memory");
 }
-// C[m][n] += sum over k of A[m][k] * B[k / 2][2 n + k % 2] of bf16, in float32.
+// C[m][n] += (sum over even k) + (sum over odd k) of A[m][k] * B[k / 2][2 n + k % 2] of bf16. Each of the two
+// sums is a chain of float32 multiply-adds from zero on; numbers below the normal ones are zero.
 template <int C, int A, int B>
 QUIRE_INLINE void tile_dot_bf16() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
@@ -76,7 +77,6 @@ inline void tile_store(void* to, int64_t stride) {
   for (int m = 0; m < tiles.shapes.rows[T]; ++m)
     __builtin_memcpy((uint8_t*)to + m * stride, tiles.data[T][m], tiles.shapes.row_bytes[T]);
 }
-// The order of the machine's: pair after pair, the first of a pair before the second.
 template <int C, int A, int B>
 inline void tile_dot_bf16() {
   const auto value = [](const uint8_t* from) {
@@ -84,13 +84,30 @@ inline void tile_dot_bf16() {
     return __builtin_bit_cast(float, bits);
   };
   for (int m = 0; m < tiles.shapes.rows[C]; ++m) {
-    float* sums = (float*)tiles.data[C][m];
-    for (int k = 0; k < tiles.shapes.row_bytes[A] / 2; ++k)
-      for (int n = 0; n < 16; ++n)
-        sums[n] += value(tiles.data[A][m] + 2 * k) * value(tiles.data[B][k / 2] + 2 * (2 * n + k % 2));
+    for (int n = 0; n < 16; ++n) {
+      float sums[2]{};
+      for (int k = 0; k < tiles.shapes.row_bytes[A] / 2; ++k)
+        sums[k % 2] = __builtin_fmaf(value(tiles.data[A][m] + 2 * k),
+                                     value(tiles.data[B][k / 2] + 2 * (2 * n + k % 2)), sums[k % 2]);
+      ((float*)tiles.data[C][m])[n] += sums[0] + sums[1];
+    }
   }
 }
 
 #endif
+
+// While one lives, numbers below the normal ones are zero for vectors, as they always are for tiles.
+class NormalNumbers {
+ public:
+  NormalNumbers() : before_(_mm_getcsr()) {
+    _mm_setcsr(before_ | 0x8040);
+  }  // flush to zero, and zeros for such
+  ~NormalNumbers() { _mm_setcsr(before_); }
+  NormalNumbers(const NormalNumbers&) = delete;
+  NormalNumbers& operator=(const NormalNumbers&) = delete;
+
+ private:
+  const unsigned before_;
+};
 
 }  // namespace quire::QUIRE_ISA

@@ -209,6 +209,19 @@ QUIRE_INLINE void walk(const Product& product, int64_t rows, int64_t parts, int6
 }
 
 #if defined(QUIRE_AMX)
+template <int M>
+void few_bf16(const Product& product, const Rows& rows, int64_t first, int64_t last) {
+  const int64_t row_bytes = Rows::row_bytes(rows.format, rows.inputs);
+  walk(product, M, 1, first, last, [&](int64_t panel, int64_t, const Ahead& ahead) {
+    panel_rows<M>(product, panel, 0, M, [&](const Panels& weight, F* out) {
+      const uint8_t* values = weight.values + panel * weight.panel_bytes();
+      few_rows_bf16<M>(values, rows.inputs, rows.data, row_bytes, ahead, out);
+    });
+  });
+}
+constexpr void (*kFewBf16[])(const Product&, const Rows&, int64_t, int64_t) = {few_bf16<1>, few_bf16<2>,
+                                                                               few_bf16<3>, few_bf16<4>};
+
 // Rows [begin, begin + parts * count) of bf16, `count` at a time.
 void amx_bf16(const Product& product, const Rows& rows, int64_t begin, int64_t parts, int64_t count,
               int64_t first, int64_t last) {
@@ -264,6 +277,9 @@ void pack_rows(const Rows& rows, const float* x, int64_t stride, int64_t tile) {
 void multiply(const Product& product, const Rows& rows, int64_t first, int64_t last) {
 #if defined(QUIRE_AMX)
   if (rows.format == RowFormat::bf16) {
+    const NormalNumbers normal;
+    if (rows.rows <= (int64_t)(sizeof(kFewBf16) / sizeof(*kFewBf16)))
+      return kFewBf16[rows.rows - 1](product, rows, first, last);
     const int64_t whole = rows.rows / AmxBf16::kRows, rest = rows.rows % AmxBf16::kRows;
     amx_bf16(product, rows, 0, whole, AmxBf16::kRows, first, last);
     return amx_bf16(product, rows, whole * AmxBf16::kRows, rest > 0, rest, first, last);
