@@ -91,7 +91,7 @@ def test_a_fast_reader_beside_slow_ones(server: Server) -> None:
             pool.submit(dawdle, connection, number % 2 == 0)
         try:
             with connect(server) as fast:
-                fast.sendall(written(LONG | {"stream": True, "max_tokens": 300}))
+                fast.sendall(written(LONG | {"stream": True, "max_tokens": 900}))
                 times = arrivals(fast)
         finally:
             left.set()
