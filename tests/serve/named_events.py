@@ -59,10 +59,13 @@ class ScriptedRun:
 
 
 def sent(
-    stream: AsyncGenerator[bytes, None], failed: Callable[[Exception], bytes], alive: bytes = b""
+    stream: AsyncGenerator[bytes, None],
+    failed: Callable[[Exception], bytes],
+    alive: bytes = b"",
+    parts: list[bytes] | None = None,
 ) -> list[Object]:
-    """What is sent of these events to a client that reads them all."""
-    parts: list[bytes] = []
+    """Return the events sent to a client that reads them all. `parts` takes their bytes as they are sent."""
+    parts = [] if parts is None else parts
 
     async def receive() -> Object:
         raise AssertionError
