@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 
+#include "isa.h"
 #include "memory.h"
 
 namespace quire {
@@ -152,6 +153,7 @@ double shortest(ThreadPool& pool, double seconds, const std::function<void(int)>
 }  // namespace
 
 double peak_operations(ThreadPool& pool, const std::string& isa, const std::string& kind, double seconds) {
+  kernels_of(isa);  // refuses what cannot run here, and asks for the tiles of AMX
   const Loop loop = loop_of(isa, kind);
   if (!loop.run) return 0;
   constexpr int64_t kIterations = 400'000;  // about a millisecond
@@ -160,6 +162,7 @@ double peak_operations(ThreadPool& pool, const std::string& isa, const std::stri
 }
 
 double read_bandwidth(ThreadPool& pool, const std::string& isa, size_t bytes, double seconds) {
+  kernels_of(isa);
   std::vector<Memory> buffers;
   for (int i = 0; i < pool.size(); ++i) buffers.emplace_back(bytes + 4096);  // prefetches go beyond the end
   pool.run([&](int thread) { std::memset(buffers[(size_t)thread].as(), 1, bytes + 4096); });

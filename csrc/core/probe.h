@@ -9,7 +9,8 @@
 namespace quire {
 
 // Operations a second of all threads together, multiply-adds counted as two. `kind` is "f32", "bf16" or
-// "int8"; 0 where the instruction set has no instruction for it that is faster than f32's.
+// "int8"; 0 where the instruction set has no instruction for it that is faster than f32's. Both functions
+// throw std::invalid_argument for an instruction set that this machine cannot run.
 double peak_operations(ThreadPool& pool, const std::string& isa, const std::string& kind, double seconds);
 
 // Bytes a second that all threads together read from buffers of `bytes` each.

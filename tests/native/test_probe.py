@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,18 @@ def call(*words: str) -> int:
     with pytest.raises(SystemExit) as ended:
         main(["probe", *words])
     return int(ended.value.code or 0)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_an_instruction_set_may_be_measured_before_any_is_looked_for(isa: str) -> None:
+    """AMX wants to be asked for once in a process."""
+    code = f"from quire.backends.native import _core; _core.peak_operations(1, {isa!r}, 'bf16', 0.001)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_instruction_set_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ValueError, match="cannot run kernels for avx9000"):
+        probe._core.peak_operations(1, "avx9000", "bf16", 0.0)
 
 
 @pytest.mark.parametrize("isa", ISAS)
