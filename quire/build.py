@@ -23,9 +23,9 @@ from quire.program.passes import fuse
 from quire.program.program import Program, WeightBytes, WeightSpec
 from quire.quantize.kinds import Storage
 from quire.quantize.round_to_nearest import kind_of
-from quire.runner.arithmetic import NUMPY
 from quire.runner.masks import Grammars
 from quire.runner.runner import Runner
+from quire.sampling.arithmetic import NUMPY
 from quire.text.tokenizer import Tokenizer
 from quire.weights.folder import ModelFolder
 from quire.weights.hub import resolve

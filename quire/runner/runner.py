@@ -10,10 +10,10 @@ import numpy as np
 
 from quire.backends.backend import Backend
 from quire.program.batch import Batch
-from quire.runner.arithmetic import NUMPY, Arithmetic
-from quire.runner.logprobs import LogitsError, prompt_logprobs
 from quire.runner.masks import Grammars, GrammarState, Masks
-from quire.runner.sampler import SamplerState, sample
+from quire.sampling.arithmetic import NUMPY, Arithmetic
+from quire.sampling.logprobs import LogitsError, prompt_logprobs
+from quire.sampling.pipeline import SamplerState, sample
 from quire.types import Admission, Failure, PositionLogprobs, Row, RowResult, Step, StepResult
 
 

@@ -17,7 +17,7 @@ from sources import ROOT, Import, Source, package, snippet, unit_of
 LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"types", "errors", "sampling_params"}),
     frozenset({"config", "json_file", "regular_file"}),
-    frozenset({"program", "quantize", "grammar", "text", "weights"}),
+    frozenset({"program", "quantize", "grammar", "text", "weights", "sampling"}),
     frozenset({"models", "backends"}),
     frozenset({"engine", "speculate", "runner"}),
     frozenset({"llm", "build", "memory", "frontend", "outputs", "progress", "roofline", "bench", ""}),

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.runner.arithmetic import NUMPY
-from quire.runner.logprobs import LogitsError, position_logprobs, prompt_logprobs
-from quire.runner.sampler import SamplerState, sample
+from quire.sampling.arithmetic import NUMPY
+from quire.sampling.logprobs import LogitsError, position_logprobs, prompt_logprobs
+from quire.sampling.pipeline import SamplerState, sample
 from quire.sampling_params import SamplingParams
 from quire.types import Admission
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.runner.philox import philox4x32, uniform
+from quire.sampling.philox import philox4x32, uniform
 
 # Random123 (Salmon et al.), file tests/kat_vectors, the lines "philox4x32 10": counter, key, answer.
 KNOWN_ANSWERS = """

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.runner.arithmetic import inverse_cumulative
-from quire.runner.philox import uniform
-from quire.runner.sampler import SamplerState, edit_logits, sample
+from quire.sampling.arithmetic import inverse_cumulative
+from quire.sampling.philox import uniform
+from quire.sampling.pipeline import SamplerState, edit_logits, sample
 from quire.sampling_params import SamplingParams
 from quire.types import Admission
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from quire.backends.native import _core
-from quire.runner.arithmetic import NUMPY, boltzmann
-from quire.runner.logprobs import LogitsError, position_logprobs
-from quire.runner.sampler import SamplerState, sample
+from quire.sampling.arithmetic import NUMPY, boltzmann
+from quire.sampling.logprobs import LogitsError, position_logprobs
+from quire.sampling.pipeline import SamplerState, sample
 from quire.sampling_params import SamplingParams
 from quire.types import Admission
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from quire.build import Built, build
 from quire.runner import runner, sampler
-from quire.runner.sampler import SamplerState
+from quire.sampling.pipeline import SamplerState
 from quire.server.engine_process import main
 from quire.text.tokenizer import Tokenizer
 from quire.types import Admission, RowResult

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.errors import QuireError
-from quire.runner.arithmetic import NUMPY, Arithmetic, Logits, ranking
+from quire.sampling.arithmetic import NUMPY, Arithmetic, Logits, ranking
 from quire.types import Failure, PositionLogprobs, TokenLogprob
 
 

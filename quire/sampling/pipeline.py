@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.runner.arithmetic import NUMPY, Arithmetic, Logits
-from quire.runner.logprobs import LogitsError, greatest, position_logprobs
-from quire.runner.philox import uniform
+from quire.sampling.arithmetic import NUMPY, Arithmetic, Logits
+from quire.sampling.logprobs import LogitsError, greatest, position_logprobs
+from quire.sampling.philox import uniform
 from quire.types import Admission, RowResult
 
 _MINUS_INF = np.float32(-np.inf)
