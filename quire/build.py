@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from quire.backends.backend import Backend
 from quire.backends.kv_cache import KV_ITEM_BYTES, kv_dtype
-from quire.backends.native._core import Sampling
 from quire.backends.native.backend import NativeBackend, chosen_isa, chosen_threads
 from quire.backends.native.packed_cache import PackedCache, packed_folder
 from quire.backends.native.weights import load_packed
@@ -25,7 +24,6 @@ from quire.quantize.kinds import Storage
 from quire.quantize.round_to_nearest import kind_of
 from quire.runner.masks import Grammars
 from quire.runner.runner import Runner
-from quire.sampling.arithmetic import NUMPY
 from quire.text.tokenizer import Tokenizer
 from quire.weights.folder import ModelFolder
 from quire.weights.hub import resolve
@@ -134,14 +132,7 @@ def build(config: EngineConfig, progress: Progress | None = None, announce: Anno
         policy=config.scheduling_policy,
     )
     vocab_size = description.model.config.vocab_size
-    arithmetic = Sampling(backend.isa) if isinstance(backend, NativeBackend) else NUMPY
-    runner = Runner(
-        backend,
-        vocab_size=vocab_size,
-        block_size=config.block_size,
-        arithmetic=arithmetic,
-        load_grammars=lambda: _grammars(description),
-    )
+    runner = Runner(backend, lambda: _grammars(description))
     engine = Engine(scheduler, runner, vocab_size=vocab_size)
     return Built(description, engine, runner, backend, _chosen(description, backend))
 
@@ -157,7 +148,9 @@ def _grammars(description: Description) -> Grammars:
 def _backend(description: Description, progress: Progress | None) -> Backend:
     config, program = description.config, description.program
     if config.device == "null":
-        return NullBackend(program, description.nbytes, KV_ITEM_BYTES[description.kv_dtype])
+        return NullBackend(
+            program, description.nbytes, KV_ITEM_BYTES[description.kv_dtype], config.block_size
+        )
     if config.device == "reference":
         return _reference(description, progress)
     isa, num_threads = chosen_isa(), chosen_threads(config.num_threads)

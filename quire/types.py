@@ -60,9 +60,14 @@ class Admission:
 class Row(NamedTuple):
     """One choice's share of a step: compute positions [start, start + count) of the slot's tokens.
 
-    `token_ids` are the known tokens that the device lacks, appended to the slot's record: all known
-    tokens on admission, nothing afterwards (the device sampled the rest itself). `sample` asks for the
-    next token after the last position; it is False while the end of the known tokens is not reached.
+    `token_ids` are the known tokens that the device lacks, from position 0 on: all known tokens on
+    admission, nothing afterwards (the device sampled the rest itself). `drafted` are tokens to be verified:
+    guesses at what follows the known ones, the last `len(drafted)` of the positions.
+
+    `num_logits` of the last positions need logits. With `sample` the last 1 + len(drafted) of them give
+    tokens: each draws its own, as long as those before it were what was drafted. Those inside the prompt
+    give the log-probabilities of its tokens. `sample` is False while the end of the known tokens is not
+    reached.
     """
 
     slot: int
@@ -70,21 +75,44 @@ class Row(NamedTuple):
     count: int  # type: ignore[assignment]  # the method of tuples by this name is not missed
     token_ids: tuple[int, ...] = ()
     sample: bool = True
+    num_logits: int = 1
+    drafted: tuple[int, ...] = ()
+
+
+class Grant(NamedTuple):
+    """Blocks of a cache group that a slot's table gets, from its entry `first` on."""
+
+    slot: int
+    group: int
+    first: int
+    block_ids: tuple[int, ...]
+
+
+class Snapshot(NamedTuple):
+    """The state that a slot has in a cache group before it computes `position`, kept apart as `snapshot`."""
+
+    slot: int
+    group: int
+    position: int
+    snapshot: int
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """The immutable plan of one forward pass, the only thing that passes from scheduler to device.
 
-    Order on the device: vacate the slots `released`, apply `admitted`, append `granted` block ids to
-    the slots' block tables, compute `rows`.
+    Order on the device, when the step begins to compute: vacate the slots `released`, apply `admitted`,
+    write `granted` block ids into the slots' block tables, restore the states of `restored`, compute `rows`
+    and keep the states of `saved` as the rows pass their positions.
     """
 
     index: int
     rows: tuple[Row, ...]
     admitted: tuple[Admission, ...] = ()
-    granted: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (slot, block ids)
+    granted: tuple[Grant, ...] = ()
     released: tuple[int, ...] = ()  # slots
+    restored: tuple[Snapshot, ...] = ()
+    saved: tuple[Snapshot, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -113,6 +141,7 @@ class Failure(NamedTuple):
 class RowResult(NamedTuple):
     """What a row gave. `error` fails this request alone (for example logits that are not numbers).
 
+    `token_ids` are the drafted tokens that were accepted and the one that follows them.
     `prompt_logprobs` has one entry for each position start + 1 ... start + count that lies in the prompt.
     """
 
@@ -124,9 +153,14 @@ class RowResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The device's answer to a Step: one RowResult for each row, in the order of `step.rows`."""
+    """The device's answer to a Step: one RowResult for each row, in the order of `step.rows`.
+
+    `began_s` and `ended_s` say when the device computed, on the clock of `time.monotonic`.
+    """
 
     rows: tuple[RowResult, ...]
+    began_s: float = 0.0
+    ended_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,4 +206,6 @@ class Record:
     num_free_blocks: int
     num_cached_tokens: int  # taken from the prefix cache by the requests admitted in this step
     num_preemptions: int
-    seconds: float
+    seconds: float  # from planning the step to its outputs
+    device_s: float = 0.0  # of these, the device computed
+    idle_s: float = 0.0  # since the step before ended, the device had work to come and computed nothing

@@ -1,7 +1,8 @@
 // What sampling does to a row of logits that is as long as the vocabulary: docs/sampling.md.
 //
 // The twin in NumPy is quire/sampling/arithmetic.py; it says what each function means. Functions are pure,
-// take one row of at least one logit, and allocate nothing. A row's sums have one order that follows from the row.
+// take one row of at least one logit, and allocate nothing. A row's sums have one order that follows from the
+// row.
 //
 //   greatest    of a faulty row too; the others' rows are in order
 //   exp_sum     the sum of exp(logit - maximum), whose logarithm log-probabilities need

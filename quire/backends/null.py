@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from quire.backends.backend import Masks
+from quire.backends.slots import Deferred, Slots
 from quire.program.batch import Batch
 from quire.program.program import Cost, Load, Program, WeightBytes
+from quire.types import Step
 
 
 class NullBackend:
@@ -13,12 +16,16 @@ class NullBackend:
 
     name = "null"
 
-    def __init__(self, program: Program, nbytes: WeightBytes, kv_itemsize: int) -> None:
+    def __init__(self, program: Program, nbytes: WeightBytes, kv_itemsize: int, block_size: int) -> None:
         self.program = program
         self.cost = Cost()
         self._nbytes = nbytes
         self._kv_itemsize = kv_itemsize
+        self._slots = Slots(program.output.width, block_size)
         self._zeros = np.zeros((1, *program.output.shape), np.float32)
+
+    def launch(self, step: Step, masks: Masks | None = None) -> Deferred:
+        return Deferred(lambda: self._slots.finish(step, self.execute(self._slots.batch(step)), masks))
 
     def execute(self, batch: Batch) -> np.ndarray:
         counts = np.diff(batch.row_offsets)

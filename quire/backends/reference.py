@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
+from quire.backends.backend import Masks
 from quire.backends.kv_cache import KV_DTYPES
+from quire.backends.slots import Deferred, Slots
 from quire.program.batch import Batch
 from quire.program.passes import plan_buffers
 from quire.program.program import Program, Quantized, Run, Weight
+from quire.types import Step, StepResult
 
 
 class ReferenceBackend:
@@ -38,6 +43,7 @@ class ReferenceBackend:
             for name, weight in weights.items()
             if name not in self._quantized
         }
+        self._slots = Slots(program.output.width, block_size)
         self._last_use = plan_buffers(program).last_use
         dtype = KV_DTYPES[kv_cache_dtype]
         self._kv = [
@@ -47,6 +53,14 @@ class ReferenceBackend:
             )
             for layer in program.kv_layers
         ]
+
+    def launch(self, step: Step, masks: Masks | None = None) -> Deferred:
+        return Deferred(lambda: self._run(step, masks))
+
+    def _run(self, step: Step, masks: Masks | None) -> StepResult:
+        began_s = time.monotonic()
+        result = self._slots.finish(step, self.execute(self._slots.batch(step)), masks)
+        return replace(result, began_s=began_s, ended_s=time.monotonic())
 
     def execute(self, batch: Batch) -> np.ndarray:
         """Logits [L, vocab] of the batch's logit rows."""

@@ -97,7 +97,9 @@ class Engine:
                 num_free_blocks=num_free_blocks,
                 num_cached_tokens=scheduler.num_cached_tokens - num_cached_tokens,
                 num_preemptions=scheduler.num_preemptions - num_preemptions,
-                seconds=self.clock() - begin_s,
+                seconds=(seconds := self.clock() - begin_s),
+                device_s=(device_s := result.ended_s - result.began_s),
+                idle_s=seconds - device_s,
             )
         )
         return outputs

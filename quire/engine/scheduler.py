@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from quire.engine.blocks import BlockPool
 from quire.engine.policy import WaitingQueue, make_queue
 from quire.engine.request import Choice, OpenRequest
-from quire.types import Admission, Failure, NewRequest, Output, Row, RowResult, Step, StepResult
+from quire.types import Admission, Failure, Grant, NewRequest, Output, Row, RowResult, Step, StepResult
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class _Plan:
     choices: list[Choice] = field(default_factory=list)  # whose rows these are
     rows: list[Row] = field(default_factory=list)
     admitted: list[Admission] = field(default_factory=list)
-    granted: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    granted: list[Grant] = field(default_factory=list)
 
 
 class Scheduler:
@@ -167,7 +167,9 @@ class Scheduler:
             end = start + count
             if end > len(choice.blocks) * block_size and not self._grow(choice, end, plan):
                 break
-            rows.append(Row(choice.slot, start, count, (), end == choice.num_known))
+            sample = end == choice.num_known
+            num_logits = count if choice.request.lacks_prompt_logprobs else int(sample)
+            rows.append(Row(choice.slot, start, count, (), sample, num_logits))
             choices.append(choice)
             budget -= count
         plan.budget = budget
@@ -183,8 +185,8 @@ class Scheduler:
             if youngest is choice:
                 return False
         blocks = self.pool.allocate(num_missing)
+        plan.granted.append(Grant(choice.slot, 0, len(choice.blocks), tuple(blocks)))
         choice.blocks += blocks
-        plan.granted.append((choice.slot, tuple(blocks)))
         return True
 
     def _preempt(self, choice: Choice) -> None:
@@ -227,10 +229,11 @@ class Scheduler:
         self._running[choice.slot] = choice
         count = min(choice.num_known - start, plan.budget)
         sample = start + count == choice.num_known
-        plan.rows.append(Row(choice.slot, start, count, choice.known_tokens(), sample))
+        num_logits = count if choice.request.lacks_prompt_logprobs else int(sample)
+        plan.rows.append(Row(choice.slot, start, count, choice.known_tokens(), sample, num_logits))
         plan.choices.append(choice)
         plan.admitted.append(choice.admission())
-        plan.granted.append((choice.slot, tuple(choice.blocks)))
+        plan.granted.append(Grant(choice.slot, 0, 0, tuple(choice.blocks)))
         plan.budget -= count
         return True
 

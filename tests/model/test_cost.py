@@ -266,7 +266,7 @@ def test_experts_that_a_batch_touches_are_the_bytes_it_reads(monkeypatch: pytest
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_null_backend_sums_the_costs_of_its_batches(name: str) -> None:
     program = fuse(tiny(name).program)
-    backend, total = NullBackend(program, nbytes, 2), Cost()
+    backend, total = NullBackend(program, nbytes, 2, 16), Cost()
     for rows in LOADS.values():
         traced = Traced(program, rows)
         logits = backend.execute(traced.batch)

@@ -76,7 +76,8 @@ class FakeRunner:
         for admission in step.admitted:
             assert admission.slot not in self.slots, "a slot was admitted before it was released"
             self.slots[admission.slot] = SlotState(admission)
-        for slot, blocks in step.granted:
+        for slot, _group, first, blocks in step.granted:
+            assert first == len(self.slots[slot].table)
             self.slots[slot].table.extend(blocks)
             assert len(set(self.slots[slot].table)) == len(self.slots[slot].table)
         assert len({row.slot for row in step.rows}) == len(step.rows), "two rows of one slot"

@@ -155,7 +155,7 @@ def test_a_prefix_hit_shares_full_blocks_and_leaves_the_last_token():
     run.add("b", 12, max_tokens=1)
     step, outputs = run.step()
     assert shape(step) == [(0, 8, 4, True)]
-    assert step.granted[0][1][:2] == first.granted[0][1][:2]
+    assert step.granted[0].block_ids[:2] == first.granted[0].block_ids[:2]
     assert outputs[0].num_cached_tokens == 8
     assert run.scheduler.num_cached_tokens == 8
     run.finish()
@@ -370,10 +370,10 @@ def test_choices_share_the_blocks_of_their_prompt(caching):
     run.step()
     assert run.scheduler.num_waiting == 3
     third, _ = run.step()
-    tables = [blocks for slot, blocks in (*step.granted, *third.granted)]
+    tables = [blocks for *_, blocks in (*step.granted, *third.granted)]
     step, _ = run.step()
     assert [(row.start, row.count) for row in step.rows] == [(19, 1), (16, 3), (16, 3), (16, 1)]
-    tables += [blocks for slot, blocks in step.granted]
+    tables += [blocks for *_, blocks in step.granted]
     assert len({table[:4] for table in tables}) == 1
     run.finish()
     assert run.runner.num_computed == 19 + 3 * 3 + 4 * 3

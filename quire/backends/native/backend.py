@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 
+from quire.backends.backend import Masks
 from quire.backends.native import _core
 from quire.backends.native.lower import Lowering, Matrices, Vectors
+from quire.backends.slots import Deferred, Slots
 from quire.config import instruction_set
 from quire.errors import ConfigError
 from quire.program.batch import Batch
 from quire.program.passes import gather_products
 from quire.program.program import Program
+from quire.types import Step, StepResult
 
 
 def chosen_isa() -> str:
@@ -55,9 +60,20 @@ class NativeBackend:
         lowering = Lowering(self._native, self.program, matrices, vectors, self._caches)
         self._output, self._width = lowering.output, program.output.width
         self._ropes = lowering.ropes
+        self._slots = Slots(program.output.width, block_size, _core.Sampling(isa))
         self._variants: set[int] = set()
         self.isa = isa
         self.num_threads = num_threads
+
+    def launch(self, step: Step, masks: Masks | None = None) -> Deferred:
+        return Deferred(lambda: self._run(step, masks))
+
+    def _run(self, step: Step, masks: Masks | None) -> StepResult:
+        batch = self._slots.batch(step)
+        began_s = time.monotonic()
+        logits = self.execute(batch)
+        result = self._slots.finish(step, logits, masks)
+        return replace(result, began_s=began_s, ended_s=time.monotonic())
 
     def execute(self, batch: Batch) -> np.ndarray:
         """Logits [L, vocab] of the batch's logit rows; overwritten by the next call."""
