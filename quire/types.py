@@ -7,7 +7,7 @@ cache). A *step* is the plan of one forward pass: its *rows* say which known tok
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from quire.sampling_params import SamplingParams
@@ -26,6 +26,13 @@ class NewRequest:
     longest possible context asks for (0 unless the model scales rope by length); it too salts the cache.
     `grammar` is what the output must match, in llguidance's form ("": anything); it stands for
     `params.structured_outputs`, which is None here.
+
+    `adapter` names what is added to the model's weights ("": nothing); it salts the cache, too.
+    `embeddings` replace those of some prompt tokens, in a form that only the device knows; the token ids
+    there are placeholders. `block_keys`, as (position, key), say what besides token ids decides the cache
+    from a position on, such as the digest of an image: prefixes are equal where these are.
+    `pooling` asks for a vector instead of tokens, by its method: the prompt is then computed in one row,
+    which sees no cached prefix and leaves none, and `params` are not looked at.
     """
 
     request_id: str
@@ -38,6 +45,10 @@ class NewRequest:
     eos_token_ids: tuple[int, ...] = ()
     context_variant: int = 0
     grammar: str = ""
+    adapter: str = ""
+    embeddings: object | None = field(default=None, compare=False)
+    block_keys: tuple[tuple[int, bytes], ...] = ()
+    pooling: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +66,9 @@ class Admission:
     num_prompt_tokens: int
     context_variant: int = 0
     grammar: str = ""
+    adapter: str = ""
+    embeddings: object | None = field(default=None, compare=False)
+    pooling: str = ""
 
 
 class Row(NamedTuple):
@@ -143,12 +157,14 @@ class RowResult(NamedTuple):
 
     `token_ids` are the drafted tokens that were accepted and the one that follows them.
     `prompt_logprobs` has one entry for each position start + 1 ... start + count that lies in the prompt.
+    `vector` is what pooling gave.
     """
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[PositionLogprobs, ...] = ()
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()
     error: Failure | None = None
+    vector: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +196,8 @@ class Output(NamedTuple):
     `token_ids` are the new tokens; a stop token is among them. Exactly one output of a choice has a
     `finish_reason`; it is the last one. `stop_reason` is the id of the stop token that was asked for, or
     None when the model ended by itself.
-    `prompt_logprobs` come once, with the first output (an empty tuple otherwise).
+    `prompt_logprobs` come once, with the first output (an empty tuple otherwise). `vector` comes with the
+    only output of a request that asked for pooling.
     """
 
     request_id: str
@@ -193,6 +210,7 @@ class Output(NamedTuple):
     error: Failure | None = None
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
+    vector: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +224,6 @@ class Record:
     num_free_blocks: int
     num_cached_tokens: int  # taken from the prefix cache by the requests admitted in this step
     num_preemptions: int
-    seconds: float  # from planning the step to its outputs
-    device_s: float = 0.0  # of these, the device computed
-    idle_s: float = 0.0  # since the step before ended, the device had work to come and computed nothing
+    seconds: float  # from planning the step to its outputs; steps in flight overlap
+    device_s: float = 0.0  # from the beginning to the end of its computation
+    idle_s: float = 0.0  # before it began, the device computed nothing although requests were open
