@@ -168,7 +168,7 @@ def _backend(description: Description, progress: Progress | None) -> Backend:
         program,
         packed.matrices,
         packed.vectors,
-        num_blocks=description.memory.num_blocks,
+        num_blocks=(description.memory.num_blocks,),
         block_size=config.block_size,
         kv_cache_dtype=description.kv_dtype,
         isa=isa,
@@ -189,7 +189,7 @@ def _reference(description: Description, progress: Progress | None) -> Reference
     return ReferenceBackend(
         program,
         weights,
-        num_blocks=description.memory.num_blocks,
+        num_blocks=(description.memory.num_blocks,),
         block_size=config.block_size,
         kv_cache_dtype=description.kv_dtype,
     )

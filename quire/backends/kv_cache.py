@@ -49,4 +49,4 @@ def kv_dtype(config: EngineConfig, stored: str) -> str:
 def kv_token_bytes(program: Program, dtype: str) -> int:
     """Bytes of cache that one token takes over all layers, in a format that `kv_dtype` gave."""
     item, scale = KV_ITEM_BYTES[dtype], KV_SCALE_BYTES.get(dtype, 0)
-    return sum(2 * layer.num_heads * (layer.head_dim * item + scale) for layer in program.kv_layers)
+    return program.kv_token_bytes(item, scale)

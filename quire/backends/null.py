@@ -21,7 +21,7 @@ class NullBackend:
         self.cost = Cost()
         self._nbytes = nbytes
         self._kv_itemsize = kv_itemsize
-        self._slots = Slots(program.output.width, block_size)
+        self._slots = Slots(program.output.width, block_size, max(1, len(program.cache_groups)))
         self._zeros = np.zeros((1, *program.output.shape), np.float32)
 
     def launch(self, step: Step, masks: Masks | None = None) -> Deferred:

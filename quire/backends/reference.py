@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
@@ -13,6 +14,7 @@ from quire.backends.backend import Masks
 from quire.backends.kv_cache import KV_DTYPES
 from quire.backends.slots import Deferred, Slots
 from quire.program.batch import Batch
+from quire.program.caches import CacheSpec, PagedLatent
 from quire.program.passes import plan_buffers
 from quire.program.program import Program, Quantized, Run, Weight
 from quire.types import Step, StepResult
@@ -20,7 +22,8 @@ from quire.types import Step, StepResult
 
 class ReferenceBackend:
     """Every sum has one order (quire.program.numerics). Float weights are turned into float32 once, at load;
-    quantized ones stay as they are stored, and multiply quantized activations.
+    quantized ones stay as they are stored, and multiply quantized activations. `num_blocks` says how many
+    blocks each cache group has; a single number, that all groups share the blocks of one table.
     """
 
     name = "reference"
@@ -30,7 +33,7 @@ class ReferenceBackend:
         program: Program,
         weights: Mapping[str, Weight],
         *,
-        num_blocks: int,
+        num_blocks: Sequence[int],
         block_size: int,
         kv_cache_dtype: str = "auto",
     ) -> None:
@@ -43,15 +46,13 @@ class ReferenceBackend:
             for name, weight in weights.items()
             if name not in self._quantized
         }
-        self._slots = Slots(program.output.width, block_size)
+        self._groups = program.layer_groups if len(num_blocks) > 1 else (0,) * len(program.caches)
+        self._slots = Slots(program.output.width, block_size, len(num_blocks))
         self._last_use = plan_buffers(program).last_use
         dtype = KV_DTYPES[kv_cache_dtype]
-        self._kv = [
-            (
-                np.zeros((num_blocks, block_size, layer.num_heads, layer.head_dim), dtype),
-                np.zeros((num_blocks, block_size, layer.num_heads, layer.head_dim), dtype),
-            )
-            for layer in program.kv_layers
+        self._caches = [
+            _allocate(spec, num_blocks[group], block_size, dtype)
+            for spec, group in zip(program.caches, self._groups, strict=True)
         ]
 
     def launch(self, step: Step, masks: Masks | None = None) -> Deferred:
@@ -68,7 +69,7 @@ class ReferenceBackend:
             return self._execute(batch)
 
     def _execute(self, batch: Batch) -> np.ndarray:
-        run = Run(batch, self._weights, self._kv, self._quantized)
+        run = Run(batch, self._weights, self._caches, self._groups, self._quantized)
         values: dict[int, np.ndarray] = {}
         for number, op in enumerate(self.program):
             result = op.reference(run, *(values[v.index] for v in op.inputs()))
@@ -78,3 +79,11 @@ class ReferenceBackend:
                 if self._last_use[value.index] == number:
                     values.pop(value.index, None)
         return values[self.program.output.index]
+
+
+def _allocate(spec: CacheSpec, num_blocks: int, block_size: int, dtype: np.dtype[Any]) -> Any:
+    """The arrays of one layer's cache (quire.program.program.Run)."""
+    if isinstance(spec, PagedLatent):
+        return np.zeros((num_blocks, block_size, spec.dim), dtype)
+    shapes = [(num_blocks, block_size, spec.num_heads, dim) for dim in (spec.key_dim, spec.value_dim)]
+    return tuple(np.zeros(shape, dtype) for shape in shapes)

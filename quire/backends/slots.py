@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,38 +13,42 @@ from quire.program.batch import Batch
 from quire.sampling.arithmetic import NUMPY, Arithmetic
 from quire.sampling.logprobs import LogitsError, prompt_logprobs
 from quire.sampling.pipeline import SamplerState, sample
-from quire.types import Admission, Failure, PositionLogprobs, Row, RowResult, Step, StepResult
+from quire.types import Admission, Failure, Grant, PositionLogprobs, Row, RowResult, Step, StepResult
 
 
 @dataclass(slots=True)
 class Slot:
-    """What a slot holds from admission to release: its tokens, its block table, the state of its sampling."""
+    """What a slot holds from admission to release: its tokens and the state of its sampling."""
 
     admission: Admission
     token_ids: list[int]
     sampler: SamplerState
-    blocks: list[int] = field(default_factory=list)
 
 
 class Slots:
-    """Applies the deltas of steps, lays steps out as batches, and turns logits into results."""
+    """Applies the deltas of steps, lays steps out as batches, and turns logits into results.
 
-    def __init__(self, vocab_size: int, block_size: int, arithmetic: Arithmetic = NUMPY) -> None:
+    There are `num_tables` block tables a slot, one for each cache group.
+    """
+
+    def __init__(
+        self, vocab_size: int, block_size: int, num_tables: int = 1, arithmetic: Arithmetic = NUMPY
+    ) -> None:
         self._vocab_size = vocab_size
         self._block_size = block_size
         self._arithmetic = arithmetic
         self._slots: dict[int, Slot] = {}
+        self._tables = [np.zeros((0, 0), np.int64)] * num_tables  # by group: [slots, blocks]
 
     def batch(self, step: Step) -> Batch:
-        """Take in what a step brings, and lay it out for the ops. Block tables are padded with block 0."""
+        """Take in what a step brings, and lay it out for the ops."""
         self._apply(step)
         rows = [(row, self._slots[row.slot]) for row in step.rows]
         counts = np.array([row.count for row, _ in rows])
         ends = np.array([row.start + row.count for row, _ in rows])
         offsets = np.concatenate([[0], np.cumsum(counts)])
-        tables = np.zeros((len(rows), max(len(slot.blocks) for _, slot in rows)), np.int64)
-        for table, (_, slot) in zip(tables, rows, strict=True):
-            table[: len(slot.blocks)] = slot.blocks
+        numbers = np.array([row.slot for row in step.rows])
+        longest = -(-int(ends.max()) // self._block_size)
         tokens = [slot.token_ids[row.start : row.start + row.count] for row, slot in rows]
         lasts = [
             np.arange(end - row.num_logits, end) for end, row in zip(offsets[1:], step.rows, strict=True)
@@ -53,8 +57,9 @@ class Slots:
             token_ids=np.concatenate(tokens),
             positions=np.arange(offsets[-1]) + np.repeat(ends - counts - offsets[:-1], counts),
             row_offsets=offsets,
-            block_tables=tables,
+            block_tables=tuple(table[numbers, :longest] for table in self._tables),
             context_lens=ends,
+            slots=numbers,
             variants=np.array([slot.admission.context_variant for _, slot in rows]),
             logit_rows=np.concatenate(lasts),
             block_size=self._block_size,
@@ -69,7 +74,18 @@ class Slots:
             sampler = SamplerState(admission, token_ids, self._vocab_size)
             self._slots[admission.slot] = Slot(admission, token_ids, sampler)
         for grant in step.granted:
-            self._slots[grant.slot].blocks[grant.first :] = grant.block_ids
+            self._grant(grant)
+
+    def _grant(self, grant: Grant) -> None:
+        """Write block ids into a table, made larger when they lie beyond its end."""
+        table, end = self._tables[grant.group], grant.first + len(grant.block_ids)
+        slots, blocks = table.shape
+        if grant.slot >= slots or end > blocks:
+            room = (max(slots, 2 * (grant.slot + 1)), max(blocks, 2 * end))
+            larger = self._tables[grant.group] = np.zeros(room, np.int64)
+            larger[:slots, :blocks] = table
+            table = larger
+        table[grant.slot, grant.first : end] = grant.block_ids
 
     def finish(self, step: Step, logits: np.ndarray, masks: Masks | None) -> StepResult:
         """Turn logits [L, vocab] into results, and note the sampled tokens in the slots."""

@@ -15,15 +15,18 @@ Ints = np.ndarray[Any, Any]  # int64
 class Batch:
     """T tokens of R rows, one row after the other.
 
-    Positions `context_lens[r]` and beyond of a row are not in the cache, whatever its blocks hold.
+    Positions `context_lens[r]` and beyond of a row are not in the cache, whatever its blocks hold. There is a
+    block table for each cache group. Its entries of blocks that the row does not have, or that no token of it
+    sees anymore, may be anything.
     `variants[r]` selects the row's rope frequencies (see quire.program.rope).
     """
 
     token_ids: Ints  # [T]
     positions: Ints  # [T]
     row_offsets: Ints  # [R + 1], the tokens of row r are row_offsets[r] : row_offsets[r + 1]
-    block_tables: Ints  # [R, blocks], padded with 0
+    block_tables: tuple[Ints, ...]  # by cache group, each [R, blocks]
     context_lens: Ints  # [R], tokens in the cache after this step
+    slots: Ints  # [R]
     variants: Ints  # [R]
     logit_rows: Ints  # [L], the tokens whose logits are wanted
     block_size: int
@@ -38,8 +41,10 @@ class Batch:
         """The row of every token, [T]."""
         return np.repeat(np.arange(len(self.context_lens)), np.diff(self.row_offsets))
 
-    @cached_property
-    def cache_slots(self) -> tuple[Ints, Ints]:
-        """(block id, offset in the block) where each token's key and value go, [T] each."""
-        block = self.block_tables[self.token_rows, self.positions // self.block_size]
-        return block, self.positions % self.block_size
+    def places(self, group: int) -> tuple[Ints, Ints]:
+        """(block id, offset in the block) where each token goes in the caches of a group, [T] each."""
+        place = self.memo.get(("places", group))
+        if place is None:
+            block = self.block_tables[group][self.token_rows, self.positions // self.block_size]
+            place = self.memo["places", group] = block, self.positions % self.block_size
+        return place

@@ -8,9 +8,10 @@ from typing import TypeVar
 
 from quire.errors import ConfigError, quoted
 from quire.program import ops
+from quire.program.caches import CacheSpec, PagedKV
 from quire.program.numerics import ACTIVATIONS
 from quire.program.ops.experts import ExpertWeights, Routing
-from quire.program.program import MAX_TENSORS, Count, KVLayer, Op, Program, Value, WeightSpec
+from quire.program.program import MAX_TENSORS, Count, Op, Program, Value, WeightSpec
 from quire.program.rope import Rope
 
 AnyOp = TypeVar("AnyOp", bound=Op)
@@ -28,13 +29,13 @@ class Builder:
 
     def __init__(self) -> None:
         self._ops: list[Op] = []
-        self._kv_layers: list[KVLayer] = []
+        self._caches: list[CacheSpec] = []
         self._num_values = 0
         self._num_tensors = 0
 
     def program(self, output: Value, ignored: Iterable[str] = ()) -> Program:
         """The finished recording; `output` are the logits [L, vocab]."""
-        return Program(tuple(self._ops), output, tuple(self._kv_layers), tuple(ignored))
+        return Program(tuple(self._ops), output, tuple(self._caches), tuple(ignored))
 
     # Ends of the model
 
@@ -135,18 +136,22 @@ class Builder:
         softcap: float | None = None,
         sinks: Names | None = None,
     ) -> Value:
-        """Causal attention of q [T, heads, dim] over the cache of this, the next, layer."""
-        _same(k, v)
-        (heads, dim), (groups, _) = q.shape, k.shape
+        """Causal attention of q [T, heads, dim] over the cache of this, the next, layer.
+
+        The keys k [T, kv_heads, dim] are as wide as the queries; the values v may be of another width.
+        """
+        (heads, dim), (groups, key_dim), (_, value_dim) = q.shape, k.shape, v.shape
+        if (dim, groups) != (key_dim, v.shape[0]):
+            raise ConfigError(f"shapes differ: queries {q.shape}, keys {k.shape}, values {v.shape}")
         if heads % groups:
             raise ConfigError(f"{heads} query heads cannot share {groups} key heads evenly")
-        self._kv_layers.append(KVLayer(groups, dim, window))
+        self._caches.append(PagedKV(groups, key_dim, value_dim, window))
         op = ops.Attention(
-            self._value((heads * dim,)),
+            self._value((heads * value_dim,)),
             q,
             k,
             v,
-            layer=len(self._kv_layers) - 1,
+            layer=len(self._caches) - 1,
             scale=dim**-0.5 if scale is None else scale,
             window=window,
             softcap=softcap,

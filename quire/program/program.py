@@ -8,10 +8,12 @@ each step fills in. So its cost can be summed for any batch before a single weig
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+
+from quire.program.caches import CacheSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -157,7 +159,7 @@ class Op:
         raise TypeError(f"{type(self).__name__} does not state its operations")
 
     def kv_bytes(self, load: Load) -> tuple[float, float]:
-        """(read, written) bytes of cached keys and values."""
+        """(read, written) bytes of the layer's cache."""
         return 0, 0
 
     def weight_bytes(self, load: Load, nbytes: WeightBytes) -> float:
@@ -187,11 +189,17 @@ def _read(kind: type[Op]) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class Run:
-    """What an op's reference may look at besides its inputs: the batch, the weights, the KV cache."""
+    """What an op's reference may look at besides its inputs: the batch, the weights, the caches.
+
+    `caches` has for each layer what its spec says: of PagedKV (keys, values), each
+    [blocks, block_size, heads, dim]; of PagedLatent an array [blocks, block_size, dim]. `groups` has for each
+    layer the index of its block table in `batch.block_tables`.
+    """
 
     batch: Batch
     weights: Mapping[str, np.ndarray]  # name -> float32 array in canonical shape
-    kv: list[tuple[np.ndarray, np.ndarray]]  # a layer's (keys, values): [blocks, block_size, heads, dim]
+    caches: Sequence[Any] = ()
+    groups: Sequence[int] = ()
     quantized: Mapping[str, Quantized] = field(default_factory=dict)  # the weights that are not in `weights`
 
     def matrix(self, weight: WeightSpec) -> np.ndarray | Quantized:
@@ -201,27 +209,16 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class KVLayer:
-    """What one layer keeps in the cache: keys and values of `num_heads` heads of `head_dim` numbers."""
-
-    num_heads: int
-    head_dim: int
-    sliding_window: int | None = None
-
-    def token_bytes(self, itemsize: int) -> int:
-        return 2 * self.num_heads * self.head_dim * itemsize
-
-
-@dataclass(frozen=True, slots=True)
 class Program:
-    """A recorded model: ops in order, the value that holds the logits [L, vocab], and the KV layers.
+    """A recorded model: ops in order, the value that holds the logits [L, vocab], and
+    the cache spec of each layer that keeps something.
 
     `ignored` are patterns (fnmatch) of checkpoint tensors that the model does not need.
     """
 
     ops: tuple[Op, ...]
     output: Value
-    kv_layers: tuple[KVLayer, ...]
+    caches: tuple[CacheSpec, ...]
     ignored: tuple[str, ...] = ()
 
     def weights(self) -> dict[str, WeightSpec]:
@@ -231,9 +228,20 @@ class Program:
     def cost(self, load: Load, nbytes: WeightBytes) -> Cost:
         return sum((op.cost(load, nbytes) for op in self.ops), Cost())
 
-    def kv_token_bytes(self, itemsize: int) -> int:
+    @property
+    def cache_groups(self) -> tuple[CacheSpec, ...]:
+        """The distinct specs in the order of first appearance: a group's index is its place here."""
+        return tuple(dict.fromkeys(self.caches))
+
+    @property
+    def layer_groups(self) -> tuple[int, ...]:
+        """The group of each layer."""
+        groups = self.cache_groups
+        return tuple(groups.index(spec) for spec in self.caches)
+
+    def kv_token_bytes(self, item_bytes: int, scale_bytes: int = 0) -> int:
         """Bytes of cache that one token takes over all layers."""
-        return sum(layer.token_bytes(itemsize) for layer in self.kv_layers)
+        return sum(spec.token_bytes(item_bytes, scale_bytes) for spec in self.caches)
 
     def __iter__(self) -> Iterator[Op]:
         return iter(self.ops)

@@ -27,6 +27,12 @@ class Shape:
     softcap: float | None = None
     sinks: bool = False
     scale: float | None = None
+    value_dim: int = 0  # 0: dim
+
+    @property
+    def dims(self) -> tuple[int, int]:
+        """Of a key, and of a value."""
+        return self.dim, self.value_dim or self.dim
 
 
 SHAPES = [
@@ -43,6 +49,8 @@ SHAPES = [
     Shape(heads=6, sinks=True, window=9),
     Shape(scale=1.7),
     Shape(scale=0.01, softcap=3.0, sinks=True, window=33),
+    Shape(value_dim=3),
+    Shape(dim=5, value_dim=12, window=20, sinks=True),
 ]
 
 
@@ -52,7 +60,8 @@ class Layer:
     def __init__(self, shape: Shape, lengths: list[int], seed: int = 0) -> None:
         b = Builder()
         q = b.linear(b.embed(Names("e"), 4, 4), Names("q"), (shape.heads, shape.dim))
-        k, v = (b.linear(q, Names(n), (shape.groups, shape.dim)) for n in "kv")
+        pairs = zip("kv", shape.dims, strict=True)
+        k, v = (b.linear(q, Names(name), (shape.groups, dim)) for name, dim in pairs)
         out = b.attention(
             q,
             k,
@@ -65,16 +74,16 @@ class Layer:
         (self.op,) = (op for op in b.program(out) if isinstance(op, Attention))
         rng = np.random.default_rng(seed)
 
-        def draw(heads: int) -> list[np.ndarray]:
-            return [rng.standard_normal((n, heads, shape.dim)).astype(np.float32) * 2 for n in lengths]
+        def draw(heads: int, dim: int = shape.dim) -> list[np.ndarray]:
+            return [rng.standard_normal((n, heads, dim)).astype(np.float32) * 2 for n in lengths]
 
         self.shape, self.lengths = shape, lengths
-        self.q, self.k, self.v = draw(shape.heads), draw(shape.groups), draw(shape.groups)
+        self.q, self.k, self.v = draw(shape.heads), draw(shape.groups), draw(shape.groups, shape.dims[1])
         self.sinks = rng.standard_normal(shape.heads).astype(np.float32)
 
     def cache(self, num_blocks: int, block_size: int, fill: float = np.nan) -> list[tuple]:
-        shape = (num_blocks, block_size, self.shape.groups, self.shape.dim)
-        return [(np.full(shape, fill, np.float32), np.full(shape, fill, np.float32))]
+        size = (num_blocks, block_size, self.shape.groups)
+        return [tuple(np.full((*size, dim), fill, np.float32) for dim in self.shape.dims)]
 
     def sequences(self, block_size: int, rng: np.random.Generator, spare: int = 5) -> tuple[list, int]:
         """A sequence for each length over shuffled blocks, and how many blocks there are."""
@@ -90,7 +99,7 @@ class Layer:
         batch = batch_of([(sequences[i], n) for i, n in rows], block_size)
         inputs = (np.concatenate([part[i][s] for i, s in taken]) for part in (self.q, self.k, self.v))
         weights = {} if self.op.sinks is None else {self.op.sinks.name: self.sinks}
-        out = self.op.reference(Run(batch, weights, kv), *inputs)
+        out = self.op.reference(Run(batch, weights, kv, [0]), *inputs)
         for i, n in rows:
             sequences[i].computed += n
         return np.split(out, np.cumsum([n for _, n in rows])[:-1])
@@ -99,7 +108,7 @@ class Layer:
         """Softmax over a full masked matrix in float64: what sequence i must give, [n, heads * dim]."""
         s = self.shape
         q, k, v = (part[i].astype(np.float64) for part in (self.q, self.k, self.v))
-        n, out = len(q), np.empty((len(q), s.heads, s.dim))
+        n, out = len(q), np.empty((len(q), s.heads, s.dims[1]))
         ahead = np.arange(n)[:, None] - np.arange(n)[None, :]
         hidden = (ahead < 0) | (ahead >= (s.window or n + 1))
         for h in range(s.heads):
@@ -173,7 +182,8 @@ def test_random_shapes(groups, share, dim, window, softcap, sinks, lengths, bloc
 
 @pytest.mark.parametrize("window", [None, 20, 70])
 def test_nothing_outside_the_visible_positions_is_read(window: int | None) -> None:
-    """NaN in free blocks, beyond the context, and in blocks that no token of the row can see anymore."""
+    """NaN in free blocks, beyond the context, and in blocks that no token of the row can see anymore; of
+    those that were given back not even the table's entries are read."""
     layer = Layer(Shape(window=window), [200])
     expected = layer.alone(0)
     sequences, num_blocks = layer.sequences(8, np.random.default_rng(2))
@@ -183,6 +193,7 @@ def test_nothing_outside_the_visible_positions_is_read(window: int | None) -> No
         gone = sequences[0].blocks[: (151 - window) // 8]
         for part in kv[0]:
             part[gone] = np.nan
+        sequences[0].blocks[: len(gone)] = [1 << 40] * len(gone)
     out = layer.run(kv, [(0, 50)], sequences, 8)[0]
     assert same_bits(out, expected[150:])
 

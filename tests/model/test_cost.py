@@ -59,12 +59,13 @@ class Traced:
             if start:
                 self.paged.step([(sequence, start)])
         self.rows = [(s, count) for s, (_, count) in zip(self.sequences, rows, strict=True)]
-        self.program, self.batch, self.load = program, batch_of(self.rows, 16), load_of(self.rows)
+        self.program, self.load = program, load_of(self.rows)
+        self.batch = batch_of(self.rows, 16, ids=self.paged.ids)
 
     def ops(self) -> Iterator[tuple[Op, list[np.ndarray], list[np.ndarray], set[str]]]:
         """Each op after it ran: its inputs, its outputs, the names of the weights it read."""
         reads, values = Reads(self.weights), {}
-        run = Run(self.batch, reads, self.paged.backend._kv)
+        run = Run(self.batch, reads, self.paged.backend._caches, self.program.layer_groups)
         for op in self.program:
             reads.read.clear()
             inputs = [values[v.index] for v in op.inputs()]
@@ -165,16 +166,16 @@ def test_kv_bytes_are_what_a_row_depends_on(window: int | None, rows: list[tuple
         for position in range(start):
             traced = Traced(program, rows)
             block = traced.sequences[i].blocks[position // 16]
-            for part in traced.paged.backend._kv[0]:
+            for part in traced.paged.backend._caches[0]:
                 part[block, position % 16] = np.nan
             read += any(np.isnan(out).any() for _, _, (out, *_), _ in traced.ops())
     traced = Traced(program, rows)
     assert op.kv_bytes(traced.load)[0] == token_bytes * read
 
-    for part in traced.paged.backend._kv[0]:
+    for part in traced.paged.backend._caches[0]:
         part[:] = np.inf
     list(traced.ops())
-    written = sum(np.isfinite(part).sum() * part.itemsize for part in traced.paged.backend._kv[0])
+    written = sum(np.isfinite(part).sum() * part.itemsize for part in traced.paged.backend._caches[0])
     assert op.kv_bytes(traced.load)[1] == written
 
 
@@ -183,7 +184,7 @@ def test_kv_bytes_are_what_a_row_depends_on(window: int | None, rows: list[tuple
 def test_kv_token_bytes_are_those_of_the_cache(name: str, dtype: str) -> None:
     program = tiny(name).program
     paged = Paged(program, random_weights(program), kv_cache_dtype=dtype)
-    arrays = [part for layer in paged.backend._kv for part in layer]
+    arrays = [part for layer in paged.backend._caches for part in layer]
     itemsize = arrays[0].itemsize
     per_token = sum(part.nbytes for part in arrays) / (paged.num_blocks * paged.block_size)
     assert program.kv_token_bytes(itemsize) == per_token
@@ -256,7 +257,7 @@ def test_experts_that_a_batch_touches_are_the_bytes_it_reads(monkeypatch: pytest
     rng = np.random.default_rng(0)
     weights = {w.name: rng.standard_normal(w.shape).astype(np.float32) for w in op.weights()}
     x, scores = (rng.standard_normal((3, 8)).astype(np.float32) for _ in range(2))
-    op.reference(Run(None, weights, []), x, scores)
+    op.reference(Run(None, weights), x, scores)
     assert sorted(touched) == np.unique(op.route(scores)[0]).tolist()
 
 

@@ -181,7 +181,7 @@ def test_logits_of_chosen_rows_have_the_same_bits() -> None:
         program = tiny(name).program
         paged = Paged(program, random_weights(program))
         rows = [(paged.sequence(range(20)), 20), (paged.sequence([3, 1, 4]), 3)]
-        whole = paged.backend.execute(batch_of(rows, 16))
+        whole = paged.backend.execute(batch_of(rows, 16, ids=paged.ids))
         for some in ([19, 22, 4], []):
             wanted = np.array(some, np.int64)
-            assert same_bits(paged.backend.execute(batch_of(rows, 16, logits=wanted)), whole[wanted])
+            assert same_bits(paged.backend.execute(batch_of(rows, 16, wanted, paged.ids)), whole[wanted])

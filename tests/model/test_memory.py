@@ -158,7 +158,7 @@ def test_counted_before_loading_is_there_after(quantization: str | None) -> None
     facts = describe(EngineConfig(quantization=quantization, device="reference"))
     weights = load(facts.program.weights(), facts.folder.checkpoint(), facts.program.ignored, quantization)
     assert sum(weight.nbytes for weight in weights.values()) == facts.memory.weight_bytes
-    backend = ReferenceBackend(facts.program, weights, num_blocks=1, block_size=16)
+    backend = ReferenceBackend(facts.program, weights, num_blocks=[1], block_size=16)
     kept = (*backend._weights.values(), *backend._quantized.values())
     assert sum(weight.nbytes for weight in kept) == facts.memory.working_bytes
 
@@ -291,7 +291,7 @@ def test_every_cache_format_of_the_configuration_has_its_numbers() -> None:
     native = {n: plan(10**9, kv_cache_dtype=n, device="native")[0].kv_block_bytes for n in KV_CACHE_DTYPES}
     assert native["float32"] == 2 * native["float16"] == 2 * native["bfloat16"]
     assert native["auto"] == native["bfloat16"]  # as the weights are stored
-    heads = sum(layer.num_heads for layer in PROGRAM.kv_layers)
+    heads = sum(layer.num_heads for layer in PROGRAM.caches)
     assert native["int8"] == native["float32"] // 4 + 16 * 2 * 4 * heads  # a scale for each token and head
     assert plan(10**9)[0].kv_block_bytes == native["float32"]  # the reference is there to be exact
 

@@ -37,7 +37,7 @@ def run(op: Op, *inputs: np.ndarray, **weights: np.ndarray) -> np.ndarray:
     """The op's reference on a batch of one sequence, weights by their last name."""
     tokens = Sequence([0] * len(inputs[0]), [0])
     names = {spec.name: weights[spec.name.split(".")[-1]] for spec in op.weights()}
-    return op.reference(Run(batch_of([(tokens, len(inputs[0]))], 1 << 20), names, []), *inputs)
+    return op.reference(Run(batch_of([(tokens, len(inputs[0]))], 1 << 20), names), *inputs)
 
 
 def last(b: Builder, value: Value) -> Op:
@@ -252,7 +252,7 @@ def test_gated_linear(width: int, inner: int, activation: str, rows: int) -> Non
     x, weights = draw(rows, width), [draw(inner, width, seed=seed) for seed in (1, 2)]
     tokens = Sequence([0] * rows, [0])
     named = {"w.gate.weight": weights[0], "w.up.weight": weights[1]}
-    out = op.reference(Run(batch_of([(tokens, rows)], 64), named, []), x)
+    out = op.reference(Run(batch_of([(tokens, rows)], 64), named), x)
     wide = [x.astype(float) @ w.T.astype(float) for w in weights]
     expected = np.vectorize(FORMULAS[activation], otypes=[float])(wide[0]) * wide[1]
     np.testing.assert_allclose(out, expected, rtol=2e-4, atol=2e-4)

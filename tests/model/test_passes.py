@@ -46,7 +46,7 @@ def test_fusing_keeps_weights_layers_and_output() -> None:
         program = tiny(name).program
         fused = fuse(program)
         assert fused.weights() == program.weights()
-        assert (fused.output, fused.kv_layers) == (program.output, program.kv_layers)
+        assert (fused.output, fused.caches) == (program.output, program.caches)
         assert fuse(fused).ops == fused.ops
 
 
@@ -125,11 +125,8 @@ def test_a_run_in_the_planned_buffers_gives_the_same_bits(name: str) -> None:
     batch = batch_of([(Sequence(TOKENS, list(range(5))), len(TOKENS))], 16)
     load = load_of([(Sequence(TOKENS, []), len(TOKENS))])
     memory = [np.full(load.size(count) * width, np.nan, np.float32) for count, width in plan.widths]
-    kv = [
-        tuple(np.zeros((5, 16, kv.num_heads, kv.head_dim), np.float32) for _ in "kv")
-        for kv in program.kv_layers
-    ]
-    run = Run(batch, {n: w.array for n, w in weights.items()}, kv)
+    caches = Paged(program, weights, num_blocks=5).backend._caches
+    run = Run(batch, {n: w.array for n, w in weights.items()}, caches, (0,) * len(caches))
     for op in program:
         shapes = {v.index: (load.size(v.count), *v.shape) for v in (*op.inputs(), *op.outputs())}
         views = {i: memory[plan.buffer[i]][: np.prod(s)].reshape(s) for i, s in shapes.items()}

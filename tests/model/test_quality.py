@@ -85,10 +85,12 @@ class Trained:
 
     def logits(self, ids: list[int], weights: dict[str, Any], **options: Any) -> np.ndarray:
         blocks, n = np.arange(-(-len(ids) // BLOCK))[None], len(ids)
-        backend = ReferenceBackend(self.program, weights, num_blocks=blocks.size, block_size=BLOCK, **options)
+        backend = ReferenceBackend(
+            self.program, weights, num_blocks=[blocks.size], block_size=BLOCK, **options
+        )
         zero, every = np.zeros(1, np.int64), np.arange(n)
         return backend.execute(
-            Batch(np.array(ids), every, np.array([0, n]), blocks, np.array([n]), zero, every, BLOCK)
+            Batch(np.array(ids), every, np.array([0, n]), (blocks,), np.array([n]), zero, zero, every, BLOCK)
         )
 
     def quality(

@@ -208,7 +208,7 @@ def test_ops_multiply_quantized_weights(scheme: str) -> None:
     x, value = random(7, 9, 64), Value(0, "T", (64,))
     specs = [WeightSpec(name, (48, 64), (name,), quantizable=True) for name in ("gate", "up")]
     weights = {s.name: quantized(random(i, 48, 64), scheme) for i, s in enumerate(specs)}
-    run = Run(batch_of([(Sequence(list(range(9)), [0]), 9)], 64), {"bias": random(8, 48)}, [], weights)
+    run = Run(batch_of([(Sequence(list(range(9)), [0]), 9)], 64), {"bias": random(8, 48)}, quantized=weights)
     gate, up = (weights[name].product(x) for name in ("gate", "up"))
     out = Value(1, "T", (48,))
     linear = Linear(out, value, specs[0], WeightSpec("bias", (48,), ("bias",)))
@@ -227,7 +227,7 @@ def test_experts_multiply_quantized_weights(scheme: str) -> None:
     x, scores = random(3, 5, 64), random(4, 5, 3)
     values = Value(0, "T", (64,)), Value(1, "T", (3,)), Value(2, "T", (64,))
     op = Experts(values[2], *values[:2], ExpertWeights(**specs), 1, "softmax_of_chosen", "silu")
-    out = op.reference(Run(batch_of([(Sequence([0] * 5, [0]), 5)], 64), {}, [], weights), x, scores)
+    out = op.reference(Run(batch_of([(Sequence([0] * 5, [0]), 5)], 64), {}, quantized=weights), x, scores)
     for token, expert in enumerate(scores.argmax(-1)):
         gate, up, down = (
             quantize(WeightSpec("w", arrays[n].shape[1:], ("w",)), arrays[n][expert], scheme)

@@ -350,7 +350,7 @@ def test_rotation_is_a_complex_product(heads: int, half: int, rest: int, turns: 
     op = b.program(b.rotary(b.linear(b.embed(Names("e"), 2, 2), Names("w"), (heads, dim + rest)), r)).ops[-1]
     rows = [(Sequence([0] * (start + 3), [0], computed=start), 3), (Sequence([0] * 2, [0]), 2)]
     x = np.random.default_rng(start).standard_normal((5, heads, dim + rest)).astype(np.float32)
-    out = op.reference(Run(batch_of(rows, 1 << 20), {}, []), x)
+    out = op.reference(Run(batch_of(rows, 1 << 20), {}), x)
     for t, position in enumerate([start, start + 1, start + 2, 0, 1]):
         for h in range(heads):
             for i, frequency in enumerate(r.frequencies()):
@@ -370,7 +370,7 @@ def test_rows_of_one_batch_take_their_own_variant() -> None:
 
     def outputs(*variants: int) -> np.ndarray:
         rows = [(Sequence([0] * 20, [i], variant), 20) for i, variant in enumerate(variants)]
-        return op.reference(Run(batch_of(rows, 32), {}, []), x[: 20 * len(rows)])
+        return op.reference(Run(batch_of(rows, 32), {}), x[: 20 * len(rows)])
 
     mixed = outputs(0, 1)
     assert same_bits(mixed[:20], outputs(0, 0)[:20])

@@ -165,13 +165,15 @@ class Sequence:
     blocks: list[int]
     variant: int = 0
     computed: int = 0
+    slot: int = 0
 
 
 @dataclass
 class Paged:
-    """Runs sequences through a cache whose blocks are handed out shuffled.
+    """Runs sequences through a cache whose blocks are handed out shuffled, otherwise in each cache group.
 
     `make` is what computes: it takes the program, the weights, and the options of ReferenceBackend.
+    `shared_blocks`: there is one block table for all groups.
     """
 
     program: Program
@@ -181,21 +183,34 @@ class Paged:
     kv_cache_dtype: str = "auto"
     seed: int = 0
     make: Callable[..., Backend] = ReferenceBackend
+    shared_blocks: bool = False
     free: list[int] = field(init=False)
+    num_sequences: int = 0
 
     def __post_init__(self) -> None:
-        options = {"num_blocks": self.num_blocks, "block_size": self.block_size}
-        self.backend = self.make(self.program, self.weights, **options, kv_cache_dtype=self.kv_cache_dtype)
-        self.free = np.random.default_rng(self.seed).permutation(self.num_blocks).tolist()
+        num_tables = 1 if self.shared_blocks else len(self.program.cache_groups) or 1
+        self.backend = self.make(
+            self.program,
+            self.weights,
+            num_blocks=[self.num_blocks] * num_tables,
+            block_size=self.block_size,
+            kv_cache_dtype=self.kv_cache_dtype,
+        )
+        rng = np.random.default_rng(self.seed)
+        self.free = rng.permutation(self.num_blocks).tolist()
+        others = [rng.permutation(self.num_blocks) for _ in range(1, num_tables)]
+        self.ids = [np.arange(self.num_blocks), *others]  # by group: of each block, its id there
 
     def sequence(self, token_ids: Iterable[int], variant: int = 0) -> Sequence:
         tokens = list(token_ids)
         blocks = [self.free.pop() for _ in range(-(-len(tokens) // self.block_size))]
-        return Sequence(tokens, blocks, variant)
+        self.num_sequences += 1
+        return Sequence(tokens, blocks, variant, slot=self.num_sequences - 1)
 
     def step(self, rows: list[tuple[Sequence, int]]) -> list[np.ndarray]:
         """Compute the next `count` tokens of each sequence in one batch: their logits [count, vocab]."""
-        logits = np.array(self.backend.execute(batch_of(rows, self.block_size)))  # kept from the next step
+        batch = batch_of(rows, self.block_size, ids=self.ids)
+        logits = np.array(self.backend.execute(batch))  # kept from the next step
         for sequence, count in rows:
             sequence.computed += count
         return np.split(logits, np.cumsum([count for _, count in rows])[:-1])
@@ -210,8 +225,16 @@ class Paged:
         return np.concatenate(parts)
 
 
-def batch_of(rows: list[tuple[Sequence, int]], block_size: int, logits: np.ndarray | None = None) -> Batch:
-    """The next `count` tokens of each sequence as one Batch, with logits of every token."""
+def batch_of(
+    rows: list[tuple[Sequence, int]],
+    block_size: int,
+    logits: np.ndarray | None = None,
+    ids: Iterable[np.ndarray] = (),
+) -> Batch:
+    """The next `count` tokens of each sequence as one Batch, with logits of every token.
+
+    `ids` (see Paged) has for each cache group what the sequences' blocks are called there.
+    """
     counts = [count for _, count in rows]
     positions = [np.arange(s.computed, s.computed + count) for s, count in rows]
     tables = np.zeros((len(rows), max(len(s.blocks) for s, _ in rows)), np.int64)
@@ -221,8 +244,9 @@ def batch_of(rows: list[tuple[Sequence, int]], block_size: int, logits: np.ndarr
         token_ids=np.concatenate([s.token_ids[s.computed : s.computed + count] for s, count in rows]),
         positions=np.concatenate(positions),
         row_offsets=np.cumsum([0, *counts]),
-        block_tables=tables,
+        block_tables=tuple(names[tables] for names in ids) or (tables,),
         context_lens=np.array([s.computed + count for s, count in rows]),
+        slots=np.array([s.slot for s, _ in rows]),
         variants=np.array([s.variant for s, _ in rows]),
         logit_rows=np.arange(sum(counts)) if logits is None else logits,
         block_size=block_size,

@@ -78,7 +78,7 @@ def native(isa: str, threads: int = 1) -> Callable[..., NativeBackend]:
 
 
 def _make(
-    isa: str, threads: int, program: Program, packed: Packed, *, kv_cache_dtype: str, **size: int
+    isa: str, threads: int, program: Program, packed: Packed, *, kv_cache_dtype: str, **size: Any
 ) -> NativeBackend:
     dtype = "float32" if kv_cache_dtype == "auto" else kv_cache_dtype
     how: dict[str, Any] = {"kv_cache_dtype": dtype, "isa": isa, "num_threads": threads, **size}
@@ -90,7 +90,7 @@ def on_native(
 ) -> Paged:
     """A plain program with its weights packed as `format`."""
     packed = load_packed(program, checkpoint, scheme(format), isa=isa, num_threads=threads)
-    return Paged(program, packed, **options, make=native(isa, threads))
+    return Paged(program, packed, **options, make=native(isa, threads), shared_blocks=True)
 
 
 def on_reference(program: Program, checkpoint: Tensors, format: str, **options: Any) -> Paged:

@@ -8,6 +8,7 @@ from lowered import BF16_ISAS, ISAS, OneOp, distance, on_native
 from test_attention import Shape
 from tiny import same_bits
 
+from quire.errors import ConfigError
 from quire.program import Builder, Names, Value
 
 LENGTHS = (150, 1, 65, 64, 20)
@@ -89,6 +90,12 @@ def test_a_context_of_several_segments(isa: str, window: int | None) -> None:
     whole = op.native(isa)
     assert distance(whole, op.reference()) < CLOSE
     assert same_bits(op.native(isa, threads=3), whole)
+
+
+def test_values_of_another_width_than_keys_are_refused() -> None:
+    q, k, v = draw(Shape(), 5)
+    with pytest.raises(ConfigError, match="PagedKV"):
+        attention(Shape(), [q, k, np.ascontiguousarray(v[..., :3])], (5,)).native(ISAS[-1])
 
 
 @pytest.mark.parametrize("isa", ISAS)

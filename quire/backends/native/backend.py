@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from quire.backends.slots import Deferred, Slots
 from quire.config import instruction_set
 from quire.errors import ConfigError
 from quire.program.batch import Batch
+from quire.program.caches import CacheSpec, PagedKV
 from quire.program.passes import gather_products
 from quire.program.program import Program
 from quire.types import Step, StepResult
@@ -48,7 +50,7 @@ class NativeBackend:
         matrices: Matrices,
         vectors: Vectors,
         *,
-        num_blocks: int,
+        num_blocks: Sequence[int],
         block_size: int,
         kv_cache_dtype: str,
         isa: str,
@@ -56,11 +58,12 @@ class NativeBackend:
     ) -> None:
         self.program = gather_products(program)
         self._native = _core.Native(isa, num_threads)
-        self._caches = _caches(self.program, kv_cache_dtype, num_blocks, block_size)
+        (blocks,) = num_blocks  # the core knows one table: all groups share their blocks
+        self._caches = _caches(self.program, kv_cache_dtype, blocks, block_size)
         lowering = Lowering(self._native, self.program, matrices, vectors, self._caches)
         self._output, self._width = lowering.output, program.output.width
         self._ropes = lowering.ropes
-        self._slots = Slots(program.output.width, block_size, _core.Sampling(isa))
+        self._slots = Slots(program.output.width, block_size, 1, _core.Sampling(isa))
         self._variants: set[int] = set()
         self.isa = isa
         self.num_threads = num_threads
@@ -82,7 +85,7 @@ class NativeBackend:
             batch.token_ids,
             batch.positions,
             batch.row_offsets,
-            batch.block_tables,
+            batch.block_tables[0],
             batch.context_lens,
             batch.variants,
             batch.logit_rows,
@@ -102,9 +105,16 @@ def _caches(
     program: Program, dtype: str, num_blocks: int, block_size: int
 ) -> list[tuple[_core.KVCache, int]]:
     """For each layer the cache that it shares with all layers of its shape, and its number there."""
-    shapes = [(layer.num_heads, layer.head_dim) for layer in program.kv_layers]
+    shapes = [_heads(spec) for spec in program.caches]
     shared = {
         shape: _core.KVCache(dtype, count, num_blocks, block_size, *shape)
         for shape, count in Counter(shapes).items()
     }
     return [(shared[shape], shapes[:i].count(shape)) for i, shape in enumerate(shapes)]
+
+
+def _heads(spec: CacheSpec) -> tuple[int, int]:
+    """How many heads a layer caches, and the numbers of a key, which are those of a value."""
+    if isinstance(spec, PagedKV) and spec.key_dim == spec.value_dim:
+        return spec.num_heads, spec.key_dim
+    raise ConfigError(f"the native backend has no cache of the kind {spec}", "use device='reference'")

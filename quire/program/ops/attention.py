@@ -16,11 +16,12 @@ PARTITION = 64  # context positions summed together; a multiple of every block s
 class Attention(Op):
     """out[t] = softmax(scale q[t] K^T) V over the positions a token may see, for each query head.
 
-    q [T, heads, dim], k and v [T, kv_heads, dim]; heads is a multiple of kv_heads and query head h reads
-    key head h // (heads / kv_heads). Keys and values are first written to the cache, then all are read
-    back from it as stored. A token at position p sees positions max(0, p - window + 1) ... p, and no
-    number of another position reaches it: where the value of a head is not finite as stored, zeros are
-    stored in its place and NaN as its key. The score is then NaN, so the result, of those who see it.
+    q [T, heads, dim], k [T, kv_heads, dim], v [T, kv_heads, value_dim], out [T, heads * value_dim]; heads is
+    a multiple of kv_heads and query head h reads key head h // (heads / kv_heads). Keys and values are first
+    written to the cache, then all are read back from it as stored. A token at position p sees positions
+    max(0, p - window + 1) ... p, and no number of another position reaches it: where the value of a head is
+    not finite as stored, zeros are stored in its place and NaN as its key. The score is then NaN, so the
+    result, of those who see it.
     `softcap` replaces each score s by softcap * tanh(s / softcap). `sinks` [heads] are scores of a
     position that takes part in the softmax and has no value (gpt-oss, arXiv:2309.17453).
 
@@ -46,13 +47,13 @@ class Attention(Op):
         return min(position + 1, self.window) if self.window else position + 1
 
     def flops(self, load: Load) -> float:
-        """Scores and weighted values of every visible pair: 2 multiply-adds a number of q."""
+        """Scores and weighted values of every visible pair: a multiply-add a number of q and of out."""
         pairs = sum(_sum_visible(start, count, self.window) for start, count in load.rows)
-        return 4 * pairs * self.q.width
+        return 2 * pairs * (self.q.width + self.out.width)
 
     def kv_bytes(self, load: Load) -> tuple[float, float]:
         """Each row reads once all positions that any of its tokens sees, and writes its own."""
-        token = 2 * self.k.width * load.kv_itemsize
+        token = (self.k.width + self.v.width) * load.kv_itemsize
         read = sum(
             start + count - max(0, start + 1 - self.window if self.window else 0)
             for start, count in load.rows
@@ -61,23 +62,24 @@ class Attention(Op):
 
     def reference(self, run: Run, *inputs: np.ndarray) -> Array:
         q, k, v = inputs
-        keys, values = run.kv[self.layer]
-        slots = run.batch.cache_slots
+        keys, values = run.caches[self.layer]
+        group = run.groups[self.layer]
+        places = run.batch.places(group)
         k, v = k.astype(keys.dtype), v.astype(values.dtype)
         lost = ~np.isfinite(v).all(axis=-1)  # zero, the weight of what is not seen, times these is not zero
         k[lost], v[lost] = np.nan, 0
-        keys[slots], values[slots] = k, v
+        keys[places], values[places] = k, v
         sinks = None if self.sinks is None else run.weights[self.sinks.name]
-        out = np.empty((len(q), *self.q.shape), np.float32)
+        out = np.empty((len(q), self.q.shape[0], self.v.shape[1]), np.float32)
         batch = run.batch
         for row, length in enumerate(batch.context_lens.tolist()):
             tokens = slice(batch.row_offsets[row], batch.row_offsets[row + 1])
-            context = _Context(keys, values, batch.block_tables[row], length)
+            context = _Context(keys, values, batch.block_tables[group][row], length)
             out[tokens] = self._attend(q[tokens], batch.positions[tokens], context, sinks)
         return out.reshape(len(q), *self.out.shape)
 
     def _attend(self, q: Array, positions: np.ndarray, context: _Context, sinks: Array | None) -> Array:
-        """The tokens of one row, [t, heads, dim]: a running softmax over the context's partitions."""
+        """The tokens of one row, [t, heads, value_dim]: a running softmax over the context's partitions."""
         tokens, heads, dim = q.shape
         groups = self.k.shape[0]
         q = (q * np.float32(self.scale)).reshape(tokens, groups, heads // groups, dim)
@@ -86,7 +88,7 @@ class Attention(Op):
         if sinks is not None:
             peak[:] = sinks.reshape(groups, -1, 1)
             total[:] = 1.0
-        mixed = np.zeros_like(q)
+        mixed = np.zeros((*q.shape[:3], self.v.shape[1]), np.float32)
         oldest = max(0, positions[0] + 1 - self.window) if self.window else 0
         for start in range(oldest // PARTITION * PARTITION, context.length, PARTITION):
             keys, values = context.partition(start, oldest)
@@ -100,7 +102,7 @@ class Attention(Op):
             total = total * keep + weights.sum(axis=-1, keepdims=True)
             mixed = mixed * keep + np.matmul(weights, values)
             peak = higher
-        return (mixed / total).reshape(tokens, heads, dim)
+        return (mixed / total).reshape(tokens, heads, -1)
 
     def _sees(self, positions: np.ndarray, start: int) -> np.ndarray:
         """Which positions of a partition each token sees, [t, 1, 1, PARTITION] to index with scores."""
@@ -115,25 +117,30 @@ class _Context:
     """What one row has in the cache."""
 
     keys: np.ndarray  # [blocks, block_size, groups, dim]
-    values: np.ndarray
+    values: np.ndarray  # [blocks, block_size, groups, value_dim]
     block_table: np.ndarray
     length: int
 
     def partition(self, start: int, oldest: int) -> tuple[Array, Array]:
-        """Keys [groups, dim, PARTITION] and values [groups, PARTITION, dim] of positions from `oldest` on.
+        """Keys [groups, dim, PARTITION] and values [groups, PARTITION, value_dim] from position `start` on.
 
-        Zero before it and beyond the length: those blocks may belong to others, and zero times what
-        they hold need not be zero.
+        Zero before `oldest` and beyond the length: not even the ids of those blocks mean anything, and zero
+        times what they hold need not be zero.
         """
-        size = self.keys.shape[1]
-        blocks = self.block_table[start // size : (start + PARTITION) // size]
-        held = slice(max(oldest - start, 0), min(self.length - start, PARTITION))
-        groups, dim = self.keys.shape[2:]
-        keys = np.zeros((PARTITION, groups, dim), np.float32)
-        values = np.zeros((PARTITION, groups, dim), np.float32)
-        keys[held] = self.keys[blocks].reshape(-1, groups, dim)[held]
-        values[held] = self.values[blocks].reshape(-1, groups, dim)[held]
+        first, last = max(start, oldest), min(start + PARTITION, self.length)
+        held = slice(first - start, last - start)
+        keys = self._gather(self.keys, first, last, held)
+        values = self._gather(self.values, first, last, held)
         return np.ascontiguousarray(keys.transpose(1, 2, 0)), np.ascontiguousarray(values.transpose(1, 0, 2))
+
+    def _gather(self, cache: np.ndarray, first: int, last: int, held: slice) -> Array:
+        """Positions first ... last - 1 of a cache at the places `held` of a partition, [PARTITION, ...]."""
+        size = cache.shape[1]
+        begin = first // size * size
+        blocks = cache[self.block_table[begin // size : -(-last // size)]]
+        gathered = np.zeros((PARTITION, *cache.shape[2:]), np.float32)
+        gathered[held] = blocks.reshape(-1, *cache.shape[2:])[first - begin : last - begin]
+        return gathered
 
 
 def _sum_visible(start: int, count: int, window: int | None) -> int:
