@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from quire.backends.backend import Backend
-from quire.backends.kv_cache import KV_ITEM_BYTES, kv_dtype
-from quire.backends.native.backend import NativeBackend, chosen_isa, chosen_threads
-from quire.backends.native.packed_cache import PackedCache, packed_folder
-from quire.backends.native.weights import load_packed
-from quire.backends.null import NullBackend
-from quire.backends.reference import ReferenceBackend
+from quire.backends.device import Device, device_for, kv_dtype, plan_weights
 from quire.config import EngineConfig
 from quire.engine.engine import Engine
 from quire.engine.scheduler import Scheduler
 from quire.errors import ConfigError
-from quire.memory import MemoryPlan, available_memory, gigabytes, misfit, plan_memory, stored_format, summary
+from quire.memory import MemoryPlan, gigabytes, misfit, plan_memory, summary
 from quire.models import Model, read_model
 from quire.program.passes import fuse
-from quire.program.program import Program, WeightBytes, WeightSpec
-from quire.quantize.kinds import Storage
-from quire.quantize.round_to_nearest import kind_of
+from quire.program.program import Program
 from quire.runner.masks import Grammars
 from quire.runner.runner import Runner
 from quire.text.tokenizer import Tokenizer
 from quire.weights.folder import ModelFolder
 from quire.weights.hub import resolve
-from quire.weights.load import has_own_head, load, plan
+from quire.weights.load import has_own_head
+from quire.weights.plan import WeightPlan
 
 DTYPE_NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
@@ -46,15 +40,13 @@ class Description:
     folder: ModelFolder
     model: Model
     program: Program
-    storage: Mapping[str, Storage]  # weight name -> how it is stored
+    device: Device
+    weights: WeightPlan
     kv_dtype: str  # of cached keys and values: float32, float16, bfloat16 or int8
     memory: MemoryPlan
     longest_context: int
     weights_here: bool
     own_head: bool  # config.json ties it to the embedding, but the checkpoint has another one, which counts
-
-    def nbytes(self, spec: WeightSpec) -> int:
-        return self.storage[spec.name].nbytes(spec.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +76,22 @@ def describe(config: EngineConfig, *, weights: bool = True) -> Description:
     if own_head:
         model = read_model({**raw, "tie_word_embeddings": False})
     program = fuse(model.program)
-    specs = program.weights()
-    if checkpoint is not None:
-        storage = plan(specs, checkpoint, config.quantization, program.ignored)
-    else:
-        stated = DTYPE_NAMES.get(str(raw.get("dtype") or raw.get("torch_dtype")), "bf16")
-        storage = {name: kind_of(spec, stated, config.quantization) for name, spec in specs.items()}
-    nbytes: WeightBytes = lambda spec: storage[spec.name].nbytes(spec.shape)  # noqa: E731
+    stated = DTYPE_NAMES.get(str(raw.get("dtype") or raw.get("torch_dtype")), "bf16")
+    device = device_for(config)
+    plan = plan_weights(device, program, checkpoint, config.quantization, stated)
     longest = config.max_model_len or model.max_context
-    memory = plan_memory(program, nbytes, config, longest, available_memory(), storage)
-    kept = kv_dtype(config, stored_format(storage))
     return Description(
-        config, folder, model, program, storage, kept, memory, longest, folder.has_weights, own_head
+        config=config,
+        folder=folder,
+        model=model,
+        program=program,
+        device=device,
+        weights=plan,
+        kv_dtype=kv_dtype(device, config.kv_cache_dtype, plan.floats),
+        memory=plan_memory(device, program, plan, config, longest),
+        longest_context=longest,
+        weights_here=folder.has_weights,
+        own_head=own_head,
     )
 
 
@@ -116,25 +112,32 @@ def build(config: EngineConfig, progress: Progress | None = None, announce: Anno
     """
     description = describe(config)
     memory = description.memory
-    if (error := misfit(memory, config)) is not None:
+    if (error := misfit(memory, config, description.device)) is not None:
         raise error
     if announce is not None:
         announce(summary(memory, config), memory.working_bytes)
-    backend = _backend(description, progress)
+    backend = description.device.build(
+        description.program,
+        description.weights,
+        num_blocks=(memory.num_blocks,),
+        block_size=config.block_size,
+        kv_dtype=description.kv_dtype,
+        progress=progress,
+    )
     scheduler = Scheduler(
-        num_blocks=description.memory.num_blocks,
+        num_blocks=memory.num_blocks,
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_prefill_tokens=config.max_num_prefill_tokens,
-        max_model_len=description.memory.max_model_len,
+        max_model_len=memory.max_model_len,
         enable_prefix_caching=config.enable_prefix_caching,
         policy=config.scheduling_policy,
     )
     vocab_size = description.model.config.vocab_size
     runner = Runner(backend, lambda: _grammars(description))
     engine = Engine(scheduler, runner, vocab_size=vocab_size)
-    return Built(description, engine, runner, backend, _chosen(description, backend))
+    return Built(description, engine, runner, backend, _chosen(description))
 
 
 def _grammars(description: Description) -> Grammars:
@@ -145,62 +148,12 @@ def _grammars(description: Description) -> Grammars:
     return grammars.Grammars(tokenizer, description.model.config.vocab_size)
 
 
-def _backend(description: Description, progress: Progress | None) -> Backend:
-    config, program = description.config, description.program
-    if config.device == "null":
-        return NullBackend(
-            program, description.nbytes, KV_ITEM_BYTES[description.kv_dtype], config.block_size
-        )
-    if config.device == "reference":
-        return _reference(description, progress)
-    isa, num_threads = chosen_isa(), chosen_threads(config.num_threads)
-    packed = load_packed(
-        program,
-        description.folder.checkpoint(),
-        config.quantization,
-        isa=isa,
-        num_threads=num_threads,
-        progress=progress,
-        cache=PackedCache(packed_folder()) if config.packed_cache else None,
-        model=config.model,
-    )
-    return NativeBackend(
-        program,
-        packed.matrices,
-        packed.vectors,
-        num_blocks=(description.memory.num_blocks,),
-        block_size=config.block_size,
-        kv_cache_dtype=description.kv_dtype,
-        isa=isa,
-        num_threads=num_threads,
-    )
-
-
-def _reference(description: Description, progress: Progress | None) -> ReferenceBackend:
-    config, program = description.config, description.program
-    weights = load(
-        program.weights(),
-        description.folder.checkpoint(),
-        program.ignored,
-        config.quantization,
-        progress,
-        config.num_threads,
-    )
-    return ReferenceBackend(
-        program,
-        weights,
-        num_blocks=(description.memory.num_blocks,),
-        block_size=config.block_size,
-        kv_cache_dtype=description.kv_dtype,
-    )
-
-
-def _chosen(description: Description, backend: Backend) -> dict[str, str]:
+def _chosen(description: Description) -> dict[str, str]:
     config, memory = description.config, description.memory
     chosen = {
         "model": config.model,
         "architecture": description.model.architecture,
-        "backend": backend.name,
+        "backend": description.device.name,
         "weights": config.quantization or "as stored",
         "kv_cache_dtype": description.kv_dtype,
         "kv_cache_tokens": f"{memory.num_blocks * config.block_size:,}",
@@ -210,6 +163,4 @@ def _chosen(description: Description, backend: Backend) -> dict[str, str]:
     }
     if description.own_head:
         chosen["output_matrix"] = "lm_head.weight, though config.json ties it to the embedding"
-    if isinstance(backend, NativeBackend):
-        chosen |= {"isa": backend.isa, "num_threads": str(backend.num_threads)}
-    return chosen
+    return chosen | {name: str(fact) for name, fact in description.device.facts().items()}

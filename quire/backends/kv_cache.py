@@ -7,8 +7,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from quire.config import EngineConfig
-from quire.errors import ConfigError
 from quire.program.program import Program
 
 # What the reference backend keeps, as arrays.
@@ -22,31 +20,11 @@ KV_DTYPES: dict[str, np.dtype[Any]] = {
 KV_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 KV_SCALE_BYTES = {"int8": 4}
 
-_OWN = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
-
-
-def is_native(config: EngineConfig) -> bool:
-    """Whether the native backend computes: asked for, or nothing else was."""
-    return config.device in ("auto", "native")
-
-
-def kv_dtype(config: EngineConfig, stored: str) -> str:
-    """The format of cached keys and values, never "auto"; `stored` is that of the weights: bf16, f16, f32.
-
-    "auto" is the format that the model was made in; of the reference, which is there to be exact, float32.
-    Raises ConfigError for what the backend does not have.
-    """
-    if config.kv_cache_dtype == "int8" and config.device == "reference":
-        raise ConfigError(
-            "kv_cache_dtype = 'int8' is not there on the reference backend",
-            "choose 'float32', 'float16' or 'bfloat16', or device = 'native'",
-        )
-    if config.kv_cache_dtype != "auto":
-        return config.kv_cache_dtype
-    return _OWN[stored] if is_native(config) else "float32"
+# The format that a model of these numbers was made in.
+OWN_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 
 def kv_token_bytes(program: Program, dtype: str) -> int:
-    """Bytes of cache that one token takes over all layers, in a format that `kv_dtype` gave."""
+    """Bytes of cache that one token takes over all layers, in one of KV_ITEM_BYTES."""
     item, scale = KV_ITEM_BYTES[dtype], KV_SCALE_BYTES.get(dtype, 0)
     return program.kv_token_bytes(item, scale)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
 import numpy as np
 
 from quire.backends.backend import Masks
+from quire.backends.host import HostDevice
+from quire.backends.kv_cache import KV_ITEM_BYTES
 from quire.backends.slots import Deferred, Slots
+from quire.errors import ConfigError
 from quire.program.batch import Batch
 from quire.program.program import Cost, Load, Program, WeightBytes
+from quire.quantize.kinds import Storage
 from quire.types import Step
+from quire.weights.load import Progress
+from quire.weights.plan import Layout, WeightPlan
 
 
 class NullBackend:
@@ -33,3 +42,38 @@ class NullBackend:
         load = Load(tuple(rows), len(batch.logit_rows), self._kv_itemsize)
         self.cost += self.program.cost(load, self._nbytes)
         return np.broadcast_to(self._zeros, (len(batch.logit_rows), *self.program.output.shape))
+
+
+class NullDevice(HostDevice):
+    """Counts only: it holds nothing, so every model fits."""
+
+    name = "null"
+    computes = False
+    kv_dtypes = tuple(KV_ITEM_BYTES)
+
+    def in_words(self) -> str:
+        return "counts only, computes nothing"
+
+    def facts(self) -> Mapping[str, str | int]:
+        return {}
+
+    def layout(self, program: Program, storage: Mapping[str, Storage]) -> Layout:
+        return Layout()
+
+    def own_kv_dtype(self, floats: str) -> str:
+        return "float32"
+
+    def build(
+        self,
+        program: Program,
+        weights: WeightPlan,
+        *,
+        num_blocks: Sequence[int],
+        block_size: int,
+        kv_dtype: str,
+        progress: Progress | None = None,
+    ) -> NullBackend:
+        return NullBackend(program, weights.stored_bytes, KV_ITEM_BYTES[kv_dtype], block_size)
+
+    def loops(self) -> NoReturn:
+        raise ConfigError("device = 'null' computes nothing that could be measured", "leave it out")

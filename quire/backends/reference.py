@@ -5,19 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from quire.backends.backend import Masks
+from quire.backends.host import HostDevice
 from quire.backends.kv_cache import KV_DTYPES
 from quire.backends.slots import Deferred, Slots
+from quire.errors import ConfigError
 from quire.program.batch import Batch
 from quire.program.caches import CacheSpec, PagedLatent
+from quire.program.numerics import GROUP
 from quire.program.passes import plan_buffers
-from quire.program.program import Program, Quantized, Run, Weight
+from quire.program.program import Program, Quantized, Run, Weight, WeightSpec
+from quire.quantize.kinds import DTYPES, Storage
 from quire.types import Step, StepResult
+from quire.weights.load import Progress, load
+from quire.weights.plan import Layout, WeightPlan
 
 
 class ReferenceBackend:
@@ -87,3 +93,68 @@ def _allocate(spec: CacheSpec, num_blocks: int, block_size: int, dtype: np.dtype
         return np.zeros((num_blocks, block_size, spec.dim), dtype)
     shapes = [(num_blocks, block_size, spec.num_heads, dim) for dim in (spec.key_dim, spec.value_dim)]
     return tuple(np.zeros(shape, dtype) for shape in shapes)
+
+
+class ReferenceDevice(HostDevice):
+    """NumPy on the host. It is there to be exact: float weights and, unless asked otherwise, the cache are
+    float32. `num_threads` load weights; one computes.
+    """
+
+    name = "reference"
+    keeps_floats_as = "float32"
+    kv_dtypes = tuple(name for name in KV_DTYPES if name != "auto")
+
+    def __init__(self, num_threads: int | None = None) -> None:
+        self._num_threads = num_threads
+
+    def in_words(self) -> str:
+        return "NumPy, float32"
+
+    def facts(self) -> Mapping[str, str | int]:
+        return {}
+
+    def layout(self, program: Program, storage: Mapping[str, Storage]) -> Layout:
+        kept = (storage[name] for name in program.weights())
+        kinds = (Storage("f32") if how.kind in DTYPES else how for how in kept)
+        specs = program.weights().values()
+        return Layout.of(
+            (spec.name, how.kind, spec.shape, how.nbytes(spec.shape))
+            for spec, how in zip(specs, kinds, strict=True)
+        )
+
+    def own_kv_dtype(self, floats: str) -> str:
+        return "float32"
+
+    def step_bytes(self, program: Program, weights: WeightPlan, num_tokens: int) -> int:
+        """Values, and the largest quantized matrix unpacked."""
+        values = super().step_bytes(program, weights, num_tokens)
+        return values + max(unpacked_bytes(w, weights.storage[w.name]) for w in weights.specs.values())
+
+    def build(
+        self,
+        program: Program,
+        weights: WeightPlan,
+        *,
+        num_blocks: Sequence[int],
+        block_size: int,
+        kv_dtype: str,
+        progress: Progress | None = None,
+    ) -> ReferenceBackend:
+        loaded = load(weights, progress, self._num_threads)
+        return ReferenceBackend(
+            program, loaded, num_blocks=num_blocks, block_size=block_size, kv_cache_dtype=kv_dtype
+        )
+
+    def loops(self) -> NoReturn:
+        raise ConfigError("the reference backend has no ceilings to measure", "leave device out")
+
+
+def unpacked_bytes(spec: WeightSpec, how: Storage) -> int:
+    """Return what a quantized matrix takes while it multiplies (numerics.quantized_matmul): a group of inputs
+    and three sums as float64; of integers packed by two also two copies one by one, of which one stays.
+    """
+    if how.kind in DTYPES:
+        return 0
+    outputs, inputs = spec.shape[-2:]
+    group = 8 * (min(GROUP, inputs) + 3)
+    return outputs * (max(2 * inputs, inputs + group) if how.kind == "int4" else group)

@@ -11,7 +11,7 @@ from quire.cli.terminal import bold, complain, counted
 from quire.errors import did_you_mean
 
 if TYPE_CHECKING:
-    from quire.backends.native.packed_cache import Entry, PackedCache
+    from quire.backends.packed_cache import Entry, PackedCache
 
 DESCRIPTION = """Quantized weights are kept in the packed form that the native backend computes with, so that
 a model is rounded once. They can be made again at any time; the least recently used make room for others.
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         args.parser.refuse(f"unknown action {action[:60]!r}", did_you_mean(action[:80], ACTIONS))
     if len(rest) > (action == "clear"):
         args.parser.refuse_unknown(rest[-1])
-    from quire.backends.native.packed_cache import PackedCache, packed_folder
+    from quire.backends.packed_cache import PackedCache, packed_folder
 
     cache = PackedCache(packed_folder())
     if action == "clear":
@@ -67,7 +67,7 @@ def _list(cache: PackedCache) -> int:
 
 
 def _verify(cache: PackedCache) -> int:
-    from quire.backends.native.packed_cache import Damaged, read_checked
+    from quire.backends.packed_cache import Damaged, read_checked
 
     damaged = cache.unreadable()
     good = 0

@@ -23,7 +23,6 @@ DESCRIPTION = """Say what a checkpoint is before running it: architecture, param
 weight, bytes of KV cache for each token, and what fits into this machine's memory. Reads no weights, unless
 asked for --quality: a folder with config.json is enough, and of a hub model only the small files are fetched.
 """
-BACKENDS = {"reference": "NumPy, float32", "null": "counts only, computes nothing"}  # and the native one
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 WIDTH = 22  # of the names of rows
 
@@ -88,15 +87,15 @@ def as_dict(facts: Description) -> dict[str, Any]:
     specs = program.weights().values()
     by_kind: Counter[str] = Counter()
     for spec in specs:
-        by_kind[str(facts.storage[spec.name])] += facts.nbytes(spec)
-    error = misfit(memory, facts.config)
-    device = facts.config.device
+        by_kind[str(facts.weights.storage[spec.name])] += facts.weights.stored_bytes(spec)
+    error = misfit(memory, facts.config, facts.device)
     return {
         "model": facts.config.model,
         "path": str(facts.folder.path),
         "architecture": facts.model.architecture,
-        "backend": "native" if device == "auto" else device,
-        **_native(facts),
+        "backend": facts.device.name,
+        **facts.device.facts(),
+        "kv_cache_dtype": facts.kv_dtype,
         "num_hidden_layers": cfg.num_hidden_layers,
         "hidden_size": cfg.hidden_size,
         "num_attention_heads": cfg.num_attention_heads,
@@ -123,18 +122,6 @@ def as_dict(facts: Description) -> dict[str, Any]:
     }
 
 
-def _native(facts: Description) -> dict[str, Any]:
-    """What the native backend would take: kernels, threads, number format of the cache."""
-    from quire.backends.kv_cache import is_native
-
-    if not is_native(facts.config):
-        return {}
-    from quire.backends.native.backend import chosen_isa, chosen_threads
-
-    threads = chosen_threads(facts.config.num_threads)
-    return {"isa": chosen_isa(), "num_threads": threads, "kv_cache_dtype": facts.kv_dtype}
-
-
 def _rows(facts: Description) -> Iterator[tuple[str, str]]:
     """The table, row by row."""
     from quire.memory import gigabytes
@@ -156,14 +143,13 @@ def _rows(facts: Description) -> Iterator[tuple[str, str]]:
     if not d["weights_here"]:
         yield "weight files", _absent(facts)
     yield "KV cache a token", gigabytes(d["kv_bytes_per_token"])
-    what = BACKENDS.get(d["backend"]) or f"C++ for {d['isa']}, {counted(d['num_threads'], 'thread')}"
-    yield "backend", f"{d['backend']}: {what}"
-    yield from _memory_rows(d)
+    yield "backend", f"{d['backend']}: {facts.device.in_words()}"
+    yield from _memory_rows(d, _kept_as(facts))
     if d["hint"]:
         yield "", f"hint: {in_flags(d['hint'])}"
 
 
-def _memory_rows(d: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _memory_rows(d: dict[str, Any], kept_as: str) -> Iterator[tuple[str, str]]:
     """What is needed beside what is there."""
     from quire.memory import gigabytes
 
@@ -171,7 +157,7 @@ def _memory_rows(d: dict[str, Any]) -> Iterator[tuple[str, str]]:
     available, working = memory["available_bytes"], memory["working_weight_bytes"]
     tokens, longest = memory["kv_cache_tokens"], memory["max_model_len"]
     yield "memory available", gigabytes(available)
-    yield "  weights in use", gigabytes(working) + _as_float32(d)
+    yield "  weights in use", gigabytes(working) + kept_as
     yield "  activations", f"{gigabytes(memory['activation_bytes'])} at most"
     if tokens:
         sequences = counted(tokens // max(longest, 1), "sequence")
@@ -192,14 +178,14 @@ def _memory_rows(d: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "fits this machine", f"no: {in_flags(d['problem'])}"
 
 
-def _as_float32(d: dict[str, Any]) -> str:
-    """What the reference backend, which computes in float32, makes of the weights."""
+def _kept_as(facts: Description) -> str:
+    """What the backend makes of weights that it does not keep as they are stored."""
     from quire.quantize.kinds import DTYPES
 
-    if d["backend"] != "reference":
+    if not (kept := facts.device.keeps_floats_as):
         return ""
-    quantized = any(kind not in DTYPES for kind in d["weight_bytes"])
-    return ", what is not quantized as float32" if quantized else " as float32"
+    quantized = any(how.kind not in DTYPES for how in facts.weights.storage.values())
+    return f", what is not quantized as {kept}" if quantized else f" as {kept}"
 
 
 def _absent(facts: Description) -> str:

@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from quire.backends.device import Loops
     from quire.roofline.probe import Ceilings
 
 DESCRIPTION = """Measure what this machine can do at most: bytes read a second from memory and each cache, and
@@ -39,11 +40,12 @@ def probe(args: argparse.Namespace) -> int:
         args.parser.refuse(
             f"--num-threads {args.num_threads} is out of range", "give a number from 1 to 1,024"
         )
-    from quire.backends.native.backend import chosen_isa, chosen_threads
+    from quire.backends.device import device_for
+    from quire.config import EngineConfig
     from quire.roofline.probe import ceilings, keep
 
-    threads, isa = chosen_threads(args.num_threads), chosen_isa()
-    found = ceilings(threads, isa) if args.cached else keep(_measure(threads, isa, quiet=args.json))
+    loops = device_for(EngineConfig(num_threads=args.num_threads)).loops()
+    found = ceilings(loops) if args.cached else keep(_measure(loops, quiet=args.json))
     if args.json:
         print(json.dumps(found.as_dict(), indent=2))
     else:
@@ -51,7 +53,7 @@ def probe(args: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(threads: int, isa: str, quiet: bool) -> Ceilings:
+def _measure(loops: Loops, quiet: bool) -> Ceilings:
     from rich.console import Console
     from rich.progress import Progress
 
@@ -59,7 +61,7 @@ def _measure(threads: int, isa: str, quiet: bool) -> Ceilings:
 
     with Progress(console=Console(stderr=True), transient=True, disable=quiet) as bar:
         task = bar.add_task("measuring", total=None)
-        return measure(threads, isa, lambda done, total: bar.update(task, completed=done, total=total))
+        return measure(loops, lambda done, total: bar.update(task, completed=done, total=total))
 
 
 def _show(found: Ceilings) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from quire.backends.kv_cache import KV_DTYPES, KV_ITEM_BYTES, is_native, kv_token_bytes
+from quire.backends.device import device_for
+from quire.backends.kv_cache import kv_token_bytes
 from quire.build import Built, build
 from quire.config import QUANTIZATIONS, EngineConfig
 from quire.errors import ConfigError
@@ -48,14 +49,14 @@ def measure(model: str, options: Mapping[str, Any], advance: Advance) -> list[Lo
 
     Raises ConfigError for what cannot be measured: no tokenizer, no room for the unquantized model.
     """
-    if options.get("device") == "null":
-        raise ConfigError("device = 'null' computes nothing that could be measured", "leave it out")
     plain = {**options, "max_num_seqs": 1, "quantization": None, "kv_cache_dtype": "float32"}
+    device = device_for(EngineConfig.from_keywords(**plain, model=model))
+    if not device.computes:
+        raise ConfigError(f"device = {device.name!r} computes nothing that could be measured", "leave it out")
     chosen = options.get("quantization")
     ways: list[tuple[str, dict[str, Any]]] = [("as it is", {})]
     ways += [(f"{name} weights", {"quantization": name}) for name in ([chosen] if chosen else QUANTIZATIONS)]
-    possible = KV_ITEM_BYTES if is_native(EngineConfig(**plain, model=model)) else KV_DTYPES
-    caches = [name for name in possible if name not in ("auto", "float32")]
+    caches = [name for name in device.kv_dtypes if name != "float32"]
     ways += [(f"{name} KV cache", {"kv_cache_dtype": name}) for name in caches]
     texts: list[list[int]] = []
     base: list[Array] = []
@@ -118,7 +119,7 @@ def _bits(built: Built, change: Mapping[str, Any]) -> float:
     if "kv_cache_dtype" in change:
         return 8 * kv_token_bytes(program, change["kv_cache_dtype"]) / program.kv_token_bytes(1)
     specs = program.weights().values()
-    return 8 * sum(map(built.description.nbytes, specs)) / sum(spec.size for spec in specs)
+    return 8 * sum(map(built.description.weights.stored_bytes, specs)) / sum(spec.size for spec in specs)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """This machine's ceilings, measured: bytes read a second from each level of memory, operations by type.
 
-The loops are assembly in csrc/core/probe.cpp, so that no compiler folds them. Each figure is the best of
+The loops are the device's own (quire.backends.device). Each figure is the best of
 several short runs: a ceiling is what the machine can do when nothing else is in the way.
 """
 
@@ -15,7 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from quire.backends.native import _core
+from quire.backends.device import Loops
 from quire.config import cache_folder
 
 KINDS = ("int8", "bf16", "f32")
@@ -48,13 +48,9 @@ class Ceilings:
         return asdict(self)
 
 
-def measure(
-    threads: int | None = None, isa: str | None = None, progress: Callable[[int, int], None] | None = None
-) -> Ceilings:
+def measure(loops: Loops, progress: Callable[[int, int], None] | None = None) -> Ceilings:
     """Measure now, in about 3 seconds. `progress` hears of measurements done and in all."""
-    isa = isa or _core.isas()[0]
-    threads = threads or _core.usable_cores()
-    counts = sorted({1, threads})
+    counts = sorted({1, loops.threads})
     levels = level_bytes()
     tasks = len(KINDS) + len(counts) * len(levels)
     done = 0
@@ -68,21 +64,19 @@ def measure(
     operations: dict[str, float] = {}
     read: dict[int, dict[str, float]] = {}
     for kind in KINDS:
-        operations[kind] = _core.peak_operations(threads, isa, kind, _SECONDS / tasks)
+        operations[kind] = loops.operations(kind, _SECONDS / tasks)
         next_done()
     for count in counts:
         read[count] = {}
         for level, size in levels.items():
-            read[count][level] = _core.read_bandwidth(count, isa, size, _SECONDS / tasks)
+            read[count][level] = loops.read_bytes(count, size, _SECONDS / tasks)
             next_done()
-    return Ceilings(cpu_name(), isa, threads, operations, read, time.time())
+    return Ceilings(cpu_name(), loops.isa, loops.threads, operations, read, time.time())
 
 
-def ceilings(threads: int | None = None, isa: str | None = None) -> Ceilings:
+def ceilings(loops: Loops) -> Ceilings:
     """Those of this CPU from the cache, measured first if they are not there."""
-    isa = isa or _core.isas()[0]
-    threads = threads or _core.usable_cores()
-    return cached(threads, isa) or keep(measure(threads, isa))
+    return cached(loops.threads, loops.isa) or keep(measure(loops))
 
 
 def cached(threads: int, isa: str) -> Ceilings | None:

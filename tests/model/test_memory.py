@@ -10,38 +10,43 @@ import numpy as np
 import pytest
 from tiny import CONFIGS
 
-from quire.backends.kv_cache import KV_DTYPES, kv_dtype, kv_token_bytes
-from quire.backends.reference import ReferenceBackend
+from quire import memory
+from quire.backends.device import Device, device_for, kv_dtype, plan_weights
+from quire.backends.host import available_memory
+from quire.backends.kv_cache import kv_token_bytes
+from quire.backends.reference import ReferenceBackend, unpacked_bytes
 from quire.build import describe
 from quire.config import KV_CACHE_DTYPES, EngineConfig
 from quire.errors import ConfigError
 from quire.memory import (
     REQUEST_TOKENS,
-    _unpacked_bytes,
-    available_memory,
+    MemoryPlan,
     gigabytes,
-    misfit,
     plan_memory,
-    stored_format,
     summary,
 )
 from quire.models import read_model
 from quire.program import WeightSpec
 from quire.program.passes import fuse
-from quire.quantize.round_to_nearest import kind_of, quantize
+from quire.quantize.round_to_nearest import quantize
 
 PROGRAM = fuse(read_model(CONFIGS["llama"]).program)
 TOKEN_BYTES = PROGRAM.kv_token_bytes(4)
 
 
-def nbytes(spec: object) -> int:
-    return kind_of(spec, "bf16", None).nbytes(spec.shape)  # type: ignore[attr-defined, arg-type]
+def device(**options: object) -> Device:
+    return device_for(EngineConfig(**{"device": "reference", **options}))  # type: ignore[arg-type]
 
 
-def plan(available: int, longest: int = 256, **options: object):  # type: ignore[no-untyped-def]
+def plan(available: int, longest: int = 256, **options: object) -> tuple[MemoryPlan, EngineConfig]:
     config = EngineConfig(**{"device": "reference", **options})  # type: ignore[arg-type]
-    storage = {n: kind_of(s, "bf16", config.quantization) for n, s in PROGRAM.weights().items()}
-    return plan_memory(PROGRAM, nbytes, config, longest, available, storage), config
+    chosen = device_for(config)
+    weights = plan_weights(chosen, PROGRAM, None, config.quantization, "bf16")
+    return plan_memory(chosen, PROGRAM, weights, config, longest, available), config
+
+
+def misfit(got: MemoryPlan, config: EngineConfig) -> ConfigError | None:
+    return memory.misfit(got, config, device_for(config))
 
 
 def test_the_cache_takes_what_is_useful_and_no_more() -> None:
@@ -156,7 +161,7 @@ def test_counted_before_loading_is_there_after(quantization: str | None) -> None
     from quire.weights.load import load
 
     facts = describe(EngineConfig(quantization=quantization, device="reference"))
-    weights = load(facts.program.weights(), facts.folder.checkpoint(), facts.program.ignored, quantization)
+    weights = load(facts.weights)
     assert sum(weight.nbytes for weight in weights.values()) == facts.memory.weight_bytes
     backend = ReferenceBackend(facts.program, weights, num_blocks=[1], block_size=16)
     kept = (*backend._weights.values(), *backend._quantized.values())
@@ -174,14 +179,14 @@ def test_room_for_a_quantized_matrix_unpacked(quantization: str) -> None:
     matrix.product(row)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert 0.9 * peak < _unpacked_bytes(spec, matrix.storage) <= peak
+    assert 0.9 * peak < unpacked_bytes(spec, matrix.storage) <= peak
 
 
 def test_a_config_alone_can_be_described(tmp_path: Path) -> None:
     config = {**CONFIGS["qwen3"], "torch_dtype": "float16"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     facts = describe(EngineConfig(model=str(tmp_path)), weights=False)
-    assert {str(storage) for storage in facts.storage.values()} == {"f16"}
+    assert {str(storage) for storage in facts.weights.storage.values()} == {"f16"}
     with pytest.raises(ConfigError, match="safetensors"):
         describe(EngineConfig(model=str(tmp_path)))
 
@@ -193,8 +198,7 @@ def test_the_native_backend_holds_packed_weights() -> None:
     kept = {}
     for quantization in (None, "int8", "int4"):
         facts = describe(EngineConfig(quantization=quantization))
-        isa, checkpoint = _core.isas()[-1], facts.folder.checkpoint()
-        packed = load_packed(facts.program, checkpoint, quantization, isa=isa, num_threads=1)
+        packed = load_packed(facts.weights, isa=_core.isas()[-1], num_threads=1)
         held = [m.nbytes for m in packed.matrices.values()] + [v.nbytes for v in packed.vectors.values()]
         kept[quantization] = facts.memory.working_bytes
         assert 0 <= facts.memory.working_bytes - sum(held) < 64 * len(held)
@@ -287,7 +291,8 @@ def test_every_control_group_around_the_process_counts(
 
 
 def test_every_cache_format_of_the_configuration_has_its_numbers() -> None:
-    assert {*KV_DTYPES, "int8"} == set(KV_CACHE_DTYPES)
+    assert {"auto", *device(device="native").kv_dtypes} == set(KV_CACHE_DTYPES)
+    assert {*device().kv_dtypes, "int8"} == set(device(device="native").kv_dtypes)
     native = {n: plan(10**9, kv_cache_dtype=n, device="native")[0].kv_block_bytes for n in KV_CACHE_DTYPES}
     assert native["float32"] == 2 * native["float16"] == 2 * native["bfloat16"]
     assert native["auto"] == native["bfloat16"]  # as the weights are stored
@@ -297,16 +302,17 @@ def test_every_cache_format_of_the_configuration_has_its_numbers() -> None:
 
 
 def test_the_format_of_the_cache_follows_the_checkpoint() -> None:
+    native, reference = device(device="native"), device()
     for stored, expected in (("bf16", "bfloat16"), ("f16", "float16"), ("f32", "float32")):
         for quantization in (None, "int8"):
-            kinds = {n: kind_of(s, stored, quantization) for n, s in PROGRAM.weights().items()}
-            assert stored_format(kinds) == stored
-        assert kv_dtype(EngineConfig(), stored) == expected
-        assert kv_dtype(EngineConfig(device="reference"), stored) == "float32"
-        assert kv_dtype(EngineConfig(kv_cache_dtype="int8"), stored) == "int8"
-    assert stored_format({}) == "bf16"
-    with pytest.raises(ConfigError, match="reference"):
-        kv_dtype(EngineConfig(device="reference", kv_cache_dtype="int8"), "bf16")
+            weights = plan_weights(native, PROGRAM, None, quantization, stored)
+            assert weights.floats == stored
+        assert kv_dtype(native, "auto", stored) == expected
+        assert kv_dtype(reference, "auto", stored) == "float32"
+        assert kv_dtype(native, "int8", stored) == "int8"
+    with pytest.raises(ConfigError, match="reference") as raised:
+        kv_dtype(reference, "int8", "bf16")
+    assert raised.value.hint == "choose 'float32', 'float16' or 'bfloat16', or leave device out"
     assert kv_token_bytes(PROGRAM, "float32") == TOKEN_BYTES
 
 

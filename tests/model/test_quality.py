@@ -76,9 +76,7 @@ class Trained:
     def __init__(self, folder: Path) -> None:
         facts = describe(EngineConfig(model=str(folder)))
         self.program, self.specs = facts.program, facts.program.weights()
-        self.weights: dict[str, Any] = dict(
-            load(self.specs, facts.folder.checkpoint(), facts.program.ignored)
-        )
+        self.weights: dict[str, Any] = dict(load(facts.weights))
         ids = Tokenizer.from_folder(folder).encode(TEXT.read_text())
         self.texts = [ids[i : i + 500] for i in range(0, len(ids), 500)]
         self.base = [self.logits(text, self.weights) for text in self.texts]

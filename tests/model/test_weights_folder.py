@@ -112,7 +112,7 @@ def test_an_interrupted_download_can_be_described(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
     save_file({"a": np.ones(1, np.float32)}, tmp_path / "1.safetensors")
     facts = describe(EngineConfig(model=str(tmp_path)), weights=False)
-    assert {str(storage) for storage in facts.storage.values()} == {"f16"}
+    assert {str(storage) for storage in facts.weights.storage.values()} == {"f16"}
     with pytest.raises(ConfigError, match=r"2\.safetensors: no such file"):
         describe(EngineConfig(model=str(tmp_path)))
 

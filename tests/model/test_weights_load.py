@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,21 @@ from quire.errors import ConfigError
 from quire.program.program import WeightSpec
 from quire.quantize.kinds import Dense, Int4, Int8
 from quire.quantize.round_to_nearest import quantize
-from quire.weights.load import check, load, plan
+from quire.weights import load as loading
+from quire.weights.plan import check, plan
 from quire.weights.safetensors import Checkpoint
+
+
+def load(
+    specs: Mapping[str, WeightSpec],
+    source: Checkpoint,
+    ignored: Iterable[str] = (),
+    quantization: str | None = None,
+    **how: Any,
+) -> Any:
+    """Plan and load, with nothing left over but what is `ignored`."""
+    return loading.load(plan(specs, source, quantization, ignored), **how)
+
 
 RNG = np.random.default_rng(0)
 
@@ -101,7 +114,7 @@ def test_experts_stored_in_different_formats_meet_in_float32(tmp_path: Path) -> 
     source = checkpoint(tmp_path, arrays)
     loaded = load(specs, source)["experts"]
     assert isinstance(loaded, Dense)
-    assert loaded.storage == plan(specs, source)["experts"]
+    assert loaded.storage == plan(specs, source).storage["experts"]
     np.testing.assert_array_equal(loaded.dense(), np.stack([a.astype(np.float32) for a in arrays.values()]))
 
 
@@ -121,7 +134,7 @@ def test_only_quantizable_weights_are_quantized(tmp_path: Path, scheme: str) -> 
         spec("n", 64),
     )
     source = checkpoint(tmp_path, arrays)
-    planned = plan(specs, source, scheme)
+    planned = plan(specs, source, scheme).storage
     loaded = load(specs, source, quantization=scheme, num_threads=1)
     threaded = load(specs, source, quantization=scheme, num_threads=4)
     canonical = {"w": arrays["w"], "t": arrays["t"].T, "e": np.stack([arrays["e.0"], arrays["e.1"]])}
@@ -217,7 +230,7 @@ def test_gpt2_as_it_was_published(tmp_path: Path) -> None:
     arrays = {"wte.weight": numbers(3, 2), "h.0.attn.bias": numbers(1, 1, 4, 4)}
     source = checkpoint(tmp_path, arrays)
     specs = by_name(spec("transformer.wte.weight", 3, 2))
-    assert str(plan(specs, source, ignored=["*.attn.bias"])["transformer.wte.weight"]) == "f32"
+    assert str(plan(specs, source, ignored=["*.attn.bias"]).storage["transformer.wte.weight"]) == "f32"
     loaded = load(specs, source, ["*.attn.bias"])["transformer.wte.weight"]
     np.testing.assert_array_equal(loaded.dense(), arrays["wte.weight"])
     with pytest.raises(ConfigError, match=r"2 tensors missing .*transformer\.ln_f\.weight"):
@@ -226,7 +239,7 @@ def test_gpt2_as_it_was_published(tmp_path: Path) -> None:
 
 def test_planning_raises_what_loading_would(tmp_path: Path) -> None:
     source = checkpoint(tmp_path, {"a": numbers(2), "norm.weight": numbers(2), "i": np.zeros(2, np.int8)})
-    assert str(plan(by_name(spec("a", 2)), source)["a"]) == "f32"
+    assert str(plan(by_name(spec("a", 2)), source).storage["a"]) == "f32"
     with pytest.raises(ConfigError, match=r"1 tensor missing \(model\.norm\.weight\)") as caught:
         plan(by_name(spec("a", 2), spec("model.norm.weight", 2)), source)
     assert "without the prefix" in str(caught.value.hint)

@@ -13,14 +13,17 @@ import numpy as np
 import pytest
 from tiny import Dense, Paged, random_weights
 
+from quire.backends.device import plan_weights
 from quire.backends.native import _core
 from quire.backends.native.backend import NativeBackend
+from quire.backends.native.device import NativeDevice
 from quire.backends.native.weights import Packed, load_packed
 from quire.program import Builder, Names, Program, Value, WeightSpec, numerics
 from quire.program.ops import experts, linear
 from quire.program.passes import fuse
 from quire.quantize.kinds import DTYPES
 from quire.weights.load import load
+from quire.weights.plan import WeightPlan, plan
 from quire.weights.safetensors import Checkpoint, Entry
 
 ISAS: tuple[str, ...] = tuple(_core.isas())  # of this machine, best first
@@ -72,6 +75,11 @@ def scheme(format: str) -> str | None:
     return format if format in ("int8", "int4") else None
 
 
+def planned(program: Program, checkpoint: Checkpoint, quantization: str | None = None) -> WeightPlan:
+    """How the native backend keeps the weights of a program."""
+    return plan_weights(NativeDevice("test"), program, checkpoint, quantization, "bf16")
+
+
 def native(isa: str, threads: int = 1) -> Callable[..., NativeBackend]:
     """What Paged makes its backend with; its weights are then Packed."""
     return partial(_make, isa, threads)
@@ -89,13 +97,14 @@ def on_native(
     program: Program, checkpoint: Tensors, format: str, isa: str, threads: int = 1, **options: Any
 ) -> Paged:
     """A plain program with its weights packed as `format`."""
-    packed = load_packed(program, checkpoint, scheme(format), isa=isa, num_threads=threads)
+    packed = load_packed(planned(program, checkpoint, scheme(format)), isa=isa, num_threads=threads)
     return Paged(program, packed, **options, make=native(isa, threads), shared_blocks=True)
 
 
 def on_reference(program: Program, checkpoint: Tensors, format: str, **options: Any) -> Paged:
     """The same on the reference backend."""
-    return Paged(program, load(program.weights(), checkpoint, (), scheme(format)), **options)
+    weights = load(plan(program.weights(), checkpoint, scheme(format), ()))
+    return Paged(program, weights, **options)
 
 
 def rounds_to_bf16(isa: str, format: str) -> bool:

@@ -19,6 +19,7 @@ from lowered import (
     on_native,
     on_reference,
     plain,
+    planned,
     rounding_to_bf16,
     rounds_to_bf16,
     tensors,
@@ -96,7 +97,7 @@ def test_a_small_change_is_noticed(isa: str) -> None:
 def load(folder: Path, isa: str) -> tuple[Model, Paged]:
     model = read_model(json.loads((folder / "config.json").read_text()))
     program = fuse(model.program)
-    packed = load_packed(program, Checkpoint.open(folder), isa=isa, num_threads=1)
+    packed = load_packed(planned(program, Checkpoint.open(folder)), isa=isa, num_threads=1)
     return model, Paged(program, packed, num_blocks=300, make=native(isa), shared_blocks=True)
 
 

@@ -11,18 +11,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lowered import planned
 from safetensors.numpy import save_file
 from tiny import tiny
 
-from quire.backends.native import _core, packed_cache
-from quire.backends.native.layout import matrix_names, plan_layout
-from quire.backends.native.packed_cache import PackedCache
+from quire.backends import packed_cache
+from quire.backends.native import _core
+from quire.backends.native.layout import matrix_names
 from quire.backends.native.weights import Packed, load_packed, packing_key
+from quire.backends.packed_cache import PackedCache
 from quire.cli.main import main
 from quire.errors import ConfigError
 from quire.program.passes import fuse
 from quire.quantize.kinds import DTYPES
-from quire.weights.load import load, plan
+from quire.weights.load import load
 from quire.weights.safetensors import Checkpoint
 
 ISA = _core.isas()[0]
@@ -54,7 +56,7 @@ def read(
     **how: Any,
 ) -> Packed:
     options = {"isa": ISA, "num_threads": 2, "model": str(folder), **how}
-    return load_packed(program, Checkpoint.open(folder), quantization, cache=cache, **options)
+    return load_packed(planned(program, Checkpoint.open(folder), quantization), cache=cache, **options)
 
 
 def contents(packed: Packed) -> dict[str, bytes]:
@@ -82,7 +84,7 @@ def files(cache: PackedCache) -> list[Path]:
 def test_weights_are_those_of_the_reference(tmp_path: Path, name: str, quantization: str | None) -> None:
     program = write(tmp_path / name, name)
     checkpoint = Checkpoint.open(tmp_path / name)
-    expected = load(program.weights(), checkpoint, program.ignored, quantization)
+    expected = load(planned(program, checkpoint, quantization))
     heard: list[tuple[int, int]] = []
     packed = read(tmp_path / name, program, quantization, progress=lambda *now: heard.append(now))
     assert set(packed.matrices) == matrix_names(program)
@@ -93,8 +95,7 @@ def test_weights_are_those_of_the_reference(tmp_path: Path, name: str, quantizat
         spec = program.weights()[weight]
         assert matrix.format == expected[weight].storage.kind
         assert tuple(matrix.shape[1:]) == spec.shape[-2:]
-    storage = plan(program.weights(), checkpoint, quantization)
-    layout = plan_layout(program, storage)
+    layout = planned(program, checkpoint, quantization).layout
     assert [part.nbytes for part in layout.parts if part.format != "vector"] == [
         matrix.nbytes for matrix in packed.matrices.values()
     ]
@@ -149,18 +150,20 @@ def test_each_thing_that_matters_changes_the_key(
     model: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, program = model
-    checkpoint = Checkpoint.open(folder)
-    layouts = {q: plan_layout(program, plan(program.weights(), checkpoint, q)) for q in ("int8", "int4")}
-    same = packing_key(checkpoint, layouts["int8"], "int8")
-    assert packing_key(Checkpoint.open(folder), layouts["int8"], "int8") == same
-    seen = {same, packing_key(checkpoint, layouts["int4"], "int4")}
+
+    def key(quantization: str = "int8") -> str:
+        return packing_key(planned(program, Checkpoint.open(folder), quantization))
+
+    same = key()
+    assert key() == same
+    seen = {same, key("int4")}
     status = (folder / "model.safetensors").stat()
     os.utime(folder / "model.safetensors", ns=(status.st_atime_ns, status.st_mtime_ns + 1))
-    seen.add(packing_key(checkpoint, layouts["int8"], "int8"))
+    seen.add(key())
     (folder / "model.safetensors").rename(folder / "weights.safetensors")
-    seen.add(packing_key(Checkpoint.open(folder), layouts["int8"], "int8"))
+    seen.add(key())
     monkeypatch.setattr(_core, "PACKING_VERSION", -1)
-    seen.add(packing_key(Checkpoint.open(folder), layouts["int8"], "int8"))
+    seen.add(key())
     assert len(seen) == 5
 
 

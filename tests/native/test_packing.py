@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from quire.backends.native import _core
-from quire.backends.native.layout import packed_bytes
 from quire.program.program import WeightSpec
 from quire.quantize.kinds import DTYPES, Int8, unpack
 from quire.quantize.round_to_nearest import FACTORS, STEPS, quantize
@@ -175,7 +174,6 @@ def test_what_is_not_finite_is_not_rounded(isa: str, what: float) -> None:
 def test_bytes_are_known_beforehand(format: str) -> None:
     for count, outputs, inputs in [(1, 1, 1), (3, 17, 33), (2, 16, 32), (1, 100, 101), (4, 5, 64)]:
         nbytes = _core.Matrix(format, count, outputs, inputs).nbytes
-        assert nbytes == packed_bytes(format, count, outputs, inputs)
         assert nbytes == _core.packed_bytes(format, count, outputs, inputs)
         assert nbytes % 64 == 0
 

@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 from lowered import ISAS
 
+from quire.backends.native import _core
+from quire.backends.native.device import NativeLoops
 from quire.cli.main import main
 from quire.roofline import probe
 
 ISA = ISAS[0]
+LOOPS = NativeLoops(ISA, 2)
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +41,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         return measurement
 
     for name in ("peak_operations", "read_bandwidth"):
-        monkeypatch.setattr(probe._core, name, found(name))
+        monkeypatch.setattr(_core, name, found(name))
     return seen
 
 
@@ -57,7 +60,7 @@ def test_an_instruction_set_may_be_measured_before_any_is_looked_for(isa: str) -
 
 def test_an_instruction_set_that_is_not_there_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot run kernels for avx9000"):
-        probe._core.peak_operations(1, "avx9000", "bf16", 0.0)
+        _core.peak_operations(1, "avx9000", "bf16", 0.0)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -65,7 +68,7 @@ def test_the_loops_find_something(isa: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(probe, "_SECONDS", 0.0)
     monkeypatch.setattr(probe, "MEMORY_BYTES", 1 << 20)
     told: list[tuple[int, int]] = []
-    found = probe.measure(2, isa, lambda *done: told.append(done))
+    found = probe.measure(NativeLoops(isa, 2), lambda *done: told.append(done))
     assert (found.isa, found.threads) == (isa, 2)
     assert found.operations["f32"] > 0
     assert min(found.operations.values()) >= 0  # 0: no instruction for it
@@ -97,15 +100,15 @@ def test_the_name_of_the_processor(tmp_path: Path) -> None:
 
 
 def test_what_was_measured_is_kept(measured: list[Any], folder: Path) -> None:
-    first = probe.ceilings(2, ISA)
+    first = probe.ceilings(LOOPS)
     count = len(measured)
     assert count == len(probe.KINDS) + 2 * len(probe.level_bytes())
     assert first.bandwidth == 2e9
-    assert probe.ceilings(2, ISA) == probe.cached(2, ISA) == first
+    assert probe.ceilings(LOOPS) == probe.cached(2, ISA) == first
     assert len(measured) == count
     assert [path.suffix for path in folder.iterdir()] == [".json"]
     assert probe.cached(1, ISA) is None  # other threads are another machine
-    assert set(probe.ceilings(1, ISA).read_bytes) == {1}
+    assert set(probe.ceilings(NativeLoops(ISA, 1)).read_bytes) == {1}
     assert len(measured) > count
 
 
@@ -129,17 +132,17 @@ def test_what_was_measured_is_kept(measured: list[Any], folder: Path) -> None:
 def test_a_file_that_says_something_else_is_not_used(
     change: dict[str, Any], measured: list[Any], folder: Path
 ) -> None:
-    first = probe.ceilings(2, ISA)
+    first = probe.ceilings(LOOPS)
     (file,) = folder.iterdir()
     file.write_text(json.dumps(first.as_dict() | change))
     assert probe.cached(2, ISA) is None
-    assert probe.ceilings(2, ISA).read_bytes == first.read_bytes  # measured again, and kept
+    assert probe.ceilings(LOOPS).read_bytes == first.read_bytes  # measured again, and kept
     assert probe.cached(2, ISA) is not None
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"3", b"\xff", b"{}"])
 def test_a_damaged_file_is_not_used(text: bytes, measured: list[Any], folder: Path) -> None:
-    probe.ceilings(2, ISA)
+    probe.ceilings(LOOPS)
     (file,) = folder.iterdir()
     file.write_bytes(text)
     assert probe.cached(2, ISA) is None
@@ -147,7 +150,7 @@ def test_a_damaged_file_is_not_used(text: bytes, measured: list[Any], folder: Pa
 
 def test_a_cache_that_cannot_be_written_is_done_without(measured: list[Any], folder: Path) -> None:
     folder.parent.write_text("a file where the folder should be")
-    first = probe.ceilings(2, ISA)
+    first = probe.ceilings(LOOPS)
     assert first.bandwidth == 2e9
     assert probe.cached(2, ISA) is None
 

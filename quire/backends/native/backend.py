@@ -13,30 +13,12 @@ from quire.backends.backend import Masks
 from quire.backends.native import _core
 from quire.backends.native.lower import Lowering, Matrices, Vectors
 from quire.backends.slots import Deferred, Slots
-from quire.config import instruction_set
 from quire.errors import ConfigError
 from quire.program.batch import Batch
 from quire.program.caches import CacheSpec, PagedKV
 from quire.program.passes import gather_products
 from quire.program.program import Program
 from quire.types import Step, StepResult
-
-
-def chosen_isa() -> str:
-    """The instruction set to compute with: the one QUIRE_ISA names, else the best this machine can run."""
-    runnable, asked = _core.isas(), instruction_set()
-    if asked is None:
-        return runnable[0]
-    if asked not in runnable:
-        raise ConfigError(
-            f"QUIRE_ISA = {asked!r} does not run here", f"this machine runs {', '.join(runnable)}"
-        )
-    return asked
-
-
-def chosen_threads(num_threads: int | None) -> int:
-    """The number asked for, else one for each core that this process may use."""
-    return num_threads or _core.usable_cores()
 
 
 class NativeBackend:

@@ -20,13 +20,14 @@ from typing import Any
 import numpy as np
 
 from quire.backends.native import _core
-from quire.backends.native.layout import PANEL, Layout, Part, plan_layout
-from quire.backends.native.packed_cache import Bytes, Draft, PackedCache, allocate
-from quire.program.program import Program, WeightSpec
+from quire.backends.native.layout import PANEL, VECTOR
+from quire.backends.packed_cache import Bytes, Draft, PackedCache, allocate
+from quire.program.program import WeightSpec
 from quire.quantize.kinds import Array, Floats, to_float32
-from quire.quantize.round_to_nearest import FACTORS, STEPS, kind_of, quantize
+from quire.quantize.round_to_nearest import FACTORS, STEPS, quantize
 from quire.regular_file import open_regular
-from quire.weights.load import Progress, canonical, check, stored_kind, whole
+from quire.weights.load import Progress, canonical
+from quire.weights.plan import Layout, Part, WeightPlan
 from quire.weights.safetensors import Checkpoint
 
 # What the reference tries for each group.
@@ -46,9 +47,7 @@ class Packed:
 
 
 def load_packed(
-    program: Program,
-    checkpoint: Checkpoint,
-    quantization: str | None = None,
+    plan: WeightPlan,
     *,
     isa: str,
     num_threads: int,
@@ -56,61 +55,57 @@ def load_packed(
     cache: PackedCache | None = None,
     model: str = "",
 ) -> Packed:
-    """Every weight of `program`, packed; quantizable ones rounded to `quantization`.
+    """Pack every weight of a plan in the place that its layout gives it.
 
     `progress` hears of bytes of the checkpoint, or of the packed cache. `model` is its name in the cache.
-    Raises one ConfigError for whatever does not fit (quire.weights.load.load). The bits depend neither on
-    `isa`, whose kernels do the work, nor on `num_threads`.
+    The bits depend neither on `isa`, whose kernels do the work, nor on `num_threads`.
     """
-    specs = program.weights()
-    checkpoint = whole(specs, checkpoint)
-    check(specs, checkpoint, program.ignored)
-    kinds = {name: stored_kind(spec, checkpoint) for name, spec in specs.items()}
-    layout = plan_layout(program, {n: kind_of(specs[n], kind, quantization) for n, kind in kinds.items()})
+    checkpoint, layout, quantization = plan.need_checkpoint(), plan.layout, plan.quantization
     with ThreadPoolExecutor(num_threads, thread_name_prefix="quire-load") as pool:
         packer = _Packer(checkpoint, isa, pool, progress)
         if quantization is None or cache is None or not cache.holds(layout.nbytes):
-            return _named(layout, specs, packer.to_memory(layout, specs), False)
-        key = packing_key(checkpoint, layout, quantization)
+            return _named(layout, plan.specs, packer.to_memory(layout, plan.specs), False)
+        key = packing_key(plan)
         if (kept := cache.read(key, layout.nbytes, pool.map, progress)) is not None:
-            return _named(layout, specs, kept, True)
+            return _named(layout, plan.specs, kept, True)
         if (draft := cache.draft(key, layout.nbytes)) is not None:
             try:
-                packer.to_file(layout, specs, draft)
-                return _named(layout, specs, draft.finish(model, quantization, pool.map), False)
+                packer.to_file(layout, plan.specs, draft)
+                return _named(layout, plan.specs, draft.finish(model, quantization, pool.map), False)
             except OSError as error:
                 cache.give_up(error)
             finally:
                 draft.close()
-        return _named(layout, specs, packer.to_memory(layout, specs), False)
+        return _named(layout, plan.specs, packer.to_memory(layout, plan.specs), False)
 
 
-def packing_key(checkpoint: Checkpoint, layout: Layout, quantization: str | None) -> str:
+def packing_key(plan: WeightPlan) -> str:
     """What the packed form of a model depends on, as a name.
 
     Files count as the same while their path, size, time of last change and header are.
     """
     found = hashlib.blake2b(digest_size=20)
-    for path in sorted({file.resolve() for file in {entry.file for entry in checkpoint.values()}}):
+    for path in sorted({entry.file.resolve() for entry in plan.need_checkpoint().values()}):
         status = path.stat()
         with open_regular(path) as file:
             header = file.read(int.from_bytes(file.read(8), "little"))
         found.update(repr((str(path), status.st_size, status.st_mtime_ns)).encode())
         found.update(hashlib.blake2b(header).digest())
-    packing = (_core.PACKING_VERSION, layout.digest(), quantization, _TRIES)
+    packing = (_core.PACKING_VERSION, plan.layout.digest(), plan.quantization, _TRIES)
     found.update(repr(packing).encode())
     return found.hexdigest()
 
 
 def _matrix(part: Part, room: Bytes) -> _core.Matrix:
-    return _core.Matrix.mapped(part.format, *part.shape, room)
+    count, outputs, inputs = part.shape
+    return _core.Matrix.mapped(part.format, count, outputs, inputs, room)
 
 
 def _named(layout: Layout, specs: Mapping[str, WeightSpec], memory: Bytes, found: bool) -> Packed:
     matrices, vectors = {}, {}
     for part in layout.parts:
         room = part.of(memory)
-        if part.format == "vector":
+        if part.format == VECTOR:
             vectors[part.name] = room.view(np.float32).reshape(specs[part.name].shape)
         else:
             matrices[part.name] = _matrix(part, room)
@@ -173,7 +168,7 @@ class _Packer:
         It raises ConfigError when the weight is to be rounded and holds numbers that are not finite.
         """
         arrays = [canonical(spec, self._checkpoint.read(source)) for source in spec.sources]
-        if part.format == "vector":
+        if part.format == VECTOR:
             numbers = room.view(np.float32).reshape(len(arrays), -1)
             for row, array in zip(numbers, arrays, strict=True):
                 row[...] = to_float32(array).reshape(-1)

@@ -1,0 +1,135 @@
+"""The native backend as a device: what it stores, what it takes of the host's memory, how it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from quire.backends.host import HostDevice
+from quire.backends.kv_cache import KV_ITEM_BYTES, OWN_DTYPES
+from quire.backends.native import _core
+from quire.backends.native.backend import NativeBackend
+from quire.backends.native.layout import plan_layout
+from quire.backends.native.weights import load_packed
+from quire.backends.packed_cache import PackedCache, packed_folder
+from quire.config import instruction_set
+from quire.errors import ConfigError
+from quire.program import ops
+from quire.program.ops.experts import ExpertWeights
+from quire.program.program import Program
+from quire.quantize.kinds import DTYPES, Storage
+from quire.weights.load import Progress
+from quire.weights.plan import Layout, WeightPlan
+
+
+class NativeDevice(HostDevice):
+    """The kernels of one instruction set: the one QUIRE_ISA names, else the best this machine runs.
+
+    `model` is its name in the cache of packed weights, which is used with `packed_cache`. Threads are as
+    many as asked for, or one for each core that this process may use.
+    """
+
+    name = "native"
+    kv_dtypes = tuple(KV_ITEM_BYTES)
+
+    def __init__(self, model: str, num_threads: int | None = None, packed_cache: bool = True) -> None:
+        self.isa = _chosen_isa()
+        self.num_threads = num_threads or _core.usable_cores()
+        self._model = model
+        self._packed_cache = packed_cache
+
+    def in_words(self) -> str:
+        return f"C++ for {self.isa}, {self.num_threads} thread{'s' * (self.num_threads > 1)}"
+
+    def facts(self) -> Mapping[str, str | int]:
+        return {"isa": self.isa, "num_threads": self.num_threads}
+
+    def layout(self, program: Program, storage: Mapping[str, Storage]) -> Layout:
+        return plan_layout(program, storage)
+
+    def own_kv_dtype(self, floats: str) -> str:
+        """Return the format that the model was made in."""
+        return OWN_DTYPES[floats]
+
+    def step_bytes(self, program: Program, weights: WeightPlan, num_tokens: int) -> int:
+        """Values, and rows that are laid out for products; of experts, what each chosen one keeps."""
+        values = super().step_bytes(program, weights, num_tokens)
+        matrices = [w for op in program for w in op.weights() if len(w.shape) == 2]
+        room = max((_row_bytes(w.shape[-1]) for w in matrices), default=0)
+        experts = (op for op in program if isinstance(op, ops.Experts))
+        apart = max((op.chosen * _expert_bytes(op.experts) for op in experts), default=0)
+        return values + num_tokens * (room + apart)
+
+    def loading_bytes(self, weights: WeightPlan) -> int:
+        """The largest tensor of the checkpoint; and what is packed before it goes to a file."""
+        largest = max(spec.size for spec in weights.specs.values()) * DTYPES[weights.floats].itemsize
+        through_file = weights.quantization is not None and self._packed_cache
+        return largest + (2 * max(part.nbytes for part in weights.layout.parts) if through_file else 0)
+
+    def build(
+        self,
+        program: Program,
+        weights: WeightPlan,
+        *,
+        num_blocks: Sequence[int],
+        block_size: int,
+        kv_dtype: str,
+        progress: Progress | None = None,
+    ) -> NativeBackend:
+        packed = load_packed(
+            weights,
+            isa=self.isa,
+            num_threads=self.num_threads,
+            progress=progress,
+            cache=PackedCache(packed_folder()) if self._packed_cache else None,
+            model=self._model,
+        )
+        return NativeBackend(
+            program,
+            packed.matrices,
+            packed.vectors,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            kv_cache_dtype=kv_dtype,
+            isa=self.isa,
+            num_threads=self.num_threads,
+        )
+
+    def loops(self) -> NativeLoops:
+        return NativeLoops(self.isa, self.num_threads)
+
+
+@dataclass(slots=True)
+class NativeLoops:
+    """Loops of assembly (csrc/core/probe.cpp), so that no compiler folds them."""
+
+    isa: str
+    threads: int
+
+    def operations(self, kind: str, seconds: float) -> float:
+        return _core.peak_operations(self.threads, self.isa, kind, seconds)
+
+    def read_bytes(self, threads: int, nbytes: int, seconds: float) -> float:
+        return _core.read_bandwidth(threads, self.isa, nbytes, seconds)
+
+
+def _chosen_isa() -> str:
+    runnable, asked = _core.isas(), instruction_set()
+    if asked is None:
+        return runnable[0]
+    if asked not in runnable:
+        raise ConfigError(
+            f"QUIRE_ISA = {asked!r} does not run here", f"this machine runs {', '.join(runnable)}"
+        )
+    return asked
+
+
+def _expert_bytes(experts: ExpertWeights) -> int:
+    """Return what an expert keeps of one token: input, gate, up and output, and rows for its products."""
+    inner, hidden = experts.gate.shape[-2:]
+    return 4 * (2 * inner + 2 * hidden) + _row_bytes(hidden) + _row_bytes(experts.down.shape[-1])
+
+
+def _row_bytes(inputs: int) -> int:
+    """Return the bytes of a row laid out for a product, at most (csrc/kernels/kernels.h, Rows)."""
+    return -(-inputs // 32) * 32 * 4
