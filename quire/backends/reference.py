@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
+import ml_dtypes  # noqa: F401  # gives NumPy the name bfloat16
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
@@ -78,13 +79,19 @@ class ReferenceBackend:
         run = Run(batch, self._weights, self._caches, self._groups, self._quantized)
         values: dict[int, np.ndarray] = {}
         for number, op in enumerate(self.program):
-            result = op.reference(run, *(values[v.index] for v in op.inputs()))
+            result = op.reference(run, *(_read(values[v.index]) for v in op.inputs()))
             results = result if isinstance(result, tuple) else (result,)
-            values.update(zip((v.index for v in op.outputs()), results, strict=True))
+            for value, array in zip(op.outputs(), results, strict=True):
+                values[value.index] = array.astype(value.dtype, copy=False)
             for value in (*op.inputs(), *op.outputs()):
                 if self._last_use[value.index] == number:
                     values.pop(value.index, None)
-        return values[self.program.output.index]
+        return _read(values[self.program.output.index])
+
+
+def _read(stored: np.ndarray) -> np.ndarray:
+    """A value as ops read it: numbers as float32, indices as they are."""
+    return stored if stored.dtype == np.int32 else stored.astype(np.float32, copy=False)
 
 
 def _allocate(spec: CacheSpec, num_blocks: int, block_size: int, dtype: np.dtype[Any]) -> Any:

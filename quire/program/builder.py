@@ -11,7 +11,7 @@ from quire.program import ops
 from quire.program.caches import CacheSpec, PagedKV
 from quire.program.numerics import ACTIVATIONS
 from quire.program.ops.experts import ExpertWeights, Routing
-from quire.program.program import MAX_TENSORS, Count, Op, Program, Value, WeightSpec
+from quire.program.program import MAX_TENSORS, Count, DType, Op, Program, Value, WeightSpec
 from quire.program.rope import Rope
 
 AnyOp = TypeVar("AnyOp", bound=Op)
@@ -42,15 +42,15 @@ class Builder:
     def embed(self, w: Names, vocab_size: int, hidden_size: int, tied: bool = False) -> Value:
         """Token ids to vectors. `tied`: the table is the output head too, so it may be quantized."""
         table = _matrix(w, vocab_size, hidden_size, quantizable=tied)
-        return self._add(ops.Embed(self._value((hidden_size,)), table)).out
+        return self.record(ops.Embed(self.value((hidden_size,)), table)).out
 
     def position_embed(self, w: Names, num_positions: int, hidden_size: int) -> Value:
         table = _matrix(w, num_positions, hidden_size, quantizable=False)
-        return self._add(ops.PositionEmbed(self._value((hidden_size,)), table)).out
+        return self.record(ops.PositionEmbed(self.value((hidden_size,)), table)).out
 
     def sampled_rows(self, x: Value) -> Value:
         """Only the rows whose logits are wanted, [L, ...]."""
-        return self._add(ops.SampledRows(self._value(x.shape, "L"), x)).out
+        return self.record(ops.SampledRows(self.value(x.shape, "L"), x)).out
 
     # Matrix products
 
@@ -61,7 +61,7 @@ class Builder:
         shape = (out,) if isinstance(out, int) else out
         weight = _matrix(w, math.prod(shape), x.width, transposed=transposed)
         b = _vector(w / "bias", math.prod(shape)) if bias else None
-        return self._add(ops.Linear(self._value(shape, x.count), x, weight, b)).out
+        return self.record(ops.Linear(self.value(shape, x.count), x, weight, b)).out
 
     def experts(
         self,
@@ -78,52 +78,52 @@ class Builder:
         _known(activation)
         if not 0 < chosen <= scores.width:
             raise ConfigError(f"cannot choose {chosen} of {scores.width} experts")
-        out = self._value(x.shape, x.count)
-        return self._add(ops.Experts(out, x, scores, experts, chosen, routing, activation, limit)).out
+        out = self.value(x.shape, x.count)
+        return self.record(ops.Experts(out, x, scores, experts, chosen, routing, activation, limit)).out
 
     # Norms and elementwise
 
     def rms_norm(self, x: Value, w: Names, eps: float, offset: float = 0.0) -> Value:
         weight = _vector(w / "weight", x.shape[-1])
-        return self._add(ops.RMSNorm(self._value(x.shape, x.count), x, weight, eps, offset)).out
+        return self.record(ops.RMSNorm(self.value(x.shape, x.count), x, weight, eps, offset)).out
 
     def layer_norm(self, x: Value, w: Names, eps: float, bias: bool = True) -> Value:
         weight = _vector(w / "weight", x.shape[-1])
         b = _vector(w / "bias", x.shape[-1]) if bias else None
-        return self._add(ops.LayerNorm(self._value(x.shape, x.count), x, weight, b, eps)).out
+        return self.record(ops.LayerNorm(self.value(x.shape, x.count), x, weight, b, eps)).out
 
     def add(self, x: Value, y: Value) -> Value:
         _same(x, y)
-        return self._add(ops.Add(self._value(x.shape, x.count), x, y)).out
+        return self.record(ops.Add(self.value(x.shape, x.count), x, y)).out
 
     def scale(self, x: Value, factor: float) -> Value:
-        return self._add(ops.Scale(self._value(x.shape, x.count), x, factor)).out if factor != 1 else x
+        return self.record(ops.Scale(self.value(x.shape, x.count), x, factor)).out if factor != 1 else x
 
     def soft_cap(self, x: Value, cap: float) -> Value:
-        return self._add(ops.SoftCap(self._value(x.shape, x.count), x, cap)).out
+        return self.record(ops.SoftCap(self.value(x.shape, x.count), x, cap)).out
 
     def activation(self, x: Value, activation: str) -> Value:
         _known(activation)
-        return self._add(ops.Unary(self._value(x.shape, x.count), x, activation)).out
+        return self.record(ops.Unary(self.value(x.shape, x.count), x, activation)).out
 
     def gated_activation(self, gate: Value, up: Value, activation: str) -> Value:
         _same(gate, up)
         _known(activation)
-        return self._add(ops.GatedActivation(self._value(up.shape, up.count), gate, up, activation)).out
+        return self.record(ops.GatedActivation(self.value(up.shape, up.count), gate, up, activation)).out
 
     def slice(self, x: Value, first: int, out: int | tuple[int, ...]) -> Value:
         """Columns first ... of a packed projection."""
-        value = self._value((out,) if isinstance(out, int) else out, x.count)
+        value = self.value((out,) if isinstance(out, int) else out, x.count)
         if first + value.width > x.width:
             raise ConfigError(f"slice {first} + {value.width} leaves a value of width {x.width}")
-        return self._add(ops.Slice(value, x, first)).out
+        return self.record(ops.Slice(value, x, first)).out
 
     # Attention
 
     def rotary(self, x: Value, rope: Rope) -> Value:
         if not 0 < rope.dim <= x.shape[-1] or rope.dim % 2:
             raise ConfigError(f"cannot rotate {rope.dim} of {x.shape[-1]} numbers a head")
-        return self._add(ops.Rotary(self._value(x.shape, x.count), x, rope)).out
+        return self.record(ops.Rotary(self.value(x.shape, x.count), x, rope)).out
 
     def attention(
         self,
@@ -145,25 +145,31 @@ class Builder:
             raise ConfigError(f"shapes differ: queries {q.shape}, keys {k.shape}, values {v.shape}")
         if heads % groups:
             raise ConfigError(f"{heads} query heads cannot share {groups} key heads evenly")
-        self._caches.append(PagedKV(groups, key_dim, value_dim, window))
         op = ops.Attention(
-            self._value((heads * value_dim,)),
+            self.value((heads * value_dim,)),
             q,
             k,
             v,
-            layer=len(self._caches) - 1,
+            layer=self.cache(PagedKV(groups, key_dim, value_dim, window)),
             scale=dim**-0.5 if scale is None else scale,
             window=window,
             softcap=softcap,
             sinks=_vector(sinks, heads) if sinks is not None else None,
         )
-        return self._add(op).out
+        return self.record(op).out
 
-    def _value(self, shape: tuple[int, ...], count: Count = "T") -> Value:
+    def value(self, shape: tuple[int, ...], count: Count = "T", dtype: DType = "float32") -> Value:
+        """A value for an op to write."""
         self._num_values += 1
-        return Value(self._num_values - 1, count, shape)
+        return Value(self._num_values - 1, count, shape, dtype)
 
-    def _add(self, op: AnyOp) -> AnyOp:
+    def cache(self, spec: CacheSpec) -> int:
+        """Let this, the next, layer keep what `spec` says; its number, which ops find its cache by."""
+        self._caches.append(spec)
+        return len(self._caches) - 1
+
+    def record(self, op: AnyOp) -> AnyOp:
+        """Append an op that writes values of this builder."""
         self._ops.append(op)
         self._num_tensors += sum(len(weight.sources) for weight in op.weights())
         if self._num_tensors > MAX_TENSORS:

@@ -77,39 +77,40 @@ def _after_last_product(op: Linear | GatedLinear, ops: list[Op]) -> int:
 class BufferPlan:
     """Which buffer holds each value. A buffer is free again after the last read of its value."""
 
-    widths: tuple[tuple[Count, int], ...]  # of each buffer: what counts its rows, floats in a row
+    sizes: tuple[tuple[Count, int], ...]  # of each buffer: what counts its rows, bytes of a row
     buffer: dict[int, int]  # value index -> buffer
     last_use: dict[int, int]  # value index -> number of the op that reads it last
 
     def nbytes(self, load: Load) -> int:
         """Memory for activations when a step has this load."""
-        return sum(load.size(count) * width * 4 for count, width in self.widths)
+        return sum(load.size(count) * row_bytes for count, row_bytes in self.sizes)
 
 
 def plan_buffers(program: Program) -> BufferPlan:
-    """Assign values to buffers in order, taking a free one of the same width.
+    """Assign values to buffers in order, taking a free one with rows of the same bytes.
 
     A row of a value then lies where the same row of the one before it lay, so several ops may take a few
     rows together, and go on to the next rows, while nothing that is still to be read is overwritten.
     """
     last_use = {v.index: i for i, op in enumerate(program.ops) for v in (*op.inputs(), *op.outputs())}
     last_use[program.output.index] = len(program.ops)
-    widths: list[tuple[Count, int]] = []
+    sizes: list[tuple[Count, int]] = []
     free: list[int] = []
     buffer: dict[int, int] = {}
     for i, op in enumerate(program.ops):
         for value in op.outputs():
-            buffer[value.index] = _take(value, free, widths)
+            buffer[value.index] = _take(value, free, sizes)
         done = {v.index for v in (*op.inputs(), *op.outputs()) if last_use[v.index] == i}
         free += sorted(buffer[index] for index in done)
-    return BufferPlan(tuple(widths), buffer, last_use)
+    return BufferPlan(tuple(sizes), buffer, last_use)
 
 
-def _take(value: Value, free: list[int], widths: list[tuple[Count, int]]) -> int:
-    """A free buffer of the value's count and width, or a new one."""
+def _take(value: Value, free: list[int], sizes: list[tuple[Count, int]]) -> int:
+    """A free buffer for rows of the value's count and bytes, or a new one."""
+    size = (value.count, value.row_bytes)
     for buffer in free:
-        if widths[buffer] == (value.count, value.width):
+        if sizes[buffer] == size:
             free.remove(buffer)
             return buffer
-    widths.append((value.count, value.width))
-    return len(widths) - 1
+    sizes.append(size)
+    return len(sizes) - 1

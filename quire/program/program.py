@@ -21,21 +21,32 @@ if TYPE_CHECKING:
     from quire.program.batch import Batch
 
 Count = Literal["T", "L"]
+DType = Literal["float32", "float16", "bfloat16", "int32"]
+ITEM_BYTES: dict[DType, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4}
 MAX_TENSORS = 1 << 17  # of a checkpoint: twice what the largest published models have
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A float32 array of a running program, [T or L, *shape]; written by exactly one op."""
+    """An array of a running program, [T or L, *shape]; written by exactly one op.
+
+    Ops compute in float32: what they write is rounded to the value's `dtype`, what they read made float32
+    again. Values of int32 (indices) are read as they are.
+    """
 
     index: int
     count: Count
     shape: tuple[int, ...]
+    dtype: DType = "float32"
 
     @property
     def width(self) -> int:
         """Elements in one row."""
         return math.prod(self.shape)
+
+    @property
+    def row_bytes(self) -> int:
+        return self.width * ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +179,7 @@ class Op:
 
     def activation_bytes(self, load: Load) -> float:
         """Bytes of values read and written: all of them, unless the op reads only a part."""
-        return sum(load.size(v.count) * v.width * 4 for v in (*self.inputs(), *self.outputs()))
+        return sum(load.size(v.count) * v.row_bytes for v in (*self.inputs(), *self.outputs()))
 
     def cost(self, load: Load, nbytes: WeightBytes) -> Cost:
         read, written = self.kv_bytes(load)
@@ -176,7 +187,7 @@ class Op:
         return Cost(self.flops(load), self.weight_bytes(load, nbytes), read, written, touched)
 
     def reference(self, run: Run, *inputs: np.ndarray) -> np.ndarray | tuple[np.ndarray, ...]:
-        """The op in NumPy: float32 in, its outputs in float32, one fixed order of every sum."""
+        """The op in NumPy: float32 (or int32) in, its outputs likewise, one fixed order of every sum."""
         raise TypeError(f"{type(self).__name__} has no reference")
 
 

@@ -100,16 +100,16 @@ def test_no_two_living_values_share_a_buffer(name: str, fused: bool) -> None:
     values = {v.index: v for op in program for v in op.outputs()}
     assert set(plan.buffer) == set(values)
     for a, (a_from, a_to) in life.items():
-        count, width = plan.widths[plan.buffer[a]]
+        count, row_bytes = plan.sizes[plan.buffer[a]]
         assert count == values[a].count
-        assert width == values[a].width  # rows of both lie at the same places
+        assert row_bytes == 4 * values[a].width  # rows of both lie at the same places
         for b, (b_from, _) in life.items():
             if a != b and plan.buffer[a] == plan.buffer[b]:
                 assert not a_from <= b_from <= a_to
     load = Load(((0, 100),), 3)
     total = sum(4 * load.size(v.count) * v.width for v in values.values())
     widest = max(v.width for v in values.values())
-    assert plan.nbytes(load) == sum(4 * load.size(count) * width for count, width in plan.widths)
+    assert plan.nbytes(load) == sum(load.size(count) * row_bytes for count, row_bytes in plan.sizes)
     assert 4 * load.num_tokens * widest <= plan.nbytes(load) < total / 2
 
 
@@ -124,7 +124,7 @@ def test_a_run_in_the_planned_buffers_gives_the_same_bits(name: str) -> None:
     plan = plan_buffers(program)
     batch = batch_of([(Sequence(TOKENS, list(range(5))), len(TOKENS))], 16)
     load = load_of([(Sequence(TOKENS, []), len(TOKENS))])
-    memory = [np.full(load.size(count) * width, np.nan, np.float32) for count, width in plan.widths]
+    memory = [np.full(load.size(count) * size // 4, np.nan, np.float32) for count, size in plan.sizes]
     caches = Paged(program, weights, num_blocks=5).backend._caches
     run = Run(batch, {n: w.array for n, w in weights.items()}, caches, (0,) * len(caches))
     for op in program:

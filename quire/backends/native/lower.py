@@ -36,8 +36,11 @@ class Lowering:
         self._matrices = matrices
         self._vectors = vectors
         self._caches = caches
+        if others := {v.dtype for op in program for v in op.outputs()} - {"float32"}:
+            problem = f"the native backend computes in float32, and this program has values of {min(others)}"
+            raise ConfigError(problem, "use device='reference'")
         plan = plan_buffers(program)
-        self._buffers = [native.buffer(count, width) for count, width in plan.widths]
+        self._buffers = [native.buffer(count, row_bytes // 4) for count, row_bytes in plan.sizes]
         self._plan: BufferPlan = plan
         for product, group in groupby(program.ops, _product_of):
             if product is None:

@@ -63,7 +63,7 @@ class Slice(Op):
         return 0
 
     def activation_bytes(self, load: Load) -> float:
-        return 8 * load.size(self.out.count) * self.out.width
+        return 2 * load.size(self.out.count) * self.out.row_bytes
 
     def reference(self, run: Run, *inputs: np.ndarray) -> Array:
         part = inputs[0][:, self.first : self.first + self.out.width]

@@ -53,7 +53,7 @@ class SampledRows(Op):
         return 0
 
     def activation_bytes(self, load: Load) -> float:
-        return 8 * load.size(self.out.count) * self.out.width
+        return 2 * load.size(self.out.count) * self.out.row_bytes
 
     def reference(self, run: Run, *inputs: np.ndarray) -> Array:
         return inputs[0][run.batch.logit_rows]
