@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
 
 if TYPE_CHECKING:
+    from quire.async_llm import AsyncLLM
     from quire.llm import LLM
     from quire.outputs import CompletionOutput, RequestOutput
 
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CompletionOutput",
     "RequestOutput",
     "SamplingParams",
@@ -22,11 +24,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import LLM, and NumPy with it, only when it is used: `import quire` stays cheap."""
+    """Import LLM or AsyncLLM, and NumPy with it, only when it is used: `import quire` stays cheap."""
     if name == "LLM":
         from quire.llm import LLM
 
         return LLM
+    if name == "AsyncLLM":
+        from quire.async_llm import AsyncLLM
+
+        return AsyncLLM
     if name in ("CompletionOutput", "RequestOutput"):
         from quire import outputs
 

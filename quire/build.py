@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from quire.backends.backend import Backend
 from quire.backends.device import Device, device_for, kv_dtype, plan_weights
 from quire.config import EngineConfig
-from quire.engine.engine import Engine
+from quire.engine.engine import Engine, Room
 from quire.engine.scheduler import Scheduler
+from quire.engine.status import Facts
 from quire.errors import ConfigError
 from quire.memory import MemoryPlan, gigabytes, misfit, plan_memory, summary
 from quire.models import Model, read_model
@@ -58,6 +59,14 @@ class Built:
     runner: Runner
     backend: Backend
     chosen: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def facts(self) -> Facts:
+        """What a client of the engine is told of it."""
+        config, memory = self.description.config, self.description.memory
+        vocab_size = self.description.model.config.vocab_size
+        room = Room(memory.max_model_len, memory.num_blocks, config.block_size, vocab_size)
+        return Facts(self.chosen, room, self.description.longest_context)
 
 
 def describe(config: EngineConfig, *, weights: bool = True) -> Description:

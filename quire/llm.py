@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import signal
 import threading
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from numbers import Integral
-from types import FrameType
 from typing import Any, cast
 
-from quire.build import Progress, build
-from quire.config import EngineConfig
-from quire.engine.client import EngineClient, LocalClient
-from quire.errors import EngineDead, RequestError
-from quire.frontend import Encoded, Frontend, Prompt, RequestReader
+from quire.build import Progress
+from quire.engine.client import OpenRequest, Stream
+from quire.engine.in_process import SharedEngine
+from quire.errors import QuireError, RequestError
+from quire.frontend import Encoded, Prompt, RequestReader
+from quire.loaded import LoadedModel, Message, Params, check_messages
 from quire.outputs import RequestOutput
-from quire.progress import announce, generation_bar, loading_bar
+from quire.progress import generation_bar
 from quire.sampling_params import SamplingParams
-from quire.text.tokenizer import Tokenizer
-
-Message = Mapping[str, Any]
-Params = SamplingParams | Sequence[SamplingParams] | None
 
 
-class LLM:
+class LLM(LoadedModel):
     """A model in this process. Any number of threads may share it.
 
     `model` is a checkpoint folder, a hub id or "demo"; the other keywords are the fields of
@@ -37,25 +31,10 @@ class LLM:
     """
 
     def __init__(self, model: str = "demo", *, progress: Progress | None = None, **options: Any) -> None:
-        config = EngineConfig.from_keywords(model=str(model), **options)
-        with loading_bar(config.model) as bar:
-            built = build(config, progress or bar, announce)
-        self.config = config
-        self.chosen = built.chosen
-        self.engine = built.engine
-        memory = built.description.memory
-        self.frontend = Frontend(
-            built.description.folder,
-            built.description.model,
-            max_model_len=memory.max_model_len,
-            longest_context=built.description.longest_context,
-            seed=config.seed,
-        )
-        self._client: EngineClient = LocalClient(self.engine)
-        self._lock = threading.Lock()  # the engine serves one thread at a time
+        super().__init__(model, progress=progress, **options)
+        self._client = SharedEngine(self.engine)
+        self._numbering = threading.Lock()  # requests are numbered in the order in which they are handed in
         self._num_requests = 0
-        self._open: dict[str, tuple[RequestReader, _Call]] = {}  # by request id
-        self._abandoned: deque[str] = deque()  # ids of requests that nobody follows any more
 
     # The three ways to ask
 
@@ -113,16 +92,6 @@ class LLM:
         """Like chat, for one conversation, yielding while it runs (see stream)."""
         return self._stream(self._encode_chats(messages, tools, True, chat_template_kwargs), sampling_params)
 
-    # What a model brings
-
-    def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer. Raises RequestError when it has none."""
-        return self.frontend.need_tokenizer()
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        """What generate and chat use when no parameters are given: the model's generation_config.json."""
-        return SamplingParams(**self.frontend.default_params)
-
     def close(self) -> None:
         """Stop the processes that render chat templates and compile grammars.
 
@@ -136,10 +105,6 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        chosen = (f"{name}: {value}" for name, value in self.chosen.items() if name != "model")
-        return f"LLM({self.config.model!r}, {', '.join(chosen)})"
-
     def _encode_chats(
         self,
         messages: Sequence[Any],
@@ -147,10 +112,7 @@ class LLM:
         add_generation_prompt: bool,
         chat_template_kwargs: Mapping[str, Any] | None,
     ) -> list[Encoded]:
-        if not isinstance(messages, Sequence) or isinstance(messages, str):
-            raise RequestError("messages is not a list of {'role': ..., 'content': ...}", None, "messages")
-        if not messages:
-            raise RequestError("the conversation has no messages", None, "messages")
+        check_messages(messages)
         chats = [messages] if isinstance(messages[0], Mapping) else messages
         encode = self.frontend.encode_chat
         return [encode(chat, tools, add_generation_prompt, chat_template_kwargs) for chat in chats]
@@ -172,38 +134,31 @@ class LLM:
         call = _Call()
         try:
             for prompt, own in zip(prompts, self._each(params, len(prompts)), strict=True):
-                with self._lock:
+                with self._numbering:
                     self._submit_one(prompt, own, call)
         except BaseException:
-            self._abort(call)
+            call.abort()
             raise
         return call
 
     def _submit_one(self, prompt: Encoded, params: SamplingParams, call: _Call) -> None:
-        self._abort_abandoned()
         self._num_requests += 1
         name, now = str(self._num_requests - 1), self.engine.clock()
         request = self.frontend.request(prompt, params, request_id=name, arrival_s=now)
         reader = self.frontend.read(request, prompt.text)
-        self._open[name] = (reader, call)
         call.readers.append(reader)
-        self._client.submit(request)
+        call.streams.append(self._client.submit(request, partial(self._take, reader, call)))
 
-    def _each(self, params: Any, count: int) -> list[SamplingParams]:
-        """One SamplingParams for each prompt."""
-        if params is None:
-            params = self.get_default_sampling_params()
-        each = [params] * count if isinstance(params, SamplingParams) else params
-        if not isinstance(each, Sequence):
-            each = [params]  # of a wrong type, which is named below
-        elif len(each) != count:
-            problem = f"{len(each)} sampling_params for {count} prompts"
-            raise RequestError(problem, "give one for all, or one for each", "sampling_params")
-        for own in each:
-            if not isinstance(own, SamplingParams):
-                problem = f"sampling_params holds a {type(own).__name__}"
-                raise RequestError(problem, "give SamplingParams(...), or a list of them", "sampling_params")
-        return list(each)
+    def _take(self, reader: RequestReader, call: _Call, own: OpenRequest) -> None:
+        """Read what a step, of whichever thread, brought for one request of a call."""
+        if own.error is not None:
+            call.error = own.error
+            return
+        for output in own.take():
+            if reader.push(output):
+                self._client.abort(output.request_id, output.choice)
+        call.news[reader.request.request_id] = reader
+        call.num_finished += reader.output.finished
 
     def _follow(self, call: _Call) -> Iterator[RequestReader]:
         """Step the engine until a call's requests are done, yielding each that advanced.
@@ -211,51 +166,14 @@ class LLM:
         Several calls may be followed in turns: a step serves all, whoever takes it.
         """
         try:
-            while call.news or not call.finished:
-                with self._lock:
-                    if not call.news and not call.finished:  # else another thread's step brought some
-                        self._step()
+            while call.news or not call.ended:
+                self._client.step(call.waits)
                 for name in list(call.news):
                     yield call.news.pop(name)
+            if call.error is not None:
+                raise call.error
         finally:
-            self._abort(call)
-
-    def _step(self) -> None:
-        """One step of the engine, its outputs handed to their readers: all of it or, on Ctrl-C, none."""
-        with _interrupts_deferred():
-            self._abort_abandoned()
-            if not self._client.has_work:
-                raise EngineDead(
-                    "requests wait and the engine has no work", "this is a bug: please report it"
-                )
-            for output in self._client.outputs():
-                if output.request_id not in self._open:
-                    continue  # aborted
-                reader, call = self._open[output.request_id]
-                if reader.push(output):
-                    self._client.abort(output.request_id, output.choice)
-                call.news[output.request_id] = reader
-                if reader.output.finished:
-                    del self._open[output.request_id]
-                    call.num_finished += 1
-
-    def _abort(self, call: _Call) -> None:
-        """Abort what a call left open, at once or, while a step is under way, before the next.
-
-        Never waits: the garbage collector may end a forgotten stream in the middle of another's step.
-        """
-        self._abandoned += [reader.request.request_id for reader in call.readers]
-        if self._lock.acquire(blocking=False):
-            try:
-                self._abort_abandoned()
-            finally:
-                self._lock.release()
-
-    def _abort_abandoned(self) -> None:
-        while self._abandoned:
-            name = self._abandoned.popleft()
-            if self._open.pop(name, None) is not None:
-                self._client.abort(name)
+            call.abort()
 
 
 @dataclass(slots=True)
@@ -263,12 +181,23 @@ class _Call:
     """One call of generate or stream: its requests, and by id those with news for the caller."""
 
     readers: list[RequestReader] = field(default_factory=list)
+    streams: list[Stream] = field(default_factory=list)
     news: dict[str, RequestReader] = field(default_factory=dict)
     num_finished: int = 0
+    error: QuireError | None = None  # which ended them all
 
     @property
-    def finished(self) -> bool:
-        return self.num_finished == len(self.readers)
+    def ended(self) -> bool:
+        return self.error is not None or self.num_finished == len(self.readers)
+
+    def waits(self) -> bool:
+        """True while only a step brings something."""
+        return not self.news and not self.ended
+
+    def abort(self) -> None:
+        """End what still runs."""
+        for stream in self.streams:
+            stream.abort()
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -282,23 +211,3 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if prompts and isinstance(prompts[0], Integral):
         return [cast(Prompt, prompts)]
     return list(cast(Sequence[Prompt], prompts))
-
-
-@contextmanager
-def _interrupts_deferred() -> Iterator[None]:
-    """Let a step end before Ctrl-C is raised: half a step would leave the engine in an unknown state."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    caught: list[tuple[int, FrameType | None]] = []
-    previous = signal.getsignal(signal.SIGINT)
-    if not callable(previous):  # Ctrl-C is ignored, or ends the process: nothing to put off
-        yield
-        return
-    signal.signal(signal.SIGINT, lambda number, frame: caught.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-        if caught:
-            previous(*caught[0])

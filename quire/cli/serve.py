@@ -73,7 +73,7 @@ def _show_ready(serving: Serving, url: str) -> None:
     """Where the server is, what was chosen for the model, and a first request to copy."""
     from quire.server.auth import is_loopback
 
-    chosen = serving.engine.status.chosen
+    chosen = serving.engine.status.facts.chosen
     if serving.config.log_format == "json":
         fields = {**chosen, "url": f"{url}/v1", "models": serving.names}
         _LOG.info("ready", extra={"fields": fields})

@@ -1,45 +1,228 @@
-"""How the callers of an engine see it: the same three verbs in this process and across processes."""
+"""Between whoever asks and an engine: the protocol, and the one bookkeeping of what is open.
+
+The engine may be in this process (in_process.py), in another one (server/remote.py) or be several behind a
+router. The server depends on EngineClient alone.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from quire.engine.engine import Engine
+from quire.engine.status import EngineStatus, StepReport
+from quire.errors import EngineDead, QuireError, RequestError
 from quire.types import NewRequest, Output
+
+_LOG = logging.getLogger(__name__)
 
 
 class EngineClient(Protocol):
-    """Submit requests, abort them, and fetch what came of them."""
+    """An engine as the tasks of one event loop see it. Nothing here waits but `close`.
 
-    def submit(self, request: NewRequest) -> None:
-        """Send a request. Raises RequestError when it is refused, EngineDead when nobody is there."""
+    `on_record` is called with the report of each step.
+    """
 
-    def abort(self, request_id: str, choice: int | None = None) -> None:
-        """Ask for the end of a request, or of one choice; its final outputs follow as usual."""
-
-    def outputs(self) -> list[Output]:
-        """The next outputs, in order. Empty when none came of this step, or nothing is open."""
+    on_record: Callable[[StepReport], None] | None
 
     @property
-    def has_work(self) -> bool:
-        """True while a final output is due."""
+    def status(self) -> EngineStatus:
+        """How the engine stands, what was chosen for it and what it has room for; kept up to date."""
 
+    def submit(self, request: NewRequest) -> Stream:
+        """Send a request; its stream gives what comes of it.
 
-class LocalClient:
-    """The engine in this process: fetching outputs is what makes it compute."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-
-    def submit(self, request: NewRequest) -> None:
-        self.engine.add(request)
+        Raises EngineDead when nobody is there, RequestError for an id in use or a request too long to be
+        sent. What else is wrong with a request, its stream raises.
+        """
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
-        self.engine.abort(request_id, choice)
+        """End a request, or one choice of it; its final outputs follow as usual. Unknown ones are ignored."""
 
-    def outputs(self) -> list[Output]:
-        return self.engine.step()
+    def healthy(self, now: float) -> str | None:
+        """None, or why requests cannot be served now. `now` is of time.monotonic."""
+
+    async def close(self) -> None:
+        """End the engine. Open streams raise EngineDead."""
+
+
+@dataclass(slots=True, eq=False)
+class OpenRequest:
+    """A request that an engine has not ended, and what came of it and was not fetched yet.
+
+    That is bounded by the request itself: at most the tokens that it may have, however slow its reader is.
+    """
+
+    request: NewRequest
+    num_open: int  # choices without a final output
+    outputs: list[Output] = field(default_factory=list)
+    error: QuireError | None = None  # which ended it
+    wake: Callable[[OpenRequest], None] | None = None  # called whenever there is something to fetch
+    sent: bool = False  # to the engine that runs now
+    final: bool = False  # outputs were fetched, or it was aborted: it cannot be run again
+    num_deaths: int = 0  # of engines that it was sent to
 
     @property
-    def has_work(self) -> bool:
-        return self.engine.has_work
+    def ended(self) -> bool:
+        return not self.num_open or self.error is not None
+
+    def take(self) -> list[Output]:
+        """The outputs that have come since, perhaps none. After the last of them, raises what ended it."""
+        if not self.outputs:
+            if self.error is not None:
+                raise self.error
+            return []
+        outputs, self.outputs = self.outputs, []
+        self.final = True
+        return outputs
+
+    def restart(self) -> None:
+        """Forget what came: another engine runs it from the beginning."""
+        self.sent = False
+        self.outputs, self.num_open = [], self.request.params.num_sequences
+
+
+class OpenRequests:
+    """All requests that are open at one engine, by id, in order of arrival.
+
+    Each ends once: by the final output of its last choice, or by an error. To be used by one thread at a
+    time; what wakes readers is called there.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[str, OpenRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[OpenRequest]:
+        """A snapshot: requests may end meanwhile."""
+        return iter(list(self._open.values()))
+
+    def get(self, request_id: str) -> OpenRequest | None:
+        return self._open.get(request_id)
+
+    def open(self, request: NewRequest, wake: Callable[[OpenRequest], None] | None = None) -> OpenRequest:
+        """Note a request. Raises RequestError for an id in use."""
+        if request.request_id in self._open:
+            hint = "give every open request its own id"
+            raise RequestError(f"request id {request.request_id!r} is in use", hint, "request_id")
+        own = OpenRequest(request, request.params.num_sequences, wake=wake)
+        self._open[request.request_id] = own
+        return own
+
+    def deliver(self, outputs: list[Output]) -> None:
+        """Hand outputs to their requests: runs once a step, so little is done for each token."""
+        opened = self._open
+        for output in outputs:
+            own = opened.get(output.request_id)
+            if own is None:
+                continue
+            own.outputs.append(output)
+            if output.finish_reason is not None:
+                own.num_open -= 1
+            if own.wake is not None:
+                own.wake(own)
+            if not own.num_open:
+                del opened[output.request_id]
+                own.wake = None  # it may hold the reader, which holds this
+
+    def fail(self, request_id: str, error: QuireError) -> None:
+        """End a request by an error."""
+        if (own := self._open.pop(request_id, None)) is not None:
+            own.error = error
+            if own.wake is not None:
+                own.wake(own)
+                own.wake = None
+
+    def fail_all(self, error: EngineDead) -> None:
+        """End all by an error, an exception of its own for each."""
+        for own in self:
+            self.fail(own.request.request_id, another(error))
+
+
+def another(error: EngineDead) -> EngineDead:
+    """An equal error: one exception that several raise would gather the tracebacks of all."""
+    one = EngineDead(error.message, error.hint, error.retry)
+    one.__cause__ = error.__cause__
+    return one
+
+
+class StreamOwner(Protocol):
+    """What a stream needs of the client that made it."""
+
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        """End a request, or one choice of it."""
+
+    def abort_later(self, own: OpenRequest) -> None:
+        """Abort a request that nobody reads any more, from whichever thread the garbage collector runs in."""
+
+
+class Stream:
+    """The outputs of one request. Dropping it before its end aborts the request."""
+
+    def __init__(self, owner: StreamOwner, own: OpenRequest) -> None:
+        self._owner = owner
+        self._own = own
+
+    async def get(self) -> list[Output]:
+        """The next outputs: all that have come since, at least one.
+
+        Raises RequestError when the engine refused the request, EngineDead when the engine died and the
+        request cannot be run again. After the final output of every choice nothing comes any more.
+        """
+        own = self._own
+        if own.wake is not None:
+            raise RuntimeError("another task waits for this stream")
+        while not (outputs := own.take()):
+            if not own.num_open:
+                raise RuntimeError("the request has ended")
+            waiter = asyncio.get_running_loop().create_future()
+            own.wake = lambda _, waiter=waiter: waiter.done() or waiter.set_result(None)
+            try:
+                await waiter
+            finally:
+                own.wake = None
+        return outputs
+
+    def abort(self, choice: int | None = None) -> None:
+        """End the request, or one choice of it. Final outputs come as usual, with the next step."""
+        if not self._own.ended:
+            self._owner.abort(self._own.request.request_id, choice)
+
+    def __del__(self) -> None:
+        if not self._own.ended:
+            self._owner.abort_later(self._own)
+
+
+class LoopClient:
+    """What the clients that live on an event loop share: open requests, the engine's status, its reports."""
+
+    def __init__(self) -> None:
+        self.status = EngineStatus()
+        self.on_record: Callable[[StepReport], None] | None = None
+        self._requests = OpenRequests()
+
+    def _take_step(self, outputs: list[Output], report: StepReport | None) -> None:
+        """Once a step, or in parts, of which the last has the report."""
+        self._requests.deliver(outputs)
+        if report is None:
+            return
+        self.status.take_report(report)
+        self.status.has_work = bool(self._requests)
+        if self.on_record is not None:
+            try:
+                self.on_record(report)
+            except Exception:  # whoever counts must not end whoever computes
+                _LOG.exception("a report of the engine was not taken")
+
+    def _refuse(self, request_id: str, error: RequestError) -> None:
+        """The engine does not take a request."""
+        self._requests.fail(request_id, error)
+        self.status.has_work = bool(self._requests)
+
+    def _fail_all(self, error: EngineDead) -> None:
+        self._requests.fail_all(error)
+        self.status.take_death()

@@ -310,7 +310,7 @@ async def server_info(request: Request) -> Response:
     options = {name: getattr(engine, name) for name in SHOWN}
     spoken = serving.dialect
     chosen = {
-        **serving.engine.status.chosen,
+        **serving.engine.status.facts.chosen,
         "model": serving.names[0],  # what was given may be a path
         "tool_calls": spoken.tools.name if spoken.tools else "none",
         "reasoning": spoken.reasoning.name if spoken.reasoning else "none",

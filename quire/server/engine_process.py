@@ -18,6 +18,7 @@ from collections.abc import Callable
 from quire.build import Announce, Built, Progress, build
 from quire.config import EngineConfig
 from quire.engine.engine import Engine
+from quire.engine.status import step
 from quire.errors import ConfigError, QuireError, RequestError
 from quire.server import heap, messages
 from quire.server.messages import BadFrame, Message, ToEngine
@@ -75,7 +76,8 @@ def serve(server: ServerSocket, build: Build) -> None:
         for message in waiting:
             _take(server, engine, message)
         if engine.has_work:
-            _step(server, engine)
+            for frame in messages.encode_step(*step(engine)):
+                server.send_frame(frame)
         if time.monotonic() >= trim_s:
             heap.trim()
             trim_s = time.monotonic() + heap.PERIOD_S
@@ -93,8 +95,7 @@ def _load(server: ServerSocket, config: EngineConfig, build: Build) -> Engine:
 
     built = build(config, progress, lambda line, nbytes: server.send(messages.Announced(line, nbytes)))
     _spare_collections()
-    memory, longest = built.description.memory, built.description.longest_context
-    server.send(messages.Ready(built.chosen, memory.num_blocks, memory.max_model_len, longest))
+    server.send(messages.Ready(built.facts))
     built.runner.prepare_grammars()  # streams would wait, if the first request that has one did it
     return built.engine
 
@@ -117,21 +118,6 @@ def _take(server: ServerSocket, engine: Engine, message: ToEngine) -> None:
             engine.abort(request_id, choice)
         case _:
             raise BadFrame("a second Start")
-
-
-def _step(server: ServerSocket, engine: Engine) -> None:
-    before = engine.records[-1] if engine.records else None
-    outputs = engine.step()
-    after = engine.records[-1] if engine.records else None
-    scheduler = engine.scheduler
-    report = messages.StepReport(
-        None if after is before else after,
-        scheduler.num_running,
-        scheduler.num_waiting,
-        scheduler.num_free_blocks,
-    )
-    for frame in messages.encode_step(outputs, report):
-        server.send_frame(frame)
 
 
 def _become_engine() -> None:

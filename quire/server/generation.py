@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
+from quire.engine.client import Stream
 from quire.errors import EngineDead, QuireError, RequestError
 from quire.frontend import RequestReader
 from quire.outputs import RequestOutput
 from quire.server.metrics import Metrics
-from quire.server.stream import Stream
 from quire.types import Failure, Output
 
 MANY_ENTRIES = 2048  # log-probabilities: more are put into words beside the event loop

@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Mapping
 import uvicorn
 
 from quire.config import EngineConfig, ServerConfig, api_keys
+from quire.engine.client import EngineClient
 from quire.errors import ConfigError, Overloaded
 from quire.frontend import Frontend
 from quire.models import read_model
@@ -74,19 +75,20 @@ async def serve(config: ServerConfig, engine_config: EngineConfig, ready: Ready)
             raise
         return 128 + caught[0]
     finally:
-        await engine.stop()
+        await engine.close()
         listener.close()
 
 
 def _make_serving(
-    config: ServerConfig, engine_config: EngineConfig, engine: RemoteEngine, keyed: bool
+    config: ServerConfig, engine_config: EngineConfig, engine: EngineClient, keyed: bool
 ) -> Serving:
+    facts = engine.status.facts
     folder = ModelFolder.at(resolve(engine_config.model, engine_config.revision, weights=False))
     frontend = Frontend(
         folder,
         read_model(folder.config()),
-        max_model_len=engine.status.max_model_len,
-        longest_context=engine.status.longest_context,
+        max_model_len=facts.room.max_model_len,
+        longest_context=facts.longest_context,
         seed=engine_config.seed,
     )
     gc.collect()

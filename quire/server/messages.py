@@ -14,8 +14,9 @@ from typing import Generic, TypeVar
 import msgspec
 
 from quire.config import EngineConfig
+from quire.engine.status import Facts, StepReport
 from quire.errors import RequestError
-from quire.types import NewRequest, Output, Record
+from quire.types import NewRequest, Output
 
 MAX_FRAME_BYTES = 256 << 20  # twice the largest output: logprobs of the whole vocabulary at each position
 _LENGTH = struct.Struct(">I")
@@ -68,12 +69,9 @@ class Loading(Message):
 
 
 class Ready(Message):
-    """The engine waits for requests. `chosen` is what was chosen for it, in words."""
+    """The engine waits for requests."""
 
-    chosen: dict[str, str]
-    num_blocks: int
-    max_model_len: int
-    longest_context: int
+    facts: Facts
 
 
 class Refused(Message):
@@ -91,15 +89,6 @@ class Refused(Message):
 
     def error(self) -> RequestError:
         return RequestError(self.message, self.hint, self.param, self.code)
-
-
-class StepReport(Message):
-    """What a step cost, and how the engine stands after it. No record: only aborts were delivered."""
-
-    record: Record | None
-    num_running: int
-    num_waiting: int
-    num_free_blocks: int
 
 
 class Stepped(Message):

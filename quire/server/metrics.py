@@ -13,9 +13,8 @@ from typing import get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, exposition
 
 from quire.config import EngineConfig
+from quire.engine.status import EngineStatus, StepReport
 from quire.outputs import CompletionOutput, RequestOutput
-from quire.server.engine_status import EngineStatus
-from quire.server.messages import StepReport
 from quire.types import FinishReason, NewRequest, RequestMetrics
 
 CONTENT_TYPE = exposition.CONTENT_TYPE_PLAIN_0_0_4
@@ -71,7 +70,7 @@ class Metrics:
         self._info = Gauge("vllm:cache_config_info", "The KV cache", _INFO, registry=self._registry)
 
     def _define_requests(self) -> None:
-        lengths = _one_two_five(self._status.max_model_len)
+        lengths = _one_two_five(self._status.facts.room.max_model_len)
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Tokens of prompts taken in")
         self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated")
         self._cache_queries = self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up")

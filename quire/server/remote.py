@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from quire.config import EngineConfig
+from quire.engine.client import LoopClient, OpenRequest, Stream
 from quire.errors import ConfigError, EngineDead, QuireError, RequestError
 from quire.progress import announce, loading_bar
 from quire.server import messages
 from quire.server.child import COMMAND, EngineChild, reason
-from quire.server.engine_status import EngineStatus, Patience
-from quire.server.stream import Inbox, Stream
+from quire.server.patience import Patience
 from quire.types import NewRequest
 
 MAX_DEATHS = 2  # that one request may be in
@@ -27,22 +27,20 @@ AUTOPSY_S = 0.3  # a process whose socket is closed has so long to say its exit 
 _LOG = logging.getLogger(__name__)
 
 
-class RemoteEngine:
-    """Starts the engine's process, follows it, and starts it again when it dies.
+class RemoteEngine(LoopClient):
+    """The EngineClient that starts the engine's process, follows it, and starts it again when it dies.
 
-    To be used from the event loop that ran `start`. `on_record` is called for each step. `command` starts
-    the process; the number of its socket is appended.
+    To be used from the event loop that ran `start`. `command` starts the process; the number of its socket
+    is appended.
     """
 
     def __init__(
         self, config: EngineConfig, *, patience: Patience | None = None, command: Sequence[str] = COMMAND
     ) -> None:
+        super().__init__()
         self.config = config
-        self.status = EngineStatus()
-        self.on_record: Callable[[messages.StepReport], None] | None = None
         self._patience = patience or Patience()
         self._command = command
-        self._open: dict[str, Inbox] = {}  # by request id, in order of arrival
         self._child: EngineChild | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loaded: asyncio.Future[None] | None = None
@@ -64,20 +62,37 @@ class RemoteEngine:
         """Send a request. Raises EngineDead when no engine is ready, RequestError for an id in use."""
         if (problem := self._absent()) is not None:
             raise EngineDead(problem, "send the request again in a moment")
-        if request.request_id in self._open:
-            hint = "give every open request its own id"
-            raise RequestError(f"request id {request.request_id!r} is in use", hint, "request_id")
-        inbox = Inbox(request, num_open=request.params.num_sequences)
-        self._send(inbox)
-        return Stream(self, inbox)
+        own = self._requests.open(request)
+        self._send(own)
+        return Stream(self, own)
 
-    async def stop(self) -> None:
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        """End a request, or one choice of it; one that has ended is passed over."""
+        own = self._requests.get(request_id)
+        if own is None:
+            return
+        own.final = True
+        if own.sent and self._child is not None:
+            self._child.send(messages.Abort(request_id, choice))
+        else:
+            self._requests.fail(request_id, EngineDead("aborted while the engine was restarting"))
+
+    def abort_later(self, own: OpenRequest) -> None:
+        """Abort from wherever the garbage collector runs."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._abort_dropped, own)
+
+    def _abort_dropped(self, own: OpenRequest) -> None:
+        if not own.ended:  # else its id may be another's by now
+            self.abort(own.request.request_id)
+
+    async def close(self) -> None:
         """End the process. Open streams raise EngineDead."""
         self.status.state = "stopped"
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.wait((self._supervisor,))
-        self._fail_all("the engine was stopped")
+        self._fail_all(EngineDead("the engine was stopped"))
         if self._child is not None:
             await self._child.end(self._patience.stop_s)
 
@@ -85,10 +100,7 @@ class RemoteEngine:
         """None, or why requests cannot be served now. `now` is of time.monotonic."""
         if (problem := self._absent()) is not None:
             return problem
-        still_s = now - self.status.last_progress_s
-        if self.status.has_work and still_s > self._patience.stall_s:
-            return f"no step of the engine has ended for {still_s:.0f} s"
-        return None
+        return self.status.stalled(now, self._patience.stall_s)
 
     def _absent(self) -> str | None:
         if self.status.state != "ready":
@@ -116,8 +128,9 @@ class RemoteEngine:
             raise
         if not self._loaded.done():
             raise await self._autopsy(child)
-        for inbox in [one for one in self._open.values() if not one.sent]:
-            self._send(inbox)
+        for own in self._requests:
+            if not own.sent:
+                self._send(own)
 
     async def _autopsy(self, child: EngineChild) -> QuireError:
         """The error that says why the process ended; it is gone then."""
@@ -140,7 +153,7 @@ class RemoteEngine:
 
     def _give_up(self, cause: str) -> None:
         self.status.state = "stopped"
-        self._fail_all(cause)
+        self._fail_all(EngineDead(cause))
 
     async def _follow(self) -> None:
         patience, deaths = self._patience, deque[float](maxlen=self._patience.max_deaths)
@@ -190,97 +203,43 @@ class RemoteEngine:
     def _receive(self, message: messages.FromEngine) -> None:
         match message:
             case messages.Stepped():
-                self._take_step(message)
+                self._take_step(message.outputs, message.report)
             case messages.Refused(request_id):
-                if (inbox := self._open.pop(request_id, None)) is not None:
-                    inbox.fail(message.error())
-                self.status.has_work = bool(self._open)
+                self._refuse(request_id, message.error())
             case messages.Loading(done, total):
                 self._show(done, total)
             case messages.Announced(line, nbytes):
                 announce(line, nbytes)
-            case messages.Ready():
-                self.status.take_ready(message)
+            case messages.Ready(facts):
+                self.status.take_facts(facts)
                 if self._loaded is not None:
                     self._loaded.set_result(None)
             case messages.Failed():
                 self._failed = message
 
-    def _take_step(self, step: messages.Stepped) -> None:
-        """Hand outputs to their streams: runs once a step, so little is done for each token."""
-        opened = self._open
-        for output in step.outputs:
-            inbox = opened.get(output.request_id)
-            if inbox is None:
-                continue
-            inbox.outputs.append(output)
-            if output.finish_reason is not None:
-                inbox.num_open -= 1
-                if not inbox.num_open:
-                    del opened[output.request_id]
-            inbox.wake()
-        if (report := step.report) is not None:
-            self.status.take_report(report)
-            self.status.has_work = bool(opened)
-            self._tell(report)
-
-    def _tell(self, report: messages.StepReport) -> None:
-        if self.on_record is None:
-            return
-        try:
-            self.on_record(report)
-        except Exception:  # whoever counts must not end whoever computes
-            _LOG.exception("a report of the engine was not taken")
-
-    # Requests
-
-    def _send(self, inbox: Inbox) -> None:
+    def _send(self, own: OpenRequest) -> None:
         if self._child is None:
             return
         try:
-            self._child.send(messages.Submit(inbox.request))
-        except messages.BadFrame as error:
-            raise RequestError(f"the request is {error}", "shorten the prompt", "prompt") from None
-        if not self.status.has_work:
-            self.status.has_work, self.status.last_progress_s = True, time.monotonic()
-        self._open[inbox.request.request_id] = inbox
-        inbox.sent = True
-
-    def abort(self, inbox: Inbox, choice: int | None) -> None:
-        """End a request, or one choice of it; one that has ended is passed over."""
-        request_id = inbox.request.request_id
-        if self._open.get(request_id) is not inbox:
-            return
-        inbox.final = True
-        if inbox.sent and self._child is not None:
-            self._child.send(messages.Abort(request_id, choice))
-        else:
-            self._drop(inbox, EngineDead("aborted while the engine was restarting"))
-
-    def abort_dropped(self, inbox: Inbox) -> None:
-        """Abort from wherever the garbage collector runs."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.abort, inbox, None)
-
-    def _drop(self, inbox: Inbox, error: QuireError) -> None:
-        self._open.pop(inbox.request.request_id, None)
-        inbox.fail(error)
+            self._child.send(messages.Submit(own.request))
+        except messages.BadFrame as bad:
+            error = RequestError(f"the request is {bad}", "shorten the prompt", "prompt")
+            self._requests.fail(own.request.request_id, error)
+            raise error from None
+        self.status.take_work()
+        own.sent = True
 
     def _bury(self, cause: str) -> None:
         """After a death: end what cannot be run again, keep the rest for the next process."""
-        for inbox in list(self._open.values()):
-            inbox.num_deaths += inbox.sent
-            if inbox.num_deaths >= MAX_DEATHS:
+        for own in self._requests:
+            own.num_deaths += own.sent
+            name = own.request.request_id
+            if own.num_deaths >= MAX_DEATHS:
                 hint = "it died before with this request in it: do not send it again"
-                self._drop(inbox, EngineDead(cause, hint, retry=False))
-            elif inbox.final:
-                self._drop(inbox, EngineDead(cause, "the engine is started again: send the request again"))
+                self._requests.fail(name, EngineDead(cause, hint, retry=False))
+            elif own.final:
+                hint = "the engine is started again: send the request again"
+                self._requests.fail(name, EngineDead(cause, hint))
             else:
-                inbox.sent = False
-                inbox.outputs, inbox.num_open = [], inbox.request.params.num_sequences
-        self.status.take_death()
-
-    def _fail_all(self, cause: str) -> None:
-        for inbox in list(self._open.values()):
-            self._drop(inbox, EngineDead(cause))
+                own.restart()
         self.status.take_death()

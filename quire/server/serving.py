@@ -16,14 +16,13 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 from quire import __version__
 from quire.config import EngineConfig, ServerConfig
-from quire.engine.engine import Room
+from quire.engine.client import EngineClient
 from quire.errors import EngineDead, Overloaded
 from quire.frontend import Encoded, Frontend
 from quire.sampling_params import SamplingParams
 from quire.server.errors import NotFound
 from quire.server.generation import Generation, Part
 from quire.server.metrics import Metrics
-from quire.server.remote import RemoteEngine
 from quire.text.tools import Dialect
 from quire.types import NewRequest
 
@@ -57,7 +56,7 @@ EXCHANGE: ContextVar[Exchange] = ContextVar("EXCHANGE")  # the one that the runn
 
 @dataclass(slots=True, eq=False)
 class Serving:
-    """One model, its engine in another process, and the queue in front of it.
+    """One model, its engine or several behind a router, and the queue in front of them.
 
     A request is queued until its first output. The queue is bounded by requests, those that still are text
     among them, and by prompt tokens.
@@ -66,7 +65,7 @@ class Serving:
     config: ServerConfig
     engine_config: EngineConfig
     frontend: Frontend
-    engine: RemoteEngine
+    engine: EngineClient
     metrics: Metrics
     names: tuple[str, ...]
     keyed: bool  # API keys are asked for
@@ -87,7 +86,7 @@ class Serving:
     @property
     def fingerprint(self) -> str:
         """Names all that decides the bits of an answer, for `system_fingerprint`."""
-        chosen = self.engine.status.chosen
+        chosen = self.engine.status.facts.chosen
         arithmetic = chosen.get("isa") or chosen.get("backend", "")
         weights = chosen.get("weights", "").replace("as stored", "stored")
         return f"quire-{__version__}-{arithmetic}-{weights}-{chosen.get('kv_cache_dtype', '')}"
@@ -186,9 +185,7 @@ class Serving:
         self, prompts: Sequence[Encoded], params: Sequence[SamplingParams], exchange: Exchange
     ) -> list[NewRequest]:
         """Requests that can run. Their ids are numbers: what a client calls its own is its affair."""
-        status, vocab_size = self.engine.status, self.frontend.model.config.vocab_size
-        room = Room(status.max_model_len, status.num_blocks, self.engine_config.block_size, vocab_size)
-        requests = []
+        room, requests = self.engine.status.facts.room, []
         for prompt, own in zip(prompts, params, strict=True):
             if tenant := exchange.tenant:
                 salt = f"{tenant}:{prompt.cache_salt}" if self.config.cache_per_key else prompt.cache_salt

@@ -20,7 +20,8 @@ LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"program", "quantize", "grammar", "text", "weights", "sampling"}),
     frozenset({"models", "backends"}),
     frozenset({"engine", "speculate", "runner"}),
-    frozenset({"llm", "build", "memory", "frontend", "outputs", "progress", "roofline", "bench", ""}),
+    frozenset({"llm", "async_llm", "loaded", "build", "memory", "frontend", "outputs", "progress"})
+    | frozenset({"roofline", "bench", ""}),
     frozenset({"server", "cluster", "cli", "console", "__main__"}),
 )
 APART = frozenset({"engine", "speculate", "runner"})  # of one level, and knowing nothing of each other

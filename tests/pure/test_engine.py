@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from fake_runner import FakeRunner, Received
 
-from quire.engine.client import EngineClient, LocalClient
 from quire.engine.engine import Engine
 from quire.engine.scheduler import Scheduler
 from quire.errors import EngineDead, RequestError
@@ -156,15 +155,3 @@ def test_an_interrupt_passes_through_and_kills_too():
         engine.step()
     with pytest.raises(EngineDead):
         engine.step()
-
-
-def test_the_local_client_is_the_engine():
-    client: EngineClient = LocalClient(make_engine())
-    received = Received()
-    client.submit(ask("a"))
-    client.submit(ask("b"))
-    client.abort("b")
-    while client.has_work:
-        received.take(client.outputs())
-    received.verify(ask("a"), 0, 32)
-    assert received.final[("b", 0)].finish_reason == "abort"

@@ -21,9 +21,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from quire.config import EngineConfig, ServerConfig
+from quire.engine.engine import Room
+from quire.engine.status import EngineStatus, Facts
 from quire.errors import Overloaded, QuireError, RequestError
 from quire.server.connection import Protocol
-from quire.server.engine_status import EngineStatus
 from quire.server.errors import response_for
 from quire.server.limits import http_config, wrap
 from quire.server.metrics import Metrics
@@ -105,7 +106,7 @@ def ended(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
 
 
 def make_metrics(model_name: str = "demo", **engine: Any) -> Metrics:
-    status = EngineStatus(state="ready", num_blocks=100, num_free_blocks=75, max_model_len=2048)
+    status = EngineStatus(state="ready", facts=Facts({}, Room(2048, 100, 16), 2048), num_free_blocks=75)
     return Metrics(model_name, EngineConfig(**engine), status)
 
 

@@ -14,10 +14,9 @@ from typing import Any
 from quire import SamplingParams
 from quire.build import build
 from quire.config import EngineConfig
-from quire.engine.client import LocalClient
-from quire.server.engine_status import Patience
+from quire.engine.client import Stream
+from quire.server.patience import Patience
 from quire.server.remote import RemoteEngine
-from quire.server.stream import Stream
 from quire.types import NewRequest, Output
 
 DEMO = EngineConfig(model="demo", max_model_len=512, max_num_seqs=16)
@@ -49,7 +48,7 @@ async def running(config: EngineConfig = NULL, **options: Any) -> AsyncIterator[
     try:
         yield engine
     finally:
-        await asyncio.wait_for(engine.stop(), LIMIT_S)
+        await asyncio.wait_for(engine.close(), LIMIT_S)
 
 
 async def follow(stream: Stream, num_choices: int = 1) -> list[Output]:
@@ -71,13 +70,13 @@ async def until(condition: Callable[[], object], limit_s: float = LIMIT_S) -> fl
 
 def local(config: EngineConfig, requests: Iterable[NewRequest]) -> dict[str, list[Output]]:
     """What the engine gives in this process, by request."""
-    client = LocalClient(build(config).engine)
+    engine = build(config).engine
     outputs: dict[str, list[Output]] = {}
     for one in requests:
-        client.submit(one)
+        engine.add(one)
         outputs[one.request_id] = []
-    while client.has_work:
-        for output in client.outputs():
+    while engine.has_work:
+        for output in engine.step():
             outputs[output.request_id].append(output)
     return outputs
 

@@ -12,10 +12,10 @@ from guarded import make_metrics, serve
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire.config import EngineConfig
+from quire.engine.engine import Room
+from quire.engine.status import EngineStatus, Facts, StepReport
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
-from quire.server.engine_status import EngineStatus
-from quire.server.messages import StepReport
 from quire.server.metrics import MAX_PATHS, Metrics
 from quire.types import NewRequest, Record, RequestMetrics
 
@@ -141,7 +141,8 @@ def test_numbers_of_steps(metrics: Metrics) -> None:
 
 
 def test_the_state_of_the_engine_is_that_of_now() -> None:
-    status = EngineStatus(num_running=3, num_waiting=2, num_free_blocks=25, num_blocks=100, max_model_len=64)
+    facts = Facts({}, Room(64, 100, 16), 64)
+    status = EngineStatus(facts=facts, num_running=3, num_waiting=2, num_free_blocks=25)
     metrics = Metrics("demo", EngineConfig(), status)
     value = Values(metrics)
     assert value("vllm:num_requests_running") == 3
@@ -150,7 +151,7 @@ def test_the_state_of_the_engine_is_that_of_now() -> None:
     assert value("vllm:kv_cache_usage_perc") == pytest.approx(0.75)
     assert value("vllm:cache_config_info", block_size="16", num_gpu_blocks="100") == 1
     status.take_death()
-    status.num_restarts, status.num_blocks = 1, 50
+    status.num_restarts, status.facts = 1, Facts({}, Room(64, 50, 16), 64)
     for _ in range(2):
         value = Values(metrics)
         assert value("vllm:num_requests_running") == 0

@@ -31,8 +31,8 @@ from remote_engines import (
 )
 
 from quire.config import EngineConfig
+from quire.engine.status import StepReport
 from quire.errors import ConfigError, EngineDead, RequestError
-from quire.server.messages import StepReport
 from quire.server.remote import RemoteEngine
 
 REQUESTS = [
@@ -69,9 +69,9 @@ def test_status_follows_the_engine() -> None:
         async with running(DEMO) as engine:
             status = engine.status
             assert (status.state, status.steps, status.has_work) == ("ready", 0, False)
-            assert status.chosen["model"] == "demo"
+            assert status.facts.chosen["model"] == "demo"
             assert status.num_free_blocks == status.num_blocks > 0
-            assert (status.max_model_len, status.longest_context) == (512, 512)
+            assert (status.facts.room.max_model_len, status.facts.longest_context) == (512, 512)
             assert status.pid is not None
             assert Path(f"/proc/{status.pid}/comm").read_text().strip() == "quire-engine"
             engine.on_record = reports.append
@@ -196,7 +196,7 @@ def test_what_cannot_be_loaded_is_a_config_error() -> None:
         assert engine.status.state == "stopped"
         with pytest.raises(EngineDead):
             engine.submit(request("a"))
-        await engine.stop()
+        await engine.close()
 
     run(check())
     assert num_files() <= before
@@ -225,7 +225,7 @@ def test_stop_leaves_nothing(prompt: tuple[int, ...]) -> None:
             waiting = asyncio.create_task(follow(stream))
             await asyncio.sleep(0.1)
             begin_s = time.monotonic()
-            await engine.stop()
+            await engine.close()
             assert time.monotonic() - begin_s < QUICK.stop_s + 1
             assert not exists(pid)
             with pytest.raises(EngineDead, match="stopped"):

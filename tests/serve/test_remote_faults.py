@@ -29,10 +29,10 @@ from remote_engines import (
     until,
 )
 
+from quire.engine.client import Stream
 from quire.errors import EngineDead
-from quire.server.engine_status import Patience
+from quire.server.patience import Patience
 from quire.server.remote import RemoteEngine
-from quire.server.stream import Stream
 from quire.types import Output
 
 SLOW_BACK = replace(QUICK, first_delay_s=0.3, longest_delay_s=0.3)
@@ -252,7 +252,7 @@ def test_stop_while_restarting() -> None:
             stream = engine.submit(request("a", HANG))
             kill(engine)
             await until(lambda: engine.status.state == "restarting")
-            await engine.stop()
+            await engine.close()
             assert await ending(stream) == "the engine was stopped"
 
     run(check())

@@ -17,6 +17,8 @@ from remote_engines import NULL, request
 
 from quire import SamplingParams
 from quire.config import EngineConfig
+from quire.engine.engine import Room
+from quire.engine.status import Facts, StepReport
 from quire.server import engine_process, messages
 from quire.server.child import COMMAND
 from quire.server.messages import (
@@ -27,7 +29,6 @@ from quire.server.messages import (
     Ready,
     Start,
     Stepped,
-    StepReport,
     Submit,
     encode,
     encode_step,
@@ -38,6 +39,7 @@ from quire.types import Failure, NewRequest, Output, Record, RequestMetrics, Tok
 
 RECORD = Record(7, 2, 65, 3, 100, 16, 1, 0.1 + 0.2)
 REPORT = StepReport(RECORD, 2, 3, 100)
+FACTS = Facts({"isa": "avx2"}, Room(64, 10, 16, 500), 128)
 PICKLE = b"cposix\nsystem\n(S'touch canary'\ntR."
 
 
@@ -72,14 +74,13 @@ def test_an_engine_that_is_ready_makes_ready_for_grammars(monkeypatch: pytest.Mo
     told: list[Any] = []
     monkeypatch.setattr(engine_process, "_spare_collections", lambda: None)
     built = SimpleNamespace(
-        chosen={},
         engine="the engine",
         runner=SimpleNamespace(prepare_grammars=lambda: told.append("grammars")),
-        description=SimpleNamespace(memory=SimpleNamespace(num_blocks=1, max_model_len=2), longest_context=3),
+        facts=FACTS,
     )
     server: Any = SimpleNamespace(send=told.append)
     assert engine_process._load(server, EngineConfig(), lambda *_: built) == "the engine"  # type: ignore[arg-type,return-value,comparison-overlap]
-    assert told == [messages.Ready({}, 1, 2, 3), "grammars"]
+    assert told == [messages.Ready(FACTS), "grammars"]
 
 
 def test_what_is_no_number_arrives_too() -> None:
@@ -145,7 +146,7 @@ BAD = {
     "nested": frame(b"\x91" * 100_000),
     "wrong type": frame(b"\x93\xa5Abort\x01\xc0"),
     "not utf-8": frame(b"\x93\xa5Abort\xa2\xff\xfe\xc0"),
-    "of the other side": bytes(encode(Ready({}, 1, 2, 3))),
+    "of the other side": bytes(encode(Ready(FACTS))),
 }
 
 

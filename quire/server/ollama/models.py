@@ -164,7 +164,7 @@ def _size(serving: Serving) -> int:
 
 
 def _weights(serving: Serving) -> str:
-    return serving.engine.status.chosen.get("weights", "")
+    return serving.engine.status.facts.chosen.get("weights", "")
 
 
 def _digest(serving: Serving) -> str:

@@ -1,0 +1,131 @@
+"""AsyncLLM: the API for programs with an event loop. Names and meanings follow vLLM's AsyncLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from quire.build import Progress
+from quire.engine.in_process import EngineThread
+from quire.errors import RequestError
+from quire.frontend import Encoded, Prompt, RequestReader
+from quire.loaded import LoadedModel, Message, check_messages
+from quire.outputs import RequestOutput
+from quire.sampling_params import SamplingParams
+
+
+class AsyncLLM(LoadedModel):
+    """A model in this process. Requests of all tasks of an event loop are computed together.
+
+    Arguments are those of LLM, and so is the one constructor, which loads the model before it returns: what
+    is wrong with a model is raised where it is named, and an AsyncLLM that exists is ready. Where other
+    tasks must go on meanwhile: `llm = await asyncio.to_thread(AsyncLLM, "demo")`.
+
+        async with AsyncLLM("demo") as llm:
+            async for output in llm.generate("Once upon a time", SamplingParams(max_tokens=50)):
+                print(output.outputs[0].delta, end="", flush=True)
+
+    The engine computes in a thread of its own and tokenizing has another one, so the event loop waits for
+    neither. The engine goes on when the reader of a request is slow; what it has not read yet is kept.
+    """
+
+    def __init__(self, model: str = "demo", *, progress: Progress | None = None, **options: Any) -> None:
+        super().__init__(model, progress=progress, **options)
+        self._client = EngineThread(self.engine, self._facts)
+        self._text = ThreadPoolExecutor(1, "quire-text")  # one: requests are numbered in order, see Frontend
+        self._num_requests = 0
+        weakref.finalize(self, self._client.stop)  # at the latest before the interpreter ends
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Complete a prompt: text, token ids or {"prompt_token_ids": [...]}. Yields whenever it has advanced.
+
+        What is yielded is up to date, not a copy, and holds all that came so far; `outputs[i].delta` is the
+        text that is new. The last one is `finished`. Leaving the loop, an exception in it or cancelling its
+        task aborts the request. Lower `priority` goes first when scheduling_policy is "priority".
+
+        The first step raises RequestError when the prompt or its parameters are wrong, or `request_id` is
+        that of an open request; any may raise EngineDead.
+        """
+        return self._follow(partial(self._encode, prompt, priority), sampling_params, request_id)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Answer one conversation, a list of {"role": ..., "content": ...}; see generate."""
+        check_messages(messages)
+        encode = self.frontend.encode_chat
+        asked = partial(encode, messages, tools, add_generation_prompt, chat_template_kwargs)
+        return self._follow(asked, sampling_params, request_id)
+
+    async def abort(self, request_id: str) -> None:
+        """End a request: its last output has the finish reason "abort". Unknown ids are passed over."""
+        self._client.abort(request_id)
+
+    async def close(self) -> None:
+        """End the engine's thread, after the step that is under way. Open requests raise EngineDead."""
+        await self._client.close()
+        self._text.shutdown(wait=False, cancel_futures=True)
+        self.frontend.close()
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _follow(
+        self, encode: Callable[[], Encoded], params: SamplingParams | None, request_id: str | None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        self._client.check_alive()
+        (own,) = self._each(params, 1)
+        reader = await asyncio.get_running_loop().run_in_executor(
+            self._text, self._prepare, encode, own, self._named(request_id), self.engine.clock()
+        )
+        stream = self._client.submit(reader.request)
+        try:
+            while not reader.output.finished:
+                for output in await stream.get():
+                    if reader.push(output):
+                        stream.abort(output.choice)
+                reader.take_deltas()
+                yield reader.output
+        finally:
+            stream.abort()
+
+    def _named(self, request_id: str | None) -> str:
+        if request_id is None:
+            self._num_requests += 1
+            return f"quire-{self._num_requests - 1}"
+        if not isinstance(request_id, str):
+            raise RequestError(f"request_id is a {type(request_id).__name__}", "give a str", "request_id")
+        return request_id
+
+    def _encode(self, prompt: Prompt, priority: int | None) -> Encoded:
+        encoded = self.frontend.encode(prompt)
+        return encoded if priority is None else replace(encoded, priority=priority)
+
+    def _prepare(
+        self, encode: Callable[[], Encoded], params: SamplingParams, request_id: str, arrival_s: float
+    ) -> RequestReader:
+        prompt = encode()
+        request = self.frontend.request(prompt, params, request_id=request_id, arrival_s=arrival_s)
+        return self.frontend.read(request, prompt.text)

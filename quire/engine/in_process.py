@@ -1,0 +1,234 @@
+"""The engine in this process: stepped by the threads that wait for it, or by one of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from types import FrameType
+
+from quire.engine.client import LoopClient, OpenRequest, OpenRequests, Stream, another
+from quire.engine.engine import Engine
+from quire.engine.status import Facts, step
+from quire.errors import EngineDead, RequestError
+from quire.types import NewRequest
+
+STALL_S = 10.0  # work and no step that ended: not healthy
+
+
+class SharedEngine:
+    """An engine that any number of threads share: whoever waits for outputs steps it, for all of them."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._requests = OpenRequests()
+        self._lock = threading.Lock()  # the engine serves one thread at a time
+        self._aborts: deque[tuple[str, int | None]] = deque()
+
+    def submit(self, request: NewRequest, wake: Callable[[OpenRequest], None]) -> Stream:
+        """Hand a request in. Raises RequestError when it can never run, EngineDead after a failure.
+
+        `wake` is called, in the thread whose step it was, whenever there is something to take.
+        """
+        with self._lock, _interrupts_deferred():
+            self._send_aborts()
+            self.engine.add(request)
+            return Stream(self, self._requests.open(request, wake))
+
+    def step(self, wanted: Callable[[], bool]) -> None:
+        """Compute one step, if one is still wanted when no other thread steps the engine any more.
+
+        The engine's death ends all open requests.
+        """
+        with self._lock, _interrupts_deferred():
+            if not wanted():
+                return
+            self._send_aborts()
+            if not self.engine.has_work:
+                hint = "this is a bug: please report it"
+                self._requests.fail_all(EngineDead("requests wait and the engine has no work", hint))
+                return
+            try:
+                outputs = self.engine.step()
+            except EngineDead as error:
+                self._requests.fail_all(error)
+            except BaseException as failure:
+                self._requests.fail_all(_death(failure))
+                raise
+            else:
+                self._requests.deliver(outputs)
+
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        """End a request, or one choice of it, at once or, while a step is under way, before the next.
+
+        Never waits: the garbage collector may end a forgotten stream in the middle of another's step.
+        """
+        self._aborts.append((request_id, choice))
+        if self._lock.acquire(blocking=False):
+            try:
+                self._send_aborts()
+            finally:
+                self._lock.release()
+
+    def abort_later(self, own: OpenRequest) -> None:
+        """Abort a request that nobody reads any more."""
+        self.abort(own.request.request_id)
+
+    def _send_aborts(self) -> None:
+        while self._aborts:
+            self.engine.abort(*self._aborts.popleft())
+
+
+class EngineThread(LoopClient):
+    """The EngineClient whose engine is in this process, stepped by a thread of its own.
+
+    The thread hands the event loop all that came of a step in one call. Open requests belong to one event
+    loop; when it is closed, or none is open, another one may use the engine.
+    """
+
+    def __init__(self, engine: Engine, facts: Facts) -> None:
+        super().__init__()
+        self.status.take_facts(facts)
+        self._engine = engine
+        self._loop: asyncio.AbstractEventLoop | None = None  # whose requests are open
+        self._served: asyncio.AbstractEventLoop | None = None  # whose requests the thread computes
+        self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # None: to end
+        self._failure: EngineDead | None = None  # which ended the thread
+        self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: NewRequest) -> Stream:
+        """See EngineClient."""
+        self.check_alive()
+        self._enter_loop()
+        own = self._requests.open(request)
+        self._commands.put(partial(self._add, request))
+        self.check_alive()  # again: from here on, a failure reaches this loop
+        self.status.take_work()
+        return Stream(self, own)
+
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        """See EngineClient."""
+        self._commands.put(partial(self._engine.abort, request_id, choice))
+
+    def abort_later(self, own: OpenRequest) -> None:
+        """Abort from wherever the garbage collector runs: the queue takes commands from anywhere."""
+        self.abort(own.request.request_id)
+
+    def check_alive(self) -> None:
+        """Raise EngineDead when no request is taken any more."""
+        if self._failure is not None:
+            raise another(self._failure)
+        if self.status.state != "ready":
+            raise EngineDead(f"the engine is {self.status.state}")
+
+    def healthy(self, now: float) -> str | None:
+        """See EngineClient."""
+        try:
+            self.check_alive()
+        except EngineDead as error:
+            return error.message
+        return self.status.stalled(now, STALL_S)
+
+    async def close(self) -> None:
+        """See EngineClient. A step that is under way ends first."""
+        self.status.state = "stopped"
+        self._fail_all(EngineDead("the engine was stopped"))
+        await asyncio.to_thread(self.stop)
+
+    def stop(self) -> None:
+        """End the thread and wait for it; from any thread."""
+        self._commands.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _enter_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        if loop is self._loop:
+            return
+        if self._loop is not None and self._requests and not self._loop.is_closed():
+            raise RuntimeError("requests are open in another event loop")
+        left = list(self._requests)
+        for own in left:
+            own.wake = None  # of a task that will never run
+        self._requests.fail_all(EngineDead("the request's event loop was closed"))
+        self._loop = loop
+        self._commands.put(partial(self._serve, loop, [own.request.request_id for own in left]))
+
+    # In the thread
+
+    def _run(self) -> None:
+        try:
+            while self._obey():
+                if self._engine.has_work:
+                    self._post(self._served, self._take_step, *step(self._engine))
+        except BaseException as failure:
+            self._failure = failure if isinstance(failure, EngineDead) else _death(failure)
+            self._post(self._loop, self._die, self._failure)
+
+    def _obey(self) -> bool:
+        """Do what was asked, waiting for it while there is no work. False: to end."""
+        wait = not self._engine.has_work
+        with suppress(Empty):
+            while (command := self._commands.get(block=wait)) is not None:
+                command()
+                wait = False
+            return False
+        return True
+
+    def _serve(self, loop: asyncio.AbstractEventLoop, left: list[str]) -> None:
+        """From now on give this event loop what comes, and none of what the last one left."""
+        for request_id in left:
+            self._engine.abort(request_id)
+        while self._engine.has_work:
+            self._engine.step()
+        self._served = loop
+
+    def _add(self, request: NewRequest) -> None:
+        try:
+            self._engine.add(request)
+        except RequestError as error:
+            self._post(self._served, self._refuse, request.request_id, error)
+
+    def _post(
+        self, loop: asyncio.AbstractEventLoop | None, function: Callable[..., None], *args: object
+    ) -> None:
+        """Have an event loop call this. One that is closed has nobody who waits."""
+        if loop is not None:
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(function, *args)
+
+    def _die(self, error: EngineDead) -> None:
+        self.status.state = "stopped"
+        self._fail_all(error)
+
+
+def _death(failure: BaseException) -> EngineDead:
+    error = EngineDead(f"a step failed ({type(failure).__name__}: {failure})", "load the model again")
+    error.__cause__ = failure
+    return error
+
+
+@contextmanager
+def _interrupts_deferred() -> Iterator[None]:
+    """Let a step end before Ctrl-C is raised: half a step would leave the engine in an unknown state."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught: list[tuple[int, FrameType | None]] = []
+    previous = signal.getsignal(signal.SIGINT)
+    if not callable(previous):  # Ctrl-C is ignored, or ends the process: nothing to put off
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda number, frame: caught.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        if caught:
+            previous(*caught[0])

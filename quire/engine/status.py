@@ -1,0 +1,117 @@
+"""How an engine stands: what was chosen for it, what it has room for, and counts that follow its steps."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from quire.engine.engine import Engine, Room
+from quire.types import Output, Record
+
+State = Literal["starting", "ready", "restarting", "stopped"]
+
+
+class Facts(NamedTuple):
+    """What is known of an engine once its model is loaded. `chosen` is what was chosen for it, in words.
+
+    `longest_context` is the most tokens a sequence could have if memory were no issue.
+    """
+
+    chosen: dict[str, str]
+    room: Room
+    longest_context: int
+
+
+class StepReport(NamedTuple):
+    """What a step cost, and how the engine stands after it. No record: no step ended, only aborts did."""
+
+    record: Record | None
+    num_running: int
+    num_waiting: int
+    num_free_blocks: int
+
+
+def step(engine: Engine) -> tuple[list[Output], StepReport]:
+    """Step an engine; what came of it, and the report. Raises EngineDead when the step fails."""
+    before = engine.records[-1] if engine.records else None
+    outputs = engine.step()
+    after = engine.records[-1] if engine.records else None
+    scheduler = engine.scheduler
+    record = None if after is before else after
+    return outputs, StepReport(
+        record, scheduler.num_running, scheduler.num_waiting, scheduler.num_free_blocks
+    )
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over all steps since the start."""
+
+    num_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    seconds: float = 0.0
+
+    def add(self, record: Record) -> None:
+        self.num_tokens += record.num_tokens
+        self.num_cached_tokens += record.num_cached_tokens
+        self.num_preemptions += record.num_preemptions
+        self.seconds += record.seconds
+
+
+@dataclass(slots=True)
+class EngineStatus:
+    """How the engine stands; kept up to date. Times are of time.monotonic.
+
+    `facts` are empty until the engine was ready for the first time.
+    """
+
+    state: State = "starting"
+    facts: Facts = field(default_factory=lambda: Facts({}, Room(0, 0, 1), 0))
+    pid: int | None = None  # of its process, where it has one of its own
+    num_running: int = 0
+    num_waiting: int = 0
+    num_free_blocks: int = 0
+    steps: int = 0  # since the start, restarts included
+    last_progress_s: float = 0.0  # when a step ended, or work came to an idle engine
+    has_work: bool = False
+    num_restarts: int = 0
+    num_bad_frames: int = 0
+    totals: Totals = field(default_factory=Totals)
+
+    @property
+    def num_blocks(self) -> int:
+        return self.facts.room.num_blocks
+
+    def take_facts(self, facts: Facts) -> None:
+        """The engine is ready."""
+        self.state, self.facts = "ready", facts
+        self.num_free_blocks = facts.room.num_blocks
+
+    def take_work(self) -> None:
+        """A request was sent."""
+        if not self.has_work:
+            self.has_work, self.last_progress_s = True, time.monotonic()
+
+    def take_report(self, report: StepReport) -> None:
+        """After each step."""
+        self.steps += 1
+        self.last_progress_s = time.monotonic()
+        self.num_running, self.num_waiting = report.num_running, report.num_waiting
+        self.num_free_blocks = report.num_free_blocks
+        if report.record is not None:
+            self.totals.add(report.record)
+
+    def stalled(self, now: float, stall_s: float) -> str | None:
+        """Words for an engine that has work and has ended no step for so long, else None."""
+        still_s = now - self.last_progress_s
+        if self.has_work and still_s > stall_s:
+            return f"no step of the engine has ended for {still_s:.0f} s"
+        return None
+
+    def take_death(self) -> None:
+        """Nothing runs."""
+        self.pid, self.has_work = None, False
+        self.num_running = self.num_waiting = 0
+        self.num_free_blocks = self.num_blocks

@@ -1,0 +1,77 @@
+"""LoadedModel: what LLM and AsyncLLM have in common, a model in this process and its text side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.build import Progress, build
+from quire.config import EngineConfig
+from quire.errors import RequestError
+from quire.frontend import Frontend
+from quire.progress import announce, loading_bar
+from quire.sampling_params import SamplingParams
+from quire.text.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LoadedModel:
+    """Loads a model: `engine` computes, `frontend` makes requests of prompts and text of outputs.
+
+    `model` is a checkpoint folder, a hub id or "demo"; the other keywords are the fields of
+    quire.config.EngineConfig. Raises ConfigError, with a hint, for anything that cannot be loaded.
+    """
+
+    def __init__(self, model: str = "demo", *, progress: Progress | None = None, **options: Any) -> None:
+        config = EngineConfig.from_keywords(model=str(model), **options)
+        with loading_bar(config.model) as bar:
+            built = build(config, progress or bar, announce)
+        self.config = config
+        self._facts = built.facts
+        self.chosen = built.chosen
+        self.engine = built.engine
+        self.frontend = Frontend(
+            built.description.folder,
+            built.description.model,
+            max_model_len=self._facts.room.max_model_len,
+            longest_context=self._facts.longest_context,
+            seed=config.seed,
+        )
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises RequestError when it has none."""
+        return self.frontend.need_tokenizer()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What is used when no parameters are given: those of the model's generation_config.json."""
+        return SamplingParams(**self.frontend.default_params)
+
+    def __repr__(self) -> str:
+        chosen = (f"{name}: {value}" for name, value in self.chosen.items() if name != "model")
+        return f"{type(self).__name__}({self.config.model!r}, {', '.join(chosen)})"
+
+    def _each(self, params: Any, count: int) -> list[SamplingParams]:
+        """One SamplingParams for each prompt."""
+        if params is None:
+            params = self.get_default_sampling_params()
+        each = [params] * count if isinstance(params, SamplingParams) else params
+        if not isinstance(each, Sequence):
+            each = [params]  # of a wrong type, which is named below
+        elif len(each) != count:
+            problem = f"{len(each)} sampling_params for {count} prompts"
+            raise RequestError(problem, "give one for all, or one for each", "sampling_params")
+        for own in each:
+            if not isinstance(own, SamplingParams):
+                problem = f"sampling_params holds a {type(own).__name__}"
+                raise RequestError(problem, "give SamplingParams(...), or a list of them", "sampling_params")
+        return list(each)
+
+
+def check_messages(messages: Any) -> None:
+    """Raise RequestError for what is no conversation, nor several."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise RequestError("messages is not a list of {'role': ..., 'content': ...}", None, "messages")
+    if not messages:
+        raise RequestError("the conversation has no messages", None, "messages")
