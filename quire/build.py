@@ -18,11 +18,11 @@ from quire.program.passes import fuse
 from quire.program.program import Program
 from quire.runner.masks import Grammars
 from quire.runner.runner import Runner
-from quire.text.tokenizer import Tokenizer
-from quire.weights.folder import ModelFolder
-from quire.weights.hub import resolve
+from quire.text.tokenizer import need_tokenizer
+from quire.weights.hub import open_model
 from quire.weights.load import has_own_head
 from quire.weights.plan import WeightPlan
+from quire.weights.source import ModelSource
 
 DTYPE_NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
@@ -38,7 +38,7 @@ class Description:
     """
 
     config: EngineConfig
-    folder: ModelFolder
+    source: ModelSource
     model: Model
     program: Program
     device: Device
@@ -75,11 +75,11 @@ def describe(config: EngineConfig, *, weights: bool = True) -> Description:
     Without `weights` they may be missing (their number format is then that of config.json), and those of a
     hub model are not fetched.
     """
-    folder = ModelFolder.at(resolve(config.model, config.revision, weights=weights))
-    raw = folder.config()
+    source = open_model(config.model, config.revision, weights=weights)
+    raw = source.config()
     model = read_model(raw)
     _check_length(config, model)
-    checkpoint = folder.checkpoint() if weights or folder.has_weights else None
+    checkpoint = source.tensors() if weights or source.has_weights else None
     tied = model.tied_tensor
     own_head = checkpoint is not None and tied is not None and has_own_head(checkpoint, tied)
     if own_head:
@@ -91,7 +91,7 @@ def describe(config: EngineConfig, *, weights: bool = True) -> Description:
     longest = config.max_model_len or model.max_context
     return Description(
         config=config,
-        folder=folder,
+        source=source,
         model=model,
         program=program,
         device=device,
@@ -99,7 +99,7 @@ def describe(config: EngineConfig, *, weights: bool = True) -> Description:
         kv_dtype=kv_dtype(device, config.kv_cache_dtype, plan.floats),
         memory=plan_memory(device, program, plan, config, longest),
         longest_context=longest,
-        weights_here=folder.has_weights,
+        weights_here=source.has_weights,
         own_head=own_head,
     )
 
@@ -153,7 +153,7 @@ def _grammars(description: Description) -> Grammars:
     """Made for the first request that has a grammar: it takes time and memory that others need not spend."""
     from quire.grammar import grammars
 
-    tokenizer = Tokenizer.from_folder(description.folder.path)
+    tokenizer = need_tokenizer(description.source)
     return grammars.Grammars(tokenizer, description.model.config.vocab_size)
 
 

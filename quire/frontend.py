@@ -1,6 +1,6 @@
 """Frontend: the text side of an engine. Prompts become requests, outputs become text.
 
-It needs a model's folder and none of its weights, so it can live in another process than the engine.
+It needs a model's small files and none of its weights, so it can live in another process than the engine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from quire.text.detokenize import Detokenizer
 from quire.text.stop import StopStrings
 from quire.text.tokenizer import Tokenizer, find_tokenizer
 from quire.types import NewRequest, Output, PositionLogprobs
-from quire.weights.folder import ModelFolder
+from quire.weights.source import ModelSource
 
 _LOG = logging.getLogger(__name__)
 UNTRUSTED = (
@@ -60,15 +60,15 @@ class Frontend:
     """
 
     def __init__(
-        self, folder: ModelFolder, model: Model, *, max_model_len: int, longest_context: int, seed: int
+        self, source: ModelSource, model: Model, *, max_model_len: int, longest_context: int, seed: int
     ) -> None:
-        generation = folder.generation_config()
+        generation = source.generation_config()
         self.model = model
         self.max_model_len = max_model_len
         self.longest_context = longest_context
-        self.tokenizer = find_tokenizer(folder.path)
+        self.tokenizer = find_tokenizer(source)
         tokens = self.tokenizer.special_tokens if self.tokenizer else {}
-        self.chat_template = ChatTemplate.from_folder(folder.path, tokens)
+        self.chat_template = ChatTemplate(source.chat_templates(), tokens)
         if self.tokenizer:
             self._check_tokenizer(self.tokenizer)
             self.tokenizer.chat_template = self.chat_template

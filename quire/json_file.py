@@ -61,3 +61,12 @@ def _unique(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def half_characters(text: str) -> bool:
+    """Return True if a text holds a lone surrogate, as JSON can write it: no tokenizer takes it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False

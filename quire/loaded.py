@@ -33,7 +33,7 @@ class LoadedModel:
         self.chosen = built.chosen
         self.engine = built.engine
         self.frontend = Frontend(
-            built.description.folder,
+            built.description.source,
             built.description.model,
             max_model_len=self._facts.room.max_model_len,
             longest_context=self._facts.longest_context,

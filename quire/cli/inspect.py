@@ -23,7 +23,6 @@ DESCRIPTION = """Say what a checkpoint is before running it: architecture, param
 weight, bytes of KV cache for each token, and what fits into this machine's memory. Reads no weights, unless
 asked for --quality: a folder with config.json is enough, and of a hub model only the small files are fetched.
 """
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 WIDTH = 22  # of the names of rows
 
 
@@ -91,7 +90,7 @@ def as_dict(facts: Description) -> dict[str, Any]:
     error = misfit(memory, facts.config, facts.device)
     return {
         "model": facts.config.model,
-        "path": str(facts.folder.path),
+        "path": facts.source.where,
         "architecture": facts.model.architecture,
         "backend": facts.device.name,
         **facts.device.facts(),
@@ -141,7 +140,7 @@ def _rows(facts: Description) -> Iterator[tuple[str, str]]:
     if len(d["weight_bytes"]) > 1:
         yield "  in all", gigabytes(sum(d["weight_bytes"].values()))
     if not d["weights_here"]:
-        yield "weight files", _absent(facts)
+        yield "weight files", f"{facts.source.without_weights()}: sizes from config.json"
     yield "KV cache a token", gigabytes(d["kv_bytes_per_token"])
     yield "backend", f"{d['backend']}: {facts.device.in_words()}"
     yield from _memory_rows(d, _kept_as(facts))
@@ -186,18 +185,6 @@ def _kept_as(facts: Description) -> str:
         return ""
     quantized = any(how.kind not in DTYPES for how in facts.weights.storage.values())
     return f", what is not quantized as {kept}" if quantized else f" as {kept}"
-
-
-def _absent(facts: Description) -> str:
-    """What there is instead of weights."""
-    kinds = {path.suffix for path in facts.folder.path.iterdir()}
-    if ".safetensors" in kinds:
-        found = "not all are here"
-    elif kinds.intersection(PICKLES):
-        found = "only pickled files here, which are never opened"
-    else:
-        found = "only GGUF here, which is not read yet" if ".gguf" in kinds else "none here"
-    return f"{found}: sizes from config.json"
 
 
 def _print_row(name: str, value: str) -> None:

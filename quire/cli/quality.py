@@ -79,7 +79,7 @@ def measure(model: str, options: Mapping[str, Any], advance: Advance) -> list[Lo
 def _texts(built: Built) -> list[list[int]]:
     """Token ids of the text that comes with Quire, in pieces that the model can read."""
     facts = built.description
-    tokenizer = find_tokenizer(facts.folder.path)
+    tokenizer = find_tokenizer(facts.source)
     if tokenizer is None:
         raise ConfigError(
             "this model has no tokenizer, so no text can be read", "put tokenizer.json beside it"

@@ -30,8 +30,7 @@ from quire.server.remote import RemoteEngine
 from quire.server.serving import Serving, served_names
 from quire.text.tokenizer import Tokenizer
 from quire.text.tools import Dialect, dialect
-from quire.weights.folder import ModelFolder
-from quire.weights.hub import resolve
+from quire.weights.hub import open_model
 
 ON_THEIR_WAY_S = 0.1  # requests that were sent before a signal
 INTERRUPT_DRAIN_S = 5  # of open requests after Ctrl-C
@@ -83,10 +82,10 @@ def _make_serving(
     config: ServerConfig, engine_config: EngineConfig, engine: EngineClient, keyed: bool
 ) -> Serving:
     facts = engine.status.facts
-    folder = ModelFolder.at(resolve(engine_config.model, engine_config.revision, weights=False))
+    source = open_model(engine_config.model, engine_config.revision, weights=False)
     frontend = Frontend(
-        folder,
-        read_model(folder.config()),
+        source,
+        read_model(source.config()),
         max_model_len=facts.room.max_model_len,
         longest_context=facts.longest_context,
         seed=engine_config.seed,

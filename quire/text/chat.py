@@ -11,16 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import ConfigError, RequestError, quoted
-from quire.json_file import read_json
-from quire.regular_file import present, read_limited
 from quire.text import call_arguments, late_system, turns
 from quire.text.sandbox import Sandbox, Segment
+from quire.weights.folder import ModelFolder
 
 MAX_MESSAGES = 8192
 MAX_CHARACTERS = 8 << 20
 MAX_NESTING = 64
-MAX_TEMPLATE_BYTES = 1 << 20
-MAX_TEMPLATES = 64  # of one model
 
 # Names that the caller's chat_template_kwargs may not give: they are decided elsewhere.
 _RESERVED = {
@@ -88,8 +85,8 @@ class ChatTemplate:
         special_tokens: Mapping[str, str] | None = None,
         sandbox: Sandbox | None = None,
     ) -> ChatTemplate:
-        """Read chat_template.jinja, else tokenizer_config.json. A model without one gets an empty set."""
-        return cls(_read_templates(Path(folder)), special_tokens, sandbox)
+        """Make the template of a model folder. A model without one gets an empty set."""
+        return cls(ModelFolder.at(Path(folder)).chat_templates(), special_tokens, sandbox)
 
     def start(self) -> None:
         """Start the render process ahead of the first request."""
@@ -328,63 +325,3 @@ def _measure(value: Any, param: str) -> None:
             return
         level = inner
     raise RequestError(f"{param} is nested deeper than {MAX_NESTING}", None, param)
-
-
-def half_characters(text: str) -> bool:
-    """Return True if a text holds a lone surrogate, as JSON can write it: no tokenizer takes it."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
-
-
-def _read_templates(folder: Path) -> dict[str, str]:
-    """The templates of a checkpoint by name, from the places where they are kept."""
-    path = folder / "chat_template.jinja"
-    if present(path):
-        return {"default": _read_text(path)} | {p.stem: _read_text(p) for p in _additional(folder)}
-    found: Any = None
-    for name in ("chat_template.json", "tokenizer_config.json"):
-        if found is None and present(folder / name):
-            found = read_json(folder / name).get("chat_template")
-    if isinstance(found, list) and all(isinstance(entry, dict) for entry in found):
-        named = {str(entry.get("name")): entry.get("template") for entry in found}
-        if len(named) < len(found):
-            raise ConfigError(f"{folder}: two chat templates have one name", "remove one of them")
-        found = named
-    templates = found if isinstance(found, dict) else {"default": found} if found not in (None, "") else {}
-    _check_number(folder, len(templates))
-    for name, source in templates.items():
-        if not isinstance(source, str) or len(source) > MAX_TEMPLATE_BYTES or half_characters(source):
-            raise ConfigError(f"{folder}: the chat template {quoted(name)} is not a text of at most 1 MiB")
-    return templates
-
-
-def _additional(folder: Path) -> list[Path]:
-    """The templates beside the default one: *.jinja of the folder that transformers writes them to."""
-    beside = folder / "additional_chat_templates"
-    if not present(beside):
-        return []
-    try:
-        found = sorted(path for path in beside.iterdir() if path.suffix == ".jinja")
-    except OSError as error:
-        raise ConfigError(f"{beside}: cannot be read: {error.strerror}") from None
-    _check_number(beside, len(found))
-    return found
-
-
-def _check_number(where: Path, number: int) -> None:
-    if number > MAX_TEMPLATES:
-        raise ConfigError(f"{where}: {number:,} chat templates are more than {MAX_TEMPLATES}")
-
-
-def _read_text(path: Path) -> str:
-    try:
-        if text := read_limited(path, MAX_TEMPLATE_BYTES).decode("utf-8"):
-            return text
-        raise ConfigError(f"{path}: the file is empty", "fetch it again")
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{path}: not UTF-8 (byte {error.start:,})", "is it really a chat template?"
-        ) from None

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import ConfigError, RequestError, quoted, shortened
-from quire.json_file import read_json
-from quire.regular_file import present
+from quire.json_file import half_characters
 from quire.text.characters import (
     ByteFallbackTokens,
     ByteLevelTokens,
@@ -19,8 +18,10 @@ from quire.text.characters import (
     bytes_of_spelling,
     regroup,
 )
-from quire.text.chat import ChatTemplate, PromptText, half_characters
+from quire.text.chat import ChatTemplate, PromptText
 from quire.text.vocabulary import Vocabulary, is_of_library, load_vocabulary
+from quire.weights.folder import ModelFolder
+from quire.weights.source import ModelSource, TokenizerData
 
 LONG_TEXT = 1 << 14  # characters; encoding them takes some milliseconds
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -56,13 +57,14 @@ class Tokenizer:
         self.chat_template: ChatTemplate | None = None  # given by whoever has the model's folder
 
     @classmethod
+    def from_data(cls, data: TokenizerData) -> Tokenizer:
+        """Make the tokenizer that a model's source gives. Raises ConfigError."""
+        return cls(load_vocabulary(data.text, data.where), dict(data.settings))
+
+    @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
-        """Read tokenizer.json, and tokenizer_config.json if there is one. Raises ConfigError."""
-        folder = Path(folder)
-        path = folder / "tokenizer.json"
-        if not present(path):
-            raise ConfigError(f"{folder} has no tokenizer.json", _missing_hint(folder))
-        return cls(load_vocabulary(path), _read_config(folder))
+        """Make the tokenizer of a model folder. Raises ConfigError where it has none."""
+        return need_tokenizer(ModelFolder.at(Path(folder)))
 
     @property
     def vocab_size(self) -> int:
@@ -217,12 +219,18 @@ class Tokenizer:
         return self._control.sub(lambda match: self._aliases[match[0]], text) if self._control else text
 
 
-def find_tokenizer(folder: str | Path) -> Tokenizer | None:
-    """The tokenizer of a checkpoint; None for one that has none at all (it is served by token ids)."""
-    folder = Path(folder)
-    if not any(present(folder / name) for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        return None
-    return Tokenizer.from_folder(folder)
+def find_tokenizer(source: ModelSource) -> Tokenizer | None:
+    """The tokenizer of a model; None for one that has none at all (it is served by token ids)."""
+    data = source.tokenizer()
+    return None if data is None else Tokenizer.from_data(data)
+
+
+def need_tokenizer(source: ModelSource) -> Tokenizer:
+    """The tokenizer of a model. Raises ConfigError where it has none."""
+    if (found := find_tokenizer(source)) is None:
+        hint = "copy it from the model's page, or give the folder of a checkpoint that has one"
+        raise ConfigError(f"{source.where} has no tokenizer.json", hint)
+    return found
 
 
 _Kind = type[TextTokens] | type[ByteLevelTokens] | type[ByteFallbackTokens]
@@ -240,25 +248,6 @@ def _pattern(vocabulary: Vocabulary) -> re.Pattern[str] | None:
     names = [(re.escape(token.content), token.single_word) for token in tokens]
     parts = [rf"(?<!\w){name}(?!\w)" if single_word else name for name, single_word in names]
     return re.compile("|".join(parts)) if parts else None
-
-
-def _missing_hint(folder: Path) -> str:
-    if present(folder / "tokenizer.model") or present(folder / "vocab.json"):
-        return (
-            "make one with transformers: "
-            f"AutoTokenizer.from_pretrained({str(folder)!r}, use_fast=True).save_pretrained({str(folder)!r})"
-        )
-    return "copy it from the model's page, or give the folder of a checkpoint that has one"
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json over special_tokens_map.json; both are optional."""
-    config: dict[str, Any] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        if present(folder / name):
-            found = read_json(folder / name)
-            config |= {key: value for key, value in found.items() if value is not None}
-    return config
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:

@@ -19,7 +19,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,10 +26,8 @@ import tokenizers
 
 from quire.errors import ConfigError, quoted, shortened
 from quire.json_file import check_size, parse_object
-from quire.regular_file import read_limited
 
-LIMIT_BYTES = 128 << 20  # the largest published vocabularies take some 35 MB
-MAX_VALUES = 1 << 22  # and have two million entries, merges included
+MAX_VALUES = 1 << 22  # the largest published vocabularies have two million entries, merges included
 MAX_IDS = 1 << 24
 MAX_ADDED = 80_000  # models that write sounds as tokens have some 66,000
 MAX_NAME = 1024  # characters of an added token
@@ -62,14 +59,13 @@ class Vocabulary:
     decoder_types: frozenset[str]
 
 
-def load_vocabulary(path: Path) -> Vocabulary:
-    """Read `path` (tokenizer.json). Raises ConfigError when it is not a tokenizer.
+def load_vocabulary(text: bytes, where: str) -> Vocabulary:
+    """Read the text of a tokenizer.json, `where` it is. Raises ConfigError when it is not a tokenizer.
 
     The library gets what was read here, written anew: of a name given twice both see the last.
     """
-    text = read_limited(path, LIMIT_BYTES)
-    check_size(text, str(path), MAX_VALUES)
-    data = parse_object(text, str(path), msgspec.json.decode)
+    check_size(text, where, MAX_VALUES)
+    data = parse_object(text, where, msgspec.json.decode)
     try:
         _check_ids(data)
         added = _hide_added_tokens(data)
@@ -84,14 +80,14 @@ def load_vocabulary(path: Path) -> Vocabulary:
             raise
         hint = f"it must be the tokenizer.json of the `tokenizers` library (this is {tokenizers.__version__})"
         what = f"{type(error).__name__}: {shortened(str(error), 300)}"
-        raise ConfigError(f"cannot use {path}: {what}", hint) from None
+        raise ConfigError(f"cannot use {where}: {what}", hint) from None
     # The library numbers tokens by its own rule, whatever the file says: ask it.
     table = {}
     for token in added:
         number = library.token_to_id(token.alias or token.content)
         if number is not None:
             table[number] = replace(token, token_id=number)
-    _warn_of_numbers(path, added, {token.content: number for number, token in table.items()})
+    _warn_of_numbers(where, added, {token.content: number for number, token in table.items()})
     return Vocabulary(library, table, frozenset(_types(data.get("decoder"))))
 
 
@@ -149,11 +145,11 @@ def _try_out(library: tokenizers.Tokenizer) -> None:
             raise ValueError("its post_processor drops the text")
 
 
-def _warn_of_numbers(path: Path, added: list[AddedToken], numbers: dict[str, int]) -> None:
+def _warn_of_numbers(where: str, added: list[AddedToken], numbers: dict[str, int]) -> None:
     """Say where the library numbers an added token otherwise than the file does."""
     for token in added:
         if (number := numbers.get(token.content)) is not None and number != token.token_id:
-            _LOG.warning("%s: %s has the id %d, not %d", path, quoted(token.content), number, token.token_id)
+            _LOG.warning("%s: %s has the id %d, not %d", where, quoted(token.content), number, token.token_id)
             return
 
 

@@ -19,7 +19,9 @@ from typing import Any
 
 from quire.config import hub_offline
 from quire.errors import ConfigError
+from quire.weights.folder import ModelFolder
 from quire.weights.safetensors import INDEX_NAME, read_index, weight_files
+from quire.weights.source import ModelSource
 
 DEMO = Path(__file__).parent.parent / "assets" / "demo"
 
@@ -75,6 +77,11 @@ def resolve(
     if not _REVISION.fullmatch(revision) or ".." in revision:
         raise ConfigError(f"revision = {revision[:200]!r} is not the name of a branch, tag or commit")
     return _Repository(model, revision, endpoint, cache_dir, weights).fetch()
+
+
+def open_model(model: str, revision: str | None = None, *, weights: bool = True) -> ModelSource:
+    """The model of this name, as `resolve` finds it."""
+    return ModelFolder.at(resolve(model, revision, weights=weights))
 
 
 def _local(model: str) -> Path | None:

@@ -32,7 +32,7 @@ _MAX_DIMS, _MAX_DIM, _MAX_OFFSET = 8, 1 << 40, 1 << 62
 _VALUES_OF_TENSOR = 10  # in a header: number format, up to four dimensions, two offsets, what holds them
 _INDEX_VALUES = 1 << 20  # quantized checkpoints have several tensors for each of a model
 _NO_PLAIN_NAME = re.compile(r"[/\\:\0]")
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _NATIVE = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
 _BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8}
 _BITS |= {"F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16}
@@ -268,7 +268,7 @@ def _folder_entries(folder: Path) -> dict[str, Entry]:
 
 def _pickle_hint(names: list[str]) -> str:
     """What to do about a folder without safetensors: never to open a pickle, which can run any code."""
-    if pickles := [name for name in names if name.endswith(_PICKLES)]:
+    if pickles := [name for name in names if name.endswith(PICKLES)]:
         return (
             f"{pickles[0]} may be a pickle, which can run any code when opened: it is never read. "
             "Use a safetensors version of the model, or convert it where you trust it: load it with "

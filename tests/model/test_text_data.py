@@ -23,6 +23,7 @@ from quire.text.chat import ChatTemplate
 from quire.text.detokenize import Detokenizer
 from quire.text.sandbox import Sandbox
 from quire.text.tokenizer import Tokenizer, find_tokenizer
+from quire.weights.folder import ModelFolder
 
 PUBLISHED = ("tokenizers/llama-2", "tokenizers/gpt-2", "tokenizers/phi-3")
 STORIES = "models/stories260K"
@@ -134,7 +135,7 @@ def test_a_stream_behind_any_prompt(shared_data: Path, name: str) -> None:
 
 
 def test_checkpoints_without_a_tokenizer(shared_data: Path) -> None:
-    assert find_tokenizer(shared_data / "models" / "tiny-random" / "llama") is None
+    assert find_tokenizer(ModelFolder.at(shared_data / "models" / "tiny-random" / "llama")) is None
 
 
 def test_published_chat_templates(cases: list[dict[str, Any]], sandbox: Sandbox) -> None:

@@ -136,6 +136,6 @@ def test_a_pipe_holds_no_weights(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
     model = ModelFolder.at(tmp_path)
     with pytest.raises(ConfigError, match=f"{name}: cannot be read: it is a pipe, not a file"):
-        model.checkpoint()
+        model.tensors()
     with pytest.raises(ConfigError, match=f"{name}: cannot be read: it is a pipe, not a file"):
         describe(EngineConfig(model=str(tmp_path)), weights=False)

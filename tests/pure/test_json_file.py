@@ -8,7 +8,7 @@ import pytest
 
 from quire.errors import ConfigError
 from quire.json_file import read_json
-from quire.text import vocabulary
+from quire.weights import folder
 
 
 def test_an_object_is_read(tmp_path: Path) -> None:
@@ -49,9 +49,9 @@ def test_a_missing_or_oversized_file_is_not_read(tmp_path: Path) -> None:
 
 def test_a_vocabulary_has_a_limit_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tokenizer.json").write_text("{}" + " " * 100)
-    monkeypatch.setattr(vocabulary, "LIMIT_BYTES", 100)
+    monkeypatch.setattr(folder, "TOKENIZER_LIMIT_BYTES", 100)
     with pytest.raises(ConfigError, match="too many"):
-        vocabulary.load_vocabulary(tmp_path / "tokenizer.json")
+        folder.ModelFolder.at(tmp_path).tokenizer()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ import small_tokenizers as small
 from quire.errors import ConfigError
 from quire.regular_file import present, read_limited
 from quire.text.chat import ChatTemplate
-from quire.text.tokenizer import Tokenizer, find_tokenizer
+from quire.text.tokenizer import find_tokenizer
+from quire.weights.folder import ModelFolder
 
 
 def a_socket(path: Path) -> None:
@@ -89,9 +90,8 @@ def test_no_file_of_a_tokenizer_is_passed_over(tmp_path: Path, name: str, kind: 
     small.words(tmp_path)
     (tmp_path / name).unlink(missing_ok=True)
     make(tmp_path / name)
-    for read in (find_tokenizer, Tokenizer.from_folder):
-        with pytest.raises(ConfigError, match=f"{name}: .*{message}"):
-            read(tmp_path)
+    with pytest.raises(ConfigError, match=f"{name}: .*{message}"):
+        find_tokenizer(ModelFolder.at(tmp_path))
 
 
 @pytest.mark.parametrize("kind", IRREGULAR)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from quire.errors import ConfigError, RequestError
 from quire.text.tokenizer import Tokenizer, find_tokenizer
+from quire.weights.folder import ModelFolder
 
 TEXTS = [
     "hello world",
@@ -178,12 +179,12 @@ def test_lone_surrogates_are_refused(chatty) -> None:
 
 
 def test_missing_and_broken_files(tmp_path: Path) -> None:
-    assert find_tokenizer(tmp_path) is None
+    assert find_tokenizer(ModelFolder.at(tmp_path)) is None
     with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
         Tokenizer.from_folder(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"x")
     with pytest.raises(ConfigError) as caught:
-        find_tokenizer(tmp_path)
+        find_tokenizer(ModelFolder.at(tmp_path))
     assert "save_pretrained" in (caught.value.hint or "")
     for broken in ("{", "[]", "{}", '{"model": {"vocab": 3}}', "\xff", "[" * 100_000):
         (tmp_path / "tokenizer.json").write_text(broken, encoding="latin-1")

@@ -23,7 +23,7 @@ from quire.build import Built, build
 from quire.runner import runner, sampler
 from quire.sampling.pipeline import SamplerState
 from quire.server.engine_process import main
-from quire.text.tokenizer import Tokenizer
+from quire.text.tokenizer import Tokenizer, need_tokenizer
 from quire.types import Admission, RowResult
 
 TOOL_RESULT, CALL = "<tool_response>", "<tool_call>"
@@ -65,7 +65,7 @@ def scripted_sample(logits: np.ndarray, state: ScriptedState, *more: Any) -> Row
 def scripted_build(*args: Any) -> Built:
     built = build(*args)
     ScriptedState.scripts = json.loads(Path(sys.argv[1]).read_text("utf-8"))
-    ScriptedState.tokenizer = Tokenizer.from_folder(built.description.folder.path)
+    ScriptedState.tokenizer = need_tokenizer(built.description.source)
     return built
 
 

@@ -205,7 +205,7 @@ def fetch(hub: Hub, cache: Path, model: str = MODEL, revision: str | None = None
 def test_only_what_is_read_is_fetched(hub: Hub, cache: Path) -> None:
     folder = fetch(hub, cache)
     assert folder.config() == {"model_type": "llama"}
-    np.testing.assert_array_equal(folder.checkpoint().read("w"), WEIGHTS["w"])
+    np.testing.assert_array_equal(folder.tensors().read("w"), WEIGHTS["w"])
     assert {file.name for file in folder.path.iterdir()} == wanted_files("model.safetensors")
     assert hub.files_asked() == wanted_files("model.safetensors")  # no code, no pickle, no second copy
 
@@ -221,7 +221,7 @@ def test_every_file_comes_from_one_commit_though_the_branch_moves(hub: Hub, cach
     hub.move_to = NEW
     folder = fetch(hub, cache)
     assert folder.config() == {"model_type": "llama"}
-    np.testing.assert_array_equal(folder.checkpoint().read("w"), WEIGHTS["w"])
+    np.testing.assert_array_equal(folder.tensors().read("w"), WEIGHTS["w"])
     assert [entry for entry in hub.asked if entry[1] == "main"] == [("GET", "main", "info")]
     assert {revision for _, revision, _ in hub.asked} == {"main", OLD}
     # Asked for again, the name means the new commit.
@@ -247,7 +247,7 @@ def test_a_cut_download_goes_on_where_it_was(hub: Hub, cache: Path, monkeypatch:
     monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 10_000)
     hub.cut["model.safetensors"] = 70_000
     folder = fetch(hub, cache)
-    np.testing.assert_array_equal(folder.checkpoint().read("w"), WEIGHTS["w"])
+    np.testing.assert_array_equal(folder.tensors().read("w"), WEIGHTS["w"])
     assert hub.ranges == ["bytes=70000-"]
 
 
@@ -266,7 +266,7 @@ def test_after_a_failed_download_complete_files_are_kept(
     monkeypatch.delenv("QUIRE_OFFLINE")
     hub.fail.clear()
     hub.asked.clear()
-    assert sorted(fetch(hub, cache).checkpoint()) == ["a", "b"]
+    assert sorted(fetch(hub, cache).tensors()) == ["a", "b"]
     assert hub.files_asked() == {"model-2.safetensors"}
 
 
@@ -288,7 +288,7 @@ def sharded(hub: Hub) -> dict[str, bytes]:
 def test_shards_are_those_of_the_index(hub: Hub, cache: Path) -> None:
     sharded(hub)
     folder = fetch(hub, cache)
-    assert sorted(folder.checkpoint()) == ["a", "b"]
+    assert sorted(folder.tensors()) == ["a", "b"]
     assert "consolidated.safetensors" not in hub.files_asked()
 
 
