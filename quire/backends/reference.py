@@ -17,8 +17,9 @@ from quire.backends.kv_cache import KV_DTYPES
 from quire.backends.slots import Deferred, Slots
 from quire.errors import ConfigError
 from quire.program.batch import Batch
-from quire.program.caches import CacheSpec, PagedLatent
+from quire.program.caches import PagedKV, PagedLatent, SlotState
 from quire.program.numerics import GROUP
+from quire.program.ops.state import States
 from quire.program.passes import plan_buffers
 from quire.program.program import Program, Quantized, Run, Weight, WeightSpec
 from quire.quantize.kinds import DTYPES, Storage
@@ -30,7 +31,8 @@ from quire.weights.plan import Layout, WeightPlan
 class ReferenceBackend:
     """Every sum has one order (quire.program.numerics). Float weights are turned into float32 once, at load;
     quantized ones stay as they are stored, and multiply quantized activations. `num_blocks` says how many
-    blocks each cache group has; a single number, that all groups share the blocks of one table.
+    blocks each cache group has; a single number, that all groups share the blocks of one table. Slot states
+    have `num_slots` places, and of each group `num_snapshots`.
     """
 
     name = "reference"
@@ -43,6 +45,8 @@ class ReferenceBackend:
         num_blocks: Sequence[int],
         block_size: int,
         kv_cache_dtype: str = "auto",
+        num_slots: int = 0,
+        num_snapshots: Sequence[int] = (),
     ) -> None:
         self.program = program
         # A BLAS may split a sum over K among threads, which changes its order: one thread, while it computes.
@@ -57,10 +61,13 @@ class ReferenceBackend:
         self._slots = Slots(program.output.width, block_size, len(num_blocks))
         self._last_use = plan_buffers(program).last_use
         dtype = KV_DTYPES[kv_cache_dtype]
-        self._caches = [
-            _allocate(spec, num_blocks[group], block_size, dtype)
-            for spec, group in zip(program.caches, self._groups, strict=True)
-        ]
+        self._caches: list[Any] = []
+        for spec, group in zip(program.caches, self._groups, strict=True):
+            if isinstance(spec, SlotState):
+                states = States.empty(spec, num_slots, num_snapshots[group] if num_snapshots else 0)
+                self._caches.append(states)
+            else:
+                self._caches.append(_paged(spec, num_blocks[group], block_size, dtype))
 
     def launch(self, step: Step, masks: Masks | None = None) -> Deferred:
         return Deferred(lambda: self._run(step, masks))
@@ -94,7 +101,7 @@ def _read(stored: np.ndarray) -> np.ndarray:
     return stored if stored.dtype == np.int32 else stored.astype(np.float32, copy=False)
 
 
-def _allocate(spec: CacheSpec, num_blocks: int, block_size: int, dtype: np.dtype[Any]) -> Any:
+def _paged(spec: PagedKV | PagedLatent, num_blocks: int, block_size: int, dtype: np.dtype[Any]) -> Any:
     """The arrays of one layer's cache (quire.program.program.Run)."""
     if isinstance(spec, PagedLatent):
         return np.zeros((num_blocks, block_size, spec.dim), dtype)

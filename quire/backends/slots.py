@@ -13,7 +13,7 @@ from quire.program.batch import Batch
 from quire.sampling.arithmetic import NUMPY, Arithmetic
 from quire.sampling.logprobs import LogitsError, prompt_logprobs
 from quire.sampling.pipeline import SamplerState, sample
-from quire.types import Admission, Failure, Grant, PositionLogprobs, Row, RowResult, Step, StepResult
+from quire.types import Admission, Failure, PositionLogprobs, Row, RowResult, Step, StepResult
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Slots:
         offsets = np.concatenate([[0], np.cumsum(counts)])
         numbers = np.array([row.slot for row in step.rows])
         longest = -(-int(ends.max()) // self._block_size)
-        tokens = [slot.token_ids[row.start : row.start + row.count] for row, slot in rows]
+        tokens = [_tokens(row, slot) for row, slot in rows]
         lasts = [
             np.arange(end - row.num_logits, end) for end, row in zip(offsets[1:], step.rows, strict=True)
         ]
@@ -63,6 +63,8 @@ class Slots:
             variants=np.array([slot.admission.context_variant for _, slot in rows]),
             logit_rows=np.concatenate(lasts),
             block_size=self._block_size,
+            restored=step.restored,
+            saved=step.saved,
         )
 
     def _apply(self, step: Step) -> None:
@@ -73,19 +75,21 @@ class Slots:
             token_ids = list(brought[admission.slot])
             sampler = SamplerState(admission, token_ids, self._vocab_size)
             self._slots[admission.slot] = Slot(admission, token_ids, sampler)
+            for group in range(len(self._tables)):
+                self._table(group, admission.slot, 0)
         for grant in step.granted:
-            self._grant(grant)
+            end = grant.first + len(grant.block_ids)
+            self._table(grant.group, grant.slot, end)[grant.first : end] = grant.block_ids
 
-    def _grant(self, grant: Grant) -> None:
-        """Write block ids into a table, made larger when they lie beyond its end."""
-        table, end = self._tables[grant.group], grant.first + len(grant.block_ids)
-        slots, blocks = table.shape
-        if grant.slot >= slots or end > blocks:
-            room = (max(slots, 2 * (grant.slot + 1)), max(blocks, 2 * end))
-            larger = self._tables[grant.group] = np.zeros(room, np.int64)
-            larger[:slots, :blocks] = table
-            table = larger
-        table[grant.slot, grant.first : end] = grant.block_ids
+    def _table(self, group: int, slot: int, num_blocks: int) -> np.ndarray:
+        """The block table of a slot, with room for so many blocks; ids that were in it stay."""
+        held = self._tables[group]
+        slots, blocks = held.shape
+        if slot >= slots or num_blocks > blocks:
+            room = (2 * (slot + 1) if slot >= slots else slots, max(blocks, 2 * num_blocks))
+            self._tables[group] = np.zeros(room, np.int64)
+            self._tables[group][:slots, :blocks] = held
+        return self._tables[group][slot]
 
     def finish(self, step: Step, logits: np.ndarray, masks: Masks | None) -> StepResult:
         """Turn logits [L, vocab] into results, and note the sampled tokens in the slots."""
@@ -106,10 +110,26 @@ class Slots:
             return RowResult(prompt_logprobs=scored)
         if isinstance(mask, Failure):
             return RowResult(error=mask)
-        result = sample(logits[-1], slot.sampler, self._arithmetic, mask)
+        result = self._verify(row, slot, logits[-1 - len(row.drafted) :], mask)
         slot.token_ids += result.token_ids
-        slot.sampler.extend(result.token_ids)
-        return RowResult(result.token_ids, result.logprobs, scored, result.error)
+        return result._replace(prompt_logprobs=scored)
+
+    def _verify(self, row: Row, slot: Slot, logits: np.ndarray, mask: Any | None) -> RowResult:
+        """Choose tokens as long as those before were what was drafted; the mask is that of the first one.
+
+        An error behind an accepted token is met again, as the first of the next row.
+        """
+        token_ids: tuple[int, ...] = ()
+        logprobs: tuple[PositionLogprobs, ...] = ()
+        for position, drafted in zip(logits, (*row.drafted, None), strict=True):
+            result = sample(position, slot.sampler, self._arithmetic, mask)
+            if result.error is not None and not token_ids:
+                return result
+            token_ids, logprobs = token_ids + result.token_ids, logprobs + result.logprobs
+            slot.sampler.extend(result.token_ids)
+            if mask is not None or result.token_ids != (drafted,):
+                break
+        return RowResult(token_ids, logprobs)
 
     def _score_prompt(self, row: Row, slot: Slot, logits: np.ndarray) -> tuple[PositionLogprobs, ...]:
         """Log-probabilities of the prompt's tokens at the positions that this row's logits predict."""
@@ -119,6 +139,12 @@ class Slots:
         if wanted is None or not following:
             return ()
         return prompt_logprobs(logits[: len(following)], following, wanted, self._arithmetic)
+
+
+def _tokens(row: Row, slot: Slot) -> list[int]:
+    """What a row computes: known tokens, and drafted ones, which the slot has once they are accepted."""
+    end = row.start + row.count - len(row.drafted)
+    return [*slot.token_ids[row.start : end], *row.drafted]
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """Programs: models as flat lists of ops. The waist between mathematics and hardware."""
 
 from quire.program.builder import Builder, Names
-from quire.program.caches import CacheSpec, PagedKV, PagedLatent
+from quire.program.caches import CacheSpec, PagedKV, PagedLatent, SlotState
 from quire.program.program import Cost, Load, Op, Program, Value, Weight, WeightSpec
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "PagedKV",
     "PagedLatent",
     "Program",
+    "SlotState",
     "Value",
     "Weight",
     "WeightSpec",

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from quire.types import Snapshot
+
 Ints = np.ndarray[Any, Any]  # int64
 
 
@@ -30,6 +32,8 @@ class Batch:
     variants: Ints  # [R]
     logit_rows: Ints  # [L], the tokens whose logits are wanted
     block_size: int
+    restored: tuple[Snapshot, ...] = ()  # states that slots take before their rows begin
+    saved: tuple[Snapshot, ...] = ()  # and those to be kept as rows pass their positions
     memo: dict[Any, Any] = field(default_factory=dict)  # what several ops of this step share
 
     @property

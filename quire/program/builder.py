@@ -8,10 +8,12 @@ from typing import TypeVar
 
 from quire.errors import ConfigError, quoted
 from quire.program import ops
-from quire.program.caches import CacheSpec, PagedKV
+from quire.program.caches import CacheSpec, PagedKV, SlotState
+from quire.program.dtypes import DType
 from quire.program.numerics import ACTIVATIONS
 from quire.program.ops.experts import ExpertWeights, Routing
-from quire.program.program import MAX_TENSORS, Count, DType, Op, Program, Value, WeightSpec
+from quire.program.ops.state import CHUNK
+from quire.program.program import MAX_TENSORS, Count, Op, Program, Value, WeightSpec
 from quire.program.rope import Rope
 
 AnyOp = TypeVar("AnyOp", bound=Op)
@@ -157,6 +159,22 @@ class Builder:
             sinks=_vector(sinks, heads) if sinks is not None else None,
         )
         return self.record(op).out
+
+    # States
+
+    def short_convolution(self, x: Value, w: Names, kernel: int, dtype: DType = "float32") -> Value:
+        """Causal convolution of each channel over `kernel` positions; `dtype` is how inputs are kept."""
+        weight = WeightSpec(w / "weight", (x.width, 1, kernel), (w / "weight",))
+        state = SlotState((0,), x.width, kernel - 1, dtype)
+        return self.record(ops.ShortConvolution(self.value(x.shape), x, weight, self.cache(state), state)).out
+
+    def gated_recurrence(self, x: Value, decay: Value, dtype: DType = "float32") -> Value:
+        """h[t] = decay[t] * h[t - 1] + x[t]; `dtype` is how states and inputs are kept."""
+        _same(x, decay)
+        state = SlotState((x.width,), 2 * x.width, CHUNK - 1, dtype)
+        return self.record(ops.GatedRecurrence(self.value(x.shape), x, decay, self.cache(state), state)).out
+
+    # For ops that have no method here
 
     def value(self, shape: tuple[int, ...], count: Count = "T", dtype: DType = "float32") -> Value:
         """A value for an op to write."""

@@ -14,6 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from quire.program.caches import CacheSpec
+from quire.program.dtypes import ITEM_BYTES, DType
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from quire.program.batch import Batch
 
 Count = Literal["T", "L"]
-DType = Literal["float32", "float16", "bfloat16", "int32"]
-ITEM_BYTES: dict[DType, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4}
 MAX_TENSORS = 1 << 17  # of a checkpoint: twice what the largest published models have
 
 
@@ -203,8 +202,9 @@ class Run:
     """What an op's reference may look at besides its inputs: the batch, the weights, the caches.
 
     `caches` has for each layer what its spec says: of PagedKV (keys, values), each
-    [blocks, block_size, heads, dim]; of PagedLatent an array [blocks, block_size, dim]. `groups` has for each
-    layer the index of its block table in `batch.block_tables`.
+    [blocks, block_size, heads, dim]; of PagedLatent an array [blocks, block_size, dim]; of SlotState a
+    `quire.program.ops.state.States`. `groups` has for each layer its group, the index of its block table in
+    `batch.block_tables`.
     """
 
     batch: Batch

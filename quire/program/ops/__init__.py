@@ -7,6 +7,7 @@ from quire.program.ops.experts import Experts
 from quire.program.ops.linear import GatedLinear, Linear
 from quire.program.ops.norm import AddNorm, LayerNorm, RMSNorm
 from quire.program.ops.rotary import Rotary
+from quire.program.ops.state import GatedRecurrence, ShortConvolution
 
 __all__ = [
     "Add",
@@ -16,6 +17,7 @@ __all__ = [
     "Experts",
     "GatedActivation",
     "GatedLinear",
+    "GatedRecurrence",
     "LayerNorm",
     "Linear",
     "PositionEmbed",
@@ -23,6 +25,7 @@ __all__ = [
     "Rotary",
     "SampledRows",
     "Scale",
+    "ShortConvolution",
     "Slice",
     "SoftCap",
     "Unary",

@@ -1,0 +1,197 @@
+"""Ops with a state for each slot: a short convolution and a gated linear recurrence.
+
+Rows begin where inputs or a state is kept (quire.program.caches.SlotState), never where an earlier row
+happened to end: so bits depend on the positions alone, drafts that were rejected need no undoing, and a
+snapshot taken at any position continues like the sequence it was taken of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.program.caches import SlotState
+from quire.program.dtypes import ITEM_BYTES
+from quire.program.numerics import Array
+from quire.program.program import Load, Op, Run, Value, WeightSpec
+
+CHUNK = 64  # positions computed from one state; a multiple of every block size
+
+
+@dataclass(slots=True)
+class States:
+    """What a layer keeps, as arrays, in the reference.
+
+    `borders` has the state at a border between chunks at the border's number modulo 2, `inputs` those of a
+    position at the position modulo their number.
+    """
+
+    borders: np.ndarray  # [slots, 2, *shape]
+    inputs: np.ndarray  # [slots, history, inputs]
+    snapshot_borders: np.ndarray  # [snapshots, *shape]
+    snapshot_inputs: np.ndarray  # [snapshots, reach, inputs]
+
+    @classmethod
+    def empty(cls, spec: SlotState, num_slots: int, num_snapshots: int) -> States:
+        """Make room for so many slots and snapshots."""
+
+        def array(*shape: int) -> np.ndarray:
+            return np.zeros(shape, np.dtype(spec.dtype))
+
+        return cls(
+            array(num_slots, 2, *spec.shape),
+            array(num_slots, spec.history, spec.inputs),
+            array(num_snapshots, *spec.shape),
+            array(num_snapshots, spec.reach, spec.inputs),
+        )
+
+    def restore(self, slot: int, position: int, snapshot: int) -> None:
+        """Let a slot be as it was where the snapshot was taken."""
+        self.borders[slot, position // CHUNK % 2] = self.snapshot_borders[snapshot]
+        places = np.arange(position - self.snapshot_inputs.shape[1], position) % self.inputs.shape[1]
+        self.inputs[slot, places] = self.snapshot_inputs[snapshot]
+
+    def before(self, slot: int, position: int) -> np.ndarray:
+        """The inputs of the `reach` positions before this one, zero where there are none."""
+        positions = np.arange(position - self.snapshot_inputs.shape[1], position)
+        held = self.inputs[slot, positions % self.inputs.shape[1]]
+        held[positions < 0] = 0
+        return held
+
+    def keep(self, slot: int, position: int, inputs: np.ndarray) -> None:
+        """Keep the inputs of positions position, position + 1, ..., as many of the last as there is room."""
+        positions = np.arange(position, position + len(inputs))[-self.inputs.shape[1] :]
+        self.inputs[slot, positions % self.inputs.shape[1]] = inputs[-len(positions) :]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One row of a batch: inputs [reach + count, inputs] as stored, from position `start` - reach on."""
+
+    tokens: slice
+    slot: int
+    start: int
+    end: int
+    inputs: np.ndarray
+    saved: dict[int, int]  # position -> snapshot
+
+
+def _rows(run: Run, layer: int, inputs: np.ndarray) -> Iterator[_Row]:
+    """The rows of a batch by their inputs [T, inputs], which are kept; what is restored is restored."""
+    states: States = run.caches[layer]
+    batch, group = run.batch, run.groups[layer]
+    stored = inputs.astype(states.inputs.dtype)
+    reach = states.snapshot_inputs.shape[1]
+    restored = {s.slot: s.snapshot for s in batch.restored if s.group == group}
+    for row, (slot, end) in enumerate(zip(batch.slots.tolist(), batch.context_lens.tolist(), strict=True)):
+        tokens = slice(*batch.row_offsets[row : row + 2].tolist())
+        start = end - tokens.stop + tokens.start
+        if slot in restored:
+            states.restore(slot, start, restored[slot])
+        known = np.concatenate([states.before(slot, start), stored[tokens]])
+        states.keep(slot, start, stored[tokens])
+        saved = {s.position: s.snapshot for s in batch.saved if (s.slot, s.group) == (slot, group)}
+        for position, snapshot in saved.items():
+            states.snapshot_inputs[snapshot] = known[position - start : position - start + reach]
+        yield _Row(tokens, slot, start, end, known, saved)
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvolution(Op):
+    """out[t] = sum over i < kernel of weight[:, 0, i] * x[t - kernel + 1 + i], channel by channel.
+
+    x [T, *shape], weight [channels, 1, kernel]. t counts positions of a sequence; x before the first is zero,
+    and is read as the layer's state stores it. The sum runs from the oldest position to the newest (Mamba,
+    arXiv:2312.00752, section 3.4).
+    """
+
+    x: Value
+    weight: WeightSpec
+    layer: int
+    state: SlotState
+
+    def weights(self) -> tuple[WeightSpec, ...]:
+        return (self.weight,)
+
+    def flops(self, load: Load) -> float:
+        return 2 * self.weight.shape[-1] * load.num_tokens * self.x.width
+
+    def kv_bytes(self, load: Load) -> tuple[float, float]:
+        """Each row reads the inputs before it that it needs, and keeps its own that later rows may need."""
+        return _input_bytes(self.state, load, [min(start, self.state.reach) for start, _ in load.rows])
+
+    def reference(self, run: Run, *inputs: np.ndarray) -> Array:
+        x = inputs[0].reshape(len(inputs[0]), -1)
+        weight = run.weights[self.weight.name][:, 0]
+        out = np.empty(x.shape, np.float32)
+        for row in _rows(run, self.layer, x):
+            known, count = row.inputs.astype(np.float32), row.end - row.start
+            out[row.tokens] = known[:count] * weight[:, 0]
+            for i in range(1, weight.shape[1]):
+                out[row.tokens] += known[i : i + count] * weight[:, i]
+        return out.reshape(inputs[0].shape)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedRecurrence(Op):
+    """out[t] = h[t] = decay[t] * h[t - 1] + x[t], number by number.
+
+    decay and x [T, *shape]. t counts positions of a sequence; h before the first is zero. h is computed
+    position by position from the state at the border of its chunk of 64 positions; there alone it is rounded
+    to what the layer's state stores, like decay and x wherever they are read. The simplest of the linear
+    recurrences (RG-LRU, arXiv:2402.19427; Mamba; gated delta nets are its kin with matrices for states).
+    """
+
+    x: Value
+    decay: Value
+    layer: int
+    state: SlotState
+
+    def flops(self, load: Load) -> float:
+        """All positions from the border before a row to its end."""
+        return 2 * self.x.width * sum(start % CHUNK + count for start, count in load.rows)
+
+    def kv_bytes(self, load: Load) -> tuple[float, float]:
+        """Each row reads the state at the border before it and the inputs from there on, keeps its inputs
+        and the states at the last two borders that it passes."""
+        read, written = _input_bytes(self.state, load, [start % CHUNK for start, _ in load.rows])
+        state = self.x.width * ITEM_BYTES[self.state.dtype]
+        passed = [(start + count) // CHUNK - start // CHUNK for start, count in load.rows]
+        read += state * sum(start >= CHUNK for start, _ in load.rows)
+        return read, written + state * sum(min(borders, 2) for borders in passed)
+
+    def reference(self, run: Run, *inputs: np.ndarray) -> Array:
+        states: States = run.caches[self.layer]
+        brought = np.concatenate([x.reshape(len(x), -1) for x in inputs], axis=1)  # x, then decay
+        out = np.empty((len(brought), self.x.width), np.float32)
+        for row in _rows(run, self.layer, brought):
+            out[row.tokens] = self._row(states, row)
+        return out.reshape(inputs[0].shape)
+
+    def _row(self, states: States, row: _Row) -> Array:
+        """h at the positions of one row, [count, width]; borders and snapshots are kept when passed."""
+        known, reach = row.inputs.astype(np.float32), self.state.reach
+        x, decay = known[:, : self.x.width], known[:, self.x.width :]
+        out = np.empty((row.end - row.start, self.x.width), np.float32)
+        begin, borders = row.start // CHUNK * CHUNK, states.borders[row.slot]
+        h = borders[begin // CHUNK % 2].astype(np.float32) if begin else np.zeros(self.x.width, np.float32)
+        for position in range(begin, row.end + 1):
+            if position % CHUNK == 0 and position > begin:
+                borders[position // CHUNK % 2] = h
+                h = borders[position // CHUNK % 2].astype(np.float32)
+            if position in row.saved:
+                states.snapshot_borders[row.saved[position]] = borders[position // CHUNK % 2]
+            if position < row.end:
+                place = position - row.start
+                h = decay[reach + place] * h + x[reach + place]
+                if place >= 0:
+                    out[place] = h
+        return out
+
+
+def _input_bytes(state: SlotState, load: Load, needed: list[int]) -> tuple[float, float]:
+    """Bytes of inputs read and kept by rows that need so many from before them."""
+    position = state.inputs * ITEM_BYTES[state.dtype]
+    return position * sum(needed), position * sum(min(count, state.history) for _, count in load.rows)

@@ -1,0 +1,120 @@
+"""Choices on a backend by real Steps: what a scheduler would plan, in the hands of a test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from quire.backends.backend import Backend
+from quire.program import Program
+from quire.sampling_params import SamplingParams
+from quire.types import Admission, Grant, Row, RowResult, Snapshot, Step
+
+# Every log-probability of every position: equal results have equal bits.
+ALL = SamplingParams(temperature=0, seed=0, logprobs=-1, prompt_logprobs=-1)
+
+
+@dataclass
+class Choice:
+    """A choice that owns a slot."""
+
+    admission: Admission
+    tokens: list[int]
+    computed: int = 0
+    blocks: dict[int, list[int]] = field(default_factory=dict)  # by group
+    granted: int = 0  # blocks of each group that the device knows of
+    fresh: bool = True
+    results: list[RowResult] = field(default_factory=list)
+
+    @property
+    def slot(self) -> int:
+        return self.admission.slot
+
+    def scores(self) -> dict[int, Any]:
+        """The log-probabilities of every position that was predicted, by position."""
+        found: dict[int, Any] = {}
+        at = 1
+        for result in self.results:
+            for entry in (*result.prompt_logprobs, *result.logprobs):
+                found[at] = entry
+                at += 1
+        return found
+
+
+class Driver:
+    """Hands out blocks in a random order, other ones in each cache group."""
+
+    def __init__(self, program: Program, backend: Backend, num_blocks: int = 64) -> None:
+        self.backend, self.block_size = backend, 16
+        self.free = [np.random.default_rng(g).permutation(num_blocks).tolist() for g in range(9)]
+        self.groups = [i for i, spec in enumerate(program.cache_groups) if spec.token_bytes(1)]
+        self.index = 0
+        self.admitted: list[Admission] = []
+        self.released: list[int] = []
+
+    def admit(
+        self,
+        slot: int,
+        tokens: list[int],
+        params: SamplingParams = ALL,
+        start: int = 0,
+        shared: Choice | None = None,
+        **more: Any,
+    ) -> Choice:
+        """A choice that begins with its next row at `start`; `shared` has the blocks before."""
+        admission = Admission(slot, f"r{slot}", 0, params, (), len(tokens), **more)
+        self.admitted.append(admission)
+        choice = Choice(admission, list(tokens), start, {group: [] for group in self.groups})
+        if shared is not None:
+            for group, blocks in choice.blocks.items():
+                blocks += shared.blocks[group][: start // self.block_size]
+        return choice
+
+    def release(self, choice: Choice) -> None:
+        self.released.append(choice.slot)
+
+    def step(
+        self,
+        *rows: tuple[Choice, int] | tuple[Choice, int, tuple[int, ...]],
+        restored: tuple[Snapshot, ...] = (),
+        saved: tuple[Snapshot, ...] = (),
+    ) -> tuple[RowResult, ...]:
+        """Compute `count` known tokens, and those drafted, of each choice."""
+        planned, granted = [], []
+        for choice, count, *rest in rows:
+            drafted = rest[0] if rest else ()
+            planned.append(self._row(choice, count, drafted))
+            granted += self._grants(choice, choice.computed + count + len(drafted))
+        admitted, self.admitted = tuple(self.admitted), []
+        released, self.released = tuple(self.released), []
+        step = Step(self.index, tuple(planned), admitted, tuple(granted), released, restored, saved)
+        self.index += 1
+        result = self.backend.launch(step).result()
+        for row, got, (choice, *_) in zip(planned, result.rows, rows, strict=True):
+            choice.results.append(got)
+            choice.tokens += got.token_ids
+            choice.computed = row.start + row.count - len(row.drafted) + max(0, len(got.token_ids) - 1)
+        return result.rows
+
+    def _row(self, choice: Choice, count: int, drafted: tuple[int, ...]) -> Row:
+        end = choice.computed + count
+        sample = end == len(choice.tokens)
+        prompt_left = choice.computed < choice.admission.num_prompt_tokens
+        scored = prompt_left and choice.admission.params.prompt_logprobs is not None
+        num_logits = count + len(drafted) if scored else (1 + len(drafted)) * sample
+        known = tuple(choice.tokens) if choice.fresh else ()
+        choice.fresh = False
+        return Row(choice.slot, choice.computed, count + len(drafted), known, sample, num_logits, drafted)
+
+    def _grants(self, choice: Choice, num_tokens: int) -> list[Grant]:
+        """Blocks for so many tokens; also those that are shared, when the choice is new."""
+        first, wanted = choice.granted, -(-num_tokens // self.block_size)
+        granted = []
+        for group, blocks in choice.blocks.items():
+            blocks += [self.free[group].pop() for _ in range(wanted - len(blocks))]
+            if len(blocks) > first:
+                granted.append(Grant(choice.slot, group, first, tuple(blocks[first:])))
+        choice.granted = max(first, wanted)
+        return granted

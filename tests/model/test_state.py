@@ -1,0 +1,273 @@
+"""Slot states: convolutions and recurrences against plain formulas, and their bits in every schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from driver import Driver
+from tiny import VOCAB, Sequence, batch_of, random_weights, same_bits
+
+from quire.backends.null import NullBackend
+from quire.backends.reference import ReferenceBackend
+from quire.program import Builder, Load, Names, PagedKV, Program, SlotState, Value
+from quire.program.caches import REWIND
+from quire.program.dtypes import DType
+from quire.program.ops import GatedRecurrence, ShortConvolution, state
+from quire.program.ops.state import CHUNK, States
+from quire.program.program import Run
+from quire.types import Snapshot
+
+W = Names("w")
+TOKENS = np.random.default_rng(3).integers(0, VOCAB, 300).tolist()
+CONV, RECURRENCE = SlotState((0,), 8, 3), SlotState((8,), 16, CHUNK - 1)
+
+
+def hybrid(dtype: DType = "float32") -> Program:
+    """Two layers of a convolution and a recurrence, attention between them."""
+    b = Builder()
+    x = b.embed(W / "e", VOCAB, 8)
+    for i in range(2):
+        p = W / f"{i}"
+        h = b.short_convolution(b.rms_norm(x, p / "norm", 1e-5), p / "conv", 4, dtype)
+        decay = b.soft_cap(b.linear(h, p / "decay", 8), 0.95)
+        x = b.add(x, b.gated_recurrence(b.linear(h, p / "in", 8), decay, dtype))
+        if i == 0:
+            q, k, v = (b.linear(x, p / name, (2, 4)) for name in "qkv")
+            x = b.add(x, b.linear(b.attention(q, k, v), p / "o", 8))
+    return b.program(b.linear(b.sampled_rows(x), W / "head", VOCAB))
+
+
+def drive(program: Program, num_snapshots: int = 8, num_slots: int = 4, **how: Any) -> Driver:
+    """A driver of a new backend whose states hold NaN wherever nothing was kept yet."""
+    groups = len(program.cache_groups)
+    options = {"num_slots": num_slots, "num_snapshots": [num_snapshots] * groups}
+    backend = ReferenceBackend(
+        program, random_weights(program), num_blocks=[64] * groups, block_size=16, **options
+    )
+    for layer in backend._caches:
+        if isinstance(layer, States):
+            for array in (layer.borders, layer.inputs, layer.snapshot_borders, layer.snapshot_inputs):
+                array[:] = np.nan
+    return Driver(program, backend, **how)
+
+
+def alone(program: Program, tokens: list[int] = TOKENS) -> dict[int, Any]:
+    driver = drive(program)
+    choice = driver.admit(0, tokens)
+    driver.step((choice, len(tokens)))
+    return choice.scores()
+
+
+def test_what_a_hybrid_keeps() -> None:
+    program = hybrid()
+    kv = PagedKV(2, 4, 4)
+    assert program.caches == (CONV, RECURRENCE, kv, CONV, RECURRENCE)
+    assert program.cache_groups == (CONV, RECURRENCE, kv)
+    assert program.layer_groups == (0, 1, 2, 0, 1)
+    assert program.kv_token_bytes(2) == 2 * 2 * 4 * 2
+
+
+@pytest.mark.parametrize("spec", [CONV, RECURRENCE, SlotState((3, 5), 7, 63, "bfloat16")], ids=str)
+def test_bytes_are_those_of_the_arrays(spec: SlotState) -> None:
+    states = States.empty(spec, 3, 5)
+    assert states.borders.nbytes + states.inputs.nbytes == 3 * spec.slot_bytes
+    assert states.snapshot_borders.nbytes + states.snapshot_inputs.nbytes == 5 * spec.snapshot_bytes
+
+
+# Each op by itself, against float64
+
+
+class One:
+    """One op over inputs that are fixed by position, [T, 8] each."""
+
+    def __init__(self, record: Callable[[Builder, Value, Value], Value], tokens: int = 300) -> None:
+        b = Builder()
+        x, y = (b.linear(b.embed(W / "e", 4, 4), W / name, 8) for name in "xy")
+        self.program = b.program(record(b, x, y))
+        self.op = self.program.ops[-1]
+        rng = np.random.default_rng(0)
+        self.x = rng.standard_normal((tokens, 8)).astype(np.float32)
+        self.decay = rng.uniform(0.5, 1, (tokens, 8)).astype(np.float32)
+        self.weight = rng.standard_normal((8, 1, 4)).astype(np.float32)
+        self.states = States.empty(self.program.caches[0], 2, 2)
+
+    def run(self, start: int, count: int, slot: int = 0, **more: Any) -> np.ndarray:
+        batch = batch_of([(Sequence([0] * 300, [0] * 5, computed=start, slot=slot), count)], 64)
+        run = Run(replace(batch, **more), {"w.conv.weight": self.weight}, [self.states], [0])
+        taken = slice(start, start + count)
+        inputs = (self.x[taken], self.decay[taken])[: len(self.op.inputs())]
+        return self.op.reference(run, *inputs)
+
+
+def convolution(dtype: DType = "float32") -> One:
+    return One(lambda b, x, y: b.short_convolution(x, W / "conv", 4, dtype))
+
+
+def recurrence(dtype: DType = "float32") -> One:
+    return One(lambda b, x, y: b.gated_recurrence(x, y, dtype))
+
+
+def test_convolution_is_the_formula() -> None:
+    one = convolution()
+    padded = np.concatenate([np.zeros((3, 8)), one.x])
+    expected = sum(padded[i : i + 300] * one.weight[:, 0, i].astype(np.float64) for i in range(4))
+    np.testing.assert_allclose(one.run(0, 300), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_recurrence_is_the_formula() -> None:
+    one = recurrence()
+    h, expected = np.zeros(8), []
+    for x, decay in zip(one.x.astype(np.float64), one.decay, strict=True):
+        h = decay * h + x
+        expected.append(h)
+    np.testing.assert_allclose(one.run(0, 300), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("make", [convolution, recurrence])
+@pytest.mark.parametrize("ends", [[1, 2, 3, 64, 65, 300], [63, 127, 128, 129, 250, 300], [64, 300]], ids=str)
+def test_rows_may_end_anywhere(make: Callable[..., One], dtype: DType, ends: list[int]) -> None:
+    """Also where the state is rounded at each border: there, and nowhere else."""
+    whole = make(dtype).run(0, 300)
+    one = make(dtype)
+    parts = [one.run(start, end - start) for start, end in pairwise([0, *ends])]
+    assert same_bits(np.concatenate(parts), whole)
+
+
+def test_where_a_chunk_ends_shows_in_a_rounded_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control of the test above."""
+    whole = recurrence("bfloat16").run(0, 300)
+    monkeypatch.setattr(state, "CHUNK", 32)
+    assert not same_bits(recurrence("bfloat16").run(0, 300), whole)
+
+
+@pytest.mark.parametrize("row", [(0, 50), (70, 1), (64, 3), (2, 1), (120, 20), (3, 290)], ids=str)
+@pytest.mark.parametrize("make", [convolution, recurrence])
+def test_cost_is_what_is_read_and_kept(make: Callable[..., One], row: tuple[int, int]) -> None:
+    """Numbers are read when NaN in their place shows in the output, and kept when they change."""
+    one, read = make(), 0
+    if row[0]:
+        one.run(0, row[0])
+    before = deepcopy(one.states)
+    for name in ("borders", "inputs"):
+        for place in range(getattr(before, name).shape[1]):
+            one.states = deepcopy(before)
+            spoilt = getattr(one.states, name)[0, place]
+            spoilt[:] = np.nan
+            read += spoilt.nbytes * bool(np.isnan(one.run(*row)).any())
+    one.states = deepcopy(before)
+    one.run(*row)
+    pairs = ((before.borders, one.states.borders), (before.inputs, one.states.inputs))
+    written = sum(4 * np.count_nonzero(old != new) for old, new in pairs)
+    assert one.op.kv_bytes(Load((row,), 1)) == (read, written)
+    flops = 2 * 8 * (4 * row[1] if isinstance(one.op, ShortConvolution) else row[0] % CHUNK + row[1])
+    assert one.op.flops(Load((row,), 1)) == flops
+
+
+# Whole programs by steps
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("chunk", [1, 7, 33, 64, 100])
+def test_any_chunking_gives_the_same_bits(chunk: int, dtype: DType) -> None:
+    expected = alone(hybrid(dtype))
+    driver = drive(hybrid(dtype))
+    choice = driver.admit(2, TOKENS)
+    while choice.computed < 300:
+        driver.step((choice, min(chunk, 300 - choice.computed)))
+    assert choice.scores() == expected
+
+
+def test_a_batch_of_several_in_slots_used_before_gives_the_same_bits() -> None:
+    program = hybrid()
+    texts = [TOKENS, TOKENS[100:170], TOKENS[5:6], TOKENS[200:]]
+    expected = [alone(program, text) for text in texts]
+    driver, rng = drive(program), np.random.default_rng(8)
+    for _ in range(2):
+        choices = [driver.admit(slot, text) for slot, text in enumerate(texts)]
+        done = {slot: len(text) for slot, text in enumerate(texts)}
+        while left := [c for c in choices if c.computed < done[c.slot]]:
+            most = [min(done[c.slot] - c.computed, int(rng.integers(1, 90))) for c in left]
+            driver.step(*zip(left, most, strict=True))
+        for choice, scores in zip(choices, expected, strict=True):
+            assert choice.scores() == scores
+            driver.release(choice)
+        driver.free = [list(range(64)) for _ in driver.free]
+
+
+def test_generated_tokens_have_the_bits_of_a_prompt() -> None:
+    """Decode rows against the whole sequence computed as one prompt."""
+    program = hybrid()
+    driver = drive(program)
+    choice = driver.admit(0, TOKENS[:50])
+    driver.step((choice, 50))
+    while len(choice.tokens) < 200:
+        driver.step((choice, 1))
+    whole = alone(program, choice.tokens)
+    last = choice.scores()
+    assert last == {position: whole[position] for position in last}
+
+
+@pytest.mark.parametrize("chunks", [(176,), (100, 76), (64, 64, 48), (130, 46)], ids=str)
+@pytest.mark.parametrize("border", [16, 48, 64, 80, 128, 176])
+def test_a_snapshot_continues_like_the_sequence_it_was_taken_of(border: int, chunks: tuple[int, ...]) -> None:
+    """Taken as a row passes the border, begins or ends there; restored into another slot, after other use."""
+    program = hybrid()
+    expected = alone(program)
+    driver = drive(program)
+    first = driver.admit(1, TOKENS)
+    for count in chunks:
+        passes = first.computed <= border <= first.computed + count
+        saved = [Snapshot(1, group, border, 5 + group) for group in (0, 1)] if passes else []
+        driver.step((first, count), saved=tuple(saved))
+    other = driver.admit(3, TOKENS[20:170])
+    driver.step((other, 150))
+    driver.release(other)
+    second = driver.admit(3, TOKENS, start=border, shared=first)
+    restored = tuple(Snapshot(3, group, border, 5 + group) for group in (0, 1))
+    driver.step((second, 70), restored=restored)
+    driver.step((second, 300 - second.computed))
+    found = [entry for result in second.results for entry in (*result.prompt_logprobs, *result.logprobs)]
+    assert found == [expected[position] for position in range(border + 1, 301)]
+
+
+@pytest.mark.parametrize("start", [0, 40, 60, 63, 64, 100, 127])
+@pytest.mark.parametrize("drafts", [1, 5, REWIND])
+def test_rejected_drafts_leave_no_trace(start: int, drafts: int) -> None:
+    """Rows end in drafted tokens that are wrong; the next row begins where they began."""
+    program = hybrid()
+    plain = drive(program)
+    expected = plain.admit(0, TOKENS[: start + 1])
+    plain.step((expected, start + 1))
+    driver = drive(program)
+    choice = driver.admit(0, TOKENS[: start + 1])
+    if start:
+        driver.step((choice, start))
+    while len(expected.tokens) < start + 80:
+        plain.step((expected, 1))
+    while len(choice.tokens) < start + 80:
+        right = expected.tokens[len(choice.tokens)]
+        wrong = tuple((right + 1 + i) % VOCAB for i in range(drafts))
+        driver.step((choice, 1, wrong))
+    length = len(choice.tokens)
+    assert choice.tokens == expected.tokens[:length]
+    scores = expected.scores()
+    assert choice.scores() == {position: scores[position] for position in range(1, length)}
+
+
+def test_the_null_backend_counts_states() -> None:
+    program = hybrid()
+    backend = NullBackend(program, lambda spec: 4 * spec.size, 4, 16)
+    driver = Driver(program, backend)
+    choice = driver.admit(0, TOKENS)
+    driver.step((choice, 130), saved=(Snapshot(0, 1, 64, 0),))
+    layers = [op for op in program if isinstance(op, GatedRecurrence | ShortConvolution)]
+    load = Load(((0, 130),), 130)
+    assert sum(op.kv_bytes(load)[1] for op in layers) == 2 * 4 * (8 * 35 + 16 * 95 + 2 * 8)
+    assert backend.cost == program.cost(load, lambda spec: 4 * spec.size)
