@@ -96,10 +96,8 @@ class AsyncLLM(LoadedModel):
         self, encode: Callable[[], Encoded], params: SamplingParams | None, request_id: str | None
     ) -> AsyncGenerator[RequestOutput, None]:
         self._client.check_alive()
-        (own,) = self._each(params, 1)
-        reader = await asyncio.get_running_loop().run_in_executor(
-            self._text, self._prepare, encode, own, self._named(request_id), self.engine.clock()
-        )
+        prepare = partial(self._prepare, encode, self._checked(params), self._named(request_id))
+        reader = await asyncio.get_running_loop().run_in_executor(self._text, prepare, self.engine.clock())
         stream = self._client.submit(reader.request)
         try:
             while not reader.output.finished:
@@ -110,6 +108,14 @@ class AsyncLLM(LoadedModel):
                 yield reader.output
         finally:
             stream.abort()
+
+    def _checked(self, params: Any) -> SamplingParams:
+        if params is None:
+            return self.get_default_sampling_params()
+        if not isinstance(params, SamplingParams):
+            problem = f"sampling_params is a {type(params).__name__}"
+            raise RequestError(problem, "give SamplingParams(...)", "sampling_params")
+        return params
 
     def _named(self, request_id: str | None) -> str:
         if request_id is None:

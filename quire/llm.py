@@ -14,10 +14,12 @@ from quire.engine.client import OpenRequest, Stream
 from quire.engine.in_process import SharedEngine
 from quire.errors import QuireError, RequestError
 from quire.frontend import Encoded, Prompt, RequestReader
-from quire.loaded import LoadedModel, Message, Params, check_messages
+from quire.loaded import LoadedModel, Message, check_messages
 from quire.outputs import RequestOutput
 from quire.progress import generation_bar
 from quire.sampling_params import SamplingParams
+
+Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class LLM(LoadedModel):
@@ -148,6 +150,22 @@ class LLM(LoadedModel):
         reader = self.frontend.read(request, prompt.text)
         call.readers.append(reader)
         call.streams.append(self._client.submit(request, partial(self._take, reader, call)))
+
+    def _each(self, params: Any, count: int) -> list[SamplingParams]:
+        """One SamplingParams for each prompt."""
+        if params is None:
+            params = self.get_default_sampling_params()
+        each = [params] * count if isinstance(params, SamplingParams) else params
+        if not isinstance(each, Sequence):
+            each = [params]  # of a wrong type, which is named below
+        elif len(each) != count:
+            problem = f"{len(each)} sampling_params for {count} prompts"
+            raise RequestError(problem, "give one for all, or one for each", "sampling_params")
+        for own in each:
+            if not isinstance(own, SamplingParams):
+                problem = f"sampling_params holds a {type(own).__name__}"
+                raise RequestError(problem, "give SamplingParams(...), or a list of them", "sampling_params")
+        return list(each)
 
     def _take(self, reader: RequestReader, call: _Call, own: OpenRequest) -> None:
         """Read what a step, of whichever thread, brought for one request of a call."""

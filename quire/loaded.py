@@ -14,7 +14,6 @@ from quire.sampling_params import SamplingParams
 from quire.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
-Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class LoadedModel:
@@ -51,22 +50,6 @@ class LoadedModel:
     def __repr__(self) -> str:
         chosen = (f"{name}: {value}" for name, value in self.chosen.items() if name != "model")
         return f"{type(self).__name__}({self.config.model!r}, {', '.join(chosen)})"
-
-    def _each(self, params: Any, count: int) -> list[SamplingParams]:
-        """One SamplingParams for each prompt."""
-        if params is None:
-            params = self.get_default_sampling_params()
-        each = [params] * count if isinstance(params, SamplingParams) else params
-        if not isinstance(each, Sequence):
-            each = [params]  # of a wrong type, which is named below
-        elif len(each) != count:
-            problem = f"{len(each)} sampling_params for {count} prompts"
-            raise RequestError(problem, "give one for all, or one for each", "sampling_params")
-        for own in each:
-            if not isinstance(own, SamplingParams):
-                problem = f"sampling_params holds a {type(own).__name__}"
-                raise RequestError(problem, "give SamplingParams(...), or a list of them", "sampling_params")
-        return list(each)
 
 
 def check_messages(messages: Any) -> None:

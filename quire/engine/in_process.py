@@ -166,7 +166,9 @@ class EngineThread(LoopClient):
         try:
             while self._obey():
                 if self._engine.has_work:
-                    self._post(self._served, self._take_step, *step(self._engine))
+                    outputs, report = step(self._engine)
+                    if report is not None:
+                        self._post(self._served, self._take_step, outputs, report)
         except BaseException as failure:
             self._failure = failure if isinstance(failure, EngineDead) else _death(failure)
             self._post(self._loop, self._die, self._failure)

@@ -32,13 +32,17 @@ class StepReport(NamedTuple):
     num_free_blocks: int
 
 
-def step(engine: Engine) -> tuple[list[Output], StepReport]:
-    """Step an engine; what came of it, and the report. Raises EngineDead when the step fails."""
+def step(engine: Engine) -> tuple[list[Output], StepReport | None]:
+    """Step an engine; what came of it, and the report. Raises EngineDead when the step fails.
+
+    There is no report when nothing has ended: the step is still under way.
+    """
     before = engine.records[-1] if engine.records else None
     outputs = engine.step()
     after = engine.records[-1] if engine.records else None
-    scheduler = engine.scheduler
-    record = None if after is before else after
+    record, scheduler = None if after is before else after, engine.scheduler
+    if record is None and not outputs:
+        return outputs, None
     return outputs, StepReport(
         record, scheduler.num_running, scheduler.num_waiting, scheduler.num_free_blocks
     )

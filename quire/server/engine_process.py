@@ -76,8 +76,10 @@ def serve(server: ServerSocket, build: Build) -> None:
         for message in waiting:
             _take(server, engine, message)
         if engine.has_work:
-            for frame in messages.encode_step(*step(engine)):
-                server.send_frame(frame)
+            outputs, report = step(engine)
+            if report is not None:
+                for frame in messages.encode_step(outputs, report):
+                    server.send_frame(frame)
         if time.monotonic() >= trim_s:
             heap.trim()
             trim_s = time.monotonic() + heap.PERIOD_S

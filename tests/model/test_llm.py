@@ -17,7 +17,7 @@ import pytest
 from threadpoolctl import threadpool_info
 
 from quire import LLM, SamplingParams
-from quire.errors import ConfigError, RequestError
+from quire.errors import ConfigError, EngineDead, RequestError
 from quire.outputs import RequestOutput
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -330,6 +330,24 @@ def test_an_interrupt_takes_nothing_from_other_streams(llm: LLM, monkeypatch: py
         ask(llm, "Hello!")
     *_, last = stream
     assert last.outputs[0].token_ids == expected
+
+
+def test_a_death_ends_every_stream_with_its_cause() -> None:
+    def fails(*_: object) -> None:
+        raise ArithmeticError("a broken kernel")
+
+    llm = LLM("demo", device="null")
+    first, second = (llm.stream(prompt, GREEDY) for prompt in ("a", "b"))
+    next(first), next(second)
+    vars(llm.engine)["_step"] = fails
+    for stream in (first, second):
+        with pytest.raises(EngineDead, match="ArithmeticError: a broken kernel") as dead:
+            list(stream)
+        assert isinstance(dead.value.__cause__, ArithmeticError)
+        assert list(stream) == []
+    with pytest.raises(EngineDead, match="a broken kernel"):
+        ask(llm, "c")
+    llm.close()
 
 
 def test_a_request_that_cannot_be_read_is_not_left_open(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

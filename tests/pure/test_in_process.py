@@ -48,6 +48,23 @@ def guide(engine: Engine, before: Callable[[], None]) -> None:
     engine.runner.before = before  # type: ignore[method-assign]
 
 
+class Gate:
+    """Lets a device take so many steps and then holds it; one that is to fail does so at the next step."""
+
+    def __init__(self, engine: Engine, num_steps: int) -> None:
+        self.steps = threading.Semaphore(num_steps)
+        self.failure: Exception | None = None
+        guide(engine, self.wait)
+
+    def wait(self) -> None:
+        assert self.steps.acquire(timeout=LIMIT_S)
+        if self.failure is not None:
+            raise self.failure
+
+    def open(self) -> None:
+        self.steps.release(10_000)
+
+
 def ask(name: str = "a", prompt: tuple[int, ...] = (1, 2, 3), **params: Any) -> NewRequest:
     return NewRequest(name, prompt, SamplingParams(**{"ignore_eos": True, **params}))
 
@@ -248,8 +265,7 @@ def test_streams_give_what_the_engine_gives() -> None:
 
 def test_the_loop_is_called_once_a_step_and_never_waits() -> None:
     engine = make_engine()
-    go = threading.Semaphore(0)
-    guide(engine, lambda: go.acquire(timeout=LIMIT_S) or kernel_fails())
+    gate = Gate(engine, 0)
 
     async def check() -> None:
         async with running(engine) as client:
@@ -258,7 +274,7 @@ def test_the_loop_is_called_once_a_step_and_never_waits() -> None:
             streams = [client.submit(ask(str(i), max_tokens=2)) for i in range(8)]
             await asyncio.sleep(0.01)  # the first step waits for this loop
             assert not engine.records
-            go.release(2)
+            gate.steps.release(2)
             await until(lambda: len(calls) >= 2 and not engine.has_work)
             assert len(engine.records) == len(calls)
             loop.call_soon_threadsafe = call  # type: ignore[method-assign]
@@ -285,6 +301,7 @@ def test_a_refusal_is_of_one_request_alone() -> None:
 
 def test_aborted_and_dropped_streams_free_their_blocks() -> None:
     engine = make_engine()
+    gate = Gate(engine, 3)
 
     async def check() -> None:
         async with running(engine) as client:
@@ -293,29 +310,35 @@ def test_aborted_and_dropped_streams_free_their_blocks() -> None:
             for stream in streams:
                 await stream.get()
             streams[0].abort()
-            assert (await follow(streams[0]))[-1].finish_reason in ("abort", "length")
             waiting = asyncio.create_task(follow(client.submit(ask("waiting", max_tokens=None))))
             await asyncio.sleep(0)
             waiting.cancel()
+            await asyncio.wait((waiting,))
             client.abort("other")
             client.abort("unknown")
+            first = streams[0]
             del streams, stream, waiting
             gc.collect()
-            assert (await follow(other))[-1].finish_reason in ("abort", "length")
+            gate.open()
+            for aborted in (first, other):
+                assert (await follow(aborted))[-1].finish_reason == "abort"
             await until(lambda: not client.status.has_work)
             assert empty(engine)
+            assert len(engine.records) < 20  # and none ran to its end
 
     run(check())
 
 
 def test_a_death_ends_every_stream_once() -> None:
     engine = make_engine()
+    gate = Gate(engine, 2)
 
     async def check() -> None:
         async with running(engine) as client:
             streams = [client.submit(ask(str(i), max_tokens=None)) for i in range(4)]
             await streams[0].get()
-            guide(engine, kernel_fails)
+            gate.failure = ValueError("no such kernel")
+            gate.open()
             ends = await asyncio.gather(*map(follow, streams), return_exceptions=True)
             assert all(isinstance(end, EngineDead) and "no such kernel" in end.message for end in ends)
             assert len(set(map(id, ends))) == 4
@@ -364,6 +387,7 @@ def test_a_step_that_does_not_end_is_not_healthy() -> None:
 def test_one_event_loop_after_another() -> None:
     """What a loop that was closed left open is aborted; a loop that still runs keeps the engine."""
     engine = make_engine()
+    gate = Gate(engine, 2)
     client = EngineThread(engine, Facts({}, ROOM, 64))
     left: list[Stream] = []
 
@@ -372,18 +396,19 @@ def test_one_event_loop_after_another() -> None:
         await left[0].get()
 
     async def use() -> None:
-        assert len(await follow(client.submit(ask("a")))) == 16
+        again = client.submit(ask("a"))
+        gate.open()
+        assert len(await follow(again)) == 16
         with pytest.raises(EngineDead, match="loop was closed"):
             await follow(left[0])
         await until(lambda: empty(engine))
         stream = client.submit(ask("b", max_tokens=None))
-        guide(engine, go.wait)
+        held = Gate(engine, 0)
         with pytest.raises(RuntimeError, match="another event loop"):
             await asyncio.to_thread(asyncio.run, leave())
-        go.set()
+        held.open()
         assert await follow(stream)
         await client.close()
 
-    go = threading.Event()
     run(leave())
     run(use())
