@@ -142,6 +142,7 @@ def build(config: EngineConfig, progress: Progress | None = None, announce: Anno
         max_model_len=memory.max_model_len,
         enable_prefix_caching=config.enable_prefix_caching,
         policy=config.scheduling_policy,
+        max_steps_in_flight=config.max_steps_in_flight or 1,
     )
     vocab_size = description.model.config.vocab_size
     runner = Runner(backend, lambda: _grammars(description))

@@ -63,6 +63,13 @@ class EngineConfig:
     max_num_prefill_tokens: int | None = _option(
         None, "tokens of prompts in a step in which others generate, at most (default: all)", low=1
     )
+    max_steps_in_flight: int | None = _option(
+        None,
+        "steps planned and launched before the results of the first are taken in (default: 1); 2 spares the "
+        "device the wait for Python between steps",
+        low=1,
+        high=2,
+    )
     block_size: int = _option(16, "token positions in one block of the KV cache", choices=BLOCK_SIZES)
     kv_cache_dtype: str = _option("auto", "number format of cached keys and values", choices=KV_CACHE_DTYPES)
     kv_cache_memory_bytes: int | None = _option(

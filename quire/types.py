@@ -155,6 +155,8 @@ class Failure(NamedTuple):
 class RowResult(NamedTuple):
     """What a row gave. `error` fails this request alone (for example logits that are not numbers).
 
+    After an error the next row of the slot may be in flight. The device computes any token in it: its result
+    is dropped, as is that of a row whose request ended with the token before.
     `token_ids` are the drafted tokens that were accepted and the one that follows them.
     `prompt_logprobs` has one entry for each position start + 1 ... start + count that lies in the prompt.
     `vector` is what pooling gave.

@@ -97,7 +97,10 @@ class Slots:
         results, first = [], 0
         for index, row in enumerate(step.rows):
             own = logits[first : first + row.num_logits]
-            results.append(self._finish(row, self._slots[row.slot], own, found.get(index)))
+            slot = self._slots[row.slot]
+            results.append(self._finish(row, slot, own, found.get(index)))
+            if row.sample and not results[-1].token_ids:
+                slot.token_ids.append(0)  # the next row may be in flight; what it computes is dropped
             first += row.num_logits
         return StepResult(tuple(results))
 

@@ -13,15 +13,38 @@ from quire.errors import ContextOverflow, EngineDead, RequestError
 from quire.types import NewRequest, Output, Record, Step, StepResult
 
 
+class Pending(Protocol):
+    """A step that was launched."""
+
+    def result(self) -> StepResult:
+        """Wait for the step: one RowResult for each row, in the order of `step.rows`."""
+
+
 class Runner(Protocol):
     """Computes steps. It keeps, for each slot, the tokens and the block table that the steps told it."""
 
-    def execute(self, step: Step) -> StepResult:
-        """Compute one step: one RowResult for each row, in the order of `step.rows`."""
+    def launch(self, step: Step) -> Pending:
+        """Let a step compute after those that were launched before it; they are collected in that order."""
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """A step that was launched, and what its record tells of its plan."""
+
+    step: Step
+    pending: Pending
+    planned_s: float
+    num_waiting: int
+    num_free_blocks: int
+    num_cached_tokens: int
+    num_preemptions: int
 
 
 class Engine:
     """Turns requests into outputs, step by step.
+
+    While the device computes a step, the next one is planned and launched, up to the scheduler's
+    `max_steps_in_flight`; so the device need not wait for Python.
 
     `clock` gives seconds; `NewRequest.arrival_s` must be read from the same one (by default
     `time.monotonic`, which all processes of a machine share). `vocab_size`, when given, bounds the
@@ -42,13 +65,17 @@ class Engine:
         self.clock = clock
         self.vocab_size = vocab_size
         self.records: deque[Record] = deque(maxlen=num_records)
+        self._in_flight: deque[_InFlight] = deque()  # the oldest first
+        self._idle_since_s: float | None = None  # the device computes nothing though requests are open
         self._aborted: list[Output] = []  # final outputs that the next step delivers
         self._cause_of_death: str | None = None
 
     @property
     def has_work(self) -> bool:
         """True while `step` has something to compute or to deliver."""
-        return self._cause_of_death is None and (self.scheduler.has_work or bool(self._aborted))
+        if self._cause_of_death is not None:
+            return False
+        return self.scheduler.has_work or bool(self._aborted) or bool(self._in_flight)
 
     def add(self, request: NewRequest) -> None:
         """Take a request in. Raises RequestError when it can never run, EngineDead after a failure."""
@@ -65,7 +92,9 @@ class Engine:
             self._aborted += self.scheduler.abort(request_id, self.clock(), choice)
 
     def step(self) -> list[Output]:
-        """Compute one step and return what came of it; nothing when there is no work.
+        """Launch what can be launched, wait for the oldest step in flight and return what came of it.
+
+        Nothing comes when there is no work.
 
         Raises EngineDead when the runner fails, and ever after: every open request ends with it.
         """
@@ -80,26 +109,51 @@ class Engine:
             raise
 
     def _step(self) -> list[Output]:
-        scheduler, begin_s = self.scheduler, self.clock()
+        while len(self._in_flight) < self.scheduler.max_steps_in_flight and self._launch():
+            pass
+        return self._collect() if self._in_flight else []
+
+    def _launch(self) -> bool:
+        """Plan a step and launch it; False when there is none to be planned now."""
+        scheduler, planned_s = self.scheduler, self.clock()
         num_preemptions, num_cached_tokens = scheduler.num_preemptions, scheduler.num_cached_tokens
-        step = scheduler.schedule(begin_s)
+        step = scheduler.schedule(planned_s)
         if step is None:
-            return []
-        num_waiting, num_free_blocks = scheduler.num_waiting, scheduler.num_free_blocks
-        result = self.runner.execute(step)
-        outputs = scheduler.commit(step, result, self.clock())
+            return False
+        if self._idle_since_s is None:
+            self._idle_since_s = planned_s
+        self._in_flight.append(
+            _InFlight(
+                step,
+                self.runner.launch(step),
+                planned_s,
+                scheduler.num_waiting,
+                scheduler.num_free_blocks,
+                scheduler.num_cached_tokens - num_cached_tokens,
+                scheduler.num_preemptions - num_preemptions,
+            )
+        )
+        return True
+
+    def _collect(self) -> list[Output]:
+        """Wait for the oldest step in flight and take in what it gave."""
+        flown = self._in_flight.popleft()
+        step, result = flown.step, flown.pending.result()
+        outputs = self.scheduler.commit(step, result, self.clock())
+        idle_since_s = result.began_s if self._idle_since_s is None else self._idle_since_s
+        self._idle_since_s = result.ended_s if self.scheduler.has_work else None
         self.records.append(
             Record(
                 index=step.index,
                 num_rows=len(step.rows),
                 num_tokens=step.num_tokens,
-                num_waiting=num_waiting,
-                num_free_blocks=num_free_blocks,
-                num_cached_tokens=scheduler.num_cached_tokens - num_cached_tokens,
-                num_preemptions=scheduler.num_preemptions - num_preemptions,
-                seconds=(seconds := self.clock() - begin_s),
-                device_s=(device_s := result.ended_s - result.began_s),
-                idle_s=seconds - device_s,
+                num_waiting=flown.num_waiting,
+                num_free_blocks=flown.num_free_blocks,
+                num_cached_tokens=flown.num_cached_tokens,
+                num_preemptions=flown.num_preemptions,
+                seconds=self.clock() - flown.planned_s,
+                device_s=result.ended_s - result.began_s,
+                idle_s=max(0.0, result.began_s - idle_since_s),
             )
         )
         return outputs

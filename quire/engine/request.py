@@ -49,7 +49,7 @@ class OpenRequest:
             owes_prompt_logprobs=params.prompt_logprobs is not None and num_prompt > 1,
         )
         indices = range(params.num_sequences)
-        request.choices = tuple(Choice(request, i, num_prompt, num_prompt) for i in indices)
+        request.choices = tuple(Choice(request, i, *(num_prompt,) * 3) for i in indices)
         request.followers = dict.fromkeys(request.choices[1:])
         return request
 
@@ -83,15 +83,20 @@ class OpenRequest:
 class Choice:
     """One of the n answers to a request. It waits (slot is -1), runs, and ends; preempted, it waits again.
 
-    It knows the prompt and what it emitted; the first `num_computed` of these have keys and values in
-    `blocks`. `chain` holds the hashes of its full blocks; they outlive a preemption, as tokens do.
+    It knows the prompt and what it emitted; the steps in flight *promise* it more tokens. The first
+    `num_computed` of its tokens have keys and values in `blocks`; the steps in flight compute those from
+    there to `num_planned`. `chain` holds the hashes of its full blocks; they outlive a preemption, as
+    tokens do.
     """
 
     request: OpenRequest
     index: int
     num_prompt: int
     num_known: int
+    num_ahead: int  # known and promised tokens
+    num_planned: int = 0
     num_computed: int = 0
+    free_after: int = 0  # preempted: may be admitted when this many steps were committed
     slot: int = -1
     finished: bool = False
     emitted: list[int] = field(default_factory=list)
@@ -193,8 +198,10 @@ class Choice:
         token_ids = self.known_tokens()
         assert len(token_ids) == self.num_known <= self.request.max_known
         assert self.num_prompt == len(self.request.new.prompt_token_ids)
+        assert self.num_known <= self.num_ahead <= self.request.max_known
         assert 0 <= self.num_computed < self.num_known
-        assert self.num_computed <= len(self.blocks) * block_size < self.num_known + block_size
+        assert self.num_computed <= self.num_planned < self.num_ahead
+        assert self.num_planned <= len(self.blocks) * block_size < self.num_ahead + block_size
         assert self.num_registered == self.num_computed // block_size <= len(self.chain)
         parent = self.request.root
         for index, block_hash in enumerate(self.chain):

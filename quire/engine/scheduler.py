@@ -10,16 +10,22 @@ free, the most recently admitted choice is preempted and goes to the head of the
 choice always advances, and ends; then the next is the oldest. Nobody is admitted past a choice at the
 head whose blocks are not free yet.
 
+Several steps may be in flight: planned, and not committed. The next one counts on the tokens that they
+will give as *promised* ones, which the device will have. A choice whose promised token ends it has a row
+too many in flight; its result is dropped. Steps compute in the order of their plans, so blocks and slots
+that are released while a step in flight uses them may be granted anew by the next.
+
 A plan is a pure function of the calls made before: no clock is read, and every container has an order.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from quire.engine.blocks import BlockPool
+from quire.engine.caches import Caches
 from quire.engine.policy import WaitingQueue, make_queue
 from quire.engine.request import Choice, OpenRequest
 from quire.types import Admission, Failure, Grant, NewRequest, Output, Row, RowResult, Step, StepResult
@@ -37,7 +43,10 @@ class _Plan:
 
 
 class Scheduler:
-    """Plans steps and turns their results into outputs. `schedule` and `commit` alternate.
+    """Plans steps and turns their results into outputs: `commit` takes the steps of `schedule` in order.
+
+    At most `max_steps_in_flight` are planned and not committed; one while a choice with a grammar runs, since
+    the last token decides what may follow.
 
     `add` and `abort` may come at any moment. The time of a step grows with its rows and the tokens
     admitted, not with the queue or the pool. Requests must fit the limits: `engine.validate` sees to it.
@@ -60,13 +69,16 @@ class Scheduler:
         enable_prefix_caching: bool = True,
         policy: str = "fcfs",
         num_spare_blocks: int = 1,
+        max_steps_in_flight: int = 1,
     ) -> None:
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_prefill_tokens = max_num_prefill_tokens or max_num_batched_tokens
         self.max_model_len = max_model_len
+        self.max_steps_in_flight = max_steps_in_flight
         self.pool = BlockPool(num_blocks, retain=enable_prefix_caching)
+        self._caches = Caches(self.pool, block_size)
         self.num_preemptions = 0  # since the start
         self.num_cached_tokens = 0  # taken from the prefix cache since the start
         self._num_spare_blocks = num_spare_blocks
@@ -78,8 +90,9 @@ class Scheduler:
         self._num_open = 0  # choices
         self._free_slots = list(range(max_num_seqs))  # a heap: the lowest first
         self._released: list[int] = []  # slots vacated since the last step
-        self._in_flight: list[Choice] | None = None
+        self._in_flight: deque[list[Choice]] = deque()  # whose rows the steps hold, the oldest step first
         self._num_steps = 0
+        self._num_ruled = 0  # choices with a grammar that run
 
     @property
     def num_running(self) -> int:
@@ -103,10 +116,6 @@ class Scheduler:
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
-
-    def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold `num_tokens` positions."""
-        return -(-num_tokens // self.block_size)
 
     def add(self, new: NewRequest) -> None:
         """Let a request wait. Its id must not be that of an open one (ValueError)."""
@@ -133,17 +142,22 @@ class Scheduler:
         return outputs[::-1]
 
     def schedule(self, now: float) -> Step | None:
-        """The next step, or None when nothing waits or runs. `now`: seconds on the engine's clock."""
-        if self._in_flight is not None:
-            raise RuntimeError("the last step was not committed")
+        """The next step, or None when nothing can be computed before the steps in flight are committed.
+
+        Without steps in flight, None says that nothing is open. `now`: seconds on the engine's clock.
+        """
+        if len(self._in_flight) >= self.max_steps_in_flight:
+            raise RuntimeError("too many steps were not committed")
+        if self._in_flight and self._num_ruled:
+            return None
         plan = _Plan(self._budget())
         self._plan_running(plan)
         self._plan_waiting(plan, now)
         if not plan.rows:
-            if self._num_open:
+            if self._num_open and not self._in_flight:
                 raise RuntimeError("requests wait, nothing runs, and none of them fits the KV cache")
             return None
-        self._in_flight = plan.choices
+        self._in_flight.append(plan.choices)
         released, self._released = self._released, []
         self._num_steps += 1
         return Step(
@@ -152,7 +166,7 @@ class Scheduler:
 
     def _budget(self) -> int:
         """Tokens of the next step, at most: who generates waits no longer than a chunk of a prompt takes."""
-        generating = sum(c.num_known - c.num_computed == 1 for c in self._running.values())
+        generating = sum(c.num_ahead - c.num_planned == 1 for c in self._running.values())
         most = generating + self.max_num_prefill_tokens if generating else self.max_num_batched_tokens
         return min(most, self.max_num_batched_tokens)
 
@@ -162,22 +176,32 @@ class Scheduler:
         for choice in tuple(self._running.values()):
             if not budget or choice.slot < 0:  # an older one preempted it, and all younger ones
                 break
-            start = choice.num_computed
-            count = min(choice.num_known - start, budget)
+            request, ahead, start = choice.request, choice.num_ahead, choice.num_planned
+            if ahead == request.max_known:  # the last token is promised
+                continue
+            count = min(ahead - start, budget)
             end = start + count
             if end > len(choice.blocks) * block_size and not self._grow(choice, end, plan):
+                budget = 0
                 break
-            sample = end == choice.num_known
-            num_logits = count if choice.request.lacks_prompt_logprobs else int(sample)
+            sample = end == ahead
+            num_logits = count if request.lacks_prompt_logprobs else int(sample)
             rows.append(Row(choice.slot, start, count, (), sample, num_logits))
             choices.append(choice)
+            choice.num_planned = end
+            choice.num_ahead += sample
             budget -= count
         plan.budget = budget
 
     def _grow(self, choice: Choice, num_tokens: int, plan: _Plan) -> bool:
-        """Give a running choice room for `num_tokens`; False when it had to yield to older ones."""
-        num_missing = self.num_blocks_for(num_tokens) - len(choice.blocks)
+        """Give a running choice room for `num_tokens`; False when it has to wait, or yielded to older ones.
+
+        It takes no blocks from others while rows of its own are in flight: those may end someone.
+        """
+        num_missing = self._caches.num_blocks_for(num_tokens) - len(choice.blocks)
         while self.pool.num_free < num_missing:
+            if choice.num_planned > choice.num_computed:
+                return False
             youngest = next(reversed(self._running.values()))
             if youngest is choice and len(self._running) == 1:
                 raise RuntimeError(f"request {choice.request.new.request_id!r} alone exceeds the KV cache")
@@ -193,6 +217,7 @@ class Scheduler:
         """Take slot and blocks; the choice will compute its tokens again, or find them cached."""
         self._vacate(choice)
         choice.num_preemptions += 1
+        choice.free_after = self._num_steps
         self.num_preemptions += 1
         self._head[choice] = None
         self._head.move_to_end(choice, last=False)  # the youngest first, so the oldest ends up in front
@@ -205,18 +230,21 @@ class Scheduler:
                 return
 
     def _admit(self, choice: Choice, now: float, plan: _Plan) -> bool:
-        """Give a waiting choice a slot, blocks and its first row; False when the blocks are not free."""
-        if not self._has_room(choice) and not self._may_want_less(choice):
+        """Give a waiting choice a slot, blocks and its first row; False when the blocks are not free.
+
+        One that was preempted waits for the results of its rows first.
+        """
+        if choice.free_after > self._num_steps - len(self._in_flight):
+            return False
+        caches, num_spare = self._caches, self._num_spare_blocks * len(self._running)
+        if not caches.has_room(choice, num_spare) and not caches.may_want_less(choice):
             return False  # a long prompt is not matched anew in every step
-        shared = self._match(choice)
-        num_fresh = self.num_blocks_for(choice.num_known) - len(shared)
-        choice.num_blocks_wanted = num_fresh + self.pool.num_idle(shared)
-        choice.num_matched, choice.num_revived = len(shared), self.pool.num_revived
-        if not self._has_room(choice):
+        shared = caches.match(choice)
+        if not caches.has_room(choice, num_spare):
             return False
         self._withdraw(choice)
         self.pool.share(shared)
-        choice.blocks = shared + self.pool.allocate(num_fresh)
+        choice.blocks = shared + self.pool.allocate(caches.num_blocks_for(choice.num_known) - len(shared))
         choice.slot = heapq.heappop(self._free_slots)
         choice.num_registered = len(shared)
         choice.num_computed = start = len(shared) * self.block_size
@@ -227,50 +255,28 @@ class Scheduler:
             choice.num_cached_tokens = start
             self._queue.charge(choice, choice.num_known - start, 0)
         self._running[choice.slot] = choice
+        self._num_ruled += bool(choice.request.new.grammar)
         count = min(choice.num_known - start, plan.budget)
         sample = start + count == choice.num_known
         num_logits = count if choice.request.lacks_prompt_logprobs else int(sample)
         plan.rows.append(Row(choice.slot, start, count, choice.known_tokens(), sample, num_logits))
         plan.choices.append(choice)
+        choice.num_planned = start + count
+        choice.num_ahead += sample
         plan.admitted.append(choice.admission())
         plan.granted.append(Grant(choice.slot, 0, 0, tuple(choice.blocks)))
         plan.budget -= count
         return True
 
-    def _has_room(self, choice: Choice) -> bool:
-        """Whether the blocks that a choice wants are free, and spare ones for those that run."""
-        spare = self._num_spare_blocks * len(self._running)
-        return choice.num_blocks_wanted + spare <= self.pool.num_free
-
-    def _may_want_less(self, choice: Choice) -> bool:
-        """Whether the blocks of its prefix became more, or came into use, since the last attempt."""
-        if choice.num_revived != self.pool.num_revived:
-            return True
-        index = choice.num_matched  # of the first block that was not found
-        if index >= choice.num_reusable() // self.block_size:
-            return False
-        return self.pool.find(choice.block_hash(index, self.block_size)) is not None
-
-    def _match(self, choice: Choice) -> list[int]:
-        """The blocks that hold the longest cached beginning of the choice's tokens."""
-        shared: list[int] = []
-        for index in range(choice.num_reusable() // self.block_size):
-            block = self.pool.find(choice.block_hash(index, self.block_size))
-            if block is None:
-                break
-            shared.append(block)
-        return shared
-
     def commit(self, step: Step, result: StepResult, now: float) -> list[Output]:
         """Take in what a step gave: the outputs of its rows, in order. `now` as in `schedule`."""
-        if self._in_flight is None or step.index != self._num_steps - 1:
-            raise RuntimeError(f"step {step.index} is not in flight")
+        if not self._in_flight or step.index != self._num_steps - len(self._in_flight):
+            raise RuntimeError(f"step {step.index} is not the oldest in flight")
         if len(result.rows) != len(step.rows):
             raise ValueError(f"{len(step.rows)} rows asked, {len(result.rows)} results given")
-        in_flight, self._in_flight = self._in_flight, None
         outputs = []
-        for choice, row, got in zip(in_flight, step.rows, result.rows, strict=True):
-            if choice.finished:  # aborted while the step was in flight
+        for choice, row, got in zip(self._in_flight.popleft(), step.rows, result.rows, strict=True):
+            if choice.finished:  # while the step was in flight
                 continue
             output = self._commit_row(choice, row, got, now)
             if output is not None:
@@ -282,27 +288,21 @@ class Scheduler:
         if got.error is not None:
             return self._fail(choice, got.error, now)
         request, end = choice.request, row.start + row.count
-        choice.num_computed = end
-        if end // self.block_size > choice.num_registered:
-            self._register(choice)
+        if runs := choice.slot >= 0:  # or its blocks were taken, and what the row wrote into them is void
+            choice.num_computed = end
+            if end // self.block_size > choice.num_registered:
+                self._caches.register(choice)
         if request.lacks_prompt_logprobs and not request.collect_prompt_logprobs(
             row.start, end, got.prompt_logprobs
         ):
             return self._fail(choice, Failure("the device gave too few prompt logprobs"), now)
-        if request.followers and end >= choice.num_prompt:
+        if request.followers and runs and end >= choice.num_prompt:
             self._release_followers(choice)
         if not row.sample:
             return None
         if not got.token_ids:
             return self._fail(choice, Failure("the device gave no token"), now)
         return self._emit(choice, got, now)
-
-    def _register(self, choice: Choice) -> None:
-        """Make the blocks findable that were filled and computed since the last time."""
-        first, last = choice.num_registered, choice.num_computed // self.block_size
-        for index in range(first, last):
-            self.pool.register(choice.blocks[index], choice.block_hash(index, self.block_size))
-        choice.num_registered = last
 
     def _emit(self, choice: Choice, got: RowResult, now: float) -> Output:
         """Append sampled tokens up to the one that ends the choice, if any."""
@@ -365,7 +365,8 @@ class Scheduler:
         self.pool.release(choice.blocks)
         choice.slot = -1
         choice.blocks = []
-        choice.num_registered = choice.num_computed = 0
+        choice.num_registered = choice.num_computed = choice.num_planned = 0
+        self._num_ruled -= bool(choice.request.new.grammar)
 
     def _withdraw(self, choice: Choice) -> None:
         """Take a waiting choice out of where it waits."""
@@ -393,7 +394,7 @@ class Scheduler:
         assert len(places) == len(set(places)), "a choice is in two places"
         assert not any(choice.finished for choice in places)
         for choice in places[len(self._running) :]:
-            assert (choice.slot, choice.blocks, choice.num_computed) == (-1, [], 0)
+            assert (choice.slot, choice.blocks, choice.num_planned) == (-1, [], 0)
             choice.check(self.block_size)
-        assert len(places) + len(self._queue) == self._num_open
-        assert self.num_waiting >= 0
+        assert len(places) + len(self._queue) == self._num_open >= len(self._running)
+        assert self._num_ruled == sum(bool(c.request.new.grammar) for c in self._running.values())

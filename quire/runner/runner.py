@@ -41,7 +41,10 @@ class Runner:
             self._masks.prepare()
 
     def launch(self, step: Step) -> Pending:
-        """Let a step compute after those launched before it. One with grammars follows the last collected."""
+        """Let a step compute after those launched before it.
+
+        A row of a grammar that goes on needs the last token: it is launched when that was collected.
+        """
         if not self._ruled and not any(admission.grammar for admission in step.admitted):
             return self._backend.launch(step)
         self._apply(step)
@@ -50,10 +53,6 @@ class Runner:
         if not ruled:
             return self._backend.launch(step)
         return _Collected(self._backend.launch(step, self._begin_masks(ruled)), ruled)
-
-    def execute(self, step: Step) -> StepResult:
-        """Launch a step and wait for it."""
-        return self.launch(step).result()
 
     def _apply(self, step: Step) -> None:
         for slot in step.released:

@@ -98,6 +98,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "blocks of 8": {"block_size": 8, "max_num_batched_tokens": 50},
     "blocks of 64": {"block_size": 64},
     "four at a time": {"max_num_seqs": 4, "max_num_batched_tokens": 90},
+    "two in flight": {"max_steps_in_flight": 2},
+    "two in flight, chunks of 7": {"max_steps_in_flight": 2, "max_num_batched_tokens": 7, "max_num_seqs": 3},
     "fair policy": {"scheduling_policy": "fair", "max_num_batched_tokens": 40},
 }
 

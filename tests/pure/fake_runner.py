@@ -61,16 +61,48 @@ class SlotState:
     num_computed: int | None = None
 
 
+class Launched:
+    """A step on its way. It takes in what the step brings when it computes, after the steps before it."""
+
+    def __init__(self, runner: FakeRunner, step: Step) -> None:
+        self.runner = runner
+        self.step = step
+        self.answer: StepResult | None = None
+
+    def compute(self) -> None:
+        if self.answer is None:
+            self.answer = self.runner.compute(self.step)
+
+    def result(self) -> StepResult:
+        self.compute()
+        assert self.answer is not None
+        return self.answer
+
+
 class FakeRunner:
-    def __init__(self, num_blocks: int, block_size: int, failing: frozenset[str] = frozenset()) -> None:
+    """`eager`: a step computes when it is launched, as on a fast device; else when it is collected."""
+
+    def __init__(
+        self, num_blocks: int, block_size: int, failing: frozenset[str] = frozenset(), eager: bool = False
+    ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.failing = failing  # requests whose rows report an error when they would sample
+        self.eager = eager
+        self.num_steps = 0
         self.slots: dict[int, SlotState] = {}
         self.kv: dict[tuple[int, int], int] = {}
         self.num_computed = 0
 
-    def execute(self, step: Step) -> StepResult:
+    def launch(self, step: Step) -> Launched:
+        launched = Launched(self, step)
+        if self.eager:
+            launched.compute()
+        return launched
+
+    def compute(self, step: Step) -> StepResult:
+        assert step.index == self.num_steps, "steps compute in their order"
+        self.num_steps += 1
         for slot in step.released:
             del self.slots[slot]
         for admission in step.admitted:
@@ -135,6 +167,7 @@ class FakeRunner:
         if not row.sample:
             return RowResult(prompt_logprobs=prompt_logprobs)
         if admission.request_id in self.failing:
+            state.tokens.append(0)  # a row in flight may count on a token; what comes of it is dropped
             return RowResult(error=Failure("logits are not numbers"))
         values = [self.kv[self._place(state, p)] for p in range(end)]
         token_id = choose(values, admission, end)

@@ -26,19 +26,20 @@ class Clock:
 class FailingRunner(FakeRunner):
     failure: BaseException | None = None
 
-    def execute(self, step):
+    def launch(self, step):
         if self.failure is not None:
             raise self.failure
-        return super().execute(step)
+        return super().launch(step)
 
 
-def make_engine(num_blocks=16, max_model_len=32, **options) -> Engine:
+def make_engine(num_blocks=16, max_model_len=32, max_steps_in_flight=1, **options) -> Engine:
     scheduler = Scheduler(
         num_blocks=num_blocks,
         block_size=4,
         max_num_seqs=4,
         max_num_batched_tokens=16,
         max_model_len=max_model_len,
+        max_steps_in_flight=max_steps_in_flight,
     )
     return Engine(scheduler, FailingRunner(num_blocks, 4), clock=Clock(), **options)
 

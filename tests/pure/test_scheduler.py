@@ -31,7 +31,9 @@ class Run:
 
     def add(self, name, prompt, max_tokens=4, **fields) -> NewRequest:
         own = {key: fields.pop(key) for key in ("tenant", "priority", "cache_salt") if key in fields}
-        own |= {key: fields.pop(key) for key in ("context_variant", "eos_token_ids") if key in fields}
+        own |= {
+            key: fields.pop(key) for key in ("context_variant", "eos_token_ids", "grammar") if key in fields
+        }
         prompt = tuple(range(prompt)) if isinstance(prompt, int) else tuple(prompt)
         new = NewRequest(name, prompt, SamplingParams(max_tokens=max_tokens, **fields), self.now, **own)
         self.requests.append(new)
@@ -42,7 +44,7 @@ class Run:
         self.now += 1.0
         step = self.scheduler.schedule(self.now)
         during()
-        outputs = self.scheduler.commit(step, self.runner.execute(step), self.now + 0.5)
+        outputs = self.scheduler.commit(step, self.runner.launch(step).result(), self.now + 0.5)
         self.received.take(outputs)
         self.scheduler.check()
         return step, outputs
@@ -307,8 +309,8 @@ def test_a_head_that_does_not_fit_is_not_matched_anew_in_every_step():
     run.step()
     run.add("long", [1] * 20 + [2] * 20, max_tokens=1)
     matched = []
-    match = run.scheduler._match
-    run.scheduler._match = lambda choice: matched.append(choice) or match(choice)
+    match = run.scheduler._caches.match
+    run.scheduler._caches.match = lambda choice: matched.append(choice) or match(choice)
     run.finish()
     assert 1 < len(matched) < 5
 
@@ -508,15 +510,6 @@ def test_why_a_request_ends(results, params, expected):
     assert [list(out.token_ids) for out in outputs] == results
 
 
-def test_several_tokens_a_row_are_cut_after_the_last_one():
-    outputs = scripted([9], [[3, 4, 5], [6, 2, 7]])
-    assert [out.token_ids for out in outputs] == [(3, 4, 5), (6, 2)]
-    assert outputs[-1].finish_reason == "stop"
-    outputs = scripted([9], [[3, 4, 5], [6, 8, 7]], max_tokens=4)
-    assert [out.token_ids for out in outputs] == [(3, 4, 5), (6,)]
-    assert outputs[-1].finish_reason == "length"
-
-
 def test_a_row_without_a_token_fails_its_request():
     (output,) = scripted([9], [[]])
     assert (output.finish_reason, output.error) == ("error", Failure("the device gave no token"))
@@ -627,13 +620,13 @@ def test_calls_out_of_turn_are_refused():
     with pytest.raises(ValueError, match="open already"):
         run.scheduler.add(run.requests[0])
     step = run.scheduler.schedule(0.0)
-    with pytest.raises(RuntimeError, match="not committed"):
+    with pytest.raises(RuntimeError, match="were not committed"):
         run.scheduler.schedule(0.0)
     with pytest.raises(ValueError, match="1 rows asked, 0 results"):
         run.scheduler.commit(step, StepResult(()), 0.0)
-    result = run.runner.execute(step)
+    result = run.runner.launch(step).result()
     run.scheduler.commit(step, result, 0.0)
-    with pytest.raises(RuntimeError, match="not in flight"):
+    with pytest.raises(RuntimeError, match="not the oldest in flight"):
         run.scheduler.commit(step, result, 0.0)
 
 
@@ -714,7 +707,7 @@ def lines_of_a_step(num_waiting: int, num_blocks: int, policy: str) -> int:
     gc.disable()  # it would run finalizers of other tests, whose lines are not the scheduler's
     try:
         step = traced(run.scheduler.schedule, trace, 0.0)
-        result = run.runner.execute(step)
+        result = run.runner.launch(step).result()
         traced(run.scheduler.commit, trace, step, result, 0.0)
     finally:
         gc.enable()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from fake_runner import FakeRunner, Received
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -49,8 +51,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching=st.booleans(),
         policy=st.sampled_from(["fcfs", "priority", "fair"]),
         num_spare_blocks=st.integers(0, 1),
+        max_steps_in_flight=st.integers(1, 2),
+        eager=st.booleans(),
     )
-    def start(self, block_size, num_blocks, max_num_seqs, budget, caching, policy, num_spare_blocks):
+    def start(
+        self,
+        block_size,
+        num_blocks,
+        max_num_seqs,
+        budget,
+        caching,
+        policy,
+        num_spare_blocks,
+        max_steps_in_flight,
+        eager,
+    ):
         self.scheduler = Scheduler(
             num_blocks=num_blocks,
             block_size=block_size,
@@ -60,8 +75,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_prefix_caching=caching,
             policy=policy,
             num_spare_blocks=num_spare_blocks,
+            max_steps_in_flight=max_steps_in_flight,
         )
-        self.runner = FakeRunner(num_blocks, block_size, failing=frozenset({"r3", "r11"}))
+        self.runner = FakeRunner(num_blocks, block_size, frozenset({"r3", "r11"}), eager)
+        self.in_flight = deque()
         self.received = Received()
         self.requests: list[NewRequest] = []
         self.now = 0.0
@@ -73,6 +90,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         cache_salt=st.sampled_from(["", "", "s"]),
         context_variant=st.sampled_from([0, 0, 1]),
+        grammar=st.sampled_from(["", "", "", "", "g"]),
     )
     def add(self, prompt, params, **fields):
         request_id = f"r{len(self.requests)}"
@@ -95,6 +113,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(count):
             self._step()
 
+    @precondition(lambda self: len(self.in_flight) < self.scheduler.max_steps_in_flight)
+    @rule()
+    def launch(self):
+        self._launch()
+
+    @precondition(lambda self: self.in_flight)
+    @rule()
+    def collect(self):
+        self._collect()
+
     @precondition(lambda self: self.requests)
     @rule(data=st.data(), choice=CHOICES)
     def abort_in_flight(self, data, choice):
@@ -105,20 +133,34 @@ class SchedulerMachine(RuleBasedStateMachine):
         self._step(during=lambda: self.add(prompt, params, tenant="c"))
 
     def _step(self, abort=None, during=None):
-        self.now += 1.0
-        oldest = next(iter(self.scheduler._running.values()), None)
-        step = self.scheduler.schedule(self.now)
+        while len(self.in_flight) < self.scheduler.max_steps_in_flight and self._launch():
+            pass
         if during:
             during()
         if abort:
             self.received.take(self.scheduler.abort(abort[0], self.now, abort[1]))
+        if self.in_flight:
+            self._collect()
+
+    def _launch(self):
+        self.now += 1.0
+        oldest = next(iter(self.scheduler._running.values()), None)
+        alone = not self.in_flight
+        ruled = any(choice.request.new.grammar for choice in self.scheduler._running.values())
+        step = self.scheduler.schedule(self.now)
         if step is None:
-            return
+            assert self.in_flight or not self.scheduler.has_work, "nothing is planned"
+            return False
         assert 0 < step.num_tokens <= self.scheduler.max_num_batched_tokens
-        if oldest is not None:
-            assert step.rows[0].slot == oldest.slot or oldest.finished, "the oldest does not advance"
-        result = self.runner.execute(step)
-        self.received.take(self.scheduler.commit(step, result, self.now + 0.5))
+        if oldest is not None and alone:
+            assert step.rows[0].slot == oldest.slot, "the oldest does not advance"
+        assert alone or not ruled, "a step was planned ahead of a grammar"
+        self.in_flight.append((step, self.runner.launch(step)))
+        return True
+
+    def _collect(self):
+        step, pending = self.in_flight.popleft()
+        self.received.take(self.scheduler.commit(step, pending.result(), self.now + 0.5))
 
     @invariant()
     def coherent(self):
@@ -130,7 +172,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         work = sum(r.params.n * MAX_MODEL_LEN for r in self.requests)
         for _ in range(work * MAX_MODEL_LEN + 1):
-            if not self.scheduler.has_work:
+            if not self.scheduler.has_work and not self.in_flight:
                 break
             self._step()
             self.scheduler.check()

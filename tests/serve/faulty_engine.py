@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 from quire.build import Built, build
-from quire.engine.engine import Runner
+from quire.engine.engine import Pending, Runner
 from quire.server.engine_process import main
-from quire.types import Step, StepResult
+from quire.types import Step
 
 KILL, RAISE, HANG, GARBAGE, SLEEP = range(300, 305)  # prompts that begin with these
 SLEEP_S = 1.5
@@ -29,12 +29,12 @@ class FaultyRunner:
         self.runner = runner
         self.step_s = step_s
 
-    def execute(self, step: Step) -> StepResult:
+    def launch(self, step: Step) -> Pending:
         for row in step.rows:
             if row.token_ids:
                 misbehave(row.token_ids[0])
         time.sleep(self.step_s)
-        return self.runner.execute(step)
+        return self.runner.launch(step)
 
 
 def misbehave(token_id: int) -> None:
