@@ -79,15 +79,15 @@ def describe(config: EngineConfig, *, weights: bool = True) -> Description:
     raw = source.config()
     model = read_model(raw)
     _check_length(config, model)
-    checkpoint = source.tensors() if weights or source.has_weights else None
+    tensors = source.tensors() if weights or source.has_weights else None
     tied = model.tied_tensor
-    own_head = checkpoint is not None and tied is not None and has_own_head(checkpoint, tied)
+    own_head = tensors is not None and tied is not None and has_own_head(tensors, tied)
     if own_head:
         model = read_model({**raw, "tie_word_embeddings": False})
     program = fuse(model.program)
     stated = DTYPE_NAMES.get(str(raw.get("dtype") or raw.get("torch_dtype")), "bf16")
     device = device_for(config)
-    plan = plan_weights(device, program, checkpoint, config.quantization, stated)
+    plan = plan_weights(device, program, tensors, config.quantization, stated)
     longest = config.max_model_len or model.max_context
     return Description(
         config=config,
@@ -133,6 +133,7 @@ def build(config: EngineConfig, progress: Progress | None = None, announce: Anno
         kv_dtype=description.kv_dtype,
         progress=progress,
     )
+    description.weights.need_tensors().close()
     scheduler = Scheduler(
         num_blocks=memory.num_blocks,
         block_size=config.block_size,

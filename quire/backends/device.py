@@ -20,7 +20,7 @@ from quire.program.program import Program, WeightSpec
 from quire.quantize.kinds import Storage
 from quire.weights.load import Progress
 from quire.weights.plan import Layout, WeightPlan, plan, plan_without
-from quire.weights.safetensors import Checkpoint
+from quire.weights.tensors import Tensors
 
 
 class Loops(Protocol):
@@ -59,8 +59,11 @@ class Device(Protocol):
         """Return what was chosen, by name, for `inspect`, the startup line and an endpoint."""
         ...
 
-    def storage(self, spec: WeightSpec, stored: str, quantization: str | None) -> Storage:
-        """Return how a weight is kept that the checkpoint has in the format `stored`."""
+    def storage(self, spec: WeightSpec, stored: Storage, quantization: str | None) -> Storage:
+        """Return how a weight is kept that the checkpoint has as `stored`.
+
+        Raises ConfigError for a storage kind that this device has no kernel for.
+        """
         ...
 
     def layout(self, program: Program, storage: Mapping[str, Storage]) -> Layout:
@@ -130,17 +133,17 @@ def kv_dtype(device: Device, asked: str, floats: str) -> str:
 def plan_weights(
     device: Device,
     program: Program,
-    checkpoint: Checkpoint | None,
+    tensors: Tensors | None,
     quantization: str | None,
     stated: str,
 ) -> WeightPlan:
-    """Plan the weights of a program on a device; without a checkpoint, as if in the `stated` format.
+    """Plan the weights of a program on a device; without tensors, as if in the `stated` format.
 
     Raises ConfigError for a checkpoint that does not fit the program.
     """
     specs = program.weights()
-    if checkpoint is None:
+    if tensors is None:
         found = plan_without(specs, stated, quantization, device.storage)
     else:
-        found = plan(specs, checkpoint, quantization, program.ignored, device.storage)
+        found = plan(specs, tensors, quantization, program.ignored, device.storage)
     return replace(found, layout=device.layout(program, found.storage))

@@ -21,7 +21,7 @@ class HostDevice:
     computes = True
     keeps_floats_as = ""
 
-    def storage(self, spec: WeightSpec, stored: str, quantization: str | None) -> Storage:
+    def storage(self, spec: WeightSpec, stored: Storage, quantization: str | None) -> Storage:
         return kind_of(spec, stored, quantization)
 
     def block_bytes(self, program: Program, kv_dtype: str, block_size: int) -> int:

@@ -18,11 +18,10 @@ from quire.backends.slots import Deferred, Slots
 from quire.errors import ConfigError
 from quire.program.batch import Batch
 from quire.program.caches import PagedKV, PagedLatent, SlotState
-from quire.program.numerics import GROUP
 from quire.program.ops.state import States
 from quire.program.passes import plan_buffers
-from quire.program.program import Program, Quantized, Run, Weight, WeightSpec
-from quire.quantize.kinds import DTYPES, Storage
+from quire.program.program import Program, Quantized, Run, Weight
+from quire.quantize.kinds import FloatStorage, Storage
 from quire.types import Step, StepResult
 from quire.weights.load import Progress, load
 from quire.weights.plan import Layout, WeightPlan
@@ -128,13 +127,10 @@ class ReferenceDevice(HostDevice):
         return {}
 
     def layout(self, program: Program, storage: Mapping[str, Storage]) -> Layout:
-        kept = (storage[name] for name in program.weights())
-        kinds = (Storage("f32") if how.kind in DTYPES else how for how in kept)
-        specs = program.weights().values()
-        return Layout.of(
-            (spec.name, how.kind, spec.shape, how.nbytes(spec.shape))
-            for spec, how in zip(specs, kinds, strict=True)
-        )
+        """Floats as float32, quantized weights as they are stored."""
+        specs = program.weights()
+        kept = {name: FloatStorage("f32") if storage[name].is_float else storage[name] for name in specs}
+        return Layout.of((n, kept[n].kind, s.shape, kept[n].nbytes(s.shape)) for n, s in specs.items())
 
     def own_kv_dtype(self, floats: str) -> str:
         return "float32"
@@ -142,7 +138,7 @@ class ReferenceDevice(HostDevice):
     def step_bytes(self, program: Program, weights: WeightPlan, num_tokens: int) -> int:
         """Values, and the largest quantized matrix unpacked."""
         values = super().step_bytes(program, weights, num_tokens)
-        return values + max(unpacked_bytes(w, weights.storage[w.name]) for w in weights.specs.values())
+        return values + max(weights.storage[w.name].product_bytes(w.shape) for w in weights.specs.values())
 
     def build(
         self,
@@ -161,14 +157,3 @@ class ReferenceDevice(HostDevice):
 
     def loops(self) -> NoReturn:
         raise ConfigError("the reference backend has no ceilings to measure", "leave device out")
-
-
-def unpacked_bytes(spec: WeightSpec, how: Storage) -> int:
-    """Return what a quantized matrix takes while it multiplies (numerics.quantized_matmul): a group of inputs
-    and three sums as float64; of integers packed by two also two copies one by one, of which one stays.
-    """
-    if how.kind in DTYPES:
-        return 0
-    outputs, inputs = spec.shape[-2:]
-    group = 8 * (min(GROUP, inputs) + 3)
-    return outputs * (max(2 * inputs, inputs + group) if how.kind == "int4" else group)

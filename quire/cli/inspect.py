@@ -179,11 +179,9 @@ def _memory_rows(d: dict[str, Any], kept_as: str) -> Iterator[tuple[str, str]]:
 
 def _kept_as(facts: Description) -> str:
     """What the backend makes of weights that it does not keep as they are stored."""
-    from quire.quantize.kinds import DTYPES
-
     if not (kept := facts.device.keeps_floats_as):
         return ""
-    quantized = any(how.kind not in DTYPES for how in facts.weights.storage.values())
+    quantized = any(not how.is_float for how in facts.weights.storage.values())
     return f", what is not quantized as {kept}" if quantized else f" as {kept}"
 
 

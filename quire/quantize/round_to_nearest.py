@@ -26,13 +26,16 @@ both    For each code in order:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from quire.errors import ConfigError, quoted
 from quire.program.program import WeightSpec
-from quire.quantize.kinds import Array, Floats, Int4, Int8, Storage, pack, to_float32
+from quire.quantize.groups import CODES, GroupStorage
+from quire.quantize.integers import Int4, Int8, pack
+from quire.quantize.kinds import Array, Floats, Storage, StoredWeight, to_float32
 
 GROUP_SIZE = 32
 
@@ -53,22 +56,43 @@ _BLOCK = 1 << 16  # numbers worked on together: their temporaries stay in the se
 Mapper = Callable[[Callable[[Any], None], Iterable[Any]], Iterator[None]]
 
 
-def kind_of(spec: WeightSpec, checkpoint_dtype: str, scheme: str | None) -> Storage:
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """A way to store weights in fewer bits: what comes out, and how it is made.
+
+    `codes` are tried for each group, in order. `round` takes groups [32, g] of so many rows to (integers
+    [32, g], codes [g], channels [rows]); `weight` makes the weight of integers [..., out, bytes of a row],
+    codes, channels and the number of inputs; `lay` lays rows of integers [n, in] out as they are stored.
+    """
+
+    storage: GroupStorage
+    dtype: type[Any]
+    codes: tuple[np.float32, ...]
+    round: Callable[[Floats, int], tuple[Array, Array, Floats]]
+    lay: Callable[[Array], Array]
+    weight: Callable[[Array, Array, Array, int], StoredWeight]
+
+
+def kind_of(spec: WeightSpec, stored: Storage, scheme: str | None) -> Storage:
     """How a weight will be stored, from what is known before loading.
 
-    `checkpoint_dtype` is "bf16", "f16" or "f32"; `scheme` None, "int8" or "int4". Weights that may not
-    be quantized keep the number format of the checkpoint.
+    `stored` is how the checkpoint has it; `scheme` None or one of SCHEMES. Weights that may not be quantized
+    stay as they are. Raises ConfigError for what is quantized already.
     """
     if scheme is None or not spec.quantizable:
-        return Storage(checkpoint_dtype)  # type: ignore[arg-type]
-    if scheme not in ("int8", "int4"):
-        raise ConfigError(f"quantization = {scheme!r} is not possible", "choose one of 'int8', 'int4'")
-    return Storage(scheme, GROUP_SIZE, "i8")  # type: ignore[arg-type]
+        return stored
+    if scheme not in SCHEMES:
+        raise ConfigError(
+            f"quantization = {scheme!r} is not possible", f"choose one of {', '.join(map(repr, SCHEMES))}"
+        )
+    if not stored.is_float:
+        raise ConfigError(f"{spec.name} is quantized already: {stored}", "leave quantization out")
+    return SCHEMES[scheme].storage
 
 
 def quantize(
     spec: WeightSpec, array: Array | Sequence[Array], scheme: str, mapper: Mapper = map
-) -> Int8 | Int4:
+) -> StoredWeight:
     """A weight [out, in] or [experts, out, in] in fewer bits.
 
     `array` has the canonical shape of `spec`, or is a sequence of the experts' matrices [out, in]; any
@@ -77,17 +101,16 @@ def quantize(
     """
     matrices = [array] if isinstance(array, np.ndarray) and array.ndim == 2 else list(array)
     rows, width = spec.shape[-2:]
-    groups = -(-width // GROUP_SIZE)
-    stored = width if scheme == "int8" else -(-width // 2)
-    dtype: type[Any] = np.int8 if scheme == "int8" else np.uint8
-    values = np.empty((len(matrices), rows, stored), dtype)
+    how = SCHEMES[scheme]
+    stored, groups = how.storage.value_bytes(width), -(-width // GROUP_SIZE)
+    values = np.empty((len(matrices), rows, stored), how.dtype)
     codes = np.empty((len(matrices), rows, groups), np.int8)
     channels = np.empty((len(matrices), rows), np.float32)
 
     def work(block: tuple[int, slice]) -> None:
         x = _grouped(to_float32(matrices[block[0]][block[1]]))
         part = codes[block]
-        q, code, channel = (_int8 if scheme == "int8" else _int4)(x, len(part))
+        q, code, channel = how.round(x, len(part))
         if not np.isfinite(channel).all():
             source = spec.sources[block[0]] if len(spec.sources) > 1 else spec.sources[0]
             raise ConfigError(
@@ -95,19 +118,15 @@ def quantize(
                 "load it without quantization, or fetch the checkpoint again",
             )
         part[...], channels[block] = code.reshape(part.shape), channel
-        flat = q.T.reshape(len(part), -1)[:, :width]
-        values[block] = flat if scheme == "int8" else pack(flat)
+        values[block] = how.lay(q.T.reshape(len(part), -1)[:, :width])
 
     height = max(1, _BLOCK // max(width, 1))
     cuts = [slice(start, start + height) for start in range(0, rows, height)]
     for _ in mapper(work, [(m, cut) for m in range(len(matrices)) for cut in cuts]):
         pass
     leading = spec.shape[:-1]
-    values, channels = values.reshape(*leading, stored), channels.reshape(leading)
     scales = codes.reshape(*leading, groups)
-    if scheme == "int8":
-        return Int8(values, scales, GROUP_SIZE, channels)
-    return Int4(values, scales, GROUP_SIZE, width, channel_scales=channels)
+    return how.weight(values.reshape(*leading, stored), scales, channels.reshape(leading), width)
 
 
 def _grouped(rows: Floats) -> Floats:
@@ -187,3 +206,25 @@ def _squared_error(x: Floats, scale: Floats, low: int, high: int, scratch: Float
 def _inverse(scale: Floats) -> Floats:
     """1 / scale, and 0 for a group whose scale is 0: there everything rounds to 0."""
     return np.where(scale == 0, np.float32(0), np.float32(1) / scale).astype(np.float32)
+
+
+SCHEMES: dict[str, Scheme] = {
+    "int8": Scheme(
+        GroupStorage("int8", 8, GROUP_SIZE, CODES),
+        np.int8,
+        STEPS,
+        _int8,
+        lambda q: q,
+        lambda values, codes, channels, width: Int8(values, codes, GROUP_SIZE, channels),
+    ),
+    "int4": Scheme(
+        GroupStorage("int4", 4, GROUP_SIZE, CODES),
+        np.uint8,
+        FACTORS,
+        _int4,
+        pack,
+        lambda values, codes, channels, width: Int4(
+            values, codes, GROUP_SIZE, width, channel_scales=channels
+        ),
+    ),
+}

@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from quire.program.program import WeightSpec
-from quire.quantize.kinds import DTYPES, Array, Dense, Int4, Int8, to_float32
+from quire.quantize.kinds import Dense, StoredWeight
 from quire.quantize.round_to_nearest import Mapper, quantize
-from quire.weights.plan import HEAD, WeightPlan, outputs_axis, stored_kind
-from quire.weights.safetensors import Checkpoint
+from quire.weights.plan import HEAD, WeightPlan, outputs_axis
+from quire.weights.tensors import Tensors
 
 Progress = Callable[[int, int], None]  # (bytes of the checkpoint done, in all)
 
@@ -25,59 +25,53 @@ _ROWS = 1024  # compared at a time
 
 def load(
     plan: WeightPlan, progress: Progress | None = None, num_threads: int | None = None
-) -> dict[str, Dense | Int8 | Int4]:
+) -> dict[str, StoredWeight]:
     """Load every weight of a plan, in canonical shape and as it is to be stored.
 
     The result does not depend on `num_threads` (default: one per processor, at most 16).
     """
-    checkpoint = plan.need_checkpoint()
+    tensors = plan.need_tensors()
     threads = num_threads or min(os.cpu_count() or 1, 16)
-    total = sum(checkpoint[source].nbytes for spec in plan.specs.values() for source in spec.sources)
-    done, weights = 0, {}
+    total = sum(tensors[source].nbytes for spec in plan.specs.values() for source in spec.sources)
+    done, weights = 0, dict[str, StoredWeight]()
     with ThreadPoolExecutor(threads, thread_name_prefix="quire-load") as pool:
         for name, spec in plan.specs.items():
-            weights[name] = _pull(spec, plan, checkpoint, pool.map)
-            done += sum(checkpoint[source].nbytes for source in spec.sources)
+            weights[name] = _pull(spec, plan, tensors, pool.map)
+            done += sum(tensors[source].nbytes for source in spec.sources)
             if progress is not None:
                 progress(done, total)
     return weights
 
 
-def has_own_head(checkpoint: Checkpoint, tied: str) -> bool:
+def has_own_head(tensors: Tensors, tied: str) -> bool:
     """Return True if lm_head.weight is there and differs from `tied`, which config.json puts in its place.
 
     Both are read as far as they are equal.
     """
-    if HEAD not in checkpoint or tied not in checkpoint:
+    if HEAD not in tensors or tied not in tensors:
         return False
-    head, table = checkpoint.read(HEAD), checkpoint.read(tied)
+    head, table = tensors.pull(HEAD), tensors.pull(tied)
     if head.shape != table.shape:
         return True
-    parts = range(0, len(head), _ROWS)
-    return any(
-        not np.array_equal(to_float32(head[i : i + _ROWS]), to_float32(table[i : i + _ROWS])) for i in parts
-    )
+    parts = (np.arange(i, min(i + _ROWS, head.shape[0])) for i in range(0, head.shape[0], _ROWS))
+    return any(not np.array_equal(head.rows(ids), table.rows(ids)) for ids in parts)
 
 
-def canonical(spec: WeightSpec, array: Array) -> Array:
+def canonical(spec: WeightSpec, weight: StoredWeight) -> StoredWeight:
     """A view of one source with axes and outputs as the program wants them."""
-    axis = outputs_axis(spec, array.shape)
+    axis = outputs_axis(spec, weight.shape)
     if spec.transposed:
-        array = array.swapaxes(-1, -2)
+        weight = weight.transposed()
     if spec.interleaved is None:
-        return array
-    outputs = slice(spec.interleaved[0], None, spec.interleaved[1])
-    return array[..., outputs] if axis == -1 else array[..., outputs, :]
+        return weight
+    return weight.every(*spec.interleaved, -2 if axis is None else axis)
 
 
-def _pull(spec: WeightSpec, plan: WeightPlan, checkpoint: Checkpoint, mapper: Mapper) -> Dense | Int8 | Int4:
-    arrays = [canonical(spec, checkpoint.read(source)) for source in spec.sources]
-    kind = stored_kind(spec, checkpoint)
-    if plan.storage[spec.name].kind not in DTYPES:
+def _pull(spec: WeightSpec, plan: WeightPlan, tensors: Tensors, mapper: Mapper) -> StoredWeight:
+    parts = [canonical(spec, tensors.pull(source)) for source in spec.sources]
+    if plan.storage[spec.name] != plan.stored[spec.name]:
+        arrays = [part.floats() for part in parts]
         return quantize(spec, arrays[0] if len(arrays) == 1 else arrays, str(plan.quantization), mapper)
-    if len(arrays) == 1:
-        return Dense(np.ascontiguousarray(arrays[0]))
-    stack = np.empty(spec.shape, DTYPES[kind])
-    for i, array in enumerate(arrays):
-        stack[i] = array if array.dtype == stack.dtype else to_float32(array)
-    return Dense(stack)
+    if len({part.storage for part in parts}) == 1:
+        return type(parts[0]).stack(parts)
+    return Dense.stack([Dense(part.floats()) for part in parts])  # as planned: in float32

@@ -14,19 +14,19 @@ from dataclasses import dataclass, field
 from fnmatch import translate
 from typing import Any
 
-from quire.errors import ConfigError, shortened
+from quire.errors import ConfigError, quoted, shortened
 from quire.program.program import WeightSpec
-from quire.quantize.kinds import DTYPES, Storage
+from quire.quantize.kinds import FloatStorage, Storage
 from quire.quantize.round_to_nearest import kind_of
-from quire.weights.safetensors import Checkpoint
+from quire.weights.tensors import Tensors
 
 _LISTED = 10  # names in one error
 _BARE = "transformer."
 HEAD = "lm_head.weight"
 _PREFIXES = ("model.", "language_model.", "transformer.", "model.language_model.")
 
-# (weight, number format of the checkpoint, quantization asked for) -> how the weight is kept
-Choose = Callable[[WeightSpec, str, str | None], Storage]
+# (weight, how the checkpoint has it, quantization asked for) -> how the weight is kept
+Choose = Callable[[WeightSpec, Storage, str | None], Storage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +69,15 @@ class Layout:
 class WeightPlan:
     """The weights of a program: what each is made of, how it is stored, where it lies on the device.
 
-    `checkpoint` is None where only the small files of a model are here. `quantization` is what was asked for.
+    `stored` is how the checkpoint has each, `storage` how it is kept: where they differ, it is rounded while
+    loading, to the `quantization` that was asked for. `tensors` is None where only the small files of a model
+    are here.
     """
 
     specs: Mapping[str, WeightSpec]
+    stored: Mapping[str, Storage]
     storage: Mapping[str, Storage]
-    checkpoint: Checkpoint | None = None
+    tensors: Tensors | None = None
     quantization: str | None = None
     layout: Layout = field(default_factory=Layout)
 
@@ -84,69 +87,89 @@ class WeightPlan:
 
     @property
     def floats(self) -> str:
-        """The format of the checkpoint's numbers (bf16, f16 or f32): that of most weights that keep it."""
-        kept = Counter(how.kind for how in self.storage.values() if how.kind in DTYPES)
+        """The format of the model's numbers (bf16, f16 or f32): that of most weights that keep it."""
+        kept = Counter(how.kind for how in self.storage.values() if how.is_float)
         return kept.most_common(1)[0][0] if kept else "bf16"
 
-    def need_checkpoint(self) -> Checkpoint:
-        """Return the checkpoint. Raises ConfigError where the plan was made without one."""
-        if self.checkpoint is None:
+    def need_tensors(self) -> Tensors:
+        """Return the tensors. Raises ConfigError where the plan was made without any."""
+        if self.tensors is None:
             raise ConfigError("this model was described without its weights, so none can be loaded")
-        return self.checkpoint
+        return self.tensors
 
 
 def plan(
     specs: Mapping[str, WeightSpec],
-    checkpoint: Checkpoint,
+    tensors: Tensors,
     quantization: str | None = None,
     ignored: Iterable[str] = ("*",),
     choose: Choose = kind_of,
 ) -> WeightPlan:
-    """Plan how every weight is stored, from the headers alone.
+    """Plan how every weight is stored, before any of its data is read.
 
     `ignored` are patterns (fnmatch) of tensors that may be left over. Raises one ConfigError that lists what
     is missing, left over, of another shape or in a number format that is not read.
     """
-    checkpoint = whole(specs, checkpoint)
-    check(specs, checkpoint, ignored)
-    storage = {
-        name: choose(spec, stored_kind(spec, checkpoint), quantization) for name, spec in specs.items()
-    }
-    return WeightPlan(specs, storage, checkpoint, quantization)
+    tensors = whole(specs, tensors)
+    check(specs, tensors, ignored)
+    stored = {name: _stored(spec, tensors) for name, spec in specs.items()}
+    return _chosen(specs, stored, tensors, quantization, choose)
 
 
 def plan_without(
     specs: Mapping[str, WeightSpec], stated: str, quantization: str | None = None, choose: Choose = kind_of
 ) -> WeightPlan:
     """Plan weights that are not here, as if all had the `stated` number format."""
-    return WeightPlan(
-        specs, {n: choose(s, stated, quantization) for n, s in specs.items()}, None, quantization
-    )
+    return _chosen(specs, dict.fromkeys(specs, FloatStorage(stated)), None, quantization, choose)
 
 
-def whole(specs: Mapping[str, WeightSpec], checkpoint: Checkpoint) -> Checkpoint:
+def _chosen(
+    specs: Mapping[str, WeightSpec],
+    stored: Mapping[str, Storage],
+    tensors: Tensors | None,
+    quantization: str | None,
+    choose: Choose,
+) -> WeightPlan:
+    storage = {name: choose(spec, stored[name], quantization) for name, spec in specs.items()}
+    return WeightPlan(specs, stored, storage, tensors, quantization)
+
+
+def _stored(spec: WeightSpec, tensors: Tensors) -> Storage:
+    """How the sources are stored; in f32, which holds all of them, when they differ.
+
+    Raises ConfigError for quantized sources that lie in another way than the program wants them.
+    """
+    kinds = [tensors[source].storage for source in spec.sources]
+    first = kinds[0]
+    if not first.is_float and (spec.transposed or (spec.interleaved and len(spec.shape) < 2)):
+        what = f"tensor {quoted(spec.sources[0])} is stored as {first}"
+        raise ConfigError(f"{what}, which this model wants turned", "use the unquantized checkpoint")
+    return first if all(kind == first for kind in kinds) else FloatStorage("f32")
+
+
+def whole(specs: Mapping[str, WeightSpec], tensors: Tensors) -> Tensors:
     """A bare decoder, as GPT-2 was published, under the names of the whole model; others as they are."""
     wanted = {source for spec in specs.values() for source in spec.sources}
-    bare = wanted and all(name.startswith(_BARE) and name not in checkpoint for name in wanted)
-    if bare and all(name.removeprefix(_BARE) in checkpoint for name in wanted):
-        return checkpoint.under(_BARE)
-    return checkpoint
+    bare = wanted and all(name.startswith(_BARE) and name not in tensors for name in wanted)
+    if bare and all(name.removeprefix(_BARE) in tensors for name in wanted):
+        return tensors.under(_BARE)
+    return tensors
 
 
-def check(specs: Mapping[str, WeightSpec], checkpoint: Checkpoint, ignored: Iterable[str] = ()) -> None:
+def check(specs: Mapping[str, WeightSpec], tensors: Tensors, ignored: Iterable[str] = ()) -> None:
     """Raise one ConfigError unless the checkpoint holds what `specs` want and nothing but `ignored` else."""
     wanted = {source: spec for spec in specs.values() for source in spec.sources}
-    missing = [name for name in wanted if name not in checkpoint]
+    missing = [name for name in wanted if name not in tensors]
     allowed = re.compile("|".join(map(translate, ignored)) or "(?!)")
-    unexpected = [name for name in checkpoint if name not in wanted and not allowed.match(name)]
+    unexpected = [name for name in tensors if name not in wanted and not allowed.match(name)]
     misshaped = []
     for spec in specs.values():
         for source in spec.sources:
-            if source in checkpoint and outputs_axis(spec, checkpoint[source].shape) is None:
-                entry = checkpoint[source]
+            if source in tensors and outputs_axis(spec, tensors[source].shape) is None:
+                entry = tensors[source]
                 expected = " or ".join(str(list(s)) for s in _source_shapes(spec))
                 name = shortened(source)
-                misshaped.append(f"{name} {list(entry.shape)} in {entry.file.name}, expected {expected}")
+                misshaped.append(f"{name} {list(entry.shape)} in {entry.place}, expected {expected}")
     faults = (
         _listing("missing", missing),
         _listing("not part of this model", unexpected),
@@ -154,10 +177,10 @@ def check(specs: Mapping[str, WeightSpec], checkpoint: Checkpoint, ignored: Iter
     )
     if any(faults):
         listed = "; ".join(filter(None, faults))
-        hint = _hint(missing, set(checkpoint) - set(wanted), bool(misshaped or unexpected))
-        raise ConfigError(f"{checkpoint.path}: the checkpoint does not fit the model: {listed}", hint)
+        hint = _hint(missing, set(tensors) - set(wanted), bool(misshaped or unexpected))
+        raise ConfigError(f"{tensors.where}: the checkpoint does not fit the model: {listed}", hint)
     for name in wanted:
-        _ = checkpoint[name].kind  # raises for number formats that are not read
+        _ = tensors[name].storage  # raises for number formats that are not read
 
 
 def _listing(what: str, names: list[str]) -> str:
@@ -207,9 +230,3 @@ def outputs_axis(spec: WeightSpec, found: tuple[int, ...]) -> int | None:
 
 def _exchanged(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*shape[:-2], shape[-1], shape[-2])
-
-
-def stored_kind(spec: WeightSpec, checkpoint: Checkpoint) -> str:
-    """What the sources are stored in; f32, which holds all of them, when they differ."""
-    kinds = {checkpoint[source].kind for source in spec.sources}
-    return kinds.pop() if len(kinds) == 1 else "f32"

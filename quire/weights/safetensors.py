@@ -8,11 +8,12 @@ believed, and every error names the file and, where there is one, the tensor.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import mmap
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +22,9 @@ import numpy as np
 from quire.errors import ConfigError, quoted
 from quire.json_file import check_size, parse_object, read_json
 from quire.program.program import MAX_TENSORS
-from quire.quantize.kinds import DTYPES, Array
+from quire.quantize.kinds import DTYPES, Array, Dense, FloatStorage
 from quire.regular_file import open_regular
+from quire.weights.tensors import Tensors
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -52,17 +54,22 @@ class Entry(NamedTuple):
     nbytes: int
 
     @property
-    def kind(self) -> str:
-        """Its name among quire.quantize.kinds.DTYPES. Raises ConfigError for formats that are not read."""
+    def storage(self) -> FloatStorage:
+        """How it is stored. Raises ConfigError for formats that are not read."""
         if self.dtype not in _NATIVE:
             raise ConfigError(
                 f"{self.file}: tensor {quoted(self.name)} is stored as {self.dtype}, which is not read",
                 "use a checkpoint in bfloat16, float16 or float32",
             )
-        return _NATIVE[self.dtype]
+        return FloatStorage(_NATIVE[self.dtype])
+
+    @property
+    def place(self) -> str:
+        """Its file."""
+        return self.file.name
 
 
-class Checkpoint(Mapping[str, Entry]):
+class Checkpoint(Tensors):
     """The tensors of a model by name, from one file or several. `read` maps one into memory."""
 
     def __init__(self, path: Path, entries: dict[str, Entry]) -> None:
@@ -90,18 +97,26 @@ class Checkpoint(Mapping[str, Entry]):
         replacing it by renaming another over it, as downloads do, is safe.
         """
         entry = self[name]
-        dtype = DTYPES[entry.kind]
+        dtype = DTYPES[entry.storage.kind]
         if not entry.nbytes:
             return np.zeros(entry.shape, dtype)
         flat = np.frombuffer(self._map(entry.file), dtype, math.prod(entry.shape), entry.offset)
         return np.require(flat, requirements="A").reshape(entry.shape)
 
+    @property
+    def where(self) -> str:
+        """The path of the folder or file."""
+        return str(self.path)
+
+    def pull(self, name: str) -> Dense:
+        """What `read` gives, as a weight."""
+        return Dense(self.read(name))
+
     def prefetch(self, name: str) -> None:
-        """Ask for the data of a tensor that will be read next; returns at once."""
         self._advise(name, mmap.MADV_WILLNEED)
 
     def release(self, name: str) -> None:
-        """Give back the memory of a tensor that was read. It may be read again: the file is still mapped."""
+        """Give back the memory of a tensor that was read; the file is still mapped."""
         self._advise(name, mmap.MADV_DONTNEED)
 
     def _advise(self, name: str, advice: int) -> None:
@@ -111,8 +126,22 @@ class Checkpoint(Mapping[str, Entry]):
             self._map(entry.file).madvise(advice, start, entry.offset + entry.nbytes - start)
 
     def under(self, prefix: str) -> Checkpoint:
-        """The same tensors with a prefix to their names."""
-        return Checkpoint(self.path, {prefix + name: entry for name, entry in self.items()})
+        return Checkpoint(self.path, {prefix + name: entry for name, entry in self._entries.items()})
+
+    def identity(self) -> bytes:
+        """Files count as the same while their path, size, time of last change and header are."""
+        found = hashlib.blake2b(digest_size=20)
+        for path in sorted({entry.file.resolve() for entry in self._entries.values()}):
+            status = path.stat()
+            with open_regular(path) as file:
+                header = file.read(int.from_bytes(file.read(8), "little"))
+            found.update(repr((str(path), status.st_size, status.st_mtime_ns)).encode())
+            found.update(hashlib.blake2b(header).digest())
+        return found.digest()
+
+    def close(self) -> None:
+        """Forget the maps: each stays as long as an array of it does."""
+        self._maps.clear()
 
     def _map(self, file: Path) -> mmap.mmap:
         if file not in self._maps:
@@ -121,7 +150,7 @@ class Checkpoint(Mapping[str, Entry]):
                     self._maps[file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
             except (OSError, ValueError) as error:
                 raise ConfigError(f"{file}: cannot be mapped: {error}") from error
-            expected = max(e.offset + e.nbytes for e in self.values() if e.file == file)
+            expected = max(e.offset + e.nbytes for e in self._entries.values() if e.file == file)
             if len(self._maps[file]) < expected:
                 raise ConfigError(f"{file}: has become shorter since it was opened", _DAMAGED)
         return self._maps[file]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from quire.weights.safetensors import Checkpoint
+from quire.weights.tensors import Tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,6 @@ class ModelSource(Protocol):
         """Say for people what there is instead of weights."""
         ...
 
-    def tensors(self) -> Checkpoint:
+    def tensors(self) -> Tensors:
         """Return the weights by name; of their data nothing is read yet."""
         ...

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.program.program import WeightSpec
-from quire.quantize.kinds import DTYPES, Dense, Int4, Int8, Storage, pack, to_float32, unpack
+from quire.quantize.groups import GroupStorage
+from quire.quantize.integers import Int4, Int8, pack, unpack
+from quire.quantize.kinds import DTYPES, Dense, FloatStorage, to_float32
 from quire.quantize.round_to_nearest import kind_of
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -186,13 +188,13 @@ def test_storage_for_planning() -> None:
     schemes = (None, 16, 0), ("int8", 8.25, 32), ("int4", 4.25, 32)
     for scheme, bits_per_weight, bits_per_output in schemes:
         bits = bits_per_weight * spec.size + bits_per_output * 6
-        assert kind_of(spec, "bf16", scheme).nbytes(spec.shape) * 8 == bits
-    assert str(kind_of(spec, "bf16", "int4")) == "int4 (groups of 32, 8-bit scales)"
-    assert str(Storage("int8", 32, "f16")) == "int8 (groups of 32, f16 scales)"
+        assert kind_of(spec, FloatStorage("bf16"), scheme).nbytes(spec.shape) * 8 == bits
+    assert str(kind_of(spec, FloatStorage("bf16"), "int4")) == "int4 (groups of 32, 8-bit scales)"
+    assert str(GroupStorage("int8", 8, 32, "f16")) == "int8 (groups of 32, f16 scales)"
     norm = WeightSpec("n", (4096,), ("n",))
-    assert str(kind_of(norm, "f32", "int4")) == "f32"
+    assert str(kind_of(norm, FloatStorage("f32"), "int4")) == "f32"
     with pytest.raises(ValueError, match="int5"):
-        kind_of(spec, "bf16", "int5")
+        kind_of(spec, FloatStorage("bf16"), "int5")
 
 
 def test_other_formats_fit_without_loss() -> None:

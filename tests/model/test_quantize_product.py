@@ -17,7 +17,7 @@ from quire.program.ops import Embed, Experts, GatedLinear, Linear
 from quire.program.ops.experts import ExpertWeights
 from quire.program.passes import fuse
 from quire.program.program import Run, Value
-from quire.quantize.kinds import Int4, Int8, unpack
+from quire.quantize.integers import Int4, Int8, unpack
 from quire.quantize.round_to_nearest import quantize
 
 F = np.float32

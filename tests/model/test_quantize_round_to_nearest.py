@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from quire.errors import ConfigError
 from quire.program.program import WeightSpec
-from quire.quantize.kinds import Int4, Int8, unpack
+from quire.quantize.integers import Int4, Int8, unpack
+from quire.quantize.kinds import FloatStorage
 from quire.quantize.round_to_nearest import FACTORS, STEPS, kind_of, quantize
 
 DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
@@ -197,7 +198,7 @@ def test_any_row_length(scheme: str, width: int) -> None:
     spec = spec_of(array)
     weight = quantize(spec, array, scheme)
     assert weight.shape == (7, width)
-    storage = kind_of(spec, "f32", scheme)
+    storage = kind_of(spec, FloatStorage("f32"), scheme)
     assert weight.storage == storage
     assert weight.nbytes == storage.nbytes(spec.shape)
     padded = np.pad(array, ((0, 0), (0, -width % 32)))

@@ -13,7 +13,8 @@ from safetensors.numpy import save_file
 
 from quire.errors import ConfigError
 from quire.program.program import WeightSpec
-from quire.quantize.kinds import Dense, Int4, Int8
+from quire.quantize.integers import Int4, Int8
+from quire.quantize.kinds import Dense
 from quire.quantize.round_to_nearest import quantize
 from quire.weights import load as loading
 from quire.weights.plan import check, plan

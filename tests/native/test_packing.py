@@ -12,7 +12,8 @@ import pytest
 
 from quire.backends.native import _core
 from quire.program.program import WeightSpec
-from quire.quantize.kinds import DTYPES, Int8, unpack
+from quire.quantize.integers import Int8, unpack
+from quire.quantize.kinds import DTYPES
 from quire.quantize.round_to_nearest import FACTORS, STEPS, quantize
 
 TRIES = {"int8": list(map(float, STEPS)), "int4": list(map(float, FACTORS))}

@@ -16,7 +16,7 @@ from quire.config import instruction_set
 from quire.errors import ConfigError
 from quire.program import ops
 from quire.program.ops.experts import ExpertWeights
-from quire.program.program import Program
+from quire.program.program import Program, WeightSpec
 from quire.quantize.kinds import DTYPES, Storage
 from quire.weights.load import Progress
 from quire.weights.plan import Layout, WeightPlan
@@ -43,6 +43,15 @@ class NativeDevice(HostDevice):
 
     def facts(self) -> Mapping[str, str | int]:
         return {"isa": self.isa, "num_threads": self.num_threads}
+
+    def storage(self, spec: WeightSpec, stored: Storage, quantization: str | None) -> Storage:
+        """Floats are kept or rounded; there is no kernel yet for what a checkpoint has quantized."""
+        if not stored.is_float:
+            raise ConfigError(
+                f"{spec.name} is stored as {stored}, which the native backend has no kernel for",
+                "use device='reference', or an unquantized checkpoint",
+            )
+        return super().storage(spec, stored, quantization)
 
     def layout(self, program: Program, storage: Mapping[str, Storage]) -> Layout:
         return plan_layout(program, storage)

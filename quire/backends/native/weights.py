@@ -23,18 +23,15 @@ from quire.backends.native import _core
 from quire.backends.native.layout import PANEL, VECTOR
 from quire.backends.packed_cache import Bytes, Draft, PackedCache, allocate
 from quire.program.program import WeightSpec
-from quire.quantize.kinds import Array, Floats, to_float32
-from quire.quantize.round_to_nearest import FACTORS, STEPS, quantize
-from quire.regular_file import open_regular
+from quire.quantize.kinds import DTYPE_NAMES, Array, Floats, to_float32
+from quire.quantize.round_to_nearest import SCHEMES, quantize
 from quire.weights.load import Progress, canonical
 from quire.weights.plan import Layout, Part, WeightPlan
-from quire.weights.safetensors import Checkpoint
+from quire.weights.tensors import Tensors
 
 # What the reference tries for each group.
-_TRIES = {"int8": [float(step) for step in STEPS], "int4": [float(factor) for factor in FACTORS]}
+_TRIES = {name: list(map(float, scheme.codes)) for name, scheme in SCHEMES.items()}
 _TASK = 1 << 20  # weights that a thread packs at once
-
-_KINDS = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +57,9 @@ def load_packed(
     `progress` hears of bytes of the checkpoint, or of the packed cache. `model` is its name in the cache.
     The bits depend neither on `isa`, whose kernels do the work, nor on `num_threads`.
     """
-    checkpoint, layout, quantization = plan.need_checkpoint(), plan.layout, plan.quantization
+    tensors, layout, quantization = plan.need_tensors(), plan.layout, plan.quantization
     with ThreadPoolExecutor(num_threads, thread_name_prefix="quire-load") as pool:
-        packer = _Packer(checkpoint, isa, pool, progress)
+        packer = _Packer(tensors, isa, pool, progress)
         if quantization is None or cache is None or not cache.holds(layout.nbytes):
             return _named(layout, plan.specs, packer.to_memory(layout, plan.specs), False)
         key = packing_key(plan)
@@ -80,17 +77,8 @@ def load_packed(
 
 
 def packing_key(plan: WeightPlan) -> str:
-    """What the packed form of a model depends on, as a name.
-
-    Files count as the same while their path, size, time of last change and header are.
-    """
-    found = hashlib.blake2b(digest_size=20)
-    for path in sorted({entry.file.resolve() for entry in plan.need_checkpoint().values()}):
-        status = path.stat()
-        with open_regular(path) as file:
-            header = file.read(int.from_bytes(file.read(8), "little"))
-        found.update(repr((str(path), status.st_size, status.st_mtime_ns)).encode())
-        found.update(hashlib.blake2b(header).digest())
+    """What the packed form of a model depends on, as a name."""
+    found = hashlib.blake2b(plan.need_tensors().identity(), digest_size=20)
     packing = (_core.PACKING_VERSION, plan.layout.digest(), plan.quantization, _TRIES)
     found.update(repr(packing).encode())
     return found.hexdigest()
@@ -116,9 +104,9 @@ class _Packer:
     """Pulls the weights of a checkpoint, one after the other, and packs them with all threads."""
 
     def __init__(
-        self, checkpoint: Checkpoint, isa: str, pool: ThreadPoolExecutor, progress: Progress | None
+        self, tensors: Tensors, isa: str, pool: ThreadPoolExecutor, progress: Progress | None
     ) -> None:
-        self._checkpoint = checkpoint
+        self._tensors = tensors
         self._isa = isa
         self._pool = pool
         self._progress = progress
@@ -150,15 +138,15 @@ class _Packer:
     def _in_order(self, layout: Layout, specs: Mapping[str, WeightSpec]) -> Iterator[Part]:
         """Each part in turn; around it, its tensors are asked for early, given back and reported."""
         sources = [specs[part.name].sources for part in layout.parts]
-        total = sum(self._checkpoint[source].nbytes for names in sources for source in names)
+        total = sum(self._tensors[source].nbytes for names in sources for source in names)
         done = 0
         for part, names, following in zip(layout.parts, sources, [*sources[1:], ()], strict=True):
             for source in following:
-                self._checkpoint.prefetch(source)
+                self._tensors.prefetch(source)
             yield part
             for source in names:
-                self._checkpoint.release(source)
-                done += self._checkpoint[source].nbytes
+                self._tensors.release(source)
+                done += self._tensors[source].nbytes
             if self._progress is not None:
                 self._progress(done, total)
 
@@ -167,7 +155,7 @@ class _Packer:
 
         It raises ConfigError when the weight is to be rounded and holds numbers that are not finite.
         """
-        arrays = [canonical(spec, self._checkpoint.read(source)) for source in spec.sources]
+        arrays = [canonical(spec, self._tensors.pull(source)).floats() for source in spec.sources]
         if part.format == VECTOR:
             numbers = room.view(np.float32).reshape(len(arrays), -1)
             for row, array in zip(numbers, arrays, strict=True):
@@ -189,7 +177,7 @@ class _Packer:
         step = max(1, _TASK // (PANEL * inputs))
         tries, tasks = _TRIES.get(matrix.format, []), []
         for index, source in enumerate(sources):
-            kind = _KINDS[source.dtype.name]
+            kind = DTYPE_NAMES[source.dtype]
             bits: Any = source if kind == "f32" else source.view(np.uint16)
             for first in range(0, panels, step):
                 last = min(first + step, panels)
