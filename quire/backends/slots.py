@@ -18,11 +18,13 @@ from quire.types import Admission, Failure, PositionLogprobs, Row, RowResult, St
 
 @dataclass(slots=True)
 class Slot:
-    """What a slot holds from admission to release: its tokens and the state of its sampling."""
+    """What a slot holds from admission to release: its tokens and, unless a vector is asked for instead of
+    tokens, the state of its sampling."""
 
     admission: Admission
     token_ids: list[int]
-    sampler: SamplerState
+    sampler: SamplerState | None
+    num_blocks: int = 0  # that its block tables reach to
 
 
 class Slots:
@@ -48,7 +50,7 @@ class Slots:
         ends = np.array([row.start + row.count for row, _ in rows])
         offsets = np.concatenate([[0], np.cumsum(counts)])
         numbers = np.array([row.slot for row in step.rows])
-        longest = -(-int(ends.max()) // self._block_size)
+        longest = max(slot.num_blocks for _, slot in rows)
         tokens = [_tokens(row, slot) for row, slot in rows]
         lasts = [
             np.arange(end - row.num_logits, end) for end, row in zip(offsets[1:], step.rows, strict=True)
@@ -63,6 +65,7 @@ class Slots:
             variants=np.array([slot.admission.context_variant for _, slot in rows]),
             logit_rows=np.concatenate(lasts),
             block_size=self._block_size,
+            admissions=tuple(slot.admission for _, slot in rows),
             restored=step.restored,
             saved=step.saved,
         )
@@ -73,13 +76,16 @@ class Slots:
         brought = {row.slot: row.token_ids for row in step.rows}
         for admission in step.admitted:
             token_ids = list(brought[admission.slot])
-            sampler = SamplerState(admission, token_ids, self._vocab_size)
+            pooled = bool(admission.pooling)
+            sampler = None if pooled else SamplerState(admission, token_ids, self._vocab_size)
             self._slots[admission.slot] = Slot(admission, token_ids, sampler)
             for group in range(len(self._tables)):
                 self._table(group, admission.slot, 0)
         for grant in step.granted:
             end = grant.first + len(grant.block_ids)
             self._table(grant.group, grant.slot, end)[grant.first : end] = grant.block_ids
+            slot = self._slots[grant.slot]
+            slot.num_blocks = max(slot.num_blocks, end)
 
     def _table(self, group: int, slot: int, num_blocks: int) -> np.ndarray:
         """The block table of a slot, with room for so many blocks; ids that were in it stay."""
@@ -105,6 +111,8 @@ class Slots:
         return StepResult(tuple(results))
 
     def _finish(self, row: Row, slot: Slot, logits: np.ndarray, mask: Any | Failure | None) -> RowResult:
+        if slot.sampler is None:
+            return _vector(logits[-1])
         try:
             scored = self._score_prompt(row, slot, logits)
         except LogitsError as error:
@@ -113,11 +121,11 @@ class Slots:
             return RowResult(prompt_logprobs=scored)
         if isinstance(mask, Failure):
             return RowResult(error=mask)
-        result = self._verify(row, slot, logits[-1 - len(row.drafted) :], mask)
+        result = self._verify(row, slot.sampler, logits[-1 - len(row.drafted) :], mask)
         slot.token_ids += result.token_ids
         return result._replace(prompt_logprobs=scored)
 
-    def _verify(self, row: Row, slot: Slot, logits: np.ndarray, mask: Any | None) -> RowResult:
+    def _verify(self, row: Row, sampler: SamplerState, logits: np.ndarray, mask: Any | None) -> RowResult:
         """Choose tokens as long as those before were what was drafted; the mask is that of the first one.
 
         An error behind an accepted token is met again, as the first of the next row.
@@ -125,11 +133,11 @@ class Slots:
         token_ids: tuple[int, ...] = ()
         logprobs: tuple[PositionLogprobs, ...] = ()
         for position, drafted in zip(logits, (*row.drafted, None), strict=True):
-            result = sample(position, slot.sampler, self._arithmetic, mask)
+            result = sample(position, sampler, self._arithmetic, mask)
             if result.error is not None and not token_ids:
                 return result
             token_ids, logprobs = token_ids + result.token_ids, logprobs + result.logprobs
-            slot.sampler.extend(result.token_ids)
+            sampler.extend(result.token_ids)
             if mask is not None or result.token_ids != (drafted,):
                 break
         return RowResult(token_ids, logprobs)
@@ -142,6 +150,13 @@ class Slots:
         if wanted is None or not following:
             return ()
         return prompt_logprobs(logits[: len(following)], following, wanted, self._arithmetic)
+
+
+def _vector(found: np.ndarray) -> RowResult:
+    """What a program that pools gave for a row."""
+    if not np.isfinite(found).all():
+        return RowResult(error=Failure("the model gave a vector with numbers that are not finite"))
+    return RowResult(vector=tuple(found.reshape(-1).tolist()))
 
 
 def _tokens(row: Row, slot: Slot) -> list[int]:

@@ -1,4 +1,4 @@
-"""Batch: one step as arrays, laid out for the ops. The runner makes it from a Step and its slots."""
+"""Batch: one step as arrays, laid out for the ops. A backend makes it from a Step and its slots."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.types import Snapshot
+from quire.types import Admission, Snapshot
 
 Ints = np.ndarray[Any, Any]  # int64
 
@@ -20,7 +20,8 @@ class Batch:
     Positions `context_lens[r]` and beyond of a row are not in the cache, whatever its blocks hold. There is a
     block table for each cache group. Its entries of blocks that the row does not have, or that no token of it
     sees anymore, may be anything.
-    `variants[r]` selects the row's rope frequencies (see quire.program.rope).
+    `variants[r]` selects the row's rope frequencies (see quire.program.rope). `admissions[r]` has what else
+    the ops of a program may want to know of a row: its adapter, its embeddings, how to pool it.
     """
 
     token_ids: Ints  # [T]
@@ -32,6 +33,7 @@ class Batch:
     variants: Ints  # [R]
     logit_rows: Ints  # [L], the tokens whose logits are wanted
     block_size: int
+    admissions: tuple[Admission, ...] = ()  # [R]
     restored: tuple[Snapshot, ...] = ()  # states that slots take before their rows begin
     saved: tuple[Snapshot, ...] = ()  # and those to be kept as rows pass their positions
     memo: dict[Any, Any] = field(default_factory=dict)  # what several ops of this step share

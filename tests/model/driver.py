@@ -46,10 +46,11 @@ class Choice:
 class Driver:
     """Hands out blocks in a random order, other ones in each cache group."""
 
-    def __init__(self, program: Program, backend: Backend, num_blocks: int = 64) -> None:
+    def __init__(self, program: Program, backend: Backend, num_blocks: int = 64, ahead: int = 0) -> None:
         self.backend, self.block_size = backend, 16
         self.free = [np.random.default_rng(g).permutation(num_blocks).tolist() for g in range(9)]
         self.groups = [i for i, spec in enumerate(program.cache_groups) if spec.token_bytes(1)]
+        self.ahead = ahead  # positions that choices have room for beyond those of their rows
         self.index = 0
         self.admitted: list[Admission] = []
         self.released: list[int] = []
@@ -110,7 +111,7 @@ class Driver:
 
     def _grants(self, choice: Choice, num_tokens: int) -> list[Grant]:
         """Blocks for so many tokens; also those that are shared, when the choice is new."""
-        first, wanted = choice.granted, -(-num_tokens // self.block_size)
+        first, wanted = choice.granted, -(-(num_tokens + self.ahead) // self.block_size)
         granted = []
         for group, blocks in choice.blocks.items():
             blocks += [self.free[group].pop() for _ in range(wanted - len(blocks))]

@@ -53,7 +53,7 @@ def test_each_group_has_a_table_of_its_own() -> None:
     assert batch.slots.tolist() == [1, 0]
     later = (Grant(1, 1, 2, (5, 6, 2)), Grant(1, 0, 2, (1,)))
     batch = slots.batch(step(Row(1, 6, 10), granted=later))
-    assert batch.block_tables[1].tolist() == [[3, 4, 5, 6]]
+    assert batch.block_tables[1].tolist() == [[3, 4, 5, 6, 2]]
     assert batch.block_tables[0][:, :3].tolist() == [[7, 8, 1]]
     places = batch.places(1)
     assert places[0].tolist() == [4, 4, *[5] * 4, *[6] * 4]
