@@ -1,25 +1,83 @@
-// Sampling of one row of logits.
+// Sampling: of all rows of a step, and of one row of logits.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "bind_sampling.h"
 #include "bindings.h"
 #include "core/isa.h"
 #include "core/memory.h"
+#include "core/thread_pool.h"
 #include "kernels/sampling.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace quire {
+
+const int64_t* RowArguments::tokens(const nb::handle& ids, int64_t vocab_size, int64_t& count) {
+  count = (int64_t)nb::len(ids);
+  if (count == 0) return nullptr;
+  const std::vector<int64_t>& kept = tokens_.emplace_back(nb::cast<std::vector<int64_t>>(ids));
+  for (const int64_t id : kept)
+    if (id < 0 || id >= vocab_size) throw nb::value_error("a token that is not of the vocabulary");
+  return kept.data();
+}
+
+const uint32_t* const* RowArguments::masks(const nb::handle& masks, int64_t vocab_size, int64_t count) {
+  if (masks.is_none()) return nullptr;
+  if ((int64_t)nb::len(masks) != count) throw nb::value_error("not one mask for each sampled position");
+  std::vector<const uint32_t*>& kept = masks_.emplace_back();
+  for (const nb::handle mask : masks) {
+    if (mask.is_none()) {
+      kept.push_back(nullptr);
+      continue;
+    }
+    held_.push_back(nb::cast<Mask>(mask, false));
+    if ((int64_t)held_.back().size() != ceil_div(vocab_size, 32))
+      throw nb::value_error("a mask has a bit for each token, in words of 32");
+    kept.push_back(held_.back().data());
+  }
+  return kept.data();
+}
+
+RowArguments::RowArguments(const nb::list& rows, const Sampler& sampler, int64_t num_logits) {
+  const int64_t vocab_size = sampler.vocab_size();
+  const auto check = [&](int64_t first, int64_t count) {
+    if (first < 0 || first + count > num_logits) throw nb::value_error("a row has no such logits");
+  };
+  std::vector<bool> taken;
+  for (const nb::handle given : rows) {
+    const nb::tuple fields = nb::cast<nb::tuple>(given);
+    if (fields.size() != 6) throw nb::value_error("a row to sample has six fields");
+    SampledRow row{};
+    row.slot = nb::cast<int64_t>(fields[0]);
+    if (!sampler.holds(row.slot)) throw nb::value_error("a row of a slot that is empty");
+    if ((size_t)row.slot >= taken.size()) taken.resize((size_t)row.slot + 1);
+    if (taken[(size_t)row.slot]) throw nb::value_error("two rows of one slot");
+    taken[(size_t)row.slot] = true;
+    row.following = tokens(fields[2], vocab_size, row.num_scored);
+    row.first_scored = nb::cast<int64_t>(fields[1]);
+    check(row.first_scored, row.num_scored);
+    row.first_sampled = nb::cast<int64_t>(fields[3]);
+    if (row.first_sampled >= 0) {
+      row.drafted = tokens(fields[4], vocab_size, row.num_sampled);
+      check(row.first_sampled, ++row.num_sampled);
+      row.masks = masks(fields[5], vocab_size, row.num_sampled);
+    }
+    rows_.push_back(row);
+  }
+}
 
 namespace {
 
@@ -72,12 +130,87 @@ class Sampling {
   Memory scratch_;
 };
 
+// A sampler with threads of its own, and the results of its last call.
+class PooledSampler {
+ public:
+  using Rows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+  PooledSampler(const std::string& isa, int64_t vocab_size, int64_t max_slots, int threads)
+      : sampler(kernels_of(isa), vocab_size, max_slots), pool_(threads) {}
+
+  void admit(int64_t slot, std::vector<int64_t> tokens, int64_t num_prompt_tokens, double temperature,
+             double top_p, double min_p, int64_t top_k, int64_t seed, int64_t choice,
+             double repetition_penalty, double frequency_penalty, double presence_penalty,
+             std::vector<int64_t> bias_ids, std::vector<float> biases,
+             std::optional<std::vector<int64_t>> allowed_ids, std::vector<std::vector<int64_t>> bad_words,
+             std::vector<int64_t> stop_ids, int64_t min_tokens, std::optional<int64_t> logprobs,
+             std::optional<int64_t> prompt_logprobs) {
+    const SlotParams params{temperature,
+                            top_p,
+                            min_p,
+                            top_k,
+                            seed,
+                            choice,
+                            repetition_penalty,
+                            frequency_penalty,
+                            presence_penalty,
+                            std::move(bias_ids),
+                            std::move(biases),
+                            std::move(allowed_ids),
+                            std::move(bad_words),
+                            std::move(stop_ids),
+                            min_tokens,
+                            num_prompt_tokens,
+                            logprobs,
+                            prompt_logprobs};
+    sampler.admit(slot, params, tokens.data(), (int64_t)tokens.size());
+  }
+
+  SampledResults& sample(Rows logits, nb::list rows) {
+    if ((int64_t)logits.shape(1) != sampler.vocab_size())
+      throw nb::value_error("logits of another vocabulary");
+    const RowArguments given(rows, sampler, (int64_t)logits.shape(0));
+    nb::gil_scoped_release unlocked;
+    sampler.sample(pool_, logits.data(), given.rows(), results_);
+    return results_;
+  }
+
+  Sampler sampler;
+
+ private:
+  ThreadPool pool_;
+  SampledResults results_;
+};
+
 }  // namespace
 
 }  // namespace quire
 
 void bind_sampling(nb::module_& m) {
   using namespace quire;
+  nb::class_<SampledResults>(m, "SampledResults", "What the rows of a step gave, flat.")
+      .def_ro("token_ids", &SampledResults::token_ids)
+      .def_ro("counts", &SampledResults::counts)
+      .def_ro("faults", &SampledResults::faults)
+      .def_ro("scored", &SampledResults::scored)
+      .def_ro("listed", &SampledResults::listed)
+      .def_ro("entries", &SampledResults::entries)
+      .def_ro("ranks", &SampledResults::ranks)
+      .def_ro("listed_ids", &SampledResults::listed_ids)
+      .def_ro("logprobs", &SampledResults::logprobs)
+      .def_ro("plain", &SampledResults::plain);
+  nb::class_<PooledSampler>(m, "Sampler", "Chooses a token for every row of a step.")
+      .def(nb::init<const std::string&, int64_t, int64_t, int>(), "isa"_a, "vocab_size"_a, "max_slots"_a,
+           "threads"_a)
+      .def("admit", &PooledSampler::admit, "slot"_a, "tokens"_a, "num_prompt_tokens"_a, "temperature"_a,
+           "top_p"_a, "min_p"_a, "top_k"_a, "seed"_a, "choice"_a, "repetition_penalty"_a,
+           "frequency_penalty"_a, "presence_penalty"_a, "bias_ids"_a, "biases"_a, "allowed_ids"_a.none(),
+           "bad_words"_a, "stop_ids"_a, "min_tokens"_a, "logprobs"_a.none(), "prompt_logprobs"_a.none())
+      .def_prop_ro("vocab_size", [](PooledSampler& self) { return self.sampler.vocab_size(); })
+      .def(
+          "release", [](PooledSampler& self, int64_t slot) { self.sampler.release(slot); }, "slot"_a)
+      .def("sample", &PooledSampler::sample, "logits"_a.noconvert(), "rows"_a,
+           nb::rv_policy::reference_internal);
   nb::class_<Sampling>(m, "Sampling",
                        "What sampling does to one row of logits [V]; for one thread at a time.")
       .def(nb::init<const std::string&>(), "isa"_a)

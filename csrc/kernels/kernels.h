@@ -136,6 +136,9 @@ struct Attention;  // attention.h
 struct AttentionUnit;
 struct Greatest;  // sampling.h
 struct Draw;
+struct Edits;
+struct Choosing;
+struct Chosen;
 
 // The functions of one instruction set. Rows of values are float32 and contiguous.
 struct Kernels {
@@ -170,6 +173,8 @@ struct Kernels {
   void (*attend)(const Attention& how, const AttentionUnit& unit, float* scratch);
   void (*merge_segments)(const Attention& how, int64_t head, const float* records, int64_t count, float* out);
 
+  Chosen (*choose)(const float* logits, int64_t count, const Edits& edits, const Choosing& how,
+                   void* scratch);
   Greatest (*greatest)(const float* logits, int64_t count);
   int64_t (*draw)(const float* logits, int64_t count, const Draw& how, void* scratch);
   double (*exp_sum)(const float* logits, int64_t count, double maximum);

@@ -162,9 +162,11 @@ void weigh(const float* x, int64_t count, Weighing weighing, double* out) {
   for (int64_t i = 0; i < count; i += kHalf) store_as(out + i, weigh(load_row<N>(x, i, count), weighing));
 }
 
+// The sum of a block's weights; meanwhile what lies behind it, if that is read next, comes nearer.
 double sum_block(const float* x, int64_t count, Weighing weighing) {
   D even{}, odd{};
   for (int64_t i = 0; i < count; i += 2 * kHalf) {
+    if (i % 16 == 0) prefetch(x + kBlock + i);
     even += weigh(load_row<N>(x, i, count), weighing);
     if (i + kHalf < count) odd += weigh(load_row<N>(x, i + kHalf, count), weighing);
   }

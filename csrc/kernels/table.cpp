@@ -26,6 +26,7 @@ const Kernels table = {
     .write_kv = write_kv,
     .attend = attend,
     .merge_segments = merge_segments,
+    .choose = choose,
     .greatest = greatest,
     .draw = draw,
     .exp_sum = exp_sum,

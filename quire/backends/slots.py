@@ -11,7 +11,8 @@ import numpy as np
 from quire.backends.backend import Masks
 from quire.program.batch import Batch
 from quire.sampling.arithmetic import NUMPY, Arithmetic
-from quire.sampling.logprobs import LogitsError, prompt_logprobs
+from quire.sampling.faults import LogitsError
+from quire.sampling.logprobs import prompt_logprobs
 from quire.sampling.pipeline import SamplerState, sample
 from quire.types import Admission, Failure, PositionLogprobs, Row, RowResult, Step, StepResult
 

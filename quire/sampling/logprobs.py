@@ -8,25 +8,18 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.errors import QuireError
 from quire.sampling.arithmetic import NUMPY, Arithmetic, Logits, ranking
-from quire.types import Failure, PositionLogprobs, TokenLogprob
-
-
-class LogitsError(QuireError):
-    """Logits of one row from which no token can be chosen; it fails that request alone."""
-
-    def __init__(self, message: str, by_request: bool = False) -> None:
-        super().__init__(message)
-        self.failure = Failure(message, by_request)
+from quire.sampling.faults import INFINITE, NAN, ONLY_MINUS_INF, LogitsError
+from quire.types import PositionLogprobs, TokenLogprob
 
 
 def greatest(logits: Logits, arithmetic: Arithmetic = NUMPY) -> tuple[int, float]:
     """The first token id in the ranking and its logit. Raises LogitsError where there is no such token."""
     token_id, maximum = arithmetic.greatest(logits)
     if not math.isfinite(maximum):
-        what = "only -inf" if maximum == -math.inf else "NaN" if math.isnan(maximum) else "infinity"
-        raise LogitsError(f"the model gave {what} for the next token")
+        raise LogitsError(
+            ONLY_MINUS_INF if maximum == -math.inf else NAN if math.isnan(maximum) else INFINITE
+        )
     return token_id, maximum
 
 

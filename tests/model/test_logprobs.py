@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.sampling.arithmetic import NUMPY
-from quire.sampling.logprobs import LogitsError, position_logprobs, prompt_logprobs
+from quire.sampling.faults import LogitsError
+from quire.sampling.logprobs import position_logprobs, prompt_logprobs
 from quire.sampling.pipeline import SamplerState, sample
 from quire.sampling_params import SamplingParams
 from quire.types import Admission

@@ -10,7 +10,8 @@ import pytest
 
 from quire.backends.native import _core
 from quire.sampling.arithmetic import NUMPY, boltzmann
-from quire.sampling.logprobs import LogitsError, position_logprobs
+from quire.sampling.faults import LogitsError
+from quire.sampling.logprobs import position_logprobs
 from quire.sampling.pipeline import SamplerState, sample
 from quire.sampling_params import SamplingParams
 from quire.types import Admission

@@ -65,6 +65,52 @@ class Sampling:
     def rank(self, logits: Floats, token_id: int, /) -> int: ...
     def top_ids(self, logits: Floats, k: int, /) -> list[int]: ...
 
+class SampledResults:
+    token_ids: list[int]
+    counts: list[int]
+    faults: list[int]
+    scored: list[int]
+    listed: list[int]
+    entries: list[int]
+    ranks: list[int]
+    listed_ids: list[int]
+    logprobs: list[float]
+    plain: bool
+
+SampledRow = tuple[
+    int, int, Sequence[int], int, Sequence[int], Sequence[NDArray[np.uint32] | None] | None
+]  # slot, first scored, following, first sampled or -1, drafted, masks
+
+class Sampler:
+    def __init__(self, isa: str, vocab_size: int, max_slots: int, threads: int) -> None: ...
+    @property
+    def vocab_size(self) -> int: ...
+    def admit(
+        self,
+        slot: int,
+        tokens: Sequence[int],
+        num_prompt_tokens: int,
+        temperature: float,
+        top_p: float,
+        min_p: float,
+        top_k: int,
+        seed: int,
+        choice: int,
+        repetition_penalty: float,
+        frequency_penalty: float,
+        presence_penalty: float,
+        bias_ids: Sequence[int],
+        biases: Sequence[float],
+        allowed_ids: Sequence[int] | None,
+        bad_words: Sequence[Sequence[int]],
+        stop_ids: Sequence[int],
+        min_tokens: int,
+        logprobs: int | None,
+        prompt_logprobs: int | None,
+    ) -> None: ...
+    def release(self, slot: int) -> None: ...
+    def sample(self, logits: Floats, rows: list[SampledRow]) -> SampledResults: ...
+
 class Native:
     def __init__(self, isa: str, threads: int) -> None: ...
     def buffer(self, rows: str, width: int) -> int: ...

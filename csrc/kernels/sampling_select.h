@@ -1,0 +1,169 @@
+// The beginning of a ranking, without sorting the vocabulary. Part of sampling.cpp and choose.cpp.
+//
+// Min-p, top-k and top-p each keep a beginning of the ranking, which is known by its last logit and by how
+// many tokens with just that logit belong to it: a Cut. It is found as a radix sort would find it, from the
+// highest bits down, following only the one bucket in which the count, or the weight, is reached; before
+// that, all that cannot be in the beginning is left out by a bound that is cheap to know.
+#pragma once
+
+#include "sampling_weights.h"
+
+namespace quire::QUIRE_ISA {
+
+namespace {
+
+struct Cut {
+  float threshold;  // greater logits are kept, and of the equal ones
+  int64_t equals;   // so many, the lowest ids first
+};
+
+struct Range {
+  int32_t low, high;
+};
+
+// Integers in the order of the floats; both zeros are one number.
+QUIRE_INLINE K key_of(V x) {
+  const K bits = (K)(x + 0.0f);
+  return bits ^ ((bits >> 31) & 0x7fffffff);
+}
+
+float of_key(int32_t key) {
+  const int32_t bits = key ^ ((key >> 31) & 0x7fffffff);
+  return load_as<float>(&bits);
+}
+
+Range make_keys(const float* x, int64_t count, int32_t* keys) {
+  for (int64_t i = 0; i < count; i += kWide) store_as(keys + i, key_of(load_row<V>(x, i, count)));
+  Range range{0x7fffffff, (int32_t)0x80000000};
+  for (int64_t i = 0; i < count; ++i) {
+    range.low = keys[i] < range.low ? keys[i] : range.low;
+    range.high = keys[i] > range.high ? keys[i] : range.high;
+  }
+  return range;
+}
+
+// Follows the greatest keys until their weights reach `target`: leaves in `keys` and `weights` those of the
+// one bucket where that happens, narrows `range` to them, and adds to `above` what outranks them.
+int64_t narrow(int32_t* keys, double* weights, int64_t count, double target, Range& range, double& above) {
+  constexpr int kBuckets = 512, kCopies = 4;  // copies, so that equal neighbours need not wait for each other
+  double sums[kBuckets][kCopies] = {};
+  const uint32_t low = (uint32_t)range.low, width = (uint32_t)range.high - low;
+  int shift = 0;
+  while (width >> shift >= kBuckets) ++shift;
+  for (int64_t i = 0; i < count; ++i) sums[((uint32_t)keys[i] - low) >> shift][i % kCopies] += weights[i];
+  uint32_t bucket = width >> shift;
+  for (; bucket > 0; --bucket) {
+    const double weight = (sums[bucket][0] + sums[bucket][1]) + (sums[bucket][2] + sums[bucket][3]);
+    if (above + weight >= target) break;
+    above += weight;
+  }
+  int64_t kept = 0;
+  range = {0x7fffffff, (int32_t)0x80000000};
+  for (int64_t first = 0; first < count; first += kWide) {
+    const U keys_here = load_as<U>(keys + first);
+    uint32_t found = bits_of((K)((keys_here - low) >> shift == bucket)) & lanes_below(count - first);
+    for (; found; found &= found - 1, ++kept) {
+      const int64_t i = first + __builtin_ctz(found);
+      const int32_t key = keys[i];
+      range.low = key < range.low ? key : range.low;
+      range.high = key > range.high ? key : range.high;
+      keys[kept] = key;
+      weights[kept] = weights[i];
+    }
+  }
+  return kept;
+}
+
+// The shortest beginning of the ranking whose weights reach `target`; all, if none does. Uses up the weights.
+Cut select(const float* x, double* weights, int64_t count, double target, int32_t* keys) {
+  Range range = make_keys(x, count, keys);
+  double above = 0;
+  while (count > 1 && range.low != range.high) count = narrow(keys, weights, count, target, range, above);
+  const double weight = weights[0], quotient = (target - above) / weight;
+  int64_t equals = quotient < (double)count ? (int64_t)quotient : count;  // also where it is NaN
+  if (equals < 1) equals = 1;
+  while (equals < count && above + (double)equals * weight < target) ++equals;
+  while (equals > 1 && above + (double)(equals - 1) * weight >= target) --equals;
+  return {of_key(range.low), equals};
+}
+
+// The tokens of a row that are still in question, in order of id.
+struct Kept {
+  const float* logits;
+  const int32_t* ids;  // null: 0, 1, 2 ...
+  int64_t count;
+};
+
+// What a cut leaves, into scratch.logits and scratch.ids; `kept` may lie there already.
+Kept apply(Cut cut, Kept kept, const Scratch& scratch) {
+  float* const logits = scratch.logits;
+  int32_t* const ids = scratch.ids;
+  K counting;
+  for (int i = 0; i < kWide; ++i) counting[i] = i;
+  int64_t count = 0;
+  for (int64_t i = 0; i < kept.count; i += kWide) {
+    const V v = load_row<V>(kept.logits, i, kept.count);
+    uint32_t keep = bits_of(v >= cut.threshold) & lanes_below(kept.count - i);
+    if (keep == 0) continue;
+    uint32_t equal = bits_of(v == cut.threshold) & keep;
+    for (int64_t surplus = __builtin_popcount(equal) - cut.equals; surplus > 0; --surplus) {
+      const uint32_t last = 1u << (31 - __builtin_clz(equal));
+      equal ^= last, keep ^= last;
+    }
+    cut.equals -= __builtin_popcount(equal);
+    const K numbers = kept.ids ? load_as<K>(kept.ids + i) : counting + (int32_t)i;
+    compress(logits + count, (K)v, keep);
+    compress(ids + count, numbers, keep);
+    count += __builtin_popcount(keep);
+  }
+  return {logits, ids, count};
+}
+
+Cut kth(const float* x, int64_t count, int64_t k, const Scratch& scratch) {
+  for (int64_t i = 0; i < count; ++i) scratch.weights[i] = 1;
+  return select(x, scratch.weights, count, (double)k, scratch.keys);
+}
+
+// The greatest logit of each column of each block, into scratch.columns; how many.
+int64_t make_columns(const float* x, int64_t count, const Scratch& scratch) {
+  int64_t columns = 0;
+  for (int64_t first = 0; first < count; first += kBlock, columns += kWide) {
+    const int64_t end = block_end(first, count);
+    V highest = V{} - __builtin_inff();
+    for (int64_t i = first; i < end; i += kWide) highest = greater(load_row<V>(x, i, end), highest);
+    store_as(scratch.columns + columns, highest);
+  }
+  return columns;
+}
+
+// The first k tokens of the ranking, 0 < k < kept.count.
+Kept keep_top_k(Kept kept, int64_t k, const Scratch& scratch) {
+  // k columns have a logit not below the k-th greatest of the columns: no token below it is wanted.
+  if (k <= kept.count / kBlock * kWide / 2) {
+    const int64_t columns = make_columns(kept.logits, kept.count, scratch);
+    kept = apply({kth(scratch.columns, columns, k, scratch).threshold, kept.count}, kept, scratch);
+  }
+  return apply(kth(kept.logits, kept.count, k, scratch), kept, scratch);
+}
+
+// The least logit that weighs `weight`, which is at most 1.
+float logit_of(double weight, Weighing weighing) {
+  const double logit = weighing.maximum + __builtin_log2(weight) / weighing.scale;
+  const float nearest = (float)logit;
+  return nearest < logit ? of_key(key_of(V{} + nearest)[0] + 1) : nearest;
+}
+
+// The shortest beginning of the ranking that has top_p of the weight.
+Kept keep_top_p(Kept kept, Weighing weighing, double top_p, const Scratch& scratch) {
+  const double total = sum(kept.logits, kept.count, weighing, nullptr);
+  // All tokens lighter than this weigh less than 1 - top_p of the sum together: none is in the nucleus. The
+  // half leaves room for rounding.
+  const double lightest = 0.5 * (1 - top_p) * total / (double)kept.count;
+  kept = apply({logit_of(lightest, weighing), kept.count}, kept, scratch);
+  weigh(kept.logits, kept.count, weighing, scratch.weights);
+  return apply(select(kept.logits, scratch.weights, kept.count, top_p * total, scratch.keys), kept, scratch);
+}
+
+}  // namespace
+
+}  // namespace quire::QUIRE_ISA
