@@ -28,16 +28,20 @@ class Matcher:
         """Take tokens that were allowed, and none that ended the output."""
         self._inner.consume_tokens(list(token_ids))
 
-    def allowed(self) -> tuple[NDArray[np.bool_], bool]:
-        """Which tokens may follow, [V], and whether the output may end. Raises RequestError where the grammar
-        itself is why there are none.
+    def allowed(self) -> tuple[NDArray[np.uint32], bool]:
+        """A bit for each token that may follow, [ceil(V / 32)], and whether the output may end.
+
+        The lowest bit of a word stands for the first of its 32 tokens; bits beyond the vocabulary are 0.
+        Raises RequestError where the grammar itself is why none may follow.
         """
-        bits = np.zeros((self._vocab_size + 1 + 31) // 32, np.int32)
+        bits = np.zeros(self._vocab_size // 32 + 1, np.uint32)
         self._inner.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         if (error := fault(self._inner)) is not None:
             raise RequestError(error, None, "structured_outputs")
-        each = np.unpackbits(bits.view(np.uint8), bitorder="little").view(np.bool_)
-        return each[: self._vocab_size], bool(each[self._vocab_size])
+        word, bit = divmod(self._vocab_size, 32)  # the end of the output is the token behind the last
+        may_end = bool(bits[word] >> bit & 1)
+        bits[word] &= (1 << bit) - 1
+        return bits[: -(-self._vocab_size // 32)], may_end
 
 
 class Grammars:

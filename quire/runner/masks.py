@@ -26,8 +26,11 @@ class Matcher(Protocol):
     def advance(self, token_ids: Sequence[int]) -> None:
         """Take tokens that were allowed, and none that ended the output."""
 
-    def allowed(self) -> tuple[NDArray[np.bool_], bool]:
-        """Which tokens may follow, [V], and whether the output may end. Raises RequestError."""
+    def allowed(self) -> tuple[NDArray[np.uint32], bool]:
+        """A bit for each token that may follow, [ceil(V / 32)], and whether the output may end.
+
+        Raises RequestError.
+        """
 
 
 class Grammars(Protocol):
@@ -38,31 +41,31 @@ class Grammars(Protocol):
 
 
 class GrammarState:
-    """How far a choice has come in its grammar, and which tokens must not follow.
+    """How far a choice has come in its grammar, and which tokens may follow.
 
     A function of the admission and the emitted tokens alone: built again after a preemption, it is what it
     was.
     """
 
-    __slots__ = ("barred", "error", "grammar", "matcher", "num_taken")
+    __slots__ = ("allowed", "error", "grammar", "matcher", "num_taken")
 
     def __init__(self, admission: Admission) -> None:
         self.grammar = admission.grammar
         self.num_taken = admission.num_prompt_tokens  # tokens of the sequence that the matcher has seen
         self.matcher: Matcher | None = None
-        self.barred: NDArray[np.bool_] | None = None  # [V], in the step under way
+        self.allowed: NDArray[np.uint32] | None = None  # a bit for each token, in the step under way
         self.error: Failure | None = None  # why the choice cannot go on
 
     def compute(self, grammars: Grammars, token_ids: Sequence[int], end_token_ids: Sequence[int]) -> None:
-        """Go on to the end of the known tokens; set `barred` for the one that follows."""
+        """Go on to the end of the known tokens; set `allowed` for the one that follows."""
         if self.matcher is None:
             self.matcher = grammars.start(self.grammar)
         self.matcher.advance(token_ids[self.num_taken :])
         self.num_taken = len(token_ids)
-        allowed, may_end = self.matcher.allowed()
-        self.barred = ~allowed
-        if may_end:
-            self.barred[[i for i in end_token_ids if i < len(self.barred)]] = False
+        self.allowed, may_end = self.matcher.allowed()
+        for token_id in end_token_ids if may_end else ():
+            if token_id < 32 * len(self.allowed):  # a tokenizer may know one that the model cannot give
+                self.allowed[token_id // 32] |= np.uint32(1 << token_id % 32)
 
 
 Ruled = Sequence[tuple[GrammarState, Sequence[int], Sequence[int]]]  # states, all tokens, end tokens
@@ -99,7 +102,7 @@ class Masks:
 
     def _compute(self, ruled: Ruled) -> None:
         for state, token_ids, end_token_ids in ruled:
-            state.barred = None
+            state.allowed = None
             try:
                 state.compute(self._loaded(), token_ids, end_token_ids)
             except BaseException as error:  # a panic of the library is no Exception; it is this row's alone

@@ -73,7 +73,7 @@ class Runner:
             lost = Failure("this engine has no grammars")
             masks = ((index, one.state) for index, one in ruled.items())
             return {
-                index: (state.error or lost) if state.barred is None else state.barred
+                index: (state.error or lost) if state.allowed is None else state.allowed
                 for index, state in masks
             }
 

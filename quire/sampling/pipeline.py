@@ -12,9 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.sampling.arithmetic import NUMPY, Arithmetic, Logits
-from quire.sampling.logprobs import LogitsError, greatest, position_logprobs
+from quire.sampling.faults import EXCLUDED, TOO_LARGE, LogitsError
+from quire.sampling.logprobs import greatest, position_logprobs
 from quire.sampling.philox import uniform
 from quire.types import Admission, RowResult
+
+Mask = NDArray[np.uint32]  # a bit for each token that may follow, the lowest first  # [ceil(V / 32)]
 
 _MINUS_INF = np.float32(-np.inf)
 
@@ -97,11 +100,11 @@ def sample(
     logits: Logits,
     state: SamplerState,
     arithmetic: Arithmetic = NUMPY,
-    barred: NDArray[np.bool_] | None = None,
+    mask: Mask | None = None,
 ) -> RowResult:
-    """Choose the token that follows all tokens of `state`; no argument is changed.  # logits, barred [V]
+    """Choose the token that follows all tokens of `state`; no argument is changed.  # logits [V]
 
-    `barred` is True for the tokens that the request's grammar forbids here.
+    `mask` has the tokens that the request's grammar lets follow here.
     The position of the random draw is the index of the new token in the sequence. Call `state.extend` with
     the token before choosing the one after it. Logits that are not numbers, and constraints that leave no
     token, give a RowResult with `error` set and no token.
@@ -110,8 +113,8 @@ def sample(
     try:
         token_id, maximum = greatest(logits, arithmetic)
         edited = logits
-        if state.edits_logits or state.suppresses_stop or barred is not None:
-            edited = edit_logits(logits, state, barred)
+        if state.edits_logits or state.suppresses_stop or mask is not None:
+            edited = edit_logits(logits, state, mask)
             token_id, maximum = _greatest_edited(edited, arithmetic)
         if params.temperature != 0:
             u = uniform(state.seed, state.choice, state.num_tokens)
@@ -130,14 +133,10 @@ def _greatest_edited(edited: Logits, arithmetic: Arithmetic) -> tuple[int, float
         return greatest(edited, arithmetic)
     except LogitsError:
         # The raw logits were in order, so the request's own parameters did this.
-        if np.isneginf(edited).all():
-            names = "structured_outputs, allowed_token_ids, min_tokens and bad_words"
-            raise LogitsError(f"no token may follow: {names} exclude every one", by_request=True) from None
-        problem = "no token may follow: repetition_penalty makes a logit too large for a number"
-        raise LogitsError(problem, by_request=True) from None
+        raise LogitsError(EXCLUDED if np.isneginf(edited).all() else TOO_LARGE) from None
 
 
-def edit_logits(logits: Logits, state: SamplerState, barred: NDArray[np.bool_] | None = None) -> Logits:
+def edit_logits(logits: Logits, state: SamplerState, mask: Mask | None = None) -> Logits:
     """A copy of the logits with everything applied that precedes temperature.  # [V] -> [V]"""
     edited = logits.copy()
     if state.allowed_ids is not None:
@@ -145,12 +144,13 @@ def edit_logits(logits: Logits, state: SamplerState, barred: NDArray[np.bool_] |
         edited[state.allowed_ids] = logits[state.allowed_ids]
     if state.bias_ids is not None:
         edited[state.bias_ids] += state.biases
-    if barred is not None:
-        np.putmask(edited, barred, _MINUS_INF)
+    if mask is not None:
+        allowed = np.unpackbits(mask.view(np.uint8), count=len(edited), bitorder="little")
+        np.putmask(edited, allowed == 0, _MINUS_INF)
     if state.suppresses_stop:
         ends = edited[state.stop_ids]
         edited[state.stop_ids] = _MINUS_INF
-        if barred is not None and np.isneginf(edited).all():  # nothing but the end can follow
+        if mask is not None and np.isneginf(edited).all():  # nothing but the end can follow
             edited[state.stop_ids] = ends
     for *before, last in state.params.bad_words_token_ids:
         if not before or state.recent[-len(before) :] == before:

@@ -273,6 +273,35 @@ def test_penalties(prompt, emitted, presence, frequency, repetition):
         assert got[i] == pytest.approx(logit, rel=1e-5, abs=1e-5)
 
 
+def mask_of(*token_ids, vocab_size=5):
+    each = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
+    each[list(token_ids)] = 1
+    return np.packbits(each, bitorder="little").view(np.uint32)
+
+
+def test_masks():
+    logits, inf = row(1, 2, 3, 4, 5), -np.inf
+    state = make_state(SamplingParams(seed=0, logit_bias={1: 10}), vocab_size=5)
+    assert edit_logits(logits, state, mask_of(0, 4)).tolist() == [1, inf, inf, inf, 5]
+    wide = np.arange(70, dtype=np.float32)
+    state = make_state(SamplingParams(seed=0), vocab_size=70)
+    edited = edit_logits(wide, state, mask_of(0, 31, 32, 69, vocab_size=70))
+    assert np.flatnonzero(np.isfinite(edited)).tolist() == [0, 31, 32, 69]
+
+
+def test_masks_let_the_output_end_where_nothing_else_may_follow():
+    """`min_tokens` gives way to the grammar; `bad_words` and `allowed_token_ids` do not."""
+    logits, early = row(1, 2, 3, 4, 5), {"temperature": 0, "min_tokens": 2}
+    state = make_state(SamplingParams(seed=0, **early), vocab_size=5)
+    assert sample(logits, state, mask=mask_of(EOS)).token_ids == (EOS,)
+    assert sample(logits, state, mask=mask_of(0, EOS)).token_ids == (0,)
+    state = make_state(SamplingParams(seed=0, bad_words_token_ids=[[0]], **early), vocab_size=5)
+    error = sample(logits, state, mask=mask_of(0, EOS)).error
+    assert error.by_request
+    state = make_state(SamplingParams(seed=0, allowed_token_ids=[0], **early), vocab_size=5)
+    assert sample(logits, state, mask=mask_of(EOS)).error == error
+
+
 def test_everything_excluded_is_an_error_of_this_row():
     state = make_state(SamplingParams(seed=0, allowed_token_ids=[EOS], min_tokens=1))
     result = sample(LOGITS, state)

@@ -12,10 +12,11 @@ import jsonschema
 import numpy as np
 import pytest
 import small_tokenizers as small
+from numpy.typing import NDArray
 
 from quire.errors import RequestError
 from quire.grammar.compile_worker import llguidance_text
-from quire.grammar.grammars import Grammars
+from quire.grammar.grammars import Grammars, Matcher
 from quire.text.tokenizer import Tokenizer
 
 TEXTS = [
@@ -59,11 +60,17 @@ def grammars(tokenizer: Tokenizer) -> Grammars:
     return Grammars(tokenizer, tokenizer.vocab_size + 37)
 
 
+def allowed_by(matcher: Matcher) -> tuple[NDArray[np.bool_], bool]:
+    """Which tokens may follow, one by one, and whether the output may end."""
+    bits, may_end = matcher.allowed()
+    return np.unpackbits(bits.view(np.uint8), bitorder="little").view(np.bool_), may_end
+
+
 def walk(grammars: Grammars, structure: dict[str, Any], seed: int) -> list[int]:
     """A random output: of the tokens that may follow, each is as likely as any."""
     matcher, rng, ids = grammars.start(llguidance_text(structure)), random.Random(seed), list[int]()
     for _ in range(5000):
-        allowed, may_end = matcher.allowed()
+        allowed, may_end = allowed_by(matcher)
         choices = np.flatnonzero(allowed).tolist()
         if may_end and (not choices or rng.random() < 0.05):
             return ids
@@ -106,7 +113,7 @@ def test_random_json_is_valid(tokenizer: Tokenizer, grammars: Grammars) -> None:
 
 
 def test_free_text_makes_no_control_token(tokenizer: Tokenizer, grammars: Grammars) -> None:
-    allowed, may_end = grammars.start(llguidance_text({"regex": "(?s:.*)"})).allowed()
+    allowed, may_end = allowed_by(grammars.start(llguidance_text({"regex": "(?s:.*)"})))
     assert may_end
     assert not allowed[sorted(tokenizer.control_ids)].any()
     assert not allowed[tokenizer.vocab_size :].any()
@@ -118,13 +125,13 @@ def test_control_tokens_follow_where_they_are_named(tokenizer: Tokenizer, gramma
     token_id, name = next((i, n) for i, n in tokenizer.control_tokens.items() if n[0] == "<")
     for named in (name, f"<[{token_id}]>"):
         matcher = grammars.start(f'start: "hello" {named} | "x"')
-        assert not matcher.allowed()[0][token_id]
+        assert not allowed_by(matcher)[0][token_id]
         matcher.advance(within(tokenizer, "hello"))
-        allowed, may_end = matcher.allowed()
+        allowed, may_end = allowed_by(matcher)
         assert np.flatnonzero(allowed).tolist() == [token_id]
         assert not may_end
         matcher.advance([token_id])
-        allowed, may_end = matcher.allowed()
+        allowed, may_end = allowed_by(matcher)
         assert may_end
         assert not allowed.any()
 
@@ -134,6 +141,19 @@ def test_a_model_may_lack_tokens_of_its_tokenizer(tokenizer: Tokenizer) -> None:
     ids = walk(Grammars(tokenizer, fewer), {"json": SCHEMA}, 5)
     assert max(ids) < fewer
     jsonschema.validate(json.loads(text_of(tokenizer, ids)), SCHEMA)
+
+
+@pytest.mark.parametrize("beyond", range(0, 64, 13))
+def test_the_bit_of_the_end_is_no_token(tokenizer: Tokenizer, beyond: int) -> None:
+    """Wherever it lies in the last word: the mask ends with the vocabulary."""
+    vocab_size = tokenizer.vocab_size // 32 * 32 + beyond
+    matcher = Grammars(tokenizer, vocab_size).start(llguidance_text({"regex": "(hello)?"}))
+    bits, may_end = matcher.allowed()
+    assert may_end
+    assert len(bits) == -(-vocab_size // 32)
+    each, _ = allowed_by(matcher)
+    assert each.any()
+    assert not each[vocab_size:].any()
 
 
 def test_copies_do_not_share_their_state(grammars: Grammars, tokenizer: Tokenizer) -> None:
