@@ -9,7 +9,7 @@ import numpy as np
 
 from quire.backends.backend import Masks
 from quire.backends.host import HostDevice
-from quire.backends.kv_cache import KV_ITEM_BYTES
+from quire.backends.kv_cache import KV_ITEM_BYTES, KV_SCALE_BYTES
 from quire.backends.slots import Deferred, Slots
 from quire.errors import ConfigError
 from quire.program.batch import Batch
@@ -25,11 +25,18 @@ class NullBackend:
 
     name = "null"
 
-    def __init__(self, program: Program, nbytes: WeightBytes, kv_itemsize: int, block_size: int) -> None:
+    def __init__(
+        self,
+        program: Program,
+        nbytes: WeightBytes,
+        kv_itemsize: int,
+        block_size: int,
+        kv_scale_bytes: int = 0,
+    ) -> None:
         self.program = program
         self.cost = Cost()
         self._nbytes = nbytes
-        self._kv_itemsize = kv_itemsize
+        self._kv_bytes = kv_itemsize, kv_scale_bytes  # of a cached number, and of a scale
         self._slots = Slots(program.output.width, block_size, max(1, len(program.cache_groups)))
         self._zeros = np.zeros((1, *program.output.shape), np.float32)
 
@@ -39,7 +46,7 @@ class NullBackend:
     def execute(self, batch: Batch) -> np.ndarray:
         counts = np.diff(batch.row_offsets)
         rows = zip((batch.context_lens - counts).tolist(), counts.tolist(), strict=True)
-        load = Load(tuple(rows), len(batch.logit_rows), self._kv_itemsize)
+        load = Load(tuple(rows), len(batch.logit_rows), *self._kv_bytes)
         self.cost += self.program.cost(load, self._nbytes)
         return np.broadcast_to(self._zeros, (len(batch.logit_rows), *self.program.output.shape))
 
@@ -73,7 +80,8 @@ class NullDevice(HostDevice):
         kv_dtype: str,
         progress: Progress | None = None,
     ) -> NullBackend:
-        return NullBackend(program, weights.stored_bytes, KV_ITEM_BYTES[kv_dtype], block_size)
+        item, scale = KV_ITEM_BYTES[kv_dtype], KV_SCALE_BYTES.get(kv_dtype, 0)
+        return NullBackend(program, weights.stored_bytes, item, block_size, scale)
 
     def loops(self) -> NoReturn:
         raise ConfigError("device = 'null' computes nothing that could be measured", "leave it out")

@@ -133,6 +133,7 @@ class Load:
     rows: tuple[tuple[int, int], ...]
     num_logits: int
     kv_itemsize: int = 4  # bytes of one cached number
+    kv_scale_bytes: int = 0  # of the scale that a token's numbers of one head share
 
     @property
     def num_tokens(self) -> int:

@@ -26,6 +26,7 @@ class Choice:
     blocks: dict[int, list[int]] = field(default_factory=dict)  # by group
     granted: int = 0  # blocks of each group that the device knows of
     fresh: bool = True
+    began: int = 0  # where its first row did
     results: list[RowResult] = field(default_factory=list)
 
     @property
@@ -35,7 +36,7 @@ class Choice:
     def scores(self) -> dict[int, Any]:
         """The log-probabilities of every position that was predicted, by position."""
         found: dict[int, Any] = {}
-        at = 1
+        at = self.began + 1
         for result in self.results:
             for entry in (*result.prompt_logprobs, *result.logprobs):
                 found[at] = entry
@@ -67,7 +68,7 @@ class Driver:
         """A choice that begins with its next row at `start`; `shared` has the blocks before."""
         admission = Admission(slot, f"r{slot}", 0, params, (), len(tokens), **more)
         self.admitted.append(admission)
-        choice = Choice(admission, list(tokens), start, {group: [] for group in self.groups})
+        choice = Choice(admission, list(tokens), start, {group: [] for group in self.groups}, began=start)
         if shared is not None:
             for group, blocks in choice.blocks.items():
                 blocks += shared.blocks[group][: start // self.block_size]

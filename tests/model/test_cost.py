@@ -192,6 +192,15 @@ def test_kv_token_bytes_are_those_of_the_cache(name: str, dtype: str) -> None:
     assert program.cost(load, nbytes).kv_write_bytes == 5 * per_token
 
 
+def test_scales_of_a_quantized_cache_are_counted() -> None:
+    """One float32 for each token and head, for keys and for values: of two heads 16 bytes a token."""
+    op, program = attention(20)
+    load = Load(((30, 2), (0, 5)), 7, 1)
+    plain, scaled = op.kv_bytes(load), op.kv_bytes(replace(load, kv_scale_bytes=4))
+    assert [number - other for number, other in zip(scaled, plain, strict=True)] == [16 * (21 + 5), 16 * 7]
+    assert scaled[1] == 7 * program.kv_token_bytes(1, 4)
+
+
 # Experts
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from driver import Driver
+from driver import Choice, Driver
 from tiny import VOCAB, Sequence, batch_of, random_weights, same_bits
 
 from quire.backends.null import NullBackend
@@ -43,18 +43,18 @@ def hybrid(dtype: DType = "float32") -> Program:
     return b.program(b.linear(b.sampled_rows(x), W / "head", VOCAB))
 
 
-def drive(program: Program, num_snapshots: int = 8, num_slots: int = 4, **how: Any) -> Driver:
+def drive(program: Program, num_snapshots: int = 8, num_slots: int = 4) -> Driver:
     """A driver of a new backend whose states hold NaN wherever nothing was kept yet."""
     groups = len(program.cache_groups)
     options = {"num_slots": num_slots, "num_snapshots": [num_snapshots] * groups}
     backend = ReferenceBackend(
-        program, random_weights(program), num_blocks=[64] * groups, block_size=16, **options
+        program, random_weights(program), num_blocks=[600] * groups, block_size=16, **options
     )
     for layer in backend._caches:
         if isinstance(layer, States):
             for array in (layer.borders, layer.inputs, layer.snapshot_borders, layer.snapshot_inputs):
                 array[:] = np.nan
-    return Driver(program, backend, **how)
+    return Driver(program, backend, num_blocks=600)
 
 
 def alone(program: Program, tokens: list[int] = TOKENS) -> dict[int, Any]:
@@ -198,7 +198,7 @@ def test_a_batch_of_several_in_slots_used_before_gives_the_same_bits() -> None:
         for choice, scores in zip(choices, expected, strict=True):
             assert choice.scores() == scores
             driver.release(choice)
-        driver.free = [list(range(64)) for _ in driver.free]
+        driver.free = [list(range(600)) for _ in driver.free]
 
 
 def test_generated_tokens_have_the_bits_of_a_prompt() -> None:
@@ -233,8 +233,7 @@ def test_a_snapshot_continues_like_the_sequence_it_was_taken_of(border: int, chu
     restored = tuple(Snapshot(3, group, border, 5 + group) for group in (0, 1))
     driver.step((second, 70), restored=restored)
     driver.step((second, 300 - second.computed))
-    found = [entry for result in second.results for entry in (*result.prompt_logprobs, *result.logprobs)]
-    assert found == [expected[position] for position in range(border + 1, 301)]
+    assert second.scores() == {position: expected[position] for position in range(border + 1, 301)}
 
 
 @pytest.mark.parametrize("start", [0, 40, 60, 63, 64, 100, 127])
@@ -259,6 +258,52 @@ def test_rejected_drafts_leave_no_trace(start: int, drafts: int) -> None:
     assert choice.tokens == expected.tokens[:length]
     scores = expected.scores()
     assert choice.scores() == {position: scores[position] for position in range(1, length)}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_histories(seed: int) -> None:
+    """Prompts in chunks, decode rows, drafts good and bad, snapshots and choices that begin with one."""
+    program, rng = hybrid(), np.random.default_rng(seed)
+    driver, kept = drive(program, num_snapshots=16), 0
+    finished: list[Choice] = []
+    snapshots: list[tuple[Choice, int, int]] = []  # (of whom, position, snapshot)
+    running: dict[int, Choice] = {}
+    for _ in range(60):
+        restored: list[Snapshot] = []
+        for slot in range(4):
+            if slot not in running:
+                text = rng.integers(0, VOCAB, int(rng.integers(2, 150))).tolist()
+                running[slot] = choice = driver.admit(slot, text)
+                if snapshots and rng.random() < 0.6:
+                    source, position, number = snapshots[rng.integers(len(snapshots))]
+                    driver.admitted.pop()
+                    text = [*source.tokens[:position], *text]
+                    running[slot] = choice = driver.admit(slot, text, start=position, shared=source)
+                    restored += [Snapshot(slot, group, position, number) for group in (0, 1)]
+        rows, saved = [], []
+        for slot, choice in running.items():
+            if not choice.fresh and rng.random() < 0.2:
+                continue
+            count = min(int(rng.integers(1, 100)), len(choice.tokens) - choice.computed)
+            border = (choice.computed + count) // 16 * 16
+            if border > choice.computed and kept < 16 and rng.random() < 0.3:
+                saved += [Snapshot(slot, group, border, kept) for group in (0, 1)]
+                snapshots.append((choice, border, kept))
+                kept += 1
+            ends = choice.computed + count == len(choice.tokens)
+            drafts = tuple(rng.integers(0, VOCAB, int(rng.integers(0, REWIND + 1))).tolist()) if ends else ()
+            rows.append((choice, count, drafts))
+        if rows:
+            driver.step(*rows, restored=tuple(restored), saved=tuple(saved))
+        for slot, choice in list(running.items()):
+            if len(choice.tokens) - choice.admission.num_prompt_tokens > 12:
+                finished.append(running.pop(slot))
+                driver.release(choice)
+    assert len(finished) > 10
+    assert any(choice.results and choice.began for choice in finished)
+    for choice in finished:
+        whole = alone(program, choice.tokens)
+        assert choice.scores() == {position: whole[position] for position in choice.scores()}
 
 
 def test_the_null_backend_counts_states() -> None:

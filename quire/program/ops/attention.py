@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from quire.program.caches import PagedKV
 from quire.program.numerics import Array
 from quire.program.program import Load, Op, Run, Value, WeightSpec
 
@@ -53,7 +54,8 @@ class Attention(Op):
 
     def kv_bytes(self, load: Load) -> tuple[float, float]:
         """Each row reads once all positions that any of its tokens sees, and writes its own."""
-        token = (self.k.width + self.v.width) * load.kv_itemsize
+        spec = PagedKV(self.k.shape[0], self.k.shape[1], self.v.shape[1])
+        token = spec.token_bytes(load.kv_itemsize, load.kv_scale_bytes)
         read = sum(
             start + count - max(0, start + 1 - self.window if self.window else 0)
             for start, count in load.rows
