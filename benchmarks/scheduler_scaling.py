@@ -18,6 +18,7 @@ import statistics
 import time
 from pathlib import Path
 
+from quire.engine.caches import BlockGroup
 from quire.engine.policy import WaitingQueue
 from quire.engine.scheduler import Scheduler
 from quire.sampling_params import SamplingParams
@@ -45,7 +46,7 @@ def make_request(index: int) -> NewRequest:
 def make_scheduler(num_running: int, num_waiting: int, policy: str) -> Scheduler:
     """A scheduler with `num_running` requests that decode and `num_waiting` that find no slot."""
     scheduler = Scheduler(
-        num_blocks=num_running * 40 + 1000,
+        groups=[BlockGroup(num_running * 40 + 1000)],
         block_size=16,
         max_num_seqs=num_running,
         max_num_batched_tokens=num_running * NUM_PROMPT_TOKENS,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from quire.backends.backend import Backend
 from quire.backends.device import Device, device_for, kv_dtype, plan_weights
 from quire.config import EngineConfig
+from quire.engine.caches import BlockGroup
 from quire.engine.engine import Engine, Room
 from quire.engine.scheduler import Scheduler
 from quire.engine.status import Facts
@@ -63,9 +64,7 @@ class Built:
     @property
     def facts(self) -> Facts:
         """What a client of the engine is told of it."""
-        config, memory = self.description.config, self.description.memory
-        vocab_size = self.description.model.config.vocab_size
-        room = Room(memory.max_model_len, memory.num_blocks, config.block_size, vocab_size)
+        room = Room.of(self.engine.scheduler, self.engine.vocab_size)
         return Facts(self.chosen, room, self.description.longest_context)
 
 
@@ -135,7 +134,7 @@ def build(config: EngineConfig, progress: Progress | None = None, announce: Anno
     )
     description.weights.need_tensors().close()
     scheduler = Scheduler(
-        num_blocks=memory.num_blocks,
+        groups=[BlockGroup(memory.num_blocks)],
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,

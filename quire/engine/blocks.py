@@ -1,4 +1,4 @@
-"""The pool of KV blocks: who holds which block, and which computed blocks can be found again.
+"""A pool of blocks: who holds which block, and which computed blocks can be found again.
 
 A block has a reference count, and a hash once it is full and computed. The hash of a block covers its
 tokens and, through its parent's hash, every token before it: equal hashes mean equal prefixes. A block
@@ -19,9 +19,9 @@ def root_hash(salt: str) -> bytes:
     return hashlib.sha256(salt.encode("utf-8", "surrogatepass")).digest()
 
 
-def chain_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """SHA-256 over the parent's hash and the block's tokens (32 bits each, little endian)."""
-    return hashlib.sha256(parent + struct.pack(f"<{len(token_ids)}I", *token_ids)).digest()
+def chain_hash(parent: bytes, token_ids: Sequence[int], keys: bytes = b"") -> bytes:
+    """SHA-256 over the parent's hash, the block's tokens (32 bits each, little endian) and its keys."""
+    return hashlib.sha256(parent + struct.pack(f"<{len(token_ids)}I", *token_ids) + keys).digest()
 
 
 class BlockPool:
@@ -37,6 +37,7 @@ class BlockPool:
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
         self.num_revived = 0  # released blocks that were found and taken again, since the start
+        self.num_registered = 0  # blocks that became findable, since the start
         self._free = OrderedDict.fromkeys(range(num_blocks))  # the first is the next to be given away
 
     @property
@@ -93,6 +94,7 @@ class BlockPool:
         if block_hash not in self._block_of:
             self._block_of[block_hash] = block
             self._hash_of[block] = block_hash
+            self.num_registered += 1
 
     def _forget(self, block: int) -> None:
         block_hash = self._hash_of[block]

@@ -1,51 +1,302 @@
-"""The caches as the scheduler sees them: what a choice needs of the pool, and what it finds there."""
+"""The caches of a model: what a choice holds in each group of layers, and what is found there again.
+
+Layers that keep the same of the past form a group: keys and values of all positions in blocks, or of those
+within a window, or one state a slot. A group has a pool of its own and every choice a table for it. All
+groups name what they keep by the same chain of hashes, so a beginning that was computed before can be
+taken over where every group has kept what the next position needs.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
 from quire.engine.blocks import BlockPool
-from quire.engine.request import Choice
+from quire.engine.request import Choice, Table
+from quire.types import Grant, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class BlockGroup:
+    """Layers that keep keys and values, in blocks. With a `window` a position sees that many, itself one."""
+
+    num_blocks: int
+    window: int | None = None
+
+    def num_held(self, num_tokens: int, block_size: int, num_batched_tokens: int) -> int:
+        """Blocks that a choice of `num_tokens` holds at once, at most, by the most that a step computes."""
+        whole = -(-num_tokens // block_size)
+        if self.window is None:
+            return whole
+        return min(whole, -(-(self.window + num_batched_tokens) // block_size) + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class StateGroup:
+    """Layers that keep one state a slot. Snapshots of it are kept at some borders of blocks.
+
+    These are every `every`-th one, and the last from which a prompt can be gone on with.
+    """
+
+    num_snapshots: int
+    every: int
+
+
+Group = BlockGroup | StateGroup
+
+
+@dataclass(frozen=True, slots=True)
+class _Paged:
+    """A group of blocks, with its number among all groups."""
+
+    index: int
+    group: BlockGroup
+    pool: BlockPool
+    block_size: int
+
+    def first_visible(self, position: int) -> int:
+        """The first entry of a table that `position` and those after it can see."""
+        window = self.group.window
+        return 0 if window is None else max(0, position - window + 1) // self.block_size
+
+
+@dataclass(frozen=True, slots=True)
+class _States:
+    """A group of states, with its number among all groups; the pool is of snapshots."""
+
+    index: int
+    every: int
+    pool: BlockPool
+
+
+class Match(NamedTuple):
+    """What was found of a choice's beginning: so many blocks, in each group those that will be seen."""
+
+    num_blocks: int
+    tables: list[Table]
 
 
 class Caches:
-    """The pool of blocks, and what choices find in it."""
+    """The pools of all groups, and what choices take from them and find in them.
 
-    def __init__(self, pool: BlockPool, block_size: int) -> None:
-        self.pool = pool
+    `num_batched_tokens` is the most that a step computes. Without `retain` nothing outlives its holders but
+    snapshots of states, which are found by the choices of one request.
+    """
+
+    def __init__(
+        self, groups: Sequence[Group], block_size: int, num_batched_tokens: int, retain: bool = True
+    ) -> None:
+        self.groups = tuple(groups)
         self.block_size = block_size
+        self._num_batched_tokens = num_batched_tokens
+        self.paged: list[_Paged] = []
+        self.states: list[_States] = []
+        for index, group in enumerate(groups):
+            if isinstance(group, BlockGroup):
+                pool = BlockPool(group.num_blocks, retain)
+                self.paged.append(_Paged(index, group, pool, block_size))
+            else:
+                self.states.append(_States(index, group.every, BlockPool(group.num_snapshots)))
+        self._whole = [paged.pool for paged in self.paged if paged.group.window is None]
+        self._windowed = [paged for paged in self.paged if paged.group.window is not None]
+        self._partial = [paged.pool for paged in self._windowed] + [states.pool for states in self.states]
 
-    def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold `num_tokens` positions."""
-        return -(-num_tokens // self.block_size)
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of all groups."""
+        return sum(paged.group.num_blocks for paged in self.paged)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that no choice holds."""
+        return sum(paged.pool.num_free for paged in self.paged)
+
+    # Before admission
 
     def has_room(self, choice: Choice, num_spare: int) -> bool:
-        """Whether the blocks that a choice wants are free, and spare ones for those that run."""
-        return choice.num_blocks_wanted + num_spare <= self.pool.num_free
+        """Whether the blocks that a choice wants are free, and spare ones in each group for who runs."""
+        for paged, num_wanted in zip(self.paged, choice.num_wanted, strict=False):
+            if num_wanted + num_spare > paged.pool.num_free:
+                return False
+        return True
 
     def may_want_less(self, choice: Choice) -> bool:
-        """Whether the blocks of its prefix became more, or came into use, since the last attempt."""
-        if choice.num_revived != self.pool.num_revived:
+        """Whether blocks of its beginning became findable, or came into use, since the last attempt."""
+        if choice.num_revived != self._num_revived():
             return True
-        index = choice.num_matched  # of the first block that was not found
+        if choice.num_usable < choice.num_found and choice.num_entered != self._num_entered():
+            return True
+        index = choice.num_found
         if index >= choice.num_reusable() // self.block_size:
             return False
-        return self.pool.find(choice.block_hash(index, self.block_size)) is not None
+        block_hash = choice.block_hash(index, self.block_size)
+        return all(pool.find(block_hash) is not None for pool in self._whole)
 
-    def match(self, choice: Choice) -> list[int]:
-        """Return the blocks that hold the longest cached beginning of the choice's tokens."""
-        shared: list[int] = []
-        for index in range(choice.num_reusable() // self.block_size):
-            block = self.pool.find(choice.block_hash(index, self.block_size))
-            if block is None:
-                break
-            shared.append(block)
-        num_fresh = self.num_blocks_for(choice.num_known) - len(shared)
-        choice.num_blocks_wanted = num_fresh + self.pool.num_idle(shared)
-        choice.num_matched, choice.num_revived = len(shared), self.pool.num_revived
-        return shared
+    def match(self, choice: Choice) -> Match:
+        """Find the longest beginning of the choice's tokens from which it can go on; note what it wants."""
+        choice.num_found = self._num_whole(choice)
+        choice.num_usable = num_blocks = self._num_usable(choice, choice.num_found)
+        choice.num_revived, choice.num_entered = self._num_revived(), self._num_entered()
+        tables, wanted = [], []
+        for paged in self.paged:
+            first = paged.first_visible(num_blocks * self.block_size)
+            found = [paged.pool.find(block_hash) for block_hash in choice.chain[first:num_blocks]]
+            table = Table(first, [block for block in found if block is not None])
+            tables.append(table)
+            num_fresh = self._end_of_admission(paged, choice, first) - num_blocks
+            wanted.append(num_fresh + paged.pool.num_idle(table.blocks))
+        choice.num_wanted = tuple(wanted)
+        return Match(num_blocks, tables)
+
+    def _num_whole(self, choice: Choice) -> int:
+        """Leading blocks that every group without a window has kept."""
+        limit = choice.num_reusable() // self.block_size
+        for index in range(limit):
+            block_hash = choice.block_hash(index, self.block_size)
+            for pool in self._whole:
+                if pool.find(block_hash) is None:
+                    return index
+        return limit
+
+    def _num_usable(self, choice: Choice, num_found: int) -> int:
+        """Of these leading blocks, as many as can be gone on from in every group: in one pass."""
+        if not self._partial:
+            return num_found
+        usable = 0
+        runs = [0] * len(self._windowed)  # blocks found in a row, up to this one
+        for number, block_hash in enumerate(choice.chain[:num_found], 1):
+            fits = all(states.pool.find(block_hash) is not None for states in self.states)
+            for i, paged in enumerate(self._windowed):
+                runs[i] = 0 if paged.pool.find(block_hash) is None else runs[i] + 1
+                fits = fits and number - runs[i] <= paged.first_visible(number * self.block_size)
+            if fits:
+                usable = number
+        return usable
+
+    def _end_of_admission(self, paged: _Paged, choice: Choice, first: int) -> int:
+        """Where the table of a choice ends that is admitted: at its known tokens, or the most it may hold."""
+        whole = -(-choice.num_known // self.block_size)
+        if paged.group.window is None:
+            return whole
+        held = paged.group.num_held(choice.num_known, self.block_size, self._num_batched_tokens)
+        return min(whole, first + held)
+
+    def _num_revived(self) -> int:
+        return sum(paged.pool.num_revived for paged in self.paged)
+
+    def _num_entered(self) -> int:
+        return sum(pool.num_registered for pool in self._partial)
+
+    # While a choice runs
+
+    def admit(self, choice: Choice, match: Match) -> tuple[list[Grant], list[Snapshot]]:
+        """Give a choice with a slot what was found and what it wants; the grants, and states to restore."""
+        grants, restored = [], []
+        for paged, table in zip(self.paged, match.tables, strict=True):
+            paged.pool.share(table.blocks)
+            end = self._end_of_admission(paged, choice, table.first)
+            table.blocks += paged.pool.allocate(end - match.num_blocks)
+            grants.append(Grant(choice.slot, paged.index, table.first, tuple(table.blocks)))
+        for states in self.states if match.num_blocks else ():
+            snapshot = states.pool.find(choice.chain[match.num_blocks - 1])
+            assert snapshot is not None, "a match ends where every state is kept"
+            states.pool.share([snapshot])
+            states.pool.release([snapshot])  # the last to be evicted
+            restored.append(Snapshot(choice.slot, states.index, match.num_blocks * self.block_size, snapshot))
+        choice.tables = match.tables
+        choice.room = self._room(choice)
+        choice.num_registered = match.num_blocks
+        choice.num_wanted = ()
+        return grants, restored
+
+    def _room(self, choice: Choice) -> int:
+        """Positions that every table of a choice has blocks for."""
+        ends = [table.end for table in choice.tables]
+        return min(ends) * self.block_size if ends else choice.request.max_known
+
+    def grow(self, choice: Choice, num_tokens: int) -> list[Grant] | None:
+        """Give a running choice blocks for `num_tokens`; None, and nothing, when too few are free in a group.
+
+        Blocks that slid out of a window are given back first.
+        """
+        end = -(-num_tokens // self.block_size)
+        for paged, table in zip(self.paged, choice.tables, strict=True):
+            num_out = paged.first_visible(choice.num_computed) - table.first
+            if num_out > 0:
+                paged.pool.release(table.blocks[:num_out])
+                del table.blocks[:num_out]
+                table.first += num_out
+            if end - table.end > paged.pool.num_free:
+                return None
+        grants = []
+        for paged, table in zip(self.paged, choice.tables, strict=True):
+            if (first := table.end) < end:
+                blocks = paged.pool.allocate(end - first)
+                table.blocks += blocks
+                grants.append(Grant(choice.slot, paged.index, first, tuple(blocks)))
+        choice.room = self._room(choice)
+        return grants
+
+    def save(self, choice: Choice, start: int, end: int) -> list[Snapshot]:
+        """Entries for the states at the borders that a row passes, unless they are kept already."""
+        saved = []
+        border = (choice.num_prompt - 1) // self.block_size
+        first, last = start // self.block_size + 1, end // self.block_size
+        for states in self.states:
+            numbers = {*range(-(-first // states.every) * states.every, last + 1, states.every)}
+            if first <= border <= last:
+                numbers.add(border)
+            for number in sorted(numbers):
+                known = number <= len(choice.chain) and states.pool.find(choice.chain[number - 1]) is not None
+                if not known and states.pool.num_free:
+                    (snapshot,) = states.pool.allocate(1)
+                    position = number * self.block_size
+                    choice.saving.append((position, states.pool, snapshot))
+                    saved.append(Snapshot(choice.slot, states.index, position, snapshot))
+        return saved
 
     def register(self, choice: Choice) -> None:
         """Make the blocks findable that were filled and computed since the last time."""
         first, last = choice.num_registered, choice.num_computed // self.block_size
         for index in range(first, last):
-            self.pool.register(choice.blocks[index], choice.block_hash(index, self.block_size))
+            block_hash = choice.block_hash(index, self.block_size)
+            for paged, table in zip(self.paged, choice.tables, strict=True):
+                paged.pool.register(table.blocks[index - table.first], block_hash)
         choice.num_registered = last
+
+    def keep(self, choice: Choice, end: int) -> None:
+        """Make the states findable that a row up to `end` saved, as far as its tokens were accepted."""
+        saving, choice.saving = choice.saving, []
+        for position, pool, snapshot in saving:
+            if position > end:
+                choice.saving.append((position, pool, snapshot))
+                continue
+            if position <= choice.num_computed:
+                pool.register(snapshot, choice.block_hash(position // self.block_size - 1, self.block_size))
+            pool.release([snapshot])
+
+    def release(self, choice: Choice) -> None:
+        """Take from a choice all that it holds."""
+        for paged, table in zip(self.paged, choice.tables, strict=True):
+            paged.pool.release(table.blocks)
+        for _, pool, snapshot in choice.saving:
+            pool.release([snapshot])
+        choice.tables, choice.saving, choice.room = [], [], 0
+
+    def check(self, running: Iterable[Choice]) -> None:
+        """Raise AssertionError unless the pools hold what the choices that run hold, and that is enough."""
+        running = list(running)
+        for number, paged in enumerate(self.paged):
+            paged.pool.check([choice.tables[number].blocks for choice in running])
+        for states in self.states:
+            held = [[entry] for choice in running for _, pool, entry in choice.saving if pool is states.pool]
+            states.pool.check(held)
+        for choice in running:
+            assert choice.num_registered == choice.num_computed // self.block_size
+            assert choice.num_planned <= choice.room == self._room(choice)
+            for paged, table in zip(self.paged, choice.tables, strict=True):
+                assert table.first <= paged.first_visible(choice.num_computed)
+                longest, batched = choice.request.max_known, self._num_batched_tokens
+                most = paged.group.num_held(longest, self.block_size, batched)
+                assert len(table.blocks) <= most + (paged.group.window is not None), "it holds too much"

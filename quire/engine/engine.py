@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from quire.engine.caches import BlockGroup
 from quire.engine.scheduler import Scheduler
 from quire.errors import ContextOverflow, EngineDead, RequestError
 from quire.types import NewRequest, Output, Record, Step, StepResult
@@ -174,7 +175,7 @@ def validate(request: NewRequest, scheduler: Scheduler, vocab_size: int | None =
         raise RequestError(
             f"request id {request.request_id!r} is in use", "give every open request its own id", "request_id"
         )
-    room = Room(scheduler.max_model_len, scheduler.pool.num_blocks, scheduler.block_size, vocab_size)
+    room = Room.of(scheduler, vocab_size)
     room.check(request)
 
 
@@ -183,19 +184,47 @@ class Room:
     """What bounds a request, whatever else runs."""
 
     max_model_len: int
-    num_blocks: int
+    groups: tuple[BlockGroup, ...]
     block_size: int
+    num_batched_tokens: int  # in one step, at most
     vocab_size: int | None = None
+
+    @classmethod
+    def of(cls, scheduler: Scheduler, vocab_size: int | None) -> Room:
+        """The room that a scheduler has."""
+        groups = tuple(group for group in scheduler.caches.groups if isinstance(group, BlockGroup))
+        batched = scheduler.max_num_batched_tokens
+        return cls(scheduler.max_model_len, groups, scheduler.block_size, batched, vocab_size)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of all groups."""
+        return sum(group.num_blocks for group in self.groups)
 
     def check(self, request: NewRequest) -> None:
         """Raise RequestError unless every choice of the request can come to its end."""
-        self._check_prompt(request.prompt_token_ids)
+        if request.pooling:
+            self._check_pooled(request)
+        self._check_prompt(request)
         self._check_lengths(request)
 
-    def _check_prompt(self, token_ids: tuple[int, ...]) -> None:
+    def _check_pooled(self, request: NewRequest) -> None:
+        if request.params.num_sequences > 1:
+            raise RequestError("a prompt is pooled into one vector", "leave out n", "n")
+        if (num_prompt := len(request.prompt_token_ids)) > self.num_batched_tokens:
+            raise RequestError(
+                f"the prompt has {num_prompt} tokens, but one that is pooled is computed at once, and a step "
+                f"has {self.num_batched_tokens}",
+                "shorten the prompt, or start the engine with a greater max_num_batched_tokens",
+                "prompt",
+                "context_length_exceeded",
+            )
+
+    def _check_prompt(self, request: NewRequest) -> None:
+        token_ids = request.prompt_token_ids
         if not token_ids:
             raise RequestError("the prompt is empty", "give at least one token", "prompt")
-        if len(token_ids) >= self.max_model_len:
+        if len(token_ids) + (not request.pooling) > self.max_model_len:
             raise ContextOverflow(self.max_model_len, f"{len(token_ids)} tokens")
         limit = 1 << 32 if self.vocab_size is None else self.vocab_size
         low, high = min(token_ids), max(token_ids)
@@ -210,9 +239,15 @@ class Room:
         longest = self.max_model_len
         if params.max_tokens is not None:
             longest = min(longest, num_prompt + params.max_tokens)
-        num_blocks = -(-(longest - 1) // self.block_size)  # the last token is never computed
-        if num_blocks > self.num_blocks:
-            room = self.num_blocks * self.block_size
+        num_computed = num_prompt if request.pooling else longest - 1  # the last token is never computed
+        fits = [
+            group.num_held(num_computed, self.block_size, self.num_batched_tokens) <= group.num_blocks
+            for group in self.groups
+        ]
+        if not all(fits):
+            room = self.block_size * min(
+                group.num_blocks for group, fit in zip(self.groups, fits, strict=True) if not fit
+            )
             raise RequestError(
                 f"The KV cache has room for {room} tokens. However, you requested {longest} tokens "
                 f"({num_prompt} in the prompt, {longest - num_prompt} in the completion). "

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field, replace
 
-from quire.engine.blocks import chain_hash, root_hash
+from quire.engine.blocks import BlockPool, chain_hash, root_hash
 from quire.types import Admission, Failure, FinishReason, NewRequest, Output, PositionLogprobs, RequestMetrics
 
 
@@ -28,13 +29,18 @@ class OpenRequest:
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
     lacks_prompt_logprobs: bool = False
     owes_prompt_logprobs: bool = False
+    keys: dict[int, bytes] = field(default_factory=dict)  # of its `block_keys`, by block
 
     @classmethod
-    def of(cls, new: NewRequest, max_model_len: int, private: bool) -> OpenRequest:
+    def of(cls, new: NewRequest, max_model_len: int, block_size: int, private: bool) -> OpenRequest:
         """Open a request. The chain of a `private` one meets no other request's."""
         params, num_prompt = new.params, len(new.prompt_token_ids)
         longest = max_model_len if params.max_tokens is None else num_prompt + params.max_tokens
-        salt = f"private:{new.request_id}" if private else f"shared:{new.context_variant}:{new.cache_salt}"
+        if new.pooling:
+            longest = num_prompt
+        salt = f"shared:{new.context_variant}:{len(new.adapter)}:{new.adapter}:{new.cache_salt}"
+        if private:
+            salt = f"private:{new.request_id}"
         eos_token_ids = frozenset(() if params.ignore_eos else new.eos_token_ids)
         request = cls(
             new=new,
@@ -48,6 +54,10 @@ class OpenRequest:
             lacks_prompt_logprobs=params.prompt_logprobs is not None and num_prompt > 1,
             owes_prompt_logprobs=params.prompt_logprobs is not None and num_prompt > 1,
         )
+        for position, key in sorted(new.block_keys):
+            block = position // block_size
+            packed = struct.pack("<QI", position, len(key)) + key
+            request.keys[block] = request.keys.get(block, b"") + packed
         indices = range(params.num_sequences)
         request.choices = tuple(Choice(request, i, *(num_prompt,) * 3) for i in indices)
         request.followers = dict.fromkeys(request.choices[1:])
@@ -80,13 +90,26 @@ class OpenRequest:
 
 
 @dataclass(slots=True, eq=False)
+class Table:
+    """The blocks that a choice holds in a group, from entry `first` on; earlier ones slid out of sight."""
+
+    first: int
+    blocks: list[int]
+
+    @property
+    def end(self) -> int:
+        """The entry after the last one."""
+        return self.first + len(self.blocks)
+
+
+@dataclass(slots=True, eq=False)
 class Choice:
     """One of the n answers to a request. It waits (slot is -1), runs, and ends; preempted, it waits again.
 
     It knows the prompt and what it emitted; the steps in flight *promise* it more tokens. The first
-    `num_computed` of its tokens have keys and values in `blocks`; the steps in flight compute those from
-    there to `num_planned`. `chain` holds the hashes of its full blocks; they outlive a preemption, as
-    tokens do.
+    `num_computed` of its tokens have keys and values in the blocks of its `tables`, one a group of layers;
+    the steps in flight compute those from there to `num_planned`. `chain` holds the hashes of its full
+    blocks; they outlive a preemption, as tokens do.
     """
 
     request: OpenRequest
@@ -100,12 +123,17 @@ class Choice:
     slot: int = -1
     finished: bool = False
     emitted: list[int] = field(default_factory=list)
-    blocks: list[int] = field(default_factory=list)
+    drafted: tuple[int, ...] = ()  # to be verified with the next row that samples
+    tables: list[Table] = field(default_factory=list)
+    room: int = 0  # positions that all tables have blocks for
     num_registered: int = 0  # leading blocks that were offered to the prefix cache
+    saving: list[tuple[int, BlockPool, int]] = field(default_factory=list)  # position, pool, id
     chain: list[bytes] = field(default_factory=list)
-    num_blocks_wanted: int = 0  # free blocks that the last attempt at admission asked for,
-    num_matched: int = 0  # the leading blocks that it found cached,
-    num_revived: int = -1  # and the pool's count at that time
+    num_wanted: tuple[int, ...] = ()  # free blocks that the last attempt at admission asked for, by group,
+    num_found: int = 0  # the leading blocks that it found in the groups without a window,
+    num_usable: int = 0  # those of them that it could go on from,
+    num_revived: int = -1  # and the counts of the pools at that time
+    num_entered: int = -1
     num_cached_tokens: int = 0
     admitted_s: float | None = None
     first_token_s: float | None = None
@@ -125,17 +153,36 @@ class Choice:
             emitted = self.emitted[max(0, start - self.num_prompt) : end - self.num_prompt]
             token_ids = token_ids + tuple(emitted)
         parent = self.chain[-1] if index else self.request.root
-        self.chain.append(chain_hash(parent, token_ids))
+        self.chain.append(chain_hash(parent, token_ids, self.request.keys.get(index, b"")))
         return self.chain[-1]
 
     def num_reusable(self) -> int:
         """Tokens that a prefix match may cover: not the last one, whose logits are always needed.
 
-        A prompt whose logprobs are asked needs the logits of every position that has given none yet.
+        A prompt whose logprobs are asked needs the logits of every position that has given none yet; one
+        that is pooled needs all of it at once.
         """
+        if self.request.new.pooling:
+            return 0
         if self.request.lacks_prompt_logprobs:
             return min(self.num_known - 1, len(self.request.prompt_logprobs))
         return self.num_known - 1
+
+    def take(
+        self, token_ids: tuple[int, ...], now: float
+    ) -> tuple[tuple[int, ...], FinishReason | None, int | None]:
+        """Know tokens up to the one that ends the choice, if any: return them and why it ends."""
+        request = self.request
+        if self.first_token_s is None:
+            self.first_token_s = now
+        for count, token_id in enumerate(token_ids, 1):
+            self.emitted.append(token_id)
+            self.num_known += 1
+            if token_id in request.end_token_ids or self.num_known == request.max_known:
+                finish_reason, stop_reason = request.ends_with(token_id, self.num_known)
+                if finish_reason is not None:
+                    return token_ids[:count], finish_reason, stop_reason
+        return token_ids, None, None
 
     def admission(self) -> Admission:
         """What the device must know of the choice when it takes its slot."""
@@ -151,22 +198,18 @@ class Choice:
             self.num_prompt,
             new.context_variant,
             new.grammar,
+            new.adapter,
+            new.embeddings,
+            new.pooling,
         )
 
     def output(self, token_ids: tuple[int, ...], logprobs: tuple[PositionLogprobs, ...]) -> Output:
         """What a step gave, which is not the last: written out, as this is for every token."""
         request = self.request
-        return Output(
-            request.new.request_id,
-            self.index,
-            token_ids,
-            logprobs,
-            request.take_prompt_logprobs() if request.owes_prompt_logprobs else (),
-            None,
-            None,
-            None,
-            self.num_cached_tokens,
-        )
+        prompt_logprobs = request.take_prompt_logprobs() if request.owes_prompt_logprobs else ()
+        name, num_cached = request.new.request_id, self.num_cached_tokens
+        given = (token_ids, logprobs, prompt_logprobs, None, None, None, num_cached, None, ())
+        return tuple.__new__(Output, (name, self.index, *given))  # half the time of calling Output
 
     def final_output(
         self,
@@ -176,6 +219,7 @@ class Choice:
         error: Failure | None = None,
         token_ids: tuple[int, ...] = (),
         logprobs: tuple[PositionLogprobs, ...] = (),
+        vector: tuple[float, ...] = (),
     ) -> Output:
         """The last output of the choice, with its times (seconds on the engine's clock)."""
         return Output(
@@ -191,19 +235,20 @@ class Choice:
             RequestMetrics(
                 self.request.new.arrival_s, self.admitted_s, self.first_token_s, now, self.num_preemptions
             ),
+            vector,
         )
 
     def check(self, block_size: int) -> None:
-        """Raise AssertionError unless the blocks hold the tokens, and the hashes are those of the tokens."""
-        token_ids = self.known_tokens()
-        assert len(token_ids) == self.num_known <= self.request.max_known
+        """Raise AssertionError unless the numbers agree, and the hashes are those of the tokens."""
+        token_ids, keys = self.known_tokens(), self.request.keys
+        assert len(token_ids) == self.num_known <= self.num_ahead <= self.request.max_known
         assert self.num_prompt == len(self.request.new.prompt_token_ids)
-        assert self.num_known <= self.num_ahead <= self.request.max_known
+        pooled = bool(self.request.new.pooling)
         assert 0 <= self.num_computed < self.num_known
-        assert self.num_computed <= self.num_planned < self.num_ahead
-        assert self.num_planned <= len(self.blocks) * block_size < self.num_ahead + block_size
-        assert self.num_registered == self.num_computed // block_size <= len(self.chain)
+        assert self.num_computed <= self.num_planned < self.num_ahead + pooled
+        assert self.num_registered <= len(self.chain)
         parent = self.request.root
         for index, block_hash in enumerate(self.chain):
-            parent = chain_hash(parent, token_ids[index * block_size : (index + 1) * block_size])
+            own = token_ids[index * block_size : (index + 1) * block_size]
+            parent = chain_hash(parent, own, keys.get(index, b""))
             assert block_hash == parent, "a hash is not that of its tokens"

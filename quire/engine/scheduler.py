@@ -5,10 +5,10 @@ each a share of the token budget, those that run first, in the order of their ad
 last known token is computed samples the next one. Chunked prefill, prefix hits, resumption after a
 preemption and several tokens a row are all this one rule (the idea of vLLM's V1 scheduler).
 
-Progress: blocks for all known tokens are taken at admission, later ones as tokens come. When none is
-free, the most recently admitted choice is preempted and goes to the head of the queue. So the oldest
-choice always advances, and ends; then the next is the oldest. Nobody is admitted past a choice at the
-head whose blocks are not free yet.
+Progress: blocks for all known tokens (in groups with a window, as many as may be held) are taken at
+admission, later ones as tokens come. When none is free, the most recently admitted choice is preempted and
+goes to the head of the queue. So the oldest choice always advances, and ends; then the next is the oldest.
+Nobody is admitted past a choice at the head whose blocks are not free yet.
 
 Several steps may be in flight: planned, and not committed. The next one counts on the tokens that they
 will give as *promised* ones, which the device will have. A choice whose promised token ends it has a row
@@ -22,31 +22,22 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
-from quire.engine.blocks import BlockPool
-from quire.engine.caches import Caches
+from quire.engine.caches import Caches, Group
+from quire.engine.plan import Plan
 from quire.engine.policy import WaitingQueue, make_queue
 from quire.engine.request import Choice, OpenRequest
-from quire.types import Admission, Failure, Grant, NewRequest, Output, Row, RowResult, Step, StepResult
-
-
-@dataclass(slots=True)
-class _Plan:
-    """A step while it is being made."""
-
-    budget: int  # tokens left
-    choices: list[Choice] = field(default_factory=list)  # whose rows these are
-    rows: list[Row] = field(default_factory=list)
-    admitted: list[Admission] = field(default_factory=list)
-    granted: list[Grant] = field(default_factory=list)
+from quire.types import Failure, NewRequest, Output, Row, RowResult, Step, StepResult
 
 
 class Scheduler:
     """Plans steps and turns their results into outputs: `commit` takes the steps of `schedule` in order.
 
+    `groups` are those of the model's layers by what they keep; a Grant names one by its index.
+
     At most `max_steps_in_flight` are planned and not committed; one while a choice with a grammar runs, since
-    the last token decides what may follow.
+    the last token decides what may follow, or while drafted tokens are verified.
 
     `add` and `abort` may come at any moment. The time of a step grows with its rows and the tokens
     admitted, not with the queue or the pool. Requests must fit the limits: `engine.validate` sees to it.
@@ -60,7 +51,7 @@ class Scheduler:
     def __init__(
         self,
         *,
-        num_blocks: int,
+        groups: Sequence[Group],
         block_size: int,
         max_num_seqs: int,
         max_num_batched_tokens: int,
@@ -77,8 +68,7 @@ class Scheduler:
         self.max_num_prefill_tokens = max_num_prefill_tokens or max_num_batched_tokens
         self.max_model_len = max_model_len
         self.max_steps_in_flight = max_steps_in_flight
-        self.pool = BlockPool(num_blocks, retain=enable_prefix_caching)
-        self._caches = Caches(self.pool, block_size)
+        self.caches = Caches(groups, block_size, max_num_batched_tokens, retain=enable_prefix_caching)
         self.num_preemptions = 0  # since the start
         self.num_cached_tokens = 0  # taken from the prefix cache since the start
         self._num_spare_blocks = num_spare_blocks
@@ -93,6 +83,7 @@ class Scheduler:
         self._in_flight: deque[list[Choice]] = deque()  # whose rows the steps hold, the oldest step first
         self._num_steps = 0
         self._num_ruled = 0  # choices with a grammar that run
+        self._drafted = False  # the newest step in flight verifies drafted tokens
 
     @property
     def num_running(self) -> int:
@@ -107,7 +98,7 @@ class Scheduler:
     @property
     def num_free_blocks(self) -> int:
         """Blocks that no choice holds."""
-        return self.pool.num_free
+        return self.caches.num_free
 
     @property
     def has_work(self) -> bool:
@@ -121,7 +112,7 @@ class Scheduler:
         """Let a request wait. Its id must not be that of an open one (ValueError)."""
         if new.request_id in self._requests:
             raise ValueError(f"request {new.request_id!r} is open already")
-        request = OpenRequest.of(new, self.max_model_len, self._private)
+        request = OpenRequest.of(new, self.max_model_len, self.block_size, self._private or bool(new.pooling))
         self._requests[new.request_id] = request
         self._num_open += new.params.num_sequences
         self._queue.push(request.choices[0])
@@ -141,6 +132,21 @@ class Scheduler:
         outputs = [self._finish(c, c.final_output(now, "abort")) for c in ending if not c.finished]
         return outputs[::-1]
 
+    def draft(self, request_id: str, choice: int, token_ids: Sequence[int]) -> bool:
+        """Have guesses at what follows the known tokens of a running choice verified with its next token.
+
+        As many are taken as length, budget and room allow. False, and nothing is done, where the choice does
+        not run, has rows in flight (which will make it know more), or follows a grammar.
+        """
+        request = self._requests.get(request_id)
+        if request is None or request.new.grammar or not 0 <= choice < len(request.choices):
+            return False
+        drafting = request.choices[choice]
+        if drafting.slot < 0 or drafting.num_planned > drafting.num_computed:
+            return False
+        drafting.drafted = tuple(token_ids)
+        return True
+
     def schedule(self, now: float) -> Step | None:
         """The next step, or None when nothing can be computed before the steps in flight are committed.
 
@@ -148,9 +154,9 @@ class Scheduler:
         """
         if len(self._in_flight) >= self.max_steps_in_flight:
             raise RuntimeError("too many steps were not committed")
-        if self._in_flight and self._num_ruled:
+        if self._in_flight and (self._num_ruled or self._drafted):
             return None
-        plan = _Plan(self._budget())
+        plan = Plan(self.caches, self._budget(), len(self._running))
         self._plan_running(plan)
         self._plan_waiting(plan, now)
         if not plan.rows:
@@ -158,11 +164,10 @@ class Scheduler:
                 raise RuntimeError("requests wait, nothing runs, and none of them fits the KV cache")
             return None
         self._in_flight.append(plan.choices)
+        self._drafted = plan.drafted
         released, self._released = self._released, []
         self._num_steps += 1
-        return Step(
-            self._num_steps - 1, tuple(plan.rows), tuple(plan.admitted), tuple(plan.granted), tuple(released)
-        )
+        return plan.step(self._num_steps - 1, released)
 
     def _budget(self) -> int:
         """Tokens of the next step, at most: who generates waits no longer than a chunk of a prompt takes."""
@@ -170,36 +175,28 @@ class Scheduler:
         most = generating + self.max_num_prefill_tokens if generating else self.max_num_batched_tokens
         return min(most, self.max_num_batched_tokens)
 
-    def _plan_running(self, plan: _Plan) -> None:
+    def _plan_running(self, plan: Plan) -> None:
         """Rows for those that run, oldest first."""
-        block_size, budget, rows, choices = self.block_size, plan.budget, plan.rows, plan.choices
         for choice in tuple(self._running.values()):
+            budget = plan.budget
             if not budget or choice.slot < 0:  # an older one preempted it, and all younger ones
-                break
-            request, ahead, start = choice.request, choice.num_ahead, choice.num_planned
-            if ahead == request.max_known:  # the last token is promised
+                return
+            count = choice.num_ahead - choice.num_planned
+            if choice.num_ahead == choice.request.max_known:  # the last token is promised
                 continue
-            count = min(ahead - start, budget)
-            end = start + count
-            if end > len(choice.blocks) * block_size and not self._grow(choice, end, plan):
-                budget = 0
-                break
-            sample = end == ahead
-            num_logits = count if request.lacks_prompt_logprobs else int(sample)
-            rows.append(Row(choice.slot, start, count, (), sample, num_logits))
-            choices.append(choice)
-            choice.num_planned = end
-            choice.num_ahead += sample
-            budget -= count
-        plan.budget = budget
+            if count > budget:
+                count = budget
+            if choice.num_planned + count > choice.room and not self._grow(choice, count, plan):
+                plan.budget = 0
+                return
+            plan.add_row(choice, count)
 
-    def _grow(self, choice: Choice, num_tokens: int, plan: _Plan) -> bool:
-        """Give a running choice room for `num_tokens`; False when it has to wait, or yielded to older ones.
+    def _grow(self, choice: Choice, count: int, plan: Plan) -> bool:
+        """Give a running choice room for more tokens; False when it has to wait, or yielded to older ones.
 
         It takes no blocks from others while rows of its own are in flight: those may end someone.
         """
-        num_missing = self._caches.num_blocks_for(num_tokens) - len(choice.blocks)
-        while self.pool.num_free < num_missing:
+        while (grants := self.caches.grow(choice, choice.num_planned + count)) is None:
             if choice.num_planned > choice.num_computed:
                 return False
             youngest = next(reversed(self._running.values()))
@@ -208,9 +205,7 @@ class Scheduler:
             self._preempt(youngest)
             if youngest is choice:
                 return False
-        blocks = self.pool.allocate(num_missing)
-        plan.granted.append(Grant(choice.slot, 0, len(choice.blocks), tuple(blocks)))
-        choice.blocks += blocks
+        plan.granted += grants
         return True
 
     def _preempt(self, choice: Choice) -> None:
@@ -222,50 +217,45 @@ class Scheduler:
         self._head[choice] = None
         self._head.move_to_end(choice, last=False)  # the youngest first, so the oldest ends up in front
 
-    def _plan_waiting(self, plan: _Plan, now: float) -> None:
+    def _plan_waiting(self, plan: Plan, now: float) -> None:
         """Admit those that wait, in order, while tokens, slots and blocks are left."""
         while plan.budget and self._free_slots:
             choice = next(iter(self._head)) if self._head else self._queue.peek()
             if choice is None or not self._admit(choice, now, plan):
                 return
 
-    def _admit(self, choice: Choice, now: float, plan: _Plan) -> bool:
+    def _admit(self, choice: Choice, now: float, plan: Plan) -> bool:
         """Give a waiting choice a slot, blocks and its first row; False when the blocks are not free.
 
-        One that was preempted waits for the results of its rows first.
+        One that was preempted waits for the results of its rows first, one that is pooled for a step that
+        has room for all of it.
         """
         if choice.free_after > self._num_steps - len(self._in_flight):
             return False
-        caches, num_spare = self._caches, self._num_spare_blocks * len(self._running)
+        new = choice.request.new
+        if new.pooling and choice.num_known > plan.budget:
+            return False
+        caches, num_spare = self.caches, self._num_spare_blocks * len(self._running)
         if not caches.has_room(choice, num_spare) and not caches.may_want_less(choice):
             return False  # a long prompt is not matched anew in every step
-        shared = caches.match(choice)
+        match = caches.match(choice)
         if not caches.has_room(choice, num_spare):
             return False
         self._withdraw(choice)
-        self.pool.share(shared)
-        choice.blocks = shared + self.pool.allocate(caches.num_blocks_for(choice.num_known) - len(shared))
         choice.slot = heapq.heappop(self._free_slots)
-        choice.num_registered = len(shared)
-        choice.num_computed = start = len(shared) * self.block_size
-        choice.num_blocks_wanted = 0
+        granted, restored = caches.admit(choice, match)
+        choice.num_planned = choice.num_computed = start = match.num_blocks * self.block_size
         self.num_cached_tokens += start
         if choice.admitted_s is None:
             choice.admitted_s = now
             choice.num_cached_tokens = start
             self._queue.charge(choice, choice.num_known - start, 0)
         self._running[choice.slot] = choice
-        self._num_ruled += bool(choice.request.new.grammar)
-        count = min(choice.num_known - start, plan.budget)
-        sample = start + count == choice.num_known
-        num_logits = count if choice.request.lacks_prompt_logprobs else int(sample)
-        plan.rows.append(Row(choice.slot, start, count, choice.known_tokens(), sample, num_logits))
-        plan.choices.append(choice)
-        choice.num_planned = start + count
-        choice.num_ahead += sample
+        self._num_ruled += bool(new.grammar)
         plan.admitted.append(choice.admission())
-        plan.granted.append(Grant(choice.slot, 0, 0, tuple(choice.blocks)))
-        plan.budget -= count
+        plan.granted += granted
+        plan.restored += restored
+        plan.add_row(choice, min(choice.num_known - start, plan.budget), choice.known_tokens())
         return True
 
     def commit(self, step: Step, result: StepResult, now: float) -> list[Output]:
@@ -274,6 +264,7 @@ class Scheduler:
             raise RuntimeError(f"step {step.index} is not the oldest in flight")
         if len(result.rows) != len(step.rows):
             raise ValueError(f"{len(step.rows)} rows asked, {len(result.rows)} results given")
+        self._drafted = self._drafted and len(self._in_flight) > 1
         outputs = []
         for choice, row, got in zip(self._in_flight.popleft(), step.rows, result.rows, strict=True):
             if choice.finished:  # while the step was in flight
@@ -284,45 +275,43 @@ class Scheduler:
         return outputs
 
     def _commit_row(self, choice: Choice, row: Row, got: RowResult, now: float) -> Output | None:
-        """Count the row as computed, offer full blocks to the cache, take the new tokens."""
+        """Take the new tokens, count what was computed, and offer full blocks to the cache."""
+        request, end, token_ids = choice.request, row.start + row.count, got.token_ids
         if got.error is not None:
             return self._fail(choice, got.error, now)
-        request, end = choice.request, row.start + row.count
-        if runs := choice.slot >= 0:  # or its blocks were taken, and what the row wrote into them is void
-            choice.num_computed = end
-            if end // self.block_size > choice.num_registered:
-                self._caches.register(choice)
         if request.lacks_prompt_logprobs and not request.collect_prompt_logprobs(
             row.start, end, got.prompt_logprobs
         ):
             return self._fail(choice, Failure("the device gave too few prompt logprobs"), now)
-        if request.followers and runs and end >= choice.num_prompt:
-            self._release_followers(choice)
-        if not row.sample:
-            return None
-        if not got.token_ids:
-            return self._fail(choice, Failure("the device gave no token"), now)
-        return self._emit(choice, got, now)
-
-    def _emit(self, choice: Choice, got: RowResult, now: float) -> Output:
-        """Append sampled tokens up to the one that ends the choice, if any."""
-        request, token_ids, finish_reason = choice.request, got.token_ids, None
-        if choice.first_token_s is None:
-            choice.first_token_s = now
-        for count, token_id in enumerate(token_ids, 1):
-            choice.emitted.append(token_id)
-            choice.num_known += 1
-            if token_id in request.end_token_ids or choice.num_known == request.max_known:
-                finish_reason, stop_reason = request.ends_with(token_id, choice.num_known)
-                if finish_reason is not None:
-                    token_ids = token_ids[:count]
-                    break
-        self._queue.charge(choice, 0, len(token_ids))
+        finish_reason = stop_reason = None
+        if row.sample:
+            if not 0 < len(token_ids) <= 1 + len(row.drafted):
+                return self._fail(choice, Failure("the device gave no token, or too many"), now)
+            token_ids, finish_reason, stop_reason = choice.take(token_ids, now)
+            self._queue.charge(choice, 0, len(token_ids))
+            end = choice.num_known - 1
+            if row.drafted:
+                choice.num_planned, choice.num_ahead = end, choice.num_known
+        if choice.slot >= 0:  # or its blocks were taken, and what the row wrote into them is void
+            choice.num_computed = end
+            if end // self.block_size > choice.num_registered and not request.new.pooling:
+                self.caches.register(choice)
+            if choice.saving:
+                self.caches.keep(choice, row.start + row.count)
+            if request.followers and end >= choice.num_prompt:
+                self._release_followers(choice)
         if finish_reason is not None:
             logprobs = got.logprobs[: len(token_ids)]
             output = choice.final_output(now, finish_reason, stop_reason, None, token_ids, logprobs)
             return self._finish(choice, output)
-        return choice.output(token_ids, got.logprobs)
+        if request.new.pooling:
+            return self._finish_pooled(choice, got, now)
+        return choice.output(token_ids, got.logprobs) if row.sample else None
+
+    def _finish_pooled(self, choice: Choice, got: RowResult, now: float) -> Output:
+        if not got.vector:
+            return self._fail(choice, Failure("the device gave no vector"), now)
+        return self._finish(choice, choice.final_output(now, "stop", vector=got.vector))
 
     def _release_followers(self, leader: Choice) -> None:
         """The prompt is computed: its full blocks can be shared, and the other choices may be admitted."""
@@ -362,9 +351,9 @@ class Scheduler:
         del self._running[slot]
         heapq.heappush(self._free_slots, slot)
         self._released.append(slot)
-        self.pool.release(choice.blocks)
+        self.caches.release(choice)
         choice.slot = -1
-        choice.blocks = []
+        choice.drafted = ()
         choice.num_registered = choice.num_computed = choice.num_planned = 0
         self._num_ruled -= bool(choice.request.new.grammar)
 
@@ -379,7 +368,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise AssertionError unless every structure is coherent. Time grows with all that is open."""
-        self.pool.check([choice.blocks for choice in self._running.values()])
+        self.caches.check(self._running.values())
         self._queue.check()
         assert sorted([*self._running, *self._free_slots]) == list(range(self.max_num_seqs))
         for slot, choice in self._running.items():
@@ -394,7 +383,7 @@ class Scheduler:
         assert len(places) == len(set(places)), "a choice is in two places"
         assert not any(choice.finished for choice in places)
         for choice in places[len(self._running) :]:
-            assert (choice.slot, choice.blocks, choice.num_planned) == (-1, [], 0)
+            assert (choice.slot, choice.tables, choice.num_planned) == (-1, [], 0)
             choice.check(self.block_size)
         assert len(places) + len(self._queue) == self._num_open >= len(self._running)
         assert self._num_ruled == sum(bool(c.request.new.grammar) for c in self._running.values())

@@ -72,7 +72,7 @@ class EngineStatus:
     """
 
     state: State = "starting"
-    facts: Facts = field(default_factory=lambda: Facts({}, Room(0, 0, 1), 0))
+    facts: Facts = field(default_factory=lambda: Facts({}, Room(0, (), 1, 1), 0))
     pid: int | None = None  # of its process, where it has one of its own
     num_running: int = 0
     num_waiting: int = 0

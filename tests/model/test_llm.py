@@ -38,7 +38,7 @@ def _nothing_is_left(llm: LLM) -> Iterator[None]:
     scheduler = llm.engine.scheduler
     scheduler.check()
     assert (scheduler.num_running, scheduler.num_waiting) == (0, 0)
-    assert scheduler.num_free_blocks == scheduler.pool.num_blocks
+    assert scheduler.num_free_blocks == scheduler.caches.num_blocks
 
 
 def ask(llm: LLM, prompt: Any, params: Any = GREEDY) -> RequestOutput:

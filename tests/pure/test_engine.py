@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from fake_runner import FakeRunner, Received
 
+from quire.engine.caches import BlockGroup
 from quire.engine.engine import Engine
 from quire.engine.scheduler import Scheduler
 from quire.errors import EngineDead, RequestError
@@ -34,7 +35,7 @@ class FailingRunner(FakeRunner):
 
 def make_engine(num_blocks=16, max_model_len=32, max_steps_in_flight=1, **options) -> Engine:
     scheduler = Scheduler(
-        num_blocks=num_blocks,
+        groups=[BlockGroup(num_blocks)],
         block_size=4,
         max_num_seqs=4,
         max_num_batched_tokens=16,

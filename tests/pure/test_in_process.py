@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from fake_runner import FakeRunner, Received
 
+from quire.engine.caches import BlockGroup
 from quire.engine.client import OpenRequest, OpenRequests, Stream
 from quire.engine.engine import Engine, Room
 from quire.engine.in_process import EngineThread, SharedEngine
@@ -22,7 +23,7 @@ from quire.errors import EngineDead, RequestError
 from quire.sampling_params import SamplingParams
 from quire.types import NewRequest, Output, Step, StepResult
 
-ROOM = Room(max_model_len=64, num_blocks=64, block_size=4, vocab_size=100)
+ROOM = Room(max_model_len=64, groups=(BlockGroup(64),), block_size=4, num_batched_tokens=32, vocab_size=100)
 LIMIT_S = 30.0  # no test waits longer for anything
 
 
@@ -31,14 +32,14 @@ class GuidedRunner(FakeRunner):
 
     before: Callable[[], None] = staticmethod(lambda: None)
 
-    def execute(self, step: Step) -> StepResult:
+    def compute(self, step: Step) -> StepResult:
         self.before()
-        return super().execute(step)
+        return super().compute(step)
 
 
 def make_engine() -> Engine:
     scheduler = Scheduler(
-        num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=64
+        groups=[BlockGroup(64)], block_size=4, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=64
     )
     return Engine(scheduler, GuidedRunner(64, 4), vocab_size=100)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from fake_runner import FakeRunner, Received, solo
 
+from quire.engine.caches import BlockGroup
 from quire.engine.scheduler import Scheduler
 from quire.sampling_params import SamplingParams
 from quire.types import Failure, NewRequest, Output, RowResult, Step, StepResult
@@ -23,7 +24,7 @@ class Run:
 
     def __init__(self, num_blocks=64, block_size=4, failing=(), **limits) -> None:
         limits = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": MAX_MODEL_LEN} | limits
-        self.scheduler = Scheduler(num_blocks=num_blocks, block_size=block_size, **limits)
+        self.scheduler = Scheduler(groups=[BlockGroup(num_blocks)], block_size=block_size, **limits)
         self.runner = FakeRunner(num_blocks, block_size, frozenset(failing))
         self.received = Received()
         self.requests: list[NewRequest] = []
@@ -207,7 +208,7 @@ def test_a_block_is_findable_only_after_its_step_was_committed():
 
 
 def check_findable(run: Run, count: int) -> None:
-    assert len(run.scheduler.pool._block_of) == count
+    assert len(run.scheduler.caches.paged[0].pool._block_of) == count
 
 
 def test_what_an_aborted_or_failed_row_computed_is_not_findable():
@@ -309,8 +310,8 @@ def test_a_head_that_does_not_fit_is_not_matched_anew_in_every_step():
     run.step()
     run.add("long", [1] * 20 + [2] * 20, max_tokens=1)
     matched = []
-    match = run.scheduler._caches.match
-    run.scheduler._caches.match = lambda choice: matched.append(choice) or match(choice)
+    match = run.scheduler.caches.match
+    run.scheduler.caches.match = lambda choice: matched.append(choice) or match(choice)
     run.finish()
     assert 1 < len(matched) < 5
 
@@ -473,7 +474,11 @@ def test_the_result_of_a_row_aborted_in_flight_is_dropped():
 def scripted(tokens, results, max_model_len=MAX_MODEL_LEN, eos=(2,), **params) -> list[Output]:
     """The outputs of one request whose rows give `results`."""
     scheduler = Scheduler(
-        num_blocks=32, block_size=4, max_num_seqs=1, max_num_batched_tokens=64, max_model_len=max_model_len
+        groups=[BlockGroup(32)],
+        block_size=4,
+        max_num_seqs=1,
+        max_num_batched_tokens=64,
+        max_model_len=max_model_len,
     )
     scheduler.add(NewRequest("a", tuple(tokens), SamplingParams(**params), eos_token_ids=eos))
     outputs = []
@@ -512,7 +517,7 @@ def test_why_a_request_ends(results, params, expected):
 
 def test_a_row_without_a_token_fails_its_request():
     (output,) = scripted([9], [[]])
-    assert (output.finish_reason, output.error) == ("error", Failure("the device gave no token"))
+    assert (output.finish_reason, output.error) == ("error", Failure("the device gave no token, or too many"))
 
 
 def test_metrics_tell_the_times():

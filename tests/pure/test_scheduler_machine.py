@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from quire.engine.caches import BlockGroup
 from quire.engine.engine import validate
 from quire.engine.scheduler import Scheduler
 from quire.errors import RequestError
@@ -67,7 +68,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         eager,
     ):
         self.scheduler = Scheduler(
-            num_blocks=num_blocks,
+            groups=[BlockGroup(num_blocks)],
             block_size=block_size,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,

@@ -11,6 +11,7 @@ import openai
 import pytest
 from server import Server
 
+from quire.engine.caches import BlockGroup
 from quire.engine.engine import Room
 from quire.errors import ContextOverflow, RequestError
 from quire.sampling_params import SamplingParams
@@ -92,7 +93,7 @@ def test_the_clients_of_both_find_it(server: Server) -> None:
 
 
 def test_the_engine_says_the_same() -> None:
-    room = Room(max_model_len=32, num_blocks=4, block_size=4)
+    room = Room(max_model_len=32, groups=(BlockGroup(4),), block_size=4, num_batched_tokens=16)
     with pytest.raises(ContextOverflow) as caught:
         room.check(NewRequest("a", (1,) * 9008, SamplingParams()))
     assert caught.value.message == (
