@@ -64,7 +64,10 @@ async def serve(config: ServerConfig, engine_config: EngineConfig, ready: Ready)
     engine = RemoteEngine(engine_config)
     try:
         await engine.start()
-        serving = await asyncio.to_thread(_make_serving, config, engine_config, engine, bool(keys))
+        serving = await asyncio.to_thread(make_serving, config, engine_config, engine, bool(keys))
+        gc.collect()
+        gc.freeze()  # what is loaded stays: no collection, which all streams wait for, needs to look at it
+        gc.set_threshold(YOUNG_OBJECTS)
         try:
             return await _Server(serving, keys, ready).run(listener)
         finally:
@@ -78,9 +81,10 @@ async def serve(config: ServerConfig, engine_config: EngineConfig, ready: Ready)
         listener.close()
 
 
-def _make_serving(
+def make_serving(
     config: ServerConfig, engine_config: EngineConfig, engine: EngineClient, keyed: bool
 ) -> Serving:
+    """What the endpoints need to serve an engine that is ready, whichever it is."""
     facts = engine.status.facts
     source = open_model(engine_config.model, engine_config.revision, weights=False)
     frontend = Frontend(
@@ -90,11 +94,8 @@ def _make_serving(
         longest_context=facts.longest_context,
         seed=engine_config.seed,
     )
-    gc.collect()
-    gc.freeze()  # what is loaded stays: no collection, which all streams wait for, needs to look at it
-    gc.set_threshold(YOUNG_OBJECTS)
     names = served_names(config, engine_config.model)
-    metrics = Metrics(names[0], engine_config, engine.status)
+    metrics = Metrics(names[0], engine_config, lambda: engine.status)
     engine.on_record = metrics.step
     frontend.chat_template.check()
     spoken = _find_dialect(config, frontend.chat_template.templates, frontend.tokenizer)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, exposition
@@ -39,10 +39,11 @@ _ENGINE = "0"  # the only one
 class Metrics:
     """Counts what happens, from the event loop; renders it, from any thread.
 
-    Made when the engine is ready: the room that its model has decides the buckets for lengths.
+    Made when the engine is ready: the room that its model has decides the buckets for lengths. `status` is
+    called for how the engine stands.
     """
 
-    def __init__(self, model_name: str, config: EngineConfig, status: EngineStatus) -> None:
+    def __init__(self, model_name: str, config: EngineConfig, status: Callable[[], EngineStatus]) -> None:
         self._names = {"model_name": model_name, "engine": _ENGINE}
         self._config = config
         self._status = status
@@ -70,7 +71,7 @@ class Metrics:
         self._info = Gauge("vllm:cache_config_info", "The KV cache", _INFO, registry=self._registry)
 
     def _define_requests(self) -> None:
-        lengths = _one_two_five(self._status.facts.room.max_model_len)
+        lengths = _one_two_five(self._status().facts.room.max_model_len)
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Tokens of prompts taken in")
         self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated")
         self._cache_queries = self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up")
@@ -205,7 +206,7 @@ class Metrics:
             return exposition.generate_latest(self._registry)
 
     def _take_status(self) -> None:
-        status, config = self._status, self._config
+        status, config = self._status(), self._config
         self._running.set(status.num_running)
         self._waiting.set(status.num_waiting)
         self._waiting_for.set(status.num_waiting)

@@ -23,7 +23,6 @@ from quire.errors import EngineDead, RequestError
 from quire.sampling_params import SamplingParams
 from quire.types import NewRequest, Output, Step, StepResult
 
-ROOM = Room(max_model_len=64, groups=(BlockGroup(64),), block_size=4, num_batched_tokens=32, vocab_size=100)
 LIMIT_S = 30.0  # no test waits longer for anything
 
 
@@ -39,9 +38,18 @@ class GuidedRunner(FakeRunner):
 
 def make_engine() -> Engine:
     scheduler = Scheduler(
-        groups=[BlockGroup(64)], block_size=4, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=64
+        groups=[BlockGroup(64)],
+        block_size=4,
+        max_num_seqs=8,
+        max_num_batched_tokens=32,
+        max_model_len=64,
+        max_steps_in_flight=2,
     )
     return Engine(scheduler, GuidedRunner(64, 4), vocab_size=100)
+
+
+def facts_of(engine: Engine) -> Facts:
+    return Facts({"isa": "none"}, Room.of(engine.scheduler, 100), 64)
 
 
 def guide(engine: Engine, before: Callable[[], None]) -> None:
@@ -76,7 +84,7 @@ def run(coroutine: Coroutine[Any, Any, None]) -> None:
 
 @asynccontextmanager
 async def running(engine: Engine) -> AsyncIterator[EngineThread]:
-    client = EngineThread(engine, Facts({"isa": "none"}, ROOM, 64))
+    client = EngineThread(engine, facts_of(engine))
     try:
         yield client
     finally:
@@ -354,7 +362,8 @@ def test_a_death_ends_every_stream_once() -> None:
 
 def test_close_ends_open_streams_and_takes_no_more() -> None:
     async def check() -> None:
-        client = EngineThread(make_engine(), Facts({}, ROOM, 64))
+        engine = make_engine()
+        client = EngineThread(engine, facts_of(engine))
         stream = client.submit(ask(max_tokens=None))
         waiting = asyncio.create_task(follow(stream))
         await client.close()
@@ -389,7 +398,7 @@ def test_one_event_loop_after_another() -> None:
     """What a loop that was closed left open is aborted; a loop that still runs keeps the engine."""
     engine = make_engine()
     gate = Gate(engine, 2)
-    client = EngineThread(engine, Facts({}, ROOM, 64))
+    client = EngineThread(engine, facts_of(engine))
     left: list[Stream] = []
 
     async def leave() -> None:

@@ -110,7 +110,7 @@ def make_metrics(model_name: str = "demo", **engine: Any) -> Metrics:
     status = EngineStatus(
         state="ready", facts=Facts({}, Room(2048, (BlockGroup(100),), 16, 64), 2048), num_free_blocks=75
     )
-    return Metrics(model_name, EngineConfig(**engine), status)
+    return Metrics(model_name, EngineConfig(**engine), lambda: status)
 
 
 def application(seen: list[str]) -> Starlette:

@@ -144,7 +144,7 @@ def test_numbers_of_steps(metrics: Metrics) -> None:
 def test_the_state_of_the_engine_is_that_of_now() -> None:
     facts = Facts({}, Room(64, (BlockGroup(100),), 16, 64), 64)
     status = EngineStatus(facts=facts, num_running=3, num_waiting=2, num_free_blocks=25)
-    metrics = Metrics("demo", EngineConfig(), status)
+    metrics = Metrics("demo", EngineConfig(), lambda: status)
     value = Values(metrics)
     assert value("vllm:num_requests_running") == 3
     assert value("vllm:num_requests_waiting") == 2
@@ -162,7 +162,7 @@ def test_the_state_of_the_engine_is_that_of_now() -> None:
 
 
 def test_an_engine_that_is_not_there_yet() -> None:
-    value = Values(Metrics("demo", EngineConfig(), EngineStatus()))
+    value = Values(Metrics("demo", EngineConfig(), EngineStatus))
     assert value("vllm:kv_cache_usage_perc") == 0
     assert value("vllm:request_success_total", finished_reason="error") == 0
     assert value("vllm:admission_rejections_total", reason="tokens") == 0
