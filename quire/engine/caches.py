@@ -297,6 +297,7 @@ class Caches:
             assert choice.num_planned <= choice.room == self._room(choice)
             for paged, table in zip(self.paged, choice.tables, strict=True):
                 assert table.first <= paged.first_visible(choice.num_computed)
-                longest, batched = choice.request.max_known, self._num_batched_tokens
+                in_flight = choice.num_planned - choice.num_computed
+                longest, batched = choice.request.max_known, self._num_batched_tokens + in_flight
                 most = paged.group.num_held(longest, self.block_size, batched)
                 assert len(table.blocks) <= most + (paged.group.window is not None), "it holds too much"

@@ -29,7 +29,7 @@ class Plan:
         start, ahead = choice.num_planned, choice.num_ahead
         choice.num_planned = end = start + count
         sample = end == ahead < choice.request.max_known  # one that is pooled gives no token
-        num_logits = 1 if sample else 0
+        num_logits = 1 if end == ahead else 0
         drafted: tuple[int, ...] = ()
         if choice.drafted and sample:
             drafted = self._cut_draft(choice, self.budget - count)

@@ -236,6 +236,21 @@ def test_a_snapshot_continues_like_the_sequence_it_was_taken_of(border: int, chu
     assert second.scores() == {position: expected[position] for position in range(border + 1, 301)}
 
 
+def test_a_snapshot_may_be_replaced_in_the_step_that_restores_it() -> None:
+    """All states are restored before any row keeps one, whatever the order of rows."""
+    program = hybrid()
+    driver = drive(program)
+    first = driver.admit(0, TOKENS)
+    driver.step((first, 64), saved=tuple(Snapshot(0, group, 64, 3) for group in (0, 1)))
+    other = driver.admit(1, TOKENS[100:])
+    second = driver.admit(2, TOKENS, start=64, shared=first)
+    restored = tuple(Snapshot(2, group, 64, 3) for group in (0, 1))
+    saved = tuple(Snapshot(1, group, 80, 3) for group in (0, 1))
+    driver.step((other, 90), (second, 50), restored=restored, saved=saved)
+    expected = alone(program)
+    assert second.scores() == {position: expected[position] for position in range(65, 115)}
+
+
 @pytest.mark.parametrize("start", [0, 40, 60, 63, 64, 100, 127])
 @pytest.mark.parametrize("drafts", [1, 5, REWIND])
 def test_rejected_drafts_leave_no_trace(start: int, drafts: int) -> None:

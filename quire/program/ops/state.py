@@ -79,17 +79,17 @@ class _Row:
 
 
 def _rows(run: Run, layer: int, inputs: np.ndarray) -> Iterator[_Row]:
-    """The rows of a batch by their inputs [T, inputs], which are kept; what is restored is restored."""
+    """The rows of a batch by their inputs [T, inputs], which are kept, with what they go on from restored."""
     states: States = run.caches[layer]
     batch, group = run.batch, run.groups[layer]
     stored = inputs.astype(states.inputs.dtype)
     reach = states.snapshot_inputs.shape[1]
-    restored = {s.slot: s.snapshot for s in batch.restored if s.group == group}
+    for restored in batch.restored:  # all of them, before any row keeps another state in their place
+        if restored.group == group:
+            states.restore(restored.slot, restored.position, restored.snapshot)
     for row, (slot, end) in enumerate(zip(batch.slots.tolist(), batch.context_lens.tolist(), strict=True)):
         tokens = slice(*batch.row_offsets[row : row + 2].tolist())
         start = end - tokens.stop + tokens.start
-        if slot in restored:
-            states.restore(slot, start, restored[slot])
         known = np.concatenate([states.before(slot, start), stored[tokens]])
         states.keep(slot, start, stored[tokens])
         saved = {s.position: s.snapshot for s in batch.saved if (s.slot, s.group) == (slot, group)}

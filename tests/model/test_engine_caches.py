@@ -1,0 +1,159 @@
+"""Programs with windows, states and vectors behind the real scheduler: the same bits in every schedule, from
+the cache, after a preemption, with drafts and with two steps in flight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from test_waist import encoder
+from tiny import VOCAB, random_weights
+
+from quire.backends.reference import ReferenceBackend
+from quire.engine.caches import BlockGroup, StateGroup
+from quire.engine.engine import Engine
+from quire.engine.scheduler import Scheduler
+from quire.program import Builder, Names, Program, SlotState
+from quire.runner.runner import Runner
+from quire.sampling_params import SamplingParams
+from quire.types import NewRequest, Output
+
+W = Names("w")
+WINDOW = 40
+RNG = np.random.default_rng(0)
+SHARED = RNG.integers(0, VOCAB, 130).tolist()
+PROMPTS = [
+    SHARED,
+    [*SHARED[:100], *RNG.integers(0, VOCAB, 60).tolist()],
+    RNG.integers(0, VOCAB, 5).tolist(),
+    [*SHARED, *RNG.integers(0, VOCAB, 90).tolist()],
+]
+ANY = SamplingParams(temperature=0.8, logprobs=3, max_tokens=20, ignore_eos=True)
+PARAMS = [replace(ANY, seed=seed, prompt_logprobs=2 if seed == 1 else None) for seed in range(4)]
+
+
+def mixed() -> Program:
+    """A recurrence, a window and full attention, each in two layers."""
+    b = Builder()
+    x = b.embed(W / "e", VOCAB, 8)
+    for i in range(2):
+        p = W / f"{i}"
+        h = b.short_convolution(b.rms_norm(x, p / "norm", 1e-5), p / "conv", 4)
+        decay = b.soft_cap(b.linear(h, p / "decay", 8), 0.95)
+        x = b.add(x, b.gated_recurrence(b.linear(h, p / "in", 8), decay))
+        for window in (WINDOW, None):
+            a = p / f"{window}"
+            q, k, v = (b.linear(b.rms_norm(x, a / "norm", 1e-5), a / name, (2, 4)) for name in "qkv")
+            x = b.add(x, b.linear(b.attention(q, k, v, window=window), a / "o", 8))
+    return b.program(b.linear(b.sampled_rows(x), W / "head", VOCAB))
+
+
+def make(program: Program, *, num_blocks: int = 200, num_windowed: int = 200, **limits: Any) -> Engine:
+    specs = program.cache_groups
+    every, num_snapshots = limits.pop("every", 4), limits.pop("num_snapshots", 30)
+    blocks = [0 if isinstance(s, SlotState) else num_windowed if s.window else num_blocks for s in specs]
+    backend = ReferenceBackend(
+        program,
+        random_weights(program),
+        num_blocks=blocks,
+        block_size=16,
+        num_slots=8,
+        num_snapshots=[num_snapshots] * len(specs),
+    )
+    groups = [
+        StateGroup(num_snapshots, every) if isinstance(spec, SlotState) else BlockGroup(count, spec.window)
+        for spec, count in zip(specs, blocks, strict=True)
+    ]
+    options = {"max_num_seqs": 8, "max_num_batched_tokens": 400, "max_model_len": 300, **limits}
+    return Engine(Scheduler(groups=groups, block_size=16, **options), Runner(backend))
+
+
+Answer = tuple[tuple[int, ...], tuple[Any, ...], tuple[Any, ...]]  # tokens, log-probabilities, the prompt's
+
+
+def run(
+    engine: Engine, chosen: range = range(4), drafts: dict[int, Answer] | None = None
+) -> dict[int, Answer]:
+    """Answers by request; with `drafts`, what they hold is proposed all along, every sixth token wrong."""
+    for i in chosen:
+        engine.add(NewRequest(str(i), tuple(PROMPTS[i]), PARAMS[i]))
+    outputs: dict[int, list[Output]] = {i: [] for i in chosen}
+    while engine.has_work:
+        for output in engine.step():
+            outputs[int(output.request_id)].append(output)
+        for i, known in (drafts or {}).items():
+            count = sum(len(output.token_ids) for output in outputs[i])
+            right = known[0][count : count + 5]
+            engine.scheduler.draft(str(i), 0, [t if t % 6 else (t + 1) % VOCAB for t in right])
+        engine.scheduler.check()
+    found = {}
+    for i, got in outputs.items():
+        assert got[-1].finish_reason == "length", got[-1]
+        parts = [[getattr(output, name) for output in got] for name in ("token_ids", "logprobs")]
+        found[i] = (*(sum(part, ()) for part in parts), got[0].prompt_logprobs)
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[int, Answer]:
+    """Each by itself in an engine of its own, its prompt in one chunk."""
+    found: dict[int, Answer] = {}
+    for i in range(4):
+        found |= run(make(mixed(), enable_prefix_caching=False), range(i, i + 1))
+    return found
+
+
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "together": {},
+    "chunks of 7": {"max_num_batched_tokens": 7},
+    "chunks of 50": {"max_num_batched_tokens": 50},
+    "two steps in flight": {"max_steps_in_flight": 2, "max_num_batched_tokens": 60},
+    "a snapshot at each block": {"every": 1, "max_num_batched_tokens": 40},
+    "few snapshots": {"num_snapshots": 2, "max_num_seqs": 2},
+    "few blocks": {"num_blocks": 20, "num_spare_blocks": 0, "max_num_batched_tokens": 64},
+    "few blocks of a window": {"num_windowed": 9, "num_spare_blocks": 0, "max_num_batched_tokens": 64},
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_same_bits_in_any_schedule(name: str, alone: dict[int, Answer]) -> None:
+    """Also when asked again, of the same engine, which has kept blocks and states."""
+    engine = make(mixed(), **SCHEDULES[name])
+    assert run(engine) == alone
+    cached = engine.scheduler.num_cached_tokens
+    assert run(engine) == alone
+    assert engine.scheduler.num_cached_tokens > cached
+    assert (engine.scheduler.num_preemptions > 0) == (name == "few blocks")
+
+
+@pytest.mark.parametrize("name", ["together", "chunks of 50"])
+def test_same_bits_with_drafts(name: str, alone: dict[int, Answer]) -> None:
+    engine = make(mixed(), **SCHEDULES[name])
+    assert run(engine, drafts=alone) == alone
+    assert len(engine.records) < 20
+
+
+def test_windows_hold_no_more_than_they_see(alone: dict[int, Answer]) -> None:
+    """A request of 260 tokens in a group of so few blocks that the window and a chunk just fit."""
+    engine = make(mixed(), num_windowed=6, max_num_batched_tokens=32, enable_prefix_caching=False)
+    assert run(engine, range(3, 4)) == {3: alone[3]}
+
+
+def test_vectors_behind_the_scheduler() -> None:
+    program = encoder()
+    engine = make(program, max_num_batched_tokens=200)
+    for i, prompt in enumerate(PROMPTS[:3]):
+        engine.add(NewRequest(str(i), tuple(prompt), SamplingParams(), pooling="mean"))
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+    assert [output.request_id for output in outputs] == ["0", "1", "2"]
+    assert [len(output.vector) for output in outputs] == [8, 8, 8]
+    assert [output.finish_reason for output in outputs] == ["stop"] * 3
+    assert [record.num_tokens for record in engine.records] == [130, 165]  # none in chunks
+    again = make(program, max_num_batched_tokens=400)
+    again.add(NewRequest("1", tuple(PROMPTS[1]), SamplingParams(), pooling="mean"))
+    assert again.step()[0].vector == outputs[1].vector
