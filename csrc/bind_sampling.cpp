@@ -15,9 +15,7 @@
 
 #include "bind_sampling.h"
 #include "bindings.h"
-#include "core/isa.h"
 #include "core/memory.h"
-#include "core/thread_pool.h"
 #include "kernels/sampling.h"
 
 namespace nb = nanobind;
@@ -79,7 +77,43 @@ RowArguments::RowArguments(const nb::list& rows, const Sampler& sampler, int64_t
   }
 }
 
+SampledResults& PooledSampler::sample(const Logits& logits, const nb::list& rows) {
+  if ((int64_t)logits.shape(1) != sampler.vocab_size()) throw nb::value_error("logits of another vocabulary");
+  const RowArguments given(rows, sampler, (int64_t)logits.shape(0));
+  nb::gil_scoped_release unlocked;
+  sampler.sample(pool_, logits.data(), given.rows(), results_);
+  return results_;
+}
+
 namespace {
+
+void admit(PooledSampler& self, int64_t slot, const std::vector<int64_t>& tokens, int64_t num_prompt_tokens,
+           double temperature, double top_p, double min_p, int64_t top_k, int64_t seed, int64_t choice,
+           double repetition_penalty, double frequency_penalty, double presence_penalty,
+           std::vector<int64_t> bias_ids, std::vector<float> biases,
+           std::optional<std::vector<int64_t>> allowed_ids, std::vector<std::vector<int64_t>> bad_words,
+           std::vector<int64_t> stop_ids, int64_t min_tokens, std::optional<int64_t> logprobs,
+           std::optional<int64_t> prompt_logprobs) {
+  const SlotParams params{temperature,
+                          top_p,
+                          min_p,
+                          top_k,
+                          seed,
+                          choice,
+                          repetition_penalty,
+                          frequency_penalty,
+                          presence_penalty,
+                          std::move(bias_ids),
+                          std::move(biases),
+                          std::move(allowed_ids),
+                          std::move(bad_words),
+                          std::move(stop_ids),
+                          min_tokens,
+                          num_prompt_tokens,
+                          logprobs,
+                          prompt_logprobs};
+  self.sampler.admit(slot, params, tokens.data(), (int64_t)tokens.size());
+}
 
 using Logits = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
@@ -130,58 +164,6 @@ class Sampling {
   Memory scratch_;
 };
 
-// A sampler with threads of its own, and the results of its last call.
-class PooledSampler {
- public:
-  using Rows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-  PooledSampler(const std::string& isa, int64_t vocab_size, int64_t max_slots, int threads)
-      : sampler(kernels_of(isa), vocab_size, max_slots), pool_(threads) {}
-
-  void admit(int64_t slot, std::vector<int64_t> tokens, int64_t num_prompt_tokens, double temperature,
-             double top_p, double min_p, int64_t top_k, int64_t seed, int64_t choice,
-             double repetition_penalty, double frequency_penalty, double presence_penalty,
-             std::vector<int64_t> bias_ids, std::vector<float> biases,
-             std::optional<std::vector<int64_t>> allowed_ids, std::vector<std::vector<int64_t>> bad_words,
-             std::vector<int64_t> stop_ids, int64_t min_tokens, std::optional<int64_t> logprobs,
-             std::optional<int64_t> prompt_logprobs) {
-    const SlotParams params{temperature,
-                            top_p,
-                            min_p,
-                            top_k,
-                            seed,
-                            choice,
-                            repetition_penalty,
-                            frequency_penalty,
-                            presence_penalty,
-                            std::move(bias_ids),
-                            std::move(biases),
-                            std::move(allowed_ids),
-                            std::move(bad_words),
-                            std::move(stop_ids),
-                            min_tokens,
-                            num_prompt_tokens,
-                            logprobs,
-                            prompt_logprobs};
-    sampler.admit(slot, params, tokens.data(), (int64_t)tokens.size());
-  }
-
-  SampledResults& sample(Rows logits, nb::list rows) {
-    if ((int64_t)logits.shape(1) != sampler.vocab_size())
-      throw nb::value_error("logits of another vocabulary");
-    const RowArguments given(rows, sampler, (int64_t)logits.shape(0));
-    nb::gil_scoped_release unlocked;
-    sampler.sample(pool_, logits.data(), given.rows(), results_);
-    return results_;
-  }
-
-  Sampler sampler;
-
- private:
-  ThreadPool pool_;
-  SampledResults results_;
-};
-
 }  // namespace
 
 }  // namespace quire
@@ -202,10 +184,10 @@ void bind_sampling(nb::module_& m) {
   nb::class_<PooledSampler>(m, "Sampler", "Chooses a token for every row of a step.")
       .def(nb::init<const std::string&, int64_t, int64_t, int>(), "isa"_a, "vocab_size"_a, "max_slots"_a,
            "threads"_a)
-      .def("admit", &PooledSampler::admit, "slot"_a, "tokens"_a, "num_prompt_tokens"_a, "temperature"_a,
-           "top_p"_a, "min_p"_a, "top_k"_a, "seed"_a, "choice"_a, "repetition_penalty"_a,
-           "frequency_penalty"_a, "presence_penalty"_a, "bias_ids"_a, "biases"_a, "allowed_ids"_a.none(),
-           "bad_words"_a, "stop_ids"_a, "min_tokens"_a, "logprobs"_a.none(), "prompt_logprobs"_a.none())
+      .def("admit", &admit, "slot"_a, "tokens"_a, "num_prompt_tokens"_a, "temperature"_a, "top_p"_a,
+           "min_p"_a, "top_k"_a, "seed"_a, "choice"_a, "repetition_penalty"_a, "frequency_penalty"_a,
+           "presence_penalty"_a, "bias_ids"_a, "biases"_a, "allowed_ids"_a.none(), "bad_words"_a,
+           "stop_ids"_a, "min_tokens"_a, "logprobs"_a.none(), "prompt_logprobs"_a.none())
       .def_prop_ro("vocab_size", [](PooledSampler& self) { return self.sampler.vocab_size(); })
       .def(
           "release", [](PooledSampler& self, int64_t slot) { self.sampler.release(slot); }, "slot"_a)

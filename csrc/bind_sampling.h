@@ -6,9 +6,12 @@
 
 #include <cstdint>
 #include <deque>
+#include <string>
 #include <vector>
 
+#include "core/isa.h"
 #include "core/sampler.h"
+#include "core/thread_pool.h"
 
 namespace quire {
 
@@ -34,6 +37,24 @@ class RowArguments {
   std::deque<std::vector<int64_t>> tokens_;
   std::deque<std::vector<const uint32_t*>> masks_;
   std::vector<Mask> held_;
+};
+
+// What Python has of a sampler: it, threads of its own, and the results of its last call. Its core may as
+// well be called from a program's threads.
+class PooledSampler {
+ public:
+  using Logits = nanobind::ndarray<const float, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu>;
+
+  PooledSampler(const std::string& isa, int64_t vocab_size, int64_t max_slots, int threads)
+      : sampler(kernels_of(isa), vocab_size, max_slots), pool_(threads) {}
+
+  SampledResults& sample(const Logits& logits, const nanobind::list& rows);
+
+  Sampler sampler;
+
+ private:
+  ThreadPool pool_;
+  SampledResults results_;
 };
 
 }  // namespace quire
