@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_waist import encoder
+from test_waist import Given, encoder, multimodal, plain
 from tiny import VOCAB, random_weights
 
 from quire.backends.reference import ReferenceBackend
@@ -157,3 +157,48 @@ def test_vectors_behind_the_scheduler() -> None:
     again = make(program, max_num_batched_tokens=400)
     again.add(NewRequest("1", tuple(PROMPTS[1]), SamplingParams(), pooling="mean"))
     assert again.step()[0].vector == outputs[1].vector
+
+
+def one_by_one(engine: Engine, requests: list[NewRequest]) -> list[Output]:
+    """The last output of each, one after the other, with all tokens and log-probabilities."""
+    found = []
+    for request in requests:
+        engine.add(request)
+        outputs = []
+        while engine.has_work:
+            outputs += engine.step()
+        parts = {name: sum((getattr(o, name) for o in outputs), ()) for name in ("token_ids", "logprobs")}
+        found.append(outputs[-1]._replace(**parts, metrics=None))
+    return found
+
+
+def test_vectors_in_place_of_tokens_behind_the_scheduler() -> None:
+    """Equal placeholders share what precedes the vectors; and all, where the vectors are the same."""
+    program = multimodal()
+    vectors = random_weights(program)["w.e.weight"].array
+    images = [Given(20, vectors[rows]) for rows in ([5, 9, 8, 2], [1, 1, 3, 7], [5, 9, 8, 2])]
+    requests = [
+        NewRequest(
+            str(i), tuple(SHARED[:70]), PARAMS[0], embeddings=image, block_keys=((20, bytes([i % 2])),)
+        )
+        for i, image in enumerate(images)
+    ]
+    found = one_by_one(make(program), requests)
+    assert [output.num_cached_tokens for output in found] == [0, 16, 64]
+    assert found[0].logprobs == found[2].logprobs != found[1].logprobs
+    for request, output in zip(requests, found, strict=True):
+        assert one_by_one(make(program), [request])[0].logprobs == output.logprobs
+
+
+def test_adapters_behind_the_scheduler() -> None:
+    """What one adapter computed, another does not find."""
+    program = plain(adapters=True)
+    names = ["one", "", "two", "one", ""]
+    requests = [
+        NewRequest(str(i), tuple(SHARED[:70]), PARAMS[0], adapter=name) for i, name in enumerate(names)
+    ]
+    found = one_by_one(make(program), requests)
+    assert [output.num_cached_tokens for output in found] == [0, 0, 0, 64, 64]
+    assert found[0].logprobs == found[3].logprobs
+    assert found[1].logprobs == found[4].logprobs
+    assert len({str(output.logprobs) for output in found}) == 3

@@ -489,3 +489,20 @@ def test_a_draft_model_on_the_same_block_tables() -> None:
         found.append(steps)
     assert found[0] == 1 + 10
     assert found[1] > 11
+
+
+@pytest.mark.parametrize(
+    "program",
+    [plain(adapters=True), multimodal((1, 2)), latent(paged=True)],
+    ids=["adapters", "axes", "latent"],
+)
+def test_the_null_backend_counts_them_all(program: Program) -> None:
+    backend = null(program)
+    driver = Driver(program, backend)
+    choice = driver.admit(0, TEXTS[0], adapter="one")
+    driver.step((choice, 30))
+    driver.step((choice, 40))
+    assert choice.tokens == [*TEXTS[0], 0]
+    loads = (Load(((0, 30),), 30), Load(((30, 40),), 40))
+    costs = [program.cost(load, lambda spec: 4 * spec.size) for load in loads]
+    assert backend.cost == costs[0] + costs[1]
