@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from quire.backends.backend import Backend
 from quire.backends.device import Device, device_for, kv_dtype, plan_weights
+from quire.cache_plan import SNAPSHOT_TOKENS, by_spec, one_table
 from quire.config import EngineConfig
-from quire.engine.caches import BlockGroup
+from quire.engine.caches import BlockGroup, Group, StateGroup
 from quire.engine.engine import Engine, Room
 from quire.engine.scheduler import Scheduler
 from quire.engine.status import Facts
@@ -88,6 +89,7 @@ def describe(config: EngineConfig, *, weights: bool = True) -> Description:
     device = device_for(config)
     plan = plan_weights(device, program, tensors, config.quantization, stated)
     longest = config.max_model_len or model.max_context
+    grouped = one_table if device.one_table else by_spec
     return Description(
         config=config,
         source=source,
@@ -96,7 +98,7 @@ def describe(config: EngineConfig, *, weights: bool = True) -> Description:
         device=device,
         weights=plan,
         kv_dtype=kv_dtype(device, config.kv_cache_dtype, plan.floats),
-        memory=plan_memory(device, program, plan, config, longest),
+        memory=plan_memory(device, program, plan, config, longest, grouped=grouped),
         longest_context=longest,
         weights_here=source.has_weights,
         own_head=own_head,
@@ -123,18 +125,20 @@ def build(config: EngineConfig, progress: Progress | None = None, announce: Anno
     if (error := misfit(memory, config, description.device)) is not None:
         raise error
     if announce is not None:
-        announce(summary(memory, config), memory.working_bytes)
+        announce(summary(memory), memory.working_bytes)
     backend = description.device.build(
         description.program,
         description.weights,
-        num_blocks=(memory.num_blocks,),
+        num_blocks=memory.blocks,
         block_size=config.block_size,
         kv_dtype=description.kv_dtype,
+        max_num_seqs=config.max_num_seqs,
+        num_snapshots=memory.num_snapshots,
         progress=progress,
     )
     description.weights.need_tensors().close()
     scheduler = Scheduler(
-        groups=[BlockGroup(memory.num_blocks)],
+        groups=_groups(memory),
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -148,6 +152,16 @@ def build(config: EngineConfig, progress: Progress | None = None, announce: Anno
     runner = Runner(backend, lambda: _grammars(description))
     engine = Engine(scheduler, runner, vocab_size=vocab_size)
     return Built(description, engine, runner, backend, _chosen(description))
+
+
+def _groups(memory: MemoryPlan) -> list[Group]:
+    """The cache groups as the scheduler sees them."""
+    sizing = memory.sizing
+    every = max(1, SNAPSHOT_TOKENS // sizing.block_size)
+    return [
+        BlockGroup(num_blocks, group.window) if group.block_bytes else StateGroup(memory.num_snapshots, every)
+        for num_blocks, group in zip(memory.blocks, sizing.groups, strict=True)
+    ]
 
 
 def _grammars(description: Description) -> Grammars:
@@ -166,7 +180,7 @@ def _chosen(description: Description) -> dict[str, str]:
         "backend": description.device.name,
         "weights": config.quantization or "as stored",
         "kv_cache_dtype": description.kv_dtype,
-        "kv_cache_tokens": f"{memory.num_blocks * config.block_size:,}",
+        "kv_cache_tokens": f"{memory.num_tokens:,}",
         "kv_cache_memory": f"{gigabytes(memory.kv_bytes)} ({memory.kv_reason})",
         "max_model_len": f"{memory.max_model_len:,}",
         "memory": gigabytes(memory.total_bytes),

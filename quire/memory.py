@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.backends.device import Device, kv_dtype
+from quire.cache_plan import BlockBytes, CacheGroup, Sizing, by_spec
 from quire.config import QUANTIZATIONS, EngineConfig
 from quire.errors import ConfigError
 from quire.program.program import Program
 from quire.weights.plan import WeightPlan
+
+Grouping = Callable[[Program, BlockBytes], tuple[CacheGroup, ...]]
 
 # Of the KV cache, when no size is asked for. Few requests are as long as a context of 100,000 tokens; what is
 # reserved for them is taken from others on this machine as soon as it was used once.
@@ -17,28 +21,49 @@ KV_SHARE = 0.5  # of the memory left beside weights and activations: the most th
 KV_MOST = 0.9  # except for one request of full length
 
 
+SNAPSHOT_SHARE = 0.05  # of the memory left: what snapshots of states take at most
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes by purpose. The cache has `num_blocks` blocks; sequences may have `max_model_len` tokens.
+    """Bytes by purpose. The cache has `blocks` of each group; sequences may have `max_model_len` tokens.
 
-    `kv_reason` says in words what the cache has room for, or what bounds it.
+    `kv_reason` says in words what the cache has room for, or what bounds it. Layers that keep a state have it
+    for each of `num_slots` slots, and in each of `num_snapshots` snapshots.
     """
 
     weight_bytes: int  # as stored
     working_bytes: int  # as the backend keeps them: packed, or in the reference floats as float32
     activation_bytes: int
-    kv_block_bytes: int
-    num_blocks: int
+    sizing: Sizing
+    blocks: tuple[int, ...]
     kv_reason: str
     max_model_len: int
     available_bytes: int
-    loading_bytes: int = (
-        0  # beside the weights while they are packed: the largest of the checkpoint, and room
-    )
+    loading_bytes: int = 0  # beside the weights while they are packed
+    num_slots: int = 0
+    num_snapshots: int = 0
+
+    @property
+    def kv_block_bytes(self) -> int:
+        """Bytes of a block in every group."""
+        return sum(group.block_bytes for group in self.sizing.groups)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the cache holds, where no window makes it more."""
+        return self.sizing.tokens(self.blocks)
 
     @property
     def kv_bytes(self) -> int:
-        return self.num_blocks * self.kv_block_bytes
+        return self.sizing.nbytes(self.blocks)
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(
+            self.num_slots * group.slot_bytes + self.num_snapshots * group.snapshot_bytes
+            for group in self.sizing.groups
+        )
 
     @property
     def total_bytes(self) -> int:
@@ -46,7 +71,9 @@ class MemoryPlan:
 
     def needed_bytes(self, kv_bytes: int) -> int:
         """The most held at any time, with a cache of this size: loading is over before steps begin."""
-        return self.working_bytes + max(self.activation_bytes + kv_bytes, self.loading_bytes)
+        return self.working_bytes + max(
+            self.activation_bytes + self.state_bytes + kv_bytes, self.loading_bytes
+        )
 
 
 def plan_memory(
@@ -56,63 +83,71 @@ def plan_memory(
     config: EngineConfig,
     longest: int,
     available_bytes: int | None = None,
+    grouped: Grouping = by_spec,
 ) -> MemoryPlan:
-    """Decide the size of the KV cache and the longest sequence.
+    """Decide the size of each cache group and the longest sequence.
 
     `longest` is the most tokens the model was made for. `available_bytes` is what the device says, if None.
     """
+    dtype = kv_dtype(device, config.kv_cache_dtype, weights.floats)
+    groups = grouped(program, lambda spec: device.block_bytes(spec, dtype, config.block_size))
+    sizing = Sizing(groups, config.block_size, config.max_num_batched_tokens)
     available = device.available_bytes() if available_bytes is None else available_bytes
     working = weights.layout.nbytes
     activations = device.step_bytes(program, weights, config.max_num_batched_tokens)
-    dtype = kv_dtype(device, config.kv_cache_dtype, weights.floats)
-    block_bytes = device.block_bytes(program, dtype, config.block_size)
-    left = max(available - working - activations, 0) if device.computes else None
-    max_model_len = config.max_model_len or longest
-    num_blocks, reason = _kv_blocks(config, max_model_len, block_bytes, left)
-    if config.max_model_len is None:
-        max_model_len = min(max_model_len, num_blocks * config.block_size)
+    left = available - working - activations - config.max_num_seqs * sum(group.slot_bytes for group in groups)
+    longest = config.max_model_len or longest
+    num_snapshots = sizing.snapshots(
+        int(max(left, 0) * SNAPSHOT_SHARE), config.max_num_seqs, min(longest, REQUEST_TOKENS)
+    )
+    left -= num_snapshots * sum(group.snapshot_bytes for group in groups)
+    blocks, reason = _blocks(sizing, config, longest, max(left, 0) if device.computes else None)
     return MemoryPlan(
         weight_bytes=sum(map(weights.stored_bytes, weights.specs.values())),
         working_bytes=working,
         activation_bytes=activations,
-        kv_block_bytes=block_bytes,
-        num_blocks=num_blocks,
+        sizing=sizing,
+        blocks=blocks,
         kv_reason=reason,
-        max_model_len=max_model_len,
+        max_model_len=config.max_model_len or sizing.longest(blocks, longest),
         available_bytes=available,
         loading_bytes=device.loading_bytes(weights),
+        num_slots=config.max_num_seqs,
+        num_snapshots=num_snapshots,
     )
 
 
-def _kv_blocks(config: EngineConfig, longest: int, block_bytes: int, left: int | None) -> tuple[int, str]:
-    """Return the number of KV blocks and its reason (MemoryPlan.kv_reason). `left` bytes are free for it;
-    None: any number.
+def _blocks(
+    sizing: Sizing, config: EngineConfig, longest: int, left: int | None
+) -> tuple[tuple[int, ...], str]:
+    """Return the blocks of each group and their reason (MemoryPlan.kv_reason). `left` bytes are free for
+    them; None: any number.
 
     Without kv_cache_memory_bytes they are enough for max_num_seqs requests of REQUEST_TOKENS (or of the
     longest, if that is less) and for the longest one, within half of what is left; the longest one alone may
     take more.
     """
-    whole, each = -(-longest // config.block_size), min(longest, REQUEST_TOKENS)
+    num_requests, each = config.max_num_seqs, min(longest, REQUEST_TOKENS)
     if (asked := config.kv_cache_memory_bytes) is not None and left is not None:
-        return min(whole * config.max_num_seqs, asked // block_bytes), "as asked for"
-    useful = -(-each // config.block_size) * config.max_num_seqs
-    reason = f"{config.max_num_seqs:,} requests of {each:,}"
-    if useful <= whole:
-        useful, reason = whole, f"one request of {longest:,}"
-    share = useful if left is None else int(left * KV_SHARE) // block_bytes
-    if left is None or useful <= share:
+        return sizing.fit(asked, num_requests, longest, longest), "as asked for"
+    one = sizing.blocks(1, longest)
+    useful = tuple(map(max, sizing.blocks(num_requests, each), one))
+    for_one = f"one request of {longest:,}"
+    reason = f"{num_requests:,} requests of {each:,}" if num_requests * each > longest else for_one
+    if left is None or sizing.nbytes(useful) <= int(left * KV_SHARE):
         return useful, reason
-    if share < whole <= int(left * KV_MOST) // block_bytes:
-        return whole, f"one request of {longest:,}"
-    return share, "half of the memory left"
+    if int(left * KV_SHARE) < sizing.nbytes(one) <= int(left * KV_MOST):
+        return one, for_one
+    return sizing.fit(int(left * KV_SHARE), num_requests, each, longest), "half of the memory left"
 
 
 def misfit(plan: MemoryPlan, config: EngineConfig, device: Device) -> ConfigError | None:
     """Why the model, or one sequence of the max_model_len asked for, does not fit; None if it does."""
     if not device.computes:
         return None
-    blocks = -(-(config.max_model_len or 1) // config.block_size)
-    least = blocks * plan.kv_block_bytes  # a cache of one sequence, or one block where no length was asked
+    wanted = config.max_model_len or 1  # or one block, where no length was asked for
+    one = plan.sizing.blocks(1, wanted)
+    least = plan.sizing.nbytes(one)
     needed = plan.needed_bytes(max(plan.kv_bytes, least))
     if needed > plan.available_bytes:
         what, hint = _too_large(plan, config, device, least)
@@ -121,12 +156,12 @@ def misfit(plan: MemoryPlan, config: EngineConfig, device: Device) -> ConfigErro
             f"{gigabytes(needed)}, {gigabytes(needed - plan.available_bytes)} short{what}",
             hint,
         )
-    if plan.num_blocks < blocks:
-        room = f"the KV cache has room for {plan.num_blocks * config.block_size:,} tokens"
-        wanted = f"sequence of {config.max_model_len:,}" if config.max_model_len else "block"
-        shorter = ", or lower max_model_len" if blocks > 1 else ""
+    room = plan.sizing.longest(plan.blocks, wanted)
+    if room < wanted:
+        what = f"sequence of {wanted:,}" if config.max_model_len else "block"
+        shorter = ", or lower max_model_len" if wanted > config.block_size else ""
         hint = f"give kv_cache_memory_bytes = {least} or more{shorter}"
-        return ConfigError(f"{room}, less than one {wanted}", hint)
+        return ConfigError(f"the KV cache has room for {room:,} tokens, less than one {what}", hint)
     return None
 
 
@@ -140,16 +175,18 @@ def _too_large(plan: MemoryPlan, config: EngineConfig, device: Device, least: in
             kept = f"keeps {device.keeps_floats_as}, however weights are stored"
             hint += f": the {device.name} backend {kept}"
         return ": the weights alone are too large", hint
-    left = plan.available_bytes - plan.working_bytes - plan.activation_bytes
+    left = plan.available_bytes - plan.working_bytes - plan.activation_bytes - plan.state_bytes
     if left >= least:
         return "", f"give kv_cache_memory_bytes = {left} or less"
     return "", "lower max_num_batched_tokens or max_model_len, or take a smaller model"
 
 
-def summary(plan: MemoryPlan, config: EngineConfig) -> str:
+def summary(plan: MemoryPlan) -> str:
     """The plan in one line, for people."""
-    tokens = plan.num_blocks * config.block_size
-    cache = f"KV cache {gigabytes(plan.kv_bytes)} ({tokens:,} tokens: {plan.kv_reason})"
+    cache = f"KV cache {gigabytes(plan.kv_bytes)} ({plan.num_tokens:,} tokens: {plan.kv_reason})"
+    if plan.state_bytes:
+        of = f"{plan.num_slots} slots, {plan.num_snapshots} snapshots"
+        cache += f", states {gigabytes(plan.state_bytes)} ({of})"
     weights, activations = gigabytes(plan.working_bytes), gigabytes(plan.activation_bytes)
     available = gigabytes(plan.available_bytes)
     return f"memory: weights {weights}, {cache}, activations {activations}, of {available} available"

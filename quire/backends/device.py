@@ -16,6 +16,7 @@ from quire.backends.null import NullDevice
 from quire.backends.reference import ReferenceDevice
 from quire.config import EngineConfig
 from quire.errors import ConfigError
+from quire.program.caches import CacheSpec
 from quire.program.program import Program, WeightSpec
 from quire.quantize.kinds import Storage
 from quire.weights.load import Progress
@@ -42,12 +43,14 @@ class Device(Protocol):
     """Answers for one backend, with the options of one configuration. Makes nothing before `build`.
 
     `computes` is False for what only counts: it holds no weights and no cache, so everything fits.
+    `one_table` is True where all layers share one block table, so that windows free nothing.
     `keeps_floats_as` names the format into which floating point weights are turned, "" where they are kept.
     `kv_dtypes` are the formats of cached keys and values.
     """
 
     name: str
     computes: bool
+    one_table: bool
     keeps_floats_as: str
     kv_dtypes: tuple[str, ...]
 
@@ -74,8 +77,8 @@ class Device(Protocol):
         """Return what kv_cache_dtype = "auto" means for a model whose numbers are bf16, f16 or f32."""
         ...
 
-    def block_bytes(self, program: Program, kv_dtype: str, block_size: int) -> int:
-        """Return the bytes of one block of the cache, over all layers."""
+    def block_bytes(self, spec: CacheSpec, kv_dtype: str, block_size: int) -> int:
+        """Return the bytes of one block of one layer's cache; 0 where it keeps a state."""
         ...
 
     def step_bytes(self, program: Program, weights: WeightPlan, num_tokens: int) -> int:
@@ -98,9 +101,15 @@ class Device(Protocol):
         num_blocks: Sequence[int],
         block_size: int,
         kv_dtype: str,
+        max_num_seqs: int,
+        num_snapshots: int,
         progress: Progress | None = None,
     ) -> Backend:
-        """Load the weights and make the backend. `progress` hears of bytes loaded."""
+        """Load the weights and make the backend, with so many blocks of each cache group.
+
+        Layers that keep a state have it for `max_num_seqs` slots and `num_snapshots` snapshots.
+        `progress` hears of bytes loaded.
+        """
         ...
 
     def loops(self) -> Loops:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from quire.backends.kv_cache import kv_token_bytes
+from quire.backends.kv_cache import KV_ITEM_BYTES, KV_SCALE_BYTES
+from quire.program.caches import CacheSpec
 from quire.program.passes import plan_buffers
 from quire.program.program import Load, Program, WeightSpec
 from quire.quantize.kinds import Storage
@@ -19,13 +20,14 @@ class HostDevice:
     """Answers of a Device (quire.backends.device) that computes in the host's memory."""
 
     computes = True
+    one_table = False
     keeps_floats_as = ""
 
     def storage(self, spec: WeightSpec, stored: Storage, quantization: str | None) -> Storage:
         return kind_of(spec, stored, quantization)
 
-    def block_bytes(self, program: Program, kv_dtype: str, block_size: int) -> int:
-        return kv_token_bytes(program, kv_dtype) * block_size
+    def block_bytes(self, spec: CacheSpec, kv_dtype: str, block_size: int) -> int:
+        return spec.token_bytes(KV_ITEM_BYTES[kv_dtype], KV_SCALE_BYTES.get(kv_dtype, 0)) * block_size
 
     def step_bytes(self, program: Program, weights: WeightPlan, num_tokens: int) -> int:
         """All values. The logits of every token count: those of a prompt may all be asked for."""

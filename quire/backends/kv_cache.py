@@ -7,8 +7,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from quire.program.program import Program
-
 # What the reference backend keeps, as arrays.
 KV_DTYPES: dict[str, np.dtype[Any]] = {
     "auto": np.dtype(np.float32),
@@ -22,9 +20,3 @@ KV_SCALE_BYTES = {"int8": 4}
 
 # The format that a model of these numbers was made in.
 OWN_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
-
-
-def kv_token_bytes(program: Program, dtype: str) -> int:
-    """Bytes of cache that one token takes over all layers, in one of KV_ITEM_BYTES."""
-    item, scale = KV_ITEM_BYTES[dtype], KV_SCALE_BYTES.get(dtype, 0)
-    return program.kv_token_bytes(item, scale)

@@ -78,6 +78,8 @@ class NullDevice(HostDevice):
         num_blocks: Sequence[int],
         block_size: int,
         kv_dtype: str,
+        max_num_seqs: int,
+        num_snapshots: int,
         progress: Progress | None = None,
     ) -> NullBackend:
         item, scale = KV_ITEM_BYTES[kv_dtype], KV_SCALE_BYTES.get(kv_dtype, 0)

@@ -148,11 +148,19 @@ class ReferenceDevice(HostDevice):
         num_blocks: Sequence[int],
         block_size: int,
         kv_dtype: str,
+        max_num_seqs: int,
+        num_snapshots: int,
         progress: Progress | None = None,
     ) -> ReferenceBackend:
         loaded = load(weights, progress, self._num_threads)
         return ReferenceBackend(
-            program, loaded, num_blocks=num_blocks, block_size=block_size, kv_cache_dtype=kv_dtype
+            program,
+            loaded,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            kv_cache_dtype=kv_dtype,
+            num_slots=max_num_seqs,
+            num_snapshots=[num_snapshots] * len(num_blocks),
         )
 
     def loops(self) -> NoReturn:

@@ -114,8 +114,9 @@ def as_dict(facts: Description) -> dict[str, Any]:
             "working_weight_bytes": memory.working_bytes,
             "activation_bytes": memory.activation_bytes,
             "kv_cache_bytes": memory.kv_bytes,
-            "kv_cache_tokens": memory.num_blocks * facts.config.block_size,
+            "kv_cache_tokens": memory.num_tokens,
             "kv_cache_reason": memory.kv_reason,
+            "state_bytes": memory.state_bytes,
             "max_model_len": memory.max_model_len,
         },
     }
@@ -165,7 +166,9 @@ def _memory_rows(d: dict[str, Any], kept_as: str) -> Iterator[tuple[str, str]]:
         )
         reserved = f"{gigabytes(memory['kv_cache_bytes'])}: {room}"
         yield "  KV cache", f"{reserved} ({memory['kv_cache_reason']})"
-    fixed = working + memory["activation_bytes"]
+    if memory["state_bytes"]:
+        yield "  states", gigabytes(memory["state_bytes"])
+    fixed = working + memory["activation_bytes"] + memory["state_bytes"]
     short = fixed + memory["kv_cache_bytes"] - available
     if d["fits"]:
         yield "fits this machine", "yes"

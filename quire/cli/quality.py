@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from quire.backends.device import device_for
-from quire.backends.kv_cache import kv_token_bytes
 from quire.build import Built, build
 from quire.config import QUANTIZATIONS, EngineConfig
 from quire.errors import ConfigError
@@ -93,7 +92,9 @@ def _texts(built: Built) -> list[list[int]]:
 def _logits(built: Built, ids: list[int]) -> Array:
     """Logits of every position of one text [T] in an empty cache, [T, vocab]."""
     config, model = built.description.config, built.description.model
-    blocks = np.arange(-(-len(ids) // config.block_size))[None]
+    # Of a window, what has slid out of sight is written over.
+    needed, held = np.arange(-(-len(ids) // config.block_size)), built.description.memory.blocks
+    tables = tuple(needed[None] % max(num_blocks, 1) for num_blocks in held)
     variant = np.array([model.context_variant(len(ids))])
     parts = []
     for start in range(0, len(ids), config.max_num_batched_tokens):
@@ -102,7 +103,7 @@ def _logits(built: Built, ids: list[int]) -> Array:
             token_ids=chunk,
             positions=np.arange(start, start + len(chunk)),
             row_offsets=np.array([0, len(chunk)]),
-            block_tables=(blocks,),
+            block_tables=tables,
             context_lens=np.array([start + len(chunk)]),
             slots=np.array([0]),
             variants=variant,
@@ -117,7 +118,10 @@ def _bits(built: Built, change: Mapping[str, Any]) -> float:
     """Bits of one weight, unquantized ones included; or of one cached number. Scales count."""
     program = built.description.program
     if "kv_cache_dtype" in change:
-        return 8 * kv_token_bytes(program, change["kv_cache_dtype"]) / program.kv_token_bytes(1)
+        device, dtype = built.description.device, change["kv_cache_dtype"]
+        return (
+            8 * sum(device.block_bytes(spec, dtype, 1) for spec in program.caches) / program.kv_token_bytes(1)
+        )
     specs = program.weights().values()
     return 8 * sum(map(built.description.weights.stored_bytes, specs)) / sum(spec.size for spec in specs)
 

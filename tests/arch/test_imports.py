@@ -20,7 +20,9 @@ LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"program", "quantize", "grammar", "text", "weights", "sampling"}),
     frozenset({"models", "backends"}),
     frozenset({"engine", "speculate", "runner"}),
-    frozenset({"llm", "async_llm", "loaded", "build", "memory", "frontend", "outputs", "progress"})
+    frozenset(
+        {"llm", "async_llm", "loaded", "build", "memory", "cache_plan", "frontend", "outputs", "progress"}
+    )
     | frozenset({"roofline", "bench", ""}),
     frozenset({"server", "cluster", "cli", "console", "__main__"}),
 )

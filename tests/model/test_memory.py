@@ -13,7 +13,6 @@ from tiny import CONFIGS
 from quire import memory
 from quire.backends.device import Device, device_for, kv_dtype, plan_weights
 from quire.backends.host import available_memory
-from quire.backends.kv_cache import kv_token_bytes
 from quire.backends.reference import ReferenceBackend
 from quire.build import describe
 from quire.config import KV_CACHE_DTYPES, EngineConfig
@@ -51,7 +50,7 @@ def misfit(got: MemoryPlan, config: EngineConfig) -> ConfigError | None:
 
 def test_the_cache_takes_what_is_useful_and_no_more() -> None:
     got, config = plan(10**9, max_num_seqs=3)
-    assert got.num_blocks * config.block_size == 3 * 256
+    assert got.num_tokens == 3 * 256
     assert got.kv_bytes == 3 * 256 * TOKEN_BYTES
     assert misfit(got, config) is None
 
@@ -60,8 +59,8 @@ def test_the_cache_takes_half_of_what_is_left() -> None:
     whole, _ = plan(10**9)
     rest = whole.working_bytes + whole.activation_bytes
     got, config = plan(rest + 2 * 100 * TOKEN_BYTES)
-    assert got.num_blocks == 100 // config.block_size
-    assert got.max_model_len == got.num_blocks * config.block_size  # shortened, as nothing was asked for
+    assert got.blocks[0] == 100 // config.block_size
+    assert got.max_model_len == got.num_tokens  # shortened, as nothing was asked for
     assert misfit(got, config) is None
 
 
@@ -70,20 +69,20 @@ LONG = 131_072
 
 def test_a_long_context_reserves_room_for_requests_of_a_usual_length() -> None:
     got, config = plan(10**12, LONG, max_num_seqs=64)
-    assert got.num_blocks * config.block_size == 64 * REQUEST_TOKENS
+    assert got.num_tokens == 64 * REQUEST_TOKENS
     assert (got.max_model_len, got.kv_reason) == (LONG, "64 requests of 8,192")
     assert misfit(got, config) is None
 
 
 def test_a_long_context_reserves_room_for_one_request_of_its_length() -> None:
     got, config = plan(10**12, LONG, max_num_seqs=4)
-    assert got.num_blocks * config.block_size == LONG
+    assert got.num_tokens == LONG
     assert got.kv_reason == "one request of 131,072"
     for options in ({}, {"max_model_len": LONG}):
         fixed = got.working_bytes + got.activation_bytes
         tight, config = plan(fixed + int(LONG * TOKEN_BYTES * 1.12), LONG, **options)
-        assert (tight.num_blocks, tight.max_model_len) == (
-            got.num_blocks,
+        assert (tight.blocks[0], tight.max_model_len) == (
+            got.blocks[0],
             LONG,
         )  # more than half of what is left
         assert misfit(tight, config) is None
@@ -94,7 +93,7 @@ def test_a_context_that_no_memory_holds_is_shortened_or_refused() -> None:
     left = int(LONG * TOKEN_BYTES * 1.1)
     small, config = plan(got.working_bytes + got.activation_bytes + left, LONG)
     assert small.kv_reason == "half of the memory left"
-    assert small.max_model_len == small.num_blocks * config.block_size < LONG
+    assert small.max_model_len == small.blocks[0] * config.block_size < LONG
     assert misfit(small, config) is None
     error = misfit(*plan(got.working_bytes + got.activation_bytes + left, LONG, max_model_len=LONG))
     assert error is not None
@@ -104,9 +103,9 @@ def test_a_context_that_no_memory_holds_is_shortened_or_refused() -> None:
 def test_a_size_that_was_asked_for_is_taken_whatever_the_context() -> None:
     asked = 1_000_000 * TOKEN_BYTES
     got, config = plan(10**12, LONG, kv_cache_memory_bytes=asked)
-    assert got.num_blocks == 1_000_000 // config.block_size
+    assert got.blocks[0] == 1_000_000 // config.block_size
     assert got.kv_reason == "as asked for"
-    assert plan(10**12, kv_cache_memory_bytes=asked)[0].num_blocks == 64 * 16  # no more than can be used
+    assert plan(10**12, kv_cache_memory_bytes=asked)[0].blocks[0] == 64 * 16  # no more than can be used
 
 
 def test_what_was_asked_for_is_kept_or_refused() -> None:
@@ -233,8 +232,8 @@ def test_what_does_not_fit_natively_names_the_quantization() -> None:
 
 
 def test_the_plan_in_one_line() -> None:
-    got, config = plan(10**9, max_num_seqs=4, device="native")
-    line = summary(got, config)
+    got, _ = plan(10**9, max_num_seqs=4, device="native")
+    line = summary(got)
     assert line.startswith(f"memory: weights {gigabytes(got.working_bytes)}, KV cache ")
     assert "(1,024 tokens: 4 requests of 256), activations " in line
     assert line.endswith(", of 1 GB available")
@@ -313,7 +312,6 @@ def test_the_format_of_the_cache_follows_the_checkpoint() -> None:
     with pytest.raises(ConfigError, match="reference") as raised:
         kv_dtype(reference, "int8", "bf16")
     assert raised.value.hint == "choose 'float32', 'float16' or 'bfloat16', or leave device out"
-    assert kv_token_bytes(PROGRAM, "float32") == TOKEN_BYTES
 
 
 def test_readable_numbers() -> None:

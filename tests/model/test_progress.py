@@ -58,7 +58,7 @@ def test_the_memory_plan_is_said_in_a_terminal(monkeypatch: pytest.MonkeyPatch) 
     before: list[str] = []
     llm = LLM("demo", progress=lambda done, total: before.append(shown.getvalue()))
     llm.close()
-    line = summary(describe(llm.config).memory, llm.config)
+    line = summary(describe(llm.config).memory)
     plan, _, available = line.partition(", of ")
     assert len(before) > 1
     assert before[0].startswith(plan)
@@ -80,7 +80,7 @@ def test_the_plan_is_announced_once_and_not_of_what_does_not_fit() -> None:
     said: list[tuple[str, int]] = []
     built = build(EngineConfig(), announce=lambda *what: said.append(what))
     plan = built.description.memory
-    assert said == [(summary(plan, built.description.config), plan.working_bytes)]
+    assert said == [(summary(plan), plan.working_bytes)]
     with pytest.raises(ConfigError):
         build(EngineConfig(kv_cache_memory_bytes=1), announce=lambda *what: said.append(what))
     assert len(said) == 1

@@ -30,6 +30,7 @@ class NativeDevice(HostDevice):
     """
 
     name = "native"
+    one_table = True  # of the core
     kv_dtypes = tuple(KV_ITEM_BYTES)
 
     def __init__(self, model: str, num_threads: int | None = None, packed_cache: bool = True) -> None:
@@ -83,6 +84,8 @@ class NativeDevice(HostDevice):
         num_blocks: Sequence[int],
         block_size: int,
         kv_dtype: str,
+        max_num_seqs: int,
+        num_snapshots: int,
         progress: Progress | None = None,
     ) -> NativeBackend:
         packed = load_packed(
