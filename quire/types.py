@@ -71,12 +71,16 @@ class Admission:
     pooling: str = ""
 
 
+MAX_DRAFTED = 32  # tokens of a row; backends keep what it takes to go back as far
+
+
 class Row(NamedTuple):
     """One choice's share of a step: compute positions [start, start + count) of the slot's tokens.
 
     `token_ids` are the known tokens that the device lacks, from position 0 on: all known tokens on
     admission, nothing afterwards (the device sampled the rest itself). `drafted` are tokens to be verified:
-    guesses at what follows the known ones, the last `len(drafted)` of the positions.
+    guesses at what follows the known ones, the last `len(drafted)` of the positions,
+    MAX_DRAFTED at most.
 
     `num_logits` of the last positions need logits. With `sample` the last 1 + len(drafted) of them give
     tokens: each draws its own, as long as those before it were what was drafted. Those inside the prompt

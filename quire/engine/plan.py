@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from quire.engine.caches import Caches
 from quire.engine.request import Choice
-from quire.types import Admission, Grant, Row, Snapshot, Step
+from quire.types import MAX_DRAFTED, Admission, Grant, Row, Snapshot, Step
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Plan:
         drafted, choice.drafted = choice.drafted, ()
         num_others = max(0, self.num_running - len(self.rows) - 1)
         num_known = choice.num_known
-        most = min(len(drafted), budget - num_others, choice.request.max_known - num_known - 1)
+        most = min(len(drafted), MAX_DRAFTED, budget - num_others, choice.request.max_known - num_known - 1)
         if most > choice.room - num_known:
             self.granted += self.caches.grow(choice, num_known + most) or ()
             most = min(most, choice.room - num_known)

@@ -10,10 +10,7 @@ import math
 from dataclasses import dataclass
 
 from quire.program.dtypes import ITEM_BYTES, DType
-
-# A row may begin this many positions before the end of the last one of its slot, at most: drafts that were
-# rejected are computed anew. Snapshots and prefix hits aside, nothing else goes back.
-REWIND = 32
+from quire.types import MAX_DRAFTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +72,7 @@ class SlotState:
     @property
     def history(self) -> int:
         """Positions whose inputs are kept; that of position p lies at p modulo this."""
-        return self.reach + REWIND
+        return self.reach + MAX_DRAFTED  # rejected drafts aside, no row begins before the last one's end
 
     @property
     def slot_bytes(self) -> int:

@@ -19,7 +19,7 @@ from quire.engine.scheduler import Scheduler
 from quire.program import Builder, Names, Program, SlotState
 from quire.runner.runner import Runner
 from quire.sampling_params import SamplingParams
-from quire.types import NewRequest, Output
+from quire.types import MAX_DRAFTED, NewRequest, Output
 
 W = Names("w")
 WINDOW = 40
@@ -134,6 +134,23 @@ def test_same_bits_with_drafts(name: str, alone: dict[int, Answer]) -> None:
     engine = make(mixed(), **SCHEDULES[name])
     assert run(engine, drafts=alone) == alone
     assert len(engine.records) < 20
+
+
+def test_no_more_is_drafted_than_states_can_go_back() -> None:
+    """Sixty tokens proposed, all but the first of them wrong; what follows is not changed."""
+    params, prompt = replace(ANY, seed=5, max_tokens=64), tuple(SHARED[:62])
+    expected = one_by_one(make(mixed()), [NewRequest("0", prompt, params)])[0].token_ids
+    engine = make(mixed())
+    engine.add(NewRequest("0", prompt, params))
+    token_ids, most = (), 0
+    while engine.has_work:
+        for output in engine.step():
+            token_ids += output.token_ids
+        right = expected[len(token_ids) : len(token_ids) + 1]
+        engine.scheduler.draft("0", 0, [*right, *[(t + 1) % VOCAB for t in right] * 59])
+        most = max(most, *(record.num_tokens for record in list(engine.records)[1:]), 0)
+    assert token_ids == expected
+    assert most == MAX_DRAFTED + 1
 
 
 def test_windows_hold_no_more_than_they_see(alone: dict[int, Answer]) -> None:

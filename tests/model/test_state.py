@@ -16,12 +16,11 @@ from tiny import VOCAB, Sequence, batch_of, random_weights, same_bits
 from quire.backends.null import NullBackend
 from quire.backends.reference import ReferenceBackend
 from quire.program import Builder, Load, Names, PagedKV, Program, SlotState, Value
-from quire.program.caches import REWIND
 from quire.program.dtypes import DType
 from quire.program.ops import GatedRecurrence, ShortConvolution, state
 from quire.program.ops.state import CHUNK, States
 from quire.program.program import Run
-from quire.types import Snapshot
+from quire.types import MAX_DRAFTED, Snapshot
 
 W = Names("w")
 TOKENS = np.random.default_rng(3).integers(0, VOCAB, 300).tolist()
@@ -252,7 +251,7 @@ def test_a_snapshot_may_be_replaced_in_the_step_that_restores_it() -> None:
 
 
 @pytest.mark.parametrize("start", [0, 40, 60, 63, 64, 100, 127])
-@pytest.mark.parametrize("drafts", [1, 5, REWIND])
+@pytest.mark.parametrize("drafts", [1, 5, MAX_DRAFTED])
 def test_rejected_drafts_leave_no_trace(start: int, drafts: int) -> None:
     """Rows end in drafted tokens that are wrong; the next row begins where they began."""
     program = hybrid()
@@ -306,7 +305,9 @@ def test_random_histories(seed: int) -> None:
                 snapshots.append((choice, border, kept))
                 kept += 1
             ends = choice.computed + count == len(choice.tokens)
-            drafts = tuple(rng.integers(0, VOCAB, int(rng.integers(0, REWIND + 1))).tolist()) if ends else ()
+            drafts = (
+                tuple(rng.integers(0, VOCAB, int(rng.integers(0, MAX_DRAFTED + 1))).tolist()) if ends else ()
+            )
             rows.append((choice, count, drafts))
         if rows:
             driver.step(*rows, restored=tuple(restored), saved=tuple(saved))
