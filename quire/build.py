@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from quire import __version__
 from quire.backends.backend import Backend
 from quire.backends.device import Device, device_for, kv_dtype, plan_weights
 from quire.cache_plan import SNAPSHOT_TOKENS, by_spec, one_table
@@ -51,6 +52,12 @@ class Description:
     weights_here: bool
     own_head: bool  # config.json ties it to the embedding, but the checkpoint has another one, which counts
 
+    @property
+    def fingerprint(self) -> str:
+        """Names all that decides the bits of an answer."""
+        weights = self.config.quantization or "stored"
+        return f"quire-{__version__}-{self.device.arithmetic}-{weights}-{self.kv_dtype}"
+
 
 @dataclass(frozen=True, slots=True)
 class Built:
@@ -66,7 +73,7 @@ class Built:
     def facts(self) -> Facts:
         """What a client of the engine is told of it."""
         room = Room.of(self.engine.scheduler, self.engine.vocab_size)
-        return Facts(self.chosen, room, self.description.longest_context)
+        return Facts(self.chosen, room, self.description.longest_context, self.description.fingerprint)
 
 
 def describe(config: EngineConfig, *, weights: bool = True) -> Description:

@@ -54,6 +54,11 @@ class Device(Protocol):
     keeps_floats_as: str
     kv_dtypes: tuple[str, ...]
 
+    @property
+    def arithmetic(self) -> str:
+        """Name what decides the bits of a result, for the fingerprint: "avx2"."""
+        ...
+
     def in_words(self) -> str:
         """Say for people what computes: "NumPy, float32"."""
         ...

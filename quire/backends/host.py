@@ -23,6 +23,12 @@ class HostDevice:
     one_table = False
     keeps_floats_as = ""
 
+    name: str
+
+    @property
+    def arithmetic(self) -> str:
+        return self.name
+
     def storage(self, spec: WeightSpec, stored: Storage, quantization: str | None) -> Storage:
         return kind_of(spec, stored, quantization)
 

@@ -15,12 +15,14 @@ State = Literal["starting", "ready", "restarting", "stopped"]
 class Facts(NamedTuple):
     """What is known of an engine once its model is loaded. `chosen` is what was chosen for it, in words.
 
-    `longest_context` is the most tokens a sequence could have if memory were no issue.
+    `longest_context` is the most tokens a sequence could have if memory were no issue. `fingerprint` names
+    all that decides the bits of an answer.
     """
 
     chosen: dict[str, str]
     room: Room
     longest_context: int
+    fingerprint: str = ""
 
 
 class StepReport(NamedTuple):

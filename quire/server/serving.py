@@ -14,7 +14,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple, ParamSpec, TypeVar
 
-from quire import __version__
 from quire.config import EngineConfig, ServerConfig
 from quire.engine.client import EngineClient
 from quire.errors import EngineDead, Overloaded
@@ -86,10 +85,7 @@ class Serving:
     @property
     def fingerprint(self) -> str:
         """Names all that decides the bits of an answer, for `system_fingerprint`."""
-        chosen = self.engine.status.facts.chosen
-        arithmetic = chosen.get("isa") or chosen.get("backend", "")
-        weights = chosen.get("weights", "").replace("as stored", "stored")
-        return f"quire-{__version__}-{arithmetic}-{weights}-{chosen.get('kv_cache_dtype', '')}"
+        return self.engine.status.facts.fingerprint
 
     @property
     def patterns(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tiny import CONFIGS
 
-from quire import memory
+from quire import __version__, memory
 from quire.backends.device import Device, device_for, kv_dtype, plan_weights
 from quire.backends.host import available_memory
 from quire.backends.reference import ReferenceBackend
@@ -312,6 +312,30 @@ def test_the_format_of_the_cache_follows_the_checkpoint() -> None:
     with pytest.raises(ConfigError, match="reference") as raised:
         kv_dtype(reference, "int8", "bf16")
     assert raised.value.hint == "choose 'float32', 'float16' or 'bfloat16', or leave device out"
+
+
+def test_the_fingerprint_names_what_decides_the_bits() -> None:
+    found = {
+        describe(EngineConfig(**options)).fingerprint  # type: ignore[arg-type]
+        for options in (
+            {},
+            {"device": "reference"},
+            {"quantization": "int8"},
+            {"kv_cache_dtype": "int8"},
+            {"num_threads": 1},
+            {"max_num_seqs": 3},
+        )
+    }
+    isa = device(device="native").facts()["isa"]
+    assert found == {
+        f"quire-{__version__}-{rest}"
+        for rest in (
+            f"{isa}-stored-bfloat16",
+            "reference-stored-float32",
+            f"{isa}-int8-bfloat16",
+            f"{isa}-stored-int8",
+        )
+    }
 
 
 def test_readable_numbers() -> None:

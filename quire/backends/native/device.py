@@ -39,6 +39,10 @@ class NativeDevice(HostDevice):
         self._model = model
         self._packed_cache = packed_cache
 
+    @property
+    def arithmetic(self) -> str:
+        return self.isa
+
     def in_words(self) -> str:
         return f"C++ for {self.isa}, {self.num_threads} thread{'s' * (self.num_threads > 1)}"
 
