@@ -5,15 +5,14 @@
 Logits are normal numbers of deviation 3, of which top-p 0.9 at temperature 0.8 keeps some hundred tokens. The
 half-open grammar allows every second token, at random. Penalties have prompts of 500 tokens. The floor is a
 read of the same bytes, by as many threads, as `quire probe` measures it. "pipeline" is the definition in
-NumPy, row by row, on one thread. Times are medians; "in Python" is what of the first is spent on either side
-of the call.
+NumPy, row by row, on one thread. Times are the least of the repeats, as others may share the machine; "in
+Python" is what is spent on either side of the call.
 """
 
 from __future__ import annotations
 
 import argparse
 import platform
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,14 +39,14 @@ CASES: dict[str, tuple[dict[str, Any], bool]] = {  # parameters; whether there i
 }
 
 
-def median_s(call: Callable[[], Any], repeats: int) -> float:
+def least_s(call: Callable[[], Any], repeats: int) -> float:
     def once() -> float:
         began = time.perf_counter()
         call()
         return time.perf_counter() - began
 
     once()
-    return statistics.median(once() for _ in range(repeats))
+    return min(once() for _ in range(repeats))
 
 
 class Batch:
@@ -81,7 +80,7 @@ class Batch:
 def python_s(batch: Batch, repeats: int) -> float:
     """What the call and its results take of Python's time: that of as many rows of a tiny vocabulary."""
     tiny = Batch(np.zeros((len(batch.rows), 8), np.float32), {"temperature": 0}, False, 1)
-    return median_s(tiny.native, repeats)
+    return least_s(tiny.native, repeats)
 
 
 def processor() -> str:
@@ -94,7 +93,7 @@ def processor() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--threads", type=int, default=_core.usable_cores())
-    parser.add_argument("--repeats", type=int, default=21)
+    parser.add_argument("--repeats", type=int, default=41)
     args = parser.parse_args()
     print(f"{processor()}, {_core.isas()[0]}, {args.threads} threads")
     for vocab_size in VOCABULARIES:
@@ -102,13 +101,13 @@ def main() -> None:
         every = noise.astype(np.float32)
         for count in ROWS:
             logits = every[:count]
-            rate = _core.read_bandwidth(args.threads, _core.isas()[0], logits.nbytes, 0.1)
-            floor_ms = logits.nbytes / rate * 1e3
-            print(f"\n{count} rows of {vocab_size}, one read of the logits: {floor_ms:.3f} ms")
+            probe = args.threads, _core.isas()[0], logits.nbytes, 0.02
+            floor_ms = logits.nbytes / max(_core.read_bandwidth(*probe) for _ in range(10)) * 1e3
+            print(f"\n{count} rows of {vocab_size}, one read of the logits: {floor_ms:.4f} ms")
             for name, (values, ruled) in CASES.items():
                 batch = Batch(logits, values, ruled, args.threads)
-                native_ms = median_s(batch.native, args.repeats) * 1e3
-                pipeline_ms = median_s(batch.pipeline, max(1, args.repeats // 10)) * 1e3
+                native_ms = least_s(batch.native, args.repeats) * 1e3
+                pipeline_ms = least_s(batch.pipeline, max(1, args.repeats // 10)) * 1e3
                 inside_us = python_s(batch, args.repeats) * 1e6
                 print(
                     f"{name:20} {native_ms:8.3f} ms  {native_ms / floor_ms:5.1f} reads"
