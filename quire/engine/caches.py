@@ -284,8 +284,11 @@ class Caches:
             pool.release([snapshot])
         choice.tables, choice.saving, choice.room = [], [], 0
 
-    def check(self, running: Iterable[Choice]) -> None:
-        """Raise AssertionError unless the pools hold what the choices that run hold, and that is enough."""
+    def check(self, running: Iterable[Choice], num_steps: int) -> None:
+        """Raise AssertionError unless the pools hold what the choices that run hold, and that is enough.
+
+        At most `num_steps` are in flight: no choice holds more than these can see.
+        """
         running = list(running)
         for number, paged in enumerate(self.paged):
             paged.pool.check([choice.tables[number].blocks for choice in running])
@@ -297,7 +300,6 @@ class Caches:
             assert choice.num_planned <= choice.room == self._room(choice)
             for paged, table in zip(self.paged, choice.tables, strict=True):
                 assert table.first <= paged.first_visible(choice.num_computed)
-                in_flight = choice.num_planned - choice.num_computed
-                longest, batched = choice.request.max_known, self._num_batched_tokens + in_flight
+                longest, batched = choice.request.max_known, num_steps * self._num_batched_tokens
                 most = paged.group.num_held(longest, self.block_size, batched)
                 assert len(table.blocks) <= most + (paged.group.window is not None), "it holds too much"

@@ -37,7 +37,7 @@ class Plan:
             num_logits += len(drafted)
         if choice.request.lacks_prompt_logprobs:
             num_logits = count
-        if self.caches.states:
+        if self.caches.states and not choice.request.new.pooling:
             self.saved += self.caches.save(choice, start, start + count)
         if sample:
             choice.num_ahead = ahead + 1

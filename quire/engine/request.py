@@ -41,6 +41,7 @@ class OpenRequest:
         salt = f"shared:{new.context_variant}:{len(new.adapter)}:{new.adapter}:{new.cache_salt}"
         if private:
             salt = f"private:{new.request_id}"
+        scored = params.prompt_logprobs is not None and num_prompt > 1 and not new.pooling
         eos_token_ids = frozenset(() if params.ignore_eos else new.eos_token_ids)
         request = cls(
             new=new,
@@ -51,8 +52,8 @@ class OpenRequest:
             # Under a grammar the device gives an end token early only where nothing else can follow.
             min_known=num_prompt + (0 if new.grammar else params.min_tokens),
             num_open=params.num_sequences,
-            lacks_prompt_logprobs=params.prompt_logprobs is not None and num_prompt > 1,
-            owes_prompt_logprobs=params.prompt_logprobs is not None and num_prompt > 1,
+            lacks_prompt_logprobs=scored,
+            owes_prompt_logprobs=scored,
         )
         for position, key in sorted(new.block_keys):
             block = position // block_size

@@ -368,7 +368,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise AssertionError unless every structure is coherent. Time grows with all that is open."""
-        self.caches.check(self._running.values())
+        self.caches.check(self._running.values(), self.max_steps_in_flight)
         self._queue.check()
         assert sorted([*self._running, *self._free_slots]) == list(range(self.max_num_seqs))
         for slot, choice in self._running.items():

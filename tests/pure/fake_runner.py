@@ -1,16 +1,19 @@
-"""A device without a model: the next token is a hash of everything that the KV cache holds before it.
+"""A device without a model: the next token is a hash of everything that the caches hold before it.
 
-It keeps what a real device keeps, and no more: for each slot the tokens and the block table that steps
-told it, and one value for each (block, offset). The value at a position is a hash of the value before it,
-read through the block table, and of the token. So a block shared wrongly, overwritten, or found before it
-was computed gives another token, and `solo` tells what the token should have been.
+It keeps what a real device keeps, and no more: for each slot the tokens, the block tables and the states
+that steps told it, and one value for each (block, offset) of each group. The value at a position is a hash of
+the token and of the values before it that its group can see, read through the block table. So a block shared
+wrongly, overwritten, given back too early or found before it was computed gives another token, and `solo`
+tells what the token should have been.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from quire.engine.caches import BlockGroup, Group, StateGroup
 from quire.types import (
     Admission,
     Failure,
@@ -31,17 +34,37 @@ def mix(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
 
 
-def next_value(before: int, token_id: int) -> int:
-    """What the cache holds at a position: it depends on the token there and on all before."""
-    return mix("kv", before, token_id)
+def next_value(before: int, key: object) -> int:
+    """What a group without a window holds at a position: it depends on the token there and on all before."""
+    return mix("kv", before, key)
+
+
+def seen_value(before: Sequence[int], key: object, root: int) -> int:
+    """What a group with a window holds at a position."""
+    return mix("seen", root, list(before), key)
+
+
+def root_of(new: NewRequest | Admission) -> int:
+    return mix("root", new.context_variant, new.adapter)
+
+
+def key_of(new: NewRequest | Admission, position: int, token_id: int) -> object:
+    """What is computed at a position: its token, or what is in place of it."""
+    if isinstance(new.embeddings, Mapping) and position in new.embeddings:
+        return ("embedding", new.embeddings[position])
+    return token_id
 
 
 def logprob_of(value: int, token_id: int) -> PositionLogprobs:
     return (TokenLogprob(token_id, -(mix("logprob", value, token_id) % 1000) / 100, 1),)
 
 
-def choose(values: list[int], admission: Admission, num_known: int) -> int:
-    """The next token: a hash of every value in the context; stop tokens are masked before min_tokens."""
+def vector_of(values: list[list[int]]) -> tuple[float, ...]:
+    return (float(mix("vector", values) % 1000), float(len(values[0]) if values else 0))
+
+
+def choose(values: list[list[int]], admission: Admission, num_known: int) -> int:
+    """The next token: a hash of every value in sight, by group; stop tokens are masked before min_tokens."""
     num_emitted = num_known - admission.num_prompt_tokens
     params = admission.params
     masked = num_emitted < params.min_tokens
@@ -56,8 +79,10 @@ def choose(values: list[int], admission: Admission, num_known: int) -> int:
 @dataclass
 class SlotState:
     admission: Admission
+    tables: list[dict[int, int]]  # by group: entry -> block
     tokens: list[int] = field(default_factory=list)
-    table: list[int] = field(default_factory=list)
+    states: dict[int, list[int]] = field(default_factory=dict)  # by group: those of the row, the last one on
+    state_start: int = 0  # the position of the first of them
     num_computed: int | None = None
 
 
@@ -83,16 +108,26 @@ class FakeRunner:
     """`eager`: a step computes when it is launched, as on a fast device; else when it is collected."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, failing: frozenset[str] = frozenset(), eager: bool = False
+        self,
+        groups: Sequence[Group] | int,
+        block_size: int,
+        failing: frozenset[str] = frozenset(),
+        eager: bool = False,
     ) -> None:
-        self.num_blocks = num_blocks
+        self.groups = as_groups(groups)
         self.block_size = block_size
         self.failing = failing  # requests whose rows report an error when they would sample
         self.eager = eager
         self.num_steps = 0
         self.slots: dict[int, SlotState] = {}
-        self.kv: dict[tuple[int, int], int] = {}
+        self.kv: dict[tuple[int, int, int], int] = {}  # (group, block, offset)
+        self.snapshots: dict[tuple[int, int], int] = {}  # (group, snapshot)
         self.num_computed = 0
+        self.num_accepted = 0  # drafted tokens
+
+    @property
+    def num_blocks(self) -> int:
+        return sum(group.num_blocks for group in self.groups if isinstance(group, BlockGroup))
 
     def launch(self, step: Step) -> Launched:
         launched = Launched(self, step)
@@ -107,17 +142,28 @@ class FakeRunner:
             del self.slots[slot]
         for admission in step.admitted:
             assert admission.slot not in self.slots, "a slot was admitted before it was released"
-            self.slots[admission.slot] = SlotState(admission)
-        for slot, _group, first, blocks in step.granted:
-            assert first == len(self.slots[slot].table)
-            self.slots[slot].table.extend(blocks)
-            assert len(set(self.slots[slot].table)) == len(self.slots[slot].table)
+            self.slots[admission.slot] = SlotState(admission, [{} for _ in self.groups])
+        for grant in step.granted:
+            group, table = self.groups[grant.group], self.slots[grant.slot].tables[grant.group]
+            assert isinstance(group, BlockGroup)
+            assert not table or grant.first == max(table) + 1
+            assert all(0 <= block < group.num_blocks for block in grant.block_ids)
+            table.update(enumerate(grant.block_ids, grant.first))
+        restored = {(one.slot, one.group): one for one in step.restored}
+        for (slot, number), one in restored.items():
+            self.slots[slot].states[number] = [self.snapshots[number, one.snapshot]]
+            self.slots[slot].state_start = one.position
         assert len({row.slot for row in step.rows}) == len(step.rows), "two rows of one slot"
         for row in step.rows:
             self._append(row)
-        written: set[int] = set()
+        written: set[tuple[int, int]] = set()
         for row in step.rows:
             self._write(row, written)
+        for one in step.saved:
+            state = self.slots[one.slot]
+            self.snapshots[one.group, one.snapshot] = state.states[one.group][
+                one.position - state.state_start
+            ]
         return StepResult(tuple(self._answer(row) for row in step.rows))
 
     def _append(self, row: Row) -> None:
@@ -128,51 +174,161 @@ class FakeRunner:
             state.num_computed = row.start
             state.tokens = list(row.token_ids)
         assert row.start == state.num_computed, "a row does not go on where the last one ended"
-        end = row.start + row.count
-        assert row.count > 0
+        end = row.start + row.count - len(row.drafted)
+        assert row.count > len(row.drafted)
         assert end <= len(state.tokens), "a row computes tokens that nobody knows"
-        assert row.sample == (end == len(state.tokens))
-        assert end <= len(state.table) * self.block_size, "a row computes past its blocks"
+        pooled = bool(state.admission.pooling)
+        assert row.sample == (end == len(state.tokens) and not pooled)
+        assert row.sample or not row.drafted
+        assert not pooled or (row.start, row.count) == (0, len(state.tokens)), "it is pooled in chunks"
+        assert int(row.sample) + len(row.drafted) <= row.num_logits <= row.count
+        for number, group in enumerate(self.groups):
+            if isinstance(group, StateGroup):
+                if not row.start:
+                    state.states[number], state.state_start = [root_of(state.admission)], 0
+                assert state.state_start + len(state.states[number]) - 1 == row.start, "a state is not there"
+                state.states[number] = state.states[number][-1:]
+            else:
+                last = (row.start + row.count - 1) // self.block_size
+                first = self._first_visible(group, row.start)
+                assert all(n in state.tables[number] for n in range(first, last + 1)), "a block is not there"
+        state.state_start = row.start
 
-    def _place(self, state: SlotState, position: int) -> tuple[int, int]:
-        return state.table[position // self.block_size], position % self.block_size
+    def _first_visible(self, group: BlockGroup, position: int) -> int:
+        return max(0, position - group.window + 1) // self.block_size if group.window else 0
 
-    def _write(self, row: Row, written: set[int]) -> None:
-        state = self.slots[row.slot]
-        blocks = {self._place(state, p)[0] for p in range(row.start, row.start + row.count)}
-        assert not blocks & written, "two rows write to one block"
-        written |= blocks
-        others = {b for slot, other in self.slots.items() if slot != row.slot for b in other.table}
-        assert not blocks & others, "a row writes to a block that another one reads"
-        for position in range(row.start, row.start + row.count):
-            before = self.kv[self._place(state, position - 1)] if position else self._root(state.admission)
-            self.kv[self._place(state, position)] = next_value(before, state.tokens[position])
+    def _place(self, state: SlotState, number: int, position: int) -> tuple[int, int, int]:
+        table = state.tables[number]
+        return number, table[position // self.block_size], position % self.block_size
+
+    def _write(self, row: Row, written: set[tuple[int, int]]) -> None:
+        state, admission = self.slots[row.slot], self.slots[row.slot].admission
+        positions = range(row.start, row.start + row.count)
+        for number, group in enumerate(self.groups):
+            if isinstance(group, BlockGroup):
+                self._check_alone(row, number, group, written)
+        for position, token_id in zip(
+            positions, [*state.tokens, *row.drafted][row.start : row.start + row.count], strict=True
+        ):
+            key = key_of(admission, position, token_id)
+            for number, group in enumerate(self.groups):
+                if isinstance(group, StateGroup):
+                    state.states[number].append(next_value(state.states[number][-1], key))
+                elif group.window is None:
+                    last = (
+                        self.kv[self._place(state, number, position - 1)] if position else root_of(admission)
+                    )
+                    self.kv[self._place(state, number, position)] = next_value(last, key)
+                else:
+                    before = self._seen(state, number, position, group.window - 1)
+                    value = seen_value(before, key, root_of(admission))
+                    self.kv[self._place(state, number, position)] = value
         state.num_computed = row.start + row.count
         self.num_computed += row.count
 
-    @staticmethod
-    def _root(admission: Admission) -> int:
-        return mix("root", admission.context_variant)
+    def _check_alone(self, row: Row, number: int, group: BlockGroup, written: set[tuple[int, int]]) -> None:
+        table = self.slots[row.slot].tables[number]
+        first, last = row.start // self.block_size, (row.start + row.count - 1) // self.block_size
+        blocks = {(number, table[entry]) for entry in range(first, last + 1)}
+        assert not blocks & written, "two rows write to one block"
+        written |= blocks
+        own = [block for entry, block in table.items() if entry >= self._first_visible(group, row.start)]
+        assert len(own) == len(set(own)), "a block is twice in a table"
+        for slot, other in self.slots.items():
+            if slot != row.slot and other.num_computed is not None:
+                visible = self._first_visible(group, other.num_computed)
+                read = {(number, block) for entry, block in other.tables[number].items() if entry >= visible}
+                assert not blocks & read, "a row writes to a block that another one reads"
+
+    def _seen(self, state: SlotState, number: int, end: int, count: int | None) -> list[int]:
+        """The last `count` values of a group before position `end`, or all."""
+        first = 0 if count is None else max(0, end - count)
+        return [self.kv[self._place(state, number, p)] for p in range(first, end)]
+
+    def _values(self, state: SlotState, end: int) -> list[list[int]]:
+        """All that decides what follows `end` tokens, by group."""
+        return [
+            [state.states[number][end - state.state_start]]
+            if isinstance(group, StateGroup)
+            else self._seen(state, number, end, group.window)
+            for number, group in enumerate(self.groups)
+        ]
 
     def _answer(self, row: Row) -> RowResult:
         state = self.slots[row.slot]
         admission, end = state.admission, row.start + row.count
+        if admission.pooling:
+            return RowResult(vector=vector_of(self._values(state, end)))
         prompt_logprobs: tuple[PositionLogprobs, ...] = ()
         if admission.params.prompt_logprobs is not None:
             last = min(end, admission.num_prompt_tokens - 1)
+            assert row.num_logits == row.count or last <= row.start, "logits of the prompt were not asked for"
             prompt_logprobs = tuple(
-                logprob_of(self.kv[self._place(state, p)], state.tokens[p + 1])
+                logprob_of(last_of(self._values(state, p + 1)), state.tokens[p + 1])
                 for p in range(row.start, last)
             )
         if not row.sample:
             return RowResult(prompt_logprobs=prompt_logprobs)
-        if admission.request_id in self.failing:
-            state.tokens.append(0)  # a row in flight may count on a token; what comes of it is dropped
+        return self._sample(row, state)._replace(prompt_logprobs=prompt_logprobs)
+
+    def _sample(self, row: Row, state: SlotState) -> RowResult:
+        token_ids: list[int] = []
+        logprobs: list[PositionLogprobs] = []
+        first = len(state.tokens)
+        failed = state.admission.request_id in self.failing
+        for drafted in (*row.drafted, None):
+            values = self._values(state, len(state.tokens))
+            token_id = 0 if failed else choose(values, state.admission, len(state.tokens))
+            state.tokens.append(token_id)  # of a failed one, too: a row in flight may count on it
+            token_ids.append(token_id)
+            logprobs.append(logprob_of(last_of(values), token_id))
+            if failed or token_id != drafted:
+                break
+        self.num_accepted += len(token_ids) - 1
+        state.num_computed = first + len(token_ids) - 1
+        for held in state.states.values():
+            del held[state.num_computed - state.state_start + 1 :]
+        if failed:
             return RowResult(error=Failure("logits are not numbers"))
-        values = [self.kv[self._place(state, p)] for p in range(end)]
-        token_id = choose(values, admission, end)
-        state.tokens.append(token_id)
-        return RowResult((token_id,), (logprob_of(values[-1], token_id),), prompt_logprobs)
+        return RowResult(tuple(token_ids), tuple(logprobs))
+
+
+def as_groups(groups: Sequence[Group] | int) -> list[Group]:
+    return [BlockGroup(groups)] if isinstance(groups, int) else list(groups)
+
+
+def last_of(values: list[list[int]]) -> int:
+    return mix("last", [held[-1] for held in values])
+
+
+class Alone:
+    """What the groups hold of one sequence that is computed by itself."""
+
+    def __init__(self, new: NewRequest, groups: Sequence[Group]) -> None:
+        self.new = new
+        self.groups = groups
+        self.root = root_of(new)
+        self.held: list[list[int]] = [[] for _ in groups]
+        self.num_tokens = 0
+
+    def take(self, token_id: int) -> None:
+        key = key_of(self.new, self.num_tokens, token_id)
+        for group, held in zip(self.groups, self.held, strict=True):
+            window = group.window if isinstance(group, BlockGroup) else None
+            if window is None:
+                held.append(next_value(held[-1] if held else self.root, key))
+            else:
+                held.append(seen_value(held[-window + 1 :] if window > 1 else [], key, self.root))
+        self.num_tokens += 1
+
+    def values(self) -> list[list[int]]:
+        seen = []
+        for group, held in zip(self.groups, self.held, strict=True):
+            if isinstance(group, StateGroup):
+                seen.append(held[-1:])
+            else:
+                seen.append(held[-group.window :] if group.window else list(held))
+        return seen
 
 
 @dataclass
@@ -184,23 +340,31 @@ class Solo:
     prompt_logprobs: list[PositionLogprobs]
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
+    vector: tuple[float, ...] = ()
 
 
-def solo(new: NewRequest, choice: int, max_model_len: int) -> Solo:
+def solo(
+    new: NewRequest, choice: int, max_model_len: int, groups: Sequence[Group] = (BlockGroup(1),)
+) -> Solo:
     """The output of one choice, written down anew without blocks, budgets or a scheduler."""
     params, prompt = new.params, list(new.prompt_token_ids)
     admission = Admission(0, new.request_id, choice, params, new.eos_token_ids, len(prompt))
-    values: list[int] = []
+    alone = Alone(new, groups)
+    expected = Solo([], [], [])
     for token_id in prompt:
-        values.append(next_value(values[-1] if values else mix("root", new.context_variant), token_id))
-    expected = Solo([], [], [logprob_of(values[p], prompt[p + 1]) for p in range(len(prompt) - 1)])
+        if alone.num_tokens:
+            expected.prompt_logprobs.append(logprob_of(last_of(alone.values()), token_id))
+        alone.take(token_id)
+    if new.pooling:
+        expected.vector, expected.finish_reason = vector_of(alone.values()), "stop"
     known = list(prompt)
     while expected.finish_reason is None:
+        values = alone.values()
         token_id = choose(values, admission, len(known))
-        expected.logprobs.append(logprob_of(values[-1], token_id))
+        expected.logprobs.append(logprob_of(last_of(values), token_id))
         expected.token_ids.append(token_id)
         known.append(token_id)
-        values.append(next_value(values[-1], token_id))
+        alone.take(token_id)
         num_emitted = len(expected.token_ids)
         if num_emitted > params.min_tokens and token_id in new.eos_token_ids and not params.ignore_eos:
             expected.finish_reason = "stop"
@@ -214,7 +378,8 @@ def solo(new: NewRequest, choice: int, max_model_len: int) -> Solo:
 class Received:
     """The outputs of every choice put together, and the rules that hold for any run."""
 
-    def __init__(self) -> None:
+    def __init__(self, groups: Sequence[Group] = (BlockGroup(1),)) -> None:
+        self.groups = groups
         self.token_ids: dict[tuple[str, int], list[int]] = {}
         self.logprobs: dict[tuple[str, int], list[PositionLogprobs]] = {}
         self.prompt_logprobs: dict[str, list[PositionLogprobs]] = {}
@@ -238,12 +403,13 @@ class Received:
 
     def verify(self, new: NewRequest, choice: int, max_model_len: int) -> None:
         """Compare what a choice received with its solo output; an ended one may have a part of it."""
-        key, expected = (new.request_id, choice), solo(new, choice, max_model_len)
+        key, expected = (new.request_id, choice), solo(new, choice, max_model_len, self.groups)
         got, final = self.token_ids[key], self.final[key]
         assert got == expected.token_ids[: len(got)], f"{key}: tokens differ from those alone"
         assert self.logprobs[key] == expected.logprobs[: len(got)]
         if final.finish_reason not in ("abort", "error"):
             assert got == expected.token_ids
+            assert final.vector == expected.vector
             assert (final.finish_reason, final.stop_reason) == (expected.finish_reason, expected.stop_reason)
-            if new.params.prompt_logprobs is not None and len(new.prompt_token_ids) > 1:
+            if new.params.prompt_logprobs is not None and len(new.prompt_token_ids) > 1 and not new.pooling:
                 assert self.prompt_logprobs[new.request_id] == expected.prompt_logprobs

@@ -22,19 +22,17 @@ MAX_MODEL_LEN = 64
 class Run:
     """A scheduler with a fake runner; checks every structure after every step."""
 
-    def __init__(self, num_blocks=64, block_size=4, failing=(), **limits) -> None:
+    def __init__(self, num_blocks=64, block_size=4, failing=(), groups=None, **limits) -> None:
+        groups = groups or [BlockGroup(num_blocks)]
         limits = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": MAX_MODEL_LEN} | limits
-        self.scheduler = Scheduler(groups=[BlockGroup(num_blocks)], block_size=block_size, **limits)
-        self.runner = FakeRunner(num_blocks, block_size, frozenset(failing))
-        self.received = Received()
+        self.scheduler = Scheduler(groups=groups, block_size=block_size, **limits)
+        self.runner = FakeRunner(groups, block_size, frozenset(failing))
+        self.received = Received(groups)
         self.requests: list[NewRequest] = []
         self.now = 0.0
 
     def add(self, name, prompt, max_tokens=4, **fields) -> NewRequest:
-        own = {key: fields.pop(key) for key in ("tenant", "priority", "cache_salt") if key in fields}
-        own |= {
-            key: fields.pop(key) for key in ("context_variant", "eos_token_ids", "grammar") if key in fields
-        }
+        own = {key: fields.pop(key) for key in NewRequest.__dataclass_fields__ if key in fields}
         prompt = tuple(range(prompt)) if isinstance(prompt, int) else tuple(prompt)
         new = NewRequest(name, prompt, SamplingParams(max_tokens=max_tokens, **fields), self.now, **own)
         self.requests.append(new)
@@ -635,9 +633,9 @@ def test_calls_out_of_turn_are_refused():
         run.scheduler.commit(step, result, 0.0)
 
 
-def crowd(policy="fcfs", caching=True, num_blocks=40) -> Run:
+def crowd(policy="fcfs", caching=True, num_blocks=40, run=None) -> Run:
     """200 requests that share beginnings and fight for blocks, some of them aborted."""
-    run = Run(
+    run = run or Run(
         num_blocks=num_blocks,
         num_spare_blocks=0,  # more preemptions
         max_num_seqs=12,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 
-from fake_runner import FakeRunner, Received
+from fake_runner import FakeRunner, Received, mix, solo
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from quire.engine.caches import BlockGroup
+from quire.engine.caches import BlockGroup, StateGroup
 from quire.engine.engine import validate
 from quire.engine.scheduler import Scheduler
 from quire.errors import RequestError
@@ -31,6 +31,20 @@ def make_params(max_tokens: int | None, min_tokens: int, **fields) -> SamplingPa
     return SamplingParams(max_tokens=max_tokens, min_tokens=min_tokens, **fields)
 
 
+whole = st.builds(BlockGroup, st.integers(4, 40))
+windowed = st.builds(BlockGroup, st.integers(3, 30), st.integers(1, 9))
+states = st.builds(StateGroup, st.integers(0, 5), st.integers(1, 4))
+models = st.one_of(
+    st.tuples(whole),
+    st.tuples(windowed),
+    st.tuples(whole, windowed),
+    st.tuples(whole, states),
+    st.tuples(windowed, whole, windowed),
+    st.tuples(states, whole, states),
+    st.tuples(states, windowed, whole),
+    st.tuples(states),
+)
+
 sampling_params = st.builds(
     make_params,
     n=st.sampled_from([1, 1, 1, 2, 4]),
@@ -46,7 +60,7 @@ sampling_params = st.builds(
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         block_size=st.sampled_from([1, 2, 4]),
-        num_blocks=st.integers(4, 40),
+        groups=models,
         max_num_seqs=st.integers(1, 6),
         budget=st.integers(1, 24),
         caching=st.booleans(),
@@ -54,11 +68,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_spare_blocks=st.integers(0, 1),
         max_steps_in_flight=st.integers(1, 2),
         eager=st.booleans(),
+        drafts=st.integers(0, 2),
     )
     def start(
         self,
         block_size,
-        num_blocks,
+        groups,
         max_num_seqs,
         budget,
         caching,
@@ -66,9 +81,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_spare_blocks,
         max_steps_in_flight,
         eager,
+        drafts,
     ):
         self.scheduler = Scheduler(
-            groups=[BlockGroup(num_blocks)],
+            groups=groups,
             block_size=block_size,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
@@ -78,9 +94,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_spare_blocks=num_spare_blocks,
             max_steps_in_flight=max_steps_in_flight,
         )
-        self.runner = FakeRunner(num_blocks, block_size, frozenset({"r3", "r11"}), eager)
+        self.runner = FakeRunner(groups, block_size, frozenset({"r3", "r11"}), eager)
         self.in_flight = deque()
-        self.received = Received()
+        self.received = Received(groups)
+        self.drafts = drafts  # 0: none; 1: guesses; 2: guesses of which some are right
+        self.expected: dict[tuple[str, int], list[int]] = {}
         self.requests: list[NewRequest] = []
         self.now = 0.0
 
@@ -92,9 +110,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         cache_salt=st.sampled_from(["", "", "s"]),
         context_variant=st.sampled_from([0, 0, 1]),
         grammar=st.sampled_from(["", "", "", "", "g"]),
+        adapter=st.sampled_from(["", "", "x"]),
+        embedding=st.sampled_from([None, None, "cat", "dog"]),
+        pooling=st.sampled_from(["", "", "", "mean"]),
     )
-    def add(self, prompt, params, **fields):
+    def add(self, prompt, params, embedding=None, **fields):
         request_id = f"r{len(self.requests)}"
+        if embedding:  # in place of the first tokens, which are all the same then
+            prompt = [0] * min(2, len(prompt)) + prompt[2:]
+            fields |= {"embeddings": {0: embedding, 1: embedding}, "block_keys": ((0, embedding.encode()),)}
         new = NewRequest(request_id, tuple(prompt), params, self.now, eos_token_ids=(1,), **fields)
         try:
             validate(new, self.scheduler)
@@ -156,12 +180,29 @@ class SchedulerMachine(RuleBasedStateMachine):
         if oldest is not None and alone:
             assert step.rows[0].slot == oldest.slot, "the oldest does not advance"
         assert alone or not ruled, "a step was planned ahead of a grammar"
+        assert alone or not any(row.drafted for row in self.in_flight[-1][0].rows), "ahead of a draft"
         self.in_flight.append((step, self.runner.launch(step)))
         return True
+
+    def _draft(self):
+        """Guess for all that run: some right tokens, some wrong ones, for each and each time others."""
+        for choice in self.scheduler._running.values():
+            new, index = choice.request.new, choice.index
+            num_right, num_wrong = divmod(mix(self.now, new.request_id, index) % 20, 4)
+            right = []
+            if self.drafts == 2:
+                if (new.request_id, index) not in self.expected:
+                    alone = solo(new, index, MAX_MODEL_LEN, self.scheduler.caches.groups)
+                    self.expected[new.request_id, index] = alone.token_ids
+                right = self.expected[new.request_id, index][len(choice.emitted) :][:num_right]
+            taken = self.scheduler.draft(new.request_id, index, [*right, *range(num_wrong)])
+            assert taken == (choice.num_planned == choice.num_computed and not new.grammar)
 
     def _collect(self):
         step, pending = self.in_flight.popleft()
         self.received.take(self.scheduler.commit(step, pending.result(), self.now + 0.5))
+        if self.drafts:
+            self._draft()
 
     @invariant()
     def coherent(self):
@@ -188,7 +229,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(
-    max_examples=200,
+    max_examples=300,
     stateful_step_count=30,
     deadline=None,
     derandomize=True,
