@@ -17,7 +17,7 @@ def test_a_pooled_prompt_is_one_row_and_gives_a_vector():
     run.add("a", 12, pooling="mean")
     step, (output,) = run.step()
     assert shape(step) == [(0, 0, 12, False)]
-    assert step.rows[0].num_logits == 0
+    assert step.rows[0].num_logits == 1  # its last position gives the vector
     assert step.admitted[0].pooling == "mean"
     assert (output.finish_reason, output.token_ids, len(output.vector)) == ("stop", (), 2)
     check_findable(run, 0)
