@@ -30,8 +30,7 @@ from quire.weights.plan import Layout, WeightPlan
 class ReferenceBackend:
     """Every sum has one order (quire.program.numerics). Float weights are turned into float32 once, at load;
     quantized ones stay as they are stored, and multiply quantized activations. `num_blocks` says how many
-    blocks each cache group has; a single number, that all groups share the blocks of one table. Slot states
-    have `num_slots` places, and of each group `num_snapshots`.
+    blocks each cache group has. A group of states has `num_slots` and `num_snapshots` places instead.
     """
 
     name = "reference"
@@ -45,7 +44,7 @@ class ReferenceBackend:
         block_size: int,
         kv_cache_dtype: str = "auto",
         num_slots: int = 0,
-        num_snapshots: Sequence[int] = (),
+        num_snapshots: int = 0,
     ) -> None:
         self.program = program
         # A BLAS may split a sum over K among threads, which changes its order: one thread, while it computes.
@@ -56,15 +55,14 @@ class ReferenceBackend:
             for name, weight in weights.items()
             if name not in self._quantized
         }
-        self._groups = program.layer_groups if len(num_blocks) > 1 else (0,) * len(program.caches)
+        self._groups = program.layer_groups
         self._slots = Slots(program.output.width, block_size, len(num_blocks))
         self._last_use = plan_buffers(program).last_use
         dtype = KV_DTYPES[kv_cache_dtype]
         self._caches: list[Any] = []
         for spec, group in zip(program.caches, self._groups, strict=True):
             if isinstance(spec, SlotState):
-                states = States.empty(spec, num_slots, num_snapshots[group] if num_snapshots else 0)
-                self._caches.append(states)
+                self._caches.append(States.empty(spec, num_slots, num_snapshots))
             else:
                 self._caches.append(_paged(spec, num_blocks[group], block_size, dtype))
 
@@ -160,7 +158,7 @@ class ReferenceDevice(HostDevice):
             block_size=block_size,
             kv_cache_dtype=kv_dtype,
             num_slots=max_num_seqs,
-            num_snapshots=[num_snapshots] * len(num_blocks),
+            num_snapshots=num_snapshots,
         )
 
     def loops(self) -> NoReturn:

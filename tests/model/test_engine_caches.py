@@ -61,7 +61,7 @@ def make(program: Program, *, num_blocks: int = 200, num_windowed: int = 200, **
         num_blocks=blocks,
         block_size=16,
         num_slots=8,
-        num_snapshots=[num_snapshots] * len(specs),
+        num_snapshots=num_snapshots,
     )
     groups = [
         StateGroup(num_snapshots, every) if isinstance(spec, SlotState) else BlockGroup(count, spec.window)

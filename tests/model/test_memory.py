@@ -162,7 +162,9 @@ def test_counted_before_loading_is_there_after(quantization: str | None) -> None
     facts = describe(EngineConfig(quantization=quantization, device="reference"))
     weights = load(facts.weights)
     assert sum(weight.nbytes for weight in weights.values()) == facts.memory.weight_bytes
-    backend = ReferenceBackend(facts.program, weights, num_blocks=[1], block_size=16)
+    backend = ReferenceBackend(
+        facts.program, weights, num_blocks=[1] * len(facts.program.cache_groups), block_size=16
+    )
     kept = (*backend._weights.values(), *backend._quantized.values())
     assert sum(weight.nbytes for weight in kept) == facts.memory.working_bytes
 

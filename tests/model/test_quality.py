@@ -83,12 +83,12 @@ class Trained:
 
     def logits(self, ids: list[int], weights: dict[str, Any], **options: Any) -> np.ndarray:
         blocks, n = np.arange(-(-len(ids) // BLOCK))[None], len(ids)
-        backend = ReferenceBackend(
-            self.program, weights, num_blocks=[blocks.size], block_size=BLOCK, **options
-        )
+        groups = len(self.program.cache_groups)
+        size = {"num_blocks": [blocks.size] * groups, "block_size": BLOCK}
+        backend, tables = ReferenceBackend(self.program, weights, **size, **options), (blocks,) * groups
         zero, every = np.zeros(1, np.int64), np.arange(n)
         return backend.execute(
-            Batch(np.array(ids), every, np.array([0, n]), (blocks,), np.array([n]), zero, zero, every, BLOCK)
+            Batch(np.array(ids), every, np.array([0, n]), tables, np.array([n]), zero, zero, every, BLOCK)
         )
 
     def quality(

@@ -45,7 +45,7 @@ def hybrid(dtype: DType = "float32") -> Program:
 def drive(program: Program, num_snapshots: int = 8, num_slots: int = 4) -> Driver:
     """A driver of a new backend whose states hold NaN wherever nothing was kept yet."""
     groups = len(program.cache_groups)
-    options = {"num_slots": num_slots, "num_snapshots": [num_snapshots] * groups}
+    options = {"num_slots": num_slots, "num_snapshots": num_snapshots}
     backend = ReferenceBackend(
         program, random_weights(program), num_blocks=[600] * groups, block_size=16, **options
     )

@@ -83,7 +83,8 @@ def ours(folder: Path, ids: np.ndarray) -> np.ndarray:
     program: Program = fuse(model.program)
     tensors = load_file(folder / "model.safetensors")
     weights = {name: read(spec, tensors) for name, spec in program.weights().items()}
-    backend = ReferenceBackend(program, weights, num_blocks=[8], block_size=16)
+    groups = len(program.cache_groups)
+    backend = ReferenceBackend(program, weights, num_blocks=[8] * groups, block_size=16)
 
     def step(start: int, count: int) -> np.ndarray:
         return backend.execute(
@@ -91,7 +92,7 @@ def ours(folder: Path, ids: np.ndarray) -> np.ndarray:
                 token_ids=ids[start : start + count],
                 positions=np.arange(start, start + count),
                 row_offsets=np.array([0, count]),
-                block_tables=(np.arange(8)[None],),
+                block_tables=(np.arange(8)[None],) * groups,
                 context_lens=np.array([start + count]),
                 slots=np.array([0]),
                 variants=np.array([model.context_variant(len(ids))]),
