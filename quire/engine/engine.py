@@ -205,6 +205,8 @@ class Room:
         """Raise RequestError unless every choice of the request can come to its end."""
         if request.pooling:
             self._check_pooled(request)
+        if request.embeddings is not None and not request.block_keys:
+            raise RequestError("embeddings without block_keys", "name what they are of, for the prefix cache")
         self._check_prompt(request)
         self._check_lengths(request)
 

@@ -176,13 +176,14 @@ class Choice:
         request = self.request
         if self.first_token_s is None:
             self.first_token_s = now
-        for count, token_id in enumerate(token_ids, 1):
+        before, end_token_ids = self.num_known, request.end_token_ids
+        for token_id in token_ids:
             self.emitted.append(token_id)
-            self.num_known += 1
-            if token_id in request.end_token_ids or self.num_known == request.max_known:
-                finish_reason, stop_reason = request.ends_with(token_id, self.num_known)
+            self.num_known = num_known = self.num_known + 1
+            if token_id in end_token_ids or num_known == request.max_known:
+                finish_reason, stop_reason = request.ends_with(token_id, num_known)
                 if finish_reason is not None:
-                    return token_ids[:count], finish_reason, stop_reason
+                    return token_ids[: num_known - before], finish_reason, stop_reason
         return token_ids, None, None
 
     def admission(self) -> Admission:

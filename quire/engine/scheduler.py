@@ -276,9 +276,9 @@ class Scheduler:
 
     def _commit_row(self, choice: Choice, row: Row, got: RowResult, now: float) -> Output | None:
         """Take the new tokens, count what was computed, and offer full blocks to the cache."""
-        request, end, token_ids = choice.request, row.start + row.count, got.token_ids
         if got.error is not None:
             return self._fail(choice, got.error, now)
+        request, end, token_ids = choice.request, row.start + row.count, got.token_ids
         if request.lacks_prompt_logprobs and not request.collect_prompt_logprobs(
             row.start, end, got.prompt_logprobs
         ):
@@ -304,9 +304,9 @@ class Scheduler:
             logprobs = got.logprobs[: len(token_ids)]
             output = choice.final_output(now, finish_reason, stop_reason, None, token_ids, logprobs)
             return self._finish(choice, output)
-        if request.new.pooling:
-            return self._finish_pooled(choice, got, now)
-        return choice.output(token_ids, got.logprobs) if row.sample else None
+        if row.sample:
+            return choice.output(token_ids, got.logprobs)
+        return self._finish_pooled(choice, got, now) if request.new.pooling else None
 
     def _finish_pooled(self, choice: Choice, got: RowResult, now: float) -> Output:
         if not got.vector:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from test_engine import ask
 from test_scheduler import Run, check_findable, shape
@@ -124,4 +126,23 @@ def test_the_device_is_told_of_adapters_and_embeddings():
     (admission,) = run.step()[0].admitted
     assert admission.adapter == "x"
     assert admission.embeddings is embeddings
+    run.finish()
+
+
+def test_embeddings_that_nothing_tells_apart_are_refused():
+    run = Run()
+    new = run.add("a", 12, embeddings={3: "cat"}, block_keys=((3, b"cat"),))
+    run.finish()
+    validate(new, run.scheduler)
+    with pytest.raises(RequestError, match="embeddings without block_keys"):
+        validate(replace(new, block_keys=()), run.scheduler)
+
+
+def test_a_model_that_keeps_nothing_pools():
+    run = Run(groups=[])
+    run.add("a", 12, pooling="mean")
+    run.add("b", 5, pooling="mean")
+    step, outputs = run.step()
+    assert step.granted == ()
+    assert [out.finish_reason for out in outputs] == ["stop", "stop"]
     run.finish()

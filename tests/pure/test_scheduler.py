@@ -23,7 +23,7 @@ class Run:
     """A scheduler with a fake runner; checks every structure after every step."""
 
     def __init__(self, num_blocks=64, block_size=4, failing=(), groups=None, **limits) -> None:
-        groups = groups or [BlockGroup(num_blocks)]
+        groups = [BlockGroup(num_blocks)] if groups is None else groups
         limits = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": MAX_MODEL_LEN} | limits
         self.scheduler = Scheduler(groups=groups, block_size=block_size, **limits)
         self.runner = FakeRunner(groups, block_size, frozenset(failing))
