@@ -11,13 +11,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 
 from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.errors import RequestError
 from quire.grammar.grammars import Grammars, Matcher
 from quire.outputs import CompletionOutput, RequestOutput
-from quire.runner.masks import Masks
+from quire.runner.masks import GrammarState, Masks
+from quire.types import Admission
 
 PERSON = {
     "type": "object",
@@ -251,6 +253,19 @@ def test_grammars_can_be_made_ready_beforehand() -> None:
     assert used == ["grammars"] * 3
     assert len(threads) == 1
     assert threads[0] is not threading.main_thread()
+
+
+@pytest.mark.parametrize(("may_end", "words"), [(True, [0b11, 0b10]), (False, [0b10, 0])])
+def test_end_tokens_may_follow_where_the_output_may_end(may_end: bool, words: list[int]) -> None:
+    """A tokenizer may know one that the model cannot give."""
+    taken: list[int] = []
+    matcher = SimpleNamespace(advance=taken.extend, allowed=lambda: (np.array([0b10, 0], np.uint32), may_end))
+    grammars: Any = SimpleNamespace(start=lambda grammar: matcher)
+    state = GrammarState(Admission(0, "r", 0, SamplingParams(), (), 1, grammar="any"))
+    state.compute(grammars, [5, 6], (0, 33, 10**6))
+    assert taken == [6]
+    assert state.allowed is not None
+    assert state.allowed.tolist() == words
 
 
 def test_refused_before_anything_runs(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

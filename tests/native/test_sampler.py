@@ -389,6 +389,16 @@ def test_the_draw_is_that_of_philox(isa: str) -> None:
         assert run(sampler, [case])[0].token_ids == (int(u * 100_003),)
 
 
+def test_bits_beyond_the_vocabulary_mean_nothing(isa: str) -> None:
+    logits = np.arange(40, dtype=np.float32)[None]
+    params = SamplingParams(seed=1, temperature=0)
+    masks = [np.array([0, bits], np.uint32) for bits in (0xFFFFFF00, 0xFFFFFFFF, 0xFFFFFF01)]
+    cases = [Case(params, [1], [], logits, masks=[mask]) for mask in masks]
+    results = run(_core.Sampler(isa, 40, 3, 1), cases)
+    assert [result.token_ids for result in results] == [(), (39,), (32,)]
+    assert list(results) == [expected(case) for case in cases]
+
+
 @pytest.mark.parametrize("k", [64, 65, 500, 5000, -1])
 def test_any_number_of_logprobs(isa: str, k: int) -> None:
     sampler, rng = _core.Sampler(isa, 1500, 1, 1), np.random.default_rng(1)
