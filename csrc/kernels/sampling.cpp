@@ -22,30 +22,11 @@ bool find_nan(const float* x, int64_t count, Greatest& found) {
 }  // namespace
 
 Greatest greatest(const float* x, int64_t count) {
-  constexpr int kStreams = 4;  // so that one maximum need not wait for the one before
-  constexpr int64_t step = kStreams * kWide;
-  V faults{};  // 0, or NaN where a logit is not finite
-  Greatest best{0, -__builtin_inff()};
+  V faults{};
+  Greatest best{0, kMinusInf};
   for (int64_t first = 0; first < count; first += kBlock) {
-    const int64_t end = block_end(first, count), whole = first + (end - first) / step * step;
-    V high[kStreams], fault[kStreams] = {};
-    for (V& h : high) h = V{} - __builtin_inff();
-    for (int64_t i = first; i < whole; i += step) {
-      for (int s = 0; s < kStreams; ++s) {
-        const V v = load_as<V>(x + i + s * kWide);
-        high[s] = greater(v, high[s]);
-        fault[s] += v * 0.0f;
-      }
-    }
-    for (int64_t i = whole; i < end; i += kWide) {
-      const V v = load_row<V>(x, i, end);
-      high[0] = greater(v, high[0]);
-      faults += v * 0.0f;  // the lanes beyond the end are a false alarm
-    }
-    faults += (fault[0] + fault[1]) + (fault[2] + fault[3]);
-    const V highest = greater(greater(high[0], high[1]), greater(high[2], high[3]));
-    for (int lane = 0; lane < kWide; ++lane)
-      if (highest[lane] > best.logit) best = {first, highest[lane]};
+    const float highest = greatest_lane(highest_of(x + first, block_end(first, count) - first, faults));
+    if (highest > best.logit) best = {first, highest};
   }
   if (bits_of(faults != faults) && find_nan(x, count, best)) return best;
   while (x[best.id] != best.logit) ++best.id;  // from the beginning of the block

@@ -5,13 +5,12 @@
 // left of it, it is not looked at again.
 #pragma once
 
-#include "sampling_weights.h"
+#include "sampling_select.h"
 
 namespace quire::QUIRE_ISA {
 
 namespace {
 
-constexpr float kMinusInf = -__builtin_inff();
 constexpr uint32_t kAll = (1u << kWide) - 1;  // a bit for each lane
 
 // What is known of a row's blocks.
@@ -128,39 +127,6 @@ const float* edit(const float* x, int64_t first, int64_t end, Editing& now, floa
     if (copied) to[token.id - first] = penalized(to[token.id - first], token, edits);
   }
   return !left ? nullptr : copied ? to : x + first;
-}
-
-// The greatest of `count` logits in each lane; NaN is passed over. `faults` becomes NaN in some lane where
-// a logit is not finite.
-QUIRE_INLINE V highest_of(const float* x, int64_t count, V& faults) {
-  constexpr int kStreams = 4;  // so that one maximum need not wait for the one before
-  constexpr int64_t step = kStreams * kWide;
-  const int64_t whole = count / step * step;
-  V high[kStreams], fault[kStreams] = {};
-  for (V& h : high) h = V{} + kMinusInf;
-  for (int64_t i = 0; i < whole; i += step) {
-    for (int s = 0; s < kStreams; ++s) {
-      const V v = load_as<V>(x + i + s * kWide);
-      high[s] = greater(v, high[s]);
-      fault[s] += v * 0.0f;
-    }
-  }
-  for (int64_t i = whole; i < count; i += kWide) {
-    const V v = load_row<V>(x, i, count);
-    high[0] = greater(v, high[0]);
-    if (count - i >= kWide) fault[0] += v * 0.0f;
-  }
-  for (int64_t i = count / kWide * kWide; i < count; ++i) fault[0][0] += x[i] * 0.0f;
-  faults += (fault[0] + fault[1]) + (fault[2] + fault[3]);
-  return greater(greater(high[0], high[1]), greater(high[2], high[3]));
-}
-
-QUIRE_INLINE float greatest_lane(V v) {
-  float lanes[kWide];
-  store_as(lanes, v);
-  for (int half = kWide / 2; half > 0; half /= 2)
-    for (int i = 0; i < half; ++i) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
-  return lanes[0];
 }
 
 // Goes through the row; with a scale, weighs the blocks, each relative to its own greatest logit. Those
