@@ -35,12 +35,19 @@ uint64_t ranking_key(float logit, int64_t id) {
   return (uint64_t)~ascending << 32 | (uint64_t)id;
 }
 
+// Gives back the memory of what is seldom so long: lists of a whole vocabulary.
+template <typename T>
+void empty(std::vector<T>& list) {
+  list.clear();
+  if (list.capacity() > 1 << 14) list.shrink_to_fit();
+}
+
 }  // namespace
 
 void SampledResults::clear() {
   for (auto* list : {&token_ids, &counts, &faults, &scored, &listed, &entries, &ranks, &listed_ids})
-    list->clear();
-  logprobs.clear();
+    empty(*list);
+  empty(logprobs);
   plain = true;
 }
 
@@ -54,7 +61,10 @@ struct Sampler::Slot {
   SlotHistory history;
 
   Slot(const SlotParams& given, const int64_t* tokens, int64_t count) : params(given) {
-    if (params.allowed_ids) allowed = sorted(*params.allowed_ids);
+    if (params.allowed_ids) {
+      allowed = sorted(*params.allowed_ids);
+      params.allowed_ids.emplace();  // they may be many
+    }
     stops = sorted(params.stop_ids);
     std::vector<std::pair<int32_t, float>> pairs;
     for (size_t i = 0; i < params.bias_ids.size(); ++i)
@@ -168,9 +178,9 @@ void Sampler::work(int thread) {
 void Sampler::run(const Task& task, Room& room, Outcome& outcome) const {
   const SampledRow& row = (*rows_)[task.row];
   const SlotParams& params = slots_[row.slot]->params;
+  outcome.fault = Fault::none;
   outcome.ids.clear();
   outcome.logprobs.clear();
-  outcome.fault = Fault::none;
   const float* logits =
       logits_ + (task.scores ? row.first_scored : row.first_sampled) * vocab_size_ + task.index * vocab_size_;
   if (task.scores) {
@@ -297,6 +307,10 @@ void Sampler::finish(SampledResults& results) {
     results.scored.push_back(faulty == sampled ? row.num_scored : 0);
     results.listed.push_back(slot.params.logprobs ? count : 0);
     results.plain &= count == 1 && row.num_scored == 0 && !slot.params.logprobs;
+  }
+  for (size_t i = 0; i < tasks_.size(); ++i) {
+    empty(outcomes_[i].ids);
+    empty(outcomes_[i].logprobs);
   }
 }
 
