@@ -221,7 +221,13 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a step cost: for the live view, the metrics and the recording of a run."""
+    """What a step cost: for the live view, the metrics and the recording of a run.
+
+    `seconds` run from planning the step to its outputs; those of steps in flight together overlap.
+    `device_s` are those in which the device computed it, `idle_s` those before in which it computed nothing
+    although requests were open: from the end of the step before, or from planning this one if nothing was
+    open then, to its beginning. Nothing is counted twice.
+    """
 
     index: int
     num_rows: int
@@ -230,6 +236,6 @@ class Record:
     num_free_blocks: int
     num_cached_tokens: int  # taken from the prefix cache by the requests admitted in this step
     num_preemptions: int
-    seconds: float  # from planning the step to its outputs; steps in flight overlap
-    device_s: float = 0.0  # from the beginning to the end of its computation
-    idle_s: float = 0.0  # before it began, the device computed nothing although requests were open
+    seconds: float
+    device_s: float = 0.0
+    idle_s: float = 0.0

@@ -174,6 +174,23 @@ def test_what_can_never_fit_a_group_is_refused():
     assert room.num_blocks == run.scheduler.caches.num_blocks == 68
 
 
+def test_a_head_is_matched_again_when_the_tail_of_its_window_was_cached_since():
+    run = Run(groups=[WHOLE, BlockGroup(10, window=8)])
+    run.add("past", 24, max_tokens=1)
+    run.finish()
+    pool = run.scheduler.caches.paged[1].pool
+    for block in range(10):
+        pool._forget(block)
+    run.add("a", 24, max_tokens=9, ignore_eos=True)
+    run.add("b", 27, max_tokens=1)
+    first, _ = run.step()
+    assert [a.request_id for a in first.admitted] == ["a"]  # six of ten blocks; "b" wants seven
+    second, _ = run.step()
+    assert [a.request_id for a in second.admitted] == ["b"]
+    assert second.rows[-1].start == 24
+    run.finish()
+
+
 # States
 
 

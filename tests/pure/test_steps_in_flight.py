@@ -267,6 +267,18 @@ def test_a_step_in_flight_is_work_until_it_was_collected():
     assert engine.scheduler.num_free_blocks == 16
 
 
+def test_a_row_too_many_is_collected_before_the_engine_rests():
+    engine = make_ahead()
+    engine.add(ask("a", max_tokens=9, stop_token_ids=tuple(range(23))))
+    (output,) = engine.step()
+    assert output.finish_reason == "stop"
+    assert not engine.scheduler.has_work
+    assert engine.has_work
+    assert engine.step() == []
+    assert not engine.has_work
+    engine.scheduler.check()
+
+
 def test_outputs_are_the_same_however_many_steps_are_in_flight():
     outputs = []
     for engine in (make_engine(), make_ahead()):
