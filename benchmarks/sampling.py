@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from quire.backends.native import _core
-from quire.backends.native.sampling import admit, row_results
+from quire.backends.native.sampling import row_results, slot_params
 from quire.sampling.pipeline import SamplerState, sample
 from quire.sampling_params import SamplingParams
 from quire.types import Admission
@@ -63,7 +63,7 @@ class Batch:
             params = SamplingParams(seed=slot, max_tokens=None, **values)
             admission = Admission(slot, "r", 0, params, (2,), 500)
             prompt = rng.integers(0, vocab_size, 500).tolist()
-            admit(self.sampler, admission, prompt)
+            self.sampler.admit(admission.slot, slot_params(admission, self.sampler.vocab_size), prompt)
             self.states.append(SamplerState(admission, prompt, vocab_size))
         masks = None if self.mask is None else [self.mask]
         self.rows = [(slot, 0, (), slot, (), masks) for slot in range(count)]

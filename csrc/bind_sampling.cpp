@@ -87,34 +87,6 @@ SampledResults& PooledSampler::sample(const Logits& logits, const nb::list& rows
 
 namespace {
 
-void admit(PooledSampler& self, int64_t slot, const std::vector<int64_t>& tokens, int64_t num_prompt_tokens,
-           double temperature, double top_p, double min_p, int64_t top_k, int64_t seed, int64_t choice,
-           double repetition_penalty, double frequency_penalty, double presence_penalty,
-           std::vector<int64_t> bias_ids, std::vector<float> biases,
-           std::optional<std::vector<int64_t>> allowed_ids, std::vector<std::vector<int64_t>> bad_words,
-           std::vector<int64_t> stop_ids, int64_t min_tokens, std::optional<int64_t> logprobs,
-           std::optional<int64_t> prompt_logprobs) {
-  const SlotParams params{temperature,
-                          top_p,
-                          min_p,
-                          top_k,
-                          seed,
-                          choice,
-                          repetition_penalty,
-                          frequency_penalty,
-                          presence_penalty,
-                          std::move(bias_ids),
-                          std::move(biases),
-                          std::move(allowed_ids),
-                          std::move(bad_words),
-                          std::move(stop_ids),
-                          min_tokens,
-                          num_prompt_tokens,
-                          logprobs,
-                          prompt_logprobs};
-  self.sampler.admit(slot, params, tokens.data(), (int64_t)tokens.size());
-}
-
 using Logits = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 class Sampling {
@@ -170,6 +142,15 @@ class Sampling {
 
 void bind_sampling(nb::module_& m) {
   using namespace quire;
+  nb::class_<SlotParams>(m, "SlotParams", "What a request asks of sampling.")
+      .def(nb::init<double, double, double, int64_t, int64_t, int64_t, double, double, double,
+                    std::vector<int64_t>, std::vector<float>, std::optional<std::vector<int64_t>>,
+                    std::vector<std::vector<int64_t>>, std::vector<int64_t>, int64_t, int64_t,
+                    std::optional<int64_t>, std::optional<int64_t>>(),
+           "temperature"_a, "top_p"_a, "min_p"_a, "top_k"_a, "seed"_a, "choice"_a, "repetition_penalty"_a,
+           "frequency_penalty"_a, "presence_penalty"_a, "bias_ids"_a, "biases"_a, "allowed_ids"_a.none(),
+           "bad_words"_a, "stop_ids"_a, "min_tokens"_a, "num_prompt_tokens"_a, "logprobs"_a.none(),
+           "prompt_logprobs"_a.none());
   nb::class_<SampledResults>(m, "SampledResults", "What the rows of a step gave, flat.")
       .def_ro("token_ids", &SampledResults::token_ids)
       .def_ro("counts", &SampledResults::counts)
@@ -184,10 +165,12 @@ void bind_sampling(nb::module_& m) {
   nb::class_<PooledSampler>(m, "Sampler", "Chooses a token for every row of a step.")
       .def(nb::init<const std::string&, int64_t, int64_t, int>(), "isa"_a, "vocab_size"_a, "max_slots"_a,
            "threads"_a)
-      .def("admit", &admit, "slot"_a, "tokens"_a, "num_prompt_tokens"_a, "temperature"_a, "top_p"_a,
-           "min_p"_a, "top_k"_a, "seed"_a, "choice"_a, "repetition_penalty"_a, "frequency_penalty"_a,
-           "presence_penalty"_a, "bias_ids"_a, "biases"_a, "allowed_ids"_a.none(), "bad_words"_a,
-           "stop_ids"_a, "min_tokens"_a, "logprobs"_a.none(), "prompt_logprobs"_a.none())
+      .def(
+          "admit",
+          [](PooledSampler& self, int64_t slot, const SlotParams& params, const std::vector<int64_t>& ids) {
+            self.sampler.admit(slot, params, ids.data(), (int64_t)ids.size());
+          },
+          "slot"_a, "params"_a, "token_ids"_a)
       .def_prop_ro("vocab_size", [](PooledSampler& self) { return self.sampler.vocab_size(); })
       .def(
           "release", [](PooledSampler& self, int64_t slot) { self.sampler.release(slot); }, "slot"_a)

@@ -5,3 +5,4 @@
 
 void bind_weights(nanobind::module_& m);   // Matrix and what packs it
 void bind_sampling(nanobind::module_& m);  // what chooses a token from a row of logits
+void bind_steps(nanobind::module_& m);     // what computes step by step

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from quire import __version__
 from quire.backends.backend import Backend
 from quire.backends.device import Device, device_for, kv_dtype, plan_weights
-from quire.cache_plan import SNAPSHOT_TOKENS, by_spec, one_table
+from quire.cache_plan import SNAPSHOT_TOKENS, by_spec
 from quire.config import EngineConfig
 from quire.engine.caches import BlockGroup, Group, StateGroup
 from quire.engine.engine import Engine, Room
@@ -96,7 +96,6 @@ def describe(config: EngineConfig, *, weights: bool = True) -> Description:
     device = device_for(config)
     plan = plan_weights(device, program, tensors, config.quantization, stated)
     longest = config.max_model_len or model.max_context
-    grouped = one_table if device.one_table else by_spec
     return Description(
         config=config,
         source=source,
@@ -105,7 +104,7 @@ def describe(config: EngineConfig, *, weights: bool = True) -> Description:
         device=device,
         weights=plan,
         kv_dtype=kv_dtype(device, config.kv_cache_dtype, plan.floats),
-        memory=plan_memory(device, program, plan, config, longest, grouped=grouped),
+        memory=plan_memory(device, program, plan, config, longest, grouped=by_spec),
         longest_context=longest,
         weights_here=source.has_weights,
         own_head=own_head,
@@ -133,6 +132,7 @@ def build(config: EngineConfig, progress: Progress | None = None, announce: Anno
         raise error
     if announce is not None:
         announce(summary(memory), memory.working_bytes)
+    steps_in_flight = config.max_steps_in_flight or 1
     backend = description.device.build(
         description.program,
         description.weights,
@@ -141,6 +141,7 @@ def build(config: EngineConfig, progress: Progress | None = None, announce: Anno
         kv_dtype=description.kv_dtype,
         max_num_seqs=config.max_num_seqs,
         num_snapshots=memory.num_snapshots,
+        max_steps_in_flight=steps_in_flight,
         progress=progress,
     )
     description.weights.need_tensors().close()
@@ -153,7 +154,7 @@ def build(config: EngineConfig, progress: Progress | None = None, announce: Anno
         max_model_len=memory.max_model_len,
         enable_prefix_caching=config.enable_prefix_caching,
         policy=config.scheduling_policy,
-        max_steps_in_flight=config.max_steps_in_flight or 1,
+        max_steps_in_flight=steps_in_flight,
     )
     vocab_size = description.model.config.vocab_size
     runner = Runner(backend, lambda: _grammars(description))

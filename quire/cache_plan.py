@@ -43,11 +43,6 @@ def by_spec(program: Program, block_bytes: BlockBytes) -> tuple[CacheGroup, ...]
     )
 
 
-def one_table(program: Program, block_bytes: BlockBytes) -> tuple[CacheGroup, ...]:
-    """All layers in one group, whose blocks are kept to the end of a request."""
-    return (CacheGroup.of(program.caches, block_bytes, None),)
-
-
 @dataclass(frozen=True, slots=True)
 class Sizing:
     """Counts blocks of groups. `step_tokens` is the most that a step computes."""

@@ -42,7 +42,7 @@ void WriteKV::run(const Step& step, int64_t task, int) {
   for (int64_t token = first; token < last; ++token) {
     while (token >= batch.row_offsets[sequence + 1]) ++sequence;
     const int64_t position = batch.positions[token];
-    const int64_t block = batch.block_tables[sequence * batch.table_width + position / cache_->block_size];
+    const int64_t block = batch.table(group_, sequence)[position / cache_->block_size];
     step.kernels.write_kv(*cache_, block, position % cache_->block_size,
                           step.buffers[(size_t)k_] + token * width, step.buffers[(size_t)v_] + token * width);
   }
@@ -123,7 +123,7 @@ AttentionUnit Attend::unit(const Step& step, const Piece& piece) const {
   unit.positions = batch.positions + tile.first;
   unit.tokens = tile.tokens;
   unit.head = piece.head;
-  unit.block_table = batch.block_tables + tile.sequence * batch.table_width;
+  unit.block_table = batch.table(group_, tile.sequence);
   unit.first_segment = tile.first_segment + first;
   unit.last_segment = tile.first_segment + last;
   if (tile.pieces > 1) {

@@ -12,7 +12,8 @@ namespace quire {
 // memory, so that one thread writes all tokens of a block.
 class WriteKV : public Op {
  public:
-  WriteKV(int64_t k, int64_t v, const KVLayer* cache) : k_(k), v_(v), cache_(cache) {}
+  WriteKV(int64_t k, int64_t v, const KVLayer* cache, int64_t group)
+      : k_(k), v_(v), cache_(cache), group_(group) {}
 
   void prepare(const Step& step) override;
   int64_t tasks(const Step&) const override { return (int64_t)ends_.size(); }
@@ -21,6 +22,7 @@ class WriteKV : public Op {
  private:
   int64_t k_, v_;  // buffers
   const KVLayer* cache_;
+  int64_t group_;              // whose block tables these are
   std::vector<int64_t> ends_;  // task i writes tokens [end of i - 1, end of i)
 };
 
@@ -29,7 +31,8 @@ class WriteKV : public Op {
 // follow, puts together; the sums are the same either way.
 class Attend : public Op {
  public:
-  Attend(int64_t q, int64_t out, const Attention& how) : q_(q), out_(out), how_(how) {}
+  Attend(int64_t q, int64_t out, const Attention& how, int64_t group)
+      : q_(q), out_(out), how_(how), group_(group) {}
 
   void prepare(const Step& step) override;
   int64_t tasks(const Step&) const override { return (int64_t)task_ends_.size(); }
@@ -57,6 +60,7 @@ class Attend : public Op {
 
   int64_t q_, out_;  // buffers
   const Attention how_;
+  const int64_t group_;  // whose block tables these are
   std::vector<Tile> tiles_;
   std::vector<Piece> pieces_;
   std::vector<int64_t> task_ends_;  // task i does pieces [end of i - 1, end of i)

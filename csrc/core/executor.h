@@ -19,14 +19,15 @@ namespace quire {
 // One step as arrays, as in quire.program.batch. Borrowed for the time of a run.
 struct Batch {
   int64_t tokens, sequences, logits;
-  int64_t table_width;
-  const int64_t* token_ids;     // [tokens]
-  const int64_t* positions;     // [tokens]
-  const int64_t* row_offsets;   // [sequences + 1]
-  const int64_t* block_tables;  // [sequences, table_width]
-  const int64_t* context_lens;  // [sequences]
-  const int64_t* variants;      // [sequences]
-  const int64_t* logit_rows;    // [logits]
+  const int64_t* token_ids;      // [tokens]
+  const int64_t* positions;      // [tokens]
+  const int64_t* row_offsets;    // [sequences + 1]
+  const int64_t* const* tables;  // [groups, sequences], block tables
+  const int64_t* slots;          // [sequences]
+  const int64_t* variants;       // [sequences]
+  const int64_t* logit_rows;     // [logits]
+
+  const int64_t* table(int64_t group, int64_t sequence) const { return tables[group * sequences + sequence]; }
 };
 
 enum class Count : int32_t { tokens, logits };
@@ -72,6 +73,9 @@ class Executor {
 
   // Computes the step; returns where buffer `output` begins, valid until the next run.
   float* run(const Batch& batch, int64_t output);
+
+  const Kernels& kernels() const { return kernels_; }
+  ThreadPool& pool() { return pool_; }
 
  private:
   struct Buffer {

@@ -43,14 +43,12 @@ class Device(Protocol):
     """Answers for one backend, with the options of one configuration. Makes nothing before `build`.
 
     `computes` is False for what only counts: it holds no weights and no cache, so everything fits.
-    `one_table` is True where all layers share one block table, so that windows free nothing.
     `keeps_floats_as` names the format into which floating point weights are turned, "" where they are kept.
     `kv_dtypes` are the formats of cached keys and values.
     """
 
     name: str
     computes: bool
-    one_table: bool
     keeps_floats_as: str
     kv_dtypes: tuple[str, ...]
 
@@ -108,12 +106,13 @@ class Device(Protocol):
         kv_dtype: str,
         max_num_seqs: int,
         num_snapshots: int,
+        max_steps_in_flight: int = 1,
         progress: Progress | None = None,
     ) -> Backend:
         """Load the weights and make the backend, with so many blocks of each cache group.
 
-        Layers that keep a state have it for `max_num_seqs` slots and `num_snapshots` snapshots.
-        `progress` hears of bytes loaded.
+        Layers that keep a state have it for `max_num_seqs` slots and `num_snapshots` snapshots. So many
+        steps may be launched before the first of them is collected. `progress` hears of bytes loaded.
         """
         ...
 

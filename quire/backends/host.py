@@ -20,7 +20,6 @@ class HostDevice:
     """Answers of a Device (quire.backends.device) that computes in the host's memory."""
 
     computes = True
-    one_table = False
     keeps_floats_as = ""
 
     name: str

@@ -80,6 +80,7 @@ class NullDevice(HostDevice):
         kv_dtype: str,
         max_num_seqs: int,
         num_snapshots: int,
+        max_steps_in_flight: int = 1,
         progress: Progress | None = None,
     ) -> NullBackend:
         item, scale = KV_ITEM_BYTES[kv_dtype], KV_SCALE_BYTES.get(kv_dtype, 0)

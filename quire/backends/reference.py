@@ -148,6 +148,7 @@ class ReferenceDevice(HostDevice):
         kv_dtype: str,
         max_num_seqs: int,
         num_snapshots: int,
+        max_steps_in_flight: int = 1,
         progress: Progress | None = None,
     ) -> ReferenceBackend:
         loaded = load(weights, progress, self._num_threads)

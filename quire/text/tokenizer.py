@@ -41,6 +41,9 @@ class Tokenizer:
         self._decoder = vocabulary.library.decoder
         self._kind = _kind(vocabulary.decoder_types)
         self._strings: dict[int, str | None] = {}
+        others = vocabulary.decoder_types - {"Sequence"}
+        self.is_byte_stream = others == {"ByteLevel"}  # the decoder puts bytes together and does no more
+        self._bytes: dict[int, bytes] = {}
         self._texts: dict[int, str] = {}
         config = config or {}
         self.special_tokens = _special_tokens(config)
@@ -161,6 +164,19 @@ class Tokenizer:
         if byte is not None:
             return bytes((byte,))
         return self.join(["a", token])[1:].encode()  # behind another token: leading spaces are kept
+
+    def byte_strings(self, ids: Iterable[int], skip_special_tokens: bool = True) -> list[bytes]:
+        """The bytes of each token of a byte stream, of those that `token_strings` gives."""
+        hidden = self.special_ids if skip_special_tokens else frozenset()
+        known = self._bytes
+        return [known[i] if i in known else self._spelled(i) for i in ids if i not in hidden]
+
+    def _spelled(self, token_id: int) -> bytes:
+        token = self._string(token_id)
+        if token is None:
+            return b""
+        self._bytes[token_id] = spelled = bytes_of_spelling(token)
+        return spelled
 
     def token_text(self, token_id: int) -> str:
         """A token for people to read; U+FFFD for halves of characters."""

@@ -16,7 +16,7 @@ from tiny import CONFIGS, random_weights
 
 from quire import LLM, SamplingParams, build
 from quire.backends.device import device_for, plan_weights
-from quire.cache_plan import SNAPSHOT_TOKENS, BlockBytes, CacheGroup, Sizing, by_spec, one_table
+from quire.cache_plan import SNAPSHOT_TOKENS, BlockBytes, CacheGroup, Sizing, by_spec
 from quire.cli.quality import _logits
 from quire.config import EngineConfig
 from quire.memory import MemoryPlan, misfit, plan_memory, summary
@@ -69,7 +69,7 @@ def test_layers_with_a_window_hold_no_more_than_it(
     raw: dict[str, Any], before: float, after: float, fit_before: int, fit_after: int
 ) -> None:
     """Gigabytes of one request of 32k tokens, and how many fit into 20 GB: as docs/performance.md says."""
-    whole, windowed = sizing(raw, one_table), sizing(raw)
+    whole, windowed = sizing(raw, without_windows), sizing(raw)
     found = [sizes.nbytes(sizes.blocks(1, 32768)) / GB for sizes in (whole, windowed)]
     assert found == pytest.approx([before, after], rel=0.01)
     assert [requests_that_fit(s, 20 * GB, 32768) for s in (whole, windowed)] == [fit_before, fit_after]

@@ -359,7 +359,8 @@ def test_a_request_that_cannot_be_read_is_not_left_open(llm: LLM, monkeypatch: p
         ask(llm, "Hello!")
 
 
-def test_a_request_whose_logits_break_fails_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_whose_logits_break_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM("demo", device="reference")
     backend = llm.engine.runner._backend  # type: ignore[attr-defined]
     execute, steps = backend.execute, []
 

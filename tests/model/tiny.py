@@ -173,7 +173,6 @@ class Paged:
     """Runs sequences through a cache whose blocks are handed out shuffled, otherwise in each cache group.
 
     `make` is what computes: it takes the program, the weights, and the options of ReferenceBackend.
-    `shared_blocks`: there is one block table for all groups.
     """
 
     program: Program
@@ -183,12 +182,11 @@ class Paged:
     kv_cache_dtype: str = "auto"
     seed: int = 0
     make: Callable[..., Backend] = ReferenceBackend
-    shared_blocks: bool = False
     free: list[int] = field(init=False)
     num_sequences: int = 0
 
     def __post_init__(self) -> None:
-        num_tables = 1 if self.shared_blocks else len(self.program.cache_groups) or 1
+        num_tables = len(self.program.cache_groups) or 1
         self.backend = self.make(
             self.program,
             self.weights,

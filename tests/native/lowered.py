@@ -98,7 +98,7 @@ def on_native(
 ) -> Paged:
     """A plain program with its weights packed as `format`."""
     packed = load_packed(planned(program, checkpoint, scheme(format)), isa=isa, num_threads=threads)
-    return Paged(program, packed, **options, make=native(isa, threads), shared_blocks=True)
+    return Paged(program, packed, **options, make=native(isa, threads))
 
 
 def on_reference(program: Program, checkpoint: Tensors, format: str, **options: Any) -> Paged:

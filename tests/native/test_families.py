@@ -98,7 +98,7 @@ def load(folder: Path, isa: str) -> tuple[Model, Paged]:
     model = read_model(json.loads((folder / "config.json").read_text()))
     program = fuse(model.program)
     packed = load_packed(planned(program, Checkpoint.open(folder)), isa=isa, num_threads=1)
-    return model, Paged(program, packed, num_blocks=300, make=native(isa), shared_blocks=True)
+    return model, Paged(program, packed, num_blocks=300, make=native(isa))
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -162,10 +162,10 @@ def test_logits_of_chosen_rows(isa: str) -> None:
         paged = load(name, format, isa, threads=2)
         first, second = prompts([20, 3])
         rows = [(paged.sequence(first), 20), (paged.sequence(second), 3)]
-        whole = np.array(paged.backend.execute(batch_of(rows, 16)))
+        whole = np.array(paged.backend.execute(batch_of(rows, 16, ids=paged.ids)))
         for some in ([19, 22, 4], [22], [], list(range(23))[::-1]):
             wanted = np.array(some, np.int64)
-            found = np.array(paged.backend.execute(batch_of(rows, 16, logits=wanted)))
+            found = np.array(paged.backend.execute(batch_of(rows, 16, wanted, paged.ids)))
             assert same_bits(found, whole[wanted])
 
 

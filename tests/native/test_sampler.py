@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from quire.backends.native import _core
-from quire.backends.native.sampling import admit, row_results
+from quire.backends.native.sampling import row_results, slot_params
 from quire.sampling.faults import LogitsError
 from quire.sampling.logprobs import position_logprobs, prompt_logprobs
 from quire.sampling.philox import uniform
@@ -21,6 +22,10 @@ from quire.types import Admission, RowResult, TokenLogprob
 
 EOS = 3
 BATCH = 24
+
+
+def admit(sampler: _core.Sampler, admission: Admission, token_ids: Sequence[int]) -> None:
+    sampler.admit(admission.slot, slot_params(admission, sampler.vocab_size), token_ids)
 
 
 def mask_of(allowed: np.ndarray) -> np.ndarray:

@@ -44,7 +44,7 @@ class Matrix:
 
 class KVCache:
     def __init__(
-        self, format: str, layers: int, num_blocks: int, block_size: int, heads: int, dim: int
+        self, group: int, format: str, layers: int, num_blocks: int, block_size: int, heads: int, dim: int
     ) -> None: ...
 
 class Sampling:
@@ -64,6 +64,29 @@ class Sampling:
     def exp_sum(self, logits: Floats, maximum: float, /) -> float: ...
     def rank(self, logits: Floats, token_id: int, /) -> int: ...
     def top_ids(self, logits: Floats, k: int, /) -> list[int]: ...
+
+class SlotParams:
+    def __init__(
+        self,
+        temperature: float,
+        top_p: float,
+        min_p: float,
+        top_k: int,
+        seed: int,
+        choice: int,
+        repetition_penalty: float,
+        frequency_penalty: float,
+        presence_penalty: float,
+        bias_ids: Sequence[int],
+        biases: Sequence[float],
+        allowed_ids: Sequence[int] | None,
+        bad_words: Sequence[Sequence[int]],
+        stop_ids: Sequence[int],
+        min_tokens: int,
+        num_prompt_tokens: int,
+        logprobs: int | None,
+        prompt_logprobs: int | None,
+    ) -> None: ...
 
 class SampledResults:
     token_ids: list[int]
@@ -85,29 +108,7 @@ class Sampler:
     def __init__(self, isa: str, vocab_size: int, max_slots: int, threads: int) -> None: ...
     @property
     def vocab_size(self) -> int: ...
-    def admit(
-        self,
-        slot: int,
-        tokens: Sequence[int],
-        num_prompt_tokens: int,
-        temperature: float,
-        top_p: float,
-        min_p: float,
-        top_k: int,
-        seed: int,
-        choice: int,
-        repetition_penalty: float,
-        frequency_penalty: float,
-        presence_penalty: float,
-        bias_ids: Sequence[int],
-        biases: Sequence[float],
-        allowed_ids: Sequence[int] | None,
-        bad_words: Sequence[Sequence[int]],
-        stop_ids: Sequence[int],
-        min_tokens: int,
-        logprobs: int | None,
-        prompt_logprobs: int | None,
-    ) -> None: ...
+    def admit(self, slot: int, params: SlotParams, token_ids: Sequence[int]) -> None: ...
     def release(self, slot: int) -> None: ...
     def sample(self, logits: Floats, rows: list[SampledRow]) -> SampledResults: ...
 
@@ -171,10 +172,36 @@ class Native:
         token_ids: Ints,
         positions: Ints,
         row_offsets: Ints,
-        block_tables: Ints,
-        context_lens: Ints,
+        block_tables: Sequence[Ints],
+        slots: Ints,
         variants: Ints,
         logit_rows: Ints,
         output: int,
         width: int,
     ) -> Floats: ...
+
+class Step:
+    def __init__(
+        self,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        counts: Sequence[int],
+        logits: Sequence[int],
+        samples: Sequence[bool],
+    ) -> None: ...
+    results: SampledResults
+    began_s: float
+    ended_s: float
+    def draft(self, row: int, token_ids: Sequence[int]) -> None: ...
+    def skip(self, row: int) -> None: ...
+    def release(self, slots: Sequence[int]) -> None: ...
+    def admit(self, slot: int, variant: int, token_ids: Sequence[int], params: SlotParams) -> None: ...
+    def grant(self, slot: int, group: int, first: int, block_ids: Sequence[int]) -> None: ...
+    def frequencies(self, native: Native, table: int, variant: int, values: Floats) -> None: ...
+
+class Steps:
+    def __init__(self, native: Native, output: int, slots: int, groups: int, vocab_size: int) -> None: ...
+    def forward(self, step: Step) -> None: ...
+    def sample(self, step: Step, masks: Sequence[tuple[int, Sequence[NDArray[np.uint32]]]]) -> None: ...
+    def launch(self, step: Step) -> None: ...
+    def wait(self, step: Step) -> None: ...

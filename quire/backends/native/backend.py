@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import time
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from quire.backends.backend import Masks
+from quire.backends.backend import Masks, Pending
 from quire.backends.native import _core
 from quire.backends.native.lower import Lowering, Matrices, Vectors
-from quire.backends.slots import Deferred, Slots
+from quire.backends.native.sampling import row_results, slot_params
+from quire.backends.slots import Deferred
 from quire.errors import ConfigError
 from quire.program.batch import Batch
-from quire.program.caches import CacheSpec, PagedKV
+from quire.program.caches import PagedKV
 from quire.program.passes import gather_products
 from quire.program.program import Program
-from quire.types import Step, StepResult
+from quire.types import Failure, RowResult, Step, StepResult
 
 
 class NativeBackend:
@@ -37,28 +36,71 @@ class NativeBackend:
         kv_cache_dtype: str,
         isa: str,
         num_threads: int,
+        max_num_seqs: int = 64,
+        ahead: bool = False,
     ) -> None:
         self.program = gather_products(program)
         self._native = _core.Native(isa, num_threads)
-        (blocks,) = num_blocks  # the core knows one table: all groups share their blocks
-        self._caches = _caches(self.program, kv_cache_dtype, blocks, block_size)
-        lowering = Lowering(self._native, self.program, matrices, vectors, self._caches)
+        caches = _allocate(self.program, kv_cache_dtype, num_blocks, block_size)
+        lowering = Lowering(self._native, self.program, matrices, vectors, caches)
         self._output, self._width = lowering.output, program.output.width
         self._ropes = lowering.ropes
-        self._slots = Slots(program.output.width, block_size, 1, _core.Sampling(isa))
+        self._steps = _core.Steps(self._native, self._output, max_num_seqs, len(num_blocks), self._width)
+        self._ahead = ahead
+        self._num_deferred = 0
         self._variants: set[int] = set()
         self.isa = isa
         self.num_threads = num_threads
 
-    def launch(self, step: Step, masks: Masks | None = None) -> Deferred:
-        return Deferred(lambda: self._run(step, masks))
+    def launch(self, step: Step, masks: Masks | None = None) -> Pending:
+        """See Backend.launch. A step with masks computes in the thread that collects it, like every step
+        unless steps are to compute ahead."""
+        plan = self._plan(step)
+        if masks is None and self._ahead and not self._num_deferred:
+            self._steps.launch(plan)
+            return _Ahead(self._steps, plan)
+        self._num_deferred += 1  # what follows must not compute before it
+        return Deferred(lambda: self._run(plan, masks))
 
-    def _run(self, step: Step, masks: Masks | None) -> StepResult:
-        batch = self._slots.batch(step)
-        began_s = time.monotonic()
-        logits = self.execute(batch)
-        result = self._slots.finish(step, logits, masks)
-        return replace(result, began_s=began_s, ended_s=time.monotonic())
+    def _plan(self, step: Step) -> _core.Step:
+        slots, starts, counts, _, samples, logits, drafted = zip(*step.rows, strict=True)
+        plan = _core.Step(slots, starts, counts, logits, samples)
+        if any(drafted):
+            for row, token_ids in enumerate(drafted):
+                plan.draft(row, token_ids)
+        if step.released:
+            plan.release(step.released)
+        for grant in step.granted:
+            plan.grant(*grant)
+        if step.admitted:
+            self._admit(step, plan)
+        return plan
+
+    def _admit(self, step: Step, plan: _core.Step) -> None:
+        brought = {row.slot: row.token_ids for row in step.rows}
+        for admission in step.admitted:
+            variant = admission.context_variant
+            if variant not in self._variants:
+                for rope, table in self._ropes.items():
+                    plan.frequencies(self._native, table, variant, rope.frequencies(variant))
+                self._variants.add(variant)
+            params = slot_params(admission, self._width)
+            plan.admit(admission.slot, variant, brought[admission.slot], params)
+
+    def _run(self, plan: _core.Step, masks: Masks | None) -> StepResult:
+        self._num_deferred -= 1
+        self._steps.forward(plan)
+        found = masks() if masks is not None else {}
+        failed = {row: mask for row, mask in found.items() if isinstance(mask, Failure)}
+        for row in failed:
+            plan.skip(row)
+        bits = [(row, [mask]) for row, mask in found.items() if not isinstance(mask, Failure)]
+        self._steps.sample(plan, bits)
+        result = _result(plan)
+        if not failed:
+            return result
+        rows = (RowResult(error=failed[i]) if i in failed else row for i, row in enumerate(result.rows))
+        return replace(result, rows=tuple(rows))
 
     def execute(self, batch: Batch) -> np.ndarray:
         """Logits [L, vocab] of the batch's logit rows; overwritten by the next call."""
@@ -67,8 +109,8 @@ class NativeBackend:
             batch.token_ids,
             batch.positions,
             batch.row_offsets,
-            batch.block_tables[0],
-            batch.context_lens,
+            batch.block_tables,
+            batch.slots,
             batch.variants,
             batch.logit_rows,
             self._output,
@@ -83,20 +125,31 @@ class NativeBackend:
             self._variants.add(variant)
 
 
-def _caches(
-    program: Program, dtype: str, num_blocks: int, block_size: int
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """A step that computes in the core's own thread."""
+
+    steps: _core.Steps
+    plan: _core.Step
+
+    def result(self) -> StepResult:
+        self.steps.wait(self.plan)
+        return _result(self.plan)
+
+
+def _result(plan: _core.Step) -> StepResult:
+    return StepResult(row_results(plan.results), plan.began_s, plan.ended_s)
+
+
+def _allocate(
+    program: Program, dtype: str, num_blocks: Sequence[int], block_size: int
 ) -> list[tuple[_core.KVCache, int]]:
-    """For each layer the cache that it shares with all layers of its shape, and its number there."""
-    shapes = [_heads(spec) for spec in program.caches]
-    shared = {
-        shape: _core.KVCache(dtype, count, num_blocks, block_size, *shape)
-        for shape, count in Counter(shapes).items()
-    }
-    return [(shared[shape], shapes[:i].count(shape)) for i, shape in enumerate(shapes)]
-
-
-def _heads(spec: CacheSpec) -> tuple[int, int]:
-    """How many heads a layer caches, and the numbers of a key, which are those of a value."""
-    if isinstance(spec, PagedKV) and spec.key_dim == spec.value_dim:
-        return spec.num_heads, spec.key_dim
-    raise ConfigError(f"the native backend has no cache of the kind {spec}", "use device='reference'")
+    """For each layer the cache that it shares with all layers of its group, and its number there."""
+    layers, caches = program.layer_groups, []
+    for group, (spec, blocks) in enumerate(zip(program.cache_groups, num_blocks, strict=True)):
+        if not isinstance(spec, PagedKV) or spec.key_dim != spec.value_dim:
+            what = f"the native backend has no cache of the kind {spec}"
+            raise ConfigError(what, "use device='reference'")
+        heads, dim = spec.num_heads, spec.key_dim
+        caches.append(_core.KVCache(group, dtype, layers.count(group), blocks, block_size, heads, dim))
+    return [(caches[group], layers[:i].count(group)) for i, group in enumerate(layers)]

@@ -30,7 +30,6 @@ class NativeDevice(HostDevice):
     """
 
     name = "native"
-    one_table = True  # of the core
     kv_dtypes = tuple(KV_ITEM_BYTES)
 
     def __init__(self, model: str, num_threads: int | None = None, packed_cache: bool = True) -> None:
@@ -90,6 +89,7 @@ class NativeDevice(HostDevice):
         kv_dtype: str,
         max_num_seqs: int,
         num_snapshots: int,
+        max_steps_in_flight: int = 1,
         progress: Progress | None = None,
     ) -> NativeBackend:
         packed = load_packed(
@@ -109,6 +109,8 @@ class NativeDevice(HostDevice):
             kv_cache_dtype=kv_dtype,
             isa=self.isa,
             num_threads=self.num_threads,
+            max_num_seqs=max_num_seqs,
+            ahead=max_steps_in_flight > 1,
         )
 
     def loops(self) -> NativeLoops:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 
 from quire.backends.native import _core
@@ -10,8 +10,8 @@ from quire.sampling.faults import FAULTS
 from quire.types import Admission, PositionLogprobs, RowResult, TokenLogprob
 
 
-def admit(sampler: _core.Sampler, admission: Admission, token_ids: Sequence[int]) -> None:
-    """Begin to sample for a choice in its slot. `token_ids` are all known tokens.
+def slot_params(admission: Admission, vocab_size: int) -> _core.SlotParams:
+    """Return what a choice asks of sampling.
 
     Token ids of the parameters are of the vocabulary, and the seed is a number, as for SamplerState.
     """
@@ -19,11 +19,8 @@ def admit(sampler: _core.Sampler, admission: Admission, token_ids: Sequence[int]
     if params.seed is None:
         raise ValueError("a sampler needs a seed: resolve None before admission")
     # A tokenizer may know an end token that the model cannot give.
-    stop_ids = {*params.stop_token_ids, *(i for i in admission.eos_token_ids if i < sampler.vocab_size)}
-    sampler.admit(
-        admission.slot,
-        tokens=token_ids,
-        num_prompt_tokens=admission.num_prompt_tokens,
+    stop_ids = {*params.stop_token_ids, *(i for i in admission.eos_token_ids if i < vocab_size)}
+    return _core.SlotParams(
         temperature=params.temperature,
         top_p=params.top_p,
         min_p=params.min_p,
@@ -39,6 +36,7 @@ def admit(sampler: _core.Sampler, admission: Admission, token_ids: Sequence[int]
         bad_words=params.bad_words_token_ids,
         stop_ids=sorted(stop_ids),
         min_tokens=params.min_tokens,
+        num_prompt_tokens=admission.num_prompt_tokens,
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
     )

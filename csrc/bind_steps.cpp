@@ -1,0 +1,95 @@
+// Steps of a recorded program: planned by Python, computed without its lock.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "bindings.h"
+#include "core/steps.h"
+#include "native.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace quire {
+
+namespace {
+
+using Bits = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Numbers = std::vector<int64_t>;
+
+std::shared_ptr<Job> plan(const Numbers& slots, const Numbers& starts, const Numbers& counts,
+                          const Numbers& logits, const std::vector<bool>& samples) {
+  auto job = std::make_shared<Job>();
+  for (size_t i = 0; i < slots.size(); ++i)
+    job->rows.push_back({slots[i], starts.at(i), counts.at(i), logits.at(i), samples.at(i), {}});
+  return job;
+}
+
+}  // namespace
+
+}  // namespace quire
+
+void bind_steps(nb::module_& m) {
+  using namespace quire;
+  nb::class_<Job>(m, "Step", "A step from its plan to its results.")
+      .def(nb::new_(&plan), "slots"_a, "starts"_a, "counts"_a, "logits"_a, "samples"_a)
+      .def(
+          "draft", [](Job& job, size_t row, Numbers ids) { job.rows.at(row).drafted = std::move(ids); },
+          "row"_a, "token_ids"_a)
+      .def(
+          "skip", [](Job& job, size_t row) { job.rows.at(row).sample = false; }, "row"_a,
+          "Sample no token for a row that was to give one.")
+      .def(
+          "release", [](Job& job, Numbers slots) { job.deltas.released = std::move(slots); }, "slots"_a)
+      .def(
+          "admit",
+          [](Job& job, int64_t slot, int64_t variant, Numbers token_ids, const SlotParams& params) {
+            job.deltas.admitted.push_back({slot, variant, std::move(token_ids), params});
+          },
+          "slot"_a, "variant"_a, "token_ids"_a, "params"_a)
+      .def(
+          "frequencies",
+          [](Job& job, const Native& native, int64_t table, int64_t variant, Floats values) {
+            job.deltas.frequencies.push_back({native.rope(table), variant, vector(values)});
+          },
+          "native"_a, "table"_a, "variant"_a, "values"_a,
+          "Frequencies of a context variant (quire.program.rope).")
+      .def(
+          "grant",
+          [](Job& job, int64_t slot, int64_t group, int64_t first, Numbers blocks) {
+            job.deltas.granted.push_back({slot, group, first, std::move(blocks)});
+          },
+          "slot"_a, "group"_a, "first"_a, "block_ids"_a)
+      .def_ro("results", &Job::results)
+      .def_ro("began_s", &Job::began_s)
+      .def_ro("ended_s", &Job::ended_s);
+  nb::class_<Steps>(m, "Steps", "Computes the steps of a program one after the other.")
+      .def(
+          "__init__",
+          [](Steps* self, Native& native, int64_t output, int64_t slots, int64_t groups, int64_t vocab_size) {
+            new (self) Steps(native.executor(), output, slots, groups, vocab_size);
+          },
+          "native"_a, "output"_a, "slots"_a, "groups"_a, "vocab_size"_a, nb::keep_alive<1, 2>())
+      .def("forward", &Steps::forward, "step"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "sample",
+          [](Steps& self, Job& job, const std::vector<std::pair<size_t, std::vector<Bits>>>& masks) {
+            std::vector<RowMasks> rows;
+            for (const auto& [row, own] : masks) {
+              rows.push_back({row, {}});
+              for (const Bits& bits : own) rows.back().masks.push_back(bits.data());
+            }
+            nb::gil_scoped_release unlocked;
+            self.sample(job, rows);
+          },
+          "step"_a, "masks"_a)
+      .def("launch", &Steps::launch, "step"_a)
+      .def("wait", &Steps::wait, "step"_a, nb::call_guard<nb::gil_scoped_release>());
+}

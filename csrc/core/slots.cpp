@@ -1,0 +1,92 @@
+#include "slots.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace quire {
+
+void Slots::apply(const Deltas& deltas) {
+  for (const Deltas::Frequencies& of : deltas.frequencies) of.table->set(of.variant, of.values);
+  for (const int64_t number : deltas.released) {
+    Slot& slot = slots_.at((size_t)number);
+    slot.token_ids.clear();
+    for (auto& table : slot.tables) table.clear();
+  }
+  for (const Deltas::Admission& admission : deltas.admitted) {
+    Slot& slot = slots_.at((size_t)admission.slot);
+    slot.variant = admission.variant;
+    slot.num_prompt = admission.params.num_prompt_tokens;
+    slot.scores_prompt = admission.params.prompt_logprobs.has_value();
+    slot.token_ids = admission.token_ids;
+  }
+  for (const Deltas::Grant& grant : deltas.granted) {
+    std::vector<int64_t>& table = slots_.at((size_t)grant.slot).tables.at((size_t)grant.group);
+    const size_t end = (size_t)grant.first + grant.blocks.size();
+    if (table.size() < end) table.resize(end);
+    std::copy(grant.blocks.begin(), grant.blocks.end(), table.begin() + grant.first);
+  }
+}
+
+Batch Slots::lay_out(const std::vector<PlannedRow>& rows) {
+  token_ids_.clear(), positions_.clear(), numbers_.clear(), variants_.clear(), logit_rows_.clear();
+  row_offsets_.assign(1, 0);
+  for (const PlannedRow& row : rows) {
+    Slot& slot = slots_.at((size_t)row.slot);
+    slot.token_ids.insert(slot.token_ids.end(), row.drafted.begin(), row.drafted.end());
+    const int64_t end = row.start + row.count;
+    if (end > (int64_t)slot.token_ids.size()) throw std::out_of_range("a row computes tokens nobody knows");
+    token_ids_.insert(token_ids_.end(), slot.token_ids.begin() + row.start, slot.token_ids.begin() + end);
+    for (int64_t position = row.start; position < end; ++position) positions_.push_back(position);
+    row_offsets_.push_back((int64_t)token_ids_.size());
+    numbers_.push_back(row.slot);
+    variants_.push_back(slot.variant);
+    for (int64_t i = row.logits; i > 0; --i) logit_rows_.push_back((int64_t)token_ids_.size() - i);
+  }
+  tables_.clear();
+  for (size_t group = 0; group < groups_; ++group)
+    for (const PlannedRow& row : rows) tables_.push_back(slots_[(size_t)row.slot].tables[group].data());
+  return {(int64_t)token_ids_.size(),
+          (int64_t)rows.size(),
+          (int64_t)logit_rows_.size(),
+          token_ids_.data(),
+          positions_.data(),
+          row_offsets_.data(),
+          tables_.data(),
+          numbers_.data(),
+          variants_.data(),
+          logit_rows_.data()};
+}
+
+std::vector<SampledRow> Slots::sampled(const std::vector<PlannedRow>& rows) const {
+  std::vector<SampledRow> asked;
+  int64_t logits = 0;
+  for (const PlannedRow& row : rows) {
+    const Slot& slot = slots_[(size_t)row.slot];
+    const int64_t end = row.start + row.count, followed = end - row.logits + 1;  // the first scored token
+    const int64_t num_sampled = row.sample ? 1 + (int64_t)row.drafted.size() : 0;
+    SampledRow sampled{};
+    sampled.slot = row.slot;
+    sampled.first_scored = logits;
+    if (slot.scores_prompt)
+      sampled.num_scored = std::max<int64_t>(0, std::min(end + 1, slot.num_prompt) - followed);
+    sampled.following = slot.token_ids.data() + followed;
+    logits += row.logits;
+    sampled.num_sampled = num_sampled;
+    sampled.first_sampled = logits - num_sampled;
+    sampled.drafted = row.drafted.data();
+    asked.push_back(sampled);
+  }
+  return asked;
+}
+
+void Slots::extend(const std::vector<PlannedRow>& rows, const SampledResults& results) {
+  const int64_t* token_ids = results.token_ids.data();
+  for (size_t i = 0; i < rows.size(); ++i) {
+    std::vector<int64_t>& known = slots_[(size_t)rows[i].slot].token_ids;
+    known.resize(known.size() - rows[i].drafted.size());
+    known.insert(known.end(), token_ids, token_ids + results.counts[i]);
+    token_ids += results.counts[i];
+  }
+}
+
+}  // namespace quire

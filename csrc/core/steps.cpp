@@ -1,0 +1,83 @@
+#include "steps.h"
+
+#include <chrono>
+
+namespace quire {
+
+namespace {
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+Steps::~Steps() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    over_ = true;
+  }
+  launched_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Steps::forward(Job& job) {
+  job.began_s = now();
+  slots_.apply(job.deltas);
+  for (const int64_t slot : job.deltas.released) sampler_.release(slot);
+  for (const Deltas::Admission& one : job.deltas.admitted)
+    sampler_.admit(one.slot, one.params, one.token_ids.data(), (int64_t)one.token_ids.size());
+  job.logits = executor_.run(slots_.lay_out(job.rows), output_);
+  job.ended_s = now();
+}
+
+void Steps::sample(Job& job, const std::vector<RowMasks>& masks) {
+  const double began_s = now();
+  std::vector<SampledRow> rows = slots_.sampled(job.rows);
+  for (const RowMasks& of : masks) rows.at(of.row).masks = of.masks.data();
+  sampler_.sample(executor_.pool(), job.logits, rows, job.results);
+  slots_.extend(job.rows, job.results);
+  job.began_s += began_s - job.ended_s;  // it may have waited for masks in between: that is no computing
+  job.ended_s = now();
+}
+
+void Steps::launch(std::shared_ptr<Job> job) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    queue_.push_back(std::move(job));
+    if (!thread_.joinable()) thread_ = std::thread([this] { live(); });
+  }
+  launched_.notify_one();
+}
+
+void Steps::wait(Job& job) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  done_.wait(lock, [&] { return job.done; });
+  if (job.failure) std::rethrow_exception(job.failure);
+}
+
+void Steps::live() {
+  for (;;) {
+    std::shared_ptr<Job> job;
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      launched_.wait(lock, [&] { return over_ || !queue_.empty(); });
+      if (over_) return;
+      job = std::move(queue_.front());
+      queue_.pop_front();
+    }
+    try {
+      forward(*job);
+      sample(*job, {});
+    } catch (...) {
+      job->failure = std::current_exception();
+    }
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      job->done = true;
+    }
+    done_.notify_all();
+  }
+}
+
+}  // namespace quire

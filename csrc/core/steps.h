@@ -1,0 +1,69 @@
+// Steps, which compute one after the other: in the thread that collects them, or ahead in one of their own.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "executor.h"
+#include "sampler.h"
+#include "slots.h"
+
+namespace quire {
+
+// A step from its plan to its results.
+struct Job : std::enable_shared_from_this<Job> {  // shared with Python, whose lock it must not need
+  std::vector<PlannedRow> rows;
+  Deltas deltas;
+  SampledResults results;
+  double began_s = 0, ended_s = 0;  // on the steady clock, which is that of time.monotonic
+
+  const float* logits = nullptr;
+  std::exception_ptr failure;
+  bool done = false;
+};
+
+// The masks of a row that has a grammar (SampledRow::masks).
+struct RowMasks {
+  size_t row;
+  std::vector<const uint32_t*> masks;
+};
+
+class Steps {
+ public:
+  // `output` is the executor's buffer of logits.
+  Steps(Executor& executor, int64_t output, int64_t slots, int64_t groups, int64_t vocab_size)
+      : executor_(executor),
+        output_(output),
+        slots_(slots, groups),
+        sampler_(executor.kernels(), vocab_size, slots) {}
+  ~Steps();
+
+  // Compute a step in the calling thread: apply what it brings and find its logits, then its tokens.
+  void forward(Job& job);
+  void sample(Job& job, const std::vector<RowMasks>& masks);
+
+  // Lets a step compute in the thread of these steps, after all that were launched before it.
+  void launch(std::shared_ptr<Job> job);
+  // Waits for a step that was launched; what failed in it is thrown here.
+  void wait(Job& job);
+
+ private:
+  void live();
+
+  Executor& executor_;
+  const int64_t output_;
+  Slots slots_;
+  Sampler sampler_;
+  std::mutex mutex_;
+  std::condition_variable launched_, done_;
+  std::deque<std::shared_ptr<Job>> queue_;
+  bool over_ = false;
+  std::thread thread_;  // started with the first launch
+};
+
+}  // namespace quire
