@@ -240,9 +240,11 @@ class Caches:
 
     def save(self, choice: Choice, start: int, end: int) -> list[Snapshot]:
         """Entries for the states at the borders that a row passes, unless they are kept already."""
+        first, last = start // self.block_size + 1, end // self.block_size
+        if first > last:
+            return []
         saved = []
         border = (choice.num_prompt - 1) // self.block_size
-        first, last = start // self.block_size + 1, end // self.block_size
         for states in self.states:
             numbers = {*range(-(-first // states.every) * states.every, last + 1, states.every)}
             if first <= border <= last:
