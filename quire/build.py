@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from quire import __version__
-from quire.backends.backend import Backend
+from quire.backends.backend import Backend, Capacity
 from quire.backends.device import Device, device_for, kv_dtype, plan_weights
-from quire.cache_plan import SNAPSHOT_TOKENS, by_spec
+from quire.cache_plan import SNAPSHOT_TOKENS
 from quire.config import EngineConfig
 from quire.engine.caches import BlockGroup, Group, StateGroup
 from quire.engine.engine import Engine, Room
@@ -104,7 +104,7 @@ def describe(config: EngineConfig, *, weights: bool = True) -> Description:
         device=device,
         weights=plan,
         kv_dtype=kv_dtype(device, config.kv_cache_dtype, plan.floats),
-        memory=plan_memory(device, program, plan, config, longest, grouped=by_spec),
+        memory=plan_memory(device, program, plan, config, longest),
         longest_context=longest,
         weights_here=source.has_weights,
         own_head=own_head,
@@ -133,17 +133,15 @@ def build(config: EngineConfig, progress: Progress | None = None, announce: Anno
     if announce is not None:
         announce(summary(memory), memory.working_bytes)
     steps_in_flight = config.max_steps_in_flight or 1
-    backend = description.device.build(
-        description.program,
-        description.weights,
+    capacity = Capacity(
         num_blocks=memory.blocks,
         block_size=config.block_size,
         kv_dtype=description.kv_dtype,
         max_num_seqs=config.max_num_seqs,
         num_snapshots=memory.num_snapshots,
         max_steps_in_flight=steps_in_flight,
-        progress=progress,
     )
+    backend = description.device.build(description.program, description.weights, capacity, progress)
     description.weights.need_tensors().close()
     scheduler = Scheduler(
         groups=_groups(memory),

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.backends.device import Device, kv_dtype
-from quire.cache_plan import BlockBytes, CacheGroup, Sizing, by_spec
+from quire.cache_plan import Sizing, by_spec
 from quire.config import QUANTIZATIONS, EngineConfig
 from quire.errors import ConfigError
 from quire.program.program import Program
 from quire.weights.plan import WeightPlan
-
-Grouping = Callable[[Program, BlockBytes], tuple[CacheGroup, ...]]
 
 # Of the KV cache, when no size is asked for. Few requests are as long as a context of 100,000 tokens; what is
 # reserved for them is taken from others on this machine as soon as it was used once.
@@ -83,14 +80,13 @@ def plan_memory(
     config: EngineConfig,
     longest: int,
     available_bytes: int | None = None,
-    grouped: Grouping = by_spec,
 ) -> MemoryPlan:
     """Decide the size of each cache group and the longest sequence.
 
     `longest` is the most tokens the model was made for. `available_bytes` is what the device says, if None.
     """
     dtype = kv_dtype(device, config.kv_cache_dtype, weights.floats)
-    groups = grouped(program, lambda spec: device.block_bytes(spec, dtype, config.block_size))
+    groups = by_spec(program, lambda spec: device.block_bytes(spec, dtype, config.block_size))
     sizing = Sizing(groups, config.block_size, config.max_num_batched_tokens)
     available = device.available_bytes() if available_bytes is None else available_bytes
     working = weights.layout.nbytes

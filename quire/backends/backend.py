@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +20,22 @@ class Pending(Protocol):
 
     def result(self) -> StepResult:
         """Wait for the step and return what it gave; steps are to be collected in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a backend is made for.
+
+    `num_blocks` are those of each cache group. Layers that keep a state have it for `max_num_seqs` slots and
+    `num_snapshots` snapshots. `max_steps_in_flight` steps may be launched before the first is collected.
+    """
+
+    num_blocks: Sequence[int]
+    block_size: int
+    kv_dtype: str
+    max_num_seqs: int
+    num_snapshots: int = 0
+    max_steps_in_flight: int = 1
 
 
 class Backend(Protocol):

@@ -6,11 +6,11 @@ Device and adds its line there (docs/decisions/0014-device.md).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from quire.backends.backend import Backend
+from quire.backends.backend import Backend, Capacity
 from quire.backends.native.device import NativeDevice
 from quire.backends.null import NullDevice
 from quire.backends.reference import ReferenceDevice
@@ -81,7 +81,10 @@ class Device(Protocol):
         ...
 
     def block_bytes(self, spec: CacheSpec, kv_dtype: str, block_size: int) -> int:
-        """Return the bytes of one block of one layer's cache; 0 where it keeps a state."""
+        """Return the bytes of one block of one layer's cache; 0 where it keeps a state.
+
+        Raises ConfigError for a cache that this device does not have.
+        """
         ...
 
     def step_bytes(self, program: Program, weights: WeightPlan, num_tokens: int) -> int:
@@ -100,20 +103,10 @@ class Device(Protocol):
         self,
         program: Program,
         weights: WeightPlan,
-        *,
-        num_blocks: Sequence[int],
-        block_size: int,
-        kv_dtype: str,
-        max_num_seqs: int,
-        num_snapshots: int,
-        max_steps_in_flight: int = 1,
+        capacity: Capacity,
         progress: Progress | None = None,
     ) -> Backend:
-        """Load the weights and make the backend, with so many blocks of each cache group.
-
-        Layers that keep a state have it for `max_num_seqs` slots and `num_snapshots` snapshots. So many
-        steps may be launched before the first of them is collected. `progress` hears of bytes loaded.
-        """
+        """Load the weights and make the backend. `progress` hears of bytes loaded."""
         ...
 
     def loops(self) -> Loops:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NoReturn
 
 import numpy as np
 
-from quire.backends.backend import Masks
+from quire.backends.backend import Capacity, Masks
 from quire.backends.host import HostDevice
 from quire.backends.kv_cache import KV_ITEM_BYTES, KV_SCALE_BYTES
 from quire.backends.slots import Deferred, Slots
@@ -74,17 +74,11 @@ class NullDevice(HostDevice):
         self,
         program: Program,
         weights: WeightPlan,
-        *,
-        num_blocks: Sequence[int],
-        block_size: int,
-        kv_dtype: str,
-        max_num_seqs: int,
-        num_snapshots: int,
-        max_steps_in_flight: int = 1,
+        capacity: Capacity,
         progress: Progress | None = None,
     ) -> NullBackend:
-        item, scale = KV_ITEM_BYTES[kv_dtype], KV_SCALE_BYTES.get(kv_dtype, 0)
-        return NullBackend(program, weights.stored_bytes, item, block_size, scale)
+        item, scale = KV_ITEM_BYTES[capacity.kv_dtype], KV_SCALE_BYTES.get(capacity.kv_dtype, 0)
+        return NullBackend(program, weights.stored_bytes, item, capacity.block_size, scale)
 
     def loops(self) -> NoReturn:
         raise ConfigError("device = 'null' computes nothing that could be measured", "leave it out")

@@ -11,7 +11,7 @@ import ml_dtypes  # noqa: F401  # gives NumPy the name bfloat16
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from quire.backends.backend import Masks
+from quire.backends.backend import Capacity, Masks
 from quire.backends.host import HostDevice
 from quire.backends.kv_cache import KV_DTYPES
 from quire.backends.slots import Deferred, Slots
@@ -142,24 +142,18 @@ class ReferenceDevice(HostDevice):
         self,
         program: Program,
         weights: WeightPlan,
-        *,
-        num_blocks: Sequence[int],
-        block_size: int,
-        kv_dtype: str,
-        max_num_seqs: int,
-        num_snapshots: int,
-        max_steps_in_flight: int = 1,
+        capacity: Capacity,
         progress: Progress | None = None,
     ) -> ReferenceBackend:
         loaded = load(weights, progress, self._num_threads)
         return ReferenceBackend(
             program,
             loaded,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            kv_cache_dtype=kv_dtype,
-            num_slots=max_num_seqs,
-            num_snapshots=num_snapshots,
+            num_blocks=capacity.num_blocks,
+            block_size=capacity.block_size,
+            kv_cache_dtype=capacity.kv_dtype,
+            num_slots=capacity.max_num_seqs,
+            num_snapshots=capacity.num_snapshots,
         )
 
     def loops(self) -> NoReturn:

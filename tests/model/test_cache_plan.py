@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from tiny import CONFIGS, random_weights
 
-from quire import LLM, SamplingParams, build
+from quire import LLM, SamplingParams, build, memory
 from quire.backends.device import device_for, plan_weights
 from quire.cache_plan import SNAPSHOT_TOKENS, BlockBytes, CacheGroup, Sizing, by_spec
 from quire.cli.quality import _logits
 from quire.config import EngineConfig
+from quire.errors import ConfigError
 from quire.memory import MemoryPlan, misfit, plan_memory, summary
 from quire.models import read_model
 from quire.program import Program
@@ -154,16 +155,17 @@ def without_windows(program: Program, block_bytes: BlockBytes) -> tuple[CacheGro
     return tuple(replace(group, window=None) for group in by_spec(program, block_bytes))
 
 
+@pytest.mark.parametrize("device", ["reference", "native"])
 def test_tokens_are_the_same_with_blocks_that_slide_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
     model = written(tmp_path, "gemma3")
-    options: dict[str, Any] = {"device": "reference", "max_num_batched_tokens": 16, "block_size": 8}
+    options: dict[str, Any] = {"device": device, "max_num_batched_tokens": 16, "block_size": 8}
     params = SamplingParams(temperature=0, max_tokens=60, logprobs=2, detokenize=False, ignore_eos=True)
     prompts = [{"prompt_token_ids": [(7 * i + k) % 32 for i in range(90 + 10 * k)]} for k in range(3)]
     found, blocks = [], []
     for grouping in (by_spec, without_windows):
-        monkeypatch.setattr(build, "by_spec", grouping)
+        monkeypatch.setattr(memory, "by_spec", grouping)
         llm = LLM(model, max_num_seqs=3, **options)
         blocks.append(build.describe(llm.config).memory.blocks)
         outputs = llm.generate(prompts, params, use_tqdm=False)
@@ -184,6 +186,12 @@ def test_rounding_is_measured_of_models_with_windows(tmp_path: Path) -> None:
 
 
 STATE = SlotState((64, 32), inputs=8, reach=63)
+
+
+def test_a_cache_that_a_device_lacks_is_refused_before_loading() -> None:
+    with pytest.raises(ConfigError, match="native backend has no cache of the kind SlotState") as raised:
+        device_for(EngineConfig()).block_bytes(STATE, "float32", BLOCK)
+    assert raised.value.hint == "use device='reference'"
 
 
 def with_states(available: int, **options: Any) -> MemoryPlan:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from quire.backends.backend import Capacity
 from quire.backends.host import HostDevice
 from quire.backends.kv_cache import KV_ITEM_BYTES, OWN_DTYPES
 from quire.backends.native import _core
@@ -15,6 +16,7 @@ from quire.backends.packed_cache import PackedCache, packed_folder
 from quire.config import instruction_set
 from quire.errors import ConfigError
 from quire.program import ops
+from quire.program.caches import CacheSpec, PagedKV
 from quire.program.ops.experts import ExpertWeights
 from quire.program.program import Program, WeightSpec
 from quire.quantize.kinds import DTYPES, Storage
@@ -64,6 +66,12 @@ class NativeDevice(HostDevice):
         """Return the format that the model was made in."""
         return OWN_DTYPES[floats]
 
+    def block_bytes(self, spec: CacheSpec, kv_dtype: str, block_size: int) -> int:
+        if not isinstance(spec, PagedKV) or spec.key_dim != spec.value_dim:
+            what = f"the native backend has no cache of the kind {spec}"
+            raise ConfigError(what, "use device='reference'")
+        return super().block_bytes(spec, kv_dtype, block_size)
+
     def step_bytes(self, program: Program, weights: WeightPlan, num_tokens: int) -> int:
         """Values, and rows that are laid out for products; of experts, what each chosen one keeps."""
         values = super().step_bytes(program, weights, num_tokens)
@@ -83,13 +91,7 @@ class NativeDevice(HostDevice):
         self,
         program: Program,
         weights: WeightPlan,
-        *,
-        num_blocks: Sequence[int],
-        block_size: int,
-        kv_dtype: str,
-        max_num_seqs: int,
-        num_snapshots: int,
-        max_steps_in_flight: int = 1,
+        capacity: Capacity,
         progress: Progress | None = None,
     ) -> NativeBackend:
         packed = load_packed(
@@ -104,13 +106,13 @@ class NativeDevice(HostDevice):
             program,
             packed.matrices,
             packed.vectors,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            kv_cache_dtype=kv_dtype,
+            num_blocks=capacity.num_blocks,
+            block_size=capacity.block_size,
+            kv_cache_dtype=capacity.kv_dtype,
             isa=self.isa,
             num_threads=self.num_threads,
-            max_num_seqs=max_num_seqs,
-            ahead=max_steps_in_flight > 1,
+            max_num_seqs=capacity.max_num_seqs,
+            ahead=capacity.max_steps_in_flight > 1,
         )
 
     def loops(self) -> NativeLoops:
