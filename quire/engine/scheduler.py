@@ -278,20 +278,22 @@ class Scheduler:
         """Take the new tokens, count what was computed, and offer full blocks to the cache."""
         if got.error is not None:
             return self._fail(choice, got.error, now)
-        request, end, token_ids = choice.request, row.start + row.count, got.token_ids
+        request, token_ids = choice.request, got.token_ids
         if request.lacks_prompt_logprobs and not request.collect_prompt_logprobs(
-            row.start, end, got.prompt_logprobs
+            row.start, row.start + row.count, got.prompt_logprobs
         ):
             return self._fail(choice, Failure("the device gave too few prompt logprobs"), now)
         finish_reason = stop_reason = None
         if row.sample:
-            if not 0 < len(token_ids) <= 1 + len(row.drafted):
+            if len(token_ids) != 1 and not 0 < len(token_ids) <= 1 + len(row.drafted):
                 return self._fail(choice, Failure("the device gave no token, or too many"), now)
             token_ids, finish_reason, stop_reason = choice.take(token_ids, now)
             self._queue.charge(choice, 0, len(token_ids))
             end = choice.num_known - 1
             if row.drafted:
                 choice.num_planned, choice.num_ahead = end, choice.num_known
+        else:
+            end = row.start + row.count
         if choice.slot >= 0:  # or its blocks were taken, and what the row wrote into them is void
             choice.num_computed = end
             if end // self.block_size > choice.num_registered and not request.new.pooling:

@@ -120,10 +120,12 @@ def test_same_bits_on_a_cache_hit(make: Maker, alone: list[str]) -> None:
     llm.close()
 
 
-def test_same_bits_after_preemption(make: Maker, device: str, alone: list[str]) -> None:
+@pytest.mark.parametrize("num_steps", [1, 2])
+def test_same_bits_after_preemption(num_steps: int, make: Maker, device: str, alone: list[str]) -> None:
     program = make().engine.runner._backend.program  # type: ignore[attr-defined]
     token_bytes = program.kv_token_bytes(4 if device == "reference" else 2)
-    llm = make(max_model_len=160, kv_cache_memory_bytes=token_bytes * 176, max_num_batched_tokens=64)
+    memory = {"max_model_len": 160, "kv_cache_memory_bytes": token_bytes * 176}
+    llm = make(**memory, max_num_batched_tokens=64, max_steps_in_flight=num_steps)
     assert run_together(llm) == alone
     assert llm.engine.scheduler.num_preemptions > 0
     llm.close()

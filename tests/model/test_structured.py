@@ -191,6 +191,12 @@ def test_the_same_after_a_preemption(llm: LLM, device: str, alone: list[list[Any
         assert small.engine.scheduler.num_preemptions > 0
 
 
+@pytest.mark.parametrize("max_num_seqs", [2, 64])
+def test_the_same_with_two_steps_in_flight(device: str, max_num_seqs: int, alone: list[list[Any]]) -> None:
+    with LLM("demo", device=device, max_steps_in_flight=2, max_num_seqs=max_num_seqs) as ahead:
+        assert together(ahead) == alone
+
+
 def test_a_fault_ends_one_request(llm: LLM, monkeypatch: pytest.MonkeyPatch, alone: list[list[Any]]) -> None:
     advance = Matcher.advance
 
