@@ -46,7 +46,7 @@ Matrix mapped(const std::string& format, int64_t count, int64_t outputs, int64_t
   require(count > 0 && outputs > 0 && inputs > 0, "a matrix has at least one output and one input");
   Matrix matrix(format_of(format), count, outputs, inputs, const_cast<uint8_t*>(buffer.data()));
   require((int64_t)buffer.size() == matrix.nbytes(), "the buffer has another size than the packed matrix");
-  require((uintptr_t)buffer.data() % 64 == 0, "the buffer is not aligned to 64 bytes");
+  require((uintptr_t)buffer.data() % kAlignment == 0, "the buffer is not aligned to 64 bytes");
   return matrix;
 }
 
@@ -94,6 +94,10 @@ uint64_t sum(Bytes data) {
 
 void bind_weights(nb::module_& m) {
   using namespace quire;
+  m.attr("PANEL") = kPanel;
+  m.attr("GROUP") = kGroup;
+  m.attr("BLOCK") = kBlock;
+  m.attr("ALIGNMENT") = kAlignment;
   nb::class_<Matrix>(m, "Matrix", "Packed matrices [count, outputs, inputs], in one run of bytes.")
       .def(
           "__init__",
@@ -124,4 +128,7 @@ void bind_weights(nb::module_& m) {
         return Matrix(format_of(format), count, outputs, inputs, nullptr).nbytes();
       },
       "format"_a, "count"_a, "outputs"_a, "inputs"_a);
+  m.def(
+      "row_bytes", [](int64_t inputs) { return Rows::row_bytes(RowFormat::f32, inputs); }, "inputs"_a,
+      "The most bytes of one row of activations, laid out for a product.");
 }

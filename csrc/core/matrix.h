@@ -8,8 +8,10 @@
 
 namespace quire {
 
+constexpr int64_t kAlignment = 64;  // bytes: where matrices, and the parts of one, begin
+
 // All parts lie in one run of bytes, so that it can be written to a file and mapped again as it is. For each
-// of `count` matrices: values of all panels, then codes, then channels, each padded to 64 bytes.
+// of `count` matrices: values of all panels, then codes, then channels, each padded to kAlignment.
 class Matrix {
  public:
   // Zeros to be filled by packing.
@@ -43,9 +45,9 @@ class Matrix {
 
  private:
   Panels shape() const { return {format_, outputs_, inputs_, nullptr, nullptr, nullptr}; }
-  int64_t values_bytes() const { return round_up(shape().panels() * shape().panel_bytes(), 64); }
+  int64_t values_bytes() const { return round_up(shape().panels() * shape().panel_bytes(), kAlignment); }
   int64_t codes_bytes() const {
-    return shape().quantized() ? round_up(shape().panels() * shape().groups() * kPanel, 64) : 0;
+    return shape().quantized() ? round_up(shape().panels() * shape().groups() * kPanel, kAlignment) : 0;
   }
   int64_t channels_bytes() const { return shape().quantized() ? shape().panels() * kPanel * 4 : 0; }
   int64_t stride() const { return values_bytes() + codes_bytes() + channels_bytes(); }

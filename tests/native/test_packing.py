@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from quire.backends.native import _core
+from quire.program import numerics
 from quire.program.program import WeightSpec
 from quire.quantize.integers import Int8, unpack
 from quire.quantize.kinds import DTYPES
-from quire.quantize.round_to_nearest import FACTORS, STEPS, quantize
+from quire.quantize.round_to_nearest import FACTORS, GROUP_SIZE, STEPS, quantize
 
 TRIES = {"int8": list(map(float, STEPS)), "int4": list(map(float, FACTORS))}
 SHAPES = [(1, 1), (16, 32), (17, 100), (40, 96), (33, 31), (64, 512)]
@@ -176,7 +177,12 @@ def test_bytes_are_known_beforehand(format: str) -> None:
     for count, outputs, inputs in [(1, 1, 1), (3, 17, 33), (2, 16, 32), (1, 100, 101), (4, 5, 64)]:
         nbytes = _core.Matrix(format, count, outputs, inputs).nbytes
         assert nbytes == _core.packed_bytes(format, count, outputs, inputs)
-        assert nbytes % 64 == 0
+        assert nbytes % _core.ALIGNMENT == 0
+
+
+def test_the_reference_counts_in_the_units_of_the_core() -> None:
+    assert (_core.GROUP, _core.BLOCK) == (numerics.GROUP, numerics.BLOCK)
+    assert _core.GROUP == GROUP_SIZE
 
 
 def test_experts_lie_one_after_the_other(isa: str) -> None:

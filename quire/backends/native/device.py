@@ -76,7 +76,7 @@ class NativeDevice(HostDevice):
         """Values, and rows that are laid out for products; of experts, what each chosen one keeps."""
         values = super().step_bytes(program, weights, num_tokens)
         matrices = [w for op in program for w in op.weights() if len(w.shape) == 2]
-        room = max((_row_bytes(w.shape[-1]) for w in matrices), default=0)
+        room = max((_core.row_bytes(w.shape[-1]) for w in matrices), default=0)
         experts = (op for op in program if isinstance(op, ops.Experts))
         apart = max((op.chosen * _expert_bytes(op.experts) for op in experts), default=0)
         return values + num_tokens * (room + apart)
@@ -147,9 +147,4 @@ def _chosen_isa() -> str:
 def _expert_bytes(experts: ExpertWeights) -> int:
     """Return what an expert keeps of one token: input, gate, up and output, and rows for its products."""
     inner, hidden = experts.gate.shape[-2:]
-    return 4 * (2 * inner + 2 * hidden) + _row_bytes(hidden) + _row_bytes(experts.down.shape[-1])
-
-
-def _row_bytes(inputs: int) -> int:
-    """Return the bytes of a row laid out for a product, at most (csrc/kernels/kernels.h, Rows)."""
-    return -(-inputs // 32) * 32 * 4
+    return 4 * (2 * inner + 2 * hidden) + _core.row_bytes(hidden) + _core.row_bytes(experts.down.shape[-1])

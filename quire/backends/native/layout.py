@@ -16,7 +16,6 @@ from quire.program.program import Program, WeightSpec
 from quire.quantize.kinds import Storage
 from quire.weights.plan import Layout
 
-PANEL, ALIGNMENT = 16, 64  # outputs of a panel, bytes
 VECTOR = "vector"  # the format of what does not multiply: float32, one after the other
 
 
@@ -33,7 +32,7 @@ def plan_layout(program: Program, storage: Mapping[str, Storage]) -> Layout:
             parts.append((name, format, shape, _core.packed_bytes(format, *shape)))
         else:
             parts.append((name, VECTOR, (1, 1, spec.size), spec.size * 4))
-    return Layout.of(parts, ALIGNMENT)
+    return Layout.of(parts, _core.ALIGNMENT)
 
 
 def matrix_names(program: Program) -> set[str]:

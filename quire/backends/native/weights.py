@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from quire.backends.native import _core
-from quire.backends.native.layout import PANEL, VECTOR
+from quire.backends.native.layout import VECTOR
 from quire.backends.packed_cache import Bytes, Draft, PackedCache, allocate
 from quire.program.program import WeightSpec
 from quire.quantize.kinds import DTYPE_NAMES, Array, Floats, to_float32
@@ -173,8 +173,8 @@ class _Packer:
 
     def _submit(self, matrix: _core.Matrix, sources: Sequence[Array]) -> list[Future[bool]]:
         _, outputs, inputs = matrix.shape
-        panels = -(-outputs // PANEL)
-        step = max(1, _TASK // (PANEL * inputs))
+        panels = -(-outputs // _core.PANEL)
+        step = max(1, _TASK // (_core.PANEL * inputs))
         tries, tasks = _TRIES.get(matrix.format, []), []
         for index, source in enumerate(sources):
             kind = DTYPE_NAMES[source.dtype]
