@@ -142,7 +142,7 @@ class Engine:
         step, result = flown.step, flown.pending.result()
         outputs = self.scheduler.commit(step, result, self.clock())
         idle_since_s = result.began_s if self._idle_since_s is None else self._idle_since_s
-        self._idle_since_s = result.ended_s if self.scheduler.has_work else None
+        self._idle_since_s = max(result.ended_s, idle_since_s) if self.scheduler.has_work else None
         self.records.append(
             Record(
                 index=step.index,

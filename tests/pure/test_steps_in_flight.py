@@ -310,6 +310,19 @@ def test_a_record_tells_how_long_the_device_waited():
     assert engine.records[-1].idle_s == 3.0
 
 
+def test_a_pause_after_a_row_too_many_is_no_waiting():
+    engine = make_ahead(TimedRunner(16, 4, eager=True))
+    engine.clock = lambda: 95.0
+    engine.add(ask("a", max_tokens=9, stop_token_ids=tuple(range(23))))
+    engine.step()  # one more is in flight, and ended
+    engine.runner.now_s = 1000.0
+    engine.clock = lambda: 998.0
+    engine.add(ask("b", max_tokens=1))
+    while engine.has_work:
+        engine.step()
+    assert [record.idle_s for record in engine.records] == [6.0, 0.0, 3.0]
+
+
 def test_a_step_that_began_before_it_could_be_missed_was_not_waited_for():
     engine = make_ahead(TimedRunner(16, 4))
     engine.clock = lambda: 150.0
