@@ -90,6 +90,7 @@ class Caches:
         self.groups = tuple(groups)
         self.block_size = block_size
         self._num_batched_tokens = num_batched_tokens
+        self._retain = retain
         self.paged: list[_Paged] = []
         self.states: list[_States] = []
         for index, group in enumerate(groups):
@@ -241,8 +242,8 @@ class Caches:
     def save(self, choice: Choice, start: int, end: int) -> list[Snapshot]:
         """Entries for the states at the borders that a row passes, unless they are kept already."""
         first, last = start // self.block_size + 1, end // self.block_size
-        if first > last:
-            return []
+        if first > last or not (self._retain or choice.request.followers):
+            return []  # without a prefix cache only followers would find them
         saved = []
         border = (choice.num_prompt - 1) // self.block_size
         for states in self.states:

@@ -281,6 +281,13 @@ def test_choices_go_on_from_the_state_of_their_prompt(caching):
     run.finish()
 
 
+def test_no_state_is_kept_that_nobody_could_find():
+    run = Run(groups=states(every=1), enable_prefix_caching=False)
+    run.add("a", 22, max_tokens=4)
+    assert run.step()[0].saved == ()
+    run.finish()
+
+
 def test_a_preempted_choice_goes_on_from_a_state():
     run = Run(groups=[BlockGroup(7), StateGroup(8, 2)], num_spare_blocks=0)
     run.add("old", [1] * 7, max_tokens=12, ignore_eos=True)
