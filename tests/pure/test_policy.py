@@ -14,7 +14,7 @@ from quire.types import NewRequest
 
 def waiting(name: str, tenant: str = "", priority: int = 0) -> Choice:
     new = NewRequest(name, (1, 2, 3), SamplingParams(), tenant=tenant, priority=priority)
-    return OpenRequest.of(new, max_model_len=100, private=False).choices[0]
+    return OpenRequest.of(new, max_model_len=100, block_size=4, private=False).choices[0]
 
 
 def drain(queue) -> list[str]:
