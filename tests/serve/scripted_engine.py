@@ -1,8 +1,8 @@
 """The engine's process with answers that a script says, for clients that need a capable model.
 
-All else is real: prompts, scheduler, prefix cache, forward passes, grammars and the sampling pipeline. Only
-the logits of a position that is sampled are replaced, by ones that leave the script's next token; a token
-that the request's grammar bars fails the request.
+All else is real: prompts, scheduler, prefix cache, forward passes, grammars and sampling. Only, a mask leaves
+the script's next token at each position that is sampled; a token that the request's grammar bars fails the
+request.
 
 Run as a script in place of quire.server.engine_process. The word before the number of the socket is the path
 of the script, a JSON object: from a text that the prompt holds to a list of answers, each with its control
@@ -13,62 +13,91 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from quire.backends.backend import Backend, Masks, Pending
 from quire.build import Built, build
-from quire.runner import runner, sampler
-from quire.sampling.pipeline import SamplerState
 from quire.server.engine_process import main
 from quire.text.tokenizer import Tokenizer, need_tokenizer
-from quire.types import Admission, RowResult
+from quire.types import Admission, Failure, Step, StepResult
 
 TOOL_RESULT, CALL = "<tool_response>", "<tool_call>"
 ASIDE = "Some words."  # for prompts that are no part of a script, such as those that ask for a title
 
 
-class ScriptedState(SamplerState):
-    """The sampler's state of a choice, and what is to be said."""
+class ScriptedBackend:
+    """A backend that lets follow what scripts say."""
 
-    scripts: dict[str, list[str]]
-    tokenizer: Tokenizer
+    name = "scripted"
 
-    def __init__(self, admission: Admission, token_ids: Sequence[int], vocab_size: int) -> None:
-        super().__init__(admission, token_ids, vocab_size)
-        answer = self._answer(token_ids[: admission.num_prompt_tokens], bool(admission.grammar))
-        said = self.tokenizer.encode(answer, add_special_tokens=False, parse_special=True)
-        self.script = (*said, admission.eos_token_ids[0])
+    def __init__(
+        self, backend: Backend, scripts: dict[str, list[str]], tokenizer: Tokenizer, vocab_size: int
+    ) -> None:
+        self._backend = backend
+        self._scripts = scripts
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._left: dict[int, list[int]] = {}  # by slot, what is still to be said
+
+    def launch(self, step: Step, masks: Masks | None = None) -> Pending:
+        brought = {row.slot: row.token_ids for row in step.rows}
+        for admission in step.admitted:
+            self._left[admission.slot] = self._said(admission, brought[admission.slot])
+        wanted = {i: self._left[row.slot][0] for i, row in enumerate(step.rows) if row.sample}
+        return Scripted(step, self._backend.launch(step, lambda: self._forced(wanted, masks)), self._left)
+
+    def _said(self, admission: Admission, token_ids: Sequence[int]) -> list[int]:
+        count = admission.num_prompt_tokens
+        answer = self._answer(token_ids[:count], bool(admission.grammar))
+        said = self._tokenizer.encode(answer, add_special_tokens=False, parse_special=True)
+        return [*said, admission.eos_token_ids[0]][len(token_ids) - count :]
 
     def _answer(self, prompt: Sequence[int], may_call: bool) -> str:
-        text = self.tokenizer.decode(prompt)
-        answers = next((found for marker, found in self.scripts.items() if marker in text), [ASIDE])
-        turn = list(prompt).count(self.tokenizer.token_id(TOOL_RESULT))
+        text = self._tokenizer.decode(prompt)
+        answers = next((found for marker, found in self._scripts.items() if marker in text), [ASIDE])
+        turn = list(prompt).count(self._tokenizer.token_id(TOOL_RESULT))
         answer = answers[min(turn, len(answers) - 1)]
         return answer if may_call or CALL not in answer else ASIDE
 
-    @property
-    def next_token(self) -> int:
-        """The script's token for the position that is to be sampled."""
-        return self.script[self.num_tokens - self.num_prompt_tokens]
+    def _forced(self, wanted: Mapping[int, int], masks: Masks | None) -> dict[int, Any]:
+        """Masks of one token each, of those that grammars allow."""
+        found = masks() if masks is not None else {}
+        forced: dict[int, Any] = {}
+        for row, token_id in wanted.items():
+            own, bits = found.get(row), np.zeros(-(-self._vocab_size // 32), np.uint32)
+            bits[token_id // 32] = 1 << token_id % 32
+            forced[row] = bits if own is None else own if isinstance(own, Failure) else bits & own
+        return forced
 
 
-def scripted_sample(logits: np.ndarray, state: ScriptedState, *more: Any) -> RowResult:
-    """The sampling pipeline over logits that leave one token."""
-    forced = np.full_like(logits, -np.inf)
-    forced[state.next_token] = 0
-    return sampler.sample(forced, state, *more)
+@dataclass(frozen=True)
+class Scripted:
+    """A step whose tokens were said by scripts."""
+
+    step: Step
+    pending: Pending
+    left: dict[int, list[int]]
+
+    def result(self) -> StepResult:
+        result = self.pending.result()
+        for row, got in zip(self.step.rows, result.rows, strict=True):
+            del self.left[row.slot][: len(got.token_ids)]
+        return result
 
 
 def scripted_build(*args: Any) -> Built:
     built = build(*args)
-    ScriptedState.scripts = json.loads(Path(sys.argv[1]).read_text("utf-8"))
-    ScriptedState.tokenizer = need_tokenizer(built.description.source)
+    description = built.description
+    scripts = json.loads(Path(sys.argv[1]).read_text("utf-8"))
+    tokenizer, vocab_size = need_tokenizer(description.source), description.program.output.width
+    built.runner._backend = ScriptedBackend(built.backend, scripts, tokenizer, vocab_size)
     return built
 
 
 if __name__ == "__main__":
-    vars(runner).update(SamplerState=ScriptedState, sample=scripted_sample)
     sys.exit(main(scripted_build))
