@@ -15,6 +15,9 @@
 
 namespace quire {
 
+// Throws unless a mask of so many words has a bit for each token.
+void check_mask(size_t words, int64_t vocab_size);
+
 // Each row is a tuple: slot; the first of the rows of logits whose following tokens are to be scored, and
 // these tokens; the row of logits to sample from, or -1; tokens drafted behind it, which have the rows of
 // logits that follow; and None or the masks of the sampled positions, each an array of bits or None.

@@ -135,7 +135,6 @@ struct Source;     // packing.h
 struct Attention;  // attention.h
 struct AttentionUnit;
 struct Greatest;  // sampling.h
-struct Draw;
 struct Edits;
 struct Choosing;
 struct Chosen;
@@ -176,7 +175,6 @@ struct Kernels {
   Chosen (*choose)(const float* logits, int64_t count, const Edits& edits, const Choosing& how,
                    void* scratch);
   Greatest (*greatest)(const float* logits, int64_t count);
-  int64_t (*draw)(const float* logits, int64_t count, const Draw& how, void* scratch);
   double (*exp_sum)(const float* logits, int64_t count, double maximum);
   int64_t (*rank)(const float* logits, int64_t count, int64_t id);
   void (*top_ids)(const float* logits, int64_t count, int64_t k, int64_t* ids, void* scratch);

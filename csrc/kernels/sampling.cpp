@@ -1,4 +1,4 @@
-// A token from a row of logits, and what log-probabilities need to know of the row.
+// What log-probabilities need to know of a row of logits.
 
 #include "sampling_select.h"
 #include "table.h"
@@ -31,18 +31,6 @@ Greatest greatest(const float* x, int64_t count) {
   if (bits_of(faults != faults) && find_nan(x, count, best)) return best;
   while (x[best.id] != best.logit) ++best.id;  // from the beginning of the block
   return {best.id, x[best.id]};
-}
-
-int64_t draw(const float* logits, int64_t count, const Draw& how, void* memory) {
-  const Scratch scratch(memory, count);
-  const Weighing weighing(how.maximum, how.temperature);
-  Kept kept{logits, nullptr, count};
-  if (how.min_p > 0) kept = apply({logit_of(how.min_p, weighing), count}, kept, scratch);
-  if (how.top_k > 0 && how.top_k < kept.count) kept = keep_top_k(kept, how.top_k, scratch);
-  if (how.top_p < 1) kept = keep_top_p(kept, weighing, how.top_p, scratch);
-  if (kept.count == 0) return 0;  // the row has NaN, or the maximum is not its own
-  const int64_t index = inverse_cumulative(kept.logits, kept.count, weighing, how.u, scratch.blocks);
-  return kept.ids ? kept.ids[index] : index;
 }
 
 double exp_sum(const float* logits, int64_t count, double maximum) {

@@ -1,6 +1,7 @@
-// What tokens weigh: exp((logit - maximum) / temperature) in float64, and sums of it. Part of sampling.cpp.
+// What tokens weigh: exp((logit - maximum) / temperature) in float64, and sums of it. Part of sampling.cpp
+// and choose.cpp.
 //
-// Weights are off by less than 1e-14 of themselves, so a draw differs from the NumPy twin's only where `u`,
+// Weights are off by less than 1e-14 of themselves, so a draw differs from the definition's only where `u`,
 // top_p or min_p falls that close to an edge between two tokens. Sums: of every block of 1,024 tokens by
 // itself, a vector's lanes apart; then of the blocks, in their order.
 #pragma once

@@ -28,7 +28,6 @@ const Kernels table = {
     .merge_segments = merge_segments,
     .choose = choose,
     .greatest = greatest,
-    .draw = draw,
     .exp_sum = exp_sum,
     .rank = rank,
     .top_ids = top_ids,

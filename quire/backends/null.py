@@ -37,7 +37,7 @@ class NullBackend:
         self.cost = Cost()
         self._nbytes = nbytes
         self._kv_bytes = kv_itemsize, kv_scale_bytes  # of a cached number, and of a scale
-        self._slots = Slots(program.output.width, block_size, max(1, len(program.cache_groups)))
+        self._slots = Slots(program.output.width, block_size, len(program.cache_groups))
         self._zeros = np.zeros((1, *program.output.shape), np.float32)
 
     def launch(self, step: Step, masks: Masks | None = None) -> Deferred:

@@ -10,7 +10,6 @@ import numpy as np
 
 from quire.backends.backend import Masks
 from quire.program.batch import Batch
-from quire.sampling.arithmetic import NUMPY, Arithmetic
 from quire.sampling.faults import LogitsError
 from quire.sampling.logprobs import prompt_logprobs
 from quire.sampling.pipeline import SamplerState, sample
@@ -34,12 +33,9 @@ class Slots:
     There are `num_tables` block tables a slot, one for each cache group.
     """
 
-    def __init__(
-        self, vocab_size: int, block_size: int, num_tables: int = 1, arithmetic: Arithmetic = NUMPY
-    ) -> None:
+    def __init__(self, vocab_size: int, block_size: int, num_tables: int) -> None:
         self._vocab_size = vocab_size
         self._block_size = block_size
-        self._arithmetic = arithmetic
         self._slots: dict[int, Slot] = {}
         self._tables = [np.zeros((0, 0), np.int64)] * num_tables  # by group: [slots, blocks]
 
@@ -134,7 +130,7 @@ class Slots:
         token_ids: tuple[int, ...] = ()
         logprobs: tuple[PositionLogprobs, ...] = ()
         for position, drafted in zip(logits, (*row.drafted, None), strict=True):
-            result = sample(position, sampler, self._arithmetic, mask)
+            result = sample(position, sampler, mask)
             if result.error is not None and not token_ids:
                 return result
             token_ids, logprobs = token_ids + result.token_ids, logprobs + result.logprobs
@@ -150,7 +146,7 @@ class Slots:
         following = slot.token_ids[first : min(row.start + row.count + 1, last)]
         if wanted is None or not following:
             return ()
-        return prompt_logprobs(logits[: len(following)], following, wanted, self._arithmetic)
+        return prompt_logprobs(logits[: len(following)], following, wanted)
 
 
 def _vector(found: np.ndarray) -> RowResult:

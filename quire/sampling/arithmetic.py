@@ -1,13 +1,11 @@
-"""Arithmetic over a row of logits as long as the vocabulary: what it must do, and the reference in NumPy.
+"""Arithmetic over a row of logits as long as the vocabulary.
 
 Ranking is a total order: greater logit first, lower id first among equals. So the greedy token, the first of
 the top tokens and the token of rank 1 are always the same one. Sums are in float64 and in one order, which
-follows from the row.
+follows from the row. `logits` are those of a row that has a greatest one: neither NaN nor +inf, nor all -inf.
 """
 
 from __future__ import annotations
-
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,92 +15,41 @@ TokenIds = NDArray[np.intp]
 Weights = NDArray[np.float64]  # probabilities up to a common factor
 
 
-class Arithmetic(Protocol):
-    """The functions of this file that go through the whole vocabulary. `logits` are contiguous.  # [V]
+def draw(
+    logits: Logits, maximum: float, temperature: float, top_k: int, top_p: float, min_p: float, u: float
+) -> int:
+    """Return the token at `u`, in [0, 1), of those kept, by the weights that temperature gives them.
 
-    Only `greatest` may be given a row in which a logit is NaN or +inf, or all are -inf.
+    Top-k and min-p each keep a beginning of the ranking, so their order does not matter; top-p comes last and
+    sees only what they kept. What remains is laid out in order of token id, and `u` points into it: the
+    inverse of the cumulative distribution. `maximum` is the greatest logit.
     """
-
-    def greatest(self, logits: Logits, /) -> tuple[int, float]:
-        """The first token id in the ranking and its logit; of faulty rows, a logit that is not finite."""
-        ...
-
-    def draw(
-        self,
-        logits: Logits,
-        maximum: float,
-        temperature: float,
-        top_k: int,
-        top_p: float,
-        min_p: float,
-        u: float,
-        /,
-    ) -> int:
-        """The token at `u`, in [0, 1), of those kept, by the weights that temperature gives them."""
-        ...
-
-    def exp_sum(self, logits: Logits, maximum: float, /) -> float:
-        """sum(exp(logits - maximum)), `maximum` being the greatest logit."""
-        ...
-
-    def rank(self, logits: Logits, token_id: int, /) -> int:
-        """The place of a token in the ranking, from 1."""
-        ...
-
-    def top_ids(self, logits: Logits, k: int, /) -> list[int]:
-        """The first min(k, V) token ids in the ranking, in its order; k is at most 64."""
-        ...
+    ids: TokenIds | None = None  # of the tokens kept; None: all
+    if 0 < top_k < len(logits):
+        ids = ranking(logits, top_k)
+        logits = logits[ids]
+    weights = boltzmann(logits, maximum, temperature)
+    if min_p > 0:
+        weights[weights < min_p] = 0  # the greatest weight is 1
+    if top_p < 1:
+        kept = nucleus(logits, weights, top_p)
+        ids, weights = (kept if ids is None else ids[kept]), weights[kept]
+    if ids is None:
+        return inverse_cumulative(weights, u)
+    in_order = np.argsort(ids)
+    return int(ids[in_order[inverse_cumulative(weights[in_order], u)]])
 
 
-class NumPyArithmetic:
-    """The reference. Its `top_ids` has no limit."""
-
-    def greatest(self, logits: Logits, /) -> tuple[int, float]:
-        token_id = int(logits.argmax())  # a NaN if there is one, else +inf if there is one
-        return token_id, float(logits[token_id])
-
-    def draw(
-        self,
-        logits: Logits,
-        maximum: float,
-        temperature: float,
-        top_k: int,
-        top_p: float,
-        min_p: float,
-        u: float,
-        /,
-    ) -> int:
-        """Top-k and min-p each keep a beginning of the ranking, so their order does not matter; top-p comes
-        last and sees only what they kept. What remains is laid out in order of token id, and `u` points into
-        it: the inverse of the cumulative distribution."""
-        ids: TokenIds | None = None  # of the tokens kept; None: all
-        if 0 < top_k < len(logits):
-            ids = ranking(logits, top_k)
-            logits = logits[ids]
-        weights = boltzmann(logits, maximum, temperature)
-        if min_p > 0:
-            weights[weights < min_p] = 0  # the greatest weight is 1
-        if top_p < 1:
-            kept = nucleus(logits, weights, top_p)
-            ids, weights = (kept if ids is None else ids[kept]), weights[kept]
-        if ids is None:
-            return inverse_cumulative(weights, u)
-        in_order = np.argsort(ids)
-        return int(ids[in_order[inverse_cumulative(weights[in_order], u)]])
-
-    def exp_sum(self, logits: Logits, maximum: float, /) -> float:
-        return float(boltzmann(logits, maximum, 1).sum())
-
-    def rank(self, logits: Logits, token_id: int, /) -> int:
-        logit = logits[token_id]
-        equal_before = np.count_nonzero(logits[:token_id] == logit)
-        return 1 + int(np.count_nonzero(logits > logit)) + int(equal_before)
-
-    def top_ids(self, logits: Logits, k: int, /) -> list[int]:
-        return ranking(logits, k).tolist()
+def exp_sum(logits: Logits, maximum: float) -> float:
+    """Return sum(exp(logits - maximum)), `maximum` being the greatest logit."""
+    return float(boltzmann(logits, maximum, 1).sum())
 
 
-NUMPY = NumPyArithmetic()
+def rank(logits: Logits, token_id: int) -> int:
+    """Return the place of a token in the ranking, from 1."""
+    logit = logits[token_id]
+    equal_before = np.count_nonzero(logits[:token_id] == logit)
+    return 1 + int(np.count_nonzero(logits > logit)) + int(equal_before)
 
 
 def ranking(logits: Logits, k: int) -> TokenIds:

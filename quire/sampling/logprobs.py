@@ -8,14 +8,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.sampling.arithmetic import NUMPY, Arithmetic, Logits, ranking
+from quire.sampling.arithmetic import Logits, exp_sum, rank, ranking
 from quire.sampling.faults import INFINITE, NAN, ONLY_MINUS_INF, LogitsError
 from quire.types import PositionLogprobs, TokenLogprob
 
 
-def greatest(logits: Logits, arithmetic: Arithmetic = NUMPY) -> tuple[int, float]:
+def greatest(logits: Logits) -> tuple[int, float]:
     """The first token id in the ranking and its logit. Raises LogitsError where there is no such token."""
-    token_id, maximum = arithmetic.greatest(logits)
+    token_id = int(logits.argmax())  # of a NaN if there is one, else of +inf if there is one
+    maximum = float(logits[token_id])
     if not math.isfinite(maximum):
         raise LogitsError(
             ONLY_MINUS_INF if maximum == -math.inf else NAN if math.isnan(maximum) else INFINITE
@@ -29,31 +30,25 @@ def _logprobs(logits: Logits, maximum: float, log_sum: float) -> NDArray[np.floa
         return (logits.astype(np.float64) - maximum - log_sum).astype(np.float32)
 
 
-def position_logprobs(
-    logits: Logits, token_id: int, k: int, arithmetic: Arithmetic = NUMPY
-) -> PositionLogprobs:
+def position_logprobs(logits: Logits, token_id: int, k: int) -> PositionLogprobs:
     """The chosen token, then the k most likely ones (all if k is -1), of one row of raw logits.  # [V]
 
     Where the chosen token is among the others it is there with the very same float and rank.
     Raises LogitsError.
     """
-    _, maximum = greatest(logits, arithmetic)
-    log_sum = math.log(arithmetic.exp_sum(logits, maximum))
-    ids: list[int] = []
-    if k:
-        ids = ranking(logits, len(logits)).tolist() if k == -1 else arithmetic.top_ids(logits, k)
+    _, maximum = greatest(logits)
+    log_sum = math.log(exp_sum(logits, maximum))
+    ids: list[int] = ranking(logits, len(logits) if k == -1 else k).tolist() if k else []
     logprobs = _logprobs(logits[[token_id, *ids]], maximum, log_sum).tolist()
-    ranks = [arithmetic.rank(logits, token_id), *range(1, len(ids) + 1)]
+    ranks = [rank(logits, token_id), *range(1, len(ids) + 1)]
     return tuple(map(TokenLogprob, [token_id, *ids], logprobs, ranks))
 
 
-def prompt_logprobs(
-    logits: Logits, next_token_ids: Sequence[int], k: int, arithmetic: Arithmetic = NUMPY
-) -> tuple[PositionLogprobs, ...]:
+def prompt_logprobs(logits: Logits, next_token_ids: Sequence[int], k: int) -> tuple[PositionLogprobs, ...]:
     """For each row of a chunk of the prompt, `position_logprobs` of the token that follows it.  # [P, V], [P]
 
     Row by row with the code that serves sampled tokens: a position has the same bits either way.
     Raises LogitsError.
     """
     rows = zip(logits, next_token_ids, strict=True)
-    return tuple(position_logprobs(row, token_id, k, arithmetic) for row, token_id in rows)
+    return tuple(position_logprobs(row, token_id, k) for row, token_id in rows)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.sampling.arithmetic import NUMPY, Arithmetic, Logits
+from quire.sampling.arithmetic import Logits, draw
 from quire.sampling.faults import EXCLUDED, TOO_LARGE, LogitsError
 from quire.sampling.logprobs import greatest, position_logprobs
 from quire.sampling.philox import uniform
@@ -96,12 +96,7 @@ class SamplerState:
         return self.num_tokens - self.num_prompt_tokens < self.params.min_tokens
 
 
-def sample(
-    logits: Logits,
-    state: SamplerState,
-    arithmetic: Arithmetic = NUMPY,
-    mask: Mask | None = None,
-) -> RowResult:
+def sample(logits: Logits, state: SamplerState, mask: Mask | None = None) -> RowResult:
     """Choose the token that follows all tokens of `state`; no argument is changed.  # logits [V]
 
     `mask` has the tokens that the request's grammar lets follow here.
@@ -111,26 +106,24 @@ def sample(
     """
     params = state.params
     try:
-        token_id, maximum = greatest(logits, arithmetic)
+        token_id, maximum = greatest(logits)
         edited = logits
         if state.edits_logits or state.suppresses_stop or mask is not None:
             edited = edit_logits(logits, state, mask)
-            token_id, maximum = _greatest_edited(edited, arithmetic)
+            token_id, maximum = _greatest_edited(edited)
         if params.temperature != 0:
             u = uniform(state.seed, state.choice, state.num_tokens)
-            token_id = arithmetic.draw(
-                edited, maximum, params.temperature, params.top_k, params.top_p, params.min_p, u
-            )
+            token_id = draw(edited, maximum, params.temperature, params.top_k, params.top_p, params.min_p, u)
         if params.logprobs is None:
             return RowResult((token_id,))
-        return RowResult((token_id,), (position_logprobs(logits, token_id, params.logprobs, arithmetic),))
+        return RowResult((token_id,), (position_logprobs(logits, token_id, params.logprobs),))
     except LogitsError as error:
         return RowResult(error=error.failure)
 
 
-def _greatest_edited(edited: Logits, arithmetic: Arithmetic) -> tuple[int, float]:
+def _greatest_edited(edited: Logits) -> tuple[int, float]:
     try:
-        return greatest(edited, arithmetic)
+        return greatest(edited)
     except LogitsError:
         # The raw logits were in order, so the request's own parameters did this.
         raise LogitsError(EXCLUDED if np.isneginf(edited).all() else TOO_LARGE) from None

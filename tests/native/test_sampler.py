@@ -4,104 +4,27 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
+from sampled import EOS, Case, admit, assert_same, expected, run
 
 from quire.backends.native import _core
-from quire.backends.native.sampling import row_results, slot_params
-from quire.sampling.faults import LogitsError
-from quire.sampling.logprobs import position_logprobs, prompt_logprobs
+from quire.backends.native.sampling import row_results
+from quire.sampling.logprobs import position_logprobs
 from quire.sampling.philox import uniform
 from quire.sampling.pipeline import SamplerState, sample
 from quire.sampling_params import SamplingParams
 from quire.types import Admission, RowResult, TokenLogprob
 
-EOS = 3
 BATCH = 24
-
-
-def admit(sampler: _core.Sampler, admission: Admission, token_ids: Sequence[int]) -> None:
-    sampler.admit(admission.slot, slot_params(admission, sampler.vocab_size), token_ids)
 
 
 def mask_of(allowed: np.ndarray) -> np.ndarray:
     padded = np.zeros(-(-len(allowed) // 32) * 32, np.uint8)
     padded[: len(allowed)] = allowed
     return np.packbits(padded, bitorder="little").view(np.uint32)
-
-
-@dataclass
-class Case:
-    """A row as a step has it: what was asked, all known tokens, logits, and what else came."""
-
-    params: SamplingParams
-    prompt: list[int]
-    emitted: list[int]
-    logits: np.ndarray  # of the scored positions, then of the sampled ones
-    choice: int = 0
-    following: list[int] = field(default_factory=list)
-    drafted: list[int] = field(default_factory=list)
-    masks: list[np.ndarray | None] | None = None
-    samples: bool = True
-
-    @property
-    def vocab_size(self) -> int:
-        return self.logits.shape[1]
-
-    def admission(self, slot: int) -> Admission:
-        return Admission(slot, "r", self.choice, self.params, (EOS, 10**6), len(self.prompt))
-
-    def state(self) -> SamplerState:
-        return SamplerState(self.admission(0), (*self.prompt, *self.emitted), self.vocab_size)
-
-
-def expected(case: Case) -> RowResult:
-    """By the definition, token by token: a drafted one counts where it is the row's own."""
-    state, first = case.state(), len(case.following)
-    try:
-        scored = prompt_logprobs(case.logits[:first], case.following, case.params.prompt_logprobs or 0)
-    except LogitsError as error:
-        return RowResult(error=error.failure)
-    tokens, listed = (), ()
-    for i in range(len(case.drafted) + 1 if case.samples else 0):
-        one = sample(case.logits[first + i], state, mask=case.masks[i] if case.masks else None)
-        if one.error:
-            return RowResult(tokens, listed, scored, None if tokens else one.error)
-        tokens, listed = tokens + one.token_ids, listed + one.logprobs
-        state.extend(one.token_ids)
-        if i < len(case.drafted) and one.token_ids[0] != case.drafted[i]:
-            break
-    return RowResult(tokens, listed, scored)
-
-
-def run(sampler: _core.Sampler, cases: list[Case], slots: list[int] | None = None) -> tuple[RowResult, ...]:
-    """All cases as the rows of one step, in fresh slots."""
-    slots = slots or list(range(len(cases)))
-    rows, first = [], 0
-    for slot, case in zip(slots, cases, strict=True):
-        admit(sampler, case.admission(slot), (*case.prompt, *case.emitted))
-        sampled = first + len(case.following) if case.samples else -1
-        rows.append((slot, first, case.following, sampled, case.drafted, case.masks))
-        first += len(case.logits)
-    results = row_results(sampler.sample(np.concatenate([case.logits for case in cases]), rows))
-    for slot in slots:
-        sampler.release(slot)
-    return results
-
-
-def assert_same(got: RowResult, wanted: RowResult, what: Any = None) -> None:
-    """Log-probabilities may differ in the last bit: their sums are off by up to 2e-14, in either."""
-    assert (got.token_ids, got.error) == (wanted.token_ids, wanted.error), what
-    for mine, theirs in ((got.logprobs, wanted.logprobs), (got.prompt_logprobs, wanted.prompt_logprobs)):
-        assert len(mine) == len(theirs)
-        for one, other in zip(mine, theirs, strict=True):
-            assert [(e.token_id, e.rank) for e in one] == [(e.token_id, e.rank) for e in other], what
-            values = [e.logprob for e in one], [e.logprob for e in other]
-            np.testing.assert_allclose(*values, rtol=2.4e-7, atol=1e-13)
 
 
 # Random rows --------------------------------------------------------------------------------------------
@@ -370,7 +293,16 @@ def test_drafts_change_nothing() -> None:
 # Single matters -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("values", [{"top_p": 0.95}, {"top_p": 0.5, "temperature": 2.0}, {}, {"top_k": 50}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"top_p": 0.95},
+        {"top_p": 0.5, "temperature": 2.0},
+        {"top_p": 0.999, "temperature": 0.3},
+        {},
+        {"top_k": 50},
+    ],
+)
 def test_a_whole_vocabulary(isa: str, values: dict[str, Any]) -> None:
     size = 128_256
     cases = []
@@ -455,6 +387,9 @@ def test_what_is_out_of_range_is_refused() -> None:
     ]:
         with pytest.raises(ValueError, match=problem):
             sampler.sample(logits, rows)
+    for wrong in (logits.astype(np.float64), logits[0], np.zeros((2, 80), np.float32)[:, ::2]):
+        with pytest.raises(TypeError):
+            sampler.sample(wrong, [good])
     with pytest.raises(ValueError, match="vocabulary"):
         sampler.sample(logits[:, :39].copy(), [good])
     for slot, tokens in ((1, [1]), (2, [1]), (-1, [1]), (0, [40])):

@@ -1,32 +1,54 @@
-"""Native sampling against its reference twin in NumPy, on every instruction set of this machine."""
+"""Native sampling of single rows against the definition in NumPy, on every instruction set."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from sampled import Case, admit, assert_same, expected, run
 
 from quire.backends.native import _core
-from quire.sampling.arithmetic import NUMPY, boltzmann
-from quire.sampling.faults import LogitsError
+from quire.backends.native.sampling import row_results
+from quire.sampling.arithmetic import boltzmann, draw
 from quire.sampling.logprobs import position_logprobs
-from quire.sampling.pipeline import SamplerState, sample
+from quire.sampling.philox import uniform
 from quire.sampling_params import SamplingParams
-from quire.types import Admission
 
 SIZES = [1, 2, 3, 15, 16, 17, 33, 100, 1000, 1023, 1024, 1025, 4097, 20_000]
+
+
+class At(NamedTuple):
+    """Where a random number comes from."""
+
+    choice: int
+    position: int
+    seed: int = 12345
+
+    @property
+    def u(self) -> float:
+        return uniform(self.seed, self.choice, self.position)
+
+
 GREATEST_U = 1 - 2.0**-53
+LEAST, GREATEST = At(1342171077, 3135185464763348057), At(3108484551, 777056715511946725)  # of all numbers
+
+
+def test_the_ends_of_random_numbers() -> None:
+    assert (LEAST.u, GREATEST.u) == (0, GREATEST_U)
 
 
 @pytest.fixture(params=_core.isas())
-def native(request):
-    return _core.Sampling(request.param)
+def isa(request: pytest.FixtureRequest) -> str:
+    return request.param
 
 
-def rows(size, seed=0):
-    """Rows of all characters, as float64."""
+def float64_rows(size: int, seed: int) -> Iterator[np.ndarray]:
+    """Rows of all characters."""
     rng = np.random.default_rng([seed, size])
     normal = rng.normal(size=size)
     yield normal * 3
@@ -44,51 +66,104 @@ def rows(size, seed=0):
     yield half
 
 
-def float32_rows(size, seed=0):
-    return [row.astype(np.float32) for row in rows(size, seed)]
+def rows(size: int, seed: int = 0) -> list[np.ndarray]:
+    return [row.astype(np.float32) for row in float64_rows(size, seed)]
+
+
+def case(logits: np.ndarray, at: At, **values: Any) -> Case:
+    params = SamplingParams(seed=at.seed, **values)
+    return Case(params, (), (), logits[None], at.choice, length=at.position)
+
+
+def tokens(isa: str, logits: np.ndarray, cases: Sequence[Case]) -> list[int]:
+    """What cases that share a row of logits give."""
+    sampler = _core.Sampler(isa, len(logits), len(cases), 2)
+    for slot, one in enumerate(cases):
+        admit(sampler, one.admission(slot), ())
+    asked = [(slot, 0, (), 0, (), None) for slot in range(len(cases))]
+    return sampler.sample(logits[None], asked).token_ids
+
+
+def wanted(cases: Sequence[Case]) -> list[int]:
+    return [token_id for one in cases for token_id in expected(one).token_ids]
+
+
+# Ranking and log-probabilities
+
+
+def listing(logits: np.ndarray, following: list[int], k: int) -> Case:
+    """A greedy row with the k most likely tokens, which also scores these tokens in the same logits."""
+    params = SamplingParams(seed=0, temperature=0)
+    object.__setattr__(params, "logprobs", k)
+    object.__setattr__(params, "prompt_logprobs", k)
+    return Case(params, [0], (), np.stack([logits] * (len(following) + 1)), following=following)
+
+
+@cache
+def listings(size: int) -> list[tuple[Case, Any]]:
+    rng, cases = np.random.default_rng(size), []
+    for logits in rows(size):
+        some = sorted({0, size - 1, int(logits.argmax()), int(rng.integers(size))})
+        cases += [listing(logits, some, k) for k in (1, 2, 20, 64)]
+    return [(one, expected(one)) for one in cases]
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_greatest_and_ranking(native, size):
-    rng = np.random.default_rng(size)
-    for logits in float32_rows(size):
-        assert native.greatest(logits) == NUMPY.greatest(logits)
-        for token_id in {0, size - 1, int(logits.argmax()), int(rng.integers(size))}:
-            assert native.rank(logits, token_id) == NUMPY.rank(logits, token_id)
-        for k in (1, 2, 20, 64):
-            assert native.top_ids(logits, k) == NUMPY.top_ids(logits, k)
+def test_ranking(isa: str, size: int) -> None:
+    """The greatest, every rank, and the first of the ranking, with their log-probabilities."""
+    results = run(_core.Sampler(isa, size, 44, 2), [one for one, _ in listings(size)])
+    for got, (_, result) in zip(results, listings(size), strict=True):
+        assert_same(got, result)
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_faults_are_found_as_in_the_reference(native, size):
-    nothing = np.full(size, -np.inf, np.float32)
-    assert native.greatest(nothing) == (0, -math.inf)
+def test_faults_are_found_as_in_the_definition(isa: str, size: int) -> None:
+    cases, at = [], At(0, 1)
     for place in {0, size // 2, size - 1}:
-        for bad in (np.nan, -np.nan, np.inf):
-            logits = float32_rows(size)[0]
+        for bad, last in itertools.product((np.nan, -np.nan, np.inf), (np.nan, np.inf, 0)):
+            logits = rows(size)[0]
+            logits[-1] = last
             logits[place] = bad
-            logits[-1] = bad
-            token_id, maximum = native.greatest(logits)
-            assert token_id == place
-            assert math.isnan(maximum) if math.isnan(bad) else maximum == math.inf
-            np.testing.assert_equal((token_id, maximum), NUMPY.greatest(logits))
+            cases += [case(logits, at, top_k=2, top_p=0.9, min_p=0.1), listing(logits, [0], 5)]
+            cases.append(case(logits, at, temperature=0, allowed_token_ids=[0]))
+    nothing = np.full(size, -np.inf, np.float32)
+    cases += [case(nothing, at), listing(nothing, [0], 5)]
+    results = run(_core.Sampler(isa, size, len(cases), 2), cases)
+    assert list(results) == [expected(one) for one in cases]
+    assert all(result.error for result in results)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_exp_sum(native, size):
-    for logits in float32_rows(size):
-        maximum = float(logits.max())
-        expected = NUMPY.exp_sum(logits, maximum)
-        assert native.exp_sum(logits, maximum) == pytest.approx(expected, rel=2e-14, abs=0)
+def probes(logits: np.ndarray) -> tuple[np.ndarray, list[int], list[float]]:
+    """A row with two tokens more, whose log-probabilities lie by 1e-13 on either side of a float's border.
+
+    They weigh too little to change the sum of the row. Also their ids, and what they round to.
+    """
+    row = (logits - logits.max()).astype(np.float32) + np.float32(40)
+    exact = 40 + math.log(math.fsum(math.exp(float(x) - 40) for x in row))
+    below = np.float32(-exact)
+    above = np.nextafter(below, np.float32(0))
+    border = (float(below) + float(above)) / 2
+    found = []
+    for sign in (1, -1):
+        logit = np.float32(border + exact)
+        while (float(logit) - exact - border) * sign < 1e-13:
+            logit = np.nextafter(logit, np.float32(sign))
+        found.append(logit)
+    ids = [len(row), len(row) + 1]
+    return np.append(row, np.array(found, np.float32)), ids, [float(above), float(below)]
 
 
-def test_weights_are_exact_sums(native):
-    """Against exact summation, so that twins cannot be wrong together."""
-    for logits in float32_rows(5000):
-        maximum = float(logits.max())
-        exact = math.fsum(math.exp(float(x) - maximum) for x in logits)
-        assert native.exp_sum(logits, maximum) == pytest.approx(exact, rel=2e-14, abs=0)
+def test_sums_are_exact(isa: str) -> None:
+    """Against exact summation, so that twins cannot be wrong together: to parts of 3e-13."""
+    for size, seed in itertools.product((5, 1000, 5000), range(4)):
+        for logits in [row for row in rows(size, seed) if abs(row[row > -np.inf]).max() < 100]:
+            row, ids, rounded = probes(logits)
+            (got,) = run(_core.Sampler(isa, len(row), 1, 1), [listing(row, ids, 0)])
+            assert [entry.logprob for (entry,) in got.prompt_logprobs] == rounded
+            assert [position_logprobs(row, i, 0)[0].logprob for i in ids] == rounded
 
+
+# Drawing
 
 FILTERS = [
     *itertools.product((0, 1, 5, 333, 20_000), (1e-9, 0.3, 0.95, 1 - 1e-12, 1.0), (0.0, 0.05, 1.0)),
@@ -98,137 +173,117 @@ FILTERS = [
 TEMPERATURES = [0.8, 2.0, 1e-9, 1e-30, 5e-324]
 
 
+@cache
+def drawn(size: int) -> list[tuple[list[Case], list[int]]]:
+    """For each row of logits, what is asked of it and what it gives."""
+    rng, found = np.random.default_rng(size), []
+    for logits in rows(size):
+        cases = []
+        for top_k, top_p, min_p in rng.permutation(FILTERS)[:25].tolist():
+            how = {"top_k": int(top_k), "top_p": top_p, "min_p": min_p}
+            how["temperature"] = float(rng.choice(TEMPERATURES))
+            middle = At(0, int(rng.integers(1, 2**31)))
+            cases += [case(logits, at, **how) for at in (LEAST, middle, GREATEST)]
+        found.append((cases, wanted(cases)))
+    return found
+
+
 @pytest.mark.parametrize("size", SIZES)
-def test_draw_is_that_of_the_reference(native, size):
-    rng = np.random.default_rng(size)
-    count = len(FILTERS) if size < 1000 else 25
-    for logits in float32_rows(size):
-        maximum = float(logits.max())
-        for top_k, top_p, min_p in rng.permutation(FILTERS)[:count].tolist():
-            temperature = float(rng.choice(TEMPERATURES))
-            for u in (0.0, float(rng.random()), GREATEST_U):
-                how = maximum, temperature, int(top_k), top_p, min_p, u
-                assert native.draw(logits, *how) == NUMPY.draw(logits, *how), how
+def test_a_draw_is_that_of_the_definition(isa: str, size: int) -> None:
+    for cases, result in drawn(size):
+        assert tokens(isa, cases[0].logits[0], cases) == result
 
 
-def test_a_whole_vocabulary(native):
-    """The one size that matters, wide and narrow nuclei, with the tokens drawn spread over the row."""
-    for seed, temperature, top_p in [(1, 0.8, 0.95), (2, 2.0, 1.0), (3, 0.3, 0.999), (4, 1.0, 0.5)]:
-        logits = float32_rows(128_256, seed)[seed % 2]
-        maximum = float(logits.max())
-        for u in np.linspace(0, GREATEST_U, 7).tolist():
-            how = maximum, temperature, 0, top_p, 0.0, u
-            assert native.draw(logits, *how) == NUMPY.draw(logits, *how)
-
-
-@pytest.mark.parametrize(
-    ("top_k", "top_p", "min_p"), [(0, 1.0, 0.0), (40, 1.0, 0.0), (0, 0.9, 0.0), (0, 1.0, 0.2)]
-)
-def test_the_distribution_to_a_part_in_a_million(native, top_k, top_p, min_p):
-    """Where the token changes along `u` is where the reference's cumulative distribution has its edges."""
-    logits = float32_rows(1025)[0]
+@cache
+def edges(top_k: int, top_p: float, min_p: float) -> tuple[list[Case], list[int]]:
+    """Pairs of close random numbers between which the definition goes from one token to another."""
+    logits, how = rows(1025)[0], {"top_k": top_k, "top_p": top_p, "min_p": min_p}
     maximum = float(logits.max())
-    how = maximum, 0.9, top_k, top_p, min_p
-    kept = sorted({NUMPY.draw(logits, *how, u) for u in np.linspace(0, GREATEST_U, 2000)})
-    for lower in kept[::5]:
-        low, high = 0.0, GREATEST_U  # the greatest u that gives `lower` or a token before it
-        while high - low > 1e-9:
-            middle = (low + high) / 2
-            low, high = (middle, high) if native.draw(logits, *how, middle) <= lower else (low, middle)
-        assert NUMPY.draw(logits, *how, max(low - 1e-8, 0.0)) <= lower
-        assert NUMPY.draw(logits, *how, min(high + 1e-8, GREATEST_U)) >= lower
+    ats = sorted((At(0, position) for position in range(1 << 15)), key=lambda at: at.u)
+
+    def token(index: int) -> int:
+        return draw(logits, maximum, 0.9, top_k, top_p, min_p, ats[index].u)
+
+    kept = sorted({token(index) for index in range(0, len(ats), 16)})
+    cases = []
+    for lower in kept[:-1:3]:
+        low, high = 0, len(ats) - 1  # the last number that gives `lower` or a token before it
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if token(middle) <= lower else (low, middle)
+        cases += [case(logits, ats[i], temperature=0.9, **how) for i in (low, high)]
+    return cases, wanted(cases)
 
 
-def test_equal_logits_share_exactly(native):
+@pytest.mark.parametrize("how", [(0, 1.0, 0.0), (40, 1.0, 0.0), (0, 0.9, 0.0), (0, 1.0, 0.005)])
+def test_edges_between_tokens(isa: str, how: tuple[int, float, float]) -> None:
+    cases, result = edges(*how)
+    assert len(set(result)) > 10
+    assert tokens(isa, cases[0].logits[0], cases) == result
+
+
+@cache
+def nuclei() -> list[tuple[list[Case], list[int]]]:
+    """Top-p by a part of 1e-13 below and above the weight of the first n tokens, summed exactly."""
+    found = []
+    for size, seed in itertools.product((100, 1025, 4097), range(3)):
+        for logits in rows(size, seed)[:3]:
+            ranked = np.argsort(-logits, kind="stable")
+            exact = [math.exp((float(logits[i]) - float(logits.max())) / 0.8) for i in ranked]
+            total, cases, last = math.fsum(exact), [], []
+            for n in (1, 7, size // 3, size // 2):
+                share = math.fsum(exact[:n]) / total
+                for factor, count in ((1 - 1e-13, n), (1 + 1e-13, n + 1)):
+                    cases.append(case(logits, GREATEST, temperature=0.8, top_p=share * factor))
+                    last.append(int(ranked[:count].max()))
+            found.append((cases, last))
+    return found
+
+
+def test_top_p_at_thin_borders(isa: str) -> None:
+    """Which tokens are kept, to parts of 1e-13: the greatest random number finds the last of them."""
+    for cases, last in nuclei():
+        assert tokens(isa, cases[0].logits[0], cases) == last
+
+
+def test_equal_logits_share_exactly(isa: str) -> None:
     """Of 1,000 equal tokens top-k and top-p keep the lowest ids, and `u` falls evenly among them."""
     logits = np.zeros(1000, np.float32)
-    for u in (0.0, 0.125, 0.5, 0.999, GREATEST_U):
-        assert native.draw(logits, 0.0, 1.0, 0, 1.0, 0.0, u) == int(u * 1000)
-        assert native.draw(logits, 0.0, 1.0, 8, 1.0, 0.0, u) == int(u * 8)
-        assert native.draw(logits, 0.0, 1.0, 0, 0.25, 0.0, u) == int(u * 250)
-        assert native.draw(logits, 0.0, 1.0, 16, 0.5, 0.0, u) == int(u * 8)
+    filters = {1000: {}, 8: {"top_k": 8}, 250: {"top_p": 0.25}, 20: {"top_k": 40, "top_p": 0.5}}
+    ats = [LEAST, GREATEST, *(At(1, position) for position in range(1, 30))]
+    for (count, how), at in itertools.product(filters.items(), ats):
+        assert tokens(isa, logits, [case(logits, at, **how)]) == [int(at.u * count)]
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_min_p_between_two_floats(native, temperature):
+def test_min_p_between_two_floats(isa: str, temperature: float) -> None:
     """The bound on the logit must not be rounded to the near side of a token."""
     logits = np.array([3.1, 2.7, 0.1], np.float32)
     weight = math.exp((float(logits[1]) - float(logits[0])) / temperature)
-    for min_p, last in ((weight * (1 - 1e-9), 1), (weight * (1 + 1e-9), 0)):
-        how = float(logits[0]), temperature, 0, 1.0, min_p, GREATEST_U
-        assert native.draw(logits, *how) == NUMPY.draw(logits, *how) == last
+    ways = [weight * (1 - 1e-9), weight * (1 + 1e-9)]
+    cases = [case(logits, GREATEST, temperature=temperature, min_p=min_p) for min_p in ways]
+    assert tokens(isa, logits, cases) == wanted(cases) == [1, 0]
 
 
-def test_impossible_tokens_have_no_weight(native):
+def test_impossible_tokens_have_no_weight(isa: str) -> None:
     logits = np.full(3000, -np.inf, np.float32)
     logits[[700, 2999]] = 0, -1
     assert boltzmann(logits, 0.0, 1.0)[699] == 0
-    for u in (0.0, 0.5, GREATEST_U):
-        for top_p in (1.0, 1 - 2.0**-53):
-            assert native.draw(logits, 0.0, 1.0, 0, top_p, 0.0, u) == (700 if u <= 0.5 else 2999)
+    for top_p in (1.0, 1 - 2.0**-53):
+        cases = [case(logits, at, top_p=top_p) for at in (LEAST, GREATEST)]
+        assert tokens(isa, logits, cases) == [700, 2999]
 
 
-def test_memory_of_a_row_does_not_matter(native):
-    """Alignment, neighbours and what the object computed before leave no trace."""
-    logits = float32_rows(4097)[0]
-    how = float(logits.max()), 1.3, 0, 0.97, 0.0
-    us = np.random.default_rng(5).random(50).tolist()
-    alone = [native.draw(logits, *how, u) for u in us]
+def test_memory_of_a_row_does_not_matter(isa: str) -> None:
+    """Alignment, neighbours and what the sampler computed before leave no trace."""
+    logits, at = rows(4097)[0], At(0, 7)
+    one = case(logits, at, temperature=1.3, top_p=0.97, logprobs=5)
+    sampler = _core.Sampler(isa, 4097, 2, 1)
+    admit(sampler, one.admission(0), ())
+    alone = run(_core.Sampler(isa, 4097, 1, 1), [one])
     for offset in (1, 3, 8):
-        block = np.full(4097 + 32, np.nan, np.float32)
-        block[offset : offset + 4097] = logits
-        view = block[offset : offset + 4097]
-        assert native.exp_sum(view, how[0]) == native.exp_sum(logits, how[0])
-        assert [native.draw(view, *how, u) for u in us] == [native.draw(logits, *how, u) for u in us] == alone
-        native.top_ids(np.zeros(50_000, np.float32), 64)
-
-
-def test_faulty_rows_are_survived(native):
-    """`draw` is not called with them; were it, it would answer some token and not harm the process."""
-    for logits in (np.full(2000, np.nan), np.full(2000, -np.inf), np.full(2000, np.inf), np.array([np.nan])):
-        logits = logits.astype(np.float32)
-        for maximum, top_k, top_p in itertools.product((math.nan, -math.inf, 0.0, 1e30), (0, 5), (0.9, 1.0)):
-            token_id = native.draw(logits, maximum, 1.0, top_k, top_p, 0.1, 0.5)
-            assert 0 <= token_id < len(logits)
-        assert len(native.top_ids(logits, 5)) <= 5
-
-
-def test_bindings_refuse_what_would_read_beyond(native):
-    logits = np.zeros(10, np.float32)
-    with pytest.raises(ValueError, match="empty"):
-        native.greatest(logits[:0])
-    for token_id in (-1, 10):
-        with pytest.raises(IndexError, match="token"):
-            native.rank(logits, token_id)
-    for k in (0, 65):
-        with pytest.raises(ValueError, match="64"):
-            native.top_ids(logits, k)
-    for wrong in (logits.astype(np.float64), np.zeros((2, 5), np.float32), np.zeros(20, np.float32)[::2]):
-        with pytest.raises(TypeError):
-            native.greatest(wrong)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"temperature": 0},
-        {"temperature": 0.9, "top_p": 0.9, "logprobs": 20},
-        {"top_k": 7, "logprobs": -1, "allowed_token_ids": list(range(50, 900))},
-        {"min_p": 0.1, "presence_penalty": 1.0, "min_tokens": 2, "logprobs": 0},
-    ],
-    ids=str,
-)
-def test_the_pipeline_gives_the_same_results(native, values):
-    params = SamplingParams(seed=3, **values)
-    for seed in range(5):
-        logits = float32_rows(1100, seed)[0]
-        state = SamplerState(Admission(0, "r", 0, params, (60,), 2), (5, 6, 70, 71), 1100)
-        got, expected = sample(logits, state, native), sample(logits, state)
-        assert got.token_ids == expected.token_ids
-        for mine, theirs in zip(got.logprobs, expected.logprobs, strict=True):
-            assert [(e.token_id, e.rank) for e in mine] == [(e.token_id, e.rank) for e in theirs]
-            assert [e.logprob for e in mine] == pytest.approx([e.logprob for e in theirs], rel=2e-7)
-    broken = np.full(1100, np.nan, np.float32)
-    assert sample(broken, state, native) == sample(broken, state)
-    with pytest.raises(LogitsError, match="NaN"):
-        position_logprobs(broken, 0, 1, native)
+        block = np.full(3 * 4097 + offset, np.nan, np.float32)[offset:].reshape(3, 4097)
+        block[1] = logits
+        sampler.release(0)
+        admit(sampler, one.admission(0), ())
+        assert row_results(sampler.sample(block, [(0, 0, (), 1, (), None)])) == alone
