@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "bind_sampling.h"
 #include "bindings.h"
 #include "core/steps.h"
 #include "native.h"
@@ -43,9 +44,6 @@ void bind_steps(nb::module_& m) {
       .def(
           "draft", [](Job& job, size_t row, Numbers ids) { job.rows.at(row).drafted = std::move(ids); },
           "row"_a, "token_ids"_a)
-      .def(
-          "skip", [](Job& job, size_t row) { job.rows.at(row).sample = false; }, "row"_a,
-          "Sample no token for a row that was to give one.")
       .def(
           "release", [](Job& job, Numbers slots) { job.deltas.released = std::move(slots); }, "slots"_a)
       .def(
@@ -84,12 +82,17 @@ void bind_steps(nb::module_& m) {
             std::vector<RowMasks> rows;
             for (const auto& [row, own] : masks) {
               rows.push_back({row, {}});
-              for (const Bits& bits : own) rows.back().masks.push_back(bits.data());
+              for (const Bits& bits : own) {
+                check_mask(bits.size(), self.vocab_size());
+                rows.back().masks.push_back(bits.data());
+              }
             }
             nb::gil_scoped_release unlocked;
             self.sample(job, rows);
           },
-          "step"_a, "masks"_a)
+          "step"_a, "masks"_a,
+          "Masks are those of rows with a grammar, by the index of the row, for the first positions that are "
+          "sampled; a row with none of them gives no token.")
       .def("launch", &Steps::launch, "step"_a)
       .def("wait", &Steps::wait, "step"_a, nb::call_guard<nb::gil_scoped_release>());
 }

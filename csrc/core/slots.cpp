@@ -86,6 +86,8 @@ void Slots::extend(const std::vector<PlannedRow>& rows, const SampledResults& re
     known.resize(known.size() - rows[i].drafted.size());
     known.insert(known.end(), token_ids, token_ids + results.counts[i]);
     token_ids += results.counts[i];
+    // The next row may be in flight; what it computes is dropped.
+    if (rows[i].sample && results.counts[i] == 0) known.push_back(0);
   }
 }
 

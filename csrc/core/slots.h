@@ -52,7 +52,8 @@ class Slots {
   Batch lay_out(const std::vector<PlannedRow>& rows);
   // What sampling is asked for rows that were laid out last, which must live as long as the answer is used.
   std::vector<SampledRow> sampled(const std::vector<PlannedRow>& rows) const;
-  // Puts the tokens that rows gave in the place of what was drafted.
+  // Puts the tokens that rows gave in the place of what was drafted. A row that was to give one and failed
+  // gets any token.
   void extend(const std::vector<PlannedRow>& rows, const SampledResults& results);
 
  private:

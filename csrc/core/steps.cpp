@@ -1,5 +1,6 @@
 #include "steps.h"
 
+#include <algorithm>
 #include <chrono>
 
 namespace quire {
@@ -21,30 +22,62 @@ Steps::~Steps() {
   if (thread_.joinable()) thread_.join();
 }
 
-void Steps::forward(Job& job) {
-  job.began_s = now();
+template <typename Part>
+void Steps::guard(const Part& part) {
+  if (failure_) std::rethrow_exception(failure_);
+  try {
+    part();
+  } catch (...) {
+    failure_ = std::current_exception();
+    throw;
+  }
+}
+
+void Steps::apply(const Job& job) {
   slots_.apply(job.deltas);
   for (const int64_t slot : job.deltas.released) sampler_.release(slot);
   for (const Deltas::Admission& one : job.deltas.admitted)
     sampler_.admit(one.slot, one.params, one.token_ids.data(), (int64_t)one.token_ids.size());
-  job.logits = executor_.run(slots_.lay_out(job.rows), output_);
-  job.ended_s = now();
+}
+
+void Steps::compute(Job& job) {
+  guard([&] {
+    job.began_s = now();
+    apply(job);
+    job.logits = executor_.run(slots_.lay_out(job.rows), output_);
+    job.ended_s = now();
+  });
+}
+
+void Steps::forward(Job& job) {
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    done_.wait(lock, [&] { return num_open_ == 0; });
+  }
+  compute(job);
 }
 
 void Steps::sample(Job& job, const std::vector<RowMasks>& masks) {
-  const double began_s = now();
-  std::vector<SampledRow> rows = slots_.sampled(job.rows);
-  for (const RowMasks& of : masks) rows.at(of.row).masks = of.masks.data();
-  sampler_.sample(executor_.pool(), job.logits, rows, job.results);
-  slots_.extend(job.rows, job.results);
-  job.began_s += began_s - job.ended_s;  // it may have waited for masks in between: that is no computing
-  job.ended_s = now();
+  guard([&] {
+    const double began_s = now();
+    std::vector<SampledRow> rows = slots_.sampled(job.rows);
+    for (const RowMasks& of : masks) {
+      SampledRow& row = rows.at(of.row);
+      row.masks = of.masks.data();
+      row.num_sampled = std::min(row.num_sampled, (int64_t)of.masks.size());
+    }
+    sampler_.sample(executor_.pool(), job.logits, rows, job.results);
+    slots_.extend(job.rows, job.results);
+    job.began_s += began_s - job.ended_s;  // it may have waited for masks in between: that is no computing
+    job.ended_s = now();
+  });
 }
 
 void Steps::launch(std::shared_ptr<Job> job) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     queue_.push_back(std::move(job));
+    ++num_open_;
     if (!thread_.joinable()) thread_ = std::thread([this] { live(); });
   }
   launched_.notify_one();
@@ -67,7 +100,7 @@ void Steps::live() {
       queue_.pop_front();
     }
     try {
-      forward(*job);
+      compute(*job);
       sample(*job, {});
     } catch (...) {
       job->failure = std::current_exception();
@@ -75,6 +108,7 @@ void Steps::live() {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       job->done = true;
+      --num_open_;
     }
     done_.notify_all();
   }

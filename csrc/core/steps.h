@@ -1,4 +1,6 @@
 // Steps, which compute one after the other: in the thread that collects them, or ahead in one of their own.
+//
+// A step that fails leaves slots in an unknown state, so every step after it fails in the same way.
 #pragma once
 
 #include <condition_variable>
@@ -24,10 +26,11 @@ struct Job : std::enable_shared_from_this<Job> {  // shared with Python, whose l
 
   const float* logits = nullptr;
   std::exception_ptr failure;
-  bool done = false;
+  bool done = false;  // of a step that was launched
 };
 
-// The masks of a row that has a grammar (SampledRow::masks).
+// The masks of a row that has a grammar, for the first of its sampled positions; the others give no token.
+// Without any the row gives none.
 struct RowMasks {
   size_t row;
   std::vector<const uint32_t*> masks;
@@ -43,7 +46,8 @@ class Steps {
         sampler_(executor.kernels(), vocab_size, slots) {}
   ~Steps();
 
-  // Compute a step in the calling thread: apply what it brings and find its logits, then its tokens.
+  // Compute a step in the calling thread, after all that were launched: apply what it brings and find its
+  // logits, then its tokens.
   void forward(Job& job);
   void sample(Job& job, const std::vector<RowMasks>& masks);
 
@@ -52,7 +56,13 @@ class Steps {
   // Waits for a step that was launched; what failed in it is thrown here.
   void wait(Job& job);
 
+  int64_t vocab_size() const { return sampler_.vocab_size(); }
+
  private:
+  template <typename Part>
+  void guard(const Part& part);
+  void apply(const Job& job);
+  void compute(Job& job);
   void live();
 
   Executor& executor_;
@@ -62,6 +72,8 @@ class Steps {
   std::mutex mutex_;
   std::condition_variable launched_, done_;
   std::deque<std::shared_ptr<Job>> queue_;
+  int64_t num_open_ = 0;        // steps that were launched and are not done
+  std::exception_ptr failure_;  // of the first step that failed; only for who computes
   bool over_ = false;
   std::thread thread_;  // started with the first launch
 };

@@ -53,13 +53,16 @@ class NativeBackend:
         self.num_threads = num_threads
 
     def launch(self, step: Step, masks: Masks | None = None) -> Pending:
-        """See Backend.launch. A step with masks computes in the thread that collects it, like every step
-        unless steps are to compute ahead."""
+        """See Backend.launch.
+
+        Steps compute in the thread that collects them or, with `ahead`, in the core's own. One with masks
+        never does, as Python has the masks; nor do those after it, until it was collected.
+        """
         plan = self._plan(step)
         if masks is None and self._ahead and not self._num_deferred:
             self._steps.launch(plan)
             return _Ahead(self._steps, plan)
-        self._num_deferred += 1  # what follows must not compute before it
+        self._num_deferred += 1
         return Deferred(lambda: self._run(plan, masks))
 
     def _plan(self, step: Step) -> _core.Step:
@@ -88,14 +91,12 @@ class NativeBackend:
             plan.admit(admission.slot, variant, brought[admission.slot], params)
 
     def _run(self, plan: _core.Step, masks: Masks | None) -> StepResult:
-        self._num_deferred -= 1
         self._steps.forward(plan)
         found = masks() if masks is not None else {}
         failed = {row: mask for row, mask in found.items() if isinstance(mask, Failure)}
-        for row in failed:
-            plan.skip(row)
-        bits = [(row, [mask]) for row, mask in found.items() if not isinstance(mask, Failure)]
+        bits = [(row, [] if isinstance(mask, Failure) else [mask]) for row, mask in found.items()]
         self._steps.sample(plan, bits)
+        self._num_deferred -= 1
         result = _result(plan)
         if not failed:
             return result
