@@ -186,7 +186,7 @@ class Paged:
     num_sequences: int = 0
 
     def __post_init__(self) -> None:
-        num_tables = len(self.program.cache_groups) or 1
+        num_tables = len(self.program.cache_groups)
         self.backend = self.make(
             self.program,
             self.weights,
