@@ -17,8 +17,9 @@
 
 namespace quire {
 
-// A step from its plan to its results.
-struct Job : std::enable_shared_from_this<Job> {  // shared with Python, whose lock it must not need
+// A step from its plan to its results. Python and the thread of the steps share it, and whichever lets go of
+// it last may be without Python's lock: so nothing in it is Python's.
+struct Job : std::enable_shared_from_this<Job> {
   std::vector<PlannedRow> rows;
   Deltas deltas;
   SampledResults results;

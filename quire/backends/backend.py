@@ -19,7 +19,10 @@ class Pending(Protocol):
     """A step that was launched."""
 
     def result(self) -> StepResult:
-        """Wait for the step and return what it gave; steps are to be collected in their order."""
+        """Wait for the step and return what it gave; steps are to be collected in their order.
+
+        After a step that failed, which raises here, the backend is of no use: slots are in an unknown state.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +49,14 @@ class Backend(Protocol):
     def launch(self, step: Step, masks: Masks | None = None) -> Pending:
         """Let a step compute after all that were launched before it.
 
-        `masks`, where rows have grammars, is called before their tokens are chosen.
+        `masks`, where rows have grammars, is called between the forward pass and the choice of tokens. A row
+        whose mask is a Failure gives that as its error.
         """
         ...
 
     def execute(self, batch: Batch) -> np.ndarray:
         """Return the logits [L, vocab] of one batch, in float32, for whoever measures them.
 
-        The next call may overwrite them.
+        The next call may overwrite them. No step may be in flight.
         """
         ...

@@ -43,7 +43,8 @@ class Runner:
     def launch(self, step: Step) -> Pending:
         """Let a step compute after those launched before it.
 
-        A row of a grammar that goes on needs the last token: it is launched when that was collected.
+        The mask of a row begins to be computed here, from all tokens before it. So a row that goes on under a
+        grammar is to be launched when the row before it was collected.
         """
         if not self._ruled and not any(admission.grammar for admission in step.admitted):
             return self._backend.launch(step)
@@ -63,7 +64,7 @@ class Runner:
                 self._ruled[admission.slot] = _Ruled(admission, list(brought[admission.slot]))
 
     def _begin_masks(self, ruled: Mapping[int, _Ruled]) -> Callable[[], Mapping[int, Any | Failure]]:
-        """Begin to compute the masks of these rows; what is returned waits for them."""
+        """Begin to compute the masks of these rows, by index; what is returned waits for them."""
         asked = [(one.state, one.token_ids, one.admission.eos_token_ids) for one in ruled.values()]
         tasks: Sequence[Future[None]] = self._masks.begin(asked) if self._masks else ()
 
@@ -82,7 +83,7 @@ class Runner:
 
 @dataclass(frozen=True, slots=True)
 class _Collected:
-    """A step with grammars: they are told the tokens that came of it."""
+    """A step with grammars, whose tokens they are told when it is collected."""
 
     pending: Pending
     ruled: Mapping[int, _Ruled]

@@ -21,7 +21,10 @@ from quire.types import Failure, RowResult, Step, StepResult
 
 
 class NativeBackend:
-    """Runs a program with the kernels of one instruction set. Bits depend on it, not on threads."""
+    """Runs a program with the kernels of one instruction set. Bits depend on it, not on threads.
+
+    With `ahead`, steps compute as soon as they are launched; otherwise when they are collected.
+    """
 
     name = "native"
 
@@ -55,8 +58,8 @@ class NativeBackend:
     def launch(self, step: Step, masks: Masks | None = None) -> Pending:
         """See Backend.launch.
 
-        Steps compute in the thread that collects them or, with `ahead`, in the core's own. One with masks
-        never does, as Python has the masks; nor do those after it, until it was collected.
+        What computes ahead does so in a thread of the core. A step with masks does not, as Python has them,
+        nor does any after it until it was collected: these compute in the thread that collects them.
         """
         plan = self._plan(step)
         if masks is None and self._ahead and not self._num_deferred:
