@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -300,6 +301,7 @@ def test_dropping_a_backend_ends_its_threads() -> None:
 SCRIPT = """
 import sys
 sys.path[:0] = {paths}
+import conftest  # which may name another core
 from test_steps import backend, history
 own = backend()
 pending = [own.launch(step) for step in history()]
@@ -316,7 +318,8 @@ pending = [own.launch(step) for step in history()]
     ],
 )
 def test_a_program_ends_with_steps_in_flight(end: str) -> None:
-    paths = [os.path.dirname(__file__), os.path.dirname(sys.modules["tiny"].__file__ or "")]
+    here = Path(__file__).parent
+    paths = [str(folder) for folder in (here, here.parent / "model", here.parent)]
     code = SCRIPT.format(paths=paths, end=end)
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
