@@ -2,6 +2,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -65,6 +66,11 @@ void bind_steps(nb::module_& m) {
             job.deltas.granted.push_back({slot, group, first, std::move(blocks)});
           },
           "slot"_a, "group"_a, "first"_a, "block_ids"_a)
+      .def(
+          "restore", [](Job& job, const Snapshots& of) { job.deltas.restored = snapshots(of); },
+          "snapshots"_a)
+      .def(
+          "save", [](Job& job, const Snapshots& of) { job.deltas.saved = snapshots(of); }, "snapshots"_a)
       .def_ro("results", &Job::results)
       .def_ro("began_s", &Job::began_s)
       .def_ro("ended_s", &Job::ended_s);

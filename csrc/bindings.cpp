@@ -2,6 +2,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -51,6 +52,17 @@ NB_MODULE(_core, m) {
   nb::class_<KVCache>(m, "KVCache", "Keys and values of the layers of one cache group.")
       .def(nb::init<int64_t, const std::string&, int64_t, int64_t, int64_t, int64_t, int64_t>(), "group"_a,
            "format"_a, "layers"_a, "num_blocks"_a, "block_size"_a, "heads"_a, "dim"_a);
+  nb::class_<StateCache>(m, "StateCache", "States of the layers of one cache group, of slots and snapshots.")
+      .def(
+          "__init__",
+          [](StateCache* self, int64_t group, const std::string& format, int64_t layers, int64_t slots,
+             int64_t snapshots, int64_t width, int64_t inputs, int64_t reach, int64_t history,
+             int64_t chunk) {
+            const StateShape shape{kv_format(format), width, inputs, reach, history, chunk};
+            new (self) StateCache(group, shape, layers, slots, snapshots);
+          },
+          "group"_a, "format"_a, "layers"_a, "slots"_a, "snapshots"_a, "width"_a, "inputs"_a, "reach"_a,
+          "history"_a, "chunk"_a);
   nb::class_<Native>(m, "Native",
                      "A program recorded for this machine: add buffers and ops in order, then run.")
       .def(nb::init<const std::string&, int>(), "isa"_a, "threads"_a)
@@ -77,7 +89,11 @@ NB_MODULE(_core, m) {
       .def("write_kv", &Native::write_kv, "k"_a, "v"_a, "cache"_a, "layer"_a)
       .def("attend", &Native::attend, "out"_a, "q"_a, "cache"_a, "layer"_a, "heads"_a, "scale"_a, "window"_a,
            "softcap"_a, "sinks"_a.none())
+      .def("restore_states", &Native::restore_states, "cache"_a)
+      .def("convolve", &Native::convolve, "out"_a, "x"_a, "cache"_a, "layer"_a, "weight"_a)
+      .def("recur", &Native::recur, "out"_a, "x"_a, "decay"_a, "cache"_a, "layer"_a)
       .def("run", &Native::run, "token_ids"_a, "positions"_a, "row_offsets"_a, "block_tables"_a, "slots"_a,
-           "variants"_a, "logit_rows"_a, "output"_a, "width"_a, nb::rv_policy::reference_internal);
+           "variants"_a, "logit_rows"_a, "restored"_a, "saved"_a, "output"_a, "width"_a,
+           nb::rv_policy::reference_internal);
   bind_steps(m);
 }

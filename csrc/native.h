@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <array>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -15,6 +16,7 @@
 #include "core/experts.h"
 #include "core/isa.h"
 #include "core/ops.h"
+#include "core/state.h"
 
 namespace quire {
 
@@ -35,6 +37,16 @@ inline Activation activation(const std::string& name) {
   if (name == "gelu_new" || name == "gelu_pytorch_tanh") return Activation::gelu_tanh;
   if (name == "relu") return Activation::relu;
   throw nb::value_error(("unknown activation " + name).c_str());
+}
+
+// Of (slot, group, position, snapshot), as Python has them.
+using Snapshots = std::vector<std::array<int64_t, 4>>;
+
+inline std::vector<Snapshot> snapshots(const Snapshots& tuples) {
+  std::vector<Snapshot> found;
+  for (const auto& [slot, group, position, snapshot] : tuples)
+    found.push_back({slot, group, position, snapshot});
+  return found;
 }
 
 inline Count count(const std::string& name) { return name == "T" ? Count::tokens : Count::logits; }
@@ -208,18 +220,32 @@ class Native {
     caches_.push_back(std::move(cache));
   }
 
+  // Stands before all that reads these states.
+  void restore_states(std::shared_ptr<StateCache> cache) {
+    executor_.add(std::make_unique<RestoreStates>(cache.get()));
+    states_.push_back(std::move(cache));
+  }
+  void convolve(int64_t out, int64_t x, const StateCache& cache, int64_t layer, Floats weight) {
+    executor_.add(std::make_unique<ShortConvolution>(out, x, &cache, layer, vector(weight)));
+  }
+  void recur(int64_t out, int64_t x, int64_t decay, const StateCache& cache, int64_t layer) {
+    executor_.add(std::make_unique<GatedRecurrence>(out, x, decay, &cache, layer));
+  }
+
   Executor& executor() { return executor_; }
   RopeTable* rope(int64_t table) const { return ropes_.at((size_t)table); }
 
   nb::ndarray<nb::numpy, float, nb::ndim<2>> run(Ints token_ids, Ints positions, Ints row_offsets,
                                                  const std::vector<Table>& tables, Ints slots, Ints variants,
-                                                 Ints logit_rows, int64_t output, int64_t width) {
+                                                 Ints logit_rows, const Snapshots& restored,
+                                                 const Snapshots& saved, int64_t output, int64_t width) {
     std::vector<const int64_t*> rows;
     for (const auto& cache : caches_)
       if ((size_t)cache->group() >= tables.size())
         throw nb::value_error("a block table for each cache group");
     for (const Table& table : tables)
       for (size_t row = 0; row < slots.size(); ++row) rows.push_back(table.data() + row * table.shape(1));
+    const std::vector<Snapshot> before = snapshots(restored), after = snapshots(saved);
     const Batch batch{(int64_t)token_ids.size(),
                       (int64_t)slots.size(),
                       (int64_t)logit_rows.size(),
@@ -229,7 +255,9 @@ class Native {
                       rows.data(),
                       slots.data(),
                       variants.data(),
-                      logit_rows.data()};
+                      logit_rows.data(),
+                      before,
+                      after};
     float* logits;
     {
       nb::gil_scoped_release unlocked;
@@ -248,6 +276,7 @@ class Native {
   Executor executor_;
   std::shared_ptr<Memory> room_;
   std::vector<std::shared_ptr<KVCache>> caches_;  // what ops refer to lives as long as they do
+  std::vector<std::shared_ptr<StateCache>> states_;
   std::vector<std::unique_ptr<Vector>> sinks_;
   std::vector<RopeTable*> ropes_;
   Multiply* multiply_ = nullptr;

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "../kernels/kernels.h"
@@ -16,16 +17,23 @@
 
 namespace quire {
 
+// The state that a slot has in a cache group before it computes `position`, kept apart as `snapshot`.
+struct Snapshot {
+  int64_t slot, group, position, snapshot;
+};
+
 // One step as arrays, as in quire.program.batch. Borrowed for the time of a run.
 struct Batch {
   int64_t tokens, sequences, logits;
-  const int64_t* token_ids;      // [tokens]
-  const int64_t* positions;      // [tokens]
-  const int64_t* row_offsets;    // [sequences + 1]
-  const int64_t* const* tables;  // [groups, sequences], block tables
-  const int64_t* slots;          // [sequences]
-  const int64_t* variants;       // [sequences]
-  const int64_t* logit_rows;     // [logits]
+  const int64_t* token_ids;                 // [tokens]
+  const int64_t* positions;                 // [tokens]
+  const int64_t* row_offsets;               // [sequences + 1]
+  const int64_t* const* tables;             // [groups, sequences], block tables
+  const int64_t* slots;                     // [sequences]
+  const int64_t* variants;                  // [sequences]
+  const int64_t* logit_rows;                // [logits]
+  std::span<const Snapshot> restored = {};  // before any row begins
+  std::span<const Snapshot> saved = {};     // as rows pass their positions
 
   const int64_t* table(int64_t group, int64_t sequence) const { return tables[group * sequences + sequence]; }
 };

@@ -38,6 +38,7 @@ struct Deltas {
   std::vector<int64_t> released;
   std::vector<Admission> admitted;
   std::vector<Grant> granted;
+  std::vector<Snapshot> restored, saved;
 };
 
 class Slots {

@@ -44,7 +44,10 @@ void Steps::compute(Job& job) {
   guard([&] {
     job.began_s = now();
     apply(job);
-    job.logits = executor_.run(slots_.lay_out(job.rows), output_);
+    Batch batch = slots_.lay_out(job.rows);
+    batch.restored = job.deltas.restored;
+    batch.saved = job.deltas.saved;
+    job.logits = executor_.run(batch, output_);
     job.ended_s = now();
   });
 }

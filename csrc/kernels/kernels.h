@@ -134,6 +134,8 @@ struct KVLayer {
 struct Source;     // packing.h
 struct Attention;  // attention.h
 struct AttentionUnit;
+struct Convolution;  // states.h
+struct Recurrence;
 struct Greatest;  // sampling.h
 struct Edits;
 struct Choosing;
@@ -171,6 +173,11 @@ struct Kernels {
   void (*write_kv)(const KVLayer& cache, int64_t block, int64_t offset, const float* k, const float* v);
   void (*attend)(const Attention& how, const AttentionUnit& unit, float* scratch);
   void (*merge_segments)(const Attention& how, int64_t head, const float* records, int64_t count, float* out);
+
+  void (*convolve)(const Convolution& of);
+  void (*recur)(const Recurrence& of);
+  // count numbers, stored in this format.
+  void (*keep)(KVFormat format, const float* x, uint8_t* to, int64_t count);
 
   Chosen (*choose)(const float* logits, int64_t count, const Edits& edits, const Choosing& how,
                    void* scratch);

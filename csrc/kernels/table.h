@@ -27,6 +27,10 @@ void write_kv(const KVLayer& cache, int64_t block, int64_t offset, const float* 
 void attend(const Attention& how, const AttentionUnit& unit, float* scratch);
 void merge_segments(const Attention& how, int64_t head, const float* records, int64_t count, float* out);
 
+void convolve(const Convolution& of);
+void recur(const Recurrence& of);
+void keep(KVFormat format, const float* x, uint8_t* to, int64_t count);
+
 Chosen choose(const float* logits, int64_t count, const Edits& edits, const Choosing& how, void* scratch);
 Greatest greatest(const float* logits, int64_t count);
 double exp_sum(const float* logits, int64_t count, double maximum);

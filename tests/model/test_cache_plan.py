@@ -23,7 +23,7 @@ from quire.errors import ConfigError
 from quire.memory import MemoryPlan, misfit, plan_memory, summary
 from quire.models import read_model
 from quire.program import Program
-from quire.program.caches import PagedKV, SlotState
+from quire.program.caches import CacheSpec, PagedKV, PagedLatent, SlotState
 
 BLOCK, STEP, GB = 16, 512, 10**9
 # As published; the sizes that do not change what is cached are small, so that recording is quick.
@@ -188,9 +188,16 @@ def test_rounding_is_measured_of_models_with_windows(tmp_path: Path) -> None:
 STATE = SlotState((64, 32), inputs=8, reach=63)
 
 
-def test_a_cache_that_a_device_lacks_is_refused_before_loading() -> None:
-    with pytest.raises(ConfigError, match="native backend has no cache of the kind SlotState") as raised:
-        device_for(EngineConfig()).block_bytes(STATE, "float32", BLOCK)
+@pytest.mark.parametrize(
+    ("spec", "what"),
+    [
+        (PagedKV(2, 8, 4), "keys of 8 numbers beside values of 4"),
+        (PagedLatent(576), "a cache of latent vectors"),
+    ],
+)
+def test_a_cache_that_a_device_lacks_is_refused_before_loading(spec: CacheSpec, what: str) -> None:
+    with pytest.raises(ConfigError, match=f"native backend has no attention over {what}") as raised:
+        device_for(EngineConfig()).block_bytes(spec, "float32", BLOCK)
     assert raised.value.hint == "use device='reference'"
 
 

@@ -12,6 +12,7 @@ import pytest
 from test_waist import Given, encoder, multimodal, plain
 from tiny import VOCAB, random_weights
 
+from quire.backends.backend import Backend, Capacity
 from quire.backends.reference import ReferenceBackend
 from quire.engine.caches import BlockGroup, StateGroup
 from quire.engine.engine import Engine
@@ -51,18 +52,23 @@ def mixed() -> Program:
     return b.program(b.linear(b.sampled_rows(x), W / "head", VOCAB))
 
 
+def new_backend(program: Program, capacity: Capacity) -> Backend:
+    return ReferenceBackend(
+        program,
+        random_weights(program),
+        num_blocks=capacity.num_blocks,
+        block_size=capacity.block_size,
+        num_slots=capacity.max_num_seqs,
+        num_snapshots=capacity.num_snapshots,
+    )
+
+
 def make(program: Program, *, num_blocks: int = 200, num_windowed: int = 200, **limits: Any) -> Engine:
     specs = program.cache_groups
     every, num_snapshots = limits.pop("every", 4), limits.pop("num_snapshots", 30)
     blocks = [0 if isinstance(s, SlotState) else num_windowed if s.window else num_blocks for s in specs]
-    backend = ReferenceBackend(
-        program,
-        random_weights(program),
-        num_blocks=blocks,
-        block_size=16,
-        num_slots=8,
-        num_snapshots=num_snapshots,
-    )
+    in_flight = limits.get("max_steps_in_flight", 1)
+    backend = new_backend(program, Capacity(blocks, 16, "float32", 8, num_snapshots, in_flight))
     groups = [
         StateGroup(num_snapshots, every) if isinstance(spec, SlotState) else BlockGroup(count, spec.window)
         for spec, count in zip(specs, blocks, strict=True)

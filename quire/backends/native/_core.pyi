@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
+Snapshots = Sequence[tuple[int, int, int, int]]  # slot, group, position, snapshot
 
 PACKING_VERSION: int
 PANEL: int  # outputs of a packed matrix that lie side by side
@@ -50,6 +51,21 @@ class Matrix:
 class KVCache:
     def __init__(
         self, group: int, format: str, layers: int, num_blocks: int, block_size: int, heads: int, dim: int
+    ) -> None: ...
+
+class StateCache:
+    def __init__(
+        self,
+        group: int,
+        format: str,
+        layers: int,
+        slots: int,
+        snapshots: int,
+        width: int,
+        inputs: int,
+        reach: int,
+        history: int,
+        chunk: int,
     ) -> None: ...
 
 class SlotParams:
@@ -154,6 +170,9 @@ class Native:
         softcap: float,
         sinks: Floats | None,
     ) -> None: ...
+    def restore_states(self, cache: StateCache) -> None: ...
+    def convolve(self, out: int, x: int, cache: StateCache, layer: int, weight: Floats) -> None: ...
+    def recur(self, out: int, x: int, decay: int, cache: StateCache, layer: int) -> None: ...
     def run(
         self,
         token_ids: Ints,
@@ -163,6 +182,8 @@ class Native:
         slots: Ints,
         variants: Ints,
         logit_rows: Ints,
+        restored: Snapshots,
+        saved: Snapshots,
         output: int,
         width: int,
     ) -> Floats: ...
@@ -183,6 +204,8 @@ class Step:
     def release(self, slots: Sequence[int]) -> None: ...
     def admit(self, slot: int, variant: int, token_ids: Sequence[int], params: SlotParams) -> None: ...
     def grant(self, slot: int, group: int, first: int, block_ids: Sequence[int]) -> None: ...
+    def restore(self, snapshots: Snapshots) -> None: ...
+    def save(self, snapshots: Snapshots) -> None: ...
     def frequencies(self, native: Native, table: int, variant: int, values: Floats) -> None: ...
 
 class Steps:

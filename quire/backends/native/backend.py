@@ -9,12 +9,11 @@ import numpy as np
 
 from quire.backends.backend import Masks, Pending
 from quire.backends.native import _core
+from quire.backends.native.caches import allocate
 from quire.backends.native.lower import Lowering, Matrices, Vectors
 from quire.backends.native.sampling import row_results, slot_params
 from quire.backends.slots import Deferred
-from quire.errors import ConfigError
 from quire.program.batch import Batch
-from quire.program.caches import PagedKV
 from quire.program.passes import gather_products
 from quire.program.program import Program
 from quire.types import Failure, RowResult, Step, StepResult
@@ -40,11 +39,19 @@ class NativeBackend:
         isa: str,
         num_threads: int,
         max_num_seqs: int = 64,
+        num_snapshots: int = 0,
         ahead: bool = False,
     ) -> None:
         self.program = gather_products(program)
         self._native = _core.Native(isa, num_threads)
-        caches = _allocate(self.program, kv_cache_dtype, num_blocks, block_size)
+        caches = allocate(
+            self.program,
+            kv_dtype=kv_cache_dtype,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_slots=max_num_seqs,
+            num_snapshots=num_snapshots,
+        )
         lowering = Lowering(self._native, self.program, matrices, vectors, caches)
         self._output, self._width = lowering.output, program.output.width
         self._ropes = lowering.ropes
@@ -80,6 +87,10 @@ class NativeBackend:
             plan.grant(*grant)
         if step.admitted:
             self._admit(step, plan)
+        if step.restored:
+            plan.restore(step.restored)
+        if step.saved:
+            plan.save(step.saved)
         return plan
 
     def _admit(self, step: Step, plan: _core.Step) -> None:
@@ -117,6 +128,8 @@ class NativeBackend:
             batch.slots,
             batch.variants,
             batch.logit_rows,
+            batch.restored,
+            batch.saved,
             self._output,
             self._width,
         )
@@ -143,17 +156,3 @@ class _Ahead:
 
 def _result(plan: _core.Step) -> StepResult:
     return StepResult(row_results(plan.results), plan.began_s, plan.ended_s)
-
-
-def _allocate(
-    program: Program, dtype: str, num_blocks: Sequence[int], block_size: int
-) -> list[tuple[_core.KVCache, int]]:
-    """For each layer the cache that it shares with all layers of its group, and its number there."""
-    layers, caches = program.layer_groups, []
-    for group, (spec, blocks) in enumerate(zip(program.cache_groups, num_blocks, strict=True)):
-        if not isinstance(spec, PagedKV) or spec.key_dim != spec.value_dim:
-            what = f"the native backend has no cache of the kind {spec}"
-            raise ConfigError(what, "use device='reference'")
-        heads, dim = spec.num_heads, spec.key_dim
-        caches.append(_core.KVCache(group, dtype, layers.count(group), blocks, block_size, heads, dim))
-    return [(caches[group], layers[:i].count(group)) for i, group in enumerate(layers)]

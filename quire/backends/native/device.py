@@ -10,13 +10,14 @@ from quire.backends.host import HostDevice
 from quire.backends.kv_cache import KV_ITEM_BYTES, OWN_DTYPES
 from quire.backends.native import _core
 from quire.backends.native.backend import NativeBackend
+from quire.backends.native.caches import refuse
 from quire.backends.native.layout import plan_layout
 from quire.backends.native.weights import load_packed
 from quire.backends.packed_cache import PackedCache, packed_folder
 from quire.config import instruction_set
 from quire.errors import ConfigError
 from quire.program import ops
-from quire.program.caches import CacheSpec, PagedKV
+from quire.program.caches import CacheSpec
 from quire.program.ops.experts import ExpertWeights
 from quire.program.program import Program, WeightSpec
 from quire.quantize.kinds import DTYPES, Storage
@@ -67,9 +68,7 @@ class NativeDevice(HostDevice):
         return OWN_DTYPES[floats]
 
     def block_bytes(self, spec: CacheSpec, kv_dtype: str, block_size: int) -> int:
-        if not isinstance(spec, PagedKV) or spec.key_dim != spec.value_dim:
-            what = f"the native backend has no cache of the kind {spec}"
-            raise ConfigError(what, "use device='reference'")
+        refuse(spec)
         return super().block_bytes(spec, kv_dtype, block_size)
 
     def step_bytes(self, program: Program, weights: WeightPlan, num_tokens: int) -> int:
@@ -112,6 +111,7 @@ class NativeDevice(HostDevice):
             isa=self.isa,
             num_threads=self.num_threads,
             max_num_seqs=capacity.max_num_seqs,
+            num_snapshots=capacity.num_snapshots,
             ahead=capacity.max_steps_in_flight > 1,
         )
 

@@ -6,7 +6,7 @@ stand side by side (quire.program.passes.gather_products), so that their rows ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import singledispatchmethod
 from itertools import groupby
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from quire.backends.native import _core
+from quire.backends.native.caches import Caches
 from quire.errors import ConfigError
 from quire.program import ops
 from quire.program.passes import BufferPlan, plan_buffers
@@ -22,7 +23,6 @@ from quire.program.rope import Rope
 
 Matrices = Mapping[str, _core.Matrix]
 Vectors = Mapping[str, np.ndarray]
-Caches = Sequence[tuple[_core.KVCache, int]]  # of each layer: where its keys and values are, its number there
 
 
 class Lowering:
@@ -42,6 +42,9 @@ class Lowering:
         plan = plan_buffers(program)
         self._buffers = [native.buffer(count, row_bytes // 4) for count, row_bytes in plan.sizes]
         self._plan: BufferPlan = plan
+        for cache, layer in caches.states.values():
+            if layer == 0:
+                native.restore_states(cache)
         for product, group in groupby(program.ops, _product_of):
             if product is None:
                 for op in group:
@@ -145,7 +148,7 @@ class Lowering:
 
     @record.register
     def _(self, op: ops.Attention) -> None:
-        cache, layer = self._caches[op.layer]
+        cache, layer = self._caches.paged[op.layer]
         self.native.write_kv(self._at(op.k), self._at(op.v), cache, layer)
         self.native.attend(
             self._at(op.out),
@@ -158,6 +161,17 @@ class Lowering:
             softcap=op.softcap or 0.0,
             sinks=self._vector(op.sinks),
         )
+
+    @record.register
+    def _(self, op: ops.ShortConvolution) -> None:
+        cache, layer = self._caches.states[op.layer]
+        weight = np.ascontiguousarray(self._vectors[op.weight.name][:, 0].T)  # [kernel, channels]
+        self.native.convolve(self._at(op.out), self._at(op.x), cache, layer, weight.reshape(-1))
+
+    @record.register
+    def _(self, op: ops.GatedRecurrence) -> None:
+        cache, layer = self._caches.states[op.layer]
+        self.native.recur(self._at(op.out), self._at(op.x), self._at(op.decay), cache, layer)
 
     @record.register
     def _(self, op: ops.Experts) -> None:

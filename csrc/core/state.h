@@ -1,0 +1,162 @@
+// What layers keep of each slot, whatever the length of its sequence, and the ops that read and keep it: a
+// short convolution and a gated recurrence (quire.program.ops.state).
+#pragma once
+
+#include <vector>
+
+#include "../kernels/states.h"
+#include "executor.h"
+
+namespace quire {
+
+// What one layer keeps (quire.program.caches.SlotState), in numbers.
+struct StateShape {
+  KVFormat format;
+  int64_t width;   // of a state
+  int64_t inputs;  // that a position brings
+  int64_t reach, history, chunk;
+
+  int64_t bytes(int64_t numbers) const { return numbers * (format == KVFormat::f32 ? 4 : 2); }
+  int64_t slot_bytes() const { return bytes(2 * width + history * inputs); }
+  int64_t snapshot_bytes() const { return bytes(width + reach * inputs); }
+};
+
+// The states of the layers of one cache group. Of a slot a layer has the states at the last two borders
+// between chunks, then the inputs of the last `history` positions; of a snapshot the state at the border
+// before it, then the inputs of the `reach` positions before it. All layers of a slot or of a snapshot lie
+// together.
+class StateCache {
+ public:
+  StateCache(int64_t group, const StateShape& shape, int64_t layers, int64_t slots, int64_t snapshots);
+
+  int64_t group() const { return group_; }
+  int64_t layers() const { return layers_; }
+  const StateShape& shape() const { return shape_; }
+
+  // The state at the border at or before a position.
+  uint8_t* border(int64_t layer, int64_t slot, int64_t position) const {
+    return of_slot(layer, slot) + shape_.bytes(position / shape_.chunk % 2 * shape_.width);
+  }
+  // The inputs of position 0, `history` positions or a multiple of it; those of the others follow.
+  uint8_t* inputs(int64_t layer, int64_t slot) const {
+    return of_slot(layer, slot) + shape_.bytes(2 * shape_.width);
+  }
+  uint8_t* inputs(int64_t layer, int64_t slot, int64_t position) const {
+    return inputs(layer, slot) + shape_.bytes(position % shape_.history * shape_.inputs);
+  }
+  uint8_t* saved_border(int64_t layer, int64_t snapshot) const {
+    return snapshots_.as<uint8_t>() + (snapshot * layers_ + layer) * shape_.snapshot_bytes();
+  }
+  // Of a position of the `reach` before the snapshot.
+  uint8_t* saved_inputs(int64_t layer, const Snapshot& of, int64_t position) const {
+    const int64_t place = position - of.position + shape_.reach;
+    return saved_border(layer, of.snapshot) + shape_.bytes(shape_.width + place * shape_.inputs);
+  }
+  // The first position whose inputs a snapshot has.
+  int64_t oldest(const Snapshot& of) const {
+    return of.position > shape_.reach ? of.position - shape_.reach : 0;
+  }
+
+  // Throws where a step names slots or snapshots that are not there.
+  void check(const Batch& batch) const;
+
+ private:
+  uint8_t* of_slot(int64_t layer, int64_t slot) const {
+    return states_.as<uint8_t>() + (slot * layers_ + layer) * shape_.slot_bytes();
+  }
+
+  const int64_t group_, layers_, num_slots_, num_snapshots_;
+  const StateShape shape_;
+  Memory states_, snapshots_;
+};
+
+// Lets slots be as they were where snapshots were taken, in all layers of a group. It stands before all ops
+// of the group, whose rows may put other states in the place of these snapshots.
+class RestoreStates : public Op {
+ public:
+  explicit RestoreStates(const StateCache* cache) : cache_(cache) {}
+
+  void prepare(const Step& step) override;
+  int64_t tasks(const Step&) const override { return (int64_t)restored_.size() * cache_->layers(); }
+  void run(const Step& step, int64_t task, int thread) override;
+
+ private:
+  const StateCache* cache_;
+  std::vector<Snapshot> restored_;  // of this group
+};
+
+// An op over inputs of `width` channels, each of which is computed apart: tasks are of runs of channels of
+// rows.
+class StateOp : public Op {
+ public:
+  void prepare(const Step& step) override;
+  int64_t tasks(const Step&) const override { return tasks_; }
+  void run(const Step& step, int64_t task, int thread) override;
+
+ protected:
+  // Some channels of a row.
+  struct Part {
+    int64_t slot, token, start, end;  // its first token counts in the step; positions
+    int64_t channel, channels;
+  };
+
+  // `inputs` are buffers, in the order in which a position's inputs are kept.
+  StateOp(const StateCache* cache, int64_t layer, int64_t width, std::vector<int64_t> inputs)
+      : cache_(cache), layer_(layer), width_(width), inputs_(std::move(inputs)) {}
+
+  // How many positions are computed for a row, those that are computed again included.
+  virtual int64_t positions(int64_t start, int64_t end) const = 0;
+  // `saved` are the row's snapshots.
+  virtual void compute(const Step& step, const Part& part, const std::vector<Snapshot>& saved) const = 0;
+
+  int64_t offset(const Part& part, size_t input) const {  // among what is kept of a position
+    return cache_->shape().bytes((int64_t)input * width_ + part.channel);
+  }
+  float* at(const Step& step, const Part& part, int64_t buffer) const {  // at the part's first token
+    return step.buffers[(size_t)buffer] + part.token * width_ + part.channel;
+  }
+  KeptInputs kept() const {
+    const StateShape& shape = cache_->shape();
+    return {shape.format, shape.history, shape.bytes(shape.inputs)};
+  }
+
+  const StateCache* const cache_;
+  const int64_t layer_, width_;
+  const std::vector<int64_t> inputs_;
+
+ private:
+  void save_inputs(const Step& step, const Part& part, const Snapshot& as) const;
+  void keep_inputs(const Step& step, const Part& part) const;
+
+  int64_t tasks_ = 0;
+};
+
+// weight [kernel, width].
+class ShortConvolution : public StateOp {
+ public:
+  ShortConvolution(int64_t out, int64_t x, const StateCache* cache, int64_t layer, std::vector<float> weight)
+      : StateOp(cache, layer, cache->shape().inputs, {x}), out_(out), weight_(std::move(weight)) {}
+
+ private:
+  int64_t positions(int64_t start, int64_t end) const override { return end - start; }
+  void compute(const Step& step, const Part& part, const std::vector<Snapshot>& saved) const override;
+
+  const int64_t out_;
+  const std::vector<float> weight_;
+};
+
+class GatedRecurrence : public StateOp {
+ public:
+  GatedRecurrence(int64_t out, int64_t x, int64_t decay, const StateCache* cache, int64_t layer)
+      : StateOp(cache, layer, cache->shape().width, {x, decay}), out_(out) {}
+
+ private:
+  int64_t positions(int64_t start, int64_t end) const override {
+    return end - start + start % cache_->shape().chunk;
+  }
+  void compute(const Step& step, const Part& part, const std::vector<Snapshot>& saved) const override;
+
+  const int64_t out_;
+};
+
+}  // namespace quire

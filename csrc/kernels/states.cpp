@@ -1,0 +1,129 @@
+// Short convolutions and gated recurrences. Products and sums are rounded apart, as the reference has them.
+
+#include "states.h"
+
+#include "kv.h"
+#include "table.h"
+
+namespace quire::QUIRE_ISA {
+
+namespace {
+
+template <KVFormat Form>
+QUIRE_INLINE F read(const uint8_t* from, int64_t channel, int64_t count) {
+  using T = typename Stored<Form>::Type;
+  T copy[kLanes];
+  return Stored<Form>::widen(readable((const T*)from + channel, count, copy));
+}
+
+template <KVFormat Form>
+QUIRE_INLINE void write(uint8_t* to, int64_t channel, F x, int64_t count) {
+  using T = typename Stored<Form>::Type;
+  T narrow[kLanes];
+  store_as(narrow, Stored<Form>::narrow(x));
+  __builtin_memcpy((T*)to + channel, narrow, (size_t)least(count, kLanes) * sizeof(T));
+}
+
+// Numbers as they will be read once they are kept.
+template <KVFormat Form>
+QUIRE_INLINE F load_as_kept(const float* from, int64_t count) {
+  typename Stored<Form>::Type narrow[kLanes];
+  store_as(narrow, Stored<Form>::narrow(load_some(from, count)));
+  return Stored<Form>::widen(narrow);
+}
+
+template <KVFormat Form>
+void convolve_as(const Convolution& c) {
+  for (int64_t t = 0; t < c.count; ++t) {
+    for (int64_t channel = 0; channel < c.channels; channel += kLanes) {
+      const int64_t n = c.channels - channel;
+      F sum{};
+      for (int64_t i = 0; i < c.kernel; ++i) {
+        const int64_t from = t - c.kernel + 1 + i, position = c.start + from;
+        F x{};
+        if (from >= 0) {
+          x = load_as_kept<Form>(c.x + from * c.width + channel, n);
+        } else if (position >= 0) {
+          x = read<Form>(c.kept_x + position % c.kept.history * c.kept.pitch, channel, n);
+        }
+        const F product = x * load_some(c.weight + i * c.width + channel, n);
+        sum = i ? sum + product : product;
+      }
+      store_some(c.out + t * c.width + channel, sum, n);
+    }
+  }
+}
+
+// Several vectors side by side: each waits for its own last product and sum alone.
+template <KVFormat Form, int Vectors>
+QUIRE_INLINE void recur_lanes(const Recurrence& r, int64_t channel, int64_t count) {
+  const int64_t n = Vectors > 1 ? kLanes : count;
+  F h[Vectors]{};
+  for (int v = 0; r.before && v < Vectors; ++v) h[v] = read<Form>(r.before, channel + v * kLanes, n);
+  for (int64_t position = r.begin; position < r.start; ++position) {
+    const int64_t place = position % r.kept.history * r.kept.pitch;
+    for (int v = 0; v < Vectors; ++v) {
+      const F decay = read<Form>(r.kept_decay + place, channel + v * kLanes, n);
+      h[v] = decay * h[v] + read<Form>(r.kept_x + place, channel + v * kLanes, n);
+    }
+  }
+  for (int64_t t = 0; t < r.end - r.start; ++t) {
+    const int64_t place = t * r.width + channel;
+    for (int v = 0; v < Vectors; ++v) {
+      const F decay = load_as_kept<Form>(r.decay + place + v * kLanes, n);
+      h[v] = decay * h[v] + load_as_kept<Form>(r.x + place + v * kLanes, n);
+      store_some(r.out + place + v * kLanes, h[v], n);
+    }
+  }
+  for (int v = 0; r.after && v < Vectors; ++v) write<Form>(r.after, channel + v * kLanes, h[v], n);
+}
+
+template <KVFormat Form>
+void recur_as(const Recurrence& r) {
+  int64_t channel = 0;
+  for (; channel + 4 * kLanes <= r.channels; channel += 4 * kLanes)
+    recur_lanes<Form, 4>(r, channel, 4 * kLanes);
+  for (; channel < r.channels; channel += kLanes) recur_lanes<Form, 1>(r, channel, r.channels - channel);
+}
+
+template <KVFormat Form>
+void keep_as(const float* x, uint8_t* to, int64_t count) {
+  for (int64_t i = 0; i < count; i += kLanes) write<Form>(to, i, load_some(x + i, count - i), count - i);
+}
+
+}  // namespace
+
+void convolve(const Convolution& c) {
+  switch (c.kept.format) {
+    case KVFormat::f16:
+      return convolve_as<KVFormat::f16>(c);
+    case KVFormat::bf16:
+      return convolve_as<KVFormat::bf16>(c);
+    default:
+      return convolve_as<KVFormat::f32>(c);
+  }
+}
+
+void recur(const Recurrence& r) {
+  switch (r.kept.format) {
+    case KVFormat::f16:
+      return recur_as<KVFormat::f16>(r);
+    case KVFormat::bf16:
+      return recur_as<KVFormat::bf16>(r);
+    default:
+      return recur_as<KVFormat::f32>(r);
+  }
+}
+
+void keep(KVFormat format, const float* x, uint8_t* to, int64_t count) {
+  switch (format) {
+    case KVFormat::f16:
+      return keep_as<KVFormat::f16>(x, to, count);
+    case KVFormat::bf16:
+      return keep_as<KVFormat::bf16>(x, to, count);
+    default:
+      return keep_as<KVFormat::f32>(x, to, count);
+  }
+}
+
+}  // namespace quire::QUIRE_ISA

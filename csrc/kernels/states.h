@@ -1,0 +1,42 @@
+// Ops with a state for each slot: what their kernels are told.
+//
+// A kernel computes some channels of some positions of one row. Pointers are to the first of these channels.
+// What is kept is stored in `format`, never int8, and read so also where it was brought a moment ago.
+#pragma once
+
+#include "kernels.h"
+
+namespace quire {
+
+// Inputs of earlier positions: those of position p at p modulo `history`, `pitch` bytes apart.
+struct KeptInputs {
+  KVFormat format;
+  int64_t history, pitch;
+};
+
+// out[t] = sum over i < kernel of weight[i] * x[t - kernel + 1 + i], from the oldest to the newest.
+struct Convolution {
+  KeptInputs kept;
+  const uint8_t* kept_x;
+  int64_t start, count;  // positions
+  int64_t kernel, channels;
+  int64_t width;        // between rows of x, out and weight
+  const float* x;       // of the first position
+  const float* weight;  // [kernel, width]
+  float* out;
+};
+
+// out[t] = h = decay[t] * h + x[t], over positions of one chunk.
+struct Recurrence {
+  KeptInputs kept;
+  const uint8_t *kept_x, *kept_decay;
+  int64_t begin, start, end;  // positions: those before `start` are read from what is kept
+  const uint8_t* before;      // h before `begin`, or null: zeros
+  uint8_t* after;             // where h at `end` goes, or null
+  int64_t channels;
+  int64_t width;           // between rows of x, decay and out
+  const float *x, *decay;  // of position `start`
+  float* out;
+};
+
+}  // namespace quire
