@@ -201,6 +201,10 @@ def test_a_cache_that_a_device_lacks_is_refused_before_loading(spec: CacheSpec, 
     assert raised.value.hint == "use device='reference'"
 
 
+def test_native_layers_that_keep_a_state_have_no_blocks() -> None:
+    assert device_for(EngineConfig()).block_bytes(STATE, "float32", BLOCK) == 0
+
+
 def with_states(available: int, **options: Any) -> MemoryPlan:
     """A plan of a program whose layers but the last one keep a state."""
     config = EngineConfig(device="reference", max_num_seqs=4, **options)

@@ -250,6 +250,21 @@ def test_a_snapshot_may_be_replaced_in_the_step_that_restores_it() -> None:
     assert second.scores() == {position: expected[position] for position in range(65, 115)}
 
 
+def test_each_group_has_snapshots_of_its_own() -> None:
+    """The numbers of one group say nothing in the other."""
+    program = hybrid()
+    expected, driver = alone(program), drive(program)
+    first = driver.admit(0, TOKENS)
+    places = {64: (1, 2), 128: (2, 1)}
+    saved = [Snapshot(0, group, at, numbers[group]) for at, numbers in places.items() for group in (0, 1)]
+    driver.step((first, 150), saved=tuple(saved))
+    for slot, (at, numbers) in enumerate(places.items(), 1):
+        again = driver.admit(slot, TOKENS, start=at, shared=first)
+        restored = [Snapshot(slot, group, at, numbers[group]) for group in (0, 1)]
+        driver.step((again, 300 - at), restored=tuple(restored))
+        assert again.scores() == {position: expected[position] for position in range(at + 1, 301)}
+
+
 @pytest.mark.parametrize("start", [0, 40, 60, 63, 64, 100, 127])
 @pytest.mark.parametrize("drafts", [1, 5, MAX_DRAFTED])
 def test_rejected_drafts_leave_no_trace(start: int, drafts: int) -> None:

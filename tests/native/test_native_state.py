@@ -31,6 +31,7 @@ from test_state import (  # noqa: F401
     test_a_snapshot_continues_like_the_sequence_it_was_taken_of,
     test_a_snapshot_may_be_replaced_in_the_step_that_restores_it,
     test_any_chunking_gives_the_same_bits,
+    test_each_group_has_snapshots_of_its_own,
     test_generated_tokens_have_the_bits_of_a_prompt,
     test_random_histories,
     test_rejected_drafts_leave_no_trace,
@@ -39,6 +40,7 @@ from tiny import VOCAB, Paged, Sequence, batch_of, random_weights, same_bits
 
 from quire.backends.backend import Backend, Capacity
 from quire.backends.native.backend import NativeBackend
+from quire.backends.native.device import NativeDevice
 from quire.backends.native.weights import load_packed
 from quire.backends.reference import ReferenceBackend
 from quire.program import Names, Program, Value
@@ -185,19 +187,12 @@ def test_slots_and_snapshots_that_are_not_there() -> None:
 # Whole programs
 
 
-def load(program: Program, capacity: Capacity, isa: str = ISAS[0], threads: int = 2) -> Backend:
+def load(program: Program, capacity: Capacity, isa: str = ISAS[0]) -> Backend:
+    """The backend that a device with two threads makes."""
     program = plain(program)
-    checkpoint = tensors(random_weights(program), "f32")
-    return native(isa, threads)(
-        program,
-        load_packed(planned(program, checkpoint), isa=isa, num_threads=1),
-        num_blocks=capacity.num_blocks,
-        block_size=capacity.block_size,
-        kv_cache_dtype=capacity.kv_dtype,
-        max_num_seqs=capacity.max_num_seqs,
-        num_snapshots=capacity.num_snapshots,
-        ahead=capacity.max_steps_in_flight > 1,
-    )
+    device = NativeDevice("test", num_threads=2, packed_cache=False)
+    device.isa = isa
+    return device.build(program, planned(program, tensors(random_weights(program), "f32")), capacity)
 
 
 def used_driver(program: Program, num_snapshots: int = 8, num_slots: int = 4) -> Driver:
