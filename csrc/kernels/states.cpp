@@ -91,39 +91,31 @@ void keep_as(const float* x, uint8_t* to, int64_t count) {
   for (int64_t i = 0; i < count; i += kLanes) write<Form>(to, i, load_some(x + i, count - i), count - i);
 }
 
-}  // namespace
-
-void convolve(const Convolution& c) {
-  switch (c.kept.format) {
+// Calls what is compiled for a format.
+template <typename Function>
+void in_format(KVFormat format, Function function) {
+  switch (format) {
     case KVFormat::f16:
-      return convolve_as<KVFormat::f16>(c);
+      return function.template operator()<KVFormat::f16>();
     case KVFormat::bf16:
-      return convolve_as<KVFormat::bf16>(c);
+      return function.template operator()<KVFormat::bf16>();
     default:
-      return convolve_as<KVFormat::f32>(c);
+      return function.template operator()<KVFormat::f32>();
   }
 }
 
-void recur(const Recurrence& r) {
-  switch (r.kept.format) {
-    case KVFormat::f16:
-      return recur_as<KVFormat::f16>(r);
-    case KVFormat::bf16:
-      return recur_as<KVFormat::bf16>(r);
-    default:
-      return recur_as<KVFormat::f32>(r);
-  }
+}  // namespace
+
+void convolve(const Convolution& of) {
+  in_format(of.kept.format, [&]<KVFormat Form>() { convolve_as<Form>(of); });
+}
+
+void recur(const Recurrence& of) {
+  in_format(of.kept.format, [&]<KVFormat Form>() { recur_as<Form>(of); });
 }
 
 void keep(KVFormat format, const float* x, uint8_t* to, int64_t count) {
-  switch (format) {
-    case KVFormat::f16:
-      return keep_as<KVFormat::f16>(x, to, count);
-    case KVFormat::bf16:
-      return keep_as<KVFormat::bf16>(x, to, count);
-    default:
-      return keep_as<KVFormat::f32>(x, to, count);
-  }
+  in_format(format, [&]<KVFormat Form>() { keep_as<Form>(x, to, count); });
 }
 
 }  // namespace quire::QUIRE_ISA

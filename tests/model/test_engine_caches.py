@@ -103,13 +103,17 @@ def run(
     return found
 
 
-@pytest.fixture(scope="module")
-def alone() -> dict[int, Answer]:
+def each_alone() -> dict[int, Answer]:
     """Each by itself in an engine of its own, its prompt in one chunk."""
     found: dict[int, Answer] = {}
     for i in range(4):
         found |= run(make(mixed(), enable_prefix_caching=False), range(i, i + 1))
     return found
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[int, Answer]:
+    return each_alone()
 
 
 SCHEDULES: dict[str, dict[str, Any]] = {

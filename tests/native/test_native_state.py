@@ -16,14 +16,14 @@ from driver import Driver
 from lowered import ISAS, OneOp, distance, native, on_reference, plain, planned, tensors
 from test_engine_caches import (  # noqa: F401  # run here with this backend
     Answer,
-    make,
+    each_alone,
     mixed,
-    run,
     test_no_more_is_drafted_than_states_can_go_back,
     test_same_bits_in_any_schedule,
     test_same_bits_with_drafts,
     test_windows_hold_no_more_than_they_see,
 )
+from test_native_exactness import all_same
 from test_state import (  # noqa: F401
     TOKENS,
     hybrid,
@@ -117,10 +117,6 @@ def chunked(paged: Paged, seed: int) -> list[np.ndarray]:
         for (sequence, _), found in zip(rows, step(paged, rows), strict=True):
             parts[sequence.slot].append(found)
     return [np.concatenate(parts[sequence.slot]) for sequence in running]
-
-
-def all_same(found: list[np.ndarray], wanted: list[np.ndarray]) -> bool:
-    return all(same_bits(a, b) for a, b in zip(found, wanted, strict=True))
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -221,11 +217,7 @@ def _on_native() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def alone() -> dict[int, Answer]:
-    """Each by itself in an engine of its own, its prompt in one chunk."""
-    found: dict[int, Answer] = {}
-    for i in range(4):
-        found |= run(make(mixed(), enable_prefix_caching=False), range(i, i + 1))
-    return found
+    return each_alone()
 
 
 def test_what_is_imported_runs_here(alone: dict[int, Answer]) -> None:
