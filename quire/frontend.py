@@ -280,7 +280,8 @@ class RequestReader:
         if output.prompt_logprobs and self.output.prompt_logprobs is None:
             named = (_named(position, self._tokenizer) for position in output.prompt_logprobs)
             self.output.prompt_logprobs = [None, *named]
-        self.output.num_cached_tokens = max(self.output.num_cached_tokens, output.num_cached_tokens)
+        if output.num_cached_tokens > self.output.num_cached_tokens:
+            self.output.num_cached_tokens = output.num_cached_tokens
         stopped = self._choices[output.choice].push(output)
         for same in self._repeated:
             same.push(output)
@@ -313,7 +314,12 @@ class _ChoiceReader:
             self.output.logprobs, self.output.cumulative_logprob = [], 0.0
 
     def push(self, output: Output) -> bool:
-        """Token by token, so that a stop string cuts the tokens where it is completed."""
+        """Take an output in: token by token where a stop string may cut the tokens as it cuts the text."""
+        if output.finish_reason is None and not self.params.stop and not output.logprobs:
+            self.output.token_ids += output.token_ids
+            if self._text is not None:
+                self.output.text += self._text.push(output.token_ids)
+            return False
         hidden = output.finish_reason == "stop" and not self.params.include_stop_str_in_output
         for number, token_id in enumerate(output.token_ids):
             if self._stops.matched is not None:

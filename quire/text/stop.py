@@ -31,8 +31,6 @@ class StopStrings:
         With `ignore`, stops completed by this chunk do not count (tokens before `min_tokens`); one that
         only begins in it may be completed later.
         """
-        if not self._stops:
-            return text, None
         if self.matched is not None or not text:
             return "", self.matched
         start = len(self._held)

@@ -14,7 +14,7 @@ from sources import ROOT, Source, functions, num_lines, package, snippet
 
 from quire.config import EngineConfig
 
-CODE_LINES = 19_600  # lines of the package that hold code: no blank lines, comments or docstrings
+CODE_LINES = 19_200  # lines of the package that hold code: no blank lines, comments or docstrings
 NATIVE_LINES = 7_500  # of C++, every line counted
 FILE_LINES = 400  # every line counted, as in an editor
 FUNCTION_LINES, LONGEST_FUNCTION = 45, 60  # 95 in 100 within the first, all within the second
