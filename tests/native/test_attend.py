@@ -94,7 +94,7 @@ def test_a_context_of_several_segments(isa: str, window: int | None) -> None:
 
 def test_values_of_another_width_than_keys_are_refused() -> None:
     q, k, v = draw(Shape(), 5)
-    with pytest.raises(ConfigError, match="PagedKV"):
+    with pytest.raises(ConfigError, match="beside values of 3"):
         attention(Shape(), [q, k, np.ascontiguousarray(v[..., :3])], (5,)).native(ISAS[-1])
 
 
