@@ -11,6 +11,44 @@ namespace quire::QUIRE_ISA {
 
 namespace {
 
+// The least logit that weighs `weight`, which is at most 1.
+float logit_of(double weight, Weighing weighing) {
+  const double logit = weighing.maximum + __builtin_log2(weight) / weighing.scale;
+  const float nearest = (float)logit;
+  return nearest < logit ? of_key(key_of(V{} + nearest)[0] + 1) : nearest;
+}
+
+// The shortest beginning of the ranking that has top_p of the weight.
+Kept keep_top_p(Kept kept, Weighing weighing, double top_p, const Scratch& scratch) {
+  const double total = sum(kept.logits, kept.count, weighing, nullptr);
+  // All tokens lighter than this weigh less than 1 - top_p of the sum together: none is in the nucleus. The
+  // half leaves room for rounding.
+  const double lightest = 0.5 * (1 - top_p) * total / (double)kept.count;
+  kept = apply({logit_of(lightest, weighing), kept.count}, kept, scratch);
+  weigh(kept.logits, kept.count, weighing, scratch.weights);
+  return apply(select(kept.logits, scratch.weights, kept.count, top_p * total, scratch.keys), kept, scratch);
+}
+
+// The index at which the running sum of the weights exceeds the fraction u of their sum; it has weight.
+int64_t inverse_cumulative(const float* x, int64_t count, Weighing weighing, double u, double* blocks) {
+  const double target = u * sum(x, count, weighing, blocks);
+  double before = 0;
+  int64_t first = 0;
+  // u < 1, so the target is below the sum also when rounded, and a block is found.
+  for (; first + kBlock < count && before + blocks[first / kBlock] <= target; first += kBlock)
+    before += blocks[first / kBlock];
+  const int64_t end = block_end(first, count);
+  double weights[kBlock];
+  weigh(x + first, end - first, weighing, weights);
+  int64_t last = first;
+  for (int64_t i = first; i < end; ++i) {
+    if (weights[i - first] > 0) last = i;  // the answer, where the block's sum was rounded otherwise
+    before += weights[i - first];
+    if (before > target) break;
+  }
+  return last;
+}
+
 // One bit for each of 64 logits, of which `size` are there: is it not below the threshold?
 QUIRE_INLINE uint64_t bits_above(const float* x, int64_t size, float threshold) {
   uint64_t bits = 0;

@@ -181,24 +181,6 @@ Kept keep_top_k(Kept kept, int64_t k, const Scratch& scratch) {
   return apply(kth(kept.logits, kept.count, k, scratch), kept, scratch);
 }
 
-// The least logit that weighs `weight`, which is at most 1.
-float logit_of(double weight, Weighing weighing) {
-  const double logit = weighing.maximum + __builtin_log2(weight) / weighing.scale;
-  const float nearest = (float)logit;
-  return nearest < logit ? of_key(key_of(V{} + nearest)[0] + 1) : nearest;
-}
-
-// The shortest beginning of the ranking that has top_p of the weight.
-Kept keep_top_p(Kept kept, Weighing weighing, double top_p, const Scratch& scratch) {
-  const double total = sum(kept.logits, kept.count, weighing, nullptr);
-  // All tokens lighter than this weigh less than 1 - top_p of the sum together: none is in the nucleus. The
-  // half leaves room for rounding.
-  const double lightest = 0.5 * (1 - top_p) * total / (double)kept.count;
-  kept = apply({logit_of(lightest, weighing), kept.count}, kept, scratch);
-  weigh(kept.logits, kept.count, weighing, scratch.weights);
-  return apply(select(kept.logits, scratch.weights, kept.count, top_p * total, scratch.keys), kept, scratch);
-}
-
 }  // namespace
 
 }  // namespace quire::QUIRE_ISA

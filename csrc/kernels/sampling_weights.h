@@ -159,7 +159,7 @@ QUIRE_INLINE D weigh(N logits, const Weighing& weighing) {
 }
 
 // out [count, up to a multiple of 16].
-void weigh(const float* x, int64_t count, Weighing weighing, double* out) {
+inline void weigh(const float* x, int64_t count, Weighing weighing, double* out) {
   for (int64_t i = 0; i < count; i += kHalf) store_as(out + i, weigh(load_row<N>(x, i, count), weighing));
 }
 
@@ -186,26 +186,6 @@ double sum(const float* x, int64_t count, Weighing weighing, double* blocks) {
     total += weight;
   }
   return total;
-}
-
-// The index at which the running sum of the weights exceeds the fraction u of their sum; it has weight.
-int64_t inverse_cumulative(const float* x, int64_t count, Weighing weighing, double u, double* blocks) {
-  const double target = u * sum(x, count, weighing, blocks);
-  double before = 0;
-  int64_t first = 0;
-  // u < 1, so the target is below the sum also when rounded, and a block is found.
-  for (; first + kBlock < count && before + blocks[first / kBlock] <= target; first += kBlock)
-    before += blocks[first / kBlock];
-  const int64_t end = block_end(first, count);
-  double weights[kBlock];
-  weigh(x + first, end - first, weighing, weights);
-  int64_t last = first;
-  for (int64_t i = first; i < end; ++i) {
-    if (weights[i - first] > 0) last = i;  // the answer, where the block's sum was rounded otherwise
-    before += weights[i - first];
-    if (before > target) break;
-  }
-  return last;
 }
 
 }  // namespace
