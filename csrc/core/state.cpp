@@ -44,8 +44,8 @@ void RestoreStates::run(const Step&, int64_t task, int) {
   const Snapshot& from = restored_[(size_t)(task / cache_->layers())];
   const int64_t layer = task % cache_->layers();
   const StateShape& shape = cache_->shape();
-  std::memcpy(cache_->border(layer, from.slot, from.position), cache_->saved_border(layer, from.snapshot),
-              (size_t)shape.bytes(shape.width));
+  std::copy_n(cache_->saved_border(layer, from.snapshot), shape.bytes(shape.width),  // none of a convolution
+              cache_->border(layer, from.slot, from.position));
   for (int64_t position = cache_->oldest(from); position < from.position; ++position)
     std::memcpy(cache_->inputs(layer, from.slot, position), cache_->saved_inputs(layer, from, position),
                 (size_t)shape.bytes(shape.inputs));
