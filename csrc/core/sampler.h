@@ -85,13 +85,6 @@ class Sampler {
   void sample(ThreadPool& pool, const float* logits, const std::vector<SampledRow>& rows,
               SampledResults& results);
 
-  // The same in three parts, for a pool that is at work already: one thread calls `begin`; when it has, each
-  // calls `work` with its number; when all have returned, one calls `finish`. Returns how many tasks there
-  // are.
-  int64_t begin(const float* logits, const std::vector<SampledRow>& rows, int threads);
-  void work(int thread);
-  void finish(SampledResults& results);
-
   int64_t vocab_size() const { return vocab_size_; }
   bool holds(int64_t slot) const { return slot >= 0 && slot < (int64_t)slots_.size() && slots_[slot]; }
 
@@ -115,6 +108,11 @@ class Sampler {
     std::vector<uint64_t> keys;
     SlotHistory history;
   };
+
+  // The parts of `sample`: one thread lists the tasks and returns their number, each takes some, one gathers.
+  int64_t begin(const float* logits, const std::vector<SampledRow>& rows, int threads);
+  void work(int thread);
+  void finish(SampledResults& results);
 
   void run(const Task& task, Room& room, Outcome& outcome) const;
   void choose(const SampledRow& row, int64_t index, Room& room, Outcome& outcome) const;
