@@ -8,6 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from every_parameter import EVERYTHING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -337,21 +338,6 @@ def test_logits_that_are_not_numbers(bad, word, values):
 
 # State --------------------------------------------------------------------------------------------------
 
-EVERYTHING = {
-    "max_tokens": None,
-    "temperature": 1.3,
-    "top_p": 0.95,
-    "top_k": 9,
-    "min_p": 0.01,
-    "presence_penalty": 0.7,
-    "frequency_penalty": 0.9,
-    "repetition_penalty": 1.2,
-    "logit_bias": {2: 1.5},
-    "min_tokens": 20,
-    "stop_token_ids": [5],
-    "bad_words_token_ids": [[1, 2], [4, 6, 2], [0]],
-    "logprobs": 3,
-}
 PROMPT = (1, 2, 2, 8)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from every_parameter import EVERYTHING
 from sampled import EOS, Case, admit, assert_same, expected, run
 
 from quire.backends.native import _core
@@ -224,22 +225,6 @@ def test_memory_of_a_row_does_not_matter(isa: str) -> None:
 
 
 # State --------------------------------------------------------------------------------------------------
-
-EVERYTHING = {
-    "max_tokens": None,
-    "temperature": 1.3,
-    "top_p": 0.95,
-    "top_k": 9,
-    "min_p": 0.01,
-    "presence_penalty": 0.7,
-    "frequency_penalty": 0.9,
-    "repetition_penalty": 1.2,
-    "logit_bias": {2: 1.5},
-    "min_tokens": 20,
-    "stop_token_ids": [5],
-    "bad_words_token_ids": [[1, 2], [4, 6, 2], [0]],
-    "logprobs": 3,
-}
 
 
 @pytest.mark.parametrize("cut", [0, 1, 11, 29])

@@ -133,28 +133,32 @@ def test_faults_are_found_as_in_the_definition(isa: str, size: int) -> None:
     assert all(result.error for result in results)
 
 
-def probes(logits: np.ndarray) -> tuple[np.ndarray, list[int], list[float]]:
-    """A row with two tokens more, whose log-probabilities lie by 1e-13 on either side of a float's border.
+def log_sum(row: np.ndarray) -> float:
+    """The logarithm of the sum of exp(x), summed exactly, of a row whose greatest logit is 40."""
+    return 40 + math.log(math.fsum(math.exp(float(x) - 40) for x in row))
 
-    They weigh too little to change the sum of the row. Also their ids, and what they round to.
+
+def probes(logits: np.ndarray) -> tuple[np.ndarray, list[int], list[float]]:
+    """A row with two tokens more, whose log-probabilities lie by 2e-14 on either side of a float's border.
+
+    They weigh too little to change the sum of the row. Another token brings the sum to where they can be
+    close to 0, and so finely placed. Also their ids, and what they round to.
     """
     row = (logits - logits.max()).astype(np.float32) + np.float32(40)
-    exact = 40 + math.log(math.fsum(math.exp(float(x) - 40) for x in row))
-    below = np.float32(-exact)
-    above = np.nextafter(below, np.float32(0))
+    above = np.float32(-log_sum(row))
+    below = np.nextafter(above, np.float32(-np.inf))
     border = (float(below) + float(above)) / 2
-    found = []
-    for sign in (1, -1):
-        logit = np.float32(border + exact)
-        while (float(logit) - exact - border) * sign < 1e-13:
-            logit = np.nextafter(logit, np.float32(sign))
-        found.append(logit)
+    missing = math.expm1(-border - log_sum(row)) * math.fsum(math.exp(float(x) - 40) for x in row)
+    row = np.append(row, np.float32(40 + math.log(missing)))
+    distance = border + log_sum(row)
+    assert abs(distance) < 1e-10
+    found = np.array([distance + 2e-14, distance - 2e-14], np.float32)
     ids = [len(row), len(row) + 1]
-    return np.append(row, np.array(found, np.float32)), ids, [float(above), float(below)]
+    return np.append(row, found), ids, [float(above), float(below)]
 
 
 def test_sums_are_exact(isa: str) -> None:
-    """Against exact summation, so that twins cannot be wrong together: to parts of 3e-13."""
+    """Against exact summation, so that twins cannot be wrong together: to parts of 2e-14."""
     for size, seed in itertools.product((5, 1000, 5000), range(4)):
         for logits in [row for row in rows(size, seed) if abs(row[row > -np.inf]).max() < 100]:
             row, ids, rounded = probes(logits)
@@ -179,7 +183,7 @@ def drawn(size: int) -> list[tuple[list[Case], list[int]]]:
     rng, found = np.random.default_rng(size), []
     for logits in rows(size):
         cases = []
-        for top_k, top_p, min_p in rng.permutation(FILTERS)[:25].tolist():
+        for top_k, top_p, min_p in rng.permutation(FILTERS)[: len(FILTERS) if size < 1000 else 25].tolist():
             how = {"top_k": int(top_k), "top_p": top_p, "min_p": min_p}
             how["temperature"] = float(rng.choice(TEMPERATURES))
             middle = At(0, int(rng.integers(1, 2**31)))
@@ -195,31 +199,37 @@ def test_a_draw_is_that_of_the_definition(isa: str, size: int) -> None:
 
 
 @cache
-def edges(top_k: int, top_p: float, min_p: float) -> tuple[list[Case], list[int]]:
-    """Pairs of close random numbers between which the definition goes from one token to another."""
+def edges(top_k: int, top_p: float, min_p: float) -> list[tuple[list[Case], list[int]]]:
+    """Pairs of temperatures a part of 1e-9 apart, between which the definition changes its token.
+
+    A random number cannot be chosen; where it points to moves with the temperature as finely as is wanted.
+    """
     logits, how = rows(1025)[0], {"top_k": top_k, "top_p": top_p, "min_p": min_p}
-    maximum = float(logits.max())
-    ats = sorted((At(0, position) for position in range(1 << 15)), key=lambda at: at.u)
+    maximum, found = float(logits.max()), []
+    for position in range(1, 60):
+        at = At(0, position)
 
-    def token(index: int) -> int:
-        return draw(logits, maximum, 0.9, top_k, top_p, min_p, ats[index].u)
+        def token(temperature: float, at: At = at) -> int:
+            return draw(logits, maximum, temperature, top_k, top_p, min_p, at.u)
 
-    kept = sorted({token(index) for index in range(0, len(ats), 16)})
-    cases = []
-    for lower in kept[:-1:3]:
-        low, high = 0, len(ats) - 1  # the last number that gives `lower` or a token before it
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if token(middle) <= lower else (low, middle)
-        cases += [case(logits, ats[i], temperature=0.9, **how) for i in (low, high)]
-    return cases, wanted(cases)
+        low, high, first = 0.85, 0.95, token(0.85)
+        if token(high) == first:
+            continue
+        while high - low > 1e-9:
+            middle = (low + high) / 2
+            low, high = (middle, high) if token(middle) == first else (low, middle)
+        cases = [case(logits, at, temperature=temperature, **how) for temperature in (low, high)]
+        found.append((cases, [token(low), token(high)]))
+    return found
 
 
 @pytest.mark.parametrize("how", [(0, 1.0, 0.0), (40, 1.0, 0.0), (0, 0.9, 0.0), (0, 1.0, 0.005)])
 def test_edges_between_tokens(isa: str, how: tuple[int, float, float]) -> None:
-    cases, result = edges(*how)
-    assert len(set(result)) > 10
-    assert tokens(isa, cases[0].logits[0], cases) == result
+    found = edges(*how)
+    assert len({token_id for _, pair in found for token_id in pair}) > 10
+    for cases, pair in found:
+        assert pair[0] != pair[1]
+        assert tokens(isa, cases[0].logits[0], cases) == pair
 
 
 @cache
