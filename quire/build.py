@@ -71,7 +71,7 @@ class Built:
 
     @property
     def facts(self) -> Facts:
-        """What a client of the engine is told of it."""
+        """Facts for the clients of the engine."""
         room = Room.of(self.engine.scheduler, self.engine.vocab_size)
         return Facts(self.chosen, room, self.description.longest_context, self.description.fingerprint)
 

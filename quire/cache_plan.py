@@ -1,4 +1,4 @@
-"""How many blocks each cache group gets: sizes by which the same requests fit in all groups.
+"""Sizes of the cache groups, in blocks, by which the same requests fit in all of them.
 
 A group without a window holds every token of a request. One with a window holds the blocks that are in sight
 and those that a step brings; a step's tokens are shared by all requests, so they are counted once. A quarter

@@ -44,7 +44,7 @@ class LoadedModel:
         return self.frontend.need_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What is used when no parameters are given: those of the model's generation_config.json."""
+        """Return the parameters for requests that bring none: those of the model's generation_config.json."""
         return SamplingParams(**self.frontend.default_params)
 
     def __repr__(self) -> str:

@@ -16,8 +16,6 @@ from quire.weights.plan import WeightPlan
 REQUEST_TOKENS = 8192  # that each of max_num_seqs requests is given room for
 KV_SHARE = 0.5  # of the memory left beside weights and activations: the most that is taken,
 KV_MOST = 0.9  # except for one request of full length
-
-
 SNAPSHOT_SHARE = 0.05  # of the memory left: what snapshots of states take at most
 
 

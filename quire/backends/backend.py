@@ -27,7 +27,7 @@ class Pending(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a backend is made for.
+    """The sizes that a backend is made with.
 
     `num_blocks` are those of each cache group. Layers that keep a state have it for `max_num_seqs` slots and
     `num_snapshots` snapshots. `max_steps_in_flight` steps may be launched before the first is collected.

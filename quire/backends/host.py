@@ -1,4 +1,4 @@
-"""What backends share whose memory is the host's: their part of Device, and how much memory there is."""
+"""Answers that all devices with the host's memory give alike, and how much of it there is."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from quire.types import Admission, Failure, PositionLogprobs, Row, RowResult, St
 
 @dataclass(slots=True)
 class Slot:
-    """What a slot holds from admission to release: its tokens and, unless a vector is asked for instead of
-    tokens, the state of its sampling."""
+    """A slot from admission to release: its tokens and, unless a vector is asked for instead of tokens, the
+    state of its sampling."""
 
     admission: Admission
     token_ids: list[int]
@@ -150,14 +150,14 @@ class Slots:
 
 
 def _vector(found: np.ndarray) -> RowResult:
-    """What a program that pools gave for a row."""
+    """Return the vector that a program that pools gave for a row."""
     if not np.isfinite(found).all():
         return RowResult(error=Failure("the model gave a vector with numbers that are not finite"))
     return RowResult(vector=tuple(found.reshape(-1).tolist()))
 
 
 def _tokens(row: Row, slot: Slot) -> list[int]:
-    """What a row computes: known tokens, and drafted ones, which the slot has once they are accepted."""
+    """Return the tokens of a row: known ones, and drafted ones, which the slot has once they are accepted."""
     end = row.start + row.count - len(row.drafted)
     return [*slot.token_ids[row.start : end], *row.drafted]
 

@@ -181,7 +181,7 @@ def _memory_rows(d: dict[str, Any], kept_as: str) -> Iterator[tuple[str, str]]:
 
 
 def _kept_as(facts: Description) -> str:
-    """What the backend makes of weights that it does not keep as they are stored."""
+    """Say what the backend makes of weights that it does not keep as they are stored."""
     if not (kept := facts.device.keeps_floats_as):
         return ""
     quantized = any(not how.is_float for how in facts.weights.storage.values())

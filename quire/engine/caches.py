@@ -71,7 +71,7 @@ class _States:
 
 
 class Match(NamedTuple):
-    """What was found of a choice's beginning: so many blocks, in each group those that will be seen."""
+    """The cached beginning of a choice: so many blocks, in each group those that will be seen."""
 
     num_blocks: int
     tables: list[Table]
@@ -116,14 +116,14 @@ class Caches:
     # Before admission
 
     def has_room(self, choice: Choice, num_spare: int) -> bool:
-        """Whether the blocks that a choice wants are free, and spare ones in each group for who runs."""
+        """Return True if what a choice wants is free in each group, and `num_spare` blocks more."""
         for paged, num_wanted in zip(self.paged, choice.num_wanted, strict=False):
             if num_wanted + num_spare > paged.pool.num_free:
                 return False
         return True
 
     def may_want_less(self, choice: Choice) -> bool:
-        """Whether blocks of its beginning became findable, or came into use, since the last attempt."""
+        """Return True if blocks of its beginning were registered, or came into use, since the last try."""
         if choice.num_revived != self._num_revived():
             return True
         if choice.num_usable < choice.num_found and choice.num_entered != self._num_entered():
@@ -176,7 +176,7 @@ class Caches:
         return usable
 
     def _end_of_admission(self, paged: _Paged, choice: Choice, first: int) -> int:
-        """Where the table of a choice ends that is admitted: at its known tokens, or the most it may hold."""
+        """Return where a table ends at admission: at the known tokens, or the most that may be held."""
         whole = -(-choice.num_known // self.block_size)
         if paged.group.window is None:
             return whole

@@ -29,7 +29,7 @@ class EngineClient(Protocol):
 
     @property
     def status(self) -> EngineStatus:
-        """How the engine stands, what was chosen for it and what it has room for; kept up to date."""
+        """The engine's state, what was chosen for it and what it has room for; kept up to date."""
 
     def submit(self, request: NewRequest) -> Stream:
         """Send a request; its stream gives what comes of it.
@@ -151,7 +151,7 @@ def another(error: EngineDead) -> EngineDead:
 
 
 class StreamOwner(Protocol):
-    """What a stream needs of the client that made it."""
+    """The part of a client that its streams call."""
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """End a request, or one choice of it."""
@@ -198,7 +198,7 @@ class Stream:
 
 
 class LoopClient:
-    """What the clients that live on an event loop share: open requests, the engine's status, its reports."""
+    """Open requests, status and reports, for the clients that live on an event loop."""
 
     def __init__(self) -> None:
         self.status = EngineStatus()

@@ -1,4 +1,4 @@
-"""How an engine stands: what was chosen for it, what it has room for, and counts that follow its steps."""
+"""The status of an engine: what was chosen for it, what it has room for, and counts that follow its steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ State = Literal["starting", "ready", "restarting", "stopped"]
 
 
 class Facts(NamedTuple):
-    """What is known of an engine once its model is loaded. `chosen` is what was chosen for it, in words.
+    """Facts that are known once a model is loaded. `chosen` is what was chosen for it, in words.
 
     `longest_context` is the most tokens a sequence could have if memory were no issue. `fingerprint` names
     all that decides the bits of an answer.
@@ -26,7 +26,7 @@ class Facts(NamedTuple):
 
 
 class StepReport(NamedTuple):
-    """What a step cost, and how the engine stands after it. No record: no step ended, only aborts did."""
+    """The cost of a step, and the engine's counts after it. No record: no step ended, only aborts did."""
 
     record: Record | None
     num_running: int

@@ -200,7 +200,7 @@ def _read(kind: type[Op]) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class Run:
-    """What an op's reference may look at besides its inputs: the batch, the weights, the caches.
+    """The surroundings of an op's reference, besides its inputs: the batch, the weights, the caches.
 
     `caches` has for each layer what its spec says: of PagedKV (keys, values), each
     [blocks, block_size, heads, dim]; of PagedLatent an array [blocks, block_size, dim]; of SlotState a

@@ -1,4 +1,4 @@
-"""What kinds of integers share whose inputs lie in groups with a scale each: bytes, cuts, rows, and values.
+"""Integers whose inputs lie in groups with a scale each: the bytes, cuts, rows and values of all such kinds.
 
 The last group of a row may be shorter than the others, so any row length can be stored; a group as long as
 the row is one scale per output channel.

@@ -41,7 +41,7 @@ class Grammars(Protocol):
 
 
 class GrammarState:
-    """How far a choice has come in its grammar, and which tokens may follow.
+    """The place of a choice in its grammar, and the tokens that may follow.
 
     A function of the admission and the emitted tokens alone: built again after a preemption, it is what it
     was.

@@ -84,7 +84,7 @@ async def serve(config: ServerConfig, engine_config: EngineConfig, ready: Ready)
 def make_serving(
     config: ServerConfig, engine_config: EngineConfig, engine: EngineClient, keyed: bool
 ) -> Serving:
-    """What the endpoints need to serve an engine that is ready, whichever it is."""
+    """Make what the endpoints need to serve an engine that is ready, whichever it is."""
     facts = engine.status.facts
     source = open_model(engine_config.model, engine_config.revision, weights=False)
     frontend = Frontend(

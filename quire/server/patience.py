@@ -1,4 +1,4 @@
-"""How long the engine's process is waited for."""
+"""Limits of the time that the engine's process is waited for."""
 
 from __future__ import annotations
 

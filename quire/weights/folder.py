@@ -97,7 +97,7 @@ class ModelFolder:
         return all(present(self.path / shard) for shard in set(shards))
 
     def without_weights(self) -> str:
-        """What kind of files there is instead of all safetensors weights."""
+        """Say in words which files are there in place of safetensors weights."""
         kinds = {path.suffix for path in self.path.iterdir()}
         if ".safetensors" in kinds:
             return "not all are here"

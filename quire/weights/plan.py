@@ -1,4 +1,4 @@
-"""What is known of a model's weights before any is read: their sources, how each is stored, where each lies.
+"""The plan of a model's weights, made before any is read: sources, storage kinds, places in memory.
 
 Everything is checked on names and shapes, once. Describing a model, counting its memory, loading and packing
 it go by the same plan.
@@ -31,7 +31,7 @@ Choose = Callable[[WeightSpec, Storage, str | None], Storage]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Where one weight lies in the memory of a device, and in which of the device's formats."""
+    """The place of one weight in the memory of a device, and its format there."""
 
     name: str
     format: str
@@ -135,7 +135,7 @@ def _chosen(
 
 
 def _stored(spec: WeightSpec, tensors: Tensors) -> Storage:
-    """How the sources are stored; in f32, which holds all of them, when they differ.
+    """Return the storage kind of the sources; f32, which holds all of them, when they differ.
 
     Raises ConfigError for quantized sources that lie in another way than the program wants them.
     """

@@ -55,7 +55,7 @@ class Entry(NamedTuple):
 
     @property
     def storage(self) -> FloatStorage:
-        """How it is stored. Raises ConfigError for formats that are not read."""
+        """Its storage kind. Raises ConfigError for formats that are not read."""
         if self.dtype not in _NATIVE:
             raise ConfigError(
                 f"{self.file}: tensor {quoted(self.name)} is stored as {self.dtype}, which is not read",
@@ -109,7 +109,7 @@ class Checkpoint(Tensors):
         return str(self.path)
 
     def pull(self, name: str) -> Dense:
-        """What `read` gives, as a weight."""
+        """Return what `read` gives, as a weight."""
         return Dense(self.read(name))
 
     def prefetch(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""What Quire reads of a model, wherever it lies: in a folder, or all in one file.
+"""The source of a model, wherever it lies: in a folder, or all in one file.
 
 Nobody but the sources opens files of a model. Each checks what it reads: its files were written by strangers.
 """
@@ -29,7 +29,7 @@ class ModelSource(Protocol):
 
     @property
     def where(self) -> str:
-        """Where the model lies, for people."""
+        """A name of the place of the model, for people."""
         ...
 
     def config(self) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class ModelSource(Protocol):
 
     @property
     def has_weights(self) -> bool:
-        """Whether all weights are here."""
+        """True if all weights are here."""
         ...
 
     def without_weights(self) -> str:

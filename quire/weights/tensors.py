@@ -10,7 +10,7 @@ from quire.quantize.kinds import Storage, StoredWeight
 
 
 class Tensor(Protocol):
-    """What a tensor claims to be, before any of its data is read."""
+    """The header of a tensor, known before any of its data is read."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -22,12 +22,12 @@ class Tensor(Protocol):
 
     @property
     def place(self) -> str:
-        """Where it is, in an error: the name of a file."""
+        """The name of its file, for errors."""
         ...
 
     @property
     def storage(self) -> Storage:
-        """How it is stored. Raises ConfigError for formats that are not read."""
+        """Its storage kind. Raises ConfigError for formats that are not read."""
         ...
 
 
@@ -37,7 +37,7 @@ class Tensors(Mapping[str, Tensor], ABC):
     @property
     @abstractmethod
     def where(self) -> str:
-        """Where they are, for people."""
+        """A name of their place, for people."""
 
     @abstractmethod
     def pull(self, name: str) -> StoredWeight:

@@ -22,7 +22,7 @@ CHUNK = 64  # positions computed from one state; a multiple of every block size
 
 @dataclass(slots=True)
 class States:
-    """What a layer keeps, as arrays, in the reference.
+    """The states of a layer in the reference, as arrays.
 
     `borders` has the state at a border between chunks at the border's number modulo 2, `inputs` those of a
     position at the position modulo their number.
