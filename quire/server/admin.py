@@ -308,12 +308,12 @@ async def server_info(request: Request) -> Response:
         "max_model_len": serving.frontend.max_model_len,
     }
     options = {name: getattr(engine, name) for name in SHOWN}
-    spoken = serving.dialect
+    output_format = serving.output_format
     chosen = {
         **serving.engine.status.facts.chosen,
         "model": serving.names[0],  # what was given may be a path
-        "tool_calls": spoken.tools.name if spoken.tools else "none",
-        "reasoning": spoken.reasoning.name if spoken.reasoning else "none",
+        "tool_calls": output_format.tools.name if output_format.tools else "none",
+        "reasoning": output_format.reasoning.name if output_format.reasoning else "none",
     }
     return reply(ServerInfo(__version__, serving.fingerprint, list(serving.names), chosen, options, limits))
 

@@ -29,7 +29,7 @@ from quire.server.metrics import Metrics
 from quire.server.remote import RemoteEngine
 from quire.server.serving import Serving, served_names
 from quire.text.tokenizer import Tokenizer
-from quire.text.tools import Dialect, dialect
+from quire.text.tools import OutputFormat, output_format_of
 from quire.weights.hub import open_model
 
 ON_THEIR_WAY_S = 0.1  # requests that were sent before a signal
@@ -59,7 +59,7 @@ async def serve(config: ServerConfig, engine_config: EngineConfig, ready: Ready)
     heap.share()
     keys = api_keys(config.api_key_file)
     _check_certificate(config)
-    _find_dialect(config, {})
+    _find_output_format(config, {})
     listener = bind(config.host, config.port)
     engine = RemoteEngine(engine_config)
     try:
@@ -98,17 +98,17 @@ def make_serving(
     metrics = Metrics(names[0], engine_config, lambda: engine.status)
     engine.on_record = metrics.step
     frontend.chat_template.check()
-    spoken = _find_dialect(config, frontend.chat_template.templates, frontend.tokenizer)
-    if (problem := spoken.self_check(frontend.chat_template)) is not None:
+    output_format = _find_output_format(config, frontend.chat_template.templates, frontend.tokenizer)
+    if (problem := output_format.self_check(frontend.chat_template)) is not None:
         _LOG.warning("tool calls: %s", problem)
-    return Serving(config, engine_config, frontend, engine, metrics, names, keyed, spoken)
+    return Serving(config, engine_config, frontend, engine, metrics, names, keyed, output_format)
 
 
-def _find_dialect(
+def _find_output_format(
     config: ServerConfig, templates: Mapping[str, str], tokenizer: Tokenizer | None = None
-) -> Dialect:
+) -> OutputFormat:
     """How the model writes tool calls and reasoning. Raises ConfigError for a name that is not known."""
-    return dialect(templates, tokenizer, config.tool_call_parser, config.reasoning_parser)
+    return output_format_of(templates, tokenizer, config.tool_call_parser, config.reasoning_parser)
 
 
 def bind(host: str, port: int) -> socket.socket:

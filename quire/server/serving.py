@@ -22,7 +22,7 @@ from quire.sampling_params import SamplingParams
 from quire.server.errors import NotFound
 from quire.server.generation import Generation, Part
 from quire.server.metrics import Metrics
-from quire.text.tools import Dialect
+from quire.text.tools import OutputFormat
 from quire.types import NewRequest
 
 NUM_TEXT_THREADS = 4  # tokenizers and grammars compute outside Python's lock
@@ -68,7 +68,7 @@ class Serving:
     metrics: Metrics
     names: tuple[str, ...]
     keyed: bool  # API keys are asked for
-    dialect: Dialect  # how the model writes tool calls and reasoning
+    output_format: OutputFormat  # how the model writes tool calls and reasoning
     draining: bool = False  # not ready any more
     refusing: bool = False  # nothing new is taken in
     exchanges: set[Exchange] = field(default_factory=set)

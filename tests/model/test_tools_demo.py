@@ -12,7 +12,7 @@ import pytest
 from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.outputs import CompletionOutput
 from quire.text.answer import CallArguments, CallStart, Content, Event
-from quire.text.tools import Dialect, dialect
+from quire.text.tools import OutputFormat, output_format_of
 
 
 def tool(name: str, description: str = "", **properties: Any) -> dict[str, Any]:
@@ -45,8 +45,8 @@ def llm() -> Iterator[LLM]:
 
 
 @pytest.fixture(scope="module")
-def spoken(llm: LLM) -> Dialect:
-    return dialect(llm.frontend.chat_template.templates, llm.get_tokenizer())
+def output_format(llm: LLM) -> OutputFormat:
+    return output_format_of(llm.frontend.chat_template.templates, llm.get_tokenizer())
 
 
 def params(grammar: str | None, **more: Any) -> SamplingParams:
@@ -54,15 +54,17 @@ def params(grammar: str | None, **more: Any) -> SamplingParams:
     return SamplingParams(structured_outputs=structured, **({"max_tokens": 400} | more))
 
 
-def ask(llm: LLM, spoken: Dialect, tools: Any, text: str, choice: Any, **more: Any) -> list[CompletionOutput]:
+def ask(
+    llm: LLM, output_format: OutputFormat, tools: Any, text: str, choice: Any, **more: Any
+) -> list[CompletionOutput]:
     prompt = llm.frontend.encode_chat([{"role": "user", "content": text}], tools)
-    grammar = spoken.grammar(tools, choice, prompt=prompt.text or "")
+    grammar = output_format.grammar(tools, choice, prompt=prompt.text or "")
     return llm.generate([prompt], params(grammar, **more), use_tqdm=False)[0].outputs
 
 
-def read(spoken: Dialect, tools: Any, text: str) -> tuple[list[tuple[str, Any]], list[Event]]:
+def read(output_format: OutputFormat, tools: Any, text: str) -> tuple[list[tuple[str, Any]], list[Event]]:
     """The calls of an answer, read in small pieces: names with arguments; and all events."""
-    parser = spoken.answer_parser(tools)
+    parser = output_format.answer_parser(tools)
     events = [event for at in range(0, len(text), 3) for event in parser.push(text[at : at + 3])]
     events += parser.finish()
     calls = [[event.name, ""] for event in events if isinstance(event, CallStart)]
@@ -93,7 +95,9 @@ def check(value: Any, schema: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", TOOL_SETS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 1.8])
-def test_a_required_call_is_always_valid(llm: LLM, spoken: Dialect, name: str, temperature: float) -> None:
+def test_a_required_call_is_always_valid(
+    llm: LLM, output_format: OutputFormat, name: str, temperature: float
+) -> None:
     tools = TOOL_SETS[name]
     schemas = {
         t["function"]["name"]: t["function"].get("parameters", {"type": "object", "properties": {}})
@@ -101,42 +105,44 @@ def test_a_required_call_is_always_valid(llm: LLM, spoken: Dialect, name: str, t
     }
     for text in ASKED:
         how = {"temperature": temperature, "seed": 7, "n": 1 if temperature == 0 else 6}
-        for output in ask(llm, spoken, tools, text, "required", **how):
+        for output in ask(llm, output_format, tools, text, "required", **how):
             assert output.finish_reason == "stop"
-            calls, events = read(spoken, tools, output.text)
+            calls, events = read(output_format, tools, output.text)
             assert calls
             assert not any(isinstance(event, Content) for event in events)
             for function, arguments in calls:
                 check(arguments, schemas[function])
 
 
-def test_a_named_call(llm: LLM, spoken: Dialect) -> None:
+def test_a_named_call(llm: LLM, output_format: OutputFormat) -> None:
     tools = TOOL_SETS["several"]
     choice = {"type": "function", "function": {"name": "add"}}
-    (output,) = ask(llm, spoken, tools, ASKED[0], choice, temperature=0.0)
-    calls, _ = read(spoken, tools, output.text)
+    (output,) = ask(llm, output_format, tools, ASKED[0], choice, temperature=0.0)
+    calls, _ = read(output_format, tools, output.text)
     assert {name for name, _ in calls} == {"add"}
 
 
-def test_a_call_of_its_own_accord(llm: LLM, spoken: Dialect) -> None:
+def test_a_call_of_its_own_accord(llm: LLM, output_format: OutputFormat) -> None:
     """What the model was taught, it writes with the grammar as without."""
-    (output,) = ask(llm, spoken, TOOL_SETS["one"], ASKED[0], "auto", temperature=0.0)
-    assert read(spoken, TOOL_SETS["one"], output.text)[0] == [("get_weather", {"city": "Oslo"})]
+    (output,) = ask(llm, output_format, TOOL_SETS["one"], ASKED[0], "auto", temperature=0.0)
+    assert read(output_format, TOOL_SETS["one"], output.text)[0] == [("get_weather", {"city": "Oslo"})]
     prompt = llm.frontend.encode_chat([{"role": "user", "content": ASKED[0]}], TOOL_SETS["one"])
     (free,) = llm.generate([prompt], params(None, temperature=0.0), use_tqdm=False)[0].outputs
     assert free.token_ids == output.token_ids
 
 
-def test_no_call_where_none_is_to_be(llm: LLM, spoken: Dialect) -> None:
-    (output,) = ask(llm, spoken, TOOL_SETS["one"], ASKED[0], "none", temperature=0.0, max_tokens=40)
+def test_no_call_where_none_is_to_be(llm: LLM, output_format: OutputFormat) -> None:
+    (output,) = ask(llm, output_format, TOOL_SETS["one"], ASKED[0], "none", temperature=0.0, max_tokens=40)
     assert "<tool_call>" not in output.text
-    assert not set(output.token_ids) & set(spoken.token_ids.values())
+    assert not set(output.token_ids) & set(output_format.token_ids.values())
 
 
-def test_a_call_cut_short_is_streamed_as_far_as_it_came(llm: LLM, spoken: Dialect) -> None:
-    (output,) = ask(llm, spoken, TOOL_SETS["one"], ASKED[0], "required", temperature=0.0, max_tokens=14)
+def test_a_call_cut_short_is_streamed_as_far_as_it_came(llm: LLM, output_format: OutputFormat) -> None:
+    (output,) = ask(
+        llm, output_format, TOOL_SETS["one"], ASKED[0], "required", temperature=0.0, max_tokens=14
+    )
     assert output.finish_reason == "length"
-    parser = spoken.answer_parser(TOOL_SETS["one"])
+    parser = output_format.answer_parser(TOOL_SETS["one"])
     start, arguments = parser.push(output.text) + parser.finish()
     assert isinstance(start, CallStart)
     assert isinstance(arguments, CallArguments)

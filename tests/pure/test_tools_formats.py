@@ -17,7 +17,7 @@ from quire.text.answer import CallArguments, CallStart
 from quire.text.chat import ChatTemplate
 from quire.text.sandbox import Sandbox
 from quire.text.tokenizer import Tokenizer
-from quire.text.tools import FORMATS, Dialect, dialect
+from quire.text.tools import FORMATS, OutputFormat, output_format_of
 
 # case -> format of tool calls, format of reasoning; the others have neither
 SPOKEN = {
@@ -62,20 +62,24 @@ def case(shared_data: Path, name: str, sandbox: Sandbox) -> ChatTemplate:
     )
 
 
-def names(spoken: Dialect) -> tuple[str | None, str | None]:
-    return spoken.tools.name if spoken.tools else None, spoken.reasoning.name if spoken.reasoning else None
+def names(output_format: OutputFormat) -> tuple[str | None, str | None]:
+    return (
+        output_format.tools.name if output_format.tools else None,
+        output_format.reasoning.name if output_format.reasoning else None,
+    )
 
 
 def test_formats_of_published_templates(shared_data: Path, sandbox: Sandbox) -> None:
     cases = sorted(path.stem for path in (shared_data / "chat_templates" / "cases").glob("*.json"))
-    found = {name: names(dialect(case(shared_data, name, sandbox).templates, None)) for name in cases}
-    assert {name: spoken for name, spoken in found.items() if any(spoken)} == SPOKEN
+    templates = {name: case(shared_data, name, sandbox).templates for name in cases}
+    found = {name: names(output_format_of(each, None)) for name, each in templates.items()}
+    assert {name: pair for name, pair in found.items() if any(pair)} == SPOKEN
 
 
 @pytest.mark.parametrize("name", WITH_TOOLS)
 def test_published_templates_pass_the_check(shared_data: Path, sandbox: Sandbox, name: str) -> None:
     chat = case(shared_data, name, sandbox)
-    assert dialect(chat.templates, None).self_check(chat) is None
+    assert output_format_of(chat.templates, None).self_check(chat) is None
 
 
 @pytest.mark.parametrize("name", [*WITH_TOOLS, "demo"])
@@ -88,18 +92,18 @@ def test_what_a_template_writes_the_grammar_allows(
         if name != "demo"
         else ChatTemplate.from_folder(demo_folder, {}, sandbox)
     )
-    spoken = dialect(chat.templates, None)
-    assert spoken.tools is not None
+    output_format = output_format_of(chat.templates, None)
+    assert output_format.tools is not None
     function = {"name": "get_weather", "arguments": {"city": "Łódź"}}
     answer = {"role": "assistant", "content": ""}
-    answer["tool_calls"] = [{"id": spoken.tools.new_id(), "type": "function", "function": function}]  # type: ignore[assignment]
+    answer["tool_calls"] = [{"id": output_format.tools.new_id(), "type": "function", "function": function}]  # type: ignore[assignment]
     user = {"role": "user", "content": "Hi"}
     prompt = chat.render([user], [TOOL]).text
     written = chat.render([user, answer], [TOOL], add_generation_prompt=False).text.removeprefix(prompt)
     written = re.sub(r"\s*(<\|im_end\|>|<\|eot_id\|>|</s>)\s*$", "", written)
     written = re.sub(r', "id": "\w+"|"id": "\w+", ', "", written)  # given by whoever serves, not by the model
     written = written.replace('{ "arguments"', '{"arguments"')  # as Hermes 2 is told, not as it is shown
-    grammar = spoken.grammar([TOOL], prompt=prompt)
+    grammar = output_format.grammar([TOOL], prompt=prompt)
     assert grammar is not None
     assert Bytes().allows(grammar, written), written
 
@@ -114,7 +118,7 @@ def test_what_a_template_writes_the_grammar_allows(
     ],
 )
 def test_similar_formats_are_not_taken_for_those_known(source: str) -> None:
-    assert names(dialect({"default": source}, None)) == (None, None)
+    assert names(output_format_of({"default": source}, None)) == (None, None)
 
 
 MISTRAL = """{% for m in messages %}{% if m.role == "user" %}[INST]{{ m.content }}[/INST]{% else %}\
@@ -125,10 +129,10 @@ MISTRAL = """{% for m in messages %}{% if m.role == "user" %}[INST]{{ m.content 
 @pytest.mark.parametrize("call_id", ["", "[CALL_ID]{{ call.id }}"])
 def test_newer_templates_of_mistral(sandbox: Sandbox, call_id: str) -> None:
     chat = ChatTemplate({"default": MISTRAL.replace("%s", call_id)}, {}, sandbox)
-    spoken = dialect(chat.templates, None)
-    assert names(spoken) == ("mistral_args", None)
-    assert spoken.self_check(chat) is None
-    grammar = spoken.grammar([TOOL])
+    output_format = output_format_of(chat.templates, None)
+    assert names(output_format) == ("mistral_args", None)
+    assert output_format.self_check(chat) is None
+    grammar = output_format.grammar([TOOL])
     assert grammar is not None
     written = f"[TOOL_CALLS]get_weather{call_id and '[CALL_ID]abcDEF123'}[ARGS]"
     assert Bytes().allows(grammar, f'So. {written}{{"city": "Łódź"}}')
@@ -146,10 +150,10 @@ QWEN = """{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content 
 
 def test_templates_with_a_tag_for_each_parameter(sandbox: Sandbox) -> None:
     chat = ChatTemplate({"default": QWEN}, {}, sandbox)
-    spoken = dialect(chat.templates, None)
-    assert names(spoken) == ("qwen_xml", None)
-    assert spoken.self_check(chat) is None
-    grammar = spoken.grammar([TOOL])
+    output_format = output_format_of(chat.templates, None)
+    assert names(output_format) == ("qwen_xml", None)
+    assert output_format.self_check(chat) is None
+    grammar = output_format.grammar([TOOL])
     assert grammar is not None
     written = (
         "<tool_call>\n<function=get_weather>\n<parameter=city>\n%s\n</parameter>\n</function>\n</tool_call>"
@@ -163,39 +167,39 @@ def test_a_mismatch_is_told(sandbox: Sandbox) -> None:
     wrong = ChatTemplate(
         {"default": "<tool_call>{{ '\"arguments\"' }}{{ messages[0].content }}"}, {}, sandbox
     )
-    spoken = dialect(wrong.templates, None)
-    assert names(spoken) == ("hermes", None)
-    assert "writes calls in another way" in (spoken.self_check(wrong) or "")
+    output_format = output_format_of(wrong.templates, None)
+    assert names(output_format) == ("hermes", None)
+    assert "writes calls in another way" in (output_format.self_check(wrong) or "")
     refusing = ChatTemplate({"default": "{{ raise_exception('no tools here') }}"}, {}, sandbox)
-    problem = dialect(refusing.templates, None, "mistral").self_check(refusing)
+    problem = output_format_of(refusing.templates, None, "mistral").self_check(refusing)
     assert problem is not None
     assert "no tools here" in problem
-    assert dialect(refusing.templates, None).self_check(refusing) is None
+    assert output_format_of(refusing.templates, None).self_check(refusing) is None
 
 
 @pytest.mark.parametrize("known", [known.name for known in FORMATS])
 def test_a_format_is_chosen_by_name(known: str) -> None:
-    assert names(dialect({}, None, known, "cohere")) == (known, "cohere")
+    assert names(output_format_of({}, None, known, "cohere")) == (known, "cohere")
 
 
 def test_a_format_can_be_switched_off(shared_data: Path, sandbox: Sandbox) -> None:
     templates = case(shared_data, "Qwen_Qwen3-0.6B", sandbox).templates
-    assert names(dialect(templates, None, "none", "none")) == (None, None)
+    assert names(output_format_of(templates, None, "none", "none")) == (None, None)
 
 
 def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(ConfigError, match="hermes, qwen_xml, mistral, mistral_args, llama3_json"):
-        dialect({}, None, "herems")
+        output_format_of({}, None, "herems")
     with pytest.raises(ConfigError, match="think, mistral, cohere"):
-        dialect({}, None, "auto", "thought")
+        output_format_of({}, None, "auto", "thought")
 
 
 def test_marks_that_are_tokens(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_folder(small.byte_level(tmp_path))
-    spoken = dialect({}, tokenizer, "hermes", "think")
-    assert spoken.token_ids == {mark: tokenizer.token_id(mark) for mark in small.MARKUP}
-    assert not spoken.needs_special_tokens  # in this vocabulary they are visible
-    assert dialect({}, tokenizer, "mistral").token_ids == {}
+    output_format = output_format_of({}, tokenizer, "hermes", "think")
+    assert output_format.token_ids == {mark: tokenizer.token_id(mark) for mark in small.MARKUP}
+    assert not output_format.needs_special_tokens  # in this vocabulary they are visible
+    assert output_format_of({}, tokenizer, "mistral").token_ids == {}
 
 
 def test_marks_that_are_special_tokens_must_be_shown(tmp_path: Path) -> None:
@@ -204,16 +208,16 @@ def test_marks_that_are_special_tokens_must_be_shown(tmp_path: Path) -> None:
     for token in data["added_tokens"]:
         token["special"] = True
     (folder / "tokenizer.json").write_text(json.dumps(data))
-    assert dialect({}, Tokenizer.from_folder(folder), "hermes").needs_special_tokens
+    assert output_format_of({}, Tokenizer.from_folder(folder), "hermes").needs_special_tokens
 
 
 def test_a_call_read_back_from_the_demo_model(demo_folder: Path, sandbox: Sandbox) -> None:
     chat = ChatTemplate.from_folder(demo_folder, {}, sandbox)
-    spoken = dialect(chat.templates, Tokenizer.from_folder(demo_folder))
-    assert names(spoken) == ("hermes", None)
-    assert spoken.token_ids == {"<tool_call>": 3, "</tool_call>": 4}
-    assert spoken.self_check(chat) is None
-    parser = spoken.answer_parser([TOOL])
+    output_format = output_format_of(chat.templates, Tokenizer.from_folder(demo_folder))
+    assert names(output_format) == ("hermes", None)
+    assert output_format.token_ids == {"<tool_call>": 3, "</tool_call>": 4}
+    assert output_format.self_check(chat) is None
+    parser = output_format.answer_parser([TOOL])
     events = parser.push('<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>')
     assert isinstance(events[0], CallStart)
     assert events[1] == CallArguments(0, '{"city": "Oslo"}')

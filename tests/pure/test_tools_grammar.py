@@ -13,7 +13,7 @@ from answer_grammars import Bytes
 from quire.errors import RequestError
 from quire.text.answer import AnswerParser, CallArguments, CallStart, Content
 from quire.text.reasoning import FORMATS as REASONING
-from quire.text.tools import FORMATS, Dialect
+from quire.text.tools import FORMATS, OutputFormat
 from quire.text.tools.functions import Function, read_functions, warnings_of, widened
 
 MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>", "</think>")
@@ -56,8 +56,8 @@ ANOTHER = {  # the same, behind a first one without its last `]`
 }
 
 
-def dialect(name: str, vocabulary: Bytes, think: bool = False) -> Dialect:
-    return Dialect(FORMAT[name], REASONING[0] if think else None, vocabulary.ids)
+def output_format(name: str, vocabulary: Bytes, think: bool = False) -> OutputFormat:
+    return OutputFormat(FORMAT[name], REASONING[0] if think else None, vocabulary.ids)
 
 
 def call(name: str, function: str = "get_weather", arguments: str = '{"city": "Oslo"}') -> str:
@@ -85,7 +85,7 @@ each = pytest.mark.parametrize("name", NAMES)
 
 
 def grammar(name: str, vocabulary: Bytes, *arguments: Any, think: bool = False, **more: Any) -> str:
-    made = dialect(name, vocabulary, think).grammar(TOOLS, *arguments, **more)
+    made = output_format(name, vocabulary, think).grammar(TOOLS, *arguments, **more)
     assert made is not None
     return made
 
@@ -111,7 +111,7 @@ def test_free_text_then_nothing_but_calls(name: str, vocabulary: Bytes) -> None:
 def test_a_day_among_arguments_is_one_of_the_calendar(vocabulary: Bytes) -> None:
     parameters = {"type": "object", "properties": {"day": {"type": "string", "format": "date"}}}
     tools = [{"type": "function", "function": {"name": "book", "parameters": parameters}}]
-    made = dialect("hermes", vocabulary).grammar(tools)
+    made = output_format("hermes", vocabulary).grammar(tools)
     assert made is not None
     assert vocabulary.allows(made, call("hermes", "book", '{"day": "2024-02-29"}'))
     assert not vocabulary.begins(made, call("hermes", "book", '{"day": "2023-02-29"}'))
@@ -135,7 +135,7 @@ def test_texts_follow_their_patterns(
 ) -> None:
     text = {"type": "string", "pattern": pattern}
     parameters = {"type": "object", "properties": {"text": text}, "required": ["text"]}
-    made = dialect(name, vocabulary).grammar([tool("say", parameters)], "required")
+    made = output_format(name, vocabulary).grammar([tool("say", parameters)], "required")
     assert made is not None
     written, other = (call(name, "say", json.dumps({"text": one})) for one in (allowed, barred))
     assert vocabulary.allows(made, written)
@@ -220,8 +220,8 @@ def test_llama_needs_no_marker(vocabulary: Bytes) -> None:
 
 @both
 def test_hermes_2_writes_arguments_first(vocabulary: Bytes) -> None:
-    spoken = Dialect(FORMATS[0]('{"arguments": <args-dict>, "name": <function-name>}'), None, vocabulary.ids)
-    made = spoken.grammar(TOOLS, "required")
+    hermes = FORMATS[0]('{"arguments": <args-dict>, "name": <function-name>}')
+    made = OutputFormat(hermes, None, vocabulary.ids).grammar(TOOLS, "required")
     assert made is not None
     right = '<tool_call>\n{"arguments": {"city": "Oslo"}, "name": "get_weather"}\n</tool_call>'
     assert vocabulary.allows(made, right)
@@ -274,15 +274,15 @@ def test_content_that_follows_a_grammar(name: str, vocabulary: Bytes) -> None:
     assert vocabulary.allows(grammar(name, vocabulary, content=schema), '"no"')
     assert vocabulary.allows(grammar(name, vocabulary, "none", content=content), "yes")
     assert not vocabulary.allows(grammar(name, vocabulary, "required", content=content), "yes")
-    thinking = dialect(name, vocabulary, think=True).grammar(None, content=content)
+    thinking = output_format(name, vocabulary, think=True).grammar(None, content=content)
     assert thinking is not None
     assert vocabulary.allows(thinking, "<think>Hm.</think>\n\nyes")
     assert vocabulary.allows(thinking, "no")
 
 
 def test_without_tools_an_answer_is_free() -> None:
-    assert dialect("hermes", TEXT, think=True).grammar(None) is None
-    assert Dialect(None, None, {}).grammar(TOOLS, "none") is None
+    assert output_format("hermes", TEXT, think=True).grammar(None) is None
+    assert OutputFormat(None, None, {}).grammar(TOOLS, "none") is None
 
 
 @both
@@ -293,7 +293,7 @@ def test_whatever_is_written_can_be_read(name: str, vocabulary: Bytes, choice: s
     begin = "<think>Hm.</think>" + (f"So: {FORMAT[name].marker}" if choice == "auto" else "")
     for seed in range(25):
         text = vocabulary.write(made, begin, random.Random(seed), end_of_text=ENDS.get(name, ""))
-        parser: AnswerParser = dialect(name, vocabulary, think=True).answer_parser(TOOLS, choice)
+        parser: AnswerParser = output_format(name, vocabulary, think=True).answer_parser(TOOLS, choice)
         events = [event for char in text for event in parser.push(char)] + parser.finish()
         arguments = dict.fromkeys((e.index for e in events if isinstance(e, CallStart)), "")
         for event in events:
@@ -324,7 +324,7 @@ def test_whatever_is_written_can_be_read(name: str, vocabulary: Bytes, choice: s
     ],
 )
 def test_malformed_tools_are_named(tools: Any, param: str) -> None:
-    for ask in (dialect("hermes", TEXT).grammar, dialect("hermes", TEXT).answer_parser):
+    for ask in (output_format("hermes", TEXT).grammar, output_format("hermes", TEXT).answer_parser):
         with pytest.raises(RequestError) as error:
             ask(tools)
         assert error.value.param == param
@@ -333,28 +333,28 @@ def test_malformed_tools_are_named(tools: Any, param: str) -> None:
 @pytest.mark.parametrize("choice", ["any", 1, {}, {"type": "function"}, {"function": {"name": "other"}}])
 def test_an_unknown_choice_is_refused(choice: Any) -> None:
     with pytest.raises(RequestError) as error:
-        dialect("hermes", TEXT).grammar(TOOLS, choice)
+        output_format("hermes", TEXT).grammar(TOOLS, choice)
     assert error.value.param == "tool_choice"
 
 
 def test_tools_need_a_format() -> None:
     with pytest.raises(RequestError, match="no known format"):
-        Dialect(None, None, {}).grammar(TOOLS)
+        OutputFormat(None, None, {}).grammar(TOOLS)
     with pytest.raises(RequestError, match="needs tools"):
-        dialect("hermes", TEXT).grammar(None, "required")
+        output_format("hermes", TEXT).grammar(None, "required")
 
 
 def test_tools_that_are_too_much() -> None:
     huge = [tool("a", {"type": "object", "properties": {}, "description": "x" * (1 << 20)})]
     with pytest.raises(RequestError, match="fewer"):
-        dialect("hermes", TEXT).grammar(huge)
+        output_format("hermes", TEXT).grammar(huge)
 
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_keywords_that_no_grammar_knows(strict: bool) -> None:
     """Refused where the schema is to be followed to the letter, left out elsewhere."""
     odd: Mapping[str, Any] = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
-    made = dialect("hermes", TEXT).grammar([tool("f", odd, strict=strict)], "required")
+    made = output_format("hermes", TEXT).grammar([tool("f", odd, strict=strict)], "required")
     assert made is not None
     if strict:
         with pytest.raises(AssertionError, match="uniqueItems"):
@@ -386,7 +386,7 @@ def test_a_tool_that_is_not_strict_is_widened_instead() -> None:
     assert second.schema["properties"] == {"a": {"type": "array"}, "b": {"type": "string"}}
     said = "of its parameters, the names and types alone are enforced: it refers to nothing"
     assert list(warnings_of((first, second))) == [f"tool f: {said}"]
-    made = dialect("hermes", TEXT).grammar((first, second), "required")
+    made = output_format("hermes", TEXT).grammar((first, second), "required")
     assert made is not None
     assert TEXT.allows(made, call("hermes", "f", '{"b": "x"}'))
     assert not TEXT.allows(made, call("hermes", "f", "{}"))
@@ -395,24 +395,26 @@ def test_a_tool_that_is_not_strict_is_widened_instead() -> None:
 def test_names_are_as_long_as_the_interfaces_allow() -> None:
     name = "mcp__" + "x" * 123
     for known in NAMES:
-        made = dialect(known, TEXT).grammar([tool(name)], "required")
+        made = output_format(known, TEXT).grammar([tool(name)], "required")
         assert made is not None
         assert TEXT.allows(made, call(known, name, "{}"))
-        parser = dialect(known, TEXT).answer_parser([tool(name)], "required")
+        parser = output_format(known, TEXT).answer_parser([tool(name)], "required")
         events = parser.push(call(known, name, "{}")) + parser.finish()
         assert [event.name for event in events if isinstance(event, CallStart)] == [name]
 
 
 def test_open_parameters_stay_open() -> None:
     for schema in ({"type": "object"}, {}, {"properties": {}, "additionalProperties": {"type": "integer"}}):
-        made = dialect("hermes", TEXT).grammar([tool("f", schema)], "required")
+        made = output_format("hermes", TEXT).grammar([tool("f", schema)], "required")
         assert made is not None
         assert TEXT.allows(made, call("hermes", "f", '{"a": 1}'))
 
 
 def test_properties_that_are_no_object_are_refused_where_the_format_looks_at_them() -> None:
     with pytest.raises(RequestError) as caught:
-        dialect("qwen_xml", TEXT).grammar([tool("a", {"type": "object", "properties": []}, strict=True)])
+        output_format("qwen_xml", TEXT).grammar(
+            [tool("a", {"type": "object", "properties": []}, strict=True)]
+        )
     assert caught.value.param == "tools"
     odd = tool("a", {"properties": {"b": True}, "required": 5}, strict=True)
-    assert dialect("qwen_xml", TEXT).grammar([odd])
+    assert output_format("qwen_xml", TEXT).grammar([odd])

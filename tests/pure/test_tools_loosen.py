@@ -10,7 +10,7 @@ import pytest
 from quire.errors import RequestError
 from quire.grammar.compiler import GrammarCompiler
 from quire.sampling_params import StructuredOutputsParams
-from quire.text.tools import Dialect
+from quire.text.tools import OutputFormat
 from quire.text.tools.functions import MAX_WARNINGS, Function, read_functions, warnings_of, widened
 from quire.text.tools.loosen import FORMATS, UNENFORCED, loosened
 from quire.text.tools.qwen_xml import QwenXml
@@ -38,7 +38,7 @@ def alone(compiler: GrammarCompiler) -> Callable[[Function], object]:
 
     def check(function: Function) -> None:
         compiler.compile(StructuredOutputsParams(json=function.schema))
-        grammar = Dialect(QwenXml(""), None, {}).grammar((function,), "required")
+        grammar = OutputFormat(QwenXml(""), None, {}).grammar((function,), "required")
         compiler.compile(StructuredOutputsParams(grammar=grammar))
 
     return check

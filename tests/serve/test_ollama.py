@@ -307,7 +307,9 @@ def _serving(reasoning: object = None) -> Serving:
     frontend = SimpleNamespace(max_model_len=1024)
     return cast(
         Serving,
-        SimpleNamespace(frontend=frontend, names=("demo",), dialect=SimpleNamespace(reasoning=reasoning)),
+        SimpleNamespace(
+            frontend=frontend, names=("demo",), output_format=SimpleNamespace(reasoning=reasoning)
+        ),
     )
 
 

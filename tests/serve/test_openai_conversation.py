@@ -19,7 +19,7 @@ from quire.server.openai.protocol import ChatCompletion, ChatRequest
 from quire.text.answer import Content, Reasoning
 from quire.text.reasoning import find_reasoning
 from quire.text.tokenizer import Tokenizer
-from quire.text.tools import Dialect
+from quire.text.tools import OutputFormat
 
 SCRIPT = ["<think>", "Let me", " see. ", "</th", "ink>", "\n\nA dragon", " came", "."]
 HEAD = {"id": "a", "created": 1, "model": "demo", "system_fingerprint": "f"}
@@ -48,11 +48,11 @@ class Script:
 
 
 def run_of(script: Script, tokenizer: Tokenizer, marks: dict[str, int], **task: Any) -> ChatRun:
-    dialect = Dialect(None, find_reasoning((), "think"), marks)
+    output_format = OutputFormat(None, find_reasoning((), "think"), marks)
     serving: Any = SimpleNamespace(
-        dialect=dialect, frontend=SimpleNamespace(need_tokenizer=lambda: tokenizer)
+        output_format=output_format, frontend=SimpleNamespace(need_tokenizer=lambda: tokenizer)
     )
-    return ChatRun(serving, ChatTask(messages=[], **task), script, [dialect.answer_parser(None)])  # type: ignore[arg-type]
+    return ChatRun(serving, ChatTask(messages=[], **task), script, [output_format.answer_parser(None)])  # type: ignore[arg-type]
 
 
 @pytest.fixture

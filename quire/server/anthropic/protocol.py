@@ -34,7 +34,7 @@ class Thinking(Struct, kw_only=True):
     display: Name | None = None
 
 
-class OutputFormat(Struct, kw_only=True):
+class OutputConfigFormat(Struct, kw_only=True):
     """A JSON schema for the text."""
 
     type: str
@@ -44,7 +44,7 @@ class OutputFormat(Struct, kw_only=True):
 class OutputConfig(Struct, kw_only=True):
     """Options of the answer. A template that knows the variable reasoning_effort is told the effort."""
 
-    format: OutputFormat | None = None
+    format: OutputConfigFormat | None = None
     effort: Name | None = None
     task_budget: dict[str, Any] | None = None
 

@@ -92,13 +92,13 @@ async def props(request: Request) -> Response:
     if request.method == "POST":
         raise Refused(501, "the properties of this server cannot be changed", "start it with other flags")
     serving: Serving = request.app.state.serving
-    frontend, name, spoken = serving.frontend, serving.names[0], serving.dialect
+    frontend, name, output_format = serving.frontend, serving.names[0], serving.output_format
     params = SamplingParams.from_dict({}, {"max_tokens": None, **frontend.default_params})
     tokens = frontend.tokenizer.special_tokens if frontend.tokenizer else {}
     eos = tokens.get("eos_token", "")
     if not eos and frontend.tokenizer and frontend.eos_token_ids:
         eos = frontend.tokenizer.token_text(frontend.eos_token_ids[0])
-    caps = dict.fromkeys(("supports_tools", "supports_tool_calls"), spoken.tools is not None)
+    caps = dict.fromkeys(("supports_tools", "supports_tool_calls"), output_format.tools is not None)
     return admin.reply(
         Props(
             Defaults(settings_of(params, frontend.max_model_len), frontend.max_model_len),

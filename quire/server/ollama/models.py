@@ -180,7 +180,7 @@ def _details(serving: Serving) -> Details:
 
 
 def _capabilities(serving: Serving) -> list[str]:
-    can = {"tools": serving.dialect.tools, "thinking": serving.dialect.reasoning}
+    can = {"tools": serving.output_format.tools, "thinking": serving.output_format.reasoning}
     return ["completion", *(name for name, how in can.items() if how is not None)]
 
 

@@ -256,7 +256,7 @@ def _thinking(asked: Asked, serving: Serving) -> dict[str, Any]:
     if isinstance(asked.think, str) and asked.think not in LEVELS:
         problem = f"think = {asked.think[:64]!r} is not known"
         raise RequestError(problem, "true, false, or one of low, medium, high, max", "think")
-    if asked.think and serving.dialect.reasoning is None:
+    if asked.think and serving.output_format.reasoning is None:
         raise RequestError(f'"{serving.names[0]}" does not support thinking', "leave think out", "think")
     if isinstance(asked.think, str):
         return {"enable_thinking": True, "reasoning_effort": LEVELS[asked.think]}

@@ -81,23 +81,24 @@ def _prepare(
     if task.add_generation_prompt and task.continue_final_message:
         problem = "add_generation_prompt and continue_final_message contradict each other"
         raise RequestError(problem, "set one of them to false", "continue_final_message")
-    frontend, dialect = serving.frontend, serving.dialect
+    frontend, output_format = serving.frontend, serving.output_format
     functions = read_functions(task.tools)  # what is refused is not rendered first
     prompt = encoded(frontend, task)
     text = prompt.text or ""
     content = None
-    if params.structured_outputs is not None and (task.tools or dialect.reasoning):
+    if params.structured_outputs is not None and (task.tools or output_format.reasoning):
         content = frontend.grammars.compile(params.structured_outputs)
     structured, functions = _structured(serving, task, functions, text, content)
     params = params if structured is None else replace(params, structured_outputs=structured)
     task.warnings += warnings_of(functions) if task.tool_choice != "none" else ()
-    if dialect.needs_special_tokens and (task.tools or dialect.reasoning):
+    if output_format.needs_special_tokens and (task.tools or output_format.reasoning):
         params = replace(params, skip_special_tokens=False)
     limit, side = task.truncate_prompt_tokens, task.truncation_side
     prompt = fitted(prompt, limit, params, frontend, side=side, what="messages")
     check_size([prompt], params, frontend.model.config.vocab_size)
     prompt = replace(prompt, priority=task.priority, cache_salt=task.cache_salt)
-    return prompt, params, [dialect.answer_parser(functions, task.tool_choice, text) for _ in range(params.n)]
+    parsers = [output_format.answer_parser(functions, task.tool_choice, text) for _ in range(params.n)]
+    return prompt, params, parsers
 
 
 def _structured(
@@ -108,7 +109,7 @@ def _structured(
     Raises RequestError, which names the tool whose schema cannot be followed.
     """
     choice, parallel = task.tool_choice, task.parallel_tool_calls
-    grammar = serving.dialect.grammar(functions, choice, parallel, prompt, content)
+    grammar = serving.output_format.grammar(functions, choice, parallel, prompt, content)
     if grammar is None:
         return None, functions
     structured, check = StructuredOutputsParams(grammar=grammar), serving.frontend.grammars.compile
@@ -121,7 +122,7 @@ def _structured(
 
         def check_alone(function: Function) -> None:
             check(StructuredOutputsParams(json=function.schema))  # its errors say more
-            alone = serving.dialect.grammar((function,), "required")
+            alone = serving.output_format.grammar((function,), "required")
             check(StructuredOutputsParams(grammar=alone))
 
         wider = widened(functions, check_alone)
@@ -190,7 +191,7 @@ class ChatRun:
         self.generation = generation
         self.output = generation.readers[0].output
         self.tokenizer = serving.frontend.need_tokenizer()
-        self._dialect = serving.dialect
+        self._output_format = serving.output_format
         self._with_reasoning = task.include_reasoning
         self._parsers = dict(enumerate(parsers))  # of the choices that run
         self._thoughts: list[list[str]] = [[] for _ in parsers]
@@ -224,7 +225,7 @@ class ChatRun:
         if choice.finish_reason is not None:
             del self._parsers[choice.index]
             events += parser.finish()
-        if self._dialect.reasoning is not None:
+        if self._output_format.reasoning is not None:
             thoughts += [event.text for event in events if isinstance(event, Reasoning)]
             if not self._with_reasoning:
                 events = [event for event in events if not isinstance(event, Reasoning)]
@@ -236,9 +237,9 @@ class ChatRun:
 
     def _count(self, choice: CompletionOutput, thoughts: str) -> int:
         """How many tokens were reasoning: those up to the mark that ends it, or what its text takes."""
-        if not thoughts or self._dialect.reasoning is None:
+        if not thoughts or self._output_format.reasoning is None:
             return 0
-        end = self._dialect.token_ids.get(self._dialect.reasoning.end)
+        end = self._output_format.token_ids.get(self._output_format.reasoning.end)
         if end in choice.token_ids:
             return choice.token_ids.index(end) + 1
         return min(len(self.tokenizer.encode(thoughts, add_special_tokens=False)), len(choice.token_ids))

@@ -33,7 +33,7 @@ Tools = Sequence[Mapping[str, Any] | Function] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class OutputFormat:
     """How one model writes tool calls and reasoning; None where it does not, or nobody knows.
 
     With `needs_special_tokens`, the marks are special tokens: a request must not skip these in its text.
@@ -112,12 +112,12 @@ class Dialect:
         return f"<[{self.token_ids[text]}]>" if text in self.token_ids else json.dumps(text)
 
 
-def dialect(
+def output_format_of(
     templates: Mapping[str, str],
     tokenizer: Tokenizer | None,
     tool_call_parser: str = "auto",
     reasoning_parser: str = "auto",
-) -> Dialect:
+) -> OutputFormat:
     """What a model with these chat templates (see ChatTemplate.templates) speaks, or is said to speak.
 
     Formats are given by name; "auto" looks at the templates, "none" takes everything as content. Raises
@@ -127,10 +127,10 @@ def dialect(
     tools, reasoning = _find_tools(source, tool_call_parser), find_reasoning(source, reasoning_parser)
     marks = (*(tools.tokens if tools else ()), *((reasoning.start, reasoning.end) if reasoning else ()))
     if tokenizer is None:
-        return Dialect(tools, reasoning, {})
+        return OutputFormat(tools, reasoning, {})
     ids = {mark: number for mark in marks if (number := tokenizer.token_id(mark)) is not None}
     ids = {mark: number for mark, number in ids.items() if number in tokenizer.control_ids}
-    return Dialect(tools, reasoning, ids, not tokenizer.special_ids.isdisjoint(ids.values()))
+    return OutputFormat(tools, reasoning, ids, not tokenizer.special_ids.isdisjoint(ids.values()))
 
 
 def _find_tools(source: str, chosen: str) -> ToolFormat | None:
