@@ -13,7 +13,7 @@ from quire.cli.terminal import bold, note
 from quire.errors import escape, shortened
 
 if TYPE_CHECKING:
-    from quire.server.serving import Serving
+    from quire.server.service import ServiceState
 
 DESCRIPTION = """Serve a model over HTTP, as clients of the OpenAI and Anthropic APIs expect it.
 
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     return asyncio.run(serve(config, engine_config, _show_ready))
 
 
-def _show_ready(serving: Serving, url: str) -> None:
+def _show_ready(serving: ServiceState, url: str) -> None:
     """Where the server is, what was chosen for the model, and a first request to copy."""
     from quire.server.auth import is_loopback
 

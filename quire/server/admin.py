@@ -17,7 +17,7 @@ from quire.frontend import Frontend
 from quire.server import body
 from quire.server.metrics import CONTENT_TYPE
 from quire.server.openapi import describes, document
-from quire.server.serving import Serving
+from quire.server.service import ServiceState
 
 TOKENIZER_LIMIT = 1 << 20  # token ids in one call of /detokenize
 SHOWN = (
@@ -160,13 +160,13 @@ def reply(content: msgspec.Struct, status: int = 200, headers: dict[str, str] | 
     return Response(_ENCODER.encode(content), status, headers, "application/json")
 
 
-def serving_of(request: Request) -> Serving:
+def serving_of(request: Request) -> ServiceState:
     """What the endpoints share."""
-    serving: Serving = request.app.state.serving
+    serving: ServiceState = request.app.state.serving
     return serving
 
 
-def _card(serving: Serving, name: str) -> ModelCard:
+def _card(serving: ServiceState, name: str) -> ModelCard:
     created, room = serving.created_s, serving.frontend.max_model_len
     created_at = datetime.fromtimestamp(created, UTC).isoformat()
     return ModelCard(name, created, room, serving.names[0], name, created_at, room)

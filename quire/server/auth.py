@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from starlette.types import Scope
 
-from quire.server.errors import Refused
+from quire.server.errors import HTTPRefusal
 
 # All that is answered without a key, to GET and HEAD: what load balancers ask.
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/v1/health"})
@@ -30,11 +30,11 @@ class Keys:
         self._secret = secrets.token_bytes(32)
         self._digests = [self._digest(key.encode()) for key in keys]
 
-    def __call__(self, scope: Scope) -> Refused | None:
+    def __call__(self, scope: Scope) -> HTTPRefusal | None:
         tenant = self._tenant(scope) if self._digests else ""
         if tenant is None and not (scope["method"] in ("GET", "HEAD") and scope["path"] in OPEN_PATHS):
             hint = "send Authorization: Bearer KEY, or x-api-key: KEY"
-            return Refused(401, "a valid API key is needed", hint, headers={"WWW-Authenticate": "Bearer"})
+            return HTTPRefusal(401, "a valid API key is needed", hint, headers={"WWW-Authenticate": "Bearer"})
         scope["state"]["tenant"] = tenant or ""
         return None
 
@@ -77,12 +77,14 @@ class Hosts:
             names += LOCAL_NAMES
         self._names = frozenset(name.encode() for name in names)
 
-    def __call__(self, scope: Scope) -> Refused | None:
+    def __call__(self, scope: Scope) -> HTTPRefusal | None:
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         match = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
         if match is not None and (not self._names or match[1].lower() in self._names):
             return None
-        return Refused(421, "the server does not go by the name in the Host header", "see --allowed-hosts")
+        return HTTPRefusal(
+            421, "the server does not go by the name in the Host header", "see --allowed-hosts"
+        )
 
 
 def is_loopback(bind: str) -> bool:

@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import Request
 
 from quire.errors import RequestError
-from quire.server.errors import Refused
+from quire.server.errors import HTTPRefusal
 
 MAX_BODY_BYTES = 32 << 20  # more is refused while it comes
 MAX_DEPTH = 64  # of lists and objects in each other
@@ -181,6 +181,6 @@ def _named(message: str) -> RequestError:
     return RequestError(f"{where[:80] or 'the body'}: {what[:1].lower()}{what[1:]}", None, field and field[0])
 
 
-def too_large() -> Refused:
+def too_large() -> HTTPRefusal:
     """The answer to a body beyond the limit."""
-    return Refused(413, f"the body is larger than {MAX_BODY_BYTES:,} bytes")
+    return HTTPRefusal(413, f"the body is larger than {MAX_BODY_BYTES:,} bytes")

@@ -22,7 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from quire.server.body import MAX_BODY_BYTES, too_large
-from quire.server.errors import Refused, written
+from quire.server.errors import HTTPRefusal, written
 
 MAX_HEAD_BYTES = 64 << 10
 MAX_HEADERS = 128
@@ -39,7 +39,7 @@ _LOG = logging.getLogger("quire.server.http")
 class Parser(h11.Connection):
     """h11, refusing what is too large. `refusal` says why, once it has."""
 
-    refusal: Refused | None = None
+    refusal: HTTPRefusal | None = None
     _num_chunks = 0
     _num_bytes = 0  # of the body
     _num_received = 0  # since the head
@@ -64,7 +64,7 @@ class Parser(h11.Connection):
             self._num_bytes += len(event.data)
             if self._num_chunks > max(MANY_CHUNKS, self._num_bytes // MIN_CHUNK_BYTES):
                 hint = f"send chunks of at least {MIN_CHUNK_BYTES} bytes, or a Content-Length"
-                self._refuse(Refused(400, "the body comes in too many small chunks", hint))
+                self._refuse(HTTPRefusal(400, "the body comes in too many small chunks", hint))
         elif isinstance(event, h11.EndOfMessage) and len(event.headers) > MAX_HEADERS:
             self._refuse(_large_head())
         if self._is_chunked and self.their_state is h11.SEND_BODY:
@@ -83,7 +83,7 @@ class Parser(h11.Connection):
         if self._is_chunked and b"content-length" in names:
             # A proxy may go by the one, we by the other: what one takes for a body is a request to the other.
             hint = "send one of them"
-            self._refuse(Refused(400, "the request has both Content-Length and Transfer-Encoding", hint))
+            self._refuse(HTTPRefusal(400, "the request has both Content-Length and Transfer-Encoding", hint))
 
     def _check_chunk(self, event: object) -> None:
         """Bound what a chunk says of its size, and what comes beside data, once all data that came is out."""
@@ -93,25 +93,25 @@ class Parser(h11.Connection):
         framing = self._num_received - self._num_bytes
         if event is h11.NEED_DATA and framing > MAX_FRAMING_BYTES + self._num_bytes // 4:
             problem = "the chunks of the body bring too much beside their data"
-            self._refuse(Refused(400, problem, "leave out chunk extensions and trailers"))
+            self._refuse(HTTPRefusal(400, problem, "leave out chunk extensions and trailers"))
 
-    def _refuse(self, refusal: Refused) -> None:
+    def _refuse(self, refusal: HTTPRefusal) -> None:
         self.refusal = refusal
         raise h11.RemoteProtocolError(refusal.message, error_status_hint=refusal.status)
 
 
-def _improper(error: h11.RemoteProtocolError) -> Refused:
+def _improper(error: h11.RemoteProtocolError) -> HTTPRefusal:
     """Return the refusal for an error of h11, in our words."""
     if error.error_status_hint == 431:
         return _large_head()
     if error.error_status_hint == 501:
         problem = "of transfer codings only chunked is taken, once"
-        return Refused(400, problem, "send Transfer-Encoding: chunked, or a Content-Length")
-    return Refused(400, "the request is not proper HTTP/1.1")
+        return HTTPRefusal(400, problem, "send Transfer-Encoding: chunked, or a Content-Length")
+    return HTTPRefusal(400, "the request is not proper HTTP/1.1")
 
 
-def _large_head() -> Refused:
-    return Refused(431, f"a head has at most {MAX_HEADERS} headers and {MAX_HEAD_BYTES:,} bytes")
+def _large_head() -> HTTPRefusal:
+    return HTTPRefusal(431, f"a head has at most {MAX_HEADERS} headers and {MAX_HEAD_BYTES:,} bytes")
 
 
 class Joined:
@@ -285,7 +285,7 @@ class Protocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn's answer to what h11 refuses; `msg` says less than the parser knows."""
-        self._refuse(self.conn.refusal or Refused(400, msg))
+        self._refuse(self.conn.refusal or HTTPRefusal(400, msg))
 
     def shutdown(self) -> None:
         """The server ends: so does a connection that waits for nothing."""
@@ -332,11 +332,11 @@ class Protocol(H11Protocol):
         if self.loop.time() < self._due_s:
             self._wake()
         elif self._phase in ("head", "body"):
-            self._refuse(Refused(408, f"the {self._phase} of the request did not come in time"))
+            self._refuse(HTTPRefusal(408, f"the {self._phase} of the request did not come in time"))
         else:
             self.transport.abort()
 
-    def _refuse(self, error: Refused) -> None:
+    def _refuse(self, error: HTTPRefusal) -> None:
         """Answer without the application, as it has not begun to, and end the connection.
 
         What the client still sends is read and dropped for a while: closing at once would reset the

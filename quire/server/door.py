@@ -21,7 +21,7 @@ from quire.server.errors import written
 from quire.server.exchange import GENERATING
 from quire.server.limits import Check
 from quire.server.logs import id_headers, request_id_of
-from quire.server.serving import Serving
+from quire.server.service import ServiceState
 
 LONGEST_HEAD = 8192  # bytes that the door looks at
 TOLD_S = 1.0  # between two lines of the log, as there may be thousands of refusals
@@ -41,7 +41,7 @@ class Door:
     name what has no key, with headers for its browser what comes from one.
     """
 
-    def __init__(self, serving: Serving, checks: Sequence[Check]) -> None:
+    def __init__(self, serving: ServiceState, checks: Sequence[Check]) -> None:
         self._serving = serving
         self._checks = checks
         self._untold: Counter[str] = Counter()  # refusals by what there is too much of

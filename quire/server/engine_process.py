@@ -20,8 +20,9 @@ from quire.config import EngineConfig
 from quire.engine.engine import Engine
 from quire.engine.status import step
 from quire.errors import ConfigError, QuireError, RequestError
-from quire.server import heap, messages
-from quire.server.messages import BadFrame, Message, ToEngine
+from quire.server import engine_messages as messages
+from quire.server import malloc_arenas
+from quire.server.engine_messages import BadFrame, EngineMessage, ToEngine
 
 NAME = b"quire-engine"
 PROGRESS_S = 0.05  # between two messages about loading
@@ -40,7 +41,7 @@ class ServerSocket:
         self._socket = connection
         self._reader = messages.engine_reader()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: EngineMessage) -> None:
         self.send_frame(messages.encode(message))
 
     def send_frame(self, frame: bytearray) -> None:
@@ -71,7 +72,7 @@ def serve(server: ServerSocket, build: Build) -> None:
     if not isinstance(first, messages.Start):
         raise BadFrame(f"{type(first).__name__} before Start")
     engine = _load(server, first.config, build)
-    trim_s = time.monotonic() + heap.PERIOD_S
+    trim_s = time.monotonic() + malloc_arenas.PERIOD_S
     while True:
         for message in waiting:
             _take(server, engine, message)
@@ -81,8 +82,8 @@ def serve(server: ServerSocket, build: Build) -> None:
                 for frame in messages.encode_step(outputs, report):
                     server.send_frame(frame)
         if time.monotonic() >= trim_s:
-            heap.trim()
-            trim_s = time.monotonic() + heap.PERIOD_S
+            malloc_arenas.trim()
+            trim_s = time.monotonic() + malloc_arenas.PERIOD_S
         waiting = server.receive(wait=not engine.has_work)
 
 
@@ -115,7 +116,7 @@ def _take(server: ServerSocket, engine: Engine, message: ToEngine) -> None:
             try:
                 engine.add(message.checked())
             except RequestError as error:
-                server.send(messages.Refused.of(request.request_id, error))
+                server.send(messages.RequestRefused.of(request.request_id, error))
         case messages.Abort(request_id, choice):
             engine.abort(request_id, choice)
         case _:

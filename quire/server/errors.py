@@ -74,7 +74,7 @@ _INSIDES = (
 )
 
 
-class Refused(QuireError):
+class HTTPRefusal(QuireError):
     """A request that is refused with the HTTP `status` given, and `headers` beside the usual ones."""
 
     def __init__(
@@ -94,7 +94,7 @@ class Refused(QuireError):
         self.headers = dict(headers or {})
 
 
-class NotFound(Refused):
+class NotFound(HTTPRefusal):
     """What a request names is not here: 404, with the code "model_not_found" for a model."""
 
     def __init__(
@@ -119,7 +119,7 @@ def answer(error: BaseException) -> Answer:
     status, headers, message = 500, {}, UNEXPECTED
     if isinstance(error, RequestError):
         status = 400
-    elif isinstance(error, Refused):
+    elif isinstance(error, HTTPRefusal):
         status, headers = error.status, error.headers
     elif isinstance(error, Overloaded):
         status, headers = 503, {"Retry-After": str(max(1, round(error.retry_after_s)))}

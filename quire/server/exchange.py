@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire.errors import Overloaded
 from quire.server.errors import answer, response_for
 from quire.server.generation import Generation
-from quire.server.serving import EXCHANGE, Exchange, Serving
+from quire.server.service import EXCHANGE, Exchange, ServiceState
 
 DRAIN_RETRY_S = 5
 GENERATING = frozenset(
@@ -31,7 +31,7 @@ class Exchanges:
     not watch for that.
     """
 
-    def __init__(self, app: ASGIApp, serving: Serving) -> None:
+    def __init__(self, app: ASGIApp, serving: ServiceState) -> None:
         self._app = app
         self._serving = serving
 

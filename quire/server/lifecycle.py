@@ -19,7 +19,7 @@ from quire.engine.client import EngineClient
 from quire.errors import ConfigError, Overloaded
 from quire.frontend import Frontend
 from quire.models import read_model
-from quire.server import heap
+from quire.server import malloc_arenas
 from quire.server.app import make_app
 from quire.server.door import Door
 from quire.server.engine_process import YOUNG_OBJECTS
@@ -27,7 +27,7 @@ from quire.server.exchange import DRAIN_RETRY_S
 from quire.server.limits import checks, http_config
 from quire.server.metrics import Metrics
 from quire.server.remote import RemoteEngine
-from quire.server.serving import Serving, served_names
+from quire.server.service import ServiceState, served_names
 from quire.text.tokenizer import Tokenizer
 from quire.text.tools import OutputFormat, output_format_of
 from quire.weights.hub import open_model
@@ -38,7 +38,7 @@ END_S = 2.0  # for error events to be sent to those that drain ends, and for con
 TICK_S = 0.1  # between two calls of uvicorn's on_tick
 _LOG = logging.getLogger(__name__)
 
-Ready = Callable[[Serving, str], None]
+Ready = Callable[[ServiceState, str], None]
 
 
 async def serve(config: ServerConfig, engine_config: EngineConfig, ready: Ready) -> int:
@@ -56,7 +56,7 @@ async def serve(config: ServerConfig, engine_config: EngineConfig, ready: Ready)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop_loading, number)
-    heap.share()
+    malloc_arenas.share()
     keys = api_keys(config.api_key_file)
     _check_certificate(config)
     _find_output_format(config, {})
@@ -83,7 +83,7 @@ async def serve(config: ServerConfig, engine_config: EngineConfig, ready: Ready)
 
 def make_serving(
     config: ServerConfig, engine_config: EngineConfig, engine: EngineClient, keyed: bool
-) -> Serving:
+) -> ServiceState:
     """Make what the endpoints need to serve an engine that is ready, whichever it is."""
     facts = engine.status.facts
     source = open_model(engine_config.model, engine_config.revision, weights=False)
@@ -101,7 +101,7 @@ def make_serving(
     output_format = _find_output_format(config, frontend.chat_template.templates, frontend.tokenizer)
     if (problem := output_format.self_check(frontend.chat_template)) is not None:
         _LOG.warning("tool calls: %s", problem)
-    return Serving(config, engine_config, frontend, engine, metrics, names, keyed, output_format)
+    return ServiceState(config, engine_config, frontend, engine, metrics, names, keyed, output_format)
 
 
 def _find_output_format(
@@ -157,7 +157,7 @@ def _check_certificate(config: ServerConfig) -> None:
 class _Server(uvicorn.Server):
     """uvicorn, whose signals are ours."""
 
-    def __init__(self, serving: Serving, keys: tuple[str, ...], ready: Ready) -> None:
+    def __init__(self, serving: ServiceState, keys: tuple[str, ...], ready: Ready) -> None:
         door = Door(serving, checks(serving.config, keys))
         config = http_config(make_app(serving, keys), serving.config, door.refusal)
         config.lifespan, config.timeout_graceful_shutdown = "off", int(END_S)
@@ -194,8 +194,8 @@ class _Server(uvicorn.Server):
             _LOG.critical("the engine cannot be started again: the server ends")
             self._harmed = True
             return True
-        if counter % int(heap.PERIOD_S / TICK_S) == 1:
-            asyncio.get_running_loop().run_in_executor(None, heap.trim)
+        if counter % int(malloc_arenas.PERIOD_S / TICK_S) == 1:
+            asyncio.get_running_loop().run_in_executor(None, malloc_arenas.trim)
         return await super().on_tick(counter)
 
     def _begin_drain(self, patience_s: float) -> None:

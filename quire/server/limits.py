@@ -16,7 +16,7 @@ from quire.errors import Overloaded
 from quire.server.auth import Hosts, Keys
 from quire.server.body import MAX_BODY_BYTES, too_large
 from quire.server.connection import MAX_HEAD_BYTES, Protocol, TurnAway
-from quire.server.errors import Refused, response_for
+from quire.server.errors import HTTPRefusal, response_for
 from quire.server.logs import RequestLog
 from quire.server.metrics import Metrics
 
@@ -26,7 +26,7 @@ OPEN_FILES = 1 << 16
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 _EXPOSED = ("x-request-id", "retry-after")
 
-Check = Callable[[Scope], Refused | None]  # why a request is refused, by its head alone
+Check = Callable[[Scope], HTTPRefusal | None]  # why a request is refused, by its head alone
 
 
 class Guard:
@@ -77,7 +77,7 @@ class Bodies:
             release()
 
 
-def check_body(scope: Scope) -> Refused | None:
+def check_body(scope: Scope) -> HTTPRefusal | None:
     """Bodies are JSON that is not compressed, up to MAX_BODY_BYTES, as far as headers tell.
 
     A page of another origin can send text or a form without being asked, and JSON only when CORS allows
@@ -85,14 +85,14 @@ def check_body(scope: Scope) -> Refused | None:
     """
     headers = dict(scope["headers"])
     if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
-        return Refused(415, "compressed bodies are not taken", "send it without Content-Encoding")
+        return HTTPRefusal(415, "compressed bodies are not taken", "send it without Content-Encoding")
     length = headers.get(b"content-length", b"0")
     if not length.isdigit() or int(length) > MAX_BODY_BYTES:
         return too_large()
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     empty = int(length) == 0 and b"transfer-encoding" not in headers
     if scope["method"] in ("POST", "PUT", "PATCH", "DELETE") and kind != b"application/json" and not empty:
-        return Refused(415, "the body must be JSON", "send Content-Type: application/json")
+        return HTTPRefusal(415, "the body must be JSON", "send Content-Type: application/json")
     return None
 
 

@@ -6,15 +6,15 @@ from collections.abc import Collection
 from typing import Any
 
 from quire.errors import RequestError
-from quire.server.openai.fields import REFUSED
-from quire.server.openai.protocol import Sampling, given_of, refuse
+from quire.server.generation_fields import SamplingFields, given_of, refuse
+from quire.server.unsupported_fields import REFUSED
 
 ANY_SEED = (1 << 32) - 1  # how llama.cpp stores -1
 DONE = frozenset({"repeat_penalty", "repeat_last_n"})  # of those that the other interfaces refuse
 _PENALTIES_OFF = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
-class LlamaSampling(Sampling, kw_only=True):
+class LlamaSampling(SamplingFields, kw_only=True):
     """The fields of SamplingParams, and what both call otherwise."""
 
     repeat_penalty: float | None = None

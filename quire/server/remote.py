@@ -16,9 +16,9 @@ from quire.config import EngineConfig
 from quire.engine.client import LoopClient, OpenRequest, Stream
 from quire.errors import ConfigError, EngineDead, QuireError, RequestError
 from quire.progress import announce, loading_bar
-from quire.server import messages
-from quire.server.child import COMMAND, EngineChild, reason
-from quire.server.patience import Patience
+from quire.server import engine_messages as messages
+from quire.server.engine_child import COMMAND, EngineChild, reason
+from quire.server.restart_policy import RestartPolicy
 from quire.types import NewRequest
 
 MAX_DEATHS = 2  # that one request may be in
@@ -35,11 +35,11 @@ class RemoteEngine(LoopClient):
     """
 
     def __init__(
-        self, config: EngineConfig, *, patience: Patience | None = None, command: Sequence[str] = COMMAND
+        self, config: EngineConfig, *, policy: RestartPolicy | None = None, command: Sequence[str] = COMMAND
     ) -> None:
         super().__init__()
         self.config = config
-        self._patience = patience or Patience()
+        self._policy = policy or RestartPolicy()
         self._command = command
         self._child: EngineChild | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -94,13 +94,13 @@ class RemoteEngine(LoopClient):
             await asyncio.wait((self._supervisor,))
         self._fail_all(EngineDead("the engine was stopped"))
         if self._child is not None:
-            await self._child.end(self._patience.stop_s)
+            await self._child.end(self._policy.stop_s)
 
     def healthy(self, now: float) -> str | None:
         """None, or why requests cannot be served now. `now` is of time.monotonic."""
         if (problem := self._absent()) is not None:
             return problem
-        return self.status.stalled(now, self._patience.stall_s)
+        return self.status.stalled(now, self._policy.stall_s)
 
     def _absent(self) -> str | None:
         if self.status.state != "ready":
@@ -156,18 +156,18 @@ class RemoteEngine(LoopClient):
         self._fail_all(EngineDead(cause))
 
     async def _follow(self) -> None:
-        patience, deaths = self._patience, deque[float](maxlen=self._patience.max_deaths)
+        policy, deaths = self._policy, deque[float](maxlen=self._policy.max_deaths)
         death = await self._death()
         while True:
             now = time.monotonic()
             deaths.append(now)
-            num_deaths = sum(now - death_s < patience.window_s for death_s in deaths)
+            num_deaths = sum(now - death_s < policy.window_s for death_s in deaths)
             _LOG.error("%s", death.message)
             self.status.state = "restarting"
             self._bury(death.message)
-            if num_deaths >= patience.max_deaths:
+            if num_deaths >= policy.max_deaths:
                 return self._give_up(f"given up after {num_deaths} deaths: {death.message}")
-            await asyncio.sleep(patience.delay_s(num_deaths))
+            await asyncio.sleep(policy.delay_s(num_deaths))
             self.status.num_restarts += 1
             try:
                 await self._launch()
@@ -187,14 +187,14 @@ class RemoteEngine(LoopClient):
 
         Ticks are counted and not the clock asked: this process may itself have stood still.
         """
-        steps, num_still, tick_s = -1, 0, self._patience.hang_s / NUM_TICKS
+        steps, num_still, tick_s = -1, 0, self._policy.hang_s / NUM_TICKS
         while not child.ended.done():
             await asyncio.wait((child.ended,), timeout=tick_s)
             still = self.status.has_work and self.status.steps == steps
             num_still = num_still + 1 if still else 0
             steps = self.status.steps
             if num_still >= NUM_TICKS:
-                self._failed = messages.Failed(f"no step of the engine ended for {self._patience.hang_s:g} s")
+                self._failed = messages.Failed(f"no step of the engine ended for {self._policy.hang_s:g} s")
                 child.process.kill()
                 return
 
@@ -204,7 +204,7 @@ class RemoteEngine(LoopClient):
         match message:
             case messages.Stepped():
                 self._take_step(message.outputs, message.report)
-            case messages.Refused(request_id):
+            case messages.RequestRefused(request_id):
                 self._refuse(request_id, message.error())
             case messages.Loading(done, total):
                 self._show(done, total)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_streams import Told, told
+from agent_streams import LogprobCursor, told
 from prometheus_client.parser import text_string_to_metric_families
 from scripted_engine import ASIDE
 from scripted_server import call, scripted
@@ -212,7 +212,7 @@ def run(agent: Agent, site: Site, file: Path) -> None:
     assert file.read_text("utf-8") == AFTER, f"{done.stdout[-4000:]}\n{site.server.log[-4000:]}"
 
 
-def conversation(agent: Agent, site: Site, file: Path) -> list[Told]:
+def conversation(agent: Agent, site: Site, file: Path) -> list[LogprobCursor]:
     """What the model said in the agent's task, all of it in streams; what was asked aside is left out."""
     answers = []
     for exchange in site.take_record():

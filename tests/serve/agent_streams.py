@@ -10,7 +10,7 @@ Object = dict[str, Any]
 
 
 @dataclass
-class Told:
+class LogprobCursor:
     """The answer of one request: its text, the tools it calls, and how much of its prompt was cached."""
 
     text: str = ""
@@ -21,7 +21,7 @@ class Told:
     num_text_events: int = 0
 
 
-def told(path: str, stream: str) -> Told:
+def told(path: str, stream: str) -> LogprobCursor:
     """Read a whole stream of `path`. AssertionError for one that is malformed, ends early or has an error."""
     reader = {"messages": _messages, "responses": _responses, "completions": _chat}
     found = reader[path.partition("?")[0].rsplit("/", 1)[1]](_events(stream))
@@ -51,10 +51,10 @@ def _objects(events: list[tuple[str | None, str]]) -> list[Object]:
     return objects
 
 
-def _chat(events: list[tuple[str | None, str]]) -> Told:
+def _chat(events: list[tuple[str | None, str]]) -> LogprobCursor:
     *chunks, last = events
     assert last == (None, "[DONE]")
-    found, calls = Told(), []
+    found, calls = LogprobCursor(), []
     for chunk in (json.loads(data) for _, data in chunks):
         assert "error" not in chunk, chunk
         if usage := chunk.get("usage"):
@@ -75,10 +75,10 @@ def _chat(events: list[tuple[str | None, str]]) -> Told:
     return found
 
 
-def _messages(events: list[tuple[str | None, str]]) -> Told:
+def _messages(events: list[tuple[str | None, str]]) -> LogprobCursor:
     objects = [one for one in _objects(events) if one["type"] != "ping"]
     assert [objects[0]["type"], objects[-1]["type"]] == ["message_start", "message_stop"]
-    found, blocks, texts = Told(), [], []
+    found, blocks, texts = LogprobCursor(), [], []
     for one in objects:
         if one["type"] == "content_block_start":
             assert one["index"] == len(blocks)
@@ -100,11 +100,11 @@ def _messages(events: list[tuple[str | None, str]]) -> Told:
     return found
 
 
-def _responses(events: list[tuple[str | None, str]]) -> Told:
+def _responses(events: list[tuple[str | None, str]]) -> LogprobCursor:
     objects = _objects(events)
     assert [one["sequence_number"] for one in objects] == list(range(len(objects)))
     assert [objects[0]["type"], objects[-1]["type"]] == ["response.created", "response.completed"]
-    found = Told()
+    found = LogprobCursor()
     for one in objects:
         if one["type"] == "response.output_text.delta":
             found.text += one["delta"]

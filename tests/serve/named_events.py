@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 
-from quire.server.openai.conversation import ChatEvent, Usage
-from quire.server.openai.stream import EventStream
+from quire.server.chat_task import ChatEvent, Usage
+from quire.server.event_stream import EventStream
 
 Object = dict[str, Any]
 

@@ -15,13 +15,13 @@ from quire import SamplingParams
 from quire.build import build
 from quire.config import EngineConfig
 from quire.engine.client import Stream
-from quire.server.patience import Patience
 from quire.server.remote import RemoteEngine
+from quire.server.restart_policy import RestartPolicy
 from quire.types import NewRequest, Output
 
 DEMO = EngineConfig(model="demo", max_model_len=512, max_num_seqs=16)
 NULL = EngineConfig(model="demo", device="null", max_model_len=512, max_num_seqs=16)
-QUICK = Patience(first_delay_s=0.01, longest_delay_s=0.01, max_deaths=100)
+QUICK = RestartPolicy(first_delay_s=0.01, longest_delay_s=0.01, max_deaths=100)
 LIMIT_S = 30.0  # no test waits longer for anything
 
 
@@ -43,7 +43,7 @@ def faulty(step_ms: float = 5) -> tuple[str, ...]:
 
 @asynccontextmanager
 async def running(config: EngineConfig = NULL, **options: Any) -> AsyncIterator[RemoteEngine]:
-    engine = RemoteEngine(config, **{"patience": QUICK, **options})
+    engine = RemoteEngine(config, **{"policy": QUICK, **options})
     await engine.start()
     try:
         yield engine

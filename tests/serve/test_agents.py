@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from agent_streams import Told, told
+from agent_streams import LogprobCursor, told
 from scripted_server import call, scripted
 from server import Server
 
@@ -61,7 +61,7 @@ def fixture(name: str) -> dict[str, Any]:
     return read
 
 
-def ask(client: httpx.Client, path: str, headers: dict[str, str], body: dict[str, Any]) -> Told:
+def ask(client: httpx.Client, path: str, headers: dict[str, str], body: dict[str, Any]) -> LogprobCursor:
     reply = client.post(path, headers=headers, json=body)
     assert reply.status_code == 200, reply.text
     assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"

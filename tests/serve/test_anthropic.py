@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from server import Server, running
 
 from quire.errors import EngineDead, RequestError
+from quire.server import event_stream as stream_module
 from quire.server.anthropic.messages import _PING, MessageStream, _failed
 from quire.server.anthropic.protocol import (
     REFUSED_HERE,
@@ -28,8 +29,7 @@ from quire.server.anthropic.protocol import (
     task_of,
 )
 from quire.server.body import parse
-from quire.server.openai import stream as stream_module
-from quire.server.openai.conversation import ChatTask, Finish
+from quire.server.chat_task import ChatTask, Finish
 from quire.text.answer import CallArguments, CallStart, Content, Reasoning
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"

@@ -12,7 +12,7 @@ from named_events import Object
 from quire.errors import RequestError
 from quire.server.anthropic.protocol import MessagesRequest, task_of
 from quire.server.body import parse
-from quire.server.openai.conversation import ChatTask
+from quire.server.chat_task import ChatTask
 
 SCHEMA: Object = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
 IMAGE: Object = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}

@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 from quire.config import ServerConfig
 from quire.server.app import make_app
 from quire.server.auth import OPEN_PATHS
-from quire.server.serving import Serving
+from quire.server.service import ServiceState
 
 KEY, OTHER = "sk-one-0123456789abcdef", "sk-two-fedcba9876543210"
 JSON = {"Content-Type": "application/json"}
@@ -80,7 +80,7 @@ def test_nothing_else_opens(locked: Guarded, path: str, headers: dict[str, str])
 def test_every_route_of_the_server_is_closed() -> None:
     """Whatever is added to it, too: only the paths named are answered without a key."""
     serving = SimpleNamespace(config=ServerConfig(), metrics=make_metrics())
-    guards = make_app(cast(Serving, serving), (KEY,))
+    guards = make_app(cast(ServiceState, serving), (KEY,))
     app: Any = guards
     while not isinstance(app, Starlette):
         app = app._app

@@ -22,7 +22,7 @@ from quire.server.connection import Protocol, Refusal
 from quire.server.door import Door
 from quire.server.exchange import GENERATING
 from quire.server.limits import checks
-from quire.server.serving import Serving
+from quire.server.service import ServiceState
 
 KEY = "a-key-of-this-test"
 LINES = (b"Host: localhost:1", b"Content-Type: application/json", b"Content-Length: 2")
@@ -45,7 +45,9 @@ def make_door(keys: tuple[str, ...] = (), **changed: Any) -> Door:
     """The door of a server that lets one request wait, and one does."""
     config = ServerConfig(max_queued_requests=1, max_queued_tokens=100)
     unused: Any = SimpleNamespace()
-    serving = Serving(config, EngineConfig(), unused, unused, make_metrics(), ("demo",), bool(keys), unused)
+    serving = ServiceState(
+        config, EngineConfig(), unused, unused, make_metrics(), ("demo",), bool(keys), unused
+    )
     serving.num_queued_requests = 1
     for name, value in changed.items():
         setattr(serving, name, value)

@@ -27,13 +27,13 @@ from quire.sampling_params import StructuredOutputsParams
 from quire.server.anthropic import protocol as anthropic
 from quire.server.anthropic.protocol import MessagesRequest
 from quire.server.body import parse
+from quire.server.chat_task import ChatTask
 from quire.server.openai import items
 from quire.server.openai.chat import task_of
 from quire.server.openai.completions import params_of
-from quire.server.openai.conversation import ChatTask
-from quire.server.openai.fields import IGNORED, NEUTRAL, OF_PENALTIES, OFF_FROM, OFF_UP_TO, REFUSED
 from quire.server.openai.items import ResponseRequest, read_conversation
 from quire.server.openai.protocol import ChatRequest, CompletionRequest
+from quire.server.unsupported_fields import IGNORED, NEUTRAL, OF_PENALTIES, OFF_FROM, OFF_UP_TO, REFUSED
 
 VLLM = """
 add_generation_prompt add_special_tokens allowed_token_ids bad_words best_of cache_salt chat_template

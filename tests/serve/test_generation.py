@@ -15,10 +15,10 @@ from quire.errors import QuireError, RequestError
 from quire.frontend import RequestReader
 from quire.outputs import CompletionOutput, Logprob, RequestOutput
 from quire.sampling_params import SamplingParams
+from quire.server import logprob_json as logprobs
 from quire.server.generation import GenerationFailed, Part
-from quire.server.openai import logprobs
+from quire.server.logprob_json import finite
 from quire.server.openai.completions import CompletionRun
-from quire.server.openai.logprobs import finite
 from quire.server.openai.protocol import CompletionRequest
 from quire.text.tokenizer import Tokenizer
 from quire.types import Failure, NewRequest, Output

@@ -16,12 +16,12 @@ from requests_over_http import idle, wait_for
 from server import Server
 
 from quire.errors import EngineDead
-from quire.server.errors import Refused
+from quire.server.errors import HTTPRefusal
 from quire.server.exchange import GENERATING
 from quire.server.llamacpp.completion import _failed
 from quire.server.llamacpp.protocol import DONE, REFUSED_HERE, CompletionRequest
 from quire.server.llamacpp.routes import slots
-from quire.server.openai.fields import IGNORED, OFF_FROM, OFF_UP_TO, REFUSED
+from quire.server.unsupported_fields import IGNORED, OFF_FROM, OFF_UP_TO, REFUSED
 
 PATH = "/completion"
 STORY: list[Any] = [{"role": "user", "content": "Tell me a story about a dragon."}]
@@ -360,7 +360,7 @@ def test_no_slot_is_idle() -> None:
         return json.loads(bytes(asyncio.run(slots(request)).body))
 
     assert [slot["is_processing"] for slot in asked()] == [True, True]
-    with pytest.raises(Refused, match="no slot") as caught:
+    with pytest.raises(HTTPRefusal, match="no slot") as caught:
         asked(fail_on_no_slot="1")
     assert caught.value.status == 503
     status.num_running = 1

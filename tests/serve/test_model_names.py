@@ -9,14 +9,14 @@ import pytest
 
 from quire.config import EngineConfig, ServerConfig
 from quire.server.errors import NotFound
-from quire.server.serving import MAX_MODEL_NAME, Serving, served_names
+from quire.server.service import MAX_MODEL_NAME, ServiceState, served_names
 
 
-def serving(*given: str, model: str = "demo") -> Serving:
+def serving(*given: str, model: str = "demo") -> ServiceState:
     unused: Any = None
     config = ServerConfig(served_model_name=given)
     names = served_names(config, model)
-    return Serving(config, EngineConfig(), unused, unused, unused, names, False, unused)
+    return ServiceState(config, EngineConfig(), unused, unused, unused, names, False, unused)
 
 
 @pytest.mark.parametrize(

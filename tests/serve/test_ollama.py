@@ -19,6 +19,8 @@ from requests_over_http import idle, wait_for
 from server import Server
 
 from quire.errors import EngineDead, QuireError, RequestError
+from quire.server.chat_task import ChatRun, ChatTask, Finish
+from quire.server.logprob_json import LogprobCursor
 from quire.server.ollama.answers import Answer, Lines, _chat_reply
 from quire.server.ollama.protocol import (
     IGNORED,
@@ -31,10 +33,8 @@ from quire.server.ollama.protocol import (
     _thinking,
     chat_task,
 )
-from quire.server.openai.conversation import ChatRun, ChatTask, Finish
-from quire.server.openai.fields import OFF_FROM, OFF_UP_TO
-from quire.server.openai.logprobs import Told
-from quire.server.serving import Serving
+from quire.server.service import ServiceState
+from quire.server.unsupported_fields import OFF_FROM, OFF_UP_TO
 from quire.text.answer import CallArguments, CallStart, Content, Reasoning
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
@@ -238,7 +238,7 @@ def streamed(*batches: Any, error: Exception | None = None) -> list[Object]:
     times = dict.fromkeys(("total_ms", "queue_ms", "prefill_ms"), 1.0)
     run.generation = SimpleNamespace(timings=lambda: times)
     output: Any = SimpleNamespace(token_ids=[], logprobs=None)
-    answer = Answer(cast(ChatRun, run), Told(output, None), partial(_chat_reply, model="demo"), [])
+    answer = Answer(cast(ChatRun, run), LogprobCursor(output, None), partial(_chat_reply, model="demo"), [])
     parts: list[bytes] = []
 
     async def send(message: Any) -> None:
@@ -303,10 +303,10 @@ def test_a_client_that_goes(server: Server, client: httpx.Client) -> None:
 # What is asked
 
 
-def _serving(reasoning: object = None) -> Serving:
+def _serving(reasoning: object = None) -> ServiceState:
     frontend = SimpleNamespace(max_model_len=1024)
     return cast(
-        Serving,
+        ServiceState,
         SimpleNamespace(
             frontend=frontend, names=("demo",), output_format=SimpleNamespace(reasoning=reasoning)
         ),

@@ -18,8 +18,8 @@ from server import Server
 from quire.errors import RequestError
 from quire.server.body import parse
 from quire.server.openai.chat import task_of
-from quire.server.openai.fields import IGNORED, OFF_FROM, REFUSED
 from quire.server.openai.protocol import ChatRequest, CompletionRequest
+from quire.server.unsupported_fields import IGNORED, OFF_FROM, REFUSED
 
 LIMIT_S = 1.0  # a machine that does nothing else takes a tenth of it
 UNTYPED = {*REFUSED, *IGNORED} - {"best_of", "metadata"}  # which are all read alike

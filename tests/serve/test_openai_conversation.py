@@ -13,8 +13,8 @@ import pytest
 from msgspec.json import decode
 
 from quire.outputs import CompletionOutput, RequestOutput
+from quire.server.chat_task import ChatRun, ChatTask, Finish
 from quire.server.openai.chat import ChatStream, whole
-from quire.server.openai.conversation import ChatRun, ChatTask, Finish
 from quire.server.openai.protocol import ChatCompletion, ChatRequest
 from quire.text.answer import Content, Reasoning
 from quire.text.reasoning import find_reasoning

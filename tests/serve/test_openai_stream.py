@@ -13,9 +13,10 @@ from openai_client import MAX_LINE_BYTES
 from quire.errors import EngineDead, RequestError
 from quire.outputs import CompletionOutput, Logprob
 from quire.sampling_params import SamplingParams
-from quire.server.openai import stream
-from quire.server.openai.logprobs import ChatLogprobs, CompletionLogprobs, Told, finite
-from quire.server.openai.stream import Chunks, EventStream, details, pieces
+from quire.server import event_stream as stream
+from quire.server.event_stream import EventStream, pieces
+from quire.server.logprob_json import ChatLogprobs, CompletionLogprobs, LogprobCursor, finite
+from quire.server.openai.chunks import Chunks, details
 from quire.text.tokenizer import Tokenizer
 
 
@@ -146,7 +147,7 @@ def test_no_chunk_is_long(demo_folder: Any, kind: str) -> None:
         shape = ChatLogprobs(tokenizer, 20, False)
     elif kind == "completions":
         shape = CompletionLogprobs(tokenizer, SamplingParams(), 20, False)
-    told = Told(output, shape)
+    told = LogprobCursor(output, shape)
     chunks = Chunks({"id": "x" * 40}, [])
     lines = [
         chunks.choice(0, b'"text":%s' % stream.encode("\x00" * 4096), part) for part in details(told, True)

@@ -31,8 +31,8 @@ from remote_engines import (
 
 from quire.engine.client import Stream
 from quire.errors import EngineDead
-from quire.server.patience import Patience
 from quire.server.remote import RemoteEngine
+from quire.server.restart_policy import RestartPolicy
 from quire.types import Output
 
 SLOW_BACK = replace(QUICK, first_delay_s=0.3, longest_delay_s=0.3)
@@ -61,7 +61,7 @@ def test_a_death_ends_what_has_begun_and_nothing_else() -> None:
     expected = local(config, requests)
 
     async def check() -> None:
-        async with running(config, command=faulty(10), patience=SLOW_BACK) as engine:
+        async with running(config, command=faulty(10), policy=SLOW_BACK) as engine:
             streams = [engine.submit(one) for one in requests]
             for stream in streams[:4]:
                 await stream.get()
@@ -199,10 +199,10 @@ def test_a_request_that_kills_is_run_twice_at_most(token_id: int, cause: str) ->
 
 
 def test_an_engine_that_keeps_dying_is_left_alone() -> None:
-    patience = replace(QUICK, max_deaths=3)
+    policy = replace(QUICK, max_deaths=3)
 
     async def check() -> None:
-        async with running(patience=patience, command=faulty(5)) as engine:
+        async with running(policy=policy, command=faulty(5)) as engine:
             for number in range(3):
                 await ready(engine)
                 stream = engine.submit(request(str(number)))
@@ -224,13 +224,13 @@ def test_an_engine_that_keeps_dying_is_left_alone() -> None:
 
 
 def test_restarts_wait_longer_and_longer() -> None:
-    patience = Patience()
-    assert [patience.delay_s(n) for n in (1, 2, 3, 5, 6, 100)] == [0.5, 1, 2, 8, 10, 10]
+    policy = RestartPolicy()
+    assert [policy.delay_s(n) for n in (1, 2, 3, 5, 6, 100)] == [0.5, 1, 2, 8, 10, 10]
 
 
 def test_an_aborted_stream_is_not_run_again() -> None:
     async def check() -> None:
-        async with running(command=faulty(5), patience=SLOW_BACK) as engine:
+        async with running(command=faulty(5), policy=SLOW_BACK) as engine:
             before = engine.submit(request("before", HANG))
             during = engine.submit(request("during", HANG))
             await asyncio.sleep(0.05)
@@ -248,7 +248,7 @@ def test_an_aborted_stream_is_not_run_again() -> None:
 
 def test_stop_while_restarting() -> None:
     async def check() -> None:
-        async with running(command=faulty(5), patience=replace(QUICK, first_delay_s=9)) as engine:
+        async with running(command=faulty(5), policy=replace(QUICK, first_delay_s=9)) as engine:
             stream = engine.submit(request("a", HANG))
             kill(engine)
             await until(lambda: engine.status.state == "restarting")
@@ -263,7 +263,7 @@ def test_health_is_that_of_the_steps(stand_still: str) -> None:
     """An engine that stands still is not healthy though its process is there, and healthy when it goes on."""
 
     async def check() -> None:
-        async with running(command=faulty(5), patience=replace(QUICK, stall_s=0.2)) as engine:
+        async with running(command=faulty(5), policy=replace(QUICK, stall_s=0.2)) as engine:
             await asyncio.sleep(0.4)
             assert engine.healthy(time.monotonic()) is None  # idle
             prompt = 3 if stand_still == "stopped" else SLEEP
@@ -284,7 +284,7 @@ def test_health_is_that_of_the_steps(stand_still: str) -> None:
 @pytest.mark.parametrize("number", [None, signal.SIGSTOP], ids=["looping", "stopped"])
 def test_an_engine_that_hangs_is_replaced(number: int | None) -> None:
     async def check() -> None:
-        async with running(command=faulty(5), patience=replace(QUICK, hang_s=0.4)) as engine:
+        async with running(command=faulty(5), policy=replace(QUICK, hang_s=0.4)) as engine:
             stream = engine.submit(request("a", HANG if number is None else 3))
             if number is not None:
                 kill(engine, number)
@@ -299,7 +299,7 @@ def test_an_engine_that_hangs_is_replaced(number: int | None) -> None:
 
 def test_a_long_run_is_no_hang() -> None:
     async def check() -> None:
-        async with running(command=faulty(20), patience=replace(QUICK, stall_s=1, hang_s=1)) as engine:
+        async with running(command=faulty(20), policy=replace(QUICK, stall_s=1, hang_s=1)) as engine:
             stream = engine.submit(request("a", max_tokens=100))
             while engine.status.has_work:
                 await stream.get()
@@ -313,7 +313,7 @@ def test_a_server_that_stands_still_loses_nothing() -> None:
     """Much comes while the event loop is held up; nothing is lost, and nothing taken for a hang."""
 
     async def check() -> None:
-        async with running(command=faulty(0), patience=replace(QUICK, hang_s=0.5)) as engine:
+        async with running(command=faulty(0), policy=replace(QUICK, hang_s=0.5)) as engine:
             streams = [engine.submit(request(str(i), 3, max_tokens=400, logprobs=20)) for i in range(16)]
             time.sleep(1)
             for stream in streams:

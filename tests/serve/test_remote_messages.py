@@ -20,13 +20,14 @@ from quire.config import EngineConfig
 from quire.engine.caches import BlockGroup
 from quire.engine.engine import Room
 from quire.engine.status import Facts, StepReport
-from quire.server import engine_process, messages
-from quire.server.child import COMMAND
-from quire.server.messages import (
+from quire.server import engine_messages as messages
+from quire.server import engine_process
+from quire.server.engine_child import COMMAND
+from quire.server.engine_messages import (
     Abort,
     BadFrame,
+    EngineMessage,
     Failed,
-    Message,
     Ready,
     Start,
     Stepped,
@@ -164,7 +165,7 @@ def test_any_bytes_are_messages_or_refused(data: bytes) -> None:
             received = reader.feed(frame(data))
         except BadFrame:
             continue
-        assert all(isinstance(message, Message) for message in received)
+        assert all(isinstance(message, EngineMessage) for message in received)
 
 
 @pytest.mark.parametrize(

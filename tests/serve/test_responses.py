@@ -18,7 +18,8 @@ from server import Server
 from quire.errors import EngineDead, RequestError
 from quire.outputs import CompletionOutput
 from quire.server.body import parse
-from quire.server.openai.conversation import Finish
+from quire.server.chat_task import Finish
+from quire.server.logprob_json import LogprobCursor
 from quire.server.openai.items import (
     REFUSED_HERE,
     ReasoningOptions,
@@ -27,13 +28,12 @@ from quire.server.openai.items import (
     TextOptions,
     read_conversation,
 )
-from quire.server.openai.logprobs import Told
 from quire.server.openai.response_tools import Toolbox
 from quire.server.openai.responses import ResponseStream
 from quire.text.answer import CallArguments, CallStart, Content, Reasoning
 
 PATH = "/v1/responses"
-UNASKED = Told(CompletionOutput(0), None)  # log-probabilities
+UNASKED = LogprobCursor(CompletionOutput(0), None)  # log-probabilities
 STORY = "Tell me a story about a dragon."
 SAMPLED = {"seed": 5, "temperature": 1.0, "top_p": 1.0}
 TOOLS: list[Any] = [

@@ -12,7 +12,7 @@ from test_responses import ask, refused
 
 from quire.errors import RequestError
 from quire.server.body import parse
-from quire.server.openai.conversation import ChatTask
+from quire.server.chat_task import ChatTask
 from quire.server.openai.items import ResponseRequest, read_conversation
 
 USER = {"role": "user", "content": "Hi"}

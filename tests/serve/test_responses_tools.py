@@ -15,7 +15,7 @@ from test_responses import PATH, SAMPLED, STORY, UNASKED, ask, refused, response
 
 from quire.errors import RequestError
 from quire.server.body import parse
-from quire.server.openai.conversation import Finish
+from quire.server.chat_task import Finish
 from quire.server.openai.items import Conversation, ResponseRequest, read_conversation
 from quire.server.openai.response_tools import CustomInput, Toolbox
 from quire.server.openai.responses import ResponseStream

@@ -51,8 +51,8 @@ def test_an_engine_that_is_killed() -> None:
 
 def test_an_engine_that_is_given_up() -> None:
     """The server ends, with a status that says so, and whoever watches it can start another."""
-    once = "import quire.server.remote as r; from quire.server.patience import Patience"
-    with running(before=f"{once}; r.Patience = lambda: Patience(max_deaths=1)") as server:
+    once = "import quire.server.remote as r; from quire.server.restart_policy import RestartPolicy"
+    with running(before=f"{once}; r.RestartPolicy = lambda: RestartPolicy(max_deaths=1)") as server:
         os.kill(server.engine_pid, signal.SIGKILL)
         assert server.process.wait(5) == 1
         assert "the engine cannot be started again" in server.log

@@ -12,9 +12,9 @@ import pytest
 from guarded import Quick, parse, serve
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.server import event_stream as stream
 from quire.server.connection import Joined
-from quire.server.openai import stream
-from quire.server.openai.stream import EventStream
+from quire.server.event_stream import EventStream
 
 Events = Callable[[], AsyncGenerator[bytes, None]]
 SENT = (b"data: 1\n\n", b"", b"data: 2\n\n", b"", b"data: [DONE]\n\n")  # nothing to say is not the end

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from quire.server.answer_blocks import CALL, REASONING, TEXT, Block, Blocks, Grown, Opened, Step, told_as
 from quire.server.anthropic import protocol
 from quire.server.anthropic.edits import Applied, edit, edits_of
 from quire.server.anthropic.protocol import (
@@ -26,13 +27,12 @@ from quire.server.anthropic.protocol import (
 )
 from quire.server.anthropic.turns import Conversation, Turn
 from quire.server.body import read
+from quire.server.chat_task import ChatRun, ChatTask, encoded, start_chat
 from quire.server.errors import anthropic_body
-from quire.server.openai.blocks import CALL, REASONING, TEXT, Block, Blocks, Grown, Opened, Step, told_as
-from quire.server.openai.conversation import ChatRun, ChatTask, encoded, start_chat
-from quire.server.openai.protocol import warned
-from quire.server.openai.stream import EventStream, encode, named, pieces
+from quire.server.event_stream import EventStream, encode, named, pieces
+from quire.server.generation_fields import warned
 from quire.server.openapi import describes
-from quire.server.serving import Serving
+from quire.server.service import ServiceState
 
 _PING = named("ping")
 _DELTAS = {
@@ -57,7 +57,7 @@ def _told_as(asked: CountRequest) -> AbstractContextManager[None]:
 @describes("An answer to a conversation, for clients of Anthropic's", MessagesRequest, Message, streams=True)
 async def create(request: Request) -> Response:
     """An answer, or the stream of one."""
-    serving: Serving = request.app.state.serving
+    serving: ServiceState = request.app.state.serving
     asked, unknown, task = await read(request, MessagesRequest, protocol.task_of)
     model = serving.check_model(asked.model)
     message_id = f"msg_{token_hex(12)}"
@@ -85,7 +85,7 @@ async def create(request: Request) -> Response:
 @describes("How many tokens a conversation has", CountRequest, protocol.TokenCount)
 async def count_tokens(request: Request) -> Response:
     """As many as /v1/messages would read."""
-    serving: Serving = request.app.state.serving
+    serving: ServiceState = request.app.state.serving
     asked, _, task = await read(request, CountRequest, protocol.task_of)
     serving.check_model(asked.model)
     with _told_as(asked):
@@ -98,7 +98,7 @@ async def count_tokens(request: Request) -> Response:
     return Response(encode(count), media_type="application/json")
 
 
-async def _edited(serving: Serving, asked: CountRequest, task: ChatTask) -> list[Applied]:
+async def _edited(serving: ServiceState, asked: CountRequest, task: ChatTask) -> list[Applied]:
     """Make the edits of context_management in the messages of the task. Returns those that changed them."""
     edits, _ = edits_of(asked.context_management)
     if not edits:

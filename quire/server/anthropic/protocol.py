@@ -11,8 +11,9 @@ from quire.sampling_params import StructuredOutputsParams
 from quire.server.anthropic.edits import Applied, ContextManagement, edits_of
 from quire.server.anthropic.tools import Offered, Tool, ToolChoice
 from quire.server.anthropic.turns import Conversation, InputBlock, Name, Turn
-from quire.server.openai.conversation import ChatTask
-from quire.server.openai.protocol import REFUSED, Asked, given_of, refuse
+from quire.server.chat_task import ChatTask
+from quire.server.generation_fields import GenerationFields, given_of, refuse
+from quire.server.unsupported_fields import REFUSED
 
 # As in openai.protocol, of this interface.
 REFUSED_HERE = {
@@ -55,7 +56,7 @@ class RequestMetadata(Struct, kw_only=True):
     user_id: Annotated[str, Meta(max_length=1024)] | None = None
 
 
-class CountRequest(Asked, kw_only=True):
+class CountRequest(GenerationFields, kw_only=True):
     """The body of /v1/messages/count_tokens."""
 
     messages: list[Turn]

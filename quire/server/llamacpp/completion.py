@@ -19,17 +19,17 @@ from quire.outputs import CompletionOutput, Logprob
 from quire.sampling_params import SamplingParams
 from quire.server import llama_options
 from quire.server.body import read
+from quire.server.chat_task import fitted
 from quire.server.errors import llamacpp_body
+from quire.server.event_stream import EventStream, encode, grouped, id_groups, pieces
 from quire.server.generation import Generation, Part, beside
+from quire.server.generation_fields import warned
 from quire.server.llamacpp import protocol
 from quire.server.llamacpp.protocol import CompletionRequest, Continuation, Timings, params_of
+from quire.server.logprob_json import ChatLogprobs, LogprobCursor, Position, keep, num_new
 from quire.server.openai.completions import listed
-from quire.server.openai.conversation import fitted
-from quire.server.openai.logprobs import ChatLogprobs, Position, Told, keep, num_new
-from quire.server.openai.protocol import warned
-from quire.server.openai.stream import EventStream, encode, grouped, id_groups, pieces
 from quire.server.openapi import describes
-from quire.server.serving import Serving
+from quire.server.service import ServiceState
 
 
 @describes(
@@ -40,7 +40,7 @@ from quire.server.serving import Serving
 )
 async def completion(request: Request) -> Response:
     """A continuation of each prompt, or the stream of them."""
-    serving: Serving = request.app.state.serving
+    serving: ServiceState = request.app.state.serving
     convert = partial(params_of, frontend=serving.frontend)
     asked, unknown, params = await read(request, CompletionRequest, convert)
     model = serving.check_model(asked.model)
@@ -101,7 +101,7 @@ class _Prompt:
     index: int
     part: Part
     choice: CompletionOutput
-    told: Told
+    told: LogprobCursor
     ended: bool = False
 
 
@@ -122,7 +122,7 @@ class CompletionRun:
         self._prompts = []
         for index, part in enumerate(generation.parts):
             (choice,) = part.reader.output.outputs
-            told = Told(choice, Probabilities(tokenizer, k, as_ids=False) if k else None)
+            told = LogprobCursor(choice, Probabilities(tokenizer, k, as_ids=False) if k else None)
             self._prompts.append(_Prompt(index, part, choice, told))
 
     async def whole(self) -> bytes:

@@ -11,10 +11,10 @@ from quire.errors import RequestError
 from quire.frontend import Frontend
 from quire.sampling_params import MAX_LOGPROBS, SamplingParams, StructuredOutputsParams
 from quire.server import llama_options
+from quire.server.answer_blocks import told_as
+from quire.server.generation_fields import refuse
 from quire.server.llama_options import LlamaSampling
-from quire.server.openai.blocks import told_as
-from quire.server.openai.fields import OFF_FROM, OFF_UP_TO
-from quire.server.openai.protocol import refuse
+from quire.server.unsupported_fields import OFF_FROM, OFF_UP_TO
 from quire.text.tokenizer import Tokenizer
 
 # As in openai.fields, of this interface.

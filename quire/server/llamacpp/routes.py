@@ -14,13 +14,13 @@ from quire.frontend import Frontend
 from quire.sampling_params import SamplingParams
 from quire.server import admin
 from quire.server.body import read
-from quire.server.errors import Refused
+from quire.server.errors import HTTPRefusal
+from quire.server.event_stream import encode
 from quire.server.generation import Part
 from quire.server.llamacpp.completion import completion
 from quire.server.llamacpp.protocol import settings_of
-from quire.server.openai.stream import encode
 from quire.server.openapi import describes
-from quire.server.serving import Serving
+from quire.server.service import ServiceState
 
 
 class TemplateRequest(Struct, kw_only=True):
@@ -90,8 +90,8 @@ class Props(Struct):
 async def props(request: Request) -> Response:
     """Nothing of it is a path."""
     if request.method == "POST":
-        raise Refused(501, "the properties of this server cannot be changed", "start it with other flags")
-    serving: Serving = request.app.state.serving
+        raise HTTPRefusal(501, "the properties of this server cannot be changed", "start it with other flags")
+    serving: ServiceState = request.app.state.serving
     frontend, name, output_format = serving.frontend, serving.names[0], serving.output_format
     params = SamplingParams.from_dict({}, {"max_tokens": None, **frontend.default_params})
     tokens = frontend.tokenizer.special_tokens if frontend.tokenizer else {}
@@ -118,7 +118,7 @@ async def props(request: Request) -> Response:
 @describes("What each slot does: states and lengths, no text", reply=list[Slot])
 async def slots(request: Request) -> Response:
     """With ?fail_on_no_slot=1, 503 where none is idle."""
-    serving: Serving = request.app.state.serving
+    serving: ServiceState = request.app.state.serving
     n_ctx, total = serving.frontend.max_model_len, serving.engine_config.max_num_seqs
     parts = [
         part
@@ -136,7 +136,7 @@ async def slots(request: Request) -> Response:
     for number, slot in enumerate(found):
         slot.id = number
     if request.query_params.get("fail_on_no_slot") and num_busy == total:
-        raise Refused(503, "no slot is available", "ask again in a moment")
+        raise HTTPRefusal(503, "no slot is available", "ask again in a moment")
     return Response(encode(found), media_type="application/json")
 
 
@@ -163,7 +163,7 @@ def _running(part: Part, n_ctx: int) -> list[Slot]:
 @describes("A conversation as the model's template writes it", TemplateRequest, Prompt)
 async def apply_template(request: Request) -> Response:
     """Nothing is computed. /completion takes the prompt as it stands."""
-    serving: Serving = request.app.state.serving
+    serving: ServiceState = request.app.state.serving
     asked, *_ = await read(request, TemplateRequest)
     serving.check_model(asked.model)
     return admin.reply(Prompt(await serving.in_thread(_rendered, serving.frontend, asked)))
@@ -176,16 +176,16 @@ def _rendered(frontend: Frontend, asked: TemplateRequest) -> str:
     return prompt.text or ""
 
 
-@describes("Refused: the cache of a slot is not saved or erased")
+@describes("HTTPRefusal: the cache of a slot is not saved or erased")
 async def change_slot(request: Request) -> Response:
-    raise Refused(
+    raise HTTPRefusal(
         501, "slots cannot be saved, restored or erased", "prompts that begin alike share the cache"
     )
 
 
-@describes("Refused: nothing is filled in between two texts")
+@describes("HTTPRefusal: nothing is filled in between two texts")
 async def infill(request: Request) -> Response:
-    raise Refused(501, "infill is not supported", "send the text before the gap to /completion")
+    raise HTTPRefusal(501, "infill is not supported", "send the text before the gap to /completion")
 
 
 ROUTES = [

@@ -17,9 +17,14 @@ from starlette.routing import Route
 
 from quire.frontend import Encoded, Frontend
 from quire.sampling_params import SamplingParams
+from quire.server.answer_blocks import told_as
 from quire.server.body import read
+from quire.server.chat_task import ChatEvent, ChatRun, ChatTask, Finish, fitted, start_chat
 from quire.server.errors import NotFound, ollama_body
+from quire.server.event_stream import EventStream, encode
 from quire.server.generation import beside
+from quire.server.generation_fields import warned
+from quire.server.logprob_json import ChatLogprobs, LogprobCursor, Position, keep, num_new
 from quire.server.ollama import protocol
 from quire.server.ollama.protocol import (
     ChatReply,
@@ -31,13 +36,8 @@ from quire.server.ollama.protocol import (
     Task,
     ToolCall,
 )
-from quire.server.openai.blocks import told_as
-from quire.server.openai.conversation import ChatEvent, ChatRun, ChatTask, Finish, fitted, start_chat
-from quire.server.openai.logprobs import ChatLogprobs, Position, Told, keep, num_new
-from quire.server.openai.protocol import warned
-from quire.server.openai.stream import EventStream, encode
 from quire.server.openapi import describes
-from quire.server.serving import Serving
+from quire.server.service import ServiceState
 from quire.text.answer import AnswerParser, CallArguments, CallStart, Content, Reasoning
 
 LATEST = ":latest"
@@ -59,7 +59,7 @@ def _failed(error: Exception) -> bytes:
 @describes("An answer to a conversation, for clients of Ollama", ChatRequest, ChatReply, streams=True)
 async def chat(request: Request) -> Response:
     """The stream of an answer or, if that is not wanted, the answer."""
-    serving: Serving = request.app.state.serving
+    serving: ServiceState = request.app.state.serving
     convert = partial(protocol.chat_task, serving=serving)
     asked, unknown, task = await read(request, ChatRequest, convert)
     return await _answer(request, asked, unknown, task, _chat_reply)
@@ -68,13 +68,13 @@ async def chat(request: Request) -> Response:
 @describes("An answer to a prompt, for clients of Ollama", GenerateRequest, GenerateReply, streams=True)
 async def generate(request: Request) -> Response:
     """Likewise."""
-    serving: Serving = request.app.state.serving
+    serving: ServiceState = request.app.state.serving
     convert = partial(protocol.generate_task, serving=serving)
     asked, unknown, task = await read(request, GenerateRequest, convert)
     return await _answer(request, asked, unknown, task, _generate_reply)
 
 
-def served(serving: Serving, name: str | None) -> str:
+def served(serving: ServiceState, name: str | None) -> str:
     """The name that an answer bears; clients add the tag ":latest" to one without. Raises NotFound."""
     try:
         return serving.check_model(name)
@@ -87,21 +87,21 @@ def served(serving: Serving, name: str | None) -> str:
 async def _answer(
     request: Request, asked: protocol.Asked, unknown: list[str], task: Task, reply: Writer
 ) -> Response:
-    serving: Serving = request.app.state.serving
+    serving: ServiceState = request.app.state.serving
     model = served(serving, asked.model)
     if task.chat is None:  # what clients ask to have the model loaded
         line = reply(Said(), model=model, done=True, done_reason="load")
         return Response(encode(line), media_type="application/json")
     with told_as(protocol.NAMES):
         run = await _start(serving, task.chat, task.raw)
-    told = Told(run.output.outputs[0], _shape(run, asked))
+    told = LogprobCursor(run.output.outputs[0], _shape(run, asked))
     answer = Answer(run, told, partial(reply, model=model), warned(request, unknown, task.chat.warnings))
     if asked.stream is False:
         return Response(await answer.whole(), media_type="application/json")
     return Lines(answer.lines())
 
 
-async def _start(serving: Serving, task: ChatTask, raw: str | None) -> ChatRun:
+async def _start(serving: ServiceState, task: ChatTask, raw: str | None) -> ChatRun:
     request_id = f"ollama-{token_hex(12)}"
     if raw is None:
         return await start_chat(serving, task, request_id=request_id)
@@ -150,7 +150,7 @@ def _common(said: Said) -> dict[str, Any]:
 class Answer:
     """An answer that runs. A call is told when all of it is there, and not at all if it was cut."""
 
-    def __init__(self, run: ChatRun, told: Told, reply: Writer, warnings: list[str]) -> None:
+    def __init__(self, run: ChatRun, told: LogprobCursor, reply: Writer, warnings: list[str]) -> None:
         self._run, self._told, self._reply, self._warnings = run, told, reply, warnings
         self._finish = Finish("stop", None)
         self._call: CallStart | None = None

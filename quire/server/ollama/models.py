@@ -13,11 +13,11 @@ from starlette.routing import Route
 
 from quire.server.admin import Version, reply
 from quire.server.body import read
-from quire.server.errors import Refused
+from quire.server.errors import HTTPRefusal
 from quire.server.ollama import answers
 from quire.server.ollama.answers import LATEST, served
 from quire.server.openapi import describes
-from quire.server.serving import Serving
+from quire.server.service import ServiceState
 
 # Of the interface, not of this server: clients ask for the release of Ollama that brought what they need.
 API_VERSION = "0.12.11"
@@ -96,7 +96,7 @@ class Shown(Struct):
 
 @describes("The names that the model is served by, for clients of Ollama", reply=Tags)
 async def tags(request: Request) -> Response:
-    serving: Serving = request.app.state.serving
+    serving: ServiceState = request.app.state.serving
     names, started = _names(serving), datetime.fromtimestamp(serving.created_s, UTC)
     size, digest, details = _size(serving), _digest(serving), _details(serving)
     capabilities = _capabilities(serving)
@@ -105,7 +105,7 @@ async def tags(request: Request) -> Response:
 
 @describes("The models that are loaded, for clients of Ollama", reply=Processes)
 async def processes(request: Request) -> Response:
-    serving: Serving = request.app.state.serving
+    serving: ServiceState = request.app.state.serving
     size, digest, details = _size(serving), _digest(serving), _details(serving)
     room = serving.frontend.max_model_len
     names = _names(serving)
@@ -115,7 +115,7 @@ async def processes(request: Request) -> Response:
 @describes("What a model is and can, for clients of Ollama", ShowRequest, Shown)
 async def show(request: Request) -> Response:
     """Nothing of it is a path."""
-    serving: Serving = request.app.state.serving
+    serving: ServiceState = request.app.state.serving
     asked, *_ = await read(request, ShowRequest)
     name = served(serving, asked.model or asked.name)
     frontend = serving.frontend
@@ -138,40 +138,40 @@ async def version(request: Request) -> Response:
     return reply(Version(API_VERSION))
 
 
-@describes("Refused: this server serves one model and changes nothing")
+@describes("HTTPRefusal: this server serves one model and changes nothing")
 async def refuse(request: Request) -> Response:
     words = f"{request.method} {request.url.path[:200]} is not supported"
-    raise Refused(501, words, "one model is served, which generates text and is chosen at start")
+    raise HTTPRefusal(501, words, "one model is served, which generates text and is chosen at start")
 
 
-def _names(serving: Serving) -> list[str]:
+def _names(serving: ServiceState) -> list[str]:
     """With a tag each: clients add one to a name that has none before they look for it here."""
     return [name if ":" in name.rpartition("/")[2] else name + LATEST for name in serving.names]
 
 
-def _family(serving: Serving) -> str:
+def _family(serving: ServiceState) -> str:
     return serving.frontend.model.architecture.removesuffix("ForCausalLM").lower()
 
 
-def _num_parameters(serving: Serving) -> int:
+def _num_parameters(serving: ServiceState) -> int:
     return sum(spec.size for spec in serving.frontend.model.program.weights().values())
 
 
-def _size(serving: Serving) -> int:
+def _size(serving: ServiceState) -> int:
     """About: quantized weights have scales beside them, others are counted as of 16 bits."""
     bits = {"int8": 8.25, "int4": 4.25}.get(_weights(serving), 16)
     return round(_num_parameters(serving) * bits / 8)
 
 
-def _weights(serving: Serving) -> str:
+def _weights(serving: ServiceState) -> str:
     return serving.engine.status.facts.chosen.get("weights", "")
 
 
-def _digest(serving: Serving) -> str:
+def _digest(serving: ServiceState) -> str:
     return hashlib.sha256(f"{serving.names[0]} {serving.fingerprint}".encode()).hexdigest()
 
 
-def _details(serving: Serving) -> Details:
+def _details(serving: ServiceState) -> Details:
     family, config = _family(serving), serving.frontend.model.config
     count = _num_parameters(serving)
     unit, letter = next(((unit, letter) for unit, letter in _UNITS if count >= unit), (1, ""))
@@ -179,12 +179,12 @@ def _details(serving: Serving) -> Details:
     return Details(family, [family], size, _weights(serving), room, config.hidden_size)
 
 
-def _capabilities(serving: Serving) -> list[str]:
+def _capabilities(serving: ServiceState) -> list[str]:
     can = {"tools": serving.output_format.tools, "thinking": serving.output_format.reasoning}
     return ["completion", *(name for name, how in can.items() if how is not None)]
 
 
-def _info(serving: Serving) -> dict[str, Any]:
+def _info(serving: ServiceState) -> dict[str, Any]:
     """As a GGUF file says it."""
     config, family, frontend = serving.frontend.model.config, _family(serving), serving.frontend
     tokenizer = frontend.tokenizer

@@ -12,10 +12,10 @@ from quire.errors import RequestError
 from quire.sampling_params import MAX_LOGPROBS, StructuredOutputsParams
 from quire.server import llama_options
 from quire.server.body import nested
+from quire.server.chat_task import ChatTask
+from quire.server.generation_fields import refuse
 from quire.server.llama_options import LlamaSampling
-from quire.server.openai.conversation import ChatTask
-from quire.server.openai.protocol import refuse
-from quire.server.serving import Serving
+from quire.server.service import ServiceState
 
 # Options of the server's own affair: how a model is loaded never changes an answer.
 IGNORED = (
@@ -177,7 +177,7 @@ class Task(NamedTuple):
     raw: str | None = None
 
 
-def chat_task(asked: ChatRequest, serving: Serving) -> Task:
+def chat_task(asked: ChatRequest, serving: ServiceState) -> Task:
     """The request in neutral terms. Raises RequestError for what is not supported."""
     if not asked.messages:
         return Task(None)
@@ -186,7 +186,7 @@ def chat_task(asked: ChatRequest, serving: Serving) -> Task:
     return Task(_task(asked, serving, messages, asked.tools))
 
 
-def generate_task(asked: GenerateRequest, serving: Serving) -> Task:
+def generate_task(asked: GenerateRequest, serving: ServiceState) -> Task:
     """Likewise."""
     for name, instead in REFUSED.items():
         if getattr(asked, name):
@@ -204,7 +204,7 @@ def generate_task(asked: GenerateRequest, serving: Serving) -> Task:
 
 def _task(
     asked: Asked,
-    serving: Serving,
+    serving: ServiceState,
     messages: Sequence[dict[str, Any]],
     tools: list[dict[str, Any]] | None = None,
 ) -> ChatTask:
@@ -249,7 +249,7 @@ def _sampling(asked: Asked, options: Options) -> dict[str, Any]:
     return sampling
 
 
-def _thinking(asked: Asked, serving: Serving) -> dict[str, Any]:
+def _thinking(asked: Asked, serving: ServiceState) -> dict[str, Any]:
     """Variables of the template."""
     if asked.think is None:
         return {}

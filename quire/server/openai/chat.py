@@ -15,26 +15,16 @@ from starlette.routing import Route
 
 from quire.errors import RequestError
 from quire.server.body import read
+from quire.server.chat_task import ChatEvent, ChatRun, ChatTask, Finish, start_chat
+from quire.server.event_stream import EventStream, encode, id_groups, pieces
 from quire.server.generation import beside
+from quire.server.generation_fields import warned
+from quire.server.logprob_json import ChatLogprobs, LogprobCursor, keep, num_new, prompt_logprobs
 from quire.server.openai import protocol
-from quire.server.openai.conversation import ChatEvent, ChatRun, ChatTask, Finish, start_chat
-from quire.server.openai.logprobs import ChatLogprobs, Told, keep, num_new, prompt_logprobs
+from quire.server.openai.chunks import NOTHING, OPEN, Chunks, added, details, finished, head_of
 from quire.server.openai.protocol import ChatChoice, ChatCompletion, ChatMessage, ChatRequest
-from quire.server.openai.stream import (
-    NOTHING,
-    OPEN,
-    Chunks,
-    EventStream,
-    added,
-    details,
-    encode,
-    finished,
-    head_of,
-    id_groups,
-    pieces,
-)
 from quire.server.openapi import describes
-from quire.server.serving import Serving
+from quire.server.service import ServiceState
 from quire.text.answer import CallArguments, CallStart, Content, Event, Reasoning
 
 _ROLE = b'"delta":{"role":"assistant","content":""}'
@@ -44,14 +34,14 @@ _EMPTY = b'"delta":{}'
 @describes("An answer to a conversation", ChatRequest, ChatCompletion, streams=True)
 async def chat(request: Request) -> Response:
     """An answer, or the stream of one."""
-    serving: Serving = request.app.state.serving
+    serving: ServiceState = request.app.state.serving
     asked, unknown, task = await read(request, ChatRequest, task_of)
     model = serving.check_model(asked.model)
     request_id = f"chatcmpl-{token_hex(12)}"
     with protocol.structure_named(asked):
         run = await start_chat(serving, task, request_id=request_id)
     head = head_of(serving, request_id, model)
-    warnings = protocol.warned(request, unknown, task.warnings)
+    warnings = warned(request, unknown, task.warnings)
     if asked.stream:
         return EventStream(ChatStream(asked, run, head, warnings).events())
     return Response(await whole(asked, run, head, warnings), media_type="application/json")
@@ -96,7 +86,7 @@ def task_of(asked: ChatRequest) -> ChatTask:
 class _Turn:
     """What one choice has come to, for a response that is sent as a whole."""
 
-    told: Told
+    told: LogprobCursor
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[tuple[CallStart, list[str]]] = field(default_factory=list)
@@ -225,11 +215,11 @@ class ChatStream:
         return added({"timings": self._run.generation.timings()})
 
 
-def _tolds(asked: ChatRequest, run: ChatRun) -> list[Told]:
+def _tolds(asked: ChatRequest, run: ChatRun) -> list[LogprobCursor]:
     """One for each choice."""
     k, as_ids = asked.top_logprobs or 0, asked.return_tokens_as_token_ids is True
     return [
-        Told(output, ChatLogprobs(run.tokenizer, k, as_ids) if asked.logprobs else None)
+        LogprobCursor(output, ChatLogprobs(run.tokenizer, k, as_ids) if asked.logprobs else None)
         for output in run.output.outputs
     ]
 

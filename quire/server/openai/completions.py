@@ -19,35 +19,24 @@ from quire.frontend import Encoded, Frontend
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
 from quire.server.body import read
+from quire.server.chat_task import count_tokens, fitted
+from quire.server.event_stream import EventStream, encode, grouped, id_groups, pieces
 from quire.server.generation import Generation, beside
-from quire.server.openai import protocol
-from quire.server.openai.conversation import count_tokens, fitted
-from quire.server.openai.logprobs import (
+from quire.server.generation_fields import warned
+from quire.server.logprob_json import (
     CompletionLogprobs,
+    LogprobCursor,
     Position,
-    Told,
     check_size,
     keep,
     num_new,
     prompt_logprobs,
 )
+from quire.server.openai import protocol
+from quire.server.openai.chunks import NOTHING, OPEN, Chunks, added, details, finished, head_of
 from quire.server.openai.protocol import Completion, CompletionChoice, CompletionRequest
-from quire.server.openai.stream import (
-    NOTHING,
-    OPEN,
-    Chunks,
-    EventStream,
-    added,
-    details,
-    encode,
-    finished,
-    grouped,
-    head_of,
-    id_groups,
-    pieces,
-)
 from quire.server.openapi import describes
-from quire.server.serving import Serving
+from quire.server.service import ServiceState
 
 MAX_PROMPTS = 1024
 MAX_CHOICES = 1024  # of all prompts together
@@ -60,7 +49,7 @@ _NOTHING = (b'"text":""', NOTHING)
 @describes("Continuations of texts", CompletionRequest, Completion, streams=True)
 async def completions(request: Request) -> Response:
     """Continuations, or the stream of them."""
-    serving: Serving = request.app.state.serving
+    serving: ServiceState = request.app.state.serving
     convert = partial(params_of, frontend=serving.frontend)
     asked, unknown, params = await read(request, CompletionRequest, convert)
     model = serving.check_model(asked.model)
@@ -68,7 +57,7 @@ async def completions(request: Request) -> Response:
     request_id = f"cmpl-{token_hex(12)}"
     with protocol.structure_named(asked):
         generation = await serving.generate(prompts, [params] * len(prompts), request_id=request_id)
-    head, warnings = head_of(serving, request_id, model), protocol.warned(request, unknown)
+    head, warnings = head_of(serving, request_id, model), warned(request, unknown)
     run = CompletionRun(asked, serving.frontend, generation, echoes, head, warnings)
     if asked.stream:
         return EventStream(run.events())
@@ -147,7 +136,7 @@ class _Choice:
 
     index: int
     output: CompletionOutput
-    told: Told
+    told: LogprobCursor
     begun: bool = False
     ended: bool = False
 
@@ -189,7 +178,7 @@ class CompletionRun:
         self._prompts: list[_Prompt] = []
         for reader, echo in zip(generation.readers, echoes, strict=True):
             begin = len(self._prompts) * self._params.n
-            tolds = [Told(one, self._shape(reader.output, echo)) for one in reader.output.outputs]
+            tolds = [LogprobCursor(one, self._shape(reader.output, echo)) for one in reader.output.outputs]
             choices = [_Choice(begin + i, told.output, told) for i, told in enumerate(tolds)]
             self._prompts.append(_Prompt(reader.output, echo, choices))
         self._num_open = len(self._prompts) * self._params.n

@@ -8,23 +8,16 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from quire.errors import RequestError
 from quire.sampling_params import MAX_LOGPROBS, StructuredOutputsParams
-from quire.server.openai.conversation import ChatTask
+from quire.server.chat_task import ChatTask
+from quire.server.generation_fields import GenerationFields, given_of, refuse, structure_of
 from quire.server.openai.history import Item, conversation
-from quire.server.openai.protocol import (
-    REFUSED,
-    Asked,
-    CompletionDetails,
-    PromptDetails,
-    StreamOptions,
-    given_of,
-    refuse,
-    structure_of,
-)
+from quire.server.openai.protocol import CompletionDetails, PromptDetails, StreamOptions
 from quire.server.openai.response_tools import CallItem, Name, Tool, Toolbox
+from quire.server.unsupported_fields import REFUSED
 
 _STATELESS = "nothing is kept between requests: send the whole conversation as input"
 _CHAT = "use /v1/chat/completions"
-# As protocol.REFUSED, of this interface.
+# As unsupported_fields.REFUSED, of this interface.
 REFUSED_HERE = {
     "background": "leave it out and wait, or stream",
     "context_management": None,
@@ -70,7 +63,7 @@ class ReasoningOptions(Struct, kw_only=True):
 Metadata = Annotated[dict[Name, Annotated[str, Meta(max_length=1024)]], Meta(max_length=16)]
 
 
-class ResponseRequest(Asked, kw_only=True):
+class ResponseRequest(GenerationFields, kw_only=True):
     """The body of /v1/responses."""
 
     input: str | list[Item]

@@ -6,26 +6,16 @@ Ranges that SamplingParams states are checked there; a field has one here where 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType, defstruct
-from starlette.requests import Request
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from quire.errors import RequestError
 from quire.sampling_params import MAX_INT32, MAX_LOGPROBS, StructuredOutputsParams
-from quire.server.openai.fields import IGNORED, OF_PENALTIES, asks
-from quire.server.openai.fields import REFUSED as REFUSED
-
-MAX_WARNINGS, MAX_NAME = 16, 64  # unknown fields named in a response, and characters of each
-
-if TYPE_CHECKING:
-    _Untyped = Struct
-else:
-    _Untyped = defstruct("_Untyped", [(name, Any, None) for name in (*REFUSED, *IGNORED)], kw_only=True)
-
-Int32 = Annotated[int, Meta(ge=-MAX_INT32, le=MAX_INT32)]
+from quire.server.generation_fields import GenerationFields, given_of, refuse, structure_of
+from quire.server.unsupported_fields import REFUSED
 
 
 class StreamOptions(Struct, kw_only=True):
@@ -58,44 +48,7 @@ class ResponseFormat(Struct, kw_only=True, forbid_unknown_fields=True):
     value: dict[str, Any] | str | None = None
 
 
-class Sampling(_Untyped, kw_only=True):
-    """The fields of SamplingParams that requests give by the same name."""
-
-    n: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    seed: int | None = None
-    prompt_logprobs: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-
-
-SAMPLING = tuple(name for name in Sampling.__struct_fields__ if name not in (*REFUSED, *IGNORED))
-
-
-class Asked(Sampling, kw_only=True):
-    """What every endpoint takes that generates text, Anthropic's too."""
-
-    model: str | None = None
-    stream: bool | None = None
-    priority: Int32 | None = None
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]*$")] | None = None
-
-
-class Generation(Asked, kw_only=True):
+class TextRequest(GenerationFields, kw_only=True):
     """What chat completions and completions take."""
 
     stream_options: StreamOptions | None = None
@@ -110,7 +63,7 @@ class Generation(Asked, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
 
 
-class ChatRequest(Generation, kw_only=True):
+class ChatRequest(TextRequest, kw_only=True):
     """The body of /v1/chat/completions."""
 
     messages: list[dict[str, Any]]
@@ -127,7 +80,7 @@ class ChatRequest(Generation, kw_only=True):
     include_reasoning: bool | None = None
 
 
-class CompletionRequest(Generation, kw_only=True):
+class CompletionRequest(TextRequest, kw_only=True):
     """The body of /v1/completions. `prompt` is text, token ids, or a list of either."""
 
     prompt: str | list[str | int | list[int]]
@@ -239,7 +192,7 @@ def usage_of(prompt: int, cached: int, completion: int, reasoning: int = 0) -> U
     return Usage(prompt, completion, prompt + completion, *details)
 
 
-def check(request: Generation) -> None:
+def check(request: TextRequest) -> None:
     """Raise RequestError for fields that are refused or contradict each other."""
     refuse(request, REFUSED)
     if request.stream_options is not None and not request.stream:
@@ -249,22 +202,7 @@ def check(request: Generation) -> None:
         raise RequestError(problem, "set stream to false, or use echo with logprobs", "prompt_logprobs")
 
 
-def refuse(request: Sampling, refused: Mapping[str, str | None]) -> None:
-    """Raise RequestError for a field of these, name -> what to do instead, that asks for anything."""
-    for name, instead in refused.items():
-        if not asks(name, getattr(request, name)):
-            continue
-        if name in OF_PENALTIES and not (request.presence_penalty or request.frequency_penalty):
-            continue
-        raise RequestError(f"{name} is not supported", instead, name, "unsupported_parameter")
-
-
-def given_of(request: Sampling) -> dict[str, Any]:
-    """The fields for SamplingParams.from_dict that the request gives."""
-    return {name: value for name in SAMPLING if (value := getattr(request, name)) is not None}
-
-
-def sampling_of(request: Generation) -> dict[str, Any]:
+def sampling_of(request: TextRequest) -> dict[str, Any]:
     """Likewise, with its structured output."""
     given = given_of(request)
     if (structured := _structured(request)) is not None:
@@ -272,7 +210,7 @@ def sampling_of(request: Generation) -> dict[str, Any]:
     return given
 
 
-def _structured(request: Generation) -> StructuredOutputsParams | None:
+def _structured(request: TextRequest) -> StructuredOutputsParams | None:
     wanted = None
     if request.structured_outputs is not None:
         wanted = StructuredOutputsParams.from_dict(request.structured_outputs)
@@ -298,20 +236,8 @@ def _schema(form: ResponseFormat) -> dict[str, Any] | None:
     return given[0] if given and isinstance(given[0], dict) else None
 
 
-def structure_of(kind: str, schema: dict[str, Any] | None, name: str) -> StructuredOutputsParams:
-    """Return the structure that a format of this kind asks for. `name` is the field that holds it."""
-    if kind not in ("json_object", "json_schema", "json"):
-        hint = "known are text, json_object and json_schema; structured_outputs takes more"
-        raise RequestError(f"{name} of type {kind[:64]!r} is not supported", hint, name)
-    if kind == "json_object" and not schema:
-        return StructuredOutputsParams(json_object=True)
-    if schema is None:
-        raise RequestError(f"{name} lacks its schema", 'such as {"type": "object"}', name)
-    return StructuredOutputsParams(json=schema)
-
-
 @contextmanager
-def structure_named(asked: Generation) -> Iterator[None]:
+def structure_named(asked: TextRequest) -> Iterator[None]:
     """A structure that is refused is called what the request called it."""
     try:
         yield
@@ -320,14 +246,3 @@ def structure_named(asked: Generation) -> Iterator[None]:
             error.param = "tools" if asked.response_format is None else "response_format"
             error.message = error.param + error.message.removeprefix("structured_outputs")
         raise
-
-
-def warned(request: Request, unknown: Sequence[str], others: Sequence[str] = ()) -> list[str]:
-    """The warnings of a response: of fields that nothing here knows, then `others`. The log has them, too."""
-    told = [f"unknown field {name[:MAX_NAME]!r} has no effect" for name in unknown[:MAX_WARNINGS]]
-    if len(unknown) > MAX_WARNINGS:
-        told.append(f"{len(unknown) - MAX_WARNINGS:,} more unknown fields have no effect")
-    told += others
-    if told:
-        request.state.warnings = told
-    return told

@@ -15,10 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.sampling_params import SamplingParams
-from quire.server.body import read
-from quire.server.errors import NotFound, Refused, answer
-from quire.server.openai import items, protocol
-from quire.server.openai.blocks import (
+from quire.server.answer_blocks import (
     CALL,
     REASONING,
     TEXT,
@@ -30,10 +27,15 @@ from quire.server.openai.blocks import (
     Step,
     told_as,
 )
-from quire.server.openai.conversation import ChatRun, encoded, start_chat
+from quire.server.body import read
+from quire.server.chat_task import ChatRun, encoded, start_chat
+from quire.server.errors import HTTPRefusal, NotFound, answer
+from quire.server.event_stream import EventStream, encode, grouped, named, pieces
+from quire.server.generation_fields import warned
+from quire.server.logprob_json import ChatLogprobs, LogprobCursor, Position
+from quire.server.openai import items, protocol
 from quire.server.openai.history import COMPACT_YOURSELF
 from quire.server.openai.items import OutputItem, ResponseObject, ResponseRequest
-from quire.server.openai.logprobs import ChatLogprobs, Position, Told
 from quire.server.openai.response_tools import (
     CUSTOM,
     FUNCTION,
@@ -43,9 +45,8 @@ from quire.server.openai.response_tools import (
     CustomInput,
     Toolbox,
 )
-from quire.server.openai.stream import EventStream, encode, grouped, named, pieces
 from quire.server.openapi import describes
-from quire.server.serving import Serving
+from quire.server.service import ServiceState
 
 # What the text of a block is called in events, and the prefix of an item's id.
 _STREAMED = {TEXT: "output_text", REASONING: "reasoning_text"}
@@ -60,7 +61,7 @@ _NAMES = {
 @describes("A response to a conversation", ResponseRequest, ResponseObject, streams=True)
 async def create(request: Request) -> Response:
     """A response, or the stream of one."""
-    serving: Serving = request.app.state.serving
+    serving: ServiceState = request.app.state.serving
     asked, unknown, (task, toolbox) = await read(request, ResponseRequest, items.read_conversation)
     model = serving.check_model(asked.model)
     response_id = f"resp_{token_hex(12)}"
@@ -71,10 +72,10 @@ async def create(request: Request) -> Response:
     response = _begun(asked, serving, params, response_id, model)
     sources = serving.frontend.chat_template.templates.values()
     idle = items.without_effect(asked, any("reasoning_effort" in source for source in sources))
-    if warnings := protocol.warned(request, unknown, task.warnings + idle):
+    if warnings := warned(request, unknown, task.warnings + idle):
         response.warnings = warnings
     shape = None if params.logprobs is None else ChatLogprobs(run.tokenizer, params.logprobs, False)
-    told = Told(run.output.outputs[0], shape)
+    told = LogprobCursor(run.output.outputs[0], shape)
     if asked.stream:
         stream = ResponseStream(response, run, told, toolbox)
         return EventStream(stream.events(), stream.failed, b"")
@@ -87,7 +88,7 @@ async def create(request: Request) -> Response:
 
 
 def _begun(
-    asked: ResponseRequest, serving: Serving, params: SamplingParams, response_id: str, model: str
+    asked: ResponseRequest, serving: ServiceState, params: SamplingParams, response_id: str, model: str
 ) -> ResponseObject:
     text = asked.text or items.TextOptions()
     return ResponseObject(
@@ -134,7 +135,7 @@ class ResponseStream:
     The first ones are sent when there is a first token.
     """
 
-    def __init__(self, response: ResponseObject, run: ChatRun, told: Told, toolbox: Toolbox) -> None:
+    def __init__(self, response: ResponseObject, run: ChatRun, told: LogprobCursor, toolbox: Toolbox) -> None:
         self._response = response
         self._run = run
         self._tokens = told
@@ -260,7 +261,7 @@ def _entries(positions: Iterable[Position]) -> list[Raw]:
 @describes("How many tokens a conversation has", ResponseRequest, items.InputTokens)
 async def count_tokens(request: Request) -> Response:
     """As many as /v1/responses would read."""
-    serving: Serving = request.app.state.serving
+    serving: ServiceState = request.app.state.serving
     asked, _, (task, toolbox) = await read(request, ResponseRequest, items.read_conversation)
     serving.check_model(asked.model)
     with told_as({FUNCTION_PLACE: toolbox.place, **_NAMES}):
@@ -286,7 +287,7 @@ async def websocket(request: Request) -> Response:
     if request.headers.get("upgrade", "").lower() != "websocket":
         raise HTTPException(405, headers={"allow": "POST"})
     hint = "POST the request, and set stream to true for its events"
-    raise Refused(426, "responses come over HTTP alone", hint, headers={"upgrade": "HTTP/1.1"})
+    raise HTTPRefusal(426, "responses come over HTTP alone", hint, headers={"upgrade": "HTTP/1.1"})
 
 
 ROUTES = [

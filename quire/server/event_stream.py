@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from itertools import zip_longest
 from typing import Any
 
 from msgspec.json import Encoder
@@ -20,8 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from quire.errors import QuireError
 from quire.server.errors import error_body, response_for
-from quire.server.openai.logprobs import Position, Told
-from quire.server.serving import Serving
+from quire.server.logprob_json import Position
 
 FIRST_S = 2.0  # an error that comes within this time is an HTTP status; later, the stream has begun
 KEEP_ALIVE_S = 15.0  # a comment is sent after so long a silence
@@ -29,8 +26,6 @@ PIECE_CHARACTERS = 4096  # of text in one chunk; a character takes at most 6 byt
 PIECE_BYTES = 24 << 10  # of logprobs in one chunk
 PIECE_TOKENS = 1024  # ids in one chunk
 DONE = b"data: [DONE]\n\n"
-NOTHING = b',"logprobs":null'
-OPEN = b',"finish_reason":null'
 _LOG = logging.getLogger(__name__)
 
 Write = Callable[[bytes], Awaitable[None]]
@@ -122,49 +117,6 @@ def named(type_: str, /, **fields: Any) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (type_.encode(), encode({"type": type_, **fields}))
 
 
-class Chunks:
-    """Chunks of one stream: {"id": ..., "choices": [{"index": ..., BODY, DETAILS, FINISH}], EXTRA}.
-
-    `warnings`, if there are any, come with the first.
-    """
-
-    def __init__(self, head: dict[str, Any], warnings: list[str]) -> None:
-        self._head = b"data: " + encode(head)[:-1] + b',"choices":['
-        self._once = added({"warnings": warnings}) if warnings else b""
-
-    def choice(
-        self, index: int, body: bytes, details: bytes, finish: bytes = OPEN, extra: bytes = b""
-    ) -> bytes:
-        """A chunk of one choice."""
-        if self._once:
-            extra, self._once = extra + self._once, b""
-        return b'%s{"index":%d,%s%s%s}]%s}\n\n' % (self._head, index, body, details, finish, extra)
-
-    def none(self, extra: bytes) -> bytes:
-        """A chunk of no choice."""
-        return b"%s]%s}\n\n" % (self._head, extra)
-
-
-def head_of(serving: Serving, request_id: str, model: str) -> dict[str, Any]:
-    """What a response says of itself, and each chunk of a stream."""
-    return {
-        "id": request_id,
-        "created": int(time.time()),
-        "model": model,
-        "system_fingerprint": serving.fingerprint,
-    }
-
-
-def finished(reason: str | None, stop_reason: str | int | None) -> bytes:
-    """How a choice ended."""
-    return added({"finish_reason": reason, "stop_reason": stop_reason})
-
-
-def added(fields: dict[str, Any]) -> bytes:
-    """More fields of an object that is being written."""
-    return b"," + encode(fields)[1:-1]
-
-
 def pieces(text: str) -> Iterator[str]:
     """A text in parts that fit into one chunk each; at least one."""
     if len(text) <= PIECE_CHARACTERS:
@@ -172,17 +124,6 @@ def pieces(text: str) -> Iterator[str]:
         return
     for begin in range(0, len(text), PIECE_CHARACTERS):
         yield text[begin : begin + PIECE_CHARACTERS]
-
-
-def details(told: Told, with_ids: bool) -> list[bytes]:
-    """What chunks say of the tokens that are new: logprobs and ids, in parts that fit; at least one."""
-    if told.shape is None and not with_ids:
-        return [NOTHING]
-    token_ids, positions = told.advance()
-    shape = told.shape
-    logprobs = [b',"logprobs":' + shape.join(group) for group in grouped(positions)] if shape else []
-    ids = [b',"token_ids":' + encode(group) for group in id_groups(token_ids)] if with_ids else []
-    return [(p or NOTHING) + i for p, i in zip_longest(logprobs, ids, fillvalue=b"")] or [NOTHING]
 
 
 def grouped(positions: Sequence[Position]) -> Iterator[Sequence[Position]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class RestartPolicy:
     """How long the engine's process is waited for, in seconds, and how often it is started again.
 
     A step of a large model on a slow machine takes long: `stall_s` only turns health false, and true again

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from quire.server import messages
-from quire.server.messages import BadFrame, FromEngine, Message
+from quire.server import engine_messages as messages
+from quire.server.engine_messages import BadFrame, EngineMessage, FromEngine
 
 # -P: the current directory is no place to take modules from. faulthandler: a crash says where it was.
 COMMAND = (sys.executable, "-P", "-X", "faulthandler", "-m", "quire.server.engine_process")
@@ -49,7 +49,7 @@ class EngineChild(asyncio.Protocol):
             )
         return child
 
-    def send(self, message: Message) -> None:
+    def send(self, message: EngineMessage) -> None:
         """Send without waiting. Raises BadFrame when the message is too long."""
         frame = messages.encode(message)
         if not self._transport.is_closing():

@@ -27,18 +27,18 @@ class BadFrame(Exception):
     """What came over the socket is no message, or a message is too long for a frame."""
 
 
-class Message(msgspec.Struct, tag=True, array_like=True, gc=False):
+class EngineMessage(msgspec.Struct, tag=True, array_like=True, gc=False):
     """Base of all messages; arrays that begin with the name of their type."""
 
 
-class Start(Message):
+class Start(EngineMessage):
     """The first message: what to load."""
 
     config: EngineConfig
 
 
-class Submit(Message):
-    """Run a request. Answered by outputs, or by Refused."""
+class Submit(EngineMessage):
+    """Run a request. Answered by outputs, or by RequestRefused."""
 
     request: NewRequest
 
@@ -47,34 +47,34 @@ class Submit(Message):
         return replace(self.request, params=self.request.params.clone())
 
 
-class Abort(Message):
+class Abort(EngineMessage):
     """End a request, or one choice of it."""
 
     request_id: str
     choice: int | None = None
 
 
-class Announced(Message):
+class Announced(EngineMessage):
     """The memory plan in words, and bytes of weights to be loaded."""
 
     line: str
     nbytes: int
 
 
-class Loading(Message):
+class Loading(EngineMessage):
     """Bytes of weights loaded so far."""
 
     done: int
     total: int
 
 
-class Ready(Message):
+class Ready(EngineMessage):
     """The engine waits for requests."""
 
     facts: Facts
 
 
-class Refused(Message):
+class RequestRefused(EngineMessage):
     """A request that cannot run: the fields of a RequestError."""
 
     request_id: str
@@ -84,21 +84,21 @@ class Refused(Message):
     code: str | None
 
     @classmethod
-    def of(cls, request_id: str, error: RequestError) -> Refused:
+    def of(cls, request_id: str, error: RequestError) -> RequestRefused:
         return cls(request_id, error.message, error.hint, error.param, error.code)
 
     def error(self) -> RequestError:
         return RequestError(self.message, self.hint, self.param, self.code)
 
 
-class Stepped(Message):
+class Stepped(EngineMessage):
     """All that came of a step. One of many outputs may take several frames; the last has the report."""
 
     outputs: list[Output]
     report: StepReport | None
 
 
-class Failed(Message):
+class Failed(EngineMessage):
     """The engine cannot start or go on, and ends. `config`: because of what it was told to load."""
 
     message: str
@@ -107,11 +107,11 @@ class Failed(Message):
 
 
 ToEngine = Start | Submit | Abort
-FromEngine = Announced | Loading | Ready | Refused | Stepped | Failed
+FromEngine = Announced | Loading | Ready | RequestRefused | Stepped | Failed
 M = TypeVar("M")
 
 
-def encode(message: Message) -> bytearray:
+def encode(message: EngineMessage) -> bytearray:
     """A message as a frame. Raises BadFrame when it is too long for one."""
     frame = bytearray(_LENGTH.size)
     _ENCODER.encode_into(message, frame, _LENGTH.size)

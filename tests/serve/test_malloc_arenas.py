@@ -16,9 +16,12 @@ from requests_over_http import wait_for
 from server import running
 
 from quire.config import EngineConfig
-from quire.server import engine_process, heap, messages
+from quire.server import engine_messages as messages
+from quire.server import engine_process, malloc_arenas
 
-BEFORE = "import quire.server.heap as h; h.PERIOD_S = 0.2; h.trim = lambda: print('trimmed', flush=True)"
+BEFORE = (
+    "import quire.server.malloc_arenas as h; h.PERIOD_S = 0.2; h.trim = lambda: print('trimmed', flush=True)"
+)
 
 
 def resident_bytes() -> int:
@@ -35,7 +38,7 @@ def test_whole_pages_go_back() -> None:
     kept = objects[99::100]
     del objects
     full = resident_bytes()
-    heap.trim()
+    malloc_arenas.trim()
     assert full - resident_bytes() > 40 << 20
     assert len(kept) == 300
 
@@ -43,18 +46,18 @@ def test_whole_pages_go_back() -> None:
 @GLIBC
 def test_threads_share_one_heap() -> None:
     code = (
-        "import threading; from quire.server import heap; {}; hold = bytearray(5000)\n"
+        "import threading; from quire.server import malloc_arenas; {}; hold = bytearray(5000)\n"
         "thread = threading.Thread(target=lambda: bytearray(5000)); thread.start(); thread.join()\n"
         "import ctypes; ctypes.CDLL(None).malloc_stats()"
     )
-    for call, count in (("heap.share()", 1), ("pass", 2)):
+    for call, count in (("malloc_arenas.share()", 1), ("pass", 2)):
         done = subprocess.run([sys.executable, "-c", code.format(call)], capture_output=True, text=True)
         assert done.stderr.count("Arena ") == count
 
 
 def test_the_server_has_one_heap() -> None:
     with running(
-        before="import quire.server.heap as h; h.share = lambda: print('shared', flush=True)"
+        before="import quire.server.malloc_arenas as h; h.share = lambda: print('shared', flush=True)"
     ) as server:
         wait_for(lambda: "shared" in server.log, 10, "it shares")
 
@@ -72,8 +75,8 @@ def test_cycles_do_not_wait_for_the_collector() -> None:
     try:
         gone = weakref.ref(Cycle())
         assert gone() is not None
-        for _ in range(heap.COLLECTED_EVERY):
-            heap.trim()
+        for _ in range(malloc_arenas.COLLECTED_EVERY):
+            malloc_arenas.trim()
         assert gone() is None
     finally:
         gc.enable()
@@ -94,8 +97,8 @@ def test_the_engine_trims_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
         return received.pop(0)
 
     monkeypatch.setattr(engine_process, "_load", lambda *_: SimpleNamespace(has_work=False))
-    monkeypatch.setattr(heap, "trim", lambda: trims.append(1))
-    monkeypatch.setattr(heap, "PERIOD_S", 0.0)
+    monkeypatch.setattr(malloc_arenas, "trim", lambda: trims.append(1))
+    monkeypatch.setattr(malloc_arenas, "PERIOD_S", 0.0)
     with pytest.raises(EOFError):
         engine_process.serve(SimpleNamespace(receive=receive), lambda *_: None)  # type: ignore[arg-type]
     assert len(trims) == 3

@@ -1,4 +1,4 @@
-"""Serving: what all endpoints share. Requests are let in, or told to come back; text work leaves the loop."""
+"""Shared state of all endpoints: admission control, and a thread pool for tokenization and rendering."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ EXCHANGE: ContextVar[Exchange] = ContextVar("EXCHANGE")  # the one that the runn
 
 
 @dataclass(slots=True, eq=False)
-class Serving:
+class ServiceState:
     """One model, its engine or several behind a router, and the queue in front of them.
 
     A request is queued until its first output. The queue is bounded by requests, those that still are text

@@ -104,7 +104,7 @@ class CompletionLogprobs:
         return f"token_id:{token_id}" if self._as_ids else self._tokenizer.token_text(token_id)
 
 
-class Told:
+class LogprobCursor:
     """What of one choice's tokens was written: each call of `advance` takes the new ones."""
 
     def __init__(self, output: CompletionOutput, shape: Shape | None) -> None:
@@ -122,14 +122,14 @@ class Told:
         return token_ids, self.shape.positions(token_ids, self.output.logprobs[begin:])
 
 
-def num_new(tolds: Iterable[Told]) -> int:
+def num_new(tolds: Iterable[LogprobCursor]) -> int:
     """Log-probabilities that are to be written of tokens which are new."""
     return sum(
         len(p) for told in tolds if told.shape for p in (told.output.logprobs or ())[told.num_tokens :]
     )
 
 
-def keep(tolds: Iterable[Told]) -> None:
+def keep(tolds: Iterable[LogprobCursor]) -> None:
     """Write what is new, for a response that is sent as a whole."""
     for told in tolds:
         told.kept += told.advance()[1]

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from quire.errors import RequestError
-from quire.server.openai.conversation import ChatEvent, Finish
-from quire.server.openai.logprobs import Position, Told
+from quire.server.chat_task import ChatEvent, Finish
+from quire.server.logprob_json import LogprobCursor, Position
 from quire.text.answer import CallArguments, CallStart, Content, Reasoning
 
 TEXT, REASONING, CALL = "text", "reasoning", "call"
@@ -66,7 +66,7 @@ class Blocks:
         self.all: list[Block] = []
         self.finish = Finish("stop", None)
 
-    def take_all(self, events: Iterable[ChatEvent], told: Told) -> Iterator[Step]:
+    def take_all(self, events: Iterable[ChatEvent], told: LogprobCursor) -> Iterator[Step]:
         """What events that are there together do, one step after the other.
 
         Log-probabilities that are new become those of the text that comes with them, or that they end.

@@ -15,8 +15,8 @@ from quire.frontend import Encoded, Frontend
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
 from quire.server.generation import Generation
-from quire.server.openai.logprobs import check_size
-from quire.server.serving import Serving
+from quire.server.logprob_json import check_size
+from quire.server.service import ServiceState
 from quire.text.answer import AnswerParser, Event, Reasoning
 from quire.text.tools.functions import Function, read_functions, warnings_of, widened
 
@@ -66,7 +66,7 @@ class ChatTask:
     warnings: list[str] = field(default_factory=list)
 
 
-async def start_chat(serving: Serving, task: ChatTask, *, request_id: str) -> ChatRun:
+async def start_chat(serving: ServiceState, task: ChatTask, *, request_id: str) -> ChatRun:
     """Render, encode and hand in. Raises RequestError, Overloaded or EngineDead, and nothing runs then."""
     params = SamplingParams.from_dict(task.sampling, {"max_tokens": None, **serving.frontend.default_params})
     prompt, params, parsers = await serving.in_thread(_prepare, serving, task, params)
@@ -75,7 +75,7 @@ async def start_chat(serving: Serving, task: ChatTask, *, request_id: str) -> Ch
 
 
 def _prepare(
-    serving: Serving, task: ChatTask, params: SamplingParams
+    serving: ServiceState, task: ChatTask, params: SamplingParams
 ) -> tuple[Encoded, SamplingParams, list[AnswerParser]]:
     """The prompt, what its continuation must be, and what takes each choice apart."""
     if task.add_generation_prompt and task.continue_final_message:
@@ -102,7 +102,7 @@ def _prepare(
 
 
 def _structured(
-    serving: Serving, task: ChatTask, functions: tuple[Function, ...], prompt: str, content: str | None
+    serving: ServiceState, task: ChatTask, functions: tuple[Function, ...], prompt: str, content: str | None
 ) -> tuple[StructuredOutputsParams | None, tuple[Function, ...]]:
     """A grammar for the answer that compiles, if it needs one, and the functions as far as it follows them.
 
@@ -186,7 +186,7 @@ class ChatRun:
     """
 
     def __init__(
-        self, serving: Serving, task: ChatTask, generation: Generation, parsers: Sequence[AnswerParser]
+        self, serving: ServiceState, task: ChatTask, generation: Generation, parsers: Sequence[AnswerParser]
     ) -> None:
         self.generation = generation
         self.output = generation.readers[0].output

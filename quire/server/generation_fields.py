@@ -1,0 +1,97 @@
+"""Fields of requests that every endpoint which generates text takes, and what becomes of unsupported ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta, Struct, defstruct
+from starlette.requests import Request
+
+from quire.errors import RequestError
+from quire.sampling_params import MAX_INT32, StructuredOutputsParams
+from quire.server.unsupported_fields import IGNORED, OF_PENALTIES, REFUSED, asks
+
+MAX_WARNINGS, MAX_NAME = 16, 64  # unknown fields named in a response, and characters of each
+
+if TYPE_CHECKING:
+    _Untyped = Struct
+else:
+    _Untyped = defstruct("_Untyped", [(name, Any, None) for name in (*REFUSED, *IGNORED)], kw_only=True)
+
+Int32 = Annotated[int, Meta(ge=-MAX_INT32, le=MAX_INT32)]
+
+
+class SamplingFields(_Untyped, kw_only=True):
+    """The fields of SamplingParams that requests give by the same name."""
+
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    seed: int | None = None
+    prompt_logprobs: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+
+
+SAMPLING = tuple(name for name in SamplingFields.__struct_fields__ if name not in (*REFUSED, *IGNORED))
+
+
+class GenerationFields(SamplingFields, kw_only=True):
+    """What every endpoint takes that generates text, Anthropic's too."""
+
+    model: str | None = None
+    stream: bool | None = None
+    priority: Int32 | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]*$")] | None = None
+
+
+def refuse(request: SamplingFields, refused: Mapping[str, str | None]) -> None:
+    """Raise RequestError for a field of these, name -> what to do instead, that asks for anything."""
+    for name, instead in refused.items():
+        if not asks(name, getattr(request, name)):
+            continue
+        if name in OF_PENALTIES and not (request.presence_penalty or request.frequency_penalty):
+            continue
+        raise RequestError(f"{name} is not supported", instead, name, "unsupported_parameter")
+
+
+def given_of(request: SamplingFields) -> dict[str, Any]:
+    """The fields for SamplingParams.from_dict that the request gives."""
+    return {name: value for name in SAMPLING if (value := getattr(request, name)) is not None}
+
+
+def structure_of(kind: str, schema: dict[str, Any] | None, name: str) -> StructuredOutputsParams:
+    """Return the structure that a format of this kind asks for. `name` is the field that holds it."""
+    if kind not in ("json_object", "json_schema", "json"):
+        hint = "known are text, json_object and json_schema; structured_outputs takes more"
+        raise RequestError(f"{name} of type {kind[:64]!r} is not supported", hint, name)
+    if kind == "json_object" and not schema:
+        return StructuredOutputsParams(json_object=True)
+    if schema is None:
+        raise RequestError(f"{name} lacks its schema", 'such as {"type": "object"}', name)
+    return StructuredOutputsParams(json=schema)
+
+
+def warned(request: Request, unknown: Sequence[str], others: Sequence[str] = ()) -> list[str]:
+    """The warnings of a response: of fields that nothing here knows, then `others`. The log has them, too."""
+    told = [f"unknown field {name[:MAX_NAME]!r} has no effect" for name in unknown[:MAX_WARNINGS]]
+    if len(unknown) > MAX_WARNINGS:
+        told.append(f"{len(unknown) - MAX_WARNINGS:,} more unknown fields have no effect")
+    told += others
+    if told:
+        request.state.warnings = told
+    return told
