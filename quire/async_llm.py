@@ -103,7 +103,7 @@ class AsyncLLM(LoadedModel):
             while not reader.output.finished:
                 for output in await stream.get():
                     if reader.push(output):
-                        stream.abort(output.choice)
+                        stream.abort(output.sequence)
                 reader.take_deltas()
                 yield reader.output
         finally:

@@ -267,38 +267,38 @@ class RequestReader:
     def __init__(self, request: NewRequest, prompt: str | None, tokenizer: Tokenizer | None) -> None:
         self.request = request
         self._tokenizer = tokenizer
-        self._choices = [_ChoiceReader(request, i, tokenizer) for i in range(request.params.n)]
-        self._repeated = self._choices[1:] if request.params.num_sequences < request.params.n else ()
+        self._sequences = [_SequenceReader(request, i, tokenizer) for i in range(request.params.n)]
+        self._repeated = self._sequences[1:] if request.params.num_sequences < request.params.n else ()
         self.output = RequestOutput(
-            request.request_id, prompt, list(request.prompt_token_ids), [c.output for c in self._choices]
+            request.request_id, prompt, list(request.prompt_token_ids), [c.output for c in self._sequences]
         )
         if request.params.prompt_logprobs is not None and len(request.prompt_token_ids) == 1:
             self.output.prompt_logprobs = [None]  # nothing comes before the only token
 
     def push(self, output: Output) -> bool:
-        """Take an output of one choice in. True when its text met a stop string: abort the choice then."""
+        """Add an output. Return True if its text reached a stop string: abort the sequence then."""
         if output.prompt_logprobs and self.output.prompt_logprobs is None:
             named = (_named(position, self._tokenizer) for position in output.prompt_logprobs)
             self.output.prompt_logprobs = [None, *named]
         if output.num_cached_tokens > self.output.num_cached_tokens:
             self.output.num_cached_tokens = output.num_cached_tokens
-        stopped = self._choices[output.choice].push(output)
+        stopped = self._sequences[output.sequence].push(output)
         for same in self._repeated:
             same.push(output)
         if output.finish_reason is not None:
-            self.output.finished = all(c.output.finish_reason for c in self._choices)
+            self.output.finished = all(c.output.finish_reason for c in self._sequences)
             self.output.metrics = output.metrics
         return stopped
 
     def take_deltas(self) -> None:
-        """Set every choice's delta to the text that came since this was last called."""
-        for choice in self._choices:
-            choice.output.delta = choice.output.text[choice.taken :]
-            choice.taken = len(choice.output.text)
+        """Set the delta of every sequence to the text added since the last call."""
+        for sequence in self._sequences:
+            sequence.output.delta = sequence.output.text[sequence.taken :]
+            sequence.taken = len(sequence.output.text)
 
 
-class _ChoiceReader:
-    """One choice: its tokens to text, up to a stop string. It ends with the engine's final output."""
+class _SequenceReader:
+    """Turn the tokens of one sequence into text, up to a stop string. The engine's final output ends it."""
 
     def __init__(self, request: NewRequest, index: int, tokenizer: Tokenizer | None) -> None:
         self.params = request.params

@@ -174,7 +174,7 @@ class LLM(LoadedModel):
             return
         for output in own.take():
             if reader.push(output):
-                self._client.abort(output.request_id, output.choice)
+                self._client.abort(output.request_id, output.sequence)
         call.news[reader.request.request_id] = reader
         call.num_finished += reader.output.finished
 

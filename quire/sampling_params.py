@@ -318,7 +318,7 @@ class SamplingParams:
 
     @property
     def num_sequences(self) -> int:
-        """Choices that are computed: one where temperature is 0, as all `n` are the same to the bit."""
+        """Number of sequences to compute: one if temperature is 0, since all `n` would be bitwise equal."""
         return 1 if self.temperature == 0 else self.n
 
     @classmethod

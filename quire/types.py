@@ -17,11 +17,11 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """What one caller asked, in token ids. `params.n` choices are generated from one prompt.
+    """What one caller asked, in token ids. `params.n` sequences are generated from one prompt.
 
     Of these, `params.num_sequences` are computed; outputs of one that is computed for all stand for all.
 
-    `eos_token_ids` end a choice unless `params.ignore_eos`. `cache_salt` keeps the prefix cache of one
+    `eos_token_ids` end a sequence unless `params.ignore_eos`. `cache_salt` keeps the prefix cache of one
     tenant apart from another's. `context_variant` names the set of rope frequencies that the request's
     longest possible context asks for (0 unless the model scales rope by length); it too salts the cache.
     `grammar` is what the output must match, in llguidance's form ("": anything); it stands for
@@ -53,14 +53,14 @@ class NewRequest:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A choice of a request takes a slot on the device, at first or again after a preemption.
+    """A sequence of a request takes a slot on the device, at first or again after a preemption.
 
     `num_prompt_tokens` tells prompt from emitted tokens among those its first row carries.
     """
 
     slot: int
     request_id: str
-    choice: int
+    sequence: int
     params: SamplingParams
     eos_token_ids: tuple[int, ...]
     num_prompt_tokens: int
@@ -75,7 +75,7 @@ MAX_DRAFTED = 32  # tokens of a row; backends keep what it takes to go back as f
 
 
 class Row(NamedTuple):
-    """One choice's share of a step: compute positions [start, start + count) of the slot's tokens.
+    """One sequence's share of a step: compute positions [start, start + count) of the slot's tokens.
 
     `token_ids` are the known tokens that the device lacks, from position 0 on: all known tokens on
     admission, nothing afterwards (the device sampled the rest itself). `drafted` are tokens to be verified:
@@ -150,7 +150,7 @@ PositionLogprobs = tuple[TokenLogprob, ...]
 
 
 class Failure(NamedTuple):
-    """Why a choice cannot go on. `by_request`: its own parameters are the cause, and would be again."""
+    """Why a sequence cannot go on. `by_request`: its own parameters are the cause, and would be again."""
 
     message: str
     by_request: bool = False
@@ -187,7 +187,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """Times of one choice on the engine's clock, in seconds, and what happened to it."""
+    """Times of one sequence on the engine's clock, in seconds, and what happened to it."""
 
     arrival_s: float
     admitted_s: float | None = None
@@ -197,9 +197,9 @@ class RequestMetrics:
 
 
 class Output(NamedTuple):
-    """What a choice of a request receives after a step.
+    """What a sequence of a request receives after a step.
 
-    `token_ids` are the new tokens; a stop token is among them. Exactly one output of a choice has a
+    `token_ids` are the new tokens; a stop token is among them. Exactly one output of a sequence has a
     `finish_reason`; it is the last one. `stop_reason` is the id of the stop token that was asked for, or
     None when the model ended by itself.
     `prompt_logprobs` come once, with the first output (an empty tuple otherwise). `vector` comes with the
@@ -207,7 +207,7 @@ class Output(NamedTuple):
     """
 
     request_id: str
-    choice: int
+    sequence: int
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[PositionLogprobs, ...] = ()
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()

@@ -49,7 +49,7 @@ class Backend(Protocol):
     def launch(self, step: Step, masks: Masks | None = None) -> Pending:
         """Let a step compute after all that were launched before it.
 
-        `masks`, where rows have grammars, is called between the forward pass and the choice of tokens. A row
+        `masks`, where rows have grammars, is called between the forward pass and sampling. A row
         whose mask is a Failure gives that as its error.
         """
         ...

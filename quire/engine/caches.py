@@ -1,19 +1,19 @@
-"""The caches of a model: what a choice holds in each group of layers, and what is found there again.
+"""The caches of a model: what a sequence holds in each group of layers, and what is found there again.
 
 Layers that keep the same of the past form a group: keys and values of all positions in blocks, or of those
-within a window, or one state a slot. A group has a pool of its own and every choice a table for it. All
+within a window, or one state a slot. A group has a pool of its own and every sequence a table for it. All
 groups name what they keep by the same chain of hashes, so a beginning that was computed before can be
 taken over where every group has kept what the next position needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from quire.engine.blocks import BlockPool
-from quire.engine.request import Choice, Table
+from quire.engine.request import Sequence, Table
 from quire.types import Grant, Snapshot
 
 
@@ -25,7 +25,7 @@ class BlockGroup:
     window: int | None = None
 
     def num_held(self, num_tokens: int, block_size: int, num_batched_tokens: int) -> int:
-        """Blocks that a choice of `num_tokens` holds at once, at most, by the most that a step computes."""
+        """Blocks that a sequence of `num_tokens` holds at once, at most, by the most that a step computes."""
         whole = -(-num_tokens // block_size)
         if self.window is None:
             return whole
@@ -71,21 +71,21 @@ class _States:
 
 
 class Match(NamedTuple):
-    """The cached beginning of a choice: so many blocks, in each group those that will be seen."""
+    """The cached beginning of a sequence: so many blocks, in each group those that will be seen."""
 
     num_blocks: int
     tables: list[Table]
 
 
 class Caches:
-    """The pools of all groups, and what choices take from them and find in them.
+    """The pools of all groups, and what sequences take from them and find in them.
 
     `num_batched_tokens` is the most that a step computes. Without `retain` nothing outlives its holders but
-    snapshots of states, which are found by the choices of one request.
+    snapshots of states, which are found by the sequences of one request.
     """
 
     def __init__(
-        self, groups: Sequence[Group], block_size: int, num_batched_tokens: int, retain: bool = True
+        self, groups: Iterable[Group], block_size: int, num_batched_tokens: int, retain: bool = True
     ) -> None:
         self.groups = tuple(groups)
         self.block_size = block_size
@@ -93,7 +93,7 @@ class Caches:
         self._retain = retain
         self.paged: list[_Paged] = []
         self.states: list[_States] = []
-        for index, group in enumerate(groups):
+        for index, group in enumerate(self.groups):
             if isinstance(group, BlockGroup):
                 pool = BlockPool(group.num_blocks, retain)
                 self.paged.append(_Paged(index, group, pool, block_size))
@@ -110,63 +110,63 @@ class Caches:
 
     @property
     def num_free(self) -> int:
-        """Blocks that no choice holds."""
+        """Blocks that no sequence holds."""
         return sum(paged.pool.num_free for paged in self.paged)
 
     # Before admission
 
-    def has_room(self, choice: Choice, num_spare: int) -> bool:
-        """Return True if what a choice wants is free in each group, and `num_spare` blocks more."""
-        for paged, num_wanted in zip(self.paged, choice.num_wanted, strict=False):
+    def has_room(self, sequence: Sequence, num_spare: int) -> bool:
+        """Return True if what a sequence wants is free in each group, and `num_spare` blocks more."""
+        for paged, num_wanted in zip(self.paged, sequence.num_wanted, strict=False):
             if num_wanted + num_spare > paged.pool.num_free:
                 return False
         return True
 
-    def may_want_less(self, choice: Choice) -> bool:
+    def may_want_less(self, sequence: Sequence) -> bool:
         """Return True if blocks of its beginning were registered, or came into use, since the last try."""
-        if choice.num_revived != self._num_revived():
+        if sequence.num_revived != self._num_revived():
             return True
-        if choice.num_usable < choice.num_found and choice.num_entered != self._num_entered():
+        if sequence.num_usable < sequence.num_found and sequence.num_entered != self._num_entered():
             return True
-        index = choice.num_found
-        if index >= choice.num_reusable() // self.block_size:
+        index = sequence.num_found
+        if index >= sequence.num_reusable() // self.block_size:
             return False
-        block_hash = choice.block_hash(index, self.block_size)
+        block_hash = sequence.block_hash(index, self.block_size)
         return all(pool.find(block_hash) is not None for pool in self._whole)
 
-    def match(self, choice: Choice) -> Match:
-        """Find the longest beginning of the choice's tokens from which it can go on; note what it wants."""
-        choice.num_found = self._num_whole(choice)
-        choice.num_usable = num_blocks = self._num_usable(choice, choice.num_found)
-        choice.num_revived, choice.num_entered = self._num_revived(), self._num_entered()
+    def match(self, sequence: Sequence) -> Match:
+        """Find the longest beginning of the sequence's tokens from which it can go on; note what it wants."""
+        sequence.num_found = self._num_whole(sequence)
+        sequence.num_usable = num_blocks = self._num_usable(sequence, sequence.num_found)
+        sequence.num_revived, sequence.num_entered = self._num_revived(), self._num_entered()
         tables, wanted = [], []
         for paged in self.paged:
             first = paged.first_visible(num_blocks * self.block_size)
-            found = [paged.pool.find(block_hash) for block_hash in choice.chain[first:num_blocks]]
+            found = [paged.pool.find(block_hash) for block_hash in sequence.chain[first:num_blocks]]
             table = Table(first, [block for block in found if block is not None])
             tables.append(table)
-            num_fresh = self._end_of_admission(paged, choice, first) - num_blocks
+            num_fresh = self._end_of_admission(paged, sequence, first) - num_blocks
             wanted.append(num_fresh + paged.pool.num_idle(table.blocks))
-        choice.num_wanted = tuple(wanted)
+        sequence.num_wanted = tuple(wanted)
         return Match(num_blocks, tables)
 
-    def _num_whole(self, choice: Choice) -> int:
+    def _num_whole(self, sequence: Sequence) -> int:
         """Leading blocks that every group without a window has kept."""
-        limit = choice.num_reusable() // self.block_size
+        limit = sequence.num_reusable() // self.block_size
         for index in range(limit):
-            block_hash = choice.block_hash(index, self.block_size)
+            block_hash = sequence.block_hash(index, self.block_size)
             for pool in self._whole:
                 if pool.find(block_hash) is None:
                     return index
         return limit
 
-    def _num_usable(self, choice: Choice, num_found: int) -> int:
+    def _num_usable(self, sequence: Sequence, num_found: int) -> int:
         """Of these leading blocks, as many as can be gone on from in every group: in one pass."""
         if not self._partial:
             return num_found
         usable = 0
         runs = [0] * len(self._windowed)  # blocks found in a row, up to this one
-        for number, block_hash in enumerate(choice.chain[:num_found], 1):
+        for number, block_hash in enumerate(sequence.chain[:num_found], 1):
             fits = all(states.pool.find(block_hash) is not None for states in self.states)
             for i, paged in enumerate(self._windowed):
                 runs[i] = 0 if paged.pool.find(block_hash) is None else runs[i] + 1
@@ -175,12 +175,12 @@ class Caches:
                 usable = number
         return usable
 
-    def _end_of_admission(self, paged: _Paged, choice: Choice, first: int) -> int:
+    def _end_of_admission(self, paged: _Paged, sequence: Sequence, first: int) -> int:
         """Return where a table ends at admission: at the known tokens, or the most that may be held."""
-        whole = -(-choice.num_known // self.block_size)
+        whole = -(-sequence.num_known // self.block_size)
         if paged.group.window is None:
             return whole
-        held = paged.group.num_held(choice.num_known, self.block_size, self._num_batched_tokens)
+        held = paged.group.num_held(sequence.num_known, self.block_size, self._num_batched_tokens)
         return min(whole, first + held)
 
     def _num_revived(self) -> int:
@@ -189,41 +189,43 @@ class Caches:
     def _num_entered(self) -> int:
         return sum(pool.num_registered for pool in self._partial)
 
-    # While a choice runs
+    # While a sequence runs
 
-    def admit(self, choice: Choice, match: Match) -> tuple[list[Grant], list[Snapshot]]:
-        """Give a choice with a slot what was found and what it wants; the grants, and states to restore."""
+    def admit(self, sequence: Sequence, match: Match) -> tuple[list[Grant], list[Snapshot]]:
+        """Give a sequence with a slot what was found and what it wants; the grants, and states to restore."""
         grants, restored = [], []
         for paged, table in zip(self.paged, match.tables, strict=True):
             paged.pool.share(table.blocks)
-            end = self._end_of_admission(paged, choice, table.first)
+            end = self._end_of_admission(paged, sequence, table.first)
             table.blocks += paged.pool.allocate(end - match.num_blocks)
-            grants.append(Grant(choice.slot, paged.index, table.first, tuple(table.blocks)))
+            grants.append(Grant(sequence.slot, paged.index, table.first, tuple(table.blocks)))
         for states in self.states if match.num_blocks else ():
-            snapshot = states.pool.find(choice.chain[match.num_blocks - 1])
+            snapshot = states.pool.find(sequence.chain[match.num_blocks - 1])
             assert snapshot is not None, "a match ends where every state is kept"
             states.pool.share([snapshot])
             states.pool.release([snapshot])  # the last to be evicted
-            restored.append(Snapshot(choice.slot, states.index, match.num_blocks * self.block_size, snapshot))
-        choice.tables = match.tables
-        choice.room = self._room(choice)
-        choice.num_registered = match.num_blocks
-        choice.num_wanted = ()
+            restored.append(
+                Snapshot(sequence.slot, states.index, match.num_blocks * self.block_size, snapshot)
+            )
+        sequence.tables = match.tables
+        sequence.room = self._room(sequence)
+        sequence.num_registered = match.num_blocks
+        sequence.num_wanted = ()
         return grants, restored
 
-    def _room(self, choice: Choice) -> int:
-        """Positions that every table of a choice has blocks for."""
-        ends = [table.end for table in choice.tables]
-        return min(ends) * self.block_size if ends else choice.request.max_known
+    def _room(self, sequence: Sequence) -> int:
+        """Positions that every table of a sequence has blocks for."""
+        ends = [table.end for table in sequence.tables]
+        return min(ends) * self.block_size if ends else sequence.request.max_known
 
-    def grow(self, choice: Choice, num_tokens: int) -> list[Grant] | None:
-        """Give a running choice blocks for `num_tokens`; None, and nothing, when too few are free in a group.
+    def grow(self, sequence: Sequence, num_tokens: int) -> list[Grant] | None:
+        """Grant a running sequence blocks for `num_tokens`; None, and no blocks, if a group has too few free.
 
         Blocks that slid out of a window are given back first.
         """
         end = -(-num_tokens // self.block_size)
-        for paged, table in zip(self.paged, choice.tables, strict=True):
-            num_out = paged.first_visible(choice.num_computed) - table.first
+        for paged, table in zip(self.paged, sequence.tables, strict=True):
+            num_out = paged.first_visible(sequence.num_computed) - table.first
             if num_out > 0:
                 paged.pool.release(table.blocks[:num_out])
                 del table.blocks[:num_out]
@@ -231,78 +233,82 @@ class Caches:
             if end - table.end > paged.pool.num_free:
                 return None
         grants = []
-        for paged, table in zip(self.paged, choice.tables, strict=True):
+        for paged, table in zip(self.paged, sequence.tables, strict=True):
             if (first := table.end) < end:
                 blocks = paged.pool.allocate(end - first)
                 table.blocks += blocks
-                grants.append(Grant(choice.slot, paged.index, first, tuple(blocks)))
-        choice.room = self._room(choice)
+                grants.append(Grant(sequence.slot, paged.index, first, tuple(blocks)))
+        sequence.room = self._room(sequence)
         return grants
 
-    def save(self, choice: Choice, start: int, end: int) -> list[Snapshot]:
+    def save(self, sequence: Sequence, start: int, end: int) -> list[Snapshot]:
         """Entries for the states at the borders that a row passes, unless they are kept already."""
         first, last = start // self.block_size + 1, end // self.block_size
-        if first > last or not (self._retain or choice.request.followers):
+        if first > last or not (self._retain or sequence.request.followers):
             return []  # without a prefix cache only followers would find them
         saved = []
-        border = (choice.num_prompt - 1) // self.block_size
+        border = (sequence.num_prompt - 1) // self.block_size
         for states in self.states:
             numbers = {*range(-(-first // states.every) * states.every, last + 1, states.every)}
             if first <= border <= last:
                 numbers.add(border)
             for number in sorted(numbers):
-                known = number <= len(choice.chain) and states.pool.find(choice.chain[number - 1]) is not None
+                known = (
+                    number <= len(sequence.chain) and states.pool.find(sequence.chain[number - 1]) is not None
+                )
                 if not known and states.pool.num_free:
                     (snapshot,) = states.pool.allocate(1)
                     position = number * self.block_size
-                    choice.saving.append((position, states.pool, snapshot))
-                    saved.append(Snapshot(choice.slot, states.index, position, snapshot))
+                    sequence.saving.append((position, states.pool, snapshot))
+                    saved.append(Snapshot(sequence.slot, states.index, position, snapshot))
         return saved
 
-    def register(self, choice: Choice) -> None:
+    def register(self, sequence: Sequence) -> None:
         """Make the blocks findable that were filled and computed since the last time."""
-        first, last = choice.num_registered, choice.num_computed // self.block_size
+        first, last = sequence.num_registered, sequence.num_computed // self.block_size
         for index in range(first, last):
-            block_hash = choice.block_hash(index, self.block_size)
-            for paged, table in zip(self.paged, choice.tables, strict=True):
+            block_hash = sequence.block_hash(index, self.block_size)
+            for paged, table in zip(self.paged, sequence.tables, strict=True):
                 paged.pool.register(table.blocks[index - table.first], block_hash)
-        choice.num_registered = last
+        sequence.num_registered = last
 
-    def keep(self, choice: Choice, end: int) -> None:
+    def keep(self, sequence: Sequence, end: int) -> None:
         """Make the states findable that a row up to `end` saved, as far as its tokens were accepted."""
-        saving, choice.saving = choice.saving, []
+        saving, sequence.saving = sequence.saving, []
         for position, pool, snapshot in saving:
             if position > end:
-                choice.saving.append((position, pool, snapshot))
+                sequence.saving.append((position, pool, snapshot))
                 continue
-            if position <= choice.num_computed:
-                pool.register(snapshot, choice.block_hash(position // self.block_size - 1, self.block_size))
+            if position <= sequence.num_computed:
+                pool.register(snapshot, sequence.block_hash(position // self.block_size - 1, self.block_size))
             pool.release([snapshot])
 
-    def release(self, choice: Choice) -> None:
-        """Take from a choice all that it holds."""
-        for paged, table in zip(self.paged, choice.tables, strict=True):
+    def release(self, sequence: Sequence) -> None:
+        """Take from a sequence all that it holds."""
+        for paged, table in zip(self.paged, sequence.tables, strict=True):
             paged.pool.release(table.blocks)
-        for _, pool, snapshot in choice.saving:
+        for _, pool, snapshot in sequence.saving:
             pool.release([snapshot])
-        choice.tables, choice.saving, choice.room = [], [], 0
+        sequence.tables, sequence.saving, sequence.room = [], [], 0
 
-    def check(self, running: Iterable[Choice], num_steps: int) -> None:
-        """Raise AssertionError unless the pools hold what the choices that run hold, and that is enough.
+    def check(self, running: Iterable[Sequence], num_steps: int) -> None:
+        """Raise AssertionError unless the pools hold what the sequences that run hold, and that is enough.
 
-        At most `num_steps` are in flight: no choice holds more than these can see.
+        At most `num_steps` are in flight: no sequence holds more than these can see.
         """
         running = list(running)
         for number, paged in enumerate(self.paged):
-            paged.pool.check([choice.tables[number].blocks for choice in running])
+            paged.pool.check([sequence.tables[number].blocks for sequence in running])
         for states in self.states:
-            held = [[entry] for choice in running for _, pool, entry in choice.saving if pool is states.pool]
+            held = [
+                [entry] for sequence in running for _, pool, entry in sequence.saving if pool is states.pool
+            ]
             states.pool.check(held)
-        for choice in running:
-            assert choice.num_registered == choice.num_computed // self.block_size
-            assert choice.num_planned <= choice.room == self._room(choice)
-            for paged, table in zip(self.paged, choice.tables, strict=True):
-                assert table.first <= paged.first_visible(choice.num_computed)
-                longest, batched = choice.request.max_known, num_steps * self._num_batched_tokens
+        for sequence in running:
+            assert sequence.num_registered == sequence.num_computed // self.block_size
+            assert sequence.num_planned <= sequence.room == self._room(sequence)
+            for paged, table in zip(self.paged, sequence.tables, strict=True):
+                assert table.first <= paged.first_visible(sequence.num_computed)
+                longest, batched = sequence.request.max_known, num_steps * self._num_batched_tokens
                 most = paged.group.num_held(longest, self.block_size, batched)
                 assert len(table.blocks) <= most + (paged.group.window is not None), "it holds too much"

@@ -38,8 +38,8 @@ class EngineClient(Protocol):
         sent. What else is wrong with a request, its stream raises.
         """
 
-    def abort(self, request_id: str, choice: int | None = None) -> None:
-        """End a request, or one choice of it; its final outputs follow as usual. Unknown ones are ignored."""
+    def abort(self, request_id: str, sequence: int | None = None) -> None:
+        """End a request, or one sequence of it. Final outputs follow as usual; unknown ids are ignored."""
 
     def healthy(self, now: float) -> str | None:
         """None, or why requests cannot be served now. `now` is of time.monotonic."""
@@ -56,7 +56,7 @@ class OpenRequest:
     """
 
     request: NewRequest
-    num_open: int  # choices without a final output
+    num_open: int  # sequences without a final output
     outputs: list[Output] = field(default_factory=list)
     error: QuireError | None = None  # which ended it
     wake: Callable[[OpenRequest], None] | None = None  # called whenever there is something to fetch
@@ -87,7 +87,7 @@ class OpenRequest:
 class OpenRequests:
     """All requests that are open at one engine, by id, in order of arrival.
 
-    Each ends once: by the final output of its last choice, or by an error. To be used by one thread at a
+    Each ends once: by the final output of its last sequence, or by an error. To be used by one thread at a
     time; what wakes readers is called there.
     """
 
@@ -153,8 +153,8 @@ def another(error: EngineDead) -> EngineDead:
 class StreamOwner(Protocol):
     """The part of a client that its streams call."""
 
-    def abort(self, request_id: str, choice: int | None = None) -> None:
-        """End a request, or one choice of it."""
+    def abort(self, request_id: str, sequence: int | None = None) -> None:
+        """End a request, or one sequence of it."""
 
     def abort_later(self, own: OpenRequest) -> None:
         """Abort a request that nobody reads any more, from whichever thread the garbage collector runs in."""
@@ -171,7 +171,7 @@ class Stream:
         """The next outputs: all that have come since, at least one.
 
         Raises RequestError when the engine refused the request, EngineDead when the engine died and the
-        request cannot be run again. After the final output of every choice nothing comes any more.
+        request cannot be run again. After the final output of every sequence nothing comes any more.
         """
         own = self._own
         if own.wake is not None:
@@ -187,10 +187,10 @@ class Stream:
                 own.wake = None
         return outputs
 
-    def abort(self, choice: int | None = None) -> None:
-        """End the request, or one choice of it. Final outputs come as usual, with the next step."""
+    def abort(self, sequence: int | None = None) -> None:
+        """End the request, or one sequence of it. Final outputs come as usual, with the next step."""
         if not self._own.ended:
-            self._owner.abort(self._own.request.request_id, choice)
+            self._owner.abort(self._own.request.request_id, sequence)
 
     def __del__(self) -> None:
         if not self._own.ended:

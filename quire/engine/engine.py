@@ -84,13 +84,13 @@ class Engine:
         validate(request, self.scheduler, self.vocab_size)
         self.scheduler.add(request)
 
-    def abort(self, request_id: str, choice: int | None = None) -> None:
-        """End a request, or one choice of it. Its final outputs come with the next step.
+    def abort(self, request_id: str, sequence: int | None = None) -> None:
+        """End a request, or one sequence of it. Its final outputs come with the next step.
 
         Unknown and ended ones are passed over.
         """
         if self._cause_of_death is None:
-            self._aborted += self.scheduler.abort(request_id, self.clock(), choice)
+            self._aborted += self.scheduler.abort(request_id, self.clock(), sequence)
 
     def step(self) -> list[Output]:
         """Launch what can be launched, wait for the oldest step in flight and return what came of it.
@@ -170,7 +170,7 @@ class Engine:
 
 
 def validate(request: NewRequest, scheduler: Scheduler, vocab_size: int | None = None) -> None:
-    """Raise RequestError unless the scheduler can bring every choice of the request to its end."""
+    """Raise RequestError unless the scheduler can bring every sequence of the request to its end."""
     if request.request_id in scheduler:
         raise RequestError(
             f"request id {request.request_id!r} is in use", "give every open request its own id", "request_id"
@@ -202,7 +202,7 @@ class Room:
         return sum(group.num_blocks for group in self.groups)
 
     def check(self, request: NewRequest) -> None:
-        """Raise RequestError unless every choice of the request can come to its end."""
+        """Raise RequestError unless every sequence of the request can come to its end."""
         if request.pooling:
             self._check_pooled(request)
         if request.embeddings is not None and not request.block_keys:

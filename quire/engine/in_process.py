@@ -63,12 +63,12 @@ class SharedEngine:
             else:
                 self._requests.deliver(outputs)
 
-    def abort(self, request_id: str, choice: int | None = None) -> None:
-        """End a request, or one choice of it, at once or, while a step is under way, before the next.
+    def abort(self, request_id: str, sequence: int | None = None) -> None:
+        """End a request, or one sequence of it, at once or, while a step is under way, before the next.
 
         Never waits: the garbage collector may end a forgotten stream in the middle of another's step.
         """
-        self._aborts.append((request_id, choice))
+        self._aborts.append((request_id, sequence))
         if self._lock.acquire(blocking=False):
             try:
                 self._send_aborts()
@@ -112,9 +112,9 @@ class EngineThread(LoopClient):
         self.status.take_work()
         return Stream(self, own)
 
-    def abort(self, request_id: str, choice: int | None = None) -> None:
+    def abort(self, request_id: str, sequence: int | None = None) -> None:
         """See EngineClient."""
-        self._commands.put(partial(self._engine.abort, request_id, choice))
+        self._commands.put(partial(self._engine.abort, request_id, sequence))
 
     def abort_later(self, own: OpenRequest) -> None:
         """Abort from wherever the garbage collector runs: the queue takes commands from anywhere."""

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from quire.engine.caches import Caches
-from quire.engine.request import Choice
+from quire.engine.request import Sequence
 from quire.types import MAX_DRAFTED, Admission, Grant, Row, Snapshot, Step
 
 
 @dataclass(slots=True)
 class Plan:
-    """The parts of a step. What is drafted leaves a token to each of the `num_running` choices."""
+    """The parts of a step. What is drafted leaves a token to each of the `num_running` sequences."""
 
     caches: Caches
     budget: int  # tokens left
     num_running: int
-    choices: list[Choice] = field(default_factory=list)  # whose rows these are
+    sequences: list[Sequence] = field(default_factory=list)  # whose rows these are
     rows: list[Row] = field(default_factory=list)
     admitted: list[Admission] = field(default_factory=list)
     granted: list[Grant] = field(default_factory=list)
@@ -24,37 +24,37 @@ class Plan:
     saved: list[Snapshot] = field(default_factory=list)
     drafted: bool = False  # some row verifies drafted tokens
 
-    def add_row(self, choice: Choice, count: int, token_ids: tuple[int, ...] = ()) -> None:
-        """Compute the next `count` tokens of a choice that has room for them, and what was drafted."""
-        start, ahead = choice.num_planned, choice.num_ahead
-        choice.num_planned = end = start + count
-        sample = end == ahead < choice.request.max_known  # one that is pooled gives no token
+    def add_row(self, sequence: Sequence, count: int, token_ids: tuple[int, ...] = ()) -> None:
+        """Compute the next `count` tokens of a sequence that has room for them, and what was drafted."""
+        start, ahead = sequence.num_planned, sequence.num_ahead
+        sequence.num_planned = end = start + count
+        sample = end == ahead < sequence.request.max_known  # one that is pooled gives no token
         num_logits = 1 if end == ahead else 0
         drafted: tuple[int, ...] = ()
-        if choice.drafted and sample:
-            drafted = self._cut_draft(choice, self.budget - count)
+        if sequence.drafted and sample:
+            drafted = self._cut_draft(sequence, self.budget - count)
             count += len(drafted)
             num_logits += len(drafted)
-        if choice.request.lacks_prompt_logprobs:
+        if sequence.request.lacks_prompt_logprobs:
             num_logits = count
-        if self.caches.states and not choice.request.new.pooling:
-            self.saved += self.caches.save(choice, start, start + count)
+        if self.caches.states and not sequence.request.new.pooling:
+            self.saved += self.caches.save(sequence, start, start + count)
         if sample:
-            choice.num_ahead = ahead + 1
+            sequence.num_ahead = ahead + 1
         self.budget -= count
-        self.choices.append(choice)
-        row = (choice.slot, start, count, token_ids, sample, num_logits, drafted)
+        self.sequences.append(sequence)
+        row = (sequence.slot, start, count, token_ids, sample, num_logits, drafted)
         self.rows.append(tuple.__new__(Row, row))  # half the time of calling Row
 
-    def _cut_draft(self, choice: Choice, budget: int) -> tuple[int, ...]:
-        """Take the drafted tokens that fit; none costs another choice its blocks, or its token."""
-        drafted, choice.drafted = choice.drafted, ()
+    def _cut_draft(self, sequence: Sequence, budget: int) -> tuple[int, ...]:
+        """Take the drafted tokens that fit; none costs another sequence its blocks, or its token."""
+        drafted, sequence.drafted = sequence.drafted, ()
         num_others = max(0, self.num_running - len(self.rows) - 1)
-        num_known = choice.num_known
-        most = min(len(drafted), MAX_DRAFTED, budget - num_others, choice.request.max_known - num_known - 1)
-        if most > choice.room - num_known:
-            self.granted += self.caches.grow(choice, num_known + most) or ()
-            most = min(most, choice.room - num_known)
+        num_known = sequence.num_known
+        most = min(len(drafted), MAX_DRAFTED, budget - num_others, sequence.request.max_known - num_known - 1)
+        if most > sequence.room - num_known:
+            self.granted += self.caches.grow(sequence, num_known + most) or ()
+            most = min(most, sequence.room - num_known)
         if most <= 0:
             return ()
         self.drafted = True

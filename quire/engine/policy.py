@@ -1,6 +1,6 @@
 """Who is admitted first when requests wait: first come first served, by priority, or fair by tokens.
 
-A policy decides the order of admission alone. Preempted choices, and choices that share the prompt of a
+A policy decides the order of admission alone. Preempted sequences, and sequences that share the prompt of a
 running one, go before the whole queue (see `scheduler`).
 """
 
@@ -12,25 +12,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from quire.engine.request import Choice
+from quire.engine.request import Sequence
 from quire.types import NewRequest
 
 
 class WaitingQueue(Protocol):
-    """An order of waiting choices. Nothing takes more than O(log n)."""
+    """An order of waiting sequences. Nothing takes more than O(log n)."""
 
     def __len__(self) -> int: ...
 
-    def push(self, choice: Choice) -> None:
-        """Let a new choice wait."""
+    def push(self, sequence: Sequence) -> None:
+        """Let a new sequence wait."""
 
-    def peek(self) -> Choice | None:
-        """The choice to be admitted next; it stays in the queue."""
+    def peek(self) -> Sequence | None:
+        """The sequence to be admitted next; it stays in the queue."""
 
-    def remove(self, choice: Choice) -> None:
-        """Take a waiting choice out, wherever it stands."""
+    def remove(self, sequence: Sequence) -> None:
+        """Take a waiting sequence out, wherever it stands."""
 
-    def charge(self, choice: Choice, num_prompt_tokens: int, num_output_tokens: int) -> None:
+    def charge(self, sequence: Sequence, num_prompt_tokens: int, num_output_tokens: int) -> None:
         """Take note of service: prompt tokens computed and output tokens given, for whoever asked."""
 
     def check(self) -> None:
@@ -55,58 +55,58 @@ def by_priority(new: NewRequest) -> int:
 
 
 class KeyedQueue:
-    """A heap by a key that never changes while a choice waits; equal keys in order of arrival.
+    """A heap by a key that never changes while a sequence waits; equal keys in order of arrival.
 
-    A removed choice leaves an empty entry behind. Empty entries are swept when they are the majority,
+    A removed sequence leaves an empty entry behind. Empty entries are swept when they are the majority,
     so that neither time nor memory grows with what was removed.
     """
 
     def __init__(self, key: Callable[[NewRequest], int]) -> None:
         self._key = key
         self._heap: list[tuple[int, int]] = []  # (key, arrival)
-        self._choices: dict[int, Choice] = {}  # by arrival
-        self._arrival_of: dict[Choice, int] = {}
+        self._sequences: dict[int, Sequence] = {}  # by arrival
+        self._arrival_of: dict[Sequence, int] = {}
         self._num_arrived = 0
 
     def __len__(self) -> int:
-        return len(self._choices)
+        return len(self._sequences)
 
-    def push(self, choice: Choice) -> None:
+    def push(self, sequence: Sequence) -> None:
         arrival = self._num_arrived
         self._num_arrived += 1
-        self._choices[arrival] = choice
-        self._arrival_of[choice] = arrival
-        heapq.heappush(self._heap, (self._key(choice.request.new), arrival))
+        self._sequences[arrival] = sequence
+        self._arrival_of[sequence] = arrival
+        heapq.heappush(self._heap, (self._key(sequence.request.new), arrival))
 
-    def peek(self) -> Choice | None:
-        while self._heap and self._heap[0][1] not in self._choices:
+    def peek(self) -> Sequence | None:
+        while self._heap and self._heap[0][1] not in self._sequences:
             heapq.heappop(self._heap)
-        return self._choices[self._heap[0][1]] if self._heap else None
+        return self._sequences[self._heap[0][1]] if self._heap else None
 
-    def remove(self, choice: Choice) -> None:
-        del self._choices[self._arrival_of.pop(choice)]
-        if len(self._heap) > 2 * len(self._choices) + 16:
-            self._heap = [entry for entry in self._heap if entry[1] in self._choices]
+    def remove(self, sequence: Sequence) -> None:
+        del self._sequences[self._arrival_of.pop(sequence)]
+        if len(self._heap) > 2 * len(self._sequences) + 16:
+            self._heap = [entry for entry in self._heap if entry[1] in self._sequences]
             heapq.heapify(self._heap)
 
-    def charge(self, choice: Choice, num_prompt_tokens: int, num_output_tokens: int) -> None:
+    def charge(self, sequence: Sequence, num_prompt_tokens: int, num_output_tokens: int) -> None:
         pass
 
     def check(self) -> None:
-        assert self._arrival_of == {choice: arrival for arrival, choice in self._choices.items()}
-        waiting = [entry for entry in self._heap if entry[1] in self._choices]
-        assert len(waiting) == len(self._choices), "a waiting choice is not in the heap, or twice"
+        assert self._arrival_of == {sequence: arrival for arrival, sequence in self._sequences.items()}
+        waiting = [entry for entry in self._heap if entry[1] in self._sequences]
+        assert len(waiting) == len(self._sequences), "a waiting sequence is not in the heap, or twice"
         assert all(self._heap[(i - 1) // 2] <= entry for i, entry in enumerate(self._heap) if i)
 
 
 @dataclass(slots=True, eq=False)
 class Tenant:
-    """Who asks: the tokens served so far, weighted, and the choices that wait, in order of arrival."""
+    """Who asks: the tokens served so far, weighted, and the sequences that wait, in order of arrival."""
 
     index: int
     counter: int = 0
     in_heap: bool = False
-    waiting: OrderedDict[Choice, None] = field(default_factory=OrderedDict)
+    waiting: OrderedDict[Sequence, None] = field(default_factory=OrderedDict)
 
 
 class FairQueue:
@@ -130,38 +130,38 @@ class FairQueue:
     def __len__(self) -> int:
         return self._num_waiting
 
-    def push(self, choice: Choice) -> None:
-        tenant = self._tenant(choice)
+    def push(self, sequence: Sequence) -> None:
+        tenant = self._tenant(sequence)
         if not tenant.waiting:
             floor = self._least() or self._last_served
             tenant.counter = max(tenant.counter, floor.counter if floor else 0)
             if not tenant.in_heap:
                 tenant.in_heap = True
                 heapq.heappush(self._heap, (tenant.counter, tenant.index, tenant))
-        tenant.waiting[choice] = None
+        tenant.waiting[sequence] = None
         self._num_waiting += 1
 
-    def peek(self) -> Choice | None:
+    def peek(self) -> Sequence | None:
         tenant = self._least()
         return next(iter(tenant.waiting)) if tenant else None
 
-    def remove(self, choice: Choice) -> None:
-        tenant = self._tenant(choice)
-        del tenant.waiting[choice]
+    def remove(self, sequence: Sequence) -> None:
+        tenant = self._tenant(sequence)
+        del tenant.waiting[sequence]
         self._num_waiting -= 1
         if not tenant.waiting:
             self._last_served = tenant
 
-    def charge(self, choice: Choice, num_prompt_tokens: int, num_output_tokens: int) -> None:
+    def charge(self, sequence: Sequence, num_prompt_tokens: int, num_output_tokens: int) -> None:
         cost = self.PROMPT_WEIGHT * num_prompt_tokens + self.OUTPUT_WEIGHT * num_output_tokens
-        self._tenant(choice).counter += cost
+        self._tenant(sequence).counter += cost
 
     def counter(self, tenant: str) -> int:
         """Weighted tokens that a tenant was served, or was lifted to."""
         return self._tenants[tenant].counter if tenant in self._tenants else 0
 
-    def _tenant(self, choice: Choice) -> Tenant:
-        name = choice.request.new.tenant
+    def _tenant(self, sequence: Sequence) -> Tenant:
+        name = sequence.request.new.tenant
         tenant = self._tenants.get(name)
         if tenant is None:
             tenant = self._tenants[name] = Tenant(len(self._tenants))

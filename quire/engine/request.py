@@ -1,4 +1,4 @@
-"""The engine's side of a request: what its choices share (OpenRequest) and each choice's own (Choice)."""
+"""Scheduling state: of a request (OpenRequest), and of each of its sequences (Sequence)."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from quire.types import Admission, Failure, FinishReason, NewRequest, Output, Po
 
 @dataclass(slots=True, eq=False)
 class OpenRequest:
-    """What the choices of one request share, from its arrival to its last final output.
+    """What the sequences of one request share, from its arrival to its last final output.
 
-    While the first choice computes the prompt, the others are `followers`: they wait, to share its
+    While the first sequence computes the prompt, the others are `followers`: they wait, to share its
     blocks instead of computing them again.
     """
 
     new: NewRequest
     root: bytes
-    max_known: int  # a choice ends when it knows this many tokens, prompt included
+    max_known: int  # a sequence ends when it knows this many tokens, prompt included
     eos_token_ids: frozenset[int]
     end_token_ids: frozenset[int]  # eos and stop tokens
-    min_known: int  # no stop token ends a choice that knows no more tokens than this
+    min_known: int  # no stop token ends a sequence that knows no more tokens than this
     num_open: int
-    choices: tuple[Choice, ...] = ()
-    followers: dict[Choice, None] = field(default_factory=dict)
+    sequences: tuple[Sequence, ...] = ()
+    followers: dict[Sequence, None] = field(default_factory=dict)
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
     lacks_prompt_logprobs: bool = False
     owes_prompt_logprobs: bool = False
@@ -60,12 +60,12 @@ class OpenRequest:
             packed = struct.pack("<QI", position, len(key)) + key
             request.keys[block] = request.keys.get(block, b"") + packed
         indices = range(params.num_sequences)
-        request.choices = tuple(Choice(request, i, *(num_prompt,) * 3) for i in indices)
-        request.followers = dict.fromkeys(request.choices[1:])
+        request.sequences = tuple(Sequence(request, i, *(num_prompt,) * 3) for i in indices)
+        request.followers = dict.fromkeys(request.sequences[1:])
         return request
 
     def ends_with(self, token_id: int, num_known: int) -> tuple[FinishReason | None, int | None]:
-        """(finish reason, stop reason) after the token that makes a choice know `num_known` tokens."""
+        """(finish reason, stop reason) after the token that makes a sequence know `num_known` tokens."""
         if num_known > self.min_known and token_id in self.end_token_ids:
             return "stop", None if token_id in self.eos_token_ids else token_id
         return ("length" if num_known >= self.max_known else None), None
@@ -73,7 +73,7 @@ class OpenRequest:
     def collect_prompt_logprobs(self, start: int, end: int, got: tuple[PositionLogprobs, ...]) -> bool:
         """Keep what computing positions [start, end) told about the prompt; False when some is missing.
 
-        A resumed choice may compute again positions whose logprobs are known: those are dropped.
+        A resumed sequence may compute again positions whose logprobs are known: those are dropped.
         """
         num_wanted = len(self.new.prompt_token_ids) - 1
         if len(got) != max(0, min(end, num_wanted) - start):
@@ -92,7 +92,7 @@ class OpenRequest:
 
 @dataclass(slots=True, eq=False)
 class Table:
-    """The blocks that a choice holds in a group, from entry `first` on; earlier ones slid out of sight."""
+    """The blocks that a sequence holds in a group, from entry `first` on; earlier ones slid out of sight."""
 
     first: int
     blocks: list[int]
@@ -104,7 +104,7 @@ class Table:
 
 
 @dataclass(slots=True, eq=False)
-class Choice:
+class Sequence:
     """One of the n answers to a request. It waits (slot is -1), runs, and ends; preempted, it waits again.
 
     It knows the prompt and what it emitted; the steps in flight *promise* it more tokens. The first
@@ -172,7 +172,7 @@ class Choice:
     def take(
         self, token_ids: tuple[int, ...], now: float
     ) -> tuple[tuple[int, ...], FinishReason | None, int | None]:
-        """Know tokens up to the one that ends the choice, if any: return them and why it ends."""
+        """Know tokens up to the one that ends the sequence, if any: return them and why it ends."""
         request = self.request
         if self.first_token_s is None:
             self.first_token_s = now
@@ -187,7 +187,7 @@ class Choice:
         return token_ids, None, None
 
     def admission(self) -> Admission:
-        """What the device must know of the choice when it takes its slot."""
+        """What the device must know of the sequence when it takes its slot."""
         new, params = self.request.new, self.request.new.params
         if params.prompt_logprobs is not None and not self.request.lacks_prompt_logprobs:
             params = replace(params, prompt_logprobs=None)
@@ -223,7 +223,7 @@ class Choice:
         logprobs: tuple[PositionLogprobs, ...] = (),
         vector: tuple[float, ...] = (),
     ) -> Output:
-        """The last output of the choice, with its times (seconds on the engine's clock)."""
+        """The last output of the sequence, with its times (seconds on the engine's clock)."""
         return Output(
             self.request.new.request_id,
             self.index,

@@ -1,17 +1,17 @@
 """The scheduler: which known tokens of which request are computed next.
 
-There is no prefill phase and no decode phase. Every choice wants its known tokens computed; a step gives
-each a share of the token budget, those that run first, in the order of their admission. A choice whose
+There is no prefill phase and no decode phase. Every sequence wants its known tokens computed; a step gives
+each a share of the token budget, those that run first, in the order of their admission. A sequence whose
 last known token is computed samples the next one. Chunked prefill, prefix hits, resumption after a
 preemption and several tokens a row are all this one rule (the idea of vLLM's V1 scheduler).
 
 Progress: blocks for all known tokens (in groups with a window, as many as may be held) are taken at
-admission, later ones as tokens come. When none is free, the most recently admitted choice is preempted and
-goes to the head of the queue. So the oldest choice always advances, and ends; then the next is the oldest.
-Nobody is admitted past a choice at the head whose blocks are not free yet.
+admission, later ones as tokens come. When none is free, the most recently admitted sequence is preempted and
+goes to the head of the queue. So the oldest sequence always advances, and ends; then the next is the oldest.
+Nobody is admitted past a sequence at the head whose blocks are not free yet.
 
 Several steps may be in flight: planned, and not committed. The next one counts on the tokens that they
-will give as *promised* ones, which the device will have. A choice whose promised token ends it has a row
+will give as *promised* ones, which the device will have. A sequence whose promised token ends it has a row
 too many in flight; its result is dropped. Steps compute in the order of their plans, so blocks and slots
 that are released while a step in flight uses them may be granted anew by the next.
 
@@ -22,12 +22,12 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from quire.engine.caches import Caches, Group
 from quire.engine.plan import Plan
 from quire.engine.policy import WaitingQueue, make_queue
-from quire.engine.request import Choice, OpenRequest
+from quire.engine.request import OpenRequest, Sequence
 from quire.types import Failure, NewRequest, Output, Row, RowResult, Step, StepResult
 
 
@@ -36,22 +36,22 @@ class Scheduler:
 
     `groups` are those of the model's layers by what they keep; a Grant names one by its index.
 
-    At most `max_steps_in_flight` are planned and not committed; one while a choice with a grammar runs, since
-    the last token decides what may follow, or while drafted tokens are verified.
+    At most `max_steps_in_flight` steps are planned and not committed; only one while a sequence with a
+    grammar runs (its last token decides which tokens may follow) or while drafted tokens are verified.
 
     `add` and `abort` may come at any moment. The time of a step grows with its rows and the tokens
     admitted, not with the queue or the pool. Requests must fit the limits: `engine.validate` sees to it.
 
-    A step has `max_num_batched_tokens` at most; where choices generate, `max_num_prefill_tokens` of others.
+    A step has `max_num_batched_tokens` at most; where sequences generate, `max_num_prefill_tokens` of others.
 
-    An admission leaves `num_spare_blocks` free for each choice that runs, which will need them soon; with
+    An admission leaves `num_spare_blocks` free for each sequence that runs, which will need them soon; with
     none, whoever is admitted into the last block is preempted at once, and its work was for nothing.
     """
 
     def __init__(
         self,
         *,
-        groups: Sequence[Group],
+        groups: Iterable[Group],
         block_size: int,
         max_num_seqs: int,
         max_num_batched_tokens: int,
@@ -74,35 +74,35 @@ class Scheduler:
         self._num_spare_blocks = num_spare_blocks
         self._private = not enable_prefix_caching
         self._requests: dict[str, OpenRequest] = {}
-        self._running: dict[int, Choice] = {}  # by slot, in the order of admission
-        self._head: OrderedDict[Choice, None] = OrderedDict()  # goes before the queue
+        self._running: dict[int, Sequence] = {}  # by slot, in the order of admission
+        self._head: OrderedDict[Sequence, None] = OrderedDict()  # goes before the queue
         self._queue: WaitingQueue = make_queue(policy)
-        self._num_open = 0  # choices
+        self._num_open = 0  # sequences
         self._free_slots = list(range(max_num_seqs))  # a heap: the lowest first
         self._released: list[int] = []  # slots vacated since the last step
-        self._in_flight: deque[list[Choice]] = deque()  # whose rows the steps hold, the oldest step first
+        self._in_flight: deque[list[Sequence]] = deque()  # whose rows the steps hold, the oldest step first
         self._num_steps = 0
-        self._num_ruled = 0  # choices with a grammar that run
+        self._num_ruled = 0  # sequences with a grammar that run
         self._drafted = False  # the newest step in flight verifies drafted tokens
 
     @property
     def num_running(self) -> int:
-        """Choices that own a slot."""
+        """Sequences that own a slot."""
         return len(self._running)
 
     @property
     def num_waiting(self) -> int:
-        """Choices that wait to be admitted, at first or again."""
+        """Sequences that wait to be admitted, at first or again."""
         return self._num_open - len(self._running)
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that no choice holds."""
+        """Blocks that no sequence holds."""
         return self.caches.num_free
 
     @property
     def has_work(self) -> bool:
-        """True while a choice has had no final output."""
+        """True while a sequence has had no final output."""
         return self._num_open > 0
 
     def __contains__(self, request_id: str) -> bool:
@@ -115,33 +115,33 @@ class Scheduler:
         request = OpenRequest.of(new, self.max_model_len, self.block_size, self._private or bool(new.pooling))
         self._requests[new.request_id] = request
         self._num_open += new.params.num_sequences
-        self._queue.push(request.choices[0])
+        self._queue.push(request.sequences[0])
 
-    def abort(self, request_id: str, now: float, choice: int | None = None) -> list[Output]:
-        """End a request, or one choice of it, at once: a final output for each that was open.
+    def abort(self, request_id: str, now: float, sequence: int | None = None) -> list[Output]:
+        """End a request, or one sequence of it, at once: a final output for each that was open.
 
         What a step in flight computes for it is dropped. Unknown and ended ones are passed over.
         """
         request = self._requests.get(request_id)
         if request is None:
             return []
-        if choice is not None:
-            ending = request.choices[choice : choice + 1] if choice >= 0 else ()
+        if sequence is not None:
+            ending = request.sequences[sequence : sequence + 1] if sequence >= 0 else ()
         else:
-            ending = request.choices[::-1]  # followers first, or each would come to lead in turn
+            ending = request.sequences[::-1]  # followers first, or each would come to lead in turn
         outputs = [self._finish(c, c.final_output(now, "abort")) for c in ending if not c.finished]
         return outputs[::-1]
 
-    def draft(self, request_id: str, choice: int, token_ids: Sequence[int]) -> bool:
-        """Have guesses at what follows the known tokens of a running choice verified with its next token.
+    def draft(self, request_id: str, sequence: int, token_ids: Iterable[int]) -> bool:
+        """Have guesses at what follows the known tokens of a running sequence verified with its next token.
 
-        As many are taken as length, budget and room allow. False, and nothing is done, where the choice does
-        not run, has rows in flight (which will make it know more), or follows a grammar.
+        As many are kept as length, budget and blocks allow. Return False, and change nothing, if the sequence
+        is not running, has rows in flight (which will add known tokens), or follows a grammar.
         """
         request = self._requests.get(request_id)
-        if request is None or request.new.grammar or not 0 <= choice < len(request.choices):
+        if request is None or request.new.grammar or not 0 <= sequence < len(request.sequences):
             return False
-        drafting = request.choices[choice]
+        drafting = request.sequences[sequence]
         if drafting.slot < 0 or drafting.num_planned > drafting.num_computed:
             return False
         drafting.drafted = tuple(token_ids)
@@ -163,7 +163,7 @@ class Scheduler:
             if self._num_open and not self._in_flight:
                 raise RuntimeError("requests wait, nothing runs, and none of them fits the KV cache")
             return None
-        self._in_flight.append(plan.choices)
+        self._in_flight.append(plan.sequences)
         self._drafted = plan.drafted
         released, self._released = self._released, []
         self._num_steps += 1
@@ -177,85 +177,85 @@ class Scheduler:
 
     def _plan_running(self, plan: Plan) -> None:
         """Rows for those that run, oldest first."""
-        for choice in tuple(self._running.values()):
+        for sequence in tuple(self._running.values()):
             budget = plan.budget
-            if not budget or choice.slot < 0:  # an older one preempted it, and all younger ones
+            if not budget or sequence.slot < 0:  # an older one preempted it, and all younger ones
                 return
-            count = choice.num_ahead - choice.num_planned
-            if choice.num_ahead == choice.request.max_known:  # the last token is promised
+            count = sequence.num_ahead - sequence.num_planned
+            if sequence.num_ahead == sequence.request.max_known:  # the last token is promised
                 continue
             if count > budget:
                 count = budget
-            if choice.num_planned + count > choice.room and not self._grow(choice, count, plan):
+            if sequence.num_planned + count > sequence.room and not self._grow(sequence, count, plan):
                 plan.budget = 0
                 return
-            plan.add_row(choice, count)
+            plan.add_row(sequence, count)
 
-    def _grow(self, choice: Choice, count: int, plan: Plan) -> bool:
-        """Give a running choice room for more tokens; False when it has to wait, or yielded to older ones.
+    def _grow(self, sequence: Sequence, count: int, plan: Plan) -> bool:
+        """Give a running sequence room for more tokens; False when it has to wait, or yielded to older ones.
 
         It takes no blocks from others while rows of its own are in flight: those may end someone.
         """
-        while (grants := self.caches.grow(choice, choice.num_planned + count)) is None:
-            if choice.num_planned > choice.num_computed:
+        while (grants := self.caches.grow(sequence, sequence.num_planned + count)) is None:
+            if sequence.num_planned > sequence.num_computed:
                 return False
             youngest = next(reversed(self._running.values()))
-            if youngest is choice and len(self._running) == 1:
-                raise RuntimeError(f"request {choice.request.new.request_id!r} alone exceeds the KV cache")
+            if youngest is sequence and len(self._running) == 1:
+                raise RuntimeError(f"request {sequence.request.new.request_id!r} alone exceeds the KV cache")
             self._preempt(youngest)
-            if youngest is choice:
+            if youngest is sequence:
                 return False
         plan.granted += grants
         return True
 
-    def _preempt(self, choice: Choice) -> None:
-        """Take slot and blocks; the choice will compute its tokens again, or find them cached."""
-        self._vacate(choice)
-        choice.num_preemptions += 1
-        choice.free_after = self._num_steps
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take slot and blocks; the sequence will compute its tokens again, or find them cached."""
+        self._vacate(sequence)
+        sequence.num_preemptions += 1
+        sequence.free_after = self._num_steps
         self.num_preemptions += 1
-        self._head[choice] = None
-        self._head.move_to_end(choice, last=False)  # the youngest first, so the oldest ends up in front
+        self._head[sequence] = None
+        self._head.move_to_end(sequence, last=False)  # the youngest first, so the oldest ends up in front
 
     def _plan_waiting(self, plan: Plan, now: float) -> None:
         """Admit those that wait, in order, while tokens, slots and blocks are left."""
         while plan.budget and self._free_slots:
-            choice = next(iter(self._head)) if self._head else self._queue.peek()
-            if choice is None or not self._admit(choice, now, plan):
+            sequence = next(iter(self._head)) if self._head else self._queue.peek()
+            if sequence is None or not self._admit(sequence, now, plan):
                 return
 
-    def _admit(self, choice: Choice, now: float, plan: Plan) -> bool:
-        """Give a waiting choice a slot, blocks and its first row; False when the blocks are not free.
+    def _admit(self, sequence: Sequence, now: float, plan: Plan) -> bool:
+        """Give a waiting sequence a slot, blocks and its first row; False when the blocks are not free.
 
         One that was preempted waits for the results of its rows first, one that is pooled for a step that
         has room for all of it.
         """
-        if choice.free_after > self._num_steps - len(self._in_flight):
+        if sequence.free_after > self._num_steps - len(self._in_flight):
             return False
-        new = choice.request.new
-        if new.pooling and choice.num_known > plan.budget:
+        new = sequence.request.new
+        if new.pooling and sequence.num_known > plan.budget:
             return False
         caches, num_spare = self.caches, self._num_spare_blocks * len(self._running)
-        if not caches.has_room(choice, num_spare) and not caches.may_want_less(choice):
+        if not caches.has_room(sequence, num_spare) and not caches.may_want_less(sequence):
             return False  # a long prompt is not matched anew in every step
-        match = caches.match(choice)
-        if not caches.has_room(choice, num_spare):
+        match = caches.match(sequence)
+        if not caches.has_room(sequence, num_spare):
             return False
-        self._withdraw(choice)
-        choice.slot = heapq.heappop(self._free_slots)
-        granted, restored = caches.admit(choice, match)
-        choice.num_planned = choice.num_computed = start = match.num_blocks * self.block_size
+        self._withdraw(sequence)
+        sequence.slot = heapq.heappop(self._free_slots)
+        granted, restored = caches.admit(sequence, match)
+        sequence.num_planned = sequence.num_computed = start = match.num_blocks * self.block_size
         self.num_cached_tokens += start
-        if choice.admitted_s is None:
-            choice.admitted_s = now
-            choice.num_cached_tokens = start
-            self._queue.charge(choice, choice.num_known - start, 0)
-        self._running[choice.slot] = choice
+        if sequence.admitted_s is None:
+            sequence.admitted_s = now
+            sequence.num_cached_tokens = start
+            self._queue.charge(sequence, sequence.num_known - start, 0)
+        self._running[sequence.slot] = sequence
         self._num_ruled += bool(new.grammar)
-        plan.admitted.append(choice.admission())
+        plan.admitted.append(sequence.admission())
         plan.granted += granted
         plan.restored += restored
-        plan.add_row(choice, min(choice.num_known - start, plan.budget), choice.known_tokens())
+        plan.add_row(sequence, min(sequence.num_known - start, plan.budget), sequence.known_tokens())
         return True
 
     def commit(self, step: Step, result: StepResult, now: float) -> list[Output]:
@@ -266,126 +266,126 @@ class Scheduler:
             raise ValueError(f"{len(step.rows)} rows asked, {len(result.rows)} results given")
         self._drafted = self._drafted and len(self._in_flight) > 1
         outputs = []
-        for choice, row, got in zip(self._in_flight.popleft(), step.rows, result.rows, strict=True):
-            if choice.finished:  # while the step was in flight
+        for sequence, row, got in zip(self._in_flight.popleft(), step.rows, result.rows, strict=True):
+            if sequence.finished:  # while the step was in flight
                 continue
-            output = self._commit_row(choice, row, got, now)
+            output = self._commit_row(sequence, row, got, now)
             if output is not None:
                 outputs.append(output)
         return outputs
 
-    def _commit_row(self, choice: Choice, row: Row, got: RowResult, now: float) -> Output | None:
+    def _commit_row(self, sequence: Sequence, row: Row, got: RowResult, now: float) -> Output | None:
         """Take the new tokens, count what was computed, and offer full blocks to the cache."""
         if got.error is not None:
-            return self._fail(choice, got.error, now)
-        request, token_ids = choice.request, got.token_ids
+            return self._fail(sequence, got.error, now)
+        request, token_ids = sequence.request, got.token_ids
         if request.lacks_prompt_logprobs and not request.collect_prompt_logprobs(
             row.start, row.start + row.count, got.prompt_logprobs
         ):
-            return self._fail(choice, Failure("the device gave too few prompt logprobs"), now)
+            return self._fail(sequence, Failure("the device gave too few prompt logprobs"), now)
         finish_reason = stop_reason = None
         if row.sample:
             if len(token_ids) != 1 and not 0 < len(token_ids) <= 1 + len(row.drafted):
-                return self._fail(choice, Failure("the device gave no token, or too many"), now)
-            token_ids, finish_reason, stop_reason = choice.take(token_ids, now)
-            self._queue.charge(choice, 0, len(token_ids))
-            end = choice.num_known - 1
+                return self._fail(sequence, Failure("the device gave no token, or too many"), now)
+            token_ids, finish_reason, stop_reason = sequence.take(token_ids, now)
+            self._queue.charge(sequence, 0, len(token_ids))
+            end = sequence.num_known - 1
             if row.drafted:
-                choice.num_planned, choice.num_ahead = end, choice.num_known
+                sequence.num_planned, sequence.num_ahead = end, sequence.num_known
         else:
             end = row.start + row.count
-        if choice.slot >= 0:  # or its blocks were taken, and what the row wrote into them is void
-            choice.num_computed = end
-            if end // self.block_size > choice.num_registered and not request.new.pooling:
-                self.caches.register(choice)
-            if choice.saving:
-                self.caches.keep(choice, row.start + row.count)
-            if request.followers and end >= choice.num_prompt:
-                self._release_followers(choice)
+        if sequence.slot >= 0:  # or its blocks were taken, and what the row wrote into them is void
+            sequence.num_computed = end
+            if end // self.block_size > sequence.num_registered and not request.new.pooling:
+                self.caches.register(sequence)
+            if sequence.saving:
+                self.caches.keep(sequence, row.start + row.count)
+            if request.followers and end >= sequence.num_prompt:
+                self._release_followers(sequence)
         if finish_reason is not None:
             logprobs = got.logprobs[: len(token_ids)]
-            output = choice.final_output(now, finish_reason, stop_reason, None, token_ids, logprobs)
-            return self._finish(choice, output)
+            output = sequence.final_output(now, finish_reason, stop_reason, None, token_ids, logprobs)
+            return self._finish(sequence, output)
         if row.sample:
-            return choice.output(token_ids, got.logprobs)
-        return self._finish_pooled(choice, got, now) if request.new.pooling else None
+            return sequence.output(token_ids, got.logprobs)
+        return self._finish_pooled(sequence, got, now) if request.new.pooling else None
 
-    def _finish_pooled(self, choice: Choice, got: RowResult, now: float) -> Output:
+    def _finish_pooled(self, sequence: Sequence, got: RowResult, now: float) -> Output:
         if not got.vector:
-            return self._fail(choice, Failure("the device gave no vector"), now)
-        return self._finish(choice, choice.final_output(now, "stop", vector=got.vector))
+            return self._fail(sequence, Failure("the device gave no vector"), now)
+        return self._finish(sequence, sequence.final_output(now, "stop", vector=got.vector))
 
-    def _release_followers(self, leader: Choice) -> None:
-        """The prompt is computed: its full blocks can be shared, and the other choices may be admitted."""
+    def _release_followers(self, leader: Sequence) -> None:
+        """The prompt is computed: its full blocks can be shared, and the other sequences may be admitted."""
         request = leader.request
         for follower in request.followers:
             follower.chain = leader.chain[: leader.num_prompt // self.block_size]
             self._head[follower] = None
         request.followers = {}
 
-    def _fail(self, choice: Choice, error: Failure, now: float) -> Output:
-        """End a choice alone, with the error that its row met."""
-        return self._finish(choice, choice.final_output(now, "error", error=error))
+    def _fail(self, sequence: Sequence, error: Failure, now: float) -> Output:
+        """End a sequence alone, with the error that its row met."""
+        return self._finish(sequence, sequence.final_output(now, "error", error=error))
 
-    def _finish(self, choice: Choice, output: Output) -> Output:
-        """End a choice wherever it stands. Every final output passes through here, once."""
-        request = choice.request
-        leads = choice not in request.followers
-        if choice.slot >= 0:
-            self._vacate(choice)
+    def _finish(self, sequence: Sequence, output: Output) -> Output:
+        """End a sequence wherever it stands. Every final output passes through here, once."""
+        request = sequence.request
+        leads = sequence not in request.followers
+        if sequence.slot >= 0:
+            self._vacate(sequence)
         else:
-            self._withdraw(choice)
-        choice.finished = True
+            self._withdraw(sequence)
+        sequence.finished = True
         self._num_open -= 1
         request.num_open -= 1
         if not request.num_open:
             del self._requests[request.new.request_id]
-            request.choices = ()  # leaves no reference cycle for the garbage collector
+            request.sequences = ()  # leaves no reference cycle for the garbage collector
         elif leads and request.followers:  # it ended before the prompt was computed: the next one leads
             follower = next(iter(request.followers))
             del request.followers[follower]
             self._head[follower] = None
         return output
 
-    def _vacate(self, choice: Choice) -> None:
-        """Take slot and blocks from a running choice."""
-        slot = choice.slot
+    def _vacate(self, sequence: Sequence) -> None:
+        """Take slot and blocks from a running sequence."""
+        slot = sequence.slot
         del self._running[slot]
         heapq.heappush(self._free_slots, slot)
         self._released.append(slot)
-        self.caches.release(choice)
-        choice.slot = -1
-        choice.drafted = ()
-        choice.num_registered = choice.num_computed = choice.num_planned = 0
-        self._num_ruled -= bool(choice.request.new.grammar)
+        self.caches.release(sequence)
+        sequence.slot = -1
+        sequence.drafted = ()
+        sequence.num_registered = sequence.num_computed = sequence.num_planned = 0
+        self._num_ruled -= bool(sequence.request.new.grammar)
 
-    def _withdraw(self, choice: Choice) -> None:
-        """Take a waiting choice out of where it waits."""
-        if choice in choice.request.followers:
-            del choice.request.followers[choice]
-        elif choice in self._head:
-            del self._head[choice]
+    def _withdraw(self, sequence: Sequence) -> None:
+        """Take a waiting sequence out of where it waits."""
+        if sequence in sequence.request.followers:
+            del sequence.request.followers[sequence]
+        elif sequence in self._head:
+            del self._head[sequence]
         else:
-            self._queue.remove(choice)
+            self._queue.remove(sequence)
 
     def check(self) -> None:
         """Raise AssertionError unless every structure is coherent. Time grows with all that is open."""
         self.caches.check(self._running.values(), self.max_steps_in_flight)
         self._queue.check()
         assert sorted([*self._running, *self._free_slots]) == list(range(self.max_num_seqs))
-        for slot, choice in self._running.items():
-            assert choice.slot == slot
-            choice.check(self.block_size)
+        for slot, sequence in self._running.items():
+            assert sequence.slot == slot
+            sequence.check(self.block_size)
         places = [*self._running.values(), *self._head]
         for request_id, request in self._requests.items():
             assert request.new.request_id == request_id
-            open_choices = [choice for choice in request.choices if not choice.finished]
-            assert len(open_choices) == request.num_open > 0
+            open_sequences = [sequence for sequence in request.sequences if not sequence.finished]
+            assert len(open_sequences) == request.num_open > 0
             places += request.followers
-        assert len(places) == len(set(places)), "a choice is in two places"
-        assert not any(choice.finished for choice in places)
-        for choice in places[len(self._running) :]:
-            assert (choice.slot, choice.tables, choice.num_planned) == (-1, [], 0)
-            choice.check(self.block_size)
+        assert len(places) == len(set(places)), "a sequence is in two places"
+        assert not any(sequence.finished for sequence in places)
+        for sequence in places[len(self._running) :]:
+            assert (sequence.slot, sequence.tables, sequence.num_planned) == (-1, [], 0)
+            sequence.check(self.block_size)
         assert len(places) + len(self._queue) == self._num_open >= len(self._running)
         assert self._num_ruled == sum(bool(c.request.new.grammar) for c in self._running.values())

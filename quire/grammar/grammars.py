@@ -1,4 +1,4 @@
-"""The grammars of one model where they run: compiled once, copied for every choice, asked for every token."""
+"""Grammars of one model in the engine: compiled once, copied for each sequence, consulted for each token."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_GRAMMARS, MAX_CHARACTERS = 256, 2 << 20  # compiled and kept
 
 
 class Matcher:
-    """How far one choice has come in a grammar."""
+    """How far one sequence has come in a grammar."""
 
     def __init__(self, inner: LLMatcher, vocab_size: int) -> None:
         self._inner = inner

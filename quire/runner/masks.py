@@ -21,7 +21,7 @@ _STACK_BYTES = 16 << 20  # four times that with which grammars were tried out
 
 
 class Matcher(Protocol):
-    """How far one choice has come in a grammar; see quire.grammar.grammars, which loads llguidance."""
+    """How far one sequence has come in a grammar; see quire.grammar.grammars, which loads llguidance."""
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Take tokens that were allowed, and none that ended the output."""
@@ -41,7 +41,7 @@ class Grammars(Protocol):
 
 
 class GrammarState:
-    """The place of a choice in its grammar, and the tokens that may follow.
+    """The place of a sequence in its grammar, and the tokens that may follow.
 
     A function of the admission and the emitted tokens alone: built again after a preemption, it is what it
     was.
@@ -54,7 +54,7 @@ class GrammarState:
         self.num_taken = admission.num_prompt_tokens  # tokens of the sequence that the matcher has seen
         self.matcher: Matcher | None = None
         self.allowed: NDArray[np.uint32] | None = None  # a bit for each token, in the step under way
-        self.error: Failure | None = None  # why the choice cannot go on
+        self.error: Failure | None = None  # why the sequence cannot go on
 
     def compute(self, grammars: Grammars, token_ids: Sequence[int], end_token_ids: Sequence[int]) -> None:
         """Go on to the end of the known tokens; set `allowed` for the one that follows."""

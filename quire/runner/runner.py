@@ -14,7 +14,7 @@ from quire.types import Admission, Failure, Step, StepResult
 
 @dataclass(slots=True)
 class _Ruled:
-    """A slot whose choice has a grammar: its tokens, and how far the grammar has come."""
+    """A slot whose sequence has a grammar: its tokens, and how far the grammar has come."""
 
     admission: Admission
     token_ids: list[int]

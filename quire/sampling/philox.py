@@ -1,4 +1,4 @@
-"""Random numbers without state: a draw is a pure function of (seed, choice, position).
+"""Random numbers without state: a draw is a pure function of (seed, sequence, position).
 
 Philox4x32-10 from Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011):
 ten rounds of multiplication over a counter of four 32-bit words, under a key of two. Nothing is carried from
@@ -26,15 +26,16 @@ def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tupl
     return c0, c1, c2, c3
 
 
-def uniform(seed: int, choice: int, position: int, draw: int = 0) -> float:
+def uniform(seed: int, sequence: int, position: int, draw: int = 0) -> float:
     """A number in [0, 1) with 53 random bits.
 
-    `seed` is a 64-bit integer, signed or not; `choice` the index among the request's n choices; `position`
-    the index in the sequence (prompt and output) of the token to be drawn; `draw` tells apart several draws
-    for one position. The counter is (position low, position high, choice, draw), the key (seed low, high).
+    `seed` is a 64-bit integer, signed or not; `sequence` is the index among the n sequences of the request;
+    `position` is the index of the token to be drawn, counted from the start of the prompt; `draw` tells apart
+    several draws for one position. The counter is (position low, position high, sequence, draw),
+    the key is (seed low, seed high).
     """
     seed &= _MASK64
     high, low, _, _ = philox4x32(
-        (position & _MASK32, position >> 32, choice, draw), (seed & _MASK32, seed >> 32)
+        (position & _MASK32, position >> 32, sequence, draw), (seed & _MASK32, seed >> 32)
     )
     return ((high >> 5) * (1 << 26) + (low >> 6)) * 2.0**-53

@@ -23,7 +23,7 @@ _MINUS_INF = np.float32(-np.inf)
 
 
 class SamplerState:
-    """What sampling needs to know of the choice in a slot.
+    """What sampling needs to know of the sequence in a slot.
 
     A function of the admission and the tokens alone: built again from all known tokens after a preemption, it
     is what it was. Arrays of the vocabulary's size exist only while a parameter needs them.
@@ -36,7 +36,6 @@ class SamplerState:
         "allowed_ids",
         "bias_ids",
         "biases",
-        "choice",
         "edits_logits",
         "num_prompt_tokens",
         "num_tokens",
@@ -45,6 +44,7 @@ class SamplerState:
         "recent",
         "seed",
         "seen",
+        "sequence",
         "stop_ids",
     )
 
@@ -55,7 +55,7 @@ class SamplerState:
             raise ValueError("SamplerState needs a seed: resolve None before admission")
         self.params = params
         self.seed = params.seed
-        self.choice = admission.choice
+        self.sequence = admission.sequence
         self.num_prompt_tokens = admission.num_prompt_tokens
         self.num_tokens = self.num_prompt_tokens
         self.recent: list[int] = []  # the last emitted tokens, as many as bad words look back
@@ -112,7 +112,7 @@ def sample(logits: Logits, state: SamplerState, mask: Mask | None = None) -> Row
             edited = edit_logits(logits, state, mask)
             token_id, maximum = _greatest_edited(edited)
         if params.temperature != 0:
-            u = uniform(state.seed, state.choice, state.num_tokens)
+            u = uniform(state.seed, state.sequence, state.num_tokens)
             token_id = draw(edited, maximum, params.temperature, params.top_k, params.top_p, params.min_p, u)
         if params.logprobs is None:
             return RowResult((token_id,))

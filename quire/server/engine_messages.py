@@ -48,10 +48,10 @@ class Submit(EngineMessage):
 
 
 class Abort(EngineMessage):
-    """End a request, or one choice of it."""
+    """End a request, or one sequence of it."""
 
     request_id: str
-    choice: int | None = None
+    sequence: int | None = None
 
 
 class Announced(EngineMessage):

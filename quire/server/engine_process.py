@@ -117,8 +117,8 @@ def _take(server: ServerSocket, engine: Engine, message: ToEngine) -> None:
                 engine.add(message.checked())
             except RequestError as error:
                 server.send(messages.RequestRefused.of(request.request_id, error))
-        case messages.Abort(request_id, choice):
-            engine.abort(request_id, choice)
+        case messages.Abort(request_id, sequence):
+            engine.abort(request_id, sequence)
         case _:
             raise BadFrame("a second Start")
 

@@ -60,9 +60,9 @@ class Part:
         self.last_s = now
         for output in outputs:
             if self.reader.push(output):
-                self.stream.abort(output.choice)
+                self.stream.abort(output.sequence)
             if output.finish_reason is not None:
-                choice = self.reader.output.outputs[output.choice]
+                choice = self.reader.output.outputs[output.sequence]
                 if choice.finish_reason == "error":
                     raise _raised(output.error or Failure("the request failed"))
                 if choice.finish_reason == "abort":

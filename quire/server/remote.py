@@ -66,14 +66,14 @@ class RemoteEngine(LoopClient):
         self._send(own)
         return Stream(self, own)
 
-    def abort(self, request_id: str, choice: int | None = None) -> None:
-        """End a request, or one choice of it; one that has ended is passed over."""
+    def abort(self, request_id: str, sequence: int | None = None) -> None:
+        """End a request, or one sequence of it; one that has ended is passed over."""
         own = self._requests.get(request_id)
         if own is None:
             return
         own.final = True
         if own.sent and self._child is not None:
-            self._child.send(messages.Abort(request_id, choice))
+            self._child.send(messages.Abort(request_id, sequence))
         else:
             self._requests.fail(request_id, EngineDead("aborted while the engine was restarting"))
 

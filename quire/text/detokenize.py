@@ -24,7 +24,7 @@ _TAIL = 8
 
 
 class Detokenizer:
-    """Turns the output tokens of one choice into text. The pieces concatenate to the full decode."""
+    """Turns the output tokens of one sequence into text. The pieces concatenate to the full decode."""
 
     def __init__(
         self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True

@@ -1,4 +1,4 @@
-"""Choices on a backend by real Steps: what a scheduler would plan, in the hands of a test."""
+"""Sequences on a backend by real Steps: what a scheduler would plan, in the hands of a test."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ALL = SamplingParams(temperature=0, seed=0, logprobs=-1, prompt_logprobs=-1)
 
 
 @dataclass
-class Choice:
-    """A choice that owns a slot."""
+class DrivenSequence:
+    """A sequence that owns a slot."""
 
     admission: Admission
     tokens: list[int]
@@ -51,7 +51,7 @@ class Driver:
         self.backend, self.block_size = backend, 16
         self.free = [np.random.default_rng(g).permutation(num_blocks).tolist() for g in range(9)]
         self.groups = [i for i, spec in enumerate(program.cache_groups) if spec.token_bytes(1)]
-        self.ahead = ahead  # positions that choices have room for beyond those of their rows
+        self.ahead = ahead  # positions that sequences have room for beyond those of their rows
         self.index = 0
         self.admitted: list[Admission] = []
         self.released: list[int] = []
@@ -62,61 +62,63 @@ class Driver:
         tokens: list[int],
         params: SamplingParams = ALL,
         start: int = 0,
-        shared: Choice | None = None,
+        shared: DrivenSequence | None = None,
         **more: Any,
-    ) -> Choice:
-        """A choice that begins with its next row at `start`; `shared` has the blocks before."""
+    ) -> DrivenSequence:
+        """A sequence that begins with its next row at `start`; `shared` has the blocks before."""
         admission = Admission(slot, f"r{slot}", 0, params, (), len(tokens), **more)
         self.admitted.append(admission)
-        choice = Choice(admission, list(tokens), start, {group: [] for group in self.groups}, began=start)
+        sequence = DrivenSequence(
+            admission, list(tokens), start, {group: [] for group in self.groups}, began=start
+        )
         if shared is not None:
-            for group, blocks in choice.blocks.items():
+            for group, blocks in sequence.blocks.items():
                 blocks += shared.blocks[group][: start // self.block_size]
-        return choice
+        return sequence
 
-    def release(self, choice: Choice) -> None:
-        self.released.append(choice.slot)
+    def release(self, sequence: DrivenSequence) -> None:
+        self.released.append(sequence.slot)
 
     def step(
         self,
-        *rows: tuple[Choice, int] | tuple[Choice, int, tuple[int, ...]],
+        *rows: tuple[DrivenSequence, int] | tuple[DrivenSequence, int, tuple[int, ...]],
         restored: tuple[Snapshot, ...] = (),
         saved: tuple[Snapshot, ...] = (),
     ) -> tuple[RowResult, ...]:
-        """Compute `count` known tokens, and those drafted, of each choice."""
+        """Compute `count` known tokens, and those drafted, of each sequence."""
         planned, granted = [], []
-        for choice, count, *rest in rows:
+        for sequence, count, *rest in rows:
             drafted = rest[0] if rest else ()
-            planned.append(self._row(choice, count, drafted))
-            granted += self._grants(choice, choice.computed + count + len(drafted))
+            planned.append(self._row(sequence, count, drafted))
+            granted += self._grants(sequence, sequence.computed + count + len(drafted))
         admitted, self.admitted = tuple(self.admitted), []
         released, self.released = tuple(self.released), []
         step = Step(self.index, tuple(planned), admitted, tuple(granted), released, restored, saved)
         self.index += 1
         result = self.backend.launch(step).result()
-        for row, got, (choice, *_) in zip(planned, result.rows, rows, strict=True):
-            choice.results.append(got)
-            choice.tokens += got.token_ids
-            choice.computed = row.start + row.count - len(row.drafted) + max(0, len(got.token_ids) - 1)
+        for row, got, (sequence, *_) in zip(planned, result.rows, rows, strict=True):
+            sequence.results.append(got)
+            sequence.tokens += got.token_ids
+            sequence.computed = row.start + row.count - len(row.drafted) + max(0, len(got.token_ids) - 1)
         return result.rows
 
-    def _row(self, choice: Choice, count: int, drafted: tuple[int, ...]) -> Row:
-        end = choice.computed + count
-        sample = end == len(choice.tokens)
-        prompt_left = choice.computed < choice.admission.num_prompt_tokens
-        scored = prompt_left and choice.admission.params.prompt_logprobs is not None
+    def _row(self, sequence: DrivenSequence, count: int, drafted: tuple[int, ...]) -> Row:
+        end = sequence.computed + count
+        sample = end == len(sequence.tokens)
+        prompt_left = sequence.computed < sequence.admission.num_prompt_tokens
+        scored = prompt_left and sequence.admission.params.prompt_logprobs is not None
         num_logits = count + len(drafted) if scored else (1 + len(drafted)) * sample
-        known = tuple(choice.tokens) if choice.fresh else ()
-        choice.fresh = False
-        return Row(choice.slot, choice.computed, count + len(drafted), known, sample, num_logits, drafted)
+        known = tuple(sequence.tokens) if sequence.fresh else ()
+        sequence.fresh = False
+        return Row(sequence.slot, sequence.computed, count + len(drafted), known, sample, num_logits, drafted)
 
-    def _grants(self, choice: Choice, num_tokens: int) -> list[Grant]:
-        """Blocks for so many tokens; also those that are shared, when the choice is new."""
-        first, wanted = choice.granted, -(-(num_tokens + self.ahead) // self.block_size)
+    def _grants(self, sequence: DrivenSequence, num_tokens: int) -> list[Grant]:
+        """Blocks for so many tokens; also those that are shared, when the sequence is new."""
+        first, wanted = sequence.granted, -(-(num_tokens + self.ahead) // self.block_size)
         granted = []
-        for group, blocks in choice.blocks.items():
+        for group, blocks in sequence.blocks.items():
             blocks += [self.free[group].pop() for _ in range(wanted - len(blocks))]
             if len(blocks) > first:
-                granted.append(Grant(choice.slot, group, first, tuple(blocks[first:])))
-        choice.granted = max(first, wanted)
+                granted.append(Grant(sequence.slot, group, first, tuple(blocks[first:])))
+        sequence.granted = max(first, wanted)
         return granted

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from driver import Choice, Driver
+from driver import DrivenSequence, Driver
 from tiny import VOCAB, random_weights, tiny
 
 from quire.backends.null import NullBackend
@@ -33,13 +33,13 @@ def drive(program: Program) -> Driver:
     )
 
 
-def alone(program: Program, params: SamplingParams) -> Choice:
+def alone(program: Program, params: SamplingParams) -> DrivenSequence:
     driver = drive(program)
-    choice = driver.admit(0, PROMPT, params)
-    driver.step((choice, len(PROMPT)))
-    while len(choice.tokens) < LENGTH + 8:
-        driver.step((choice, 1))
-    return choice
+    sequence = driver.admit(0, PROMPT, params)
+    driver.step((sequence, len(PROMPT)))
+    while len(sequence.tokens) < LENGTH + 8:
+        driver.step((sequence, 1))
+    return sequence
 
 
 def drafts(tokens: list[int], kind: str) -> Iterator[tuple[int, ...]]:
@@ -59,16 +59,16 @@ def test_same_tokens_and_bits_with_drafts(name: str, kind: str) -> None:
     expected = alone(program, PARAMS[name])
     proposed = list(drafts(expected.tokens, kind))
     driver = drive(program)
-    choice = driver.admit(0, PROMPT, PARAMS[name])
+    sequence = driver.admit(0, PROMPT, PARAMS[name])
     other = driver.admit(1, PROMPT[:3], PARAMS["drawn"])
-    driver.step((choice, len(PROMPT)), (other, 3))
+    driver.step((sequence, len(PROMPT)), (other, 3))
     rows = 1
-    while len(choice.tokens) < LENGTH:
-        driver.step((other, 1), (choice, 1, proposed[len(choice.tokens)]))
+    while len(sequence.tokens) < LENGTH:
+        driver.step((other, 1), (sequence, 1, proposed[len(sequence.tokens)]))
         rows += 1
-    count = len(choice.tokens)
-    assert choice.tokens == expected.tokens[:count]
-    found = [entry for result in choice.results for entry in result.logprobs]
+    count = len(sequence.tokens)
+    assert sequence.tokens == expected.tokens[:count]
+    found = [entry for result in sequence.results for entry in result.logprobs]
     assert found == [entry for result in expected.results for entry in result.logprobs][: len(found)]
     assert {"right": rows < 30, "wrong": rows == LENGTH - len(PROMPT), "mixed": rows < 45}[kind]
 
@@ -77,11 +77,11 @@ def test_a_prompt_may_end_in_drafts() -> None:
     program = tiny("llama").program
     expected = alone(program, PARAMS["greedy"])
     driver = drive(program)
-    choice = driver.admit(0, PROMPT, PARAMS["greedy"])
-    driver.step((choice, 4))
-    driver.step((choice, len(PROMPT) - 4, tuple(expected.tokens[len(PROMPT) :][:3])))
-    assert choice.tokens == expected.tokens[: len(PROMPT) + 4]
-    assert choice.computed == len(PROMPT) + 3
+    sequence = driver.admit(0, PROMPT, PARAMS["greedy"])
+    driver.step((sequence, 4))
+    driver.step((sequence, len(PROMPT) - 4, tuple(expected.tokens[len(PROMPT) :][:3])))
+    assert sequence.tokens == expected.tokens[: len(PROMPT) + 4]
+    assert sequence.computed == len(PROMPT) + 3
 
 
 def test_an_error_behind_an_accepted_draft_is_met_by_the_next_row() -> None:
@@ -93,11 +93,11 @@ def test_an_error_behind_an_accepted_draft_is_met_by_the_next_row() -> None:
     never = [[wanted[0], wanted[0]]]
     params = replace(PARAMS["greedy"], allowed_token_ids=[wanted[0]], bad_words_token_ids=never)
     driver = drive(program)
-    choice = driver.admit(0, PROMPT, params)
-    driver.step((choice, len(PROMPT), (wanted[0], wanted[0])))
-    assert (choice.results[-1].token_ids, choice.results[-1].error) == ((wanted[0],), None)
-    driver.step((choice, 1))
-    error = choice.results[-1].error
+    sequence = driver.admit(0, PROMPT, params)
+    driver.step((sequence, len(PROMPT), (wanted[0], wanted[0])))
+    assert (sequence.results[-1].token_ids, sequence.results[-1].error) == ((wanted[0],), None)
+    driver.step((sequence, 1))
+    error = sequence.results[-1].error
     assert error is not None
     assert error.by_request
 
@@ -106,6 +106,6 @@ def test_the_null_backend_verifies_as_well() -> None:
     """Its greedy token is always 0."""
     program = tiny("llama").program
     driver = Driver(program, NullBackend(program, lambda spec: 4 * spec.size, 4, 16))
-    choice = driver.admit(0, PROMPT, PARAMS["greedy"])
-    driver.step((choice, len(PROMPT), (0, 0, 5, 0)))
-    assert choice.tokens == [*PROMPT, 0, 0, 0]
+    sequence = driver.admit(0, PROMPT, PARAMS["greedy"])
+    driver.step((sequence, len(PROMPT), (0, 0, 5, 0)))
+    assert sequence.tokens == [*PROMPT, 0, 0, 0]

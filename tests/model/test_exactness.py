@@ -46,9 +46,9 @@ Maker = Callable[..., LLM]
 def fingerprint(output: RequestOutput) -> str:
     """Token ids and float32 logprob bits of everything a request was given."""
     digest = hashlib.sha256()
-    for choice in output.outputs:
-        digest.update(np.array(choice.token_ids).tobytes())
-        for position in choice.logprobs or []:
+    for sequence in output.outputs:
+        digest.update(np.array(sequence.token_ids).tobytes())
+        for position in sequence.logprobs or []:
             _take(digest, position)
     for position in output.prompt_logprobs or []:
         _take(digest, position or {})

@@ -27,25 +27,25 @@ def test_known_answers(vector):
 
 
 def test_uniform_is_made_of_the_first_two_words():
-    # Seed, position and choice of the third vector; its first two words give the number.
-    _, _, choice, draw, key_low, key_high, first, second = VECTORS[2][:8]
+    # Seed, position and sequence of the third vector; its first two words give the number.
+    _, _, sequence, draw, key_low, key_high, first, second = VECTORS[2][:8]
     position = VECTORS[2][0] | VECTORS[2][1] << 32
     bits = (first >> 5 << 26) + (second >> 6)
-    assert uniform(key_low | key_high << 32, choice, position, draw) == bits / 2**53
+    assert uniform(key_low | key_high << 32, sequence, position, draw) == bits / 2**53
 
 
 @given(row, st.integers(0, 3))
 def test_range_and_every_coordinate_matters(r, draw):
-    seed, choice, position = r
-    u = uniform(seed, choice, position, draw)
+    seed, sequence, position = r
+    u = uniform(seed, sequence, position, draw)
     assert 0 <= u < 1
     others = [
-        uniform(seed ^ 1, choice, position, draw),
-        uniform(seed ^ (1 << 40), choice, position, draw),
-        uniform(seed, choice + 1, position, draw),
-        uniform(seed, choice, position + 1, draw),
-        uniform(seed, choice, position + 2**32, draw),
-        uniform(seed, choice, position, draw + 1),
+        uniform(seed ^ 1, sequence, position, draw),
+        uniform(seed ^ (1 << 40), sequence, position, draw),
+        uniform(seed, sequence + 1, position, draw),
+        uniform(seed, sequence, position + 1, draw),
+        uniform(seed, sequence, position + 2**32, draw),
+        uniform(seed, sequence, position, draw + 1),
     ]
     assert len({u, *others}) == 7
 

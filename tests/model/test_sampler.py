@@ -21,8 +21,8 @@ from quire.types import Admission
 EOS = 3
 
 
-def make_state(params, prompt=(0, 1), emitted=(), vocab_size=12, choice=0):
-    admission = Admission(0, "r", choice, params, (EOS,), len(prompt))
+def make_state(params, prompt=(0, 1), emitted=(), vocab_size=12, sequence=0):
+    admission = Admission(0, "r", sequence, params, (EOS,), len(prompt))
     return SamplerState(admission, (*prompt, *emitted), vocab_size)
 
 
@@ -341,10 +341,10 @@ def test_logits_that_are_not_numbers(bad, word, values):
 PROMPT = (1, 2, 2, 8)
 
 
-def run(params, count, vocab_size=12, emitted=(), choice=0):
+def run(params, count, vocab_size=12, emitted=(), sequence=0):
     """Emit up to `count` tokens; the logits are a function of the tokens so far."""
     emitted = list(emitted)
-    state = make_state(params, PROMPT, emitted, vocab_size, choice)
+    state = make_state(params, PROMPT, emitted, vocab_size, sequence)
     results = []
     while len(emitted) < count:
         result = sample(noise(hash((PROMPT, *emitted)) % 2**32, vocab_size), state)
@@ -356,10 +356,10 @@ def run(params, count, vocab_size=12, emitted=(), choice=0):
 
 @given(st.integers(0, 30), st.integers(-(2**63), 2**63 - 1), st.integers(0, 127))
 @settings(max_examples=40)
-def test_preemption_changes_nothing(cut, seed, choice):
+def test_preemption_changes_nothing(cut, seed, sequence):
     params = SamplingParams(seed=seed, **EVERYTHING)
-    emitted, results = run(params, 30, choice=choice)
-    again, resumed = run(params, 30, emitted=emitted[:cut], choice=choice)
+    emitted, results = run(params, 30, sequence=sequence)
+    again, resumed = run(params, 30, emitted=emitted[:cut], sequence=sequence)
     assert again == emitted
     assert resumed == results[cut:]
 
@@ -378,12 +378,12 @@ def test_state_extended_equals_state_rebuilt():
         np.testing.assert_equal(getattr(extended, name), getattr(rebuilt, name), name)
 
 
-def test_seed_and_choice_decide():
+def test_seed_and_sequence_decide():
     params = SamplingParams(seed=1, temperature=1.5)
     outputs = [
         run(params, 20)[0],
         run(SamplingParams(seed=2, temperature=1.5), 20)[0],
-        run(params, 20, choice=1)[0],
+        run(params, 20, sequence=1)[0],
     ]
     assert len(set(map(tuple, outputs))) == 3
     assert run(params, 20)[0] == outputs[0]

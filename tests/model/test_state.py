@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from driver import Choice, Driver
+from driver import DrivenSequence, Driver
 from tiny import VOCAB, Sequence, batch_of, random_weights, same_bits
 
 from quire.backends.null import NullBackend
@@ -58,9 +58,9 @@ def drive(program: Program, num_snapshots: int = 8, num_slots: int = 4) -> Drive
 
 def alone(program: Program, tokens: list[int] = TOKENS) -> dict[int, Any]:
     driver = drive(program)
-    choice = driver.admit(0, tokens)
-    driver.step((choice, len(tokens)))
-    return choice.scores()
+    sequence = driver.admit(0, tokens)
+    driver.step((sequence, len(tokens)))
+    return sequence.scores()
 
 
 def test_what_a_hybrid_keeps() -> None:
@@ -177,10 +177,10 @@ def test_cost_is_what_is_read_and_kept(make: Callable[..., One], row: tuple[int,
 def test_any_chunking_gives_the_same_bits(chunk: int, dtype: DType) -> None:
     expected = alone(hybrid(dtype))
     driver = drive(hybrid(dtype))
-    choice = driver.admit(2, TOKENS)
-    while choice.computed < 300:
-        driver.step((choice, min(chunk, 300 - choice.computed)))
-    assert choice.scores() == expected
+    sequence = driver.admit(2, TOKENS)
+    while sequence.computed < 300:
+        driver.step((sequence, min(chunk, 300 - sequence.computed)))
+    assert sequence.scores() == expected
 
 
 def test_a_batch_of_several_in_slots_used_before_gives_the_same_bits() -> None:
@@ -189,14 +189,14 @@ def test_a_batch_of_several_in_slots_used_before_gives_the_same_bits() -> None:
     expected = [alone(program, text) for text in texts]
     driver, rng = drive(program), np.random.default_rng(8)
     for _ in range(2):
-        choices = [driver.admit(slot, text) for slot, text in enumerate(texts)]
+        sequences = [driver.admit(slot, text) for slot, text in enumerate(texts)]
         done = {slot: len(text) for slot, text in enumerate(texts)}
-        while left := [c for c in choices if c.computed < done[c.slot]]:
+        while left := [c for c in sequences if c.computed < done[c.slot]]:
             most = [min(done[c.slot] - c.computed, int(rng.integers(1, 90))) for c in left]
             driver.step(*zip(left, most, strict=True))
-        for choice, scores in zip(choices, expected, strict=True):
-            assert choice.scores() == scores
-            driver.release(choice)
+        for sequence, scores in zip(sequences, expected, strict=True):
+            assert sequence.scores() == scores
+            driver.release(sequence)
         driver.free = [list(range(600)) for _ in driver.free]
 
 
@@ -204,12 +204,12 @@ def test_generated_tokens_have_the_bits_of_a_prompt() -> None:
     """Decode rows against the whole sequence computed as one prompt."""
     program = hybrid()
     driver = drive(program)
-    choice = driver.admit(0, TOKENS[:50])
-    driver.step((choice, 50))
-    while len(choice.tokens) < 200:
-        driver.step((choice, 1))
-    whole = alone(program, choice.tokens)
-    last = choice.scores()
+    sequence = driver.admit(0, TOKENS[:50])
+    driver.step((sequence, 50))
+    while len(sequence.tokens) < 200:
+        driver.step((sequence, 1))
+    whole = alone(program, sequence.tokens)
+    last = sequence.scores()
     assert last == {position: whole[position] for position in last}
 
 
@@ -274,75 +274,75 @@ def test_rejected_drafts_leave_no_trace(start: int, drafts: int) -> None:
     expected = plain.admit(0, TOKENS[: start + 1])
     plain.step((expected, start + 1))
     driver = drive(program)
-    choice = driver.admit(0, TOKENS[: start + 1])
+    sequence = driver.admit(0, TOKENS[: start + 1])
     if start:
-        driver.step((choice, start))
+        driver.step((sequence, start))
     while len(expected.tokens) < start + 80:
         plain.step((expected, 1))
-    while len(choice.tokens) < start + 80:
-        right = expected.tokens[len(choice.tokens)]
+    while len(sequence.tokens) < start + 80:
+        right = expected.tokens[len(sequence.tokens)]
         wrong = tuple((right + 1 + i) % VOCAB for i in range(drafts))
-        driver.step((choice, 1, wrong))
-    length = len(choice.tokens)
-    assert choice.tokens == expected.tokens[:length]
+        driver.step((sequence, 1, wrong))
+    length = len(sequence.tokens)
+    assert sequence.tokens == expected.tokens[:length]
     scores = expected.scores()
-    assert choice.scores() == {position: scores[position] for position in range(1, length)}
+    assert sequence.scores() == {position: scores[position] for position in range(1, length)}
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_histories(seed: int) -> None:
-    """Prompts in chunks, decode rows, drafts good and bad, snapshots and choices that begin with one."""
+    """Prompts in chunks, decode rows, drafts good and bad, snapshots and sequences that begin with one."""
     program, rng = hybrid(), np.random.default_rng(seed)
     driver, kept = drive(program, num_snapshots=16), 0
-    finished: list[Choice] = []
-    snapshots: list[tuple[Choice, int, int]] = []  # (of whom, position, snapshot)
-    running: dict[int, Choice] = {}
+    finished: list[DrivenSequence] = []
+    snapshots: list[tuple[DrivenSequence, int, int]] = []  # (of whom, position, snapshot)
+    running: dict[int, DrivenSequence] = {}
     for _ in range(60):
         restored: list[Snapshot] = []
         for slot in range(4):
             if slot not in running:
                 text = rng.integers(0, VOCAB, int(rng.integers(2, 150))).tolist()
-                running[slot] = choice = driver.admit(slot, text)
+                running[slot] = sequence = driver.admit(slot, text)
                 if snapshots and rng.random() < 0.6:
                     source, position, number = snapshots[rng.integers(len(snapshots))]
                     driver.admitted.pop()
                     text = [*source.tokens[:position], *text]
-                    running[slot] = choice = driver.admit(slot, text, start=position, shared=source)
+                    running[slot] = sequence = driver.admit(slot, text, start=position, shared=source)
                     restored += [Snapshot(slot, group, position, number) for group in (0, 1)]
         rows, saved = [], []
-        for slot, choice in running.items():
-            if not choice.fresh and rng.random() < 0.2:
+        for slot, sequence in running.items():
+            if not sequence.fresh and rng.random() < 0.2:
                 continue
-            count = min(int(rng.integers(1, 100)), len(choice.tokens) - choice.computed)
-            border = (choice.computed + count) // 16 * 16
-            if border > choice.computed and kept < 16 and rng.random() < 0.3:
+            count = min(int(rng.integers(1, 100)), len(sequence.tokens) - sequence.computed)
+            border = (sequence.computed + count) // 16 * 16
+            if border > sequence.computed and kept < 16 and rng.random() < 0.3:
                 saved += [Snapshot(slot, group, border, kept) for group in (0, 1)]
-                snapshots.append((choice, border, kept))
+                snapshots.append((sequence, border, kept))
                 kept += 1
-            ends = choice.computed + count == len(choice.tokens)
+            ends = sequence.computed + count == len(sequence.tokens)
             drafts = (
                 tuple(rng.integers(0, VOCAB, int(rng.integers(0, MAX_DRAFTED + 1))).tolist()) if ends else ()
             )
-            rows.append((choice, count, drafts))
+            rows.append((sequence, count, drafts))
         if rows:
             driver.step(*rows, restored=tuple(restored), saved=tuple(saved))
-        for slot, choice in list(running.items()):
-            if len(choice.tokens) - choice.admission.num_prompt_tokens > 12:
+        for slot, sequence in list(running.items()):
+            if len(sequence.tokens) - sequence.admission.num_prompt_tokens > 12:
                 finished.append(running.pop(slot))
-                driver.release(choice)
+                driver.release(sequence)
     assert len(finished) > 10
-    assert any(choice.results and choice.began for choice in finished)
-    for choice in finished:
-        whole = alone(program, choice.tokens)
-        assert choice.scores() == {position: whole[position] for position in choice.scores()}
+    assert any(sequence.results and sequence.began for sequence in finished)
+    for sequence in finished:
+        whole = alone(program, sequence.tokens)
+        assert sequence.scores() == {position: whole[position] for position in sequence.scores()}
 
 
 def test_the_null_backend_counts_states() -> None:
     program = hybrid()
     backend = NullBackend(program, lambda spec: 4 * spec.size, 4, 16)
     driver = Driver(program, backend)
-    choice = driver.admit(0, TOKENS)
-    driver.step((choice, 130), saved=(Snapshot(0, 1, 64, 0),))
+    sequence = driver.admit(0, TOKENS)
+    driver.step((sequence, 130), saved=(Snapshot(0, 1, 64, 0),))
     layers = [op for op in program if isinstance(op, GatedRecurrence | ShortConvolution)]
     load = Load(((0, 130),), 130)
     assert sum(op.kv_bytes(load)[1] for op in layers) == 2 * 4 * (8 * 35 + 16 * 95 + 2 * 8)

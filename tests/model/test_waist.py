@@ -49,11 +49,11 @@ def rows(batch: Batch) -> list[slice]:
 def run(program: Program, texts: list[list[int]], weights: Any = None, chunk: int = 99, **more: Any) -> list:
     """The log-probabilities of all positions of texts that are computed together, and four tokens more."""
     driver = Driver(program, reference(program, weights))
-    choices = [driver.admit(i, text, **{k: v[i] for k, v in more.items()}) for i, text in enumerate(texts)]
+    sequences = [driver.admit(i, text, **{k: v[i] for k, v in more.items()}) for i, text in enumerate(texts)]
     lengths = {i: len(text) + 4 for i, text in enumerate(texts)}
-    while left := [c for c in choices if len(c.tokens) < lengths[c.slot]]:
+    while left := [c for c in sequences if len(c.tokens) < lengths[c.slot]]:
         driver.step(*((c, min(chunk, len(c.tokens) - c.computed)) for c in left))
-    return [choice.scores() for choice in choices]
+    return [sequence.scores() for sequence in sequences]
 
 
 # Vectors and scores as results, of rows that are computed whole and keep nothing
@@ -109,8 +109,8 @@ def pooled(backend: Any, texts: list[list[int]], methods: list[str]) -> tuple[Ro
     driver = Driver(backend.program, backend)
     no_scores = replace(ALL, prompt_logprobs=None)
     pairs = enumerate(zip(texts, methods, strict=True))
-    choices = [driver.admit(slot, text, no_scores, pooling=method) for slot, (text, method) in pairs]
-    return driver.step(*((choice, len(choice.tokens)) for choice in choices))
+    sequences = [driver.admit(slot, text, no_scores, pooling=method) for slot, (text, method) in pairs]
+    return driver.step(*((sequence, len(sequence.tokens)) for sequence in sequences))
 
 
 METHODS = ["mean", "last", "cls", "mean"]
@@ -463,14 +463,14 @@ GREEDY = replace(ALL, prompt_logprobs=None)
 
 def generate(driver: Driver) -> tuple[list[list[int]], int]:
     """Forty tokens after each text, with whatever the backend proposes; and the steps that they took."""
-    choices = [driver.admit(slot, text, GREEDY) for slot, text in enumerate(TEXTS)]
-    driver.step(*((choice, len(choice.tokens)) for choice in choices))
+    sequences = [driver.admit(slot, text, GREEDY) for slot, text in enumerate(TEXTS)]
+    driver.step(*((sequence, len(sequence.tokens)) for sequence in sequences))
     steps, lengths = 1, [len(text) + 40 for text in TEXTS]
-    while any(len(choice.tokens) < length for choice, length in zip(choices, lengths, strict=True)):
-        proposed = getattr(driver.backend, "proposed", [()] * len(choices))
-        driver.step(*((choice, 1, drafts) for choice, drafts in zip(choices, proposed, strict=True)))
+    while any(len(sequence.tokens) < length for sequence, length in zip(sequences, lengths, strict=True)):
+        proposed = getattr(driver.backend, "proposed", [()] * len(sequences))
+        driver.step(*((sequence, 1, drafts) for sequence, drafts in zip(sequences, proposed, strict=True)))
         steps += 1
-    return [choice.tokens[:length] for choice, length in zip(choices, lengths, strict=True)], steps
+    return [sequence.tokens[:length] for sequence, length in zip(sequences, lengths, strict=True)], steps
 
 
 def test_a_draft_model_on_the_same_block_tables() -> None:
@@ -499,10 +499,10 @@ def test_a_draft_model_on_the_same_block_tables() -> None:
 def test_the_null_backend_counts_them_all(program: Program) -> None:
     backend = null(program)
     driver = Driver(program, backend)
-    choice = driver.admit(0, TEXTS[0], adapter="one")
-    driver.step((choice, 30))
-    driver.step((choice, 40))
-    assert choice.tokens == [*TEXTS[0], 0]
+    sequence = driver.admit(0, TEXTS[0], adapter="one")
+    driver.step((sequence, 30))
+    driver.step((sequence, 40))
+    assert sequence.tokens == [*TEXTS[0], 0]
     loads = (Load(((0, 30),), 30), Load(((30, 40),), 40))
     costs = [program.cost(load, lambda spec: 4 * spec.size) for load in loads]
     assert backend.cost == costs[0] + costs[1]

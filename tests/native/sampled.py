@@ -31,7 +31,7 @@ class Case:
     prompt: Sequence[int]
     emitted: Sequence[int]
     logits: np.ndarray  # of the scored positions, then of the sampled ones
-    choice: int = 0
+    sequence: int = 0
     following: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
     masks: list[np.ndarray | None] | None = None
@@ -44,7 +44,7 @@ class Case:
 
     def admission(self, slot: int) -> Admission:
         length = len(self.prompt) if self.length is None else self.length
-        return Admission(slot, "r", self.choice, self.params, (EOS, 10**6), length)
+        return Admission(slot, "r", self.sequence, self.params, (EOS, 10**6), length)
 
     def state(self) -> SamplerState:
         return SamplerState(self.admission(0), (*self.prompt, *self.emitted), self.vocab_size)

@@ -197,11 +197,11 @@ def used_driver(program: Program, num_snapshots: int = 8, num_slots: int = 4) ->
     backend = load(program, Capacity([600] * groups, 16, "float32", num_slots, num_snapshots))
     driver = Driver(program, backend, num_blocks=600)
     for slot in range(num_slots):
-        choice = driver.admit(slot, np.random.default_rng(slot).integers(0, VOCAB, 150).tolist())
+        sequence = driver.admit(slot, np.random.default_rng(slot).integers(0, VOCAB, 150).tolist())
         places = range(slot, num_snapshots, num_slots)
         saved = tuple(Snapshot(slot, group, 144, place) for group in (0, 1) for place in places)
-        driver.step((choice, 150), saved=saved)
-        driver.release(choice)
+        driver.step((sequence, 150), saved=saved)
+        driver.release(sequence)
     driver.free = [list(range(600)) for _ in driver.free]
     return driver
 

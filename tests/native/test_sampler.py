@@ -304,10 +304,10 @@ def test_a_whole_vocabulary(isa: str, values: dict[str, Any]) -> None:
 def test_the_draw_is_that_of_philox(isa: str) -> None:
     """Among equal logits the token says what the random number was."""
     sampler = _core.Sampler(isa, 100_003, 1, 1)
-    for seed, choice, length in [(0, 0, 1), (-1, 127, 5), (2**63 - 1, 3, 70_001), (-(2**63), 0, 2)]:
+    for seed, sequence, length in [(0, 0, 1), (-1, 127, 5), (2**63 - 1, 3, 70_001), (-(2**63), 0, 2)]:
         params = SamplingParams(seed=seed if seed != -1 else -2)
-        case = Case(params, [0] * length, [], np.zeros((1, 100_003), np.float32), choice)
-        u = uniform(params.seed or 0, choice, length)
+        case = Case(params, [0] * length, [], np.zeros((1, 100_003), np.float32), sequence)
+        u = uniform(params.seed or 0, sequence, length)
         assert run(sampler, [case])[0].token_ids == (int(u * 100_003),)
 
 

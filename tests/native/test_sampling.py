@@ -25,13 +25,13 @@ SIZES = [1, 2, 3, 15, 16, 17, 33, 100, 1000, 1023, 1024, 1025, 4097, 20_000]
 class At(NamedTuple):
     """Where a random number comes from."""
 
-    choice: int
+    sequence: int
     position: int
     seed: int = 12345
 
     @property
     def u(self) -> float:
-        return uniform(self.seed, self.choice, self.position)
+        return uniform(self.seed, self.sequence, self.position)
 
 
 GREATEST_U = 1 - 2.0**-53
@@ -72,7 +72,7 @@ def rows(size: int, seed: int = 0) -> list[np.ndarray]:
 
 def case(logits: np.ndarray, at: At, **values: Any) -> Case:
     params = SamplingParams(seed=at.seed, **values)
-    return Case(params, (), (), logits[None], at.choice, length=at.position)
+    return Case(params, (), (), logits[None], at.sequence, length=at.position)
 
 
 def tokens(isa: str, logits: np.ndarray, cases: Sequence[Case]) -> list[int]:

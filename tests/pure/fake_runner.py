@@ -69,7 +69,7 @@ def choose(values: list[list[int]], admission: Admission, num_known: int) -> int
     params = admission.params
     masked = num_emitted < params.min_tokens
     for attempt in range(1000):
-        token_id = mix("token", values, admission.choice, params.seed, attempt) % VOCAB_SIZE
+        token_id = mix("token", values, admission.sequence, params.seed, attempt) % VOCAB_SIZE
         stops = token_id in admission.eos_token_ids or token_id in params.stop_token_ids
         if not (masked and stops):
             return token_id
@@ -333,7 +333,7 @@ class Alone:
 
 @dataclass
 class Solo:
-    """What a choice should receive, whatever else runs."""
+    """What a sequence should receive, whatever else runs."""
 
     token_ids: list[int]
     logprobs: list[PositionLogprobs]
@@ -344,11 +344,11 @@ class Solo:
 
 
 def solo(
-    new: NewRequest, choice: int, max_model_len: int, groups: Sequence[Group] = (BlockGroup(1),)
+    new: NewRequest, sequence: int, max_model_len: int, groups: Sequence[Group] = (BlockGroup(1),)
 ) -> Solo:
-    """The output of one choice, written down anew without blocks, budgets or a scheduler."""
+    """The output of one sequence, written down anew without blocks, budgets or a scheduler."""
     params, prompt = new.params, list(new.prompt_token_ids)
-    admission = Admission(0, new.request_id, choice, params, new.eos_token_ids, len(prompt))
+    admission = Admission(0, new.request_id, sequence, params, new.eos_token_ids, len(prompt))
     alone = Alone(new, groups)
     expected = Solo([], [], [])
     for token_id in prompt:
@@ -376,7 +376,7 @@ def solo(
 
 
 class Received:
-    """The outputs of every choice put together, and the rules that hold for any run."""
+    """The outputs of every sequence put together, and the rules that hold for any run."""
 
     def __init__(self, groups: Sequence[Group] = (BlockGroup(1),)) -> None:
         self.groups = groups
@@ -387,7 +387,7 @@ class Received:
 
     def take(self, outputs: list) -> None:
         for out in outputs:
-            key = (out.request_id, out.choice)
+            key = (out.request_id, out.sequence)
             assert key not in self.final, f"{key} received something after its final output"
             assert out.token_ids or out.finish_reason, "an output says nothing"
             assert len(out.logprobs) == len(out.token_ids)
@@ -401,9 +401,9 @@ class Received:
             if out.finish_reason is not None:
                 self.final[key] = out
 
-    def verify(self, new: NewRequest, choice: int, max_model_len: int) -> None:
-        """Compare what a choice received with its solo output; an ended one may have a part of it."""
-        key, expected = (new.request_id, choice), solo(new, choice, max_model_len, self.groups)
+    def verify(self, new: NewRequest, sequence: int, max_model_len: int) -> None:
+        """Compare what a sequence received with its solo output; an ended one may have a part of it."""
+        key, expected = (new.request_id, sequence), solo(new, sequence, max_model_len, self.groups)
         got, final = self.token_ids[key], self.final[key]
         assert got == expected.token_ids[: len(got)], f"{key}: tokens differ from those alone"
         assert self.logprobs[key] == expected.logprobs[: len(got)]

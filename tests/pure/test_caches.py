@@ -17,8 +17,8 @@ WHOLE, WINDOW = BlockGroup(64), BlockGroup(64, window=8)
 
 
 def held(run: Run, name: str) -> list[int]:
-    """Blocks that the first choice of a request holds, by group."""
-    return [len(table.blocks) for table in run.scheduler._requests[name].choices[0].tables]
+    """Blocks that the first sequence of a request holds, by group."""
+    return [len(table.blocks) for table in run.scheduler._requests[name].sequences[0].tables]
 
 
 def findable(run: Run, group: int) -> int:
@@ -97,8 +97,8 @@ def test_a_hit_ends_where_every_window_still_has_its_tail():
     run.finish()
     pool, chain = run.scheduler.caches.paged[1].pool, []
     run.add("b", 24, max_tokens=1)
-    choice = run.scheduler._requests["b"].choices[0]
-    chain = [choice.block_hash(index, 4) for index in range(6)]
+    sequence = run.scheduler._requests["b"].sequences[0]
+    chain = [sequence.block_hash(index, 4) for index in range(6)]
     pool._forget(pool.find(chain[3]))
     assert shape(run.step()[0]) == [(0, 12, 12, True)]  # blocks 1 and 2 are there for position 12
     run.finish()
@@ -111,8 +111,8 @@ def test_the_longest_beginning_is_found_whatever_is_missing(window, missing):
     run.add("a", 33, max_tokens=1)
     run.finish()
     run.add("b", 33, max_tokens=1)
-    choice = run.scheduler._requests["b"].choices[0]
-    chain = [choice.block_hash(index, 4) for index in range(8)]
+    sequence = run.scheduler._requests["b"].sequences[0]
+    chain = [sequence.block_hash(index, 4) for index in range(8)]
     pool = run.scheduler.caches.paged[1].pool
     pool._forget(pool.find(chain[missing]))
 
@@ -132,7 +132,7 @@ def test_a_match_looks_at_each_block_of_a_group_once_or_twice(monkeypatch):
     run.add("b", 200, max_tokens=1)
     looks, find = [], BlockPool.find
     monkeypatch.setattr(BlockPool, "find", lambda pool, h: looks.append(h) or find(pool, h))
-    run.scheduler.caches.match(run.scheduler._requests["b"].choices[0])
+    run.scheduler.caches.match(run.scheduler._requests["b"].sequences[0])
     assert len(looks) <= 2 * 3 * 50
 
 
@@ -272,7 +272,7 @@ def test_every_group_of_states_must_have_one():
 
 
 @pytest.mark.parametrize("caching", [True, False])
-def test_choices_go_on_from_the_state_of_their_prompt(caching):
+def test_sequences_go_on_from_the_state_of_their_prompt(caching):
     run = Run(groups=states(), enable_prefix_caching=caching)
     run.add("a", 22, n=3, max_tokens=2, ignore_eos=True)
     run.step()
@@ -288,7 +288,7 @@ def test_no_state_is_kept_that_nobody_could_find():
     run.finish()
 
 
-def test_a_preempted_choice_goes_on_from_a_state():
+def test_a_preempted_sequence_goes_on_from_a_state():
     run = Run(groups=[BlockGroup(7), StateGroup(8, 2)], num_spare_blocks=0)
     run.add("old", [1] * 7, max_tokens=12, ignore_eos=True)
     run.add("young", [2] * 7, max_tokens=12, ignore_eos=True)

@@ -106,8 +106,8 @@ def test_who_cannot_be_drafted_for():
     run.add("ruled", 6, grammar="g")
     run.add("waiting", 6)
     run.plan()
-    for name, choice in (("a", 0), ("a", 1), ("a", -1), ("ruled", 0), ("waiting", 0), ("unknown", 0)):
-        assert not run.scheduler.draft(name, choice, [1])
+    for name, sequence in (("a", 0), ("a", 1), ("a", -1), ("ruled", 0), ("waiting", 0), ("unknown", 0)):
+        assert not run.scheduler.draft(name, sequence, [1])
     run.collect()
     assert run.scheduler.draft("a", 0, [1])
     assert not run.scheduler.draft("ruled", 0, [1])
@@ -129,12 +129,12 @@ def test_nothing_is_planned_ahead_of_a_draft():
     run.finish()
 
 
-def test_an_aborted_or_preempted_choice_forgets_its_draft():
+def test_an_aborted_or_preempted_sequence_forgets_its_draft():
     run = Run()
     run.add("a", 6, max_tokens=9, ignore_eos=True)
     run.step()
     run.scheduler.draft("a", 0, [1, 2])
-    run.scheduler._preempt(run.scheduler._requests["a"].choices[0])
+    run.scheduler._preempt(run.scheduler._requests["a"].sequences[0])
     step, _ = run.step()
     assert step.rows[0].drafted == ()
     run.finish()
@@ -176,7 +176,7 @@ def scripted(results, drafts, **params) -> list[Output]:
         ({"stop_token_ids": (6,)}, (6,), "stop"),
     ],
 )
-def test_accepted_tokens_end_a_choice_where_single_ones_would(params, kept, finish_reason):
+def test_accepted_tokens_end_a_sequence_where_single_ones_would(params, kept, finish_reason):
     outputs = scripted([[3], [6, 2, 7]], [[], [6, 2, 8]], **params)
     assert outputs[1].token_ids == kept
     assert outputs[1].finish_reason == finish_reason
@@ -203,8 +203,8 @@ def test_outputs_are_the_same_whatever_is_drafted(guesses, num_right, budget, gr
     for guess, right in zip(guesses, num_right, strict=False):
         if run.scheduler.has_work:
             run.step()
-        for choice in list(run.scheduler._running.values()):
-            new = choice.request.new
-            tokens = solo(new, choice.index, 64, groups).token_ids[len(choice.emitted) :]
-            run.scheduler.draft(new.request_id, choice.index, tokens[:right] + guess)
+        for sequence in list(run.scheduler._running.values()):
+            new = sequence.request.new
+            tokens = solo(new, sequence.index, 64, groups).token_ids[len(sequence.emitted) :]
+            run.scheduler.draft(new.request_id, sequence.index, tokens[:right] + guess)
     run.finish()

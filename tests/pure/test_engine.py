@@ -99,8 +99,8 @@ def test_requests_run_to_their_end():
     while engine.has_work:
         received.take(engine.step())
     for request in requests:
-        for choice in range(request.params.n):
-            received.verify(request, choice, 32)
+        for sequence in range(request.params.n):
+            received.verify(request, sequence, 32)
     assert engine.step() == []
 
 
@@ -112,7 +112,7 @@ def test_the_outputs_of_an_abort_come_with_the_next_step():
     engine.abort("unknown")
     assert engine.has_work
     outputs = engine.step()
-    assert [(out.choice, out.finish_reason) for out in outputs] == [(0, "abort"), (1, "abort")]
+    assert [(out.sequence, out.finish_reason) for out in outputs] == [(0, "abort"), (1, "abort")]
     assert not engine.has_work
     engine.add(ask("a"))  # the id is free again
 

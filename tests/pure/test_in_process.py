@@ -91,9 +91,9 @@ async def running(engine: Engine) -> AsyncIterator[EngineThread]:
         await client.close()
 
 
-async def follow(stream: Stream, num_choices: int = 1) -> list[Output]:
+async def follow(stream: Stream, num_sequences: int = 1) -> list[Output]:
     outputs: list[Output] = []
-    while sum(output.finish_reason is not None for output in outputs) < num_choices:
+    while sum(output.finish_reason is not None for output in outputs) < num_sequences:
         outputs += await stream.get()
     return outputs
 
@@ -267,8 +267,8 @@ def test_streams_give_what_the_engine_gives() -> None:
 
     run(check())
     for one in asked:
-        for choice in range(one.params.n):
-            received.verify(one, choice, 64)
+        for sequence in range(one.params.n):
+            received.verify(one, sequence, 64)
     assert empty(engine)
 
 

@@ -7,21 +7,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.engine.policy import FairQueue, make_queue
-from quire.engine.request import Choice, OpenRequest
+from quire.engine.request import OpenRequest, Sequence
 from quire.sampling_params import SamplingParams
 from quire.types import NewRequest
 
 
-def waiting(name: str, tenant: str = "", priority: int = 0) -> Choice:
+def waiting(name: str, tenant: str = "", priority: int = 0) -> Sequence:
     new = NewRequest(name, (1, 2, 3), SamplingParams(), tenant=tenant, priority=priority)
-    return OpenRequest.of(new, max_model_len=100, block_size=4, private=False).choices[0]
+    return OpenRequest.of(new, max_model_len=100, block_size=4, private=False).sequences[0]
 
 
 def drain(queue) -> list[str]:
     order = []
-    while (choice := queue.peek()) is not None:
-        order.append(choice.request.new.request_id)
-        queue.remove(choice)
+    while (sequence := queue.peek()) is not None:
+        order.append(sequence.request.new.request_id)
+        queue.remove(sequence)
         queue.check()
     assert len(queue) == 0
     return order
@@ -42,13 +42,13 @@ def test_the_lower_priority_number_goes_first_then_arrival():
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
-def test_removed_choices_leave_nothing_behind(policy):
+def test_removed_sequences_leave_nothing_behind(policy):
     queue = make_queue(policy)
-    choices = [waiting(str(i), tenant=str(i % 3), priority=i % 5) for i in range(1000)]
-    for choice in choices:
-        queue.push(choice)
-    for choice in choices[1:]:
-        queue.remove(choice)
+    sequences = [waiting(str(i), tenant=str(i % 3), priority=i % 5) for i in range(1000)]
+    for sequence in sequences:
+        queue.push(sequence)
+    for sequence in sequences[1:]:
+        queue.remove(sequence)
         if len(queue) % 100 == 0:
             queue.check()
     assert len(queue) == 1
@@ -62,10 +62,10 @@ def test_the_tenant_that_was_served_least_goes_first():
         queue.push(waiting(name, tenant=name[0]))
     order = []
     for _ in range(5):
-        choice = queue.peek()
-        order.append(choice.request.new.request_id)
-        queue.remove(choice)
-        queue.charge(choice, 10, 0)
+        sequence = queue.peek()
+        order.append(sequence.request.new.request_id)
+        queue.remove(sequence)
+        queue.charge(sequence, 10, 0)
         queue.check()
     assert order == ["a1", "b1", "a2", "b2", "a3"]
 
@@ -84,8 +84,8 @@ def test_output_tokens_weigh_more_than_prompt_tokens():
 def test_idling_saves_up_no_credit():
     queue = FairQueue()
     busy = [waiting(f"a{i}", tenant="a") for i in range(3)]
-    for choice in busy:
-        queue.push(choice)
+    for sequence in busy:
+        queue.push(sequence)
     queue.charge(busy[0], 1000, 0)
     newcomer = waiting("b", tenant="b")
     queue.push(newcomer)
@@ -131,13 +131,13 @@ def test_fair_takes_the_least_counter_whatever_happened(history):
         elif verb == "c" and present:
             queue.charge(present[number % len(present)], number, number)
         queue.check()
-        choice = queue.peek()
-        assert (choice is None) == (not present)
+        sequence = queue.peek()
+        assert (sequence is None) == (not present)
         if present:
             least = min(queue.counter(c.request.new.tenant) for c in present)
-            assert queue.counter(choice.request.new.tenant) == least
-            same = [c for c in present if c.request.new.tenant == choice.request.new.tenant]
-            assert choice is same[0]
+            assert queue.counter(sequence.request.new.tenant) == least
+            same = [c for c in present if c.request.new.tenant == sequence.request.new.tenant]
+            assert sequence is same[0]
 
 
 def test_two_tenants_get_equal_shares_under_load():
@@ -148,10 +148,10 @@ def test_two_tenants_get_equal_shares_under_load():
     served = {"a": 0, "b": 0}
     queue.push(waiting("b", tenant="b"))
     for i in range(100):
-        choice = queue.peek()
-        tenant = choice.request.new.tenant
-        queue.remove(choice)
-        queue.charge(choice, 7, 11)
+        sequence = queue.peek()
+        tenant = sequence.request.new.tenant
+        queue.remove(sequence)
+        queue.charge(sequence, 7, 11)
         served[tenant] += 1
         if tenant == "b":
             queue.push(waiting(f"b{i}", tenant="b"))

@@ -48,14 +48,14 @@ class Run:
         self.scheduler.check()
         return step, outputs
 
-    def abort(self, name, choice=None) -> list[Output]:
-        outputs = self.scheduler.abort(name, self.now, choice)
+    def abort(self, name, sequence=None) -> list[Output]:
+        outputs = self.scheduler.abort(name, self.now, sequence)
         self.received.take(outputs)
         self.scheduler.check()
         return outputs
 
     def finish(self) -> None:
-        """Run to the end and compare every choice with its solo output."""
+        """Run to the end and compare every sequence with its solo output."""
         for _ in range(10_000):
             if not self.scheduler.has_work:
                 break
@@ -65,8 +65,8 @@ class Run:
         assert self.scheduler.num_free_blocks == self.runner.num_blocks
         assert (self.scheduler.num_running, self.scheduler.num_waiting) == (0, 0)
         for new in self.requests:
-            for choice in range(new.params.n):
-                self.received.verify(new, choice, self.scheduler.max_model_len)
+            for sequence in range(new.params.n):
+                self.received.verify(new, sequence, self.scheduler.max_model_len)
 
 
 def shape(step: Step) -> list[tuple[int, int, int, bool]]:
@@ -309,7 +309,7 @@ def test_a_head_that_does_not_fit_is_not_matched_anew_in_every_step():
     run.add("long", [1] * 20 + [2] * 20, max_tokens=1)
     matched = []
     match = run.scheduler.caches.match
-    run.scheduler.caches.match = lambda choice: matched.append(choice) or match(choice)
+    run.scheduler.caches.match = lambda sequence: matched.append(sequence) or match(sequence)
     run.finish()
     assert 1 < len(matched) < 5
 
@@ -359,11 +359,11 @@ def test_what_can_never_fit_is_an_error_not_a_loop():
         run.scheduler.schedule(0.0)
 
 
-# Several choices
+# Several sequences
 
 
 @pytest.mark.parametrize("caching", [True, False])
-def test_choices_share_the_blocks_of_their_prompt(caching):
+def test_sequences_share_the_blocks_of_their_prompt(caching):
     run = Run(max_num_batched_tokens=8, enable_prefix_caching=caching)
     run.add("a", 19, n=4, ignore_eos=True)
     step, _ = run.step()
@@ -386,13 +386,13 @@ def test_siblings_go_before_the_queue():
     run.step()
     run.add("b", [9] * 4)
     step, _ = run.step()
-    assert [(a.request_id, a.choice) for a in step.admitted] == [("a", 1), ("a", 2), ("b", 0)]
+    assert [(a.request_id, a.sequence) for a in step.admitted] == [("a", 1), ("a", 2), ("b", 0)]
     run.finish()
 
 
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 3])
-def test_siblings_run_when_the_first_choice_is_aborted(num_steps, caching):
+def test_siblings_run_when_the_first_sequence_is_aborted(num_steps, caching):
     run = Run(max_num_batched_tokens=8, enable_prefix_caching=caching)
     run.add("a", 19, n=3)
     for _ in range(num_steps):
@@ -403,13 +403,13 @@ def test_siblings_run_when_the_first_choice_is_aborted(num_steps, caching):
 
 
 @pytest.mark.parametrize("caching", [True, False])
-def test_siblings_run_when_the_first_choice_ends_at_once(caching):
+def test_siblings_run_when_the_first_sequence_ends_at_once(caching):
     run = Run(enable_prefix_caching=caching)
     run.add("a", 19, n=3, max_tokens=1)
     run.finish()
 
 
-def test_every_choice_reports_its_own_error():
+def test_every_sequence_reports_its_own_error():
     run = Run(failing=["a"])
     run.add("a", 9, n=3)
     run.add("b", 9, n=2)
@@ -418,7 +418,7 @@ def test_every_choice_reports_its_own_error():
     assert errors == ["logits are not numbers"] * 3
 
 
-def test_a_preempted_first_choice_does_not_strand_its_siblings():
+def test_a_preempted_first_sequence_does_not_strand_its_siblings():
     run = Run(num_blocks=8, max_num_batched_tokens=6)
     run.add("old", [1] * 7, max_tokens=20, ignore_eos=True)
     run.step()
@@ -442,14 +442,14 @@ def test_abort_of_waiting_running_and_ended_requests():
     run.finish()
 
 
-def test_abort_ends_each_choice_once_and_in_order():
+def test_abort_ends_each_sequence_once_and_in_order():
     run = Run(max_num_batched_tokens=8)
     run.add("a", 5, n=4)
     run.step()
     run.step()
-    assert [out.choice for out in run.abort("a", 2)] == [2]
+    assert [out.sequence for out in run.abort("a", 2)] == [2]
     assert run.abort("a", 2) == run.abort("a", 9) == run.abort("a", -1) == []
-    assert [out.choice for out in run.abort("a")] == [0, 1, 3]
+    assert [out.sequence for out in run.abort("a")] == [0, 1, 3]
     run.finish()
 
 

@@ -17,7 +17,7 @@ from quire.sampling_params import SamplingParams
 from quire.types import NewRequest
 
 MAX_MODEL_LEN = 40
-CHOICES = st.one_of(st.none(), st.integers(0, 3))
+SEQUENCES = st.one_of(st.none(), st.integers(0, 3))
 
 prompts = st.one_of(
     st.lists(st.integers(0, 1), min_size=1, max_size=20),  # often share a beginning
@@ -128,10 +128,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.add(new)
 
     @precondition(lambda self: self.requests)
-    @rule(data=st.data(), choice=CHOICES)
-    def abort(self, data, choice):
+    @rule(data=st.data(), sequence=SEQUENCES)
+    def abort(self, data, sequence):
         new = data.draw(st.sampled_from(self.requests))
-        self.received.take(self.scheduler.abort(new.request_id, self.now, choice))
+        self.received.take(self.scheduler.abort(new.request_id, self.now, sequence))
 
     @rule(count=st.integers(1, 8))
     def steps(self, count):
@@ -149,9 +149,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self._collect()
 
     @precondition(lambda self: self.requests)
-    @rule(data=st.data(), choice=CHOICES)
-    def abort_in_flight(self, data, choice):
-        self._step(abort=(data.draw(st.sampled_from(self.requests)).request_id, choice))
+    @rule(data=st.data(), sequence=SEQUENCES)
+    def abort_in_flight(self, data, sequence):
+        self._step(abort=(data.draw(st.sampled_from(self.requests)).request_id, sequence))
 
     @rule(prompt=prompts, params=sampling_params)
     def add_in_flight(self, prompt, params):
@@ -171,7 +171,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now += 1.0
         oldest = next(iter(self.scheduler._running.values()), None)
         alone = not self.in_flight
-        ruled = any(choice.request.new.grammar for choice in self.scheduler._running.values())
+        ruled = any(sequence.request.new.grammar for sequence in self.scheduler._running.values())
         step = self.scheduler.schedule(self.now)
         if step is None:
             assert self.in_flight or not self.scheduler.has_work, "nothing is planned"
@@ -186,17 +186,17 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _draft(self):
         """Guess for all that run: some right tokens, some wrong ones, for each and each time others."""
-        for choice in self.scheduler._running.values():
-            new, index = choice.request.new, choice.index
+        for sequence in self.scheduler._running.values():
+            new, index = sequence.request.new, sequence.index
             num_right, num_wrong = divmod(mix(self.now, new.request_id, index) % 20, 4)
             right = []
             if self.drafts == 2:
                 if (new.request_id, index) not in self.expected:
                     alone = solo(new, index, MAX_MODEL_LEN, self.scheduler.caches.groups)
                     self.expected[new.request_id, index] = alone.token_ids
-                right = self.expected[new.request_id, index][len(choice.emitted) :][:num_right]
+                right = self.expected[new.request_id, index][len(sequence.emitted) :][:num_right]
             taken = self.scheduler.draft(new.request_id, index, [*right, *range(num_wrong)])
-            assert taken == (choice.num_planned == choice.num_computed and not new.grammar)
+            assert taken == (sequence.num_planned == sequence.num_computed and not new.grammar)
 
     def _collect(self):
         step, pending = self.in_flight.popleft()
@@ -222,8 +222,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.num_free_blocks == self.runner.num_blocks
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
         for new in self.requests:
-            for choice in range(new.params.n):
-                self.received.verify(new, choice, MAX_MODEL_LEN)
+            for sequence in range(new.params.n):
+                self.received.verify(new, sequence, MAX_MODEL_LEN)
         assert len(self.received.final) == sum(r.params.n for r in self.requests)
 
 

@@ -68,7 +68,7 @@ def test_chunks_of_a_prompt_are_planned_ahead_too():
     run.finish()
 
 
-def test_nothing_is_planned_past_the_length_that_ends_a_choice():
+def test_nothing_is_planned_past_the_length_that_ends_a_sequence():
     run = Ahead()
     run.add("a", 5, max_tokens=2, ignore_eos=True)
     run.plan()
@@ -138,7 +138,7 @@ def test_a_preemption_loses_no_token_of_a_row_in_flight():
     run.add("a", 6, max_tokens=9, ignore_eos=True)
     run.add("b", [9] * 6, max_tokens=9, ignore_eos=True)
     run.plan()
-    preempted = run.scheduler._requests["b"].choices[0]
+    preempted = run.scheduler._requests["b"].sequences[0]
     run.scheduler._preempt(preempted)  # there is room for it, but it waits for the promised token
     step = run.plan()
     assert (step.released, step.admitted) == ((1,), ())
@@ -151,7 +151,7 @@ def test_a_preemption_loses_no_token_of_a_row_in_flight():
     run.finish()
 
 
-def test_a_choice_takes_no_blocks_from_others_before_its_own_rows_are_taken_in():
+def test_a_sequence_takes_no_blocks_from_others_before_its_own_rows_are_taken_in():
     """The step in flight gives the youngest its last token."""
     run = Ahead(num_blocks=4, num_spare_blocks=0)
     run.add("old", [1] * 8, max_tokens=5, ignore_eos=True)
@@ -163,7 +163,7 @@ def test_a_choice_takes_no_blocks_from_others_before_its_own_rows_are_taken_in()
 
 
 @pytest.mark.parametrize("caching", [True, False])
-def test_choices_share_their_prompt(caching):
+def test_sequences_share_their_prompt(caching):
     run = Ahead(max_num_batched_tokens=8, enable_prefix_caching=caching)
     run.add("a", 19, n=4, ignore_eos=True)
     run.finish()

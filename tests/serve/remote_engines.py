@@ -51,10 +51,10 @@ async def running(config: EngineConfig = NULL, **options: Any) -> AsyncIterator[
         await asyncio.wait_for(engine.close(), LIMIT_S)
 
 
-async def follow(stream: Stream, num_choices: int = 1) -> list[Output]:
+async def follow(stream: Stream, num_sequences: int = 1) -> list[Output]:
     """All outputs of a request."""
     outputs: list[Output] = []
-    while sum(output.finish_reason is not None for output in outputs) < num_choices:
+    while sum(output.finish_reason is not None for output in outputs) < num_sequences:
         outputs += await asyncio.wait_for(stream.get(), LIMIT_S)
     return outputs
 
@@ -82,16 +82,16 @@ def local(config: EngineConfig, requests: Iterable[NewRequest]) -> dict[str, lis
 
 
 def gist(outputs: Iterable[Output]) -> dict[int, Any]:
-    """By choice, all that does not depend on the time or on which step brought it; floats by their bits."""
-    choices: dict[int, Any] = {}
+    """By sequence, all that does not depend on the time or on which step brought it; floats by their bits."""
+    sequences: dict[int, Any] = {}
     for output in outputs:
-        tokens, logprobs, prompt, _ = choices.setdefault(output.choice, ([], [], [], None))
+        tokens, logprobs, prompt, _ = sequences.setdefault(output.sequence, ([], [], [], None))
         tokens += output.token_ids
         logprobs += [(t.token_id, t.logprob.hex(), t.rank) for p in output.logprobs for t in p]
         prompt += [(t.token_id, t.logprob.hex(), t.rank) for p in output.prompt_logprobs for t in p]
         ending = (output.finish_reason, output.stop_reason, output.error)
-        choices[output.choice] = (tokens, logprobs, prompt, ending)
-    return choices
+        sequences[output.sequence] = (tokens, logprobs, prompt, ending)
+    return sequences
 
 
 def exists(pid: int) -> bool:

@@ -39,7 +39,7 @@ REQUESTS = [
     request("greedy", *range(3, 90), max_tokens=20),
     request("logprobs", 9, 8, 7, logprobs=5, prompt_logprobs=3, temperature=1, seed=-(2**63)),
     request("seed", 9, 8, 7, logprobs=0, temperature=1.5, top_p=0.9, seed=2**63 - 1),
-    request("choices", 4, 5, n=3, temperature=1, logprobs=1),
+    request("sequences", 4, 5, n=3, temperature=1, logprobs=1),
     request("bias", 4, 5, logit_bias={10: 3.25, 11: -100}, presence_penalty=0.1, repetition_penalty=1.3),
     request("allowed", 4, 5, allowed_token_ids=[20, 21, 22], bad_words_token_ids=[[20, 21], [22]], seed=3),
     request("stop", 4, 5, temperature=1, stop_token_ids=list(range(0, 400, 2)), min_tokens=2),
@@ -145,13 +145,13 @@ def test_an_abort_frees_at_once() -> None:
     run(check())
 
 
-def test_one_choice_is_aborted() -> None:
+def test_one_sequence_is_aborted() -> None:
     async def check() -> None:
         async with running(command=faulty(5)) as engine:
             stream = engine.submit(request("a", n=3, temperature=1, max_tokens=40))
             first = await stream.get()
             stream.abort(1)
-            ends = {o.choice: o.finish_reason for o in await follow(stream, 3) if o.finish_reason}
+            ends = {o.sequence: o.finish_reason for o in await follow(stream, 3) if o.finish_reason}
             assert first[0].finish_reason is None
             assert ends == {0: "length", 1: "abort", 2: "length"}
 

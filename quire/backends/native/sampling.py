@@ -11,7 +11,7 @@ from quire.types import Admission, PositionLogprobs, RowResult, TokenLogprob
 
 
 def slot_params(admission: Admission, vocab_size: int) -> _core.SlotParams:
-    """Return what a choice asks of sampling.
+    """Return the sampling parameters of a sequence.
 
     Token ids of the parameters are of the vocabulary, and the seed is a number, as for SamplerState.
     """
@@ -26,7 +26,7 @@ def slot_params(admission: Admission, vocab_size: int) -> _core.SlotParams:
         min_p=params.min_p,
         top_k=params.top_k,
         seed=params.seed,
-        choice=admission.choice,
+        choice=admission.sequence,
         repetition_penalty=params.repetition_penalty,
         frequency_penalty=params.frequency_penalty,
         presence_penalty=params.presence_penalty,
