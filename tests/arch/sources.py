@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -49,6 +49,7 @@ class Import:
     name: str | None
     place: str
     typing_only: bool  # under `if TYPE_CHECKING`
+    in_function: bool  # not done when the file is loaded
 
 
 def unit_of(module: str) -> str:
@@ -96,14 +97,21 @@ def _imports(source: Source) -> Iterator[Import]:
         for statement in node.body
         for inner in ast.walk(statement)
     }
+    late = {id(inner) for function in functions(source) for inner in ast.walk(function)}
     for node in ast.walk(source.tree):
-        if isinstance(node, ast.Import):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = _absolute(source, node) if isinstance(node, ast.ImportFrom) else None
             for alias in node.names:
-                yield Import(alias.name, None, source.at(node), id(node) in hidden)
-        elif isinstance(node, ast.ImportFrom):
-            module = _absolute(source, node)
-            for alias in node.names:
-                yield Import(module, alias.name, source.at(node), id(node) in hidden)
+                where = (source.at(node), id(node) in hidden, id(node) in late)
+                yield (
+                    Import(alias.name, None, *where) if module is None else Import(module, alias.name, *where)
+                )
+
+
+def module_imported(other: Import, modules: Set[str]) -> str:
+    """`from quire.program import ops` is the file quire.program.ops, not the package that holds it."""
+    full = f"{other.module}.{other.name}"
+    return full if full in modules else other.module
 
 
 def _absolute(source: Source, node: ast.ImportFrom) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
-from sources import ROOT, Import, Source, package, snippet, unit_of
+from sources import ROOT, Import, Source, module_imported, package, snippet, unit_of
 
 # Low to high. A unit imports from lower levels and, where the level is not "apart", from its own.
 # "" is the package itself: `from quire import LLM`.
@@ -138,7 +138,7 @@ def cycles(sources: Sequence[Source]) -> list[str]:
             name
             for other in source.imports
             if not other.typing_only
-            and (name := _module_imported(other, modules)) in modules
+            and (name := module_imported(other, modules)) in modules
             and name != source.module
         }
         for source in sources
@@ -168,12 +168,6 @@ def _ring(graph: Mapping[str, Iterable[str]]) -> list[str]:
     except CycleError as error:
         return [" -> ".join(reversed(error.args[1]))]
     return []
-
-
-def _module_imported(other: Import, modules: set[str]) -> str:
-    """`from quire.program import ops` is the file quire.program.ops, not the package that holds it."""
-    full = f"{other.module}.{other.name}"
-    return full if full in modules else other.module
 
 
 def names(paths: Iterable[str]) -> list[str]:
