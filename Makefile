@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 TEST_ENV := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest
 
-.PHONY: help run test lint format oracle clients agents sanitize clean
+.PHONY: help run test lint format oracle clients agents endurance sanitize clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -45,6 +45,9 @@ clients: .clients/.done .venv/.test  ## call the server with more clients (insta
 
 agents: .agents/.done .venv/.test  ## run coding agents against the server (installs them; needs npm)
 	$(BIN)/python -m pytest -o faulthandler_timeout=1500 tests/agents $(ARGS)
+
+endurance: .venv/.test  ## load, kill and drain servers for an hour (ARGS="faults --parts drains"; docs/soak.md)
+	$(BIN)/python tests/endurance $(ARGS)
 
 # The sanitizer must be there before Python is, and the C++ library, whose exceptions it watches, with it; leaks are
 # Python's own, it never frees all.

@@ -7,14 +7,14 @@ import time
 
 import jsonschema
 import pytest
-from loadgen.aborting import Aborts
-from loadgen.answers import Answer, Case
-from loadgen.asking import Exchange
-from loadgen.clock import Clock
-from loadgen.draining import Drainer, Drains
-from loadgen.killing import GONE, TOLD, WHOLE, WRONG, Killer, Kills
-from loadgen.structures import random_schema, schema_size, tool_prompt, tool_sets
-from loadgen.verdict import Promise
+from endurance.aborting import Aborts
+from endurance.answers import Answer, Case
+from endurance.asking import Exchange
+from endurance.clock import Clock
+from endurance.draining import Drainer, Drains
+from endurance.killing import FAILED, GONE, WHOLE, WRONG, Killer, Kills
+from endurance.structures import random_schema, schema_size, tool_prompt, tool_sets
+from endurance.verdict import Promise
 
 
 def broken(promises: list[Promise]) -> set[str]:
@@ -29,7 +29,7 @@ def exchange(problem: str = "", status: int = 200, error: str = "", begin_s: flo
 
 def test_what_kills_may_do():
     kills = Kills(stream_ends=[0.4], answer_ends=[2.0], recoveries=[1.0], goldens=["a", "a"], held=[0])
-    kills.outcomes.update({WHOLE: 3, TOLD: 2, GONE: 1})
+    kills.outcomes.update({WHOLE: 3, FAILED: 2, GONE: 1})
     kills.statuses = [1]
     assert broken(kills.judged()) == set()
     kills.outcomes[WRONG] += 1
@@ -45,10 +45,10 @@ def test_what_kills_may_do():
 
 def test_what_comes_of_a_request_when_the_engine_dies(tmp_path):
     killer = Killer(1, 0, tmp_path / "log", Clock(), lambda _: None)
-    told, gone = exchange("HTTP 503", 503), exchange("Lost: connection lost", 0)
-    first = [exchange(), exchange("error", error="engine_dead"), told, exchange("Lost: connection lost", 0)]
+    failed, gone = exchange("HTTP 503", 503), exchange("Lost: connection lost", 0)
+    first = [exchange(), exchange("error", error="engine_dead"), failed, exchange("Lost: connection lost", 0)]
     killer._judge(first, [gone], is_up=True)
-    assert killer.found.outcomes == {WHOLE: 1, TOLD: 2, WRONG: 2}
+    assert killer.found.outcomes == {WHOLE: 1, FAILED: 2, WRONG: 2}
     killer._judge([], [gone], is_up=False)
     assert killer.found.outcomes[GONE] == 1
     assert "Lost" in killer.found.problems[0]

@@ -6,9 +6,9 @@ import json
 from itertools import islice, pairwise
 
 import pytest
+from endurance.trends import drift, fifths, slope
 from hypothesis import given
 from hypothesis import strategies as st
-from loadgen.endurance import drift, fifths, slope
 from loadgen.metrics import (
     Goal,
     Spread,

@@ -7,11 +7,11 @@ import json
 from collections import Counter
 
 import pytest
-from loadgen.answers import Answer, Case, well_formed
-from loadgen.asking import Exchange
+from endurance.answers import Answer, Case, well_formed
+from endurance.asking import Exchange
+from endurance.mixture import LARGEST_STEP, Mixture
+from endurance.soaking import read_metrics
 from loadgen.client import Client, Reply
-from loadgen.mixture import LARGEST_STEP, Mixture
-from loadgen.soaking import read_metrics
 
 
 def drawn(count: int) -> list[Case]:

@@ -10,14 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from loadgen.answers import Case
-from loadgen.asking import Exchange
 from loadgen.client import BadReply, Client, Lost
-from loadgen.clock import Clock
-from loadgen.mixture import Mixture
 from loadgen.processes import ServerProcess
-from loadgen.soaking import digest, golden_bodies, read_load
-from loadgen.verdict import Promise
+
+from endurance.answers import Case
+from endurance.asking import Exchange
+from endurance.clock import Clock
+from endurance.mixture import Mixture
+from endurance.soaking import digest, golden_bodies, read_load
+from endurance.verdict import Promise
 
 NUM_SEQS, NUM_CLIENTS = 8, 24  # two of three wait
 PROMPT_WORDS = 400  # of the longest: several steps of --max-num-batched-tokens
@@ -25,7 +26,7 @@ BATCHED_TOKENS = 64
 LAST_EVENT, LONGEST_S = 16, 0.12  # at which they leave at the latest
 LOOK_EVERY = 1000
 SETTLE_S = 1.0  # after which nothing may be held
-MOST_TOLD = 8
+MOST_PROBLEMS = 8
 
 
 @dataclass(slots=True)
@@ -59,10 +60,10 @@ class Aborter:
     """Clients of one server, each of which leaves, and asks again."""
 
     def __init__(
-        self, num_aborts: int, seed: int, log: Path, clock: Clock, tell: Callable[[str], None]
+        self, num_aborts: int, seed: int, log: Path, clock: Clock, show: Callable[[str], None]
     ) -> None:
         self.found = Aborts()
-        self._wanted, self._log, self._clock, self._tell = num_aborts, log, clock, tell
+        self._wanted, self._log, self._clock, self._show = num_aborts, log, clock, show
         self._dice = random.Random(seed)
         self._mixture = Mixture("demo", seed, PROMPT_WORDS, 160)
         self._goldens = golden_bodies("demo")
@@ -132,7 +133,7 @@ class Aborter:
         if self._clock.stood_still(now_s - SETTLE_S, now_s):
             return
         self.found.outcomes["failed"] += 1
-        if len(self.found.problems) < MOST_TOLD:
+        if len(self.found.problems) < MOST_PROBLEMS:
             self.found.problems.append(f"abort {self.found.num_aborts}: {problem[:300]}")
 
     async def _watch(self, client: Client) -> None:
@@ -141,5 +142,5 @@ class Aborter:
             load = await read_load(client)
             for state, count in (("running", load.running), ("waiting", load.waiting)):
                 self.found.most[state] = max(self.found.most[state], count)
-            self._tell(f"abort {self.found.num_aborts:,} of {self._wanted:,}")
+            self._show(f"abort {self.found.num_aborts:,} of {self._wanted:,}")
             await asyncio.sleep(0.2)

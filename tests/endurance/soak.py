@@ -1,13 +1,13 @@
-"""Hours of mixed traffic on a Quire server, and whether it keeps its promises; the report is Markdown.
+"""Load a Quire server with mixed traffic for hours, and check its promises; the report is Markdown.
 
-    python benchmarks/soak.py --minutes 30 --report soak.md
-    python benchmarks/soak.py --minutes 5 --kill-every 30      the engine's process is killed twice a minute
-    python benchmarks/soak.py --minutes 1 -- --max-num-seqs 4  the rest goes to `quire serve`
+    make endurance ARGS="soak --minutes 30 --report soak.md"
+    make endurance ARGS="soak --minutes 5 --kill-every 30"      the engine's process is killed twice a minute
+    make endurance ARGS="soak --minutes 1 -- --max-num-seqs 4"  the rest goes to `quire serve`
 
 Starts `quire serve demo` with a KV cache so small that requests are preempted, and keeps --streams requests
 open: chats and completions, streamed and not, with several choices, logprobs, echo, penalties, seeds, token
 ids, tools and the other endpoints; 20% are hung up on at a random moment, 10% are held to a grammar, 5% are
-invalid. What must hold, else it ends with status 1:
+invalid. The promises; the status is 1 if one is broken:
 
     answers      every answer is what its request asks for; what is invalid is refused as it must be
     hung         every request ends within --patience
@@ -35,8 +35,9 @@ from pathlib import Path
 from loadgen import processes
 from loadgen.openai import Unusable
 from loadgen.processes import ServerProcess
-from loadgen.soaking import Settings, Soak
-from loadgen.verdict import report
+
+from endurance.soaking import Settings, Soak
+from endurance.verdict import report
 
 CACHE = "4M"  # for about 2,000 tokens of the demo model
 NUM_SEQS = 16
@@ -123,7 +124,3 @@ def main() -> None:
         sys.exit(f"broken: {', '.join(broken)}; log: {log}")
     if not options.log:
         log.unlink()
-
-
-if __name__ == "__main__":
-    main()

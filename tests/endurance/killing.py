@@ -12,14 +12,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
-from loadgen.asking import Exchange
 from loadgen.client import Client
-from loadgen.clock import Clock
-from loadgen.mixture import Mixture
 from loadgen.openai import Unusable
 from loadgen.processes import ServerProcess
-from loadgen.soaking import digest, golden_bodies, read_load
-from loadgen.verdict import Promise
+
+from endurance.asking import Exchange
+from endurance.clock import Clock
+from endurance.mixture import Mixture
+from endurance.soaking import digest, golden_bodies, read_load
+from endurance.verdict import Promise
 
 NUM_SEQS = 8  # fewer than the streams, so that requests wait
 NUM_STREAMS, NUM_PLAIN = 12, 4
@@ -30,8 +31,13 @@ STREAM_END_S = 1.0  # from the kill to the end of all streams that had begun
 ANSWER_END_S = 5.0  # from an engine that is ready again, or given up, to the end of all
 RECOVERY_S = 30.0
 PATIENCE_S = 40.0  # for any request: one that waits has its answer from the next engine
-MOST_TOLD = 8
-WHOLE, TOLD, GONE, WRONG = "answered in full", "told that the engine died", "found no server", "wrong"
+MOST_PROBLEMS = 8
+WHOLE, FAILED, GONE, WRONG = (
+    "answered in full",
+    "got an error: engine died",
+    "found no server",
+    "wrong",
+)
 
 
 @dataclass(slots=True)
@@ -80,10 +86,10 @@ class Killer:
     """
 
     def __init__(
-        self, num_kills: int, seed: int, log: Path, clock: Clock, tell: Callable[[str], None]
+        self, num_kills: int, seed: int, log: Path, clock: Clock, show: Callable[[str], None]
     ) -> None:
         self.found = Kills()
-        self._wanted, self._log, self._clock, self._tell = num_kills, log, clock, tell
+        self._wanted, self._log, self._clock, self._show = num_kills, log, clock, show
         self._dice = random.Random(seed)
         self._mixture = Mixture("demo", seed, 120, 160)
         self._goldens = golden_bodies("demo")
@@ -97,7 +103,7 @@ class Killer:
             async with server:
                 found.goldens.append(await digest(Client(server.url), self._goldens))
                 while server.status is None and found.num_kills < self._wanted:
-                    self._tell(f"kill {found.num_kills + 1} of {self._wanted}, server {found.num_servers}")
+                    self._show(f"kill {found.num_kills + 1} of {self._wanted}, server {found.num_servers}")
                     before, begin_s = copy.deepcopy(found), time.perf_counter()
                     await self._kill(server)
                     if self._clock.stood_still(begin_s, time.perf_counter()):
@@ -150,10 +156,10 @@ class Killer:
             if not one.problem:
                 came = WHOLE
             elif one.ended_with_engine:
-                came = TOLD
+                came = FAILED
             elif one in late and not is_up and not one.hung and not one.first_s:
                 came = GONE  # it came when the server had given up and was ending
             found.outcomes[came] += 1
             found.num_hung += one.hung
-            if came == WRONG and len(found.problems) < MOST_TOLD:
+            if came == WRONG and len(found.problems) < MOST_PROBLEMS:
                 found.problems.append(f"kill {found.num_kills}, {one.case.kind}: {one.problem[:300]}")

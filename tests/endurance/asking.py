@@ -8,8 +8,9 @@ import json
 import time
 from dataclasses import dataclass, field
 
-from loadgen.answers import Answer, Case
 from loadgen.client import BadReply, Client, Lost
+
+from endurance.answers import Answer, Case
 
 ENGINE_DEAD = ("engine_dead", "server_error", "api_error")  # how streams say it, each in its API's words
 GONE_S = 0.02  # who is gone before anything has come has stayed so long
@@ -50,7 +51,7 @@ class Exchange:
 
     @property
     def ended_with_engine(self) -> bool:
-        """It was told so in the server's own words."""
+        """The server reported that the engine died."""
         return self.answer.status == 503 or self.answer.error in ENGINE_DEAD
 
     async def _ask(self, client: Client) -> None:

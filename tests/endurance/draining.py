@@ -1,4 +1,4 @@
-"""Servers that are told to end amid requests, as a rolling restart does it: none of them may fail."""
+"""Servers that are sent SIGTERM amid requests, as a rolling restart does it: none of them may fail."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loadgen.answers import Case
-from loadgen.asking import Exchange
 from loadgen.client import Client
-from loadgen.clock import Clock
-from loadgen.mixture import Mixture
 from loadgen.processes import ServerProcess
-from loadgen.verdict import Promise
+
+from endurance.answers import Case
+from endurance.asking import Exchange
+from endurance.clock import Clock
+from endurance.mixture import Mixture
+from endurance.verdict import Promise
 
 NUM_STREAMS, NUM_PLAIN = 6, 6  # clients that ask without end
 LONGEST_S = 1.0  # from the first requests to the signal
-MOST_TOLD = 8
+MOST_PROBLEMS = 8
 PATIENCE_S = 60.0
 REFUSED = "ConnectionRefusedError"
 
@@ -60,10 +61,10 @@ class Drainer:
     """Starts one server after the other, and ends each while clients ask."""
 
     def __init__(
-        self, num_drains: int, seed: int, log: Path, clock: Clock, tell: Callable[[str], None]
+        self, num_drains: int, seed: int, log: Path, clock: Clock, show: Callable[[str], None]
     ) -> None:
         self.found = Drains()
-        self._wanted, self._log, self._clock, self._tell = num_drains, log, clock, tell
+        self._wanted, self._log, self._clock, self._show = num_drains, log, clock, show
         self._dice = random.Random(seed)
         self._mixture = Mixture("demo", seed, 120, 160)
         self._signal_s = 0.0  # when it was sent, to the server that runs
@@ -71,7 +72,7 @@ class Drainer:
     async def run(self) -> Drains:
         """All of them. Raises Unusable for a server that does not start."""
         while (count := self.found.statuses.total()) < self._wanted:
-            self._tell(f"drain {count + 1} of {self._wanted}")
+            self._show(f"drain {count + 1} of {self._wanted}")
             before, begin_s = copy.deepcopy(self.found), time.perf_counter()
             async with ServerProcess(["demo"], self._log) as server:
                 await self._drain(server)
@@ -106,10 +107,10 @@ class Drainer:
         found, is_late = self.found, one.begin_s >= self._signal_s
         came = "failed" if one.problem else "answered in full"
         if is_late and one.answer.status == 503:
-            came = "told to come back (503)"
+            came = "refused with 503 and Retry-After"
         elif is_late and one.problem.startswith(REFUSED):
-            came = "found the door closed"
+            came = "found the port closed"
         (found.after if is_late else found.outcomes)[came] += 1
-        if came == "failed" and len(found.problems) < MOST_TOLD:
+        if came == "failed" and len(found.problems) < MOST_PROBLEMS:
             when = f"{one.begin_s - self._signal_s:+.3f} s from SIGTERM"
             found.problems.append(f"drain, {one.case.kind}, {when}: {one.problem[:300]}")

@@ -29,7 +29,7 @@ class Clock:
         return now_s - self._begin_s - self.lost_s
 
     def stood_still(self, begin_s: float, end_s: float) -> bool:
-        """Whether that happened between two moments of time.perf_counter."""
+        """Return True if that happened between two moments of time.perf_counter."""
         self.now_s()
         return any(begin_s <= at_s and at_s - seconds <= end_s for at_s, seconds in self.pauses)
 

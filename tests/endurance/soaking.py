@@ -12,19 +12,20 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from loadgen.answers import Case
-from loadgen.asking import Exchange
 from loadgen.client import Client
-from loadgen.clock import Clock
-from loadgen.mixture import SCHEMA, Mixture
 from loadgen.openai import CHAT, COMPLETIONS, find_model
 from loadgen.processes import ServerProcess, Usage
+
+from endurance.answers import Case
+from endurance.asking import Exchange
+from endurance.clock import Clock
+from endurance.mixture import SCHEMA, Mixture
 
 SAMPLE_S = 2.0
 END_OF_STREAMS_S = 1.0  # after the engine's death
 RECOVERY_S = 60.0
 SETTLE_S = 1.0  # from the last answer to blocks that are free and connections that are closed
-MOST_PROBLEMS = 8  # of each kind that are told in full
+MOST_PROBLEMS = 8  # of each kind that are reported in full
 STORY = "Tell me a story about a fox and a lantern."
 
 
@@ -191,7 +192,7 @@ class Soak:
         elif outage and one.ended_with_engine:
             came = "ended with the engine"
         elif one.ended_with_engine and self.clock.stood_still(one.begin_s - SETTLE_S, one.end_s):
-            came = "told to come back"  # no step had ended for long
+            came = "refused with 503"  # no step had ended for long
         elif one.problem:
             came = "wrong"
             found.num_problems += 1
@@ -312,17 +313,17 @@ class Load:
 
 async def read_load(client: Client) -> Load:
     """What /load says."""
-    told = json.loads((await client.get("/load")).body)
-    held = told["num_blocks"] - told["num_free_blocks"]
-    return Load(told["num_requests_running"], told["num_requests_waiting"], held)
+    load = json.loads((await client.get("/load")).body)
+    held = load["num_blocks"] - load["num_free_blocks"]
+    return Load(load["num_requests_running"], load["num_requests_waiting"], held)
 
 
 async def digest(client: Client, goldens: list[tuple[str, bytes]]) -> str:
     """What the answers to golden requests say, in short."""
     found = hashlib.sha256()
     for path, body in goldens:
-        told = json.loads((await client.post(path, body)).body)
-        found.update(json.dumps(told.get("choices", told), sort_keys=True).encode())
+        reply = json.loads((await client.post(path, body)).body)
+        found.update(json.dumps(reply.get("choices", reply), sort_keys=True).encode())
     return found.hexdigest()[:16]
 
 

@@ -1,8 +1,8 @@
-"""Whether structured output is always valid: hundreds of generated JSON schemas, and tool calls.
+"""Check that structured output is always valid: hundreds of generated JSON schemas, and tool calls.
 
-    python benchmarks/schemas.py                             512 schemas, 160 prompts with tools: some minutes
-    python benchmarks/schemas.py --schemas 2000 --seed 7     others
-    python benchmarks/schemas.py --show 9                    print the schema of that number, and stop
+    make endurance ARGS="schemas"                            512 schemas, 160 prompts with tools: some minutes
+    make endurance ARGS="schemas --schemas 2000 --seed 7"    others
+    make endurance ARGS="schemas --show 9"                   print the schema of that number, and stop
 
 Starts `quire serve demo`, and asks for answers by --temperature, so that the small model strays as far as the
 grammar lets it. The schemas grow from a single value to --size of them: strings with lengths, patterns and
@@ -33,7 +33,8 @@ from loadgen.client import Client
 from loadgen.openai import CHAT, Unusable
 from loadgen.processes import ServerProcess
 from loadgen.report import columns
-from loadgen.structures import random_schema, schema_size, tool_prompt, tool_sets
+
+from endurance.structures import random_schema, schema_size, tool_prompt, tool_sets
 
 ROOM = 900  # tokens for an answer: what the demo model's context leaves
 AT_ONCE = 16
@@ -211,7 +212,3 @@ def main() -> None:
     print(columns([("", VALID, CUT, WRONG), *rows]))
     print("".join(f"\n- {problem}" for problem in asker.problems[:20]))
     sys.exit(1 if asker.problems else 0)
-
-
-if __name__ == "__main__":
-    main()

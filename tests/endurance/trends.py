@@ -1,4 +1,4 @@
-"""Whether something grows or drifts over hours, from samples that jitter."""
+"""Growth and drift over hours, from noisy samples."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
-"""Faults, again and again, and whether a Quire server bears them as promised; the report is Markdown.
+"""Repeat faults, and check that a Quire server keeps its promises; the report is Markdown.
 
-    python benchmarks/faults.py                            all three parts: half an hour
-    python benchmarks/faults.py --parts drains --drains 10
-    python benchmarks/faults.py --report faults.md
+    make endurance ARGS="faults"                           all three parts: half an hour
+    make endurance ARGS="faults --parts drains --drains 10"
+    make endurance ARGS="faults --report faults.md"
 
-Starts `quire serve demo` as often as it must. What must hold, else it ends with status 1:
+Starts `quire serve demo` as often as needed. The promises; the status is 1 if one is broken:
 
     kills    The engine's process is killed (SIGKILL) at random moments, while 12 streams and 4 other
-             requests run or wait, and 3 more come while there is no engine. Each is answered in full or told
-             that the engine died: open streams within a second, all others within 5 s of the next engine,
-             which is there by itself. Then prompts give what they gave before, to the bit, and no block of
-             the KV cache is held. At the tenth death the server gives up and ends with status 1, as it
-             should: what watches it would start another, and so does this.
+             requests run or wait, and 3 more come while there is no engine. Each is answered in full or gets
+             an error for the engine's death: open streams within a second, all others within 5 s of the
+             next engine, which starts by itself. Then prompts give what they gave before, to the bit, and no
+             block of the KV cache is held. At the tenth death the server gives up and ends with status 1, as
+             it should: a supervisor would start another, and so does this.
     drains   Servers are sent SIGTERM while 12 clients ask without end. Every request that was sent before
              is answered in full; those sent after it get a 503 or no connection; the exit status is 0.
     aborts   Clients leave at random moments: while they wait, while their prompt is computed, in the middle
@@ -30,13 +30,14 @@ import time
 from pathlib import Path
 
 from loadgen import processes
-from loadgen.aborting import Aborter, Aborts
-from loadgen.clock import Clock
-from loadgen.draining import Drainer, Drains
-from loadgen.killing import Killer, Kills
 from loadgen.openai import Unusable
 from loadgen.report import columns
-from loadgen.verdict import processor
+
+from endurance.aborting import Aborter, Aborts
+from endurance.clock import Clock
+from endurance.draining import Drainer, Drains
+from endurance.killing import Killer, Kills
+from endurance.verdict import processor
 
 PARTS: dict[str, type[Killer | Drainer | Aborter]] = {"kills": Killer, "drains": Drainer, "aborts": Aborter}
 
@@ -55,22 +56,22 @@ def read_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def tell(line: str) -> None:
-    """Where it is, on a terminal."""
+def show(line: str) -> None:
+    """Write the progress to a terminal."""
     if sys.stderr.isatty():
         print(end=f"\r\x1b[K{line}", file=sys.stderr, flush=True)
 
 
 async def run(options: argparse.Namespace, log: Path) -> dict[str, tuple[Kills | Drains | Aborts, float]]:
-    """What was found in each part, and the seconds it took. What the machine slept through is done again."""
+    """Run the parts; return findings and seconds of each. What a pause of the machine spoilt is repeated."""
     found, clock = {}, Clock()
     watch = asyncio.create_task(clock.watch())
     for name in options.parts:
         begin_s = clock.now_s()
-        part = PARTS[name](getattr(options, name), options.seed, log, clock, tell)
+        part = PARTS[name](getattr(options, name), options.seed, log, clock, show)
         found[name] = (await part.run(), clock.now_s() - begin_s)
     watch.cancel()
-    tell("")
+    show("")
     return found
 
 
@@ -105,7 +106,3 @@ def main() -> None:
         options.report.write_text(text, "utf-8")
     print(text)
     sys.exit(1 if broken else 0)
-
-
-if __name__ == "__main__":
-    main()
