@@ -36,7 +36,7 @@ from quire.server.service import ServiceState
     "Continuations of texts, for clients of llama.cpp",
     CompletionRequest,
     Continuation | list[Continuation],
-    streams=True,
+    streams=protocol.Part | Continuation,
 )
 async def completion(request: Request) -> Response:
     """A continuation of each prompt, or the stream of them."""

@@ -56,7 +56,7 @@ def _failed(error: Exception) -> bytes:
     return encode(ollama_body(error)) + b"\n"
 
 
-@describes("An answer to a conversation, for clients of Ollama", ChatRequest, ChatReply, streams=True)
+@describes("An answer to a conversation, for clients of Ollama", ChatRequest, ChatReply, ChatReply)
 async def chat(request: Request) -> Response:
     """The stream of an answer or, if that is not wanted, the answer."""
     serving: ServiceState = request.app.state.serving
@@ -65,7 +65,7 @@ async def chat(request: Request) -> Response:
     return await _answer(request, asked, unknown, task, _chat_reply)
 
 
-@describes("An answer to a prompt, for clients of Ollama", GenerateRequest, GenerateReply, streams=True)
+@describes("An answer to a prompt, for clients of Ollama", GenerateRequest, GenerateReply, GenerateReply)
 async def generate(request: Request) -> Response:
     """Likewise."""
     serving: ServiceState = request.app.state.serving
