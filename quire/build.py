@@ -11,7 +11,7 @@ from quire.backends.device import Device, device_for, kv_dtype, plan_weights
 from quire.cache_plan import SNAPSHOT_TOKENS
 from quire.config import EngineConfig
 from quire.engine.caches import BlockGroup, Group, StateGroup
-from quire.engine.engine import Engine, Room
+from quire.engine.engine import Engine, RequestLimits
 from quire.engine.scheduler import Scheduler
 from quire.engine.status import Facts
 from quire.errors import ConfigError
@@ -19,7 +19,7 @@ from quire.memory import MemoryPlan, gigabytes, misfit, plan_memory, summary
 from quire.models import Model, read_model
 from quire.program.passes import fuse
 from quire.program.program import Program
-from quire.runner.masks import Grammars
+from quire.runner.masks import GrammarSource
 from quire.runner.runner import Runner
 from quire.text.tokenizer import need_tokenizer
 from quire.weights.hub import open_model
@@ -72,8 +72,8 @@ class Built:
     @property
     def facts(self) -> Facts:
         """Facts for the clients of the engine."""
-        room = Room.of(self.engine.scheduler, self.engine.vocab_size)
-        return Facts(self.chosen, room, self.description.longest_context, self.description.fingerprint)
+        limits = RequestLimits.of(self.engine.scheduler, self.engine.vocab_size)
+        return Facts(self.chosen, limits, self.description.longest_context, self.description.fingerprint)
 
 
 def describe(config: EngineConfig, *, weights: bool = True) -> Description:
@@ -170,7 +170,7 @@ def _groups(memory: MemoryPlan) -> list[Group]:
     ]
 
 
-def _grammars(description: Description) -> Grammars:
+def _grammars(description: Description) -> GrammarSource:
     """Made for the first request that has a grammar: it takes time and memory that others need not spend."""
     from quire.grammar import grammars
 

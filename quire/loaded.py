@@ -34,7 +34,7 @@ class LoadedModel:
         self.frontend = Frontend(
             built.description.source,
             built.description.model,
-            max_model_len=self._facts.room.max_model_len,
+            max_model_len=self._facts.limits.max_model_len,
             longest_context=self._facts.longest_context,
             seed=config.seed,
         )

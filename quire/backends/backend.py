@@ -12,10 +12,10 @@ from quire.program.batch import Batch
 from quire.types import Failure, Step, StepResult
 
 # Waits for the masks of a step's rows that have a grammar, by the index of the row; see quire.sampling.
-Masks = Callable[[], Mapping[int, Any | Failure]]
+GetMasks = Callable[[], Mapping[int, Any | Failure]]
 
 
-class Pending(Protocol):
+class LaunchedStep(Protocol):
     """A step that was launched."""
 
     def result(self) -> StepResult:
@@ -46,7 +46,7 @@ class Backend(Protocol):
 
     name: str
 
-    def launch(self, step: Step, masks: Masks | None = None) -> Pending:
+    def launch(self, step: Step, masks: GetMasks | None = None) -> LaunchedStep:
         """Let a step compute after all that were launched before it.
 
         `masks`, where rows have grammars, is called between the forward pass and sampling. A row

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from quire.backends.backend import Capacity, Masks
+from quire.backends.backend import Capacity, GetMasks
 from quire.backends.host import HostDevice
 from quire.backends.kv_cache import KV_ITEM_BYTES, KV_SCALE_BYTES
 from quire.backends.slots import Deferred, Slots
@@ -40,7 +40,7 @@ class NullBackend:
         self._slots = Slots(program.output.width, block_size, len(program.cache_groups))
         self._zeros = np.zeros((1, *program.output.shape), np.float32)
 
-    def launch(self, step: Step, masks: Masks | None = None) -> Deferred:
+    def launch(self, step: Step, masks: GetMasks | None = None) -> Deferred:
         return Deferred(lambda: self._slots.finish(step, self.execute(self._slots.batch(step)), masks))
 
     def execute(self, batch: Batch) -> np.ndarray:

@@ -52,7 +52,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PackedFile:
     """A file of the cache. `used` is when it was last read or written, in seconds since 1970."""
 
     path: Path
@@ -153,7 +153,7 @@ class PackedCache:
                 found.append((status.st_mtime, status.st_size, path))
         return sorted(found)
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[PackedFile]:
         """What is kept, most recently used first; damaged files are left out."""
         found = []
         for _, _, path in reversed(self._files()):
@@ -212,7 +212,7 @@ class Draft:
             os.unlink(self._name)  # unless it has its name by now
 
 
-def read_entry(path: Path) -> Entry:
+def read_entry(path: Path) -> PackedFile:
     """What a file says about itself. Raises Damaged, OSError."""
     with open_regular(path) as file:
         status = os.fstat(file.fileno())
@@ -228,7 +228,7 @@ def read_entry(path: Path) -> Entry:
         about = parse_object(text, str(path))
         key, model, scheme = str(about["key"]), str(about["model"]), str(about["quantization"])
         sums = tuple(map(int, about["sums"]))
-        entry = Entry(path, key, model, scheme, int(about["nbytes"]), sums, status.st_mtime)
+        entry = PackedFile(path, key, model, scheme, int(about["nbytes"]), sums, status.st_mtime)
     except (ConfigError, KeyError, TypeError, ValueError) as error:
         raise Damaged(f"its description cannot be read: {error}") from error
     if entry.nbytes != tail_at - length or len(entry.sums) != len(_chunks(entry.nbytes)):
@@ -236,7 +236,7 @@ def read_entry(path: Path) -> Entry:
     return entry
 
 
-def read_checked(entry: Entry, mapper: Mapper, progress: Progress | None = None) -> Bytes:
+def read_checked(entry: PackedFile, mapper: Mapper, progress: Progress | None = None) -> Bytes:
     """Read the packed bytes of a file and check each of them. Raises Damaged, OSError."""
     data = allocate(entry.nbytes)
     with open_regular(entry.path) as file:

@@ -11,7 +11,7 @@ import ml_dtypes  # noqa: F401  # gives NumPy the name bfloat16
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from quire.backends.backend import Capacity, Masks
+from quire.backends.backend import Capacity, GetMasks
 from quire.backends.host import HostDevice
 from quire.backends.kv_cache import KV_DTYPES
 from quire.backends.slots import Deferred, Slots
@@ -66,10 +66,10 @@ class ReferenceBackend:
             else:
                 self._caches.append(_paged(spec, num_blocks[group], block_size, dtype))
 
-    def launch(self, step: Step, masks: Masks | None = None) -> Deferred:
+    def launch(self, step: Step, masks: GetMasks | None = None) -> Deferred:
         return Deferred(lambda: self._run(step, masks))
 
-    def _run(self, step: Step, masks: Masks | None) -> StepResult:
+    def _run(self, step: Step, masks: GetMasks | None) -> StepResult:
         began_s = time.monotonic()
         result = self._slots.finish(step, self.execute(self._slots.batch(step)), masks)
         return replace(result, began_s=began_s, ended_s=time.monotonic())

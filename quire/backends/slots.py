@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.backends.backend import Masks
+from quire.backends.backend import GetMasks
 from quire.program.batch import Batch
 from quire.sampling.faults import LogitsError
 from quire.sampling.logprobs import prompt_logprobs
@@ -94,7 +94,7 @@ class Slots:
             self._tables[group][:slots, :blocks] = held
         return self._tables[group][slot]
 
-    def finish(self, step: Step, logits: np.ndarray, masks: Masks | None) -> StepResult:
+    def finish(self, step: Step, logits: np.ndarray, masks: GetMasks | None) -> StepResult:
         """Turn logits [L, vocab] into results, and note the sampled tokens in the slots."""
         found: Mapping[int, Any | Failure] = {} if masks is None else masks()
         results, first = [], 0

@@ -11,7 +11,7 @@ from quire.cli.terminal import bold, complain, counted
 from quire.errors import did_you_mean
 
 if TYPE_CHECKING:
-    from quire.backends.packed_cache import Entry, PackedCache
+    from quire.backends.packed_cache import PackedCache, PackedFile
 
 DESCRIPTION = """Quantized weights are kept in the packed form that the native backend computes with, so that
 a model is rounded once. They can be made again at any time; the least recently used make room for others.
@@ -96,7 +96,7 @@ def _clear(cache: PackedCache, model: str | None = None) -> int:
     return 0
 
 
-def _shown(entry: Entry) -> str:
+def _shown(entry: PackedFile) -> str:
     """A model's name without what a terminal would obey."""
     return "".join(c if c.isprintable() else "?" for c in entry.model)
 

@@ -208,12 +208,12 @@ class Caches:
                 Snapshot(sequence.slot, states.index, match.num_blocks * self.block_size, snapshot)
             )
         sequence.tables = match.tables
-        sequence.room = self._room(sequence)
+        sequence.capacity = self._capacity(sequence)
         sequence.num_registered = match.num_blocks
         sequence.num_wanted = ()
         return grants, restored
 
-    def _room(self, sequence: Sequence) -> int:
+    def _capacity(self, sequence: Sequence) -> int:
         """Positions that every table of a sequence has blocks for."""
         ends = [table.end for table in sequence.tables]
         return min(ends) * self.block_size if ends else sequence.request.max_known
@@ -238,7 +238,7 @@ class Caches:
                 blocks = paged.pool.allocate(end - first)
                 table.blocks += blocks
                 grants.append(Grant(sequence.slot, paged.index, first, tuple(blocks)))
-        sequence.room = self._room(sequence)
+        sequence.capacity = self._capacity(sequence)
         return grants
 
     def save(self, sequence: Sequence, start: int, end: int) -> list[Snapshot]:
@@ -289,7 +289,7 @@ class Caches:
             paged.pool.release(table.blocks)
         for _, pool, snapshot in sequence.saving:
             pool.release([snapshot])
-        sequence.tables, sequence.saving, sequence.room = [], [], 0
+        sequence.tables, sequence.saving, sequence.capacity = [], [], 0
 
     def check(self, running: Iterable[Sequence], num_steps: int) -> None:
         """Raise AssertionError unless the pools hold what the sequences that run hold, and that is enough.
@@ -306,7 +306,7 @@ class Caches:
             states.pool.check(held)
         for sequence in running:
             assert sequence.num_registered == sequence.num_computed // self.block_size
-            assert sequence.num_planned <= sequence.room == self._room(sequence)
+            assert sequence.num_planned <= sequence.capacity == self._capacity(sequence)
             for paged, table in zip(self.paged, sequence.tables, strict=True):
                 assert table.first <= paged.first_visible(sequence.num_computed)
                 longest, batched = sequence.request.max_known, num_steps * self._num_batched_tokens

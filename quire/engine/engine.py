@@ -14,17 +14,17 @@ from quire.errors import ContextOverflow, EngineDead, RequestError
 from quire.types import NewRequest, Output, Record, Step, StepResult
 
 
-class Pending(Protocol):
+class PendingStep(Protocol):
     """A step that was launched."""
 
     def result(self) -> StepResult:
         """Wait for the step: one RowResult for each row, in the order of `step.rows`."""
 
 
-class Runner(Protocol):
+class StepRunner(Protocol):
     """Computes steps. It keeps, for each slot, the tokens and the block table that the steps told it."""
 
-    def launch(self, step: Step) -> Pending:
+    def launch(self, step: Step) -> PendingStep:
         """Let a step compute after those that were launched before it; they are collected in that order."""
 
 
@@ -33,7 +33,7 @@ class _InFlight:
     """A step that was launched, and what its record tells of its plan."""
 
     step: Step
-    pending: Pending
+    pending: PendingStep
     planned_s: float
     num_waiting: int
     num_free_blocks: int
@@ -55,7 +55,7 @@ class Engine:
     def __init__(
         self,
         scheduler: Scheduler,
-        runner: Runner,
+        runner: StepRunner,
         *,
         clock: Callable[[], float] = time.monotonic,
         vocab_size: int | None = None,
@@ -170,18 +170,17 @@ class Engine:
 
 
 def validate(request: NewRequest, scheduler: Scheduler, vocab_size: int | None = None) -> None:
-    """Raise RequestError unless the scheduler can bring every sequence of the request to its end."""
+    """Raise RequestError unless the scheduler can run every sequence of the request to completion."""
     if request.request_id in scheduler:
         raise RequestError(
             f"request id {request.request_id!r} is in use", "give every open request its own id", "request_id"
         )
-    room = Room.of(scheduler, vocab_size)
-    room.check(request)
+    RequestLimits.of(scheduler, vocab_size).check(request)
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """What bounds a request, whatever else runs."""
+class RequestLimits:
+    """Limits on a single request, independent of other requests."""
 
     max_model_len: int
     groups: tuple[BlockGroup, ...]
@@ -190,8 +189,8 @@ class Room:
     vocab_size: int | None = None
 
     @classmethod
-    def of(cls, scheduler: Scheduler, vocab_size: int | None) -> Room:
-        """The room that a scheduler has."""
+    def of(cls, scheduler: Scheduler, vocab_size: int | None) -> RequestLimits:
+        """Return the limits of a scheduler."""
         groups = tuple(group for group in scheduler.caches.groups if isinstance(group, BlockGroup))
         batched = scheduler.max_num_batched_tokens
         return cls(scheduler.max_model_len, groups, scheduler.block_size, batched, vocab_size)
@@ -202,7 +201,7 @@ class Room:
         return sum(group.num_blocks for group in self.groups)
 
     def check(self, request: NewRequest) -> None:
-        """Raise RequestError unless every sequence of the request can come to its end."""
+        """Raise RequestError unless every sequence of the request can run to completion."""
         if request.pooling:
             self._check_pooled(request)
         if request.embeddings is not None and not request.block_keys:
@@ -247,14 +246,14 @@ class Room:
             for group in self.groups
         ]
         if not all(fits):
-            room = self.block_size * min(
+            num_tokens = self.block_size * min(
                 group.num_blocks for group, fit in zip(self.groups, fits, strict=True) if not fit
             )
             raise RequestError(
-                f"The KV cache has room for {room} tokens. However, you requested {longest} tokens "
+                f"The KV cache has room for {num_tokens} tokens. However, you requested {longest} tokens "
                 f"({num_prompt} in the prompt, {longest - num_prompt} in the completion). "
                 "Please reduce the length of the prompt or completion.",
                 None,
-                "max_tokens" if num_prompt <= room else "prompt",
+                "max_tokens" if num_prompt <= num_tokens else "prompt",
                 "context_length_exceeded",
             )

@@ -52,9 +52,9 @@ class Plan:
         num_others = max(0, self.num_running - len(self.rows) - 1)
         num_known = sequence.num_known
         most = min(len(drafted), MAX_DRAFTED, budget - num_others, sequence.request.max_known - num_known - 1)
-        if most > sequence.room - num_known:
+        if most > sequence.capacity - num_known:
             self.granted += self.caches.grow(sequence, num_known + most) or ()
-            most = min(most, sequence.room - num_known)
+            most = min(most, sequence.capacity - num_known)
         if most <= 0:
             return ()
         self.drafted = True

@@ -1,4 +1,4 @@
-"""Scheduling state: of a request (OpenRequest), and of each of its sequences (Sequence)."""
+"""Scheduling state: of a request (ScheduledRequest), and of each of its sequences (Sequence)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quire.types import Admission, Failure, FinishReason, NewRequest, Output, Po
 
 
 @dataclass(slots=True, eq=False)
-class OpenRequest:
+class ScheduledRequest:
     """What the sequences of one request share, from its arrival to its last final output.
 
     While the first sequence computes the prompt, the others are `followers`: they wait, to share its
@@ -32,7 +32,7 @@ class OpenRequest:
     keys: dict[int, bytes] = field(default_factory=dict)  # of its `block_keys`, by block
 
     @classmethod
-    def of(cls, new: NewRequest, max_model_len: int, block_size: int, private: bool) -> OpenRequest:
+    def of(cls, new: NewRequest, max_model_len: int, block_size: int, private: bool) -> ScheduledRequest:
         """Open a request. The chain of a `private` one meets no other request's."""
         params, num_prompt = new.params, len(new.prompt_token_ids)
         longest = max_model_len if params.max_tokens is None else num_prompt + params.max_tokens
@@ -113,7 +113,7 @@ class Sequence:
     blocks; they outlive a preemption, as tokens do.
     """
 
-    request: OpenRequest
+    request: ScheduledRequest
     index: int
     num_prompt: int
     num_known: int
@@ -126,7 +126,7 @@ class Sequence:
     emitted: list[int] = field(default_factory=list)
     drafted: tuple[int, ...] = ()  # to be verified with the next row that samples
     tables: list[Table] = field(default_factory=list)
-    room: int = 0  # positions that all tables have blocks for
+    capacity: int = 0  # positions that all tables have blocks for
     num_registered: int = 0  # leading blocks that were offered to the prefix cache
     saving: list[tuple[int, BlockPool, int]] = field(default_factory=list)  # position, pool, id
     chain: list[bytes] = field(default_factory=list)

@@ -27,7 +27,7 @@ from collections.abc import Iterable
 from quire.engine.caches import Caches, Group
 from quire.engine.plan import Plan
 from quire.engine.policy import WaitingQueue, make_queue
-from quire.engine.request import OpenRequest, Sequence
+from quire.engine.request import ScheduledRequest, Sequence
 from quire.types import Failure, NewRequest, Output, Row, RowResult, Step, StepResult
 
 
@@ -73,7 +73,7 @@ class Scheduler:
         self.num_cached_tokens = 0  # taken from the prefix cache since the start
         self._num_spare_blocks = num_spare_blocks
         self._private = not enable_prefix_caching
-        self._requests: dict[str, OpenRequest] = {}
+        self._requests: dict[str, ScheduledRequest] = {}
         self._running: dict[int, Sequence] = {}  # by slot, in the order of admission
         self._head: OrderedDict[Sequence, None] = OrderedDict()  # goes before the queue
         self._queue: WaitingQueue = make_queue(policy)
@@ -82,7 +82,7 @@ class Scheduler:
         self._released: list[int] = []  # slots vacated since the last step
         self._in_flight: deque[list[Sequence]] = deque()  # whose rows the steps hold, the oldest step first
         self._num_steps = 0
-        self._num_ruled = 0  # sequences with a grammar that run
+        self._num_constrained = 0  # sequences with a grammar that run
         self._drafted = False  # the newest step in flight verifies drafted tokens
 
     @property
@@ -112,7 +112,9 @@ class Scheduler:
         """Let a request wait. Its id must not be that of an open one (ValueError)."""
         if new.request_id in self._requests:
             raise ValueError(f"request {new.request_id!r} is open already")
-        request = OpenRequest.of(new, self.max_model_len, self.block_size, self._private or bool(new.pooling))
+        request = ScheduledRequest.of(
+            new, self.max_model_len, self.block_size, self._private or bool(new.pooling)
+        )
         self._requests[new.request_id] = request
         self._num_open += new.params.num_sequences
         self._queue.push(request.sequences[0])
@@ -154,7 +156,7 @@ class Scheduler:
         """
         if len(self._in_flight) >= self.max_steps_in_flight:
             raise RuntimeError("too many steps were not committed")
-        if self._in_flight and (self._num_ruled or self._drafted):
+        if self._in_flight and (self._num_constrained or self._drafted):
             return None
         plan = Plan(self.caches, self._budget(), len(self._running))
         self._plan_running(plan)
@@ -186,7 +188,7 @@ class Scheduler:
                 continue
             if count > budget:
                 count = budget
-            if sequence.num_planned + count > sequence.room and not self._grow(sequence, count, plan):
+            if sequence.num_planned + count > sequence.capacity and not self._grow(sequence, count, plan):
                 plan.budget = 0
                 return
             plan.add_row(sequence, count)
@@ -251,7 +253,7 @@ class Scheduler:
             sequence.num_cached_tokens = start
             self._queue.charge(sequence, sequence.num_known - start, 0)
         self._running[sequence.slot] = sequence
-        self._num_ruled += bool(new.grammar)
+        self._num_constrained += bool(new.grammar)
         plan.admitted.append(sequence.admission())
         plan.granted += granted
         plan.restored += restored
@@ -357,7 +359,7 @@ class Scheduler:
         sequence.slot = -1
         sequence.drafted = ()
         sequence.num_registered = sequence.num_computed = sequence.num_planned = 0
-        self._num_ruled -= bool(sequence.request.new.grammar)
+        self._num_constrained -= bool(sequence.request.new.grammar)
 
     def _withdraw(self, sequence: Sequence) -> None:
         """Take a waiting sequence out of where it waits."""
@@ -388,4 +390,4 @@ class Scheduler:
             assert (sequence.slot, sequence.tables, sequence.num_planned) == (-1, [], 0)
             sequence.check(self.block_size)
         assert len(places) + len(self._queue) == self._num_open >= len(self._running)
-        assert self._num_ruled == sum(bool(c.request.new.grammar) for c in self._running.values())
+        assert self._num_constrained == sum(bool(c.request.new.grammar) for c in self._running.values())

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from quire.engine.engine import Engine, Room
+from quire.engine.engine import Engine, RequestLimits
 from quire.types import Output, Record
 
 State = Literal["starting", "ready", "restarting", "stopped"]
@@ -20,7 +20,7 @@ class Facts(NamedTuple):
     """
 
     chosen: dict[str, str]
-    room: Room
+    limits: RequestLimits
     longest_context: int
     fingerprint: str = ""
 
@@ -74,7 +74,7 @@ class EngineStatus:
     """
 
     state: State = "starting"
-    facts: Facts = field(default_factory=lambda: Facts({}, Room(0, (), 1, 1), 0))
+    facts: Facts = field(default_factory=lambda: Facts({}, RequestLimits(0, (), 1, 1), 0))
     pid: int | None = None  # of its process, where it has one of its own
     num_running: int = 0
     num_waiting: int = 0
@@ -88,12 +88,12 @@ class EngineStatus:
 
     @property
     def num_blocks(self) -> int:
-        return self.facts.room.num_blocks
+        return self.facts.limits.num_blocks
 
     def take_facts(self, facts: Facts) -> None:
         """The engine is ready."""
         self.state, self.facts = "ready", facts
-        self.num_free_blocks = facts.room.num_blocks
+        self.num_free_blocks = facts.limits.num_blocks
 
     def take_work(self) -> None:
         """A request was sent."""

@@ -4,8 +4,8 @@ window layers, scaled logits.
 
 from __future__ import annotations
 
-from quire.models.blocks import embed_tokens, gated_mlp, project_qkv, rotate
 from quire.models.config import SLIDING, ModelConfig
+from quire.models.layers import embed_tokens, gated_mlp, project_qkv, rotate
 from quire.program import Builder, Names, Value
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from quire.errors import ConfigError, quoted
-from quire.models.blocks import embed_tokens, gated_mlp, head, project_qkv, rotate
 from quire.models.config import FULL, SLIDING, ModelConfig
+from quire.models.layers import embed_tokens, gated_mlp, head, project_qkv, rotate
 from quire.program import Builder, Names, Value
 from quire.program.rope import Rope
 

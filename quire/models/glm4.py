@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quire.models.blocks import embed_tokens, head, packed_gated_mlp, project_qkv, rotate
 from quire.models.config import ModelConfig
+from quire.models.layers import embed_tokens, head, packed_gated_mlp, project_qkv, rotate
 from quire.program import Builder, Names, Value
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quire.models.blocks import unpack_qkv
 from quire.models.config import ModelConfig
+from quire.models.layers import unpack_qkv
 from quire.program import Builder, Names, Value
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quire.models.blocks import embed_tokens, gated_mlp, head, project_qkv, rotate
 from quire.models.config import ModelConfig
+from quire.models.layers import embed_tokens, gated_mlp, head, project_qkv, rotate
 from quire.program import Builder, Names, Value
 
 

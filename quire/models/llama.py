@@ -5,8 +5,8 @@ and SmolLM3: pre-norm blocks of attention and a gated MLP, told apart by biases,
 from __future__ import annotations
 
 from quire.errors import ConfigError
-from quire.models.blocks import embed_tokens, gated_mlp, head, project_qkv, rotate
 from quire.models.config import Fields, ModelConfig
+from quire.models.layers import embed_tokens, gated_mlp, head, project_qkv, rotate
 from quire.program import Builder, Names, Value
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from quire.models.blocks import embed_tokens, head, project_qkv, rotate
 from quire.models.config import ModelConfig
+from quire.models.layers import embed_tokens, head, project_qkv, rotate
 from quire.program import Builder, Names, Value, WeightSpec
 from quire.program.ops.experts import ExpertWeights, Routing
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quire.models.blocks import embed_tokens, gated_mlp, head, rotate
 from quire.models.config import ModelConfig
+from quire.models.layers import embed_tokens, gated_mlp, head, rotate
 from quire.models.moe import wide_norm_qkv
 from quire.program import Builder, Names, Value
 

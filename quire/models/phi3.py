@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from quire.errors import ConfigError
-from quire.models.blocks import embed_tokens, head, packed_gated_mlp, rotate, unpack_qkv
 from quire.models.config import ModelConfig
+from quire.models.layers import embed_tokens, head, packed_gated_mlp, rotate, unpack_qkv
 from quire.program import Builder, Names, Value
 from quire.program.rope import Rope
 

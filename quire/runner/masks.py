@@ -20,7 +20,7 @@ T = TypeVar("T")
 _STACK_BYTES = 16 << 20  # four times that with which grammars were tried out
 
 
-class Matcher(Protocol):
+class TokenMatcher(Protocol):
     """How far one sequence has come in a grammar; see quire.grammar.grammars, which loads llguidance."""
 
     def advance(self, token_ids: Sequence[int]) -> None:
@@ -33,10 +33,10 @@ class Matcher(Protocol):
         """
 
 
-class Grammars(Protocol):
+class GrammarSource(Protocol):
     """The grammars of a model. Any number of threads may share it."""
 
-    def start(self, grammar: str) -> Matcher:
+    def start(self, grammar: str) -> TokenMatcher:
         """A grammar at its beginning."""
 
 
@@ -52,11 +52,13 @@ class GrammarState:
     def __init__(self, admission: Admission) -> None:
         self.grammar = admission.grammar
         self.num_taken = admission.num_prompt_tokens  # tokens of the sequence that the matcher has seen
-        self.matcher: Matcher | None = None
+        self.matcher: TokenMatcher | None = None
         self.allowed: NDArray[np.uint32] | None = None  # a bit for each token, in the step under way
         self.error: Failure | None = None  # why the sequence cannot go on
 
-    def compute(self, grammars: Grammars, token_ids: Sequence[int], end_token_ids: Sequence[int]) -> None:
+    def compute(
+        self, grammars: GrammarSource, token_ids: Sequence[int], end_token_ids: Sequence[int]
+    ) -> None:
         """Go on to the end of the known tokens; set `allowed` for the one that follows."""
         if self.matcher is None:
             self.matcher = grammars.start(self.grammar)
@@ -68,7 +70,9 @@ class GrammarState:
                 self.allowed[token_id // 32] |= np.uint32(1 << token_id % 32)
 
 
-Ruled = Sequence[tuple[GrammarState, Sequence[int], Sequence[int]]]  # states, all tokens, end tokens
+ConstrainedRows = Sequence[
+    tuple[GrammarState, Sequence[int], Sequence[int]]
+]  # states, all tokens, end tokens
 
 
 class Masks:
@@ -77,17 +81,17 @@ class Masks:
     `load` is called with the first grammar, unless `prepare` was before.
     """
 
-    def __init__(self, load: Callable[[], Grammars], num_threads: int | None = None) -> None:
+    def __init__(self, load: Callable[[], GrammarSource], num_threads: int | None = None) -> None:
         self._load = load
         self._lock = threading.Lock()
-        self._grammars: Grammars | None = None
+        self._grammars: GrammarSource | None = None
         self._num_threads = num_threads or max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2))
         self._threads = ThreadPoolExecutor(self._num_threads, "masks")  # none starts before it has work
 
-    def begin(self, ruled: Ruled) -> list[Future[None]]:
+    def begin(self, constrained: ConstrainedRows) -> list[Future[None]]:
         """Compute the masks of these rows; all is to be waited for before sampling."""
-        count = min(self._num_threads, len(ruled))
-        return self._submit([partial(self._compute, ruled[i::count]) for i in range(count)])
+        count = min(self._num_threads, len(constrained))
+        return self._submit([partial(self._compute, constrained[i::count]) for i in range(count)])
 
     def prepare(self) -> None:
         """Load in the background what the first grammar would have to wait for."""
@@ -100,8 +104,8 @@ class Masks:
         finally:
             threading.stack_size(before)
 
-    def _compute(self, ruled: Ruled) -> None:
-        for state, token_ids, end_token_ids in ruled:
+    def _compute(self, constrained: ConstrainedRows) -> None:
+        for state, token_ids, end_token_ids in constrained:
             state.allowed = None
             try:
                 state.compute(self._loaded(), token_ids, end_token_ids)
@@ -110,7 +114,7 @@ class Masks:
                 by_request = isinstance(error, RequestError)
                 state.error = Failure(f"the grammar cannot go on: {problem}", by_request)
 
-    def _loaded(self) -> Grammars:
+    def _loaded(self) -> GrammarSource:
         with self._lock:
             if self._grammars is None:
                 self._grammars = self._load()

@@ -7,13 +7,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.backends.backend import Backend, Pending
-from quire.runner.masks import Grammars, GrammarState, Masks
+from quire.backends.backend import Backend, LaunchedStep
+from quire.runner.masks import GrammarSource, GrammarState, Masks
 from quire.types import Admission, Failure, Step, StepResult
 
 
 @dataclass(slots=True)
-class _Ruled:
+class _ConstrainedSlot:
     """A slot whose sequence has a grammar: its tokens, and how far the grammar has come."""
 
     admission: Admission
@@ -30,9 +30,9 @@ class Runner:
     `load_grammars` is called when the first grammar comes, or to prepare; without it there must be none.
     """
 
-    def __init__(self, backend: Backend, load_grammars: Callable[[], Grammars] | None = None) -> None:
+    def __init__(self, backend: Backend, load_grammars: Callable[[], GrammarSource] | None = None) -> None:
         self._backend = backend
-        self._ruled: dict[int, _Ruled] = {}  # by slot
+        self._constrained: dict[int, _ConstrainedSlot] = {}  # by slot
         self._masks = Masks(load_grammars) if load_grammars else None
 
     def prepare_grammars(self) -> None:
@@ -40,39 +40,41 @@ class Runner:
         if self._masks is not None:
             self._masks.prepare()
 
-    def launch(self, step: Step) -> Pending:
+    def launch(self, step: Step) -> LaunchedStep:
         """Let a step compute after those launched before it.
 
         The mask of a row begins to be computed here, from all tokens before it. So a row that goes on under a
         grammar is to be launched when the row before it was collected.
         """
-        if not self._ruled and not any(admission.grammar for admission in step.admitted):
+        if not self._constrained and not any(admission.grammar for admission in step.admitted):
             return self._backend.launch(step)
         self._apply(step)
         rows = {row.slot: index for index, row in enumerate(step.rows) if row.sample}
-        ruled = {rows[slot]: one for slot, one in self._ruled.items() if slot in rows}
-        if not ruled:
+        constrained = {rows[slot]: one for slot, one in self._constrained.items() if slot in rows}
+        if not constrained:
             return self._backend.launch(step)
-        return _Collected(self._backend.launch(step, self._begin_masks(ruled)), ruled)
+        return _Collected(self._backend.launch(step, self._begin_masks(constrained)), constrained)
 
     def _apply(self, step: Step) -> None:
         for slot in step.released:
-            self._ruled.pop(slot, None)
+            self._constrained.pop(slot, None)
         brought = {row.slot: row.token_ids for row in step.rows}
         for admission in step.admitted:
             if admission.grammar:
-                self._ruled[admission.slot] = _Ruled(admission, list(brought[admission.slot]))
+                self._constrained[admission.slot] = _ConstrainedSlot(admission, list(brought[admission.slot]))
 
-    def _begin_masks(self, ruled: Mapping[int, _Ruled]) -> Callable[[], Mapping[int, Any | Failure]]:
+    def _begin_masks(
+        self, constrained: Mapping[int, _ConstrainedSlot]
+    ) -> Callable[[], Mapping[int, Any | Failure]]:
         """Begin to compute the masks of these rows, by index; what is returned waits for them."""
-        asked = [(one.state, one.token_ids, one.admission.eos_token_ids) for one in ruled.values()]
+        asked = [(one.state, one.token_ids, one.admission.eos_token_ids) for one in constrained.values()]
         tasks: Sequence[Future[None]] = self._masks.begin(asked) if self._masks else ()
 
         def collect() -> Mapping[int, Any | Failure]:
             for task in tasks:
                 task.result()
             lost = Failure("this engine has no grammars")
-            masks = ((index, one.state) for index, one in ruled.items())
+            masks = ((index, one.state) for index, one in constrained.items())
             return {
                 index: (state.error or lost) if state.allowed is None else state.allowed
                 for index, state in masks
@@ -85,11 +87,11 @@ class Runner:
 class _Collected:
     """A step with grammars, whose tokens they are told when it is collected."""
 
-    pending: Pending
-    ruled: Mapping[int, _Ruled]
+    pending: LaunchedStep
+    constrained: Mapping[int, _ConstrainedSlot]
 
     def result(self) -> StepResult:
         result = self.pending.result()
-        for index, one in self.ruled.items():
+        for index, one in self.constrained.items():
             one.token_ids += result.rows[index].token_ids
         return result

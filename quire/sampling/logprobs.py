@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.sampling.arithmetic import Logits, exp_sum, rank, ranking
 from quire.sampling.faults import INFINITE, NAN, ONLY_MINUS_INF, LogitsError
+from quire.sampling.kernels import Logits, exp_sum, rank, ranking
 from quire.types import PositionLogprobs, TokenLogprob
 
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.sampling.arithmetic import Logits, draw
 from quire.sampling.faults import EXCLUDED, TOO_LARGE, LogitsError
+from quire.sampling.kernels import Logits, draw
 from quire.sampling.logprobs import greatest, position_logprobs
 from quire.sampling.philox import uniform
 from quire.types import Admission, RowResult

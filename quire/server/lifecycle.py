@@ -90,7 +90,7 @@ def make_serving(
     frontend = Frontend(
         source,
         read_model(source.config()),
-        max_model_len=facts.room.max_model_len,
+        max_model_len=facts.limits.max_model_len,
         longest_context=facts.longest_context,
         seed=engine_config.seed,
     )

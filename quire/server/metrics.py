@@ -71,7 +71,7 @@ class Metrics:
         self._info = Gauge("vllm:cache_config_info", "The KV cache", _INFO, registry=self._registry)
 
     def _define_requests(self) -> None:
-        lengths = _one_two_five(self._status().facts.room.max_model_len)
+        lengths = _one_two_five(self._status().facts.limits.max_model_len)
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Tokens of prompts taken in")
         self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated")
         self._cache_queries = self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up")

@@ -181,14 +181,14 @@ class ServiceState:
         self, prompts: Sequence[Encoded], params: Sequence[SamplingParams], exchange: Exchange
     ) -> list[NewRequest]:
         """Requests that can run. Their ids are numbers: what a client calls its own is its affair."""
-        room, requests = self.engine.status.facts.room, []
+        limits, requests = self.engine.status.facts.limits, []
         for prompt, own in zip(prompts, params, strict=True):
             if tenant := exchange.tenant:
                 salt = f"{tenant}:{prompt.cache_salt}" if self.config.cache_per_key else prompt.cache_salt
                 prompt = replace(prompt, tenant=tenant, cache_salt=salt)
             number, arrival_s = str(next(self._numbers)), exchange.arrival_s
             request = self.frontend.request(prompt, own, request_id=number, arrival_s=arrival_s)
-            room.check(request)
+            limits.check(request)
             requests.append(request)
         return requests
 

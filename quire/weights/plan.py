@@ -30,7 +30,7 @@ Choose = Callable[[WeightSpec, Storage, str | None], Storage]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WeightPlace:
     """The place of one weight in the memory of a device, and its format there."""
 
     name: str
@@ -48,7 +48,7 @@ class Part:
 class Layout:
     """Parts in order, in one run of `nbytes` bytes."""
 
-    parts: tuple[Part, ...] = ()
+    parts: tuple[WeightPlace, ...] = ()
     nbytes: int = 0
 
     @classmethod
@@ -56,7 +56,7 @@ class Layout:
         """Lay (name, format, shape, bytes) one after the other, each at a multiple of `alignment`."""
         placed, end = [], 0
         for name, format, shape, nbytes in parts:
-            placed.append(Part(name, format, shape, end, nbytes))
+            placed.append(WeightPlace(name, format, shape, end, nbytes))
             end += -(-nbytes // alignment) * alignment
         return cls(tuple(placed), end)
 

@@ -43,7 +43,7 @@ _BITS |= {"I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "C64
 _DAMAGED = "the file is damaged or incomplete: fetch it again"
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """A tensor of a checkpoint: where it is and what it claims to be. `offset` is its place in the file."""
 
     name: str
@@ -72,7 +72,7 @@ class Entry(NamedTuple):
 class Checkpoint(Tensors):
     """The tensors of a model by name, from one file or several. `read` maps one into memory."""
 
-    def __init__(self, path: Path, entries: dict[str, Entry]) -> None:
+    def __init__(self, path: Path, entries: dict[str, TensorEntry]) -> None:
         self.path = path
         self._entries = entries
         self._maps: dict[Path, mmap.mmap] = {}
@@ -155,7 +155,7 @@ class Checkpoint(Tensors):
                 raise ConfigError(f"{file}: has become shorter since it was opened", _DAMAGED)
         return self._maps[file]
 
-    def __getitem__(self, name: str) -> Entry:
+    def __getitem__(self, name: str) -> TensorEntry:
         return self._entries[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -196,7 +196,7 @@ def read_index(path: Path) -> dict[str, str]:
     return weight_map
 
 
-def read_header(path: Path) -> dict[str, Entry]:
+def read_header(path: Path) -> dict[str, TensorEntry]:
     """The tensors of one file, checked against its size. Raises ConfigError for a header that lies."""
     try:
         with open_regular(path) as file:
@@ -237,8 +237,8 @@ def _header_fault(size: int, length: int) -> str:
     return f"header of {length:,} bytes claimed in a file of {size:,}"
 
 
-def _entry(path: Path, name: str, info: Any, start: int) -> Entry:
-    """One line of a header as an Entry, or ConfigError: data begins at byte `start` of the file."""
+def _entry(path: Path, name: str, info: Any, start: int) -> TensorEntry:
+    """One line of a header as an TensorEntry, or ConfigError: data begins at byte `start` of the file."""
     info = info if isinstance(info, dict) else {}
     dtype, shape, offsets = info.get("dtype"), info.get("shape"), info.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in _BITS:
@@ -250,7 +250,7 @@ def _entry(path: Path, name: str, info: Any, start: int) -> Entry:
     nbytes = offsets[1] - offsets[0]
     if math.prod(shape) * _BITS[dtype] != nbytes * 8:
         raise _fault(path, name, f"claims {dtype} {list(shape)} but has {nbytes:,} bytes")
-    return Entry(name, dtype, tuple(shape), path, start + offsets[0], nbytes)
+    return TensorEntry(name, dtype, tuple(shape), path, start + offsets[0], nbytes)
 
 
 def _fault(path: Path, name: str, what: str) -> ConfigError:
@@ -264,7 +264,7 @@ def _counts(value: Any, most: int) -> bool:
     return not value or 0 <= min(value) <= max(value) <= most
 
 
-def _folder_entries(folder: Path) -> dict[str, Entry]:
+def _folder_entries(folder: Path) -> dict[str, TensorEntry]:
     try:
         names = {file.name for file in folder.iterdir()}
     except OSError as error:
@@ -280,7 +280,7 @@ def _folder_entries(folder: Path) -> dict[str, Entry]:
             + (f" ({len(missing)} files are missing)" if len(missing) > 1 else ""),
             "fetch the missing files",
         )
-    entries: dict[str, Entry] = {}
+    entries: dict[str, TensorEntry] = {}
     for shard in shards:
         for name, entry in read_header(folder / shard).items():
             if name in entries:

@@ -247,7 +247,7 @@ def test_a_wrong_level_is_found(path: str, text: str) -> None:
     [
         ("quire/types.py", "from quire.sampling_params import SamplingParams"),
         ("quire/weights/load.py", "from quire.quantize.round_to_nearest import quantize"),
-        ("quire/models/llama.py", "import quire.errors\nfrom quire.models.blocks import head"),
+        ("quire/models/llama.py", "import quire.errors\nfrom quire.models.layers import head"),
         ("quire/engine/engine.py", "if TYPE_CHECKING:\n    from quire.runner.runner import Runner"),
         ("quire/cli/main.py", "from quire import LLM, __version__"),
     ],

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.sampling.arithmetic import rank, ranking
 from quire.sampling.faults import LogitsError
+from quire.sampling.kernels import rank, ranking
 from quire.sampling.logprobs import position_logprobs, prompt_logprobs
 from quire.sampling.pipeline import SamplerState, sample
 from quire.sampling_params import SamplingParams

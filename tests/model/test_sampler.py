@@ -12,7 +12,7 @@ from every_parameter import EVERYTHING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.sampling.arithmetic import inverse_cumulative
+from quire.sampling.kernels import inverse_cumulative
 from quire.sampling.philox import uniform
 from quire.sampling.pipeline import SamplerState, edit_logits, sample
 from quire.sampling_params import SamplingParams

@@ -14,7 +14,7 @@ import pytest
 from driver import ALL, Driver
 from tiny import VOCAB, Dense, random_weights, tiny
 
-from quire.backends.backend import Masks
+from quire.backends.backend import GetMasks
 from quire.backends.null import NullBackend
 from quire.backends.reference import ReferenceBackend
 from quire.backends.slots import Deferred, Slots
@@ -430,13 +430,13 @@ class Drafting:
         self._slots = Slots(VOCAB, 16, len(target.program.cache_groups))
         self.proposed: list[tuple[int, ...]] = []  # of the last step, by row
 
-    def launch(self, step: Step, masks: Masks | None = None) -> Deferred:
+    def launch(self, step: Step, masks: GetMasks | None = None) -> Deferred:
         return Deferred(lambda: self._run(step, masks))
 
     def execute(self, batch: Batch) -> np.ndarray:
         return self._target.execute(batch)
 
-    def _run(self, step: Step, masks: Masks | None) -> StepResult:
+    def _run(self, step: Step, masks: GetMasks | None) -> StepResult:
         batch = self._slots.batch(step)
         result = self._slots.finish(step, self._target.execute(batch), masks)
         batch = replace(batch, block_tables=tuple(batch.block_tables[i] for i in self._tables), memo={})

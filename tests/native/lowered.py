@@ -24,7 +24,7 @@ from quire.program.passes import fuse
 from quire.quantize.kinds import DTYPES
 from quire.weights.load import load
 from quire.weights.plan import WeightPlan, plan
-from quire.weights.safetensors import Checkpoint, Entry
+from quire.weights.safetensors import Checkpoint, TensorEntry
 
 ISAS: tuple[str, ...] = tuple(_core.isas())  # of this machine, best first
 Record = Callable[..., Value]  # of a Builder and Values
@@ -40,7 +40,10 @@ class Tensors(Checkpoint):
         self.arrays, nowhere = dict(arrays), Path("memory")
         super().__init__(
             nowhere,
-            {n: Entry(n, _TAGS[a.dtype], a.shape, nowhere, 0, a.nbytes) for n, a in self.arrays.items()},
+            {
+                n: TensorEntry(n, _TAGS[a.dtype], a.shape, nowhere, 0, a.nbytes)
+                for n, a in self.arrays.items()
+            },
         )
 
     def read(self, name: str) -> np.ndarray:

@@ -14,7 +14,7 @@ from sampled import Case, admit, assert_same, expected, run
 
 from quire.backends.native import _core
 from quire.backends.native.sampling import row_results
-from quire.sampling.arithmetic import boltzmann, draw
+from quire.sampling.kernels import boltzmann, draw
 from quire.sampling.logprobs import position_logprobs
 from quire.sampling.philox import uniform
 from quire.sampling_params import SamplingParams

@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.engine.policy import FairQueue, make_queue
-from quire.engine.request import OpenRequest, Sequence
+from quire.engine.request import ScheduledRequest, Sequence
 from quire.sampling_params import SamplingParams
 from quire.types import NewRequest
 
 
 def waiting(name: str, tenant: str = "", priority: int = 0) -> Sequence:
     new = NewRequest(name, (1, 2, 3), SamplingParams(), tenant=tenant, priority=priority)
-    return OpenRequest.of(new, max_model_len=100, block_size=4, private=False).sequences[0]
+    return ScheduledRequest.of(new, max_model_len=100, block_size=4, private=False).sequences[0]
 
 
 def drain(queue) -> list[str]:

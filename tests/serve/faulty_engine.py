@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from quire.build import Built, build
-from quire.engine.engine import Pending, Runner
+from quire.engine.engine import PendingStep, StepRunner
 from quire.server.engine_process import main
 from quire.types import Step
 
@@ -25,11 +25,11 @@ SLEEP_S = 1.5
 class FaultyRunner:
     """A runner that does what prompts say, and takes its time."""
 
-    def __init__(self, runner: Runner, step_s: float) -> None:
+    def __init__(self, runner: StepRunner, step_s: float) -> None:
         self.runner = runner
         self.step_s = step_s
 
-    def launch(self, step: Step) -> Pending:
+    def launch(self, step: Step) -> PendingStep:
         for row in step.rows:
             if row.token_ids:
                 misbehave(row.token_ids[0])

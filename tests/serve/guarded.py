@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 
 from quire.config import EngineConfig, ServerConfig
 from quire.engine.caches import BlockGroup
-from quire.engine.engine import Room
+from quire.engine.engine import RequestLimits
 from quire.engine.status import EngineStatus, Facts
 from quire.errors import Overloaded, QuireError, RequestError
 from quire.server.connection import Protocol
@@ -108,7 +108,9 @@ def ended(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
 
 def make_metrics(model_name: str = "demo", **engine: Any) -> Metrics:
     status = EngineStatus(
-        state="ready", facts=Facts({}, Room(2048, (BlockGroup(100),), 16, 64), 2048), num_free_blocks=75
+        state="ready",
+        facts=Facts({}, RequestLimits(2048, (BlockGroup(100),), 16, 64), 2048),
+        num_free_blocks=75,
     )
     return Metrics(model_name, EngineConfig(**engine), lambda: status)
 

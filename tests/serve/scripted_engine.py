@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.backends.backend import Backend, Masks, Pending
+from quire.backends.backend import Backend, GetMasks, LaunchedStep
 from quire.build import Built, build
 from quire.server.engine_process import main
 from quire.text.tokenizer import Tokenizer, need_tokenizer
@@ -44,7 +44,7 @@ class ScriptedBackend:
         self._vocab_size = vocab_size
         self._left: dict[int, list[int]] = {}  # by slot, what is still to be said
 
-    def launch(self, step: Step, masks: Masks | None = None) -> Pending:
+    def launch(self, step: Step, masks: GetMasks | None = None) -> LaunchedStep:
         brought = {row.slot: row.token_ids for row in step.rows}
         for admission in step.admitted:
             self._left[admission.slot] = self._said(admission, brought[admission.slot])
@@ -64,8 +64,8 @@ class ScriptedBackend:
         answer = answers[min(turn, len(answers) - 1)]
         return answer if may_call or CALL not in answer else ASIDE
 
-    def _forced(self, wanted: Mapping[int, int], masks: Masks | None) -> dict[int, Any]:
-        """Masks of one token each, of those that grammars allow."""
+    def _forced(self, wanted: Mapping[int, int], masks: GetMasks | None) -> dict[int, Any]:
+        """GetMasks of one token each, of those that grammars allow."""
         found = masks() if masks is not None else {}
         forced: dict[int, Any] = {}
         for row, token_id in wanted.items():
@@ -80,7 +80,7 @@ class Scripted:
     """A step whose tokens were said by scripts."""
 
     step: Step
-    pending: Pending
+    pending: LaunchedStep
     left: dict[int, list[int]]
 
     def result(self) -> StepResult:

@@ -50,8 +50,8 @@ class TwoEngines:
         states = {status.state for status in each}
         sums = {name: sum(getattr(status, name) for status in each) for name in SUMMED}
         groups = (BlockGroup(sum(status.num_blocks for status in each)),)
-        room = replace(each[0].facts.room, groups=groups)
-        facts = each[0].facts._replace(room=room)
+        limits = replace(each[0].facts.limits, groups=groups)
+        facts = each[0].facts._replace(limits=limits)
         return EngineStatus(state="ready" if "ready" in states else "stopped", facts=facts, **sums)
 
     def submit(self, request: NewRequest) -> Stream:

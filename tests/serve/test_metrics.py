@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from quire.config import EngineConfig
 from quire.engine.caches import BlockGroup
-from quire.engine.engine import Room
+from quire.engine.engine import RequestLimits
 from quire.engine.status import EngineStatus, Facts, StepReport
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
@@ -142,7 +142,7 @@ def test_numbers_of_steps(metrics: Metrics) -> None:
 
 
 def test_the_state_of_the_engine_is_that_of_now() -> None:
-    facts = Facts({}, Room(64, (BlockGroup(100),), 16, 64), 64)
+    facts = Facts({}, RequestLimits(64, (BlockGroup(100),), 16, 64), 64)
     status = EngineStatus(facts=facts, num_running=3, num_waiting=2, num_free_blocks=25)
     metrics = Metrics("demo", EngineConfig(), lambda: status)
     value = Values(metrics)
@@ -152,7 +152,7 @@ def test_the_state_of_the_engine_is_that_of_now() -> None:
     assert value("vllm:kv_cache_usage_perc") == pytest.approx(0.75)
     assert value("vllm:cache_config_info", block_size="16", num_gpu_blocks="100") == 1
     status.take_death()
-    status.num_restarts, status.facts = 1, Facts({}, Room(64, (BlockGroup(50),), 16, 64), 64)
+    status.num_restarts, status.facts = 1, Facts({}, RequestLimits(64, (BlockGroup(50),), 16, 64), 64)
     for _ in range(2):
         value = Values(metrics)
         assert value("vllm:num_requests_running") == 0

@@ -12,7 +12,7 @@ import pytest
 from server import Server
 
 from quire.engine.caches import BlockGroup
-from quire.engine.engine import Room
+from quire.engine.engine import RequestLimits
 from quire.errors import ContextOverflow, RequestError
 from quire.sampling_params import SamplingParams
 from quire.text.chat import MAX_CHARACTERS
@@ -93,14 +93,14 @@ def test_the_clients_of_both_find_it(server: Server) -> None:
 
 
 def test_the_engine_says_the_same() -> None:
-    room = Room(max_model_len=32, groups=(BlockGroup(4),), block_size=4, num_batched_tokens=16)
+    limits = RequestLimits(max_model_len=32, groups=(BlockGroup(4),), block_size=4, num_batched_tokens=16)
     with pytest.raises(ContextOverflow) as caught:
-        room.check(NewRequest("a", (1,) * 9008, SamplingParams()))
+        limits.check(NewRequest("a", (1,) * 9008, SamplingParams()))
     assert caught.value.message == (
         "This model's maximum context length is 32 tokens. However, your prompt has 9008 tokens. "
         "Please reduce the length of the prompt."
     )
     assert caught.value.anthropic == "prompt is too long: 9008 tokens > 31 maximum"
     with pytest.raises(RequestError, match=r"32 tokens \(10 in the prompt, 22 in the comp") as other:
-        room.check(NewRequest("a", (1,) * 10, SamplingParams(max_tokens=None)))
+        limits.check(NewRequest("a", (1,) * 10, SamplingParams(max_tokens=None)))
     assert other.value.code == "context_length_exceeded"

@@ -71,7 +71,7 @@ def test_status_follows_the_engine() -> None:
             assert (status.state, status.steps, status.has_work) == ("ready", 0, False)
             assert status.facts.chosen["model"] == "demo"
             assert status.num_free_blocks == status.num_blocks > 0
-            assert (status.facts.room.max_model_len, status.facts.longest_context) == (512, 512)
+            assert (status.facts.limits.max_model_len, status.facts.longest_context) == (512, 512)
             assert status.pid is not None
             assert Path(f"/proc/{status.pid}/comm").read_text().strip() == "quire-engine"
             engine.on_record = reports.append

@@ -18,7 +18,7 @@ from remote_engines import NULL, request
 from quire import SamplingParams
 from quire.config import EngineConfig
 from quire.engine.caches import BlockGroup
-from quire.engine.engine import Room
+from quire.engine.engine import RequestLimits
 from quire.engine.status import Facts, StepReport
 from quire.server import engine_messages as messages
 from quire.server import engine_process
@@ -41,7 +41,7 @@ from quire.types import Failure, NewRequest, Output, Record, RequestMetrics, Tok
 
 RECORD = Record(7, 2, 65, 3, 100, 16, 1, 0.1 + 0.2)
 REPORT = StepReport(RECORD, 2, 3, 100)
-FACTS = Facts({"isa": "avx2"}, Room(64, (BlockGroup(10), BlockGroup(5, 32)), 16, 64, 500), 128)
+FACTS = Facts({"isa": "avx2"}, RequestLimits(64, (BlockGroup(10), BlockGroup(5, 32)), 16, 64, 500), 128)
 PICKLE = b"cposix\nsystem\n(S'touch canary'\ntR."
 
 

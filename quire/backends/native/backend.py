@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from quire.backends.backend import Masks, Pending
+from quire.backends.backend import GetMasks, LaunchedStep
 from quire.backends.native import _core
 from quire.backends.native.caches import allocate
 from quire.backends.native.lower import Lowering, Matrices, Vectors
@@ -62,7 +62,7 @@ class NativeBackend:
         self.isa = isa
         self.num_threads = num_threads
 
-    def launch(self, step: Step, masks: Masks | None = None) -> Pending:
+    def launch(self, step: Step, masks: GetMasks | None = None) -> LaunchedStep:
         """See Backend.launch.
 
         What computes ahead does so in a thread of the core. A step with masks does not, as Python has them,
@@ -104,7 +104,7 @@ class NativeBackend:
             params = slot_params(admission, self._width)
             plan.admit(admission.slot, variant, brought[admission.slot], params)
 
-    def _run(self, plan: _core.Step, masks: Masks | None) -> StepResult:
+    def _run(self, plan: _core.Step, masks: GetMasks | None) -> StepResult:
         self._steps.forward(plan)
         found = masks() if masks is not None else {}
         failed = {row: mask for row, mask in found.items() if isinstance(mask, Failure)}

@@ -14,7 +14,7 @@ from quire.program.program import Program
 
 
 @dataclass(frozen=True, slots=True)
-class Caches:
+class NativeCaches:
     """By layer: the cache that all layers of its group share, and the layer's number there."""
 
     paged: dict[int, tuple[_core.KVCache, int]]
@@ -41,9 +41,9 @@ def allocate(
     block_size: int,
     num_slots: int,
     num_snapshots: int,
-) -> Caches:
+) -> NativeCaches:
     """Make one cache for each group. Raises ConfigError for a spec that there are no kernels for."""
-    layers, caches = program.layer_groups, Caches({}, {})
+    layers, caches = program.layer_groups, NativeCaches({}, {})
     for group, (spec, blocks) in enumerate(zip(program.cache_groups, num_blocks, strict=True)):
         refuse(spec)
         members = [layer for layer, of in enumerate(layers) if of == group]

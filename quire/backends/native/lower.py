@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from quire.backends.native import _core
-from quire.backends.native.caches import Caches
+from quire.backends.native.caches import NativeCaches
 from quire.errors import ConfigError
 from quire.program import ops
 from quire.program.passes import BufferPlan, plan_buffers
@@ -29,7 +29,12 @@ class Lowering:
     """Records a program's ops in the core. `ropes` are the rope tables by what they rotate with."""
 
     def __init__(
-        self, native: _core.Native, program: Program, matrices: Matrices, vectors: Vectors, caches: Caches
+        self,
+        native: _core.Native,
+        program: Program,
+        matrices: Matrices,
+        vectors: Vectors,
+        caches: NativeCaches,
     ) -> None:
         self.native = native
         self.ropes: dict[Rope, int] = {}

@@ -26,7 +26,7 @@ from quire.program.program import WeightSpec
 from quire.quantize.kinds import DTYPE_NAMES, Array, Floats, to_float32
 from quire.quantize.round_to_nearest import SCHEMES, quantize
 from quire.weights.load import Progress, canonical
-from quire.weights.plan import Layout, Part, WeightPlan
+from quire.weights.plan import Layout, WeightPlace, WeightPlan
 from quire.weights.tensors import Tensors
 
 # What the reference tries for each group.
@@ -84,7 +84,7 @@ def packing_key(plan: WeightPlan) -> str:
     return found.hexdigest()
 
 
-def _matrix(part: Part, room: Bytes) -> _core.Matrix:
+def _matrix(part: WeightPlace, room: Bytes) -> _core.Matrix:
     count, outputs, inputs = part.shape
     return _core.Matrix.mapped(part.format, count, outputs, inputs, room)
 
@@ -135,7 +135,7 @@ class _Packer:
         if before is not None:
             draft.put(*before)
 
-    def _in_order(self, layout: Layout, specs: Mapping[str, WeightSpec]) -> Iterator[Part]:
+    def _in_order(self, layout: Layout, specs: Mapping[str, WeightSpec]) -> Iterator[WeightPlace]:
         """Each part in turn; around it, its tensors are asked for early, given back and reported."""
         sources = [specs[part.name].sources for part in layout.parts]
         total = sum(self._tensors[source].nbytes for names in sources for source in names)
@@ -150,7 +150,7 @@ class _Packer:
             if self._progress is not None:
                 self._progress(done, total)
 
-    def _begin(self, part: Part, spec: WeightSpec, room: Bytes) -> Callable[[], None]:
+    def _begin(self, part: WeightPlace, spec: WeightSpec, room: Bytes) -> Callable[[], None]:
         """Begin to pack one weight; what is returned waits for the end.
 
         It raises ConfigError when the weight is to be rounded and holds numbers that are not finite.
