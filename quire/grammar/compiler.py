@@ -1,7 +1,7 @@
-"""From what a caller asks to a grammar that is known to compile.
+"""Compiles what a caller asks of an answer into a grammar, in a sandbox.
 
-The trial runs in another process (see `compile_worker`): there a grammar may loop, exhaust the memory or
-overflow the stack. What has passed costs the engine no more than it cost there.
+There a grammar may loop, exhaust the memory or overflow the stack (see `compile_job`). One that has passed
+costs the engine no more than it cost there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from quire.errors import RequestError
 from quire.sampling_params import MAX_GRAMMAR_CHARACTERS, StructuredOutputsParams
-from quire.text.worker import Worker
+from quire.sandbox.process import SandboxProcess
 
 TIME_LIMIT_S = 5.0
 CPU_LIMIT_S = 1  # the engine will spend as much, within a step that others wait for
@@ -36,9 +36,8 @@ class GrammarCompiler:
     """
 
     def __init__(self, vocab_size: int, special: Mapping[int, str]) -> None:
-        self._worker = Worker(
-            "grammar",
-            "compile_worker",
+        self._sandbox = SandboxProcess(
+            "quire.grammar.compile_job",
             time_limit_s=TIME_LIMIT_S,
             memory_limit_bytes=MEMORY_LIMIT_BYTES,
             cpu_limit_s=CPU_LIMIT_S,
@@ -66,7 +65,7 @@ class GrammarCompiler:
 
     def close(self) -> None:
         """End the process. A later structure starts another."""
-        self._worker.close()
+        self._sandbox.close()
 
     def _look_up(self, question: str) -> dict[str, Any]:
         with self._lock:
@@ -81,7 +80,7 @@ class GrammarCompiler:
     def _try(self, question: str) -> dict[str, Any]:
         if len(question) > MAX_GRAMMAR_CHARACTERS + len(json.dumps(self._vocabulary)):
             return {"error": f"it has more than {MAX_GRAMMAR_CHARACTERS:,} characters"}
-        answer = self._worker.ask(question.encode() + b"\n")
+        answer = self._sandbox.ask(question.encode() + b"\n")
         if answer.get("seconds", 0) > CPU_LIMIT_S:
             return {"kind": "time"}
         return answer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -12,7 +13,9 @@ from numpy.typing import NDArray
 
 from quire.errors import RequestError
 from quire.grammar.matcher import fault, make_matcher, make_vocabulary
-from quire.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from quire.text.tokenizer import Tokenizer  # which is above: tools are described by grammars
 
 MAX_GRAMMARS, MAX_CHARACTERS = 256, 2 << 20  # compiled and kept
 

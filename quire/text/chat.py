@@ -12,7 +12,7 @@ from typing import Any
 
 from quire.errors import ConfigError, RequestError, quoted
 from quire.text import call_arguments, late_system, turns
-from quire.text.sandbox import Sandbox, Segment
+from quire.text.renderer import Segment, TemplateRenderer
 from quire.weights.folder import ModelFolder
 
 MAX_MESSAGES = 8192
@@ -60,7 +60,7 @@ class PromptText(str):
 
 
 class ChatTemplate:
-    """The chat template of a model, rendered in a process of its own (see `sandbox`).
+    """The chat template of a model, rendered in a sandbox (see `renderer`).
 
     `templates` maps names to Jinja sources; "tool_use", if there, is for conversations with tools.
     `special_tokens` (`bos_token`, ...) are variables that the template may print as control tokens.
@@ -70,11 +70,11 @@ class ChatTemplate:
         self,
         templates: Mapping[str, str],
         special_tokens: Mapping[str, str] | None = None,
-        sandbox: Sandbox | None = None,
+        renderer: TemplateRenderer | None = None,
     ) -> None:
         self.templates = dict(templates)
         self.special_tokens = dict(special_tokens or {})
-        self.sandbox = sandbox or Sandbox()
+        self.renderer = renderer or TemplateRenderer()
         self._takes_parts: dict[str, bool] = {}
         self._probed: dict[tuple[str, Probe], str | None] = {}
 
@@ -83,25 +83,25 @@ class ChatTemplate:
         cls,
         folder: str | Path,
         special_tokens: Mapping[str, str] | None = None,
-        sandbox: Sandbox | None = None,
+        renderer: TemplateRenderer | None = None,
     ) -> ChatTemplate:
         """Make the template of a model folder. A model without one gets an empty set."""
-        return cls(ModelFolder.at(Path(folder)).chat_templates(), special_tokens, sandbox)
+        return cls(ModelFolder.at(Path(folder)).chat_templates(), special_tokens, renderer)
 
     def start(self) -> None:
         """Start the render process ahead of the first request."""
         if self.templates:
-            self.sandbox.start()
+            self.renderer.start()
 
     def check(self) -> None:
         """Raise ConfigError for a template that no conversation could be written by: it is none."""
         for name, source in self.templates.items():
-            if (problem := self.sandbox.problem_of(source)) is not None:
+            if (problem := self.renderer.problem_of(source)) is not None:
                 what = f"the chat template {quoted(name)} is none: {problem}"
                 raise ConfigError(what, "correct it, or fetch it again")
 
     def close(self) -> None:
-        self.sandbox.close()
+        self.renderer.close()
 
     def render(
         self,
@@ -139,7 +139,7 @@ class ChatTemplate:
     ) -> Rendered:
         """Render a Jinja source with exactly these variables and the special tokens, nothing checked."""
         trusted: dict[str, str | list[str]] = {**self.special_tokens}
-        return Rendered(tuple(self.sandbox.render(source, context, trusted, now)))
+        return Rendered(tuple(self.renderer.render(source, context, trusted, now)))
 
     def _source(self, tools: Any) -> str:
         if not self.templates:

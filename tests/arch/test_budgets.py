@@ -47,7 +47,7 @@ ROOMS = (
         "text",
         2_900,
         "tokenizers, chat templates in a sandbox, tool and reasoning formats, grammars",
-        ("text", "grammar"),
+        ("text", "grammar", "sandbox"),
     ),
     Room("formats", 1_290, "reading checkpoints, and storing weights in fewer bits", ("weights", "quantize")),
     Room("cli", 1_220, "the commands of `quire`, their options and their help", ("cli",)),

@@ -176,7 +176,7 @@ def test_a_check_by_assert_is_found(path: str, text: str) -> None:
             "class A:\n    def check(self):\n        for x in self.y:\n            assert x",
         ),
         ("quire/engine/blocks.py", "class A:\n    def _check_rows(self):\n        assert self.x == 1"),
-        ("quire/text/sandbox.py", "assert process.stdin is not None"),
+        ("quire/sandbox/process.py", "assert process.stdin is not None"),
     ],
 )
 def test_invariants_and_narrowing_pass(path: str, text: str) -> None:

@@ -16,7 +16,7 @@ from sources import ROOT, Import, Source, module_imported, package, snippet, uni
 # "" is the package itself: `from quire import LLM`.
 LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"types", "errors", "sampling_params"}),
-    frozenset({"config", "json_file", "regular_file"}),
+    frozenset({"config", "json_file", "regular_file", "sandbox"}),
     frozenset({"program", "quantize", "grammar", "text", "weights", "sampling"}),
     frozenset({"models", "backends"}),
     frozenset({"engine", "speculate", "runner"}),

@@ -21,7 +21,7 @@ from quire.errors import RequestError
 from quire.text.characters import byte_of_token
 from quire.text.chat import ChatTemplate
 from quire.text.detokenize import Detokenizer
-from quire.text.sandbox import Sandbox
+from quire.text.renderer import TemplateRenderer
 from quire.text.tokenizer import Tokenizer, find_tokenizer
 from quire.weights.folder import ModelFolder
 
@@ -37,8 +37,8 @@ def load(folder: Path) -> tuple[Tokenizer, tokenizers.Tokenizer]:
 
 
 @pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox() as made:
+def renderer() -> Iterator[TemplateRenderer]:
+    with TemplateRenderer() as made:
         yield made
 
 
@@ -138,14 +138,14 @@ def test_checkpoints_without_a_tokenizer(shared_data: Path) -> None:
     assert find_tokenizer(ModelFolder.at(shared_data / "models" / "tiny-random" / "llama")) is None
 
 
-def test_published_chat_templates(cases: list[dict[str, Any]], sandbox: Sandbox) -> None:
+def test_published_chat_templates(cases: list[dict[str, Any]], renderer: TemplateRenderer) -> None:
     """All 27, and every marker that a template writes is trusted."""
     right = []
     for case in cases:
         context = dict(case["context"])
         special = {name: context.pop(name) for name in ("bos_token", "eos_token") if name in context}
         now = datetime.fromisoformat(case["now"])
-        chat = ChatTemplate({"default": case["template"]}, special, sandbox)
+        chat = ChatTemplate({"default": case["template"]}, special, renderer)
         rendered = chat.render_context(case["template"], context, now)
         assert rendered.text == case["expected"], case["name"]
         marks = sum(len(MARK.findall(segment.text)) for segment in rendered.segments if segment.trusted)
@@ -178,7 +178,7 @@ def with_markers(source: Path, marks: list[str], folder: Path) -> Tokenizer:
 
 
 def test_callers_text_in_published_templates(
-    cases: list[dict[str, Any]], sandbox: Sandbox, shared_data: Path, tmp_path: Path
+    cases: list[dict[str, Any]], renderer: TemplateRenderer, shared_data: Path, tmp_path: Path
 ) -> None:
     tried = 0
     for case in cases:
@@ -187,7 +187,7 @@ def test_callers_text_in_published_templates(
         written = MARK.findall(case["template"]) + MARK.findall(case["expected"])
         marks = sorted({*written, *special.values()})
         tokenizer = with_markers(shared_data / STORIES, marks, tmp_path)
-        chat = ChatTemplate({"default": case["template"]}, special, sandbox)
+        chat = ChatTemplate({"default": case["template"]}, special, renderer)
         tried += attack(chat, tokenizer, marks)
     assert tried >= 24  # the others refuse a conversation without a system message or a tool
 

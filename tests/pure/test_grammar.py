@@ -12,7 +12,7 @@ import pytest
 from answer_grammars import Bytes
 
 from quire.errors import RequestError
-from quire.grammar.compile_worker import llguidance_text
+from quire.grammar.compile_job import llguidance_text
 from quire.grammar.compiler import MAX_CACHED, GrammarCompiler
 from quire.grammar.matcher import fault, make_matcher, make_vocabulary
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
@@ -182,14 +182,14 @@ def resident_bytes(pid: int) -> int:
 
 def test_a_thousand_schemas_keep_bounds(compiler: GrammarCompiler) -> None:
     compiler.compile(StructuredOutputsParams(json={}))
-    process = compiler._worker._process
+    process = compiler._sandbox._process
     assert process is not None
     before = resident_bytes(process.pid)
     begin = time.monotonic()
     for i in range(1000):
         compiler.compile(StructuredOutputsParams(json={"properties": {f"p{i}": {"type": "string"}}}))
     assert time.monotonic() - begin < 30  # a second when the machine is idle
-    assert compiler._worker._process is process
+    assert compiler._sandbox._process is process
     assert resident_bytes(process.pid) - before < 32 << 20
     assert len(compiler._answers) <= MAX_CACHED
     for i in range(20):
@@ -213,7 +213,7 @@ def test_an_object_of_many_properties_can_be_followed() -> None:
 def test_answers_are_remembered(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     refusal(compiler, regex="(a")
     grammar = compiler.compile(StructuredOutputsParams(regex="a"))
-    monkeypatch.delattr(compiler._worker, "_process")  # who asks now, fails
+    monkeypatch.delattr(compiler._sandbox, "_process")  # who asks now, fails
     refusal(compiler, regex="(a")
     assert compiler.compile(StructuredOutputsParams(regex="a")) is grammar
     with pytest.raises(AttributeError):
@@ -222,7 +222,7 @@ def test_answers_are_remembered(compiler: GrammarCompiler, monkeypatch: pytest.M
 
 def test_a_dead_process_is_replaced(compiler: GrammarCompiler) -> None:
     compiler.compile(StructuredOutputsParams(regex="before"))
-    process = compiler._worker._process
+    process = compiler._sandbox._process
     assert process is not None
     process.kill()
     process.wait()

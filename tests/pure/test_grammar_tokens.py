@@ -15,7 +15,7 @@ import small_tokenizers as small
 from numpy.typing import NDArray
 
 from quire.errors import RequestError
-from quire.grammar.compile_worker import llguidance_text
+from quire.grammar.compile_job import llguidance_text
 from quire.grammar.grammars import Grammars, Matcher
 from quire.text.tokenizer import Tokenizer
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from quire.errors import ConfigError, RequestError
 from quire.text.chat import ChatTemplate
-from quire.text.sandbox import Sandbox
+from quire.text.renderer import TemplateRenderer
 from quire.text.tokenizer import Tokenizer
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -27,8 +27,8 @@ HOSTILE = st.lists(
 
 
 @pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox() as made:
+def renderer() -> Iterator[TemplateRenderer]:
+    with TemplateRenderer() as made:
         yield made
 
 
@@ -38,12 +38,12 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def chatml(sandbox: Sandbox) -> ChatTemplate:
-    return ChatTemplate({"default": small.CHATML}, {"eos_token": "<|im_end|>"}, sandbox)
+def chatml(renderer: TemplateRenderer) -> ChatTemplate:
+    return ChatTemplate({"default": small.CHATML}, {"eos_token": "<|im_end|>"}, renderer)
 
 
-def template(sandbox: Sandbox, source: str, **special: str) -> ChatTemplate:
-    return ChatTemplate({"default": source}, special, sandbox)
+def template(renderer: TemplateRenderer, source: str, **special: str) -> ChatTemplate:
+    return ChatTemplate({"default": source}, special, renderer)
 
 
 def control(tokenizer: Tokenizer, chat: ChatTemplate, messages: Any, **more: Any) -> list[int]:
@@ -77,19 +77,19 @@ def test_no_callers_text_becomes_a_control_token(chatml, tokenizer, contents, na
     )
 
 
-def test_pieces_of_a_token_in_two_messages_do_not_join(sandbox, tokenizer) -> None:
+def test_pieces_of_a_token_in_two_messages_do_not_join(renderer, tokenizer) -> None:
     bare = template(
-        sandbox, "{% for m in messages %}{{ m.content }}{% endfor %}{{ eos_token }}", eos_token="<|im_end|>"
+        renderer, "{% for m in messages %}{{ m.content }}{% endfor %}{{ eos_token }}", eos_token="<|im_end|>"
     )
     halves = [{"role": "user", "content": "<|im_"}, {"role": "user", "content": "end|>"}]
     assert bare.render(halves).text == "<|im_end|><|im_end|>"
     assert control(tokenizer, bare, halves) == [tokenizer.token_id("<|im_end|>")]
-    half = template(sandbox, "<|im_{{ messages[0].content }}|>")
+    half = template(renderer, "<|im_{{ messages[0].content }}|>")
     assert control(tokenizer, half, [{"role": "user", "content": "end"}]) == []
 
 
-def test_a_role_may_name_a_control_token_only_if_it_is_a_known_one(sandbox, tokenizer) -> None:
-    spelled = template(sandbox, "{{ '<|' + messages[0].role + '|>' }}")
+def test_a_role_may_name_a_control_token_only_if_it_is_a_known_one(renderer, tokenizer) -> None:
+    spelled = template(renderer, "{{ '<|' + messages[0].role + '|>' }}")
     assert spelled.render([{"role": "user", "content": "x"}]).segments == (("<|user|>", True),)
     assert control(tokenizer, spelled, [{"role": "im_end", "content": "x"}]) == []
 
@@ -127,8 +127,8 @@ COMPOSED = [
 
 
 @pytest.mark.parametrize("source", COMPOSED)
-def test_what_a_template_writes_stays_a_control_token(sandbox, tokenizer, source: str) -> None:
-    chat = template(sandbox, "{% set c = messages[0].content %}" + source, eos_token="<|im_end|>")
+def test_what_a_template_writes_stays_a_control_token(renderer, tokenizer, source: str) -> None:
+    chat = template(renderer, "{% set c = messages[0].content %}" + source, eos_token="<|im_end|>")
     for content in ("text", "<|im_end|>", "a<|im_end|>b<|im_end|>", " <|im_end|>"):
         found = control(tokenizer, chat, [{"role": "user", "content": content}])
         assert found == [tokenizer.token_id("<|im_end|>")]
@@ -164,23 +164,23 @@ def test_what_a_template_writes_stays_a_control_token(sandbox, tokenizer, source
         ),
     ],
 )
-def test_what_a_caller_writes_never_is_one(sandbox, tokenizer, expression: str) -> None:
-    chat = template(sandbox, "{% set c = messages[0].content %}{{ " + expression + " }}")
+def test_what_a_caller_writes_never_is_one(renderer, tokenizer, expression: str) -> None:
+    chat = template(renderer, "{% set c = messages[0].content %}{{ " + expression + " }}")
     assert "<|im_end|>" in chat.render([{"role": "user", "content": "<|im_end|>"}]).text
     assert control(tokenizer, chat, [{"role": "user", "content": "<|im_end|>"}]) == []
 
 
-def test_templates_see_what_callers_wrote(sandbox) -> None:
+def test_templates_see_what_callers_wrote(renderer) -> None:
     """A template that looks for `</think>` in a message finds it."""
     chat = template(
-        sandbox, "{{ messages[0].content.split('</think>')[-1] if '</think>' in messages[0].content }}"
+        renderer, "{{ messages[0].content.split('</think>')[-1] if '</think>' in messages[0].content }}"
     )
     assert chat.render([{"role": "assistant", "content": "<think>a</think>b"}]).text == "b"
 
 
-def test_clock_json_and_loop_controls(sandbox) -> None:
+def test_clock_json_and_loop_controls(renderer) -> None:
     chat = template(
-        sandbox,
+        renderer,
         "{{ strftime_now('%d %b %Y') }}\n{% for m in messages %}\n"
         "    {% if loop.index > 1 %}{% break %}{% endif %}\n"
         "{{ {'a': m.content} | tojson }}{% endfor %}",
@@ -189,7 +189,7 @@ def test_clock_json_and_loop_controls(sandbox) -> None:
     assert text == '26 Jul 2024\n{"a": "<é>"}'
 
 
-def test_errors_of_templates_are_request_errors(sandbox, chatml) -> None:
+def test_errors_of_templates_are_request_errors(renderer, chatml) -> None:
     cases = {
         "{{ raise_exception('roles must alternate') }}": "roles must alternate",
         "{% for %}": "refused",
@@ -200,11 +200,11 @@ def test_errors_of_templates_are_request_errors(sandbox, chatml) -> None:
     }
     for source, message in cases.items():
         with pytest.raises(RequestError, match=message) as caught:
-            template(sandbox, source).render(HI)
+            template(renderer, source).render(HI)
         assert caught.value.hint
         assert caught.value.param == "messages"
     with pytest.raises(RequestError, match="no chat template") as caught:
-        ChatTemplate({}, sandbox=sandbox).render(HI)
+        ChatTemplate({}, renderer=renderer).render(HI)
     assert caught.value.hint
     assert chatml.render(HI).text
 
@@ -286,18 +286,18 @@ def test_malformed_tools_and_variables(chatml: ChatTemplate) -> None:
         assert caught.value.param == "chat_template_kwargs"
 
 
-def test_variables_and_tools_reach_the_template(sandbox) -> None:
-    chat = template(sandbox, "{{ enable_thinking }} {{ tools[0].name }} {{ documents is none }}")
+def test_variables_and_tools_reach_the_template(renderer) -> None:
+    chat = template(renderer, "{{ enable_thinking }} {{ tools[0].name }} {{ documents is none }}")
     rendered = chat.render(HI, tools=[{"name": "f"}], chat_template_kwargs={"enable_thinking": False})
     assert rendered.text == "False f True"
-    assert template(sandbox, "{{ tools is none }}").render(HI, tools=[]).text == "True"
+    assert template(renderer, "{{ tools is none }}").render(HI, tools=[]).text == "True"
 
 
-def test_parts_are_joined_unless_the_template_wants_them(sandbox, chatml) -> None:
+def test_parts_are_joined_unless_the_template_wants_them(renderer, chatml) -> None:
     parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
     assert "user\na\nb<|im_end|>" in chatml.render(parts).text
     lists = "{% for m in messages %}{% for p in m.content %}{{ p.text }};{% endfor %}{% endfor %}"
-    assert template(sandbox, lists).render(parts).text == "a;b;"
+    assert template(renderer, lists).render(parts).text == "a;b;"
 
 
 CALLED = """{% for m in messages %}{{ '<|im_start|>' + m.role + ':' + (m.content or '') }}\
@@ -305,10 +305,10 @@ CALLED = """{% for m in messages %}{{ '<|im_start|>' + m.role + ':' + (m.content
 {% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"""
 
 
-def test_a_template_that_puts_arguments_together_gets_their_text(sandbox) -> None:
+def test_a_template_that_puts_arguments_together_gets_their_text(renderer) -> None:
     """As the model wrote it where it is given as text, of any form of call; an object is written as JSON."""
     said = '{"b" : 1,  "a": "é<|im_end|>"}'
-    chat = template(sandbox, CALLED)
+    chat = template(renderer, CALLED)
 
     def written(arguments: Any) -> str:
         call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
@@ -322,17 +322,17 @@ def test_a_template_that_puts_arguments_together_gets_their_text(sandbox) -> Non
     assert written(said) == said
     assert written(json.loads(said)) == '{"b": 1, "a": "é<|im_end|>"}'
     assert [written(nothing) for nothing in ("", None, {})] == ["{}"] * 3
-    flat = template(sandbox, CALLED.replace("c.function", "(c.function or c)"))
+    flat = template(renderer, CALLED.replace("c.function", "(c.function or c)"))
     call = {"name": "f", "arguments": {"a": 1}}
     assert 'f\n{"a": 1}' in flat.render([*HI, {"role": "assistant", "tool_calls": [call]}]).text
     with pytest.raises(RequestError, match="not a JSON object"):
         written("{")
 
 
-def test_a_template_that_fails_at_both_forms_of_arguments_gets_the_object(sandbox) -> None:
+def test_a_template_that_fails_at_both_forms_of_arguments_gets_the_object(renderer) -> None:
     """One that refuses the conversation of the trial says nothing of how it wants its arguments."""
     source = "{% if messages[0].content == 'Hi' %}{{ raise_exception('no') }}{% endif %}" + CALLED
-    chat = template(sandbox, source.replace("+ c.function.arguments", "~ c.function.arguments.a"))
+    chat = template(renderer, source.replace("+ c.function.arguments", "~ c.function.arguments.a"))
     call = {"function": {"name": "f", "arguments": '{"a": 7}'}}
     text = chat.render([{"role": "user", "content": "Go"}, {"role": "assistant", "tool_calls": [call]}]).text
     assert "f\n7" in text
@@ -344,28 +344,28 @@ def test_arguments_given_as_json_text_become_objects(chatml) -> None:
     assert '<tool_call>\n{"name": "f", "arguments": {"b": 1, "a": "é"}}\n</tool_call>' in text
 
 
-def test_where_templates_are_found(tmp_path: Path, sandbox) -> None:
-    assert ChatTemplate.from_folder(tmp_path, sandbox=sandbox).templates == {}
+def test_where_templates_are_found(tmp_path: Path, renderer) -> None:
+    assert ChatTemplate.from_folder(tmp_path, renderer=renderer).templates == {}
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({"chat_template": "plain"}))
-    assert ChatTemplate.from_folder(tmp_path, sandbox=sandbox).render(HI).text == "plain"
+    assert ChatTemplate.from_folder(tmp_path, renderer=renderer).render(HI).text == "plain"
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
     config.write_text(json.dumps({"chat_template": named}))
-    chat = ChatTemplate.from_folder(tmp_path, sandbox=sandbox)
+    chat = ChatTemplate.from_folder(tmp_path, renderer=renderer)
     assert (chat.render(HI).text, chat.render(HI, tools=[{"name": "f"}]).text) == ("plain", "tools")
     (tmp_path / "chat_template.jinja").write_text("file\n")
-    assert ChatTemplate.from_folder(tmp_path, sandbox=sandbox).render(HI).text == "file"
+    assert ChatTemplate.from_folder(tmp_path, renderer=renderer).render(HI).text == "file"
     config.write_text(json.dumps({"chat_template": named[1:]}))
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(RequestError, match="only tool_use"):
-        ChatTemplate.from_folder(tmp_path, sandbox=sandbox).render(HI)
+        ChatTemplate.from_folder(tmp_path, renderer=renderer).render(HI)
     for broken in ({"default": 3}, [{"name": "default"}], 0, False, "\ud800"):
         config.write_text(json.dumps({"chat_template": broken}))
         with pytest.raises(ConfigError):
-            ChatTemplate.from_folder(tmp_path, sandbox=sandbox)
+            ChatTemplate.from_folder(tmp_path, renderer=renderer)
     (tmp_path / "chat_template.jinja").write_text("x" * (2 << 20))
     with pytest.raises(ConfigError, match="too many"):
-        ChatTemplate.from_folder(tmp_path, sandbox=sandbox)
+        ChatTemplate.from_folder(tmp_path, renderer=renderer)
 
 
 def test_the_last_message_is_continued(chatml: ChatTemplate, tokenizer: Tokenizer) -> None:
@@ -394,8 +394,8 @@ def test_what_cannot_be_continued_is_refused(chatml: ChatTemplate, last: dict[st
     assert error.value.param == "continue_final_message"
 
 
-def test_a_template_that_hides_the_last_message_cannot_continue_it(sandbox: Sandbox) -> None:
-    chat = template(sandbox, "{{ messages[0].content }}")
+def test_a_template_that_hides_the_last_message_cannot_continue_it(renderer: TemplateRenderer) -> None:
+    chat = template(renderer, "{{ messages[0].content }}")
     with pytest.raises(RequestError, match="does not write the last message"):
         chat.render([*HI, {"role": "assistant", "content": "So"}], continue_final_message=True)
 
@@ -410,11 +410,11 @@ def test_a_template_that_hides_the_last_message_cannot_continue_it(sandbox: Sand
     ],
     ids=["unfinished", "ifs", "parentheses", "steering"],
 )
-def test_what_is_no_template_is_found_out_before_a_conversation(sandbox, source: str, problem: str) -> None:
+def test_what_is_no_template_is_found_out_before_a_conversation(renderer, source: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=f"the chat template 'tool_use' is none: .*({problem})") as caught:
-        ChatTemplate({"default": small.CHATML, "tool_use": source}, {}, sandbox).check()
+        ChatTemplate({"default": small.CHATML, "tool_use": source}, {}, renderer).check()
     assert caught.value.message.isprintable()
-    ChatTemplate({"default": small.CHATML, "other": "{{ raise_exception('no') }}"}, {}, sandbox).check()
+    ChatTemplate({"default": small.CHATML, "other": "{{ raise_exception('no') }}"}, {}, renderer).check()
 
 
 def test_templates_of_a_folder_are_few_and_not_empty(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import small_tokenizers as small
 
 from quire.text.chat import ChatTemplate
 from quire.text.late_system import folded, is_late
-from quire.text.sandbox import Sandbox
+from quire.text.renderer import TemplateRenderer
 
 FIRST_ONLY = """
 {%- for message in messages -%}
@@ -21,8 +21,8 @@ SILENT = "{% for message in messages if message.role != 'system' %}[{{ message.c
 
 
 @pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox() as made:
+def renderer() -> Iterator[TemplateRenderer]:
+    with TemplateRenderer() as made:
         yield made
 
 
@@ -30,8 +30,8 @@ def said(*pairs: tuple[str, Any]) -> list[dict[str, Any]]:
     return [{"role": role, "content": content} for role, content in pairs]
 
 
-def test_a_template_that_takes_it_is_given_it(sandbox: Sandbox) -> None:
-    chatml = ChatTemplate({"default": small.CHATML}, {"eos_token": "<|im_end|>"}, sandbox)
+def test_a_template_that_takes_it_is_given_it(renderer: TemplateRenderer) -> None:
+    chatml = ChatTemplate({"default": small.CHATML}, {"eos_token": "<|im_end|>"}, renderer)
     text = chatml.render(said(("user", "Hi"), ("system", "Be kind."))).text
     assert "<|im_start|>system\nBe kind.<|im_end|>" in text
 
@@ -45,14 +45,14 @@ def test_a_template_that_takes_it_is_given_it(sandbox: Sandbox) -> None:
     ],
 )
 def test_a_template_that_refuses_it_is_given_it_within_a_users_message(
-    sandbox: Sandbox, messages: Any, expected: str
+    renderer: TemplateRenderer, messages: Any, expected: str
 ) -> None:
-    template = ChatTemplate({"default": FIRST_ONLY}, {}, sandbox)
+    template = ChatTemplate({"default": FIRST_ONLY}, {}, renderer)
     assert template.render(messages, add_generation_prompt=False).text == expected
 
 
-def test_nor_does_a_template_drop_it(sandbox: Sandbox) -> None:
-    template = ChatTemplate({"default": SILENT}, {}, sandbox)
+def test_nor_does_a_template_drop_it(renderer: TemplateRenderer) -> None:
+    template = ChatTemplate({"default": SILENT}, {}, renderer)
     text = template.render(said(("user", "b"), ("system", "c")), add_generation_prompt=False).text
     assert text == "[b\n\n<system>\nc\n</system>]"
 

@@ -9,7 +9,7 @@ import pytest
 import small_tokenizers as small
 
 from quire.text.chat import ChatTemplate
-from quire.text.sandbox import Sandbox
+from quire.text.renderer import TemplateRenderer
 
 TURNS = "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('no turns') }}{% endif %}"
 ALTERNATING = f"{{% for m in messages %}}{TURNS}[{{{{ m.role }}}}] {{{{ m.content }}}}\n{{% endfor %}}"
@@ -18,22 +18,22 @@ PARTS = f"{{% for m in messages %}}{TURNS}{EACH_PART}{{% endfor %}}"
 
 
 @pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox() as made:
+def renderer() -> Iterator[TemplateRenderer]:
+    with TemplateRenderer() as made:
         yield made
 
 
-def written(sandbox: Sandbox, source: str, *messages: Any) -> str:
-    return ChatTemplate({"default": source}, {}, sandbox).render(messages).text
+def written(renderer: TemplateRenderer, source: str, *messages: Any) -> str:
+    return ChatTemplate({"default": source}, {}, renderer).render(messages).text
 
 
 def user(content: Any) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-def test_what_a_user_says_is_joined_where_roles_must_alternate(sandbox: Sandbox) -> None:
+def test_what_a_user_says_is_joined_where_roles_must_alternate(renderer: TemplateRenderer) -> None:
     found = written(
-        sandbox,
+        renderer,
         ALTERNATING,
         user("a"),
         user("b"),
@@ -44,15 +44,15 @@ def test_what_a_user_says_is_joined_where_roles_must_alternate(sandbox: Sandbox)
     assert found.split("\n") == ["[user] a", "", "b", "[assistant] c", "[user] d", "", "e", ""]
 
 
-def test_the_system_within_such_a_conversation_joins_the_user(sandbox: Sandbox) -> None:
-    found = written(sandbox, ALTERNATING, user("a"), {"role": "system", "content": "s"}, user("b"))
+def test_the_system_within_such_a_conversation_joins_the_user(renderer: TemplateRenderer) -> None:
+    found = written(renderer, ALTERNATING, user("a"), {"role": "system", "content": "s"}, user("b"))
     assert found.split("\n\n") == ["[user] a", "<system>\ns\n</system>", "b\n"]
 
 
-def test_a_template_that_takes_them_gets_them_apart(sandbox: Sandbox) -> None:
-    assert written(sandbox, small.CHATML, user("a"), user("b")).count("<|im_start|>user") == 2
+def test_a_template_that_takes_them_gets_them_apart(renderer: TemplateRenderer) -> None:
+    assert written(renderer, small.CHATML, user("a"), user("b")).count("<|im_start|>user") == 2
 
 
-def test_parts_are_joined_as_parts(sandbox: Sandbox) -> None:
+def test_parts_are_joined_as_parts(renderer: TemplateRenderer) -> None:
     part = {"type": "text", "text": "a"}
-    assert written(sandbox, PARTS, user([part]), user([part])) == "[user] a" * 2
+    assert written(renderer, PARTS, user([part]), user([part])) == "[user] a" * 2

@@ -15,7 +15,7 @@ from answer_grammars import Bytes
 from quire.errors import ConfigError
 from quire.text.answer import CallArguments, CallStart
 from quire.text.chat import ChatTemplate
-from quire.text.sandbox import Sandbox
+from quire.text.renderer import TemplateRenderer
 from quire.text.tokenizer import Tokenizer
 from quire.text.tools import FORMATS, OutputFormat, output_format_of
 
@@ -49,16 +49,16 @@ TOOL = {
 
 
 @pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox() as made:
+def renderer() -> Iterator[TemplateRenderer]:
+    with TemplateRenderer() as made:
         yield made
 
 
-def case(shared_data: Path, name: str, sandbox: Sandbox) -> ChatTemplate:
+def case(shared_data: Path, name: str, renderer: TemplateRenderer) -> ChatTemplate:
     data = json.loads((shared_data / "chat_templates" / "cases" / f"{name}.json").read_text())
     tokens = {key: value for key, value in data["context"].items() if key.endswith("_token")}
     return ChatTemplate(
-        {"default": data["template"]}, {"bos_token": "<s>", "eos_token": "</s>"} | tokens, sandbox
+        {"default": data["template"]}, {"bos_token": "<s>", "eos_token": "</s>"} | tokens, renderer
     )
 
 
@@ -69,28 +69,28 @@ def names(output_format: OutputFormat) -> tuple[str | None, str | None]:
     )
 
 
-def test_formats_of_published_templates(shared_data: Path, sandbox: Sandbox) -> None:
+def test_formats_of_published_templates(shared_data: Path, renderer: TemplateRenderer) -> None:
     cases = sorted(path.stem for path in (shared_data / "chat_templates" / "cases").glob("*.json"))
-    templates = {name: case(shared_data, name, sandbox).templates for name in cases}
+    templates = {name: case(shared_data, name, renderer).templates for name in cases}
     found = {name: names(output_format_of(each, None)) for name, each in templates.items()}
     assert {name: pair for name, pair in found.items() if any(pair)} == SPOKEN
 
 
 @pytest.mark.parametrize("name", WITH_TOOLS)
-def test_published_templates_pass_the_check(shared_data: Path, sandbox: Sandbox, name: str) -> None:
-    chat = case(shared_data, name, sandbox)
+def test_published_templates_pass_the_check(shared_data: Path, renderer: TemplateRenderer, name: str) -> None:
+    chat = case(shared_data, name, renderer)
     assert output_format_of(chat.templates, None).self_check(chat) is None
 
 
 @pytest.mark.parametrize("name", [*WITH_TOOLS, "demo"])
 def test_what_a_template_writes_the_grammar_allows(
-    shared_data: Path, demo_folder: Path, sandbox: Sandbox, name: str
+    shared_data: Path, demo_folder: Path, renderer: TemplateRenderer, name: str
 ) -> None:
     """What models have learnt to write they may write."""
     chat = (
-        case(shared_data, name, sandbox)
+        case(shared_data, name, renderer)
         if name != "demo"
-        else ChatTemplate.from_folder(demo_folder, {}, sandbox)
+        else ChatTemplate.from_folder(demo_folder, {}, renderer)
     )
     output_format = output_format_of(chat.templates, None)
     assert output_format.tools is not None
@@ -127,8 +127,8 @@ MISTRAL = """{% for m in messages %}{% if m.role == "user" %}[INST]{{ m.content 
 
 
 @pytest.mark.parametrize("call_id", ["", "[CALL_ID]{{ call.id }}"])
-def test_newer_templates_of_mistral(sandbox: Sandbox, call_id: str) -> None:
-    chat = ChatTemplate({"default": MISTRAL.replace("%s", call_id)}, {}, sandbox)
+def test_newer_templates_of_mistral(renderer: TemplateRenderer, call_id: str) -> None:
+    chat = ChatTemplate({"default": MISTRAL.replace("%s", call_id)}, {}, renderer)
     output_format = output_format_of(chat.templates, None)
     assert names(output_format) == ("mistral_args", None)
     assert output_format.self_check(chat) is None
@@ -148,8 +148,8 @@ QWEN = """{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content 
 {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
 
-def test_templates_with_a_tag_for_each_parameter(sandbox: Sandbox) -> None:
-    chat = ChatTemplate({"default": QWEN}, {}, sandbox)
+def test_templates_with_a_tag_for_each_parameter(renderer: TemplateRenderer) -> None:
+    chat = ChatTemplate({"default": QWEN}, {}, renderer)
     output_format = output_format_of(chat.templates, None)
     assert names(output_format) == ("qwen_xml", None)
     assert output_format.self_check(chat) is None
@@ -163,14 +163,14 @@ def test_templates_with_a_tag_for_each_parameter(sandbox: Sandbox) -> None:
     assert not Bytes().begins(grammar, "<tool_call>\n<function=other>")
 
 
-def test_a_mismatch_is_told(sandbox: Sandbox) -> None:
+def test_a_mismatch_is_told(renderer: TemplateRenderer) -> None:
     wrong = ChatTemplate(
-        {"default": "<tool_call>{{ '\"arguments\"' }}{{ messages[0].content }}"}, {}, sandbox
+        {"default": "<tool_call>{{ '\"arguments\"' }}{{ messages[0].content }}"}, {}, renderer
     )
     output_format = output_format_of(wrong.templates, None)
     assert names(output_format) == ("hermes", None)
     assert "writes calls in another way" in (output_format.self_check(wrong) or "")
-    refusing = ChatTemplate({"default": "{{ raise_exception('no tools here') }}"}, {}, sandbox)
+    refusing = ChatTemplate({"default": "{{ raise_exception('no tools here') }}"}, {}, renderer)
     problem = output_format_of(refusing.templates, None, "mistral").self_check(refusing)
     assert problem is not None
     assert "no tools here" in problem
@@ -182,8 +182,8 @@ def test_a_format_is_chosen_by_name(known: str) -> None:
     assert names(output_format_of({}, None, known, "cohere")) == (known, "cohere")
 
 
-def test_a_format_can_be_switched_off(shared_data: Path, sandbox: Sandbox) -> None:
-    templates = case(shared_data, "Qwen_Qwen3-0.6B", sandbox).templates
+def test_a_format_can_be_switched_off(shared_data: Path, renderer: TemplateRenderer) -> None:
+    templates = case(shared_data, "Qwen_Qwen3-0.6B", renderer).templates
     assert names(output_format_of(templates, None, "none", "none")) == (None, None)
 
 
@@ -211,8 +211,8 @@ def test_marks_that_are_special_tokens_must_be_shown(tmp_path: Path) -> None:
     assert output_format_of({}, Tokenizer.from_folder(folder), "hermes").needs_special_tokens
 
 
-def test_a_call_read_back_from_the_demo_model(demo_folder: Path, sandbox: Sandbox) -> None:
-    chat = ChatTemplate.from_folder(demo_folder, {}, sandbox)
+def test_a_call_read_back_from_the_demo_model(demo_folder: Path, renderer: TemplateRenderer) -> None:
+    chat = ChatTemplate.from_folder(demo_folder, {}, renderer)
     output_format = output_format_of(chat.templates, Tokenizer.from_folder(demo_folder))
     assert names(output_format) == ("hermes", None)
     assert output_format.token_ids == {"<tool_call>": 3, "</tool_call>": 4}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from quire.errors import RequestError
-from quire.text.formats import narrowed
+from quire.grammar.json_schema import tighten_formats
 from quire.text.tools.loosen import OPEN, loosened, looser
 
 MAX_FUNCTIONS = 512
@@ -147,7 +147,7 @@ def _read_function(tool: Any, where: str) -> Function:
 
 def _schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """A function without parameters takes {}; one that lists its parameters takes no others."""
-    schema = narrowed(parameters)
+    schema = tighten_formats(parameters)
     schema["type"] = "object"
     if "properties" in schema and not schema.keys() & OPEN:
         schema["additionalProperties"] = False

@@ -1,4 +1,4 @@
-"""Renders chat templates in another process (see `worker`): they are programs from a model repository."""
+"""Renders chat templates in a sandbox: they are programs from a model repository."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from quire.errors import RequestError
-from quire.text.worker import Worker
+from quire.sandbox.process import SandboxProcess
 
 TIME_LIMIT_S = 2.0
 MEMORY_LIMIT_BYTES = 256 << 20
 
 
 class Segment(NamedTuple):
-    """A stretch of a rendered prompt; `trusted` if the template wrote it, and not a caller."""
+    """A part of a rendered prompt; `trusted` if the template wrote it rather than a caller."""
 
     text: str
     trusted: bool
 
 
-class Sandbox(Worker):
-    """The render process."""
+class TemplateRenderer(SandboxProcess):
+    """The process that renders chat templates."""
 
     def __init__(
         self, time_limit_s: float = TIME_LIMIT_S, memory_limit_bytes: int = MEMORY_LIMIT_BYTES
     ) -> None:
         super().__init__(
-            "text", "render_worker", time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes
+            "quire.text.render_job", time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes
         )
 
-    def __enter__(self) -> Sandbox:
+    def __enter__(self) -> TemplateRenderer:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -44,10 +44,10 @@ class Sandbox(Worker):
         trusted: Mapping[str, str | list[str]] | None = None,
         now: datetime | None = None,
     ) -> list[Segment]:
-        """Render `source` with the variables of `context` and, as the template's own, of `trusted`.
+        """Render `source` with the variables of `context` and `trusted`; the latter count as its own text.
 
-        `now` is the clock of `strftime_now`. Raises RequestError when the template fails, asks for what
-        is not allowed, or exceeds its time or memory.
+        `now` is the clock of `strftime_now`. Raises RequestError when the template fails, does something
+        forbidden, or exceeds its time or memory.
         """
         clock = now.isoformat() if now else None
         request = {"source": source, "context": context, "trusted": dict(trusted or {}), "now": clock}
@@ -62,20 +62,20 @@ class Sandbox(Worker):
         return [Segment(text, trust) for text, trust in reply["segments"]]
 
     def problem_of(self, source: str) -> str | None:
-        """Why `source` is no template; None when it is one."""
+        """Return why `source` does not compile, or None if it does."""
         reply = self.ask(json.dumps({"source": source, "context": None}).encode() + b"\n")
-        return None if "segments" in reply else str(reply.get("error") or _refusal(reply, self).message)
+        return None if "segments" in reply else reply.get("error") or _refusal(reply, self).message
 
 
-def _refusal(reply: Mapping[str, Any], sandbox: Sandbox) -> RequestError:
-    kind = reply.get("kind")
-    if kind == "template":
+def _refusal(reply: Mapping[str, Any], renderer: TemplateRenderer) -> RequestError:
+    if "error" in reply:
         message = f"the chat template refused the conversation: {reply['error']}"
         return RequestError(message, "check the roles, the tools and chat_template_kwargs", "messages")
+    kind = reply["kind"]
     if kind == "time":
-        message = f"the chat template did not finish in {sandbox.time_limit_s:g} s"
+        message = f"the chat template did not finish in {renderer.time_limit_s:g} s"
     elif kind in ("memory", "stack"):
-        message = f"the chat template needed more than {sandbox.memory_limit_bytes >> 20} MiB"
+        message = f"the chat template needed more than {renderer.memory_limit_bytes >> 20} MiB"
     else:
         return RequestError("the render process did not start", "is jinja2 installed for this Python?")
     return RequestError(message, "shorten the conversation, or use another chat template", "messages")

@@ -1,4 +1,4 @@
-"""A process that answers questions from strangers, bounded in time and memory.
+"""Parent side of a sandbox: a child process that runs one job, bounded in time and memory.
 
 A chat template or a grammar is a program that somebody else wrote: an endless loop, a string that doubles or
 a stack that overflows must not cost more than the one request that met it. A thread cannot be stopped; a
@@ -21,43 +21,36 @@ from typing import Any
 
 MAX_REPLY_BYTES = 128 << 20
 BOOT_LIMIT_S = 30.0
-FAILURES = frozenset({"time", "memory", "stack", "start"})  # kinds of replies, after which the process ends
+FAILURES = frozenset({"time", "memory", "stack", "start"})  # kinds of replies after which the process ends
 
-# Started with `python -I -S`: no environment, no site. The search path is the parent's, and `quire` is an
-# empty package there, so that the process holds few files and starts in a tenth of a second.
+# Run by `python -I -S`: no environment variables, no hooks of site-packages. The search path is the parent's,
+# and `quire` is an empty package there: its own __init__ imports more than a job needs.
 _BOOT = """
 import json, sys, types
 sys.path[:] = json.loads(sys.argv.pop(1))
-folder = sys.argv.pop(1)
-for name, path in (("quire", folder), ("quire.{package}", folder + "/{package}")):
-    sys.modules[name] = types.ModuleType(name)
-    sys.modules[name].__path__ = [path]
-from quire.{package}.{module} import main
-main()
+sys.modules["quire"] = types.ModuleType("quire")
+sys.modules["quire"].__path__ = [sys.argv.pop(1)]
+from quire.sandbox.job import main
+from {module} import JOB
+main(JOB)
 """
 
 
-class Worker:
-    """One process, started ahead with `start()` or by the first question, replaced when it dies.
+class SandboxProcess:
+    """A child process that answers requests with the `JOB` of a module (see `quire.sandbox.job`).
 
-    It runs `main` of quire.`package`.`module` with the limits as arguments (bytes, processor seconds for an
-    answer: as many as the clock's, unless given), says that it is ready, and answers each line of JSON with
-    one.
+    It starts with `start()` or the first request, and is replaced when it dies. Any number of threads may
+    share it: they take turns. `cpu_limit_s` bounds the processor time of one request, and defaults to
+    `time_limit_s`, which bounds its wall-clock time.
     """
 
     def __init__(
-        self,
-        package: str,
-        module: str,
-        *,
-        time_limit_s: float,
-        memory_limit_bytes: int,
-        cpu_limit_s: int | None = None,
+        self, module: str, *, time_limit_s: float, memory_limit_bytes: int, cpu_limit_s: int | None = None
     ) -> None:
         self.time_limit_s = time_limit_s
         self.memory_limit_bytes = memory_limit_bytes
         self.cpu_limit_s = cpu_limit_s
-        self._boot = _BOOT.format(package=package, module=module)
+        self._boot = _BOOT.format(module=module)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._stop: weakref.finalize[Any, Any] | None = None
@@ -69,12 +62,12 @@ class Worker:
             self._alive()
 
     def close(self) -> None:
-        """End the process. A later question starts another."""
+        """End the process. A later request starts another."""
         with self._lock:
             self._kill()
 
     def ask(self, line: bytes) -> dict[str, Any]:
-        """The answer to a line of JSON, or {"kind": one of FAILURES}."""
+        """Send a request, a line of JSON; return the job's reply, or {"kind": one of FAILURES}."""
         with self._lock:
             return self._ask(line)
 
@@ -91,7 +84,7 @@ class Worker:
         except (EOFError, ValueError):
             reply = {"kind": self._cause_of_death(process)}
         except BaseException:
-            self._kill()  # interrupted between question and answer: the next answer would be the wrong one
+            self._kill()  # interrupted before the reply was read: the next request would read it as its own
             raise
         if reply.get("kind") in FAILURES:
             self._kill()
@@ -143,7 +136,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _exchange(process: subprocess.Popen[bytes], line: bytes, deadline_s: float) -> bytes:
-    """Write `line`, read one line. TimeoutError past the deadline, EOFError when the process ends."""
+    """Write `line`, read one line. Raise TimeoutError past the deadline, EOFError when the process ends."""
     assert process.stdin is not None
     assert process.stdout is not None
     source, sink = process.stdout.fileno(), process.stdin.fileno()
