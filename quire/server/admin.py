@@ -132,7 +132,7 @@ class Version(msgspec.Struct):
     version: str
 
 
-class Load(msgspec.Struct):
+class ServerLoad(msgspec.Struct):
     """What is under way. `server_load`: HTTP requests that are being answered."""
 
     server_load: int
@@ -278,13 +278,13 @@ async def version(request: Request) -> Response:
     return reply(Version(__version__))
 
 
-@describes("What is under way", reply=Load)
+@describes("What is under way", reply=ServerLoad)
 async def load(request: Request) -> Response:
     """Requests, by where they are, and blocks of the KV cache."""
     serving = serving_of(request)
     status = serving.engine.status
     return reply(
-        Load(
+        ServerLoad(
             len(serving.exchanges),
             status.num_running,
             status.num_waiting,

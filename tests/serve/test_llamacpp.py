@@ -19,7 +19,7 @@ from quire.errors import EngineDead
 from quire.server.errors import HTTPRefusal
 from quire.server.exchange import GENERATING
 from quire.server.llamacpp.completion import _failed
-from quire.server.llamacpp.protocol import DONE, REFUSED_HERE, CompletionRequest
+from quire.server.llamacpp.protocol import DONE, REFUSED_HERE, LlamacppCompletionRequest
 from quire.server.llamacpp.routes import slots
 from quire.server.unsupported_fields import IGNORED, OFF_FROM, OFF_UP_TO, REFUSED
 
@@ -267,7 +267,7 @@ def test_what_asks_for_nothing_is_taken(client: httpx.Client) -> None:
 def test_odd_values_of_every_field(client: httpx.Client, value: str) -> None:
     base: Object = {"prompt": "Once", "n_predict": 1}
     alike = {*REFUSED, *IGNORED}.difference(DONE, {"lora", "id_slot"})  # of any type: two stand for all
-    for field in msgspec.structs.fields(CompletionRequest):
+    for field in msgspec.structs.fields(LlamacppCompletionRequest):
         if field.name in alike:
             continue
         body = replaced(base, field.encode_name, VALUES[value])

@@ -21,15 +21,15 @@ from server import Server
 from quire.errors import EngineDead, QuireError, RequestError
 from quire.server.chat_task import ChatRun, ChatTask, Finish
 from quire.server.logprob_json import LogprobCursor
-from quire.server.ollama.answers import Answer, Lines, _chat_reply
+from quire.server.ollama.answers import Lines, OllamaAnswer, _chat_reply
 from quire.server.ollama.protocol import (
     IGNORED,
     REFUSED,
-    Asked,
-    ChatRequest,
-    GenerateRequest,
-    GivenMessage,
-    Task,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaInputMessage,
+    OllamaRequest,
+    OllamaTask,
     _thinking,
     chat_task,
 )
@@ -238,7 +238,9 @@ def streamed(*batches: Any, error: Exception | None = None) -> list[Object]:
     times = dict.fromkeys(("total_ms", "queue_ms", "prefill_ms"), 1.0)
     run.generation = SimpleNamespace(timings=lambda: times)
     output: Any = SimpleNamespace(token_ids=[], logprobs=None)
-    answer = Answer(cast(ChatRun, run), LogprobCursor(output, None), partial(_chat_reply, model="demo"), [])
+    answer = OllamaAnswer(
+        cast(ChatRun, run), LogprobCursor(output, None), partial(_chat_reply, model="demo"), []
+    )
     parts: list[bytes] = []
 
     async def send(message: Any) -> None:
@@ -325,7 +327,7 @@ def _serving(reasoning: object = None) -> ServiceState:
 )
 def test_thinking(think: Any, variables: Object, shown: bool) -> None:
     task = chat_task(
-        ChatRequest(messages=[GivenMessage(role="User", content="Hi")], think=think), _serving(1)
+        OllamaChatRequest(messages=[OllamaInputMessage(role="User", content="Hi")], think=think), _serving(1)
     )
     assert task.chat is not None
     assert task.chat.chat_template_kwargs == variables
@@ -339,7 +341,7 @@ def test_a_model_that_does_not_think(client: httpx.Client) -> None:
     assert refused(client, think="wild").startswith("think")
     assert ask(client, think=False, options={"num_predict": 1})["done"]
     with pytest.raises(RequestError, match="known"):
-        _thinking(Asked(think="hard"), _serving(1))
+        _thinking(OllamaRequest(think="hard"), _serving(1))
 
 
 def test_turns_as_templates_read_them() -> None:
@@ -352,7 +354,7 @@ def test_turns_as_templates_read_them() -> None:
         },
         {"role": "tool", "content": "rain", "tool_name": "f", "tool_call_id": "call_a"},
     ]
-    (task, _) = chat_task(msgspec.convert({"messages": turns}, ChatRequest), _serving())
+    (task, _) = chat_task(msgspec.convert({"messages": turns}, OllamaChatRequest), _serving())
     function = {"name": "f", "arguments": {"a": 1}}
     assert isinstance(task, ChatTask)
     assert list(task.messages) == [
@@ -366,7 +368,7 @@ def test_turns_as_templates_read_them() -> None:
         {"role": "tool", "content": "rain", "name": "f", "tool_call_id": "call_a"},
     ]
     assert task.add_generation_prompt
-    assert chat_task(ChatRequest(), _serving()) == Task(None)
+    assert chat_task(OllamaChatRequest(), _serving()) == OllamaTask(None)
 
 
 def test_calls_without_ids_are_given_some() -> None:
@@ -385,7 +387,7 @@ def test_calls_without_ids_are_given_some() -> None:
         {"role": "assistant", "tool_calls": [call("f")]},
         *(result(), result()),
     ]
-    (task, _) = chat_task(msgspec.convert({"messages": turns}, ChatRequest), _serving())
+    (task, _) = chat_task(msgspec.convert({"messages": turns}, OllamaChatRequest), _serving())
     assert task is not None
     calls = [one["id"] for message in task.messages for one in message.get("tool_calls", ())]
     assert calls == ["call00001", "call00002", "own", "call00004"]
@@ -444,7 +446,7 @@ def test_pictures_are_refused(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize("value", [name for name in VALUES if "long" not in name])
 def test_odd_values_of_every_field(client: httpx.Client, value: str) -> None:
-    for path, kind in ((CHAT, ChatRequest), (GENERATE, GenerateRequest)):
+    for path, kind in ((CHAT, OllamaChatRequest), (GENERATE, OllamaGenerateRequest)):
         base: Object = {"messages": STORY} if path == CHAT else {"prompt": "Hello."}
         base |= {"options": {"num_predict": 1}}
         for field in msgspec.structs.fields(kind):

@@ -25,7 +25,13 @@ from quire.server.event_stream import EventStream, encode, grouped, id_groups, p
 from quire.server.generation import Generation, Part, beside
 from quire.server.generation_fields import warned
 from quire.server.llamacpp import protocol
-from quire.server.llamacpp.protocol import CompletionRequest, Continuation, Timings, params_of
+from quire.server.llamacpp.protocol import (
+    Continuation,
+    LlamacppCompletionRequest,
+    PartialContinuation,
+    Timings,
+    params_of,
+)
 from quire.server.logprob_json import ChatLogprobs, LogprobCursor, Position, keep, num_new
 from quire.server.openai.completions import listed
 from quire.server.openapi import describes
@@ -34,15 +40,15 @@ from quire.server.service import ServiceState
 
 @describes(
     "Continuations of texts, for clients of llama.cpp",
-    CompletionRequest,
+    LlamacppCompletionRequest,
     Continuation | list[Continuation],
-    streams=protocol.Part | Continuation,
+    streams=PartialContinuation | Continuation,
 )
 async def completion(request: Request) -> Response:
     """A continuation of each prompt, or the stream of them."""
     serving: ServiceState = request.app.state.serving
     convert = partial(params_of, frontend=serving.frontend)
-    asked, unknown, params = await read(request, CompletionRequest, convert)
+    asked, unknown, params = await read(request, LlamacppCompletionRequest, convert)
     model = serving.check_model(asked.model)
     prompts = await serving.in_thread(_encode, serving.frontend, asked, params)
     with protocol.named():
@@ -50,7 +56,7 @@ async def completion(request: Request) -> Response:
             prompts, [params] * len(prompts), request_id=f"cmpl-{token_hex(12)}"
         )
     idle = llama_options.without_effect(asked) + protocol.without_effect(asked)
-    run = CompletionRun(asked, serving.frontend, generation, model, warned(request, unknown, idle))
+    run = LlamacppCompletionRun(asked, serving.frontend, generation, model, warned(request, unknown, idle))
     if asked.stream:
         return EventStream(run.events(), _failed, b"")
     return Response(await run.whole(), media_type="application/json")
@@ -60,7 +66,7 @@ def _failed(error: Exception) -> bytes:
     return b"data: %s\n\n" % encode(llamacpp_body(error))
 
 
-def _encode(frontend: Frontend, asked: CompletionRequest, params: SamplingParams) -> list[Encoded]:
+def _encode(frontend: Frontend, asked: LlamacppCompletionRequest, params: SamplingParams) -> list[Encoded]:
     prompt = asked.prompt
     mixed = isinstance(prompt, list) and any(isinstance(item, int) for item in prompt)
     prompts = [prompt] if mixed else listed(prompt, 1)
@@ -105,12 +111,12 @@ class _Prompt:
     ended: bool = False
 
 
-class CompletionRun:
+class LlamacppCompletionRun:
     """Prompts that run, as a whole or as the events of a stream."""
 
     def __init__(
         self,
-        asked: CompletionRequest,
+        asked: LlamacppCompletionRequest,
         frontend: Frontend,
         generation: Generation,
         model: str,
@@ -159,12 +165,12 @@ class CompletionRun:
             events.append(self._ending(prompt))
         return b"".join(b"data: %s\n\n" % encode(event) for event in events)
 
-    def _news(self, prompt: _Prompt) -> Iterator[protocol.Part]:
+    def _news(self, prompt: _Prompt) -> Iterator[PartialContinuation]:
         """Text and tokens that are new, in events that are not too long."""
         token_ids, positions = prompt.told.advance()
         texts = pieces(prompt.choice.delta) if prompt.choice.delta else ()
         for text, ids, group in zip_longest(texts, id_groups(token_ids), grouped(positions)):
-            part = protocol.Part(
+            part = PartialContinuation(
                 index=prompt.index,
                 content=text or "",
                 tokens=list(ids or ()),

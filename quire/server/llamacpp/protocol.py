@@ -46,7 +46,7 @@ _NAMES = {
 Bias = float | bool
 
 
-class CompletionRequest(LlamaSampling, kw_only=True):
+class LlamacppCompletionRequest(LlamaSampling, kw_only=True):
     """The body of /completion. `prompt` is text, token ids, a list that mixes them, or a list of prompts."""
 
     prompt: str | list[str | int | list[str | int]]
@@ -79,7 +79,7 @@ class Timings(Struct):
     predicted_per_second: float
 
 
-class Part(Struct, kw_only=True):
+class PartialContinuation(Struct, kw_only=True):
     """An event of a stream: what has come since the one before."""
 
     index: int
@@ -93,7 +93,7 @@ class Part(Struct, kw_only=True):
     timings: Timings | UnsetType = UNSET
 
 
-class Continuation(Part, kw_only=True):
+class Continuation(PartialContinuation, kw_only=True):
     """The response of /completion and, with empty content, the last event of a stream."""
 
     model: str
@@ -107,7 +107,7 @@ class Continuation(Part, kw_only=True):
     warnings: list[str] | UnsetType = UNSET
 
 
-def params_of(asked: CompletionRequest, frontend: Frontend) -> SamplingParams:
+def params_of(asked: LlamacppCompletionRequest, frontend: Frontend) -> SamplingParams:
     """The request's parameters over the model's. Raises RequestError for what is not done here."""
     refuse(asked, REFUSED_HERE)
     _check_samplers(asked.samplers)
@@ -126,7 +126,7 @@ def named() -> AbstractContextManager[None]:
     return told_as(_NAMES)
 
 
-def without_effect(asked: CompletionRequest) -> list[str]:
+def without_effect(asked: LlamacppCompletionRequest) -> list[str]:
     """Warnings of fields of this endpoint alone that are taken and do nothing, or something else."""
     told = ["return_progress has no effect"] if asked.return_progress else []
     if asked.samplers:
@@ -160,7 +160,7 @@ def settings_of(params: SamplingParams, n_ctx: int) -> dict[str, Any]:
     }
 
 
-def _structure(asked: CompletionRequest) -> StructuredOutputsParams | None:
+def _structure(asked: LlamacppCompletionRequest) -> StructuredOutputsParams | None:
     if asked.grammar and asked.json_schema is not None:
         raise RequestError("grammar and json_schema contradict each other", "give one of them", "json_schema")
     with named():
@@ -184,7 +184,7 @@ def _check_samplers(samplers: str | list[str] | None) -> None:
         raise RequestError("samplers is not the default list", hint, "samplers", "unsupported_parameter")
 
 
-def _biases(asked: CompletionRequest, frontend: Frontend) -> dict[str, Any]:
+def _biases(asked: LlamacppCompletionRequest, frontend: Frontend) -> dict[str, Any]:
     """Biases of tokens, and tokens that never come. A text stands for all its tokens."""
     if not asked.logit_bias:
         return {}

@@ -33,7 +33,7 @@ class TemplateRequest(Struct, kw_only=True):
     model: str | None = None
 
 
-class Prompt(Struct):
+class RenderedPrompt(Struct):
     """The prompt that the model's template makes of a conversation."""
 
     prompt: str
@@ -47,7 +47,7 @@ class NextToken(Struct):
     n_decoded: int
 
 
-class Slot(Struct, kw_only=True):
+class SlotInfo(Struct, kw_only=True):
     """A place for one sequence. Lengths of the prompt are known once it has its first token."""
 
     id: int
@@ -115,7 +115,7 @@ async def props(request: Request) -> Response:
     )
 
 
-@describes("What each slot does: states and lengths, no text", reply=list[Slot])
+@describes("What each slot does: states and lengths, no text", reply=list[SlotInfo])
 async def slots(request: Request) -> Response:
     """With ?fail_on_no_slot=1, 503 where none is idle."""
     serving: ServiceState = request.app.state.serving
@@ -132,7 +132,7 @@ async def slots(request: Request) -> Response:
     num_begun, num_busy = len(found), min(max(serving.engine.status.num_running, len(found)), total)
     for number in range(num_begun, total):  # then those that compute their prompts, then the idle ones
         nothing = NextToken(False, -1, 0)
-        found.append(Slot(id=0, n_ctx=n_ctx, is_processing=number < num_busy, next_token=nothing))
+        found.append(SlotInfo(id=0, n_ctx=n_ctx, is_processing=number < num_busy, next_token=nothing))
     for number, slot in enumerate(found):
         slot.id = number
     if request.query_params.get("fail_on_no_slot") and num_busy == total:
@@ -140,11 +140,11 @@ async def slots(request: Request) -> Response:
     return Response(encode(found), media_type="application/json")
 
 
-def _running(part: Part, n_ctx: int) -> list[Slot]:
+def _running(part: Part, n_ctx: int) -> list[SlotInfo]:
     """The choices of a prompt that have begun and not ended."""
     output, limit = part.reader.output, part.reader.request.params.max_tokens
     return [
-        Slot(
+        SlotInfo(
             id=0,
             n_ctx=n_ctx,
             id_task=int(part.reader.request.request_id),
@@ -160,13 +160,13 @@ def _running(part: Part, n_ctx: int) -> list[Slot]:
     ]
 
 
-@describes("A conversation as the model's template writes it", TemplateRequest, Prompt)
+@describes("A conversation as the model's template writes it", TemplateRequest, RenderedPrompt)
 async def apply_template(request: Request) -> Response:
     """Nothing is computed. /completion takes the prompt as it stands."""
     serving: ServiceState = request.app.state.serving
     asked, *_ = await read(request, TemplateRequest)
     serving.check_model(asked.model)
-    return admin.reply(Prompt(await serving.in_thread(_rendered, serving.frontend, asked)))
+    return admin.reply(RenderedPrompt(await serving.in_thread(_rendered, serving.frontend, asked)))
 
 
 def _rendered(frontend: Frontend, asked: TemplateRequest) -> str:

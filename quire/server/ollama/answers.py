@@ -27,14 +27,16 @@ from quire.server.generation_fields import warned
 from quire.server.logprob_json import ChatLogprobs, LogprobCursor, Position, keep, num_new
 from quire.server.ollama import protocol
 from quire.server.ollama.protocol import (
-    ChatReply,
-    ChatRequest,
-    GenerateReply,
-    GenerateRequest,
-    Message,
-    Reply,
-    Task,
-    ToolCall,
+    OllamaChatReply,
+    OllamaChatRequest,
+    OllamaFunction,
+    OllamaGenerateReply,
+    OllamaGenerateRequest,
+    OllamaMessage,
+    OllamaReply,
+    OllamaRequest,
+    OllamaTask,
+    OllamaToolCall,
 )
 from quire.server.openapi import describes
 from quire.server.service import ServiceState
@@ -56,21 +58,28 @@ def _failed(error: Exception) -> bytes:
     return encode(ollama_body(error)) + b"\n"
 
 
-@describes("An answer to a conversation, for clients of Ollama", ChatRequest, ChatReply, ChatReply)
+@describes(
+    "An answer to a conversation, for clients of Ollama", OllamaChatRequest, OllamaChatReply, OllamaChatReply
+)
 async def chat(request: Request) -> Response:
     """The stream of an answer or, if that is not wanted, the answer."""
     serving: ServiceState = request.app.state.serving
     convert = partial(protocol.chat_task, serving=serving)
-    asked, unknown, task = await read(request, ChatRequest, convert)
+    asked, unknown, task = await read(request, OllamaChatRequest, convert)
     return await _answer(request, asked, unknown, task, _chat_reply)
 
 
-@describes("An answer to a prompt, for clients of Ollama", GenerateRequest, GenerateReply, GenerateReply)
+@describes(
+    "An answer to a prompt, for clients of Ollama",
+    OllamaGenerateRequest,
+    OllamaGenerateReply,
+    OllamaGenerateReply,
+)
 async def generate(request: Request) -> Response:
     """Likewise."""
     serving: ServiceState = request.app.state.serving
     convert = partial(protocol.generate_task, serving=serving)
-    asked, unknown, task = await read(request, GenerateRequest, convert)
+    asked, unknown, task = await read(request, OllamaGenerateRequest, convert)
     return await _answer(request, asked, unknown, task, _generate_reply)
 
 
@@ -85,7 +94,7 @@ def served(serving: ServiceState, name: str | None) -> str:
 
 
 async def _answer(
-    request: Request, asked: protocol.Asked, unknown: list[str], task: Task, reply: Writer
+    request: Request, asked: OllamaRequest, unknown: list[str], task: OllamaTask, reply: Writer
 ) -> Response:
     serving: ServiceState = request.app.state.serving
     model = served(serving, asked.model)
@@ -95,7 +104,9 @@ async def _answer(
     with told_as(protocol.NAMES):
         run = await _start(serving, task.chat, task.raw)
     told = LogprobCursor(run.output.outputs[0], _shape(run, asked))
-    answer = Answer(run, told, partial(reply, model=model), warned(request, unknown, task.chat.warnings))
+    answer = OllamaAnswer(
+        run, told, partial(reply, model=model), warned(request, unknown, task.chat.warnings)
+    )
     if asked.stream is False:
         return Response(await answer.whole(), media_type="application/json")
     return Lines(answer.lines())
@@ -116,7 +127,7 @@ def _raw_prompt(frontend: Frontend, text: str, params: SamplingParams) -> Encode
     return fitted(frontend.encode({"prompt": text, "trusted": True}), None, params, frontend)
 
 
-def _shape(run: ChatRun, asked: protocol.Asked) -> ChatLogprobs | None:
+def _shape(run: ChatRun, asked: OllamaRequest) -> ChatLogprobs | None:
     return ChatLogprobs(run.tokenizer, asked.top_logprobs or 0, as_ids=False) if asked.logprobs else None
 
 
@@ -126,20 +137,24 @@ class Said:
 
     content: str = ""
     thinking: str = ""
-    calls: list[ToolCall] = field(default_factory=list)
+    calls: list[OllamaToolCall] = field(default_factory=list)
     positions: list[Position] = field(default_factory=list)
 
 
-Writer = Callable[..., Reply]  # what was said, and fields of the reply
+Writer = Callable[..., OllamaReply]  # what was said, and fields of the reply
 
 
-def _chat_reply(said: Said, **fields: Any) -> Reply:
-    message = Message(content=said.content, thinking=said.thinking or UNSET, tool_calls=said.calls or UNSET)
-    return ChatReply(message=message, **_common(said), **fields)
+def _chat_reply(said: Said, **fields: Any) -> OllamaReply:
+    message = OllamaMessage(
+        content=said.content, thinking=said.thinking or UNSET, tool_calls=said.calls or UNSET
+    )
+    return OllamaChatReply(message=message, **_common(said), **fields)
 
 
-def _generate_reply(said: Said, **fields: Any) -> Reply:
-    return GenerateReply(response=said.content, thinking=said.thinking or UNSET, **_common(said), **fields)
+def _generate_reply(said: Said, **fields: Any) -> OllamaReply:
+    return OllamaGenerateReply(
+        response=said.content, thinking=said.thinking or UNSET, **_common(said), **fields
+    )
 
 
 def _common(said: Said) -> dict[str, Any]:
@@ -147,7 +162,7 @@ def _common(said: Said) -> dict[str, Any]:
     return {"created_at": datetime.now(UTC), "logprobs": Raw(b"[%s]" % entries) if entries else UNSET}
 
 
-class Answer:
+class OllamaAnswer:
     """An answer that runs. A call is told when all of it is there, and not at all if it was cut."""
 
     def __init__(self, run: ChatRun, told: LogprobCursor, reply: Writer, warnings: list[str]) -> None:
@@ -204,7 +219,7 @@ class Answer:
             msgspec.json.decode(text, type=dict[str, Raw])
         except (msgspec.DecodeError, RecursionError):
             return
-        said.calls.append(ToolCall(call.id, protocol.Function(call.index, call.name, Raw(text))))
+        said.calls.append(OllamaToolCall(call.id, OllamaFunction(call.index, call.name, Raw(text))))
 
     def _last(self, said: Said) -> bytes:
         times, usage = self._run.generation.timings(), self._run.usage()

@@ -46,40 +46,40 @@ else:
     )
 
 
-class Options(_Untyped, kw_only=True):
+class OllamaOptions(_Untyped, kw_only=True):
     """The fields of `options`."""
 
     num_predict: int | None = None
     num_ctx: int | None = None
 
 
-class GivenFunction(Struct, kw_only=True):
+class OllamaInputFunction(Struct, kw_only=True):
     """A function that the model has called, and its arguments."""
 
     name: str
     arguments: dict[str, Any] = {}
 
 
-class GivenCall(Struct, kw_only=True):
+class OllamaInputCall(Struct, kw_only=True):
     """One call of an assistant's message."""
 
-    function: GivenFunction
+    function: OllamaInputFunction
     id: str | None = None
 
 
-class GivenMessage(Struct, kw_only=True):
+class OllamaInputMessage(Struct, kw_only=True):
     """A message of system, user, assistant or tool. The answer goes on with a last one of the assistant."""
 
     role: str
     content: str | None = None
     thinking: str | None = None
     images: list[Any] | None = None
-    tool_calls: list[GivenCall] | None = None
+    tool_calls: list[OllamaInputCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
 
-class Asked(Struct, kw_only=True):
+class OllamaRequest(Struct, kw_only=True):
     """Fields of both requests. `format` is "json" or a schema; what a stream is not asked for is true."""
 
     model: str | None = None
@@ -94,14 +94,14 @@ class Asked(Struct, kw_only=True):
     shift: bool | None = None
 
 
-class ChatRequest(Asked, kw_only=True):
+class OllamaChatRequest(OllamaRequest, kw_only=True):
     """The body of /api/chat."""
 
-    messages: list[GivenMessage] | None = None
+    messages: list[OllamaInputMessage] | None = None
     tools: list[dict[str, Any]] | None = None
 
 
-class GenerateRequest(Asked, kw_only=True):
+class OllamaGenerateRequest(OllamaRequest, kw_only=True):
     """The body of /api/generate."""
 
     prompt: str | None = None
@@ -116,7 +116,7 @@ class GenerateRequest(Asked, kw_only=True):
     steps: int | None = None
 
 
-class Function(Struct):
+class OllamaFunction(Struct):
     """A function call; `arguments` is an object."""
 
     index: int
@@ -124,23 +124,23 @@ class Function(Struct):
     arguments: Raw
 
 
-class ToolCall(Struct):
+class OllamaToolCall(Struct):
     """A call that the model makes."""
 
     id: str
-    function: Function
+    function: OllamaFunction
 
 
-class Message(Struct, kw_only=True):
+class OllamaMessage(Struct, kw_only=True):
     """The model's turn or, in a stream, what is new of it."""
 
     role: str = "assistant"
     content: str = ""
     thinking: str | UnsetType = UNSET
-    tool_calls: list[ToolCall] | UnsetType = UNSET
+    tool_calls: list[OllamaToolCall] | UnsetType = UNSET
 
 
-class Reply(Struct, kw_only=True):
+class OllamaReply(Struct, kw_only=True):
     """Fields of both responses; in a stream, the last line alone has what follows `done`. Nanoseconds."""
 
     model: str
@@ -157,58 +157,58 @@ class Reply(Struct, kw_only=True):
     warnings: list[str] | UnsetType = UNSET
 
 
-class ChatReply(Reply, kw_only=True):
+class OllamaChatReply(OllamaReply, kw_only=True):
     """The response of /api/chat, and each line of its stream."""
 
-    message: Message
+    message: OllamaMessage
 
 
-class GenerateReply(Reply, kw_only=True):
+class OllamaGenerateReply(OllamaReply, kw_only=True):
     """The response of /api/generate, and each line of its stream."""
 
     response: str = ""
     thinking: str | UnsetType = UNSET
 
 
-class Task(NamedTuple):
+class OllamaTask(NamedTuple):
     """A conversation, or with `raw` a prompt that is taken as it stands; None: nothing to compute."""
 
     chat: ChatTask | None
     raw: str | None = None
 
 
-def chat_task(asked: ChatRequest, serving: ServiceState) -> Task:
+def chat_task(asked: OllamaChatRequest, serving: ServiceState) -> OllamaTask:
     """The request in neutral terms. Raises RequestError for what is not supported."""
     if not asked.messages:
-        return Task(None)
+        return OllamaTask(None)
     messages = [_message(message, f"messages[{i}]") for i, message in enumerate(asked.messages)]
     _give_ids(messages)
-    return Task(_task(asked, serving, messages, asked.tools))
+    return OllamaTask(_task(asked, serving, messages, asked.tools))
 
 
-def generate_task(asked: GenerateRequest, serving: ServiceState) -> Task:
+def generate_task(asked: OllamaGenerateRequest, serving: ServiceState) -> OllamaTask:
     """Likewise."""
     for name, instead in REFUSED.items():
         if getattr(asked, name):
             raise RequestError(f"{name} is not supported", instead, name, "unsupported_parameter")
     _check_images(asked.images, "images")
     if not asked.prompt:
-        return Task(None)
+        return OllamaTask(None)
     if asked.raw and asked.system:
         raise RequestError("raw takes the prompt as it stands", "put system into the prompt", "system")
     messages = [{"role": "user", "content": asked.prompt}]
     if asked.system:
         messages.insert(0, {"role": "system", "content": asked.system})
-    return Task(_task(asked, serving, messages), asked.prompt if asked.raw else None)
+    return OllamaTask(_task(asked, serving, messages), asked.prompt if asked.raw else None)
 
 
 def _task(
-    asked: Asked,
+    asked: OllamaRequest,
     serving: ServiceState,
     messages: Sequence[dict[str, Any]],
     tools: list[dict[str, Any]] | None = None,
 ) -> ChatTask:
-    options, unknown = nested(asked.options or {}, Options, "options")
+    options, unknown = nested(asked.options or {}, OllamaOptions, "options")
     room = serving.frontend.max_model_len
     if options.num_ctx is not None and options.num_ctx > room:
         hint = "leave it out, or start the server with a larger --max-model-len"
@@ -229,7 +229,7 @@ def _task(
     )
 
 
-def _sampling(asked: Asked, options: Options) -> dict[str, Any]:
+def _sampling(asked: OllamaRequest, options: OllamaOptions) -> dict[str, Any]:
     refuse(options, REFUSED_OPTIONS)
     sampling = llama_options.sampling_of(options)
     if options.num_predict is not None:
@@ -249,7 +249,7 @@ def _sampling(asked: Asked, options: Options) -> dict[str, Any]:
     return sampling
 
 
-def _thinking(asked: Asked, serving: ServiceState) -> dict[str, Any]:
+def _thinking(asked: OllamaRequest, serving: ServiceState) -> dict[str, Any]:
     """Variables of the template."""
     if asked.think is None:
         return {}
@@ -263,7 +263,7 @@ def _thinking(asked: Asked, serving: ServiceState) -> dict[str, Any]:
     return {"enable_thinking": asked.think}
 
 
-def _message(message: GivenMessage, where: str) -> dict[str, Any]:
+def _message(message: OllamaInputMessage, where: str) -> dict[str, Any]:
     """In the form that templates read."""
     _check_images(message.images, f"{where}.images")
     found: dict[str, Any] = {"role": message.role.lower(), "content": message.content or ""}
@@ -275,7 +275,7 @@ def _message(message: GivenMessage, where: str) -> dict[str, Any]:
     return found | {name: value for name, value in named.items() if value is not None}
 
 
-def _call(call: GivenCall) -> dict[str, Any]:
+def _call(call: OllamaInputCall) -> dict[str, Any]:
     function = {"name": call.function.name, "arguments": call.function.arguments}
     return {"type": "function", "function": function} | ({"id": call.id} if call.id else {})
 
