@@ -85,7 +85,7 @@ NATIVE := CMakeLists.txt $(wildcard csrc/*.* csrc/*/*.*)
 	@touch $@
 
 .clients/.done: tests/clients/requirements.txt | .venv/bin/python
-	@echo 'quire: installing clients of the server into .clients (once; about 400 MB) ...' >&2
+	@echo 'quire: installing clients of the server into .clients (once; about 600 MB) ...' >&2
 	@rm -rf .clients && $(BIN)/python -m venv .clients
 	@.clients/bin/python -m pip -qq --disable-pip-version-check --no-input install --no-compile -r $<
 	@.clients/bin/python -m pip -qq --disable-pip-version-check --no-input install --no-compile --no-deps \
