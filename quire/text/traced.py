@@ -6,7 +6,7 @@ the tokenizer's own special tokens) or not. The rule fails closed: a plain `str`
 literals of the template source are born trusted, and only the operations listed in `Traced` keep trust.
 Templates see the real strings, so what they print is what any other renderer would print.
 
-Imports nothing but Jinja: this file runs in the render process.
+This file is part of the render process, which starts for every server: it imports Jinja alone.
 """
 
 from __future__ import annotations
@@ -121,11 +121,16 @@ class _TracingCodeGenerator(CodeGenerator):
         else:
             super().visit_Const(node, frame)
 
-    def visit_TemplateData(self, node: nodes.TemplateData, frame: Frame) -> None:
-        self.write(f"environment.literal({node.as_const(frame.eval_ctx)!r})")
-
-    def _output_const_repr(self, group: Iterable[Any]) -> str:
-        return f"environment.literal({''.join(map(str, group))!r})"
+    def visit_Output(self, node: nodes.Output, frame: Frame) -> None:
+        # One child at a time: Jinja joins constants into plain strings, which would be untrusted.
+        for child in node.nodes:
+            text = _constant_text(child, frame.eval_ctx)
+            if text is None:
+                super().visit_Output(nodes.Output([child], lineno=child.lineno), frame)
+            elif text:
+                written = f"environment.literal({text!r})"
+                send = f"yield {written}" if frame.buffer is None else f"{frame.buffer}.append({written})"
+                self.writeline(send, child)
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
         self.write("environment.concat(map(str, (")
@@ -133,6 +138,17 @@ class _TracingCodeGenerator(CodeGenerator):
             self.visit(part, frame)
             self.write(", ")
         self.write(")))")
+
+
+def _constant_text(node: nodes.Expr, context: EvalContext) -> str | None:
+    """Return what a template prints for a constant expression, or None for any other."""
+    if isinstance(node, nodes.TemplateData):
+        return node.data
+    try:
+        value = node.as_const(context)
+    except Exception:  # nodes.Impossible, or an error that the template may never come to
+        return None
+    return str(context.environment.filters["escape"](value) if context.autoescape else value)
 
 
 class _GenerationTag(Extension):

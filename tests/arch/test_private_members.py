@@ -31,7 +31,6 @@ PRIVATE: dict[str, tuple[str, str]] = {
     ),
     "_unset_keepalive_if_required": ("uvicorn", "stops its keep-alive timer, which runs on after a reset"),
     "_unsupported_upgrade_warning": ("uvicorn", "logs a warning for each request that asks for an upgrade"),
-    "_output_const_repr": ("jinja2", "writes the constants of a template, which are trusted text"),
 }
 
 # Libraries that the server is built into rather than onto: subclassed, or told apart by version.

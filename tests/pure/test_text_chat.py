@@ -123,6 +123,8 @@ COMPOSED = [
     "{{ eos_token + c }}",
     "{{ c | default('') }}{{ x | default('<|im_end|>') }}",
     "{{ '<|im_end|>' | string }}{{ c | string }}",
+    "<|im_{{ 'end' }}|>{{ c }}",
+    "{% autoescape true %}<|im_end|>{{ c }}{% endautoescape %}",
 ]
 
 
