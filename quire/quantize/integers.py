@@ -1,23 +1,20 @@
-"""The kinds of integers in groups: Int8 and Int4. Foreign formats map onto them without loss.
+"""The kinds of integers with 8-bit block scales: Int8 and Int4.
 
-    quantized here  Int8, Int4, groups of 32, 8-bit scales:    (channel * code) * q, q - 8 for Int4
-    Q8_0           Int8, groups of 32, f16 scales
-    Q4_0           Int4, groups of 32, f16 scales:             scale * (q - 8)
-    Q4_1, Q4_K     Int4, groups of 32, scales and minimums:    scale * q + minimum
-    GPTQ, AWQ      Int4, groups of 64/128, integer zero point: scale * (q - zero)
+    Int8    (channel scale * block scale) * q
+    Int4    (channel scale * block scale) * (q - 8)
 
-where `code` is an int8 of the group and `channel` a float32 of the output: so the scales are integers
-within a product, and only its sum is a float.
+The block scale is an int8 of 32 inputs and the channel scale a float32 of the output: so the scales are
+integers within a product, and only its sum is a float.
 
 A product rounds activations to int8 too, 128 inputs of a row with one scale. Where weights are Int8, 32 of
-them have a code as well (`coded_rows`), as the weights have, since quality takes as much; where they are
-Int4, their own rounding hides the rest.
+them have a block scale as well (`coded_rows`), as the weights have, since quality takes as much; where they
+are Int4, their own rounding hides the rest.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -27,7 +24,7 @@ from quire.quantize.kinds import Array, require
 
 @dataclass(frozen=True, eq=False)
 class Int8(GroupWeight):
-    """scale * q: `values` int8 [..., out, in], `scales` [..., out, groups of the row]."""
+    """Integers -128 to 127: `values` int8 [..., out, in]."""
 
     kind: ClassVar[str] = "int8"
     bits: ClassVar[int] = 8
@@ -36,8 +33,7 @@ class Int8(GroupWeight):
 
     values: Array
     scales: Array
-    group_size: int
-    channel_scales: Array | None = None
+    channel_scales: Array
 
     def __post_init__(self) -> None:
         require(self.values.dtype == np.int8, "the values of Int8 are int8")
@@ -53,12 +49,9 @@ class Int8(GroupWeight):
 
 @dataclass(frozen=True, eq=False)
 class Int4(GroupWeight):
-    """q in 0..15: `scale * (q - 8)`, or with a minimum or zero point for each group.
+    """Integers 0 to 15, of which 8 stands for 0; `width` is `in`.
 
     `packed` uint8 [..., out, ceil(in / 2)]: inputs 2i and 2i + 1 in the low and high half of byte i.
-    `scales` [..., out, groups of the row], f16 or f32; of the same shape and at most one of `minimums`
-    (f16 or f32, `scale * q + minimum`) and `zeros` (uint8, `scale * (q - zero)`). `width` is `in`.
-    Or the scales are int8, and nothing shifts.
     """
 
     kind: ClassVar[str] = "int4"
@@ -68,16 +61,12 @@ class Int4(GroupWeight):
 
     packed: Array
     scales: Array
-    group_size: int
+    channel_scales: Array
     width: int
-    minimums: Array | None = None
-    zeros: Array | None = None
-    channel_scales: Array | None = None
 
     def __post_init__(self) -> None:
         require(self.packed.dtype == np.uint8, "the packed values of Int4 are uint8")
         require(self.packed.shape[-1] == ceil_div(self.width, 2), "Int4 packs two values in a byte")
-        require(self.group_size % 2 == 0, "groups of Int4 begin at whole bytes")
         self._check()
 
     @property
@@ -86,9 +75,6 @@ class Int4(GroupWeight):
 
     def integers(self) -> Array:
         return unpack(self.packed, self.width)
-
-    def _of_width(self, width: int) -> dict[str, Any]:
-        return {"width": width}
 
 
 def pack(q: Array) -> Array:

@@ -2,7 +2,8 @@
 
 A kind is two classes in a file of its own: a `Storage`, which is known before any data is and says how many
 bytes a weight takes, and a `StoredWeight`, the data and what they mean in NumPy. Loading, planning and
-backends use what is declared here and have no `if` for one of them; `integers.py` has integers in groups.
+backends use what is declared here and have no `if` for one of them; `integers.py` has integers with
+block scales.
 """
 
 from __future__ import annotations
@@ -24,11 +25,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "bf16": np.dtype(ml_dtypes.bfloat16),
     "f16": np.dtype(np.float16),
     "f32": np.dtype(np.float32),
-    "u8": np.dtype(np.uint8),
-    "i8": np.dtype(np.int8),
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-FLOATS = ("bf16", "f16", "f32")
 
 
 class Storage(Protocol):
@@ -40,7 +38,7 @@ class Storage(Protocol):
 
     @property
     def kind(self) -> str:
-        """Its name: a number format of FLOATS, or that of the kind."""
+        """Its name: a number format of DTYPES, or that of the kind."""
         ...
 
     @property
@@ -80,10 +78,6 @@ class StoredWeight(ABC):
     @abstractmethod
     def rows(self, ids: Array) -> Floats:
         """Return rows `ids` [n] of a matrix as float32, [n, in]; no other row is expanded."""
-
-    @abstractmethod
-    def slice(self: W, axis: int, start: int, stop: int) -> W:
-        """Cut [start, stop) out along the outputs (axis -2) or the inputs (axis -1, also of vectors)."""
 
     @abstractmethod
     def every(self: W, first: int, step: int, axis: int = -2) -> W:
@@ -133,7 +127,7 @@ class Dense(StoredWeight):
     array: Array
 
     def __post_init__(self) -> None:
-        require(DTYPE_NAMES.get(self.array.dtype) in FLOATS, "Dense takes bf16, f16 or f32")
+        require(self.array.dtype in DTYPE_NAMES, "Dense takes bf16, f16 or f32")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -155,10 +149,6 @@ class Dense(StoredWeight):
 
     def rows(self, ids: Array) -> Floats:
         return to_float32(self.array[ids])
-
-    def slice(self, axis: int, start: int, stop: int) -> Dense:
-        check_cut(self.shape, axis, start, stop)
-        return Dense(self.array[..., start:stop] if axis == -1 else self.array[..., start:stop, :])
 
     def every(self, first: int, step: int, axis: int = -2) -> Dense:
         chosen = self.array[..., first::step] if axis == -1 else self.array[..., first::step, :]
@@ -186,12 +176,6 @@ def to_float32(array: Array) -> Floats:
         # bf16 is the upper half of a float32. Shifting holds no interpreter lock; the generic cast does.
         return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     return array.astype(np.float32, copy=False)
-
-
-def check_cut(shape: tuple[int, ...], axis: int, start: int, stop: int) -> None:
-    """Raise ValueError unless [start, stop) lies within an axis, -1 or -2, along which weights are cut."""
-    require(axis in (-1, -2), f"a weight is cut along axis -2 or -1, not {axis}")
-    require(0 <= start <= stop <= shape[axis], f"cut [{start}, {stop}) outside of {shape[axis]}")
 
 
 def require(condition: bool, message: str) -> None:

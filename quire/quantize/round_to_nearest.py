@@ -32,12 +32,11 @@ from typing import Any
 import numpy as np
 
 from quire.errors import ConfigError, quoted
+from quire.program.numerics import GROUP
 from quire.program.program import WeightSpec
-from quire.quantize.groups import CODES, GroupStorage
+from quire.quantize.groups import GroupStorage
 from quire.quantize.integers import Int4, Int8, pack
 from quire.quantize.kinds import Array, Floats, Storage, StoredWeight, to_float32
-
-GROUP_SIZE = 32
 
 # Codes of int8, from the least that clips nothing. On normally distributed weights the first alone loses 4%
 # more than Q8_0 (squared), the best of the five 10% less; nine of them give no better quality.
@@ -102,7 +101,7 @@ def quantize(
     matrices = [array] if isinstance(array, np.ndarray) and array.ndim == 2 else list(array)
     rows, width = spec.shape[-2:]
     how = SCHEMES[scheme]
-    stored, groups = how.storage.value_bytes(width), -(-width // GROUP_SIZE)
+    stored, groups = how.storage.value_bytes(width), -(-width // GROUP)
     values = np.empty((len(matrices), rows, stored), how.dtype)
     codes = np.empty((len(matrices), rows, groups), np.int8)
     channels = np.empty((len(matrices), rows), np.float32)
@@ -130,13 +129,13 @@ def quantize(
 
 
 def _grouped(rows: Floats) -> Floats:
-    """[n, in] -> [GROUP_SIZE, n * groups]; a short last group is filled up with zeros.
+    """[n, in] -> [GROUP, n * groups]; a short last group is filled up with zeros.
 
     With the groups along the last axis every loop of NumPy is long; along the first they are 32 short.
     """
-    if missing := -rows.shape[1] % GROUP_SIZE:
+    if missing := -rows.shape[1] % GROUP:
         rows = np.pad(rows, ((0, 0), (0, missing)))
-    return np.ascontiguousarray(rows.reshape(-1, GROUP_SIZE).T)
+    return np.ascontiguousarray(rows.reshape(-1, GROUP).T)
 
 
 def _int8(x: Floats, rows: int) -> tuple[Array, Array, Floats]:
@@ -210,21 +209,19 @@ def _inverse(scale: Floats) -> Floats:
 
 SCHEMES: dict[str, Scheme] = {
     "int8": Scheme(
-        GroupStorage("int8", 8, GROUP_SIZE, CODES),
+        GroupStorage("int8", 8),
         np.int8,
         STEPS,
         _int8,
         lambda q: q,
-        lambda values, codes, channels, width: Int8(values, codes, GROUP_SIZE, channels),
+        lambda values, codes, channels, width: Int8(values, codes, channels),
     ),
     "int4": Scheme(
-        GroupStorage("int4", 4, GROUP_SIZE, CODES),
+        GroupStorage("int4", 4),
         np.uint8,
         FACTORS,
         _int4,
         pack,
-        lambda values, codes, channels, width: Int4(
-            values, codes, GROUP_SIZE, width, channel_scales=channels
-        ),
+        lambda values, codes, channels, width: Int4(values, codes, channels, width),
     ),
 }

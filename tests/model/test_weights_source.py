@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,6 @@ from quire.errors import ConfigError
 from quire.frontend import Frontend
 from quire.models import read_model
 from quire.program import numerics
-from quire.quantize.groups import GroupWeight
 from quire.quantize.kinds import Dense, StoredWeight
 from quire.quantize.round_to_nearest import SCHEMES
 from quire.weights.folder import ModelFolder
@@ -27,17 +27,31 @@ from quire.weights.source import TokenizerData
 from quire.weights.tensors import Tensor, Tensors
 
 
+@dataclass(frozen=True)
+class ShiftedStorage:
+    """A byte each, and four for each group."""
+
+    kind: str = "shifted"
+    is_float: bool = False
+
+    def nbytes(self, shape: tuple[int, ...]) -> int:
+        return math.prod(shape[:-1]) * (shape[-1] + 4 * -(-shape[-1] // 8))
+
+    def product_bytes(self, shape: tuple[int, ...]) -> int:
+        return 4 * math.prod(shape[-2:])
+
+    def __str__(self) -> str:
+        return "shifted (groups of 8)"
+
+
 @dataclass(frozen=True, eq=False)
-class Shifted(GroupWeight):
+class Shifted(StoredWeight):
     """Bytes in groups of 8 inputs, each with a float16 scale and minimum; products are of float32."""
 
-    kind: ClassVar[str] = "shifted"
-    bits: ClassVar[int] = 8
-    values_in: ClassVar[str] = "values"
+    coded_rows = False
 
     values: np.ndarray
     scales: np.ndarray
-    group_size: int
     minimums: np.ndarray
 
     @classmethod
@@ -48,17 +62,50 @@ class Shifted(GroupWeight):
         scale = ((groups.max(-1) - least) / 255).astype(np.float16)
         q = np.clip(np.rint((groups - least[..., None]) / np.maximum(scale, 1e-3)[..., None]), 0, 255)
         values = q.reshape(*array.shape[:-1], -1)[..., : array.shape[-1]].astype(np.uint8)
-        return cls(values, scale, 8, least)
+        return cls(values, scale, least)
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        return self.values, self.scales, self.minimums
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.values.shape)
 
-    def integers(self) -> np.ndarray:
-        return self.values
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
+
+    @property
+    def storage(self) -> ShiftedStorage:
+        return ShiftedStorage()
+
+    def dense(self) -> np.ndarray:
+        scale, least = (
+            np.repeat(a.astype(np.float32), 8, -1)[..., : self.shape[-1]] for a in self.arrays[1:]
+        )
+        return scale * self.values.astype(np.float32) + least
 
     def product(self, x: np.ndarray) -> np.ndarray:
         return numerics.matmul(x, self.dense())
+
+    def rows(self, ids: np.ndarray) -> np.ndarray:
+        return self[ids].dense()
+
+    def __getitem__(self, index: Any) -> Shifted:
+        return Shifted(*(array[index] for array in self.arrays))
+
+    def every(self, first: int, step: int, axis: int = -2) -> Shifted:
+        return Shifted(*(array[..., first::step, :] for array in self.arrays))
+
+    def transposed(self) -> Shifted:
+        raise ValueError("groups of inputs cannot become outputs")
+
+    @classmethod
+    def stack(cls, parts: Sequence[Shifted]) -> Shifted:
+        one = len(parts) == 1
+        arrays = zip(*(part.arrays for part in parts), strict=True)
+        return cls(*(np.ascontiguousarray(a[0]) if one else np.stack(a) for a in arrays))
 
 
 @dataclass(frozen=True)
@@ -166,7 +213,7 @@ def test_a_kind_of_ones_own_computes_on_the_reference(name: str, monkeypatch: py
     found, llm = generated(monkeypatch, source)
     assert source.opened == 1
     facts = as_dict(build.describe(EngineConfig(device="reference")))
-    word = "shifted (groups of 8, f16 scales, f16 minimums)"
+    word = "shifted (groups of 8)"
     kept = sum(weight.nbytes for weight in source.weights.weights.values() if isinstance(weight, Shifted))
     assert facts["weight_bytes"][word] == kept
     vectors = [weight for weight in source.weights.weights.values() if isinstance(weight, Dense)]
@@ -189,12 +236,11 @@ def test_what_cannot_be_done_with_it_is_said(monkeypatch: pytest.MonkeyPatch) ->
         build.describe(EngineConfig(device="reference"))  # GPT-2 keeps its matrices as [in, out]
 
 
-def test_cuts_of_it_are_cuts_of_its_values() -> None:
+def test_parts_of_it_are_parts_of_its_values() -> None:
     weight = Shifted.of(np.random.default_rng(0).standard_normal((3, 6, 20), np.float32))
     dense = weight.dense()
     assert weight.storage.nbytes(weight.shape) == weight.nbytes
     np.testing.assert_array_equal(weight.every(1, 2).dense(), dense[:, 1::2])
-    np.testing.assert_array_equal(weight.slice(-1, 8, 20).dense(), dense[..., 8:])
     np.testing.assert_array_equal(Shifted.stack([weight[0], weight[2]]).dense(), dense[[0, 2]])
 
 

@@ -15,7 +15,7 @@ from quire.program import numerics
 from quire.program.program import WeightSpec
 from quire.quantize.integers import Int8, unpack
 from quire.quantize.kinds import DTYPES
-from quire.quantize.round_to_nearest import FACTORS, GROUP_SIZE, STEPS, quantize
+from quire.quantize.round_to_nearest import FACTORS, GROUP, STEPS, quantize
 
 TRIES = {"int8": list(map(float, STEPS)), "int4": list(map(float, FACTORS))}
 SHAPES = [(1, 1), (16, 32), (17, 100), (40, 96), (33, 31), (64, 512)]
@@ -182,7 +182,7 @@ def test_bytes_are_known_beforehand(format: str) -> None:
 
 def test_the_reference_counts_in_the_units_of_the_core() -> None:
     assert (_core.GROUP, _core.BLOCK) == (numerics.GROUP, numerics.BLOCK)
-    assert _core.GROUP == GROUP_SIZE
+    assert _core.GROUP == GROUP
 
 
 def test_experts_lie_one_after_the_other(isa: str) -> None:
