@@ -37,7 +37,6 @@ TO_RENAME = {
     "Tool",
     "ToolCall",
     "Usage",
-    "Value",
 }
 TO_REWORD = {  # unit -> docstrings
     "server": 64,

@@ -140,8 +140,8 @@ def _find_tools(source: str, chosen: str) -> ToolFormat | None:
     if chosen not in ("auto", "none"):
         hint = f"known: auto, none, {', '.join(by_name)}"
         raise ConfigError(f"there is no format of tool calls {chosen!r}", hint)
-    spoken = (known(source) for known in FORMATS if known.spoken_in(source))
-    return next(spoken, None) if chosen == "auto" else None
+    matching = (known(source) for known in FORMATS if known.matches(source))
+    return next(matching, None) if chosen == "auto" else None
 
 
 _SAMPLE_ARGUMENTS = {"city": 'Świdnica "Nowa" {1}', "days": [1, 2]}

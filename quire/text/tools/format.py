@@ -24,7 +24,7 @@ class ToolFormat(Protocol):
         """The marker and the other marks that may be single tokens of the vocabulary."""
 
     @classmethod
-    def spoken_in(cls, source: str) -> bool:
+    def matches(cls, source: str) -> bool:
         """True if a model with this chat template writes calls so."""
 
     def grammar(self, functions: Sequence[Function], several: bool, mark: Callable[[str], str]) -> str:

@@ -20,7 +20,7 @@ class Hermes(JsonCalls):
         self.arguments_first = re.search(r'\{\s*\\?"arguments', source) is not None
 
     @classmethod
-    def spoken_in(cls, source: str) -> bool:
+    def matches(cls, source: str) -> bool:
         """Models with the same tags and XML between them never write this key."""
         return cls.marker in source and re.search(r'"arguments\\?"', source) is not None
 

@@ -24,8 +24,8 @@ _T = TypeVar("_T")
 _FIELDS = {"name": "name", "arguments": "arguments", "parameters": "arguments", "id": "id", "type": "type"}
 
 
-# What reads a part of a call: sent one character at a time, it yields a Value to have that read instead.
-Reading = Generator["Value | None", str, _T]
+# A parser of a part of a call. It is sent one character at a time, and yields a scanner to hand over to.
+Reading = Generator["JsonScanner | None", str, _T]
 
 
 class JsonCalls:
@@ -94,7 +94,7 @@ class JsonCallReader:
     def begin(self, opening: str) -> None:
         self._unsaid: list[str] | None = [opening]  # becomes content unless a call starts
         self._whole = self._ended = False  # whole: behind a call, and in no other
-        self._value: Value | None = None
+        self._value: JsonScanner | None = None
         self._reading = self._read_calls()
         next(self._reading)
 
@@ -161,7 +161,7 @@ class JsonCallReader:
                 yield from expect("{")
                 if name:
                     self._start(name)
-                yield Value("{", self._say_arguments if name else early.append)
+                yield JsonScanner("{", self._say_arguments if name else early.append)
             else:
                 text = yield from _string()
                 if key == "name":
@@ -181,7 +181,7 @@ class JsonCallReader:
         """The object that stands alone behind the name of its function."""
         yield from expect("{")
         self._start(name)
-        yield Value("{", self._say_arguments)
+        yield JsonScanner("{", self._say_arguments)
         self._unsaid, self._whole = [], True
 
     def _known(self, name: str) -> str:
@@ -231,11 +231,11 @@ def exactly(expected: str) -> Reading[None]:
 def _string() -> Reading[str]:
     pieces: list[str] = []
     yield from expect('"')
-    yield Value('"', pieces.append, MAX_SHORT)
+    yield JsonScanner('"', pieces.append, MAX_SHORT)
     return str(json.loads("".join(pieces)))
 
 
-class Value:
+class JsonScanner:
     """Finds the end of a JSON string or object that comes in pieces, by its quotes and brackets."""
 
     def __init__(self, first: str, take: Callable[[str], object], room: float = math.inf) -> None:

@@ -21,7 +21,7 @@ class Llama3Json(JsonCalls):
             self.max_calls = 1  # with more, the template would refuse the conversation's next turn
 
     @classmethod
-    def spoken_in(cls, source: str) -> bool:
+    def matches(cls, source: str) -> bool:
         """The template prints exactly these."""
         return """'{"name": "'""" in source and """'"parameters": '""" in source
 

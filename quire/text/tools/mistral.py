@@ -17,7 +17,7 @@ class Mistral(JsonCalls):
     opening, separator, closing = "[", ",", "]"
 
     @classmethod
-    def spoken_in(cls, source: str) -> bool:
+    def matches(cls, source: str) -> bool:
         """Newer models write name[ARGS]{...} behind the same marker (see MistralArgs)."""
         return cls.marker in source and "[ARGS]" not in source
 

@@ -25,7 +25,7 @@ class MistralArgs(Mistral):
         return (self.marker, NAMED, ARGUED)
 
     @classmethod
-    def spoken_in(cls, source: str) -> bool:
+    def matches(cls, source: str) -> bool:
         """Older models write a JSON list behind the same marker."""
         return cls.marker in source and ARGUED in source
 
@@ -38,10 +38,10 @@ class MistralArgs(Mistral):
 
     def reader(self, functions: Sequence[Function]) -> JsonCallReader:
         """What reads the calls of one answer."""
-        return _Reader(self, frozenset(function.name for function in functions))
+        return _MistralArgsReader(self, frozenset(function.name for function in functions))
 
 
-class _Reader(JsonCallReader):
+class _MistralArgsReader(JsonCallReader):
     def _read_calls(self) -> Reading[None]:
         while True:
             name = self._known((yield from until("[")).strip())

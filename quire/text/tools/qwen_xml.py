@@ -12,7 +12,15 @@ from typing import Any
 
 from quire.errors import RequestError
 from quire.text.tools.functions import Function, unanchored
-from quire.text.tools.json_calls import JsonCallReader, JsonCalls, Reading, Value, exactly, expect, until
+from quire.text.tools.json_calls import (
+    JsonCallReader,
+    JsonCalls,
+    JsonScanner,
+    Reading,
+    exactly,
+    expect,
+    until,
+)
 
 _END = "\n</parameter>"
 _SHARED = ("$defs", "definitions", "x-guidance")  # of a schema, what those of its properties need
@@ -28,7 +36,7 @@ class QwenXml(JsonCalls):
     closing = "</tool_call>"
 
     @classmethod
-    def spoken_in(cls, source: str) -> bool:
+    def matches(cls, source: str) -> bool:
         """The template prints these tags."""
         return all(tag in source for tag in (cls.marker, "<function=", "<parameter=", "</parameter>"))
 
@@ -45,7 +53,7 @@ class QwenXml(JsonCalls):
 
     def reader(self, functions: Sequence[Function]) -> JsonCallReader:
         """What reads the calls of one answer."""
-        return _Reader(self, functions)
+        return _QwenXmlReader(self, functions)
 
 
 def _is_string(schema: Any) -> bool:
@@ -99,7 +107,7 @@ def _text_rules(name: str, pattern: str) -> str:
 _IN_LARK = {"/": r"\/", "\n": r"\n"}
 
 
-class _Reader(JsonCallReader):
+class _QwenXmlReader(JsonCallReader):
     """Makes JSON of parameters: strings while they come, the others as a whole."""
 
     def __init__(self, syntax: JsonCalls, functions: Sequence[Function]) -> None:
@@ -135,11 +143,11 @@ class _Reader(JsonCallReader):
     def _read_value(self, is_string: bool) -> Reading[None]:
         if is_string:
             self._say_arguments('"')
-            yield _UpToEnd(lambda text: self._say_arguments(_written(text)[1:-1]))
+            yield _TextScanner(lambda text: self._say_arguments(_written(text)[1:-1]))
             self._say_arguments('"')
         else:
             pieces: list[str] = []
-            yield _UpToEnd(pieces.append)
+            yield _TextScanner(pieces.append)
             self._say_arguments(_as_json("".join(pieces)))
 
 
@@ -154,7 +162,7 @@ def _as_json(text: str) -> str:
         )
 
 
-class _UpToEnd(Value):
+class _TextScanner(JsonScanner):
     """Takes text up to the tag that ends a parameter, in pieces of any size."""
 
     def __init__(self, take: Callable[[str], object]) -> None:
