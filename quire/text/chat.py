@@ -7,13 +7,11 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from quire.errors import ConfigError, RequestError, quoted
 from quire.text import call_arguments, late_system, turns
 from quire.text.renderer import Segment, TemplateRenderer
-from quire.weights.folder import ModelFolder
 
 MAX_MESSAGES = 8192
 MAX_CHARACTERS = 8 << 20
@@ -77,16 +75,6 @@ class ChatTemplate:
         self.renderer = renderer or TemplateRenderer()
         self._takes_parts: dict[str, bool] = {}
         self._probed: dict[tuple[str, Probe], str | None] = {}
-
-    @classmethod
-    def from_folder(
-        cls,
-        folder: str | Path,
-        special_tokens: Mapping[str, str] | None = None,
-        renderer: TemplateRenderer | None = None,
-    ) -> ChatTemplate:
-        """Make the template of a model folder. A model without one gets an empty set."""
-        return cls(ModelFolder.at(Path(folder)).chat_templates(), special_tokens, renderer)
 
     def start(self) -> None:
         """Start the render process ahead of the first request."""

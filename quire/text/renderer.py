@@ -31,12 +31,6 @@ class TemplateRenderer(SandboxProcess):
             "quire.text.render_job", time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes
         )
 
-    def __enter__(self) -> TemplateRenderer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def render(
         self,
         source: str,

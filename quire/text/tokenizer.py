@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from quire.errors import ConfigError, RequestError, quoted, shortened
@@ -20,7 +19,6 @@ from quire.text.characters import (
 )
 from quire.text.chat import ChatTemplate, PromptText
 from quire.text.vocabulary import Vocabulary, is_of_library, load_vocabulary
-from quire.weights.folder import ModelFolder
 from quire.weights.source import ModelSource, TokenizerData
 
 LONG_TEXT = 1 << 14  # characters; encoding them takes some milliseconds
@@ -63,11 +61,6 @@ class Tokenizer:
     def from_data(cls, data: TokenizerData) -> Tokenizer:
         """Make the tokenizer that a model's source gives. Raises ConfigError."""
         return cls(load_vocabulary(data.text, data.where), dict(data.settings))
-
-    @classmethod
-    def from_folder(cls, folder: str | Path) -> Tokenizer:
-        """Make the tokenizer of a model folder. Raises ConfigError where it has none."""
-        return need_tokenizer(ModelFolder.at(Path(folder)))
 
     @property
     def vocab_size(self) -> int:

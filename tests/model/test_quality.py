@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from model_folders import tokenizer_of
 
 from quire.backends.reference import ReferenceBackend
 from quire.build import describe
@@ -21,7 +22,6 @@ from quire.program import WeightSpec, numerics
 from quire.program.batch import Batch
 from quire.quantize.quality import Quality, agreement, compare, divergence
 from quire.quantize.round_to_nearest import quantize
-from quire.text.tokenizer import Tokenizer
 from quire.weights.load import load
 
 TEXT = Path(numerics.__file__).parents[1] / "assets" / "quality.txt"
@@ -77,7 +77,7 @@ class Trained:
         facts = describe(EngineConfig(model=str(folder)))
         self.program, self.specs = facts.program, facts.program.weights()
         self.weights: dict[str, Any] = dict(load(facts.weights))
-        ids = Tokenizer.from_folder(folder).encode(TEXT.read_text())
+        ids = tokenizer_of(folder).encode(TEXT.read_text())
         self.texts = [ids[i : i + 500] for i in range(0, len(ids), 500)]
         self.base = [self.logits(text, self.weights) for text in self.texts]
 

@@ -8,6 +8,7 @@ import json
 import random
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from model_folders import tokenizer_of
 
 from quire.errors import RequestError
 from quire.text.characters import byte_of_token
@@ -33,12 +35,12 @@ MIXED = "größe 東京 नमस्ते 👩‍👩‍👧 🏳️‍🌈 e\u
 
 @functools.cache
 def load(folder: Path) -> tuple[Tokenizer, tokenizers.Tokenizer]:
-    return Tokenizer.from_folder(folder), tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return tokenizer_of(folder), tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
 @pytest.fixture(scope="module")
 def renderer() -> Iterator[TemplateRenderer]:
-    with TemplateRenderer() as made:
+    with closing(TemplateRenderer()) as made:
         yield made
 
 
@@ -174,7 +176,7 @@ def with_markers(source: Path, marks: list[str], folder: Path) -> Tokenizer:
     for number, mark in enumerate(mark for mark in marks if mark not in known):
         data["added_tokens"].append({"id": 512 + number, "content": mark} | flags)
     (folder / "tokenizer.json").write_text(json.dumps(data))
-    return Tokenizer.from_folder(folder)
+    return tokenizer_of(folder)
 
 
 def test_callers_text_in_published_templates(

@@ -12,6 +12,7 @@ import jsonschema
 import numpy as np
 import pytest
 import small_tokenizers as small
+from model_folders import tokenizer_of
 from numpy.typing import NDArray
 
 from quire.errors import RequestError
@@ -50,8 +51,8 @@ PUBLISHED = ("gpt-2", "llama-2", "phi-3")
 @pytest.fixture(scope="module", params=[*SMALL, *PUBLISHED])
 def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     if request.param in SMALL:
-        return Tokenizer.from_folder(SMALL[request.param](tmp_path_factory.mktemp("small")))
-    return Tokenizer.from_folder(request.getfixturevalue("shared_data") / "tokenizers" / request.param)
+        return tokenizer_of(SMALL[request.param](tmp_path_factory.mktemp("small")))
+    return tokenizer_of(request.getfixturevalue("shared_data") / "tokenizers" / request.param)
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +208,7 @@ def test_the_test_suite_of_json_schema(shared_data: Path, tmp_path: Path) -> Non
     Valid instances that do not pass: properties in another order than the schema's, whole numbers written
     as 1.0, and strings that only an annotation of `format` calls wrong.
     """
-    tokenizer = Tokenizer.from_folder(small.byte_level(tmp_path))
+    tokenizer = tokenizer_of(small.byte_level(tmp_path))
     grammars = Grammars(tokenizer, tokenizer.vocab_size)
     verdicts = {"accepted": 0, "rejected": 0, "refused": 0, "valid but rejected": 0}
     for path in sorted((shared_data / "json_schema" / "draft2020-12").glob("*.json")):

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import small_tokenizers as small
+from model_folders import chat_template_of
 
 from quire.errors import ConfigError
 from quire.regular_file import present, read_limited
-from quire.text.chat import ChatTemplate
 from quire.text.tokenizer import find_tokenizer
 from quire.weights.folder import ModelFolder
 
@@ -100,7 +100,7 @@ def test_no_template_is_passed_over(tmp_path: Path, name: str, kind: str) -> Non
     make, message = IRREGULAR[kind]
     make(tmp_path / name)
     with pytest.raises(ConfigError, match=f"{name}: .*{message}"):
-        ChatTemplate.from_folder(tmp_path)
+        chat_template_of(tmp_path)
 
 
 @pytest.mark.parametrize("kind", IRREGULAR)
@@ -111,14 +111,14 @@ def test_no_additional_template_is_passed_over(tmp_path: Path, kind: str) -> Non
     if kind != "folder":
         make(beside)
         with pytest.raises(ConfigError, match=r"additional_chat_templates: cannot be read"):
-            ChatTemplate.from_folder(tmp_path)
+            chat_template_of(tmp_path)
         beside.unlink()
     beside.mkdir(exist_ok=True)
     (beside / "notes.txt").write_text("no template")
-    assert list(ChatTemplate.from_folder(tmp_path).templates) == ["default"]
+    assert list(chat_template_of(tmp_path).templates) == ["default"]
     make(beside / "tool_use.jinja")
     with pytest.raises(ConfigError, match=rf"tool_use\.jinja: .*{message}"):
-        ChatTemplate.from_folder(tmp_path)
+        chat_template_of(tmp_path)
 
 
 def test_a_file_with_nothing_to_read_yet_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,7 @@ MEMORY_BOMBS = [
 
 @pytest.fixture
 def renderer() -> Iterator[TemplateRenderer]:
-    with TemplateRenderer() as made:
+    with closing(TemplateRenderer()) as made:
         yield made
 
 
@@ -128,7 +129,7 @@ def test_large_conversations_pass(renderer: TemplateRenderer) -> None:
 
 
 def test_start_is_fast_and_ahead() -> None:
-    with TemplateRenderer() as renderer:
+    with closing(TemplateRenderer()) as renderer:
         start = time.perf_counter()
         renderer.start()
         assert time.perf_counter() - start < 0.5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import small_tokenizers as small
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from model_folders import chat_template_of, tokenizer_of
 
 from quire.errors import ConfigError, RequestError
 from quire.text.chat import ChatTemplate
@@ -28,13 +30,13 @@ HOSTILE = st.lists(
 
 @pytest.fixture(scope="module")
 def renderer() -> Iterator[TemplateRenderer]:
-    with TemplateRenderer() as made:
+    with closing(TemplateRenderer()) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.from_folder(small.byte_level(tmp_path_factory.mktemp("chat")))
+    return tokenizer_of(small.byte_level(tmp_path_factory.mktemp("chat")))
 
 
 @pytest.fixture(scope="module")
@@ -347,27 +349,27 @@ def test_arguments_given_as_json_text_become_objects(chatml) -> None:
 
 
 def test_where_templates_are_found(tmp_path: Path, renderer) -> None:
-    assert ChatTemplate.from_folder(tmp_path, renderer=renderer).templates == {}
+    assert chat_template_of(tmp_path, renderer=renderer).templates == {}
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({"chat_template": "plain"}))
-    assert ChatTemplate.from_folder(tmp_path, renderer=renderer).render(HI).text == "plain"
+    assert chat_template_of(tmp_path, renderer=renderer).render(HI).text == "plain"
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
     config.write_text(json.dumps({"chat_template": named}))
-    chat = ChatTemplate.from_folder(tmp_path, renderer=renderer)
+    chat = chat_template_of(tmp_path, renderer=renderer)
     assert (chat.render(HI).text, chat.render(HI, tools=[{"name": "f"}]).text) == ("plain", "tools")
     (tmp_path / "chat_template.jinja").write_text("file\n")
-    assert ChatTemplate.from_folder(tmp_path, renderer=renderer).render(HI).text == "file"
+    assert chat_template_of(tmp_path, renderer=renderer).render(HI).text == "file"
     config.write_text(json.dumps({"chat_template": named[1:]}))
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(RequestError, match="only tool_use"):
-        ChatTemplate.from_folder(tmp_path, renderer=renderer).render(HI)
+        chat_template_of(tmp_path, renderer=renderer).render(HI)
     for broken in ({"default": 3}, [{"name": "default"}], 0, False, "\ud800"):
         config.write_text(json.dumps({"chat_template": broken}))
         with pytest.raises(ConfigError):
-            ChatTemplate.from_folder(tmp_path, renderer=renderer)
+            chat_template_of(tmp_path, renderer=renderer)
     (tmp_path / "chat_template.jinja").write_text("x" * (2 << 20))
     with pytest.raises(ConfigError, match="too many"):
-        ChatTemplate.from_folder(tmp_path, renderer=renderer)
+        chat_template_of(tmp_path, renderer=renderer)
 
 
 def test_the_last_message_is_continued(chatml: ChatTemplate, tokenizer: Tokenizer) -> None:
@@ -422,14 +424,14 @@ def test_what_is_no_template_is_found_out_before_a_conversation(renderer, source
 def test_templates_of_a_folder_are_few_and_not_empty(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match=r"chat_template\.jinja: not UTF-8 \(byte 0\)"):
-        ChatTemplate.from_folder(tmp_path)
+        chat_template_of(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("")
     with pytest.raises(ConfigError, match=r"chat_template\.jinja: the file is empty"):
-        ChatTemplate.from_folder(tmp_path)
+        chat_template_of(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
     config = tmp_path / "tokenizer_config.json"
     for number, message in ((100, "100 chat templates are more than 64"), (2, "two .* have one name")):
         named = [{"name": str(i) if number > 64 else "a", "template": "x"} for i in range(number)]
         config.write_text(json.dumps({"chat_template": named}))
         with pytest.raises(ConfigError, match=message):
-            ChatTemplate.from_folder(tmp_path)
+            chat_template_of(tmp_path)

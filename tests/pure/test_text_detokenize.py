@@ -10,6 +10,7 @@ import small_tokenizers as small
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from model_folders import tokenizer_of
 
 from quire.text.detokenize import Detokenizer
 from quire.text.tokenizer import Tokenizer
@@ -26,7 +27,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module", params=list(small.KINDS))
 def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.from_folder(small.KINDS[request.param](tmp_path_factory.mktemp(request.param)))
+    return tokenizer_of(small.KINDS[request.param](tmp_path_factory.mktemp(request.param)))
 
 
 def pieces(tokenizer: Tokenizer, prompt: list[int], output: list[int], skip: bool = True) -> list[str]:
@@ -59,7 +60,7 @@ def test_pieces_are_the_full_decode_behind_a_prompt(tokenizer: Tokenizer, data, 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
 def test_every_character_arrives_whole_and_at_once(kind: str, text: str, tmp_path) -> None:
-    tokenizer = Tokenizer.from_folder(small.KINDS[kind](tmp_path))
+    tokenizer = tokenizer_of(small.KINDS[kind](tmp_path))
     ids = tokenizer.encode(text, add_special_tokens=False)
     given_text = pieces(tokenizer, [], ids)
     assert "".join(given_text) == text
@@ -74,14 +75,14 @@ def test_every_character_arrives_whole_and_at_once(kind: str, text: str, tmp_pat
 
 
 def test_a_character_that_the_prompt_began_belongs_to_the_output(tmp_path) -> None:
-    tokenizer = Tokenizer.from_folder(small.byte_fallback(tmp_path))
+    tokenizer = tokenizer_of(small.byte_fallback(tmp_path))
     euro = [tokenizer.token_id(f"<0x{byte:02X}>") for byte in "€".encode()]
     assert pieces(tokenizer, euro[:1], euro[1:]) == ["", "€", ""]
     assert pieces(tokenizer, euro[:2], [tokenizer.token_id("a")]) == ["\ufffd\ufffda", ""]
 
 
 def test_leading_space_of_the_first_token(tmp_path) -> None:
-    tokenizer = Tokenizer.from_folder(small.byte_fallback(tmp_path))
+    tokenizer = tokenizer_of(small.byte_fallback(tmp_path))
     hello = tokenizer.token_id("\u2581hello")
     assert pieces(tokenizer, [], [hello, hello]) == ["hello", " hello", ""]
     assert pieces(tokenizer, [1], [hello]) == ["hello", ""]  # a hidden token is no text
@@ -92,7 +93,7 @@ def test_leading_space_of_the_first_token(tmp_path) -> None:
 def test_invalid_bytes_do_not_destroy_valid_characters(tmp_path) -> None:
     """Where the library gives up a whole run of bytes, characters that are complete stay."""
     folder = small.byte_fallback(tmp_path)
-    tokenizer = Tokenizer.from_folder(folder)
+    tokenizer = tokenizer_of(folder)
     library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     newline, bad = tokenizer.token_id("<0x0A>"), tokenizer.token_id("<0xFF>")
     assert pieces(tokenizer, [], [newline, bad, newline]) == ["\n", "\ufffd", "\n", ""]
@@ -108,7 +109,7 @@ def test_invalid_bytes_do_not_destroy_valid_characters(tmp_path) -> None:
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
 def test_work_is_linear(kind: str, tmp_path, monkeypatch) -> None:
     """A constant number of tokens is decoded for each that comes, also if none completes a character."""
-    tokenizer = Tokenizer.from_folder(small.KINDS[kind](tmp_path))
+    tokenizer = tokenizer_of(small.KINDS[kind](tmp_path))
     bad = tokenizer.token_id("<0xFF>") or tokenizer.token_id("\u00ff")
     ids = [bad] * 3000 + tokenizer.encode("the quick brown 東京 🙂 fox " * 100, add_special_tokens=False)
     decoded, join = 0, tokenizer.join

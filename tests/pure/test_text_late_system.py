@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ SILENT = "{% for message in messages if message.role != 'system' %}[{{ message.c
 
 @pytest.fixture(scope="module")
 def renderer() -> Iterator[TemplateRenderer]:
-    with TemplateRenderer() as made:
+    with closing(TemplateRenderer()) as made:
         yield made
 
 

@@ -12,6 +12,7 @@ import small_tokenizers as small
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from model_folders import tokenizer_of
 
 from quire.errors import ConfigError, RequestError
 from quire.text.tokenizer import Tokenizer, find_tokenizer
@@ -44,12 +45,12 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def pair(folder: Path) -> tuple[Tokenizer, tokenizers.Tokenizer]:
     library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     library.no_truncation()
-    return Tokenizer.from_folder(folder), library
+    return tokenizer_of(folder), library
 
 
 @pytest.fixture(scope="module")
 def chatty(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.from_folder(small.byte_level(tmp_path_factory.mktemp("chatty")))
+    return tokenizer_of(small.byte_level(tmp_path_factory.mktemp("chatty")))
 
 
 def unk(tokenizer: Tokenizer) -> set[int | None]:
@@ -138,14 +139,14 @@ def test_names_and_sizes(chatty, tmp_path: Path) -> None:
     assert chatty.eos_token_id == chatty.token_id("<|im_end|>")
     assert chatty.bos_token_id is None
     assert chatty.special_ids == {chatty.token_id(name) for name in small.SPECIALS}
-    llama = Tokenizer.from_folder(small.byte_fallback(tmp_path))
+    llama = tokenizer_of(small.byte_fallback(tmp_path))
     assert (llama.bos_token_id, llama.eos_token_id) == (1, 2)
     assert llama.special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
 @pytest.mark.parametrize("folder_of", list(small.KINDS.values()))
 def test_ids_outside_of_the_vocabulary_are_no_text(folder_of, tmp_path: Path) -> None:
-    tokenizer = Tokenizer.from_folder(folder_of(tmp_path))
+    tokenizer = tokenizer_of(folder_of(tmp_path))
     size = tokenizer.vocab_size
     for wrong in (size, size + 100, 1 << 32, 1 << 70, -1):
         assert tokenizer.decode([wrong]) == tokenizer.token_text(wrong) == ""
@@ -160,9 +161,9 @@ def test_bytes_of_tokens_concatenate_to_the_text(pair) -> None:
 
 
 def test_beginning_of_text_by_configuration(tmp_path: Path) -> None:
-    default = Tokenizer.from_folder(small.byte_fallback(tmp_path / "a"))
-    forced = Tokenizer.from_folder(small.byte_fallback(tmp_path / "b", add_bos_token=True))
-    without = Tokenizer.from_folder(small.byte_fallback(tmp_path / "c", add_bos_token=False))
+    default = tokenizer_of(small.byte_fallback(tmp_path / "a"))
+    forced = tokenizer_of(small.byte_fallback(tmp_path / "b", add_bos_token=True))
+    without = tokenizer_of(small.byte_fallback(tmp_path / "c", add_bos_token=False))
     ids = default.encode("hello", add_special_tokens=False)
     assert default.encode("hello") == forced.encode("hello") == [1, *ids]
     assert without.encode("hello") == ids
@@ -170,7 +171,7 @@ def test_beginning_of_text_by_configuration(tmp_path: Path) -> None:
 
 
 def test_truncation_left_in_the_file_is_ignored(tmp_path: Path) -> None:
-    assert len(Tokenizer.from_folder(small.byte_fallback(tmp_path)).encode("hello " * 50)) > 50
+    assert len(tokenizer_of(small.byte_fallback(tmp_path)).encode("hello " * 50)) > 50
 
 
 def test_lone_surrogates_are_refused(chatty) -> None:
@@ -181,7 +182,7 @@ def test_lone_surrogates_are_refused(chatty) -> None:
 def test_missing_and_broken_files(tmp_path: Path) -> None:
     assert find_tokenizer(ModelFolder.at(tmp_path)) is None
     with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
-        Tokenizer.from_folder(tmp_path)
+        tokenizer_of(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"x")
     with pytest.raises(ConfigError) as caught:
         find_tokenizer(ModelFolder.at(tmp_path))
@@ -189,12 +190,12 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
     for broken in ("{", "[]", "{}", '{"model": {"vocab": 3}}', "\xff", "[" * 100_000):
         (tmp_path / "tokenizer.json").write_text(broken, encoding="latin-1")
         with pytest.raises(ConfigError) as caught:
-            Tokenizer.from_folder(tmp_path)
+            tokenizer_of(tmp_path)
         assert caught.value.hint
     small.byte_level(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("[]")
     with pytest.raises(ConfigError, match="expected a JSON object"):
-        Tokenizer.from_folder(tmp_path)
+        tokenizer_of(tmp_path)
 
 
 def test_of_control_tokens_that_begin_alike_the_longest_counts(tmp_path: Path) -> None:
@@ -202,7 +203,7 @@ def test_of_control_tokens_that_begin_alike_the_longest_counts(tmp_path: Path) -
     data = json.loads((folder / "tokenizer.json").read_text())
     data["added_tokens"] += [small.added(10**6, "<|im_end|><|im_start|>"), small.added(10**6 + 1, "<|im")]
     small.write(folder, data)
-    tokenizer = Tokenizer.from_folder(folder)
+    tokenizer = tokenizer_of(folder)
     library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     for text in ("<|im_end|><|im_start|>", "<|im_end|><|im", "a<|im_start", "<|im_end|> <|im_start|>"):
         assert tokenizer.encode(text, parse_special=True) == library.encode(text).ids
@@ -213,7 +214,7 @@ def test_single_word_tokens_match_whole_words_of_trusted_text(tmp_path: Path) ->
     data = json.loads((folder / "tokenizer.json").read_text())
     data["added_tokens"].append(small.added(10**6, "_im_", special=True, single_word=True))
     small.write(folder, data)
-    tokenizer = Tokenizer.from_folder(folder)
+    tokenizer = tokenizer_of(folder)
     library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     for text in ("a _im_ b", "a_im_b", "_im_", "x _im_y"):
         assert tokenizer.encode(text, parse_special=True) == library.encode(text).ids
@@ -269,7 +270,7 @@ def test_a_tokenizer_that_lies_is_refused(
         (data[outer[0]] if outer else data)[last] = value
     path.write_text(json.dumps(data))
     with pytest.raises(ConfigError, match=message) as caught:
-        Tokenizer.from_folder(tmp_path)
+        tokenizer_of(tmp_path)
     assert caught.value.message.isprintable()
     assert len(str(caught.value)) < len(str(path)) + 600
     assert capfd.readouterr().err == ""  # no panic's backtrace beside it
@@ -292,7 +293,7 @@ def test_a_tokenizer_config_that_lies_is_refused(
     small.words(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=message):
-        Tokenizer.from_folder(tmp_path)
+        tokenizer_of(tmp_path)
 
 
 def test_a_text_that_cannot_be_encoded_is_refused_alone(tmp_path: Path) -> None:
@@ -301,7 +302,7 @@ def test_a_text_that_cannot_be_encoded_is_refused_alone(tmp_path: Path) -> None:
     data = json.loads(path.read_text())
     data["model"]["unk_id"] = None
     path.write_text(json.dumps(data))
-    tokenizer = Tokenizer.from_folder(tmp_path)
+    tokenizer = tokenizer_of(tmp_path)
     assert tokenizer.encode("hello") != []
     with pytest.raises(RequestError, match="cannot encode the text"):
         tokenizer.encode("\u4e16")
@@ -309,11 +310,11 @@ def test_a_text_that_cannot_be_encoded_is_refused_alone(tmp_path: Path) -> None:
 
 def test_an_encoding_is_never_random(tmp_path: Path) -> None:
     path = small.byte_level(tmp_path) / "tokenizer.json"
-    plain = Tokenizer.from_folder(tmp_path).encode("the quick brown fox" * 9)
+    plain = tokenizer_of(tmp_path).encode("the quick brown fox" * 9)
     data = json.loads(path.read_text())
     data["model"]["dropout"] = 0.5
     path.write_text(json.dumps(data))
-    assert Tokenizer.from_folder(tmp_path).encode("the quick brown fox" * 9) == plain
+    assert tokenizer_of(tmp_path).encode("the quick brown fox" * 9) == plain
 
 
 def test_an_added_token_with_another_number_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -321,5 +322,5 @@ def test_an_added_token_with_another_number_is_told(tmp_path: Path, caplog: pyte
     data = json.loads(path.read_text())
     data["added_tokens"].append(small.added(99, "<x>"))
     path.write_text(json.dumps(data))
-    assert Tokenizer.from_folder(tmp_path).token_id("<x>") == 5
+    assert tokenizer_of(tmp_path).token_id("<x>") == 5
     assert "'<x>' has the id 5, not 99" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ PARTS = f"{{% for m in messages %}}{TURNS}{EACH_PART}{{% endfor %}}"
 
 @pytest.fixture(scope="module")
 def renderer() -> Iterator[TemplateRenderer]:
-    with TemplateRenderer() as made:
+    with closing(TemplateRenderer()) as made:
         yield made
 
 

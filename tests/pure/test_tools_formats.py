@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import small_tokenizers as small
 from answer_grammars import Bytes
+from model_folders import chat_template_of, tokenizer_of
 
 from quire.errors import ConfigError
 from quire.text.answer import CallArguments, CallStart
 from quire.text.chat import ChatTemplate
 from quire.text.renderer import TemplateRenderer
-from quire.text.tokenizer import Tokenizer
 from quire.text.tools import FORMATS, OutputFormat, output_format_of
 
 # case -> format of tool calls, format of reasoning; the others have neither
@@ -50,7 +51,7 @@ TOOL = {
 
 @pytest.fixture(scope="module")
 def renderer() -> Iterator[TemplateRenderer]:
-    with TemplateRenderer() as made:
+    with closing(TemplateRenderer()) as made:
         yield made
 
 
@@ -88,9 +89,7 @@ def test_what_a_template_writes_the_grammar_allows(
 ) -> None:
     """What models have learnt to write they may write."""
     chat = (
-        case(shared_data, name, renderer)
-        if name != "demo"
-        else ChatTemplate.from_folder(demo_folder, {}, renderer)
+        case(shared_data, name, renderer) if name != "demo" else chat_template_of(demo_folder, {}, renderer)
     )
     output_format = output_format_of(chat.templates, None)
     assert output_format.tools is not None
@@ -195,7 +194,7 @@ def test_an_unknown_format_is_refused() -> None:
 
 
 def test_marks_that_are_tokens(tmp_path: Path) -> None:
-    tokenizer = Tokenizer.from_folder(small.byte_level(tmp_path))
+    tokenizer = tokenizer_of(small.byte_level(tmp_path))
     output_format = output_format_of({}, tokenizer, "hermes", "think")
     assert output_format.token_ids == {mark: tokenizer.token_id(mark) for mark in small.MARKUP}
     assert not output_format.needs_special_tokens  # in this vocabulary they are visible
@@ -208,12 +207,12 @@ def test_marks_that_are_special_tokens_must_be_shown(tmp_path: Path) -> None:
     for token in data["added_tokens"]:
         token["special"] = True
     (folder / "tokenizer.json").write_text(json.dumps(data))
-    assert output_format_of({}, Tokenizer.from_folder(folder), "hermes").needs_special_tokens
+    assert output_format_of({}, tokenizer_of(folder), "hermes").needs_special_tokens
 
 
 def test_a_call_read_back_from_the_demo_model(demo_folder: Path, renderer: TemplateRenderer) -> None:
-    chat = ChatTemplate.from_folder(demo_folder, {}, renderer)
-    output_format = output_format_of(chat.templates, Tokenizer.from_folder(demo_folder))
+    chat = chat_template_of(demo_folder, {}, renderer)
+    output_format = output_format_of(chat.templates, tokenizer_of(demo_folder))
     assert names(output_format) == ("hermes", None)
     assert output_format.token_ids == {"<tool_call>": 3, "</tool_call>": 4}
     assert output_format.self_check(chat) is None

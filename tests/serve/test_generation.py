@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from model_folders import tokenizer_of
 
 from quire.errors import QuireError, RequestError
 from quire.frontend import RequestReader
@@ -82,7 +83,7 @@ def test_logprobs_of_long_prompts_are_written_beside_the_event_loop(
         return finite(one)
 
     monkeypatch.setattr(logprobs, "finite", watched)
-    run = completion_run(Tokenizer.from_folder(demo_folder), num_prompt, **body)
+    run = completion_run(tokenizer_of(demo_folder), num_prompt, **body)
 
     async def written() -> bytes:
         return b"".join([event async for event in run.events()]) if "stream" in body else await run.whole()

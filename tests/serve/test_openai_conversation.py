@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from model_folders import tokenizer_of
 from msgspec.json import decode
 
 from quire.outputs import CompletionOutput, RequestOutput
@@ -57,7 +58,7 @@ def run_of(script: Script, tokenizer: Tokenizer, marks: dict[str, int], **task: 
 
 @pytest.fixture
 def tokenizer(demo_folder: Path) -> Tokenizer:
-    return Tokenizer.from_folder(demo_folder)
+    return tokenizer_of(demo_folder)
 
 
 def test_reasoning_is_told_apart(tokenizer: Tokenizer) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from model_folders import tokenizer_of
 from openai_client import MAX_LINE_BYTES
 
 from quire.errors import EngineDead, RequestError
@@ -17,7 +18,6 @@ from quire.server import event_stream as stream
 from quire.server.event_stream import EventStream, pieces
 from quire.server.logprob_json import ChatLogprobs, CompletionLogprobs, LogprobCursor, finite
 from quire.server.openai.chunks import Chunks, details
-from quire.text.tokenizer import Tokenizer
 
 
 def run(events: AsyncGenerator[bytes, None]) -> list[dict[str, Any]]:
@@ -139,7 +139,7 @@ def test_a_text_is_cut_into_pieces() -> None:
 @pytest.mark.parametrize("kind", ["chat", "completions", "none"])
 def test_no_chunk_is_long(demo_folder: Any, kind: str) -> None:
     """A slow reader gets much at once."""
-    tokenizer = Tokenizer.from_folder(demo_folder)
+    tokenizer = tokenizer_of(demo_folder)
     position = {token: Logprob(-1.0 / token, token, None) for token in range(1, 22)}
     output = CompletionOutput(0, token_ids=[21] * 5000, logprobs=[position] * 5000)
     shape: Any = None
