@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
-import pty
-import select
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
+from pseudo_terminal import Terminal
 
 from quire.cli import conversation
 from quire.cli.conversation import Conversation
@@ -33,61 +30,11 @@ from quire.cli.main import main
 main()"""
 
 
-class Terminal:
-    """`quire run` in a pseudo-terminal that controls it, so that \\x03 is Ctrl-C."""
-
-    def __init__(self, *flags: str, slow: bool = False, columns: int = 80, **environment: str) -> None:
-        self.master, slave = pty.openpty()
-        termios.tcsetwinsize(slave, (24, columns))
-        command = [sys.executable, *(("-c", SLOW) if slow else ("-m", "quire"))]
-        command += ["run", "--temperature", "0", *flags]
-        self.process = subprocess.Popen(
-            command,
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-            env={**os.environ, "TERM": "xterm", **environment},
-        )
-        os.close(slave)
-        self.seen = ""
-
-    def read_until(self, words: str, seconds: float = 60) -> str:
-        """What was shown since the last call, up to these words."""
-        end = time.monotonic() + seconds
-        while words not in self.seen:
-            ready, _, _ = select.select([self.master], [], [], max(0, end - time.monotonic()))
-            assert ready, f"{words!r} did not come; shown: {self.seen!r}"
-            self.seen += os.read(self.master, 4096).decode(errors="replace")
-        shown, self.seen = self.seen.split(words, 1)
-        return shown
-
-    def rest(self) -> str:
-        """All that was shown since, when the program has ended."""
-        with contextlib.suppress(OSError):  # the other side is closed
-            while data := os.read(self.master, 4096):
-                self.seen += data.decode(errors="replace")
-        os.close(self.master)
-        return self.seen
-
-    def type(self, text: str) -> None:
-        os.write(self.master, text.encode())
-
-    def press_until_it_ends(self, key: str, seconds: float = 60) -> int:
-        """Press a key again and again: readline hears no Ctrl-C between its prompt and its wait for input."""
-        end = time.monotonic() + seconds
-        while self.process.poll() is None and time.monotonic() < end:
-            self.type(key)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                return self.process.wait(0.2)
-        return self.process.wait(0)
-
-    def close(self) -> int:
-        self.type("\x04")
-        status = self.process.wait(30)
-        os.close(self.master)
-        return status
+def quire_run(*flags: str, slow: bool = False, columns: int = 80, **environment: str) -> Terminal:
+    """`quire run` with these flags in a terminal of its own."""
+    program = ("-c", SLOW) if slow else ("-m", "quire")
+    command = [sys.executable, *program, "run", "--temperature", "0", *flags]
+    return Terminal(command, columns=columns, **environment)
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +112,7 @@ def test_a_dead_engine_ends_the_conversation(
 
 
 def test_conversation_in_a_terminal() -> None:
-    terminal = Terminal("--max-model-len", "128")
+    terminal = quire_run("--max-model-len", "128")
     shown = terminal.read_until(">>> ")
     for words in ("demo", "LlamaForCausalLM", "native backend", "context of 128 tokens", "\x1b[2m"):
         assert words in shown
@@ -184,7 +131,7 @@ def test_conversation_in_a_terminal() -> None:
 
 
 def test_commands() -> None:
-    terminal = Terminal(NO_COLOR="1")
+    terminal = quire_run(NO_COLOR="1")
     assert "\x1b[2m" not in terminal.read_until(">>> ")
     for typed, words in (
         ("/help", "/system TEXT"),
@@ -206,7 +153,7 @@ def test_commands() -> None:
 
 
 def test_ctrl_c_stops_an_answer_and_not_the_program() -> None:
-    terminal = Terminal("--max-model-len", "512", slow=True, TERM="dumb")
+    terminal = quire_run("--max-model-len", "512", slow=True, TERM="dumb")
     assert "\x1b[2m" not in terminal.read_until(">>> ")
     for _ in range(2):
         terminal.type("Tell me a story about a fox and a lantern.\n")
@@ -223,7 +170,7 @@ def test_ctrl_c_stops_an_answer_and_not_the_program() -> None:
 
 
 def test_ctrl_c_twice_leaves() -> None:
-    terminal = Terminal("--max-model-len", "512", slow=True)
+    terminal = quire_run("--max-model-len", "512", slow=True)
     assert "Ctrl-C stops an answer, twice it leaves" in terminal.read_until(">>> ")
     terminal.type("Tell me a story about a fox and a lantern.\n")
     terminal.read_until("\n")
@@ -257,7 +204,7 @@ def test_lines_end_between_words() -> None:
     command = [sys.executable, "-m", "quire", "run", "demo", told, "--temperature", "0", "--max-tokens", "80"]
     plain = subprocess.run([*command, "--json"], capture_output=True, check=True, stdin=subprocess.DEVNULL)
     text = json.loads(plain.stdout)["text"]
-    terminal = Terminal("demo", told, "--max-tokens", "80", columns=30, TERM="dumb", COLUMNS="")
+    terminal = quire_run("demo", told, "--max-tokens", "80", columns=30, TERM="dumb", COLUMNS="")
     shown = terminal.read_until("prompt tokens").rpartition("\n")[0]
     lines = shown.replace("\r", "").rstrip("\n").split("\n")
     assert len(lines) > 5
