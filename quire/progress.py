@@ -28,12 +28,12 @@ def loading_bar(model: str) -> Iterator[Callable[[int, int], None]]:
 
         def advance(done: int, total: int) -> None:
             nonlocal bar
-            if bar is None and total >= LONG_BYTES and _in_terminal():
+            if bar is None and total >= LONG_BYTES and in_terminal():
                 from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
 
                 text = TextColumn("loading {task.description}", markup=False)
                 bar = stack.enter_context(
-                    _progress(text, BarColumn(), DownloadColumn(), TransferSpeedColumn())
+                    progress_bar(text, BarColumn(), DownloadColumn(), TransferSpeedColumn())
                 )
                 bar.add_task(model, total=total)
             if bar is not None:
@@ -44,21 +44,21 @@ def loading_bar(model: str) -> Iterator[Callable[[int, int], None]]:
 
 def announce(line: str, nbytes: int) -> None:
     """Say in a terminal what is about to be loaded, if it takes a while."""
-    if nbytes >= LONG_BYTES and _in_terminal():
+    if nbytes >= LONG_BYTES and in_terminal():
         print(line, file=sys.stderr)
 
 
 @contextmanager
 def generation_bar(num_requests: int, enabled: bool) -> Iterator[Callable[[RequestOutput], None]]:
     """Shows requests done and tokens a second; yields what to call with a request that advanced."""
-    if not enabled or not _in_terminal():
+    if not enabled or not in_terminal():
         yield lambda output: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
     speed = TextColumn("{task.fields[speed]}")
     columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), speed, TimeElapsedColumn())
-    with _progress(*columns) as bar:
+    with progress_bar(*columns) as bar:
         task = bar.add_task("", total=num_requests, speed="")
         count = TokenCount()
         start = shown = time.monotonic()
@@ -91,8 +91,8 @@ class TokenCount:
             del self._lengths[output.request_id]
 
 
-def _in_terminal() -> bool:
-    """True where a bar can move. rich is asked only for a terminal: importing it takes a while."""
+def in_terminal() -> bool:
+    """Return True where a bar can move. rich is asked only for a terminal: importing it takes a while."""
     if sys.stderr is None or not sys.stderr.isatty():
         return False
     from rich.console import Console
@@ -101,7 +101,8 @@ def _in_terminal() -> bool:
     return console.is_terminal and not console.is_dumb_terminal
 
 
-def _progress(*columns: Any) -> Progress:
+def progress_bar(*columns: Any) -> Progress:
+    """Make a bar on standard error that is gone when it ends."""
     from rich.console import Console
     from rich.progress import Progress
 

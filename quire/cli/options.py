@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
@@ -40,11 +40,12 @@ def add_engine_flags(parser: argparse.ArgumentParser, defaults: Mapping[str, Any
             group.add_argument(_flag(field.name), **_describe(field, (defaults or {}).get(field.name)))
 
 
-def add_server_flags(parser: argparse.ArgumentParser) -> None:
-    """One flag for each field of ServerConfig."""
+def add_server_flags(parser: argparse.ArgumentParser, names: Collection[str] | None = None) -> None:
+    """Add one flag for each field of ServerConfig, or for those with these names."""
     group = parser.add_argument_group("server")
     for field in fields(ServerConfig):
-        group.add_argument(_flag(field.name), **_describe(field, None))
+        if names is None or field.name in names:
+            group.add_argument(_flag(field.name), **_describe(field, None))
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +70,7 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def server_options(args: argparse.Namespace) -> dict[str, Any]:
     """What was given of ServerConfig's fields, as keywords."""
-    given = {field.name: getattr(args, field.name) for field in fields(ServerConfig)}
+    given = {field.name: getattr(args, field.name, None) for field in fields(ServerConfig)}
     return {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in given.items()

@@ -6,7 +6,7 @@ import argparse
 from typing import Any, NoReturn
 
 from quire import __version__
-from quire.cli import cache, inspect, probe, run, serve
+from quire.cli import batch, cache, inspect, probe, run, serve
 from quire.cli.terminal import complain
 from quire.errors import did_you_mean, shortened
 
@@ -83,6 +83,6 @@ def _make_parsers() -> tuple[Parser, dict[str, Parser]]:
     )
     parser.add_argument("--version", action="version", version=f"quire {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (run, serve, inspect, probe, cache):
+    for command in (run, serve, batch, inspect, probe, cache):
         command.add_parser(commands)
     return parser, dict(commands.choices)

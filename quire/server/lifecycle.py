@@ -10,7 +10,8 @@ import logging
 import signal
 import socket
 import ssl
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from dataclasses import replace
 
 import uvicorn
 
@@ -25,6 +26,7 @@ from quire.server.door import Door
 from quire.server.engine_process import YOUNG_OBJECTS
 from quire.server.exchange import DRAIN_RETRY_S
 from quire.server.limits import checks, http_config
+from quire.server.local import LocalServer
 from quire.server.metrics import Metrics
 from quire.server.remote import RemoteEngine
 from quire.server.service import ServiceState, served_names
@@ -35,6 +37,7 @@ from quire.weights.hub import open_model
 ON_THEIR_WAY_S = 0.1  # requests that were sent before a signal
 INTERRUPT_DRAIN_S = 5  # of open requests after Ctrl-C
 END_S = 2.0  # for error events to be sent to those that drain ends, and for connections to close
+UNBOUNDED = 1 << 62  # requests or tokens, where the caller bounds them
 TICK_S = 0.1  # between two calls of uvicorn's on_tick
 _LOG = logging.getLogger(__name__)
 
@@ -56,29 +59,51 @@ async def serve(config: ServerConfig, engine_config: EngineConfig, ready: Ready)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop_loading, number)
-    malloc_arenas.share()
     keys = api_keys(config.api_key_file)
     _check_certificate(config)
     _find_output_format(config, {})
     listener = bind(config.host, config.port)
-    engine = RemoteEngine(engine_config)
     try:
-        await engine.start()
-        serving = await asyncio.to_thread(make_serving, config, engine_config, engine, bool(keys))
-        gc.collect()
-        gc.freeze()  # what is loaded stays: no collection, which all streams wait for, needs to look at it
-        gc.set_threshold(YOUNG_OBJECTS)
-        try:
+        async with _loaded(config, engine_config, bool(keys)) as serving:
+            gc.collect()
+            gc.freeze()  # what is loaded stays: no collection, for which all streams wait, looks at it
+            gc.set_threshold(YOUNG_OBJECTS)
             return await _Server(serving, keys, ready).run(listener)
-        finally:
-            serving.close()
     except asyncio.CancelledError:
         if not caught:
             raise
         return 128 + caught[0]
     finally:
-        await engine.close()
         listener.close()
+
+
+@contextlib.asynccontextmanager
+async def local_server(config: ServerConfig, engine_config: EngineConfig) -> AsyncIterator[LocalServer]:
+    """Load a model and yield its endpoints, without a socket and with a queue that is never full.
+
+    Raises ConfigError for a model that cannot be served.
+    """
+    config = replace(config, max_queued_requests=UNBOUNDED, max_queued_tokens=UNBOUNDED)
+    async with _loaded(config, engine_config, keyed=False) as serving:
+        yield LocalServer(make_app(serving, ()), config.host, serving.engine.status)
+
+
+@contextlib.asynccontextmanager
+async def _loaded(
+    config: ServerConfig, engine_config: EngineConfig, keyed: bool
+) -> AsyncIterator[ServiceState]:
+    """Start the engine's process, yield what the endpoints need, and end both."""
+    malloc_arenas.share()
+    engine = RemoteEngine(engine_config)
+    try:
+        await engine.start()
+        serving = await asyncio.to_thread(make_serving, config, engine_config, engine, keyed)
+        try:
+            yield serving
+        finally:
+            serving.close()
+    finally:
+        await engine.close()
 
 
 def make_serving(

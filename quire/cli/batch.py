@@ -1,0 +1,169 @@
+"""`quire batch`: answer a file of requests, in the format of OpenAI's batch API."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from quire.cli.arguments import check_model
+from quire.cli.options import add_engine_flags, add_server_flags, engine_options, server_options
+from quire.cli.terminal import complain, counted, note
+from quire.errors import ConfigError, shortened
+
+if TYPE_CHECKING:
+    from quire.cli.batch_output import StreamOutput
+    from quire.cli.batch_run import Tally
+
+DESCRIPTION = """Answer every request of a file, many at a time. Needs no server and opens no port.
+
+  quire batch in.jsonl -o out.jsonl                    with the demo model
+  quire batch in.jsonl -o out.jsonl --model Qwen/Qwen3-0.6B --quantization int8
+  generate-requests | quire batch - -o - > out.jsonl   from a pipe, into another
+
+Each line of INPUT is a request, as for OpenAI's batch API:
+  {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions",
+   "body": {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 50}}
+url is /v1/chat/completions, /v1/completions or /v1/responses; body is what 'quire serve' takes there.
+Where bodies name a model, it must be MODEL, or one of --served-model-name ('*' for any).
+
+Each line of OUTPUT is a response, in the order in which they are ready; custom_id says whose it is:
+  {"id": "batch_req_...", "custom_id": "1",
+   "response": {"status_code": 200, "request_id": "...", "body": {...}}, "error": null}
+A request that fails has an "error" with "code" and "message" instead, and the others go on.
+
+The same command resumes: after Ctrl-C, a crash or errors, run it again. Requests that OUTPUT
+answers already are skipped, and errors are replaced. Exit status: 0 if every request was
+answered, 1 if not, 130 after Ctrl-C.
+"""
+WORDS = """INPUT    file of requests, one JSON object per line; - reads standard input"""
+SERVER_FLAGS = ("served_model_name", "tool_call_parser", "reasoning_parser")
+TRY = "try: quire batch in.jsonl -o out.jsonl"
+
+
+def add_parser(commands: Any) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "batch",
+        help="answer a file of requests, in OpenAI's batch format",
+        usage="quire batch INPUT -o OUTPUT [--model MODEL] [flags]",
+        description=DESCRIPTION,
+    )
+    words = parser.add_argument_group("words", WORDS)
+    words.add_argument("words", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("-i", "--input-file", metavar="INPUT", help="the same as the word INPUT")
+    parser.add_argument(
+        "-o", "--output-file", metavar="OUTPUT", help="file for the responses; - writes to standard output"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="discard what OUTPUT holds and start anew")
+    parser.add_argument(
+        "--model", metavar="MODEL", help="checkpoint folder, hub id, or 'demo' (default: demo)"
+    )
+    add_server_flags(parser, SERVER_FLAGS)
+    add_engine_flags(parser)
+    parser.set_defaults(function=run, parser=parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer all requests and say how it went."""
+    source = _input_name(args)
+    if args.output_file is None:
+        args.parser.refuse("OUTPUT is missing", TRY)
+    model = args.model or "demo"
+    check_model(model, args.revision)
+    from quire.cli.batch_output import open_output
+    from quire.cli.batch_run import Tally
+    from quire.config import EngineConfig, ServerConfig
+
+    config = ServerConfig(**server_options(args))
+    engine_config = EngineConfig(model=model, **engine_options(args))
+    file = _open_input(source)
+    is_pipe = not file.seekable()
+    with ExitStack() as closing:
+        if not is_pipe:  # closing a pipe would wait for the thread that reads it
+            closing.callback(file.close)
+        output = open_output(args.output_file, args.overwrite, source)
+        closing.callback(output.close)
+        tally = Tally(None if is_pipe else _num_lines(file), num_before=len(output.done))
+        if tally.total == 0:
+            raise ConfigError(f"{source} holds no requests", "write one JSON object per line")
+        status = asyncio.run(_answer(config, engine_config, file, output, tally))
+    return _conclude(tally, output, status, args.overwrite)
+
+
+def _input_name(args: argparse.Namespace) -> str:
+    words = [*args.words, *([args.input_file] if args.input_file is not None else ())]
+    if not words:
+        args.parser.refuse("INPUT is missing", TRY)
+    if len(words) > 1:
+        args.parser.refuse(f"unexpected {shortened(words[1])!r}", "one file is read; -o names the output")
+    return str(words[0])
+
+
+def _open_input(name: str) -> BinaryIO:
+    try:
+        # Not sys.stdin: a thread that waits in it would keep Python from ending.
+        return open(0 if name == "-" else name, "rb", closefd=name != "-")
+    except OSError as error:
+        raise ConfigError(f"{name}: cannot be read: {error.strerror}") from None
+
+
+def _num_lines(file: BinaryIO) -> int:
+    """Count the lines from here on, and return to this place."""
+    begin, count, last = file.tell(), 0, b"\n"
+    while data := file.read(1 << 20):
+        count += data.count(b"\n")
+        last = data
+    file.seek(begin)
+    return count + (not last.endswith(b"\n"))
+
+
+async def _answer(config: Any, engine_config: Any, file: BinaryIO, output: StreamOutput, tally: Tally) -> int:
+    """Load the model and answer all requests. Returns 0, or 128 plus the signal that ended it."""
+    from quire.cli.batch_run import answer_all
+    from quire.cli.chosen import in_words
+    from quire.server.lifecycle import local_server
+
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    caught: list[int] = []
+
+    def stop(number: int) -> None:
+        caught.append(number)
+        if task is not None:
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop, number)
+    try:
+        async with local_server(config, engine_config) as server:
+            note(" · ".join(in_words(server.chosen)[:4]))
+            output.begin()
+            if output.done or output.num_errors:
+                note(f"{output.name}: {tally.earlier(output.num_errors)}")
+            await answer_all(server, file, output, tally, 2 * engine_config.max_num_seqs)
+    except asyncio.CancelledError:
+        if not caught:
+            raise
+        return 128 + caught[0]
+    return 0
+
+
+def _conclude(tally: Tally, output: StreamOutput, status: int, overwrite: bool) -> int:
+    """Say what was done, and what the same command would do next."""
+    note(tally.summary())
+    same = "the same command" + (" without --overwrite" if overwrite else "")
+    if status:
+        again = f"{same} goes on" if output.resumes else "give a file to -o to be able to go on"
+        complain("interrupted before the end", again)
+        return status
+    if tally.num_others:
+        others = counted(tally.num_others, "answer")
+        note(f"{output.name} also has {others} to requests that INPUT does not have")
+    if tally.failed:
+        complain(
+            f"{tally.failed:,} of {tally.seen:,} requests failed: {tally.first_error}",
+            f"each error is in {output.name}" + (f"; {same} tries them again" if output.resumes else ""),
+        )
+    return int(bool(tally.failed))

@@ -1,0 +1,215 @@
+"""The run of a batch: requests in flight, tries after a restart of the engine, and the progress shown."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import msgspec
+
+from quire.cli.batch_input import BatchRequest, LineError, items, read_ahead
+from quire.cli.batch_output import OutputLine, OutputResponse, StreamOutput
+from quire.cli.terminal import counted, note
+from quire.progress import REFRESH_S, in_terminal, progress_bar
+
+if TYPE_CHECKING:
+    from quire.server.local import LocalServer, Reply
+
+MAX_TRIES = 8  # of a request that finds the engine restarting
+NOTE_S = 30.0  # between two notes about the progress, where no bar can move
+LONG_S = 100  # from here on, durations are in minutes
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int = 0
+    output_tokens: int = 0  # in responses
+
+
+class _Answer(msgspec.Struct):
+    usage: _Usage = msgspec.field(default_factory=_Usage)
+
+
+class _Failure(msgspec.Struct):
+    error: dict[str, Any]
+
+
+_ANSWER, _FAILURE = msgspec.json.Decoder(_Answer), msgspec.json.Decoder(_Failure)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of lines. `total` is None for a pipe; `num_before` were answered by earlier runs."""
+
+    total: int | None
+    num_before: int = 0
+    answered: int = 0
+    skipped: int = 0
+    failed: int = 0
+    tokens: int = 0
+    first_error: str = ""
+    begin_s: float = field(default_factory=time.monotonic)
+    end_s: float | None = None
+
+    @property
+    def seen(self) -> int:
+        return self.answered + self.skipped + self.failed
+
+    @property
+    def num_others(self) -> int:
+        """Answers in the output to requests that the input does not have."""
+        return self.num_before - self.skipped
+
+    @property
+    def seconds(self) -> float:
+        return max((self.end_s or time.monotonic()) - self.begin_s, 1e-9)
+
+    def fail(self, message: str) -> None:
+        self.failed += 1
+        self.first_error = self.first_error or message
+
+    def earlier(self, num_errors: int) -> str:
+        """Say what earlier runs have left."""
+        errors = f", {counted(num_errors, 'error')} to be tried again" if num_errors else ""
+        return f"{counted(self.num_before, 'request')} answered already{errors}"
+
+    def rates(self) -> str:
+        lines = (self.answered + self.failed) / self.seconds
+        return f"{lines:,.1f} requests/s · {self.tokens / self.seconds:,.0f} tokens/s"
+
+    def progress(self) -> str:
+        """Say how far it is, for a log."""
+        whole = f" of {self.total:,}" if self.total is not None else ""
+        words = [f"{self.seen:,}{whole} requests", counted(self.failed, "error"), self.rates()]
+        done = self.answered + self.failed
+        if self.total is not None and done:
+            left_s = (self.total - self.seen) * self.seconds / done
+            words.append(f"{_duration(left_s)} left")
+        return " · ".join(words)
+
+    def summary(self) -> str:
+        """Say what this run has done."""
+        words = [f"{counted(self.answered, 'request')} answered", counted(self.failed, "error")]
+        if self.skipped:
+            words.append(f"{self.skipped:,} skipped (answered before)")
+        words += [counted(self.tokens, "output token"), _duration(self.seconds), self.rates()]
+        return " · ".join(words)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < LONG_S:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+async def answer_all(
+    server: LocalServer, file: BinaryIO, output: StreamOutput, tally: Tally, max_in_flight: int
+) -> None:
+    """Answer all requests of a file that the output does not answer. Raises what ends the whole batch."""
+    places = asyncio.Semaphore(max_in_flight)
+    tally.begin_s = time.monotonic()
+
+    async def start_all(tasks: asyncio.TaskGroup, show: Callable[[], None]) -> None:
+        async for item in read_ahead(items(file, output.done)):
+            if isinstance(item, BatchRequest):
+                await places.acquire()
+                tasks.create_task(answer(item, show))
+            elif isinstance(item, LineError):
+                output.write(_refused_line(item, tally))
+                show()
+            else:
+                tally.skipped += 1
+
+    async def answer(request: BatchRequest, show: Callable[[], None]) -> None:
+        try:
+            reply = await _reply(server, request)
+        finally:
+            places.release()
+        output.write(_output_line(request, reply, tally))
+        show()
+
+    try:
+        with _shown(tally) as show:
+            async with asyncio.TaskGroup() as tasks:
+                await start_all(tasks, show)
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    finally:
+        tally.end_s = time.monotonic()
+
+
+async def _reply(server: LocalServer, request: BatchRequest) -> Reply:
+    """Send a request; again, while the engine is started anew."""
+    for _ in range(MAX_TRIES):
+        reply = await server.post(request.url, request.body)
+        if reply.status == 200:
+            break
+        server.check_alive()
+        if reply.status != 503:
+            break
+        await asyncio.sleep(float(reply.headers.get("retry-after", "1")))
+    return reply
+
+
+def _output_line(request: BatchRequest, reply: Reply, tally: Tally) -> OutputLine:
+    """The line for a reply, counted."""
+    error = None
+    if reply.status == 200:
+        usage = _ANSWER.decode(reply.body).usage
+        tally.answered += 1
+        tally.tokens += usage.completion_tokens or usage.output_tokens
+    else:
+        error = {**_FAILURE.decode(reply.body).error, "line": request.line}
+        tally.fail(f"line {request.line}: {error['message']}")
+    body = msgspec.Raw(reply.body.replace(b"\n", b" "))  # none lies within a string
+    response = OutputResponse(reply.status, reply.headers.get("x-request-id", ""), body)
+    return OutputLine(_new_id(), request.custom_id, response, error)
+
+
+def _refused_line(refused: LineError, tally: Tally) -> OutputLine:
+    """The line for one that is no request, counted."""
+    tally.fail(refused.message)
+    error = {"code": refused.code, "message": refused.message, "param": refused.param, "line": refused.line}
+    return OutputLine(_new_id(), refused.custom_id, None, error)
+
+
+def _new_id() -> str:
+    return f"batch_req_{token_hex(12)}"
+
+
+@contextmanager
+def _shown(tally: Tally) -> Iterator[Callable[[], None]]:
+    """Show the progress on standard error: a bar in a terminal, else a note now and then."""
+    if not in_terminal():
+        last_s = time.monotonic()
+
+        def log() -> None:
+            nonlocal last_s
+            if (now := time.monotonic()) - last_s >= NOTE_S:
+                last_s = now
+                note(tally.progress())
+
+        yield log
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
+    words = TextColumn("{task.fields[rates]}")
+    columns = (TextColumn("answering"), BarColumn(), MofNCompleteColumn(), words, TimeRemainingColumn())
+    with progress_bar(*columns) as bar:
+        total = None if tally.total is None else max(tally.total - tally.num_before, 0)
+        task, shown_s = bar.add_task("", total=total, rates=""), 0.0
+
+        def advance() -> None:
+            nonlocal shown_s
+            if (now := time.monotonic()) - shown_s >= REFRESH_S:
+                shown_s = now
+                done = tally.answered + tally.failed
+                rates = f"{tally.rates()} · {counted(tally.failed, 'error')}"
+                bar.update(task, completed=done, rates=rates)
+
+        yield advance
