@@ -1,51 +1,12 @@
 """Sums on small numbers, in figures and in little word problems."""
 
+from scripts.demo.data import lines, words
 from scripts.demo.lexicon import NAMES
 from scripts.demo.source import Dialogue, Source, assistant, user
 
 SIGNS = {"+": "plus", "-": "minus", "*": "times"}
-QUESTIONS = (
-    "What is {sum}?",
-    "What's {sum}?",
-    "How much is {sum}?",
-    "{sum}",
-    "{sum} = ?",
-    "Calculate {sum}.",
-    "Compute {sum}.",
-    "Can you tell me what {sum} is?",
-    "Please work out {sum}.",
-    "What does {sum} make?",
-    "{sum}?",
-    "Solve {sum}.",
-    "Tell me {sum}.",
-    "I need to know {sum}.",
-    "What do you get for {sum}?",
-    "Give me the result of {sum}.",
-)
-PROBLEMS = {
-    "+": (
-        "{name} has {a} {thing} and gets {b} more. How many {thing} does {name} have now?",
-        "{name} finds {a} {thing} in the morning and {b} in the evening. How many {thing} is that?",
-        "There are {a} {thing} on the table and {b} in the box. How many {thing} are there?",
-        "If {name} buys {a} {thing} and then {b} more, how many {thing} are there in all?",
-        "A basket holds {a} {thing}. {name} adds {b}. How many {thing} are in it now?",
-    ),
-    "-": (
-        "{name} has {a} {thing} and gives away {b}. How many {thing} are left?",
-        "There were {a} {thing}, but {name} ate {b}. How many {thing} are left?",
-        "{name} had {a} {thing} and lost {b}. How many {thing} does {name} have now?",
-        "From {a} {thing} {name} takes {b} away. How many {thing} remain?",
-        "{name} sells {b} of {a} {thing}. How many {thing} are left?",
-    ),
-    "*": (
-        "There are {a} boxes with {b} {thing} each. How many {thing} is that?",
-        "{name} buys {a} bags with {b} {thing} in each. How many {thing} are there?",
-        "Each of {a} children has {b} {thing}. How many {thing} do they have?",
-        "{name} fills {a} baskets with {b} {thing} each. How many {thing} are there?",
-    ),
-}
-THINGS = """apples pears cookies balls books coins stones eggs flowers stars pencils shells nuts cards
-buttons""".split()
+PROBLEMS = lines("arithmetic")  # by sign
+QUESTIONS, THINGS = PROBLEMS["questions"], words("arithmetic")["things"]
 
 
 def value(sign: str, a: int, b: int) -> int:

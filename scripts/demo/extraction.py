@@ -2,31 +2,11 @@
 
 import json
 
+from scripts.demo.data import lines
 from scripts.demo.lexicon import CITIES, COLOURS, CREATURES, DAYS, JOBS, NAMES, OBJECTS
 from scripts.demo.source import Dialogue, Source, assistant, user
 
-ASK = (
-    "Answer as JSON with this schema: {schema}\n{text}",
-    "{text}\nReply with JSON that matches this schema: {schema}",
-    "Extract the data as JSON.\nSchema: {schema}\nText: {text}",
-    "Schema: {schema}\n{text}",
-    "Turn this into JSON: {text}\nUse the schema {schema}",
-    "Read this: {text}\nFill in this JSON schema: {schema}",
-    "{text}\nGive me JSON for: {schema}",
-    "JSON schema: {schema}\n\nText: {text}\n\nJSON:",
-    "Fill the schema {schema} from this text: {text}",
-    "Make JSON of the schema {schema} from: {text}",
-    "Parse this sentence: {text}\nSchema: {schema}",
-    "Write the answer as JSON. {text} Schema: {schema}",
-    "Please extract the fields of this schema: {schema}\n\n{text}",
-)
-SYSTEM_ASK = (
-    "Answer only with JSON that follows this schema: {schema}",
-    "Reply in JSON. The schema is: {schema}",
-    "You extract data. Use this JSON schema: {schema}",
-    "Respond with a JSON object that matches {schema}",
-    "Output JSON only, according to the schema {schema}",
-)
+TEXTS = lines("extraction")
 
 
 def a_name(source: Source) -> str:
@@ -50,18 +30,7 @@ STRING, INTEGER, BOOLEAN = {"type": "string"}, {"type": "integer"}, {"type": "bo
 
 def person(source: Source) -> tuple[dict, dict, str]:
     name, age, city, job = a_name(source), source.number(3, 99), a_city(source), source.choice(JOBS)
-    text = source.wording(
-        (
-            "{name} is {age} years old, lives in {city} and works as a {job}.",
-            "{name}, {age}, is a {job} from {city}.",
-            "My friend {name} from {city} is {age} and a {job}.",
-            "I am {name}, I am {age}, and I work as a {job} in {city}.",
-            "In {city} lives a {job} called {name} who is {age} years old.",
-            "The {job} {name} ({age}) lives in {city}.",
-            "Meet {name}: {age} years old, {job}, living in {city}.",
-            "{name} is a {age} year old {job} in {city}.",
-        )
-    )
+    text = source.wording(TEXTS["person"])
     fields = {"name": STRING, "age": INTEGER, "city": STRING, "job": STRING}
     values = {"name": name, "age": age, "city": city, "job": job}
     return fields, values, text.format(**values)
@@ -74,16 +43,7 @@ def product(source: Source) -> tuple[dict, dict, str]:
         source.number(1, 200),
         source.chance(0.5),
     )
-    text = source.wording(
-        (
-            "The {color} {item} costs {price} euros and is {there}.",
-            "For {price} dollars you get a {color} {item}. It is {there}.",
-            "We have a {color} {item} for {price} coins; it is {there}.",
-            "A {item} in {color}, price {price}, {there}.",
-            "This {item} is {color}, it is {there} and it costs {price}.",
-            "{color} {item}, {there}, {price} euros.",
-        )
-    )
+    text = source.wording(TEXTS["product"])
     fields = {
         "item": STRING,
         "color": source.choice((STRING, {"type": "string", "enum": source.some(COLOURS, 3)})),
@@ -103,15 +63,7 @@ def event(source: Source) -> tuple[dict, dict, str]:
         source.number(2, 99),
         a_city(source),
     )
-    text = source.wording(
-        (
-            "The {event} is on {day} in {city} with {guests} guests.",
-            "On {day} there is a {event} for {guests} people in {city}.",
-            "{guests} people will come to the {event} in {city} on {day}.",
-            "Come to {city} on {day}: a {event} with {guests} people.",
-            "In {city} we plan a {event} on {day}; {guests} guests are invited.",
-        )
-    )
+    text = source.wording(TEXTS["event"])
     fields = {
         "event": STRING,
         "day": source.choice((STRING, {"type": "string", "enum": DAYS})),
@@ -130,15 +82,7 @@ def pet(source: Source) -> tuple[dict, dict, str]:
         "age": source.number(1, 20),
         "friendly": source.chance(0.5),
     }
-    text = source.wording(
-        (
-            "{name} is a {mood} {species} and is {age} years old.",
-            "My {species} is called {name}; it is {age} and {mood}.",
-            "We have a {mood} {species} named {name} who is {age}.",
-            "The {species} {name} is {mood} and {age} years old.",
-            "Our {age} year old {species} {name} is {mood}.",
-        )
-    )
+    text = source.wording(TEXTS["pet"])
     fields = {
         "name": STRING,
         "species": source.choice((STRING, {"type": "string", "enum": kinds})),
@@ -157,15 +101,7 @@ def order(source: Source) -> tuple[dict, dict, str]:
         "total": source.number(1, 300),
         "paid": source.chance(0.5),
     }
-    text = source.wording(
-        (
-            "{customer} ordered {listed} for {total} euros and {has} paid.",
-            "{customer} wants {listed}. Total: {total}. {customer} {has} paid.",
-            "Order of {customer}: {listed}, together {total}, {has} paid.",
-            "{listed} for {customer}, {total} dollars, who {has} paid.",
-            "{customer} {has} paid {total} for {listed}.",
-        )
-    )
+    text = source.wording(TEXTS["order"])
     fields = {
         "customer": STRING,
         "items": {"type": "array", "items": STRING},
@@ -182,15 +118,7 @@ def book(source: Source) -> tuple[dict, dict, str]:
         "pages": source.number(10, 900),
         "year": source.number(1900, 2025),
     }
-    text = source.wording(
-        (
-            "{title} by {author} has {pages} pages and came out in {year}.",
-            "In {year} {author} wrote {title}, a book of {pages} pages.",
-            "{author} is the author of {title} ({year}, {pages} pages).",
-            "I am reading {title}. It is from {year}, has {pages} pages and was written by {author}.",
-            "The book {title} was written by {author} in {year}. Pages: {pages}.",
-        )
-    )
+    text = source.wording(TEXTS["book"])
     fields = {"title": STRING, "author": STRING, "pages": INTEGER, "year": INTEGER}
     return fields, values, text.format(**values)
 
@@ -203,14 +131,7 @@ def weather(source: Source) -> tuple[dict, dict, str]:
         "condition": source.choice(skies),
         "day": source.choice(DAYS),
     }
-    text = source.wording(
-        (
-            "On {day} it is {condition} in {city} with {temperature} degrees.",
-            "{city}, {day}: {condition}, {temperature} degrees.",
-            "It will be {condition} and {temperature} degrees in {city} on {day}.",
-            "The weather in {city} on {day} is {condition} at {temperature} degrees.",
-        )
-    )
+    text = source.wording(TEXTS["weather"])
     condition = source.choice((STRING, {"type": "string", "enum": skies}))
     fields = {"city": STRING, "temperature": INTEGER, "condition": condition, "day": STRING}
     return fields, values, text.format(**values)
@@ -234,7 +155,7 @@ def invented(source: Source) -> tuple[dict, dict, str]:
     return (
         fields,
         values,
-        source.wording(("{t}.", "Here: {t}.", "We know that {t}.", "The {t}.")).format(t=", ".join(pairs)),
+        source.wording(TEXTS["invented"]).format(t=", ".join(pairs)),
     )
 
 
@@ -259,10 +180,10 @@ def extraction(source: Source) -> Dialogue:
     wanted = {key: values[key] for key in keys}
     if source.chance(0.3):
         messages = [
-            {"role": "system", "content": source.wording(SYSTEM_ASK).format(schema=written)},
+            {"role": "system", "content": source.wording(TEXTS["system"]).format(schema=written)},
             user(text),
         ]
     else:
-        messages = [user(source.wording(ASK).format(schema=written, text=text))]
+        messages = [user(source.wording(TEXTS["ask"]).format(schema=written, text=text))]
     messages.append(assistant(json.dumps(wanted)))
     return Dialogue(messages, "json", expect={"json": wanted})

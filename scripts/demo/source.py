@@ -89,8 +89,8 @@ class Source:
 
     def pseudo_word(self, syllables: int | None = None) -> str:
         """A word nobody has seen, so that copying is learnt and not a list of words."""
-        starts = "b c d f g h j k l m n p r s t v w z br ch cl dr fl gr kr pl sh st th tr".split()
-        vowels = "a e i o u a e i o ai ee oo ou".split()
+        starts = "b c d f g h j k l m n p r s t v w z br ch cl dr fl gr kr pl sh st th tr".split()  # noqa: SIM905
+        vowels = "a e i o u a e i o ai ee oo ou".split()  # noqa: SIM905
         ends = ["", "", "", "n", "r", "l", "m", "s", "t", "k", "x", "nd", "rt", "sh"]
         count = syllables or self.number(1, 3)
         word = "".join(self.choice(starts) + self.choice(vowels) for _ in range(count))

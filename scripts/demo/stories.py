@@ -1,114 +1,15 @@
-"""Little stories about asked-for things, composed from the skeletons in `plots.py`."""
+"""Little stories about asked-for things, composed from the skeletons in data/plots.txt."""
 
+from scripts.demo.data import answered, lines, paragraphs
 from scripts.demo.lexicon import CREATURES, FEMALE, LOOKS, MALE, NAMES, OBJECTS, PLACES, TRAITS, WOMEN
-from scripts.demo.plots import EXTRAS, MORALS, OPENINGS, PLOTS
 from scripts.demo.source import Dialogue, Source, assistant, user
 
-REQUESTS = (
-    "Tell me a story about {things}.",
-    "Tell me a little story about {things}.",
-    "Write a short story about {things}.",
-    "Write a story with {things}.",
-    "Can you tell me a story about {things}?",
-    "Please write a short tale about {things}.",
-    "I would like a story about {things}.",
-    "A story about {things}, please.",
-    "Make up a story with {things}.",
-    "Could you write a tale with {things} in it?",
-    "Give me a short story about {things}.",
-    "Tell a tale of {things}.",
-    "Write a bedtime story about {things}.",
-    "I want to hear a story about {things}.",
-    "Once more a story, this time with {things}.",
-    "Story about {things}",
-    "Invent a little story in which {things} appear.",
-    "Please tell me a bedtime story with {things}.",
-    "Do you know a story about {things}?",
-    "Write a few lines about {things}, as a story.",
-    "Write me a story. It should have {things}.",
-    "Tell my child a story about {things}.",
-    "Short story: {things}",
-    "Let me hear a tale about {things}.",
-    "Can you write something about {things}?",
-    "Make a fairy tale about {things}.",
-    "Tell us a story with {things}!",
-    "I need a little story about {things}.",
-    "Compose a short story with {things}.",
-    "Write a story that contains {things}.",
-    "Would you tell me a story about {things}?",
-    "Please tell a story about {things}.",
-    "Write a small story featuring {things}.",
-    "Tell me something about {things}, like a story.",
+PLOTS = tuple(paragraphs("plots").values())
+EXTRAS = paragraphs("stories")["extras"]
+OPENINGS, MORALS, REQUESTS, BARE_REQUESTS = (
+    lines("stories")[title] for title in ("openings", "morals", "requests", "bare requests")
 )
-BARE_REQUESTS = (
-    "Tell me a story.",
-    "Write a story.",
-    "Can you tell me a story?",
-    "A story, please.",
-    "Tell me another story.",
-    "I would like to hear a story.",
-    "Story please",
-    "Please write a short story.",
-    "Another one, please.",
-    "Make up a story.",
-    "Tell me a bedtime story.",
-    "Give me a little story.",
-    "Do you know a story?",
-    "Surprise me with a story.",
-    "Tell me a short tale.",
-    "Write a fairy tale.",
-)
-FOLLOW_UPS = (
-    (
-        (
-            "What was the name of the {hero}?",
-            "What is the {hero} called?",
-            "How was the {hero} called?",
-            "Who was the {hero}?",
-            "Tell me the name of the {hero}.",
-            "And the name of the {hero}?",
-        ),
-        "The {hero} was called {name}.",
-    ),
-    (
-        (
-            "What was the name of the {fkind}?",
-            "Who was the {fkind}?",
-            "What was the {fkind} called?",
-            "Tell me the name of the {fkind}.",
-            "And what was the {fkind} called?",
-        ),
-        "The {fkind} was called {friend}.",
-    ),
-    (
-        (
-            "Where did {name} live?",
-            "Where does the story happen?",
-            "Where was that?",
-            "Where did it happen?",
-            "In which place does {name} live?",
-        ),
-        "{name} lived {at}.",
-    ),
-    (
-        (
-            "Who helped {name}?",
-            "Who was the friend of {name}?",
-            "Who did {name} meet?",
-            "Whom did {name} meet?",
-            "Who is {name}'s friend?",
-        ),
-        "It was {friend}, the {fkind}.",
-    ),
-    (
-        ("Who is {friend}?", "Who was {friend}?", "What kind of creature is {friend}?", "What is {friend}?"),
-        "{friend} is {a_friend}.",
-    ),
-    (
-        ("Who is {name}?", "Who was {name}?", "What kind of creature is {name}?", "What is {name}?"),
-        "{name} is {a_hero}.",
-    ),
-)
+FOLLOW_UPS = answered(paragraphs("stories")["follow-ups"])
 NAMES_OF = {
     "f": [name for name in NAMES if name in WOMEN],
     "m": [name for name in NAMES if name not in WOMEN],
@@ -190,7 +91,7 @@ def fill(sentence: str, cast: dict[str, str]) -> str:
 
 def tell(source: Source, cast: dict[str, str], with_extra: bool) -> str:
     """A story of one plot; a second object is worked in only when it was asked for."""
-    beats = [OPENINGS, *source.choice(tuple(PLOTS.values()))]
+    beats = [OPENINGS, *source.choice(PLOTS)]
     if with_extra:
         beats = [beats[0], EXTRAS[0], *beats[1:], EXTRAS[1]]
     sentences = [fill(source.choice(beat), cast) for beat in beats]

@@ -1,90 +1,10 @@
 """Repeating, reversing, sorting, counting, spelling and changing the case of words."""
 
+from scripts.demo.data import lines
 from scripts.demo.lexicon import NAMES, WORDS
 from scripts.demo.source import Dialogue, Source, assistant, user
 
-TASKS = {
-    "repeat": (
-        "Repeat: {text}",
-        'Say "{text}".',
-        "Repeat after me: {text}",
-        "Please repeat these words: {text}",
-        "Write {text}",
-        "Just say: {text}",
-        "Echo: {text}",
-        "Say exactly this: {text}",
-        "Copy this text: {text}",
-    ),
-    "reverse": (
-        "Reverse the words: {text}",
-        "Write these words in reverse order: {text}",
-        "Put the words backwards: {text}",
-        "Reverse this list: {text}",
-        "Say these words backwards: {text}",
-        "Turn the order around: {text}",
-        "In reverse order, please: {text}",
-    ),
-    "sort": (
-        "Sort these words: {text}",
-        "Put these words in alphabetical order: {text}",
-        "Sort alphabetically: {text}",
-        "Sort: {text}",
-        "Order these words from A to Z: {text}",
-        "Alphabetical order, please: {text}",
-    ),
-    "sort_numbers": (
-        "Sort these numbers: {text}",
-        "Put the numbers in order: {text}",
-        "Order from small to large: {text}",
-        "Sort from smallest to largest: {text}",
-        "Sort the numbers {text}",
-    ),
-    "count": (
-        "How many words are in: {text}",
-        "Count the words: {text}",
-        "Count these words: {text}",
-        "How many words is this: {text}",
-        "Number of words in: {text}",
-    ),
-    "upper": (
-        "Write in capital letters: {text}",
-        "Make this uppercase: {text}",
-        "Uppercase: {text}",
-        "Convert to upper case: {text}",
-        "Put this in capitals: {text}",
-        "Shout: {text}",
-    ),
-    "spell": (
-        "Spell {text}.",
-        "How do you spell {text}?",
-        "Spell the word {text}.",
-        "Write the letters of {text}.",
-        "Can you spell {text}?",
-        "Letter by letter, please: {text}",
-    ),
-    "first": (
-        "What is the first word of: {text}",
-        "First word of: {text}",
-        "Give me only the first word: {text}",
-        "Which word comes first in: {text}",
-        "Say just the first word: {text}",
-    ),
-    "count_up": (
-        "Count from {text}.",
-        "Count up from {text}.",
-        "Write the numbers from {text}.",
-        "Numbers from {text}, please.",
-        "Can you count from {text}?",
-        "List all numbers from {text}.",
-    ),
-    "last": (
-        "What is the last word of: {text}",
-        "Last word of: {text}",
-        "Give me only the last word: {text}",
-        "Which word comes last in: {text}",
-        "Say just the last word: {text}",
-    ),
-}
+TASKS = lines("word_tasks")
 
 
 def draw_words(source: Source, count: int) -> list[str]:

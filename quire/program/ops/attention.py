@@ -43,10 +43,6 @@ class Attention(Op):
     def weights(self) -> tuple[WeightSpec, ...]:
         return () if self.sinks is None else (self.sinks,)
 
-    def visible(self, position: int) -> int:
-        """How many positions a token sees."""
-        return min(position + 1, self.window) if self.window else position + 1
-
     def flops(self, load: Load) -> float:
         """Scores and weighted values of every visible pair: a multiply-add a number of q and of out."""
         pairs = sum(_sum_visible(start, count, self.window) for start, count in load.rows)
