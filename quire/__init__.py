@@ -1,4 +1,4 @@
-"""Quire: an inference engine for large language models. See docs/tour.md for a way through the source."""
+"""Quire: an inference engine for large language models. docs/tour.md is a guided tour of the source."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import LLM or AsyncLLM, and NumPy with it, only when it is used: `import quire` stays cheap."""
+    """Import LLM or AsyncLLM (and with them NumPy) on first use, so that `import quire` stays cheap."""
     if name == "LLM":
         from quire.llm import LLM
 

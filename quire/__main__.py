@@ -1,4 +1,4 @@
-"""`python -m quire` is the command `quire`."""
+"""Entry point of `python -m quire`, the same as the `quire` command."""
 
 from quire.cli.main import main
 

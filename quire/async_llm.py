@@ -1,4 +1,4 @@
-"""AsyncLLM: the API for programs with an event loop. Names and meanings follow vLLM's AsyncLLM."""
+"""AsyncLLM: the API for asyncio programs. Names and meanings follow vLLM's AsyncLLM."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from quire.sampling_params import SamplingParams
 
 
 class AsyncLLM(LoadedModel):
-    """A model in this process. Requests of all tasks of an event loop are computed together.
+    """A model in this process. Requests of all tasks of an event loop are batched together.
 
-    Arguments are those of LLM, and so is the one constructor, which loads the model before it returns: what
-    is wrong with a model is raised where it is named, and an AsyncLLM that exists is ready. Where other
-    tasks must go on meanwhile: `llm = await asyncio.to_thread(AsyncLLM, "demo")`.
+    The constructor takes the arguments of LLM and, like it, loads the model before it returns: errors are
+    raised there, and an AsyncLLM that exists is ready. To keep the event loop running meanwhile:
+    `llm = await asyncio.to_thread(AsyncLLM, "demo")`.
 
         async with AsyncLLM("demo") as llm:
             async for output in llm.generate("Once upon a time", SamplingParams(max_tokens=50)):
                 print(output.outputs[0].delta, end="", flush=True)
 
-    The engine computes in a thread of its own and tokenizing has another one, so the event loop waits for
-    neither. The engine goes on when the reader of a request is slow; what it has not read yet is kept.
+    The engine runs in one thread and tokenization in another, so the event loop blocks on neither. A slow
+    reader does not slow the engine down: unread outputs are buffered.
     """
 
     def __init__(self, model: str = "demo", *, progress: Progress | None = None, **options: Any) -> None:
         super().__init__(model, progress=progress, **options)
         self._client = EngineThread(self.engine, self._facts)
-        self._text = ThreadPoolExecutor(1, "quire-text")  # one: requests are numbered in order, see Frontend
+        self._text = ThreadPoolExecutor(1, "quire-text")  # one: requests are numbered in order (Frontend)
         self._num_requests = 0
         weakref.finalize(self, self._client.stop)  # at the latest before the interpreter ends
 
@@ -49,14 +49,14 @@ class AsyncLLM(LoadedModel):
         *,
         priority: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Complete a prompt: text, token ids or {"prompt_token_ids": [...]}. Yields whenever it has advanced.
+        """Complete a prompt: text, token ids or {"prompt_token_ids": [...]}. Yield after each advance.
 
-        What is yielded is up to date, not a copy, and holds all that came so far; `outputs[i].delta` is the
-        text that is new. The last one is `finished`. Leaving the loop, an exception in it or cancelling its
-        task aborts the request. Lower `priority` goes first when scheduling_policy is "priority".
+        The same object is yielded each time, updated in place, with all output so far; `outputs[i].delta` is
+        the new text. The last one is `finished`. Leaving the loop, an exception in it or cancelling its task
+        aborts the request. Lower `priority` goes first when scheduling_policy is "priority".
 
-        The first step raises RequestError when the prompt or its parameters are wrong, or `request_id` is
-        that of an open request; any may raise EngineDead.
+        The first iteration raises RequestError if the prompt or its parameters are invalid, or if
+        `request_id` is in use; any iteration may raise EngineDead.
         """
         return self._follow(partial(self._encode, prompt, priority), sampling_params, request_id)
 
@@ -77,11 +77,11 @@ class AsyncLLM(LoadedModel):
         return self._follow(asked, sampling_params, request_id)
 
     async def abort(self, request_id: str) -> None:
-        """End a request: its last output has the finish reason "abort". Unknown ids are passed over."""
+        """Abort a request: its last output has the finish reason "abort". Unknown ids are ignored."""
         self._client.abort(request_id)
 
     async def close(self) -> None:
-        """End the engine's thread, after the step that is under way. Open requests raise EngineDead."""
+        """Stop the engine thread after the current step. Open requests raise EngineDead."""
         await self._client.close()
         self._text.shutdown(wait=False, cancel_futures=True)
         self.frontend.close()

@@ -1,4 +1,4 @@
-"""Assembly: from an EngineConfig to an engine that is ready, and the record of what was chosen."""
+"""Build an engine from an EngineConfig, and record what was chosen for it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from quire.weights.source import ModelSource
 
 DTYPE_NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
-Progress = Callable[[int, int], None]  # (bytes done, in all)
+Progress = Callable[[int, int], None]  # (bytes done, bytes in total)
 Announce = Callable[[str, int], None]
 
 
@@ -37,7 +37,7 @@ Announce = Callable[[str, int], None]
 class Description:
     """A model on this machine, before its weights are loaded: what `quire inspect` shows.
 
-    `longest_context` is the most tokens a sequence may have where memory is no issue.
+    `longest_context` is the maximum number of tokens of a sequence, memory permitting.
     """
 
     config: EngineConfig
@@ -50,18 +50,18 @@ class Description:
     memory: MemoryPlan
     longest_context: int
     weights_here: bool
-    own_head: bool  # config.json ties it to the embedding, but the checkpoint has another one, which counts
+    own_head: bool  # config.json ties the head to the embedding, but the checkpoint has one, which is used
 
     @property
     def fingerprint(self) -> str:
-        """Names all that decides the bits of an answer."""
+        """Identify everything that determines the bits of an answer."""
         weights = self.config.quantization or "stored"
         return f"quire-{__version__}-{self.device.arithmetic}-{weights}-{self.kv_dtype}"
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """An engine ready to run, and what was chosen for it (in words, for people and for an endpoint)."""
+    """An engine ready to run, and a readable record of what was chosen for it."""
 
     description: Description
     engine: Engine
@@ -71,16 +71,16 @@ class Built:
 
     @property
     def facts(self) -> Facts:
-        """Facts for the clients of the engine."""
+        """Return the facts for the clients of the engine."""
         limits = RequestLimits.of(self.engine.scheduler, self.engine.vocab_size)
         return Facts(self.chosen, limits, self.description.longest_context, self.description.fingerprint)
 
 
 def describe(config: EngineConfig, *, weights: bool = True) -> Description:
-    """Read everything about a model but its weights. Raises ConfigError for whatever is not in order.
+    """Read everything about a model except its weights. Raises ConfigError for anything invalid.
 
-    Without `weights` they may be missing (their number format is then that of config.json), and those of a
-    hub model are not fetched.
+    Without `weights` the weight files may be missing (the number format is then that of config.json), and
+    those of a hub model are not downloaded.
     """
     source = open_model(config.model, config.revision, weights=weights)
     raw = source.config()
@@ -123,8 +123,8 @@ def _check_length(config: EngineConfig, model: Model) -> None:
 def build(config: EngineConfig, progress: Progress | None = None, announce: Announce | None = None) -> Built:
     """Load a model and assemble its engine.
 
-    `announce` hears of the memory plan, in words and in bytes of weights, before anything is loaded;
-    `progress` of bytes loaded.
+    `announce` is called before loading, with a summary of the memory plan and the bytes of weights;
+    `progress` is called with bytes loaded.
     """
     description = describe(config)
     memory = description.memory
@@ -161,7 +161,7 @@ def build(config: EngineConfig, progress: Progress | None = None, announce: Anno
 
 
 def _groups(memory: MemoryPlan) -> list[Group]:
-    """The cache groups as the scheduler sees them."""
+    """Return the cache groups in the form the scheduler takes."""
     sizing = memory.sizing
     every = max(1, SNAPSHOT_TOKENS // sizing.block_size)
     return [
@@ -171,7 +171,7 @@ def _groups(memory: MemoryPlan) -> list[Group]:
 
 
 def _grammars(description: Description) -> GrammarSource:
-    """Made for the first request that has a grammar: it takes time and memory that others need not spend."""
+    """Load the grammars, for the first request that has one: this takes time and memory."""
     from quire.grammar import grammars
 
     tokenizer = need_tokenizer(description.source)

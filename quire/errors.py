@@ -1,7 +1,7 @@
-"""Typed errors. Each carries one clear message and, where possible, a hint that says what to do.
+"""Typed errors. Each has one clear message and, where possible, a hint that says what to do.
 
-Messages quote what strangers wrote: names in files, fields of requests. `quoted` shortens it where it enters
-a message, and every error escapes what could steer a terminal or hide text in one.
+Messages quote untrusted text: names in files, fields of requests. `quoted` shortens it as it enters a
+message, and every error escapes characters that could control a terminal or hide text in one.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from typing import Any
 
 MAX_QUOTED = 100  # characters of a foreign value in a message
-MAX_MESSAGE = 4000  # and of a message in all
+MAX_MESSAGE = 4000  # of a whole message
 
-# Control characters, those that turn or hide text, half surrogates
+# Control characters, characters that reorder or hide text, lone surrogates
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
@@ -25,24 +25,24 @@ _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = MAX_QUOTED
 
 
 def escape(text: str) -> str:
-    """A text as one line in which everything can be seen: unsafe characters as \\uXXXX."""
+    """Return a text as one visible line: unsafe characters as \\uXXXX."""
     return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def quoted(value: Any) -> str:
-    """The `repr` of a value that somebody else wrote, of at most MAX_QUOTED characters or a few more."""
+    """Return the `repr` of an untrusted value, of about MAX_QUOTED characters at most."""
     return shortened(_SHORT.repr(value), MAX_QUOTED + 10)
 
 
 def shortened(text: str, limit: int = 60) -> str:
-    """The beginning of a text that may be of any length."""
+    """Return the beginning of a text of any length."""
     return text if len(text) <= limit else text[:limit] + "..."
 
 
 class QuireError(Exception):
     """Base of every error that Quire raises on purpose: a message for people and an optional hint.
 
-    Both are escaped, and cut where they are longer than anyone reads.
+    Both are escaped, and truncated if they are very long.
     """
 
     def __init__(self, message: str, hint: str | None = None) -> None:
@@ -56,13 +56,13 @@ class QuireError(Exception):
 
 
 class ConfigError(QuireError, ValueError):
-    """Something given at start is wrong: a flag, a file, a checkpoint. Nothing has been loaded."""
+    """An invalid flag, file or checkpoint, found at startup. Nothing has been loaded."""
 
 
 class RequestError(QuireError, ValueError):
-    """One request is wrong; it fails alone and before it starts. `param` names the offending field.
+    """An invalid request; it fails alone and before it starts. `param` names the offending field.
 
-    `code` is a word for programs, where clients know one: "context_length_exceeded".
+    `code` is a machine-readable code that clients know, if there is one: "context_length_exceeded".
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class RequestError(QuireError, ValueError):
 
 
 class ContextOverflow(RequestError):
-    """A prompt that leaves no room in the model's context for one token of output.
+    """A prompt that leaves no space in the model's context for one token of output.
 
-    `size` is its length in words ("9008 tokens"); `what` is what its caller can shorten. Agents shorten
-    their conversations when they read the words of OpenAI's servers, or Anthropic's: those in `anthropic`.
+    `size` is its length in words ("9008 tokens"); `what` names what the caller can shorten. Agents compact
+    their conversations when they recognize the wording of OpenAI's servers or of Anthropic's (`anthropic`).
     """
 
     def __init__(self, max_model_len: int, size: str, what: str = "prompt") -> None:
@@ -92,7 +92,7 @@ class ContextOverflow(RequestError):
 
 
 class Overloaded(QuireError):
-    """There is no room for a request now. `retry_after_s` is when to ask again, in seconds."""
+    """The server is at capacity. `retry_after_s` is when to try again, in seconds."""
 
     def __init__(self, message: str, hint: str | None = None, retry_after_s: int = 1) -> None:
         super().__init__(message, hint)
@@ -100,9 +100,9 @@ class Overloaded(QuireError):
 
 
 class EngineDead(QuireError):
-    """The engine cannot go on; every open request ends with this error.
+    """The engine has failed; every open request ends with this error.
 
-    `retry` is False for a request that was in the engine each time it died: it may be the cause.
+    `retry` is False for a request that was in the engine each time it failed: it may be the cause.
     """
 
     def __init__(self, message: str, hint: str | None = None, retry: bool = True) -> None:
@@ -115,7 +115,7 @@ def _shown(text: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
-    """The hint for a mistyped name: the nearest known one, or None when nothing is near."""
+    """Return a hint for a mistyped name: the closest known one, or None if none is close."""
     if len(name) > MAX_QUOTED:
         return None
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)

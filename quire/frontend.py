@@ -1,6 +1,6 @@
-"""Frontend: the text side of an engine. Prompts become requests, outputs become text.
+"""Frontend: the text side of an engine. It turns prompts into requests, and outputs into text.
 
-It needs a model's small files and none of its weights, so it can live in another process than the engine.
+It needs a model's small files and none of its weights, so it can run in another process than the engine.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ UNTRUSTED = (
     "template yourself, give {'prompt': text, 'trusted': True}."
 )
 
-MAX_LOGPROB_ENTRIES = 1 << 22  # that one request may ask for with logprobs=-1: about half a GB
+MAX_LOGPROB_ENTRIES = 1 << 22  # maximum of one request with logprobs=-1: about half a GB
 MAX_END_TOKENS = 1024
-LONGEST_TOKEN = 256  # characters, in the vocabularies in use
+LONGEST_TOKEN = 256  # characters, in common vocabularies
 CHARACTERS_PER_TOKEN = 4  # of prose, about
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "trusted", "cache_salt", "tenant", "priority")
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A prompt as token ids, the text they came from, and what its caller said beside it."""
+    """A prompt as token ids, its text, and the caller's options for it."""
 
     token_ids: tuple[int, ...]
     text: str | None = None
@@ -54,9 +54,9 @@ Prompt = str | Sequence[int] | Mapping[str, Any] | Encoded
 class Frontend:
     """Tokenizer, chat template and defaults of one model.
 
-    `max_model_len` is the room a request has; `longest_context` what it would have with memory enough, by
-    which its rope frequencies are chosen. A request without a seed gets one from the engine's `seed` and
-    the request's number, so a program that asks the same in the same order gets the same.
+    `max_model_len` is the context a request has; `longest_context` what it would have with enough memory,
+    which decides its rope frequencies. A request without a seed gets one from the engine's `seed` and the
+    number of the request, so a program that sends the same requests in the same order gets the same answers.
     """
 
     def __init__(
@@ -81,20 +81,20 @@ class Frontend:
         self._warned = False
 
     def _check_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Refuse a tokenizer that puts a token around every text which the model does not have."""
+        """Refuse a tokenizer that adds a token to every text that is not in the model's vocabulary."""
         highest, vocab_size = max(tokenizer.encode(""), default=0), self.model.config.vocab_size
         if highest >= vocab_size:
             problem = f"every text has token {highest:,}, but the model has {vocab_size:,} tokens"
             raise ConfigError(f"tokenizer.json: {problem}", "does it belong to another model?")
 
     def _find_eos(self, generation: Mapping[str, Any]) -> tuple[int, ...]:
-        """End tokens: of generation_config.json, else config.json, and the tokenizer's own."""
+        """Return the end tokens: of generation_config.json, else of config.json, and the tokenizer's own."""
         where, stated = "generation_config.json", generation.get("eos_token_id")
         if stated is None:
             where, stated = "config.json", self.model.config.get("eos_token_id")
         ids = stated if isinstance(stated, list) else [] if stated is None else [stated]
         known = self.model.config.vocab_size
-        if self.tokenizer:  # it may have more tokens, which the model never says
+        if self.tokenizer:  # it may have more tokens than the model can produce
             known = max(known, self.tokenizer.vocab_size)
         if len(ids) > MAX_END_TOKENS:
             raise ConfigError(f"{where}: eos_token_id names {len(ids):,} tokens, more than {MAX_END_TOKENS}")
@@ -113,11 +113,11 @@ class Frontend:
         return self.tokenizer
 
     def encode(self, prompt: Prompt) -> Encoded:
-        """A prompt as token ids: text, ids, {"prompt": ...} or {"prompt_token_ids": ...}.
+        """Encode a prompt: text, ids, {"prompt": ...} or {"prompt_token_ids": ...}.
 
-        What reads like a control token in a text is text. Control tokens are made of what the tokenizer's
-        `apply_chat_template` wrote, and of a text that its caller vouches for: {"prompt": ..., "trusted":
-        True}. A dict may also say "cache_salt", "tenant" and "priority".
+        Text that looks like a control token stays text. Control tokens are recognized only in the output of
+        the tokenizer's `apply_chat_template` and in text that the caller trusts: {"prompt": ..., "trusted":
+        True}. A dict may also have "cache_salt", "tenant" and "priority".
         """
         if isinstance(prompt, Encoded):
             return prompt
@@ -148,7 +148,7 @@ class Frontend:
         return Encoded(token_ids, text, **said)
 
     def check_length(self, text: str, what: str = "prompt") -> None:
-        """Refuse at once what no tokenizer can bring to less than the context. `what` holds the text."""
+        """Refuse early a text too long for the context however it is tokenized. `what` names the field."""
         if len(text) > self.max_model_len * LONGEST_TOKEN:
             num_tokens = -(-len(text) // LONGEST_TOKEN)
             raise ContextOverflow(self.max_model_len, f"at least {num_tokens} tokens", what)
@@ -160,7 +160,7 @@ class Frontend:
             self._warned = True
             _LOG.warning(UNTRUSTED, found)
         ids = tokenizer.encode(text, parse_special=trusted)
-        if trusted and ids[:2] == [tokenizer.bos_token_id] * 2:  # the text brought its own
+        if trusted and ids[:2] == [tokenizer.bos_token_id] * 2:  # the text already began with one
             ids = ids[1:]
         return tuple(ids)
 
@@ -172,7 +172,7 @@ class Frontend:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
     ) -> Encoded:
-        """A conversation as token ids. Text of users never becomes control tokens."""
+        """Encode a conversation. User text never becomes control tokens."""
         tokenizer = self.need_tokenizer()
         try:
             rendered = self.chat_template.render(
@@ -191,7 +191,7 @@ class Frontend:
     def request(
         self, prompt: Encoded, params: SamplingParams, *, request_id: str, arrival_s: float
     ) -> NewRequest:
-        """Complete what a caller asked: seed, bad words as token ids, rope variant, grammar."""
+        """Build a request: add the seed, bad words as token ids, rope variant and grammar."""
         params, grammar = self._complete(params), self._grammar(params)
         vocab_size, num_prompt = self.model.config.vocab_size, len(prompt.token_ids)
         params.check_vocabulary(vocab_size)
@@ -216,7 +216,7 @@ class Frontend:
 
     def _complete(self, params: SamplingParams) -> SamplingParams:
         self._num_requests += 1
-        changes: dict[str, Any] = {"structured_outputs": None}  # the request's grammar stands for it
+        changes: dict[str, Any] = {"structured_outputs": None}  # replaced by the request's grammar
         if params.seed is None:
             number = f"{self._seed} {self._num_requests}".encode()
             digest = hashlib.blake2b(number, digest_size=8).digest()
@@ -229,13 +229,13 @@ class Frontend:
             found = (tuple(encode(word, add_special_tokens=False)) for word in words)
             sequences = dict.fromkeys(ids for ids in found if ids)
             changes["bad_words_token_ids"] = (*params.bad_words_token_ids, *sequences)
-        return replace(params, **changes)  # a copy: the caller may go on changing its own
+        return replace(params, **changes)  # a copy: the caller may keep changing its own
 
     def _grammar(self, params: SamplingParams) -> str:
-        """What the output must match; "" when that is anything."""
+        """Return the grammar that the output must match; "" for none."""
         if params.structured_outputs is None:
             return ""
-        replace(params)  # what was assigned since it was made may contradict
+        replace(params)  # validate again: fields may have been assigned since
         self.need_tokenizer()
         if not any(token_id < self.model.config.vocab_size for token_id in self.eos_token_ids):
             problem = "this model has no end token, so a structured output could not end"
@@ -243,12 +243,12 @@ class Frontend:
         return self.grammars.compile(params.structured_outputs)
 
     def close(self) -> None:
-        """End the processes that render chat templates and try grammars out."""
+        """Stop the processes that render chat templates and compile grammars."""
         self.chat_template.close()
         self.grammars.close()
 
     def read(self, request: NewRequest, prompt: str | None) -> RequestReader:
-        """What turns this request's outputs into text."""
+        """Return the reader that turns this request's outputs into text."""
         return RequestReader(request, prompt, self.tokenizer)
 
 
@@ -262,7 +262,7 @@ def _token_ids(ids: Any) -> tuple[int, ...]:
 
 
 class RequestReader:
-    """Follows one request: engine outputs in, a RequestOutput kept up to date."""
+    """Accumulate the engine outputs of one request in a RequestOutput."""
 
     def __init__(self, request: NewRequest, prompt: str | None, tokenizer: Tokenizer | None) -> None:
         self.request = request
@@ -273,7 +273,7 @@ class RequestReader:
             request.request_id, prompt, list(request.prompt_token_ids), [c.output for c in self._sequences]
         )
         if request.params.prompt_logprobs is not None and len(request.prompt_token_ids) == 1:
-            self.output.prompt_logprobs = [None]  # nothing comes before the only token
+            self.output.prompt_logprobs = [None]  # nothing precedes the first token
 
     def push(self, output: Output) -> bool:
         """Add an output. Return True if its text reached a stop string: abort the sequence then."""
@@ -303,7 +303,7 @@ class _SequenceReader:
     def __init__(self, request: NewRequest, index: int, tokenizer: Tokenizer | None) -> None:
         self.params = request.params
         self.output = CompletionOutput(index)
-        self.taken = 0  # characters that deltas have given
+        self.taken = 0  # characters already returned in deltas
         self._tokenizer = tokenizer
         self._text: Detokenizer | None = None
         if tokenizer is not None and self.params.detokenize:
@@ -314,7 +314,7 @@ class _SequenceReader:
             self.output.logprobs, self.output.cumulative_logprob = [], 0.0
 
     def push(self, output: Output) -> bool:
-        """Take an output in: token by token where a stop string may cut the tokens as it cuts the text."""
+        """Add an output, token by token if a stop string may truncate tokens along with the text."""
         if output.finish_reason is None and not self.params.stop and not output.logprobs:
             self.output.token_ids += output.token_ids
             if self._text is not None:
@@ -357,6 +357,6 @@ class _SequenceReader:
 
 
 def _named(position: PositionLogprobs, tokenizer: Tokenizer | None) -> Logprobs:
-    """Token id -> Logprob; the chosen token first."""
+    """Return Logprob by token id, the sampled token first."""
     text = tokenizer.token_text if tokenizer else lambda token_id: None
     return {entry.token_id: Logprob(entry.logprob, entry.rank, text(entry.token_id)) for entry in position}

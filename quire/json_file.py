@@ -12,28 +12,28 @@ from quire.errors import ConfigError, quoted
 from quire.regular_file import read_limited
 
 LIMIT_BYTES = 32 << 20
-MAX_VALUES = 1 << 19  # in one file, keys not counted: each takes some 60 bytes of memory, and time
+MAX_VALUES = 1 << 19  # in one file, not counting keys: each takes some 60 bytes of memory, and time
 _AGAIN = "the file is damaged or incomplete: fetch it again"
 
 
 def read_json(path: Path, limit_bytes: int = LIMIT_BYTES, max_values: int = MAX_VALUES) -> dict[str, Any]:
-    """The object in a JSON file. Raises ConfigError: no regular file, too large, not JSON, not an object."""
+    """Read the object in a JSON file. Raises ConfigError: no regular file, too large, not JSON, no object."""
     text = read_limited(path, limit_bytes)
     check_size(text, str(path), max_values)
     return parse_object(text, str(path))
 
 
 def check_size(text: bytes, where: str, most: int) -> None:
-    """Raise ConfigError for JSON with more than `most` values, before they are made."""
+    """Raise ConfigError for JSON with more than `most` values, before parsing it."""
     if sum(text.count(mark) for mark in (b",", b"[", b"{")) > most:
         raise ConfigError(f"{where}: more values than such a file has (limit {most:,})", _AGAIN)
 
 
 def parse_object(text: bytes, where: str, decode: Callable[[bytes], Any] | None = None) -> dict[str, Any]:
-    """The JSON object in `text`; ConfigError, beginning with `where`, unless it is one.
+    """Parse the JSON object in `text`. Raises ConfigError, beginning with `where`, unless it is one.
 
-    A name given twice in one object is an error, as readers disagree about which of the two counts; unless
-    a faster `decode` is given, which is for texts that nobody reads again.
+    A duplicate name in an object is an error, since parsers disagree about which one counts; unless a faster
+    `decode` is given, for texts that no other parser reads.
     """
     try:
         value = decode(text) if decode else _decode(text, where)
@@ -64,7 +64,7 @@ def _first_line(error: Exception) -> str:
 
 
 def half_characters(text: str) -> bool:
-    """Return True if a text holds a lone surrogate, as JSON can write it: no tokenizer takes it."""
+    """Return True if a text contains a lone surrogate, as JSON allows: no tokenizer accepts it."""
     try:
         text.encode()
     except UnicodeEncodeError:

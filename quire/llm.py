@@ -35,10 +35,10 @@ class LLM(LoadedModel):
     def __init__(self, model: str = "demo", *, progress: Progress | None = None, **options: Any) -> None:
         super().__init__(model, progress=progress, **options)
         self._client = SharedEngine(self.engine)
-        self._numbering = threading.Lock()  # requests are numbered in the order in which they are handed in
+        self._numbering = threading.Lock()  # requests are numbered in the order of submission
         self._num_requests = 0
 
-    # The three ways to ask
+    # Generation
 
     def generate(
         self,
@@ -49,9 +49,9 @@ class LLM(LoadedModel):
     ) -> list[RequestOutput]:
         """Complete prompts: text, token ids, {"prompt_token_ids": [...]}, or a list of these.
 
-        All are computed together; outputs come in the order of the prompts. Lower `priority` goes first
-        when scheduling_policy is "priority". Raises RequestError when a prompt or its parameters are
-        wrong; then none is run.
+        All are batched together; outputs are in the order of the prompts. Lower `priority` goes first when
+        scheduling_policy is "priority". Raises RequestError if a prompt or its parameters are invalid; then
+        none is run.
         """
         encoded = [self.frontend.encode(prompt) for prompt in _listed(prompts)]
         if priority is not None:
@@ -77,10 +77,10 @@ class LLM(LoadedModel):
     def stream(
         self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None
     ) -> Iterator[RequestOutput]:
-        """Like generate, but yields a request whenever it has advanced, while all go on running.
+        """Like generate, but yield each request whenever it has advanced, while all keep running.
 
-        What is yielded is up to date, not a copy; `outputs[i].delta` is the text that is new. Leaving the
-        loop aborts what still runs.
+        A request is yielded as the same object each time, updated in place; `outputs[i].delta` is the new
+        text. Leaving the loop aborts the unfinished requests.
         """
         return self._stream([self.frontend.encode(p) for p in _listed(prompts)], sampling_params)
 
@@ -91,13 +91,13 @@ class LLM(LoadedModel):
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Iterator[RequestOutput]:
-        """Like chat, for one conversation, yielding while it runs (see stream)."""
+        """Like chat, for one conversation, yielding as it advances (see stream)."""
         return self._stream(self._encode_chats(messages, tools, True, chat_template_kwargs), sampling_params)
 
     def close(self) -> None:
         """Stop the processes that render chat templates and compile grammars.
 
-        The model's memory goes with this object.
+        The memory of the model is freed with this object.
         """
         self.frontend.close()
 
@@ -132,7 +132,7 @@ class LLM(LoadedModel):
             yield reader.output
 
     def _submit(self, prompts: list[Encoded], params: Params) -> _Call:
-        """Hand in all prompts or, when one is refused, none."""
+        """Submit all prompts or, if one is refused, none."""
         call = _Call()
         try:
             for prompt, own in zip(prompts, self._each(params, len(prompts)), strict=True):
@@ -152,12 +152,12 @@ class LLM(LoadedModel):
         call.streams.append(self._client.submit(request, partial(self._take, reader, call)))
 
     def _each(self, params: Any, count: int) -> list[SamplingParams]:
-        """One SamplingParams for each prompt."""
+        """Return one SamplingParams for each prompt."""
         if params is None:
             params = self.get_default_sampling_params()
         each = [params] * count if isinstance(params, SamplingParams) else params
         if not isinstance(each, Sequence):
-            each = [params]  # of a wrong type, which is named below
+            each = [params]  # of a wrong type: reported below
         elif len(each) != count:
             problem = f"{len(each)} sampling_params for {count} prompts"
             raise RequestError(problem, "give one for all, or one for each", "sampling_params")
@@ -168,7 +168,7 @@ class LLM(LoadedModel):
         return list(each)
 
     def _take(self, reader: RequestReader, call: _Call, own: OpenRequest) -> None:
-        """Read what a step, of whichever thread, brought for one request of a call."""
+        """Read the new outputs of one request, whichever thread ran the step."""
         if own.error is not None:
             call.error = own.error
             return
@@ -181,7 +181,7 @@ class LLM(LoadedModel):
     def _follow(self, call: _Call) -> Iterator[RequestReader]:
         """Step the engine until a call's requests are done, yielding each that advanced.
 
-        Several calls may be followed in turns: a step serves all, whoever takes it.
+        Several calls may be followed concurrently: a step advances all of them, whichever thread runs it.
         """
         try:
             while call.news or not call.ended:
@@ -196,30 +196,30 @@ class LLM(LoadedModel):
 
 @dataclass(slots=True)
 class _Call:
-    """One call of generate or stream: its requests, and by id those with news for the caller."""
+    """One call of generate or stream: its requests, and those with new output, by id."""
 
     readers: list[RequestReader] = field(default_factory=list)
     streams: list[Stream] = field(default_factory=list)
     news: dict[str, RequestReader] = field(default_factory=dict)
     num_finished: int = 0
-    error: QuireError | None = None  # which ended them all
+    error: QuireError | None = None  # that ended all of them
 
     @property
     def ended(self) -> bool:
         return self.error is not None or self.num_finished == len(self.readers)
 
     def waits(self) -> bool:
-        """True while only a step brings something."""
+        """True while there is nothing to yield before the next step."""
         return not self.news and not self.ended
 
     def abort(self) -> None:
-        """End what still runs."""
+        """Abort the unfinished requests."""
         for stream in self.streams:
             stream.abort()
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several, as a list. Arrays of token ids count as lists of them."""
+    """Return one or several prompts as a list. Arrays of token ids count as lists."""
     prompts = prompts.tolist() if hasattr(prompts, "tolist") else prompts
     if isinstance(prompts, str | Mapping | Encoded):
         return [prompts]

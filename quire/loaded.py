@@ -1,4 +1,4 @@
-"""LoadedModel: what LLM and AsyncLLM have in common, a model in this process and its text side."""
+"""LoadedModel: the common base of LLM and AsyncLLM, a model in this process and its text side."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Message = Mapping[str, Any]
 
 
 class LoadedModel:
-    """Loads a model: `engine` computes, `frontend` makes requests of prompts and text of outputs.
+    """A loaded model: `engine` computes; `frontend` turns prompts into requests and outputs into text.
 
     `model` is a checkpoint folder, a hub id or "demo"; the other keywords are the fields of
     quire.config.EngineConfig. Raises ConfigError, with a hint, for anything that cannot be loaded.
@@ -44,7 +44,7 @@ class LoadedModel:
         return self.frontend.need_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return the parameters for requests that bring none: those of the model's generation_config.json."""
+        """Return the default parameters of requests: those of the model's generation_config.json."""
         return SamplingParams(**self.frontend.default_params)
 
     def __repr__(self) -> str:
@@ -53,7 +53,7 @@ class LoadedModel:
 
 
 def check_messages(messages: Any) -> None:
-    """Raise RequestError for what is no conversation, nor several."""
+    """Raise RequestError unless `messages` is a conversation or a list of them."""
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         raise RequestError("messages is not a list of {'role': ..., 'content': ...}", None, "messages")
     if not messages:

@@ -1,4 +1,4 @@
-"""What a model takes of this machine's memory, counted before anything is loaded."""
+"""Memory planning: what a model needs of this machine's memory, computed before loading."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from quire.errors import ConfigError
 from quire.program.program import Program
 from quire.weights.plan import WeightPlan
 
-# Of the KV cache, when no size is asked for. Few requests are as long as a context of 100,000 tokens; what is
-# reserved for them is taken from others on this machine as soon as it was used once.
-REQUEST_TOKENS = 8192  # that each of max_num_seqs requests is given room for
-KV_SHARE = 0.5  # of the memory left beside weights and activations: the most that is taken,
-KV_MOST = 0.9  # except for one request of full length
-SNAPSHOT_SHARE = 0.05  # of the memory left: what snapshots of states take at most
+# Default size of the KV cache. Few requests fill a context of 100,000 tokens, and memory reserved for them is
+# lost to other programs on this machine once it has been touched.
+REQUEST_TOKENS = 8192  # tokens reserved for each of max_num_seqs requests
+KV_SHARE = 0.5  # maximum share of the memory that weights and activations leave,
+KV_MOST = 0.9  # and its maximum if one request of full length needs more
+SNAPSHOT_SHARE = 0.05  # maximum share of that memory for snapshots of states
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """Bytes by purpose. The cache has `blocks` of each group; sequences may have `max_model_len` tokens.
 
-    `kv_reason` says in words what the cache has room for, or what bounds it. Layers that keep a state have it
-    for each of `num_slots` slots, and in each of `num_snapshots` snapshots.
+    `kv_reason` says in words what the cache holds, or what limits it. Layers that keep a state have it for
+    each of `num_slots` slots and in each of `num_snapshots` snapshots.
     """
 
     weight_bytes: int  # as stored
-    working_bytes: int  # as the backend keeps them: packed, or in the reference floats as float32
+    working_bytes: int  # as the backend keeps them: packed, or as float32 in the reference backend
     activation_bytes: int
     sizing: Sizing
     blocks: tuple[int, ...]
     kv_reason: str
     max_model_len: int
     available_bytes: int
-    loading_bytes: int = 0  # beside the weights while they are packed
+    loading_bytes: int = 0  # in addition to the weights, while they are packed
     num_slots: int = 0
     num_snapshots: int = 0
 
     @property
     def kv_block_bytes(self) -> int:
-        """Bytes of a block in every group."""
+        """Bytes of one block in every group."""
         return sum(group.block_bytes for group in self.sizing.groups)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the cache holds, where no window makes it more."""
+        """Capacity of the cache in tokens, ignoring windows."""
         return self.sizing.tokens(self.blocks)
 
     @property
@@ -65,7 +65,7 @@ class MemoryPlan:
         return self.needed_bytes(self.kv_bytes)
 
     def needed_bytes(self, kv_bytes: int) -> int:
-        """The most held at any time, with a cache of this size: loading is over before steps begin."""
+        """Return the peak memory with a cache of this size: loading ends before steps begin."""
         return self.working_bytes + max(
             self.activation_bytes + self.state_bytes + kv_bytes, self.loading_bytes
         )
@@ -81,7 +81,7 @@ def plan_memory(
 ) -> MemoryPlan:
     """Decide the size of each cache group and the longest sequence.
 
-    `longest` is the most tokens the model was made for. `available_bytes` is what the device says, if None.
+    `longest` is the maximum context of the model. `available_bytes` defaults to what the device reports.
     """
     dtype = kv_dtype(device, config.kv_cache_dtype, weights.floats)
     groups = by_spec(program, lambda spec: device.block_bytes(spec, dtype, config.block_size))
@@ -114,12 +114,11 @@ def plan_memory(
 def _blocks(
     sizing: Sizing, config: EngineConfig, longest: int, left: int | None
 ) -> tuple[tuple[int, ...], str]:
-    """Return the blocks of each group and their reason (MemoryPlan.kv_reason). `left` bytes are free for
-    them; None: any number.
+    """Return the blocks of each group and the reason (MemoryPlan.kv_reason). `left` bytes are free for
+    them; None: unlimited.
 
-    Without kv_cache_memory_bytes they are enough for max_num_seqs requests of REQUEST_TOKENS (or of the
-    longest, if that is less) and for the longest one, within half of what is left; the longest one alone may
-    take more.
+    Without kv_cache_memory_bytes they hold max_num_seqs requests of REQUEST_TOKENS (or of the longest, if
+    that is less) and the longest one, within KV_SHARE of what is left; the longest one alone may take more.
     """
     num_requests, each = config.max_num_seqs, min(longest, REQUEST_TOKENS)
     if (asked := config.kv_cache_memory_bytes) is not None and left is not None:
@@ -136,10 +135,10 @@ def _blocks(
 
 
 def misfit(plan: MemoryPlan, config: EngineConfig, device: Device) -> ConfigError | None:
-    """Why the model, or one sequence of the max_model_len asked for, does not fit; None if it does."""
+    """Return the error if the model, or one sequence of max_model_len, does not fit; None if it does."""
     if not device.computes:
         return None
-    wanted = config.max_model_len or 1  # or one block, where no length was asked for
+    wanted = config.max_model_len or 1  # or one block, if no length was requested
     one = plan.sizing.blocks(1, wanted)
     least = plan.sizing.nbytes(one)
     needed = plan.needed_bytes(max(plan.kv_bytes, least))
@@ -160,7 +159,7 @@ def misfit(plan: MemoryPlan, config: EngineConfig, device: Device) -> ConfigErro
 
 
 def _too_large(plan: MemoryPlan, config: EngineConfig, device: Device, least: int) -> tuple[str, str]:
-    """What of the model is too large, and what to do. A cache has `least` bytes or more."""
+    """Return what is too large, and what to do. The cache needs at least `least` bytes."""
     if plan.working_bytes + plan.loading_bytes > plan.available_bytes:
         tried = QUANTIZATIONS.index(config.quantization) + 1 if config.quantization else 0
         fewer = " or ".join(map(repr, QUANTIZATIONS[tried:]))
@@ -176,7 +175,7 @@ def _too_large(plan: MemoryPlan, config: EngineConfig, device: Device, least: in
 
 
 def summary(plan: MemoryPlan) -> str:
-    """The plan in one line, for people."""
+    """Return the plan in one readable line."""
     cache = f"KV cache {gigabytes(plan.kv_bytes)} ({plan.num_tokens:,} tokens: {plan.kv_reason})"
     if plan.state_bytes:
         of = f"{plan.num_slots} slots, {plan.num_snapshots} snapshots"
@@ -187,7 +186,7 @@ def summary(plan: MemoryPlan) -> str:
 
 
 def gigabytes(nbytes: float) -> str:
-    """For people: 1.50 GB, 12.3 MB, 4.0 kB."""
+    """Format bytes for people: 1.50 GB, 12.3 MB, 4.0 kB."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if nbytes >= size:
             return f"{nbytes / size:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""What LLM.generate returns. Names follow vLLM's offline API."""
+"""Outputs of LLM.generate. Names follow vLLM's offline API."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Logprobs = dict[int, Logprob]
 class CompletionOutput:
     """One choice. `stop_reason` is the stop string or token id that ended it, None if the model did.
 
-    `delta` is the text that is new since the request was last yielded by a stream.
+    `delta` is the text added since the request was last yielded by a stream.
     """
 
     index: int
@@ -34,7 +34,7 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     delta: str = ""
-    error: str | None = None  # why, when finish_reason is "error"
+    error: str | None = None  # the reason, if finish_reason is "error"
     metrics: RequestMetrics | None = None
 
 

@@ -1,4 +1,4 @@
-"""Progress bars on standard error: for long work, in a terminal, and never in a pipe."""
+"""Progress bars on standard error: for long operations, and only in a terminal."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from quire.outputs import RequestOutput
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-LONG_BYTES = 64_000_000  # loading less than this takes no time worth a bar
+LONG_BYTES = 64_000_000  # loading less than this is too fast for a bar
 REFRESH_S = 0.1
 
 
 @contextmanager
 def loading_bar(model: str) -> Iterator[Callable[[int, int], None]]:
-    """Shows bytes loaded and bytes a second; yields what to call with (bytes done, in all).
+    """Show bytes loaded and bytes a second; yield the function to call with (bytes done, total).
 
-    The bar comes with the first call that tells of much to load.
+    The bar appears with the first call whose total is large.
     """
     with ExitStack() as stack:
         bar: Progress | None = None
@@ -43,14 +43,14 @@ def loading_bar(model: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def announce(line: str, nbytes: int) -> None:
-    """Say in a terminal what is about to be loaded, if it takes a while."""
+    """Print to a terminal what is about to be loaded, if that takes a while."""
     if nbytes >= LONG_BYTES and in_terminal():
         print(line, file=sys.stderr)
 
 
 @contextmanager
 def generation_bar(num_requests: int, enabled: bool) -> Iterator[Callable[[RequestOutput], None]]:
-    """Shows requests done and tokens a second; yields what to call with a request that advanced."""
+    """Show requests done and tokens a second; yield the function to call with a request that advanced."""
     if not enabled or not in_terminal():
         yield lambda output: None
         return
@@ -75,14 +75,14 @@ def generation_bar(num_requests: int, enabled: bool) -> Iterator[Callable[[Reque
 
 
 class TokenCount:
-    """Totals over requests that advance: kept, not summed again, as there may be thousands."""
+    """Totals over running requests, updated incrementally: there may be thousands."""
 
     def __init__(self) -> None:
         self.tokens = self.finished = 0
-        self._lengths: dict[str, int] = {}  # of requests that run
+        self._lengths: dict[str, int] = {}  # of running requests
 
     def take(self, output: RequestOutput) -> None:
-        """Count what is new of one request."""
+        """Count the new tokens of one request."""
         length = sum(len(choice.token_ids) for choice in output.outputs)
         self.tokens += length - self._lengths.get(output.request_id, 0)
         self._lengths[output.request_id] = length
@@ -92,7 +92,7 @@ class TokenCount:
 
 
 def in_terminal() -> bool:
-    """Return True where a bar can move. rich is asked only for a terminal: importing it takes a while."""
+    """Return True if a bar can be drawn. rich is imported only for a terminal: that takes a while."""
     if sys.stderr is None or not sys.stderr.isatty():
         return False
     from rich.console import Console

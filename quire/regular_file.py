@@ -1,7 +1,7 @@
-"""Files of a model folder, opened only where they are regular files and read with a limit.
+"""Files of a model folder, opened only if they are regular files, and read with a size limit.
 
-What stands under a known name may as well be a folder, a device that never ends, a pipe that nobody writes
-to, or a link that leads nowhere: each is an error that says so, at once.
+A known name may be that of a directory, an endless device, a pipe without a writer or a dangling link: each
+is reported at once by an error that says so.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _KINDS = {
 
 
 def present(path: Path) -> bool:
-    """Return True if anything has this name, be it a broken link. What is present is read, or an error."""
+    """Return True if anything has this name, even a broken link. What is present is read or is an error."""
     return os.path.lexists(path)
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading. Raises OSError, also for what is no regular file; never waits for one."""
+    """Open a file for reading, without blocking. Raises OSError, also if it is not a regular file."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:
@@ -44,7 +44,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_limited(path: Path, limit_bytes: int) -> bytes:
-    """The bytes of a file. Raises ConfigError: missing, no regular file, too large."""
+    """Read the bytes of a file. Raises ConfigError: missing, not a regular file, too large."""
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size

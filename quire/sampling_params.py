@@ -1,4 +1,4 @@
-"""SamplingParams: how to choose the next token. Names and meanings follow vLLM's offline API.
+"""SamplingParams: the parameters of sampling. Names and meanings follow vLLM's offline API.
 
 Every field states its range once, where it is declared; a value outside raises a RequestError that names
 the field and the range. Standard library only: this module is loaded by `import quire`.
@@ -20,16 +20,16 @@ MAX_LOGPROBS = 20
 MAX_STOP_STRINGS, MAX_STOP_CHARACTERS = 64, 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_BIASED_TOKENS = 4096
-MAX_ALLOWED_TOKENS = 1 << 18  # the largest vocabularies in use
+MAX_ALLOWED_TOKENS = 1 << 18  # that of the largest common vocabularies
 MAX_BAD_WORDS, MAX_BAD_WORD_CHARACTERS = 128, 256
-MAX_BAD_SEQUENCES, MAX_BAD_SEQUENCE_TOKENS = 256, 1024  # a word with and without a space before it
+MAX_BAD_SEQUENCES, MAX_BAD_SEQUENCE_TOKENS = 256, 1024  # a word with and without a leading space
 
-# Takes the name of a field and its value; returns the value in its one lawful form, or raises RequestError.
+# Takes the name and value of a field; returns the value in canonical form, or raises RequestError.
 Check = Callable[[str, Any], Any]
 
 
 def _shown(value: object) -> str:
-    """`value` for an error message: short whatever it holds, control characters escaped."""
+    """Format `value` for an error message: short, with control characters escaped."""
     if value is None or isinstance(value, bool | float):
         return repr(value)
     if isinstance(value, int):
@@ -46,7 +46,7 @@ def _refuse(name: str, where: str, expected: str, value: object) -> RequestError
 
 
 def _is_integer(value: object) -> bool:
-    """NumPy's integers count, bool does not."""
+    """Return True for integers, NumPy's included; False for bool."""
     return type(value) is int or (not isinstance(value, bool) and isinstance(value, Integral))
 
 
@@ -61,7 +61,7 @@ def _option(default: Any, check: Check, range: str, help: str) -> Any:
 def _integer(
     default: int | None, low: int, high: int, help: str, note: str = "", optional: bool = False
 ) -> Any:
-    """An integer in [low, high]; with `optional`, or None."""
+    """Declare an integer in [low, high]; with `optional`, or None."""
     expected = f"an integer from {low:,} to {high:,}{note}" + (", or None" if optional else "")
 
     def check(name: str, value: Any) -> int | None:
@@ -75,12 +75,12 @@ def _integer(
 
 
 def _number(default: float, low: float, high: float, help: str, above: bool = False) -> Any:
-    """A number in [low, high], or in (low, high] with `above`. NaN lies in no range."""
+    """Declare a number in [low, high], or in (low, high] with `above`. NaN is in no range."""
     expected = f"a number above {low:g}, at most {high:g}" if above else f"a number from {low:g} to {high:g}"
 
     def check(name: str, value: Any) -> float:
         if _is_number(value) and low <= value <= high:
-            # A tiny fraction may round to the bound itself: look again after the conversion.
+            # A tiny fraction may round to the bound itself: check again after the conversion.
             number = float(value)
             if number > low or not above:
                 return number
@@ -99,7 +99,7 @@ def _flag(default: bool, help: str) -> Any:
 
 
 def _strings(count: int, characters: int, help: str) -> Any:
-    """A string or a collection of them, as a tuple without repeats."""
+    """Declare a string or a collection of them, kept as a tuple without duplicates."""
     expected = f"a string or a list of at most {count:,} strings of 1 to {characters:,} characters"
 
     def check(name: str, value: Any) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ def _token_id(name: str, where: str, value: Any) -> int:
 
 
 def _token_ids(default: tuple[int, ...] | None, count: int, help: str) -> Any:
-    """Token ids as a tuple without repeats. Where None is the default, an empty list is an error."""
+    """Declare token ids, kept as a tuple without duplicates. If None is the default, () is an error."""
     low = 1 if default is None else 0
     expected = f"a list of {low} to {count:,} token ids, or None"
 
@@ -144,11 +144,11 @@ MAX_GRAMMAR_CHARACTERS = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputsParams:
-    """What the output must be, by construction: exactly one of these fields. Raises RequestError.
+    """A constraint on the output: exactly one of these fields. Raises RequestError.
 
     `json`: a JSON schema, as a dictionary, as text, or True (any JSON). `json_object`: any JSON object.
-    `regex`: an expression that the whole output matches. `choice`: one of these texts. `grammar`: Lark as
-    llguidance reads it, GBNF, or llguidance's own JSON, {"grammars": [...]}.
+    `regex`: an expression that the whole output matches. `choice`: one of these texts. `grammar`: Lark in
+    llguidance's syntax, GBNF, or llguidance's own JSON, {"grammars": [...]}.
     """
 
     json: dict[str, Any] | str | bool | None = None
@@ -224,7 +224,7 @@ _BIASES = f"a dictionary of at most {MAX_BIASED_TOKENS:,} token ids and numbers 
 
 
 def _check_biases(name: str, value: Any) -> dict[int, float]:
-    """Keys may be strings of digits, as JSON writes them."""
+    """Check logit biases. Keys may be strings of digits, as in JSON."""
     if value is None:
         return {}
     if not isinstance(value, Mapping) or len(value) > MAX_BIASED_TOKENS:
@@ -243,13 +243,12 @@ def _check_biases(name: str, value: Any) -> dict[int, float]:
 
 @dataclass(slots=True, kw_only=True)
 class SamplingParams:
-    """How the tokens of one request are chosen, and when it ends.
+    """Sampling parameters of one request: how its tokens are chosen, and when it ends.
 
-    Raises RequestError, with `param` naming the field, for a value outside the range of its field or fields
-    that contradict each other. A field may be assigned later, as scripts for vLLM do, and is checked then;
-    a request keeps a copy. Values are kept in one form: a single stop string becomes a tuple, `top_k`
-    -1 becomes 0, a whole number for a float field becomes a float.
-    The order in which the fields act is the subject of docs/sampling.md.
+    Raises RequestError, with `param` naming the field, for values out of range and for fields that contradict
+    each other. Fields may be assigned later, as scripts for vLLM do, and are checked then; a request keeps a
+    copy. Values are normalized: a single stop string becomes a tuple, `top_k` -1 becomes 0, an integer for a
+    float field becomes a float. docs/sampling.md describes the order in which the fields apply.
     """
 
     n: int = _integer(1, 1, MAX_CHOICES, "choices generated from one prompt")
@@ -307,7 +306,7 @@ class SamplingParams:
         object.__setattr__(self, name, value)
 
     def __post_init__(self) -> None:
-        """Check what concerns several fields."""
+        """Check constraints between fields."""
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise _refuse("min_tokens", "", f"at most max_tokens = {self.max_tokens:,}", self.min_tokens)
         if self.stop and not self.detokenize:
@@ -333,15 +332,15 @@ class SamplingParams:
         given = dict(defaults or {})
         given.update((name, value) for name, value in values.items() if value is not None)
         if not given.keys() <= _CHECKS.keys():
-            _refuse_unknown(given)  # here too: what is no string cannot be a keyword
+            _refuse_unknown(given)  # here too: a name that is not a string cannot be a keyword
         return cls(**given)
 
     def clone(self) -> SamplingParams:
-        """An independent copy."""
+        """Return an independent copy."""
         return replace(self)
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Raise RequestError for a token id that the model, which has `vocab_size` of them, does not have."""
+        """Raise RequestError for a token id outside the vocabulary of `vocab_size` tokens."""
         for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
             self._check_ids(name, getattr(self, name) or (), vocab_size)
         for ids in self.bad_words_token_ids:
@@ -355,12 +354,12 @@ class SamplingParams:
 _CHECKS: dict[str, tuple[Any, Check]] = {
     f.name: (f.default, f.metadata["check"]) for f in fields(SamplingParams)
 }
-_OFF = {"top_k": 0, "seed": None}  # what -1 means
+_OFF = {"top_k": 0, "seed": None}  # the meaning of -1
 _NAMES = tuple(_CHECKS)
 
 
 def _refuse_unknown(values: Mapping[str, Any]) -> None:
-    """Raise RequestError for the first name that is no field; with the nearest one that is."""
+    """Raise RequestError for the first unknown field name, suggesting the closest known one."""
     name = next(name for name in values if name not in _CHECKS)
     near = did_you_mean(str(name)[:64], _NAMES) or f"known names: {', '.join(_NAMES)}"
     raise RequestError(f"unknown sampling parameter {_shown(name)}", near, param=str(name)[:64])
@@ -378,10 +377,10 @@ _GENERATION_CONFIG = {
 
 
 def default_sampling_params(generation_config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that a model's generation_config.json sets, for SamplingParams(**...) and `from_dict`.
+    """Return the fields set by a model's generation_config.json, for SamplingParams(**...) and `from_dict`.
 
-    As in vLLM, `do_sample` is not looked at: a file that says nothing of temperature means 1, not greedy.
-    Raises ConfigError when the file holds a value that no request could hold.
+    As in vLLM, `do_sample` is ignored: a file without a temperature means 1, not greedy. Raises ConfigError
+    if the file has a value that would be invalid in a request.
     """
     defaults = {
         name: generation_config[source]

@@ -1,4 +1,4 @@
-"""The nouns: every type that crosses from one part of Quire to another. Standard library only.
+"""Types shared between the parts of Quire. Standard library only.
 
 A *request* has known tokens (prompt and emitted) and computed tokens (their keys and values are in the
 cache). A *step* is the plan of one forward pass: its *rows* say which known tokens to compute for which
@@ -17,22 +17,21 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """What one caller asked, in token ids. `params.n` sequences are generated from one prompt.
+    """A request of one caller, in token ids. `params.n` sequences are generated from one prompt.
 
-    Of these, `params.num_sequences` are computed; outputs of one that is computed for all stand for all.
+    Of these, `params.num_sequences` are computed; if that is one, its outputs are those of all n.
 
-    `eos_token_ids` end a sequence unless `params.ignore_eos`. `cache_salt` keeps the prefix cache of one
-    tenant apart from another's. `context_variant` names the set of rope frequencies that the request's
-    longest possible context asks for (0 unless the model scales rope by length); it too salts the cache.
-    `grammar` is what the output must match, in llguidance's form ("": anything); it stands for
-    `params.structured_outputs`, which is None here.
+    `eos_token_ids` end a sequence unless `params.ignore_eos`. `cache_salt` separates the prefix caches of
+    tenants. `context_variant` selects the rope frequencies for the longest possible context of the request
+    (0 unless the model scales rope by length); it also salts the cache. `grammar` is what the output must
+    match, in llguidance's format ("": anything); it replaces `params.structured_outputs`, which is None here.
 
-    `adapter` names what is added to the model's weights ("": nothing); it salts the cache, too.
-    `embeddings` replace those of some prompt tokens, in a form that only the device knows; the token ids
-    there are placeholders. `block_keys`, as (position, key), say what besides token ids decides the cache
-    from a position on, such as the digest of an image: prefixes are equal where these are.
-    `pooling` asks for a vector instead of tokens, by its method: the prompt is then computed in one row,
-    which sees no cached prefix and leaves none, and `params` are not looked at.
+    `adapter` names an addition to the model's weights ("": none); it also salts the cache. `embeddings`
+    replace those of some prompt tokens, in a format known only to the device; the token ids there are
+    placeholders. `block_keys`, as (position, key), identify whatever besides token ids determines the cache
+    from a position on, such as the digest of an image: equal prefixes must have equal keys.
+    `pooling` names a pooling method, and asks for a vector instead of tokens: the prompt is then computed in
+    one row, which neither uses nor fills the prefix cache, and `params` are ignored.
     """
 
     request_id: str
@@ -53,9 +52,9 @@ class NewRequest:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A sequence of a request takes a slot on the device, at first or again after a preemption.
+    """The assignment of a slot on the device to a sequence, at first or again after a preemption.
 
-    `num_prompt_tokens` tells prompt from emitted tokens among those its first row carries.
+    `num_prompt_tokens` separates prompt tokens from emitted ones in its first row.
     """
 
     slot: int
@@ -71,21 +70,19 @@ class Admission:
     pooling: str = ""
 
 
-MAX_DRAFTED = 32  # tokens of a row; backends keep what it takes to go back as far
+MAX_DRAFTED = 32  # maximum of a row; backends keep what they need to roll back that far
 
 
 class Row(NamedTuple):
     """One sequence's share of a step: compute positions [start, start + count) of the slot's tokens.
 
     `token_ids` are the known tokens that the device lacks, from position 0 on: all known tokens on
-    admission, nothing afterwards (the device sampled the rest itself). `drafted` are tokens to be verified:
-    guesses at what follows the known ones, the last `len(drafted)` of the positions,
-    MAX_DRAFTED at most.
+    admission, none afterwards (the device sampled the rest itself). `drafted` are tokens to be verified,
+    guesses at those after the known ones: they take the last `len(drafted)` positions, at most MAX_DRAFTED.
 
-    `num_logits` of the last positions need logits. With `sample` the last 1 + len(drafted) of them give
-    tokens: each draws its own, as long as those before it were what was drafted. Those inside the prompt
-    give the log-probabilities of its tokens. `sample` is False while the end of the known tokens is not
-    reached.
+    The last `num_logits` positions need logits. With `sample` the last 1 + len(drafted) of these give tokens:
+    each samples its own, as long as all before it equal the drafted ones. Positions inside the prompt give
+    the log-probabilities of its tokens. `sample` is False until the row reaches the end of the known tokens.
     """
 
     slot: int
@@ -98,7 +95,7 @@ class Row(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """Blocks of a cache group that a slot's table gets, from its entry `first` on."""
+    """Blocks of a cache group granted to a slot: entries of its block table from `first` on."""
 
     slot: int
     group: int
@@ -107,7 +104,7 @@ class Grant(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """The state that a slot has in a cache group before it computes `position`, kept apart as `snapshot`."""
+    """A copy, kept as `snapshot`, of a slot's state in a cache group before it computes `position`."""
 
     slot: int
     group: int
@@ -119,9 +116,9 @@ class Snapshot(NamedTuple):
 class Step:
     """The immutable plan of one forward pass, the only thing that passes from scheduler to device.
 
-    Order on the device, when the step begins to compute: vacate the slots `released`, apply `admitted`,
-    write `granted` block ids into the slots' block tables, restore the states of `restored`, compute `rows`
-    and keep the states of `saved` as the rows pass their positions.
+    Order on the device, when the step begins: free the slots `released`, apply `admitted`, write the
+    `granted` block ids into their block tables, restore the states of `restored`, compute `rows`, and save
+    the states of `saved` as the rows pass their positions.
     """
 
     index: int
@@ -145,25 +142,24 @@ class TokenLogprob(NamedTuple):
     rank: int
 
 
-# The chosen token first, then the most likely ones in order (the chosen one again if among them).
+# The sampled token first, then the most likely ones in order (the sampled one again if among them).
 PositionLogprobs = tuple[TokenLogprob, ...]
 
 
 class Failure(NamedTuple):
-    """Why a sequence cannot go on. `by_request`: its own parameters are the cause, and would be again."""
+    """The reason a sequence failed. `by_request`: its own parameters caused it, so a retry fails too."""
 
     message: str
     by_request: bool = False
 
 
 class RowResult(NamedTuple):
-    """What a row gave. `error` fails this request alone (for example logits that are not numbers).
+    """The result of a row. `error` fails this request alone (for example logits that are NaN).
 
-    After an error the next row of the slot may be in flight. The device computes any token in it: its result
-    is dropped, as is that of a row whose request ended with the token before.
-    `token_ids` are the drafted tokens that were accepted and the one that follows them.
-    `prompt_logprobs` has one entry for each position start + 1 ... start + count that lies in the prompt.
-    `vector` is what pooling gave.
+    The next row of the slot may be in flight when a row fails. The device computes it with an arbitrary
+    token, and its result is dropped, as is that of a row whose request ended with the token before.
+    `token_ids` are the accepted drafted tokens and the one after them. `prompt_logprobs` has one entry for
+    each position start + 1 ... start + count inside the prompt. `vector` is the result of pooling.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -177,7 +173,7 @@ class RowResult(NamedTuple):
 class StepResult:
     """The device's answer to a Step: one RowResult for each row, in the order of `step.rows`.
 
-    `began_s` and `ended_s` say when the device computed, on the clock of `time.monotonic`.
+    `began_s` and `ended_s` are the times when the device computed, on the clock of `time.monotonic`.
     """
 
     rows: tuple[RowResult, ...]
@@ -187,7 +183,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """Times of one sequence on the engine's clock, in seconds, and what happened to it."""
+    """Times of one sequence on the engine's clock, in seconds, and its preemptions."""
 
     arrival_s: float
     admitted_s: float | None = None
@@ -197,13 +193,12 @@ class RequestMetrics:
 
 
 class Output(NamedTuple):
-    """What a sequence of a request receives after a step.
+    """The output of one sequence after a step.
 
-    `token_ids` are the new tokens; a stop token is among them. Exactly one output of a sequence has a
-    `finish_reason`; it is the last one. `stop_reason` is the id of the stop token that was asked for, or
-    None when the model ended by itself.
-    `prompt_logprobs` come once, with the first output (an empty tuple otherwise). `vector` comes with the
-    only output of a request that asked for pooling.
+    `token_ids` are the new tokens, including a stop token. Exactly one output of a sequence has a
+    `finish_reason`: the last. `stop_reason` is the id of the requested stop token that ended it, or None if
+    the model ended it. `prompt_logprobs` are in the first output (an empty tuple otherwise), `vector` in the
+    only output of a pooling request.
     """
 
     request_id: str
@@ -221,12 +216,12 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a step cost: for the live view, the metrics and the recording of a run.
+    """The cost of a step: for the live view, the metrics and recordings.
 
-    `seconds` run from planning the step to its outputs; those of steps in flight together overlap.
-    `device_s` are those in which the device computed it, `idle_s` those before in which it computed nothing
-    although requests were open: from the end of the step before, or from planning this one if nothing was
-    open then, to its beginning. Nothing is counted twice.
+    `seconds` is the time from planning the step to its outputs; steps in flight together overlap. `device_s`
+    is the time the device computed it. `idle_s` is the time before that in which the device was idle although
+    requests were open: from the end of the previous step, or from planning this one if nothing was open then,
+    to its start. No time is counted twice.
     """
 
     index: int
