@@ -1,9 +1,9 @@
-"""A pool of blocks: who holds which block, and which computed blocks can be found again.
+"""A pool of cache blocks: reference counts, and the prefix cache of computed blocks.
 
 A block has a reference count, and a hash once it is full and computed. The hash of a block covers its
-tokens and, through its parent's hash, every token before it: equal hashes mean equal prefixes. A block
-that nobody holds stays findable by its hash until its turn comes to be given away. The list of free
-blocks is at once the order of eviction (the idea of vLLM's block pool).
+tokens and, through its parent's hash, every token before it: equal hashes mean equal prefixes. A released
+block can be found by its hash until it is reused. The free list is also the order of eviction (the idea of
+vLLM's block pool).
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from collections.abc import Iterable, Sequence
 
 
 def root_hash(salt: str) -> bytes:
-    """The parent of every first block under `salt`: chains with different salts never meet."""
+    """Return the parent hash of all first blocks under `salt`: chains with different salts never match."""
     return hashlib.sha256(salt.encode("utf-8", "surrogatepass")).digest()
 
 
 def chain_hash(parent: bytes, token_ids: Sequence[int], keys: bytes = b"") -> bytes:
-    """SHA-256 over the parent's hash, the block's tokens (32 bits each, little endian) and its keys."""
+    """Return SHA-256 of the parent's hash, the block's tokens (32 bits, little endian) and its keys."""
     return hashlib.sha256(parent + struct.pack(f"<{len(token_ids)}I", *token_ids) + keys).digest()
 
 
 class BlockPool:
-    """Reference-counted blocks 0 ... num_blocks - 1, every operation O(1) a block.
+    """Reference-counted blocks 0 ... num_blocks - 1; every operation is O(1) per block.
 
-    With `retain` a released block stays findable until it is reused; without, only while it is held.
+    With `retain` a released block can be found until it is reused; without, only while it is held.
     """
 
     def __init__(self, num_blocks: int, retain: bool = True) -> None:
@@ -36,25 +36,25 @@ class BlockPool:
         self._num_holders = [0] * num_blocks
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
-        self.num_revived = 0  # released blocks that were found and taken again, since the start
+        self.num_revived = 0  # released blocks that were found and reused as prefixes, since the start
         self.num_registered = 0  # blocks that became findable, since the start
-        self._free = OrderedDict.fromkeys(range(num_blocks))  # the first is the next to be given away
+        self._free = OrderedDict.fromkeys(range(num_blocks))  # the first is the next to be reused
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds, findable ones among them."""
+        """Blocks that are not held, cached ones included."""
         return len(self._free)
 
     def find(self, block_hash: bytes) -> int | None:
-        """The block that holds this prefix, or None."""
+        """Return the block that holds this prefix, or None."""
         return self._block_of.get(block_hash)
 
     def num_idle(self, blocks: Iterable[int]) -> int:
-        """How many of `blocks` nobody holds: sharing these makes the free list shorter."""
+        """Count those of `blocks` that are not held: sharing them shortens the free list."""
         return sum(not self._num_holders[block] for block in blocks)
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Become one more holder of found blocks."""
+        """Add a reference to each of these blocks."""
         for block in blocks:
             if not self._num_holders[block]:
                 del self._free[block]
@@ -62,7 +62,7 @@ class BlockPool:
             self._num_holders[block] += 1
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` free blocks, least recently used first; what they cached is forgotten."""
+        """Take `count` free blocks, least recently used first; their cached content is forgotten."""
         if count > len(self._free):
             raise RuntimeError(f"{count} blocks asked, {len(self._free)} free")
         blocks = []
@@ -74,10 +74,10 @@ class BlockPool:
         return blocks
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Stop holding `blocks` (in the order of their positions).
+        """Drop a reference to each of `blocks`, given in the order of their positions.
 
-        The tail is freed first, hence evicted first: a prefix outlives what follows it. A block that
-        cannot be found again is worth nothing and is reused before all others.
+        The tail is freed first and hence evicted first, so a prefix outlives its continuations. A block that
+        cannot be found again is reused before all others.
         """
         for block in reversed(blocks):
             self._num_holders[block] -= 1
@@ -90,7 +90,7 @@ class BlockPool:
                 self._free.move_to_end(block, last=False)
 
     def register(self, block: int, block_hash: bytes) -> None:
-        """Make a held, full and computed block findable. Of equal blocks the first one is kept."""
+        """Add a held, full and computed block to the prefix cache. Of equal blocks the first is kept."""
         if block_hash not in self._block_of:
             self._block_of[block_hash] = block
             self._hash_of[block] = block_hash
@@ -103,7 +103,7 @@ class BlockPool:
             self._hash_of[block] = None
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
-        """Raise AssertionError unless the pool is coherent and `tables` hold exactly what is held."""
+        """Raise AssertionError unless the pool is consistent and `tables` hold exactly the held blocks."""
         held = Counter(block for table in tables for block in table)
         for block, holders in enumerate(self._num_holders):
             assert holders == held[block], f"block {block}: {holders} holders counted, {held[block]} found"

@@ -1,9 +1,9 @@
-"""The caches of a model: what a sequence holds in each group of layers, and what is found there again.
+"""The cache groups of a model: block tables of sequences, prefix matching, snapshots of states.
 
-Layers that keep the same of the past form a group: keys and values of all positions in blocks, or of those
-within a window, or one state a slot. A group has a pool of its own and every sequence a table for it. All
-groups name what they keep by the same chain of hashes, so a beginning that was computed before can be
-taken over where every group has kept what the next position needs.
+Layers with the same cache spec form a group: keys and values of all positions, in blocks; or of those within
+a window; or one state per slot. Each group has its own pool, and every sequence a block table in it. All
+groups identify cached content by the same chain of hashes, so a prefix can be reused if every group has kept
+what the next position needs.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from quire.types import Grant, Snapshot
 
 @dataclass(frozen=True, slots=True)
 class BlockGroup:
-    """Layers that keep keys and values, in blocks. With a `window` a position sees that many, itself one."""
+    """Layers that keep keys and values, in blocks. With a `window` a token sees so many, itself included."""
 
     num_blocks: int
     window: int | None = None
 
     def num_held(self, num_tokens: int, block_size: int, num_batched_tokens: int) -> int:
-        """Blocks that a sequence of `num_tokens` holds at once, at most, by the most that a step computes."""
+        """Return the most blocks that a sequence of `num_tokens` holds at once, given the size of a step."""
         whole = -(-num_tokens // block_size)
         if self.window is None:
             return whole
@@ -34,9 +34,9 @@ class BlockGroup:
 
 @dataclass(frozen=True, slots=True)
 class StateGroup:
-    """Layers that keep one state a slot. Snapshots of it are kept at some borders of blocks.
+    """Layers that keep one state per slot. Snapshots of it are taken at some block boundaries.
 
-    These are every `every`-th one, and the last from which a prompt can be gone on with.
+    These are every `every`-th one, and the last from which a prompt can be continued.
     """
 
     num_snapshots: int
@@ -48,7 +48,7 @@ Group = BlockGroup | StateGroup
 
 @dataclass(frozen=True, slots=True)
 class _Paged:
-    """A group of blocks, with its number among all groups."""
+    """A group of blocks, with its index among all groups."""
 
     index: int
     group: BlockGroup
@@ -56,14 +56,14 @@ class _Paged:
     block_size: int
 
     def first_visible(self, position: int) -> int:
-        """The first entry of a table that `position` and those after it can see."""
+        """Return the first table entry visible from `position` and later positions."""
         window = self.group.window
         return 0 if window is None else max(0, position - window + 1) // self.block_size
 
 
 @dataclass(frozen=True, slots=True)
 class _States:
-    """A group of states, with its number among all groups; the pool is of snapshots."""
+    """A group of states, with its index among all groups; the pool holds snapshots."""
 
     index: int
     every: int
@@ -71,17 +71,17 @@ class _States:
 
 
 class Match(NamedTuple):
-    """The cached beginning of a sequence: so many blocks, in each group those that will be seen."""
+    """A cached prefix of a sequence: its number of blocks, and the visible ones in each group."""
 
     num_blocks: int
     tables: list[Table]
 
 
 class Caches:
-    """The pools of all groups, and what sequences take from them and find in them.
+    """The pools of all groups: allocation, growth, prefix matching and release for sequences.
 
-    `num_batched_tokens` is the most that a step computes. Without `retain` nothing outlives its holders but
-    snapshots of states, which are found by the sequences of one request.
+    `num_batched_tokens` is the maximum of a step. Without `retain` nothing outlives its holders except
+    snapshots of states, which only the sequences of one request can find.
     """
 
     def __init__(
@@ -110,20 +110,20 @@ class Caches:
 
     @property
     def num_free(self) -> int:
-        """Blocks that no sequence holds."""
+        """Blocks not held by any sequence."""
         return sum(paged.pool.num_free for paged in self.paged)
 
     # Before admission
 
     def has_room(self, sequence: Sequence, num_spare: int) -> bool:
-        """Return True if what a sequence wants is free in each group, and `num_spare` blocks more."""
+        """Return True if each group has the free blocks that a sequence needs, and `num_spare` more."""
         for paged, num_wanted in zip(self.paged, sequence.num_wanted, strict=False):
             if num_wanted + num_spare > paged.pool.num_free:
                 return False
         return True
 
     def may_want_less(self, sequence: Sequence) -> bool:
-        """Return True if blocks of its beginning were registered, or came into use, since the last try."""
+        """Return True if blocks of its prefix were registered, or taken, since the last attempt."""
         if sequence.num_revived != self._num_revived():
             return True
         if sequence.num_usable < sequence.num_found and sequence.num_entered != self._num_entered():
@@ -135,7 +135,7 @@ class Caches:
         return all(pool.find(block_hash) is not None for pool in self._whole)
 
     def match(self, sequence: Sequence) -> Match:
-        """Find the longest beginning of the sequence's tokens from which it can go on; note what it wants."""
+        """Find the longest cached prefix that the sequence can continue from; record the blocks it needs."""
         sequence.num_found = self._num_whole(sequence)
         sequence.num_usable = num_blocks = self._num_usable(sequence, sequence.num_found)
         sequence.num_revived, sequence.num_entered = self._num_revived(), self._num_entered()
@@ -151,7 +151,7 @@ class Caches:
         return Match(num_blocks, tables)
 
     def _num_whole(self, sequence: Sequence) -> int:
-        """Leading blocks that every group without a window has kept."""
+        """Count the leading blocks that every group without a window has cached."""
         limit = sequence.num_reusable() // self.block_size
         for index in range(limit):
             block_hash = sequence.block_hash(index, self.block_size)
@@ -161,11 +161,11 @@ class Caches:
         return limit
 
     def _num_usable(self, sequence: Sequence, num_found: int) -> int:
-        """Of these leading blocks, as many as can be gone on from in every group: in one pass."""
+        """Return how many of these leading blocks every group can continue from, in one pass."""
         if not self._partial:
             return num_found
         usable = 0
-        runs = [0] * len(self._windowed)  # blocks found in a row, up to this one
+        runs = [0] * len(self._windowed)  # consecutive blocks found, up to this one
         for number, block_hash in enumerate(sequence.chain[:num_found], 1):
             fits = all(states.pool.find(block_hash) is not None for states in self.states)
             for i, paged in enumerate(self._windowed):
@@ -176,7 +176,7 @@ class Caches:
         return usable
 
     def _end_of_admission(self, paged: _Paged, sequence: Sequence, first: int) -> int:
-        """Return where a table ends at admission: at the known tokens, or the most that may be held."""
+        """Return the end of a table at admission: at the known tokens, or at the limit of the group."""
         whole = -(-sequence.num_known // self.block_size)
         if paged.group.window is None:
             return whole
@@ -192,7 +192,7 @@ class Caches:
     # While a sequence runs
 
     def admit(self, sequence: Sequence, match: Match) -> tuple[list[Grant], list[Snapshot]]:
-        """Give a sequence with a slot what was found and what it wants; the grants, and states to restore."""
+        """Allocate for a sequence with a slot. Return its grants, and the snapshots to restore."""
         grants, restored = [], []
         for paged, table in zip(self.paged, match.tables, strict=True):
             paged.pool.share(table.blocks)
@@ -214,14 +214,14 @@ class Caches:
         return grants, restored
 
     def _capacity(self, sequence: Sequence) -> int:
-        """Positions that every table of a sequence has blocks for."""
+        """Return the positions that every table of a sequence has blocks for."""
         ends = [table.end for table in sequence.tables]
         return min(ends) * self.block_size if ends else sequence.request.max_known
 
     def grow(self, sequence: Sequence, num_tokens: int) -> list[Grant] | None:
         """Grant a running sequence blocks for `num_tokens`; None, and no blocks, if a group has too few free.
 
-        Blocks that slid out of a window are given back first.
+        Blocks outside a window are released first.
         """
         end = -(-num_tokens // self.block_size)
         for paged, table in zip(self.paged, sequence.tables, strict=True):
@@ -242,10 +242,10 @@ class Caches:
         return grants
 
     def save(self, sequence: Sequence, start: int, end: int) -> list[Snapshot]:
-        """Entries for the states at the borders that a row passes, unless they are kept already."""
+        """Allocate snapshots for the block boundaries that a row passes, unless they exist already."""
         first, last = start // self.block_size + 1, end // self.block_size
         if first > last or not (self._retain or sequence.request.followers):
-            return []  # without a prefix cache only followers would find them
+            return []  # without a prefix cache only followers can use them
         saved = []
         border = (sequence.num_prompt - 1) // self.block_size
         for states in self.states:
@@ -264,7 +264,7 @@ class Caches:
         return saved
 
     def register(self, sequence: Sequence) -> None:
-        """Make the blocks findable that were filled and computed since the last time."""
+        """Register the blocks that were filled and computed since the last call."""
         first, last = sequence.num_registered, sequence.num_computed // self.block_size
         for index in range(first, last):
             block_hash = sequence.block_hash(index, self.block_size)
@@ -273,7 +273,7 @@ class Caches:
         sequence.num_registered = last
 
     def keep(self, sequence: Sequence, end: int) -> None:
-        """Make the states findable that a row up to `end` saved, as far as its tokens were accepted."""
+        """Register the snapshots that a row up to `end` saved, as far as its tokens were accepted."""
         saving, sequence.saving = sequence.saving, []
         for position, pool, snapshot in saving:
             if position > end:
@@ -284,7 +284,7 @@ class Caches:
             pool.release([snapshot])
 
     def release(self, sequence: Sequence) -> None:
-        """Take from a sequence all that it holds."""
+        """Release everything that a sequence holds."""
         for paged, table in zip(self.paged, sequence.tables, strict=True):
             paged.pool.release(table.blocks)
         for _, pool, snapshot in sequence.saving:
@@ -292,9 +292,9 @@ class Caches:
         sequence.tables, sequence.saving, sequence.capacity = [], [], 0
 
     def check(self, running: Iterable[Sequence], num_steps: int) -> None:
-        """Raise AssertionError unless the pools hold what the sequences that run hold, and that is enough.
+        """Raise AssertionError unless pools and running sequences agree, and each holds what it needs.
 
-        At most `num_steps` are in flight: no sequence holds more than these can see.
+        At most `num_steps` are in flight: no sequence holds more blocks than these can see.
         """
         running = list(running)
         for number, paged in enumerate(self.paged):

@@ -1,7 +1,7 @@
-"""Between whoever asks and an engine: the protocol, and the one bookkeeping of what is open.
+"""The client side of an engine: the EngineClient protocol, and the bookkeeping of open requests.
 
-The engine may be in this process (in_process.py), in another one (server/remote.py) or be several behind a
-router. The server depends on EngineClient alone.
+The engine may run in this process (in_process.py), in another one (server/remote.py), or be several engines
+with a router. The server depends only on EngineClient.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class EngineClient(Protocol):
-    """An engine as the tasks of one event loop see it. Nothing here waits but `close`.
+    """An engine, as used by the tasks of one event loop. Only `close` waits.
 
     `on_record` is called with the report of each step.
     """
@@ -29,47 +29,47 @@ class EngineClient(Protocol):
 
     @property
     def status(self) -> EngineStatus:
-        """The engine's state, what was chosen for it and what it has room for; kept up to date."""
+        """The state, facts and limits of the engine; updated in place."""
 
     def submit(self, request: NewRequest) -> Stream:
-        """Send a request; its stream gives what comes of it.
+        """Send a request; return the stream of its outputs.
 
-        Raises EngineDead when nobody is there, RequestError for an id in use or a request too long to be
-        sent. What else is wrong with a request, its stream raises.
+        Raises EngineDead if there is no engine, RequestError for an id in use or a request too long to be
+        sent. Any other error of a request is raised by its stream.
         """
 
     def abort(self, request_id: str, sequence: int | None = None) -> None:
         """End a request, or one sequence of it. Final outputs follow as usual; unknown ids are ignored."""
 
     def healthy(self, now: float) -> str | None:
-        """None, or why requests cannot be served now. `now` is of time.monotonic."""
+        """Return None, or the reason requests cannot be served now. `now` is time.monotonic()."""
 
     async def close(self) -> None:
-        """End the engine. Open streams raise EngineDead."""
+        """Stop the engine. Open streams raise EngineDead."""
 
 
 @dataclass(slots=True, eq=False)
 class OpenRequest:
-    """A request that an engine has not ended, and what came of it and was not fetched yet.
+    """An open request of an engine, and its outputs that were not fetched yet.
 
-    That is bounded by the request itself: at most the tokens that it may have, however slow its reader is.
+    The buffer is bounded by the request's maximum number of tokens, however slow its reader is.
     """
 
     request: NewRequest
-    num_open: int  # sequences without a final output
+    num_open: int  # sequences without a final output yet
     outputs: list[Output] = field(default_factory=list)
-    error: QuireError | None = None  # which ended it
-    wake: Callable[[OpenRequest], None] | None = None  # called whenever there is something to fetch
-    sent: bool = False  # to the engine that runs now
-    final: bool = False  # outputs were fetched, or it was aborted: it cannot be run again
-    num_deaths: int = 0  # of engines that it was sent to
+    error: QuireError | None = None  # that ended it
+    wake: Callable[[OpenRequest], None] | None = None  # called when there is something to fetch
+    sent: bool = False  # to the current engine
+    final: bool = False  # outputs were fetched, or it was aborted: it cannot be restarted
+    num_deaths: int = 0  # of engines it was sent to
 
     @property
     def ended(self) -> bool:
         return not self.num_open or self.error is not None
 
     def take(self) -> list[Output]:
-        """The outputs that have come since, perhaps none. After the last of them, raises what ended it."""
+        """Return the outputs since the last call, possibly none. After the last, raise the error, if any."""
         if not self.outputs:
             if self.error is not None:
                 raise self.error
@@ -79,16 +79,16 @@ class OpenRequest:
         return outputs
 
     def restart(self) -> None:
-        """Forget what came: another engine runs it from the beginning."""
+        """Discard its outputs: another engine runs it from the start."""
         self.sent = False
         self.outputs, self.num_open = [], self.request.params.num_sequences
 
 
 class OpenRequests:
-    """All requests that are open at one engine, by id, in order of arrival.
+    """All open requests of one engine, by id, in order of arrival.
 
-    Each ends once: by the final output of its last sequence, or by an error. To be used by one thread at a
-    time; what wakes readers is called there.
+    Each ends once: by the final output of its last sequence, or by an error. Not thread-safe; wake callbacks
+    run in the calling thread.
     """
 
     def __init__(self) -> None:
@@ -98,14 +98,14 @@ class OpenRequests:
         return len(self._open)
 
     def __iter__(self) -> Iterator[OpenRequest]:
-        """A snapshot: requests may end meanwhile."""
+        """Iterate over a copy: requests may end meanwhile."""
         return iter(list(self._open.values()))
 
     def get(self, request_id: str) -> OpenRequest | None:
         return self._open.get(request_id)
 
     def open(self, request: NewRequest, wake: Callable[[OpenRequest], None] | None = None) -> OpenRequest:
-        """Note a request. Raises RequestError for an id in use."""
+        """Add a request. Raises RequestError for an id in use."""
         if request.request_id in self._open:
             hint = "give every open request its own id"
             raise RequestError(f"request id {request.request_id!r} is in use", hint, "request_id")
@@ -114,7 +114,7 @@ class OpenRequests:
         return own
 
     def deliver(self, outputs: list[Output]) -> None:
-        """Hand outputs to their requests: runs once a step, so little is done for each token."""
+        """Distribute outputs to their requests. Runs once a step: keep the work per token small."""
         opened = self._open
         for output in outputs:
             own = opened.get(output.request_id)
@@ -127,10 +127,10 @@ class OpenRequests:
                 own.wake(own)
             if not own.num_open:
                 del opened[output.request_id]
-                own.wake = None  # it may hold the reader, which holds this
+                own.wake = None  # it may hold the reader, which holds this request
 
     def fail(self, request_id: str, error: QuireError) -> None:
-        """End a request by an error."""
+        """End a request with an error."""
         if (own := self._open.pop(request_id, None)) is not None:
             own.error = error
             if own.wake is not None:
@@ -138,13 +138,13 @@ class OpenRequests:
                 own.wake = None
 
     def fail_all(self, error: EngineDead) -> None:
-        """End all by an error, an exception of its own for each."""
+        """End all requests with an error, each with its own exception."""
         for own in self:
             self.fail(own.request.request_id, another(error))
 
 
 def another(error: EngineDead) -> EngineDead:
-    """An equal error: one exception that several raise would gather the tracebacks of all."""
+    """Copy an error: one exception raised several times would accumulate all tracebacks."""
     one = EngineDead(error.message, error.hint, error.retry)
     one.__cause__ = error.__cause__
     return one
@@ -157,7 +157,7 @@ class StreamOwner(Protocol):
         """End a request, or one sequence of it."""
 
     def abort_later(self, own: OpenRequest) -> None:
-        """Abort a request that nobody reads any more, from whichever thread the garbage collector runs in."""
+        """Abort a request without readers, from any thread that the garbage collector may run in."""
 
 
 class Stream:
@@ -168,10 +168,10 @@ class Stream:
         self._own = own
 
     async def get(self) -> list[Output]:
-        """The next outputs: all that have come since, at least one.
+        """Wait for the next outputs; return all since the last call, at least one.
 
-        Raises RequestError when the engine refused the request, EngineDead when the engine died and the
-        request cannot be run again. After the final output of every sequence nothing comes any more.
+        Raises RequestError if the engine refused the request, EngineDead if the engine died and the request
+        cannot be restarted. There are no outputs after the final one of every sequence.
         """
         own = self._own
         if own.wake is not None:
@@ -188,7 +188,7 @@ class Stream:
         return outputs
 
     def abort(self, sequence: int | None = None) -> None:
-        """End the request, or one sequence of it. Final outputs come as usual, with the next step."""
+        """End the request, or one sequence of it. Final outputs follow as usual, with the next step."""
         if not self._own.ended:
             self._owner.abort(self._own.request.request_id, sequence)
 
@@ -198,7 +198,7 @@ class Stream:
 
 
 class LoopClient:
-    """Open requests, status and reports, for the clients that live on an event loop."""
+    """Open requests, status and reports of a client on an event loop."""
 
     def __init__(self) -> None:
         self.status = EngineStatus()
@@ -206,7 +206,7 @@ class LoopClient:
         self._requests = OpenRequests()
 
     def _take_step(self, outputs: list[Output], report: StepReport | None) -> None:
-        """Once a step, or in parts, of which the last has the report."""
+        """Process the outputs of a step, whole or in parts, of which the last has the report."""
         self._requests.deliver(outputs)
         if report is None:
             return
@@ -215,11 +215,11 @@ class LoopClient:
         if self.on_record is not None:
             try:
                 self.on_record(report)
-            except Exception:  # whoever counts must not end whoever computes
+            except Exception:  # an error in metrics must not stop the engine
                 _LOG.exception("a report of the engine was not taken")
 
     def _refuse(self, request_id: str, error: RequestError) -> None:
-        """The engine does not take a request."""
+        """End a request that the engine refused."""
         self._requests.fail(request_id, error)
         self.status.has_work = bool(self._requests)
 

@@ -1,4 +1,4 @@
-"""The engine: a scheduler, a runner and a clock. Synchronous, in token ids, one thread at a time."""
+"""The engine: a scheduler, a runner and a clock. Synchronous, on token ids, one thread at a time."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class PendingStep(Protocol):
 
 
 class StepRunner(Protocol):
-    """Computes steps. It keeps, for each slot, the tokens and the block table that the steps told it."""
+    """Computes steps. For each slot it keeps the tokens and the block tables that steps brought."""
 
     def launch(self, step: Step) -> PendingStep:
-        """Let a step compute after those that were launched before it; they are collected in that order."""
+        """Start a step after those launched before it; results are collected in the same order."""
 
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    """A step that was launched, and what its record tells of its plan."""
+    """A launched step, and the part of its record that is known when it is planned."""
 
     step: Step
     pending: PendingStep
@@ -45,7 +45,7 @@ class Engine:
     """Turns requests into outputs, step by step.
 
     While the device computes a step, the next one is planned and launched, up to the scheduler's
-    `max_steps_in_flight`; so the device need not wait for Python.
+    `max_steps_in_flight`, so that the device does not wait for Python.
 
     `clock` gives seconds; `NewRequest.arrival_s` must be read from the same one (by default
     `time.monotonic`, which all processes of a machine share). `vocab_size`, when given, bounds the
@@ -67,43 +67,42 @@ class Engine:
         self.vocab_size = vocab_size
         self.records: deque[Record] = deque(maxlen=num_records)
         self._in_flight: deque[_InFlight] = deque()  # the oldest first
-        self._idle_since_s: float | None = None  # the device computes nothing though requests are open
-        self._aborted: list[Output] = []  # final outputs that the next step delivers
+        self._idle_since_s: float | None = None  # since when the device has been idle with open requests
+        self._aborted: list[Output] = []  # final outputs to be returned by the next step
         self._cause_of_death: str | None = None
 
     @property
     def has_work(self) -> bool:
-        """True while `step` has something to compute or to deliver."""
+        """True while `step` has something to compute or to return."""
         if self._cause_of_death is not None:
             return False
         return self.scheduler.has_work or bool(self._aborted) or bool(self._in_flight)
 
     def add(self, request: NewRequest) -> None:
-        """Take a request in. Raises RequestError when it can never run, EngineDead after a failure."""
+        """Add a request. Raises RequestError if it can never run, EngineDead after a failure."""
         self._check_alive()
         validate(request, self.scheduler, self.vocab_size)
         self.scheduler.add(request)
 
     def abort(self, request_id: str, sequence: int | None = None) -> None:
-        """End a request, or one sequence of it. Its final outputs come with the next step.
+        """End a request, or one sequence of it. The next step returns its final outputs.
 
-        Unknown and ended ones are passed over.
+        Unknown and ended ones are ignored.
         """
         if self._cause_of_death is None:
             self._aborted += self.scheduler.abort(request_id, self.clock(), sequence)
 
     def step(self) -> list[Output]:
-        """Launch what can be launched, wait for the oldest step in flight and return what came of it.
+        """Launch all steps that can be launched, wait for the oldest one, and return its outputs.
 
-        Nothing comes when there is no work.
-
-        Raises EngineDead when the runner fails, and ever after: every open request ends with it.
+        Without work there are none. Raises EngineDead if the runner fails, and on every later call: all open
+        requests end with it.
         """
         self._check_alive()
         outputs, self._aborted = self._aborted, []
         try:
             return outputs + self._step()
-        except BaseException as failure:  # an interrupt, too, leaves the device in an unknown state
+        except BaseException as failure:  # an interrupt also leaves the device in an unknown state
             self._cause_of_death = f"{type(failure).__name__}: {failure}"
             if isinstance(failure, Exception):
                 raise self._dead() from failure
@@ -115,7 +114,7 @@ class Engine:
         return self._collect() if self._in_flight else []
 
     def _launch(self) -> bool:
-        """Plan a step and launch it; False when there is none to be planned now."""
+        """Plan a step and launch it; return False if none can be planned now."""
         scheduler, planned_s = self.scheduler, self.clock()
         num_preemptions, num_cached_tokens = scheduler.num_preemptions, scheduler.num_cached_tokens
         step = scheduler.schedule(planned_s)
@@ -137,7 +136,7 @@ class Engine:
         return True
 
     def _collect(self) -> list[Output]:
-        """Wait for the oldest step in flight and take in what it gave."""
+        """Wait for the oldest step in flight and commit its results."""
         flown = self._in_flight.popleft()
         step, result = flown.step, flown.pending.result()
         outputs = self.scheduler.commit(step, result, self.clock())
@@ -185,7 +184,7 @@ class RequestLimits:
     max_model_len: int
     groups: tuple[BlockGroup, ...]
     block_size: int
-    num_batched_tokens: int  # in one step, at most
+    num_batched_tokens: int  # maximum of a step
     vocab_size: int | None = None
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The engine in this process: stepped by the threads that wait for it, or by one of its own."""
+"""Clients of an engine in this process, which is stepped by the waiting threads or by its own."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from quire.engine.status import Facts, step
 from quire.errors import EngineDead, RequestError
 from quire.types import NewRequest
 
-STALL_S = 10.0  # work and no step that ended: not healthy
+STALL_S = 10.0  # unhealthy after so long with work and no finished step
 
 
 class SharedEngine:
-    """An engine that any number of threads share: whoever waits for outputs steps it, for all of them."""
+    """An engine shared by any number of threads: a thread that waits for outputs steps it for all."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._requests = OpenRequests()
-        self._lock = threading.Lock()  # the engine serves one thread at a time
+        self._lock = threading.Lock()  # the engine is used by one thread at a time
         self._aborts: deque[tuple[str, int | None]] = deque()
 
     def submit(self, request: NewRequest, wake: Callable[[OpenRequest], None]) -> Stream:
-        """Hand a request in. Raises RequestError when it can never run, EngineDead after a failure.
+        """Submit a request. Raises RequestError if it can never run, EngineDead after a failure.
 
-        `wake` is called, in the thread whose step it was, whenever there is something to take.
+        `wake` is called, in the thread that ran the step, whenever there is output to take.
         """
         with self._lock, _interrupts_deferred():
             self._send_aborts()
@@ -41,9 +41,9 @@ class SharedEngine:
             return Stream(self, self._requests.open(request, wake))
 
     def step(self, wanted: Callable[[], bool]) -> None:
-        """Compute one step, if one is still wanted when no other thread steps the engine any more.
+        """Run one step, if it is still wanted once no other thread is stepping the engine.
 
-        The engine's death ends all open requests.
+        A failure of the engine ends all open requests.
         """
         with self._lock, _interrupts_deferred():
             if not wanted():
@@ -64,9 +64,9 @@ class SharedEngine:
                 self._requests.deliver(outputs)
 
     def abort(self, request_id: str, sequence: int | None = None) -> None:
-        """End a request, or one sequence of it, at once or, while a step is under way, before the next.
+        """Abort a request, or one sequence of it, now or, during a step, before the next one.
 
-        Never waits: the garbage collector may end a forgotten stream in the middle of another's step.
+        Never blocks: the garbage collector may finalize a dropped stream in the middle of a step.
         """
         self._aborts.append((request_id, sequence))
         if self._lock.acquire(blocking=False):
@@ -76,7 +76,7 @@ class SharedEngine:
                 self._lock.release()
 
     def abort_later(self, own: OpenRequest) -> None:
-        """Abort a request that nobody reads any more."""
+        """Abort a request without readers."""
         self.abort(own.request.request_id)
 
     def _send_aborts(self) -> None:
@@ -85,20 +85,20 @@ class SharedEngine:
 
 
 class EngineThread(LoopClient):
-    """The EngineClient whose engine is in this process, stepped by a thread of its own.
+    """An EngineClient whose engine runs in this process, stepped by its own thread.
 
-    The thread hands the event loop all that came of a step in one call. Open requests belong to one event
-    loop; when it is closed, or none is open, another one may use the engine.
+    The thread passes all outputs of a step to the event loop in one call. Open requests belong to one event
+    loop; when it is closed, or no request is open, another loop may use the engine.
     """
 
     def __init__(self, engine: Engine, facts: Facts) -> None:
         super().__init__()
         self.status.take_facts(facts)
         self._engine = engine
-        self._loop: asyncio.AbstractEventLoop | None = None  # whose requests are open
-        self._served: asyncio.AbstractEventLoop | None = None  # whose requests the thread computes
-        self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # None: to end
-        self._failure: EngineDead | None = None  # which ended the thread
+        self._loop: asyncio.AbstractEventLoop | None = None  # the loop whose requests are open
+        self._served: asyncio.AbstractEventLoop | None = None  # the loop whose requests the thread computes
+        self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # None: stop
+        self._failure: EngineDead | None = None  # that ended the thread
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
         self._thread.start()
 
@@ -108,7 +108,7 @@ class EngineThread(LoopClient):
         self._enter_loop()
         own = self._requests.open(request)
         self._commands.put(partial(self._add, request))
-        self.check_alive()  # again: from here on, a failure reaches this loop
+        self.check_alive()  # again: from here on, a failure is reported to this loop
         self.status.take_work()
         return Stream(self, own)
 
@@ -117,11 +117,11 @@ class EngineThread(LoopClient):
         self._commands.put(partial(self._engine.abort, request_id, sequence))
 
     def abort_later(self, own: OpenRequest) -> None:
-        """Abort from wherever the garbage collector runs: the queue takes commands from anywhere."""
+        """Abort from any thread that the garbage collector may run in: the queue is thread-safe."""
         self.abort(own.request.request_id)
 
     def check_alive(self) -> None:
-        """Raise EngineDead when no request is taken any more."""
+        """Raise EngineDead if requests are no longer accepted."""
         if self._failure is not None:
             raise another(self._failure)
         if self.status.state != "ready":
@@ -136,13 +136,13 @@ class EngineThread(LoopClient):
         return self.status.stalled(now, STALL_S)
 
     async def close(self) -> None:
-        """See EngineClient. A step that is under way ends first."""
+        """See EngineClient. The current step is completed first."""
         self.status.state = "stopped"
         self._fail_all(EngineDead("the engine was stopped"))
         await asyncio.to_thread(self.stop)
 
     def stop(self) -> None:
-        """End the thread and wait for it; from any thread."""
+        """Stop the thread and wait for it; callable from any thread."""
         self._commands.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -155,12 +155,12 @@ class EngineThread(LoopClient):
             raise RuntimeError("requests are open in another event loop")
         left = list(self._requests)
         for own in left:
-            own.wake = None  # of a task that will never run
+            own.wake = None  # its task will never run
         self._requests.fail_all(EngineDead("the request's event loop was closed"))
         self._loop = loop
         self._commands.put(partial(self._serve, loop, [own.request.request_id for own in left]))
 
-    # In the thread
+    # In the engine thread
 
     def _run(self) -> None:
         try:
@@ -174,7 +174,7 @@ class EngineThread(LoopClient):
             self._post(self._loop, self._die, self._failure)
 
     def _obey(self) -> bool:
-        """Do what was asked, waiting for it while there is no work. False: to end."""
+        """Run pending commands, waiting for one while there is no work. Return False to stop."""
         wait = not self._engine.has_work
         with suppress(Empty):
             while (command := self._commands.get(block=wait)) is not None:
@@ -184,7 +184,7 @@ class EngineThread(LoopClient):
         return True
 
     def _serve(self, loop: asyncio.AbstractEventLoop, left: list[str]) -> None:
-        """From now on give this event loop what comes, and none of what the last one left."""
+        """Serve this event loop from now on, and abort what the previous one left."""
         for request_id in left:
             self._engine.abort(request_id)
         while self._engine.has_work:
@@ -200,7 +200,7 @@ class EngineThread(LoopClient):
     def _post(
         self, loop: asyncio.AbstractEventLoop | None, function: Callable[..., None], *args: object
     ) -> None:
-        """Have an event loop call this. One that is closed has nobody who waits."""
+        """Schedule a call on an event loop; a closed loop is ignored, since nothing waits there."""
         if loop is not None:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(function, *args)
@@ -218,13 +218,13 @@ def _death(failure: BaseException) -> EngineDead:
 
 @contextmanager
 def _interrupts_deferred() -> Iterator[None]:
-    """Let a step end before Ctrl-C is raised: half a step would leave the engine in an unknown state."""
+    """Defer Ctrl-C to the end of a step: an interrupted step leaves the engine in an unknown state."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     caught: list[tuple[int, FrameType | None]] = []
     previous = signal.getsignal(signal.SIGINT)
-    if not callable(previous):  # Ctrl-C is ignored, or ends the process: nothing to put off
+    if not callable(previous):  # Ctrl-C is ignored or kills the process: nothing to defer
         yield
         return
     signal.signal(signal.SIGINT, lambda number, frame: caught.append((number, frame)))

@@ -1,4 +1,4 @@
-"""A step while it is being made: rows are added until the budget of tokens is spent."""
+"""A step under construction: rows are added until the token budget is used up."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from quire.types import MAX_DRAFTED, Admission, Grant, Row, Snapshot, Step
 
 @dataclass(slots=True)
 class Plan:
-    """The parts of a step. What is drafted leaves a token to each of the `num_running` sequences."""
+    """The parts of a step. Drafted tokens leave budget for one token of each of `num_running` sequences."""
 
     caches: Caches
     budget: int  # tokens left
     num_running: int
-    sequences: list[Sequence] = field(default_factory=list)  # whose rows these are
+    sequences: list[Sequence] = field(default_factory=list)  # those of the rows
     rows: list[Row] = field(default_factory=list)
     admitted: list[Admission] = field(default_factory=list)
     granted: list[Grant] = field(default_factory=list)
@@ -25,10 +25,10 @@ class Plan:
     drafted: bool = False  # some row verifies drafted tokens
 
     def add_row(self, sequence: Sequence, count: int, token_ids: tuple[int, ...] = ()) -> None:
-        """Compute the next `count` tokens of a sequence that has room for them, and what was drafted."""
+        """Add a row for the next `count` tokens of a sequence that has blocks for them, and its draft."""
         start, ahead = sequence.num_planned, sequence.num_ahead
         sequence.num_planned = end = start + count
-        sample = end == ahead < sequence.request.max_known  # one that is pooled gives no token
+        sample = end == ahead < sequence.request.max_known  # pooling gives no token
         num_logits = 1 if end == ahead else 0
         drafted: tuple[int, ...] = ()
         if sequence.drafted and sample:
@@ -44,10 +44,10 @@ class Plan:
         self.budget -= count
         self.sequences.append(sequence)
         row = (sequence.slot, start, count, token_ids, sample, num_logits, drafted)
-        self.rows.append(tuple.__new__(Row, row))  # half the time of calling Row
+        self.rows.append(tuple.__new__(Row, row))  # takes half the time of Row(...)
 
     def _cut_draft(self, sequence: Sequence, budget: int) -> tuple[int, ...]:
-        """Take the drafted tokens that fit; none costs another sequence its blocks, or its token."""
+        """Return the drafted tokens that fit, without taking blocks or tokens from other sequences."""
         drafted, sequence.drafted = sequence.drafted, ()
         num_others = max(0, self.num_running - len(self.rows) - 1)
         num_known = sequence.num_known
@@ -61,7 +61,7 @@ class Plan:
         return drafted[:most]
 
     def step(self, index: int, released: list[int]) -> Step:
-        """Return the step with this index, which releases these slots."""
+        """Return the finished step."""
         return Step(
             index,
             tuple(self.rows),

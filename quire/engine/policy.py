@@ -1,7 +1,7 @@
-"""Who is admitted first when requests wait: first come first served, by priority, or fair by tokens.
+"""Order of admission of waiting requests: first come first served, by priority, or token-fair.
 
-A policy decides the order of admission alone. Preempted sequences, and sequences that share the prompt of a
-running one, go before the whole queue (see `scheduler`).
+A policy decides only the order of admission. Preempted sequences, and sequences that share the prompt of a
+running one, are admitted before the whole queue (see `scheduler`).
 """
 
 from __future__ import annotations
@@ -17,48 +17,48 @@ from quire.types import NewRequest
 
 
 class WaitingQueue(Protocol):
-    """An order of waiting sequences. Nothing takes more than O(log n)."""
+    """A queue of waiting sequences. No operation takes more than O(log n)."""
 
     def __len__(self) -> int: ...
 
     def push(self, sequence: Sequence) -> None:
-        """Let a new sequence wait."""
+        """Add a new sequence."""
 
     def peek(self) -> Sequence | None:
-        """The sequence to be admitted next; it stays in the queue."""
+        """Return the sequence to admit next, without removing it."""
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a waiting sequence out, wherever it stands."""
+        """Remove a waiting sequence from any place in the queue."""
 
     def charge(self, sequence: Sequence, num_prompt_tokens: int, num_output_tokens: int) -> None:
-        """Take note of service: prompt tokens computed and output tokens given, for whoever asked."""
+        """Account for prompt tokens computed and output tokens generated for a tenant."""
 
     def check(self) -> None:
-        """Raise AssertionError unless the queue is coherent."""
+        """Raise AssertionError unless the queue is consistent."""
 
 
 def make_queue(policy: str) -> WaitingQueue:
-    """The queue for a policy of `EngineConfig.scheduling_policy`."""
+    """Return the queue for a value of `EngineConfig.scheduling_policy`."""
     if policy == "fair":
         return FairQueue()
     return KeyedQueue({"fcfs": first_come, "priority": by_priority}[policy])
 
 
 def first_come(new: NewRequest) -> int:
-    """One key for all: only the order of arrival counts."""
+    """Return one key for all requests: order of arrival."""
     return 0
 
 
 def by_priority(new: NewRequest) -> int:
-    """The lower number goes first, as in vLLM."""
+    """Return the priority: lower goes first, as in vLLM."""
     return new.priority
 
 
 class KeyedQueue:
-    """A heap by a key that never changes while a sequence waits; equal keys in order of arrival.
+    """A heap by a key that is constant while a sequence waits; ties are in order of arrival.
 
-    A removed sequence leaves an empty entry behind. Empty entries are swept when they are the majority,
-    so that neither time nor memory grows with what was removed.
+    A removed sequence leaves a stale entry. Stale entries are removed when they are the majority, so that
+    neither time nor memory grows with removals.
     """
 
     def __init__(self, key: Callable[[NewRequest], int]) -> None:
@@ -101,7 +101,7 @@ class KeyedQueue:
 
 @dataclass(slots=True, eq=False)
 class Tenant:
-    """Who asks: the tokens served so far, weighted, and the sequences that wait, in order of arrival."""
+    """A tenant: its weighted count of served tokens, and its waiting sequences in order of arrival."""
 
     index: int
     counter: int = 0
@@ -110,20 +110,20 @@ class Tenant:
 
 
 class FairQueue:
-    """Token-fair between tenants: the one that was served least goes first (virtual token counters).
+    """A token-fair queue: the tenant served least goes first (virtual token counters).
 
     Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024), algorithm 2. A tenant that
-    begins to wait is lifted to the least counter of those waiting, so that idling saves up no credit.
-    Counters only grow: an entry of the heap may be too low, never too high, and is corrected when it
-    comes to the top. A counter is kept for every tenant ever seen (a few dozen bytes each).
+    starts to wait is raised to the lowest counter among those waiting, so that idling earns no credit.
+    Counters only grow: a heap entry may be too low but never too high, and is corrected when it reaches the
+    top. A counter is kept for every tenant ever seen (a few dozen bytes each).
     """
 
     PROMPT_WEIGHT = 1
-    OUTPUT_WEIGHT = 2  # an output token costs a pass of its own; the weight of the paper
+    OUTPUT_WEIGHT = 2  # an output token needs a forward pass; the weight of the paper
 
     def __init__(self) -> None:
         self._tenants: dict[str, Tenant] = {}
-        self._heap: list[tuple[int, int, Tenant]] = []  # (counter, or less; tenant index; tenant)
+        self._heap: list[tuple[int, int, Tenant]] = []  # (counter or a lower bound, tenant index, tenant)
         self._last_served: Tenant | None = None
         self._num_waiting = 0
 
@@ -157,7 +157,7 @@ class FairQueue:
         self._tenant(sequence).counter += cost
 
     def counter(self, tenant: str) -> int:
-        """Weighted tokens that a tenant was served, or was lifted to."""
+        """Return the counter of a tenant: weighted tokens it was served or raised to."""
         return self._tenants[tenant].counter if tenant in self._tenants else 0
 
     def _tenant(self, sequence: Sequence) -> Tenant:
@@ -168,7 +168,7 @@ class FairQueue:
         return tenant
 
     def _least(self) -> Tenant | None:
-        """The waiting tenant with the least counter. Corrects the top of the heap until it is true."""
+        """Return the waiting tenant with the lowest counter, correcting the top of the heap as needed."""
         while self._heap:
             counter, index, tenant = self._heap[0]
             if not tenant.waiting:

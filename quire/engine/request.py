@@ -11,29 +11,29 @@ from quire.types import Admission, Failure, FinishReason, NewRequest, Output, Po
 
 @dataclass(slots=True, eq=False)
 class ScheduledRequest:
-    """What the sequences of one request share, from its arrival to its last final output.
+    """State shared by the sequences of one request, from its arrival to its last final output.
 
-    While the first sequence computes the prompt, the others are `followers`: they wait, to share its
-    blocks instead of computing them again.
+    While the first sequence computes the prompt, the others are `followers`: they wait, to share its blocks
+    instead of computing them again.
     """
 
     new: NewRequest
     root: bytes
-    max_known: int  # a sequence ends when it knows this many tokens, prompt included
+    max_known: int  # a sequence ends at this many known tokens, prompt included
     eos_token_ids: frozenset[int]
     end_token_ids: frozenset[int]  # eos and stop tokens
-    min_known: int  # no stop token ends a sequence that knows no more tokens than this
+    min_known: int  # stop tokens end a sequence only beyond this many known tokens
     num_open: int
     sequences: tuple[Sequence, ...] = ()
     followers: dict[Sequence, None] = field(default_factory=dict)
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
     lacks_prompt_logprobs: bool = False
     owes_prompt_logprobs: bool = False
-    keys: dict[int, bytes] = field(default_factory=dict)  # of its `block_keys`, by block
+    keys: dict[int, bytes] = field(default_factory=dict)  # `block_keys`, by block
 
     @classmethod
     def of(cls, new: NewRequest, max_model_len: int, block_size: int, private: bool) -> ScheduledRequest:
-        """Open a request. The chain of a `private` one meets no other request's."""
+        """Create the state of a new request. The blocks of a `private` one match no other request's."""
         params, num_prompt = new.params, len(new.prompt_token_ids)
         longest = max_model_len if params.max_tokens is None else num_prompt + params.max_tokens
         if new.pooling:
@@ -49,7 +49,7 @@ class ScheduledRequest:
             max_known=min(longest, max_model_len),
             eos_token_ids=eos_token_ids,
             end_token_ids=eos_token_ids.union(params.stop_token_ids),
-            # Under a grammar the device gives an end token early only where nothing else can follow.
+            # With a grammar the device gives an end token early only if nothing else can follow.
             min_known=num_prompt + (0 if new.grammar else params.min_tokens),
             num_open=params.num_sequences,
             lacks_prompt_logprobs=scored,
@@ -65,15 +65,15 @@ class ScheduledRequest:
         return request
 
     def ends_with(self, token_id: int, num_known: int) -> tuple[FinishReason | None, int | None]:
-        """(finish reason, stop reason) after the token that makes a sequence know `num_known` tokens."""
+        """Return (finish reason, stop reason) after known token number `num_known`."""
         if num_known > self.min_known and token_id in self.end_token_ids:
             return "stop", None if token_id in self.eos_token_ids else token_id
         return ("length" if num_known >= self.max_known else None), None
 
     def collect_prompt_logprobs(self, start: int, end: int, got: tuple[PositionLogprobs, ...]) -> bool:
-        """Keep what computing positions [start, end) told about the prompt; False when some is missing.
+        """Store the prompt logprobs from positions [start, end); return False if some are missing.
 
-        A resumed sequence may compute again positions whose logprobs are known: those are dropped.
+        A resumed sequence may recompute positions whose logprobs are known: those are dropped.
         """
         num_wanted = len(self.new.prompt_token_ids) - 1
         if len(got) != max(0, min(end, num_wanted) - start):
@@ -83,7 +83,7 @@ class ScheduledRequest:
         return True
 
     def take_prompt_logprobs(self) -> tuple[PositionLogprobs, ...]:
-        """The prompt's logprobs, once, when they are complete; otherwise nothing."""
+        """Return the prompt's logprobs once, when they are complete; otherwise nothing."""
         if self.lacks_prompt_logprobs or not self.owes_prompt_logprobs:
             return ()
         self.owes_prompt_logprobs = False
@@ -92,25 +92,25 @@ class ScheduledRequest:
 
 @dataclass(slots=True, eq=False)
 class Table:
-    """The blocks that a sequence holds in a group, from entry `first` on; earlier ones slid out of sight."""
+    """The blocks a sequence holds in a group, from entry `first` on; earlier ones left the window."""
 
     first: int
     blocks: list[int]
 
     @property
     def end(self) -> int:
-        """The entry after the last one."""
+        """The index after the last entry."""
         return self.first + len(self.blocks)
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One of the n answers to a request. It waits (slot is -1), runs, and ends; preempted, it waits again.
+    """One of the n answers to a request. It waits (slot is -1), runs and ends; if preempted, it waits again.
 
-    It knows the prompt and what it emitted; the steps in flight *promise* it more tokens. The first
-    `num_computed` of its tokens have keys and values in the blocks of its `tables`, one a group of layers;
-    the steps in flight compute those from there to `num_planned`. `chain` holds the hashes of its full
-    blocks; they outlive a preemption, as tokens do.
+    Its known tokens are the prompt and those it emitted; steps in flight *promise* it more. The first
+    `num_computed` of its tokens have keys and values in the blocks of its `tables`, one per cache group; the
+    steps in flight compute those from there to `num_planned`. `chain` holds the hashes of its full blocks;
+    like its tokens, they survive a preemption.
     """
 
     request: ScheduledRequest
@@ -120,20 +120,20 @@ class Sequence:
     num_ahead: int  # known and promised tokens
     num_planned: int = 0
     num_computed: int = 0
-    free_after: int = 0  # preempted: may be admitted when this many steps were committed
+    free_after: int = 0  # after a preemption: the number of committed steps to wait for
     slot: int = -1
     finished: bool = False
     emitted: list[int] = field(default_factory=list)
     drafted: tuple[int, ...] = ()  # to be verified with the next row that samples
     tables: list[Table] = field(default_factory=list)
     capacity: int = 0  # positions that all tables have blocks for
-    num_registered: int = 0  # leading blocks that were offered to the prefix cache
+    num_registered: int = 0  # leading blocks registered in the prefix cache
     saving: list[tuple[int, BlockPool, int]] = field(default_factory=list)  # position, pool, id
     chain: list[bytes] = field(default_factory=list)
-    num_wanted: tuple[int, ...] = ()  # free blocks that the last attempt at admission asked for, by group,
-    num_found: int = 0  # the leading blocks that it found in the groups without a window,
-    num_usable: int = 0  # those of them that it could go on from,
-    num_revived: int = -1  # and the counts of the pools at that time
+    num_wanted: tuple[int, ...] = ()  # of the last attempt at admission: free blocks needed, by group,
+    num_found: int = 0  # leading blocks found in the groups without a window,
+    num_usable: int = 0  # those of them it could continue from,
+    num_revived: int = -1  # and the counters of the pools then
     num_entered: int = -1
     num_cached_tokens: int = 0
     admitted_s: float | None = None
@@ -141,11 +141,11 @@ class Sequence:
     num_preemptions: int = 0
 
     def known_tokens(self) -> tuple[int, ...]:
-        """The prompt and all that was emitted."""
+        """Return the prompt and all emitted tokens."""
         return self.request.new.prompt_token_ids + tuple(self.emitted)
 
     def block_hash(self, index: int, block_size: int) -> bytes:
-        """The hash of full block `index`; that of every block before it must have been asked already."""
+        """Return the hash of full block `index`; those of all blocks before it must be known already."""
         if index < len(self.chain):
             return self.chain[index]
         start, end = index * block_size, (index + 1) * block_size
@@ -158,10 +158,10 @@ class Sequence:
         return self.chain[-1]
 
     def num_reusable(self) -> int:
-        """Tokens that a prefix match may cover: not the last one, whose logits are always needed.
+        """Return the tokens that a prefix match may cover: not the last, whose logits are always needed.
 
-        A prompt whose logprobs are asked needs the logits of every position that has given none yet; one
-        that is pooled needs all of it at once.
+        A prompt with prompt_logprobs needs the logits of every position without logprobs yet; pooling needs
+        the whole prompt in one row.
         """
         if self.request.new.pooling:
             return 0
@@ -172,7 +172,7 @@ class Sequence:
     def take(
         self, token_ids: tuple[int, ...], now: float
     ) -> tuple[tuple[int, ...], FinishReason | None, int | None]:
-        """Know tokens up to the one that ends the sequence, if any: return them and why it ends."""
+        """Append tokens up to the one that ends the sequence, if any; return them and the reasons."""
         request = self.request
         if self.first_token_s is None:
             self.first_token_s = now
@@ -187,7 +187,7 @@ class Sequence:
         return token_ids, None, None
 
     def admission(self) -> Admission:
-        """What the device must know of the sequence when it takes its slot."""
+        """Return what the device needs to know of the sequence when it takes its slot."""
         new, params = self.request.new, self.request.new.params
         if params.prompt_logprobs is not None and not self.request.lacks_prompt_logprobs:
             params = replace(params, prompt_logprobs=None)
@@ -206,12 +206,12 @@ class Sequence:
         )
 
     def output(self, token_ids: tuple[int, ...], logprobs: tuple[PositionLogprobs, ...]) -> Output:
-        """What a step gave, which is not the last: written out, as this is for every token."""
+        """Return an output that is not the last. Inlined, since it runs for every token."""
         request = self.request
         prompt_logprobs = request.take_prompt_logprobs() if request.owes_prompt_logprobs else ()
         name, num_cached = request.new.request_id, self.num_cached_tokens
         given = (token_ids, logprobs, prompt_logprobs, None, None, None, num_cached, None, ())
-        return tuple.__new__(Output, (name, self.index, *given))  # half the time of calling Output
+        return tuple.__new__(Output, (name, self.index, *given))  # takes half the time of Output(...)
 
     def final_output(
         self,
@@ -223,7 +223,7 @@ class Sequence:
         logprobs: tuple[PositionLogprobs, ...] = (),
         vector: tuple[float, ...] = (),
     ) -> Output:
-        """The last output of the sequence, with its times (seconds on the engine's clock)."""
+        """Return the last output of the sequence, with its times (seconds on the engine's clock)."""
         return Output(
             self.request.new.request_id,
             self.index,
@@ -241,7 +241,7 @@ class Sequence:
         )
 
     def check(self, block_size: int) -> None:
-        """Raise AssertionError unless the numbers agree, and the hashes are those of the tokens."""
+        """Raise AssertionError unless the counters agree and the hashes are those of the tokens."""
         token_ids, keys = self.known_tokens(), self.request.keys
         assert len(token_ids) == self.num_known <= self.num_ahead <= self.request.max_known
         assert self.num_prompt == len(self.request.new.prompt_token_ids)

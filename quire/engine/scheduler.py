@@ -1,21 +1,21 @@
-"""The scheduler: which known tokens of which request are computed next.
+"""The scheduler: decides which known tokens of which sequences are computed next.
 
-There is no prefill phase and no decode phase. Every sequence wants its known tokens computed; a step gives
-each a share of the token budget, those that run first, in the order of their admission. A sequence whose
-last known token is computed samples the next one. Chunked prefill, prefix hits, resumption after a
-preemption and several tokens a row are all this one rule (the idea of vLLM's V1 scheduler).
+There is no prefill phase and no decode phase. Every sequence needs its known tokens computed; a step gives
+each a share of the token budget, running ones first, in the order of their admission. A sequence whose last
+known token is computed samples the next one. Chunked prefill, prefix hits, resumption after a preemption and
+several tokens per row are all instances of this one rule (the idea of vLLM's V1 scheduler).
 
-Progress: blocks for all known tokens (in groups with a window, as many as may be held) are taken at
-admission, later ones as tokens come. When none is free, the most recently admitted sequence is preempted and
-goes to the head of the queue. So the oldest sequence always advances, and ends; then the next is the oldest.
-Nobody is admitted past a sequence at the head whose blocks are not free yet.
+Progress: blocks for all known tokens (in groups with a window, at most as many as may be held) are allocated
+at admission, later ones as tokens are generated. If none is free, the most recently admitted sequence is
+preempted and goes to the head of the queue. So the oldest sequence always advances, and ends; then the next
+is the oldest. No sequence is admitted before one at the head whose blocks are not free yet.
 
-Several steps may be in flight: planned, and not committed. The next one counts on the tokens that they
-will give as *promised* ones, which the device will have. A sequence whose promised token ends it has a row
-too many in flight; its result is dropped. Steps compute in the order of their plans, so blocks and slots
-that are released while a step in flight uses them may be granted anew by the next.
+Several steps may be in flight: planned but not committed. The next one counts on the tokens that they will
+give as *promised* ones, which the device will have. A sequence ended by a promised token has one row too many
+in flight, whose result is dropped. Steps compute in the order of their plans, so blocks and slots that are
+released while a step in flight uses them may be granted again by the next.
 
-A plan is a pure function of the calls made before: no clock is read, and every container has an order.
+A plan is a pure function of the preceding calls: no clock is read, and every container has an order.
 """
 
 from __future__ import annotations
@@ -32,20 +32,21 @@ from quire.types import Failure, NewRequest, Output, Row, RowResult, Step, StepR
 
 
 class Scheduler:
-    """Plans steps and turns their results into outputs: `commit` takes the steps of `schedule` in order.
+    """Plans steps, and turns their results into outputs: `commit` takes the steps in the order planned.
 
-    `groups` are those of the model's layers by what they keep; a Grant names one by its index.
+    `groups` are the cache groups of the model; a Grant refers to one by its index.
 
     At most `max_steps_in_flight` steps are planned and not committed; only one while a sequence with a
     grammar runs (its last token decides which tokens may follow) or while drafted tokens are verified.
 
-    `add` and `abort` may come at any moment. The time of a step grows with its rows and the tokens
-    admitted, not with the queue or the pool. Requests must fit the limits: `engine.validate` sees to it.
+    `add` and `abort` may be called at any time. The time of a step grows with its rows and admitted tokens,
+    not with the queue or the pool. Requests must be within the limits, which `engine.validate` checks.
 
-    A step has `max_num_batched_tokens` at most; where sequences generate, `max_num_prefill_tokens` of others.
+    A step has at most `max_num_batched_tokens`, and at most `max_num_prefill_tokens` of prompts while other
+    sequences generate.
 
-    An admission leaves `num_spare_blocks` free for each sequence that runs, which will need them soon; with
-    none, whoever is admitted into the last block is preempted at once, and its work was for nothing.
+    An admission leaves `num_spare_blocks` free for each running sequence, which will need them soon. Without
+    them a sequence admitted into the last block would be preempted at once, and its work wasted.
     """
 
     def __init__(
@@ -75,41 +76,41 @@ class Scheduler:
         self._private = not enable_prefix_caching
         self._requests: dict[str, ScheduledRequest] = {}
         self._running: dict[int, Sequence] = {}  # by slot, in the order of admission
-        self._head: OrderedDict[Sequence, None] = OrderedDict()  # goes before the queue
+        self._head: OrderedDict[Sequence, None] = OrderedDict()  # admitted before the queue
         self._queue: WaitingQueue = make_queue(policy)
         self._num_open = 0  # sequences
         self._free_slots = list(range(max_num_seqs))  # a heap: the lowest first
         self._released: list[int] = []  # slots vacated since the last step
-        self._in_flight: deque[list[Sequence]] = deque()  # whose rows the steps hold, the oldest step first
+        self._in_flight: deque[list[Sequence]] = deque()  # those with rows, oldest step first
         self._num_steps = 0
-        self._num_constrained = 0  # sequences with a grammar that run
+        self._num_constrained = 0  # running sequences with a grammar
         self._drafted = False  # the newest step in flight verifies drafted tokens
 
     @property
     def num_running(self) -> int:
-        """Sequences that own a slot."""
+        """Sequences with a slot."""
         return len(self._running)
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait to be admitted, at first or again."""
+        """Sequences waiting for admission, at first or again."""
         return self._num_open - len(self._running)
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that no sequence holds."""
+        """Blocks not held by any sequence."""
         return self.caches.num_free
 
     @property
     def has_work(self) -> bool:
-        """True while a sequence has had no final output."""
+        """True while any sequence lacks its final output."""
         return self._num_open > 0
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
     def add(self, new: NewRequest) -> None:
-        """Let a request wait. Its id must not be that of an open one (ValueError)."""
+        """Add a request. Raises ValueError if its id is that of an open one."""
         if new.request_id in self._requests:
             raise ValueError(f"request {new.request_id!r} is open already")
         request = ScheduledRequest.of(
@@ -120,9 +121,9 @@ class Scheduler:
         self._queue.push(request.sequences[0])
 
     def abort(self, request_id: str, now: float, sequence: int | None = None) -> list[Output]:
-        """End a request, or one sequence of it, at once: a final output for each that was open.
+        """Abort a request, or one sequence of it; return a final output for each that was open.
 
-        What a step in flight computes for it is dropped. Unknown and ended ones are passed over.
+        Results of steps in flight for it are dropped. Unknown and ended ones are ignored.
         """
         request = self._requests.get(request_id)
         if request is None:
@@ -130,12 +131,12 @@ class Scheduler:
         if sequence is not None:
             ending = request.sequences[sequence : sequence + 1] if sequence >= 0 else ()
         else:
-            ending = request.sequences[::-1]  # followers first, or each would come to lead in turn
+            ending = request.sequences[::-1]  # followers first, or each would become the leader in turn
         outputs = [self._finish(c, c.final_output(now, "abort")) for c in ending if not c.finished]
         return outputs[::-1]
 
     def draft(self, request_id: str, sequence: int, token_ids: Iterable[int]) -> bool:
-        """Have guesses at what follows the known tokens of a running sequence verified with its next token.
+        """Set the drafted tokens of a running sequence, to be verified with its next row.
 
         As many are kept as length, budget and blocks allow. Return False, and change nothing, if the sequence
         is not running, has rows in flight (which will add known tokens), or follows a grammar.
@@ -150,9 +151,9 @@ class Scheduler:
         return True
 
     def schedule(self, now: float) -> Step | None:
-        """The next step, or None when nothing can be computed before the steps in flight are committed.
+        """Return the next step, or None if nothing can be computed before a step in flight is committed.
 
-        Without steps in flight, None says that nothing is open. `now`: seconds on the engine's clock.
+        Without steps in flight, None means that nothing is open. `now`: seconds on the engine's clock.
         """
         if len(self._in_flight) >= self.max_steps_in_flight:
             raise RuntimeError("too many steps were not committed")
@@ -172,16 +173,16 @@ class Scheduler:
         return plan.step(self._num_steps - 1, released)
 
     def _budget(self) -> int:
-        """Tokens of the next step, at most: who generates waits no longer than a chunk of a prompt takes."""
+        """Return the token budget of the next step: a chunk of a prompt bounds the delay of decoding."""
         generating = sum(c.num_ahead - c.num_planned == 1 for c in self._running.values())
         most = generating + self.max_num_prefill_tokens if generating else self.max_num_batched_tokens
         return min(most, self.max_num_batched_tokens)
 
     def _plan_running(self, plan: Plan) -> None:
-        """Rows for those that run, oldest first."""
+        """Add rows for the running sequences, oldest first."""
         for sequence in tuple(self._running.values()):
             budget = plan.budget
-            if not budget or sequence.slot < 0:  # an older one preempted it, and all younger ones
+            if not budget or sequence.slot < 0:  # preempted by an older one, as are all younger ones
                 return
             count = sequence.num_ahead - sequence.num_planned
             if sequence.num_ahead == sequence.request.max_known:  # the last token is promised
@@ -194,9 +195,9 @@ class Scheduler:
             plan.add_row(sequence, count)
 
     def _grow(self, sequence: Sequence, count: int, plan: Plan) -> bool:
-        """Give a running sequence room for more tokens; False when it has to wait, or yielded to older ones.
+        """Allocate blocks for more tokens of a running sequence; False if it must wait or was preempted.
 
-        It takes no blocks from others while rows of its own are in flight: those may end someone.
+        It preempts no others while its own rows are in flight, since committing those may free blocks.
         """
         while (grants := self.caches.grow(sequence, sequence.num_planned + count)) is None:
             if sequence.num_planned > sequence.num_computed:
@@ -211,7 +212,7 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Take slot and blocks; the sequence will compute its tokens again, or find them cached."""
+        """Take slot and blocks away; the sequence will recompute its tokens or find them cached."""
         self._vacate(sequence)
         sequence.num_preemptions += 1
         sequence.free_after = self._num_steps
@@ -220,17 +221,17 @@ class Scheduler:
         self._head.move_to_end(sequence, last=False)  # the youngest first, so the oldest ends up in front
 
     def _plan_waiting(self, plan: Plan, now: float) -> None:
-        """Admit those that wait, in order, while tokens, slots and blocks are left."""
+        """Admit waiting sequences, in order, while tokens, slots and blocks are left."""
         while plan.budget and self._free_slots:
             sequence = next(iter(self._head)) if self._head else self._queue.peek()
             if sequence is None or not self._admit(sequence, now, plan):
                 return
 
     def _admit(self, sequence: Sequence, now: float, plan: Plan) -> bool:
-        """Give a waiting sequence a slot, blocks and its first row; False when the blocks are not free.
+        """Give a waiting sequence a slot, blocks and its first row; False if the blocks are not free.
 
-        One that was preempted waits for the results of its rows first, one that is pooled for a step that
-        has room for all of it.
+        A preempted one first waits for the results of its rows; one for pooling, for a step with budget for
+        its whole prompt.
         """
         if sequence.free_after > self._num_steps - len(self._in_flight):
             return False
@@ -239,7 +240,7 @@ class Scheduler:
             return False
         caches, num_spare = self.caches, self._num_spare_blocks * len(self._running)
         if not caches.has_room(sequence, num_spare) and not caches.may_want_less(sequence):
-            return False  # a long prompt is not matched anew in every step
+            return False  # avoids matching a long prompt again in every step
         match = caches.match(sequence)
         if not caches.has_room(sequence, num_spare):
             return False
@@ -261,7 +262,7 @@ class Scheduler:
         return True
 
     def commit(self, step: Step, result: StepResult, now: float) -> list[Output]:
-        """Take in what a step gave: the outputs of its rows, in order. `now` as in `schedule`."""
+        """Process the results of a step; return the outputs of its rows, in order. `now` as in `schedule`."""
         if not self._in_flight or step.index != self._num_steps - len(self._in_flight):
             raise RuntimeError(f"step {step.index} is not the oldest in flight")
         if len(result.rows) != len(step.rows):
@@ -277,7 +278,7 @@ class Scheduler:
         return outputs
 
     def _commit_row(self, sequence: Sequence, row: Row, got: RowResult, now: float) -> Output | None:
-        """Take the new tokens, count what was computed, and offer full blocks to the cache."""
+        """Append the new tokens, count the computed ones, and register full blocks in the cache."""
         if got.error is not None:
             return self._fail(sequence, got.error, now)
         request, token_ids = sequence.request, got.token_ids
@@ -296,7 +297,7 @@ class Scheduler:
                 sequence.num_planned, sequence.num_ahead = end, sequence.num_known
         else:
             end = row.start + row.count
-        if sequence.slot >= 0:  # or its blocks were taken, and what the row wrote into them is void
+        if sequence.slot >= 0:  # else it was preempted, and what the row computed is void
             sequence.num_computed = end
             if end // self.block_size > sequence.num_registered and not request.new.pooling:
                 self.caches.register(sequence)
@@ -318,7 +319,7 @@ class Scheduler:
         return self._finish(sequence, sequence.final_output(now, "stop", vector=got.vector))
 
     def _release_followers(self, leader: Sequence) -> None:
-        """The prompt is computed: its full blocks can be shared, and the other sequences may be admitted."""
+        """Queue the other sequences once the prompt is computed and its full blocks can be shared."""
         request = leader.request
         for follower in request.followers:
             follower.chain = leader.chain[: leader.num_prompt // self.block_size]
@@ -326,11 +327,11 @@ class Scheduler:
         request.followers = {}
 
     def _fail(self, sequence: Sequence, error: Failure, now: float) -> Output:
-        """End a sequence alone, with the error that its row met."""
+        """End one sequence with the error of its row."""
         return self._finish(sequence, sequence.final_output(now, "error", error=error))
 
     def _finish(self, sequence: Sequence, output: Output) -> Output:
-        """End a sequence wherever it stands. Every final output passes through here, once."""
+        """End a sequence in any state. Every final output passes through here, once."""
         request = sequence.request
         leads = sequence not in request.followers
         if sequence.slot >= 0:
@@ -342,15 +343,15 @@ class Scheduler:
         request.num_open -= 1
         if not request.num_open:
             del self._requests[request.new.request_id]
-            request.sequences = ()  # leaves no reference cycle for the garbage collector
-        elif leads and request.followers:  # it ended before the prompt was computed: the next one leads
+            request.sequences = ()  # avoids a reference cycle
+        elif leads and request.followers:  # it ended before computing the prompt: the next one leads
             follower = next(iter(request.followers))
             del request.followers[follower]
             self._head[follower] = None
         return output
 
     def _vacate(self, sequence: Sequence) -> None:
-        """Take slot and blocks from a running sequence."""
+        """Free the slot and the blocks of a running sequence."""
         slot = sequence.slot
         del self._running[slot]
         heapq.heappush(self._free_slots, slot)
@@ -362,7 +363,7 @@ class Scheduler:
         self._num_constrained -= bool(sequence.request.new.grammar)
 
     def _withdraw(self, sequence: Sequence) -> None:
-        """Take a waiting sequence out of where it waits."""
+        """Remove a waiting sequence from its queue."""
         if sequence in sequence.request.followers:
             del sequence.request.followers[sequence]
         elif sequence in self._head:
@@ -371,7 +372,7 @@ class Scheduler:
             self._queue.remove(sequence)
 
     def check(self) -> None:
-        """Raise AssertionError unless every structure is coherent. Time grows with all that is open."""
+        """Raise AssertionError unless all state is consistent. Takes time proportional to open requests."""
         self.caches.check(self._running.values(), self.max_steps_in_flight)
         self._queue.check()
         assert sorted([*self._running, *self._free_slots]) == list(range(self.max_num_seqs))

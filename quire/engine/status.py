@@ -1,4 +1,4 @@
-"""The status of an engine: what was chosen for it, what it has room for, and counts that follow its steps."""
+"""Status of an engine: facts about it, its limits, and counters updated by its steps."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ State = Literal["starting", "ready", "restarting", "stopped"]
 
 
 class Facts(NamedTuple):
-    """Facts that are known once a model is loaded. `chosen` is what was chosen for it, in words.
+    """Facts known once a model is loaded. `chosen` are the choices made for it, as text.
 
-    `longest_context` is the most tokens a sequence could have if memory were no issue. `fingerprint` names
-    all that decides the bits of an answer.
+    `longest_context` is the maximum number of tokens of a sequence, memory permitting. `fingerprint`
+    identifies everything that determines the bits of an answer.
     """
 
     chosen: dict[str, str]
@@ -26,7 +26,7 @@ class Facts(NamedTuple):
 
 
 class StepReport(NamedTuple):
-    """The cost of a step, and the engine's counts after it. No record: no step ended, only aborts did."""
+    """The record of a step, and the engine's counters after it. No record: only aborts were processed."""
 
     record: Record | None
     num_running: int
@@ -35,9 +35,9 @@ class StepReport(NamedTuple):
 
 
 def step(engine: Engine) -> tuple[list[Output], StepReport | None]:
-    """Step an engine; what came of it, and the report. Raises EngineDead when the step fails.
+    """Step an engine; return its outputs and the report. Raises EngineDead if the step fails.
 
-    There is no report when nothing has ended: the step is still under way.
+    There is no report while no step has finished.
     """
     before = engine.records[-1] if engine.records else None
     outputs = engine.step()
@@ -68,19 +68,19 @@ class Totals:
 
 @dataclass(slots=True)
 class EngineStatus:
-    """How the engine stands; kept up to date. Times are of time.monotonic.
+    """The current status of an engine, updated in place. Times are of time.monotonic.
 
-    `facts` are empty until the engine was ready for the first time.
+    `facts` are empty until the engine is first ready.
     """
 
     state: State = "starting"
     facts: Facts = field(default_factory=lambda: Facts({}, RequestLimits(0, (), 1, 1), 0))
-    pid: int | None = None  # of its process, where it has one of its own
+    pid: int | None = None  # of the engine process, if it has one
     num_running: int = 0
     num_waiting: int = 0
     num_free_blocks: int = 0
     steps: int = 0  # since the start, restarts included
-    last_progress_s: float = 0.0  # when a step ended, or work came to an idle engine
+    last_progress_s: float = 0.0  # when a step ended, or an idle engine received work
     has_work: bool = False
     num_restarts: int = 0
     num_bad_frames: int = 0
@@ -91,17 +91,17 @@ class EngineStatus:
         return self.facts.limits.num_blocks
 
     def take_facts(self, facts: Facts) -> None:
-        """The engine is ready."""
+        """Note that the engine is ready."""
         self.state, self.facts = "ready", facts
         self.num_free_blocks = facts.limits.num_blocks
 
     def take_work(self) -> None:
-        """A request was sent."""
+        """Note that a request was sent."""
         if not self.has_work:
             self.has_work, self.last_progress_s = True, time.monotonic()
 
     def take_report(self, report: StepReport) -> None:
-        """After each step."""
+        """Update the counters after a step."""
         self.steps += 1
         self.last_progress_s = time.monotonic()
         self.num_running, self.num_waiting = report.num_running, report.num_waiting
@@ -110,14 +110,14 @@ class EngineStatus:
             self.totals.add(report.record)
 
     def stalled(self, now: float, stall_s: float) -> str | None:
-        """Words for an engine that has work and has ended no step for so long, else None."""
+        """Return a description if the engine has work but finished no step for `stall_s`, else None."""
         still_s = now - self.last_progress_s
         if self.has_work and still_s > stall_s:
             return f"no step of the engine has ended for {still_s:.0f} s"
         return None
 
     def take_death(self) -> None:
-        """Nothing runs."""
+        """Note that the engine died: nothing runs."""
         self.pid, self.has_work = None, False
         self.num_running = self.num_waiting = 0
         self.num_free_blocks = self.num_blocks
