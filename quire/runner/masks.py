@@ -1,4 +1,4 @@
-"""Masks: which tokens a request's grammar lets follow, computed in threads while the model computes."""
+"""Masks of the tokens a grammar allows next, computed in threads while the model computes."""
 
 from __future__ import annotations
 
@@ -17,56 +17,55 @@ from quire.types import Admission, Failure
 
 MAX_THREADS = 8  # and at most half of the cores: the model needs them too
 T = TypeVar("T")
-_STACK_BYTES = 16 << 20  # four times that with which grammars were tried out
+_STACK_BYTES = 16 << 20  # four times the stack of the process that tests grammars first
 
 
 class TokenMatcher(Protocol):
-    """How far one sequence has come in a grammar; see quire.grammar.grammars, which loads llguidance."""
+    """The state of one sequence in a grammar; quire.grammar.grammars implements it with llguidance."""
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Take tokens that were allowed, and none that ended the output."""
+        """Advance by tokens that were allowed and did not end the output."""
 
     def allowed(self) -> tuple[NDArray[np.uint32], bool]:
-        """A bit for each token that may follow, [ceil(V / 32)], and whether the output may end.
+        """Return a bit for each allowed token, [ceil(V / 32)], and True if the output may end.
 
         Raises RequestError.
         """
 
 
 class GrammarSource(Protocol):
-    """The grammars of a model. Any number of threads may share it."""
+    """The grammars of a model. Thread-safe."""
 
     def start(self, grammar: str) -> TokenMatcher:
-        """A grammar at its beginning."""
+        """Return a matcher at the beginning of a grammar."""
 
 
 class GrammarState:
-    """The place of a sequence in its grammar, and the tokens that may follow.
+    """The state of a sequence in its grammar, and the tokens allowed next.
 
-    A function of the admission and the emitted tokens alone: built again after a preemption, it is what it
-    was.
+    A pure function of the admission and the emitted tokens: it is rebuilt identically after a preemption.
     """
 
     __slots__ = ("allowed", "error", "grammar", "matcher", "num_taken")
 
     def __init__(self, admission: Admission) -> None:
         self.grammar = admission.grammar
-        self.num_taken = admission.num_prompt_tokens  # tokens of the sequence that the matcher has seen
+        self.num_taken = admission.num_prompt_tokens  # tokens of the sequence already passed to the matcher
         self.matcher: TokenMatcher | None = None
-        self.allowed: NDArray[np.uint32] | None = None  # a bit for each token, in the step under way
-        self.error: Failure | None = None  # why the sequence cannot go on
+        self.allowed: NDArray[np.uint32] | None = None  # a bit for each token, in the current step
+        self.error: Failure | None = None  # why the sequence failed
 
     def compute(
         self, grammars: GrammarSource, token_ids: Sequence[int], end_token_ids: Sequence[int]
     ) -> None:
-        """Go on to the end of the known tokens; set `allowed` for the one that follows."""
+        """Advance to the end of the known tokens; set `allowed` for the next one."""
         if self.matcher is None:
             self.matcher = grammars.start(self.grammar)
         self.matcher.advance(token_ids[self.num_taken :])
         self.num_taken = len(token_ids)
         self.allowed, may_end = self.matcher.allowed()
         for token_id in end_token_ids if may_end else ():
-            if token_id < 32 * len(self.allowed):  # a tokenizer may know one that the model cannot give
+            if token_id < 32 * len(self.allowed):  # the tokenizer may have one that the model cannot produce
                 self.allowed[token_id // 32] |= np.uint32(1 << token_id % 32)
 
 
@@ -76,9 +75,9 @@ ConstrainedRows = Sequence[
 
 
 class Masks:
-    """Computes the masks of a step in threads of its own.
+    """Computes the masks of a step in its own threads.
 
-    `load` is called with the first grammar, unless `prepare` was before.
+    `load` is called for the first grammar, or by `prepare`.
     """
 
     def __init__(self, load: Callable[[], GrammarSource], num_threads: int | None = None) -> None:
@@ -86,19 +85,19 @@ class Masks:
         self._lock = threading.Lock()
         self._grammars: GrammarSource | None = None
         self._num_threads = num_threads or max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2))
-        self._threads = ThreadPoolExecutor(self._num_threads, "masks")  # none starts before it has work
+        self._threads = ThreadPoolExecutor(self._num_threads, "masks")  # starts no thread before it has work
 
     def begin(self, constrained: ConstrainedRows) -> list[Future[None]]:
-        """Compute the masks of these rows; all is to be waited for before sampling."""
+        """Start computing the masks of these rows; all futures must be awaited before sampling."""
         count = min(self._num_threads, len(constrained))
         return self._submit([partial(self._compute, constrained[i::count]) for i in range(count)])
 
     def prepare(self) -> None:
-        """Load in the background what the first grammar would have to wait for."""
+        """Load the grammars in the background, so that the first grammar need not wait."""
         self._submit([self._loaded])
 
     def _submit(self, calls: Sequence[Callable[[], T]]) -> list[Future[T]]:
-        before = threading.stack_size(_STACK_BYTES)  # of threads that start now
+        before = threading.stack_size(_STACK_BYTES)  # for threads started now
         try:
             return [self._threads.submit(call) for call in calls]
         finally:
@@ -109,7 +108,7 @@ class Masks:
             state.allowed = None
             try:
                 state.compute(self._loaded(), token_ids, end_token_ids)
-            except BaseException as error:  # a panic of the library is no Exception; it is this row's alone
+            except BaseException as error:  # a panic of the library is not an Exception; only this row fails
                 problem = str(error)[:500] or type(error).__name__
                 by_request = isinstance(error, RequestError)
                 state.error = Failure(f"the grammar cannot go on: {problem}", by_request)

@@ -1,4 +1,4 @@
-"""Runner: launches steps on a backend, and has the masks of grammars computed beside them."""
+"""Runner: launches steps on a backend while computing the masks of grammars in parallel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.types import Admission, Failure, Step, StepResult
 
 @dataclass(slots=True)
 class _ConstrainedSlot:
-    """A slot whose sequence has a grammar: its tokens, and how far the grammar has come."""
+    """A slot whose sequence has a grammar: its tokens and the state of the grammar."""
 
     admission: Admission
     token_ids: list[int]
@@ -27,7 +27,7 @@ class _ConstrainedSlot:
 class Runner:
     """Executes steps on a backend.
 
-    `load_grammars` is called when the first grammar comes, or to prepare; without it there must be none.
+    `load_grammars` is called for the first grammar, or by `prepare_grammars`; without it none are allowed.
     """
 
     def __init__(self, backend: Backend, load_grammars: Callable[[], GrammarSource] | None = None) -> None:
@@ -36,15 +36,15 @@ class Runner:
         self._masks = Masks(load_grammars) if load_grammars else None
 
     def prepare_grammars(self) -> None:
-        """Make ready for grammars in the background: with a large vocabulary, half a second and 100 MB."""
+        """Load grammars in the background: for a large vocabulary this takes 0.5 s and 100 MB."""
         if self._masks is not None:
             self._masks.prepare()
 
     def launch(self, step: Step) -> LaunchedStep:
-        """Let a step compute after those launched before it.
+        """Start a step after those launched before it.
 
-        The mask of a row begins to be computed here, from all tokens before it. So a row that goes on under a
-        grammar is to be launched when the row before it was collected.
+        The masks of its rows start to be computed here, from all tokens before them. So the next row of a
+        sequence with a grammar must be launched only after the row before it was collected.
         """
         if not self._constrained and not any(admission.grammar for admission in step.admitted):
             return self._backend.launch(step)
@@ -66,7 +66,7 @@ class Runner:
     def _begin_masks(
         self, constrained: Mapping[int, _ConstrainedSlot]
     ) -> Callable[[], Mapping[int, Any | Failure]]:
-        """Begin to compute the masks of these rows, by index; what is returned waits for them."""
+        """Start computing the masks of these rows, by index; return a function that waits for them."""
         asked = [(one.state, one.token_ids, one.admission.eos_token_ids) for one in constrained.values()]
         tasks: Sequence[Future[None]] = self._masks.begin(asked) if self._masks else ()
 
@@ -85,7 +85,7 @@ class Runner:
 
 @dataclass(frozen=True, slots=True)
 class _Collected:
-    """A step with grammars, whose tokens they are told when it is collected."""
+    """A step with grammars, which receive its tokens when it is collected."""
 
     pending: LaunchedStep
     constrained: Mapping[int, _ConstrainedSlot]

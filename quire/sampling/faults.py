@@ -1,4 +1,4 @@
-"""Why no token can be chosen from a row of logits."""
+"""The reasons no token can be sampled from a row of logits."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ EXCLUDED = Failure(
 TOO_LARGE = Failure(
     "no token may follow: repetition_penalty makes a logit too large for a number", by_request=True
 )
-FAULTS = (None, ONLY_MINUS_INF, NAN, INFINITE, EXCLUDED, TOO_LARGE)  # as csrc/kernels/sampling.h numbers them
+FAULTS = (None, ONLY_MINUS_INF, NAN, INFINITE, EXCLUDED, TOO_LARGE)  # numbered as in csrc/kernels/sampling.h
 
 
 class LogitsError(QuireError):
-    """Logits of one row from which no token can be chosen; it fails that request alone."""
+    """Logits of one row from which no token can be sampled; only that request fails."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)

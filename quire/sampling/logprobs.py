@@ -14,8 +14,8 @@ from quire.types import PositionLogprobs, TokenLogprob
 
 
 def greatest(logits: Logits) -> tuple[int, float]:
-    """The first token id in the ranking and its logit. Raises LogitsError where there is no such token."""
-    token_id = int(logits.argmax())  # of a NaN if there is one, else of +inf if there is one
+    """Return the first token id of the ranking and its logit. Raises LogitsError if there is none."""
+    token_id = int(logits.argmax())  # that of a NaN if there is one, else of +inf if there is one
     maximum = float(logits[token_id])
     if not math.isfinite(maximum):
         raise LogitsError(
@@ -25,15 +25,15 @@ def greatest(logits: Logits) -> tuple[int, float]:
 
 
 def _logprobs(logits: Logits, maximum: float, log_sum: float) -> NDArray[np.float32]:
-    """Natural logarithms of probabilities, rounded once to float32."""
-    with np.errstate(over="ignore"):  # logits further apart than float32 reaches: -inf
+    """Return natural logarithms of probabilities, rounded once to float32."""
+    with np.errstate(over="ignore"):  # logits further apart than the range of float32: -inf
         return (logits.astype(np.float64) - maximum - log_sum).astype(np.float32)
 
 
 def position_logprobs(logits: Logits, token_id: int, k: int) -> PositionLogprobs:
-    """The chosen token, then the k most likely ones (all if k is -1), of one row of raw logits.  # [V]
+    """Return the chosen token, then the k most likely ones (all if k is -1), of raw logits.  # [V]
 
-    Where the chosen token is among the others it is there with the very same float and rank.
+    If the chosen token is among the k, it appears there with the identical float and rank.
     Raises LogitsError.
     """
     _, maximum = greatest(logits)
@@ -45,9 +45,9 @@ def position_logprobs(logits: Logits, token_id: int, k: int) -> PositionLogprobs
 
 
 def prompt_logprobs(logits: Logits, next_token_ids: Sequence[int], k: int) -> tuple[PositionLogprobs, ...]:
-    """For each row of a chunk of the prompt, `position_logprobs` of the token that follows it.  # [P, V], [P]
+    """Return `position_logprobs` of the next token, for each row of a chunk of the prompt.  # [P, V], [P]
 
-    Row by row with the code that serves sampled tokens: a position has the same bits either way.
+    Each row uses the code for sampled tokens, so a position has the same bits either way.
     Raises LogitsError.
     """
     rows = zip(logits, next_token_ids, strict=True)

@@ -1,8 +1,8 @@
-"""Random numbers without state: a draw is a pure function of (seed, sequence, position).
+"""Stateless random numbers: a draw is a pure function of (seed, sequence, position).
 
 Philox4x32-10 from Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011):
 ten rounds of multiplication over a counter of four 32-bit words, under a key of two. Nothing is carried from
-one draw to the next, so a request that was preempted, batched otherwise or speculated on draws the same.
+one draw to the next, so a request draws the same whether preempted, batched differently or speculated on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _ROUNDS = 10
 
 
 def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Four random 32-bit words from a counter of four and a key of two."""
+    """Return four random 32-bit words from a counter of four and a key of two."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -27,7 +27,7 @@ def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tupl
 
 
 def uniform(seed: int, sequence: int, position: int, draw: int = 0) -> float:
-    """A number in [0, 1) with 53 random bits.
+    """Return a number in [0, 1) with 53 random bits.
 
     `seed` is a 64-bit integer, signed or not; `sequence` is the index among the n sequences of the request;
     `position` is the index of the token to be drawn, counted from the start of the prompt; `draw` tells apart

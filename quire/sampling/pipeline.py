@@ -1,7 +1,7 @@
-"""From a row of logits to a token, by the pipeline of docs/sampling.md.
+"""The sampling pipeline of docs/sampling.md: from a row of logits to a token.
 
-Each row is computed by itself, so its bits cannot depend on the rows beside it. Nothing here is remembered
-from one draw to the next except counts of tokens, which follow from the tokens.
+Each row is computed independently, so its bits cannot depend on other rows. The only state between draws are
+counts of tokens, which are determined by the tokens.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from quire.sampling.logprobs import greatest, position_logprobs
 from quire.sampling.philox import uniform
 from quire.types import Admission, RowResult
 
-Mask = NDArray[np.uint32]  # a bit for each token that may follow, the lowest first  # [ceil(V / 32)]
+Mask = NDArray[np.uint32]  # a bit for each allowed token, the lowest first  # [ceil(V / 32)]
 
 _MINUS_INF = np.float32(-np.inf)
 
 
 class SamplerState:
-    """What sampling needs to know of the sequence in a slot.
+    """Sampling state of the sequence in a slot.
 
-    A function of the admission and the tokens alone: built again from all known tokens after a preemption, it
-    is what it was. Arrays of the vocabulary's size exist only while a parameter needs them.
+    A pure function of the admission and the tokens: it is rebuilt identically from all known tokens after a
+    preemption. Arrays of the size of the vocabulary exist only if a parameter needs them.
 
-    The caller has checked the token ids of `admission.params` with `check_vocabulary`, and has replaced a
+    The caller must have checked the token ids of `admission.params` with `check_vocabulary`, and replaced a
     seed of None.
     """
 
@@ -49,7 +49,7 @@ class SamplerState:
     )
 
     def __init__(self, admission: Admission, token_ids: Sequence[int], vocab_size: int) -> None:
-        """`token_ids` are all known tokens: the prompt's, then those emitted before a preemption."""
+        """Build from `token_ids`, all known tokens: the prompt, then those emitted before a preemption."""
         params = admission.params
         if params.seed is None:
             raise ValueError("SamplerState needs a seed: resolve None before admission")
@@ -58,7 +58,7 @@ class SamplerState:
         self.sequence = admission.sequence
         self.num_prompt_tokens = admission.num_prompt_tokens
         self.num_tokens = self.num_prompt_tokens
-        self.recent: list[int] = []  # the last emitted tokens, as many as bad words look back
+        self.recent: list[int] = []  # the last emitted tokens, up to the length of the longest bad word
         self._keep_token_arrays(admission.eos_token_ids, vocab_size)
         penalizes_output = params.presence_penalty != 0 or params.frequency_penalty != 0
         self.output_counts = np.zeros(vocab_size, np.int32) if penalizes_output else None
@@ -75,12 +75,12 @@ class SamplerState:
         self.allowed_ids = None if allowed is None else np.array(allowed, np.intp)
         self.bias_ids = np.array(list(params.logit_bias), np.intp) if params.logit_bias else None
         self.biases = np.array(list(params.logit_bias.values()), np.float32)
-        # A tokenizer may know an end token that the model cannot give.
+        # The tokenizer may have an end token that the model cannot produce.
         stop_ids = {*params.stop_token_ids, *(i for i in eos_token_ids if i < vocab_size)}
         self.stop_ids = np.array(sorted(stop_ids), np.intp)
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        """Take note of tokens just emitted. O(their number)."""
+        """Record newly emitted tokens, in time proportional to their number."""
         self.num_tokens += len(token_ids)
         if self.seen is not None:
             self.seen[np.array(token_ids, np.intp)] = True
@@ -97,12 +97,11 @@ class SamplerState:
 
 
 def sample(logits: Logits, state: SamplerState, mask: Mask | None = None) -> RowResult:
-    """Choose the token that follows all tokens of `state`; no argument is changed.  # logits [V]
+    """Sample the token after those of `state`, without changing any argument.  # logits [V]
 
-    `mask` has the tokens that the request's grammar lets follow here.
-    The position of the random draw is the index of the new token in the sequence. Call `state.extend` with
-    the token before choosing the one after it. Logits that are not numbers, and constraints that leave no
-    token, give a RowResult with `error` set and no token.
+    `mask` has the tokens that the request's grammar allows here. The position of the random draw is the index
+    of the new token in the sequence. Call `state.extend` with the token before sampling the next one. Invalid
+    logits, and constraints that leave no token, give a RowResult with `error` set and no token.
     """
     params = state.params
     try:
@@ -125,12 +124,12 @@ def _greatest_edited(edited: Logits) -> tuple[int, float]:
     try:
         return greatest(edited)
     except LogitsError:
-        # The raw logits were in order, so the request's own parameters did this.
+        # The raw logits were valid, so the request's own parameters are the cause.
         raise LogitsError(EXCLUDED if np.isneginf(edited).all() else TOO_LARGE) from None
 
 
 def edit_logits(logits: Logits, state: SamplerState, mask: Mask | None = None) -> Logits:
-    """A copy of the logits with everything applied that precedes temperature.  # [V] -> [V]"""
+    """Return a copy of the logits with all steps before temperature applied.  # [V] -> [V]"""
     edited = logits.copy()
     if state.allowed_ids is not None:
         edited.fill(_MINUS_INF)
@@ -143,7 +142,7 @@ def edit_logits(logits: Logits, state: SamplerState, mask: Mask | None = None) -
     if state.suppresses_stop:
         ends = edited[state.stop_ids]
         edited[state.stop_ids] = _MINUS_INF
-        if mask is not None and np.isneginf(edited).all():  # nothing but the end can follow
+        if mask is not None and np.isneginf(edited).all():  # only an end token can follow
             edited[state.stop_ids] = ends
     for *before, last in state.params.bad_words_token_ids:
         if not before or state.recent[-len(before) :] == before:
@@ -153,12 +152,12 @@ def edit_logits(logits: Logits, state: SamplerState, mask: Mask | None = None) -
 
 
 def _penalize(edited: Logits, state: SamplerState) -> None:
-    """Repetition (Keskar et al. 2019, "CTRL", section 4.1), then frequency, then presence, in place."""
+    """Apply the repetition (Keskar et al. 2019, "CTRL", section 4.1), frequency and presence penalties."""
     params = state.params
     if state.seen is not None:
         penalty = params.repetition_penalty
-        repeated = edited[state.seen].astype(np.float64)  # in float32 a tiny penalty would be zero
-        with np.errstate(over="ignore"):  # what is too large is reported by _greatest_edited
+        repeated = edited[state.seen].astype(np.float64)  # in float32 a tiny penalty would round to zero
+        with np.errstate(over="ignore"):  # overflow is reported by _greatest_edited
             edited[state.seen] = np.where(repeated > 0, repeated / penalty, repeated * penalty)
     if state.output_counts is not None:
         if params.frequency_penalty:
