@@ -1,4 +1,4 @@
-"""Backend: an executor of programs. What a runner needs of one."""
+"""The Backend protocol: an executor of programs, as a runner uses it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from quire.program.batch import Batch
 from quire.types import Failure, Step, StepResult
 
-# Waits for the masks of a step's rows that have a grammar, by the index of the row; see quire.sampling.
+# Waits for the masks of the rows of a step that have a grammar, by row index; see quire.sampling.
 GetMasks = Callable[[], Mapping[int, Any | Failure]]
 
 
@@ -19,17 +19,17 @@ class LaunchedStep(Protocol):
     """A step that was launched."""
 
     def result(self) -> StepResult:
-        """Wait for the step and return what it gave; steps are to be collected in their order.
+        """Wait for the step and return its results; steps must be collected in order.
 
-        After a step that failed, which raises here, the backend is of no use: slots are in an unknown state.
+        Raises if the step failed. The backend is then unusable: its slots are in an unknown state.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The sizes that a backend is made with.
+    """The sizes of a backend.
 
-    `num_blocks` are those of each cache group. Layers that keep a state have it for `max_num_seqs` slots and
+    `num_blocks` are the blocks of each cache group. Layers with a state have it for `max_num_seqs` slots and
     `num_snapshots` snapshots. `max_steps_in_flight` steps may be launched before the first is collected.
     """
 
@@ -47,15 +47,15 @@ class Backend(Protocol):
     name: str
 
     def launch(self, step: Step, masks: GetMasks | None = None) -> LaunchedStep:
-        """Let a step compute after all that were launched before it.
+        """Start a step after those launched before it.
 
-        `masks`, where rows have grammars, is called between the forward pass and sampling. A row
-        whose mask is a Failure gives that as its error.
+        `masks`, given if rows have grammars, is called between the forward pass and sampling. A row whose
+        mask is a Failure returns it as its error.
         """
         ...
 
     def execute(self, batch: Batch) -> np.ndarray:
-        """Return the logits [L, vocab] of one batch, in float32, for whoever measures them.
+        """Return the logits [L, vocab] of one batch, in float32, for measurements.
 
         The next call may overwrite them. No step may be in flight.
         """

@@ -1,7 +1,7 @@
-"""Device: what the rest of Quire asks of a backend before it runs, and what makes one.
+"""The Device protocol: the properties of a backend, known before it is built, and its construction.
 
-`device_for` is the only place where the name in a configuration becomes a device. A new backend writes a
-Device and adds its line there (docs/decisions/0014-device.md).
+Only `device_for` maps the name in a configuration to a device. A new backend implements a Device and adds a
+line there (docs/decisions/0014-device.md).
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from quire.weights.tensors import Tensors
 
 
 class Loops(Protocol):
-    """Loops that find what a device can do at most, with `threads` threads of one instruction set."""
+    """Loops that measure the peak rates of a device, with `threads` threads of one instruction set."""
 
     isa: str
     threads: int
 
     def operations(self, kind: str, seconds: float) -> float:
-        """Return operations a second of all threads; 0 where there is no instruction for this kind."""
+        """Return operations per second of all threads; 0 if there is no instruction for this kind."""
         ...
 
     def read_bytes(self, threads: int, nbytes: int, seconds: float) -> float:
-        """Return bytes a second that so many threads read, each from a buffer of its own of `nbytes`."""
+        """Return bytes per second read by so many threads, each from its own buffer of `nbytes`."""
         ...
 
 
 class Device(Protocol):
-    """Answers for one backend, with the options of one configuration. Makes nothing before `build`.
+    """One backend with the options of one configuration. Allocates nothing before `build`.
 
-    `computes` is False for what only counts: it holds no weights and no cache, so everything fits.
-    `keeps_floats_as` names the format into which floating point weights are turned, "" where they are kept.
+    `computes` is False for a backend that only counts: it holds no weights and no cache, so everything fits.
+    `keeps_floats_as` is the format that floating point weights are converted to, "" if they are kept.
     `kv_dtypes` are the formats of cached keys and values.
     """
 
@@ -54,11 +54,11 @@ class Device(Protocol):
 
     @property
     def arithmetic(self) -> str:
-        """Name what decides the bits of a result, for the fingerprint: "avx2"."""
+        """Identify what determines the bits of results, for the fingerprint: "avx2"."""
         ...
 
     def in_words(self) -> str:
-        """Say for people what computes: "NumPy, float32"."""
+        """Return a readable description: "NumPy, float32"."""
         ...
 
     def facts(self) -> Mapping[str, str | int]:
@@ -66,33 +66,33 @@ class Device(Protocol):
         ...
 
     def storage(self, spec: WeightSpec, stored: Storage, quantization: str | None) -> Storage:
-        """Return how a weight is kept that the checkpoint has as `stored`.
+        """Return the storage kind of a weight that the checkpoint has as `stored`.
 
-        Raises ConfigError for a storage kind that this device has no kernel for.
+        Raises ConfigError for a storage kind without a kernel on this device.
         """
         ...
 
     def layout(self, program: Program, storage: Mapping[str, Storage]) -> Layout:
-        """Return where every weight lies in the memory of this device."""
+        """Return the layout of all weights in the memory of this device."""
         ...
 
     def own_kv_dtype(self, floats: str) -> str:
-        """Return what kv_cache_dtype = "auto" means for a model whose numbers are bf16, f16 or f32."""
+        """Return the meaning of kv_cache_dtype = "auto" for a model in bf16, f16 or f32."""
         ...
 
     def block_bytes(self, spec: CacheSpec, kv_dtype: str, block_size: int) -> int:
-        """Return the bytes of one block of one layer's cache; 0 where it keeps a state.
+        """Return the bytes of one block of one layer's cache; 0 for a state.
 
-        Raises ConfigError for a cache that this device does not have.
+        Raises ConfigError for a cache that this device does not support.
         """
         ...
 
     def step_bytes(self, program: Program, weights: WeightPlan, num_tokens: int) -> int:
-        """Return what a step of `num_tokens` takes beside weights and cache: values, and room to work."""
+        """Return the bytes a step of `num_tokens` needs besides weights and cache: values and scratch."""
         ...
 
     def loading_bytes(self, weights: WeightPlan) -> int:
-        """Return what loading takes beside the weights, at most."""
+        """Return the maximum bytes that loading needs besides the weights."""
         ...
 
     def available_bytes(self) -> int:
@@ -106,16 +106,16 @@ class Device(Protocol):
         capacity: Capacity,
         progress: Progress | None = None,
     ) -> Backend:
-        """Load the weights and make the backend. `progress` hears of bytes loaded."""
+        """Load the weights and create the backend. `progress` is called with bytes loaded."""
         ...
 
     def loops(self) -> Loops:
-        """Return what measures this device. Raises ConfigError where nothing can be measured."""
+        """Return the loops that measure this device. Raises ConfigError if it cannot be measured."""
         ...
 
 
 def device_for(config: EngineConfig) -> Device:
-    """Return the device that a configuration asks for. Raises ConfigError for options that it cannot have."""
+    """Return the device of a configuration. Raises ConfigError for options it does not support."""
     if config.device == "null":
         return NullDevice()
     if config.device == "reference":
@@ -124,7 +124,7 @@ def device_for(config: EngineConfig) -> Device:
 
 
 def kv_dtype(device: Device, asked: str, floats: str) -> str:
-    """Return the format of cached keys and values, never "auto". Raises ConfigError for one it lacks."""
+    """Return the format of cached keys and values, never "auto". Raises ConfigError if unsupported."""
     if asked == "auto":
         return device.own_kv_dtype(floats)
     if asked not in device.kv_dtypes:
@@ -143,9 +143,9 @@ def plan_weights(
     quantization: str | None,
     stated: str,
 ) -> WeightPlan:
-    """Plan the weights of a program on a device; without tensors, as if in the `stated` format.
+    """Plan the weights of a program on a device; without tensors, as if all had the `stated` format.
 
-    Raises ConfigError for a checkpoint that does not fit the program.
+    Raises ConfigError for a checkpoint that does not match the program.
     """
     specs = program.weights()
     if tensors is None:

@@ -1,4 +1,4 @@
-"""Answers that all devices with the host's memory give alike, and how much of it there is."""
+"""Common part of the devices that compute in host memory, and the memory available there."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from quire.quantize.kinds import Storage
 from quire.quantize.round_to_nearest import kind_of
 from quire.weights.plan import WeightPlan
 
-_UNLIMITED = 1 << 60  # control groups of version 1 say "none" with a number beyond any memory
+_UNLIMITED = 1 << 60  # cgroup v1 expresses "no limit" by a larger number
 
 
 class HostDevice:
-    """Answers of a Device (quire.backends.device) that computes in the host's memory."""
+    """Base of a Device (quire.backends.device) that computes in host memory."""
 
     computes = True
     keeps_floats_as = ""
@@ -35,7 +35,7 @@ class HostDevice:
         return spec.token_bytes(KV_ITEM_BYTES[kv_dtype], KV_SCALE_BYTES.get(kv_dtype, 0)) * block_size
 
     def step_bytes(self, program: Program, weights: WeightPlan, num_tokens: int) -> int:
-        """All values. The logits of every token count: those of a prompt may all be asked for."""
+        """Return the bytes of all values, with logits of every token: prompt logprobs may need all."""
         return plan_buffers(program).nbytes(Load(((0, num_tokens),), num_tokens))
 
     def loading_bytes(self, weights: WeightPlan) -> int:
@@ -46,16 +46,16 @@ class HostDevice:
 
 
 def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes a new process can take: what the machine has free, within the limits of its control groups."""
+    """Return the bytes a new process can use: free memory, within the limits of its control groups."""
     known = [
         int(line.split()[1]) * 1024 for line in _lines(proc / "meminfo") if line.startswith("MemAvailable:")
     ]
     known += _left_in_groups(proc, cgroup)
-    return max(min(known), 0) if known else 8 << 30  # a system that tells nothing: assume 8 GiB
+    return max(min(known), 0) if known else 8 << 30  # unknown: assume 8 GiB
 
 
 def _left_in_groups(proc: Path, cgroup: Path) -> Iterator[int]:
-    """What each control group of this process, and each around it, has left (versions 1 and 2)."""
+    """Yield the memory left in each control group of this process and its parents (cgroup v1 and v2)."""
     for root, (limit, used, cached), controller in (
         (cgroup, ("memory.max", "memory.current", "inactive_file "), ""),
         (
@@ -68,7 +68,7 @@ def _left_in_groups(proc: Path, cgroup: Path) -> Iterator[int]:
         while True:
             most, now = _read(folder / limit).strip(), _read(folder / used).strip()
             if most.isdigit() and now.isdigit() and int(most) < _UNLIMITED:
-                # Counted as used, but given up for whoever asks: files that were read, such as weights.
+                # Page cache, such as of weights, counts as used but is reclaimed on demand.
                 files = [line for line in _lines(folder / "memory.stat") if line.startswith(cached)]
                 yield int(most) - int(now) + sum(int(line.split()[1]) for line in files)
             if folder == root:
@@ -77,7 +77,7 @@ def _left_in_groups(proc: Path, cgroup: Path) -> Iterator[int]:
 
 
 def _group(proc: Path, controller: str) -> str:
-    """The control group of this process for "memory", or of version 2 (""), relative to their root."""
+    """Return the control group of this process for "memory" (v1) or "" (v2), relative to their root."""
     for line in _lines(proc / "self" / "cgroup"):
         _, controllers, path = line.split(":", 2)
         if controller in controllers.split(",") and ".." not in path:

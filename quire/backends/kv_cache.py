@@ -1,4 +1,4 @@
-"""The number formats that keys and values may be cached in, by the names of `kv_cache_dtype`."""
+"""The number formats of cached keys and values, by the names of `kv_cache_dtype`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-# What the reference backend keeps, as arrays.
+# Array types of the reference backend.
 KV_DTYPES: dict[str, np.dtype[Any]] = {
     "auto": np.dtype(np.float32),
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
-# Bytes of one number; and of the scale that a token's numbers of one head share, for keys and for values.
+# Bytes of one number, and of the scale shared by a token's numbers of one head, of keys or of values.
 KV_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 KV_SCALE_BYTES = {"int8": 4}
 
-# The format that a model of these numbers was made in.
+# The own format of a model in these numbers.
 OWN_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}

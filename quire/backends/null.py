@@ -1,4 +1,4 @@
-"""The null backend: computes nothing and counts what computing would have taken."""
+"""The null backend: computes nothing, and sums the cost of what it would compute."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from quire.weights.plan import Layout, WeightPlan
 
 
 class NullBackend:
-    """Gives zeros for logits, so every greedy token is 0; `cost` is the sum over all batches so far."""
+    """Returns zeros as logits, so every greedy token is 0; `cost` is the sum over all batches so far."""
 
     name = "null"
 
@@ -36,7 +36,7 @@ class NullBackend:
         self.program = program
         self.cost = Cost()
         self._nbytes = nbytes
-        self._kv_bytes = kv_itemsize, kv_scale_bytes  # of a cached number, and of a scale
+        self._kv_bytes = kv_itemsize, kv_scale_bytes  # of a cached number and of a scale
         self._slots = Slots(program.output.width, block_size, len(program.cache_groups))
         self._zeros = np.zeros((1, *program.output.shape), np.float32)
 
@@ -52,7 +52,7 @@ class NullBackend:
 
 
 class NullDevice(HostDevice):
-    """Counts only: it holds nothing, so every model fits."""
+    """The device of the null backend: it holds nothing, so every model fits."""
 
     name = "null"
     computes = False

@@ -1,15 +1,15 @@
-"""The packed cache: quantized weights as they lie in memory, in files of the user's cache directory.
+"""The packed cache: quantized weights in their memory layout, in files of the user's cache directory.
 
-Rounding a model takes seconds, reading it again a fraction of one. A file is found by its key: the files of
-the checkpoint (path, size, time of change, and the bytes of their headers), what they are rounded to, the
-layout, and the version of the packing. The instruction set is no part of it: all of them share one layout.
+Quantizing a model takes seconds, reading it back a fraction of one. The key of a file covers the files of the
+checkpoint (path, size, modification time and header bytes), the quantization, the layout, and the version of
+the packing. It does not include the instruction set: all share one layout.
 
-A file is the packed bytes, then a JSON object about them with a checksum of each piece, then 32 bytes: the
-length of the JSON, its checksum, and a mark. It is read into huge pages, which decode 5 to 10% faster than
-a mapped file, and take a fifth of a second a gigabyte to fill. Every byte is checked whenever a file is
-read, at the speed of memory; so nothing is synced to the disk when it is written: what a crash leaves
-behind is found out, and made again. Files appear by renaming and are never changed, so any number of
-processes may read and write at once. A cache that cannot be read or written costs time and nothing else.
+A file is the packed bytes, then a JSON object about them with a checksum of each chunk, then 32 bytes: the
+length of the JSON, its checksum, and a magic number. It is read into huge pages, which decode 5 to 10% faster
+than a mapped file and take 0.2 s per gigabyte to fill. Every byte is verified on each read, at the speed of
+memory, so files are not synced to disk: damage by a crash is detected, and the file is rebuilt. Files are
+created by renaming and never modified, so any number of processes may read and write concurrently. If the
+cache cannot be read or written, loading is only slower.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from quire.errors import ConfigError
 from quire.json_file import parse_object
 from quire.regular_file import open_regular
 
-LIMIT_BYTES = 20_000_000_000  # of all files, if a quarter of what the disk has for them is not less
-LEAST_BYTES = 16_000_000  # packing less takes no time worth a file
-CHUNK_BYTES = 1 << 22  # what is read and checked at once
+LIMIT_BYTES = 20_000_000_000  # of all files, or a quarter of the disk space available to them, if less
+LEAST_BYTES = 16_000_000  # packing less is too fast to be worth a file
+CHUNK_BYTES = 1 << 22  # unit of reading and verification
 
 _SUFFIX, _UNFINISHED = ".packed", ".tmp"
 _MARK = b"quire packed v1\n"
 _TAIL_BYTES, _JSON_LIMIT_BYTES = 32, 8 << 20
-_STALE_S = 3600.0  # a file not finished after an hour never will be
+_STALE_S = 3600.0  # a file unfinished after an hour is abandoned
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Mapper = Callable[[Callable[[int], int], Iterable[int]], Iterator[int]]  # the built-in map, or a pool's
@@ -53,24 +53,24 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PackedFile:
-    """A file of the cache. `used` is when it was last read or written, in seconds since 1970."""
+    """A file of the cache. `used` is the time of the last read or write, in seconds since 1970."""
 
     path: Path
     key: str
     model: str
     quantization: str
-    nbytes: int  # of the packed weights
+    nbytes: int  # of packed weights
     sums: tuple[int, ...]
     used: float
 
 
 def packed_folder() -> Path:
-    """Where the user's packed weights are."""
+    """Return the folder of the user's packed weights."""
     return cache_folder() / "packed"
 
 
 def name_of(model: str) -> str:
-    """How files of a model are named: a folder by its whole path, others ("demo", hub ids) as they are."""
+    """Return the name of a model in the cache: the full path of a folder; "demo" and hub ids unchanged."""
     with contextlib.suppress(OSError, RuntimeError, ValueError):
         path = Path(model).expanduser()
         return str(path.resolve()) if path.exists() else model
@@ -78,11 +78,11 @@ def name_of(model: str) -> str:
 
 
 class Damaged(Exception):
-    """A file that does not hold what it says."""
+    """A file whose content does not match its description."""
 
 
 class PackedCache:
-    """The files of one folder. `limit_bytes` bounds their sum; the least recently used go first."""
+    """The files of one folder, at most `limit_bytes` in total; the least recently used are removed."""
 
     def __init__(self, folder: Path, limit_bytes: int = LIMIT_BYTES, least_bytes: int = LEAST_BYTES) -> None:
         self.folder = folder
@@ -90,11 +90,11 @@ class PackedCache:
         self.least_bytes = least_bytes
 
     def holds(self, nbytes: int) -> bool:
-        """Whether so many bytes are worth a file."""
+        """Return True if so many bytes are worth a file."""
         return nbytes >= self.least_bytes
 
     def read(self, key: str, nbytes: int, mapper: Mapper, progress: Progress | None = None) -> Bytes | None:
-        """The `nbytes` kept under this key, read-only; None if there are none, or they are damaged."""
+        """Return the `nbytes` stored under a key, read-only; None if missing or damaged."""
         path = self.folder / (key + _SUFFIX)
         if not path.exists():
             return None
@@ -112,7 +112,7 @@ class PackedCache:
         return data
 
     def draft(self, key: str, nbytes: int) -> Draft | None:
-        """A new file of so many packed bytes; None, after a warning, where there can be none."""
+        """Create a file for so many packed bytes; None, after a warning, if that is impossible."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             return Draft(self.folder / (key + _SUFFIX), nbytes) if self._make_room(nbytes) else None
@@ -121,11 +121,11 @@ class PackedCache:
         return None
 
     def give_up(self, error: OSError) -> None:
-        """Say once why packed weights are not kept."""
+        """Log why packed weights are not cached."""
         _LOG.warning("packed weights are not kept in %s: %s", self.folder, error.strerror or error)
 
     def _make_room(self, nbytes: int) -> bool:
-        """Remove what was not used for longest, until `nbytes` more are within the limit. False if never."""
+        """Remove the least recently used files until `nbytes` fit within the limit; False if they cannot."""
         for path in self.folder.glob(".*" + _UNFINISHED):
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > _STALE_S:
@@ -145,7 +145,7 @@ class PackedCache:
         return True
 
     def _files(self) -> list[tuple[float, int, Path]]:
-        """(last used, bytes, path) of each file, least recently used first."""
+        """Return (last used, bytes, path) of each file, least recently used first."""
         found = []
         for path in self.folder.glob("*" + _SUFFIX):
             with contextlib.suppress(OSError):
@@ -154,7 +154,7 @@ class PackedCache:
         return sorted(found)
 
     def entries(self) -> list[PackedFile]:
-        """What is kept, most recently used first; damaged files are left out."""
+        """Return the readable files, most recently used first."""
         found = []
         for _, _, path in reversed(self._files()):
             with contextlib.suppress(Damaged, OSError):
@@ -162,12 +162,12 @@ class PackedCache:
         return found
 
     def unreadable(self) -> list[Path]:
-        """Files that are none of the cache's, or damaged so that they do not even say what they are."""
+        """Return the files without a readable description: foreign or damaged ones."""
         known = {entry.path for entry in self.entries()}
         return [path for _, _, path in self._files() if path not in known]
 
     def clear(self, model: str | None = None) -> tuple[int, int]:
-        """Remove all files, or those of one model. Returns (how many, bytes)."""
+        """Remove all files, or those of one model. Return (number, bytes)."""
         known = {entry.path: entry.model for entry in self.entries()}
         name = None if model is None else name_of(model)
         chosen = [file for file in self._files() if name is None or known.get(file[2]) == name]
@@ -177,25 +177,25 @@ class PackedCache:
 
 
 class Draft:
-    """A file that appears in the cache once it is whole. Its methods raise OSError."""
+    """A file that appears in the cache once it is complete. Its methods raise OSError."""
 
     def __init__(self, path: Path, nbytes: int) -> None:
         self.path, self.nbytes = path, nbytes
         self._file, self._name = tempfile.mkstemp(_UNFINISHED, ".", path.parent)
         try:
-            os.posix_fallocate(self._file, 0, nbytes)  # a full disk is found out here
+            os.posix_fallocate(self._file, 0, nbytes)  # detects a full disk
         except OSError:
             self.close()
             raise
 
     def put(self, data: Bytes, start: int) -> None:
-        """Write packed bytes at their place."""
+        """Write packed bytes at their offset."""
         done = 0
         while done < data.nbytes:
             done += os.pwrite(self._file, data[done:].data, start + done)
 
     def finish(self, model: str, quantization: str, mapper: Mapper) -> Bytes:
-        """Give the file its name; returns what was put into it."""
+        """Complete and rename the file; return its packed bytes."""
         data = allocate(self.nbytes)
         sums = list(mapper(lambda number: _read(self._file, data, number), _chunks(self.nbytes)))
         about = {"model": name_of(model), "quantization": quantization, "nbytes": self.nbytes, "sums": sums}
@@ -206,14 +206,14 @@ class Draft:
         return data
 
     def close(self) -> None:
-        """Remove what was not finished."""
+        """Remove the file if it was not finished."""
         os.close(self._file)
         with contextlib.suppress(OSError):
-            os.unlink(self._name)  # unless it has its name by now
+            os.unlink(self._name)  # fails if it was renamed already
 
 
 def read_entry(path: Path) -> PackedFile:
-    """What a file says about itself. Raises Damaged, OSError."""
+    """Read the description at the end of a file. Raises Damaged, OSError."""
     with open_regular(path) as file:
         status = os.fstat(file.fileno())
         tail_at = status.st_size - _TAIL_BYTES
@@ -237,7 +237,7 @@ def read_entry(path: Path) -> PackedFile:
 
 
 def read_checked(entry: PackedFile, mapper: Mapper, progress: Progress | None = None) -> Bytes:
-    """Read the packed bytes of a file and check each of them. Raises Damaged, OSError."""
+    """Read and verify the packed bytes of a file. Raises Damaged, OSError."""
     data = allocate(entry.nbytes)
     with open_regular(entry.path) as file:
 
@@ -255,16 +255,16 @@ def read_checked(entry: PackedFile, mapper: Mapper, progress: Progress | None = 
 
 
 def allocate(nbytes: int) -> Bytes:
-    """Zeros, in huge pages where the system has them: a step reads all of it, and looks up fewer pages."""
+    """Return zeros, in huge pages if available: a step reads all of it, with fewer TLB misses."""
     memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a system built without them
+        with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.uint8)[:nbytes]
 
 
 def _read(file: int, data: Bytes, number: int) -> int:
-    """Fill one chunk of `data` from the same place of a file; its checksum."""
+    """Read one chunk of a file into the same place of `data`; return its checksum."""
     chunk, done = _chunk(data, number), 0
     while done < chunk.nbytes:
         count = os.preadv(file, [chunk[done:].data], number * CHUNK_BYTES + done)

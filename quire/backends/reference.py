@@ -1,4 +1,4 @@
-"""The reference backend: interprets a program op by op in NumPy, float32. Slow, plain and exact."""
+"""The reference backend: interprets a program op by op in NumPy, float32. Slow, simple and exact."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ from quire.weights.plan import Layout, WeightPlan
 
 
 class ReferenceBackend:
-    """Every sum has one order (quire.program.numerics). Float weights are turned into float32 once, at load;
-    quantized ones stay as they are stored, and multiply quantized activations. `num_blocks` says how many
-    blocks each cache group has. A group of states has `num_slots` and `num_snapshots` places instead.
+    """Runs a program in NumPy. Every sum has one order (quire.program.numerics).
+
+    Float weights are converted to float32 once, at load; quantized ones stay as stored and multiply quantized
+    activations. `num_blocks` are the blocks of each cache group; a group of states has `num_slots` and
+    `num_snapshots` entries instead.
     """
 
     name = "reference"
@@ -47,7 +49,7 @@ class ReferenceBackend:
         num_snapshots: int = 0,
     ) -> None:
         self.program = program
-        # A BLAS may split a sum over K among threads, which changes its order: one thread, while it computes.
+        # A BLAS may split a sum over K among threads, which changes its order: limit it to one thread.
         self._blas = ThreadpoolController().select(user_api="blas")
         self._quantized = {name: w for name, w in weights.items() if isinstance(w, Quantized)}
         self._weights = {
@@ -75,7 +77,7 @@ class ReferenceBackend:
         return replace(result, began_s=began_s, ended_s=time.monotonic())
 
     def execute(self, batch: Batch) -> np.ndarray:
-        """Logits [L, vocab] of the batch's logit rows."""
+        """Return the logits [L, vocab] of the batch's logit rows."""
         with self._blas.limit(limits=1):
             return self._execute(batch)
 
@@ -94,12 +96,12 @@ class ReferenceBackend:
 
 
 def _read(stored: np.ndarray) -> np.ndarray:
-    """A value as ops read it: numbers as float32, indices as they are."""
+    """Return a value as ops read it: numbers as float32, indices unchanged."""
     return stored if stored.dtype == np.int32 else stored.astype(np.float32, copy=False)
 
 
 def _paged(spec: PagedKV | PagedLatent, num_blocks: int, block_size: int, dtype: np.dtype[Any]) -> Any:
-    """The arrays of one layer's cache (quire.program.program.Run)."""
+    """Return the arrays of one layer's cache (quire.program.program.Run)."""
     if isinstance(spec, PagedLatent):
         return np.zeros((num_blocks, block_size, spec.dim), dtype)
     shapes = [(num_blocks, block_size, spec.num_heads, dim) for dim in (spec.key_dim, spec.value_dim)]
@@ -107,8 +109,9 @@ def _paged(spec: PagedKV | PagedLatent, num_blocks: int, block_size: int, dtype:
 
 
 class ReferenceDevice(HostDevice):
-    """NumPy on the host. It is there to be exact: float weights and, unless asked otherwise, the cache are
-    float32. `num_threads` load weights; one computes.
+    """NumPy on the host. For exactness, float weights and by default the cache are float32.
+
+    `num_threads` threads load weights; one computes.
     """
 
     name = "reference"
@@ -125,7 +128,7 @@ class ReferenceDevice(HostDevice):
         return {}
 
     def layout(self, program: Program, storage: Mapping[str, Storage]) -> Layout:
-        """Floats as float32, quantized weights as they are stored."""
+        """Lay out floats as float32, quantized weights as stored."""
         specs = program.weights()
         kept = {name: FloatStorage("f32") if storage[name].is_float else storage[name] for name in specs}
         return Layout.of((n, kept[n].kind, s.shape, kept[n].nbytes(s.shape)) for n, s in specs.items())
@@ -134,7 +137,7 @@ class ReferenceDevice(HostDevice):
         return "float32"
 
     def step_bytes(self, program: Program, weights: WeightPlan, num_tokens: int) -> int:
-        """Values, and the largest quantized matrix unpacked."""
+        """Return the bytes of values, and of the largest quantized matrix unpacked."""
         values = super().step_bytes(program, weights, num_tokens)
         return values + max(weights.storage[w.name].product_bytes(w.shape) for w in weights.specs.values())
 

@@ -1,4 +1,4 @@
-"""The slots of a backend whose memory is the host's: tokens, block tables and the state of sampling."""
+"""The slots of a backend in host memory: tokens, block tables and sampling state."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from quire.types import Admission, Failure, PositionLogprobs, Row, RowResult, St
 
 @dataclass(slots=True)
 class Slot:
-    """A slot from admission to release: its tokens and, unless a vector is asked for instead of tokens, the
-    state of its sampling."""
+    """A slot from admission to release: its tokens and, unless it is for pooling, its sampling state."""
 
     admission: Admission
     token_ids: list[int]
     sampler: SamplerState | None
-    num_blocks: int = 0  # that its block tables reach to
+    num_blocks: int = 0  # length of its block tables
 
 
 class Slots:
     """Applies the deltas of steps, lays steps out as batches, and turns logits into results.
 
-    There are `num_tables` block tables a slot, one for each cache group.
+    Each slot has `num_tables` block tables, one per cache group.
     """
 
     def __init__(self, vocab_size: int, block_size: int, num_tables: int) -> None:
@@ -40,7 +39,7 @@ class Slots:
         self._tables = [np.zeros((0, 0), np.int64)] * num_tables  # by group: [slots, blocks]
 
     def batch(self, step: Step) -> Batch:
-        """Take in what a step brings, and lay it out for the ops."""
+        """Apply the deltas of a step, and lay it out for the ops."""
         self._apply(step)
         rows = [(row, self._slots[row.slot]) for row in step.rows]
         counts = np.array([row.count for row, _ in rows])
@@ -85,7 +84,7 @@ class Slots:
             slot.num_blocks = max(slot.num_blocks, end)
 
     def _table(self, group: int, slot: int, num_blocks: int) -> np.ndarray:
-        """The block table of a slot, with room for so many blocks; ids that were in it stay."""
+        """Return the block table of a slot, with space for `num_blocks`; ids already in it are kept."""
         held = self._tables[group]
         slots, blocks = held.shape
         if slot >= slots or num_blocks > blocks:
@@ -95,7 +94,7 @@ class Slots:
         return self._tables[group][slot]
 
     def finish(self, step: Step, logits: np.ndarray, masks: GetMasks | None) -> StepResult:
-        """Turn logits [L, vocab] into results, and note the sampled tokens in the slots."""
+        """Turn logits [L, vocab] into results, and append the sampled tokens to the slots."""
         found: Mapping[int, Any | Failure] = {} if masks is None else masks()
         results, first = [], 0
         for index, row in enumerate(step.rows):
@@ -103,7 +102,7 @@ class Slots:
             slot = self._slots[row.slot]
             results.append(self._finish(row, slot, own, found.get(index)))
             if row.sample and not results[-1].token_ids:
-                slot.token_ids.append(0)  # the next row may be in flight; what it computes is dropped
+                slot.token_ids.append(0)  # any token: a next row in flight computes with it, and is dropped
             first += row.num_logits
         return StepResult(tuple(results))
 
@@ -123,9 +122,9 @@ class Slots:
         return result._replace(prompt_logprobs=scored)
 
     def _verify(self, row: Row, sampler: SamplerState, logits: np.ndarray, mask: Any | None) -> RowResult:
-        """Choose tokens as long as those before were what was drafted; the mask is that of the first one.
+        """Sample tokens while they equal the drafted ones; `mask` is that of the first one.
 
-        An error behind an accepted token is met again, as the first of the next row.
+        An error after an accepted token recurs as the first of the next row.
         """
         token_ids: tuple[int, ...] = ()
         logprobs: tuple[PositionLogprobs, ...] = ()
@@ -140,7 +139,7 @@ class Slots:
         return RowResult(token_ids, logprobs)
 
     def _score_prompt(self, row: Row, slot: Slot, logits: np.ndarray) -> tuple[PositionLogprobs, ...]:
-        """Log-probabilities of the prompt's tokens at the positions that this row's logits predict."""
+        """Return the log-probabilities of the prompt tokens that this row's logits predict."""
         wanted = slot.admission.params.prompt_logprobs
         first, last = row.start + row.count - row.num_logits + 1, slot.admission.num_prompt_tokens
         following = slot.token_ids[first : min(row.start + row.count + 1, last)]
@@ -150,14 +149,14 @@ class Slots:
 
 
 def _vector(found: np.ndarray) -> RowResult:
-    """Return the vector that a program that pools gave for a row."""
+    """Return the pooled vector of a row."""
     if not np.isfinite(found).all():
         return RowResult(error=Failure("the model gave a vector with numbers that are not finite"))
     return RowResult(vector=tuple(found.reshape(-1).tolist()))
 
 
 def _tokens(row: Row, slot: Slot) -> list[int]:
-    """Return the tokens of a row: known ones, and drafted ones, which the slot has once they are accepted."""
+    """Return the tokens of a row: known ones, then drafted ones, which the slot does not have yet."""
     end = row.start + row.count - len(row.drafted)
     return [*slot.token_ids[row.start : end], *row.drafted]
 

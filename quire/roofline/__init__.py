@@ -1,1 +1,1 @@
-"""The roofline: what this machine can do, to hold against what was done."""
+"""The roofline: the measured ceilings of this machine, to compare actual rates with."""

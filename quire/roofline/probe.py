@@ -1,7 +1,7 @@
-"""This machine's ceilings, measured: bytes read a second from each level of memory, operations by type.
+"""Measured ceilings of this machine: read bandwidth of each memory level, operations per second by type.
 
-The loops are the device's own (quire.backends.device). Each figure is the best of
-several short runs: a ceiling is what the machine can do when nothing else is in the way.
+The loops are those of the device (quire.backends.device). Each figure is the best of several short runs: a
+ceiling is the rate without interference.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from quire.config import cache_folder
 
 KINDS = ("int8", "bf16", "f32")
 MEMORY_BYTES = 256 << 20  # a buffer far larger than any cache
-_SECONDS = 3.0  # of all measurements together, about
+_SECONDS = 3.0  # of all measurements, approximately
 
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """What `threads` threads reach together with one instruction set, on one CPU.
+    """Peak rates of `threads` threads together with one instruction set, on one CPU.
 
-    `operations` a second by kind (a multiply-add is two; 0: no instruction for it), for all threads.
-    `read_bytes` a second by number of threads, then by level: "L1", "L2", "L3", "memory".
+    `operations` per second of all threads, by kind (a multiply-add is two; 0: no instruction for it).
+    `read_bytes` per second by number of threads, then by level: "L1", "L2", "L3", "memory".
     """
 
     cpu: str
@@ -40,16 +40,16 @@ class Ceilings:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second read from memory by all threads."""
+        """Bytes per second read from memory by all threads."""
         return self.read_bytes[self.threads]["memory"]
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON keeps it."""
+        """Return the figures in the form stored as JSON."""
         return asdict(self)
 
 
 def measure(loops: Loops, progress: Callable[[int, int], None] | None = None) -> Ceilings:
-    """Measure now, in about 3 seconds. `progress` hears of measurements done and in all."""
+    """Measure now, in about 3 seconds. `progress` is called with (measurements done, total)."""
     counts = sorted({1, loops.threads})
     levels = level_bytes()
     tasks = len(KINDS) + len(counts) * len(levels)
@@ -75,12 +75,12 @@ def measure(loops: Loops, progress: Callable[[int, int], None] | None = None) ->
 
 
 def ceilings(loops: Loops) -> Ceilings:
-    """Those of this CPU from the cache, measured first if they are not there."""
+    """Return the ceilings of this CPU from the cache, measuring them first if missing."""
     return cached(loops.threads, loops.isa) or keep(measure(loops))
 
 
 def cached(threads: int, isa: str) -> Ceilings | None:
-    """What was measured before for this CPU, or None."""
+    """Return the cached figures of this CPU, or None."""
     try:
         found = json.loads(_file(threads, isa).read_text())
         if (found["cpu"], found["isa"], found["threads"]) != (cpu_name(), isa, threads):
@@ -98,7 +98,7 @@ def _floats(levels: dict[str, Any]) -> dict[str, float]:
 
 
 def keep(found: Ceilings) -> Ceilings:
-    """Write the figures to the cache, if it can be written; gives them back."""
+    """Write the figures to the cache, if possible; return them."""
     file = _file(found.threads, found.isa)
     part = file.with_suffix(f".{os.getpid()}")
     try:
@@ -106,18 +106,18 @@ def keep(found: Ceilings) -> Ceilings:
         part.write_text(json.dumps(found.as_dict()))
         part.replace(file)
     except OSError:
-        pass  # a cache that cannot be written costs the time of measuring again, nothing else
+        pass  # without a cache they are measured again
     return found
 
 
 def _file(threads: int, isa: str) -> Path:
-    """One for each kind of CPU, number of threads and instruction set."""
+    """Return the file for this kind of CPU, number of threads and instruction set."""
     key = sha256(f"{cpu_name()}|{threads}|{isa}".encode()).hexdigest()[:16]
     return cache_folder() / "ceilings" / f"{key}.json"
 
 
 def cpu_name(proc: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's name, family, model and stepping as the system tells them."""
+    """Return the processor's name, family, model and stepping as reported by the system."""
     wanted = ("model name", "cpu family", "model", "stepping")
     facts: dict[str, str] = {}
     try:
@@ -132,7 +132,7 @@ def cpu_name(proc: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def level_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> dict[str, int]:
-    """A buffer for each level of memory: half of what a cache holds for one core, and far more than any."""
+    """Return a buffer size per memory level: half of each cache's share per core; for memory, far more."""
     levels: dict[str, int] = {}
     for index in sorted(folder.glob("index*")):
         try:

@@ -1,1 +1,1 @@
-"""The native backend: programs run by the C++ core, a whole step in one call."""
+"""The native backend: runs programs in the C++ core, a whole step per call."""

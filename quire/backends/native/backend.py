@@ -1,4 +1,4 @@
-"""The native backend behind the Backend protocol."""
+"""The native implementation of the Backend protocol."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class NativeBackend:
     def launch(self, step: Step, masks: GetMasks | None = None) -> LaunchedStep:
         """See Backend.launch.
 
-        What computes ahead does so in a thread of the core. A step with masks does not, as Python has them,
-        nor does any after it until it was collected: these compute in the thread that collects them.
+        Steps computed ahead run in a thread of the core. A step with masks, which Python computes, does not,
+        nor does any later step until it was collected: these run in the thread that collects them.
         """
         plan = self._plan(step)
         if masks is None and self._ahead and not self._num_deferred:
@@ -118,7 +118,7 @@ class NativeBackend:
         return replace(result, rows=tuple(rows))
 
     def execute(self, batch: Batch) -> np.ndarray:
-        """Logits [L, vocab] of the batch's logit rows; overwritten by the next call."""
+        """Return the logits [L, vocab] of the batch's logit rows; the next call overwrites them."""
         self._add_frequencies(batch)
         return self._native.run(
             batch.token_ids,
@@ -135,7 +135,7 @@ class NativeBackend:
         )
 
     def _add_frequencies(self, batch: Batch) -> None:
-        """Tell the core the rope frequencies of context variants it has not seen."""
+        """Pass the rope frequencies of new context variants to the core."""
         for variant in set(batch.variants.tolist()) - self._variants:
             for rope, table in self._ropes.items():
                 self._native.frequencies(table, variant, rope.frequencies(variant))

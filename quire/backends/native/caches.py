@@ -1,4 +1,4 @@
-"""The caches of the native backend: which cache specs it has memory for, and that memory."""
+"""The caches of the native backend: the cache specs it supports, and their memory."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from quire.program.program import Program
 
 @dataclass(frozen=True, slots=True)
 class NativeCaches:
-    """By layer: the cache that all layers of its group share, and the layer's number there."""
+    """Caches by layer: the cache shared by its group, and the layer's index in it."""
 
     paged: dict[int, tuple[_core.KVCache, int]]
     states: dict[int, tuple[_core.StateCache, int]]
 
 
 def refuse(spec: CacheSpec) -> None:
-    """Raise ConfigError for a cache spec that the native backend has no kernels for."""
+    """Raise ConfigError for a cache spec without native kernels."""
     if isinstance(spec, SlotState) or (isinstance(spec, PagedKV) and spec.key_dim == spec.value_dim):
         return
     if isinstance(spec, PagedKV):
@@ -42,7 +42,7 @@ def allocate(
     num_slots: int,
     num_snapshots: int,
 ) -> NativeCaches:
-    """Make one cache for each group. Raises ConfigError for a spec that there are no kernels for."""
+    """Allocate one cache per group. Raises ConfigError for a spec without native kernels."""
     layers, caches = program.layer_groups, NativeCaches({}, {})
     for group, (spec, blocks) in enumerate(zip(program.cache_groups, num_blocks, strict=True)):
         refuse(spec)

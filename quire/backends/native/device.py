@@ -1,4 +1,4 @@
-"""The native backend as a device: what it stores, what it takes of the host's memory, how it is made."""
+"""The Device of the native backend: its storage kinds, its use of host memory, and its construction."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from quire.weights.plan import Layout, WeightPlan
 
 
 class NativeDevice(HostDevice):
-    """The kernels of one instruction set: the one QUIRE_ISA names, else the best this machine runs.
+    """The kernels of one instruction set: that of QUIRE_ISA, else the best this machine supports.
 
-    `model` is its name in the cache of packed weights, which is used with `packed_cache`. Threads are as
-    many as asked for, or one for each core that this process may use.
+    `model` is its name in the cache of packed weights, used if `packed_cache`. The default number of threads
+    is one per core that this process may use.
     """
 
     name = "native"
@@ -52,7 +52,7 @@ class NativeDevice(HostDevice):
         return {"isa": self.isa, "num_threads": self.num_threads}
 
     def storage(self, spec: WeightSpec, stored: Storage, quantization: str | None) -> Storage:
-        """Floats are kept or rounded; there is no kernel yet for what a checkpoint has quantized."""
+        """Keep or quantize floats; there are no kernels yet for quantized checkpoints."""
         if not stored.is_float:
             raise ConfigError(
                 f"{spec.name} is stored as {stored}, which the native backend has no kernel for",
@@ -64,7 +64,7 @@ class NativeDevice(HostDevice):
         return plan_layout(program, storage)
 
     def own_kv_dtype(self, floats: str) -> str:
-        """Return the format that the model was made in."""
+        """Return the model's own format."""
         return OWN_DTYPES[floats]
 
     def block_bytes(self, spec: CacheSpec, kv_dtype: str, block_size: int) -> int:
@@ -72,7 +72,7 @@ class NativeDevice(HostDevice):
         return super().block_bytes(spec, kv_dtype, block_size)
 
     def step_bytes(self, program: Program, weights: WeightPlan, num_tokens: int) -> int:
-        """Values, and rows that are laid out for products; of experts, what each chosen one keeps."""
+        """Return the bytes of values, packed activations, and the intermediate results of chosen experts."""
         values = super().step_bytes(program, weights, num_tokens)
         matrices = [w for op in program for w in op.weights() if len(w.shape) == 2]
         room = max((_core.row_bytes(w.shape[-1]) for w in matrices), default=0)
@@ -81,7 +81,7 @@ class NativeDevice(HostDevice):
         return values + num_tokens * (room + apart)
 
     def loading_bytes(self, weights: WeightPlan) -> int:
-        """The largest tensor of the checkpoint; and what is packed before it goes to a file."""
+        """Return the bytes of the largest tensor of the checkpoint, and of buffers for the cache file."""
         largest = max(spec.size for spec in weights.specs.values()) * DTYPES[weights.floats].itemsize
         through_file = weights.quantization is not None and self._packed_cache
         return largest + (2 * max(part.nbytes for part in weights.layout.parts) if through_file else 0)
@@ -121,7 +121,7 @@ class NativeDevice(HostDevice):
 
 @dataclass(slots=True)
 class NativeLoops:
-    """Loops of assembly (csrc/core/probe.cpp), so that no compiler folds them."""
+    """Loops in assembly (csrc/core/probe.cpp), which no compiler optimizes away."""
 
     isa: str
     threads: int
@@ -145,6 +145,6 @@ def _chosen_isa() -> str:
 
 
 def _expert_bytes(experts: ExpertWeights) -> int:
-    """Return what an expert keeps of one token: input, gate, up and output, and rows for its products."""
+    """Return the bytes an expert keeps per token: input, gate, up, output and packed activations."""
     inner, hidden = experts.gate.shape[-2:]
     return 4 * (2 * inner + 2 * hidden) + _core.row_bytes(hidden) + _core.row_bytes(experts.down.shape[-1])

@@ -1,8 +1,8 @@
-"""Where every weight of a program lies once it is packed: one run of bytes, known before any is read.
+"""The layout of a program's packed weights: one contiguous buffer, planned before any weight is read.
 
-The order is that of the program, so that a step reads memory forwards. The same run of bytes is what the
-packed cache keeps in a file. `csrc/kernels/kernels.h` (Panels) and `csrc/core/matrix.h` say what lies within
-a matrix, and the core itself how many bytes that takes.
+Weights are in program order, so that a step reads memory forwards. The packed cache stores the same bytes in
+a file. `csrc/kernels/kernels.h` (Panels) and `csrc/core/matrix.h` define the layout of a matrix, and the core
+computes its size.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from quire.program.program import Program, WeightSpec
 from quire.quantize.kinds import Storage
 from quire.weights.plan import Layout
 
-VECTOR = "vector"  # the format of what does not multiply: float32, one after the other
+VECTOR = "vector"  # the format of weights that are not multiplied: contiguous float32
 
 
 def plan_layout(program: Program, storage: Mapping[str, Storage]) -> Layout:
-    """Lay out the weights of a program, of which `storage` says how each is stored."""
+    """Lay out the weights of a program; `storage` is the storage kind of each."""
     matrices = {name: storage[name].kind for name in matrix_names(program)}
     for together in _multiplied_together(program):
         if len({matrices[name] for name in together}) > 1:
@@ -36,7 +36,7 @@ def plan_layout(program: Program, storage: Mapping[str, Storage]) -> Layout:
 
 
 def matrix_names(program: Program) -> set[str]:
-    """The weights that multiply or are looked up in; all others are vectors (of each expert)."""
+    """Return the weights used as matrices or lookup tables; all others are vectors (of each expert)."""
     found: set[str] = set()
     for op in program:
         if isinstance(op, ops.Linear):
@@ -51,7 +51,7 @@ def matrix_names(program: Program) -> set[str]:
 
 
 def _multiplied_together(program: Program) -> Iterator[tuple[str, ...]]:
-    """Weights that take rows of one layout: a checkpoint that mixes number formats has them as float32."""
+    """Yield the weights that share packed activations; if their formats differ, they become float32."""
     for op in program:
         if isinstance(op, ops.GatedLinear):
             yield op.gate.name, op.up.name
@@ -60,5 +60,5 @@ def _multiplied_together(program: Program) -> Iterator[tuple[str, ...]]:
 
 
 def matrix_shape(spec: WeightSpec) -> tuple[int, int, int]:
-    """(matrices, outputs, inputs) of a weight [out, in] or [experts, out, in]."""
+    """Return (matrices, outputs, inputs) of a weight [out, in] or [experts, out, in]."""
     return prod(spec.shape[:-2]), spec.shape[-2], spec.shape[-1]

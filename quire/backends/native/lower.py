@@ -1,7 +1,7 @@
-"""From a program to the native core: each op becomes a few calls that record it there, once, at load.
+"""Lowering a program to the native core: record each op there by a few calls, once, at load.
 
-The core groups what it is given into phases; here is only said what follows what. Products of the same rows
-stand side by side (quire.program.passes.gather_products), so that their rows are laid out once.
+The core groups ops into phases; this module only determines their order. Products of the same activations are
+adjacent (quire.program.passes.gather_products), so that these are packed once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Vectors = Mapping[str, np.ndarray]
 
 
 class Lowering:
-    """Records a program's ops in the core. `ropes` are the rope tables by what they rotate with."""
+    """Records a program's ops in the core. `ropes` are the rope tables by their parameters."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Lowering:
         return None if spec is None else self._vectors[spec.name].reshape(-1)
 
     def _products(self, products: list[Op]) -> None:
-        """Linears of one value. Weights of unlike formats want its rows in unlike layouts."""
+        """Record linears of one value. Weights of different formats need different packed activations."""
         x: Value = products[0].x  # type: ignore[attr-defined]
         for _, same in groupby(products, lambda op: self._matrices[op.weights()[0].name].format):
             parts = list(same)
@@ -191,5 +191,5 @@ class Lowering:
 
 
 def _product_of(op: Op) -> int | None:
-    """What a product multiplies, as the index of the value; None for other ops."""
+    """Return the index of the value that a product multiplies; None for other ops."""
     return op.x.index if isinstance(op, ops.Linear | ops.GatedLinear) else None

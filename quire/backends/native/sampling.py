@@ -1,4 +1,4 @@
-"""Sampling by the native core: an admission as its sampler takes it, and its flat results as RowResults."""
+"""Sampling by the native core: convert admissions to its parameters, and its results to RowResults."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from quire.types import Admission, PositionLogprobs, RowResult, TokenLogprob
 def slot_params(admission: Admission, vocab_size: int) -> _core.SlotParams:
     """Return the sampling parameters of a sequence.
 
-    Token ids of the parameters are of the vocabulary, and the seed is a number, as for SamplerState.
+    Token ids must be in the vocabulary and the seed a number, as for SamplerState.
     """
     params = admission.params
     if params.seed is None:
         raise ValueError("a sampler needs a seed: resolve None before admission")
-    # A tokenizer may know an end token that the model cannot give.
+    # The tokenizer may have an end token that the model cannot produce.
     stop_ids = {*params.stop_token_ids, *(i for i in admission.eos_token_ids if i < vocab_size)}
     return _core.SlotParams(
         temperature=params.temperature,
@@ -56,7 +56,7 @@ def row_results(results: _core.SampledResults) -> tuple[RowResult, ...]:
 
 
 def _positions(results: _core.SampledResults) -> Iterator[PositionLogprobs]:
-    """Each position's log-probabilities: the token's that stands there, then those of the ranking."""
+    """Yield the log-probabilities of each position: of its token, then of the most likely ones."""
     ids, logprobs, first = results.listed_ids, results.logprobs, 0
     for rank, count in zip(results.ranks, results.entries, strict=True):
         end = first + count

@@ -1,11 +1,10 @@
-"""Loading for the native backend: from the mapped checkpoint straight into packed memory.
+"""Loading for the native backend: from the mapped checkpoint directly into packed memory.
 
-No weight exists in any form between the two. What was read of the checkpoint is given back tensor by tensor,
-so that the most memory this process holds at any time is the packed model and one tensor of the checkpoint.
+There is no intermediate form. The pages of the checkpoint are released tensor by tensor, so the peak memory
+of this process is the packed model and one tensor of the checkpoint.
 
 Quantized models are packed into a file of the packed cache and read from it into huge pages, now and at every
-later start. Others are not: a cache of them would be as large as the checkpoint itself, to save a second of
-moving it.
+later start. Others are not: a cache file would be as large as the checkpoint, to save a second of copying.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from quire.weights.load import Progress, canonical
 from quire.weights.plan import Layout, WeightPlace, WeightPlan
 from quire.weights.tensors import Tensors
 
-# What the reference tries for each group.
+# The candidates that the reference tries for each group.
 _TRIES = {name: list(map(float, scheme.codes)) for name, scheme in SCHEMES.items()}
-_TASK = 1 << 20  # weights that a thread packs at once
+_TASK = 1 << 20  # weights packed by one task
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +51,10 @@ def load_packed(
     cache: PackedCache | None = None,
     model: str = "",
 ) -> Packed:
-    """Pack every weight of a plan in the place that its layout gives it.
+    """Pack every weight of a plan at its place in the layout.
 
-    `progress` hears of bytes of the checkpoint, or of the packed cache. `model` is its name in the cache.
-    The bits depend neither on `isa`, whose kernels do the work, nor on `num_threads`.
+    `progress` is called with bytes read of the checkpoint or of the packed cache, where the model is `model`.
+    The result does not depend on `isa`, whose kernels are used, nor on `num_threads`.
     """
     tensors, layout, quantization = plan.need_tensors(), plan.layout, plan.quantization
     with ThreadPoolExecutor(num_threads, thread_name_prefix="quire-load") as pool:
@@ -77,7 +76,7 @@ def load_packed(
 
 
 def packing_key(plan: WeightPlan) -> str:
-    """What the packed form of a model depends on, as a name."""
+    """Return a digest of everything that determines the packed form of a model."""
     found = hashlib.blake2b(plan.need_tensors().identity(), digest_size=20)
     packing = (_core.PACKING_VERSION, plan.layout.digest(), plan.quantization, _TRIES)
     found.update(repr(packing).encode())
@@ -101,7 +100,7 @@ def _named(layout: Layout, specs: Mapping[str, WeightSpec], memory: Bytes, found
 
 
 class _Packer:
-    """Pulls the weights of a checkpoint, one after the other, and packs them with all threads."""
+    """Pulls the weights of a checkpoint, one at a time, and packs each with all threads."""
 
     def __init__(
         self, tensors: Tensors, isa: str, pool: ThreadPoolExecutor, progress: Progress | None
@@ -112,19 +111,19 @@ class _Packer:
         self._progress = progress
 
     def to_memory(self, layout: Layout, specs: Mapping[str, WeightSpec]) -> Bytes:
-        """All weights in memory of this process."""
+        """Pack all weights into memory of this process."""
         memory = allocate(layout.nbytes)
         for part in self._in_order(layout, specs):
             self._begin(part, specs[part.name], part.of(memory))()
         return memory
 
     def to_file(self, layout: Layout, specs: Mapping[str, WeightSpec], draft: Draft) -> None:
-        """All weights into a file: while one is packed, the one before it is written."""
+        """Pack all weights into a file: while one is packed, the previous one is written."""
         most = max(part.nbytes for part in layout.parts)
         rooms, before = (allocate(most), allocate(most)), None
         for number, part in enumerate(self._in_order(layout, specs)):
             room = rooms[number % 2][: part.nbytes]
-            room.fill(0)  # what lies between the parts of a matrix is not packed
+            room.fill(0)  # packing does not write the padding between the parts of a matrix
             end = self._begin(part, specs[part.name], room)
             try:
                 if before is not None:
@@ -136,7 +135,7 @@ class _Packer:
             draft.put(*before)
 
     def _in_order(self, layout: Layout, specs: Mapping[str, WeightSpec]) -> Iterator[WeightPlace]:
-        """Each part in turn; around it, its tensors are asked for early, given back and reported."""
+        """Yield each part; prefetch the tensors of the next, release its own, and report progress."""
         sources = [specs[part.name].sources for part in layout.parts]
         total = sum(self._tensors[source].nbytes for names in sources for source in names)
         done = 0
@@ -151,9 +150,9 @@ class _Packer:
                 self._progress(done, total)
 
     def _begin(self, part: WeightPlace, spec: WeightSpec, room: Bytes) -> Callable[[], None]:
-        """Begin to pack one weight; what is returned waits for the end.
+        """Start packing one weight; return a function that waits for the end.
 
-        It raises ConfigError when the weight is to be rounded and holds numbers that are not finite.
+        That raises ConfigError if the weight is to be quantized and has numbers that are not finite.
         """
         arrays = [canonical(spec, self._tensors.pull(source)).floats() for source in spec.sources]
         if part.format == VECTOR:
@@ -187,7 +186,7 @@ class _Packer:
 
 
 def _matrices(arrays: Sequence[Array]) -> Sequence[Array]:
-    """Sources of one weight as matrices [out, in], one for each expert."""
+    """Return the sources of one weight as matrices [out, in], one per expert."""
     if len(arrays) == 1 and arrays[0].ndim == 3:
         return list(arrays[0])
     return arrays
