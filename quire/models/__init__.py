@@ -1,4 +1,4 @@
-"""Models: one function a family that records a program, and the table that finds it."""
+"""Models: one recording function per family, and the registry of families."""
 
 from quire.models.config import ModelConfig
 from quire.models.registry import Model, read_model

@@ -1,4 +1,4 @@
-"""Cohere 2 (Command R7B): attention and MLP side by side on one LayerNorm, positions only in the
+"""Cohere 2 (Command R7B): attention and MLP in parallel on one LayerNorm, positions only in the
 window layers, scaled logits.
 """
 

@@ -1,4 +1,4 @@
-"""ModelConfig: a checkpoint's config.json, read once, in one spelling."""
+"""ModelConfig: a checkpoint's config.json, with normalized names."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from quire.errors import ConfigError, quoted
 from quire.program.rope import THETA, Rope, rope_from_config
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-# Far above any model. The tensors of all layers and experts together are bounded where a program names them.
+# Far above any model. The total number of tensors is bounded when a program is recorded.
 MAX_LAYERS, MAX_EXPERTS, MAX_HEAD_DIM = 1 << 10, 1 << 12, 1 << 12
-_LARGE, _SMALL = 1e6, 1e-6  # beyond what any factor is, and well within float32
+_LARGE, _SMALL = 1e6, 1e-6  # beyond any plausible factor, and well within float32
 
-# Another name that the classes take for their own, and that counts more: transformers' attribute maps.
+# Aliases of field names, which take precedence: the attribute maps of transformers.
 SYNONYMS = {
     "n_embd": "hidden_size",
     "n_layer": "num_hidden_layers",
@@ -27,19 +27,19 @@ SYNONYMS = {
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The fields of config.json that a family defines, each stated there or the family's default.
+    """The fields of config.json that a family defines, each with its value or the family's default.
 
-    A field that the family does not define reads as absent, whatever config.json says.
+    A field that the family does not define is absent, even if config.json has it.
     """
 
     values: Mapping[str, Any]
 
     def get(self, name: str) -> Any:
-        """A field as it stands, None when it is absent or null."""
+        """Return a field unchanged, None if absent or null."""
         return self.values.get(name)
 
     def size(self, name: str, most: int = (1 << 31) - 1) -> int:
-        """A positive integer; ConfigError when it is something else."""
+        """Return a positive integer. Raises ConfigError for anything else."""
         value = self.values.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
             problem = "is missing" if value is None else f"= {quoted(value)} is not a size"
@@ -47,11 +47,11 @@ class Fields:
         return value
 
     def optional_size(self, name: str) -> int | None:
-        """A positive integer, or None when absent or null."""
+        """Return a positive integer, or None if absent or null."""
         return None if self.values.get(name) is None else self.size(name)
 
     def number(self, name: str, low: float = -_LARGE, high: float = _LARGE) -> float:
-        """A number from `low` to `high`."""
+        """Return a number from `low` to `high`."""
         value = self.values.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
             problem = f"{name} = {quoted(value)} is not a number from {low:g} to {high:g}"
@@ -59,22 +59,22 @@ class Fields:
         return float(value)
 
     def positive(self, name: str) -> float:
-        """A number above 0, neither so small nor so large that results overflow."""
+        """Return a positive number, neither so small nor so large that results overflow."""
         return self.number(name, _SMALL, _LARGE)
 
     def optional_positive(self, name: str) -> float | None:
-        """The same, or None when absent or null."""
+        """Return the same, or None if absent or null."""
         return None if self.values.get(name) is None else self.positive(name)
 
     def flag(self, name: str) -> bool:
-        """True or false, false when absent or null."""
+        """Return a boolean, False if absent or null."""
         value = self.values.get(name)
         if value is not None and not isinstance(value, bool):
             raise ConfigError(f"config.json: {name} = {quoted(value)} is neither true nor false")
         return bool(value)
 
     def integers(self, name: str) -> tuple[int, ...]:
-        """A list of integers, empty when absent or null."""
+        """Return a list of integers, empty if absent or null."""
         stated = self.values.get(name)
         stated = [] if stated is None else stated
         if not isinstance(stated, list | tuple) or len(stated) > MAX_LAYERS:
@@ -84,14 +84,14 @@ class Fields:
         return tuple(stated)
 
 
-# Which layers have the sliding window where config.json does not list layer_types.
+# Tells which layers have the sliding window if config.json does not list layer_types.
 Slides = Callable[[Fields, int], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig(Fields):
-    """The sizes and options of a model: as attributes those that all families share, under Hugging
-    Face's names, and through the methods those of its family.
+    """Sizes and options of a model: those common to all families as attributes, under Hugging Face's names;
+    those of its family through the methods of Fields.
     """
 
     vocab_size: int
@@ -110,7 +110,7 @@ class ModelConfig(Fields):
 
     @property
     def lm_head(self) -> str:
-        """The checkpoint's name of the output matrix."""
+        """The name of the output matrix in the checkpoint."""
         return "model.embed_tokens" if self.tie_word_embeddings else "lm_head"
 
     @property
@@ -118,7 +118,7 @@ class ModelConfig(Fields):
         return self.size("num_experts", most=MAX_EXPERTS)
 
     def window(self, layer: int) -> int | None:
-        """How many positions a token of this layer sees, or None for all."""
+        """Return the number of positions that a token of this layer sees, or None for all."""
         return self.sliding_window if self.layer_types[layer] == SLIDING else None
 
     def rope_parameters(self) -> Mapping[str, Any]:
@@ -131,9 +131,9 @@ class ModelConfig(Fields):
     def rope(
         self, given: Mapping[str, Any] | None = None, *, base: str = "rope_theta", interleaved: bool = False
     ) -> Rope:
-        """Return the rotary embedding by the parameters `given`, or those of config.json.
+        """Return the rotary embedding with the parameters `given`, or those of config.json.
 
-        What they leave out is beside them in config.json: the base in the field `base`.
+        Missing parameters are taken from config.json itself: the base from the field `base`.
         """
         given = self.rope_parameters() if given is None else given
         if FULL in given or SLIDING in given:
@@ -152,9 +152,9 @@ class ModelConfig(Fields):
 
 
 def read_fields(raw: Mapping[str, Any], defaults: Mapping[str, Any], spelled: Mapping[str, str]) -> Fields:
-    """Read the keys in `defaults` from config.json; `spelled` are the family's own names of some.
+    """Read the keys in `defaults` from config.json; `spelled` are the family's own names for some.
 
-    A key that is left out takes its default. One that is null is null, which only some keys may be.
+    A missing key takes its default. A null one stays null, which only some keys may be.
     """
     values = {}
     for name, default in defaults.items():
@@ -165,7 +165,7 @@ def read_fields(raw: Mapping[str, Any], defaults: Mapping[str, Any], spelled: Ma
 
 
 def read_config(fields: Fields, slides: Slides) -> ModelConfig:
-    """Read the fields that all families share; ConfigError names an impossible one."""
+    """Read the fields common to all families. Raises ConfigError for an impossible value."""
     heads, hidden = fields.size("num_attention_heads"), fields.size("hidden_size")
     layers = fields.size("num_hidden_layers", most=MAX_LAYERS)
     act = fields.get("hidden_act")
@@ -182,7 +182,7 @@ def read_config(fields: Fields, slides: Slides) -> ModelConfig:
         head_dim=Fields({"head_dim": hidden // heads if dim is None else dim}).size("head_dim", MAX_HEAD_DIM),
         intermediate_size=fields.optional_size("intermediate_size") or 4 * hidden,
         max_position_embeddings=fields.size("max_position_embeddings"),
-        norm_eps=fields.number("rms_norm_eps", 1e-20, 1),  # float32 has nothing between 0 and 1e-45
+        norm_eps=fields.number("rms_norm_eps", 1e-20, 1),  # the smallest float32 is 1e-45
         hidden_act=act,
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         layer_types=_layer_types(fields, layers, slides),
@@ -191,7 +191,7 @@ def read_config(fields: Fields, slides: Slides) -> ModelConfig:
 
 
 def _layer_types(fields: Fields, layers: int, slides: Slides) -> tuple[str, ...]:
-    """What each layer's attention sees: stated, or by the family's rule for older configs."""
+    """Return the attention type of each layer: as stated, or by the family's rule for older configs."""
     stated = fields.get("layer_types") or []
     if not isinstance(stated, list) or any(kind not in (FULL, SLIDING) for kind in stated):
         raise ConfigError(

@@ -1,9 +1,9 @@
-"""The keys that each family reads of its config.json, and what transformers takes for one left out.
+"""The keys that each family reads from config.json, and their defaults in transformers.
 
-They are the fields of transformers' configuration classes, under the names that Quire uses, without those
-that change no logits: training (dropout, initializer_range, router_aux_loss_coef, ...), caching, labels and
-what else describes a checkpoint. `tests/oracle` compares them with the classes. Only eos_token_id has no
-default of a class: a checkpoint that states none ends with its tokenizer's.
+They are the fields of transformers' configuration classes, under Quire's names, except those without effect
+on logits: training (dropout, initializer_range, router_aux_loss_coef, ...), caching, labels and other
+metadata. `tests/oracle` compares them with the classes. Only eos_token_id does not use the default of the
+class: a checkpoint without one uses its tokenizer's.
 """
 
 from __future__ import annotations

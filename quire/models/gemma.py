@@ -65,7 +65,7 @@ def _scale(cfg: ModelConfig) -> float:
 
 
 def _rope3(cfg: ModelConfig, kind: str) -> Rope:
-    """rope_parameters by layer type, or the older rope_scaling of the full layers alone."""
+    """Read rope_parameters by layer type, or the older rope_scaling, which is only for full layers."""
     stated = cfg.get("rope_parameters") or {}
     if not isinstance(stated, Mapping) or (stated and not stated.keys() & {FULL, SLIDING}):
         raise ConfigError("config.json: rope_parameters is not an object of layer types")

@@ -30,6 +30,6 @@ def gpt2(b: Builder, cfg: ModelConfig, w: Names) -> Value:
 
 
 def _scale(cfg: ModelConfig, layer: int) -> float:
-    """Some relatives of GPT-2 leave the scores unscaled, or scale them down layer by layer."""
+    """Return the scale of scores; some relatives of GPT-2 do not scale, or scale down by layer."""
     scale = cfg.head_dim**-0.5 if cfg.flag("scale_attn_weights") else 1.0
     return scale / (layer + 1) if cfg.flag("scale_attn_by_inverse_layer_idx") else scale

@@ -1,4 +1,4 @@
-"""The parts that most decoders share, each one formula."""
+"""Layers common to most decoders, one formula each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quire.program.rope import Rope
 def project_qkv(
     b: Builder, cfg: ModelConfig, h: Value, p: Names, bias: bool = False
 ) -> tuple[Value, Value, Value]:
-    """Queries [T, heads, dim], keys and values [T, kv_heads, dim], from three matrices."""
+    """Return queries [T, heads, dim], keys and values [T, kv_heads, dim], from three matrices."""
     q = b.linear(h, p / "q_proj", (cfg.num_attention_heads, cfg.head_dim), bias=bias)
     k = b.linear(h, p / "k_proj", (cfg.num_key_value_heads, cfg.head_dim), bias=bias)
     v = b.linear(h, p / "v_proj", (cfg.num_key_value_heads, cfg.head_dim), bias=bias)
@@ -18,7 +18,7 @@ def project_qkv(
 
 
 def unpack_qkv(b: Builder, cfg: ModelConfig, packed: Value) -> tuple[Value, Value, Value]:
-    """The same from one packed projection: queries, keys, values in a row."""
+    """Return the same from one packed projection, in the order queries, keys, values."""
     heads, groups, dim = cfg.num_attention_heads, cfg.num_key_value_heads, cfg.head_dim
     q = b.slice(packed, 0, (heads, dim))
     k = b.slice(packed, heads * dim, (groups, dim))
@@ -31,7 +31,7 @@ def rotate(b: Builder, q: Value, k: Value, rope: Rope) -> tuple[Value, Value]:
 
 
 def gated_mlp(b: Builder, cfg: ModelConfig, h: Value, p: Names, bias: bool = False) -> Value:
-    """down(activation(gate h) * up h)."""
+    """Return down(activation(gate h) * up h)."""
     gate = b.linear(h, p / "gate_proj", cfg.intermediate_size, bias=bias)
     up = b.linear(h, p / "up_proj", cfg.intermediate_size, bias=bias)
     inner = b.gated_activation(gate, up, cfg.hidden_act)
@@ -39,7 +39,7 @@ def gated_mlp(b: Builder, cfg: ModelConfig, h: Value, p: Names, bias: bool = Fal
 
 
 def packed_gated_mlp(b: Builder, cfg: ModelConfig, h: Value, p: Names) -> Value:
-    """The same with gate and up in one matrix, gate first."""
+    """Return the same with gate and up in one matrix, gate first."""
     packed = b.linear(h, p / "gate_up_proj", 2 * cfg.intermediate_size)
     gate = b.slice(packed, 0, cfg.intermediate_size)
     up = b.slice(packed, cfg.intermediate_size, cfg.intermediate_size)
@@ -51,6 +51,6 @@ def embed_tokens(b: Builder, cfg: ModelConfig, w: Names) -> Value:
 
 
 def head(b: Builder, cfg: ModelConfig, x: Value, w: Names, norm_offset: float = 0.0) -> Value:
-    """Logits of the rows that need them: final norm, output matrix."""
+    """Return the logits of the rows that need them: final norm, output matrix."""
     x = b.rms_norm(b.sampled_rows(x), w / "model.norm", cfg.norm_eps, norm_offset)
     return b.linear(x, w / cfg.lm_head, cfg.vocab_size)

@@ -1,5 +1,5 @@
 """Llama 1, 2, 3 (arXiv:2302.13971, 2307.09288, 2407.21783), Mistral (2310.06825), Qwen2 (2407.10671)
-and SmolLM3: pre-norm blocks of attention and a gated MLP, told apart by biases, windows and rope.
+and SmolLM3: pre-norm blocks of attention and a gated MLP, which differ in biases, windows and rope.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _decoder(b: Builder, cfg: ModelConfig, w: Names, *, qkv_bias: bool, out_bias
 
 
 def rotates(fields: Fields, layer: int) -> bool:
-    """SmolLM3 leaves every fourth layer without positions, or those that have a 0 in no_rope_layers."""
+    """Return False for layers without rope: in SmolLM3 every fourth, or those with a 0 in no_rope_layers."""
     if fields.get("no_rope_layers") is not None:
         stated = fields.integers("no_rope_layers")
         if layer >= len(stated):

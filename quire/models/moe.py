@@ -24,7 +24,7 @@ GATE_UP_DOWN = ("gate_proj", "up_proj", "down_proj")
 def expert_stack(
     cfg: ModelConfig, p: Names, inner: int, names: tuple[str, str, str] = GATE_UP_DOWN
 ) -> ExpertWeights:
-    """Experts kept as one matrix each, p.0.gate_proj and so on, stacked at load."""
+    """Return experts stored as separate matrices, p.0.gate_proj and so on, stacked at load."""
 
     def stack(part: str, rows: int, width: int) -> WeightSpec:
         count = cfg.num_experts
@@ -75,7 +75,7 @@ def olmoe(b: Builder, cfg: ModelConfig, w: Names) -> Value:
 
 
 def routing(cfg: ModelConfig) -> ExpertOptions:
-    """How OLMoE and Qwen mix the chosen experts."""
+    """Return the routing options of OLMoE and Qwen."""
     return {
         "chosen": cfg.size("num_experts_per_tok"),
         "routing": "softmax_of_chosen" if cfg.flag("norm_topk_prob") else "softmax",
@@ -91,7 +91,7 @@ def _olmoe_attention(b: Builder, cfg: ModelConfig, h: Value, p: Names) -> Value:
 
 
 def wide_norm_qkv(b: Builder, cfg: ModelConfig, h: Value, p: Names, bias: bool) -> tuple[Value, Value, Value]:
-    """Queries and keys normed over their whole width before they are split into heads (OLMo)."""
+    """Return queries and keys normalized over their whole width before they are split into heads (OLMo)."""
     heads, groups, dim = cfg.num_attention_heads, cfg.num_key_value_heads, cfg.head_dim
     q = b.rms_norm(b.linear(h, p / "q_proj", heads * dim, bias=bias), p / "q_norm", cfg.norm_eps)
     k = b.rms_norm(b.linear(h, p / "k_proj", groups * dim, bias=bias), p / "k_norm", cfg.norm_eps)
@@ -99,7 +99,7 @@ def wide_norm_qkv(b: Builder, cfg: ModelConfig, h: Value, p: Names, bias: bool) 
     return b.slice(q, 0, (heads, dim)), b.slice(k, 0, (groups, dim)), v
 
 
-# What gpt-oss rotates by where config.json has no rope parameters.
+# Default rope parameters of gpt-oss.
 _GPT_OSS_YARN = {
     "rope_type": "yarn",
     "factor": 32.0,
@@ -129,7 +129,7 @@ def gpt_oss(b: Builder, cfg: ModelConfig, w: Names) -> Value:
 
 
 def _gpt_oss_experts(cfg: ModelConfig, p: Names) -> ExpertWeights:
-    """All experts in one tensor [experts, in, out], the columns of gate and up taking turns."""
+    """Return experts stored in one tensor [experts, in, out], with alternating columns of gate and up."""
     count, hidden, inner = cfg.num_experts, cfg.hidden_size, cfg.intermediate_size
 
     def part(name: str, source: str, first: int, rows: int, width: int) -> WeightSpec:

@@ -1,4 +1,4 @@
-"""OLMo 2 (arXiv:2501.00656): norms only after each part, and over all of the queries and keys."""
+"""OLMo 2 (arXiv:2501.00656): norms only after each part, and over the whole width of queries and keys."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def phi3(b: Builder, cfg: ModelConfig, w: Names) -> Value:
 
 
 def _rope(cfg: ModelConfig) -> Rope:
-    """Plain or longrope, which early checkpoints call su or yarn."""
+    """Read rope parameters: none or longrope, which early checkpoints call su or yarn."""
     stated = cfg.rope_parameters()
     if (stated.get("rope_type") or stated.get("type")) in ("su", "yarn"):
         stated = {**stated, "rope_type": "longrope"}

@@ -1,4 +1,4 @@
-"""The families by the architecture name that a checkpoint's config.json gives."""
+"""The model families, by the architecture name in config.json."""
 
 from __future__ import annotations
 
@@ -28,12 +28,11 @@ Record = Callable[[Builder, ModelConfig, Names], Value]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A recording function, and how its config.json is read.
+    """A recording function, and the rules for reading its config.json.
 
-    `defaults` holds every key that is read and its value where config.json leaves it out; `spelled` the
-    family's own names of keys that others name otherwise; `slides` says which layers have the window where
-    `layer_types` is not listed; `only` holds keys that change the mathematics in ways that are not done,
-    with the values that ask for none of it.
+    `defaults` are all keys that are read, with their default values; `spelled` are the family's own names for
+    common keys; `slides` tells which layers have the window if `layer_types` is missing; `only` are keys that
+    would change the mathematics in unsupported ways, with the values that are accepted.
     """
 
     record: Record
@@ -48,7 +47,7 @@ def _every_other(fields: Fields, layer: int) -> bool:
 
 
 def _by_pattern(fields: Fields, layer: int) -> bool:
-    """Every sliding_window_pattern-th layer sees all, the others a window."""
+    """Return True for window layers: all but every sliding_window_pattern-th."""
     return (layer + 1) % fields.size("sliding_window_pattern") != 0
 
 
@@ -96,21 +95,21 @@ IGNORED = ("*.rotary_emb.inv_freq", "*.attn.bias", "*.attn.masked_bias")
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A checkpoint's architecture, its config and the program recorded from it. No weights yet."""
+    """The architecture of a checkpoint, its config and the recorded program, without weights."""
 
     architecture: str
     config: ModelConfig
     program: Program
 
     def context_variant(self, limit: int) -> int:
-        """Which rope frequencies a request that can reach `limit` tokens takes (see quire.program.rope)."""
+        """Return the set of rope frequencies for a request of at most `limit` tokens (quire.program.rope)."""
         return max((rope.variant(limit) for rope in self._ropes()), default=0)
 
     @property
     def max_context(self) -> int:
-        """The most tokens of one sequence: what the model was made for, or its rope is scaled to.
+        """The maximum sequence length: that of the model, or that to which its rope is scaled.
 
-        Dynamic scaling always starts from max_position_embeddings. With other kinds Gemma 3, whose window
+        Dynamic scaling always starts from max_position_embeddings. With other types, Gemma 3, whose window
         layers are not scaled, states the length after scaling.
         """
         most, ropes = self.config.max_position_embeddings, self._ropes()
@@ -119,7 +118,7 @@ class Model:
 
     @property
     def tied_tensor(self) -> str | None:
-        """The tensor that is embedding and output matrix in one, or None where config.json ties nothing."""
+        """The tensor used as both embedding and output matrix, or None if config.json does not tie them."""
         table = next(op.table for op in self.program if isinstance(op, Embed))
         return table.sources[0] if self.config.tie_word_embeddings else None
 
@@ -151,7 +150,7 @@ def read_model(raw: Mapping[str, Any]) -> Model:
 
 
 def _architecture(raw: Mapping[str, Any]) -> str:
-    """The architecture that a config.json names, one of FAMILIES."""
+    """Return the architecture of a config.json, one of FAMILIES."""
     names = raw.get("architectures")
     name = names[0] if isinstance(names, list) and names else names
     known = "known are " + ", ".join(sorted(FAMILIES))

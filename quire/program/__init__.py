@@ -1,4 +1,4 @@
-"""Programs: models as flat lists of ops. The waist between mathematics and hardware."""
+"""Programs: models as flat lists of ops, the interface between mathematics and hardware."""
 
 from quire.program.builder import Builder, Names
 from quire.program.caches import CacheSpec, PagedKV, PagedLatent, SlotState

@@ -1,4 +1,4 @@
-"""Batch: one step as arrays, laid out for the ops. A backend makes it from a Step and its slots."""
+"""Batch: one step as arrays for the ops. A backend builds it from a Step and its slots."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Ints = np.ndarray[Any, Any]  # int64
 class Batch:
     """T tokens of R rows, one row after the other.
 
-    Positions `context_lens[r]` and beyond of a row are not in the cache, whatever its blocks hold. There is a
-    block table for each cache group. Its entries of blocks that the row does not have, or that no token of it
-    sees anymore, may be anything.
-    `variants[r]` selects the row's rope frequencies (see quire.program.rope). `admissions[r]` has what else
-    the ops of a program may want to know of a row: its adapter, its embeddings, how to pool it.
+    Positions of a row from `context_lens[r]` on are not in the cache, whatever its blocks hold. There is one
+    block table per cache group. Its entries for blocks that the row does not have, or that are outside the
+    window of all its tokens, are arbitrary. `variants[r]` selects the row's rope frequencies (see
+    quire.program.rope). `admissions[r]` has whatever else ops may need of a row: its adapter, its embeddings,
+    its pooling method.
     """
 
     token_ids: Ints  # [T]
@@ -31,12 +31,12 @@ class Batch:
     context_lens: Ints  # [R], tokens in the cache after this step
     slots: Ints  # [R]
     variants: Ints  # [R]
-    logit_rows: Ints  # [L], the tokens whose logits are wanted
+    logit_rows: Ints  # [L], the tokens that need logits
     block_size: int
     admissions: tuple[Admission, ...] = ()  # [R]
-    restored: tuple[Snapshot, ...] = ()  # states that slots take before their rows begin
-    saved: tuple[Snapshot, ...] = ()  # and those to be kept as rows pass their positions
-    memo: dict[Any, Any] = field(default_factory=dict)  # what several ops of this step share
+    restored: tuple[Snapshot, ...] = ()  # states loaded into slots before their rows begin
+    saved: tuple[Snapshot, ...] = ()  # states saved as rows pass their positions
+    memo: dict[Any, Any] = field(default_factory=dict)  # shared by several ops of this step
 
     @property
     def num_tokens(self) -> int:
@@ -44,11 +44,11 @@ class Batch:
 
     @cached_property
     def token_rows(self) -> Ints:
-        """The row of every token, [T]."""
+        """Return the row of every token, [T]."""
         return np.repeat(np.arange(len(self.context_lens)), np.diff(self.row_offsets))
 
     def places(self, group: int) -> tuple[Ints, Ints]:
-        """(block id, offset in the block) where each token goes in the caches of a group, [T] each."""
+        """Return (block id, offset in the block) of each token in the caches of a group, [T] each."""
         place = self.memo.get(("places", group))
         if place is None:
             block = self.block_tables[group][self.token_rows, self.positions // self.block_size]

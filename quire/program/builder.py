@@ -1,4 +1,4 @@
-"""Builder: what a model function records its ops with. Shapes are checked as the ops are written."""
+"""Builder: records the ops of a model function, and checks shapes as they are recorded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AnyOp = TypeVar("AnyOp", bound=Op)
 
 
 class Names(str):
-    """A place in the checkpoint's name tree: `w / "model.norm"` is the name below it."""
+    """A path in the checkpoint's tree of names: `w / "model.norm"` is a name below `w`."""
 
     def __truediv__(self, name: str) -> Names:
         return Names(f"{self}.{name}" if self else name)
@@ -36,13 +36,13 @@ class Builder:
         self._num_tensors = 0
 
     def program(self, output: Value, ignored: Iterable[str] = ()) -> Program:
-        """The finished recording; `output` are the logits [L, vocab]."""
+        """Return the finished program; `output` are the logits [L, vocab]."""
         return Program(tuple(self._ops), output, tuple(self._caches), tuple(ignored))
 
-    # Ends of the model
+    # Embedding and output
 
     def embed(self, w: Names, vocab_size: int, hidden_size: int, tied: bool = False) -> Value:
-        """Token ids to vectors. `tied`: the table is the output head too, so it may be quantized."""
+        """Map token ids to vectors. `tied`: the table is also the output head, so it may be quantized."""
         table = _matrix(w, vocab_size, hidden_size, quantizable=tied)
         return self.record(ops.Embed(self.value((hidden_size,)), table)).out
 
@@ -51,7 +51,7 @@ class Builder:
         return self.record(ops.PositionEmbed(self.value((hidden_size,)), table)).out
 
     def sampled_rows(self, x: Value) -> Value:
-        """Only the rows whose logits are wanted, [L, ...]."""
+        """Select the rows that need logits, [L, ...]."""
         return self.record(ops.SampledRows(self.value(x.shape, "L"), x)).out
 
     # Matrix products
@@ -59,7 +59,7 @@ class Builder:
     def linear(
         self, x: Value, w: Names, out: int | tuple[int, ...], *, bias: bool = False, transposed: bool = False
     ) -> Value:
-        """x weight^T (+ bias). `transposed`: the checkpoint stores [in, out]."""
+        """Compute x weight^T (+ bias). `transposed`: the checkpoint stores [in, out]."""
         shape = (out,) if isinstance(out, int) else out
         weight = _matrix(w, math.prod(shape), x.width, transposed=transposed)
         b = _vector(w / "bias", math.prod(shape)) if bias else None
@@ -76,7 +76,7 @@ class Builder:
         activation: str = "silu",
         limit: float | None = None,
     ) -> Value:
-        """The mix of the `chosen` experts of each token, by its router's `scores` [T, experts]."""
+        """Mix the `chosen` experts of each token by its router's `scores` [T, experts]."""
         _known(activation)
         if not 0 < chosen <= scores.width:
             raise ConfigError(f"cannot choose {chosen} of {scores.width} experts")
@@ -114,7 +114,7 @@ class Builder:
         return self.record(ops.GatedActivation(self.value(up.shape, up.count), gate, up, activation)).out
 
     def slice(self, x: Value, first: int, out: int | tuple[int, ...]) -> Value:
-        """Columns first ... of a packed projection."""
+        """Take the columns of a packed projection from `first` on."""
         value = self.value((out,) if isinstance(out, int) else out, x.count)
         if first + value.width > x.width:
             raise ConfigError(f"slice {first} + {value.width} leaves a value of width {x.width}")
@@ -138,9 +138,9 @@ class Builder:
         softcap: float | None = None,
         sinks: Names | None = None,
     ) -> Value:
-        """Causal attention of q [T, heads, dim] over the cache of this, the next, layer.
+        """Apply causal attention of q [T, heads, dim] over the cache of the next layer.
 
-        The keys k [T, kv_heads, dim] are as wide as the queries; the values v may be of another width.
+        The keys k [T, kv_heads, dim] are as wide as the queries; the values v may have another width.
         """
         (heads, dim), (groups, key_dim), (_, value_dim) = q.shape, k.shape, v.shape
         if (dim, groups) != (key_dim, v.shape[0]):
@@ -163,26 +163,26 @@ class Builder:
     # States
 
     def short_convolution(self, x: Value, w: Names, kernel: int, dtype: DType = "float32") -> Value:
-        """Causal convolution of each channel over `kernel` positions; `dtype` is how inputs are kept."""
+        """Convolve each channel causally over `kernel` positions; inputs are cached as `dtype`."""
         weight = WeightSpec(w / "weight", (x.width, 1, kernel), (w / "weight",))
         state = SlotState((0,), x.width, kernel - 1, dtype)
         return self.record(ops.ShortConvolution(self.value(x.shape), x, weight, self.cache(state), state)).out
 
     def gated_recurrence(self, x: Value, decay: Value, dtype: DType = "float32") -> Value:
-        """h[t] = decay[t] * h[t - 1] + x[t]; `dtype` is how states and inputs are kept."""
+        """Compute h[t] = decay[t] * h[t - 1] + x[t]; states and inputs are cached as `dtype`."""
         _same(x, decay)
         state = SlotState((x.width,), 2 * x.width, CHUNK - 1, dtype)
         return self.record(ops.GatedRecurrence(self.value(x.shape), x, decay, self.cache(state), state)).out
 
-    # For ops that have no method here
+    # For ops without a method here
 
     def value(self, shape: tuple[int, ...], count: Count = "T", dtype: DType = "float32") -> Value:
-        """A value for an op to write."""
+        """Create a value for an op to write."""
         self._num_values += 1
         return Value(self._num_values - 1, count, shape, dtype)
 
     def cache(self, spec: CacheSpec) -> int:
-        """Let this, the next, layer keep what `spec` says; its number, which ops find its cache by."""
+        """Add a layer whose cache has this spec; return its index, by which ops refer to the cache."""
         self._caches.append(spec)
         return len(self._caches) - 1
 

@@ -1,7 +1,7 @@
-"""Cache specs: what each layer of a program keeps of the past, and how many bytes that takes.
+"""Cache specs: what each layer of a program caches of past tokens, and its size.
 
-Layers of equal spec form a group (`Program.cache_groups`): the scheduler grants blocks and places for
-snapshots, and the memory plan counts them, group by group.
+Layers with equal specs form a group (`Program.cache_groups`): the scheduler grants blocks and snapshots by
+group, and the memory plan counts them by group.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from quire.types import MAX_DRAFTED
 class PagedKV:
     """Keys and values of every token, in blocks: `num_heads` of each.
 
-    With a `window` a token sees the last `window` positions alone, its own included; blocks that lie before
-    those of all tokens to come are needed no more.
+    With a `window` a token sees only the last `window` positions, its own included; blocks before those
+    visible to any future token are no longer needed.
     """
 
     num_heads: int
@@ -29,13 +29,13 @@ class PagedKV:
     slot_bytes = snapshot_bytes = 0
 
     def token_bytes(self, item_bytes: int, scale_bytes: int = 0) -> int:
-        """`scale_bytes`: of the scale that the numbers of one head share, for keys and for values."""
+        """Return the bytes of a token; `scale_bytes` are those of the scale of a head's keys or values."""
         return self.num_heads * ((self.key_dim + self.value_dim) * item_bytes + 2 * scale_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class PagedLatent:
-    """One vector of every token, in blocks, which all heads read (MLA, arXiv:2405.04434)."""
+    """One vector per token, in blocks, shared by all heads (MLA, arXiv:2405.04434)."""
 
     dim: int
 
@@ -43,23 +43,23 @@ class PagedLatent:
     slot_bytes = snapshot_bytes = 0
 
     def token_bytes(self, item_bytes: int, scale_bytes: int = 0) -> int:
-        """`scale_bytes`: of the scale that the numbers of one vector share."""
+        """Return the bytes of a token; `scale_bytes` are those of the scale of its vector."""
         return self.dim * item_bytes + scale_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """A state for each slot, whatever the length of its sequence (recurrences, short convolutions).
+    """A state of fixed size per slot, independent of sequence length (recurrences, short convolutions).
 
-    A recurrence is computed in chunks of CHUNK positions counted from position 0. What is kept of a slot is
-    its state, an array of `shape`, at the last two borders between chunks, and the `inputs` numbers that each
-    of the last positions brought: so a row may begin anywhere in the last chunk but one, is computed from the
-    border before it, and has the same bits however the positions were spread over rows. `reach` is how many
-    positions back inputs may be needed: CHUNK - 1, or of a convolution over `kernel` positions, which has no
-    state beside them (shape (0,)), kernel - 1.
+    A recurrence is computed in chunks of CHUNK positions counted from position 0. A slot keeps its state, an
+    array of `shape`, at the last two chunk boundaries, and the `inputs` numbers of each of the last
+    positions. So a row may begin anywhere in the last chunk or the one before, is computed from the preceding
+    boundary, and has the same bits however positions are divided into rows. `reach` is the number of previous
+    positions whose inputs may be needed: CHUNK - 1, or kernel - 1 for a convolution over `kernel` positions,
+    which has no other state (shape (0,)).
 
-    A snapshot, taken before some position is computed, is the state at the border before it and the inputs of
-    the `reach` positions before it. Nothing is to be done when a slot is admitted: position 0 reads nothing.
+    A snapshot taken before a position is the state at the boundary before it and the inputs of the `reach`
+    positions before it. Admission needs no initialization: position 0 reads nothing.
     """
 
     shape: tuple[int, ...]
@@ -71,8 +71,8 @@ class SlotState:
 
     @property
     def history(self) -> int:
-        """Positions whose inputs are kept; that of position p lies at p modulo this."""
-        return self.reach + MAX_DRAFTED  # rejected drafts aside, no row begins before the last one's end
+        """Number of positions whose inputs are kept; position p is at index p modulo this."""
+        return self.reach + MAX_DRAFTED  # a row starts at the end of the last one, less rejected drafts
 
     @property
     def slot_bytes(self) -> int:

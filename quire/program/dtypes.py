@@ -1,4 +1,4 @@
-"""The number formats of values and states."""
+"""Number formats of values and states."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The sums of the reference, each in one order that depends on a single row alone.
+"""Reference implementations of sums, each in one order determined by a single row.
 
-A BLAS picks its kernel, and with it the order of a sum, by the number of rows: the same row gives other
-bits alone than in a batch. Here every product runs on tiles of a fixed number of rows, padded with
-zeros, so the call is the same for one row or for 512, and a row's bits do not depend on its company.
+A BLAS selects its kernel, and thereby the order of a sum, by the number of rows: a row gives different bits
+alone and in a batch. Here every product runs on tiles of a fixed number of rows, padded with zeros, so the
+call is the same for one row and for 512, and the bits of a row do not depend on other rows.
 
-With quantized weights the row is quantized too: sums within a block are of exact integers, which have no
-order, and the blocks are added one after the other.
+With quantized weights the activations are quantized too: sums within a span are of exact integers, whose
+order does not matter, and the spans are added in sequence.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]  # float32
 
 
 def matmul(x: Array, weight: Array | Quantized) -> Array:
-    """x [T, in] times weight [out, in] transposed, [T, out]."""
+    """Return x [T, in] times weight [out, in] transposed, [T, out]."""
     if not isinstance(weight, np.ndarray):
         return weight.product(x)
     rows, width = x.shape
@@ -97,12 +97,12 @@ def quantized_matmul(x: Array, q: Array, codes: Array, channels: Array, coded: b
 
 
 def fma(a: Array, b: Array, c: Array) -> Array:
-    """a * b + c of float32 arrays, rounded once to float32, as the instruction does (normal results).
+    """Return a * b + c of float32 arrays, rounded once to float32, like the instruction (normal results).
 
-    The product is exact in float64. Where the sum, rounded to float64, lies just halfway between two
-    float32 numbers, the part lost in that rounding decides which of them is nearer.
+    The product is exact in float64. If the sum, rounded to float64, is exactly halfway between two float32
+    numbers, the part lost in that rounding decides which of them is nearer.
     """
-    with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are results like others
+    with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are valid results
         product = a.astype(np.float64) * b
         total = np.asarray(product + c)
         halfway = (total.view(np.int64) & 0x1FFFFFFF) == 0x10000000
@@ -115,7 +115,7 @@ def fma(a: Array, b: Array, c: Array) -> Array:
 
 
 def sigmoid(x: Array) -> Array:
-    with np.errstate(over="ignore"):  # exp overflows to infinity for very negative x: the limit is right
+    with np.errstate(over="ignore"):  # exp overflows to infinity for very negative x: the limit is correct
         return 1.0 / (1.0 + np.exp(-x))
 
 
@@ -124,7 +124,7 @@ def silu(x: Array) -> Array:
 
 
 def gelu_tanh(x: Array) -> Array:
-    """The tanh approximation of gelu (Hendrycks and Gimpel, arXiv:1606.08415)."""
+    """Return the tanh approximation of gelu (Hendrycks and Gimpel, arXiv:1606.08415)."""
     inner = np.float32(np.sqrt(2.0 / np.pi)) * (x + np.float32(0.044715) * x * x * x)
     return np.float32(0.5) * x * (np.float32(1.0) + np.tanh(inner))
 

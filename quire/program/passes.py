@@ -1,4 +1,4 @@
-"""Passes: program in, program (or a plan of it) out. Model code stays unaware of them."""
+"""Passes: from a program to an equivalent program, or to a plan of it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from quire.program.program import Count, Load, Op, Program, Value
 
 
 def fuse(program: Program) -> Program:
-    """Join neighbours that would pass over memory twice. The bits of the result do not change.
+    """Fuse adjacent ops to save passes over memory, without changing the bits of the result.
 
     - an Add and the norm of its sum become AddNorm
-    - two Linears of one input and the GatedActivation of them become GatedLinear
+    - two Linears of one input and their GatedActivation become GatedLinear
     """
     ops = _fuse_gates(_fuse_norms(list(program.ops)), program.output)
     return replace(program, ops=tuple(ops))
@@ -47,12 +47,12 @@ def _fuse_gates(ops: list[Op], output: Value) -> list[Op]:
 
 
 def _plain(op: Op, uses: Counter[int]) -> TypeGuard[Linear]:
-    """A Linear without bias whose result nobody else reads."""
+    """Return True for a Linear without bias whose result has one reader."""
     return isinstance(op, Linear) and op.bias is None and uses[op.out.index] == 1
 
 
 def gather_products(program: Program) -> Program:
-    """Put products of one value side by side, each as early as its value is there. Bits do not change."""
+    """Make products of one value adjacent, each as early as possible, without changing any bits."""
     ops: list[Op] = []
     for op in program.ops:
         place = len(ops)
@@ -63,7 +63,7 @@ def gather_products(program: Program) -> Program:
 
 
 def _after_last_product(op: Linear | GatedLinear, ops: list[Op]) -> int:
-    """Return the place after the last product of this kind and value, looked for back to the value's op."""
+    """Return the index after the last product of this kind and value, searching back to the value's op."""
     for place in range(len(ops), 0, -1):
         other = ops[place - 1]
         if isinstance(other, type(op)) and other.x == op.x:
@@ -75,22 +75,22 @@ def _after_last_product(op: Linear | GatedLinear, ops: list[Op]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BufferPlan:
-    """Which buffer holds each value. A buffer is free again after the last read of its value."""
+    """The assignment of values to buffers. A buffer is reused after the last read of its value."""
 
-    sizes: tuple[tuple[Count, int], ...]  # of each buffer: what counts its rows, bytes of a row
+    sizes: tuple[tuple[Count, int], ...]  # by buffer: the count of its rows, bytes of a row
     buffer: dict[int, int]  # value index -> buffer
     last_use: dict[int, int]  # value index -> number of the op that reads it last
 
     def nbytes(self, load: Load) -> int:
-        """Memory for activations when a step has this load."""
+        """Return the bytes of activations for a step with this load."""
         return sum(load.size(count) * row_bytes for count, row_bytes in self.sizes)
 
 
 def plan_buffers(program: Program) -> BufferPlan:
-    """Assign values to buffers in order, taking a free one with rows of the same bytes.
+    """Assign values to buffers in order, reusing a free one with rows of the same size.
 
-    A row of a value then lies where the same row of the one before it lay, so several ops may take a few
-    rows together, and go on to the next rows, while nothing that is still to be read is overwritten.
+    A row of a value is then where the same row of the previous value was, so several ops can process a few
+    rows before going on to the next ones, without overwriting anything that is still to be read.
     """
     last_use = {v.index: i for i, op in enumerate(program.ops) for v in (*op.inputs(), *op.outputs())}
     last_use[program.output.index] = len(program.ops)
@@ -106,7 +106,7 @@ def plan_buffers(program: Program) -> BufferPlan:
 
 
 def _take(value: Value, free: list[int], sizes: list[tuple[Count, int]]) -> int:
-    """A free buffer for rows of the value's count and bytes, or a new one."""
+    """Return a free buffer for rows of the value's count and size, or a new one."""
     size = (value.count, value.row_bytes)
     for buffer in free:
         if sizes[buffer] == size:

@@ -1,8 +1,8 @@
 """Program: a model recorded once as a flat list of ops over named values.
 
-The only thing that passes from model code to a backend. A Program holds no weights and no sizes of a
-batch: the leading dimension of every value is a *count* ("T" tokens, or "L" rows that need logits) that
-each step fills in. So its cost can be summed for any batch before a single weight is loaded.
+This is the only interface between model code and backends. A Program has no weights and no batch sizes: the
+leading dimension of every value is a *count* ("T" tokens, or "L" rows that need logits) that each step
+determines. So its cost can be computed for any batch before weights are loaded.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from quire.program.batch import Batch
 
 Count = Literal["T", "L"]
-MAX_TENSORS = 1 << 17  # of a checkpoint: twice what the largest published models have
+MAX_TENSORS = 1 << 17  # of a checkpoint: twice that of the largest published models
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
     """An array of a running program, [T or L, *shape]; written by exactly one op.
 
-    Ops compute in float32: what they write is rounded to the value's `dtype`, what they read made float32
-    again. Values of int32 (indices) are read as they are.
+    Ops compute in float32: results are rounded to the value's `dtype`, and converted back to float32 when
+    read. Values of int32 (indices) are read unchanged.
     """
 
     index: int
@@ -50,13 +50,12 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class WeightSpec:
-    """A weight as the program wants it, and where the checkpoint keeps it.
+    """A weight in the form the program needs, and its sources in the checkpoint.
 
     Canonical matrices are [out, in] or [experts, out, in]; vectors are [n]. Several `sources` are
-    stacked along a new first axis (one per expert). `transposed` sources are stored with the last two
-    axes exchanged. `interleaved` = (first, step) takes every step-th output, from `first` on (packed
-    gate and up columns that alternate). Only `quantizable` weights (the matrices of linear layers)
-    may be stored in fewer bits.
+    stacked along a new first axis (one per expert). `transposed` sources are stored with the last two axes
+    swapped. `interleaved` = (first, step) takes every step-th output, from `first` on (packed gate and up
+    columns that alternate). Only `quantizable` weights (the matrices of linear layers) may be quantized.
     """
 
     name: str
@@ -79,11 +78,11 @@ class Weight(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays that make up this weight."""
+        """Bytes of all arrays of this weight."""
         ...
 
     def dense(self) -> np.ndarray:
-        """The values as float32, exactly as the storage kind defines them."""
+        """Return the values as float32, exactly as the storage kind defines them."""
         ...
 
 
@@ -92,11 +91,11 @@ class Quantized(Protocol):
     """A matrix [out, in] of integers, or one for each expert, that multiplies quantized activations."""
 
     def product(self, x: np.ndarray) -> np.ndarray:
-        """x [T, in] float32 times the matrix transposed, [T, out] (numerics.quantized_matmul)."""
+        """Return x [T, in] float32 times the matrix transposed, [T, out] (numerics.quantized_matmul)."""
         ...
 
     def rows(self, ids: np.ndarray) -> np.ndarray:
-        """Rows `ids` [n] as float32, [n, in]."""
+        """Return rows `ids` [n] as float32, [n, in]."""
         ...
 
     def __getitem__(self, expert: int) -> Quantized: ...
@@ -104,7 +103,7 @@ class Quantized(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What computing something takes. Operations count a multiply-add as two."""
+    """The cost of a computation in operations and bytes. A multiply-add is two operations."""
 
     flops: float = 0
     weight_bytes: float = 0
@@ -128,12 +127,12 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The batch a cost is asked for: (start, count) of every row, and how many rows need logits."""
+    """The batch of a cost estimate: (start, count) of every row, and the number of rows that need logits."""
 
     rows: tuple[tuple[int, int], ...]
     num_logits: int
     kv_itemsize: int = 4  # bytes of one cached number
-    kv_scale_bytes: int = 0  # of the scale that a token's numbers of one head share
+    kv_scale_bytes: int = 0  # of the scale of a token's numbers of one head
 
     @property
     def num_tokens(self) -> int:
@@ -148,8 +147,9 @@ WeightBytes = Callable[[WeightSpec], int]
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One entry of a program. A subclass states shapes and mathematics in its docstring, its cost, and
-    its NumPy reference. It writes the values in the fields `written` and reads those in all others.
+    """One entry of a program. A subclass documents shapes and mathematics, and defines cost and reference.
+
+    It writes the values in the fields `written` and reads those in all others.
     """
 
     out: Value
@@ -170,15 +170,15 @@ class Op:
         raise TypeError(f"{type(self).__name__} does not state its operations")
 
     def kv_bytes(self, load: Load) -> tuple[float, float]:
-        """(read, written) bytes of the layer's cache."""
+        """Return (read, written) bytes of the layer's cache."""
         return 0, 0
 
     def weight_bytes(self, load: Load, nbytes: WeightBytes) -> float:
-        """Bytes of weights read: all of them, unless the op reads only some rows or experts."""
+        """Return the bytes of weights read: all, unless the op reads only some rows or experts."""
         return sum(nbytes(w) for w in self.weights())
 
     def activation_bytes(self, load: Load) -> float:
-        """Bytes of values read and written: all of them, unless the op reads only a part."""
+        """Return the bytes of values read and written: all, unless the op reads only a part."""
         return sum(load.size(v.count) * v.row_bytes for v in (*self.inputs(), *self.outputs()))
 
     def cost(self, load: Load, nbytes: WeightBytes) -> Cost:
@@ -187,43 +187,41 @@ class Op:
         return Cost(self.flops(load), self.weight_bytes(load, nbytes), read, written, touched)
 
     def reference(self, run: Run, *inputs: np.ndarray) -> np.ndarray | tuple[np.ndarray, ...]:
-        """The op in NumPy: float32 (or int32) in, its outputs likewise, one fixed order of every sum."""
+        """Compute the op in NumPy, from and to float32 (or int32), with one fixed order of every sum."""
         raise TypeError(f"{type(self).__name__} has no reference")
 
 
 @cache
 def _read(kind: type[Op]) -> tuple[str, ...]:
-    """The fields of an op that hold the values it reads, in their order."""
+    """Return the names of the fields with the values that an op reads, in order."""
     values = [f.name for f in fields(kind) if f.type in ("Value", Value)]
     return tuple(name for name in values if name not in kind.written)
 
 
 @dataclass(slots=True)
 class Run:
-    """The surroundings of an op's reference, besides its inputs: the batch, the weights, the caches.
+    """The context of an op's reference, besides its inputs: the batch, the weights, the caches.
 
-    `caches` has for each layer what its spec says: of PagedKV (keys, values), each
-    [blocks, block_size, heads, dim]; of PagedLatent an array [blocks, block_size, dim]; of SlotState a
-    `quire.program.ops.state.States`. `groups` has for each layer its group, the index of its block table in
-    `batch.block_tables`.
+    `caches` are those of the layers, by their specs: for PagedKV (keys, values), each
+    [blocks, block_size, heads, dim]; for PagedLatent an array [blocks, block_size, dim]; for SlotState a
+    `quire.program.ops.state.States`. `groups` are the groups of the layers, which index `batch.block_tables`.
     """
 
     batch: Batch
     weights: Mapping[str, np.ndarray]  # name -> float32 array in canonical shape
     caches: Sequence[Any] = ()
     groups: Sequence[int] = ()
-    quantized: Mapping[str, Quantized] = field(default_factory=dict)  # the weights that are not in `weights`
+    quantized: Mapping[str, Quantized] = field(default_factory=dict)  # weights not in `weights`
 
     def matrix(self, weight: WeightSpec) -> np.ndarray | Quantized:
-        """A weight that may be quantized: what `matmul` takes, and `[expert]` picks from."""
+        """Return a weight that may be quantized, for `matmul` and for indexing by expert."""
         name = weight.name
         return self.quantized[name] if name in self.quantized else self.weights[name]
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A recorded model: ops in order, the value that holds the logits [L, vocab], and
-    the cache spec of each layer that keeps something.
+    """A recorded model: its ops in order, the value of the logits [L, vocab], and the cache specs by layer.
 
     `ignored` are patterns (fnmatch) of checkpoint tensors that the model does not need.
     """
@@ -234,7 +232,7 @@ class Program:
     ignored: tuple[str, ...] = ()
 
     def weights(self) -> dict[str, WeightSpec]:
-        """Every weight by name, in the order of first use."""
+        """Return every weight by name, in the order of first use."""
         return {w.name: w for op in self.ops for w in op.weights()}
 
     def cost(self, load: Load, nbytes: WeightBytes) -> Cost:
@@ -242,7 +240,7 @@ class Program:
 
     @property
     def cache_groups(self) -> tuple[CacheSpec, ...]:
-        """The distinct specs in the order of first appearance: a group's index is its place here."""
+        """The distinct specs in the order of first appearance; a group is an index into them."""
         return tuple(dict.fromkeys(self.caches))
 
     @property
@@ -252,7 +250,7 @@ class Program:
         return tuple(groups.index(spec) for spec in self.caches)
 
     def kv_token_bytes(self, item_bytes: int, scale_bytes: int = 0) -> int:
-        """Bytes of cache that one token takes over all layers."""
+        """Return the cache bytes of one token over all layers."""
         return sum(spec.token_bytes(item_bytes, scale_bytes) for spec in self.caches)
 
     def __iter__(self) -> Iterator[Op]:

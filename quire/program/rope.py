@@ -1,12 +1,12 @@
 """Rotary position embedding: the frequencies of every published scaling rule.
 
-Rotation by position (Su et al., RoFormer, arXiv:2104.09864) with frequencies theta^(-2i/dim), bent for
+Rotation by position (Su et al., RoFormer, arXiv:2104.09864) with frequencies theta^(-2i/dim), scaled for
 longer contexts by one of: linear position interpolation (Chen et al., arXiv:2306.15595), dynamic NTK,
 YaRN (Peng et al., arXiv:2309.00071), Llama-3 (Meta's reference code) or longrope (arXiv:2402.13753).
 
-Two rules, dynamic NTK and longrope, depend on the length of the context. That length must not change
-while keys are cached, so a request fixes it on arrival: `variant(limit)` maps the longest context the
-request can reach to a small number that selects the frequencies and keeps cached prefixes apart.
+Two rules, dynamic NTK and longrope, depend on the length of the context. That length must not change while
+keys are cached, so it is fixed when a request arrives: `variant(limit)` maps the longest context the request
+can reach to a small number that selects the frequencies and separates cached prefixes.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """How one kind of layer rotates queries and keys. `dim` numbers of each head are rotated.
+    """Rotation parameters of one kind of layer. `dim` numbers of each head are rotated.
 
     `interleaved` pairs neighbours (2i, 2i + 1); otherwise i pairs with i + dim/2. The other fields are
-    those of a checkpoint's rope_scaling, 0 where the type has no use for them.
+    those of a checkpoint's rope_scaling, 0 if the type does not use them.
     """
 
     dim: int
@@ -48,29 +48,29 @@ class Rope:
     long_factor: tuple[float, ...] = ()
 
     def variant(self, limit: int) -> int:
-        """Which frequencies a context of at most `limit` tokens takes; 0 is the unscaled or only set."""
+        """Return the set of frequencies for contexts up to `limit` tokens; 0: unscaled, or the only one."""
         if self.rope_type not in ("dynamic", "longrope") or limit <= self.original_max_position:
             return 0
         return limit if self.rope_type == "dynamic" else 1
 
     def longest(self, max_position: int) -> int:
-        """The longest context that the scaling reaches in a model made for `max_position` tokens.
+        """Return the longest context that the scaling supports in a model with `max_position`.
 
-        YaRN, dynamic NTK and interpolation reach `factor` times the length before scaling, which is
-        `max_position` where none is stated; with the other types `max_position` already says it.
+        YaRN, dynamic NTK and interpolation support `factor` times the length before scaling, by default
+        `max_position`; for the other types it is `max_position`.
         """
         if self.rope_type not in ("linear", "dynamic", "yarn"):
             return max_position
         return max(max_position, int(self.original_max_position * self.factor))
 
     def frequencies(self, variant: int = 0) -> Array:
-        """Radians per position, [dim / 2] float32."""
+        """Return radians per position, [dim / 2] float32."""
         return _frequencies(self, variant)
 
     def cos_sin(self, positions: np.ndarray, variants: np.ndarray) -> tuple[Array, Array]:
-        """Cosine and sine for positions [T] of rows with `variants` [T]: two arrays [T, dim / 2].
+        """Return cosine and sine for positions [T] of rows with `variants` [T], each [T, dim / 2].
 
-        The angle is rounded to float32 as the models were trained with; its cosine and sine are exact.
+        The angle is rounded to float32, as in training; its cosine and sine are exact.
         """
         frequencies = np.empty((len(positions), self.dim // 2), np.float32)
         for variant in np.unique(variants):
@@ -112,7 +112,7 @@ def _llama3(rope: Rope, base: Array) -> Array:
 
 
 def _yarn(rope: Rope, base: Array) -> Array:
-    """Interpolate dimensions that turn less than beta_slow times over the original context."""
+    """Interpolate dimensions with fewer than beta_slow rotations over the original context."""
 
     def dimension(turns: float) -> float:
         length = rope.original_max_position / (turns * 2 * math.pi)
@@ -174,9 +174,9 @@ def rope_from_config(
     return rope
 
 
-THETA = (10.0, 1e15)  # around those of published models: 10,000 to some 1e11
+THETA = (10.0, 1e15)  # published models have 10,000 to about 1e11
 _LONGEST = (1 << 31) - 1  # tokens
-# What the numbers of a scaling may be, from and to: around those of published models, with room.
+# Accepted ranges of the parameters of a scaling, wider than those of published models.
 _RANGES: dict[str, tuple[float, float]] = {
     "factor": (1, 1e6),
     "original_max_position_embeddings": (1, _LONGEST),
@@ -199,7 +199,7 @@ def _check_number(name: str, value: Any, between: tuple[float, float]) -> None:
 
 
 def _factors(scaling: dict[str, Any], name: str, size: int) -> tuple[float, ...]:
-    """One divisor for each frequency; `size` 0: the type has none."""
+    """Read one divisor per frequency; `size` 0: the type has none."""
     factors = scaling.get(name) if size else []
     if not isinstance(factors, list) or len(factors) != size:
         raise ConfigError(f"config.json: {name} of the rope scaling is not a list of {size} numbers")
@@ -209,7 +209,7 @@ def _factors(scaling: dict[str, Any], name: str, size: int) -> tuple[float, ...]
 
 
 def _check(rope: Rope) -> None:
-    """Refuse what would divide by zero when the frequencies are computed, or reach beyond any context."""
+    """Refuse parameters that would divide by zero, or reach beyond any context."""
     if rope.longest(1) > _LONGEST:
         raise ConfigError(f"config.json: rope scaling to {rope.longest(1):,} tokens: no context is so long")
     if rope.rope_type == "yarn" and rope.beta_fast < rope.beta_slow:
@@ -221,7 +221,7 @@ def _check(rope: Rope) -> None:
 
 
 def _attention_factor(rope_type: str, scaling: dict[str, Any], factor: float, original: int) -> float:
-    """What cosine and sine are multiplied by: stated, or by the paper's rule for the type."""
+    """Return the factor of cosine and sine: as stated, or by the rule of the paper for the type."""
     if (stated := scaling.get("attention_factor")) is not None:
         return float(stated)
     if rope_type == "longrope":

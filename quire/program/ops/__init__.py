@@ -1,4 +1,4 @@
-"""The ops, by theme. Each is its contract, its cost and its NumPy reference in one place."""
+"""The ops, by topic. Each has its contract, its cost and its NumPy reference in one class."""
 
 from quire.program.ops.attention import Attention
 from quire.program.ops.elementwise import Add, GatedActivation, Scale, Slice, SoftCap, Unary

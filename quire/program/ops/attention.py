@@ -20,15 +20,15 @@ class Attention(Op):
     q [T, heads, dim], k [T, kv_heads, dim], v [T, kv_heads, value_dim], out [T, heads * value_dim]; heads is
     a multiple of kv_heads and query head h reads key head h // (heads / kv_heads). Keys and values are first
     written to the cache, then all are read back from it as stored. A token at position p sees positions
-    max(0, p - window + 1) ... p, and no number of another position reaches it: where the value of a head is
-    not finite as stored, zeros are stored in its place and NaN as its key. The score is then NaN, so the
-    result, of those who see it.
+    max(0, p - window + 1) ... p, and is not affected by any other position: if the value of a head is not
+    finite as stored, zeros are stored instead and NaN as its key. The score, and so the result, is then NaN
+    for exactly the tokens that see it.
     `softcap` replaces each score s by softcap * tanh(s / softcap). `sinks` [heads] are scores of a
-    position that takes part in the softmax and has no value (gpt-oss, arXiv:2309.17453).
+    position that is part of the softmax but has no value (gpt-oss, arXiv:2309.17453).
 
     The sum over the context runs over partitions of 64 positions counted from position 0, with a running
-    maximum (FlashAttention, arXiv:2205.14135), each partition padded to its full size: so its order
-    depends on a token's position alone, not on chunks, blocks or the other rows.
+    maximum (FlashAttention, arXiv:2205.14135), each partition padded to full size: so its order depends only
+    on the token's position, not on chunks, blocks or other rows.
     """
 
     q: Value
@@ -44,12 +44,12 @@ class Attention(Op):
         return () if self.sinks is None else (self.sinks,)
 
     def flops(self, load: Load) -> float:
-        """Scores and weighted values of every visible pair: a multiply-add a number of q and of out."""
+        """Count scores and weighted values of all visible pairs: a multiply-add per number of q and out."""
         pairs = sum(_sum_visible(start, count, self.window) for start, count in load.rows)
         return 2 * pairs * (self.q.width + self.out.width)
 
     def kv_bytes(self, load: Load) -> tuple[float, float]:
-        """Each row reads once all positions that any of its tokens sees, and writes its own."""
+        """Return (read, written): each row reads the positions visible to any of its tokens once."""
         spec = PagedKV(self.k.shape[0], self.k.shape[1], self.v.shape[1])
         token = spec.token_bytes(load.kv_itemsize, load.kv_scale_bytes)
         read = sum(
@@ -64,7 +64,7 @@ class Attention(Op):
         group = run.groups[self.layer]
         places = run.batch.places(group)
         k, v = k.astype(keys.dtype), v.astype(values.dtype)
-        lost = ~np.isfinite(v).all(axis=-1)  # zero, the weight of what is not seen, times these is not zero
+        lost = ~np.isfinite(v).all(axis=-1)  # 0, the weight of an invisible position, times these is not 0
         k[lost], v[lost] = np.nan, 0
         keys[places], values[places] = k, v
         sinks = None if self.sinks is None else run.weights[self.sinks.name]
@@ -77,7 +77,7 @@ class Attention(Op):
         return out.reshape(len(q), *self.out.shape)
 
     def _attend(self, q: Array, positions: np.ndarray, context: _Context, sinks: Array | None) -> Array:
-        """The tokens of one row, [t, heads, value_dim]: a running softmax over the context's partitions."""
+        """Compute one row, [t, heads, value_dim]: a running softmax over the partitions of the context."""
         tokens, heads, dim = q.shape
         groups = self.k.shape[0]
         q = (q * np.float32(self.scale)).reshape(tokens, groups, heads // groups, dim)
@@ -103,7 +103,7 @@ class Attention(Op):
         return (mixed / total).reshape(tokens, heads, -1)
 
     def _sees(self, positions: np.ndarray, start: int) -> np.ndarray:
-        """Which positions of a partition each token sees, [t, 1, 1, PARTITION] to index with scores."""
+        """Return the positions of a partition visible to each token, [t, 1, 1, PARTITION], like scores."""
         distance = positions[:, None] - np.arange(start, start + PARTITION)
         seen = distance >= 0 if self.window is None else (distance >= 0) & (distance < self.window)
         shape = (len(positions), self.k.shape[0], self.q.shape[0] // self.k.shape[0], PARTITION)
@@ -112,7 +112,7 @@ class Attention(Op):
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """What one row has in the cache."""
+    """The cached keys and values of one row."""
 
     keys: np.ndarray  # [blocks, block_size, groups, dim]
     values: np.ndarray  # [blocks, block_size, groups, value_dim]
@@ -120,10 +120,10 @@ class _Context:
     length: int
 
     def partition(self, start: int, oldest: int) -> tuple[Array, Array]:
-        """Keys [groups, dim, PARTITION] and values [groups, PARTITION, value_dim] from position `start` on.
+        """Return keys [groups, dim, PARTITION] and values [groups, PARTITION, value_dim] from `start` on.
 
-        Zero before `oldest` and beyond the length: not even the ids of those blocks mean anything, and zero
-        times what they hold need not be zero.
+        Positions before `oldest` and beyond the length are zero: the ids of their blocks are arbitrary, and
+        zero times their content need not be zero.
         """
         first, last = max(start, oldest), min(start + PARTITION, self.length)
         held = slice(first - start, last - start)
@@ -132,7 +132,7 @@ class _Context:
         return np.ascontiguousarray(keys.transpose(1, 2, 0)), np.ascontiguousarray(values.transpose(1, 0, 2))
 
     def _gather(self, cache: np.ndarray, first: int, last: int, held: slice) -> Array:
-        """Positions first ... last - 1 of a cache at the places `held` of a partition, [PARTITION, ...]."""
+        """Copy positions first ... last - 1 of a cache to `held` of a partition, [PARTITION, ...]."""
         size = cache.shape[1]
         begin = first // size * size
         blocks = cache[self.block_table[begin // size : -(-last // size)]]
@@ -142,7 +142,7 @@ class _Context:
 
 
 def _sum_visible(start: int, count: int, window: int | None) -> int:
-    """Sum over positions start ... start + count - 1 of how many positions each sees."""
+    """Return the total of visible positions of positions start ... start + count - 1."""
     end = start + count
     if window is None or end <= window:
         return (start + 1 + end) * count // 2

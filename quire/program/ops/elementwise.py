@@ -1,4 +1,4 @@
-"""Ops on each number by itself."""
+"""Elementwise ops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ops at the ends of a model: token ids to vectors, and the rows whose logits are wanted."""
+"""Embedding of token ids and positions, and selection of the rows that need logits."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class PositionEmbed(Embed):
 
 
 def _rows(run: Run, table: WeightSpec, ids: np.ndarray) -> Array:
-    """Rows `ids` [T] of a table, [T, hidden]."""
+    """Return rows `ids` [T] of a table, [T, hidden]."""
     stored = run.matrix(table)
     return stored[ids] if isinstance(stored, np.ndarray) else stored.rows(ids)
 
 
 @dataclass(frozen=True, slots=True)
 class SampledRows(Op):
-    """out[l] = x[logit_rows[l]]: from here on only rows that need logits are computed."""
+    """out[l] = x[logit_rows[l]]: later ops compute only rows that need logits."""
 
     x: Value
 

@@ -1,4 +1,4 @@
-"""Mixture of experts: each token goes through the few experts that its router picks."""
+"""Mixture of experts: each token is computed by the few experts that its router selects."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class ExpertWeights:
 class Experts(Op):
     """out[t] = sum over the chosen experts e of p[t, e] * down_e(activation(gate_e x) * up_e x).
 
-    The `chosen` experts of a token are those of its largest `scores` [T, experts]. p is the softmax over
-    all scores ("softmax") or over the chosen ones alone ("softmax_of_chosen", the same as normalizing
+    The `chosen` experts of a token are those with its largest `scores` [T, experts]. p is the softmax over
+    all scores ("softmax") or over only the chosen ones ("softmax_of_chosen", the same as normalizing
     the former). With `limit` (gpt-oss) the activation is gate' * sigmoid(1.702 gate') * (up' + 1), gate'
     at most the limit and up' within plus and minus the limit. The sum runs in order of expert number.
     """
@@ -55,13 +55,13 @@ class Experts(Op):
         return self.experts.gate.shape[0]
 
     def flops(self, load: Load) -> float:
-        """Of each chosen expert: its products, the gated activation, its share in the sum."""
+        """Count the products, the gated activation and the weighted sum of each chosen expert."""
         inner, hidden = self.experts.gate.shape[-2:]
         one = 2 * 3 * inner * hidden + 5 * inner + 2 * hidden
         return load.size(self.out.count) * self.chosen * one
 
     def weight_bytes(self, load: Load, nbytes: WeightBytes) -> float:
-        """Of the experts that independent, even routing is expected to touch."""
+        """Return the bytes of the expected number of distinct experts under uniform independent routing."""
         missed = (1 - self.chosen / self.num_experts) ** load.size(self.out.count)
         return (1 - missed) * sum(nbytes(w) for w in self.weights())
 
@@ -75,7 +75,7 @@ class Experts(Op):
         return out
 
     def route(self, scores: Array) -> tuple[np.ndarray, Array]:
-        """(expert numbers, shares), [T, chosen] each, best first; ties go to the lower number."""
+        """Return (expert indices, shares), [T, chosen] each, best first; ties go to the lower index."""
         picked = np.argsort(-scores, axis=-1, kind="stable")[:, : self.chosen]
         chosen = np.take_along_axis(scores, picked, axis=-1)
         raised = np.exp(chosen - chosen[:, :1])

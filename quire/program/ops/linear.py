@@ -1,4 +1,4 @@
-"""Matrix products with weights: nearly all arithmetic, and when decoding nearly all bytes."""
+"""Matrix products with weights: nearly all operations, and in decoding nearly all bytes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Linear(Op):
 
 @dataclass(frozen=True, slots=True)
 class GatedLinear(Op):
-    """out = activation(x gate^T) * (x up^T), gate and up [out, in]: one pass over x, made by fusing."""
+    """out = activation(x gate^T) * (x up^T), gate and up [out, in]: one pass over x, a result of fusion."""
 
     x: Value
     gate: WeightSpec

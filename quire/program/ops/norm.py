@@ -61,7 +61,7 @@ class LayerNorm(Op):
 
 @dataclass(frozen=True, slots=True)
 class AddNorm(Op):
-    """total = x + y, out = norm(total): the residual sum and its norm in one pass, made by fusing."""
+    """total = x + y, out = norm(total): the residual sum and its norm in one pass, a result of fusion."""
 
     written: ClassVar[tuple[str, ...]] = ("total", "out")
     x: Value

@@ -1,8 +1,8 @@
 """Ops with a state for each slot: a short convolution and a gated linear recurrence.
 
-Rows begin where inputs or a state is kept (quire.program.caches.SlotState), never where an earlier row
-happened to end: so bits depend on the positions alone, drafts that were rejected need no undoing, and a
-snapshot taken at any position continues like the sequence it was taken of.
+Rows are computed from kept inputs or a kept state (quire.program.caches.SlotState), not from the end of the
+previous row: so bits depend only on positions, rejected drafts need no rollback, and a snapshot taken at any
+position continues like its original sequence.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ CHUNK = 64  # positions computed from one state; a multiple of every block size
 class States:
     """The states of a layer in the reference, as arrays.
 
-    `borders` has the state at a border between chunks at the border's number modulo 2, `inputs` those of a
-    position at the position modulo their number.
+    `borders` has the state at chunk boundary n at index n modulo 2, `inputs` those of position p at index p
+    modulo `history`.
     """
 
     borders: np.ndarray  # [slots, 2, *shape]
@@ -35,7 +35,7 @@ class States:
 
     @classmethod
     def empty(cls, spec: SlotState, num_slots: int, num_snapshots: int) -> States:
-        """Make room for so many slots and snapshots."""
+        """Allocate the states of so many slots and snapshots."""
 
         def array(*shape: int) -> np.ndarray:
             return np.zeros(shape, np.dtype(spec.dtype))
@@ -48,20 +48,20 @@ class States:
         )
 
     def restore(self, slot: int, position: int, snapshot: int) -> None:
-        """Let a slot be as it was where the snapshot was taken."""
+        """Set a slot to the state of a snapshot."""
         self.borders[slot, position // CHUNK % 2] = self.snapshot_borders[snapshot]
         places = np.arange(position - self.snapshot_inputs.shape[1], position) % self.inputs.shape[1]
         self.inputs[slot, places] = self.snapshot_inputs[snapshot]
 
     def before(self, slot: int, position: int) -> np.ndarray:
-        """The inputs of the `reach` positions before this one, zero where there are none."""
+        """Return the inputs of the `reach` positions before this one, zero before position 0."""
         positions = np.arange(position - self.snapshot_inputs.shape[1], position)
         held = self.inputs[slot, positions % self.inputs.shape[1]]
         held[positions < 0] = 0
         return held
 
     def keep(self, slot: int, position: int, inputs: np.ndarray) -> None:
-        """Keep the inputs of positions position, position + 1, ..., as many of the last as there is room."""
+        """Store the inputs of positions position, position + 1, ..., as many of the last as fit."""
         positions = np.arange(position, position + len(inputs))[-self.inputs.shape[1] :]
         self.inputs[slot, positions % self.inputs.shape[1]] = inputs[-len(positions) :]
 
@@ -79,12 +79,12 @@ class _Row:
 
 
 def _rows(run: Run, layer: int, inputs: np.ndarray) -> Iterator[_Row]:
-    """The rows of a batch by their inputs [T, inputs], which are kept, with what they go on from restored."""
+    """Restore snapshots, then yield the rows of a batch with their inputs [T, inputs], which are stored."""
     states: States = run.caches[layer]
     batch, group = run.batch, run.groups[layer]
     stored = inputs.astype(states.inputs.dtype)
     reach = states.snapshot_inputs.shape[1]
-    for restored in batch.restored:  # all of them, before any row keeps another state in their place
+    for restored in batch.restored:  # all of them, before any row overwrites a state
         if restored.group == group:
             states.restore(restored.slot, restored.position, restored.snapshot)
     for row, (slot, end) in enumerate(zip(batch.slots.tolist(), batch.context_lens.tolist(), strict=True)):
@@ -103,7 +103,7 @@ class ShortConvolution(Op):
     """out[t] = sum over i < kernel of weight[:, 0, i] * x[t - kernel + 1 + i], channel by channel.
 
     x [T, *shape], weight [channels, 1, kernel]. t counts positions of a sequence; x before the first is zero,
-    and is read as the layer's state stores it. The sum runs from the oldest position to the newest (Mamba,
+    and is read as stored in the layer's state. The sum runs from the oldest position to the newest (Mamba,
     arXiv:2312.00752, section 3.4).
     """
 
@@ -119,7 +119,7 @@ class ShortConvolution(Op):
         return 2 * self.weight.shape[-1] * load.num_tokens * self.x.width
 
     def kv_bytes(self, load: Load) -> tuple[float, float]:
-        """Each row reads the inputs before it that it needs, and keeps its own that later rows may need."""
+        """Return (read, written): the previous inputs a row needs, and its own that later rows may need."""
         return _input_bytes(self.state, load, [min(start, self.state.reach) for start, _ in load.rows])
 
     def reference(self, run: Run, *inputs: np.ndarray) -> Array:
@@ -136,12 +136,12 @@ class ShortConvolution(Op):
 
 @dataclass(frozen=True, slots=True)
 class GatedRecurrence(Op):
-    """out[t] = h[t] = decay[t] * h[t - 1] + x[t], number by number.
+    """out[t] = h[t] = decay[t] * h[t - 1] + x[t], elementwise.
 
     decay and x [T, *shape]. t counts positions of a sequence; h before the first is zero. h is computed
-    position by position from the state at the border of its chunk of 64 positions; there alone it is rounded
-    to what the layer's state stores, like decay and x wherever they are read. The simplest of the linear
-    recurrences (RG-LRU, arXiv:2402.19427; Mamba; gated delta nets are its kin with matrices for states).
+    position by position from the state at the boundary of its chunk of 64 positions. Only there it is rounded
+    to the format of the layer's state; decay and x are rounded wherever they are read. This is the simplest
+    linear recurrence (RG-LRU, arXiv:2402.19427; Mamba; gated delta nets have matrices as states).
     """
 
     x: Value
@@ -150,12 +150,12 @@ class GatedRecurrence(Op):
     state: SlotState
 
     def flops(self, load: Load) -> float:
-        """All positions from the border before a row to its end."""
+        """Count all positions from the chunk boundary before a row to its end."""
         return 2 * self.x.width * sum(start % CHUNK + count for start, count in load.rows)
 
     def kv_bytes(self, load: Load) -> tuple[float, float]:
-        """Each row reads the state at the border before it and the inputs from there on, keeps its inputs
-        and the states at the last two borders that it passes."""
+        """Return (read, written): a row reads the state at the boundary before it and the inputs from there
+        on; it writes its inputs and the states at the last two boundaries it passes."""
         read, written = _input_bytes(self.state, load, [start % CHUNK for start, _ in load.rows])
         state = self.x.width * ITEM_BYTES[self.state.dtype]
         passed = [(start + count) // CHUNK - start // CHUNK for start, count in load.rows]
@@ -171,7 +171,7 @@ class GatedRecurrence(Op):
         return out.reshape(inputs[0].shape)
 
     def _row(self, states: States, row: _Row) -> Array:
-        """h at the positions of one row, [count, width]; borders and snapshots are kept when passed."""
+        """Return h of one row, [count, width]; store boundary states and snapshots on the way."""
         known, reach = row.inputs.astype(np.float32), self.state.reach
         x, decay = known[:, : self.x.width], known[:, self.x.width :]
         out = np.empty((row.end - row.start, self.x.width), np.float32)
@@ -192,6 +192,6 @@ class GatedRecurrence(Op):
 
 
 def _input_bytes(state: SlotState, load: Load, needed: list[int]) -> tuple[float, float]:
-    """Bytes of inputs read and kept by rows that need so many from before them."""
+    """Return the bytes of inputs read and written by rows that need so many previous ones."""
     position = state.inputs * ITEM_BYTES[state.dtype]
     return position * sum(needed), position * sum(min(count, state.history) for _, count in load.rows)
