@@ -39,7 +39,7 @@ class Terminal:
         self.seen = ""
 
     def read_until(self, words: str, seconds: float = 60) -> str:
-        """What was shown since the last call, up to these words."""
+        """Return what was shown since the last call, up to these words."""
         end = time.monotonic() + seconds
         while words not in self.seen:
             ready, _, _ = select.select([self.master], [], [], max(0, end - time.monotonic()))
@@ -49,7 +49,7 @@ class Terminal:
         return shown
 
     def rest(self) -> str:
-        """All that was shown since, when the program has ended."""
+        """Return all that was shown since, once the program has ended."""
         with contextlib.suppress(OSError):  # the other side is closed
             while data := os.read(self.master, 4096):
                 self.seen += data.decode(errors="replace")
