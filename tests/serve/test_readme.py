@@ -26,6 +26,7 @@ BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 LINES = [line for language, block in BLOCKS if language == "sh" for line in block.splitlines()]
 COMMANDS = [re.sub(r"\s+# .*", "", line) for line in LINES]
 PROGRAMS = [block for language, block in BLOCKS if language == "python"]
+REQUESTS = [line for language, block in BLOCKS if language == "json" for line in block.splitlines(True)]
 HUB_IDS = sorted(set(re.findall(r"quire \w+ (\w[\w.-]*/[\w.-]+)", "\n".join(COMMANDS))))
 
 ADDRESS = "http://127.0.0.1:8000"
@@ -47,6 +48,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, demo_folder: Path) -> Home:
     first, *_ = tiny_hub.fill(folder / "hf", HUB_IDS, demo_folder)
     (folder / "my-model").symlink_to(first)
     (folder / "notes.txt").write_text("The lantern is blue.\n")
+    (folder / "in.jsonl").write_text("".join(REQUESTS))
     own = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HF_HOME": str(folder / "hf"),
@@ -100,8 +102,8 @@ def check_chat(command: str, home: Home) -> None:
     assert terminal.close() == 0
 
 
-def check_output(command: str, home: Home) -> None:
-    """Run to the end without an error; what is asked for as JSON is JSON."""
+def finish(command: str, home: Home) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; AssertionError if it fails."""
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {command}"],
         stdin=subprocess.DEVNULL,
@@ -112,10 +114,23 @@ def check_output(command: str, home: Home) -> None:
         env=home.environment,
     )
     assert done.returncode == 0, done.stderr
+    return done
+
+
+def check_output(command: str, home: Home) -> None:
+    """Run to the end without an error; what is asked for as JSON is JSON."""
+    done = finish(command, home)
     assert done.stdout.strip()
     assert "error" not in done.stderr
     if "--json" in command:
         assert json.loads(done.stdout)["text"]
+
+
+def check_batch(command: str, home: Home) -> None:
+    """Answer the README's requests."""
+    finish(command, home)
+    answers = (home.folder / "out.jsonl").read_text("utf-8").splitlines()
+    assert [json.loads(answer)["error"] for answer in answers] == [None] * len(REQUESTS)
 
 
 def check_make(command: str, home: Home) -> None:
@@ -148,6 +163,8 @@ def check(command: str, home: Home) -> None:
         check_make(command, home)
     elif " serve" in command:
         check_served(command, home)
+    elif " batch " in command:
+        check_batch(command, home)
     elif CHAT.fullmatch(command):
         check_chat(command, home)
     else:
@@ -170,6 +187,7 @@ def test_a_command_works(home: Home, command: str) -> None:
         'echo "What is 3 + 4?" | quire run dem --json',
         "quire serve demo --quantisation int8",
         "quire run Qwen/Qwen3-0.7B Hello!",
+        "quire batch inn.jsonl -o out.jsonl",
     ],
 )
 def test_a_broken_command_is_noticed(home: Home, command: str) -> None:
@@ -198,8 +216,9 @@ def test_a_program_works(home: Home, server: Server, number: int) -> None:
 def test_the_readme_has_what_is_tested() -> None:
     assert len(COMMANDS) >= 15
     assert len(PROGRAMS) >= 3
-    assert {language for language, _ in BLOCKS} == {"sh", "python"}
-    for kind in ("make run", "quire run", "quire serve", *HUB_IDS):
+    assert {language for language, _ in BLOCKS} == {"sh", "python", "json"}
+    assert REQUESTS
+    for kind in ("make run", "quire run", "quire serve", "quire batch", *HUB_IDS):
         assert any(kind in command for command in COMMANDS)
 
 
