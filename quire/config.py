@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            _check(f.name, getattr(self, f.name), f.default, f.metadata)
+            check_value(f, getattr(self, f.name))
 
     @classmethod
     def from_keywords(cls, **keywords: Any) -> EngineConfig:
@@ -153,7 +153,7 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            _check(f.name, getattr(self, f.name), f.default, f.metadata)
+            check_value(f, getattr(self, f.name))
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise ConfigError("ssl_keyfile without ssl_certfile", "give the certificate, too")
 
@@ -182,8 +182,9 @@ def _check_elsewhere(name: str, value: Any) -> None:
         raise ConfigError(f"{name} = {value!r} is not possible", instead)
 
 
-def _check(name: str, value: Any, default: Any, rule: Any) -> None:
+def check_value(field: Field[Any], value: Any) -> None:
     """Raise ConfigError unless `value` has the type and lies in the range that the field states."""
+    name, default, rule = field.name, field.default, field.metadata
     if value is None and default is None:
         return
     if choices := rule.get("choices"):

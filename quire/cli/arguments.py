@@ -10,11 +10,21 @@ import stat
 import sys
 from pathlib import Path
 
+from quire.cli.option_types import TEXT
 from quire.cli.terminal import note
 from quire.errors import ConfigError, did_you_mean, shortened
 
 STDIN_WAIT_S = 1.0  # for the first byte of a pipe that may be open only because nobody closed it
 _ASK = 'try: quire run demo "Hello"'
+
+
+def add_words(parser: argparse.ArgumentParser, text: str) -> None:
+    """Register the words of a command, explained by `text`, and --model as another way to give MODEL."""
+    words = parser.add_argument_group("words", text)
+    words.add_argument("words", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--model", type=TEXT, metavar="MODEL", help="the same as the word MODEL, which takes precedence"
+    )
 
 
 def model_and_prompt(args: argparse.Namespace) -> tuple[str, str | None]:
@@ -48,10 +58,19 @@ def _split(args: argparse.Namespace) -> tuple[str, str | None, bool]:
         model = words.pop(0) if is_path(words[0]) or "/" in words[0] or words[0] == "demo" else "demo"
         whole = _quoted(" ".join(words))
         args.parser.refuse("more than one PROMPT", f"put the prompt in quotes: quire run {model} {whole}")
-    model, prompt = (words + ["demo", None][len(words) :])[:2]
-    if prompt is None and any(c.isspace() for c in model) and not is_path(model):
-        model, prompt = "demo", model
+    default = args.model or "demo"
+    model, prompt = (words + [default, None][len(words) :])[:2]
+    if prompt is None and not _is_model(model, args.model):
+        model, prompt = default, model
     return model, _utf8(prompt), wait
+
+
+def _is_model(word: str, given: str | None) -> bool:
+    """Return True if a single word is MODEL rather than PROMPT. `given` is the value of --model."""
+    if is_path(word) or word == given:
+        return True
+    has_space = any(c.isspace() for c in word)
+    return not has_space and (given is None or word == "demo" or "/" in word)
 
 
 def _quoted(prompt: str) -> str:

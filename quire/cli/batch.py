@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from quire.cli.arguments import check_model
+from quire.cli.option_types import TEXT
 from quire.cli.options import add_engine_flags, add_server_flags, engine_options, server_options
 from quire.cli.terminal import complain, counted, note
 from quire.errors import ConfigError, shortened
@@ -53,13 +54,17 @@ def add_parser(commands: Any) -> None:
     )
     words = parser.add_argument_group("words", WORDS)
     words.add_argument("words", nargs="*", help=argparse.SUPPRESS)
-    parser.add_argument("-i", "--input-file", metavar="INPUT", help="the same as the word INPUT")
+    parser.add_argument("-i", "--input-file", type=TEXT, metavar="INPUT", help="the same as the word INPUT")
     parser.add_argument(
-        "-o", "--output-file", metavar="OUTPUT", help="file for the responses; - writes to standard output"
+        "-o",
+        "--output-file",
+        type=TEXT,
+        metavar="OUTPUT",
+        help="file for the responses; - writes to standard output",
     )
     parser.add_argument("--overwrite", action="store_true", help="discard what OUTPUT holds and start anew")
     parser.add_argument(
-        "--model", metavar="MODEL", help="checkpoint folder, hub id, or 'demo' (default: demo)"
+        "--model", type=TEXT, metavar="MODEL", help="checkpoint folder, hub id, or 'demo' (default: demo)"
     )
     add_server_flags(parser, SERVER_FLAGS)
     add_engine_flags(parser)

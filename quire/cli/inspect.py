@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.arguments import check_model
+from quire.cli.arguments import add_words, check_model
 from quire.cli.options import add_engine_flags, engine_options, in_flags
 from quire.cli.terminal import bold, counted
 
@@ -34,8 +34,7 @@ def add_parser(commands: Any) -> None:
         usage="quire inspect MODEL [flags]",
         description=DESCRIPTION,
     )
-    words = parser.add_argument_group("words", "MODEL    checkpoint folder, hub id, or 'demo'")
-    words.add_argument("words", nargs="*", help=argparse.SUPPRESS)
+    add_words(parser, "MODEL    checkpoint folder, hub id, or 'demo'")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
         "--quality", action="store_true", help="load it, and measure what rounding it to fewer bits costs"
@@ -46,9 +45,9 @@ def add_parser(commands: Any) -> None:
 
 def inspect(args: argparse.Namespace) -> int:
     """Print the description of a model as a table, or as JSON."""
-    if not args.words:
+    model, *more = args.words or [args.model]
+    if model is None:
         args.parser.refuse("MODEL is missing", "try: quire inspect demo")
-    model, *more = args.words
     if more:
         args.parser.refuse_unknown(more[0])
     check_model(model)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
-from quire.config import EngineConfig, ServerConfig
-from quire.errors import did_you_mean, shortened
+from quire.cli.option_types import FRACTION, SIZE, TEXT, WHOLE, Repeated, choice_of
+from quire.config import EngineConfig, ServerConfig, check_value
 from quire.sampling_params import SamplingParams
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "stop")
@@ -21,22 +21,24 @@ HELP = {
     "kv_cache_memory_bytes": "size of the KV cache, such as 512M or 4G (default: what fits, "
     "bounded by what --max-num-seqs can use)",
 }
-NOT_YET = ("cuda", "gpu", "rocm", "hip", "mps", "metal", "xpu", "tpu")
 # Names that can only be those of fields: "seed" and "stop" are words, too.
 _CONFIGURED = [f.name for f in (*fields(EngineConfig), *fields(ServerConfig))]
 _FIELDS = [name for name in (*SAMPLING, *_CONFIGURED) if "_" in name]
 _NAMES = re.compile(rf"\b({'|'.join(_FIELDS)})\b( = )?")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
 
 
-def add_engine_flags(parser: argparse.ArgumentParser, defaults: Mapping[str, Any] | None = None) -> None:
-    """One flag for each field of EngineConfig but `model`, under its own name.
+def add_engine_flags(
+    parser: argparse.ArgumentParser,
+    defaults: Mapping[str, Any] | None = None,
+    names: Collection[str] | None = None,
+) -> None:
+    """Add one flag for each field of EngineConfig but `model`, or for those with these names.
 
     `defaults` are those of the command where they differ.
     """
     group = parser.add_argument_group("engine")
     for field in fields(EngineConfig):
-        if field.name != "model":
+        if field.name != "model" and (names is None or field.name in names):
             group.add_argument(_flag(field.name), **_describe(field, (defaults or {}).get(field.name)))
 
 
@@ -56,9 +58,9 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
             continue
         text = HELP.get(field.name) or field.metadata["help"]
         if field.name == "stop":
-            group.add_argument("--stop", action="append", metavar="TEXT", help=text)
+            group.add_argument("--stop", action=Repeated, type=TEXT, metavar="TEXT", help=text)
         else:
-            kind, metavar = (_fraction, "X") if field.name in FRACTIONS else (_whole, "N")
+            kind, metavar = (FRACTION, "X") if field.name in FRACTIONS else (WHOLE, "N")
             group.add_argument(_flag(field.name), type=kind, metavar=metavar, help=text)
 
 
@@ -83,6 +85,16 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name in SAMPLING if (value := getattr(args, name)) is not None}
 
 
+def check_option(name: str, value: Any) -> None:
+    """Raise ConfigError or RequestError where a value is out of its option's range."""
+    if name in SAMPLING:
+        rule = next(field for field in fields(SamplingParams) if field.name == name).metadata
+        rule["check"](name, value)
+    for field in (*fields(EngineConfig), *fields(ServerConfig)):
+        if field.name == name:
+            check_value(field, value)
+
+
 def in_flags(text: str) -> str:
     """A message as the command line says it: --max-num-seqs 0 where Python says max_num_seqs = 0."""
     text = _NAMES.sub(lambda found: _flag(found[1]) + (" " if found[2] else ""), text)
@@ -102,55 +114,15 @@ def _describe(field: Field[Any], default: Any) -> dict[str, Any]:
         text += f" (default: {'on' if shown else 'off'})"
         return {"action": argparse.BooleanOptionalAction, "help": text, "default": default}
     if rule.get("many"):
-        return {"action": "append", "help": text, "metavar": "TEXT"}
+        return {"action": Repeated, "type": TEXT, "help": text, "metavar": "TEXT"}
     if shown is not None and shown is not MISSING:
         text += f" (default: {shown})"
     described = {"help": text, "default": default}
     if choices := rule.get("choices"):
         metavar = "{" + ",".join(map(str, choices)) + "}"
-        return described | {"type": _chooser(choices), "metavar": metavar}
+        return described | {"type": choice_of(choices), "metavar": metavar}
     if field.name.endswith("_bytes"):
-        return described | {"type": _size, "metavar": "BYTES"}
-    return described | ({"type": _whole, "metavar": "N"} if "low" in rule else {"metavar": "TEXT"})
-
-
-def _chooser(choices: tuple[Any, ...]) -> Callable[[str], Any]:
-    """Takes one of the choices. argparse's own check would not suggest the nearest."""
-    by_name = {str(choice): choice for choice in choices}
-
-    def choose(text: str) -> Any:
-        if text in by_name:
-            return by_name[text]
-        if text.split(":")[0].lower() in NOT_YET:
-            raise _refusal(f"{text!r} is not there yet", "models are computed on the processor so far")
-        hint = did_you_mean(text[:80], by_name) or f"choose one of {', '.join(by_name)}"
-        raise _refusal(f"{shortened(text)!r} is not possible", hint)
-
-    return choose
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise _refusal(f"{shortened(text)!r} is not a whole number") from None
-
-
-def _fraction(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise _refusal(f"{shortened(text)!r} is not a number") from None
-
-
-def _size(text: str) -> int:
-    """Bytes: 512M and 4G in powers of 1000, as Quire prints them; 4Gi in powers of 1024."""
-    if (match := _SIZE.fullmatch(text.strip())) is None:
-        raise _refusal(f"{shortened(text)!r} is not a size", "give bytes, or a number with K, M or G: 512M")
-    number, unit, binary = match.groups()
-    power = " kmgt".index(unit.lower()) if unit else 0
-    return round(float(number) * (1024 if binary else 1000) ** power)
-
-
-def _refusal(message: str, hint: str | None = None) -> argparse.ArgumentTypeError:
-    return argparse.ArgumentTypeError(f"{message}\nhint: {hint}" if hint else message)
+        return described | {"type": SIZE, "metavar": "BYTES"}
+    return described | (
+        {"type": WHOLE, "metavar": "N"} if "low" in rule else {"type": TEXT, "metavar": "TEXT"}
+    )

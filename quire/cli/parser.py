@@ -7,9 +7,12 @@ from typing import Any, NoReturn
 
 from quire import __version__
 from quire.cli import batch, cache, inspect, probe, run, serve
+from quire.cli.option_types import TEXT
+from quire.cli.options import check_option
 from quire.cli.terminal import complain
 from quire.errors import did_you_mean, shortened
 
+CONFIG = "YAML file with flags, such as 'max-num-seqs: 16'; flags on the command line take precedence"
 EXAMPLES = """examples:
   quire run                                  chat with the small embedded model, no download
   quire run demo "Tell me a story about a fox and a lantern"
@@ -17,15 +20,17 @@ EXAMPLES = """examples:
   echo "What is 3 + 4?" | quire run demo --json
   cat notes.txt | quire run demo "Summarize this."
   quire serve demo                           an OpenAI-compatible server at http://127.0.0.1:8000/v1
-  quire inspect path/to/checkpoint           what it is, what it takes, whether it fits
-  quire probe                                what this machine can do at most
-  quire cache ls                             what is kept of quantized weights
+  quire batch in.jsonl -o out.jsonl          answer a file of requests in OpenAI's batch format
+  quire inspect path/to/checkpoint           architecture, size, and whether it fits in memory
+  quire probe                                measure this machine's memory bandwidth and arithmetic
+  quire cache ls                             list the packed weights kept on disk
   quire help run                             all flags of a command
+  quire serve --config serve.yaml            flags from a file
 """
 
 
-class Parser(argparse.ArgumentParser):
-    """Takes flags by their full names; says what is wrong in two lines instead of the whole usage."""
+class CommandParser(argparse.ArgumentParser):
+    """A parser that takes flags by their full names only, and reports an error in two lines."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         options["formatter_class"] = argparse.RawDescriptionHelpFormatter
@@ -33,30 +38,40 @@ class Parser(argparse.ArgumentParser):
         self.allow_abbrev = False
 
     def print_help(self, file: Any = None) -> None:
-        """argparse's own says nothing when the help cannot be written."""
+        """Print the help. Raises OSError where it cannot be written, which argparse would pass over."""
         print(self.format_help(), end="", file=file)
 
     def error(self, message: str) -> NoReturn:
-        """`message` is argparse's own, or that of a type of ours, whose hint follows on a second line."""
+        """Report an error of argparse, or of an OptionType, whose hint follows on a second line."""
         message, _, hint = message.removeprefix("argument ").partition("\nhint: ")
         self.refuse(message, hint or None)
 
     def refuse(self, message: str, hint: str | None = None) -> NoReturn:
         """End with exit status 2."""
-        complain(message, hint or f"'{self.prog} --help' lists what there is")
+        complain(message, hint or f"'{self.prog} --help' lists all flags")
         self.exit(2)
 
+    def flags(self) -> dict[str, argparse.Action]:
+        """Return what a configuration file may set, by long name without dashes."""
+        named = {
+            next(option for option in action.option_strings if option.startswith("--"))[2:]: action
+            for action in self._actions
+            if action.option_strings
+        }
+        return {name: action for name, action in named.items() if name not in ("help", "config")}
+
     def refuse_unknown(self, argument: str) -> NoReturn:
-        """End with the flag nearest to an unknown one."""
-        flags = [flag for action in self._actions for flag in action.option_strings]
+        """End with exit status 2, naming the flag nearest to an unknown one."""
+        flags = [option for action in self._actions for option in action.option_strings]
         near = did_you_mean(argument[:80].split("=")[0], flags) if argument.startswith("-") else None
         self.refuse(f"unknown argument {shortened(argument)!r}", near)
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """The namespace of one command: its flags, `function`, `parser`, and `words`, which are not flags.
+    """Return the namespace of one command: its flags, `function`, `parser`, and `words`, which are not flags.
 
-    Words may stand before, between and after flags; after `--` everything is a word.
+    Words may come before, between and after flags; after `--` everything is a word. Flags that are not given
+    have the values of the file that --config names. Raises ConfigError for that file.
     """
     parser, commands = _make_parsers()
     name, *rest = argv or ["--help"]
@@ -72,17 +87,33 @@ def parse(argv: list[str]) -> argparse.Namespace:
     args, unknown = command.parse_known_intermixed_args(rest[:end])
     if unknown:
         command.refuse_unknown(unknown[0])
+    if args.config is not None:
+        from quire.cli.config_file import read_flags
+
+        given = read_flags(args.config, command.flags(), _owners(commands), check_option)
+        args, _ = command.parse_known_intermixed_args(rest[:end], argparse.Namespace(**given))
     args.words += rest[end + 1 :]
     return args
 
 
-def _make_parsers() -> tuple[Parser, dict[str, Parser]]:
-    """The parser of the whole, which knows --help and --version, and those of the commands by name."""
-    parser = Parser(
+def _owners(commands: dict[str, CommandParser]) -> dict[str, str]:
+    """Return the commands that have each flag, in words."""
+    owners: dict[str, list[str]] = {}
+    for name, command in commands.items():
+        for flag in command.flags():
+            owners.setdefault(flag, []).append(f"quire {name}")
+    return {flag: " and ".join(names) for flag, names in owners.items()}
+
+
+def _make_parsers() -> tuple[CommandParser, dict[str, CommandParser]]:
+    """Make the top-level parser, which knows --help and --version, and those of the commands by name."""
+    parser = CommandParser(
         prog="quire", description="Run large language models: fast, exact, explained.", epilog=EXAMPLES
     )
     parser.add_argument("--version", action="version", version=f"quire {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in (run, serve, batch, inspect, probe, cache):
         command.add_parser(commands)
+    for made in commands.choices.values():
+        made.add_argument("--config", type=TEXT, metavar="FILE", help=CONFIG)
     return parser, dict(commands.choices)

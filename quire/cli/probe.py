@@ -6,6 +6,8 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
+from quire.cli.options import add_engine_flags, engine_options
+
 if TYPE_CHECKING:
     from quire.backends.device import Loops
     from quire.roofline.probe import Ceilings
@@ -28,7 +30,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--cached", action="store_true", help="show what was measured before, if anything was"
     )
-    parser.add_argument("--num-threads", type=int, help="threads (default: one for each core it may use)")
+    add_engine_flags(parser, names=("num_threads",))
     parser.set_defaults(function=probe, parser=parser, words=[])
 
 
@@ -36,15 +38,11 @@ def probe(args: argparse.Namespace) -> int:
     """Measure, keep and print."""
     if args.words:
         args.parser.refuse_unknown(args.words[0])
-    if args.num_threads is not None and not 1 <= args.num_threads <= 1024:
-        args.parser.refuse(
-            f"--num-threads {args.num_threads} is out of range", "give a number from 1 to 1,024"
-        )
     from quire.backends.device import device_for
     from quire.config import EngineConfig
     from quire.roofline.probe import ceilings, keep
 
-    loops = device_for(EngineConfig(num_threads=args.num_threads)).loops()
+    loops = device_for(EngineConfig(**engine_options(args))).loops()
     found = ceilings(loops) if args.cached else keep(_measure(loops, quiet=args.json))
     if args.json:
         print(json.dumps(found.as_dict(), indent=2))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.arguments import model_and_prompt
+from quire.cli.arguments import add_words, model_and_prompt
+from quire.cli.option_types import TEXT
 from quire.cli.options import add_engine_flags, add_sampling_flags, engine_options, sampling_options
 from quire.cli.terminal import note
 from quire.errors import ConfigError
@@ -36,9 +37,10 @@ def add_parser(commands: Any) -> None:
         usage="quire run [MODEL] [PROMPT] [-] [flags]",
         description=DESCRIPTION,
     )
-    words = parser.add_argument_group("words", WORDS)
-    words.add_argument("words", nargs="*", help=argparse.SUPPRESS)
-    parser.add_argument("--system", metavar="TEXT", help="system message at the head of the conversation")
+    add_words(parser, WORDS)
+    parser.add_argument(
+        "--system", type=TEXT, metavar="TEXT", help="system message at the head of the conversation"
+    )
     parser.add_argument("--raw", action="store_true", help="continue PROMPT as it is, without chat template")
     parser.add_argument("--json", action="store_true", help="print each answer as one line of JSON")
     add_sampling_flags(parser)

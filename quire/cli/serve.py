@@ -7,6 +7,7 @@ import logging
 import textwrap
 from typing import TYPE_CHECKING, Any
 
+from quire.cli.arguments import add_words
 from quire.cli.chosen import in_words
 from quire.cli.options import add_engine_flags, add_server_flags, engine_options, server_options
 from quire.cli.terminal import bold, note
@@ -45,8 +46,7 @@ def add_parser(commands: Any) -> None:
         usage="quire serve [MODEL] [flags]",
         description=DESCRIPTION,
     )
-    words = parser.add_argument_group("words", WORDS)
-    words.add_argument("words", nargs="*", help=argparse.SUPPRESS)
+    add_words(parser, WORDS)
     add_server_flags(parser)
     add_engine_flags(parser, {"max_num_prefill_tokens": MAX_NUM_PREFILL_TOKENS})
     parser.set_defaults(function=run, parser=parser)
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     from quire.server.lifecycle import serve
     from quire.server.logs import setup
 
-    model = args.words[0] if args.words else "demo"
+    model = args.words[0] if args.words else args.model or "demo"
     config = ServerConfig(**server_options(args))
     engine_config = EngineConfig(model=model, **engine_options(args))
     setup(config.log_format)

@@ -1,0 +1,91 @@
+"""Types of options: how the text of a flag, or a value in a configuration file, becomes a value."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import did_you_mean, shortened
+
+NOT_YET = ("cuda", "gpu", "rocm", "hip", "mps", "metal", "xpu", "tpu")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class OptionType:
+    """The type of an option. argparse calls it with the text of a flag.
+
+    `expected` says in words what it takes, `in_file` the types that a configuration file may give it as.
+    """
+
+    expected: str
+    in_file: tuple[type, ...]
+    parse: Callable[[str], Any]
+
+    def __call__(self, text: str) -> Any:
+        return self.parse(text)
+
+
+class Repeated(argparse.Action):
+    """A flag that may be given several times. The first one replaces what a configuration file gives."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        earlier = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, [*(earlier if isinstance(earlier, list) else ()), values])
+
+
+def choice_of(choices: tuple[Any, ...]) -> OptionType:
+    """Return the type that takes one of these. argparse's own check would not suggest the nearest."""
+    by_name = {str(choice): choice for choice in choices}
+
+    def choose(text: str) -> Any:
+        if text in by_name:
+            return by_name[text]
+        if text.split(":")[0].lower() in NOT_YET:
+            raise _refusal(f"{text!r} is not supported yet", "models run on the CPU so far")
+        hint = did_you_mean(text[:80], by_name) or f"choose one of {', '.join(by_name)}"
+        raise _refusal(f"{shortened(text)!r} is not possible", hint)
+
+    return OptionType(f"one of {', '.join(by_name)}", tuple({str, *map(type, choices)}), choose)
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise _refusal(f"{shortened(text)!r} is not a whole number") from None
+
+
+def _fraction(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise _refusal(f"{shortened(text)!r} is not a number") from None
+
+
+def _size(text: str) -> int:
+    if (match := _SIZE.fullmatch(text.strip())) is None:
+        raise _refusal(f"{shortened(text)!r} is not a size", "give bytes, or a number with K, M or G: 512M")
+    number, unit, binary = match.groups()
+    power = " kmgt".index(unit.lower()) if unit else 0
+    return round(float(number) * (1024 if binary else 1000) ** power)
+
+
+def _refusal(message: str, hint: str | None = None) -> argparse.ArgumentTypeError:
+    return argparse.ArgumentTypeError(f"{message}\nhint: {hint}" if hint else message)
+
+
+TEXT = OptionType("text", (str,), str)
+WHOLE = OptionType("a whole number", (int,), _whole)
+FRACTION = OptionType("a number", (int, float), _fraction)
+# 512M and 4G are in powers of 1000, as Quire prints them; 4Gi is in powers of 1024.
+SIZE = OptionType("a size such as 512M", (int, str), _size)
