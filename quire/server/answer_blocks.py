@@ -1,27 +1,28 @@
-"""Blocks: an answer as a list of stretches of one kind each, for interfaces that number them.
+"""An answer as numbered blocks of one kind each, for the APIs that number them (Responses and Messages).
 
-A response as a whole is made of the same blocks that its stream tells of, so the two cannot differ.
+A whole response is built from the same blocks as the events of its stream, so the two cannot differ.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from quire.errors import RequestError
+from msgspec import Struct
+
 from quire.server.chat_task import ChatEvent, Finish
-from quire.server.logprob_json import LogprobCursor, Position
+from quire.server.event_stream import encode
+from quire.server.logprob_json import Position
 from quire.text.answer import CallArguments, CallStart, Content, Reasoning
 
 TEXT, REASONING, CALL = "text", "reasoning", "call"
+_KINDS = {Content: TEXT, Reasoning: REASONING, CallArguments: CALL}
 
 
 @dataclass(slots=True)
 class Block:
-    """Text, reasoning, or a call with its arguments. `cut`: the answer ended for length within it."""
+    """Text, reasoning, or a call with its arguments. `cut`: the token limit ended the answer within it."""
 
     index: int
     kind: str
@@ -36,82 +37,55 @@ class Block:
         return "".join(self.parts)
 
 
-class Opened(NamedTuple):
-    """A block begins."""
+class BlockChange(NamedTuple):
+    """A block starts, grows by `text` (with the log-probabilities of its tokens, if requested), or stops."""
 
+    kind: Literal["start", "delta", "stop"]
     block: Block
-
-
-class Grown(NamedTuple):
-    """A block goes on with this text, for whose tokens these are the log-probabilities, if asked for."""
-
-    block: Block
-    text: str
+    text: str = ""
     logprobs: Sequence[Position] = ()
 
 
-class Closed(NamedTuple):
-    """A block has ended."""
-
-    block: Block
-
-
-Step = Opened | Grown | Closed
-
-
-class Blocks:
-    """The blocks of one answer so far; the last is open until `finish` is there. There is at least one."""
+class AnswerBlocks:
+    """The blocks of one answer so far, at least one at the end. The last is open until `finish` arrives."""
 
     def __init__(self) -> None:
         self.all: list[Block] = []
         self.finish = Finish("stop", None)
 
-    def take_all(self, events: Iterable[ChatEvent], told: LogprobCursor) -> Iterator[Step]:
-        """What events that are there together do, one step after the other.
+    def add(self, events: Iterable[ChatEvent], logprobs: Sequence[Position] = ()) -> list[BlockChange]:
+        """Add events that arrived together and return the changes to the blocks.
 
-        Log-probabilities that are new become those of the text that comes with them, or that they end.
+        Log-probabilities go to the first text that grows or, if none does, that stops.
         """
-        news = told.advance()[1]
-        for event in events:
-            for step in self.take(event):
-                if step.block.kind == TEXT and not isinstance(step, Opened):
-                    step.block.logprobs += news
-                    step, news = step._replace(logprobs=news) if isinstance(step, Grown) else step, []
-                yield step
+        changes = [change for event in events for change in self._add(event)]
+        if logprobs:
+            for number, change in enumerate(changes):
+                if change.block.kind == TEXT and change.kind != "start":
+                    change.block.logprobs += logprobs
+                    changes[number] = change._replace(logprobs=logprobs)
+                    break
+        return changes
 
-    def take(self, event: ChatEvent) -> list[Step]:
-        """What an event of the answer does to its blocks."""
-        match event:
-            case Finish(reason):
-                self.finish = event
-                steps = [] if self.all else self._open(TEXT)
-                self.all[-1].cut = reason == "length"
-                return [*steps, Closed(self.all[-1])]
-            case CallStart(_, call_id, name):
-                return self._open(CALL, call_id, name)
-            case Content(text):
-                kind = TEXT
-            case Reasoning(text):
-                kind = REASONING
-            case CallArguments(_, text):
-                kind = CALL
-        steps = [] if self.all and self.all[-1].kind == kind else self._open(kind)
-        self.all[-1].parts.append(text)
-        return [*steps, Grown(self.all[-1], text)]
+    def _add(self, event: ChatEvent) -> list[BlockChange]:
+        if isinstance(event, Finish):
+            self.finish = event
+            changes = [] if self.all else self._start(TEXT)
+            self.all[-1].cut = event.reason == "length"
+            return [*changes, BlockChange("stop", self.all[-1])]
+        if isinstance(event, CallStart):
+            return self._start(CALL, event.id, event.name)
+        kind = _KINDS[type(event)]
+        changes = [] if self.all and self.all[-1].kind == kind else self._start(kind)
+        self.all[-1].parts.append(event.text)
+        return [*changes, BlockChange("delta", self.all[-1], event.text)]
 
-    def _open(self, kind: str, call_id: str = "", name: str = "") -> list[Step]:
-        steps: list[Step] = [Closed(self.all[-1])] if self.all else []
+    def _start(self, kind: str, call_id: str = "", name: str = "") -> list[BlockChange]:
+        changes = [BlockChange("stop", self.all[-1])] if self.all else []
         self.all.append(Block(len(self.all), kind, call_id, name))
-        return [*steps, Opened(self.all[-1])]
+        return [*changes, BlockChange("start", self.all[-1])]
 
 
-@contextmanager
-def told_as(names: Mapping[str, str | Callable[[re.Match[str]], str]]) -> Iterator[None]:
-    """A request that is refused is told in its interface's own words: pattern -> what stands for it there."""
-    try:
-        yield
-    except RequestError as error:
-        for pattern, own in names.items():
-            error.message = re.sub(pattern, own, error.message)
-            error.param = error.param and re.sub(pattern, own, error.param)
-        raise
+def encode_event(event: Struct) -> bytes:
+    """Encode a server-sent event whose name is the tag of its Struct."""
+    return b"event: %s\ndata: %s\n\n" % (str(event.__struct_config__.tag).encode(), encode(event))

@@ -18,12 +18,14 @@ from server import Server, running
 
 from quire.errors import EngineDead, RequestError
 from quire.server import event_stream as stream_module
-from quire.server.anthropic.messages import _PING, MessageStream, _failed
+from quire.server.answer_blocks import encode_event
+from quire.server.anthropic.messages import PING, MessageWriter, failed
 from quire.server.anthropic.protocol import (
     REFUSED_HERE,
     CountRequest,
-    Message,
+    MessageReply,
     MessagesRequest,
+    MessageStop,
     MessageUsage,
     ThinkingDetails,
     task_of,
@@ -113,9 +115,9 @@ def comparable(message: Object) -> Object:
 
 
 def streamed(*batches: Any, error: Exception | None = None, max_tokens: int = 20) -> list[Object]:
-    message = Message(id="msg_1", model="demo", usage=MessageUsage(0, 0, 0, ThinkingDetails(0)))
+    message = MessageReply(id="msg_1", model="demo", usage=MessageUsage(0, 0, 0, ThinkingDetails(0)))
     run: Any = ScriptedRun(*batches, error=error)
-    return sent(MessageStream(message, run, max_tokens).events(), _failed)
+    return sent(MessageWriter(message, run, max_tokens).events(), failed)
 
 
 ANSWER = [
@@ -175,11 +177,11 @@ def test_silence_is_broken_by_pings(monkeypatch: pytest.MonkeyPatch) -> None:
     parts: list[bytes] = []
 
     async def slow() -> AsyncGenerator[bytes, None]:
-        while parts.count(_PING) < 2:
+        while parts.count(PING) < 2:
             await asyncio.sleep(0.001)
-        yield stream_module.named("message_stop")
+        yield encode_event(MessageStop())
 
-    found = [event["type"] for event in sent(slow(), _failed, _PING, parts)]
+    found = [event["type"] for event in sent(slow(), failed, PING, parts)]
     assert found == ["ping", "ping", "message_stop"]
 
 
@@ -460,6 +462,10 @@ def test_the_document_describes_the_body(client: httpx.Client) -> None:
     document = client.get("/openapi.json").json()
     schemas = document["components"]["schemas"]
     assert set(schemas["MessagesRequest"]["required"]) == {"messages", "max_tokens"}
+    listed = document["paths"][PATH]["post"]["responses"]["200"]["content"]["text/event-stream"]["schema"]
+    names = {one["$ref"].rpartition("/")[2] for one in listed["anyOf"]}
+    types = [schemas[name]["properties"]["type"]["enum"][0] for name in names - {"AnthropicErrorBody"}]
+    assert {event["type"] for event in streamed(*ANSWER, [Finish("stop", None)])} | {"ping"} == set(types)
     for path in (PATH, COUNT):
         error = document["paths"][path]["post"]["responses"]["default"]["content"]["application/json"]
         assert error["schema"]["$ref"].endswith("/AnthropicErrorBody")

@@ -55,9 +55,9 @@ def names(found: ChatTask) -> list[str]:
 def test_what_cannot_be_read_of_a_result_is_noted_in_its_place() -> None:
     found = task(messages=user(result(text("a"), IMAGE, IMAGE), PDF, text("b")))
     returned, said = found.messages
-    note = "[image left out: only text can be read here]"
+    note = "[image omitted: this server reads only text]"
     assert returned == {"role": "tool", "tool_call_id": "A", "content": f"a\n{note}\n{note}"}
-    assert said == {"role": "user", "content": "[document left out: only text can be read here]\nb"}
+    assert said == {"role": "user", "content": "[document omitted: this server reads only text]\nb"}
     images, documents = found.warnings
     assert "'image' (2)" in images
     assert "'document' (1)" in documents
@@ -79,7 +79,7 @@ def test_what_servers_of_anthropic_did_is_noted() -> None:
         *user(text("?")),
     ]
     found = task(messages=turns)
-    assert found.messages[1]["content"].count("left out") == 2
+    assert found.messages[1]["content"].count("omitted") == 2
     assert found.messages[1]["content"].endswith("\nWell")
     assert len(found.warnings) == 2
 

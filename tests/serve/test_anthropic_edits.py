@@ -13,10 +13,11 @@ from named_events import Object, events
 from server import Server
 
 from quire.errors import RequestError
-from quire.server.anthropic.edits import CLEARED, ContextManagement, Edited, edit, edits_of
+from quire.server.anthropic.edits import CLEARED, AppliedEdit, ContextManagement, apply_edits, edits_of
 from quire.server.anthropic.turns import Turn, blocks_of
 
 TOOL_USES, THINKING = "clear_tool_uses_20250919", "clear_thinking_20251015"
+Edited = tuple[Sequence[Turn], list[AppliedEdit]]
 LONG = "a long result " * 10
 
 
@@ -49,12 +50,12 @@ def made(messages: Sequence[Object], *asked: Object) -> tuple[Edited, list[int]]
 
     edits, warnings = edits_of(ContextManagement([*asked]))
     assert warnings == []
-    return edit(convert(messages, list[Turn]), edits, count), counted
+    return apply_edits(convert(messages, list[Turn]), edits, count), counted
 
 
 def cleared(found: Edited) -> list[str | None]:
     """The ids of the results that are cleared."""
-    blocks = [block for turn in found.turns for block in blocks_of(turn)]
+    blocks = [block for turn in found[0] for block in blocks_of(turn)]
     return [block.tool_use_id for block in blocks if block.content == CLEARED]
 
 
@@ -88,9 +89,9 @@ def test_old_results_are_cleared_where_the_trigger_is_met(asked: Object, expecte
     found, counted = made(FIVE, asked)
     assert cleared(found) == expected
     if not expected:
-        assert (found.applied, to_builtins(found.turns)) == ([], to_builtins(convert(FIVE, list[Turn])))
+        assert (found[1], to_builtins(found[0])) == ([], to_builtins(convert(FIVE, list[Turn])))
     else:
-        (told,) = to_builtins(found.applied)
+        (told,) = to_builtins(found[1])
         saved = counted[0] - counted[-1]
         assert told == {"type": TOOL_USES, "cleared_tool_uses": len(expected), "cleared_input_tokens": saved}
 
@@ -109,7 +110,7 @@ def test_some_tools_are_left_alone_and_inputs_cleared_if_asked_for() -> None:
     for asked, inputs in ((None, []), (False, []), (True, ["id0"]), (["search"], []), (["read"], ["id0"])):
         found, _ = made(messages, uses(3, exclude_tools=["search"], clear_tool_inputs=asked))
         assert cleared(found) == ["id0"]
-        blocks = [block for turn in found.turns for block in blocks_of(turn)]
+        blocks = [block for turn in found[0] for block in blocks_of(turn)]
         assert [block.id for block in blocks if block.input == {}] == inputs
 
 
@@ -128,12 +129,12 @@ def test_a_failure_that_is_cleared_is_none_any_more() -> None:
     messages = conversation(*["read"] * 4)
     messages[2]["content"][0]["is_error"] = True
     found, _ = made(messages, uses(3))
-    (block,) = blocks_of(found.turns[2])
+    (block,) = blocks_of(found[0][2])
     assert (block.content, block.is_error) == (CLEARED, None)
 
 
 def thoughts(found: Edited) -> list[str | None]:
-    blocks = [block for turn in found.turns for block in blocks_of(turn)]
+    blocks = [block for turn in found[0] for block in blocks_of(turn)]
     return [block.thinking for block in blocks if block.type == "thinking"]
 
 
@@ -167,25 +168,25 @@ THOUGHTFUL = [
 def test_thoughts_of_old_turns_are_cleared(keep: Any, expected: list[str]) -> None:
     found, counted = made(THOUGHTFUL, {"type": THINKING} | ({} if keep is None else {"keep": keep}))
     assert thoughts(found) == expected
-    assert len(found.turns) == len(THOUGHTFUL)
+    assert len(found[0]) == len(THOUGHTFUL)
     if expected == ["c", "d"]:
         saved = counted[0] - counted[1]
-        assert to_builtins(found.applied) == [
+        assert to_builtins(found[1]) == [
             {"type": THINKING, "cleared_thinking_turns": 1, "cleared_input_tokens": saved}
         ]
     else:
-        assert (found.applied, counted) == ([], [])
+        assert (found[1], counted) == ([], [])
 
 
 def test_edits_are_made_one_after_the_other() -> None:
     _, (whole, without_thoughts) = made(THOUGHTFUL, {"type": THINKING})
     trigger = {"type": "input_tokens", "value": without_thoughts}
     found, _ = made(THOUGHTFUL, {"type": THINKING}, {"type": TOOL_USES, "trigger": trigger})
-    assert [type(told).__name__ for told in found.applied] == ["ClearedThinking"]
+    assert [type(told).__name__ for told in found[1]] == ["ClearedThinking"]
     trigger["value"] -= 1
     found, counted = made(THOUGHTFUL, {"type": THINKING}, {"type": TOOL_USES, "trigger": trigger})
-    assert [type(told).__name__ for told in found.applied] == ["ClearedThinking", "ClearedToolUses"]
-    assert sum(told.cleared_input_tokens for told in found.applied) == whole - counted[-1]
+    assert [type(told).__name__ for told in found[1]] == ["ClearedThinking", "ClearedToolUses"]
+    assert sum(told.cleared_input_tokens for told in found[1]) == whole - counted[-1]
 
 
 def test_an_unknown_edit_is_warned_about() -> None:

@@ -31,7 +31,7 @@ from quire.server.chat_task import ChatTask
 from quire.server.openai import items
 from quire.server.openai.chat import task_of
 from quire.server.openai.completions import params_of
-from quire.server.openai.items import ResponseRequest, read_conversation
+from quire.server.openai.items import ResponseRequest
 from quire.server.openai.protocol import ChatRequest, CompletionRequest
 from quire.server.unsupported_fields import IGNORED, NEUTRAL, OF_PENALTIES, OFF_FROM, OFF_UP_TO, REFUSED
 
@@ -229,7 +229,7 @@ INTERFACES = {
     ),
     "responses": Interface(
         ResponseRequest,
-        lambda asked: read_conversation(asked).task,
+        lambda asked: items.task_of(asked)[0],
         {"input": "Hi"},
         fields_of(
             response_create_params.ResponseCreateParamsBase,

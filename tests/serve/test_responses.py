@@ -26,10 +26,10 @@ from quire.server.openai.items import (
     ResponseObject,
     ResponseRequest,
     TextOptions,
-    read_conversation,
+    task_of,
 )
 from quire.server.openai.response_tools import Toolbox
-from quire.server.openai.responses import ResponseStream
+from quire.server.openai.responses import ResponseWriter
 from quire.text.answer import CallArguments, CallStart, Content, Reasoning
 
 PATH = "/v1/responses"
@@ -156,7 +156,7 @@ def response() -> ResponseObject:
 
 
 def streamed(*batches: Any, error: Exception | None = None) -> list[Object]:
-    stream = ResponseStream(response(), ScriptedRun(*batches, error=error), UNASKED, Toolbox())  # type: ignore[arg-type]
+    stream = ResponseWriter(response(), ScriptedRun(*batches, error=error), Toolbox(), UNASKED)  # type: ignore[arg-type]
     return sent(stream.events(), stream.failed)
 
 
@@ -219,7 +219,7 @@ def test_a_failure_within_a_stream_is_its_last_event() -> None:
 
 
 def test_a_late_failure_before_all_events_opens_the_stream() -> None:
-    stream = ResponseStream(response(), ScriptedRun(), UNASKED, Toolbox())  # type: ignore[arg-type]
+    stream = ResponseWriter(response(), ScriptedRun(), Toolbox(), UNASKED)  # type: ignore[arg-type]
     told = stream.failed(EngineDead("it died")).decode()
     names = [line.removeprefix("event: ") for line in told.split("\n") if line.startswith("event")]
     assert names == ["response.created", "response.in_progress", "response.failed"]
@@ -230,7 +230,7 @@ def test_a_late_failure_before_all_events_opens_the_stream() -> None:
 
 def messages(**body: Any) -> list[Object]:
     asked, _ = parse(json.dumps({"input": "Hi", **body}).encode(), ResponseRequest)
-    return [dict(message) for message in read_conversation(asked).task.messages]
+    return [dict(message) for message in task_of(asked)[0].messages]
 
 
 def test_text_is_a_message_of_the_user() -> None:
@@ -454,7 +454,12 @@ def test_odd_values_in_every_place(client: httpx.Client) -> None:
 def test_the_document_describes_the_body(client: httpx.Client) -> None:
     document = client.get("/openapi.json").json()
     assert document["components"]["schemas"]["ResponseRequest"]["required"] == ["input"]
-    assert "post" in document["paths"][PATH]
+    listed = document["paths"][PATH]["post"]["responses"]["200"]["content"]["text/event-stream"]["schema"]
+    names = {one["$ref"].rpartition("/")[2] for one in listed["anyOf"]}
+    types = [document["components"]["schemas"][name]["properties"]["type"] for name in names - {"ErrorBody"}]
+    assert {event["type"] for event in streamed(*ANSWER, [Finish("stop", None)])} <= {
+        type_["enum"][0] for type_ in types
+    }
 
 
 # OpenAI's own client

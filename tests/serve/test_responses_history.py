@@ -13,7 +13,7 @@ from test_responses import ask, refused
 from quire.errors import RequestError
 from quire.server.body import parse
 from quire.server.chat_task import ChatTask
-from quire.server.openai.items import ResponseRequest, read_conversation
+from quire.server.openai.items import ResponseRequest, task_of
 
 USER = {"role": "user", "content": "Hi"}
 TRIGGER = {"type": "compaction_trigger"}
@@ -23,7 +23,7 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "deta
 def task(*items: Object, **body: Any) -> ChatTask:
     asked, unknown = parse(json.dumps({"input": items, **body}).encode(), ResponseRequest)
     assert unknown == []
-    return read_conversation(asked).task
+    return task_of(asked)[0]
 
 
 def messages(*items: Object) -> list[Object]:
@@ -110,7 +110,7 @@ def test_reasoning_that_cannot_be_read_is_passed_over() -> None:
 def test_a_note_stands_where_an_image_was(item: Object) -> None:
     found = task(item, item)
     assert [message["content"] for message in found.messages] == [
-        "Look:\n[an image, which cannot be shown here]"
+        "Look:\n[image omitted: this server reads only text]"
     ] * 2
     (warning,) = found.warnings
     assert "input_image" in warning
@@ -129,7 +129,7 @@ def test_the_model_is_told_of_a_history_that_it_cannot_read(kind: str) -> None:
     found = task({"type": kind, "encrypted_content": "gAAAA"}, USER)
     note, user = found.messages
     assert (note["role"], user) == ("user", USER)
-    assert "cannot be read" in note["content"]
+    assert "cannot read" in note["content"]
     assert kind in found.warnings[0]
 
 

@@ -15,10 +15,10 @@ from test_responses import PATH, SAMPLED, STORY, UNASKED, ask, refused, response
 
 from quire.errors import RequestError
 from quire.server.body import parse
-from quire.server.chat_task import Finish
-from quire.server.openai.items import Conversation, ResponseRequest, read_conversation
+from quire.server.chat_task import ChatTask, Finish
+from quire.server.openai.items import ResponseRequest, task_of
 from quire.server.openai.response_tools import CustomInput, Toolbox
-from quire.server.openai.responses import ResponseStream
+from quire.server.openai.responses import ResponseWriter
 from quire.text.answer import CallArguments, CallStart
 
 CITY: Object = {"type": "object", "properties": {"city": {"enum": ["Ulm", "Bonn"]}}, "required": ["city"]}
@@ -44,28 +44,28 @@ SHELL: Object = {"type": "local_shell"}
 ALL = [WEATHER, AGENTS, PAINT, SEARCH, SHELL]
 
 
-def conversation(**body: Any) -> Conversation:
+def conversation(**body: Any) -> tuple[ChatTask, Toolbox]:
     asked, _ = parse(json.dumps({"input": "Hi", **body}).encode(), ResponseRequest)
-    return read_conversation(asked)
+    return task_of(asked)
 
 
 def functions(**body: Any) -> dict[str, Object]:
     """What the model is told, by the names of functions."""
-    tools = conversation(**body).task.tools or ()
+    tools = conversation(**body)[0].tools or ()
     assert all(tool["type"] == "function" for tool in tools)
     return {tool["function"]["name"]: dict(tool["function"]) for tool in tools}
 
 
 def streamed(toolbox: Toolbox, *batches: Any) -> list[Object]:
     run: Any = ScriptedRun(*batches)
-    stream = ResponseStream(response(), run, UNASKED, toolbox)
+    stream = ResponseWriter(response(), run, toolbox, UNASKED)
     return sent(stream.events(), stream.failed)
 
 
 def called(name: str, *pieces: str, finish: str = "tool_calls") -> tuple[list[Object], Object]:
     """The events of a call, as the client sees it, and the item that it comes to."""
     batches: list[Any] = [[CallStart(0, "call_a", name)], *([CallArguments(0, piece)] for piece in pieces)]
-    found = streamed(conversation(tools=ALL).toolbox, *batches, [Finish(finish, None)])
+    found = streamed(conversation(tools=ALL)[1], *batches, [Finish(finish, None)])
     (item,) = found[-1]["response"]["output"]
     assert found[-2] == {**found[-2], "type": "response.output_item.done", "item": item}
     return found[3:-2], item
@@ -103,7 +103,7 @@ def test_a_custom_tool_may_have_a_regular_expression(definition: str) -> None:
 
 def test_a_recursive_grammar_is_told_and_not_enforced() -> None:
     form = {"type": "grammar", "syntax": "lark", "definition": 'start: "(" start ")" | "x"'}
-    task = conversation(tools=[{"type": "custom", "name": "x", "format": form}]).task
+    task = conversation(tools=[{"type": "custom", "name": "x", "format": form}])[0]
     assert task.tools is not None
     assert "pattern" not in task.tools[0]["function"]["parameters"]["properties"]["input"]
     (warning,) = task.warnings
@@ -117,7 +117,7 @@ HOSTED += ["code_interpreter", "computer_use_preview", "tool_search"]
 
 @pytest.mark.parametrize("kind", HOSTED)
 def test_what_only_openai_runs_is_left_out_with_a_warning(kind: str) -> None:
-    task = conversation(tools=[{"type": kind}, WEATHER, {"type": kind, "execution": "server"}]).task
+    task = conversation(tools=[{"type": kind}, WEATHER, {"type": kind, "execution": "server"}])[0]
     assert [tool["function"]["name"] for tool in task.tools or ()] == ["weather"]
     assert [kind in warning for warning in task.warnings] == [True]
 
@@ -140,7 +140,7 @@ def test_many_tools_are_bounded() -> None:
         conversation(input=[{"type": "additional_tools", "tools": many}])
     again = {"type": "additional_tools", "tools": [PAINT] * 4000}
     odd = [{"type": f"web_search_{number}"} for number in range(100)]
-    task = conversation(input=[again], tools=odd).task
+    task = conversation(input=[again], tools=odd)[0]
     assert len(task.tools or ()) == 1
     assert len(task.warnings) == 16
 
@@ -159,13 +159,13 @@ def test_many_tools_are_bounded() -> None:
     ],
 )
 def test_a_choice_names_a_function(choice: Any, expected: Any) -> None:
-    assert conversation(tools=ALL, tool_choice=choice).task.tool_choice == expected
+    assert conversation(tools=ALL, tool_choice=choice)[0].tool_choice == expected
 
 
 def test_a_choice_of_several_tools() -> None:
     tools = [{"type": "function", "name": "weather"}, {"type": "namespace", "name": "agents"}]
     choice = {"type": "allowed_tools", "mode": "required", "tools": [*tools, {"type": "web_search"}]}
-    found = conversation(tools=ALL, tool_choice=choice).task.tool_choice["allowed_tools"]
+    found = conversation(tools=ALL, tool_choice=choice)[0].tool_choice["allowed_tools"]
     names = [tool["function"]["name"] for tool in found["tools"]]
     assert (found["mode"], names) == ("required", ["weather", "agents.spawn", "agents.note"])
 

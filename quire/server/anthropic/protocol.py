@@ -1,4 +1,4 @@
-"""What /v1/messages takes and gives, and how it becomes a conversation."""
+"""Requests, responses and events of /v1/messages, and the conversion of a request to a conversation."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from quire.errors import RequestError
 from quire.sampling_params import StructuredOutputsParams
-from quire.server.anthropic.edits import Applied, ContextManagement, edits_of
-from quire.server.anthropic.tools import Offered, Tool, ToolChoice
-from quire.server.anthropic.turns import Conversation, InputBlock, Name, Turn
+from quire.server.anthropic.edits import AppliedEdit, ContextManagement, edits_of
+from quire.server.anthropic.tools import MessagesTool, ToolChoice, functions_of
+from quire.server.anthropic.turns import InputBlock, Name, Turn, messages_of
 from quire.server.chat_task import ChatTask
 from quire.server.generation_fields import GenerationFields, given_of, refuse
 from quire.server.unsupported_fields import REFUSED
 
-# As in openai.protocol, of this interface.
+# As unsupported_fields.REFUSED, for this API alone.
 REFUSED_HERE = {
     "compaction": "ask for a summary in a message",
     "container": None,
@@ -43,7 +43,7 @@ class OutputConfigFormat(Struct, kw_only=True):
 
 
 class OutputConfig(Struct, kw_only=True):
-    """Options of the answer. A template that knows the variable reasoning_effort is told the effort."""
+    """Options of the answer. `effort` sets the template's variable reasoning_effort."""
 
     format: OutputConfigFormat | None = None
     effort: Name | None = None
@@ -51,7 +51,7 @@ class OutputConfig(Struct, kw_only=True):
 
 
 class RequestMetadata(Struct, kw_only=True):
-    """The client's own affair."""
+    """The client's notes, which nothing here reads."""
 
     user_id: Annotated[str, Meta(max_length=1024)] | None = None
 
@@ -61,7 +61,7 @@ class CountRequest(GenerationFields, kw_only=True):
 
     messages: list[Turn]
     system: str | list[InputBlock] | None = None
-    tools: list[Tool] | None = None
+    tools: list[MessagesTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -73,7 +73,7 @@ class CountRequest(GenerationFields, kw_only=True):
     mcp_servers: list[Any] | None = None
     speed: Name | None = None
     thread: Any = None
-    # Anthropic's own affairs, and what is so anyway: the beginnings of prompts are always cached.
+    # Matters of Anthropic's servers, and of caching: common beginnings of prompts are always cached here.
     billing_policy: Any = None
     cache_control: Any = None
     diagnostics: Any = None
@@ -91,20 +91,20 @@ class MessagesRequest(CountRequest, kw_only=True):
 
 
 class TextBlock(Struct, tag="text"):
-    """What the model says."""
+    """Text of the answer."""
 
     text: str
 
 
 class ThinkingBlock(Struct, tag="thinking"):
-    """What it thought first."""
+    """The model's reasoning before the answer."""
 
     thinking: str
     signature: str = ""
 
 
 class ToolUseBlock(Struct, tag="tool_use"):
-    """A call that it makes. `input` is empty where the answer ended for length within it."""
+    """A call of a tool. `input` is empty where the token limit ended the answer within it."""
 
     id: str
     name: str
@@ -115,13 +115,13 @@ OutputBlock = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class ThinkingDetails(Struct):
-    """Of the output's tokens, those the model thought with."""
+    """The part of the output tokens that is reasoning."""
 
     thinking_tokens: int
 
 
 class MessageUsage(Struct):
-    """Tokens: of the input, those computed apart from those taken from the prefix cache."""
+    """Numbers of tokens. `input_tokens` are those not found in the prefix cache."""
 
     input_tokens: int
     cache_read_input_tokens: int
@@ -133,10 +133,10 @@ class MessageUsage(Struct):
 class Edits(Struct):
     """The edits of context_management that changed the conversation."""
 
-    applied_edits: list[Applied]
+    applied_edits: list[AppliedEdit]
 
 
-class Message(Struct, kw_only=True):
+class MessageReply(Struct, kw_only=True):
     """The response of /v1/messages."""
 
     id: str
@@ -152,13 +152,88 @@ class Message(Struct, kw_only=True):
     warnings: list[str] | UnsetType = UNSET
 
 
+class MessageStart(Struct, tag="message_start"):
+    """The first event, sent with the first token: the cached part of the input is known then."""
+
+    message: MessageReply
+
+
+class ContentBlockStart(Struct, tag="content_block_start"):
+    """A block starts; it is empty."""
+
+    index: int
+    content_block: OutputBlock
+
+
+class TextDelta(Struct, tag="text_delta"):
+    """More of a TextBlock."""
+
+    text: str
+
+
+class ThinkingDelta(Struct, tag="thinking_delta"):
+    """More of a ThinkingBlock."""
+
+    thinking: str
+
+
+class InputJsonDelta(Struct, tag="input_json_delta"):
+    """More of a ToolUseBlock's input, as JSON text."""
+
+    partial_json: str
+
+
+BlockDelta = TextDelta | ThinkingDelta | InputJsonDelta
+
+
+class ContentBlockDelta(Struct, tag="content_block_delta"):
+    """A block grows."""
+
+    index: int
+    delta: BlockDelta
+
+
+class ContentBlockStop(Struct, tag="content_block_stop"):
+    """A block has ended."""
+
+    index: int
+
+
+class StopDelta(Struct):
+    """The reason why a message ended."""
+
+    stop_reason: str | None
+    stop_sequence: str | None
+
+
+class MessageDelta(Struct, tag="message_delta", kw_only=True):
+    """The fields of a message that are known at its end."""
+
+    delta: StopDelta
+    usage: MessageUsage
+    timings: dict[str, float] | UnsetType
+    context_management: Edits | UnsetType
+
+
+class MessageStop(Struct, tag="message_stop"):
+    """The last event."""
+
+
+class Ping(Struct, tag="ping"):
+    """An event that breaks a silence."""
+
+
+BlockEvent = ContentBlockStart | ContentBlockDelta | ContentBlockStop
+MessageEvent = MessageStart | BlockEvent | MessageDelta | MessageStop | Ping
+
+
 class TokensBefore(Struct):
     """The number of tokens before the edits of context_management."""
 
     original_input_tokens: int
 
 
-class TokenCount(Struct):
+class MessageTokenCount(Struct):
     """The response of /v1/messages/count_tokens."""
 
     input_tokens: int
@@ -166,7 +241,7 @@ class TokenCount(Struct):
 
 
 def task_of(asked: CountRequest) -> ChatTask:
-    """The request in neutral terms. Raises RequestError for what is not supported."""
+    """Return the request in neutral terms. Raises RequestError for what is not supported."""
     refuse(asked, REFUSED)
     refuse(asked, REFUSED_HERE)
     if asked.thread is not None:  # Anthropic's client then sends all messages each time, by itself
@@ -175,55 +250,48 @@ def task_of(asked: CountRequest) -> ChatTask:
     sampling = given_of(asked)
     if isinstance(asked, MessagesRequest) and asked.stop_sequences:
         sampling["stop"] = asked.stop_sequences
-    if asked.output_config is not None and (form := asked.output_config.format) is not None:
+    config, thinking = asked.output_config or OutputConfig(), asked.thinking
+    if (form := config.format) is not None:
         if form.type != "json_schema" or form.schema is None:
             problem = "output_config.format is not of type json_schema, or lacks its schema"
             raise RequestError(problem, None, "output_config")
         sampling["structured_outputs"] = StructuredOutputsParams(json=form.schema)
-    choice, thinking = asked.tool_choice or ToolChoice(type="auto"), asked.thinking
-    offered = Offered(asked.tools or (), choice, asked.messages)
-    conversation = Conversation(asked.system, asked.messages)
-    going_on = bool(asked.messages) and asked.messages[-1].role == "assistant"
+    kwargs: dict[str, Any] = {}
+    if thinking is not None:
+        if thinking.type not in THINKING:
+            problem = f"thinking of type {thinking.type[:64]!r} is not supported"
+            raise RequestError(problem, f"one of {', '.join(THINKING)}", "thinking")
+        kwargs["enable_thinking"] = thinking.type != "disabled"
+    if config.effort is not None:
+        kwargs["reasoning_effort"] = EFFORTS.get(config.effort, config.effort)
+    choice = asked.tool_choice or ToolChoice(type="auto")
+    functions, tool_choice, tool_warnings = functions_of(asked.tools or (), choice, asked.messages)
+    messages, warnings = messages_of(asked.system, asked.messages)
+    continues = bool(asked.messages) and asked.messages[-1].role == "assistant"
     return ChatTask(
-        messages=conversation.messages,
+        messages=messages,
         sampling=sampling,
-        tools=offered.tools or None,
-        tool_choice=offered.choice,
+        tools=functions or None,
+        tool_choice=tool_choice,
         parallel_tool_calls=choice.disable_parallel_tool_use is not True,
-        chat_template_kwargs=_template_kwargs(asked),
-        add_generation_prompt=not going_on,
-        continue_final_message=going_on,
+        chat_template_kwargs=kwargs | (asked.chat_template_kwargs or {}),
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
         include_reasoning=thinking is None or (thinking.type != "disabled" and thinking.display != "omitted"),
         priority=asked.priority or 0,
         cache_salt=asked.cache_salt or "",
-        warnings=offered.warnings + conversation.warnings + edits_of(asked.context_management)[1],
+        warnings=tool_warnings + warnings + edits_of(asked.context_management)[1],
     )
 
 
-def without_effect(asked: CountRequest, knows_effort: bool) -> list[str]:
-    """Warnings of fields that are taken and do nothing. A template may know the variable reasoning_effort."""
+def without_effect(asked: CountRequest, effort_is_read: bool) -> list[str]:
+    """Return warnings about fields that are accepted and do nothing."""
     config = asked.output_config or OutputConfig()
     given = {
         "thinking.budget_tokens": asked.thinking and asked.thinking.budget_tokens,
-        "output_config.effort": not knows_effort and config.effort,
+        "output_config.effort": not effort_is_read and config.effort,
         "output_config.task_budget": config.task_budget,
         "inference_geo": asked.inference_geo,
         "speed": asked.speed not in (None, "standard"),
     }
     return [f"{name} has no effect" for name, value in given.items() if value]
-
-
-def _template_kwargs(asked: CountRequest) -> dict[str, Any]:
-    kwargs = dict(asked.chat_template_kwargs or {})
-    if asked.output_config is not None and (effort := asked.output_config.effort) is not None:
-        kwargs.setdefault("reasoning_effort", EFFORTS.get(effort, effort))
-    return _thinking(asked.thinking) | kwargs
-
-
-def _thinking(thinking: Thinking | None) -> dict[str, Any]:
-    if thinking is None:
-        return {}
-    if thinking.type not in THINKING:
-        problem = f"thinking of type {thinking.type[:64]!r} is not supported"
-        raise RequestError(problem, f"one of {', '.join(THINKING)}", "thinking")
-    return {"enable_thinking": thinking.type != "disabled"}

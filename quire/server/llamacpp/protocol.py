@@ -11,7 +11,7 @@ from quire.errors import RequestError
 from quire.frontend import Frontend
 from quire.sampling_params import MAX_LOGPROBS, SamplingParams, StructuredOutputsParams
 from quire.server import llama_options
-from quire.server.answer_blocks import told_as
+from quire.server.field_names import renaming_fields
 from quire.server.generation_fields import refuse
 from quire.server.llama_options import LlamaSampling
 from quire.server.unsupported_fields import OFF_FROM, OFF_UP_TO
@@ -123,7 +123,7 @@ def params_of(asked: LlamacppCompletionRequest, frontend: Frontend) -> SamplingP
 
 def named() -> AbstractContextManager[None]:
     """A request that is refused within is told in the names of this interface."""
-    return told_as(_NAMES)
+    return renaming_fields(_NAMES)
 
 
 def without_effect(asked: LlamacppCompletionRequest) -> list[str]:

@@ -17,11 +17,11 @@ from starlette.routing import Route
 
 from quire.frontend import Encoded, Frontend
 from quire.sampling_params import SamplingParams
-from quire.server.answer_blocks import told_as
 from quire.server.body import read
 from quire.server.chat_task import ChatEvent, ChatRun, ChatTask, Finish, fitted, start_chat
 from quire.server.errors import NotFound, ollama_body
 from quire.server.event_stream import EventStream, encode
+from quire.server.field_names import renaming_fields
 from quire.server.generation import beside
 from quire.server.generation_fields import warned
 from quire.server.logprob_json import ChatLogprobs, LogprobCursor, Position, keep, num_new
@@ -101,7 +101,7 @@ async def _answer(
     if task.chat is None:  # what clients ask to have the model loaded
         line = reply(Said(), model=model, done=True, done_reason="load")
         return Response(encode(line), media_type="application/json")
-    with told_as(protocol.NAMES):
+    with renaming_fields(protocol.NAMES):
         run = await _start(serving, task.chat, task.raw)
     told = LogprobCursor(run.output.outputs[0], _shape(run, asked))
     answer = OllamaAnswer(

@@ -1,4 +1,4 @@
-"""Items that come in as the input of /v1/responses, as messages in the form that chat templates read."""
+"""Conversion of the input items of /v1/responses to messages in the form that chat templates read."""
 
 from __future__ import annotations
 
@@ -9,169 +9,30 @@ from typing import Any
 from msgspec import Struct
 
 from quire.errors import RequestError
-from quire.server.openai.response_tools import CUSTOM, FUNCTION, SEARCH, SHELL, Called, Name, Tool, Toolbox
+from quire.server.openai.response_tools import (
+    CUSTOM,
+    FUNCTION,
+    SEARCH,
+    SHELL,
+    Name,
+    ResponsesTool,
+    Toolbox,
+    function_name,
+)
 
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal")
-_NOTES = {  # what stands in the place of what cannot be read
-    "input_image": "[an image, which cannot be shown here]",
-    "input_file": "[a file, which cannot be shown here]",
-    "input_audio": "[a sound, which cannot be played here]",
-    "encrypted_content": "[encrypted text, which cannot be read here]",
+# Parts that cannot be read, as the notes that replace them call them.
+_UNREADABLE = {
+    "input_image": "image",
+    "input_file": "file",
+    "input_audio": "audio",
+    "encrypted_content": "encrypted content",
 }
-_COMPACTED = "[The conversation before this was summarized in a form that cannot be read here.]"
-COMPACT_YOURSELF = "ask the model for a summary, and go on with that as the input"
+_COMPACTED = "[The conversation so far was compacted in a form that this server cannot read.]"
+COMPACT_YOURSELF = "ask the model for a summary, and send that as the input"
 _COMPACTIONS = ("compaction", "compaction_summary", "context_compaction")
-# Calls that another server ran itself: what the model said after them holds what came of them.
-_PASSED_OVER = ("web_search_call", "file_search_call", "image_generation_call", "code_interpreter_call")
-
-
-class Part(Struct, kw_only=True):
-    """A part of a message: input_text, output_text or refusal; an image or a file, which is not read."""
-
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-
-
-class Item(Struct, kw_only=True):
-    """A message, a call that the model made, what came of one, its reasoning, or tools that are told of."""
-
-    type: str = "message"
-    role: str | None = None
-    content: str | list[Part] | None = None
-    id: str | None = None
-    call_id: Name | None = None
-    name: Name | None = None
-    namespace: Name | None = None
-    arguments: str | dict[str, Any] | None = None
-    input: str | None = None
-    action: dict[str, Any] | None = None
-    output: str | list[Part] | None = None
-    tools: list[Tool] | None = None
-    execution: str | None = None
-    author: str | None = None
-
-
-def conversation(instructions: str | None, items: Sequence[Item], toolbox: Toolbox) -> list[dict[str, Any]]:
-    """The messages: calls that belong together in one, and what system and developer say at once.
-
-    Tools that items tell of go into the toolbox, and so do warnings of what is passed over. Raises
-    RequestError for an item whose absence would change what is asked.
-    """
-    history = _History(toolbox)
-    if instructions:
-        history.say("system", instructions)
-    for index, item in enumerate(items):
-        history.take(item, f"input[{index}]")
-    for message in history.messages:
-        if message["role"] == "system":
-            message["content"] = "\n\n".join(message["content"])
-    return history.messages
-
-
-class _History:
-    """The messages so far, and the reasoning that waits for the message it led to."""
-
-    def __init__(self, toolbox: Toolbox) -> None:
-        self.messages: list[dict[str, Any]] = []
-        self._toolbox = toolbox
-        self._thoughts: list[str] = []
-
-    def take(self, item: Item, where: str) -> None:
-        if item.type == "message":
-            role = "system" if item.role == "developer" else item.role
-            if role not in ("system", "user", "assistant"):
-                hint = "one of user, assistant, system, developer"
-                raise RequestError(f"{where} has no role that is known", hint, where)
-            self.say(role, self._text(item.content, where))
-        elif item.type == "reasoning":
-            self._thoughts.append(self._text(item.content or "", where))
-        elif item.type in _CALLS:
-            self._call(item, where)
-        elif item.type in _RESULTS:
-            self._result(item, where)
-        elif item.type == "additional_tools":
-            self._toolbox.add(item.tools or (), f"{where}.tools", again=True)
-        elif item.type == "agent_message":
-            self.say("user", f"Message of {item.author}:\n{self._text(item.content, where)}")
-        elif item.type in _COMPACTIONS:
-            self._toolbox.warn(f"items of type {item.type!r} cannot be read: a note stands in their place")
-            self.say("user", _COMPACTED)
-        elif item.type in _PASSED_OVER:
-            self._toolbox.warn(f"items of type {item.type!r} are passed over")
-        else:
-            problem = f"{where}: an item of type {item.type[:64]!r} is not supported"
-            hint = "give messages, function calls and their outputs"
-            if item.type == "compaction_trigger":
-                hint = COMPACT_YOURSELF
-            raise RequestError(problem, hint, where)
-
-    def say(self, role: str, text: str) -> None:
-        """Add a message, or to the system's if that is the last."""
-        last = self.messages[-1] if self.messages else {}
-        if role == "assistant":
-            self.messages.append({"role": role, "content": text, **self._thought()})
-        elif role == last.get("role") == "system":
-            last["content"].append(text)  # put together at the end: there may be thousands
-        else:
-            self._thoughts.clear()
-            self.messages.append({"role": role, "content": [text] if role == "system" else text})
-
-    def _thought(self) -> dict[str, str]:
-        """The reasoning before a message, for templates that show it."""
-        thoughts = "\n".join(filter(None, self._thoughts))
-        self._thoughts.clear()
-        return {"reasoning_content": thoughts} if thoughts else {}
-
-    def _call(self, item: Item, where: str) -> None:
-        """A call joins the message before it, unless the model has thought in between."""
-        kind = _CALLS[item.type]
-        name = item.name if kind in (FUNCTION, CUSTOM) else kind
-        call_id = item.call_id or (item.id if kind == SHELL else None)
-        if name is None or call_id is None:
-            raise RequestError(f"{where} lacks its name or its call_id", None, where)
-        function = {"name": Called(kind, name, item.namespace).function, "arguments": _arguments(kind, item)}
-        call = {"id": call_id, "type": "function", "function": function}
-        last = self.messages[-1] if self.messages else {}
-        if last.get("role") == "assistant" and not any(self._thoughts):
-            last.setdefault("tool_calls", []).append(call)
-        else:
-            self.messages.append(
-                {"role": "assistant", "content": "", **self._thought(), "tool_calls": [call]}
-            )
-
-    def _result(self, item: Item, where: str) -> None:
-        call_id = item.call_id or (item.id if item.type == "local_shell_call_output" else None)
-        if call_id is None:
-            raise RequestError(f"{where} lacks its call_id", None, where)
-        if item.type == "tool_search_output":
-            names = self._toolbox.add(item.tools or (), f"{where}.tools", again=True)
-            text = f"These can be called from now on: {', '.join(names)}" if names else "No tools were found."
-        else:
-            text = self._text(item.output, where)
-        self._thoughts.clear()
-        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
-
-    def _text(self, content: str | list[Part] | None, where: str) -> str:
-        if content is None:
-            raise RequestError(f"{where} has no content", None, where)
-        if isinstance(content, str):
-            return content
-        texts = []
-        for part in content:
-            text = part.refusal if part.type == "refusal" else part.text
-            if part.type in _NOTES:
-                text = _NOTES[part.type]
-                self._toolbox.warn(
-                    f"parts of type {part.type!r} cannot be read: a note stands in their place"
-                )
-            elif part.type not in _TEXTS or text is None:
-                problem = f"{where}: a part of type {part.type[:64]!r} is not supported, or has no text"
-                raise RequestError(problem, "give input_text", where)
-            texts.append(text)
-        return "\n".join(texts)
-
-
+# Calls that another server ran itself: the message that follows them holds their outcome.
+_SKIPPED = ("web_search_call", "file_search_call", "image_generation_call", "code_interpreter_call")
 # Items of calls -> the tools that they call.
 _CALLS = {
     "function_call": FUNCTION,
@@ -185,11 +46,157 @@ _RESULTS = (
 )
 
 
-def _arguments(kind: str, item: Item) -> str | dict[str, Any]:
-    """The arguments of a call as the model wrote them."""
-    if kind == CUSTOM:
+class ContentPart(Struct, kw_only=True):
+    """A part of a message: input_text, output_text or refusal; images and files are not read."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class Item(Struct, kw_only=True):
+    """A message, a call of the model, the output of a call, reasoning, or additional tools."""
+
+    type: str = "message"
+    role: str | None = None
+    content: str | list[ContentPart] | None = None
+    id: str | None = None
+    call_id: Name | None = None
+    name: Name | None = None
+    namespace: Name | None = None
+    arguments: str | dict[str, Any] | None = None
+    input: str | None = None
+    action: dict[str, Any] | None = None
+    output: str | list[ContentPart] | None = None
+    tools: list[ResponsesTool] | None = None
+    execution: str | None = None
+    author: str | None = None
+
+
+def messages_of(
+    instructions: str | None, items: str | Sequence[Item], toolbox: Toolbox
+) -> list[dict[str, Any]]:
+    """Return the messages. Consecutive calls share a message, and so do consecutive system instructions.
+
+    Tools that items bring are added to the toolbox, and so are warnings about what is skipped. Raises
+    RequestError for an item whose absence would change the question.
+    """
+    history = _History(toolbox)
+    if instructions:
+        history.say("system", instructions)
+    if isinstance(items, str):
+        history.say("user", items)
+    else:
+        for index, item in enumerate(items):
+            history.add(item, f"input[{index}]")
+    for message in history.messages:
+        if message["role"] == "system":
+            message["content"] = "\n\n".join(message["content"])
+    return history.messages
+
+
+class _History:
+    """The messages so far, and the reasoning that belongs to the model's next message or call."""
+
+    def __init__(self, toolbox: Toolbox) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._toolbox = toolbox
+        self._reasoning: list[str] = []
+
+    def add(self, item: Item, where: str) -> None:
+        if item.type == "message":
+            role = "system" if item.role == "developer" else item.role
+            if role not in ("system", "user", "assistant"):
+                hint = "one of user, assistant, system, developer"
+                raise RequestError(f"{where}: unknown role", hint, where)
+            self.say(role, self._text(item.content, where))
+        elif item.type == "reasoning":
+            self._reasoning.append(self._text(item.content or "", where))
+        elif item.type in _CALLS:
+            self._call(item, where)
+        elif item.type in _RESULTS:
+            self._result(item, where)
+        elif item.type == "additional_tools":
+            self._toolbox.add(item.tools or (), f"{where}.tools", again=True)
+        elif item.type == "agent_message":
+            self.say("user", f"Message of {item.author}:\n{self._text(item.content, where)}")
+        elif item.type in _COMPACTIONS:
+            self._toolbox.warn(f"items of type {item.type!r} cannot be read and are replaced by a note")
+            self.say("user", _COMPACTED)
+        elif item.type in _SKIPPED:
+            self._toolbox.warn(f"items of type {item.type!r} are skipped")
+        else:
+            problem = f"{where}: an item of type {item.type[:64]!r} is not supported"
+            hint = "give messages, function calls and their outputs"
+            raise RequestError(
+                problem, COMPACT_YOURSELF if item.type == "compaction_trigger" else hint, where
+            )
+
+    def say(self, role: str, text: str) -> None:
+        """Add a message, or extend the last one if both are the system's."""
+        if role != "system":
+            self._append(role, text)
+        elif self.messages and self.messages[-1]["role"] == "system":
+            self.messages[-1]["content"].append(text)  # joined at the end: there may be thousands
+        else:
+            self._append(role, [text])
+
+    def _append(self, role: str, content: str | list[str], **more: Any) -> None:
+        """Add a message, with the reasoning before it if it is the model's."""
+        reasoning = "\n".join(filter(None, self._reasoning))
+        self._reasoning.clear()
+        if reasoning and role == "assistant":
+            more["reasoning_content"] = reasoning
+        self.messages.append({"role": role, "content": content, **more})
+
+    def _call(self, item: Item, where: str) -> None:
+        """Add a call to the last message if that is the model's and no reasoning came in between."""
+        kind = _CALLS[item.type]
+        name = item.name if kind in (FUNCTION, CUSTOM) else kind
+        call_id = item.call_id or (item.id if kind == SHELL else None)
+        if name is None or call_id is None:
+            raise RequestError(f"{where} lacks its name or its call_id", None, where)
+        function = {"name": function_name(name, item.namespace), "arguments": _arguments(item)}
+        call = {"id": call_id, "type": "function", "function": function}
+        if self.messages and self.messages[-1]["role"] == "assistant" and not any(self._reasoning):
+            self.messages[-1].setdefault("tool_calls", []).append(call)
+        else:
+            self._append("assistant", "", tool_calls=[call])
+
+    def _result(self, item: Item, where: str) -> None:
+        call_id = item.call_id or (item.id if item.type == "local_shell_call_output" else None)
+        if call_id is None:
+            raise RequestError(f"{where} lacks its call_id", None, where)
+        if item.type == "tool_search_output":
+            names = self._toolbox.add(item.tools or (), f"{where}.tools", again=True)
+            text = f"These can be called from now on: {', '.join(names)}" if names else "No tools were found."
+        else:
+            text = self._text(item.output, where)
+        self._append("tool", text, tool_call_id=call_id)
+
+    def _text(self, content: str | list[ContentPart] | None, where: str) -> str:
+        if content is None:
+            raise RequestError(f"{where} has no content", None, where)
+        if isinstance(content, str):
+            return content
+        texts = []
+        for part in content:
+            text = part.refusal if part.type == "refusal" else part.text
+            if part.type in _UNREADABLE:
+                text = f"[{_UNREADABLE[part.type]} omitted: this server reads only text]"
+                self._toolbox.warn(f"parts of type {part.type!r} cannot be read and are replaced by a note")
+            elif part.type not in _TEXTS or text is None:
+                problem = f"{where}: a part of type {part.type[:64]!r} is not supported, or has no text"
+                raise RequestError(problem, "give input_text", where)
+            texts.append(text)
+        return "\n".join(texts)
+
+
+def _arguments(item: Item) -> str | dict[str, Any]:
+    """Return the arguments of a call as the model wrote them."""
+    if item.type == "custom_tool_call":
         return json.dumps({"input": item.input or ""}, ensure_ascii=False)
-    if kind == SHELL:
-        given = (item.action or {}).items()
-        return {key: value for key, value in given if key != "type" and value not in (None, {})}
+    if item.type == "local_shell_call":
+        action = item.action or {}
+        return {key: value for key, value in action.items() if key != "type" and value not in (None, {})}
     return item.arguments or "{}"

@@ -1,23 +1,23 @@
-"""Requests and responses of /v1/responses, and how a request becomes a conversation."""
+"""Requests and responses of /v1/responses, and the conversion of a request to a conversation."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from quire.errors import RequestError
-from quire.sampling_params import MAX_LOGPROBS, StructuredOutputsParams
+from quire.sampling_params import MAX_LOGPROBS
 from quire.server.chat_task import ChatTask
 from quire.server.generation_fields import GenerationFields, given_of, refuse, structure_of
-from quire.server.openai.history import Item, conversation
+from quire.server.openai.history import Item, messages_of
 from quire.server.openai.protocol import CompletionDetails, PromptDetails, StreamOptions
-from quire.server.openai.response_tools import CallItem, Name, Tool, Toolbox
+from quire.server.openai.response_tools import CallItem, Name, ResponsesTool, Toolbox
 from quire.server.unsupported_fields import REFUSED
 
 _STATELESS = "nothing is kept between requests: send the whole conversation as input"
 _CHAT = "use /v1/chat/completions"
-# As unsupported_fields.REFUSED, of this interface.
+# As unsupported_fields.REFUSED, for this API alone.
 REFUSED_HERE = {
     "background": "leave it out and wait, or stream",
     "context_management": None,
@@ -30,12 +30,13 @@ REFUSED_HERE = {
     "prompt_logprobs": _CHAT,
     "truncation": "shorten the input",
 }
-LOGPROBS = "message.output_text.logprobs"  # of what can be included, what is here,
-ENCRYPTED = "reasoning.encrypted_content"  # and what does no harm where it lacks
+# Values of `include`: one that is supported, and one that agents always send and can do without.
+LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED = "reasoning.encrypted_content"
 
 
-class Format(Struct, kw_only=True, omit_defaults=True):
-    """What the text must be: `type` is text, json_object or json_schema."""
+class TextFormat(Struct, kw_only=True, omit_defaults=True):
+    """Constraint on the text: `type` is text, json_object or json_schema."""
 
     type: str
     name: Name | None = None
@@ -45,14 +46,14 @@ class Format(Struct, kw_only=True, omit_defaults=True):
 
 
 class TextOptions(Struct, kw_only=True):
-    """How the text is to be."""
+    """Options of the text."""
 
-    format: Format | None = None
+    format: TextFormat | None = None
     verbosity: Name | None = None
 
 
 class ReasoningOptions(Struct, kw_only=True):
-    """How much is thought; a template that knows the variable reasoning_effort is told."""
+    """Options of reasoning. `effort` sets the template's variable reasoning_effort."""
 
     effort: Name | None = None
     summary: Name | None = None
@@ -68,7 +69,7 @@ class ResponseRequest(GenerationFields, kw_only=True):
 
     input: str | list[Item]
     instructions: str | None = None
-    tools: list[Tool] | None = None
+    tools: list[ResponsesTool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
@@ -100,13 +101,13 @@ class OutputText(Struct, tag="output_text"):
 
 
 class ReasoningText(Struct, tag="reasoning_text"):
-    """What the model thought."""
+    """Text of the model's reasoning."""
 
     text: str
 
 
 class OutputMessage(Struct, tag="message"):
-    """What the model says."""
+    """A message of the model."""
 
     id: str
     status: str
@@ -115,7 +116,7 @@ class OutputMessage(Struct, tag="message"):
 
 
 class ReasoningItem(Struct, tag="reasoning"):
-    """What it thought first."""
+    """The model's reasoning before a message or call."""
 
     id: str
     status: str
@@ -137,7 +138,7 @@ class ResponseUsage(Struct):
 
 
 class ResponseObject(Struct, kw_only=True):
-    """The response of /v1/responses, with what was asked."""
+    """The response of /v1/responses, with the options of the request."""
 
     id: str
     created_at: int
@@ -151,7 +152,7 @@ class ResponseObject(Struct, kw_only=True):
     temperature: float
     text: TextOptions
     tool_choice: str | dict[str, Any]
-    tools: list[Tool]
+    tools: list[ResponsesTool]
     top_p: float
     user: str | None
     object: str = "response"
@@ -178,15 +179,8 @@ class InputTokens(Struct):
     object: str = "response.input_tokens"
 
 
-class Conversation(NamedTuple):
-    """A request in neutral terms, and the tools that its functions stand for."""
-
-    task: ChatTask
-    toolbox: Toolbox
-
-
-def read_conversation(asked: ResponseRequest) -> Conversation:
-    """The request in neutral terms. Raises RequestError for what is not supported."""
+def task_of(asked: ResponseRequest) -> tuple[ChatTask, Toolbox]:
+    """Return the request in neutral terms, and its tools. Raises RequestError for what is not supported."""
     refuse(asked, REFUSED)
     refuse(asked, REFUSED_HERE)
     if refused := [name for name in asked.include or () if name not in (LOGPROBS, ENCRYPTED)]:
@@ -196,15 +190,15 @@ def read_conversation(asked: ResponseRequest) -> Conversation:
         sampling["logprobs"] = asked.top_logprobs or 0
     if asked.max_output_tokens is not None:
         sampling["max_tokens"] = asked.max_output_tokens
-    if asked.text is not None and (structured := _structured(asked.text.format)) is not None:
-        sampling["structured_outputs"] = structured
+    form = None if asked.text is None else asked.text.format
+    if form is not None and form.type != "text":
+        sampling["structured_outputs"] = structure_of(form.type, form.schema, "text.format")
     kwargs = dict(asked.chat_template_kwargs or {})
     if asked.reasoning is not None and asked.reasoning.effort is not None:
         kwargs.setdefault("reasoning_effort", asked.reasoning.effort)
     toolbox = Toolbox()
     toolbox.add(asked.tools or (), "tools")
-    given = [Item(role="user", content=asked.input)] if isinstance(asked.input, str) else asked.input
-    messages = conversation(asked.instructions, given, toolbox)  # which may bring more tools
+    messages = messages_of(asked.instructions, asked.input, toolbox)  # which may add tools
     task = ChatTask(
         messages=messages,
         sampling=sampling,
@@ -216,11 +210,11 @@ def read_conversation(asked: ResponseRequest) -> Conversation:
         cache_salt=asked.cache_salt or "",
         warnings=toolbox.warnings,
     )
-    return Conversation(task, toolbox)
+    return task, toolbox
 
 
 def without_effect(asked: ResponseRequest, effort_is_read: bool) -> list[str]:
-    """Warnings of fields that are taken and do nothing."""
+    """Return warnings about fields that are accepted and do nothing."""
     reasoning, text = asked.reasoning or ReasoningOptions(), asked.text or TextOptions()
     given = {
         "store": asked.store,
@@ -231,9 +225,3 @@ def without_effect(asked: ResponseRequest, effort_is_read: bool) -> list[str]:
         "text.verbosity": text.verbosity,
     }
     return [f"{name} has no effect" for name, value in given.items() if value]
-
-
-def _structured(form: Format | None) -> StructuredOutputsParams | None:
-    if form is None or form.type == "text":
-        return None
-    return structure_of(form.type, form.schema, "text.format")
