@@ -11,7 +11,7 @@ from quire.errors import RequestError
 from quire.server.body import SEARCHED_BYTES, parse
 from quire.server.openai.protocol import ChatRequest, CompletionRequest
 
-HALF = r"contains a lone surrogate \ud800, which is no character"
+HALF = r"contains a lone surrogate \ud800, which is not a character"
 JSON = {"Content-Type": "application/json"}
 
 

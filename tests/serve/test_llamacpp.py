@@ -196,6 +196,9 @@ def test_biases(client: httpx.Client) -> None:
     assert refused(client, logit_bias=[[5, True]]).startswith("logit_bias")
     assert refused(client, logit_bias=[[9999, False]]).startswith("logit_bias")
     assert refused(client, logit_bias=[[5, 1e9]]).startswith("logit_bias")
+    assert refused(client, logit_bias=[[5, "1"]]).startswith("logit_bias")
+    assert refused(client, logit_bias=[[5, 1]] * 5000) == "logit_bias has more than 4,096 entries"
+    assert refused(client, logit_bias=[["x" * 300, 1]]) == "logit_bias: a text has more than 256 characters"
 
 
 def test_penalties(client: httpx.Client) -> None:
@@ -286,8 +289,8 @@ def test_fields_that_may_be_long(client: httpx.Client) -> None:
     assert ask(client, json_schema={"enum": [letters]})["content"] == '"xxxxxxxxxxx'
     for field in ("grammar", "json_schema"):
         value: Any = letters * 7 if field == "grammar" else {"enum": [letters * 7]}
-        assert refused(client, **{field: value}) == f"{field} takes more than 2,097,152 bytes"
-    assert refused(client, stop=[letters]).startswith("the body is too long: stop")
+        assert "1,048,576 characters" in refused(client, **{field: value})
+    assert refused(client, stop=[letters]).startswith("stop[0] must be a string of 1 to 1,024")
 
 
 def test_an_error_within_a_stream() -> None:
