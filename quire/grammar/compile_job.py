@@ -21,8 +21,8 @@ from quire.sandbox.job import Job
 
 STACK_BYTES = 4 << 20
 
-# Between two tokens of JSON: nothing or a space, as in what models were trained on (", " and ": "), or a line
-# break and its indentation. With room for more blanks a small model writes them until max_tokens cuts it.
+# Between two tokens of JSON: nothing, a space, as in most training data (", " and ": "), or a line break and
+# indentation. If more were allowed, a small model might write blanks until max_tokens.
 _WHITESPACE = {"whitespace_pattern": r"\x20|\n(\x20{0,16}|\t{0,8})"}
 
 
@@ -46,19 +46,19 @@ def describe(error: Exception) -> str:
 
 
 def llguidance_text(structure: Mapping[str, Any]) -> str:
-    """The fields of StructuredOutputsParams, of which one is given, as a grammar in llguidance's JSON."""
+    """Return the one given field of StructuredOutputsParams as a grammar in llguidance's JSON."""
     ((kind, value),) = structure.items()
     if kind == "json":
         schema = json.loads(value) if isinstance(value, str) else value
         schema = {} if schema is True else schema
         if isinstance(schema, dict):
-            # At the end: llguidance puts the last key in the place of this one, and their order counts.
+            # At the end: llguidance moves the last key to where this one is, and the order of keys matters.
             schema = tighten_formats(schema) | {"x-guidance": schema.get("x-guidance", _WHITESPACE)}
         return json.dumps({"grammars": [{"json_schema": schema}]}, allow_nan=False)
     if kind == "regex":
         return LLMatcher.grammar_from_regex(value)
     if kind == "choice":
-        # A terminal, for its alternatives cost less than a rule's.
+        # A terminal, as its alternatives cost less than those of a rule.
         value = "start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, value))
     elif value.lstrip().startswith("{"):
         return str(value)
@@ -67,9 +67,9 @@ def llguidance_text(structure: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=1)
 def _vocabulary(vocab_size: int, special: tuple[tuple[int, str], ...]) -> LLTokenizer:
-    """The model's special tokens under their ids, and behind all of its tokens one for every byte.
+    """Make a vocabulary of the model's special tokens with their ids and, after all ids, one token a byte.
 
-    It is enough to know what a grammar does.
+    It suffices to compile a grammar and compute a mask.
     """
     tokens = [b""] * vocab_size + [bytes((byte,)) for byte in range(256)]
     return make_vocabulary(tokens, dict(special), lambda text: [vocab_size + byte for byte in text.encode()])

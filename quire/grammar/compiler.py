@@ -1,4 +1,4 @@
-"""Compiles what a caller asks of an answer into a grammar, in a sandbox.
+"""Compilation of structured outputs into grammars, tried in a sandbox first.
 
 There a grammar may loop, exhaust the memory or overflow the stack (see `compile_job`). One that has passed
 costs the engine no more than it cost there.
@@ -18,7 +18,7 @@ from quire.sampling_params import MAX_GRAMMAR_CHARACTERS, StructuredOutputsParam
 from quire.sandbox.process import SandboxProcess
 
 TIME_LIMIT_S = 5.0
-CPU_LIMIT_S = 1  # the engine will spend as much, within a step that others wait for
+CPU_LIMIT_S = 1  # the engine spends the same time again, within a step that other requests wait for
 MEMORY_LIMIT_BYTES = 512 << 20
 MAX_CACHED, MAX_CACHED_CHARACTERS = 1024, 8 << 20
 _FAILURES = {
@@ -30,9 +30,9 @@ _FAILURES = {
 
 
 class GrammarCompiler:
-    """Compiles structures for a model of `vocab_size` tokens, of which `special` ones have names.
+    """Compiler of structures for a model of `vocab_size` tokens; `special` maps ids of tokens to names.
 
-    Any number of threads may share it. Its process starts with the first structure that is new.
+    Any number of threads may share it. Its process starts with the first structure that is not cached.
     """
 
     def __init__(self, vocab_size: int, special: Mapping[int, str]) -> None:
@@ -49,7 +49,7 @@ class GrammarCompiler:
         self._num_cached_characters = 0
 
     def compile(self, structure: StructuredOutputsParams) -> str:
-        """The grammar of a structure as llguidance reads it. Raises RequestError, saying what is wrong."""
+        """Return the grammar of a structure for llguidance. Raises RequestError if it cannot be enforced."""
         given = {f.name: v for f in fields(structure) if (v := getattr(structure, f.name)) is not None}
         (name,) = given
         asked = {"json": {"type": "object"}} if name == "json_object" else given

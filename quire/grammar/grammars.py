@@ -21,36 +21,36 @@ MAX_GRAMMARS, MAX_CHARACTERS = 256, 2 << 20  # compiled and kept
 
 
 class Matcher:
-    """How far one sequence has come in a grammar."""
+    """The position of one sequence in a grammar."""
 
     def __init__(self, inner: LLMatcher, vocab_size: int) -> None:
         self._inner = inner
         self._vocab_size = vocab_size
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Take tokens that were allowed, and none that ended the output."""
+        """Advance by tokens that were allowed, other than one that ends the output."""
         self._inner.consume_tokens(list(token_ids))
 
     def allowed(self) -> tuple[NDArray[np.uint32], bool]:
-        """A bit for each token that may follow, [ceil(V / 32)], and whether the output may end.
+        """Return a bit mask of the tokens that may follow, [ceil(V / 32)], and True if the output may end.
 
-        The lowest bit of a word stands for the first of its 32 tokens; bits beyond the vocabulary are 0.
-        Raises RequestError where the grammar itself is why none may follow.
+        The lowest bit of a word is the first of its 32 tokens; bits beyond the vocabulary are 0. Raises
+        RequestError if the grammar itself is the reason that none may follow.
         """
         bits = np.zeros(self._vocab_size // 32 + 1, np.uint32)
         self._inner.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         if (error := fault(self._inner)) is not None:
             raise RequestError(error, None, "structured_outputs")
-        word, bit = divmod(self._vocab_size, 32)  # the end of the output is the token behind the last
+        word, bit = divmod(self._vocab_size, 32)  # the end of the output is the token after the last
         may_end = bool(bits[word] >> bit & 1)
         bits[word] &= (1 << bit) - 1
         return bits[: -(-self._vocab_size // 32)], may_end
 
 
 class Grammars:
-    """Compiles grammars for a model with `vocab_size` rows; those that the tokenizer lacks never follow.
+    """Compiled grammars of a model with `vocab_size` rows; those without a token are never allowed.
 
-    Making it takes a second or so for 100,000 tokens. Any number of threads may share it.
+    Building it takes about a second for 100,000 tokens. Any number of threads may share it.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -61,7 +61,7 @@ class Grammars:
         self._num_characters = 0
 
     def start(self, grammar: str) -> Matcher:
-        """A grammar at its beginning. One that does not compile fails when it is asked what is allowed."""
+        """Return a matcher at the beginning of a grammar; if that does not compile, `allowed` raises."""
         with self._lock:
             return Matcher(self._look_up(grammar).deep_copy(), self._vocab_size)
 
@@ -70,7 +70,7 @@ class Grammars:
             self._compiled.move_to_end(grammar)
             return self._compiled[grammar]
         matcher = self._compiled[grammar] = make_matcher(self._vocabulary, grammar)
-        matcher.compute_bitmask()  # here, as its copies then know already what it has learnt
+        matcher.compute_bitmask()  # here, so that its copies share the states of its lexer
         self._num_characters += len(grammar)
         while len(self._compiled) > MAX_GRAMMARS or self._num_characters > MAX_CHARACTERS:
             self._num_characters -= len(self._compiled.popitem(last=False)[0])
@@ -83,7 +83,7 @@ def _vocabulary(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
     anchor = tokenizer.encode("\n", add_special_tokens=False)
 
     def encode(text: str) -> list[int]:
-        # Behind a line break, for some tokenizers put a space before what begins a text.
+        # After a line break, as some tokenizers put a space at the beginning of a text.
         ids = tokenizer.encode("\n" + text, add_special_tokens=False)
         known = ids[: len(anchor)] == anchor and max(ids) < vocab_size
         ids = ids[len(anchor) :] if known else []

@@ -1,6 +1,6 @@
-"""Stricter date and time formats for JSON schemas than llguidance has.
+"""Strict date and time formats for JSON schemas.
 
-Its own admit what RFC 3339 does not, such as 29 February of any year, and fractions of any length.
+llguidance accepts more than RFC 3339 does, such as 29 February of any year, and fractions of any length.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Lark grammars without recursion as one regular expression.
+"""Conversion of Lark grammars without recursion into one regular expression.
 
-Tools take text that a Lark grammar describes. The text stands within a JSON string, and there a schema's
-`pattern` holds it to a regular expression: so the rules are written out in each other, from `start` on.
+A tool may take text that a Lark grammar describes. The text is part of a JSON string, which a schema can hold
+to a regular expression (`pattern`): so all rules are expanded into `start`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 MAX_SOURCE = 1 << 16  # characters of a grammar, and of its expression
-MAX_WRITTEN = 1 << 22  # characters that are copied on the way
+MAX_WRITTEN = 1 << 22  # characters that are copied during expansion
 MAX_NESTING = 32
 
-# Lark's `common`, as far as grammars of tools use it.
+# The part of Lark's `common` that grammars of tools use.
 _COMMON = {
     "CNAME": r"[_A-Za-z][_A-Za-z0-9]*",
     "CR": r"\r",
@@ -51,7 +51,7 @@ _CONTROL = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "b": "\b", "0
 
 
 class NotRegular(ValueError):
-    """The grammar is recursive, too large, or uses what this reader does not know."""
+    """The grammar is recursive, too large, or uses unsupported syntax."""
 
 
 class _Token(NamedTuple):
@@ -60,7 +60,7 @@ class _Token(NamedTuple):
 
 
 def as_regex(source: str) -> str:
-    """An expression that matches exactly what `source` accepts. Raises NotRegular."""
+    """Return an expression that matches exactly the texts of a grammar. Raises NotRegular."""
     if len(source) > MAX_SOURCE:
         raise NotRegular(f"it has more than {MAX_SOURCE} characters")
     definitions, imported = _read(_tokens(source))
@@ -85,7 +85,7 @@ _HEAD = re.compile(r"line (?:[?!] )*name (?:\. number )?: ")
 
 
 def _read(tokens: Sequence[_Token]) -> tuple[dict[str, list[_Token]], dict[str, str]]:
-    """The definitions by name, and expressions of what is imported."""
+    """Return the definitions by name, and the expressions of imported terminals."""
     definitions: dict[str, list[_Token]] = {}
     imported: dict[str, str] = {}
     outside: list[_Token] = []
@@ -113,7 +113,7 @@ def _read(tokens: Sequence[_Token]) -> tuple[dict[str, list[_Token]], dict[str, 
 
 
 def _directive(words: list[str]) -> dict[str, str]:
-    """The names that `%import common...` brings."""
+    """Return the expressions of the names that `%import common...` defines."""
     if words[:3] != ["import", "common", "."] and words[:3] != ["import", "common", "("]:
         raise NotRegular(f"%{' '.join(words)[:40]} is not supported")
     names = [word for word in words[3:] if word not in (",", ")")]
@@ -126,7 +126,7 @@ def _directive(words: list[str]) -> dict[str, str]:
 
 
 class _Writer:
-    """Writes definitions out in each other."""
+    """Expansion of definitions into each other."""
 
     def __init__(self, definitions: Mapping[str, list[_Token]], imported: Mapping[str, str]) -> None:
         self._definitions = definitions
@@ -135,15 +135,15 @@ class _Writer:
         self._num_written = 0
 
     def join(self, parts: Sequence[str], between: str = "") -> str:
-        """The parts as one text, unless that is too long."""
+        """Join parts. Raises NotRegular if the result is too long."""
         length = sum(map(len, parts)) + len(parts) * len(between)
         self._num_written += length
         if length > MAX_SOURCE or self._num_written > MAX_WRITTEN:
-            raise NotRegular(f"written out it has more than {MAX_SOURCE} characters")
+            raise NotRegular(f"expanded, it has more than {MAX_SOURCE} characters")
         return between.join(parts)
 
     def named(self, name: str) -> str:
-        """The expression of a rule or a terminal."""
+        """Return the expression of a rule or a terminal."""
         if name in self._done:
             return self._done[name]
         if name in self._open:
@@ -162,7 +162,7 @@ class _Writer:
 
 
 class _Body:
-    """Reads what a definition says, token by token, and writes it as an expression."""
+    """Parser of one definition, which returns it as an expression."""
 
     def __init__(self, writer: _Writer, tokens: list[_Token]) -> None:
         self._writer = writer
@@ -174,7 +174,7 @@ class _Body:
             raise NotRegular(f"{self._tokens[self._at].text[:40]!r} is out of place")
 
     def choice(self, depth: int) -> str:
-        """Alternatives, up to the end or a closing bracket."""
+        """Parse alternatives, up to the end or a closing bracket."""
         if depth > MAX_NESTING:
             raise NotRegular(f"its brackets are nested more than {MAX_NESTING} deep")
         found = [self._sequence(depth)]
@@ -222,7 +222,7 @@ class _Body:
     def _number(self) -> str:
         kind, text = self._next()
         if kind != "number" or len(text) > 4:
-            raise NotRegular(f"{text[:40]!r} is no number of repetitions")
+            raise NotRegular(f"{text[:40]!r} is not a number of repetitions")
         return text
 
     def _next(self) -> _Token:
@@ -238,20 +238,20 @@ class _Body:
 
 
 def _literal(text: str) -> str:
-    """Return the text that a string literal of the grammar stands for."""
+    """Return the value of a string literal of the grammar."""
 
     def unescaped(match: re.Match[str]) -> str:
         code = match[1] or match[2]
         return chr(int(code, 16)) if code else _CONTROL.get(match[3], match[3])
 
     if not text.startswith('"'):
-        raise NotRegular(f"{text[:40]!r} is no text")
+        raise NotRegular(f"{text[:40]!r} is not a string")
     return _ESCAPE.sub(unescaped, text.removesuffix("i")[1:-1])
 
 
 def _in_class(text: str) -> str:
     if len(text) != 1:
-        raise NotRegular(f"{text[:40]!r} is no end of a range")
+        raise NotRegular(f"{text[:40]!r} cannot be the end of a range")
     return re.sub(r"[\\\]\[^&~-]", r"\\\g<0>", text)
 
 

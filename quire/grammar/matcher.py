@@ -1,4 +1,4 @@
-"""Grammars as llguidance runs them: its limits, its vocabulary, its errors."""
+"""Interface to llguidance: its limits, vocabulary and errors."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from quire.grammar.wording import in_words
 
-# Beyond these a grammar is refused or, if it grows while it runs, its request fails. A state is 500 bytes. An
-# object takes four items for each property that may come next; a mask of 8,000 items takes up to 0.15 s.
+# Beyond these limits a grammar is refused or, if it grows at run time, its request fails. A state takes
+# 500 bytes. An object takes four items for each property that may follow; a mask of 8,000 items takes up to
+# 0.15 s.
 _LIMITS = LLParserLimits(
     max_lexer_states=50_000,
     max_items_in_row=10_000,
@@ -18,18 +19,16 @@ _LIMITS = LLParserLimits(
     precompute_large_lexemes=False,
     verbose_errors=False,
 )
-_MARK = 0xFF  # begins special tokens in llguidance, and is in no text
+_MARK = 0xFF  # the first byte of special tokens in llguidance; text never contains it
 
-FORCED_CHARACTERS = (
-    512  # of a text that the grammar dictates, tokenized at once: the next token needs no more
-)
+FORCED_CHARACTERS = 512  # of text that a grammar forces, tokenized at once: the next token needs no more
 
 
 class _Wrapped:
-    """The tokens of a model in the form that LLTokenizer wants."""
+    """A model's tokens in the form that LLTokenizer expects."""
 
     is_tokenizer_wrapper = True
-    eos_token_id = None  # llguidance adds a token for the end, behind the others
+    eos_token_id = None  # llguidance adds a token for the end, after all others
     bos_token_id = None
 
     def __init__(
@@ -46,10 +45,10 @@ class _Wrapped:
 def make_vocabulary(
     tokens: Sequence[bytes], special: Mapping[int, str], encode: Callable[[str], list[int]]
 ) -> LLTokenizer:
-    """What llguidance knows of a model's tokens: the bytes of each, or of `special` ones the name.
+    """Make llguidance's vocabulary of the bytes of a model's tokens, and the names of `special` ones.
 
-    A special token follows only where a grammar names it; one without bytes never. Token number len(tokens)
-    is the end of the output. `encode` tokenizes a text that stands in the middle of another.
+    A special token is allowed only where a grammar names it; one without bytes never. The token of id
+    len(tokens) is the end of the output. `encode` tokenizes text in the middle of another.
     """
     listed = [b"" if _MARK in token else token for token in tokens]
     for token_id, name in special.items():
@@ -61,12 +60,12 @@ def make_vocabulary(
 
 
 def make_matcher(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
-    """A grammar at its beginning; look at `fault` before using it."""
+    """Make a matcher at the beginning of a grammar; check `fault` before using it."""
     return LLMatcher(vocabulary, grammar, log_level=0, limits=_LIMITS)
 
 
 def fault(matcher: LLMatcher) -> str | None:
-    """Why a matcher cannot go on, in one line, or None."""
+    """Return why a matcher cannot continue, in one line, or None."""
     if not matcher.is_error():
         return None
     return in_words(matcher.get_error())

@@ -1,9 +1,9 @@
-"""What a model wrote, taken apart while it comes: reasoning, content, tool calls.
+"""Incremental parsing of a model's answer into reasoning, content and tool calls.
 
-The text arrives in pieces of any size; the events, neighbours of one kind joined, do not depend on how it
-was cut. Only what may be the beginning of a marker is held back, and white space, which belongs to a marker
-that follows it. Time is linear in the text. A call that turns out to be none becomes content, character for
-character; one that breaks off behind the beginning of its arguments stays as it was streamed.
+The text arrives in chunks of any size; the events, once adjacent ones of a kind are joined, do not depend
+on the chunks. The parser holds back only a possible prefix of a marker, and white space, which is dropped
+before a marker. Time is linear in the text. A malformed call becomes content, character for character,
+unless its arguments have begun: then it stays as far as it was streamed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from quire.text.reasoning import ReasoningFormat
 
 
 class Content(NamedTuple):
-    """Text for the reader."""
+    """Text of the answer itself."""
 
     text: str
 
 
 class Reasoning(NamedTuple):
-    """Text of what the model thought before it answered."""
+    """Text of the reasoning that precedes the answer."""
 
     text: str
 
@@ -29,13 +29,13 @@ class Reasoning(NamedTuple):
 class CallStart(NamedTuple):
     """A tool call begins. `index` numbers the calls of this answer."""
 
-    index: int  # type: ignore[assignment]  # the method of tuples by this name is not missed
+    index: int  # type: ignore[assignment]  # hides the method of tuples, which is not used
     id: str
     name: str
 
 
 class CallArguments(NamedTuple):
-    """More of a call's arguments, as the model wrote them: JSON text."""
+    """The next piece of a call's arguments: JSON text as the model wrote it."""
 
     index: int  # type: ignore[assignment]
     text: str
@@ -45,23 +45,23 @@ Event = Content | Reasoning | CallStart | CallArguments
 
 
 class CallReader(Protocol):
-    """Reads calls of one format: the text from a marker on, until it says that the calls have ended."""
+    """Incremental parser of the calls of one format, from a marker to the end of the calls."""
 
-    marker: str  # what begins calls anywhere in a text
-    bare: bool  # an answer that begins with "{" is a call too
+    marker: str  # begins calls anywhere in a text
+    bare: bool  # an answer that begins with "{" is a call, too
 
     def begin(self, opening: str) -> None:
-        """Calls begin. `opening` is the marker that was met; "" where a call begins without one."""
+        """Start reading calls after `opening`: the marker, or "" where a call begins without one."""
 
     def push(self, text: str) -> tuple[list[Event], str | None]:
-        """What this text says and, once the calls have ended, what stands behind them."""
+        """Parse a chunk. Return its events and, once the calls have ended, the text after them."""
 
     def finish(self) -> list[Event]:
-        """What was held back, when the text ends within calls."""
+        """Return events for the text held back, as the answer ends within calls."""
 
 
 class AnswerParser:
-    """Turns the text of one answer into events.
+    """Incremental parser of one answer.
 
     With `inside`, the prompt has already opened the reasoning. Without a reader, calls are content.
     """
@@ -73,38 +73,38 @@ class AnswerParser:
         self._reasoning = reasoning
         self._inside = inside
         self._reader = reader
-        self._part = AnswerParser._begin  # takes text in, returns what belongs to the next part
-        self._held = ""  # at the beginning: what may become a marker
-        self._end_of_thought = _Marker(reasoning.end if reasoning else "")
-        self._call = _Marker(reader.marker if reader else "")
-        self._thought = _Flow(trim=True)
-        self._content = _Flow(trim=inside)
+        self._part = AnswerParser._begin  # parses text, returns the rest for the next part
+        self._held = ""  # at the beginning: a possible prefix of the reasoning's marker
+        self._end_of_thought = _MarkerSearch(reasoning.end if reasoning else "")
+        self._call = _MarkerSearch(reader.marker if reader else "")
+        self._thought = _OutgoingText(trim=True)
+        self._content = _OutgoingText(trim=inside)
         self._events: list[Event] = []
 
     def push(self, text: str) -> list[Event]:
-        """The events of this piece of text, and of what was held back before it."""
+        """Parse a chunk of text. Return its events, and those of text held back before it."""
         rest: str | None = text
         while rest:
             rest = self._part(self, rest)
         return self._take_events()
 
     def finish(self) -> list[Event]:
-        """The text has ended: what was held back is no marker."""
+        """End the answer. Return events for the text held back, which is no marker."""
         if self._part == AnswerParser._calls and self._reader:
             self._add(self._reader.finish())
         elif self._part == AnswerParser._think or self._inside:
             self._think(self._held, last=True)
         else:
-            self._say(self._held + self._call.flush())
-        self._say("", last=True)
+            self._emit(self._held + self._call.flush())
+        self._emit("", last=True)
         return self._take_events()
 
     def _begin(self, text: str) -> str | None:
-        """The beginning of an answer, or what follows its reasoning."""
+        """Parse the beginning of an answer, or the text after its reasoning."""
         head = self._held + text
         if not self._held:
             head = text.lstrip()
-            self._say(text[: len(text) - len(head)])
+            self._emit(text[: len(text) - len(head)])
         self._held = ""
         if head and self._reasoning:
             start = self._reasoning.start
@@ -113,7 +113,7 @@ class AnswerParser:
                 return None
             if self._inside or head.startswith(start):
                 self._part, self._inside = AnswerParser._think, True
-                self._content = _Flow(trim=True)
+                self._content = _OutgoingText(trim=True)
                 return head.removeprefix(start)
         if head:
             self._part = AnswerParser._text
@@ -132,10 +132,10 @@ class AnswerParser:
 
     def _text(self, text: str) -> str | None:
         if self._reader is None:
-            self._say(text, last=True)
+            self._emit(text, last=True)
             return None
         shown, rest = self._call.push(text)
-        self._say(shown)
+        self._emit(shown)
         if rest is not None:
             self._begin_calls(self._reader.marker)
         return rest
@@ -157,14 +157,14 @@ class AnswerParser:
     def _add(self, events: Sequence[Event]) -> None:
         for event in events:
             if isinstance(event, Content):
-                self._say(event.text)
+                self._emit(event.text)
                 continue
             if isinstance(event, CallStart):
                 self.has_calls = True
-                self._content = _Flow(trim=True)  # the white space before it was the call's
+                self._content = _OutgoingText(trim=True)  # drops the white space before the call
             self._events.append(event)
 
-    def _say(self, text: str, last: bool = False) -> None:
+    def _emit(self, text: str, last: bool = False) -> None:
         if shown := self._content.push(text, last):
             self._events.append(Content(shown))
 
@@ -173,15 +173,15 @@ class AnswerParser:
         return events
 
 
-class _Flow:
-    """Text on its way out. White space waits for what follows it; with `trim`, none comes first."""
+class _OutgoingText:
+    """Text to emit. Trailing white space waits for more text; with `trim`, leading white space is dropped."""
 
     def __init__(self, trim: bool) -> None:
         self._trim = trim
         self._space: list[str] = []
 
     def push(self, text: str, last: bool = False) -> str:
-        """What can be shown: all of it, if it is the last."""
+        """Add text. Return the part that can be emitted: all of it, if it is the last."""
         if self._trim:
             text = text.lstrip()
         body = text.rstrip()
@@ -195,18 +195,18 @@ class _Flow:
         return body
 
 
-class _Marker:
-    """Looks for a marker in a stream, holding back what may be the beginning of one."""
+class _MarkerSearch:
+    """Search for a marker in a stream; holds back a suffix that may be its beginning."""
 
     def __init__(self, marker: str) -> None:
         self._marker = marker
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """The text that is not the marker's and, once the marker was met, what stands behind it."""
+        """Add text. Return the text before the marker and, once it is found, the text after it."""
         whole = self._held + text
-        before, met, rest = whole.partition(self._marker)
-        if met:
+        before, found, rest = whole.partition(self._marker)
+        if found:
             self._held = ""
             return before, rest
         size = min(len(self._marker) - 1, len(whole))
@@ -216,6 +216,6 @@ class _Marker:
         return whole[: len(whole) - size], None
 
     def flush(self) -> str:
-        """What was held back, when nothing follows it."""
+        """Return the text held back, as nothing follows it."""
         held, self._held = self._held, ""
         return held

@@ -1,4 +1,4 @@
-"""Arguments of tool calls as JSON text, for chat templates that cannot do with an object."""
+"""Arguments of tool calls as JSON text, for chat templates that fail at an object."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ Message = Mapping[str, Any]
 
 
 def is_calling(messages: Sequence[Message]) -> bool:
-    """True if tools are called in the conversation."""
+    """Return True if the conversation has tool calls."""
     return any(message.get("tool_calls") for message in messages)
 
 
 def probe_object(text: str) -> list[dict[str, Any]]:
-    """A conversation in which a tool is called with this, in an object."""
+    """Return a conversation with a tool call whose arguments are an object that holds `text`."""
     return _probe({text: text})
 
 
 def probe_text(text: str) -> list[dict[str, Any]]:
-    """The same with the arguments as JSON text."""
+    """Return the same conversation with the arguments as JSON text."""
     return _probe(json.dumps({text: text}))
 
 
@@ -34,17 +34,17 @@ def _probe(arguments: str | dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def as_text(messages: Sequence[Message], stated: Sequence[Message]) -> list[dict[str, Any]]:
-    """The conversation with arguments as text: that of `stated`, where it is one, as the model wrote it."""
+    """Return the messages with arguments as text: the very text of `stated` where that has text."""
     found = [dict(message) for message in messages]
     for message, original in zip(found, stated, strict=True):
         if message.get("tool_calls"):
             pairs = zip(message["tool_calls"], original["tool_calls"], strict=True)
-            message["tool_calls"] = [_with_text(call, said) for call, said in pairs]
+            message["tool_calls"] = [_with_text(call, own) for call, own in pairs]
     return found
 
 
 def _with_text(call: dict[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
     if "function" in call:
         return {**call, "function": _with_text(call["function"], stated["function"])}
-    said = stated.get("arguments") or {}
-    return {**call, "arguments": said if isinstance(said, str) else json.dumps(said, ensure_ascii=False)}
+    own = stated.get("arguments") or {}
+    return {**call, "arguments": own if isinstance(own, str) else json.dumps(own, ensure_ascii=False)}

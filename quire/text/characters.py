@@ -1,10 +1,10 @@
-"""Whole characters out of tokens: a token may hold half of one.
+"""Regrouping of tokens into whole characters: a token may end within one.
 
-Two kinds of vocabulary do that. *Byte-level* ones spell every byte as one printable character (GPT-2's
-alphabet); *byte-fallback* ones have tokens `<0x00>` to `<0xFF>` for what they lack. The classes here take
-token strings and release them regrouped: each list they return ends on a character's border. Bytes that
-can no longer become a character are released as U+FFFD: in byte-level text by the rule of the Unicode
-standard (one for each maximal subpart), in byte-fallback text one for each byte, as sentencepiece does.
+In two kinds of vocabulary it does. *Byte-level* ones spell every byte as one printable character (GPT-2's
+alphabet); *byte-fallback* ones have tokens `<0x00>` to `<0xFF>` for characters they lack. The classes here
+take token strings and return them regrouped: each list ends on a character boundary. Bytes that can no
+longer become a character are returned as U+FFFD: in byte-level text by the rule of the Unicode standard (one
+for each maximal subpart), in byte-fallback text one for each byte, as sentencepiece does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def _alphabet() -> str:
-    """GPT-2's spelling of the 256 bytes: printable Latin-1 as itself, the others from U+0100 on."""
+    """Return GPT-2's spelling of the 256 bytes: printable Latin-1 as itself, the others from U+0100 on."""
     plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return "".join(chr(byte if byte in plain else next(others)) for byte in range(256))
@@ -30,13 +30,13 @@ _BYTE_OF = {char: byte for byte, char in enumerate(BYTE_ALPHABET)}
 
 
 def byte_of_token(token: str) -> int | None:
-    """65 for the token `<0x41>`; None for any other."""
+    """Return the byte of a token such as `<0x41>`, or None for any other token."""
     match = _BYTE_TOKEN.fullmatch(token) if token.startswith("<0x") else None
     return int(match[1], 16) if match else None
 
 
 def bytes_of_spelling(token: str) -> bytes:
-    """The bytes that a byte-level token spells; a token outside the alphabet stands for itself."""
+    """Return the bytes that a byte-level token spells; one outside the alphabet is taken as text."""
     try:
         return bytes([_BYTE_OF[char] for char in token])
     except KeyError:
@@ -44,7 +44,7 @@ def bytes_of_spelling(token: str) -> bytes:
 
 
 class WholeCharacters(Protocol):
-    """Takes token strings one by one, gives them back as soon as they end on a character's border."""
+    """A regrouping of token strings: returns them as soon as they end on a character boundary."""
 
     def push(self, token: str) -> list[str]: ...
 
@@ -52,7 +52,7 @@ class WholeCharacters(Protocol):
 
 
 class TextTokens:
-    """For vocabularies whose tokens are text: nothing is ever held back."""
+    """Regrouping for vocabularies whose tokens are text: nothing is held back."""
 
     def push(self, token: str) -> list[str]:
         return [token]
@@ -62,7 +62,7 @@ class TextTokens:
 
 
 class ByteLevelTokens:
-    """For byte-level vocabularies: the tokens are one stream of bytes."""
+    """Regrouping for byte-level vocabularies: the tokens are one stream of bytes."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -78,11 +78,11 @@ class ByteLevelTokens:
 
 
 class ByteFallbackTokens:
-    """For byte-fallback vocabularies: a run of byte tokens is a stream of bytes, ended by any other token.
+    """Regrouping for byte-fallback vocabularies: a run of byte tokens is a stream of bytes.
 
-    The `tokenizers` library turns every byte of a run into U+FFFD when any of them is invalid, which no
-    stream could follow: a byte to come would change characters already given. Here a valid character
-    stays what it is, and the rest of the run is equal to the library's.
+    The `tokenizers` library turns every byte of a run into U+FFFD when any of them is invalid, which cannot
+    be streamed: a later byte would change characters already returned. Here valid characters are kept, and
+    the rest of the run equals the library's.
     """
 
     def __init__(self) -> None:
@@ -114,6 +114,6 @@ class ByteFallbackTokens:
 
 
 def regroup(characters: WholeCharacters, tokens: Iterable[str]) -> list[str]:
-    """All of `tokens` through `characters`, to the end."""
+    """Pass all of `tokens` through `characters`, to the end."""
     released = [part for token in tokens for part in characters.push(token)]
     return released + characters.finish()

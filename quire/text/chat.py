@@ -1,4 +1,4 @@
-"""Chat templates: a conversation becomes one prompt, with the origin of every character."""
+"""Chat templates: render a conversation as one prompt, with the origin of every character."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _RESERVED = {
     *("messages", "conversation", "tools", "documents", "add_generation_prompt", "continue_final_message"),
     *("chat_template", "tokenize", "return_dict", "return_tensors", "raise_exception", "strftime_now"),
 }
-# Of a message, what no template reads -> what to give instead.
+# Fields of messages that no template reads -> what to give instead.
 _UNREAD = {"function_call": "give tool_calls", "audio": "give text"}
 _PROBE = "quireprobe"
-Probe = Callable[[str], list[dict[str, Any]]]  # a conversation with this text at a place of interest
+Probe = Callable[[str], list[dict[str, Any]]]  # makes a conversation with a text at one certain place
 
 
 class LongConversation(RequestError):
-    """The messages have more than MAX_CHARACTERS; they were not rendered."""
+    """The messages have more than MAX_CHARACTERS and were not rendered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class Rendered:
 
 
 class PromptText(str):
-    """A rendered conversation as a plain string that remembers which of its parts the template wrote.
+    """A rendered conversation as a plain string that keeps which of its parts the template wrote.
 
-    Whatever is done to it gives an ordinary string, in which control tokens are text again.
+    Every operation on it returns an ordinary string, in which control tokens are text again.
     """
 
     segments: tuple[Segment, ...]
@@ -60,7 +60,7 @@ class PromptText(str):
 class ChatTemplate:
     """The chat template of a model, rendered in a sandbox (see `renderer`).
 
-    `templates` maps names to Jinja sources; "tool_use", if there, is for conversations with tools.
+    `templates` maps names to Jinja sources; "tool_use", if present, is for conversations with tools.
     `special_tokens` (`bos_token`, ...) are variables that the template may print as control tokens.
     """
 
@@ -82,10 +82,10 @@ class ChatTemplate:
             self.renderer.start()
 
     def check(self) -> None:
-        """Raise ConfigError for a template that no conversation could be written by: it is none."""
+        """Raise ConfigError for a template that does not compile."""
         for name, source in self.templates.items():
             if (problem := self.renderer.problem_of(source)) is not None:
-                what = f"the chat template {quoted(name)} is none: {problem}"
+                what = f"the chat template {quoted(name)} does not compile: {problem}"
                 raise ConfigError(what, "correct it, or fetch it again")
 
     def close(self) -> None:
@@ -100,10 +100,10 @@ class ChatTemplate:
         now: datetime | None = None,
         continue_final_message: bool = False,
     ) -> Rendered:
-        """The prompt of a conversation. Raises RequestError for what is malformed, too big or refused.
+        """Render a conversation. Raises RequestError if it is malformed or too long, or the template refuses.
 
-        With `continue_final_message` it ends where the last message, an assistant's, does: the model goes
-        on with it, and no prompt for another answer is added.
+        With `continue_final_message` the prompt ends where the last message, an assistant's, does: the model
+        continues it, and no prompt for another answer is added.
         """
         extra = self._checked_kwargs({} if chat_template_kwargs is None else chat_template_kwargs)
         checked = check_messages(messages)
@@ -125,7 +125,7 @@ class ChatTemplate:
     def render_context(
         self, source: str, context: Mapping[str, Any], now: datetime | None = None
     ) -> Rendered:
-        """Render a Jinja source with exactly these variables and the special tokens, nothing checked."""
+        """Render a Jinja source with exactly these variables and the special tokens, without checks."""
         trusted: dict[str, str | list[str]] = {**self.special_tokens}
         return Rendered(tuple(self.renderer.render(source, context, trusted, now)))
 
@@ -141,25 +141,25 @@ class ChatTemplate:
         return self.templates["default"]
 
     def _parts(self, source: str) -> bool:
-        """True if the template reads content given as a list of parts and not content given as text.
+        """Return True if the template reads content given as a list of parts but not as text.
 
-        Found by trying: nearly all take text, and a template that takes both prints the same for both.
+        It is tried out: nearly all take text, and a template that takes both prints the same for both.
         """
         if source not in self._takes_parts:
             contents: tuple[Any, ...] = (_PROBE, [{"type": "text", "text": _PROBE}])
-            said = ([{"role": "user", "content": content}] for content in contents)
-            as_text, as_parts = (_PROBE in (self._written(source, messages) or "") for messages in said)
+            probes = ([{"role": "user", "content": content}] for content in contents)
+            as_text, as_parts = (_PROBE in (self._written(source, messages) or "") for messages in probes)
             self._takes_parts[source] = as_parts and not as_text
         return self._takes_parts[source]
 
     def _tried(self, source: str, probe: Probe) -> str | None:
-        """Render a conversation of this form; None if the template refuses it."""
+        """Render the conversation of a probe; return None if the template refuses it."""
         if (source, probe) not in self._probed:
             self._probed[source, probe] = self._written(source, probe(_PROBE))
         return self._probed[source, probe]
 
     def _wants_text(self, source: str) -> bool:
-        """True if the template fails at a call whose arguments are an object, and writes one of text."""
+        """Return True if the template fails at a call's arguments as an object, and writes them as text."""
         if self._tried(source, call_arguments.probe_object) is not None:
             return False
         return _PROBE in (self._tried(source, call_arguments.probe_text) or "")
@@ -186,9 +186,9 @@ class ChatTemplate:
 
 
 def check_messages(messages: Any) -> list[dict[str, Any]]:
-    """A copy of the messages in the form that templates expect. Raises RequestError for anything else.
+    """Return a copy of the messages in the form that templates expect. Raises RequestError if malformed.
 
-    Arguments of tool calls, JSON text in the OpenAI interface, become objects.
+    Arguments of tool calls, JSON text in the OpenAI API, become objects.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
         raise RequestError("messages is not a list of messages", "give at least one message", "messages")
@@ -261,7 +261,7 @@ def _checked_tools(tools: Any) -> list[dict[str, Any]] | None:
 
 
 def _mark_end(message: dict[str, Any]) -> str:
-    """Put a mark behind the text of an assistant's message, where the prompt is to be cut."""
+    """Append a mark to the text of an assistant's message, where the prompt is to be cut."""
     end = f"[end {secrets.token_hex(16)}]"
     content = message.get("content")
     if message["role"] != "assistant" or not content or message.get("tool_calls"):
@@ -275,11 +275,11 @@ def _mark_end(message: dict[str, Any]) -> str:
 
 
 def _cut(rendered: Rendered, end: str) -> Rendered:
-    """The prompt up to a mark. The mark is untrusted text, and so lies within one segment."""
+    """Cut the prompt before a mark. The mark is untrusted text, and so within one segment."""
     for number, segment in reversed(list(enumerate(rendered.segments))):
         if (at := segment.text.rfind(end)) >= 0:
             return Rendered((*rendered.segments[:number], segment._replace(text=segment.text[:at])))
-    problem = "the chat template does not write the last message as it stands"
+    problem = "the chat template does not print the text of the last message unchanged"
     raise RequestError(problem, "leave continue_final_message out", "continue_final_message")
 
 
@@ -291,7 +291,7 @@ def _flattened(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _measure(value: Any, param: str) -> None:
-    """Refuse values nested too deep, too long, or of types that JSON has not. Never recurses."""
+    """Refuse values nested too deep, too long, or of types that JSON lacks. Never recurses."""
     size, level = 0, [value]
     for _ in range(MAX_NESTING + 1):
         inner: list[Any] = []
@@ -304,7 +304,9 @@ def _measure(value: Any, param: str) -> None:
             elif isinstance(item, list | tuple):
                 inner += item
             elif item is not None and not isinstance(item, bool | int | float):
-                raise RequestError(f"{param} holds a {type(item).__name__}, which JSON has not", None, param)
+                raise RequestError(
+                    f"{param} holds a {type(item).__name__}, which JSON cannot represent", None, param
+                )
             size += 1
         if size > MAX_CHARACTERS:
             kind = LongConversation if param == "messages" else RequestError

@@ -1,4 +1,4 @@
-"""System messages within a conversation, for chat templates that take them at the beginning alone."""
+"""System messages within a conversation, for chat templates that take them only at its beginning."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _SPEAKERS = ("system", "developer", "user", "assistant", "tool")
 
 
 def is_late(messages: Sequence[Message]) -> bool:
-    """True if the system speaks after the conversation has begun: a template's own roles may come before."""
+    """Return True if a system message follows one of a common role. Roles of a template's own may precede."""
     begun = next((i for i, message in enumerate(messages) if message["role"] in _SPEAKERS), len(messages))
     return any(message["role"] == "system" for message in messages[begun + 1 :])
 
 
 def probe(text: str) -> list[dict[str, Any]]:
-    """A conversation in which the system says this in between."""
+    """Return a conversation with a system message of this text in the middle."""
     return [
         {"role": "user", "content": "Hi"},
         {"role": "system", "content": text},
@@ -26,21 +26,22 @@ def probe(text: str) -> list[dict[str, Any]]:
 
 
 def folded(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The same conversation in which the system speaks at the beginning alone.
+    """Return the conversation with system messages at its beginning alone.
 
-    What it says later becomes part of the message before it, a user's or a tool's, between marks; behind an
-    assistant's, of the user's message that follows, or a message of its own. So roles take turns as before.
+    The text of a later one is put between marks into the message before it, a user's or a tool's. After an
+    assistant's message it goes into the user's message that follows, or becomes one, so that roles alternate
+    as before.
     """
     found: list[dict[str, Any]] = []
-    opened = None  # where a user's message stands that has nothing yet but what the system says
+    opened = None  # index of a user message that holds nothing but a system message so far
     for message in map(dict, messages):
         role, content = message["role"], message.get("content")
         if role == "system" and found:
             if found[-1]["role"] == "assistant":
                 opened = len(found)
                 found.append({"role": "user", "content": ""})
-            said = content if found[-1]["role"] == "system" else _marked(content)
-            found[-1]["content"] = joined(found[-1]["content"], said)
+            text = content if found[-1]["role"] == "system" else _marked(content)
+            found[-1]["content"] = joined(found[-1]["content"], text)
         elif role == "user" and opened == len(found) - 1:
             found[-1] = {**message, "content": joined(found[-1]["content"], content)}
             opened = None
@@ -50,12 +51,12 @@ def folded(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _marked(content: Any) -> Any:
-    """Content of text, or of parts, as said by the system."""
+    """Mark content, text or parts, as the system's."""
     return joined(joined("<system>", content, "\n"), "</system>", "\n")
 
 
 def joined(first: Any, second: Any, between: str = "\n\n") -> Any:
-    """Two contents in one: parts if one of them is."""
+    """Join two contents: as parts if one of them is a list of parts, as text otherwise."""
     if isinstance(first, str) and isinstance(second, str):
         return f"{first}{between}{second}" if first else second
     parts = [[{"type": "text", "text": one}] if isinstance(one, str) else one for one in (first, second)]

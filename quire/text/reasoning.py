@@ -1,4 +1,4 @@
-"""How models mark what they think before they answer."""
+"""Formats of reasoning: the marks around what a model writes before its answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quire.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """Reasoning stands between two marks, once, at the beginning of an answer."""
+    """The marks around reasoning, which comes at most once, at the beginning of an answer."""
 
     name: str
     start: str
@@ -24,13 +24,11 @@ FORMATS = (
 
 
 def find_reasoning(source: str, chosen: str = "auto") -> ReasoningFormat | None:
-    """The format whose closing mark the chat template knows, or the one `chosen` by its name."""
+    """Return the format whose closing mark is in the chat template, or the one `chosen` by name."""
     by_name = {known.name: known for known in FORMATS}
     if chosen in by_name:
         return by_name[chosen]
     if chosen not in ("auto", "none"):
-        raise ConfigError(
-            f"there is no reasoning format {chosen!r}", f"known: auto, none, {', '.join(by_name)}"
-        )
+        raise ConfigError(f"unknown reasoning parser {chosen!r}", f"known: auto, none, {', '.join(by_name)}")
     known = (known for known in FORMATS if known.end in source)
     return next(known, None) if chosen == "auto" else None

@@ -1,4 +1,4 @@
-"""The job of the render process: renders chat templates and returns the text with its origins.
+"""The job of the render process: render a chat template, and return its text with the origins.
 
 It runs in a sandbox, because a template is a program from a model repository and not to be relied on.
 Imports nothing of Quire but `traced` and `sandbox.job`.

@@ -1,4 +1,4 @@
-"""Renders chat templates in a sandbox: they are programs from a model repository."""
+"""Rendering of chat templates in a sandbox: they are programs from a model repository."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class TemplateRenderer(SandboxProcess):
         trusted: Mapping[str, str | list[str]] | None = None,
         now: datetime | None = None,
     ) -> list[Segment]:
-        """Render `source` with the variables of `context` and `trusted`; the latter count as its own text.
+        """Render `source` with the variables of `context` and `trusted`; the latter are trusted text.
 
-        `now` is the clock of `strftime_now`. Raises RequestError when the template fails, does something
-        forbidden, or exceeds its time or memory.
+        `now` is the time that `strftime_now` formats. Raises RequestError when the template fails, does
+        something forbidden, or exceeds its time or memory.
         """
         clock = now.isoformat() if now else None
         request = {"source": source, "context": context, "trusted": dict(trusted or {}), "now": clock}

@@ -1,4 +1,4 @@
-"""Stop strings in a stream of text."""
+"""Stop strings in streamed text."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from quire.errors import RequestError
 
 
 class StopStrings:
-    """Ends a text at the stop string that is completed first; of those completed together, the first listed.
+    """Search for the stop string that is completed first; of several completed together, the first listed.
 
-    Text that may be the beginning of a stop string is held back until it is known, and never shown when it
-    was one. The text does not depend on how it was cut into chunks. Time is linear in it: one
-    Knuth-Morris-Pratt automaton for each stop string.
+    Text that may be the beginning of a stop string is held back until that is decided. The result does not
+    depend on how the text was cut into chunks. Time is linear in the text: there is one Knuth-Morris-Pratt
+    automaton for each stop string.
     """
 
     def __init__(self, stops: Sequence[str], include_in_output: bool = False) -> None:
@@ -22,11 +22,11 @@ class StopStrings:
         self._stops = tuple(stops)
         self._include = include_in_output
         self._fallbacks = [_fallback(stop) for stop in self._stops]
-        self._states = [0] * len(self._stops)  # characters of each stop that end the text so far
+        self._states = [0] * len(self._stops)  # length of each stop's prefix that ends the text so far
         self._held = ""
 
     def push(self, text: str, ignore: bool = False) -> tuple[str, str | None]:
-        """Add `text`; return what can be shown, and the stop string that ended the text, if one did.
+        """Add `text`; return the text to emit, and the stop string that ended the text, if one did.
 
         With `ignore`, stops completed by this chunk do not count (tokens before `min_tokens`); one that
         only begins in it may be completed later.
@@ -47,13 +47,13 @@ class StopStrings:
         return whole[:keep], None
 
     def flush(self) -> str:
-        """The text held back, at the end of a generation that no stop string ended."""
+        """Return the text held back, at the end of an output that no stop string ended."""
         held, self._held = self._held, ""
         self._states = [0] * len(self._stops)
         return held
 
     def _advance(self, index: int, stop: str, char: str) -> bool:
-        """One character further in one automaton; True when it completes the stop string."""
+        """Advance one automaton by a character; return True when it completes the stop string."""
         state, fallback = self._states[index], self._fallbacks[index]
         while state and stop[state] != char:
             state = fallback[state]
@@ -64,7 +64,7 @@ class StopStrings:
 
 
 def _fallback(stop: str) -> list[int]:
-    """For each length, the longest proper prefix of stop[:length] that is also its suffix."""
+    """Return the length of the longest proper prefix of stop[:n] that is also its suffix, for each n."""
     table, state = [0, 0], 0
     for char in stop[1:]:
         while state and stop[state] != char:

@@ -1,4 +1,4 @@
-"""Text to token ids and back, for checkpoints with a tokenizer.json."""
+"""Tokenization of text and back, for checkpoints with a tokenizer.json."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token
 class Tokenizer:
     """A vocabulary with its special tokens. Stateless once built: any number of threads may share it.
 
-    `special_tokens` maps the names of tokenizer_config.json (`bos_token`, `eos_token`, ...) to their text,
-    `special_ids` are the tokens that `skip_special_tokens` hides, `control_ids` all that text never makes,
-    and `control_tokens` has their names.
+    `special_tokens` maps the names of tokenizer_config.json (`bos_token`, `eos_token`, ...) to their text.
+    `special_ids` are the tokens that `skip_special_tokens` hides. `control_ids` are all tokens that text is
+    never encoded to, and `control_tokens` maps these to their names.
     """
 
     def __init__(self, vocabulary: Vocabulary, config: dict[str, Any] | None = None) -> None:
@@ -40,7 +40,7 @@ class Tokenizer:
         self._kind = _kind(vocabulary.decoder_types)
         self._strings: dict[int, str | None] = {}
         others = vocabulary.decoder_types - {"Sequence"}
-        self.is_byte_stream = others == {"ByteLevel"}  # the decoder puts bytes together and does no more
+        self.is_byte_stream = others == {"ByteLevel"}  # the decoder merely concatenates bytes
         self._bytes: dict[int, bytes] = {}
         self._texts: dict[int, str] = {}
         config = config or {}
@@ -54,17 +54,19 @@ class Tokenizer:
         self._control = _pattern(vocabulary)
         self._add_bos: bool | None = config.get("add_bos_token")
         if not isinstance(self._add_bos, bool | None):
-            raise ConfigError(f"tokenizer_config.json: add_bos_token = {quoted(self._add_bos)} is no flag")
-        self.chat_template: ChatTemplate | None = None  # given by whoever has the model's folder
+            raise ConfigError(
+                f"tokenizer_config.json: add_bos_token = {quoted(self._add_bos)} is neither true nor false"
+            )
+        self.chat_template: ChatTemplate | None = None  # set by the owner of the model's source
 
     @classmethod
     def from_data(cls, data: TokenizerData) -> Tokenizer:
-        """Make the tokenizer that a model's source gives. Raises ConfigError."""
+        """Make a tokenizer of the files of a model's source. Raises ConfigError."""
         return cls(load_vocabulary(data.text, data.where), dict(data.settings))
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, added ones included. A model's embedding may have more rows."""
+        """Number of tokens, including added ones. A model's embedding may have more rows."""
         return self._library.get_vocab_size(with_added_tokens=True)
 
     @property
@@ -76,21 +78,21 @@ class Tokenizer:
         return self.token_id(self.special_tokens.get("eos_token"))
 
     def token_id(self, token: str | None) -> int | None:
-        """The id of a token by its exact name, control tokens included; None when there is none."""
+        """Return the id of a token, control tokens included, by its exact name; None if there is none."""
         if token is None:
             return None
         return self._ids[token] if token in self._ids else self._library.token_to_id(token)
 
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
-        """Token ids of a text. What reads like a control token in it is text, unless `parse_special`.
+        """Encode a text. The names of control tokens in it are text, unless `parse_special`.
 
-        `add_special_tokens` adds what the tokenizer puts around every text (the beginning-of-text token).
-        Raises RequestError for text that is not valid Unicode.
+        `add_special_tokens` adds the tokens that the tokenizer puts around every text (such as the
+        beginning-of-text token). Raises RequestError for text that is not valid Unicode.
         """
         ids = self._encode(self._write_aliases(text) if parse_special else text, add_special_tokens)
         bos = self.bos_token_id
         if add_special_tokens and bos is not None and self._add_bos is not None:
-            # tokenizer_config.json has the last word over the post-processor of tokenizer.json.
+            # tokenizer_config.json overrides the post-processor of tokenizer.json.
             if self._add_bos and ids[:1] != [bos]:
                 return [bos, *ids]
             if not self._add_bos and ids[:1] == [bos]:
@@ -98,15 +100,15 @@ class Tokenizer:
         return ids
 
     def control_token_in(self, text: str) -> str | None:
-        """The first thing in a text that reads like a control token, or None."""
+        """Return the first name of a control token in a text, or None."""
         found = self._control.search(text) if self._control else None
         return found.group() if found else None
 
     def encode_segments(self, segments: Iterable[tuple[str, bool]]) -> list[int]:
-        """Token ids of a rendered conversation: (text, trusted) pairs, as `ChatTemplate.render` gives them.
+        """Encode a rendered conversation: (text, trusted) pairs, as `ChatTemplate.render` returns them.
 
-        Control tokens are made of trusted text alone, and only where the whole token lies in it. The
-        text is encoded in one piece: borders between segments leave no trace in the tokens.
+        Only trusted text becomes control tokens, and only if it holds the whole token. The text is encoded
+        in one piece: boundaries between segments do not affect the tokens.
         """
         joined: list[tuple[str, bool]] = []
         for text, trusted in segments:
@@ -125,9 +127,9 @@ class Tokenizer:
         tokenize: bool = True,
         **chat_template_kwargs: Any,
     ) -> list[int] | PromptText:
-        """A conversation as token ids or, without `tokenize`, as text that LLM.generate can be given.
+        """Render a conversation as token ids or, without `tokenize`, as text for LLM.generate.
 
-        Named as in transformers. Raises RequestError where the model has no chat template.
+        Named as in transformers. Raises RequestError if the model has no chat template.
         """
         if self.chat_template is None:
             raise RequestError("this tokenizer has no chat template", None, "messages")
@@ -135,19 +137,19 @@ class Tokenizer:
         return self.encode_segments(rendered.segments) if tokenize else PromptText(rendered.segments)
 
     def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
-        """{"input_ids": ...} of a text, as transformers gives it."""
+        """Encode a text as {"input_ids": ...}, like a tokenizer of transformers."""
         return {"input_ids": self.encode(text, add_special_tokens)}
 
     def __len__(self) -> int:
         return self.vocab_size
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of token ids. Ids outside of the vocabulary (padding rows of a model) give nothing."""
+        """Decode token ids. Ids outside the vocabulary (padding rows of a model) are skipped."""
         tokens = self.token_strings(ids, skip_special_tokens)
         return self.join(regroup(self.characters(), tokens) if self._kind is ByteFallbackTokens else tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token adds in the middle of a text, possibly half a character."""
+        """Return the bytes that a token adds in the middle of a text, perhaps part of a character."""
         token = self._string(token_id)
         if token is None:
             return b""
@@ -156,10 +158,10 @@ class Tokenizer:
         byte = byte_of_token(token) if self._kind is ByteFallbackTokens else None
         if byte is not None:
             return bytes((byte,))
-        return self.join(["a", token])[1:].encode()  # behind another token: leading spaces are kept
+        return self.join(["a", token])[1:].encode()  # after another token, which keeps leading spaces
 
     def byte_strings(self, ids: Iterable[int], skip_special_tokens: bool = True) -> list[bytes]:
-        """The bytes of each token of a byte stream, of those that `token_strings` gives."""
+        """Return the bytes of each token that `token_strings` would return, for a byte stream."""
         hidden = self.special_ids if skip_special_tokens else frozenset()
         known = self._bytes
         return [known[i] if i in known else self._spelled(i) for i in ids if i not in hidden]
@@ -172,27 +174,27 @@ class Tokenizer:
         return spelled
 
     def token_text(self, token_id: int) -> str:
-        """A token for people to read; U+FFFD for halves of characters."""
+        """Return a token as readable text, with U+FFFD for parts of characters."""
         text = self._texts.get(token_id)
         if text is None:
             text = self._texts[token_id] = self.token_bytes(token_id).decode(errors="replace")
         return text
 
     def token_strings(self, ids: Iterable[int], skip_special_tokens: bool = True) -> list[str]:
-        """The vocabulary's spelling of each token, without unknown ids and, if asked, special tokens."""
+        """Return the vocabulary's spelling of each token, without unknown and, if asked, special ones."""
         hidden = self.special_ids if skip_special_tokens else frozenset()
         strings = (self._string(i) for i in ids if i not in hidden)
         return [token for token in strings if token is not None]
 
     def join(self, tokens: list[str]) -> str:
-        """The text of token strings, by the rules of this tokenizer's decoder."""
+        """Join token strings into text by the rules of this tokenizer's decoder."""
         if self._decoder is None:
             return " ".join(tokens)
         text: str = self._decoder.decode(tokens)
         return text
 
     def characters(self) -> WholeCharacters:
-        """What regroups this vocabulary's tokens into whole characters; one for each stream."""
+        """Make a regrouping of this vocabulary's tokens into whole characters, for one stream."""
         return self._kind()
 
     def _string(self, token_id: int) -> str | None:
@@ -212,13 +214,15 @@ class Tokenizer:
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         try:
-            if len(text) > LONG_TEXT:  # a batch is encoded without Python's lock
+            if len(text) > LONG_TEXT:  # encoding a batch releases the GIL
                 batch = self._library.encode_batch_fast([text], add_special_tokens=add_special_tokens)
                 return list(batch[0].ids)
             return list(self._library.encode(text, add_special_tokens=add_special_tokens).ids)
-        except (UnicodeEncodeError, TypeError):  # the library's words for a lone surrogate
-            raise RequestError("the text holds a lone surrogate, which is not a character") from None
-        except BaseException as error:  # no token for a character, and none for what is unknown
+        except (UnicodeEncodeError, TypeError):  # raised by the library for a lone surrogate
+            raise RequestError("the text contains a lone surrogate, which is not a character") from None
+        except (
+            BaseException
+        ) as error:  # a character has no token, and the vocabulary no token for unknown ones
             if not is_of_library(error):
                 raise
             problem = f"the tokenizer cannot encode the text: {shortened(str(error), 200)}"
@@ -229,13 +233,13 @@ class Tokenizer:
 
 
 def find_tokenizer(source: ModelSource) -> Tokenizer | None:
-    """The tokenizer of a model; None for one that has none at all (it is served by token ids)."""
+    """Return the tokenizer of a model, or None if it has none (it then takes and returns token ids)."""
     data = source.tokenizer()
     return None if data is None else Tokenizer.from_data(data)
 
 
 def need_tokenizer(source: ModelSource) -> Tokenizer:
-    """The tokenizer of a model. Raises ConfigError where it has none."""
+    """Return the tokenizer of a model. Raises ConfigError if it has none."""
     if (found := find_tokenizer(source)) is None:
         hint = "copy it from the model's page, or give the folder of a checkpoint that has one"
         raise ConfigError(f"{source.where} has no tokenizer.json", hint)
@@ -252,7 +256,7 @@ def _kind(decoder_types: frozenset[str]) -> _Kind:
 
 
 def _pattern(vocabulary: Vocabulary) -> re.Pattern[str] | None:
-    """Finds control tokens in trusted text: the leftmost, and of those the longest, as the library does."""
+    """Make a pattern for control tokens in trusted text: leftmost, then longest, as in the library."""
     tokens = sorted((t for t in vocabulary.added.values() if t.alias), key=lambda t: -len(t.content))
     names = [(re.escape(token.content), token.single_word) for token in tokens]
     parts = [rf"(?<!\w){name}(?!\w)" if single_word else name for name, single_word in names]
@@ -260,7 +264,7 @@ def _pattern(vocabulary: Vocabulary) -> re.Pattern[str] | None:
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """The named special tokens, each given as its text or as {"content": text}."""
+    """Return the named special tokens, each given as its text or as {"content": text}."""
     texts = {}
     for name in _SPECIAL_NAMES:
         token = config.get(name)

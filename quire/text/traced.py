@@ -1,10 +1,10 @@
-"""Strings that remember where each character came from, and a Jinja environment that writes with them.
+"""Strings that track the origin of each character, and a Jinja environment that renders with them.
 
-A chat template mixes its own markers (`<|im_start|>`) with what callers wrote. Only the former may become
-control tokens, so every character of a rendered prompt is *trusted* (written by the template, or one of
-the tokenizer's own special tokens) or not. The rule fails closed: a plain `str` is untrusted, only
-literals of the template source are born trusted, and only the operations listed in `Traced` keep trust.
-Templates see the real strings, so what they print is what any other renderer would print.
+A chat template mixes its own markers (`<|im_start|>`) with text of callers. Only the former may become
+control tokens, so every character of a rendered prompt is *trusted* (written by the template, or part of
+the tokenizer's special tokens) or not. The rule fails closed: a plain `str` is untrusted, only literals of
+the template source start out trusted, and only the operations defined in `Traced` keep trust. Templates see
+the real strings, so they print the same text as with any other renderer.
 
 This file is part of the render process, which starts for every server: it imports Jinja alone.
 """
@@ -27,7 +27,7 @@ from jinja2.utils import pass_eval_context
 
 
 class Traced(str):
-    """A string with one byte a character: 1 if the template wrote it, 0 if a caller did."""
+    """A string with one byte for each character: 1 if the template wrote it, 0 if a caller did."""
 
     __slots__ = ("_mask",)
     _mask: bytes
@@ -90,29 +90,29 @@ class Traced(str):
         given = values if isinstance(values, tuple) else (values,)
         pieces = self.split("%s")
         if "%" in "".join(pieces) or len(pieces) != len(given) + 1:
-            return str.__mod__(self, values)  # other conversions: right text, untrusted
+            return str.__mod__(self, values)  # other conversions: the right text, but untrusted
         filled = [part for pair in zip(pieces, map(str, given), strict=False) for part in pair]
         return concat([*filled, pieces[-1]])
 
 
 def literal(text: str) -> Traced:
-    """Text that the template itself wrote."""
+    """Return text as written by the template itself."""
     return Traced(text, b"\1" * len(text))
 
 
 def mask_of(text: str) -> bytes:
-    """One byte a character, 1 where it is trusted."""
+    """Return one byte for each character, 1 where it is trusted."""
     return text._mask if isinstance(text, Traced) else bytes(len(text))
 
 
 def concat(parts: Iterable[str]) -> str:
-    """Join, keeping the origin of every character."""
+    """Join strings, keeping the origin of every character."""
     pieces = list(parts)
     return Traced("".join(pieces), b"".join(map(mask_of, pieces)))
 
 
 class _TracingCodeGenerator(CodeGenerator):
-    """Emits template code whose string literals are born trusted and whose `~` keeps masks."""
+    """Generator of template code whose string literals are trusted and whose `~` keeps masks."""
 
     def visit_Const(self, node: nodes.Const, frame: Frame) -> None:
         value = node.as_const(frame.eval_ctx)
@@ -152,7 +152,7 @@ def _constant_text(node: nodes.Expr, context: EvalContext) -> str | None:
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}...{% endgeneration %}` marks what a model said, for training; here it prints it."""
+    """`{% generation %}...{% endgeneration %}`: marks answers for training, and here only prints them."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja's own declaration)
 
@@ -179,7 +179,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own filter escapes HTML, which a prompt is not.
+    # Jinja's own filter escapes HTML, but a prompt is not HTML.
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -190,7 +190,7 @@ def _raise_exception(message: str) -> None:
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """The environment that the makers of chat templates write for, with traced strings."""
+    """The environment that chat templates are written for, with traced strings."""
 
     code_generator_class = _TracingCodeGenerator
     literal = staticmethod(literal)
@@ -202,8 +202,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.globals["raise_exception"] = _raise_exception
 
     def handle_exception(self, source: str | None = None) -> NoReturn:
-        raise  # Jinja would rewrite the traceback, which nobody sees, with files that it cannot open
+        raise  # Jinja would rewrite the traceback, which is not reported, from files that it cannot open
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
-        # Jinja prints nothing for an unsafe attribute until it is used; a template that asks is hostile.
+        # Jinja would return an undefined value, which prints as nothing; such a template is hostile.
         raise SecurityError(f"access to attribute {attribute!r} of {type(obj).__name__!r} is not allowed")

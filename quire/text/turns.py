@@ -1,4 +1,4 @@
-"""Messages of one user after another, for chat templates in which users and assistants must take turns."""
+"""Consecutive user messages, for chat templates in which users and assistants must alternate."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ Message = Mapping[str, Any]
 
 
 def repeats(messages: Sequence[Message]) -> bool:
-    """True if a user's message follows another."""
+    """Return True if a user message follows another."""
     roles = [message["role"] for message in messages]
     return any(pair == ("user", "user") for pair in pairwise(roles))
 
 
 def probe(text: str) -> list[dict[str, Any]]:
-    """A conversation in which the user says this in a second message."""
+    """Return a conversation of two user messages, the second of this text."""
     return [{"role": "user", "content": "Hi"}, {"role": "user", "content": text}]
 
 
 def merged(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The same conversation in which a user says at once what stands in consecutive messages."""
+    """Return the conversation with consecutive user messages merged into one."""
     found: list[dict[str, Any]] = []
     for message in map(dict, messages):
         if found and message["role"] == found[-1]["role"] == "user":

@@ -1,10 +1,10 @@
-"""Reads tokenizer.json so that no text can become a control token.
+"""Loading of tokenizer.json such that text cannot become a control token.
 
 The `tokenizers` library looks for added tokens (`<s>`, `<|im_end|>`, `<tool_call>`) in any text that it
-encodes. Here each of them is renamed to a secret alias, drawn afresh in every process, before the library
-sees the file: encoding a text can then never give a control token, and whoever is entitled to one (the
-chat template) writes the alias. One tokenizer serves both, in one pass over the text, so that the tokens
-on the borders are those of the plain library.
+encodes. Here each of them is renamed to a secret alias, random in every process, before the library reads the
+file: encoding a text then never yields a control token, and code that may write one (for the chat template)
+writes its alias. One tokenizer serves both, in one pass over the text, so that the tokens at boundaries are
+those of the unmodified library.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from quire.json_file import check_size, parse_object
 
 MAX_VALUES = 1 << 22  # the largest published vocabularies have two million entries, merges included
 MAX_IDS = 1 << 24
-MAX_ADDED = 80_000  # models that write sounds as tokens have some 66,000
+MAX_ADDED = 80_000  # models with tokens for audio have some 66,000
 MAX_NAME = 1024  # characters of an added token
 
 _LOG = logging.getLogger(__name__)
 _STDERR = threading.Lock()
 
-# Normalizers that leave an alias (lower-case hexadecimal) as it is, wherever it stands.
+# Normalizers that do not change an alias (lower-case hexadecimal) in any context.
 _HARMLESS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Sequence"}
 
 
 @dataclass(frozen=True, slots=True)
 class AddedToken:
-    """A token of the list `added_tokens`: matched as a whole, before the text is split."""
+    """An entry of `added_tokens`: matched as a whole, before the text is split."""
 
     token_id: int
     content: str
     special: bool
     single_word: bool
-    alias: str | None  # None: part of ordinary text, such as a run of spaces, and matched in any text
+    alias: str | None  # None for ordinary text, such as a run of spaces, which is matched in any text
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The library's tokenizer with the control tokens renamed, and what they were."""
+    """The library's tokenizer with control tokens renamed, and these tokens with their real names."""
 
     library: tokenizers.Tokenizer
     added: dict[int, AddedToken]
@@ -60,28 +60,28 @@ class Vocabulary:
 
 
 def load_vocabulary(text: bytes, where: str) -> Vocabulary:
-    """Read the text of a tokenizer.json, `where` it is. Raises ConfigError when it is not a tokenizer.
+    """Parse the text of a tokenizer.json; `where` names it in errors. Raises ConfigError if it is invalid.
 
-    The library gets what was read here, written anew: of a name given twice both see the last.
+    The library gets the parsed file, serialized again, so that both see the same entry of a duplicate key.
     """
     check_size(text, where, MAX_VALUES)
     data = parse_object(text, where, msgspec.json.decode)
     try:
         _check_ids(data)
         added = _hide_added_tokens(data)
-        data["truncation"] = data["padding"] = None  # left over from training: prompts are not to be cut
-        data["model"]["dropout"] = None  # as well: a text has one encoding
-        with _panics_unsaid():
+        data["truncation"] = data["padding"] = None  # settings of training: prompts must not be cut
+        data["model"]["dropout"] = None  # of training, too: a text has one encoding
+        with _panics_hidden():
             library = tokenizers.Tokenizer.from_buffer(msgspec.json.encode(data))
             library.encode_special_tokens = False
             _try_out(library)
-    except BaseException as error:  # a missing key is as broken a file
+    except BaseException as error:  # a missing key raises KeyError
         if not is_of_library(error):
             raise
-        hint = f"it must be the tokenizer.json of the `tokenizers` library (this is {tokenizers.__version__})"
+        hint = f"it must be a tokenizer.json that the `tokenizers` library {tokenizers.__version__} can read"
         what = f"{type(error).__name__}: {shortened(str(error), 300)}"
         raise ConfigError(f"cannot use {where}: {what}", hint) from None
-    # The library numbers tokens by its own rule, whatever the file says: ask it.
+    # The library assigns ids by a rule of its own, whatever the file says.
     table = {}
     for token in added:
         number = library.token_to_id(token.alias or token.content)
@@ -92,31 +92,31 @@ def load_vocabulary(text: bytes, where: str) -> Vocabulary:
 
 
 @contextlib.contextmanager
-def _panics_unsaid() -> Iterator[None]:
-    """Keep what the library's panics write to standard error, a page each, from being said beside the error.
+def _panics_hidden() -> Iterator[None]:
+    """Discard what a panic of the library writes to standard error, a page each: the error reports it.
 
-    What others wrote there meanwhile follows when nothing failed.
+    If nothing fails, output of other threads there in the meantime is written afterwards.
     """
-    with _STDERR, tempfile.TemporaryFile() as said, contextlib.ExitStack() as stack:
+    with _STDERR, tempfile.TemporaryFile() as written, contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # standard error is closed
             kept = os.dup(2)
             stack.callback(os.close, kept)
             stack.callback(os.dup2, kept, 2)
-            os.dup2(said.fileno(), 2)
+            os.dup2(written.fileno(), 2)
         yield
         stack.close()
-        said.seek(0)
+        written.seek(0)
         with contextlib.suppress(OSError):
-            os.write(2, said.read())
+            os.write(2, written.read())
 
 
 def is_of_library(error: BaseException) -> bool:
-    """Return True if an error can come from the `tokenizers` library: a bare Exception, or a panic."""
+    """Return True if an error may come from the `tokenizers` library: an Exception, or a panic of Rust."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _check_ids(data: dict[str, Any]) -> None:
-    """Refuse token ids that are no ids, or given twice: the library takes them, and answers with others."""
+    """Refuse invalid and duplicate token ids: the library accepts them, and assigns others."""
     vocab = data["model"]["vocab"]
     added = data.get("added_tokens") or []
     if len(added) > MAX_ADDED or max((len(entry["content"]) for entry in added), default=0) > MAX_NAME:
@@ -125,19 +125,19 @@ def _check_ids(data: dict[str, Any]) -> None:
     for ids in (list(vocab.values()) if isinstance(vocab, dict) else [], stated):
         for number in ids:
             if type(number) is not int or not 0 <= number < MAX_IDS:
-                raise ValueError(f"{quoted(number)} is not the id of a token (0 to {MAX_IDS - 1:,})")
+                raise ValueError(f"{quoted(number)} is not a token id (0 to {MAX_IDS - 1:,})")
         if len(set(ids)) < len(ids):
             (number, _), *_ = Counter(ids).most_common(1)
             raise ValueError(f"{number} is the id of two tokens")
 
 
 def _try_out(library: tokenizers.Tokenizer) -> None:
-    """Raise for parts that fail or lie once they are used: a normalizer that panics, tokens from nowhere."""
+    """Encode samples to find parts that fail only in use: a normalizer that panics, tokens it lacks."""
     for text in ("", "a"):
         try:
             ids = library.encode(text).ids
             plain = library.encode(text, add_special_tokens=False).ids
-        except Exception:  # no token for this text, which is an error of texts
+        except Exception:  # this text has no token, which concerns requests with such text alone
             continue
         if any(library.id_to_token(number) is None for number in ids):
             raise ValueError("its post_processor adds tokens that are not in the vocabulary")
@@ -146,7 +146,7 @@ def _try_out(library: tokenizers.Tokenizer) -> None:
 
 
 def _warn_of_numbers(where: str, added: list[AddedToken], numbers: dict[str, int]) -> None:
-    """Say where the library numbers an added token otherwise than the file does."""
+    """Log a warning if the library assigns another id to an added token than the file does."""
     for token in added:
         if (number := numbers.get(token.content)) is not None and number != token.token_id:
             _LOG.warning("%s: %s has the id %d, not %d", where, quoted(token.content), number, token.token_id)
@@ -154,7 +154,7 @@ def _warn_of_numbers(where: str, added: list[AddedToken], numbers: dict[str, int
 
 
 def is_plain_text(content: str) -> bool:
-    """True for added tokens that are no markup: runs of white space, and words of letters and digits."""
+    """Return True for an added token that is no markup: white space, or a word of letters and digits."""
     return all(char.isalnum() or char.isspace() or char == "\u2581" for char in content)
 
 
@@ -167,11 +167,11 @@ def _hide_added_tokens(data: dict[str, Any]) -> list[AddedToken]:
     for index, entry in enumerate(data.get("added_tokens") or []):
         content, special = entry["content"], bool(entry.get("special"))
         if model.get("byte_fallback") and re.fullmatch(r"<0x[0-9A-F]{2}>", content):
-            continue  # a byte, not a control token: the model finds it by its name, and text must not
+            continue  # a byte, not a control token: the model finds it by its name, which text must not match
         alias = None if not special and is_plain_text(content) else f"{nonce}{index:08d}"
         added.append(AddedToken(entry["id"], content, special, bool(entry.get("single_word")), alias))
         if alias is not None:
-            # An alias stands where the whole text decided that it may: nothing more to check.
+            # Whoever writes an alias has already checked its context, such as word boundaries.
             normalized = bool(entry.get("normalized")) and harmless
             entry = entry | {"content": alias, "single_word": False, "normalized": normalized}
         kept.append(entry)
@@ -181,15 +181,15 @@ def _hide_added_tokens(data: dict[str, Any]) -> list[AddedToken]:
 
 
 def _rename_in_model(model: dict[str, Any], aliases: dict[str, str]) -> None:
-    """Rename tokens within the model's own vocabulary, and drop the merges that would make them of text."""
+    """Rename tokens in the model's own vocabulary, and drop the merges that would make them of text."""
     vocab = model["vocab"]
-    if isinstance(vocab, list):  # Unigram: [piece, score] pairs; the unknown piece is given by its index
+    if isinstance(vocab, list):  # Unigram: [piece, score] pairs; the unknown piece is stated by its index
         model["vocab"] = [[aliases.get(piece, piece), score] for piece, score in vocab]
         return
     resident = aliases.keys() & vocab.keys()
     if not resident:
         return
-    for name in resident:  # where they stand among the others means nothing
+    for name in resident:  # the order of the entries has no meaning
         vocab[aliases[name]] = vocab.pop(name)
     if model.get("unk_token") in resident:
         model["unk_token"] = aliases[model["unk_token"]]
@@ -203,7 +203,7 @@ def _touches(merge: str | list[str], names: set[str]) -> bool:
 
 
 def _types(part: Any) -> set[str]:
-    """All `type`s in a normalizer or decoder of tokenizer.json, however nested."""
+    """Return all `type`s in a normalizer or decoder of tokenizer.json, at any depth."""
     if isinstance(part, list):
         return {name for item in part for name in _types(item)}
     if not isinstance(part, dict):

@@ -36,7 +36,6 @@ TO_RENAME = {
 }
 TO_REWORD = {  # unit -> docstrings
     "server": 64,
-    "text": 23,
     "cli": 9,
     "engine": 8,
     "backends": 7,
@@ -46,7 +45,6 @@ TO_REWORD = {  # unit -> docstrings
     "models": 3,
     "weights": 3,
     "frontend": 2,
-    "grammar": 2,
     "memory": 2,
     "roofline": 2,
     "sampling_params": 2,

@@ -72,25 +72,25 @@ def test_what_the_notation_has(source: str, accepted: str, refused: str) -> None
         ('"a"\nstart: "a"', "out of place"),
         ("start: %json {}", "not understood"),
         ('start: "a', "not understood"),
-        ('start: "ab".."c"', "no end of a range"),
-        ('start: "a"~b', "no number"),
+        ('start: "ab".."c"', "cannot be the end of a range"),
+        ('start: "a"~b', "not a number"),
         ('start: "a" ->', "breaks off"),
         ("start: " + "(" * 100, "deep"),
         ('start: "a"\n' + "x" * MAX_SOURCE, "characters"),
-        ("\n".join(["start: r20", 'r0: "abc"', *(f"r{n + 1}: r{n} r{n}" for n in range(20))]), "written out"),
+        ("\n".join(["start: r20", 'r0: "abc"', *(f"r{n + 1}: r{n} r{n}" for n in range(20))]), "expanded"),
         (
             "\n".join([f"start: {'r12 ' * 9000}", 'r0: "abc"', *(f"r{n + 1}: r{n} r{n}" for n in range(12))]),
-            "out",
+            "expanded",
         ),
         (
             "\n".join(
                 [f"start: {'| r12+ ' * 9000}", 'r0: "a"', *(f"r{n + 1}: r{n} r{n}" for n in range(12))]
             ),
-            "out",
+            "expanded",
         ),
         ("\n".join(["start: r0", 'r99: "x"', *(f"r{n}: r{n + 1}" for n in range(99))]), "deep"),
     ],
 )
-def test_what_cannot_be_written_out_is_said(source: str, problem: str) -> None:
+def test_what_cannot_be_expanded_is_refused(source: str, problem: str) -> None:
     with pytest.raises(NotRegular, match=problem):
         as_regex(source)

@@ -400,7 +400,7 @@ def test_what_cannot_be_continued_is_refused(chatml: ChatTemplate, last: dict[st
 
 def test_a_template_that_hides_the_last_message_cannot_continue_it(renderer: TemplateRenderer) -> None:
     chat = template(renderer, "{{ messages[0].content }}")
-    with pytest.raises(RequestError, match="does not write the last message"):
+    with pytest.raises(RequestError, match="does not print the text of the last message"):
         chat.render([*HI, {"role": "assistant", "content": "So"}], continue_final_message=True)
 
 
@@ -415,7 +415,9 @@ def test_a_template_that_hides_the_last_message_cannot_continue_it(renderer: Tem
     ids=["unfinished", "ifs", "parentheses", "steering"],
 )
 def test_what_is_no_template_is_found_out_before_a_conversation(renderer, source: str, problem: str) -> None:
-    with pytest.raises(ConfigError, match=f"the chat template 'tool_use' is none: .*({problem})") as caught:
+    with pytest.raises(
+        ConfigError, match=f"the chat template 'tool_use' does not compile: .*({problem})"
+    ) as caught:
         ChatTemplate({"default": small.CHATML, "tool_use": source}, {}, renderer).check()
     assert caught.value.message.isprintable()
     ChatTemplate({"default": small.CHATML, "other": "{{ raise_exception('no') }}"}, {}, renderer).check()

@@ -233,13 +233,13 @@ def processor(single: list[Any], ids: list[int]) -> dict[str, Any]:
 # What is changed in tokenizer.json, and what the error says.
 LIES: dict[str, tuple[dict[str, Any], str]] = {
     "an id twice": ({"model.vocab": {"[UNK]": 0, "a": 1, "b": 1}}, "1 is the id of two tokens"),
-    "a huge id": ({"model.vocab": {"[UNK]": 0, "a": 4_000_000_000}}, "4000000000 is not the id of a token"),
-    "a negative id": ({"model.vocab": {"[UNK]": 0, "a": -1}}, "-1 is not the id of a token"),
-    "a fraction": ({"model.vocab": {"[UNK]": 0, "a": 1.5}}, "1.5 is not the id of a token"),
-    "a flag as id": ({"model.vocab": {"[UNK]": 0, "a": True}}, "True is not the id of a token"),
+    "a huge id": ({"model.vocab": {"[UNK]": 0, "a": 4_000_000_000}}, "4000000000 is not a token id"),
+    "a negative id": ({"model.vocab": {"[UNK]": 0, "a": -1}}, "-1 is not a token id"),
+    "a fraction": ({"model.vocab": {"[UNK]": 0, "a": 1.5}}, "1.5 is not a token id"),
+    "a flag as id": ({"model.vocab": {"[UNK]": 0, "a": True}}, "True is not a token id"),
     "added twice": ({"added_tokens": [small.added(9, "<x>"), small.added(9, "<y>")]}, "9 is the id of two"),
-    "added, huge": ({"added_tokens": [small.added(1 << 40, "<x>")]}, "is not the id of a token"),
-    "added, text": ({"added_tokens": [small.added(1, "<x>") | {"id": "1"}]}, "'1' is not the id of a token"),
+    "added, huge": ({"added_tokens": [small.added(1 << 40, "<x>")]}, "is not a token id"),
+    "added, text": ({"added_tokens": [small.added(1, "<x>") | {"id": "1"}]}, "'1' is not a token id"),
     "a token from nowhere": ({"post_processor": processor([SPECIAL, TEXT], [999_999])}, "not in the vocab"),
     "no text left": ({"post_processor": processor([], [1])}, "drops the text"),
     "a special token unknown": (
@@ -284,7 +284,7 @@ def test_a_tokenizer_that_lies_is_refused(
         ({"eos_token": "\ud800"}, r"eos_token = '\\ud800' is not a text"),
         ({"bos_token": 7}, "bos_token = 7 is not a text"),
         ({"eos_token": {"content": ["</s>"]}}, "eos_token = .* is not a text"),
-        ({"add_bos_token": "yes"}, "add_bos_token = 'yes' is no flag"),
+        ({"add_bos_token": "yes"}, "add_bos_token = 'yes' is neither true nor false"),
     ],
 )
 def test_a_tokenizer_config_that_lies_is_refused(

@@ -162,13 +162,13 @@ def test_templates_with_a_tag_for_each_parameter(renderer: TemplateRenderer) -> 
     assert not Bytes().begins(grammar, "<tool_call>\n<function=other>")
 
 
-def test_a_mismatch_is_told(renderer: TemplateRenderer) -> None:
+def test_a_mismatch_is_reported(renderer: TemplateRenderer) -> None:
     wrong = ChatTemplate(
         {"default": "<tool_call>{{ '\"arguments\"' }}{{ messages[0].content }}"}, {}, renderer
     )
     output_format = output_format_of(wrong.templates, None)
     assert names(output_format) == ("hermes", None)
-    assert "writes calls in another way" in (output_format.self_check(wrong) or "")
+    assert "writes calls in another format" in (output_format.self_check(wrong) or "")
     refusing = ChatTemplate({"default": "{{ raise_exception('no tools here') }}"}, {}, renderer)
     problem = output_format_of(refusing.templates, None, "mistral").self_check(refusing)
     assert problem is not None

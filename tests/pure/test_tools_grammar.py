@@ -372,7 +372,7 @@ def test_the_tool_whose_schema_is_refused_is_named() -> None:
     functions = read_functions([*TOOLS[:2], tool("f", {"$ref": "#/$defs/lost"}, strict=True)])
     with pytest.raises(RequestError) as caught:
         widened(functions, refuse_references)
-    assert caught.value.message == "tools[2].function.parameters cannot be followed: it refers to nothing"
+    assert caught.value.message == "tools[2].function.parameters cannot be enforced: it refers to nothing"
     assert caught.value.param == "tools[2].function.parameters"
     assert widened(functions[:2], refuse_references) == functions[:2]
 
@@ -384,7 +384,7 @@ def test_a_tool_that_is_not_strict_is_widened_instead() -> None:
     first, second = widened(functions, refuse_references)
     assert first == functions[0]
     assert second.schema["properties"] == {"a": {"type": "array"}, "b": {"type": "string"}}
-    said = "of its parameters, the names and types alone are enforced: it refers to nothing"
+    said = "only the names and types of its parameters are enforced: it refers to nothing"
     assert list(warnings_of((first, second))) == [f"tool f: {said}"]
     made = output_format("hermes", TEXT).grammar((first, second), "required")
     assert made is not None

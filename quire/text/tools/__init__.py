@@ -1,7 +1,7 @@
-"""Tool calls and reasoning as one model writes them, found by its chat template.
+"""A model's format of tool calls and reasoning, detected from its chat template.
 
-From the format and a request's tools come a grammar, under which nothing but valid calls can follow the
-marker that begins them, and a parser, which takes answers apart while they come.
+From the format and a request's tools come a grammar, which allows only valid calls after the marker that
+begins them, and an incremental parser of answers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from quire.text.tools.mistral import Mistral
 from quire.text.tools.mistral_args import MistralArgs
 from quire.text.tools.qwen_xml import QwenXml
 
-# Asked in this order: Hermes' template quotes what Llama's writes.
+# Tried in this order: the template of Hermes quotes that of Llama.
 FORMATS: tuple[type[ToolFormat], ...] = (Hermes, QwenXml, Mistral, MistralArgs, Llama3Json)
 
 Tools = Sequence[Mapping[str, Any] | Function] | None
@@ -34,14 +34,14 @@ Tools = Sequence[Mapping[str, Any] | Function] | None
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """How one model writes tool calls and reasoning; None where it does not, or nobody knows.
+    """The formats of tool calls and reasoning of one model; None if it has none, or they are unknown.
 
-    With `needs_special_tokens`, the marks are special tokens: a request must not skip these in its text.
+    With `needs_special_tokens`, some marks are special tokens: a request must not skip these in its text.
     """
 
     tools: ToolFormat | None
     reasoning: ReasoningFormat | None
-    token_ids: Mapping[str, int]  # of the marks that are tokens; the others are text
+    token_ids: Mapping[str, int]  # of those marks that are tokens; the others are text
     needs_special_tokens: bool = False
 
     def grammar(
@@ -52,15 +52,15 @@ class OutputFormat:
         prompt: str = "",
         content: str | None = None,
     ) -> str | None:
-        """What an answer to `prompt` may be, as llguidance text; None if it may be anything.
+        """Return the grammar of an answer to `prompt`, in llguidance's JSON; None if it may be anything.
 
-        `content` is another grammar, which the text of the answer must follow: it then stands alone, or
-        calls do. Raises RequestError for malformed tools, and where the model knows no calls.
+        `content` is another grammar, which the text of the answer must follow: the answer is then either this
+        text or calls. Raises RequestError for malformed tools, and if the model's format of calls is unknown.
         """
         functions = read_functions(tools)
         callable_, required = choose(functions, tool_choice)
         if callable_ and self.tools is None:
-            hint = "leave tools out, or say at start with tool_call_parser how the model writes calls"
+            hint = "leave tools out, or start the server with --tool-call-parser and the name of the format"
             raise RequestError("this model's chat template has no known format of tool calls", hint, "tools")
         if content is None and not (functions and self.tools):
             return None
@@ -72,19 +72,19 @@ class OutputFormat:
             answer = replace(answer, marker=marker, bare=bare, calls=calls, required=required)
         text = answer.text()
         if len(text) > MAX_GRAMMAR_CHARACTERS:
-            problem = f"the tools make a grammar of more than {MAX_GRAMMAR_CHARACTERS:,} characters"
-            raise RequestError(problem, "offer fewer, or with shorter schemas", "tools")
+            problem = f"the grammar of the tools has more than {MAX_GRAMMAR_CHARACTERS:,} characters"
+            raise RequestError(problem, "give fewer tools, or shorter schemas", "tools")
         return text
 
     def answer_parser(self, tools: Tools, tool_choice: Any = "auto", prompt: str = "") -> AnswerParser:
-        """What takes the answer to `prompt` apart."""
+        """Make a parser for one answer to `prompt`."""
         functions = read_functions(tools)
         callable_, _ = choose(functions, tool_choice)
         reader = self.tools.reader(functions) if callable_ and self.tools else None
         return AnswerParser(*self._reasoning(prompt), reader)
 
     def self_check(self, template: ChatTemplate) -> str | None:
-        """Let the template write a call and read it back: what is wrong, or None."""
+        """Render a sample call and parse it; return a description of the problem, or None."""
         if self.tools is None:
             return None
         try:
@@ -99,11 +99,11 @@ class OutputFormat:
             if names == [_FUNCTION["name"]] and json.loads(text) == _SAMPLE_ARGUMENTS:
                 return None
         except ValueError:
-            pass  # not JSON: no better than other arguments
-        return f"{self.tools.name}: the chat template writes calls in another way, {written[:300]!r}"
+            pass  # not JSON: as wrong as other arguments
+        return f"{self.tools.name}: the chat template writes calls in another format, {written[:300]!r}"
 
     def _reasoning(self, prompt: str) -> tuple[ReasoningFormat | None, bool]:
-        """The format of the reasoning that may come, and whether the prompt has begun it."""
+        """Return the format of the reasoning that may follow, and True if the prompt has begun it."""
         if self.reasoning is None or prompt.rstrip().endswith(self.reasoning.end):
             return None, False
         return self.reasoning, prompt.rstrip().endswith(self.reasoning.start)
@@ -118,10 +118,10 @@ def output_format_of(
     tool_call_parser: str = "auto",
     reasoning_parser: str = "auto",
 ) -> OutputFormat:
-    """What a model with these chat templates (see ChatTemplate.templates) speaks, or is said to speak.
+    """Find the output format of a model with these chat templates (see ChatTemplate.templates).
 
-    Formats are given by name; "auto" looks at the templates, "none" takes everything as content. Raises
-    ConfigError for an unknown name.
+    Formats are given by name; "auto" detects them from the templates, "none" takes everything as content.
+    Raises ConfigError for an unknown name.
     """
     source = "\n".join(templates.values())
     tools, reasoning = _find_tools(source, tool_call_parser), find_reasoning(source, reasoning_parser)
@@ -139,7 +139,7 @@ def _find_tools(source: str, chosen: str) -> ToolFormat | None:
         return by_name[chosen](source)
     if chosen not in ("auto", "none"):
         hint = f"known: auto, none, {', '.join(by_name)}"
-        raise ConfigError(f"there is no format of tool calls {chosen!r}", hint)
+        raise ConfigError(f"unknown tool call parser {chosen!r}", hint)
     matching = (known(source) for known in FORMATS if known.matches(source))
     return next(matching, None) if chosen == "auto" else None
 
@@ -153,7 +153,7 @@ _SAMPLE_TOOL = {"type": "function", "function": _FUNCTION}
 
 
 def _sample(template: ChatTemplate, call_id: str) -> str:
-    """What a chat template writes for a call behind the prompt that asked for it."""
+    """Return what a chat template writes for a call after the prompt that asked for it."""
     user = {"role": "user", "content": "What will the weather be?"}
     function = {"name": _FUNCTION["name"], "arguments": _SAMPLE_ARGUMENTS}
     call = {"id": call_id, "type": "function", "function": function}
@@ -161,5 +161,5 @@ def _sample(template: ChatTemplate, call_id: str) -> str:
     prompt = template.render([user], [_SAMPLE_TOOL]).text
     whole = template.render([user, answer], [_SAMPLE_TOOL], add_generation_prompt=False).text
     if not whole.startswith(prompt):
-        raise RequestError("a prompt is not the beginning of the conversation with its answer")
+        raise RequestError("the prompt is not a prefix of the conversation with its answer")
     return whole[len(prompt) :]

@@ -1,4 +1,4 @@
-"""What a format of tool calls is."""
+"""The interface of a format of tool calls."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from quire.text.tools.functions import Function
 
 
 class ToolFormat(Protocol):
-    """How a model writes calls: what begins them, their grammar, their reader."""
+    """A format of tool calls: the marker that begins them, their grammar, their reader."""
 
     name: str
     marker: str  # begins calls anywhere in an answer
-    bare: bool  # an answer that begins with "{" is a call too
+    bare: bool  # an answer that begins with "{" is a call, too
 
     def __init__(self, source: str) -> None:
-        """`source` is the model's chat template, for what differs between models of one format."""
+        """`source` is the model's chat template, for differences between models of one format."""
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """The marker and the other marks that may be single tokens of the vocabulary."""
+        """The marker and all other marks that may be single tokens of a vocabulary."""
 
     @classmethod
     def matches(cls, source: str) -> bool:
-        """True if a model with this chat template writes calls so."""
+        """Return True if a model with this chat template writes calls in this format."""
 
     def grammar(self, functions: Sequence[Function], several: bool, mark: Callable[[str], str]) -> str:
-        """Lark rules; rule `calls` is what follows the marker. `mark` spells a mark, as token or text."""
+        """Return Lark rules; `calls` is what follows the marker. `mark` writes a mark as token or text."""
 
     def reader(self, functions: Sequence[Function]) -> CallReader:
-        """What reads the calls of one answer."""
+        """Make a reader of the calls of one answer."""
 
     def new_id(self) -> str:
-        """The id of a call, by which a tool's answer will refer to it."""
+        """Make an id for a call, by which the tool's result refers to it."""

@@ -12,15 +12,15 @@ from quire.grammar.json_schema import tighten_formats
 from quire.text.tools.loosen import OPEN, loosened, looser
 
 MAX_FUNCTIONS = 512
-MAX_WARNINGS = 16  # told of one request's tools
-WIDENING_S = 5.0  # for all schemas of a request that are refused
+MAX_WARNINGS = 16  # in one response
+WIDENING_S = 5.0  # for all schemas of a request that do not compile
 NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 
 _OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
 
 class Function(NamedTuple):
-    """A function: its name, the schema of its arguments as llguidance takes it, and what that leaves out."""
+    """A function: its name, the schema of its arguments for llguidance, and warnings of what that omits."""
 
     name: str
     schema: dict[str, Any]
@@ -29,9 +29,9 @@ class Function(NamedTuple):
 
 
 def read_functions(tools: Sequence[Mapping[str, Any] | Function] | None) -> tuple[Function, ...]:
-    """The functions of a request's `tools`, of which some may have been read before.
+    """Parse the functions of a request's `tools`; entries that are parsed already are kept.
 
-    Raises RequestError that names the entry which is wrong.
+    Raises RequestError that names the malformed entry.
     """
     if not isinstance(tools, Sequence | None) or isinstance(tools, str):
         raise RequestError("tools is not a list", 'give [{"type": "function", ...}]', "tools")
@@ -41,13 +41,13 @@ def read_functions(tools: Sequence[Mapping[str, Any] | Function] | None) -> tupl
     for index, tool in enumerate(tools or ()):
         function = tool if isinstance(tool, Function) else _read_function(tool, f"tools[{index}]")
         if function.name in functions:
-            raise _wrong(f"tools[{index}].function.name", f"{function.name!r} is there twice")
+            raise _wrong(f"tools[{index}].function.name", f"{function.name!r} is defined twice")
         functions[function.name] = function
     return tuple(functions.values())
 
 
 def choose(functions: Sequence[Function], tool_choice: Any) -> tuple[tuple[Function, ...], bool]:
-    """(functions that may be called, whether one must be), by a request's `tool_choice`."""
+    """Return the functions that may be called by `tool_choice`, and True if one must be."""
     if tool_choice in (None, "auto", "none"):
         return (() if tool_choice == "none" else tuple(functions)), False
     if not functions:
@@ -60,12 +60,12 @@ def choose(functions: Sequence[Function], tool_choice: Any) -> tuple[tuple[Funct
 
 
 def _named(functions: Sequence[Function], choice: Any) -> Function:
-    """The function that a choice names, in the form of either of OpenAI's interfaces."""
+    """Return the function that a choice names, in the form of either of OpenAI's APIs."""
     function = choice.get("function", choice) if isinstance(choice, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
         hint = 'one of "none", "auto", "required", {"type": "function", "function": {"name": ...}}'
-        raise RequestError("tool_choice is none of those known", hint, "tool_choice")
+        raise RequestError("tool_choice has an unknown form", hint, "tool_choice")
     named = [function for function in functions if function.name == name]
     if not named:
         raise RequestError(f"tool_choice names {name[:64]!r}, which is not in tools", None, "tool_choice")
@@ -73,7 +73,7 @@ def _named(functions: Sequence[Function], choice: Any) -> Function:
 
 
 def _allowed(functions: Sequence[Function], allowed: Any) -> tuple[tuple[Function, ...], bool]:
-    """As `choose`, of {"mode": "auto" or "required", "tools": [...]}. The prompt has the others as well."""
+    """Choose by {"mode": "auto" or "required", "tools": [...]}. The prompt keeps the other tools."""
     tools = allowed.get("tools") if isinstance(allowed, Mapping) else None
     if not isinstance(tools, list) or not tools or allowed.get("mode") not in ("auto", "required"):
         hint = 'allowed_tools has a mode, "auto" or "required", and tools'
@@ -86,9 +86,9 @@ Check = Callable[[Function], object]  # raises RequestError for a function whose
 
 
 def widened(functions: Sequence[Function], check: Check) -> tuple[Function, ...]:
-    """Functions whose schemas compile: those that do not are widened, unless they are strict.
+    """Widen the schemas that do not compile, unless their function is strict.
 
-    Raises RequestError that names the first which can be helped by nothing.
+    Raises RequestError that names the first function for which nothing helps.
     """
     end = time.monotonic() + WIDENING_S
     return tuple(_widened(function, index, check, end) for index, function in enumerate(functions))
@@ -103,7 +103,7 @@ def _widened(function: Function, index: int, check: Check, end: float) -> Functi
         wide = function._replace(schema=schema, warnings=(*function.warnings, f"{warning}: {problem}"))
         if time.monotonic() < end and _problem(wide, check) is None:
             return wide
-    raise _wrong(f"tools[{index}].function.parameters", f"cannot be followed: {problem}")
+    raise _wrong(f"tools[{index}].function.parameters", f"cannot be enforced: {problem}")
 
 
 def _problem(function: Function, check: Check) -> str | None:
@@ -116,10 +116,10 @@ def _problem(function: Function, check: Check) -> str | None:
 
 def warnings_of(functions: Sequence[Function]) -> Iterator[str]:
     """Return warnings about what the grammar of these functions leaves out of their schemas."""
-    told = [f"tool {function.name}: {warning}" for function in functions for warning in function.warnings]
-    yield from told[:MAX_WARNINGS]
-    if len(told) > MAX_WARNINGS:
-        yield f"{len(told) - MAX_WARNINGS:,} more of the tools' keywords are not enforced"
+    warnings = [f"tool {function.name}: {warning}" for function in functions for warning in function.warnings]
+    yield from warnings[:MAX_WARNINGS]
+    if len(warnings) > MAX_WARNINGS:
+        yield f"{len(warnings) - MAX_WARNINGS:,} more of the tools' keywords are not enforced"
 
 
 def _read_function(tool: Any, where: str) -> Function:
@@ -146,7 +146,7 @@ def _read_function(tool: Any, where: str) -> Function:
 
 
 def _schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """A function without parameters takes {}; one that lists its parameters takes no others."""
+    """Complete a schema: a function without parameters takes {}; one with a list of them takes no others."""
     schema = tighten_formats(parameters)
     schema["type"] = "object"
     if "properties" in schema and not schema.keys() & OPEN:
@@ -155,7 +155,7 @@ def _schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unanchored(pattern: str) -> tuple[str, bool, bool]:
-    """A pattern without the anchors at its ends, and whether it had each of them."""
+    """Return a pattern without anchors at its ends, and for each end True if it had one."""
     begins, ends = pattern.startswith("^"), re.search(r"(?<!\\)(?:\\\\)*\$$", pattern) is not None
     return pattern[begins : len(pattern) - ends], begins, ends
 

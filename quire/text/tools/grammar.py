@@ -1,8 +1,8 @@
 """The grammar of a whole answer, for llguidance: reasoning, then free text, then nothing but calls.
 
-A marker that is one token of the vocabulary is named as such (`<[id]>`), so that it cannot be written in
-letters, and free text cannot hold it either way. A marker that is plain text ends the text before it at its
-last character (`lazy`).
+A marker that is one token of the vocabulary is written as such (`<[id]>`), so that it cannot be spelled in
+other tokens, and free text cannot contain it either way. A marker that is plain text ends the text before it
+at its last character (`lazy`).
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from quire.text.reasoning import ReasoningFormat
 
 _ANY = "/(?s:.*)/"
-_BLANK = r"/[\s\x1c-\x1f]*/"  # what Python strips
+_BLANK = r"/[\s\x1c-\x1f]*/"  # white space as in str.strip()
 _NO_BRACE = r"/[\s\x1c-\x1f]*([^\s\x1c-\x1f{](?s:.*))?/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerGrammar:
-    """What an answer may be made of. `mark` spells a marker in Lark, as a token or as text.
+    """The parts that an answer may have. `mark` writes a marker in Lark, as a token or as text.
 
-    `calls` are rules (see `quire.text.tools.format.ToolFormat`), "" if there are to be none. `content` is a
-    grammar, in Lark or llguidance's JSON, for the text: this or calls make the answer then, not both.
+    `calls` are rules (see `quire.text.tools.format.ToolFormat`), "" if no calls are allowed. `content` is a
+    grammar for the text, in Lark or llguidance's JSON; the answer is then either this text or calls.
     """
 
     mark: Callable[[str], str]
@@ -36,7 +36,7 @@ class AnswerGrammar:
     inside: bool = False  # the prompt has begun the reasoning
 
     def text(self) -> str:
-        """The grammar, in llguidance's JSON."""
+        """Return the grammar in llguidance's JSON."""
         words = None if self.required else "TEXT" if self.content is None else "@content"
         rules = [*self._start(words), *self._answer(words), self._free_text() if words == "TEXT" else ""]
         grammars = [{"name": "answer", "lark_grammar": "\n".join(filter(None, rules))}]
@@ -47,19 +47,19 @@ class AnswerGrammar:
         return json.dumps({"grammars": grammars})
 
     def _start(self, words: str | None) -> list[str]:
-        """Rule `start`: reasoning, if the model reasons, and the answer."""
+        """Return rule `start`: reasoning, if the model reasons, and the answer."""
         if self.reasoning is None:
             return ["start: answer"]
         start, end = self.mark(self.reasoning.start), self.mark(self.reasoning.end)
         rules = [f"THOUGHT: {_ANY} & ~({_ANY} {json.dumps(self.reasoning.end)} {_ANY})"]
         rules.append(f"thought{_lazy(end)}: THOUGHT {end}")
-        behind = "thought answer" if words == "TEXT" else r"thought /\n{0,2}/ answer"
+        after = "thought answer" if words == "TEXT" else r"thought /\n{0,2}/ answer"
         if self.inside:
-            return [f"start: {behind}", *rules]
-        return [f"start: answer | think {behind}", f"think{_lazy(start)}: {start}", *rules]
+            return [f"start: {after}", *rules]
+        return [f"start: answer | think {after}", f"think{_lazy(start)}: {start}", *rules]
 
     def _answer(self, words: str | None) -> list[str]:
-        """Rule `answer`: what stands behind the reasoning."""
+        """Return rule `answer`: all that follows the reasoning."""
         marker = self.mark(self.marker)
         alone = f"{marker}? calls" if self.bare else f"{marker} calls"
         if not self.calls or words is None:
@@ -70,7 +70,7 @@ class AnswerGrammar:
         return [f"answer: TEXT | {bare}opening calls", f"opening{_lazy(marker)}: TEXT {marker}", self.calls]
 
     def _free_text(self) -> str:
-        """Text that is not read as anything else."""
+        """Return the terminal of free text: text that cannot be parsed as anything else."""
         text = f"TEXT: {_NO_BRACE if self.bare and self.calls else _ANY}"
         if self.marker:
             text += f" & ~({_ANY} {json.dumps(self.marker)} {_ANY})"

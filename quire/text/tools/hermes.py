@@ -1,4 +1,4 @@
-"""Calls as Hermes, Qwen and Quire's demo model write them: one JSON object in each pair of tags."""
+"""The format of Hermes, Qwen and Quire's demo model: one JSON object in each pair of tags."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from quire.text.tools.json_calls import JsonCalls
 
 
 class Hermes(JsonCalls):
-    """<tool_call>, a line with the object, </tool_call>."""
+    """`<tool_call>`, a line with the object, `</tool_call>`."""
 
     name = "hermes"
     marker = "<tool_call>"
     closing = "</tool_call>"
 
     def __init__(self, source: str) -> None:
-        # Hermes 2 was taught to write the arguments before the name.
+        # Hermes 2 was trained to write the arguments before the name.
         self.arguments_first = re.search(r'\{\s*\\?"arguments', source) is not None
 
     @classmethod
     def matches(cls, source: str) -> bool:
-        """Models with the same tags and XML between them never write this key."""
+        """Look for a key, too, that formats with the same tags around XML do not have."""
         return cls.marker in source and re.search(r'"arguments\\?"', source) is not None
 
     def calls(self, mark: Callable[[str], str]) -> tuple[str, str, str]:

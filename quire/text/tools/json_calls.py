@@ -1,7 +1,7 @@
-"""What formats have in common whose calls are JSON objects, {"name": ..., "arguments": {...}}.
+"""Shared parts of the formats whose calls are JSON objects, {"name": ..., "arguments": {...}}.
 
-The reader follows an object while it comes. It looks at quotes and brackets alone, evaluates nothing, and
-gives arguments away as the model writes them. Keys may come in any order.
+The reader parses objects incrementally. It looks at quotes and brackets alone, evaluates nothing, and emits
+arguments as the model writes them. Keys may come in any order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quire.text.tools.functions import Function
 
 MAX_CALLS = 128
 MAX_NESTING = 64
-MAX_SHORT = 512  # characters of a key, a name, or the id that some models write
+MAX_SHORT = 512  # characters of a key, a name, or an id, which some models write
 _SPACE = " \t\r\n"
 _T = TypeVar("_T")
 _FIELDS = {"name": "name", "arguments": "arguments", "parameters": "arguments", "id": "id", "type": "type"}
@@ -29,9 +29,9 @@ Reading = Generator["JsonScanner | None", str, _T]
 
 
 class JsonCalls:
-    """A format of this family. A subclass states its marks, when a model speaks it, and its grammar.
+    """A format of this family. A subclass defines its marks, detection and grammar.
 
-    Behind the marker come `opening`, then objects with `separator` between them, then `closing`.
+    After the marker come `opening`, then objects with `separator` between them, then `closing`.
     """
 
     name: str
@@ -45,18 +45,18 @@ class JsonCalls:
     max_calls: int = MAX_CALLS
 
     def __init__(self, source: str) -> None:
-        """Models differ in nothing, unless a subclass says so."""
+        """All models of a format are alike, unless a subclass reads differences from `source`."""
 
     @property
     def tokens(self) -> tuple[str, ...]:
         return (self.marker, self.closing)
 
     def calls(self, mark: Callable[[str], str]) -> tuple[str, str, str]:
-        """In Lark: the marker's first `call`, each further one, and the end."""
+        """Return Lark for the marker's first `call`, for each further one, and for the end."""
         raise NotImplementedError
 
     def grammar(self, functions: Sequence[Function], several: bool, mark: Callable[[str], str]) -> str:
-        """Lark rules: `calls` is what follows the marker. `mark` writes a marker, a token or text."""
+        """Return Lark rules, of which `calls` is what follows the marker (see `ToolFormat`)."""
         each = [self.call(number, function.name, mark) for number, function in enumerate(functions)]
         schemas = [f"args_{i}: %json {json.dumps(function.schema)}" for i, function in enumerate(functions)]
         first, further, end = self.calls(mark)
@@ -64,15 +64,15 @@ class JsonCalls:
         return "\n".join((f"calls: {first} {more} {end}", f"call: {' | '.join(each)}", *schemas))
 
     def reader(self, functions: Sequence[Function]) -> JsonCallReader:
-        """What reads the calls of one answer."""
+        """Make a reader of the calls of one answer."""
         return JsonCallReader(self, frozenset(function.name for function in functions))
 
     def new_id(self) -> str:
-        """The id of a call, by which a tool's answer will refer to it."""
+        """Make an id for a call, by which the tool's result refers to it."""
         return f"call_{secrets.token_hex(12)}"
 
     def call(self, number: int, name: str, mark: Callable[[str], str]) -> str:
-        """In Lark: a call of this function, whose arguments are the rule `args_NUMBER`."""
+        """Return Lark for a call of this function, whose arguments are the rule `args_NUMBER`."""
         if self.arguments_first:
             opening, closing = f'{{"{self.arguments_key}": ', f', "name": "{name}"}}'
         else:
@@ -81,7 +81,7 @@ class JsonCalls:
 
 
 class JsonCallReader:
-    """Reads the calls of one answer (see `quire.text.answer.CallReader`)."""
+    """Incremental parser of the calls of one answer (see `quire.text.answer.CallReader`)."""
 
     def __init__(self, syntax: JsonCalls, names: frozenset[str]) -> None:
         self.marker, self.bare = syntax.marker, syntax.bare
@@ -92,8 +92,8 @@ class JsonCallReader:
         self.begin("")
 
     def begin(self, opening: str) -> None:
-        self._unsaid: list[str] | None = [opening]  # becomes content unless a call starts
-        self._whole = self._ended = False  # whole: behind a call, and in no other
+        self._unparsed: list[str] | None = [opening]  # becomes content unless a call starts
+        self._whole = self._ended = False  # whole: after a call, and not within another
         self._value: JsonScanner | None = None
         self._reading = self._read_calls()
         next(self._reading)
@@ -101,22 +101,22 @@ class JsonCallReader:
     def push(self, text: str) -> tuple[list[Event], str | None]:
         at = 0
         while at < len(text) and not self._ended:
-            start, unsaid = at, self._unsaid
+            start, unparsed = at, self._unparsed
             at = self._advance(text, at)
-            if unsaid is not None:
-                unsaid.append(text[start:at])
+            if unparsed is not None:
+                unparsed.append(text[start:at])
         if self._ended:
             self._give_back()
         events, self._events = self._events, []
         return events, text[at:] if self._ended else None
 
     def finish(self) -> list[Event]:
-        if not self._whole:  # else no more is missing than a closing mark
+        if not self._whole:  # otherwise at most a closing mark is missing
             self._give_back()
         return self._events
 
     def _advance(self, text: str, at: int) -> int:
-        """One character further, or as far as the value goes that is being read."""
+        """Parse one character, or as much as belongs to the value at hand. Return the next position."""
         try:
             if self._value is None:
                 self._value = self._reading.send(text[at])
@@ -130,10 +130,10 @@ class JsonCallReader:
         return at
 
     def _give_back(self) -> None:
-        if unsaid := "".join(self._unsaid or ()):
-            self._events.append(Content(unsaid))
+        if unparsed := "".join(self._unparsed or ()):
+            self._events.append(Content(unparsed))
 
-    # What calls are made of. A character that does not belong there raises ValueError.
+    # Parsers of the parts of calls. An unexpected character raises ValueError.
 
     def _read_calls(self) -> Reading[None]:
         if self._syntax.opening:
@@ -144,7 +144,7 @@ class JsonCallReader:
             if char != self._syntax.separator:
                 break
         yield from exactly(self._syntax.closing[1:])
-        self._unsaid, self._ended = None, True
+        self._unparsed, self._ended = None, True
         yield None
 
     def _read_call(self) -> Reading[None]:
@@ -161,28 +161,28 @@ class JsonCallReader:
                 yield from expect("{")
                 if name:
                     self._start(name)
-                yield JsonScanner("{", self._say_arguments if name else early.append)
+                yield JsonScanner("{", self._emit_arguments if name else early.append)
             else:
                 text = yield from _string()
                 if key == "name":
                     name = self._known(text)
                     if early:
                         self._start(name)
-                        self._say_arguments("".join(early))
+                        self._emit_arguments("".join(early))
             if (yield from expect(",}")) == "}":
                 break
         self._known(name)
         if "arguments" not in seen:
             self._start(name)
-            self._say_arguments("{}")
-        self._unsaid, self._whole = [], True
+            self._emit_arguments("{}")
+        self._unparsed, self._whole = [], True
 
     def _read_arguments(self, name: str) -> Reading[None]:
-        """The object that stands alone behind the name of its function."""
+        """Parse the object of arguments that follows the name of its function."""
         yield from expect("{")
         self._start(name)
-        yield JsonScanner("{", self._say_arguments)
-        self._unsaid, self._whole = [], True
+        yield JsonScanner("{", self._emit_arguments)
+        self._unparsed, self._whole = [], True
 
     def _known(self, name: str) -> str:
         if name not in self._names:
@@ -192,9 +192,9 @@ class JsonCallReader:
     def _start(self, name: str) -> None:
         self._events.append(CallStart(self._num_calls, self._syntax.new_id(), name))
         self._num_calls += 1
-        self._unsaid = None
+        self._unparsed = None
 
-    def _say_arguments(self, text: str) -> None:
+    def _emit_arguments(self, text: str) -> None:
         last = self._events[-1] if self._events else None
         if isinstance(last, CallArguments):
             self._events[-1] = last._replace(text=last.text + text)
@@ -203,7 +203,7 @@ class JsonCallReader:
 
 
 def expect(expected: str) -> Reading[str]:
-    """The next character that is not white space, which must be one of these."""
+    """Skip white space, then take and return a character, which must be one of these."""
     while (char := (yield None)) in _SPACE:
         pass
     if char not in expected:
@@ -212,7 +212,7 @@ def expect(expected: str) -> Reading[str]:
 
 
 def until(end: str) -> Reading[str]:
-    """What stands before this character, which is taken too."""
+    """Take text up to and including this character; return it without the character."""
     text = ""
     while (char := (yield None)) != end:
         text += char
@@ -222,7 +222,7 @@ def until(end: str) -> Reading[str]:
 
 
 def exactly(expected: str) -> Reading[None]:
-    """These characters, without white space before them."""
+    """Take exactly these characters."""
     for each in expected:
         if (yield None) != each:
             raise ValueError
@@ -236,20 +236,23 @@ def _string() -> Reading[str]:
 
 
 class JsonScanner:
-    """Finds the end of a JSON string or object that comes in pieces, by its quotes and brackets."""
+    """Incremental search for the end of a JSON string or object by quotes and brackets.
 
-    def __init__(self, first: str, take: Callable[[str], object], room: float = math.inf) -> None:
+    `take` is called with each piece of the value, which has at most `limit` characters after the first.
+    """
+
+    def __init__(self, first: str, take: Callable[[str], object], limit: float = math.inf) -> None:
         self.done = self.broken = False
         self._take = take
-        self._room = room
+        self._left = limit
         self._quoted = first == '"'
         self._escaped = False
-        self._open = [] if self._quoted else ["}"]  # the brackets that will close
+        self._open = [] if self._quoted else ["}"]  # the closing brackets to come
         take(first)
 
     def push(self, text: str, at: int) -> int:
-        """Read on from there; the place where the value ends or breaks, or this text does."""
-        start, stop = at, int(min(len(text), at + self._room))
+        """Scan on from `at`. Return the position where the value or the text ends, or the value breaks."""
+        start, stop = at, int(min(len(text), at + self._left))
         while at < stop and not (self.done or self.broken):
             if self._escaped:
                 self._escaped, at = False, at + 1
@@ -269,8 +272,8 @@ class JsonScanner:
             self.done = not (self._quoted or self._open or self.broken)
         if at > start:
             self._take(text[start:at])
-        self._room -= at - start
-        self.broken = self.broken or (self._room <= 0 and not self.done)
+        self._left -= at - start
+        self.broken = self.broken or (self._left <= 0 and not self.done)
         return at
 
 

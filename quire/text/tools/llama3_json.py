@@ -1,4 +1,4 @@
-"""Calls as Llama 3.1 and later write them: the answer is a JSON object, perhaps behind <|python_tag|>."""
+"""The format of Llama 3.1 and later: the answer is a JSON object, perhaps after <|python_tag|>."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from quire.text.tools.json_calls import JsonCalls
 
 
 class Llama3Json(JsonCalls):
-    """{"name": ..., "parameters": {...}}, and nothing before it."""
+    """`{"name": ..., "parameters": {...}}`, and nothing before it."""
 
     name = "llama3_json"
     marker = "<|python_tag|>"
@@ -18,11 +18,11 @@ class Llama3Json(JsonCalls):
 
     def __init__(self, source: str) -> None:
         if "only supports single tool-calls" in source:
-            self.max_calls = 1  # with more, the template would refuse the conversation's next turn
+            self.max_calls = 1  # with more, the template refuses the next turn of the conversation
 
     @classmethod
     def matches(cls, source: str) -> bool:
-        """The template prints exactly these."""
+        """Look for the text that the template prints around a call."""
         return """'{"name": "'""" in source and """'"parameters": '""" in source
 
     def calls(self, mark: Callable[[str], str]) -> tuple[str, str, str]:

@@ -1,7 +1,7 @@
-"""Schemas of tools as people write them, made into such as a grammar can follow, with warnings.
+"""Repair of the schemas of tools, so that a grammar can enforce the rest of them, with warnings.
 
-Only what no grammar can follow is changed: words that are no JSON types, references that lead nowhere,
-keywords of the wrong form or that llguidance does not have. A tool that is `strict` never comes here.
+Only parts that no grammar can enforce are changed: unknown types, dangling references, keywords that are
+malformed or that llguidance lacks. The schema of a `strict` tool is not changed.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from urllib.parse import unquote
 from quire.errors import quoted
 
 JSON_TYPES = ("string", "number", "integer", "boolean", "array", "object", "null")
-# Keywords that say themselves which other properties there are.
+# Keywords that define themselves which other properties are allowed.
 OPEN = frozenset(
     ("additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf", "unevaluatedProperties")
 )
-# Keywords that llguidance does not have, and values with which they ask for nothing.
+# Keywords that llguidance lacks, and the values with which they have no effect.
 UNENFORCED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("$dynamicRef", "$recursiveRef", "contains", "maxContains"), ()),
     **dict.fromkeys(("dependencies", "dependentRequired", "dependentSchemas"), ({},)),
@@ -38,69 +38,69 @@ _TYPES = {
     **dict.fromkeys(("dict", "map", "mapping"), "object"),
     **dict.fromkeys(("none", "nonetype"), "null"),
 }
-_LARGEST, _SMALLEST = 2.0**63 - 1024, 1e-30  # of bounds that llguidance makes expressions of
+_LARGEST, _SMALLEST = 2.0**63 - 1024, 1e-30  # of bounds that llguidance can turn into expressions
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _SCHEMAS = ("items", "additionalProperties", "additionalItems")
 _LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
-# What a schema calls itself; other names are left out, and nobody misses them.
+# Keywords that name a schema, and the values that llguidance accepts; others are dropped without a warning.
 _NAMES_OF_SCHEMAS = {
     "$schema": r"https?://json-schema\.org/.*",
     "$id": r"[!-~]+",
     **dict.fromkeys(("$dynamicAnchor", "$recursiveAnchor"), r"(?!)"),
 }
-# Look-around, groups that are atomic or comments, references back, borders of words and of texts
+# Look-around, atomic groups, comments, backreferences, boundaries of words and of text
 _BEYOND_REGULAR = re.compile(r"\(\?(?:[=!>#]|<[=!])|(?<!\\)(?:\\\\)*\\(?:[bBAZzGk0-9])")
 
 Warn = Callable[[str], object]
 
 
 def loosened(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The schema of a function's parameters without what no grammar can follow, and what that was."""
+    """Return a schema of parameters without the parts that no grammar can enforce, and a warning for each."""
     warnings: list[str] = []
     found = _Loosening(schema, warnings.append).schema(schema, "")
     return found, warnings
 
 
 def looser(schema: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """Ever wider schemas for one that is refused all the same, each with what it leaves out."""
+    """Yield ever wider schemas for one that does not compile, each with a warning of what it omits."""
     wide = _without(schema, frozenset())
     yield wide, "oneOf is taken as anyOf"
     wide = _without(wide, frozenset(("pattern", "patternProperties", "format", *_BOUNDS)))
     yield wide, "patterns, formats and bounds of numbers are not enforced"
-    yield _outline(schema), "of its parameters, the names and types alone are enforced"
-    yield {"type": "object"}, "its parameters are any object"
+    yield _outline(schema), "only the names and types of its parameters are enforced"
+    yield {"type": "object"}, "its parameters may be any object"
 
 
 class _Loosening:
-    """One walk through a schema. `warn` is told of every change."""
+    """One traversal of a schema. `warn` is called with every change."""
 
     def __init__(self, root: Mapping[str, Any], warn: Warn) -> None:
         self._root = root
         self._warn = warn
 
     def schema(self, schema: Any, where: str) -> Any:
-        """A part of the schema, which is at `where`: names of properties and keywords with dots between."""
+        """Repair a part of the schema. `where` is the path to it: properties and keywords, joined by dots."""
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, Mapping):
-            self._warn(f"{_named(where)} is not a schema, so anything is taken")
+            self._warn(f"{_named(where)} is not a schema, so any value is allowed")
             return {}
         found: dict[str, Any] = {}
         for key, value in schema.items():
-            if value is None:  # a keyword that is not given, except where null is meant
-                kept, is_meant = None, key in ("const", "default")
+            if value is None:  # as good as absent, except where null is a value
+                kept, is_kept = None, key in ("const", "default")
             else:
                 kept = self._value(key, value, schema, where)
-                is_meant = kept is not None
-            if is_meant:
+                is_kept = kept is not None
+            if is_kept:
                 found[key] = kept
         self._require(found, schema, where)
         return found
 
     def _value(self, key: str, value: Any, schema: Mapping[str, Any], where: str) -> Any:
-        """Return what is left of a keyword's value; None if nothing is."""
+        """Return the repaired value of a keyword, or None to drop it."""
         if key == "type":
             return self._type(value, where)
         if key in _NAMED:
@@ -117,7 +117,7 @@ class _Loosening:
         return self._drop(key, where, problem) if problem else None
 
     def _problem(self, key: str, value: Any, schema: Mapping[str, Any]) -> str | None:
-        """Why a keyword with this value has to go; "" if nobody misses it, None if it may stay."""
+        """Return why a keyword is to be dropped: "" to do so without a warning, None to keep it."""
         problem: str | None = None
         if key in UNENFORCED:
             problem = "" if value in UNENFORCED[key] else "is not enforced"
@@ -139,7 +139,7 @@ class _Loosening:
         return problem
 
     def _type(self, value: Any, where: str) -> Any:
-        """JSON's types for other words; None for any type."""
+        """Return JSON's types for common other names; None for any type."""
         names = value if isinstance(value, list) else [value]
         types = [name.lower() if isinstance(name, str) else name for name in names]
         types = [_TYPES.get(name, name) if isinstance(name, str) else name for name in types]
@@ -152,7 +152,7 @@ class _Loosening:
         return known if isinstance(value, list) else known[0]
 
     def _parts(self, key: str, value: Any, where: str) -> Any:
-        """Schemas by name."""
+        """Repair schemas by name."""
         if not isinstance(value, Mapping):
             return self._drop(key, where, "is not an object")
         inside = where if key == "properties" else f"{where}.{key}"
@@ -165,7 +165,7 @@ class _Loosening:
         return parts
 
     def _require(self, found: dict[str, Any], schema: Mapping[str, Any], where: str) -> None:
-        """Leave only names in `required` that can be there."""
+        """Keep only those names in `required` that the schema allows."""
         required, listed = found.get("required"), found.get("properties", {})
         if required is None:
             return
@@ -184,7 +184,7 @@ class _Loosening:
         if not isinstance(reference, str):
             return "is not text"
         if not reference.startswith("#"):
-            return f"is {quoted(reference)}, not in this schema, so anything is taken"
+            return f"is {quoted(reference)}, outside this schema, so any value is allowed"
         place: Any = self._root
         for step in unquote(reference[1:]).split("/")[1:]:
             step = step.replace("~1", "/").replace("~0", "~")
@@ -193,11 +193,11 @@ class _Loosening:
             else:
                 place = place.get(step) if isinstance(place, Mapping) else None
         if not isinstance(place, Mapping | bool):
-            return f"is {quoted(reference)}, which leads nowhere, so anything is taken"
+            return f"is {quoted(reference)}, which does not exist, so any value is allowed"
         return None
 
     def _drop(self, key: str, where: str, problem: str) -> None:
-        """Say what is wrong with a keyword that goes."""
+        """Warn of a keyword that is dropped."""
         self._warn(f"{key} of {_named(where)} {problem}")
 
 
@@ -215,7 +215,7 @@ def _pattern_problem(pattern: Any) -> str | None:
 
 def _bound_problem(key: str, value: Any) -> str | None:
     if isinstance(value, bool) and key.startswith("exclusive"):
-        return None  # as in the fourth draft
+        return None  # as in draft 4
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "is not a number"
     if (key == "multipleOf" and value <= 0) or abs(value) > _LARGEST or 0 < abs(value) < _SMALLEST:
@@ -225,7 +225,7 @@ def _bound_problem(key: str, value: Any) -> str | None:
 
 def _count_problem(key: str, value: Any, schema: Mapping[str, Any]) -> str | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value % 1:
-        return "is not a number of things"
+        return "is not a whole number of 0 or more"
     if key.endswith("Properties"):
         listed, required = schema.get("properties"), schema.get("required")
         required = required if isinstance(required, list) else []
@@ -235,7 +235,7 @@ def _count_problem(key: str, value: Any, schema: Mapping[str, Any]) -> str | Non
 
 
 def _without(part: Any, names: frozenset[str], named: bool = False) -> Any:
-    """A schema without keywords of these names, and with anyOf for oneOf; or, if `named`, schemas by name."""
+    """Return a schema, or schemas by name if `named`, without these keywords and with anyOf for oneOf."""
     if isinstance(part, list):
         return [_without(one, names) for one in part]
     if not isinstance(part, Mapping):
@@ -255,7 +255,7 @@ def _without(part: Any, names: frozenset[str], named: bool = False) -> Any:
 
 
 def _outline(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The names of the parameters, their types and which are required."""
+    """Return a schema of the names and types of parameters and which are required."""
     properties, required = schema.get("properties"), schema.get("required")
     outline: dict[str, Any] = {"type": "object"}
     if isinstance(properties, Mapping):

@@ -1,4 +1,4 @@
-"""Calls as Mistral's models with the older tokenizers write them: one JSON list behind one marker."""
+"""The format of Mistral's models with older tokenizers: one JSON list after one marker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quire.text.tools.json_calls import JsonCalls
 
 
 class Mistral(JsonCalls):
-    """[TOOL_CALLS], then [{...}, {...}]."""
+    """`[TOOL_CALLS]`, then `[{...}, {...}]`."""
 
     name = "mistral"
     marker = "[TOOL_CALLS]"
@@ -18,12 +18,12 @@ class Mistral(JsonCalls):
 
     @classmethod
     def matches(cls, source: str) -> bool:
-        """Newer models write name[ARGS]{...} behind the same marker (see MistralArgs)."""
+        """Exclude newer models, which write name[ARGS]{...} after the same marker (see MistralArgs)."""
         return cls.marker in source and "[ARGS]" not in source
 
     def calls(self, mark: Callable[[str], str]) -> tuple[str, str, str]:
         return r"/ ?\[/ call", '", " call', '"]"'
 
     def new_id(self) -> str:
-        """Their templates refuse an id that has not nine letters and digits."""
+        """Make an id of nine letters and digits: the templates refuse any other."""
         return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))

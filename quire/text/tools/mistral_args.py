@@ -1,4 +1,4 @@
-"""Calls as Mistral's models with newer tokenizers write them: a name and its arguments behind each marker."""
+"""The format of Mistral's models with newer tokenizers: a name and its arguments after each marker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAMED, ARGUED = "[CALL_ID]", "[ARGS]"
 
 
 class MistralArgs(Mistral):
-    """[TOOL_CALLS]name[ARGS]{...}, again for each call. Some write name[CALL_ID]id[ARGS]{...}."""
+    """`[TOOL_CALLS]name[ARGS]{...}` for each call. Some models write `name[CALL_ID]id[ARGS]{...}`."""
 
     name = "mistral_args"
 
@@ -26,7 +26,7 @@ class MistralArgs(Mistral):
 
     @classmethod
     def matches(cls, source: str) -> bool:
-        """Older models write a JSON list behind the same marker."""
+        """Exclude older models, which write a JSON list after the same marker."""
         return cls.marker in source and ARGUED in source
 
     def calls(self, mark: Callable[[str], str]) -> tuple[str, str, str]:
@@ -37,7 +37,7 @@ class MistralArgs(Mistral):
         return f"{json.dumps(name)} {call_id}{mark(ARGUED)} args_{number}"
 
     def reader(self, functions: Sequence[Function]) -> JsonCallReader:
-        """What reads the calls of one answer."""
+        """Make a reader of the calls of one answer."""
         return _MistralArgsReader(self, frozenset(function.name for function in functions))
 
 

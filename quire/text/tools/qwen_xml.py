@@ -1,6 +1,6 @@
-"""Calls as Qwen3-Coder and Qwen3.5 write them: tags for the function and for each of its parameters.
+"""The format of Qwen3-Coder and Qwen3.5: tags for the function and for each of its parameters.
 
-A parameter that is a string is written as it is, any other as JSON.
+A string parameter is written literally, any other as JSON.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from quire.text.tools.json_calls import (
 )
 
 _END = "\n</parameter>"
-_SHARED = ("$defs", "definitions", "x-guidance")  # of a schema, what those of its properties need
+_SHARED = ("$defs", "definitions", "x-guidance")  # keywords of a schema that schemas of its properties need
 _RULES = rf"""string[lazy]: STRING {json.dumps(_END)}
 STRING: /(?s:.*)/ & ~(/(?s:.*)/ {json.dumps(_END)} /(?s:.*)/)"""
 
 
 class QwenXml(JsonCalls):
-    """<tool_call>, <function=NAME>, <parameter=NAME>, the value, </parameter>, </function>, </tool_call>."""
+    """`<tool_call>`, `<function=NAME>`, `<parameter=NAME>`, the value, and the three closing tags."""
 
     name = "qwen_xml"
     marker = "<tool_call>"
@@ -37,13 +37,13 @@ class QwenXml(JsonCalls):
 
     @classmethod
     def matches(cls, source: str) -> bool:
-        """The template prints these tags."""
+        """Look for all tags of the format."""
         return all(tag in source for tag in (cls.marker, "<function=", "<parameter=", "</parameter>"))
 
     def grammar(self, functions: Sequence[Function], several: bool, mark: Callable[[str], str]) -> str:
-        """Parameters come in the order of the schema, and no others.
+        """Return Lark rules: the parameters of the schema in its order, and no others.
 
-        Of strings, `enum` and `pattern` alone are enforced.
+        For strings, only `enum` and `pattern` are enforced.
         """
         call = rf'"\n" call "\n" {mark(self.closing)}'
         more = rf'("\n" {mark(self.marker)} {call}){{0,{self.max_calls - 1}}}' if several else ""
@@ -52,7 +52,7 @@ class QwenXml(JsonCalls):
         return "\n".join((f"calls: {call} {more}", f"call: {alternatives}", *each, _RULES))
 
     def reader(self, functions: Sequence[Function]) -> JsonCallReader:
-        """What reads the calls of one answer."""
+        """Make a reader of the calls of one answer."""
         return _QwenXmlReader(self, functions)
 
 
@@ -74,7 +74,7 @@ def _written(value: Any) -> str:
 
 
 def _rules(number: int, function: Function) -> str:
-    """Rule `call_NUMBER` and those of its parameters."""
+    """Return rule `call_NUMBER` and those of its parameters."""
     schema = function.schema
     shared = {name: schema[name] for name in _SHARED if name in schema}
     required, parameters, rules = schema.get("required"), [], []
@@ -96,7 +96,7 @@ def _rules(number: int, function: Function) -> str:
 
 
 def _text_rules(name: str, pattern: str) -> str:
-    """Rule `name`: a text up to its end, in which the pattern is found as JSON schemas mean it."""
+    """Return rule `name`: text up to the closing tag, with a match of a JSON schema's pattern anywhere."""
     bare, *anchors = unanchored(pattern)
     begin, end = ("" if anchored else "(?s:.*)" for anchored in anchors)
     escaped = re.sub(r"(?s)\\.|/|\n", lambda found: _IN_LARK.get(found[0], found[0]), bare)
@@ -108,7 +108,7 @@ _IN_LARK = {"/": r"\/", "\n": r"\n"}
 
 
 class _QwenXmlReader(JsonCallReader):
-    """Makes JSON of parameters: strings while they come, the others as a whole."""
+    """Reader that turns parameters into JSON: strings incrementally, other values as a whole."""
 
     def __init__(self, syntax: JsonCalls, functions: Sequence[Function]) -> None:
         self._strings = {
@@ -122,7 +122,7 @@ class _QwenXmlReader(JsonCallReader):
         yield from exactly("function=")
         name, seen = self._known((yield from until(">"))), set[str]()
         self._start(name)
-        self._say_arguments("{")
+        self._emit_arguments("{")
         while True:
             yield from expect("<")
             tag, _, parameter = (yield from until(">")).partition("=")
@@ -131,10 +131,10 @@ class _QwenXmlReader(JsonCallReader):
             if tag != "parameter" or parameter in seen:
                 raise ValueError
             yield from exactly("\n")
-            self._say_arguments(f"{', ' if seen else ''}{_written(parameter)}: ")
+            self._emit_arguments(f"{', ' if seen else ''}{_written(parameter)}: ")
             seen.add(parameter)
             yield from self._read_value(parameter in self._strings[name])
-        self._say_arguments("}")
+        self._emit_arguments("}")
         yield from expect("<")
         yield from exactly(self._syntax.closing[1:])
         self._ended = True
@@ -142,17 +142,17 @@ class _QwenXmlReader(JsonCallReader):
 
     def _read_value(self, is_string: bool) -> Reading[None]:
         if is_string:
-            self._say_arguments('"')
-            yield _TextScanner(lambda text: self._say_arguments(_written(text)[1:-1]))
-            self._say_arguments('"')
+            self._emit_arguments('"')
+            yield _TextScanner(lambda text: self._emit_arguments(_written(text)[1:-1]))
+            self._emit_arguments('"')
         else:
             pieces: list[str] = []
             yield _TextScanner(pieces.append)
-            self._say_arguments(_as_json("".join(pieces)))
+            self._emit_arguments(_as_json("".join(pieces)))
 
 
 def _as_json(text: str) -> str:
-    """What a value stands for that is JSON, or a word of Python, or else text."""
+    """Return a value as JSON: it is JSON already, a literal of Python, or else text."""
     try:
         json.loads(text, parse_constant=int)
         return text.strip()
@@ -163,12 +163,12 @@ def _as_json(text: str) -> str:
 
 
 class _TextScanner(JsonScanner):
-    """Takes text up to the tag that ends a parameter, in pieces of any size."""
+    """Incremental search for the tag that ends a parameter; passes on the text before it."""
 
     def __init__(self, take: Callable[[str], object]) -> None:
         self.done = self.broken = False
         self._take = take
-        self._met = 0  # characters of the tag, whose first is nowhere else in it
+        self._met = 0  # characters of the tag so far; its first does not occur again within it
 
     def push(self, text: str, at: int) -> int:
         while at < len(text) and not self.done:
