@@ -11,7 +11,7 @@ from quire.backends.device import Device, device_for, kv_dtype, plan_weights
 from quire.cache_plan import SNAPSHOT_TOKENS
 from quire.config import EngineConfig
 from quire.engine.caches import BlockGroup, Group, StateGroup
-from quire.engine.engine import Engine, RequestLimits
+from quire.engine.engine import Engine, request_limits
 from quire.engine.scheduler import Scheduler
 from quire.engine.status import Facts
 from quire.errors import ConfigError
@@ -72,7 +72,7 @@ class Built:
     @property
     def facts(self) -> Facts:
         """Return the facts for the clients of the engine."""
-        limits = RequestLimits.of(self.engine.scheduler, self.engine.vocab_size)
+        limits = request_limits(self.engine.scheduler, self.engine.vocab_size)
         return Facts(self.chosen, limits, self.description.longest_context, self.description.fingerprint)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from quire.errors import ConfigError, ContextOverflow, RequestError, did_you_mean, quoted
 from quire.grammar.compiler import GrammarCompiler
-from quire.models import Model
+from quire.models.model import Model
 from quire.outputs import CompletionOutput, Logprob, Logprobs, RequestOutput
 from quire.sampling_params import SamplingParams, default_sampling_params
 from quire.text.chat import MAX_CHARACTERS, ChatTemplate, LongConversation, PromptText

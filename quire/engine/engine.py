@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from quire.engine.caches import BlockGroup
+from quire.engine.request_limits import RequestLimits
 from quire.engine.scheduler import Scheduler
-from quire.errors import ContextOverflow, EngineDead, RequestError
+from quire.engine.status import StepReport
+from quire.errors import EngineDead, RequestError
 from quire.types import NewRequest, Output, Record, Step, StepResult
 
 
@@ -174,85 +176,27 @@ def validate(request: NewRequest, scheduler: Scheduler, vocab_size: int | None =
         raise RequestError(
             f"request id {request.request_id!r} is in use", "give every open request its own id", "request_id"
         )
-    RequestLimits.of(scheduler, vocab_size).check(request)
+    request_limits(scheduler, vocab_size).check(request)
 
 
-@dataclass(frozen=True, slots=True)
-class RequestLimits:
-    """Limits on a single request, independent of other requests."""
+def request_limits(scheduler: Scheduler, vocab_size: int | None) -> RequestLimits:
+    """Return the limits of a scheduler."""
+    groups = tuple(group for group in scheduler.caches.groups if isinstance(group, BlockGroup))
+    batched = scheduler.max_num_batched_tokens
+    return RequestLimits(scheduler.max_model_len, groups, scheduler.block_size, batched, vocab_size)
 
-    max_model_len: int
-    groups: tuple[BlockGroup, ...]
-    block_size: int
-    num_batched_tokens: int  # maximum of a step
-    vocab_size: int | None = None
 
-    @classmethod
-    def of(cls, scheduler: Scheduler, vocab_size: int | None) -> RequestLimits:
-        """Return the limits of a scheduler."""
-        groups = tuple(group for group in scheduler.caches.groups if isinstance(group, BlockGroup))
-        batched = scheduler.max_num_batched_tokens
-        return cls(scheduler.max_model_len, groups, scheduler.block_size, batched, vocab_size)
+def step(engine: Engine) -> tuple[list[Output], StepReport | None]:
+    """Step an engine; return its outputs and the report. Raises EngineDead if the step fails.
 
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of all groups."""
-        return sum(group.num_blocks for group in self.groups)
-
-    def check(self, request: NewRequest) -> None:
-        """Raise RequestError unless every sequence of the request can run to completion."""
-        if request.pooling:
-            self._check_pooled(request)
-        if request.embeddings is not None and not request.block_keys:
-            raise RequestError("embeddings without block_keys", "name what they are of, for the prefix cache")
-        self._check_prompt(request)
-        self._check_lengths(request)
-
-    def _check_pooled(self, request: NewRequest) -> None:
-        if request.params.num_sequences > 1:
-            raise RequestError("a prompt is pooled into one vector", "leave out n", "n")
-        if (num_prompt := len(request.prompt_token_ids)) > self.num_batched_tokens:
-            raise RequestError(
-                f"the prompt has {num_prompt} tokens, but one that is pooled is computed at once, and a step "
-                f"has {self.num_batched_tokens}",
-                "shorten the prompt, or start the engine with a greater max_num_batched_tokens",
-                "prompt",
-                "context_length_exceeded",
-            )
-
-    def _check_prompt(self, request: NewRequest) -> None:
-        token_ids = request.prompt_token_ids
-        if not token_ids:
-            raise RequestError("the prompt is empty", "give at least one token", "prompt")
-        if len(token_ids) + (not request.pooling) > self.max_model_len:
-            raise ContextOverflow(self.max_model_len, f"{len(token_ids)} tokens")
-        limit = 1 << 32 if self.vocab_size is None else self.vocab_size
-        low, high = min(token_ids), max(token_ids)
-        if low < 0 or high >= limit:
-            wrong = low if low < 0 else high
-            raise RequestError(
-                f"token id {wrong} is not in the vocabulary (0 to {limit - 1:,})", None, "prompt"
-            )
-
-    def _check_lengths(self, request: NewRequest) -> None:
-        params, num_prompt = request.params, len(request.prompt_token_ids)
-        longest = self.max_model_len
-        if params.max_tokens is not None:
-            longest = min(longest, num_prompt + params.max_tokens)
-        num_computed = num_prompt if request.pooling else longest - 1  # the last token is never computed
-        fits = [
-            group.num_held(num_computed, self.block_size, self.num_batched_tokens) <= group.num_blocks
-            for group in self.groups
-        ]
-        if not all(fits):
-            num_tokens = self.block_size * min(
-                group.num_blocks for group, fit in zip(self.groups, fits, strict=True) if not fit
-            )
-            raise RequestError(
-                f"The KV cache has room for {num_tokens} tokens. However, you requested {longest} tokens "
-                f"({num_prompt} in the prompt, {longest - num_prompt} in the completion). "
-                "Please reduce the length of the prompt or completion.",
-                None,
-                "max_tokens" if num_prompt <= num_tokens else "prompt",
-                "context_length_exceeded",
-            )
+    There is no report while no step has finished.
+    """
+    before = engine.records[-1] if engine.records else None
+    outputs = engine.step()
+    after = engine.records[-1] if engine.records else None
+    record, scheduler = None if after is before else after, engine.scheduler
+    if record is None and not outputs:
+        return outputs, None
+    return outputs, StepReport(
+        record, scheduler.num_running, scheduler.num_waiting, scheduler.num_free_blocks
+    )

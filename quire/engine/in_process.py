@@ -13,8 +13,8 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 
 from quire.engine.client import LoopClient, OpenRequest, OpenRequests, Stream, another
-from quire.engine.engine import Engine
-from quire.engine.status import Facts, step
+from quire.engine.engine import Engine, step
+from quire.engine.status import Facts
 from quire.errors import EngineDead, RequestError
 from quire.types import NewRequest
 

@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from quire.engine.engine import Engine, RequestLimits
-from quire.types import Output, Record
+from quire.engine.request_limits import RequestLimits
+from quire.types import Record
 
 State = Literal["starting", "ready", "restarting", "stopped"]
 
@@ -32,22 +32,6 @@ class StepReport(NamedTuple):
     num_running: int
     num_waiting: int
     num_free_blocks: int
-
-
-def step(engine: Engine) -> tuple[list[Output], StepReport | None]:
-    """Step an engine; return its outputs and the report. Raises EngineDead if the step fails.
-
-    There is no report while no step has finished.
-    """
-    before = engine.records[-1] if engine.records else None
-    outputs = engine.step()
-    after = engine.records[-1] if engine.records else None
-    record, scheduler = None if after is before else after, engine.scheduler
-    if record is None and not outputs:
-        return outputs, None
-    return outputs, StepReport(
-        record, scheduler.num_running, scheduler.num_waiting, scheduler.num_free_blocks
-    )
 
 
 @dataclass(slots=True)

@@ -17,8 +17,7 @@ from collections.abc import Callable
 
 from quire.build import Announce, Built, Progress, build
 from quire.config import EngineConfig
-from quire.engine.engine import Engine
-from quire.engine.status import step
+from quire.engine.engine import Engine, step
 from quire.errors import ConfigError, QuireError, RequestError
 from quire.server import engine_messages as messages
 from quire.server import malloc_arenas

@@ -10,7 +10,7 @@ from test_steps_in_flight import Ahead
 
 from quire.engine.blocks import BlockPool
 from quire.engine.caches import BlockGroup, StateGroup
-from quire.engine.engine import RequestLimits, validate
+from quire.engine.engine import request_limits, validate
 from quire.errors import RequestError
 
 WHOLE, WINDOW = BlockGroup(64), BlockGroup(64, window=8)
@@ -170,7 +170,7 @@ def test_what_can_never_fit_a_group_is_refused():
     with pytest.raises(RequestError, match="room for 16 tokens"):
         validate(ask("a", [1] * 20, max_tokens=4), run.scheduler)
     validate(ask("a", [1] * 10, max_tokens=4), run.scheduler)
-    limits = RequestLimits.of(run.scheduler, None)
+    limits = request_limits(run.scheduler, None)
     assert limits.num_blocks == run.scheduler.caches.num_blocks == 68
 
 

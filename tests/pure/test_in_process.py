@@ -15,7 +15,7 @@ from fake_runner import FakeRunner, Received
 
 from quire.engine.caches import BlockGroup
 from quire.engine.client import OpenRequest, OpenRequests, Stream
-from quire.engine.engine import Engine, RequestLimits
+from quire.engine.engine import Engine, request_limits
 from quire.engine.in_process import EngineThread, SharedEngine
 from quire.engine.scheduler import Scheduler
 from quire.engine.status import Facts, StepReport
@@ -49,7 +49,7 @@ def make_engine() -> Engine:
 
 
 def facts_of(engine: Engine) -> Facts:
-    return Facts({"isa": "none"}, RequestLimits.of(engine.scheduler, 100), 64)
+    return Facts({"isa": "none"}, request_limits(engine.scheduler, 100), 64)
 
 
 def guide(engine: Engine, before: Callable[[], None]) -> None:

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 
 from quire.config import EngineConfig, ServerConfig
 from quire.engine.caches import BlockGroup
-from quire.engine.engine import RequestLimits
+from quire.engine.request_limits import RequestLimits
 from quire.engine.status import EngineStatus, Facts
 from quire.errors import Overloaded, QuireError, RequestError
 from quire.server.connection import Protocol

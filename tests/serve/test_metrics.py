@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from quire.config import EngineConfig
 from quire.engine.caches import BlockGroup
-from quire.engine.engine import RequestLimits
+from quire.engine.request_limits import RequestLimits
 from quire.engine.status import EngineStatus, Facts, StepReport
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams

@@ -12,7 +12,7 @@ import pytest
 from server import Server
 
 from quire.engine.caches import BlockGroup
-from quire.engine.engine import RequestLimits
+from quire.engine.request_limits import RequestLimits
 from quire.errors import ContextOverflow, RequestError
 from quire.sampling_params import SamplingParams
 from quire.text.chat import MAX_CHARACTERS

@@ -18,7 +18,7 @@ from remote_engines import NULL, request
 from quire import SamplingParams
 from quire.config import EngineConfig
 from quire.engine.caches import BlockGroup
-from quire.engine.engine import RequestLimits
+from quire.engine.request_limits import RequestLimits
 from quire.engine.status import Facts, StepReport
 from quire.server import engine_messages as messages
 from quire.server import engine_process

@@ -1,0 +1,83 @@
+"""The limits on a single request, checked before it is queued."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.engine.caches import BlockGroup
+from quire.errors import ContextOverflow, RequestError
+from quire.types import NewRequest
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """Limits on a single request, independent of other requests."""
+
+    max_model_len: int
+    groups: tuple[BlockGroup, ...]
+    block_size: int
+    num_batched_tokens: int  # maximum of a step
+    vocab_size: int | None = None
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of all groups."""
+        return sum(group.num_blocks for group in self.groups)
+
+    def check(self, request: NewRequest) -> None:
+        """Raise RequestError unless every sequence of the request can run to completion."""
+        if request.pooling:
+            self._check_pooled(request)
+        if request.embeddings is not None and not request.block_keys:
+            raise RequestError("embeddings without block_keys", "name what they are of, for the prefix cache")
+        self._check_prompt(request)
+        self._check_lengths(request)
+
+    def _check_pooled(self, request: NewRequest) -> None:
+        if request.params.num_sequences > 1:
+            raise RequestError("a prompt is pooled into one vector", "leave out n", "n")
+        if (num_prompt := len(request.prompt_token_ids)) > self.num_batched_tokens:
+            raise RequestError(
+                f"the prompt has {num_prompt} tokens, but one that is pooled is computed at once, and a step "
+                f"has {self.num_batched_tokens}",
+                "shorten the prompt, or start the engine with a greater max_num_batched_tokens",
+                "prompt",
+                "context_length_exceeded",
+            )
+
+    def _check_prompt(self, request: NewRequest) -> None:
+        token_ids = request.prompt_token_ids
+        if not token_ids:
+            raise RequestError("the prompt is empty", "give at least one token", "prompt")
+        if len(token_ids) + (not request.pooling) > self.max_model_len:
+            raise ContextOverflow(self.max_model_len, f"{len(token_ids)} tokens")
+        limit = 1 << 32 if self.vocab_size is None else self.vocab_size
+        low, high = min(token_ids), max(token_ids)
+        if low < 0 or high >= limit:
+            wrong = low if low < 0 else high
+            raise RequestError(
+                f"token id {wrong} is not in the vocabulary (0 to {limit - 1:,})", None, "prompt"
+            )
+
+    def _check_lengths(self, request: NewRequest) -> None:
+        params, num_prompt = request.params, len(request.prompt_token_ids)
+        longest = self.max_model_len
+        if params.max_tokens is not None:
+            longest = min(longest, num_prompt + params.max_tokens)
+        num_computed = num_prompt if request.pooling else longest - 1  # the last token is never computed
+        fits = [
+            group.num_held(num_computed, self.block_size, self.num_batched_tokens) <= group.num_blocks
+            for group in self.groups
+        ]
+        if not all(fits):
+            num_tokens = self.block_size * min(
+                group.num_blocks for group, fit in zip(self.groups, fits, strict=True) if not fit
+            )
+            raise RequestError(
+                f"The KV cache has room for {num_tokens} tokens. However, you requested {longest} tokens "
+                f"({num_prompt} in the prompt, {longest - num_prompt} in the completion). "
+                "Please reduce the length of the prompt or completion.",
+                None,
+                "max_tokens" if num_prompt <= num_tokens else "prompt",
+                "context_length_exceeded",
+            )
