@@ -4,8 +4,8 @@ A BLAS selects its kernel, and thereby the order of a sum, by the number of rows
 alone and in a batch. Here every product runs on tiles of a fixed number of rows, padded with zeros, so the
 call is the same for one row and for 512, and the bits of a row do not depend on other rows.
 
-With quantized weights the activations are quantized too: sums within a span are of exact integers, whose
-order does not matter, and the spans are added in sequence.
+With quantized weights the activations are quantized too: sums within a span are exact integers, whose order
+does not matter, and the spans are added in sequence.
 """
 
 from __future__ import annotations
@@ -35,63 +35,64 @@ def matmul(x: Array, weight: Array | Quantized) -> Array:
     return product.reshape(tiles * ROW_TILE, len(weight))[:rows]
 
 
-GROUP = 32  # inputs of a quantized row that share an 8-bit code
-BLOCK = 128  # inputs that share a scale
+GROUP = 32  # inputs of a quantized row that share an 8-bit block scale
+SPAN = 128  # inputs of a quantized activation that share a float32 scale
 
 
-def quantize_rows(x: Array, coded: bool) -> tuple[Array, Array, Array]:
-    """x [T, in] as scale * code * q: q [T, in], codes [T, groups of 32], scales [T, blocks of 128].
+def quantize_rows(x: Array, block_scaled: bool) -> tuple[Array, Array, Array]:
+    """Quantize x [T, in] as scale * block scale * q.
 
-    q are integers -127..127, codes 0..127 (all 1 unless `coded`), all as float32. In each block amax is the
-    largest |x|, steps = 127, and 127 * 127 if coded; inverse = steps / amax and scale = amax / steps. A
-    group's code is ceil(top * (inverse / 127)), at most 127, where top is its largest |x|; and
-    q = rint(x * (inverse / code)), ties to even. q is 0 where inverse is not finite (amax is 0, or next to
-    nothing). The last block may be short. A block that holds an infinity or NaN has the scale NaN and q = 0,
-    so that whatever is made of it is NaN.
+    Returns q [T, in], block scales [T, groups of 32] and scales [T, spans of 128], all as float32: q are
+    integers -127..127, block scales 0..127, or all 1 unless `block_scaled`. In each span amax is the largest
+    |x|, steps = 127, or 127 * 127 if block_scaled; inverse = steps / amax and scale = amax / steps. The block
+    scale of a group is b = ceil(top * (inverse / 127)), at most 127, where top is its largest |x|; and q =
+    rint(x * (inverse / b)), ties to even. q is 0 if inverse is not finite (amax is 0 or tiny). The last span
+    may be short. A span with an infinity or NaN has the scale NaN and q = 0, so that every result of it is
+    NaN.
     """
     rows, width = x.shape
-    blocks = -(-width // BLOCK)
-    padded = np.zeros((rows, blocks * BLOCK), np.float32)
+    spans = -(-width // SPAN)
+    padded = np.zeros((rows, spans * SPAN), np.float32)
     padded[:, :width] = x
-    padded = padded.reshape(rows, blocks, BLOCK // GROUP, GROUP)
+    padded = padded.reshape(rows, spans, SPAN // GROUP, GROUP)
     tops = np.abs(padded).max(-1)
     amax = tops.max(-1)
-    steps = np.float32(127 * 127 if coded else 127)
+    steps = np.float32(127 * 127 if block_scaled else 127)
     with np.errstate(all="ignore"):
         inverse = steps / amax
         usable = np.isfinite(inverse) & np.isfinite(amax)
         inverse = np.where(usable, inverse, np.float32(0))[..., None]
-        codes = np.ceil(tops * (inverse / np.float32(127))) if coded else np.ones_like(tops)
-        codes = np.where(np.isfinite(tops), np.minimum(codes, np.float32(127)), np.float32(0))
-        own = np.where(codes > 0, inverse / codes, np.float32(0))[..., None]
+        block_scales = np.ceil(tops * (inverse / np.float32(127))) if block_scaled else np.ones_like(tops)
+        block_scales = np.where(np.isfinite(tops), np.minimum(block_scales, np.float32(127)), np.float32(0))
+        own = np.where(block_scales > 0, inverse / block_scales, np.float32(0))[..., None]
         q = np.where(own > 0, np.rint(padded * own), np.float32(0))
         scales = np.where(np.isfinite(amax), amax / steps, np.float32(np.nan))
     groups = -(-width // GROUP)
-    per_group = codes.reshape(rows, blocks * (BLOCK // GROUP))[:, :groups]
-    return q.reshape(rows, blocks * BLOCK)[:, :width], per_group, scales
+    per_group = block_scales.reshape(rows, spans * (SPAN // GROUP))[:, :groups]
+    return q.reshape(rows, spans * SPAN)[:, :width], per_group, scales
 
 
-def quantized_matmul(x: Array, q: Array, codes: Array, channels: Array, coded: bool) -> Array:
-    """x [T, in] times (channels * codes) * q [out, in] transposed, [T, out], with x quantized by rows.
+def quantized_matmul(x: Array, q: Array, block_scales: Array, channels: Array, block_scaled: bool) -> Array:
+    """Return x [T, in] times (channels * block_scales) * q [out, in] transposed, [T, out].
 
-    q int8 [out, in], codes int8 [out, groups of 32], channels float32 [out]. For each block of 128 inputs in
-    order: s = the sum over its groups of code * dot, or, where rows are `coded` (beside Int8), of
-    code * row code * floor((dot + 8) / 16), dot being the group's sum of q * q_x: an exact integer below
-    2^31. acc = fma(float32(s), scale, acc), rounded once; the scale is 16 times that of the row where dots
-    were divided. The result is acc * channel.
+    q int8 [out, in], block_scales int8 [out, groups of 32], channels float32 [out]; x is quantized by rows
+    (quantize_rows). For each span of 128 inputs, in order: s = the sum over its groups of block scale * dot,
+    or, if `block_scaled` (for Int8 weights), of block scale * row block scale * floor((dot + 8) / 16), where
+    dot is the group's sum of q * q_x: an exact integer below 2^31. acc = fma(float32(s), scale, acc), rounded
+    once, where scale is that of the row, times 16 if dots were divided. The result is acc * channel.
     """
-    rows, row_codes, scales = quantize_rows(x, coded)
+    rows, row_scales, scales = quantize_rows(x, block_scaled)
     total = np.zeros((len(x), len(q)), np.float32)
-    for block in range(scales.shape[1]):
-        first, last = block * BLOCK, min((block + 1) * BLOCK, x.shape[1])
+    for span in range(scales.shape[1]):
+        first, last = span * SPAN, min((span + 1) * SPAN, x.shape[1])
         exact = np.zeros(total.shape)  # integers below 2^53: any order is exact
         for begin in range(first, last, GROUP):
             cut, group = slice(begin, min(begin + GROUP, last)), begin // GROUP
             dots = np.matmul(rows[:, cut].astype(np.float64), q[:, cut].T.astype(np.float64))
-            if coded:
-                dots = np.floor((dots + 8) / 16) * row_codes[:, group, None]
-            exact += dots * codes[:, group]
-        scale = scales[:, block, None] * np.float32(16 if coded else 1)
+            if block_scaled:
+                dots = np.floor((dots + 8) / 16) * row_scales[:, group, None]
+            exact += dots * block_scales[:, group]
+        scale = scales[:, span, None] * np.float32(16 if block_scaled else 1)
         total = fma(exact.astype(np.float32), scale, total)
     return total * channels
 

@@ -40,8 +40,8 @@ class GroupStorage:
         return ceil_div(width * self.bits, 8)
 
     def product_bytes(self, shape: tuple[int, ...]) -> int:
-        """A group of inputs and three sums as float64 (numerics.quantized_matmul); of integers that share
-        bytes also two copies one by one, of which one stays.
+        """Return the bytes of a group of inputs and three sums as float64 (numerics.quantized_matmul), and of
+        unpacked copies of integers that share bytes.
         """
         outputs, inputs = shape[-2:]
         sums = 8 * (min(GROUP, inputs) + 3)
@@ -56,7 +56,7 @@ class GroupWeight(StoredWeight):
 
     `scales` are the block scales, int8 [..., out, groups], in units of `channel_scales` f32 [..., out]. A
     subclass is a dataclass with these arrays and its own of integers, which `values_in` names; `zero` is the
-    integer that stands for 0, and `coded_rows` says how activations are rounded for a product with it
+    integer that stands for 0, and `block_scaled_rows` says how activations are rounded for a product with it
     (numerics.quantized_matmul).
     """
 
@@ -64,14 +64,14 @@ class GroupWeight(StoredWeight):
     bits: ClassVar[int]
     values_in: ClassVar[str]
     zero: ClassVar[int] = 0
-    coded_rows: ClassVar[bool] = False
+    block_scaled_rows: ClassVar[bool] = False
 
     scales: Array
     channel_scales: Array
 
     @abstractmethod
     def integers(self) -> Array:
-        """Return q, one number each, [..., out, in]."""
+        """Return q unpacked, [..., out, in]."""
 
     @property
     def nbytes(self) -> int:
@@ -90,14 +90,14 @@ class GroupWeight(StoredWeight):
         return self[ids].dense()
 
     def product(self, x: Floats) -> Floats:
-        """x [T, in] times the matrix transposed, [T, out]: see `quantized_matmul`."""
+        """Return x [T, in] times the matrix transposed, [T, out]: see `quantized_matmul`."""
         q = self.integers().view(np.int8)
         if self.zero:
             q = q - np.int8(self.zero)
-        return quantized_matmul(x, q, self.scales, self.channel_scales, self.coded_rows)
+        return quantized_matmul(x, q, self.scales, self.channel_scales, self.block_scaled_rows)
 
     def __getitem__(self: G, index: Any) -> G:
-        """Some of the first axis: an expert of [experts, out, in], or outputs of a matrix."""
+        """Select along the first axis: an expert of [experts, out, in], or outputs of a matrix."""
         return self._with({name: array[index] for name, array in self._arrays().items()})
 
     def every(self: G, first: int, step: int, axis: int = -2) -> G:
@@ -122,7 +122,7 @@ class GroupWeight(StoredWeight):
         return replace(self, **arrays)  # type: ignore[type-var]
 
     def _check(self) -> None:
-        """Raise ValueError for arrays that do not belong together."""
+        """Raise ValueError unless the arrays match each other."""
         outputs = self.shape[:-1]
         require(self.scales.dtype == np.int8, "block scales are int8")
         require(self.channel_scales.dtype == np.float32, "channel scales are f32")

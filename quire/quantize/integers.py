@@ -6,9 +6,9 @@
 The block scale is an int8 of 32 inputs and the channel scale a float32 of the output: so the scales are
 integers within a product, and only its sum is a float.
 
-A product rounds activations to int8 too, 128 inputs of a row with one scale. Where weights are Int8, 32 of
-them have a block scale as well (`coded_rows`), as the weights have, since quality takes as much; where they
-are Int4, their own rounding hides the rest.
+A product also rounds activations to int8, with one scale for 128 inputs of a row. For Int8 weights each 32 of
+them have a block scale too (`block_scaled_rows`), which quality needs; for Int4 weights the error of the
+weights dominates.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Int8(GroupWeight):
     kind: ClassVar[str] = "int8"
     bits: ClassVar[int] = 8
     values_in: ClassVar[str] = "values"
-    coded_rows: ClassVar[bool] = True
+    block_scaled_rows: ClassVar[bool] = True
 
     values: Array
     scales: Array
@@ -49,7 +49,7 @@ class Int8(GroupWeight):
 
 @dataclass(frozen=True, eq=False)
 class Int4(GroupWeight):
-    """Integers 0 to 15, of which 8 stands for 0; `width` is `in`.
+    """Integers 0 to 15, where 8 represents 0; `width` is `in`.
 
     `packed` uint8 [..., out, ceil(in / 2)]: inputs 2i and 2i + 1 in the low and high half of byte i.
     """
@@ -78,14 +78,14 @@ class Int4(GroupWeight):
 
 
 def pack(q: Array) -> Array:
-    """Integers 0..15 [..., in] two to a byte, [..., ceil(in / 2)]: the even one in the low half."""
+    """Pack integers 0..15 [..., in] two to a byte, [..., ceil(in / 2)], even ones in the low half."""
     packed = q[..., ::2].astype(np.uint8)
     packed[..., : q.shape[-1] // 2] |= q[..., 1::2].astype(np.uint8) << 4
     return packed
 
 
 def unpack(packed: Array, width: int) -> Array:
-    """The inverse of `pack`: uint8 0..15, [..., width]."""
+    """Invert `pack`: return uint8 0..15, [..., width]."""
     q = np.empty((*packed.shape[:-1], width), np.uint8)
     q[..., ::2] = packed & 15
     q[..., 1::2] = packed[..., : width // 2] >> 4

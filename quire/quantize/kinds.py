@@ -1,9 +1,8 @@
-"""Storage kinds of weights: what every one of them offers, and numbers kept as a checkpoint has them.
+"""Storage kinds of weights: their common interface, and floating point numbers as in the checkpoint.
 
-A kind is two classes in a file of its own: a `Storage`, which is known before any data is and says how many
-bytes a weight takes, and a `StoredWeight`, the data and what they mean in NumPy. Loading, planning and
-backends use what is declared here and have no `if` for one of them; `integers.py` has integers with
-block scales.
+A kind is two classes in its own file: a `Storage`, known before any data is read, which computes the bytes of
+a weight; and a `StoredWeight`, the data and its meaning in NumPy. Loading, planning and backends use only the
+interface declared here. `integers.py` has integers with block scales.
 """
 
 from __future__ import annotations
@@ -30,33 +29,33 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Storage(Protocol):
-    """How a weight is stored, known before any of its data: what planning and `inspect` read.
+    """The storage kind of a weight, known before its data: used for planning and by `inspect`.
 
-    Equal ones are interchangeable; `str` says what it is for people. `is_float` is True for floating point
-    numbers kept as they are: such weights may be rounded while loading.
+    Equal ones are interchangeable; `str` gives a readable name. `is_float` is True for unmodified floating
+    point numbers: such weights may be quantized while loading.
     """
 
     @property
     def kind(self) -> str:
-        """Its name: a number format of DTYPES, or that of the kind."""
+        """The name: a number format of DTYPES, or that of the kind."""
         ...
 
     @property
     def is_float(self) -> bool: ...
 
     def nbytes(self, shape: tuple[int, ...]) -> int:
-        """Return the bytes of a weight of this shape, the same as the loaded weight's own `nbytes`."""
+        """Return the bytes of a weight of this shape, equal to `nbytes` of the loaded weight."""
         ...
 
     def product_bytes(self, shape: tuple[int, ...]) -> int:
-        """Return what `product` takes beside the weight, about, for a single row."""
+        """Return the approximate bytes that `product` needs besides the weight, for a single row."""
         ...
 
 
 class StoredWeight(ABC):
-    """A loaded weight of one storage kind: [..., out, in], or a vector. All that is made of it are views.
+    """A loaded weight of one storage kind: [..., out, in], or a vector. Derived weights are views.
 
-    A kind that multiplies quantized activations has `product` and `[expert]`, too (quire.program Quantized).
+    A kind that multiplies quantized activations also has `product` and `[expert]` (quire.program Quantized).
     """
 
     @property
@@ -73,7 +72,7 @@ class StoredWeight(ABC):
 
     @abstractmethod
     def dense(self) -> Floats:
-        """Return the values as float32, in the arithmetic that defines the kind."""
+        """Return the values as float32, exactly as the kind defines them."""
 
     @abstractmethod
     def rows(self, ids: Array) -> Floats:
@@ -81,28 +80,28 @@ class StoredWeight(ABC):
 
     @abstractmethod
     def every(self: W, first: int, step: int, axis: int = -2) -> W:
-        """Take every step-th output, from `first` on; of vectors and biases these are along axis -1."""
+        """Select every step-th output, from `first` on; outputs of vectors and biases are along axis -1."""
 
     @abstractmethod
     def transposed(self: W) -> W:
-        """Exchange the last two axes. Raises ValueError where the kind cannot without another rounding."""
+        """Swap the last two axes. Raises ValueError if the kind would need to be requantized."""
 
     @classmethod
     @abstractmethod
     def stack(cls: type[W], parts: Sequence[W]) -> W:
-        """Join weights of one shape, of which each has this class, along a new first axis; of one, itself.
+        """Join weights of this class and of one shape along a new first axis; a single one is unchanged.
 
-        The arrays of what is returned are contiguous.
+        The arrays of the result are contiguous.
         """
 
     def floats(self) -> Array:
-        """Return the values as floating point numbers: as they are stored, where they are such."""
+        """Return the values as floating point numbers, in the stored format if it is one."""
         return self.dense()
 
 
 @dataclass(frozen=True, slots=True)
 class FloatStorage:
-    """Floating point numbers as a checkpoint has them: "bf16", "f16" or "f32"."""
+    """Floating point numbers as in the checkpoint: "bf16", "f16" or "f32"."""
 
     kind: str
 
@@ -122,7 +121,7 @@ class FloatStorage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dense(StoredWeight):
-    """Numbers as the checkpoint has them: bfloat16, float16 or float32, of any shape."""
+    """Numbers as in the checkpoint: bfloat16, float16 or float32, of any shape."""
 
     array: Array
 
@@ -159,7 +158,7 @@ class Dense(StoredWeight):
 
     @classmethod
     def stack(cls, parts: Sequence[Dense]) -> Dense:
-        """Weights of several number formats meet in float32, which holds all of them."""
+        """Join weights; different number formats become float32, which represents all of them."""
         if len(parts) == 1:
             return Dense(np.ascontiguousarray(parts[0].array))
         formats = {part.array.dtype for part in parts}
@@ -171,14 +170,15 @@ class Dense(StoredWeight):
 
 
 def to_float32(array: Array) -> Floats:
-    """bf16, f16 or f32 as float32, exactly; a float32 array is returned itself."""
+    """Convert bf16, f16 or f32 to float32, exactly; a float32 array is returned itself."""
     if array.dtype == DTYPES["bf16"]:
-        # bf16 is the upper half of a float32. Shifting holds no interpreter lock; the generic cast does.
+        # bf16 is the upper half of a float32. Shifting releases the interpreter lock; the generic cast does
+        # not.
         return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     return array.astype(np.float32, copy=False)
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise ValueError unless the condition holds: arrays of a weight that do not belong together."""
+    """Raise ValueError unless a condition on the arrays of a weight holds."""
     if not condition:
         raise ValueError(message)

@@ -1,4 +1,4 @@
-"""How far one model's predictions are from another's: what rounding costs, from logits alone."""
+"""Divergence between the predictions of two models: the cost of quantization, from logits alone."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import numpy as np
 
 from quire.quantize.kinds import Array
 
-_BLOCK = 1 << 22  # logits that are worked on together, in float64
+_BLOCK = 1 << 22  # logits processed together, in float64
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
     """A comparison over many positions. Divergences are in nats a token; 0 is equal.
 
-    `error` is the standard error of `mean`: what another text of this length would change.
+    `error` is the standard error of `mean`: the variation expected with another text of this length.
     """
 
     positions: int
     mean: float
     error: float
-    worst: float  # of the positions, the one in a hundred that diverge most begin here
-    agreement: float  # share of positions where both have the same best token
+    worst: float  # 99th percentile of positions
+    agreement: float  # share of positions with the same best token
 
 
 def divergence(base: Array, other: Array) -> Array:
-    """KL(base || other) of the softmax of logits [T, V] each, float64 [T], in nats.
+    """Return KL(base || other) of the softmax of logits [T, V], float64 [T], in nats.
 
-    The sum over t of p (log p - log q) is computed in float64; rounding may leave it just under zero.
+    The sum over t of p (log p - log q) is computed in float64; rounding may make it slightly negative.
     """
     rows = max(1, _BLOCK // base.shape[1])
     parts = []
@@ -40,12 +40,12 @@ def divergence(base: Array, other: Array) -> Array:
 
 
 def agreement(base: Array, other: Array) -> Array:
-    """Whether the best token of logits [T, V] is the same, bool [T]; of equals the lowest id is best."""
+    """Return True where the best tokens of logits [T, V] are equal, bool [T]; ties go to the lowest id."""
     return np.asarray(base.argmax(axis=-1) == other.argmax(axis=-1))
 
 
 def compare(pairs: Iterable[tuple[Array, Array]]) -> Quality:
-    """All positions of several texts: pairs of logits (base, other), [T, V] each."""
+    """Compare all positions of several texts: pairs of logits (base, other), [T, V] each."""
     found = [(divergence(base, other), agreement(base, other)) for base, other in pairs]
     nats = np.concatenate([kl for kl, _ in found])
     same = np.concatenate([equal for _, equal in found])

@@ -40,36 +40,36 @@ def rounded(exact: Fraction) -> np.float32:
     return min(near, key=lambda f: (abs(Fraction(float(f)) - exact), int(f.view(np.uint32)) & 1))
 
 
-def rows_by_hand(row: np.ndarray, coded: bool) -> tuple[list[int], list[int], list[np.float32]]:
+def rows_by_hand(row: np.ndarray, block_scaled: bool) -> tuple[list[int], list[int], list[np.float32]]:
     q: list[int] = []
-    codes: list[int] = []
+    block_scales: list[int] = []
     scales: list[np.float32] = []
-    steps = F(127 * 127) if coded else F(127)
+    steps = F(127 * 127) if block_scaled else F(127)
     for block in (row[i : i + 128] for i in range(0, len(row), 128)):
         amax = max(abs(block))
         inverse = steps / amax if amax else F(0)
         for group in (block[i : i + 32] for i in range(0, len(block), 32)):
-            code = min(int(np.ceil(max(abs(group)) * (inverse / F(127)))), 127) if coded else 1
-            q += [int(np.rint(x * (inverse / F(code)))) if code else 0 for x in group]
-            codes.append(code)
+            block_scale = min(int(np.ceil(max(abs(group)) * (inverse / F(127)))), 127) if block_scaled else 1
+            q += [int(np.rint(x * (inverse / F(block_scale)))) if block_scale else 0 for x in group]
+            block_scales.append(block_scale)
         scales.append(amax / steps)
-    return q, codes, scales
+    return q, block_scales, scales
 
 
 def by_hand(x: np.ndarray, weight: Int8 | Int4, output: int) -> np.float32:
     """One number of the product, from Python's integers and fractions."""
-    coded = isinstance(weight, Int8)
-    q_x, row_codes, scales = rows_by_hand(x, coded)
+    block_scaled = isinstance(weight, Int8)
+    q_x, row_scales, scales = rows_by_hand(x, block_scaled)
     whole = weight.values if isinstance(weight, Int8) else unpack(weight.packed, weight.width).astype(int) - 8
-    q_w, codes = whole[output].tolist(), weight.scales[output].tolist()
+    q_w, block_scales = whole[output].tolist(), weight.scales[output].tolist()
     sums = [0] * len(scales)
-    for group, (code, row_code) in enumerate(zip(codes, row_codes, strict=True)):
+    for group, (block_scale, row_scale) in enumerate(zip(block_scales, row_scales, strict=True)):
         dot = sum(q_w[k] * q_x[k] for k in range(group * 32, min(group * 32 + 32, len(x))))
-        sums[group // 4] += code * (row_code * ((dot + 8) // 16) if coded else dot)
+        sums[group // 4] += block_scale * (row_scale * ((dot + 8) // 16) if block_scaled else dot)
     assert max(map(abs, sums)) < 2**31
     total = F(0)
     for s, scale in zip(sums, scales, strict=True):
-        factor = Fraction(float(scale * F(16 if coded else 1)))
+        factor = Fraction(float(scale * F(16 if block_scaled else 1)))
         total = rounded(Fraction(float(rounded(Fraction(s)))) * factor + Fraction(float(total)))
     return total * weight.channel_scales[output]
 
@@ -85,25 +85,30 @@ def test_every_bit_is_the_one_defined(seed: int, width: int, scheme: str) -> Non
             assert product[row, output] == by_hand(x[row], weight, output)
 
 
-@pytest.mark.parametrize("coded", [True, False])
-def test_quantized_rows(coded: bool) -> None:
+@pytest.mark.parametrize("block_scaled", [True, False])
+def test_quantized_rows(block_scaled: bool) -> None:
     x = random(0, 4, 300)
-    q, codes, scales = quantize_rows(x, coded)
-    assert (q.shape, codes.shape, scales.shape) == ((4, 300), (4, 10), (4, 3))
+    q, block_scales, scales = quantize_rows(x, block_scaled)
+    assert (q.shape, block_scales.shape, scales.shape) == ((4, 300), (4, 10), (4, 3))
     for row in range(4):
-        assert (q[row].tolist(), codes[row].tolist(), scales[row].tolist()) == rows_by_hand(x[row], coded)
+        assert (q[row].tolist(), block_scales[row].tolist(), scales[row].tolist()) == rows_by_hand(
+            x[row], block_scaled
+        )
     assert (np.abs(q).reshape(-1).max(), np.abs(q[:, 256:]).max()) == (127, 127)
-    assert (len(np.unique(codes)) > 5, codes.max()) == (coded, 127 if coded else 1)
+    assert (len(np.unique(block_scales)) > 5, block_scales.max()) == (
+        block_scaled,
+        127 if block_scaled else 1,
+    )
     halves = np.array([[127, 0.5, 1.5, 2.5, -0.5, -3.5]], F)
-    assert quantize_rows(halves, coded)[0].tolist() == [[127, 0, 2, 2, 0, -4]]
+    assert quantize_rows(halves, block_scaled)[0].tolist() == [[127, 0, 2, 2, 0, -4]]
 
 
 def test_a_small_group_beside_a_large_one_keeps_its_precision() -> None:
-    """Its code is rounded up: it may lose a step in as many as the code has, and no number is cut off."""
+    """A block scale is rounded up: up to that many steps are lost, and no number is clipped."""
     x = random(9, 50, 128, spread=0.0)
     x[:, :32] /= np.geomspace(1, 300, 50, dtype=F)[:, None]
-    q, codes, scales = quantize_rows(x, coded=True)
-    back = q * np.repeat(codes, 32, axis=1) * scales
+    q, block_scales, scales = quantize_rows(x, block_scaled=True)
+    back = q * np.repeat(block_scales, 32, axis=1) * scales
     tops = np.abs(x).reshape(50, 4, 32).max(-1)
     steps = tops / 127 + scales
     assert (np.abs(back - x).reshape(50, 4, 32).max(-1) <= steps * 0.5001).all()
@@ -125,7 +130,7 @@ def test_a_row_has_the_same_bits_in_any_company(scheme: str, width: int) -> None
 
 @SCHEMES
 def test_the_largest_integers_are_exact(scheme: str) -> None:
-    """All weights, codes and activations near their limits: far more than a float32 sum can hold."""
+    """All weights, block_scales and activations near their limits: far more than a float32 sum can hold."""
     rng = np.random.default_rng(0)
     near, x = rng.uniform(0.9, 1, (40, 256)).astype(F), rng.uniform(0.9, 1, 256).astype(F)
     weight = quantized(near, scheme)
@@ -161,7 +166,7 @@ def test_a_row_that_is_not_finite_is_nan_and_harms_no_other(scheme: str, bad: fl
     clean = weight.product(x)
     x[1, 200] = bad
     product = weight.product(x)
-    scales = quantize_rows(x, weight.coded_rows)[2][1]
+    scales = quantize_rows(x, weight.block_scaled_rows)[2][1]
     assert np.flatnonzero(np.isnan(scales)).tolist() == [1]
     assert np.isnan(product[1]).all()
     assert product[[0, 2]].tobytes() == clean[[0, 2]].tobytes()
@@ -174,7 +179,7 @@ def test_zeros_and_extremes(scheme: str) -> None:
     for size in (1e-45, 1e-38, 1e-37, 1e30):
         assert np.isfinite(weight.product(np.full((1, 160), size, F))).all()
     tiny_row = np.full((1, 5), 1e-37, F)
-    np.testing.assert_array_equal(quantize_rows(tiny_row, weight.coded_rows)[0], np.zeros((1, 5)))
+    np.testing.assert_array_equal(quantize_rows(tiny_row, weight.block_scaled_rows)[0], np.zeros((1, 5)))
 
 
 @SCHEMES
@@ -185,7 +190,7 @@ def test_outliers_harm_only_their_own_group(scheme: str) -> None:
     weight = quantized(w, scheme)
     x[:, 140] *= 100
     x[:, 155] *= 100
-    own = slice(128, 160 if weight.coded_rows else 256)
+    own = slice(128, 160 if weight.block_scaled_rows else 256)
     rest = np.delete(np.arange(512), np.arange(own.start, own.stop))
     there = np.zeros_like(x)
     there[:, own] = x[:, own]

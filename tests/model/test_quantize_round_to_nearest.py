@@ -30,38 +30,40 @@ def inverse_of(scale: np.float32) -> np.float32:
     return F(0) if scale == 0 else F(1) / scale
 
 
-def codes8(group: np.ndarray, channel: np.float32) -> list[np.float32]:
+def candidates8(group: np.ndarray, channel: np.float32) -> list[np.float32]:
     amax = max(abs(group))
     first = min(F(127), np.ceil((amax / F(127)) / channel))
     return [min(max(first + step, F(1)), F(127)) for step in STEPS]
 
 
-def codes4(group: np.ndarray, channel: np.float32) -> list[np.float32]:
+def candidates4(group: np.ndarray, channel: np.float32) -> list[np.float32]:
     m = max(group, key=abs)
-    codes = (np.rint((factor * (m / F(-8))) / channel) for factor in FACTORS)
-    return [min(max(code, F(-127)), F(127)) or F(1) for code in codes]
+    block_scales = (np.rint((factor * (m / F(-8))) / channel) for factor in FACTORS)
+    return [min(max(block_scale, F(-127)), F(127)) or F(1) for block_scale in block_scales]
 
 
 def by_hand(row: np.ndarray, scheme: str) -> tuple[list[int], list[int], np.float32]:
-    """(q, codes, channel) of one row, one number after the other, as the definition has it."""
-    codes_of, most, low, high = (codes8, 127, -127, 127) if scheme == "int8" else (codes4, 7, -8, 7)
+    """(q, block_scales, channel) of one row, one number after the other, as the definition has it."""
+    candidates_of, most, low, high = (
+        (candidates8, 127, -127, 127) if scheme == "int8" else (candidates4, 7, -8, 7)
+    )
     channel = F(F(max(abs(row))) / F(most)) / F(127)
     channel = channel if channel >= F(2.0**-126) else F(0)
-    values, codes = [], []
+    values, block_scales = [], []
     for group in (row[i : i + 32] for i in range(0, len(row), 32)):
         tried = []
-        for code in codes_of(group, channel) if channel and group.any() else [F(0)]:
-            scale, error = channel * code, F(0)
+        for block_scale in candidates_of(group, channel) if channel and group.any() else [F(0)]:
+            scale, error = channel * block_scale, F(0)
             inverse = inverse_of(scale)
             q = [min(max(np.rint(w * inverse), F(low)), F(high)) for w in group]
             for w, integer in zip(group, q, strict=True):
                 rest = w - scale * integer
                 error = error + rest * rest
-            tried.append((error, int(code), q))
-        _, code, q = min(tried, key=lambda entry: entry[0])  # the first of equals
+            tried.append((error, int(block_scale), q))
+        _, block_scale, q = min(tried, key=lambda entry: entry[0])  # the first of equals
         values += [int(integer) for integer in q]
-        codes.append(code)
-    return values, codes, channel
+        block_scales.append(block_scale)
+    return values, block_scales, channel
 
 
 def q4_0(x: np.ndarray) -> np.ndarray:
@@ -118,9 +120,9 @@ def test_every_number_is_the_one_defined(scheme: str, array: np.ndarray) -> None
     q = weight.values if isinstance(weight, Int8) else unpack(weight.packed, weight.width).astype(int) - 8
     for row, numbers in enumerate(array):
         with np.errstate(over="ignore"):
-            values, codes, channel = by_hand(numbers, scheme)
+            values, block_scales, channel = by_hand(numbers, scheme)
         assert weight.channel_scales[row].tobytes() == channel.tobytes()
-        assert weight.scales[row].tolist() == codes
+        assert weight.scales[row].tolist() == block_scales
         assert q[row].tolist() == values
 
 

@@ -48,7 +48,7 @@ class ShiftedStorage:
 class Shifted(StoredWeight):
     """Bytes in groups of 8 inputs, each with a float16 scale and minimum; products are of float32."""
 
-    coded_rows = False
+    block_scaled_rows = False
 
     values: np.ndarray
     scales: np.ndarray

@@ -61,7 +61,7 @@ def floats_of(matrix: Any) -> np.ndarray:
 
 
 def integers_of(matrix: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(stored integers, codes, channels) with all the padding: [outputs, inputs], [.., groups], [..]."""
+    """(integers, block scales, channels) with all padding: [outputs, inputs], [.., groups], [..]."""
     _, outputs, inputs = matrix.shape
     panels, groups, data = -(-outputs // 16), -(-inputs // 32), np.asarray(matrix.data)
     if matrix.format == "int8":
@@ -72,27 +72,29 @@ def integers_of(matrix: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         both = data[:size].reshape(panels, groups * 4, 16, 4)
         lain = np.stack([both & 15, both >> 4], axis=3).transpose(0, 2, 1, 3, 4)
     at = -(-size // 64) * 64
-    codes = data[at : at + panels * groups * 16].view(np.int8).reshape(panels, groups, 16).transpose(0, 2, 1)
+    block_scales = (
+        data[at : at + panels * groups * 16].view(np.int8).reshape(panels, groups, 16).transpose(0, 2, 1)
+    )
     at += -(-panels * groups * 16 // 64) * 64
     channels = data[at : at + panels * 64].view(np.float32)
     assert at + panels * 64 == matrix.nbytes
-    return lain.reshape(panels * 16, -1), codes.reshape(panels * 16, -1), channels
+    return lain.reshape(panels * 16, -1), block_scales.reshape(panels * 16, -1), channels
 
 
 def check_rounded(array: np.ndarray, format: str, isa: str, cuts: tuple[int, ...] = ()) -> None:
     outputs, inputs = array.shape
     expected = quantize(WeightSpec("w", array.shape, ("w",), quantizable=True), array, format)
-    stored, codes, channels = integers_of(pack(array, format, isa, cuts))
+    stored, block_scales, channels = integers_of(pack(array, format, isa, cuts))
     if isinstance(expected, Int8):
         q = expected.values.astype(np.int32) + 128
     else:
         q = unpack(expected.packed, inputs).astype(np.int32)
     np.testing.assert_array_equal(stored[:outputs, :inputs], q)
-    np.testing.assert_array_equal(codes[:outputs], expected.scales)
+    np.testing.assert_array_equal(block_scales[:outputs], expected.scales)
     assert channels[:outputs].tobytes() == np.asarray(expected.channel_scales).tobytes()
     assert (stored[outputs:] == ZERO[format]).all()
     assert (stored[:, inputs:] == ZERO[format]).all()
-    assert not codes[outputs:].any()
+    assert not block_scales[outputs:].any()
     assert not channels[outputs:].any()
 
 
@@ -181,7 +183,7 @@ def test_bytes_are_known_beforehand(format: str) -> None:
 
 
 def test_the_reference_counts_in_the_units_of_the_core() -> None:
-    assert (_core.GROUP, _core.BLOCK) == (numerics.GROUP, numerics.BLOCK)
+    assert (_core.GROUP, _core.BLOCK) == (numerics.GROUP, numerics.SPAN)
     assert _core.GROUP == GROUP
 
 

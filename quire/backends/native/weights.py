@@ -29,7 +29,7 @@ from quire.weights.plan import Layout, WeightPlace, WeightPlan
 from quire.weights.tensors import Tensors
 
 # The candidates that the reference tries for each group.
-_TRIES = {name: list(map(float, scheme.codes)) for name, scheme in SCHEMES.items()}
+_TRIES = {name: list(map(float, scheme.candidates)) for name, scheme in SCHEMES.items()}
 _TASK = 1 << 20  # weights packed by one task
 
 
