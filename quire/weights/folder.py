@@ -1,6 +1,6 @@
-"""A model folder: configuration, tokenizer files and weights beside each other, all of them data.
+"""A model folder: configuration, tokenizer files and weights, all treated as data.
 
-Code in a model folder (`auto_map` and *.py files) is never run, imported or looked at.
+Code in a model folder (`auto_map` and *.py files) is never run, imported or read.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from quire.weights.safetensors import INDEX_NAME, PICKLES, Checkpoint, read_inde
 from quire.weights.source import TokenizerData
 from quire.weights.templates import read_templates
 
-TOKENIZER_LIMIT_BYTES = 128 << 20  # the largest published vocabularies take some 35 MB
-_CONFIG_LIMIT_BYTES = 8 << 20  # a config with the ids and labels of a large vocabulary still fits
+TOKENIZER_LIMIT_BYTES = 128 << 20  # the largest published vocabularies have about 35 MB
+_CONFIG_LIMIT_BYTES = 8 << 20  # enough for a config with the ids and labels of a large vocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """Where a model lies: its folder, and the weights in it (the folder, or one file given by name)."""
+    """A model on disk: its folder, and its weights (those of the folder, or one named file)."""
 
     path: Path
     weights: Path
 
     @property
     def where(self) -> str:
-        """Its path."""
+        """The path."""
         return str(self.path)
 
     @classmethod
     def at(cls, path: Path) -> ModelFolder:
-        """`path` is a folder, or a weights file in it."""
+        """Return the model at `path`, a folder or a weights file in it."""
         return cls(path, path) if path.is_dir() else cls(path.parent, path)
 
     def config(self) -> dict[str, Any]:
-        """config.json, with the `quantization_config` that may stand in hf_quant_config.json instead.
+        """Read config.json, with the `quantization_config` that hf_quant_config.json may have instead.
 
         Raises ConfigError: missing, too large, not a JSON object.
         """
@@ -46,19 +46,19 @@ class ModelFolder:
         if not present(path):
             raise ConfigError(f"{path}: no such file", "a model folder holds config.json")
         config, beside = read_json(path, _CONFIG_LIMIT_BYTES), self.path / "hf_quant_config.json"
-        if not config.get("quantization_config") and present(beside):  # as NVIDIA's ModelOpt writes it
+        if not config.get("quantization_config") and present(beside):  # as written by NVIDIA's ModelOpt
             stated = read_json(beside, _CONFIG_LIMIT_BYTES).get("quantization")
             if isinstance(stated, dict) and (method := stated.get("quant_algo")):
                 config["quantization_config"] = {**stated, "quant_method": method}
         return config
 
     def generation_config(self) -> dict[str, Any]:
-        """generation_config.json, or nothing where the model has none."""
+        """Read generation_config.json; {} if the model has none."""
         path = self.path / "generation_config.json"
         return read_json(path, _CONFIG_LIMIT_BYTES) if present(path) else {}
 
     def tokenizer(self) -> TokenizerData | None:
-        """tokenizer.json, with tokenizer_config.json over special_tokens_map.json; both are optional."""
+        """Read tokenizer.json, with tokenizer_config.json over special_tokens_map.json; both are optional."""
         path = self.path / "tokenizer.json"
         if present(path):
             text = read_limited(path, TOKENIZER_LIMIT_BYTES)
@@ -78,14 +78,14 @@ class ModelFolder:
         return settings
 
     def chat_templates(self) -> dict[str, str]:
-        """chat_template.jinja and those beside it, else the templates of tokenizer_config.json."""
+        """Read chat_template.jinja and additional templates, else those of tokenizer_config.json."""
         return read_templates(self.path)
 
     @property
     def has_weights(self) -> bool:
-        """Whether all of them are here. What the model is, its small files say without them.
+        """True if all weight files are present. Without them the model can still be described.
 
-        Raises ConfigError for an index that cannot be read: it is here, and says nothing.
+        Raises ConfigError for an index that cannot be read.
         """
         if self.weights != self.path:
             return present(self.weights)
@@ -97,7 +97,7 @@ class ModelFolder:
         return all(present(self.path / shard) for shard in set(shards))
 
     def without_weights(self) -> str:
-        """Say in words which files are there in place of safetensors weights."""
+        """Describe which files are present instead of safetensors weights."""
         kinds = {path.suffix for path in self.path.iterdir()}
         if ".safetensors" in kinds:
             return "not all are here"
@@ -106,5 +106,5 @@ class ModelFolder:
         return "only GGUF here, which is not read yet" if ".gguf" in kinds else "none here"
 
     def tensors(self) -> Checkpoint:
-        """The weights by name; headers only. Raises ConfigError."""
+        """Open the weights by name, reading only headers. Raises ConfigError."""
         return Checkpoint.open(self.weights)

@@ -1,9 +1,9 @@
-"""From the name of a model to its folder: local path, the embedded demo, or a download from the hub.
+"""Resolve the name of a model to its folder: a local path, the embedded demo, or a hub download.
 
-A download takes one commit: the revision is resolved once and every file is asked for at that commit.
-Only files that are read are fetched, and the check that a repository has safetensors comes before
-its gigabytes. `huggingface_hub` (extra "hub") does the transfers: bars, retries that go on where a
-connection was cut, and a cache in which files that are complete are never fetched again.
+A download uses one commit: the revision is resolved once, and every file is fetched at that commit. Only
+files that are read are fetched, and the repository is checked for safetensors before downloading gigabytes.
+`huggingface_hub` (extra "hub") does the transfers, with progress bars, resumed retries, and a cache in which
+complete files are never fetched again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from quire.weights.source import ModelSource
 
 DEMO = Path(__file__).parent.parent / "assets" / "demo"
 
-# What is fetched besides weights. Weights are named one by one; code and pickles never are.
+# Files fetched besides weights. Weights are listed by name; code and pickles are never fetched.
 PATTERNS = (
     "config.json",
     "hf_quant_config.json",
@@ -55,12 +55,12 @@ def resolve(
     endpoint: str | None = None,
     cache_dir: Path | None = None,
 ) -> Path:
-    """The folder (or file) of a model: "demo", an existing path, or a hub id "organisation/name".
+    """Return the folder (or file) of a model: "demo", an existing path, or a hub id "organisation/name".
 
     `revision` is a branch, tag or commit of a hub model (default "main"); without `weights` only the
-    small files are fetched. `endpoint` and `cache_dir` default to what huggingface_hub uses (HF_ENDPOINT,
-    HF_HOME). Raises ConfigError for whatever keeps the model from being had: not found, no access, no
-    network and not in the cache, no safetensors.
+    small files are fetched. `endpoint` and `cache_dir` default to those of huggingface_hub (HF_ENDPOINT,
+    HF_HOME). Raises ConfigError if the model cannot be obtained: not found, no access, neither network nor
+    cache, no safetensors.
     """
     if model == "demo":
         return DEMO
@@ -80,21 +80,21 @@ def resolve(
 
 
 def open_model(model: str, revision: str | None = None, *, weights: bool = True) -> ModelSource:
-    """The model of this name, as `resolve` finds it."""
+    """Open the model of this name, found by `resolve`."""
     return ModelFolder.at(resolve(model, revision, weights=weights))
 
 
 def _local(model: str) -> Path | None:
-    """The path that `model` names, if there is one."""
+    """Return the path named by `model`, if it exists."""
     try:
         path = Path(model).expanduser()
         return path if model and path.exists() else None
-    except (OSError, ValueError, RuntimeError):  # too long, a zero byte, no such user
+    except (OSError, ValueError, RuntimeError):  # too long, a null byte, unknown user
         return None
 
 
 def _nearest(model: str) -> str | None:
-    """A hint with "demo", or the folder or file beside where it would be, whose name is most like it."""
+    """Return a hint with the closest name: "demo", or a sibling folder or file."""
     try:
         path = Path(model).expanduser()
         beside = [entry.name for entry in path.parent.iterdir()]
@@ -124,14 +124,14 @@ class _Repository:
         self._endpoint, self._cache_dir, self._weights = endpoint, cache_dir, weights
 
     def fetch(self) -> Path:
-        """The folder with all files, from the network or, without one, from the cache."""
+        """Return the folder with all files, from the network or, if offline, from the cache."""
         if hub_offline():
             return self._from_cache("no network was asked for (HF_HUB_OFFLINE or QUIRE_OFFLINE)")
         try:
             info = self._hub.HfApi(endpoint=self._endpoint).model_info(
                 self.model, revision=self.revision, timeout=_TIMEOUT_S
             )
-        except Exception as error:  # what a network can raise depends on the version of the hub's client
+        except Exception as error:  # network errors depend on the version of the hub's client
             if (refusal := self._refusal(error)) is not None:
                 raise refusal from error
             reason = f"the hub cannot be reached ({_brief(error)})"
@@ -155,7 +155,7 @@ class _Repository:
             ) from error
 
     def _take(self, revision: str, names: list[str] | None, local: bool) -> Path:
-        """Small files, then the weights these name. `names` are the files that the repository has."""
+        """Fetch small files, then the weights they name. `names` are the files of the repository."""
         small = [glob.escape(n) for n in names if _is_small(n)] if names else PATTERNS
         folder = self._snapshot(revision, small, local)
         if not self._weights:
@@ -178,7 +178,7 @@ class _Repository:
                     self.model,
                     revision=revision,
                     allow_patterns=[*patterns],
-                    ignore_patterns=["*/*"],  # a * of the patterns would go into folders too
+                    ignore_patterns=["*/*"],  # otherwise a * in patterns also matches subfolders
                     local_files_only=local,
                     endpoint=self._endpoint,
                     cache_dir=self._cache_dir,
@@ -191,7 +191,7 @@ class _Repository:
             ) from error
 
     def _refusal(self, error: Exception) -> ConfigError | None:
-        """The hub's answer as an error for people; None when there was no answer."""
+        """Return the hub's response as a readable error; None if there was no response."""
         errors, what = self._hub.errors, f"model {self.model!r}"
         status = getattr(getattr(error, "response", None), "status_code", None)
         if isinstance(error, errors.GatedRepoError) or status == 403:
@@ -207,9 +207,9 @@ class _Repository:
         return None
 
     def _remember(self, folder: Path, commit: str) -> None:
-        """Note which commit the revision was, where huggingface_hub keeps it, for use without a network.
+        """Record the commit of the revision, in the place used by huggingface_hub, for offline use.
 
-        Written only now: what is remembered is complete.
+        Written last, so that a recorded commit is complete.
         """
         if _COMMIT.fullmatch(self.revision):
             return

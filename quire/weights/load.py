@@ -1,7 +1,7 @@
 """Loading: the weights a program names, pulled from a checkpoint, all of them or none.
 
-Everything is checked on names and shapes before the first byte of data is touched. Unquantized weights
-stay views of the mapped file wherever they are stored as the program wants them.
+Names and shapes are checked before any data is read. Unquantized weights remain views of the mapped file if
+they are stored in the form the program needs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quire.quantize.round_to_nearest import Mapper, quantize
 from quire.weights.plan import HEAD, WeightPlan, outputs_axis
 from quire.weights.tensors import Tensors
 
-Progress = Callable[[int, int], None]  # (bytes of the checkpoint done, in all)
+Progress = Callable[[int, int], None]  # (bytes of the checkpoint done, total)
 
 _ROWS = 1024  # compared at a time
 
@@ -26,7 +26,7 @@ _ROWS = 1024  # compared at a time
 def load(
     plan: WeightPlan, progress: Progress | None = None, num_threads: int | None = None
 ) -> dict[str, StoredWeight]:
-    """Load every weight of a plan, in canonical shape and as it is to be stored.
+    """Load every weight of a plan, in canonical shape and in its planned storage kind.
 
     The result does not depend on `num_threads` (default: one per processor, at most 16).
     """
@@ -44,9 +44,9 @@ def load(
 
 
 def has_own_head(tensors: Tensors, tied: str) -> bool:
-    """Return True if lm_head.weight is there and differs from `tied`, which config.json puts in its place.
+    """Return True if lm_head.weight exists and differs from `tied`, the tensor config.json ties it to.
 
-    Both are read as far as they are equal.
+    Both are read up to the first difference.
     """
     if HEAD not in tensors or tied not in tensors:
         return False
@@ -58,7 +58,7 @@ def has_own_head(tensors: Tensors, tied: str) -> bool:
 
 
 def canonical(spec: WeightSpec, weight: StoredWeight) -> StoredWeight:
-    """A view of one source with axes and outputs as the program wants them."""
+    """Return a view of one source with the axes and outputs that the program needs."""
     axis = outputs_axis(spec, weight.shape)
     if spec.transposed:
         weight = weight.transposed()
@@ -74,4 +74,4 @@ def _pull(spec: WeightSpec, plan: WeightPlan, tensors: Tensors, mapper: Mapper) 
         return quantize(spec, arrays[0] if len(arrays) == 1 else arrays, str(plan.quantization), mapper)
     if len({part.storage for part in parts}) == 1:
         return type(parts[0]).stack(parts)
-    return Dense.stack([Dense(part.floats()) for part in parts])  # as planned: in float32
+    return Dense.stack([Dense(part.floats()) for part in parts])  # planned as float32

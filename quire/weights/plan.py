@@ -1,7 +1,7 @@
-"""The plan of a model's weights, made before any is read: sources, storage kinds, places in memory.
+"""The plan of a model's weights, made before any is read: sources, storage kinds, memory layout.
 
-Everything is checked on names and shapes, once. Describing a model, counting its memory, loading and packing
-it go by the same plan.
+Names and shapes are checked once, here. Describing a model, planning its memory, loading and packing all use
+the same plan.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from quire.quantize.kinds import FloatStorage, Storage
 from quire.quantize.round_to_nearest import kind_of
 from quire.weights.tensors import Tensors
 
-_LISTED = 10  # names in one error
+_LISTED = 10  # maximum number of names in one error
 _BARE = "transformer."
 HEAD = "lm_head.weight"
 _PREFIXES = ("model.", "language_model.", "transformer.", "model.language_model.")
 
-# (weight, how the checkpoint has it, quantization asked for) -> how the weight is kept
+# (weight, storage in the checkpoint, requested quantization) -> storage of the loaded weight
 Choose = Callable[[WeightSpec, Storage, str | None], Storage]
 
 
@@ -40,20 +40,20 @@ class WeightPlace:
     nbytes: int
 
     def of(self, memory: Any) -> Any:
-        """Return this part of an array of all bytes."""
+        """Return the slice of an array of all bytes."""
         return memory[self.offset : self.offset + self.nbytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Parts in order, in one run of `nbytes` bytes."""
+    """The places of weights, in order, in one buffer of `nbytes` bytes."""
 
     parts: tuple[WeightPlace, ...] = ()
     nbytes: int = 0
 
     @classmethod
     def of(cls, parts: Iterable[tuple[str, str, tuple[int, ...], int]], alignment: int = 1) -> Layout:
-        """Lay (name, format, shape, bytes) one after the other, each at a multiple of `alignment`."""
+        """Place (name, format, shape, bytes) in sequence, each at a multiple of `alignment`."""
         placed, end = [], 0
         for name, format, shape, nbytes in parts:
             placed.append(WeightPlace(name, format, shape, end, nbytes))
@@ -61,17 +61,17 @@ class Layout:
         return cls(tuple(placed), end)
 
     def digest(self) -> str:
-        """Return a name for this layout; another one has another name."""
+        """Return a digest of this layout."""
         return hashlib.blake2b(repr(self.parts).encode(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class WeightPlan:
-    """The weights of a program: what each is made of, how it is stored, where it lies on the device.
+    """The weights of a program: the sources of each, its storage kind, and its place on the device.
 
-    `stored` is how the checkpoint has each, `storage` how it is kept: where they differ, it is rounded while
-    loading, to the `quantization` that was asked for. `tensors` is None where only the small files of a model
-    are here.
+    `stored` is the storage kind in the checkpoint, `storage` that after loading: if they differ, the weight
+    is quantized while loading, to the requested `quantization`. `tensors` is None if only the small files of
+    a model are present.
     """
 
     specs: Mapping[str, WeightSpec]
@@ -82,17 +82,17 @@ class WeightPlan:
     layout: Layout = field(default_factory=Layout)
 
     def stored_bytes(self, spec: WeightSpec) -> int:
-        """Return the bytes of a weight in its own storage kind, however the device lays it out."""
+        """Return the bytes of a weight in its storage kind, independent of the layout on the device."""
         return self.storage[spec.name].nbytes(spec.shape)
 
     @property
     def floats(self) -> str:
-        """The format of the model's numbers (bf16, f16 or f32): that of most weights that keep it."""
+        """The number format of the model (bf16, f16 or f32): that of most unquantized weights."""
         kept = Counter(how.kind for how in self.storage.values() if how.is_float)
         return kept.most_common(1)[0][0] if kept else "bf16"
 
     def need_tensors(self) -> Tensors:
-        """Return the tensors. Raises ConfigError where the plan was made without any."""
+        """Return the tensors. Raises ConfigError if the plan was made without any."""
         if self.tensors is None:
             raise ConfigError("this model was described without its weights, so none can be loaded")
         return self.tensors
@@ -107,8 +107,8 @@ def plan(
 ) -> WeightPlan:
     """Plan how every weight is stored, before any of its data is read.
 
-    `ignored` are patterns (fnmatch) of tensors that may be left over. Raises one ConfigError that lists what
-    is missing, left over, of another shape or in a number format that is not read.
+    `ignored` are patterns (fnmatch) of tensors that may be unused. Raises one ConfigError that lists tensors
+    that are missing, unused, of a wrong shape or in an unsupported number format.
     """
     tensors = whole(specs, tensors)
     check(specs, tensors, ignored)
@@ -119,7 +119,7 @@ def plan(
 def plan_without(
     specs: Mapping[str, WeightSpec], stated: str, quantization: str | None = None, choose: Choose = kind_of
 ) -> WeightPlan:
-    """Plan weights that are not here, as if all had the `stated` number format."""
+    """Plan weights without their files, as if all had the `stated` number format."""
     return _chosen(specs, dict.fromkeys(specs, FloatStorage(stated)), None, quantization, choose)
 
 
@@ -135,9 +135,9 @@ def _chosen(
 
 
 def _stored(spec: WeightSpec, tensors: Tensors) -> Storage:
-    """Return the storage kind of the sources; f32, which holds all of them, when they differ.
+    """Return the storage kind of the sources; f32, which represents all of them, if they differ.
 
-    Raises ConfigError for quantized sources that lie in another way than the program wants them.
+    Raises ConfigError for quantized sources in another orientation than the program needs.
     """
     kinds = [tensors[source].storage for source in spec.sources]
     first = kinds[0]
@@ -148,7 +148,7 @@ def _stored(spec: WeightSpec, tensors: Tensors) -> Storage:
 
 
 def whole(specs: Mapping[str, WeightSpec], tensors: Tensors) -> Tensors:
-    """A bare decoder, as GPT-2 was published, under the names of the whole model; others as they are."""
+    """Rename the tensors of a bare decoder, as GPT-2 was published; return others unchanged."""
     wanted = {source for spec in specs.values() for source in spec.sources}
     bare = wanted and all(name.startswith(_BARE) and name not in tensors for name in wanted)
     if bare and all(name.removeprefix(_BARE) in tensors for name in wanted):
@@ -157,7 +157,7 @@ def whole(specs: Mapping[str, WeightSpec], tensors: Tensors) -> Tensors:
 
 
 def check(specs: Mapping[str, WeightSpec], tensors: Tensors, ignored: Iterable[str] = ()) -> None:
-    """Raise one ConfigError unless the checkpoint holds what `specs` want and nothing but `ignored` else."""
+    """Raise one ConfigError unless the checkpoint has exactly the tensors of `specs`, besides `ignored`."""
     wanted = {source: spec for spec in specs.values() for source in spec.sources}
     missing = [name for name in wanted if name not in tensors]
     allowed = re.compile("|".join(map(translate, ignored)) or "(?!)")
@@ -180,7 +180,7 @@ def check(specs: Mapping[str, WeightSpec], tensors: Tensors, ignored: Iterable[s
         hint = _hint(missing, set(tensors) - set(wanted), bool(misshaped or unexpected))
         raise ConfigError(f"{tensors.where}: the checkpoint does not fit the model: {listed}", hint)
     for name in wanted:
-        _ = tensors[name].storage  # raises for number formats that are not read
+        _ = tensors[name].storage  # raises for unsupported number formats
 
 
 def _listing(what: str, names: list[str]) -> str:
@@ -193,7 +193,7 @@ def _listing(what: str, names: list[str]) -> str:
 
 
 def _hint(missing: list[str], left: set[str], different: bool) -> str:
-    """What may be the cause: `left` are all tensors that the model does not want, ignored or not."""
+    """Return a hint at the cause: `left` are all tensors not used by the model, ignored or not."""
     for prefix in _PREFIXES:
         if any(prefix + name in left for name in missing):
             return f"the checkpoint stores its names with the prefix {prefix!r}: part of a larger model?"
@@ -207,7 +207,7 @@ def _hint(missing: list[str], left: set[str], different: bool) -> str:
 
 
 def _source_shapes(spec: WeightSpec) -> list[tuple[int, ...]]:
-    """The shapes one source of this weight may have: one, or two where outputs may be the last axis."""
+    """Return the possible shapes of one source: one, or two if outputs may be the last axis."""
     shape = spec.shape[1:] if len(spec.sources) > 1 else spec.shape
     if spec.interleaved is None:
         return [_exchanged(shape) if spec.transposed else shape]
@@ -221,7 +221,7 @@ def _source_shapes(spec: WeightSpec) -> list[tuple[int, ...]]:
 
 
 def outputs_axis(spec: WeightSpec, found: tuple[int, ...]) -> int | None:
-    """The axis of the outputs, -2 or -1, if a source of shape `found` gives this weight; else None."""
+    """Return the axis of the outputs, -2 or -1, of a source of shape `found`; None if it does not match."""
     shapes = _source_shapes(spec)
     if found not in shapes:
         return None

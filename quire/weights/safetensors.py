@@ -1,9 +1,9 @@
 """Checkpoints in safetensors: names, shapes and number formats first, data by mmap on demand.
 
-File format (https://github.com/huggingface/safetensors): eight bytes with the length of the header,
-little endian; the header, a JSON object `name -> {dtype, shape, data_offsets}`; then the data, whose
-tensors follow each other without gap or overlap. The header is checked whole before anything is
-believed, and every error names the file and, where there is one, the tensor.
+File format (https://github.com/huggingface/safetensors): eight bytes with the length of the header, little
+endian; the header, a JSON object `name -> {dtype, shape, data_offsets}`; then the data, whose tensors are
+contiguous. The whole header is validated before use, and every error names the file and, if there is one, the
+tensor.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ SINGLE_NAME = "model.safetensors"
 
 _HEADER_LIMIT_BYTES = 100_000_000  # as in the reference implementation of the format
 _MAX_DIMS, _MAX_DIM, _MAX_OFFSET = 8, 1 << 40, 1 << 62
-_VALUES_OF_TENSOR = 10  # in a header: number format, up to four dimensions, two offsets, what holds them
-_INDEX_VALUES = 1 << 20  # quantized checkpoints have several tensors for each of a model
+_VALUES_OF_TENSOR = 10  # in a header: number format, up to four dimensions, two offsets, containers
+_INDEX_VALUES = 1 << 20  # quantized checkpoints have several tensors per weight
 _NO_PLAIN_NAME = re.compile(r"[/\\:\0]")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _NATIVE = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
@@ -44,7 +44,7 @@ _DAMAGED = "the file is damaged or incomplete: fetch it again"
 
 
 class TensorEntry(NamedTuple):
-    """A tensor of a checkpoint: where it is and what it claims to be. `offset` is its place in the file."""
+    """A tensor of a checkpoint, as its header describes it. `offset` is from the start of the file."""
 
     name: str
     dtype: str  # as safetensors names it: "BF16", "F16", "F32", "I64", ...
@@ -55,7 +55,7 @@ class TensorEntry(NamedTuple):
 
     @property
     def storage(self) -> FloatStorage:
-        """Its storage kind. Raises ConfigError for formats that are not read."""
+        """The storage kind. Raises ConfigError for unsupported formats."""
         if self.dtype not in _NATIVE:
             raise ConfigError(
                 f"{self.file}: tensor {quoted(self.name)} is stored as {self.dtype}, which is not read",
@@ -65,12 +65,12 @@ class TensorEntry(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Its file."""
+        """The file."""
         return self.file.name
 
 
 class Checkpoint(Tensors):
-    """The tensors of a model by name, from one file or several. `read` maps one into memory."""
+    """The tensors of a model by name, from one or several files. `read` maps one into memory."""
 
     def __init__(self, path: Path, entries: dict[str, TensorEntry]) -> None:
         self.path = path
@@ -79,10 +79,10 @@ class Checkpoint(Tensors):
 
     @classmethod
     def open(cls, path: Path) -> Checkpoint:
-        """Open a model folder or one .safetensors file; reads the headers and no data.
+        """Open a model folder or one .safetensors file, reading only headers.
 
         In a folder: model.safetensors, else model.safetensors.index.json and its shards, else the only
-        .safetensors file. Raises ConfigError, with nothing kept open, for whatever is not in order.
+        .safetensors file. Raises ConfigError, with no file left open, for anything invalid.
         """
         if path.is_dir():
             return cls(path, _folder_entries(path))
@@ -91,10 +91,10 @@ class Checkpoint(Tensors):
         return cls(path, read_header(path))
 
     def read(self, name: str) -> Array:
-        """The data of a tensor [*shape], bf16, f16 or f32: a read-only view of the mapped file.
+        """Return the data of a tensor [*shape], bf16, f16 or f32: a read-only view of the mapped file.
 
-        Pages come from the disk when they are first touched. The file must not be shortened meanwhile;
-        replacing it by renaming another over it, as downloads do, is safe.
+        Pages are read from disk on first access. The file must not be truncated meanwhile; replacing it by a
+        rename, as downloads do, is safe.
         """
         entry = self[name]
         dtype = DTYPES[entry.storage.kind]
@@ -109,14 +109,14 @@ class Checkpoint(Tensors):
         return str(self.path)
 
     def pull(self, name: str) -> Dense:
-        """Return what `read` gives, as a weight."""
+        """Return a tensor as a weight (see `read`)."""
         return Dense(self.read(name))
 
     def prefetch(self, name: str) -> None:
         self._advise(name, mmap.MADV_WILLNEED)
 
     def release(self, name: str) -> None:
-        """Give back the memory of a tensor that was read; the file is still mapped."""
+        """Release the memory of a tensor that was read; the file stays mapped."""
         self._advise(name, mmap.MADV_DONTNEED)
 
     def _advise(self, name: str, advice: int) -> None:
@@ -129,7 +129,7 @@ class Checkpoint(Tensors):
         return Checkpoint(self.path, {prefix + name: entry for name, entry in self._entries.items()})
 
     def identity(self) -> bytes:
-        """Files count as the same while their path, size, time of last change and header are."""
+        """Return a digest of path, size, modification time and header of each file."""
         found = hashlib.blake2b(digest_size=20)
         for path in sorted({entry.file.resolve() for entry in self._entries.values()}):
             status = path.stat()
@@ -140,7 +140,7 @@ class Checkpoint(Tensors):
         return found.digest()
 
     def close(self) -> None:
-        """Forget the maps: each stays as long as an array of it does."""
+        """Drop the mappings: each is unmapped when no array uses it any more."""
         self._maps.clear()
 
     def _map(self, file: Path) -> mmap.mmap:
@@ -166,9 +166,9 @@ class Checkpoint(Tensors):
 
 
 def weight_files(names: list[str], where: str) -> list[str]:
-    """Which of the file names of a model folder hold its weights: safetensors files, or the index.
+    """Return the names of the weight files in a model folder: safetensors files, or the index.
 
-    Raises ConfigError when there is none, or when several would do; `where` names the folder.
+    Raises ConfigError if there is none, or more than one candidate; `where` names the folder.
     """
     for chosen in (SINGLE_NAME, INDEX_NAME):
         if chosen in names:
@@ -185,7 +185,7 @@ def weight_files(names: list[str], where: str) -> list[str]:
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """The `tensor -> file` map of an index. Raises ConfigError unless all files are plain names."""
+    """Read the `tensor -> file` map of an index. Raises ConfigError unless all files are plain names."""
     weight_map = read_json(path, max_values=_INDEX_VALUES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ConfigError(f"{path}: has no 'weight_map' with the files of the tensors")
@@ -197,7 +197,7 @@ def read_index(path: Path) -> dict[str, str]:
 
 
 def read_header(path: Path) -> dict[str, TensorEntry]:
-    """The tensors of one file, checked against its size. Raises ConfigError for a header that lies."""
+    """Read the tensors of one file, checked against its size. Raises ConfigError for an invalid header."""
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -238,7 +238,7 @@ def _header_fault(size: int, length: int) -> str:
 
 
 def _entry(path: Path, name: str, info: Any, start: int) -> TensorEntry:
-    """One line of a header as an TensorEntry, or ConfigError: data begins at byte `start` of the file."""
+    """Parse an entry of a header, or raise ConfigError; data begins at byte `start` of the file."""
     info = info if isinstance(info, dict) else {}
     dtype, shape, offsets = info.get("dtype"), info.get("shape"), info.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in _BITS:
@@ -258,7 +258,7 @@ def _fault(path: Path, name: str, what: str) -> ConfigError:
 
 
 def _counts(value: Any, most: int) -> bool:
-    """Return True if this is a list of whole numbers from 0 to `most`."""
+    """Return True if this is a list of integers from 0 to `most`."""
     if not isinstance(value, list) or not {int}.issuperset(map(type, value)):
         return False
     return not value or 0 <= min(value) <= max(value) <= most
@@ -296,7 +296,7 @@ def _folder_entries(folder: Path) -> dict[str, TensorEntry]:
 
 
 def _pickle_hint(names: list[str]) -> str:
-    """What to do about a folder without safetensors: never to open a pickle, which can run any code."""
+    """Return the hint for a folder without safetensors: pickles are never opened, they can run any code."""
     if pickles := [name for name in names if name.endswith(PICKLES)]:
         return (
             f"{pickles[0]} may be a pickle, which can run any code when opened: it is never read. "

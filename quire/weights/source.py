@@ -1,6 +1,6 @@
-"""The source of a model, wherever it lies: in a folder, or all in one file.
+"""The ModelSource protocol: a model in a folder, or in a single file.
 
-Nobody but the sources opens files of a model. Each checks what it reads: its files were written by strangers.
+Only sources open the files of a model. Each validates what it reads, since the files are untrusted.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from quire.weights.tensors import Tensors
 
 @dataclass(frozen=True, slots=True)
 class TokenizerData:
-    """A tokenizer: the text of its tokenizer.json, `where` that was read, and the settings beside it.
+    """A tokenizer: the text of its tokenizer.json, the place it was read from, and its settings.
 
-    `settings` are those of tokenizer_config.json: named special tokens, whether texts begin with one.
+    `settings` are those of tokenizer_config.json: named special tokens, and which are added to texts.
     """
 
     where: str
@@ -25,11 +25,11 @@ class TokenizerData:
 
 
 class ModelSource(Protocol):
-    """One model. Every method raises ConfigError, which says where, for what is there and not in order."""
+    """One model. Every method raises ConfigError, with the place, for invalid content."""
 
     @property
     def where(self) -> str:
-        """A name of the place of the model, for people."""
+        """A readable name of the location of the model."""
         ...
 
     def config(self) -> dict[str, Any]:
@@ -37,26 +37,26 @@ class ModelSource(Protocol):
         ...
 
     def generation_config(self) -> dict[str, Any]:
-        """Return the model's own defaults for sampling, under the names of generation_config.json, or {}."""
+        """Return the default sampling parameters, under the names of generation_config.json, or {}."""
         ...
 
     def tokenizer(self) -> TokenizerData | None:
-        """Return the tokenizer; None for a model that has none at all, which is served by token ids."""
+        """Return the tokenizer; None for a model without one, which is served by token ids."""
         ...
 
     def chat_templates(self) -> dict[str, str]:
-        """Return the Jinja sources of the chat templates by name, {} where there are none."""
+        """Return the Jinja sources of the chat templates by name; {} if there are none."""
         ...
 
     @property
     def has_weights(self) -> bool:
-        """True if all weights are here."""
+        """True if all weights are present."""
         ...
 
     def without_weights(self) -> str:
-        """Say for people what there is instead of weights."""
+        """Describe what is present instead of weights."""
         ...
 
     def tensors(self) -> Tensors:
-        """Return the weights by name; of their data nothing is read yet."""
+        """Return the weights by name, without reading their data."""
         ...

@@ -1,4 +1,4 @@
-"""The chat templates of a model folder, from the places where they are kept."""
+"""The chat templates of a model folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_TEMPLATES = 64  # of one model
 
 
 def read_templates(folder: Path) -> dict[str, str]:
-    """The templates of a checkpoint by name, from the places where they are kept."""
+    """Read the templates of a checkpoint by name, from all files that may contain them."""
     path = folder / "chat_template.jinja"
     if present(path):
         return {"default": _read_text(path)} | {p.stem: _read_text(p) for p in _additional(folder)}
@@ -36,7 +36,7 @@ def read_templates(folder: Path) -> dict[str, str]:
 
 
 def _additional(folder: Path) -> list[Path]:
-    """The templates beside the default one: *.jinja of the folder that transformers writes them to."""
+    """Return the additional templates: *.jinja in the folder where transformers writes them."""
     beside = folder / "additional_chat_templates"
     if not present(beside):
         return []

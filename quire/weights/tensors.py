@@ -1,4 +1,4 @@
-"""Tensors: the weights of a model by name, whatever holds them. Facts first, data on demand."""
+"""Tensors: the weights of a model by name, in any format: headers first, data on demand."""
 
 from __future__ import annotations
 
@@ -17,48 +17,48 @@ class Tensor(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are read of it, as they lie in the file."""
+        """Bytes of the tensor in the file."""
         ...
 
     @property
     def place(self) -> str:
-        """The name of its file, for errors."""
+        """The name of the file, for errors."""
         ...
 
     @property
     def storage(self) -> Storage:
-        """Its storage kind. Raises ConfigError for formats that are not read."""
+        """The storage kind. Raises ConfigError for unsupported formats."""
         ...
 
 
 class Tensors(Mapping[str, Tensor], ABC):
-    """Tensors by name. Of already quantized ones, the integers and what belongs to them are one tensor."""
+    """Tensors by name. A quantized weight, with its integers and scales, counts as one tensor."""
 
     @property
     @abstractmethod
     def where(self) -> str:
-        """A name of their place, for people."""
+        """A readable name of their location."""
 
     @abstractmethod
     def pull(self, name: str) -> StoredWeight:
-        """Return a tensor's data, as it is stored: views where possible."""
+        """Return the data of a tensor as stored: views if possible."""
 
     @abstractmethod
     def prefetch(self, name: str) -> None:
-        """Ask for the data of a tensor that will be pulled next; returns at once."""
+        """Prefetch the data of a tensor that will be pulled next, without blocking."""
 
     @abstractmethod
     def release(self, name: str) -> None:
-        """Give back the memory of a tensor that was pulled. It may be pulled again."""
+        """Release the memory of a tensor that was pulled. It may be pulled again."""
 
     @abstractmethod
     def under(self, prefix: str) -> Tensors:
-        """Return the same tensors with a prefix to their names."""
+        """Return the same tensors with a prefix added to their names."""
 
     @abstractmethod
     def identity(self) -> bytes:
-        """Name the data: other data have another name. Reads nothing but headers."""
+        """Return a digest that identifies the data, from headers alone."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the files, as far as nothing that was pulled needs them."""
+        """Close the files, unless pulled tensors still need them."""
