@@ -9,15 +9,12 @@ from dataclasses import asdict, dataclass
 from importlib.resources import files
 from typing import Any
 
-import numpy as np
-
 from quire.backends.device import device_for
 from quire.build import Built, build
 from quire.config import QUANTIZATIONS, EngineConfig
 from quire.errors import ConfigError
-from quire.program.batch import Batch
 from quire.quantize.kinds import Array
-from quire.quantize.quality import Quality, compare
+from quire.quantize.quality import Quality, compare, text_logits
 from quire.text.tokenizer import find_tokenizer
 
 LENGTH = 512  # tokens that are read as one text
@@ -67,7 +64,7 @@ def measure(model: str, options: Mapping[str, Any], advance: Advance) -> list[Lo
         found: list[Array] = []
         for text in texts:
             advance(name, total * number + sum(len(logits) for logits in found), total * len(ways))
-            found.append(_logits(built, text))
+            found.append(logits_of(built, text))
         if number:
             losses.append(Loss(name, _bits(built, change), compare(zip(base, found, strict=True))))
         base = base or found
@@ -89,29 +86,17 @@ def _texts(built: Built) -> list[list[int]]:
     return [ids[start : start + length] for start in range(0, len(ids), length)]
 
 
-def _logits(built: Built, ids: list[int]) -> Array:
-    """Logits of every position of one text [T] in an empty cache, [T, vocab]."""
-    config, model = built.description.config, built.description.model
-    # Of a window, what has slid out of sight is written over.
-    needed, held = np.arange(-(-len(ids) // config.block_size)), built.description.memory.blocks
-    tables = tuple(needed[None] % max(num_blocks, 1) for num_blocks in held)
-    variant = np.array([model.context_variant(len(ids))])
-    parts = []
-    for start in range(0, len(ids), config.max_num_batched_tokens):
-        chunk = np.array(ids[start : start + config.max_num_batched_tokens])
-        batch = Batch(
-            token_ids=chunk,
-            positions=np.arange(start, start + len(chunk)),
-            row_offsets=np.array([0, len(chunk)]),
-            block_tables=tables,
-            context_lens=np.array([start + len(chunk)]),
-            slots=np.array([0]),
-            variants=variant,
-            logit_rows=np.arange(len(chunk)),
-            block_size=config.block_size,
-        )
-        parts.append(built.backend.execute(batch).copy())  # a backend may write the next over it
-    return np.concatenate(parts)
+def logits_of(built: Built, ids: list[int]) -> Array:
+    """Return the logits of every position of one text [T], [T, vocab]."""
+    facts = built.description
+    return text_logits(
+        built.backend.execute,
+        ids,
+        num_blocks=facts.memory.blocks,
+        block_size=facts.config.block_size,
+        chunk_size=facts.config.max_num_batched_tokens,
+        variant=facts.model.context_variant(len(ids)),
+    )
 
 
 def _bits(built: Built, change: Mapping[str, Any]) -> float:

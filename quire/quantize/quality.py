@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from quire.program.batch import Batch
 from quire.quantize.kinds import Array
 
 _BLOCK = 1 << 22  # logits processed together, in float64
@@ -24,6 +25,40 @@ class Quality:
     error: float
     worst: float  # 99th percentile of positions
     agreement: float  # share of positions with the same best token
+
+
+def text_logits(
+    execute: Callable[[Batch], Array],
+    ids: Sequence[int],
+    *,
+    num_blocks: Sequence[int],
+    block_size: int,
+    chunk_size: int,
+    variant: int,
+) -> Array:
+    """Return the logits of every position of one text [T] in an empty cache, [T, vocab].
+
+    `execute` computes a batch; the text is given to it in chunks. `num_blocks` are the blocks of each cache
+    group: in a window with fewer than the text needs, what has left the window is overwritten.
+    """
+    needed = np.arange(-(-len(ids) // block_size))
+    tables = tuple(needed[None] % max(held, 1) for held in num_blocks)
+    parts = []
+    for start in range(0, len(ids), chunk_size):
+        chunk = np.array(ids[start : start + chunk_size])
+        batch = Batch(
+            token_ids=chunk,
+            positions=np.arange(start, start + len(chunk)),
+            row_offsets=np.array([0, len(chunk)]),
+            block_tables=tables,
+            context_lens=np.array([start + len(chunk)]),
+            slots=np.array([0]),
+            variants=np.array([variant]),
+            logit_rows=np.arange(len(chunk)),
+            block_size=block_size,
+        )
+        parts.append(execute(batch).copy())  # the next call may overwrite them
+    return np.concatenate(parts)
 
 
 def divergence(base: Array, other: Array) -> Array:

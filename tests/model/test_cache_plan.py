@@ -17,7 +17,7 @@ from tiny import CONFIGS, random_weights
 from quire import LLM, SamplingParams, build, memory
 from quire.backends.device import device_for, plan_weights
 from quire.cache_plan import SNAPSHOT_TOKENS, BlockBytes, CacheGroup, Sizing, by_spec
-from quire.cli.quality import _logits
+from quire.cli.quality import logits_of
 from quire.config import EngineConfig
 from quire.errors import ConfigError
 from quire.memory import MemoryPlan, misfit, plan_memory, summary
@@ -181,7 +181,7 @@ def test_rounding_is_measured_of_models_with_windows(tmp_path: Path) -> None:
     config = EngineConfig(model=written(tmp_path, "gemma3"), device="reference", max_num_batched_tokens=16)
     ids, logits = list(range(32)) * 5, []
     for options in ({"max_num_seqs": 1}, {"max_num_seqs": 1, "max_num_batched_tokens": 256}):
-        logits.append(_logits(build.build(replace(config, **options)), ids))
+        logits.append(logits_of(build.build(replace(config, **options)), ids))
     np.testing.assert_array_equal(*logits)
 
 
