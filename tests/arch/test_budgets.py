@@ -49,7 +49,7 @@ ROOMS = (
         "tokenizers, chat templates in a sandbox, tool and reasoning formats, grammars",
         ("text", "grammar", "sandbox"),
     ),
-    Room("formats", 1_290, "reading checkpoints, and storing weights in fewer bits", ("weights", "quantize")),
+    Room("formats", 1_250, "reading checkpoints, and storing weights in fewer bits", ("weights", "quantize")),
     Room("cli", 1_930, "the commands of `quire`, their options and their help", ("cli",)),
     Room("rest", 1_550, "LLM and AsyncLLM, configuration, memory planning, the roofline", ("",)),
 )
