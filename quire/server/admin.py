@@ -19,7 +19,6 @@ from quire.server.metrics import CONTENT_TYPE
 from quire.server.openapi import describes, document
 from quire.server.service import ServiceState
 
-TOKENIZER_LIMIT = 1 << 20  # token ids in one call of /detokenize
 SHOWN = (
     "max_num_seqs",
     "max_num_batched_tokens",
@@ -233,8 +232,6 @@ async def detokenize(request: Request) -> Response:
 
 def _detokenize(frontend: Frontend, ids: list[int]) -> DetokenizeReply:
     vocab_size = frontend.model.config.vocab_size
-    if len(ids) > TOKENIZER_LIMIT:
-        raise RequestError(f"more than {TOKENIZER_LIMIT:,} token ids", None, "tokens")
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
         raise RequestError(f"token ids are from 0 to {vocab_size - 1:,}", None, "tokens")
     text = frontend.need_tokenizer().decode(ids, skip_special_tokens=False)

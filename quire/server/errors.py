@@ -1,30 +1,32 @@
-"""Errors as HTTP answers: a status, and a body in the shape of the interface whose path was asked for.
+"""Errors as HTTP responses: a status, and a body in the shape of the interface whose path was requested.
 
-An answer says what the caller can use and nothing of the inside: what was not raised on purpose becomes a
-500 that says only so, and every text loses file paths, addresses and traceback lines on its way out.
+A response says what the caller can do about the error and nothing about internals: an exception that was not
+raised on purpose becomes a 500 that says only so, and every message loses file paths, addresses and traceback
+lines.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from quire.errors import ContextOverflow, EngineDead, Overloaded, QuireError, RequestError
 
-UNEXPECTED = "the server failed at this request; its log says why"
-RESTART_S = 5  # when to ask again after the engine has died
+UNEXPECTED = "the server failed to process this request; its log has the details"
+RESTART_S = 5  # Retry-After when the engine has died
 MAX_MESSAGE = 4096  # characters of an error's text that are sent
 
-# status -> (type, code) where the error itself names none
+# status -> (type, code) of errors that have none of their own
 _KINDS = {
     400: ("invalid_request_error", "invalid_request"),
     401: ("authentication_error", "invalid_api_key"),
@@ -41,33 +43,17 @@ _KINDS = {
     501: ("server_error", "not_implemented"),
     503: ("overloaded_error", "server_overloaded"),
 }
-# Anthropic's names for the types, where they differ
+# Anthropic's types where they differ
 _ANTHROPIC_TYPES = {413: "request_too_large", 500: "api_error", 501: "api_error"}
-_ANTHROPIC_CODES = ("thread_unsupported_request",)  # those that its client goes by
-# llama.cpp's names for the types, where they differ
+_ANTHROPIC_CODES = ("thread_unsupported_request",)  # those that its clients check
+# llama.cpp's types where they differ
 _LLAMACPP_TYPES = {403: "permission_error", 501: "not_supported_error", 503: "unavailable_error"}
 _LLAMACPP_PATHS = frozenset({"/completion", "/completions", "/props", "/slots", "/apply-template", "/infill"})
 
-_ROOTS = (
-    "home",
-    "root",
-    "usr",
-    "opt",
-    "var",
-    "tmp",
-    "etc",
-    "mnt",
-    "srv",
-    "proc",
-    "dev",
-    "run",
-    "lib",
-    "data",
-    "Users",
-)
+_ROOTS = "home|root|usr|opt|var|tmp|etc|mnt|srv|proc|dev|run|lib|data|Users"
 _OWN = {path.parts[1] for path in (Path(__file__), Path(sys.prefix), Path.home()) if len(path.parts) > 1}
-_ROOT = "|".join(map(re.escape, sorted({*_ROOTS, *_OWN})))
-_INSIDES = (
+_ROOT = "|".join((_ROOTS, *map(re.escape, sorted(_OWN))))
+_INTERNALS = (
     (re.compile(r'File "[^"\n]*", line \d+(?:, in [\w.<>]+)?'), "[source]"),
     (re.compile(rf"(?<![\w.])(?:/(?:{_ROOT})|~|[A-Za-z]:)[/\\][^\s'\"`,;:()<>\[\]]*"), "[path]"),
     (re.compile(r"(?: at)? 0x[0-9a-fA-F]{4,}"), ""),
@@ -75,7 +61,7 @@ _INSIDES = (
 
 
 class HTTPRefusal(QuireError):
-    """A request that is refused with the HTTP `status` given, and `headers` beside the usual ones."""
+    """A request that is refused with an HTTP `status` and, in addition to the usual ones, `headers`."""
 
     def __init__(
         self,
@@ -95,7 +81,7 @@ class HTTPRefusal(QuireError):
 
 
 class NotFound(HTTPRefusal):
-    """What a request names is not here: 404, with the code "model_not_found" for a model."""
+    """Something that a request names does not exist: 404, with the code "model_not_found" for a model."""
 
     def __init__(
         self, message: str, hint: str | None = None, param: str | None = None, code: str | None = None
@@ -103,8 +89,8 @@ class NotFound(HTTPRefusal):
         super().__init__(404, message, hint, param=param, code=code)
 
 
-class Answer(NamedTuple):
-    """What is told of an error: all that both shapes are made of."""
+class ErrorReport(NamedTuple):
+    """The content of an error response, from which the bodies of all interfaces are made."""
 
     status: int
     message: str
@@ -114,8 +100,8 @@ class Answer(NamedTuple):
     headers: dict[str, str]
 
 
-def answer(error: BaseException) -> Answer:
-    """Status and words for an error. One that was not raised on purpose says nothing of itself."""
+def report(error: BaseException) -> ErrorReport:
+    """Return the status and content for an error; nothing about one that was not raised on purpose."""
     status, headers, message = 500, {}, UNEXPECTED
     if isinstance(error, RequestError):
         status = 400
@@ -126,7 +112,7 @@ def answer(error: BaseException) -> Answer:
     elif isinstance(error, EngineDead) and error.retry:
         status, headers = 503, {"Retry-After": str(RESTART_S)}
     elif isinstance(error, EngineDead):
-        headers = {"x-should-retry": "false"}  # which the SDKs of OpenAI and Anthropic heed
+        headers = {"x-should-retry": "false"}  # read by the SDKs of OpenAI and Anthropic
     elif isinstance(error, HTTPException):
         status, headers = error.status_code, dict(error.headers or {})
         message = error.detail
@@ -136,62 +122,106 @@ def answer(error: BaseException) -> Answer:
     if isinstance(error, EngineDead):
         type_, code = "server_error", "engine_dead"
     code = getattr(error, "code", None) or code
-    return Answer(status, clean(message), type_, code, getattr(error, "param", None), headers)
+    return ErrorReport(status, clean(message), type_, code, getattr(error, "param", None), headers)
 
 
-@lru_cache(64)  # those who are refused for one reason are many
+@lru_cache(64)  # under overload many requests get the same error
 def clean(text: str) -> str:
-    """A text without file paths, addresses and lines of tracebacks, that can be sent as UTF-8."""
+    """Remove file paths, addresses and traceback lines from a text, and what cannot be sent as UTF-8."""
     text = text[:MAX_MESSAGE].encode("utf-8", "replace").decode()
-    for pattern, instead in _INSIDES:
-        text = pattern.sub(instead, text)
+    for pattern, replacement in _INTERNALS:
+        text = pattern.sub(replacement, text)
     return text[:MAX_MESSAGE]
 
 
-def error_body(error: BaseException) -> dict[str, Any]:
-    """OpenAI's shape, for a response and for the event that ends a stream."""
-    told = answer(error)
-    words = {"message": told.message, "type": told.type, "param": told.param, "code": told.code}
-    return {"error": words}
+class ErrorDetail(Struct):
+    """Description of an error, in words and for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
 
 
-def anthropic_body(error: BaseException) -> dict[str, Any]:
-    """Anthropic's shape, likewise."""
-    told = answer(error)
-    type_ = _ANTHROPIC_TYPES.get(told.status, told.type)
-    if type_ == "server_error":
-        type_ = "api_error"
-    message = error.anthropic if isinstance(error, ContextOverflow) else told.message
-    words: dict[str, Any] = {"type": type_, "message": message}
-    if told.code in _ANTHROPIC_CODES:
-        words["details"] = {"error_code": told.code}
-    return {"type": "error", "error": words}
+class ErrorBody(Struct):
+    """Body of an error in OpenAI's interface, and at paths of none."""
+
+    error: ErrorDetail
+
+    @classmethod
+    def of(cls, error: BaseException) -> ErrorBody:
+        found = report(error)
+        return cls(ErrorDetail(found.message, found.type, found.param, found.code))
 
 
-def ollama_body(error: BaseException) -> dict[str, Any]:
-    """Ollama's shape, likewise."""
-    return {"error": answer(error).message}
+class AnthropicErrorDetail(Struct):
+    """Description of an error; `details` has its code where clients check it."""
+
+    type: str
+    message: str
+    details: dict[str, str] | UnsetType = UNSET
 
 
-def llamacpp_body(error: BaseException) -> dict[str, Any]:
-    """llama.cpp's shape, likewise; its code is the status."""
-    told = answer(error)
-    type_ = _LLAMACPP_TYPES.get(told.status, told.type)
-    if told.code == "context_length_exceeded":
-        type_ = "exceed_context_size_error"
-    return {"error": {"code": told.status, "message": told.message, "type": type_}}
+class AnthropicErrorBody(Struct):
+    """Body of an error under /v1/messages; `type` is "error"."""
+
+    type: str
+    error: AnthropicErrorDetail
+
+    @classmethod
+    def of(cls, error: BaseException) -> AnthropicErrorBody:
+        found = report(error)
+        type_ = _ANTHROPIC_TYPES.get(found.status, found.type)
+        if type_ == "server_error":
+            type_ = "api_error"
+        message = error.anthropic if isinstance(error, ContextOverflow) else found.message
+        details = {"error_code": found.code} if found.code in _ANTHROPIC_CODES else UNSET
+        return cls("error", AnthropicErrorDetail(type_, message, details))
 
 
-_BODIES: dict[str, Callable[[BaseException], dict[str, Any]]] = {
-    "openai": error_body,
-    "anthropic": anthropic_body,
-    "ollama": ollama_body,
-    "llamacpp": llamacpp_body,
+class OllamaErrorBody(Struct):
+    """Body of an error under /api/."""
+
+    error: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> OllamaErrorBody:
+        return cls(report(error).message)
+
+
+class LlamacppErrorDetail(Struct):
+    """Description of an error; `code` is the HTTP status."""
+
+    code: int
+    message: str
+    type: str
+
+
+class LlamacppErrorBody(Struct):
+    """Body of an error of llama.cpp's endpoints."""
+
+    error: LlamacppErrorDetail
+
+    @classmethod
+    def of(cls, error: BaseException) -> LlamacppErrorBody:
+        found = report(error)
+        type_ = _LLAMACPP_TYPES.get(found.status, found.type)
+        if found.code == "context_length_exceeded":
+            type_ = "exceed_context_size_error"
+        return cls(LlamacppErrorDetail(found.status, found.message, type_))
+
+
+AnyErrorBody: TypeAlias = ErrorBody | AnthropicErrorBody | OllamaErrorBody | LlamacppErrorBody
+ERROR_BODIES: dict[str, type[AnyErrorBody]] = {
+    "openai": ErrorBody,
+    "anthropic": AnthropicErrorBody,
+    "ollama": OllamaErrorBody,
+    "llamacpp": LlamacppErrorBody,
 }
 
 
 def interface_of(path: str) -> str:
-    """Whose interface a path belongs to: one of "openai", "anthropic", "ollama", "llamacpp"."""
+    """Return the interface that a path belongs to, a key of ERROR_BODIES."""
     if path.startswith("/v1/messages"):
         return "anthropic"
     if path.startswith("/api/"):
@@ -200,14 +230,14 @@ def interface_of(path: str) -> str:
 
 
 def response_for(error: BaseException, path: str = "") -> Response:
-    """The response that tells an error to who asked for `path`."""
-    told = answer(error)
-    body = _BODIES[interface_of(path)](error)
-    return Response(json.dumps(body), told.status, told.headers, "application/json")
+    """Return the response for an error of a request to `path`."""
+    body = msgspec.json.encode(ERROR_BODIES[interface_of(path)].of(error))
+    found = report(error)
+    return Response(body, found.status, found.headers, "application/json")
 
 
 def written(error: BaseException, path: str = "") -> tuple[bytes, bytes]:
-    """That response as bytes: the head without the line that ends it, and the body."""
+    """Return that response as bytes: the head without the empty line that ends it, and the body."""
     response = response_for(error, path)
     line = f"HTTP/1.1 {response.status_code} {HTTPStatus(response.status_code).phrase}\r\n".encode()
     headers = b"".join(b"%b: %b\r\n" % header for header in response.raw_headers)

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.errors import QuireError
-from quire.server.errors import error_body, response_for
+from quire.server.errors import ErrorBody, response_for
 from quire.server.logprob_json import Position
 
 FIRST_S = 2.0  # an error that comes within this time is an HTTP status; later, the stream has begun
@@ -50,7 +50,7 @@ class EventStream(Response):
     ) -> None:
         super().__init__()
         self._events = events
-        self._failed = failed or (lambda error: b"data: %s\n\n" % encode(error_body(error)))
+        self._failed = failed or (lambda error: b"data: %s\n\n" % encode(ErrorBody.of(error)))
         self._end = end
         self._alive = alive
         self._silent = True  # since the keep-alive looked last

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.errors import Overloaded
-from quire.server.errors import answer, response_for
+from quire.server.errors import report, response_for
 from quire.server.generation import Generation
 from quire.server.service import EXCHANGE, Exchange, ServiceState
 
@@ -71,7 +71,7 @@ class Exchanges:
         timings = generation.timings()
         state["tokens"] = (timings["prompt_tokens"], timings["completion_tokens"])
         if generation.failure is not None:
-            state["error"] = answer(generation.failure).message
+            state["error"] = report(generation.failure).message
         if self._serving.config.log_prompts:
             outputs = [reader.output for reader in generation.readers]
             state["prompt"] = "\n".join(output.prompt or "" for output in outputs)

@@ -14,7 +14,7 @@ import msgspec
 from starlette.routing import BaseRoute, Route
 
 from quire import __version__
-from quire.server.errors import interface_of
+from quire.server.errors import ERROR_BODIES, interface_of
 
 REF = "#/components/schemas/{name}"
 F = TypeVar("F", bound=Callable[..., Any])
@@ -43,64 +43,6 @@ class EndpointDoc(NamedTuple):
         return get_args(self.streams) if isinstance(self.streams, UnionType) else (self.streams,)
 
 
-class ErrorDetail(msgspec.Struct):
-    """What is wrong, in words and for programs."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorBody(msgspec.Struct):
-    """The body of an answer that is an error, where no other interface has its own."""
-
-    error: ErrorDetail
-
-
-class AnthropicError(msgspec.Struct):
-    """What is wrong, in words, and for programs a type; where a client goes by it, a code in `details`."""
-
-    type: str
-    message: str
-    details: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
-
-
-class AnthropicErrorBody(msgspec.Struct):
-    """The body of an error under /v1/messages; `type` is "error"."""
-
-    type: str
-    error: AnthropicError
-
-
-class OllamaErrorBody(msgspec.Struct):
-    """The body of an error under /api/."""
-
-    error: str
-
-
-class LlamacppError(msgspec.Struct):
-    """An error in llama.cpp's shape; `code` is the HTTP status."""
-
-    code: int
-    message: str
-    type: str
-
-
-class LlamacppErrorBody(msgspec.Struct):
-    """The body of an error of llama.cpp's endpoints."""
-
-    error: LlamacppError
-
-
-_FAILURES = {
-    "openai": ErrorBody,
-    "anthropic": AnthropicErrorBody,
-    "ollama": OllamaErrorBody,
-    "llamacpp": LlamacppErrorBody,
-}
-
-
 def describes(summary: str, body: Any = None, reply: Any = None, streams: Any = None) -> Callable[[F], F]:
     """Decorate an endpoint with its EndpointDoc."""
 
@@ -116,7 +58,7 @@ def document(routes: Iterable[BaseRoute], *, keys: bool) -> dict[str, Any]:
     listed = [route for route in routes if isinstance(route, Route) and route.include_in_schema]
     described = [(route, _description(route)) for route in listed]
     types = {type_ for _, doc in described for type_ in doc.types()}
-    ordered = [*_FAILURES.values(), *sorted(types, key=str)]
+    ordered = [*ERROR_BODIES.values(), *sorted(types, key=str)]
     schemas, components = msgspec.json.schema_components(ordered, ref_template=REF)
     schema_of = dict(zip(map(str, ordered), schemas, strict=True))
     paths: dict[str, Any] = {}
@@ -127,25 +69,13 @@ def document(routes: Iterable[BaseRoute], *, keys: bool) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "Quire", "version": __version__},
-        **_plainly_named({"paths": paths, "components": {"schemas": components}}),
+        "paths": paths,
+        "components": {"schemas": components},
     }
     if keys:
         shown["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         shown["security"] = [{"key": []}]
     return shown
-
-
-def _plainly_named(shown: dict[str, Any]) -> dict[str, Any]:
-    """Types of one name in several modules by that name, before it the interface unless it is OpenAI's."""
-
-    def plain(found: re.Match[bytes]) -> bytes:
-        return (found[1].capitalize() if found[1].decode() in _FAILURES.keys() - {"openai"} else b"") + found[
-            2
-        ]
-
-    written = re.sub(rb"quire\.server\.(\w+)(?:\.\w+)*\.([A-Z]\w*)", plain, msgspec.json.encode(shown))
-    renamed: dict[str, Any] = msgspec.json.decode(written)
-    return renamed
 
 
 def _description(route: Route) -> EndpointDoc:
@@ -162,9 +92,9 @@ def _operation(path: str, doc: EndpointDoc, schema_of: dict[str, Any]) -> dict[s
         good["content"] = content(doc.reply)
     if doc.streams is not None:
         media_type = "application/x-ndjson" if interface == "ollama" else "text/event-stream"
-        events = [schema_of[str(type_)] for type_ in (*doc.events(), _FAILURES[interface])]
+        events = [schema_of[str(type_)] for type_ in (*doc.events(), ERROR_BODIES[interface])]
         good["content"][media_type] = {"schema": {"anyOf": events}} if doc.events() else {}
-    error = {"description": "Error", "content": content(_FAILURES[interface])}
+    error = {"description": "Error", "content": content(ERROR_BODIES[interface])}
     operation: dict[str, Any] = {"summary": doc.summary, "responses": {"200": good, "default": error}}
     if doc.body is not None:
         operation["requestBody"] = {"required": True, "content": content(doc.body)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 
+import msgspec
 import pytest
 from starlette.exceptions import HTTPException
 
@@ -12,11 +13,11 @@ from quire.errors import EngineDead, Overloaded, QuireError, RequestError
 from quire.server.errors import (
     MAX_MESSAGE,
     UNEXPECTED,
+    AnthropicErrorBody,
+    ErrorBody,
     HTTPRefusal,
     NotFound,
-    anthropic_body,
     clean,
-    error_body,
     response_for,
 )
 
@@ -43,7 +44,7 @@ CASES = [
 def test_both_shapes(
     error: Exception, status: int, type_: str, code: str, param: str | None, anthropic: str
 ) -> None:
-    told = error_body(error)["error"]
+    told = msgspec.to_builtins(ErrorBody.of(error))["error"]
     assert (told["type"], told["code"], told["param"]) == (type_, code, param)
     assert response_for(error).status_code == status
     assert json.loads(response_for(error, "/v1/messages").body) == {
@@ -66,7 +67,7 @@ def test_both_shapes(
     ],
 )
 def test_shapes_of_llamacpp_and_ollama(error: Exception, status: int, type_: str) -> None:
-    message = error_body(error)["error"]["message"]
+    message = ErrorBody.of(error).error.message
     for path in ("/completion", "/completions", "/props", "/slots", "/slots/1", "/apply-template", "/infill"):
         response = response_for(error, path)
         told = {"error": {"code": status, "message": message, "type": type_}}
@@ -77,7 +78,7 @@ def test_shapes_of_llamacpp_and_ollama(error: Exception, status: int, type_: str
 
 
 def test_hints_are_told() -> None:
-    assert error_body(LONG)["error"]["message"] == "the prompt is too long (shorten it)"
+    assert ErrorBody.of(LONG).error.message == "the prompt is too long (shorten it)"
 
 
 def test_when_to_come_back() -> None:
@@ -97,8 +98,8 @@ def test_headers_of_an_error_are_kept() -> None:
 
 
 def test_what_was_not_raised_on_purpose_says_nothing() -> None:
-    assert error_body(KeyError("weights"))["error"]["message"] == UNEXPECTED
-    assert anthropic_body(KeyError("weights"))["error"]["message"] == UNEXPECTED
+    assert ErrorBody.of(KeyError("weights")).error.message == UNEXPECTED
+    assert AnthropicErrorBody.of(KeyError("weights")).error.message == UNEXPECTED
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,8 @@ def test_wrong_fields_are_named(client: httpx.Client, path: str, body: object, p
         (b'{"tokens": [1], "more": [' + b"[]," * 1_000_000 + b"[]]}", 400),
         (b'{"tokens": [1], "more": [' + b"1," * 100_000 + b"1]}", 200),
         (b'{"tokens": [1], "more": [' + b"1," * 1_000_000 + b"1]}", 400),
-        (b'{"tokens": [' + b"1," * 1_000_000 + b"1]}", 200),
+        (b'{"tokens": [' + b"1," * 999_990 + b"1]}", 200),
+        (b'{"tokens": [' + b"1," * 1_000_000 + b"1]}", 400),
     ],
 )
 def test_bodies(client: httpx.Client, raw: bytes, status: int) -> None:

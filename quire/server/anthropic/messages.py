@@ -21,7 +21,7 @@ from quire.server.anthropic.protocol import CountRequest, MessageReply, Messages
 from quire.server.anthropic.turns import Turn, messages_of
 from quire.server.body import read
 from quire.server.chat_task import ChatRun, ChatTask, encoded, start_chat
-from quire.server.errors import anthropic_body
+from quire.server.errors import AnthropicErrorBody
 from quire.server.event_stream import EventStream, encode, pieces
 from quire.server.field_names import renaming_fields
 from quire.server.generation_fields import warned
@@ -195,7 +195,7 @@ def _usage(run: ChatRun) -> MessageUsage:
 
 def failed(error: Exception) -> bytes:
     """Return the event that ends a stream which failed."""
-    return b"event: error\ndata: %s\n\n" % encode(anthropic_body(error))
+    return b"event: error\ndata: %s\n\n" % encode(AnthropicErrorBody.of(error))
 
 
 ROUTES = [

@@ -20,7 +20,7 @@ from quire.sampling_params import SamplingParams
 from quire.server import llama_options
 from quire.server.body import read
 from quire.server.chat_task import fitted
-from quire.server.errors import llamacpp_body
+from quire.server.errors import LlamacppErrorBody
 from quire.server.event_stream import EventStream, encode, grouped, id_groups, pieces
 from quire.server.generation import Generation, Part, beside
 from quire.server.generation_fields import warned
@@ -63,7 +63,7 @@ async def completion(request: Request) -> Response:
 
 
 def _failed(error: Exception) -> bytes:
-    return b"data: %s\n\n" % encode(llamacpp_body(error))
+    return b"data: %s\n\n" % encode(LlamacppErrorBody.of(error))
 
 
 def _encode(frontend: Frontend, asked: LlamacppCompletionRequest, params: SamplingParams) -> list[Encoded]:

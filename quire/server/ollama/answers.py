@@ -19,7 +19,7 @@ from quire.frontend import Encoded, Frontend
 from quire.sampling_params import SamplingParams
 from quire.server.body import read
 from quire.server.chat_task import ChatEvent, ChatRun, ChatTask, Finish, fitted, start_chat
-from quire.server.errors import NotFound, ollama_body
+from quire.server.errors import NotFound, OllamaErrorBody
 from quire.server.event_stream import EventStream, encode
 from quire.server.field_names import renaming_fields
 from quire.server.generation import beside
@@ -55,7 +55,7 @@ class Lines(EventStream):
 
 
 def _failed(error: Exception) -> bytes:
-    return encode(ollama_body(error)) + b"\n"
+    return encode(OllamaErrorBody.of(error)) + b"\n"
 
 
 @describes(

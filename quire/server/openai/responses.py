@@ -18,7 +18,7 @@ from quire.sampling_params import SamplingParams
 from quire.server.answer_blocks import CALL, REASONING, TEXT, AnswerBlocks, Block, BlockChange, encode_event
 from quire.server.body import read
 from quire.server.chat_task import ChatRun, encoded, start_chat
-from quire.server.errors import HTTPRefusal, NotFound, answer
+from quire.server.errors import HTTPRefusal, NotFound, report
 from quire.server.event_stream import EventStream, encode, grouped, pieces
 from quire.server.field_names import renaming_fields
 from quire.server.generation_fields import warned
@@ -130,7 +130,7 @@ class ResponseWriter:
         """Return the events that end a response which failed while it ran."""
         opening = self._opening()
         self._response.status = "failed"
-        self._response.error = {"code": "server_error", "message": answer(error).message}
+        self._response.error = {"code": "server_error", "message": report(error).message}
         self._response.output = self._output()
         return opening + encode_event(sse.ResponseFailed(next(self._numbers), self._response))
 
