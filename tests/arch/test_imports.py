@@ -43,6 +43,13 @@ ONLY_IN = {
     "huggingface_hub": "quire/weights/hub.py",
     **dict.fromkeys(("fastapi", "starlette", "uvicorn", "aiohttp", "h11", "http.server"), "quire/server/"),
 }
+# API of the server -> the other APIs that it may import from; what several share is in quire/server itself.
+APIS: dict[str, frozenset[str]] = {
+    "anthropic": frozenset(),
+    "llamacpp": frozenset({"openai"}),  # whose completions it extends
+    "ollama": frozenset(),
+    "openai": frozenset(),
+}
 # Imported where installed, declared by no extra.
 UNDECLARED = frozenset({"triton"})
 # Names of a distribution and of the module it brings, where they differ.
@@ -99,6 +106,21 @@ def forbidden(sources: Iterable[Source]) -> list[str]:
             if full in ("os.environ", "os.getenv", "os.putenv") and source.path != "quire/config.py":
                 found.append(f"{other.place}: {full} outside quire/config.py")
     return found
+
+
+def between_apis(sources: Iterable[Source]) -> list[str]:
+    """Imports of one of the server's APIs in another, beyond those in the table."""
+    found = []
+    for source in sources:
+        for other in source.imports:
+            here, there = (_api_of(name) for name in (source.module, f"{other.module}.{other.name}"))
+            if here is not None and there is not None and there not in {here, *APIS[here]}:
+                found.append(f"{other.place}: {here} imports {there}")
+    return found
+
+
+def _api_of(module: str) -> str | None:
+    return next((api for api in APIS if _within(module, f"quire.server.{api}")), None)
 
 
 def environment(sources: Iterable[Source]) -> list[str]:
@@ -198,6 +220,7 @@ def test_imports_go_down() -> None:
 def test_special_rules_hold() -> None:
     assert forbidden(package()) == []
     assert environment(package()) == []
+    assert between_apis(package()) == []
 
 
 def test_libraries_are_declared_and_used() -> None:
@@ -272,6 +295,21 @@ def test_a_right_level_passes(path: str, text: str) -> None:
 )
 def test_a_forbidden_import_is_found(path: str, text: str) -> None:
     assert len(forbidden([snippet(text, path)])) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "count"),
+    [
+        ("quire/server/anthropic/messages.py", "from quire.server.openai import protocol", 1),
+        ("quire/server/anthropic/messages.py", "from quire.server import body, openai", 1),
+        ("quire/server/openai/responses.py", "import quire.server.anthropic.turns", 1),
+        ("quire/server/llamacpp/completion.py", "from quire.server.openai.completions import listed", 0),
+        ("quire/server/anthropic/messages.py", "from quire.server.anthropic.edits import Edit", 0),
+        ("quire/server/app.py", "from quire.server.openai import chat", 0),
+    ],
+)
+def test_an_api_that_imports_another_is_found(path: str, text: str, count: int) -> None:
+    assert len(between_apis([snippet(text, path)])) == count
 
 
 def test_the_environment_is_found() -> None:
