@@ -1,4 +1,4 @@
-"""Streams whose events bear names, and a run that says what a test wants it to."""
+"""Streams of named events, and a scripted run of a conversation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Object = dict[str, Any]
 
 
 def parse(text: str) -> list[Object]:
-    """The events of a stream, each named as its type."""
+    """Parse the events of a stream; check that the name of each is its type."""
     found = []
     *events, rest = text.split("\n\n")
     assert rest == ""
@@ -29,7 +29,7 @@ def parse(text: str) -> list[Object]:
 
 
 def events(client: httpx.Client, path: str, **body: Any) -> list[Object]:
-    """What a server streams; AssertionError when it is an error."""
+    """Return the events that a server streams. Raises AssertionError for an error."""
     with client.stream("POST", path, json={**body, "stream": True}) as reply:
         assert reply.status_code == 200, reply.read()
         assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -37,7 +37,7 @@ def events(client: httpx.Client, path: str, **body: Any) -> list[Object]:
 
 
 class ScriptedRun:
-    """Stands for a ChatRun of one choice: batches of events, then an error if there is one."""
+    """A substitute for a ChatRun of one choice: batches of events, then an error if there is one."""
 
     def __init__(self, *batches: list[ChatEvent], error: Exception | None = None) -> None:
         self.generation = SimpleNamespace(timings=dict)

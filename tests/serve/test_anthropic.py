@@ -1,4 +1,4 @@
-"""/v1/messages: its events, what becomes of turns, and Anthropic's own client."""
+"""/v1/messages: its events, the conversion of its turns, and Anthropic's own client."""
 
 from __future__ import annotations
 
@@ -61,19 +61,19 @@ def ask(client: httpx.Client, path: str = PATH, **body: Any) -> Object:
 
 
 def refused(client: httpx.Client, path: str = PATH, **body: Any) -> str:
-    """What is said of a request that is refused with 400, in Anthropic's shape."""
+    """Return the message of a request's error, which is a 400 in Anthropic's shape."""
     reply = client.post(path, json={"messages": STORY, "max_tokens": 200, **body})
     assert reply.status_code == 400, (reply.status_code, reply.text)
-    told = reply.json()
-    assert told.keys() == {"type", "error"}
-    assert told["error"].keys() == {"type", "message"}
-    assert (told["type"], told["error"]["type"]) == ("error", "invalid_request_error")
-    message: str = told["error"]["message"]
+    answer = reply.json()
+    assert answer.keys() == {"type", "error"}
+    assert answer["error"].keys() == {"type", "message"}
+    assert (answer["type"], answer["error"]["type"]) == ("error", "invalid_request_error")
+    message: str = answer["error"]["message"]
     return message
 
 
 def joined(found: list[Object]) -> Object:
-    """The message that a stream's events come to; they are in order."""
+    """Assemble the message of a stream from its events; check their order."""
     start, *events, delta, stop = found
     assert [start["type"], delta["type"], stop["type"]] == ["message_start", "message_delta", "message_stop"]
     message: Object = start["message"]
@@ -106,7 +106,7 @@ def _whole_object(text: str) -> Object:
 
 
 def comparable(message: Object) -> Object:
-    """A message without what differs each time."""
+    """Return a message without the fields that differ each time."""
     blocks = [{**block, "id": ""} for block in message["content"]]
     return {**message, "id": "", "timings": None, "usage": None, "content": blocks}
 
@@ -161,7 +161,7 @@ def test_stop_reasons(finish: Finish, max_tokens: int, reason: str, sequence: st
     assert (found["stop_reason"], found["stop_sequence"]) == (reason, sequence)
 
 
-def test_an_answer_of_nothing_is_an_empty_text() -> None:
+def test_an_empty_answer_is_an_empty_text() -> None:
     assert joined(streamed([Finish("stop", None)]))["content"] == [{"type": "text", "text": ""}]
 
 
@@ -171,7 +171,7 @@ def test_a_failure_within_a_stream_is_its_last_event() -> None:
     assert "secret" not in json.dumps(streamed(*ANSWER, error=KeyError("secret"))[-1])
 
 
-def test_silence_is_broken_by_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pings_break_silences(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_module, "FIRST_S", 0.01)
     monkeypatch.setattr(stream_module, "KEEP_ALIVE_S", 0.05)
     parts: list[bytes] = []
@@ -253,14 +253,14 @@ def test_options_become_those_of_a_task() -> None:
 
 
 def test_thinking_sets_a_variable_of_the_template() -> None:
-    def told(thinking: Object | None) -> tuple[Any, bool]:
+    def options(thinking: Object | None) -> tuple[Any, bool]:
         found = task(thinking=thinking)
         return found.chat_template_kwargs, found.include_reasoning
 
-    assert told(None) == ({}, True)
-    assert told({"type": "enabled", "budget_tokens": 1024}) == ({"enable_thinking": True}, True)
-    assert told({"type": "adaptive", "display": "omitted"}) == ({"enable_thinking": True}, False)
-    assert told({"type": "disabled"}) == ({"enable_thinking": False}, False)
+    assert options(None) == ({}, True)
+    assert options({"type": "enabled", "budget_tokens": 1024}) == ({"enable_thinking": True}, True)
+    assert options({"type": "adaptive", "display": "omitted"}) == ({"enable_thinking": True}, False)
+    assert options({"type": "disabled"}) == ({"enable_thinking": False}, False)
 
 
 def turn(role: str = "user", **block: Any) -> list[Object]:
@@ -289,7 +289,7 @@ def turn(role: str = "user", **block: Any) -> list[Object]:
         ("guided_json", {"guided_json": {}}),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(words: str, body: Object) -> None:
+def test_unsupported_fields_are_refused_by_name(words: str, body: Object) -> None:
     with pytest.raises(RequestError) as caught:
         task(**body)
     assert words in caught.value.message
@@ -340,7 +340,7 @@ def test_the_answer_is_that_of_chat_completions(client: httpx.Client) -> None:
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == chat["usage"]["prompt_tokens"]
 
 
-def test_the_answer_goes_on_with_the_last_turn(client: httpx.Client) -> None:
+def test_the_answer_continues_the_last_turn(client: httpx.Client) -> None:
     greedy = {"temperature": 0, "top_k": -1}
     text = ask(client, max_tokens=30, **greedy)["content"][0]["text"]
     begun = text[: text.index(" ", 10)]
@@ -348,7 +348,7 @@ def test_the_answer_goes_on_with_the_last_turn(client: httpx.Client) -> None:
     assert text.startswith(begun + found["content"][0]["text"])
 
 
-def test_calls_and_what_came_of_them(client: httpx.Client) -> None:
+def test_calls_and_their_results(client: httpx.Client) -> None:
     found = ask(client, tools=TOOLS, tool_choice=ONE, **SAMPLED)
     assert found["stop_reason"] == "tool_use"
     (call,) = found["content"]
@@ -359,7 +359,7 @@ def test_calls_and_what_came_of_them(client: httpx.Client) -> None:
     assert again["timings"]["prompt_tokens"] > found["timings"]["prompt_tokens"] + 10
 
 
-def test_tokens_are_counted_as_they_are_read(client: httpx.Client) -> None:
+def test_tokens_are_counted_as_in_a_request(client: httpx.Client) -> None:
     for body in ({}, {"system": "Be brief."}, {"tools": TOOLS}, {"tools": TOOLS, "tool_choice": ONE}):
         reply = client.post(COUNT, json={"messages": STORY, **body})
         assert reply.status_code == 200, reply.text
@@ -367,12 +367,12 @@ def test_tokens_are_counted_as_they_are_read(client: httpx.Client) -> None:
         assert reply.json() == {"input_tokens": read}
 
 
-def test_what_has_no_effect_is_said(client: httpx.Client) -> None:
+def test_fields_without_effect_are_in_the_warnings(client: httpx.Client) -> None:
     thinking = {"type": "enabled", "budget_tokens": 1024}
     found = ask(client, max_tokens=1, frobnicate=1, thinking=thinking, output_config={"effort": "low"})
-    told = " ".join(found["warnings"])
+    warnings = " ".join(found["warnings"])
     for name in ("frobnicate", "thinking.budget_tokens", "output_config.effort"):
-        assert name in told
+        assert name in warnings
     headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "x"}
     body = {"messages": STORY, "max_tokens": 1, "service_tier": "auto", "container": None}
     reply = client.post(f"{PATH}?beta=true", json=body, headers=headers)
@@ -401,7 +401,7 @@ def test_what_has_no_effect_is_said(client: httpx.Client) -> None:
         ("'image'", {"messages": turn(type="image", source={"type": "base64", "data": "x"})}),
     ],
 )
-def test_errors_speak_of_the_request(client: httpx.Client, words: str, body: Object) -> None:
+def test_errors_name_the_fields_of_the_request(client: httpx.Client, words: str, body: Object) -> None:
     for stream in (False, True):
         body = {name: value for name, value in body.items() if name != "max_tokens" or value is not None}
         if words == "max_tokens is missing":
@@ -415,7 +415,7 @@ def test_errors_speak_of_the_request(client: httpx.Client, words: str, body: Obj
 
 
 @pytest.mark.parametrize("field", sorted(REFUSED_HERE))
-def test_what_is_refused_is_refused_in_any_form(client: httpx.Client, field: str) -> None:
+def test_refused_fields_are_refused_with_any_value(client: httpx.Client, field: str) -> None:
     for path in (PATH, COUNT):
         for value in ("x", 3, {"a": 1}, ["a"], True):
             assert field in refused(client, path, **{field: value})
@@ -492,7 +492,7 @@ def test_sdk_lists_models(sdk: anthropic.Anthropic) -> None:
     assert card.created_at.year >= 2026
 
 
-def test_sdk_says_what_the_system_says_in_between(sdk: anthropic.Anthropic) -> None:
+def test_sdk_sends_system_messages_between_turns(sdk: anthropic.Anthropic) -> None:
     turns: Any = [*STORY, {"role": "system", "content": [{"type": "text", "text": "Be brief."}]}]
     assert sdk.messages.create(model="demo", max_tokens=5, messages=turns).usage.output_tokens > 0
     before = sdk.messages.count_tokens(model="demo", messages=STORY)
@@ -536,7 +536,7 @@ def test_sdk_runs_tools(sdk: anthropic.Anthropic) -> None:
     assert final.content[0].input["days"] in (1, 2, 3)
 
 
-def test_sdk_parses_what_follows_a_schema(sdk: anthropic.Anthropic) -> None:
+def test_sdk_parses_an_answer_with_a_schema(sdk: anthropic.Anthropic) -> None:
     found = sdk.messages.parse(model="demo", max_tokens=200, messages=STORY, output_format=Person)
     assert isinstance(found.parsed_output, Person)
 
@@ -546,7 +546,7 @@ def test_sdk_counts_tokens(sdk: anthropic.Anthropic) -> None:
     assert found.input_tokens > 50
 
 
-def test_sdk_tells_errors(sdk: anthropic.Anthropic) -> None:
+def test_sdk_raises_errors(sdk: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.BadRequestError, match="temperature"):
         sdk.messages.create(model="demo", max_tokens=1, messages=STORY, extra_body={"temperature": 1.5})
     with pytest.raises(anthropic.NotFoundError) as caught:
@@ -554,7 +554,7 @@ def test_sdk_tells_errors(sdk: anthropic.Anthropic) -> None:
     assert caught.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
 
 
-def test_sdk_brings_its_key() -> None:
+def test_sdk_sends_its_key() -> None:
     body: Object = {"model": "demo", "max_tokens": 1, "messages": STORY}
     with running(QUIRE_API_KEY="secret") as server:
         with anthropic.Anthropic(base_url=server.url, api_key="secret", max_retries=0) as sdk:

@@ -1,4 +1,4 @@
-"""/v1/messages: blocks and tools that agents send, what becomes of them, and what is said of it."""
+"""/v1/messages: conversion of the blocks and tools that agents send, and the warnings about it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def names(found: ChatTask) -> list[str]:
 # What tools return
 
 
-def test_what_cannot_be_read_of_a_result_is_noted_in_its_place() -> None:
+def test_a_note_replaces_unreadable_parts_of_a_result() -> None:
     found = task(messages=user(result(text("a"), IMAGE, IMAGE), PDF, text("b")))
     returned, said = found.messages
     note = "[image omitted: this server reads only text]"
@@ -64,13 +64,13 @@ def test_what_cannot_be_read_of_a_result_is_noted_in_its_place() -> None:
 
 
 @pytest.mark.parametrize("block", [IMAGE, PDF, {"type": "text"}])
-def test_what_a_user_shows_is_refused_if_it_cannot_be_read(block: Object) -> None:
+def test_unreadable_blocks_of_a_user_are_refused(block: Object) -> None:
     with pytest.raises(RequestError) as caught:
         task(messages=user(text("What is this?"), block))
     assert f"messages[0]: a block of type '{block['type']}'" in caught.value.message
 
 
-def test_what_servers_of_anthropic_did_is_noted() -> None:
+def test_notes_replace_calls_run_by_anthropics_servers() -> None:
     used = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "fox"}}
     came = {"type": "web_search_tool_result", "tool_use_id": "s", "content": {"type": "error"}}
     turns = [
@@ -109,14 +109,14 @@ def test_citations_are_not_made() -> None:
     assert task(messages=user(result(hit | {"citations": {"enabled": False}}))).warnings == []
 
 
-def test_a_tool_that_failed_is_said_to_have_failed() -> None:
+def test_the_result_of_a_failed_tool_says_so() -> None:
     found = task(messages=user(result(text("no such file"), is_error=True)))
     assert found.messages[0]["content"] == "Error: no such file"
     found = task(messages=user(result(text("done"), is_error=False)))
     assert found.messages[0]["content"] == "done"
 
 
-def test_thoughts_reach_templates_that_know_of_them() -> None:
+def test_reasoning_reaches_the_template() -> None:
     thinking = {"type": "thinking", "thinking": "Let me see.", "signature": ""}
     redacted = {"type": "redacted_thinking", "data": "x"}
     turns = [*user(text("Hi")), {"role": "assistant", "content": [thinking, redacted, text("Hello")]}]
@@ -151,13 +151,13 @@ def test_tools_of_anthropics_servers_are_left_out() -> None:
     assert names(task(tools=[tool("g", allowed_callers=["direct", "code_execution_20260120"])])) == ["g"]
 
 
-def test_what_warnings_name_is_bounded() -> None:
+def test_warnings_are_bounded() -> None:
     found = task(tools=[SEARCH] * 100, messages=user(result(*({"type": f"x{n}"} for n in range(100)))))
     assert found.warnings[16] == "84 more tools are left out"
     assert len(found.warnings) == 33
 
 
-def test_a_choice_of_what_only_anthropic_runs_is_refused() -> None:
+def test_a_choice_of_a_tool_that_is_left_out_is_refused() -> None:
     with pytest.raises(RequestError) as caught:
         task(tools=[SEARCH], tool_choice={"type": "tool", "name": "web_search"})
     assert "'web_search', which only Anthropic's servers run" in caught.value.message
@@ -193,14 +193,14 @@ def test_deferred_tools_are_offered_once_they_are_loaded() -> None:
         ([], None),
     ],
 )
-def test_the_billing_header_is_not_for_the_model(system: Any, expected: str | None) -> None:
+def test_the_billing_header_is_removed(system: Any, expected: str | None) -> None:
     found = [message["content"] for message in task(system=system).messages if message["role"] == "system"]
     assert found == ([] if expected is None else [expected])
 
 
-def test_the_billing_header_does_not_keep_prompts_from_the_cache(client: httpx.Client) -> None:
+def test_prompts_with_different_billing_headers_share_the_cache(client: httpx.Client) -> None:
     def computed(header: str) -> int:
-        """How many tokens of the prompt were not found in the cache."""
+        """Return the number of prompt tokens that were not found in the cache."""
         system = [text(header), text("You are an agent that sorts words about foxes and lanterns. " * 4)]
         body = {"messages": [{"role": "user", "content": "Begin."}], "max_tokens": 1, "system": system}
         usage = client.post("/v1/messages", json=body).json()["usage"]
@@ -217,23 +217,23 @@ def test_the_billing_header_does_not_keep_prompts_from_the_cache(client: httpx.C
 
 
 def test_thinking_of_every_type() -> None:
-    def told(kind: str) -> Any:
+    def options(kind: str) -> Any:
         return task(thinking={"type": kind, "block_binding": None}).chat_template_kwargs
 
-    assert told("adaptive") == told("enabled") == told("between_tools") == {"enable_thinking": True}
-    assert told("disabled") == {"enable_thinking": False}
+    assert options("adaptive") == options("enabled") == options("between_tools") == {"enable_thinking": True}
+    assert options("disabled") == {"enable_thinking": False}
 
 
 @pytest.mark.parametrize(
-    ("effort", "told"), [("low", "low"), ("high", "high"), ("xhigh", "high"), ("max", "high")]
+    ("effort", "expected"), [("low", "low"), ("high", "high"), ("xhigh", "high"), ("max", "high")]
 )
-def test_effort_reaches_templates_that_know_of_it(effort: str, told: str) -> None:
-    assert task(output_config={"effort": effort}).chat_template_kwargs == {"reasoning_effort": told}
+def test_effort_reaches_the_template(effort: str, expected: str) -> None:
+    assert task(output_config={"effort": effort}).chat_template_kwargs == {"reasoning_effort": expected}
     own = task(output_config={"effort": effort}, chat_template_kwargs={"reasoning_effort": "x"})
     assert own.chat_template_kwargs == {"reasoning_effort": "x"}
 
 
-def test_what_has_no_effect_is_said_and_what_is_so_anyway_is_not(client: httpx.Client) -> None:
+def test_only_fields_that_ask_for_something_are_in_the_warnings(client: httpx.Client) -> None:
     budget = {"type": "tokens", "total": 50_000}
     body: Object = {"messages": user(text("Hi")), "max_tokens": 1}
     asked = {

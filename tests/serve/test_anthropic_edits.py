@@ -1,4 +1,4 @@
-"""context_management of /v1/messages: what each edit clears, and when."""
+"""context_management of /v1/messages: the blocks that each edit clears, and its trigger."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONG = "a long result " * 10
 
 
 def called(number: int, name: str = "read", thought: str = "") -> list[Object]:
-    """A call of the model and what came of it."""
+    """Return a call of the model and its result."""
     call = {"type": "tool_use", "id": f"id{number}", "name": name, "input": {"path": "a" * 40}}
     thinking = [{"type": "thinking", "thinking": thought, "signature": "x"}] if thought else []
     result = {"type": "tool_result", "tool_use_id": f"id{number}", "content": f"{number} {LONG}"}
@@ -41,7 +41,7 @@ def conversation(*names: str) -> list[Object]:
 
 
 def made(messages: Sequence[Object], *asked: Object) -> tuple[Edited, list[int]]:
-    """What edits make of a conversation of one token a character, and the numbers of tokens counted."""
+    """Apply edits to a conversation of one token a character; also return the numbers of tokens counted."""
     counted: list[int] = []
 
     def count(turns: Sequence[Turn]) -> int:
@@ -54,7 +54,7 @@ def made(messages: Sequence[Object], *asked: Object) -> tuple[Edited, list[int]]
 
 
 def cleared(found: Edited) -> list[str | None]:
-    """The ids of the results that are cleared."""
+    """Return the ids of the results that are cleared."""
     blocks = [block for turn in found[0] for block in blocks_of(turn)]
     return [block.tool_use_id for block in blocks if block.content == CLEARED]
 
@@ -85,15 +85,19 @@ FIVE = conversation(*["read"] * 5)
         ({"type": TOOL_USES, "trigger": {"type": "input_tokens", "value": 500}}, ["id0", "id1"]),
     ],
 )
-def test_old_results_are_cleared_where_the_trigger_is_met(asked: Object, expected: list[str]) -> None:
+def test_old_results_are_cleared_when_the_trigger_is_met(asked: Object, expected: list[str]) -> None:
     found, counted = made(FIVE, asked)
     assert cleared(found) == expected
     if not expected:
         assert (found[1], to_builtins(found[0])) == ([], to_builtins(convert(FIVE, list[Turn])))
     else:
-        (told,) = to_builtins(found[1])
+        (outcome,) = to_builtins(found[1])
         saved = counted[0] - counted[-1]
-        assert told == {"type": TOOL_USES, "cleared_tool_uses": len(expected), "cleared_input_tokens": saved}
+        assert outcome == {
+            "type": TOOL_USES,
+            "cleared_tool_uses": len(expected),
+            "cleared_input_tokens": saved,
+        }
 
 
 def test_tokens_are_counted_only_where_they_matter() -> None:
@@ -105,7 +109,7 @@ def test_tokens_are_counted_only_where_they_matter() -> None:
     assert len(made(FIVE, uses(4), {"type": TOOL_USES})[1]) == 2
 
 
-def test_some_tools_are_left_alone_and_inputs_cleared_if_asked_for() -> None:
+def test_tools_can_be_excluded_and_inputs_cleared() -> None:
     messages = conversation("read", "search", "read", "read", "read")
     for asked, inputs in ((None, []), (False, []), (True, ["id0"]), (["search"], []), (["read"], ["id0"])):
         found, _ = made(messages, uses(3, exclude_tools=["search"], clear_tool_inputs=asked))
@@ -114,7 +118,7 @@ def test_some_tools_are_left_alone_and_inputs_cleared_if_asked_for() -> None:
         assert [block.id for block in blocks if block.input == {}] == inputs
 
 
-def test_what_is_not_answered_or_comes_again_is_not_cleared() -> None:
+def test_calls_without_results_and_repeated_ids_are_not_cleared() -> None:
     unanswered = {
         "role": "assistant",
         "content": [{"type": "tool_use", "id": "x", "name": "read", "input": {}}],
@@ -125,7 +129,7 @@ def test_what_is_not_answered_or_comes_again_is_not_cleared() -> None:
     assert cleared(found) == ["id1", "id2", "id3", "id4"]
 
 
-def test_a_failure_that_is_cleared_is_none_any_more() -> None:
+def test_a_cleared_result_is_no_failure() -> None:
     messages = conversation(*["read"] * 4)
     messages[2]["content"][0]["is_error"] = True
     found, _ = made(messages, uses(3))
@@ -165,7 +169,7 @@ THOUGHTFUL = [
         ({"type": "all"}, ["a", "b", "c", "d"]),
     ],
 )
-def test_thoughts_of_old_turns_are_cleared(keep: Any, expected: list[str]) -> None:
+def test_reasoning_of_old_turns_is_cleared(keep: Any, expected: list[str]) -> None:
     found, counted = made(THOUGHTFUL, {"type": THINKING} | ({} if keep is None else {"keep": keep}))
     assert thoughts(found) == expected
     assert len(found[0]) == len(THOUGHTFUL)
@@ -178,15 +182,15 @@ def test_thoughts_of_old_turns_are_cleared(keep: Any, expected: list[str]) -> No
         assert (found[1], counted) == ([], [])
 
 
-def test_edits_are_made_one_after_the_other() -> None:
+def test_edits_are_applied_in_order() -> None:
     _, (whole, without_thoughts) = made(THOUGHTFUL, {"type": THINKING})
     trigger = {"type": "input_tokens", "value": without_thoughts}
     found, _ = made(THOUGHTFUL, {"type": THINKING}, {"type": TOOL_USES, "trigger": trigger})
-    assert [type(told).__name__ for told in found[1]] == ["ClearedThinking"]
+    assert [type(outcome).__name__ for outcome in found[1]] == ["ClearedThinking"]
     trigger["value"] -= 1
     found, counted = made(THOUGHTFUL, {"type": THINKING}, {"type": TOOL_USES, "trigger": trigger})
-    assert [type(told).__name__ for told in found[1]] == ["ClearedThinking", "ClearedToolUses"]
-    assert sum(told.cleared_input_tokens for told in found[1]) == whole - counted[-1]
+    assert [type(outcome).__name__ for outcome in found[1]] == ["ClearedThinking", "ClearedToolUses"]
+    assert sum(outcome.cleared_input_tokens for outcome in found[1]) == whole - counted[-1]
 
 
 def test_an_unknown_edit_is_warned_about() -> None:
@@ -203,8 +207,8 @@ def test_an_unknown_edit_is_warned_about() -> None:
 @pytest.mark.parametrize(
     ("words", "asked"),
     [
-        ("edits[0] lacks its type", {}),
-        ("edits[0] lacks its type", {"type": 3}),
+        ("edits[0]: type is missing", {}),
+        ("edits[0]: type is missing", {"type": 3}),
         ("trigger.type", uses(3) | {"trigger": {"type": "characters", "value": 3}}),
         ("trigger.value", uses(-1)),
         ("keep", uses(3, keep=3)),
@@ -214,7 +218,7 @@ def test_an_unknown_edit_is_warned_about() -> None:
         ("clear_at_least", uses(3, clear_at_least=5)),
     ],
 )
-def test_a_malformed_edit_is_refused_by_its_place(words: str, asked: Object) -> None:
+def test_a_malformed_edit_is_refused_with_its_place(words: str, asked: Object) -> None:
     with pytest.raises(RequestError) as caught:
         edits_of(ContextManagement([asked]))
     assert words in caught.value.message
@@ -228,24 +232,24 @@ EDITS: Object = {"edits": [uses(3, keep=kept(1)), {"type": "compact_20260112"}]}
 BODY: Object = {"model": "demo", "messages": conversation(*["read"] * 4), "tools": TOOLS}
 
 
-def test_the_answer_says_what_was_cleared(client: httpx.Client) -> None:
+def test_the_response_reports_the_edits(client: httpx.Client) -> None:
     whole = client.post("/v1/messages/count_tokens", json=BODY).json()["input_tokens"]
     asked = {**BODY, "context_management": EDITS}
     counted = client.post("/v1/messages/count_tokens", json=asked).json()
     left = counted["input_tokens"]
     assert counted["context_management"] == {"original_input_tokens": whole}
-    told = {"type": TOOL_USES, "cleared_tool_uses": 3, "cleared_input_tokens": whole - left}
+    outcome = {"type": TOOL_USES, "cleared_tool_uses": 3, "cleared_input_tokens": whole - left}
     assert 0 < left < whole
     reply = client.post("/v1/messages", json={**asked, "max_tokens": 1}).json()
-    assert reply["context_management"] == {"applied_edits": [told]}
+    assert reply["context_management"] == {"applied_edits": [outcome]}
     assert reply["timings"]["prompt_tokens"] == left
     assert any("compact_20260112" in warning for warning in reply["warnings"])
     found = events(client, "/v1/messages", **asked, max_tokens=1)
     delta = next(event for event in found if event["type"] == "message_delta")
-    assert delta["context_management"] == {"applied_edits": [told]}
+    assert delta["context_management"] == {"applied_edits": [outcome]}
 
 
-def test_edits_without_effect_are_told_as_none(client: httpx.Client) -> None:
+def test_edits_without_effect_are_not_reported(client: httpx.Client) -> None:
     asked = {**BODY, "max_tokens": 1, "context_management": {"edits": [{"type": THINKING, "keep": "all"}]}}
     assert client.post("/v1/messages", json=asked).json()["context_management"] == {"applied_edits": []}
     assert "context_management" not in client.post("/v1/messages", json={**BODY, "max_tokens": 1}).json()
@@ -253,7 +257,7 @@ def test_edits_without_effect_are_told_as_none(client: httpx.Client) -> None:
     assert (refused.status_code, "edits[0]" in refused.json()["error"]["message"]) == (400, True)
 
 
-def test_what_is_too_long_is_served_once_it_is_edited(client: httpx.Client) -> None:
+def test_edits_make_a_long_conversation_fit(client: httpx.Client) -> None:
     messages = conversation(*["read"] * 8)
     for message in messages[2::2]:
         message["content"][0]["content"] = LONG * 20
@@ -265,7 +269,7 @@ def test_what_is_too_long_is_served_once_it_is_edited(client: httpx.Client) -> N
     assert reply.status_code == 200, reply.text
 
 
-def test_anthropics_client_reads_it(server: Server) -> None:
+def test_sdk_reads_the_edits(server: Server) -> None:
     betas = ["context-management-2025-06-27"]
     asked: Object = {**BODY, "max_tokens": 5, "context_management": EDITS, "betas": betas}
     with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as sdk:
@@ -275,9 +279,9 @@ def test_anthropics_client_reads_it(server: Server) -> None:
         del asked["max_tokens"]
         count = sdk.beta.messages.count_tokens(**asked)
     assert whole.context_management is not None
-    (told,) = whole.context_management.applied_edits
-    assert told.type == TOOL_USES
-    assert told.cleared_tool_uses == 3
+    (outcome,) = whole.context_management.applied_edits
+    assert outcome.type == TOOL_USES
+    assert outcome.cleared_tool_uses == 3
     assert final.context_management == whole.context_management
     assert count.context_management is not None
     assert count.context_management.original_input_tokens > count.input_tokens

@@ -1,4 +1,4 @@
-"""/v1/responses: its events, what becomes of items, and OpenAI's own client."""
+"""/v1/responses: its events, the conversion of its items, and OpenAI's own client."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def refused(client: httpx.Client, **body: Any) -> Object:
 
 
 def joined(found: list[Object]) -> Object:
-    """The response that a stream's events come to, item by item; they are in order and agree."""
+    """Assemble the response of a stream from its events; check their order and that they agree."""
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     first, second, *events, last = found
     assert [first["type"], second["type"]] == ["response.created", "response.in_progress"]
@@ -90,7 +90,7 @@ def joined(found: list[Object]) -> Object:
 
 
 def _joined_item(events: list[Object], index: int) -> Object:
-    """Take the events of one item off the list."""
+    """Remove the events of one item from the list and return the item."""
 
     def next_event(kind: str) -> Object:
         event = events.pop(0)
@@ -124,7 +124,7 @@ def _joined_item(events: list[Object], index: int) -> Object:
 
 
 def comparable(response: Object) -> Object:
-    """A response without what differs each time."""
+    """Return a response without the fields that differ each time."""
     own = {**response, "id": "", "created_at": 0, "completed_at": 0, "timings": None, "usage": None}
     own["output"] = [
         {**item, "id": "", **({"call_id": ""} if "call_id" in item else {})} for item in response["output"]
@@ -196,7 +196,7 @@ def test_the_item_that_is_cut_is_incomplete() -> None:
     assert found["completed_at"] is None
 
 
-def test_an_answer_of_nothing_is_an_empty_message() -> None:
+def test_an_empty_answer_is_an_empty_message() -> None:
     (item,) = joined(streamed([Finish("stop", None)]))["output"]
     assert (item["type"], item["content"][0]["text"], item["status"]) == ("message", "", "completed")
 
@@ -220,8 +220,8 @@ def test_a_failure_within_a_stream_is_its_last_event() -> None:
 
 def test_a_late_failure_before_all_events_opens_the_stream() -> None:
     stream = ResponseWriter(response(), ScriptedRun(), Toolbox(), UNASKED)  # type: ignore[arg-type]
-    told = stream.failed(EngineDead("it died")).decode()
-    names = [line.removeprefix("event: ") for line in told.split("\n") if line.startswith("event")]
+    text = stream.failed(EngineDead("it died")).decode()
+    names = [line.removeprefix("event: ") for line in text.split("\n") if line.startswith("event")]
     assert names == ["response.created", "response.in_progress", "response.failed"]
 
 
@@ -269,7 +269,7 @@ def test_items_become_a_conversation() -> None:
     assert last == {"role": "assistant", "content": "No."}
 
 
-def test_calls_without_words_before_them() -> None:
+def test_calls_without_text_before_them() -> None:
     call = {"type": "function_call", "call_id": "A", "name": "f", "arguments": "{}"}
     _, assistant = messages(input=[{"role": "user", "content": "Hi"}, call])
     assert (assistant["role"], assistant["content"], len(assistant["tool_calls"])) == ("assistant", "", 1)
@@ -300,7 +300,7 @@ def test_calls_without_words_before_them() -> None:
         ("guided_json", {"guided_json": {}}),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(param: str, body: Object) -> None:
+def test_unsupported_fields_are_refused_by_name(param: str, body: Object) -> None:
     with pytest.raises(RequestError) as caught:
         messages(**body)
     assert caught.value.param == param
@@ -352,7 +352,7 @@ def test_the_answer_is_that_of_chat_completions(client: httpx.Client) -> None:
     assert found["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
 
 
-def test_calls_and_what_came_of_them(client: httpx.Client) -> None:
+def test_calls_and_their_results(client: httpx.Client) -> None:
     found = ask(client, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, **SAMPLED)
     (call,) = found["output"]
     assert call["type"] == "function_call"
@@ -373,12 +373,12 @@ def test_structures(client: httpx.Client) -> None:
     assert anything["output"][0]["content"][0]["text"].startswith("{")
 
 
-def test_what_has_no_effect_is_said(client: httpx.Client) -> None:
+def test_fields_without_effect_are_in_the_warnings(client: httpx.Client) -> None:
     options = {"store": True, "reasoning": {"effort": "low"}, "include": ["reasoning.encrypted_content"]}
     found = ask(client, max_output_tokens=1, frobnicate=1, text={"verbosity": "low"}, **options)
-    told = " ".join(found["warnings"])
+    warnings = " ".join(found["warnings"])
     for name in ("frobnicate", "store", "reasoning.effort", "encrypted_content", "text.verbosity"):
-        assert name in told
+        assert name in warnings
     assert len(found["warnings"]) == 5
     harmless = {"store": False, "background": False, "truncation": "disabled", "previous_response_id": None}
     harmless |= {"service_tier": "auto", "user": "me", "prompt_cache_key": "x", "safety_identifier": "x"}
@@ -406,7 +406,7 @@ def test_what_has_no_effect_is_said(client: httpx.Client) -> None:
         ("metadata", {"metadata": {"a": 1}}),
     ],
 )
-def test_errors_speak_of_the_request(client: httpx.Client, param: str, body: Object) -> None:
+def test_errors_name_the_fields_of_the_request(client: httpx.Client, param: str, body: Object) -> None:
     for stream in (False, True):
         error = refused(client, **body, stream=stream)
         assert error["param"] == param
@@ -415,7 +415,7 @@ def test_errors_speak_of_the_request(client: httpx.Client, param: str, body: Obj
 
 
 @pytest.mark.parametrize("field", sorted(REFUSED_HERE))
-def test_what_is_refused_is_refused_in_any_form(client: httpx.Client, field: str) -> None:
+def test_refused_fields_are_refused_with_any_value(client: httpx.Client, field: str) -> None:
     for value in ("x", 3, {"a": 1}, ["a"], True):
         assert refused(client, **{field: value})["param"] == field
 
@@ -499,7 +499,7 @@ def test_sdk_follows_a_stream(sdk: openai.OpenAI) -> None:
 
 
 def test_sdk_reads_logprobs(sdk: openai.OpenAI) -> None:
-    """The same as a chat completion's, at the text that they belong to."""
+    """They equal a chat completion's, and come with the text of their tokens."""
     body: Object = {"model": "demo", "temperature": 0, "extra_body": {"stop_token_ids": [5]}}
     messages: Any = [{"role": "user", "content": STORY}]
     chat = sdk.chat.completions.create(
@@ -536,7 +536,7 @@ def test_sdk_counts_tokens(sdk: openai.OpenAI) -> None:
         sdk.responses.input_tokens.count(model="demo", input=[{"role": "user"}])  # type: ignore[list-item]
 
 
-def test_sdk_is_told_that_nothing_is_kept(sdk: openai.OpenAI) -> None:
+def test_sdk_gets_an_error_for_stored_responses(sdk: openai.OpenAI) -> None:
     for call in (
         sdk.responses.retrieve,
         sdk.responses.cancel,
@@ -549,7 +549,7 @@ def test_sdk_is_told_that_nothing_is_kept(sdk: openai.OpenAI) -> None:
         sdk.responses.create(model="demo", input=STORY, previous_response_id="resp_1")
 
 
-def test_sdk_parses_what_follows_a_schema(sdk: openai.OpenAI) -> None:
+def test_sdk_parses_an_answer_with_a_schema(sdk: openai.OpenAI) -> None:
     found = sdk.responses.parse(model="demo", input="Who?", text_format=Person)
     assert isinstance(found.output_parsed, Person)
     with sdk.responses.stream(model="demo", input="Who?", text_format=Person) as stream:
@@ -571,7 +571,7 @@ def test_sdk_runs_tools(sdk: openai.OpenAI) -> None:
     assert final.output[0].type == "function_call"
 
 
-def test_sdk_tells_errors(sdk: openai.OpenAI) -> None:
+def test_sdk_raises_errors(sdk: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         sdk.responses.create(model="demo", input=STORY, previous_response_id="resp_1")
     assert caught.value.param == "previous_response_id"

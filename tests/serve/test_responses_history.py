@@ -1,4 +1,4 @@
-"""Conversations that come in as items of /v1/responses: what becomes of each kind."""
+"""Conversion of the input items of /v1/responses to messages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def call(call_id: str) -> Object:
     return {"type": "function_call", "call_id": call_id, "name": "f", "arguments": "{}"}
 
 
-def test_calls_of_every_kind_bear_the_names_that_the_model_knows() -> None:
+def test_calls_of_every_kind_have_the_names_that_the_model_sees() -> None:
     action = {"type": "exec", "command": ["ls"], "env": {}, "timeout_ms": 5, "user": None}
     (message,) = messages(
         {"type": "function_call", "call_id": "A", "namespace": "n", "name": "f", "arguments": '{"x": 1}'},
@@ -61,7 +61,7 @@ def test_calls_of_every_kind_bear_the_names_that_the_model_knows() -> None:
     ]
 
 
-def test_what_came_of_calls() -> None:
+def test_results_of_calls() -> None:
     parts = [{"type": "input_text", "text": "one"}, {"type": "input_text", "text": "two"}]
     found = messages(
         {"type": "function_call_output", "call_id": "A", "output": parts},
@@ -78,7 +78,7 @@ def test_what_came_of_calls() -> None:
     assert texts[4].endswith(": f")
 
 
-def test_reasoning_comes_with_the_message_that_it_led_to() -> None:
+def test_reasoning_is_part_of_the_message_after_it() -> None:
     said = {"role": "assistant", "content": "I look."}
     found = messages(thought("a"), said, call("A"), thought("b"), call("B"), USER, thought("c"), USER)
     first, second, *users = found
@@ -89,7 +89,7 @@ def test_reasoning_comes_with_the_message_that_it_led_to() -> None:
     assert users == [USER, USER]  # what led to nothing is not shown
 
 
-def test_reasoning_that_cannot_be_read_is_passed_over() -> None:
+def test_encrypted_reasoning_is_skipped() -> None:
     encrypted = thought(None, encrypted_content="gAAAA", summary=[{"type": "summary_text", "text": "x"}])
     (message,) = messages(encrypted, call("A"), encrypted, call("B"))
     assert "reasoning_content" not in message
@@ -107,7 +107,7 @@ def test_reasoning_that_cannot_be_read_is_passed_over() -> None:
         },
     ],
 )
-def test_a_note_stands_where_an_image_was(item: Object) -> None:
+def test_a_note_replaces_an_image(item: Object) -> None:
     found = task(item, item)
     assert [message["content"] for message in found.messages] == [
         "Look:\n[image omitted: this server reads only text]"
@@ -116,7 +116,7 @@ def test_a_note_stands_where_an_image_was(item: Object) -> None:
     assert "input_image" in warning
 
 
-def test_what_another_server_did_is_passed_over_with_a_warning() -> None:
+def test_calls_run_by_another_server_are_skipped_with_a_warning() -> None:
     search = {"type": "web_search_call", "id": "ws", "status": "completed", "action": {"type": "search"}}
     picture = {"type": "image_generation_call", "id": "ig", "status": "completed", "result": "AAAA"}
     found = task(USER, search, picture, search)
@@ -125,7 +125,7 @@ def test_what_another_server_did_is_passed_over_with_a_warning() -> None:
 
 
 @pytest.mark.parametrize("kind", ["compaction", "compaction_summary", "context_compaction"])
-def test_the_model_is_told_of_a_history_that_it_cannot_read(kind: str) -> None:
+def test_a_note_replaces_a_compacted_history(kind: str) -> None:
     found = task({"type": kind, "encrypted_content": "gAAAA"}, USER)
     note, user = found.messages
     assert (note["role"], user) == ("user", USER)
@@ -151,7 +151,7 @@ def test_messages_between_agents() -> None:
         {"role": "user", "content": [{"type": "output_video", "text": "x"}]},
     ],
 )
-def test_what_would_change_the_question_is_refused(item: Object) -> None:
+def test_items_that_change_the_question_are_refused(item: Object) -> None:
     with pytest.raises(RequestError) as caught:
         task(USER, item)
     assert caught.value.param == "input[1]"
@@ -160,7 +160,7 @@ def test_what_would_change_the_question_is_refused(item: Object) -> None:
 # Over real sockets
 
 
-def test_options_of_agents_are_taken(client: httpx.Client) -> None:
+def test_options_of_agents_are_accepted(client: httpx.Client) -> None:
     options: Object = {
         "store": False,
         "prompt_cache_key": "x",
@@ -173,14 +173,14 @@ def test_options_of_agents_are_taken(client: httpx.Client) -> None:
     }
     assert "warnings" not in ask(client, max_output_tokens=1, **options)
     idle = {"effort": "low", "summary": "auto", "context": "all_turns"}
-    told = ask(client, max_output_tokens=1, reasoning=idle, include=["reasoning.encrypted_content"])[
+    warnings = ask(client, max_output_tokens=1, reasoning=idle, include=["reasoning.encrypted_content"])[
         "warnings"
     ]
     for name in ("reasoning.effort", "reasoning.summary", "reasoning.context", "reasoning.encrypted_content"):
-        assert any(warning.startswith((name, f"include of {name}")) for warning in told)
+        assert any(warning.startswith((name, f"include of {name}")) for warning in warnings)
 
 
-def test_a_websocket_is_refused_in_the_way_that_agents_go_on_from(client: httpx.Client) -> None:
+def test_a_websocket_is_refused_with_a_status_that_agents_handle(client: httpx.Client) -> None:
     headers = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
     reply = client.get("/v1/responses", headers={**headers, "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA=="})
     assert (reply.status_code, reply.json()["error"]["code"]) == (426, "upgrade_refused")
@@ -190,15 +190,15 @@ def test_a_websocket_is_refused_in_the_way_that_agents_go_on_from(client: httpx.
     assert ask(client, max_output_tokens=1)["object"] == "response"
 
 
-def test_what_would_compact_says_what_to_do(client: httpx.Client) -> None:
+def test_compaction_is_refused_with_a_hint(client: httpx.Client) -> None:
     reply = client.post("/v1/responses/compact", json={"model": "demo", "input": [USER]})
     assert reply.status_code == 404
     for message in (reply.json()["error"]["message"], refused(client, input=[USER, TRIGGER])["message"]):
         assert "summary" in message
 
 
-def test_a_template_shows_the_history(client: httpx.Client) -> None:
-    """Longer by what each item brings."""
+def test_every_item_is_in_the_prompt(client: httpx.Client) -> None:
+    """Each item makes the prompt longer."""
     items: list[Object] = [USER, {"role": "developer", "content": "Be brief."}, thought("hm"), call("A")]
     items += [
         {"type": "function_call_output", "call_id": "A", "output": "x"},
@@ -212,5 +212,5 @@ def test_a_template_shows_the_history(client: httpx.Client) -> None:
     assert counts == sorted(set(counts))
 
 
-def test_arguments_that_are_no_json_are_refused(client: httpx.Client) -> None:
+def test_malformed_arguments_are_refused(client: httpx.Client) -> None:
     assert refused(client, input=[USER, {**call("A"), "arguments": '{"a'}])["param"] == "input"

@@ -1,4 +1,4 @@
-"""Tools of /v1/responses: what the model is told of them, and the items that its calls become."""
+"""Tools of /v1/responses: the functions that the model sees, and the items of its calls."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def conversation(**body: Any) -> tuple[ChatTask, Toolbox]:
 
 
 def functions(**body: Any) -> dict[str, Object]:
-    """What the model is told, by the names of functions."""
+    """Return the functions that the model sees, by name."""
     tools = conversation(**body)[0].tools or ()
     assert all(tool["type"] == "function" for tool in tools)
     return {tool["function"]["name"]: dict(tool["function"]) for tool in tools}
@@ -63,7 +63,7 @@ def streamed(toolbox: Toolbox, *batches: Any) -> list[Object]:
 
 
 def called(name: str, *pieces: str, finish: str = "tool_calls") -> tuple[list[Object], Object]:
-    """The events of a call, as the client sees it, and the item that it comes to."""
+    """Return the events of a call as the client receives them, and its item."""
     batches: list[Any] = [[CallStart(0, "call_a", name)], *([CallArguments(0, piece)] for piece in pieces)]
     found = streamed(conversation(tools=ALL)[1], *batches, [Finish(finish, None)])
     (item,) = found[-1]["response"]["output"]
@@ -71,37 +71,37 @@ def called(name: str, *pieces: str, finish: str = "tool_calls") -> tuple[list[Ob
     return found[3:-2], item
 
 
-# What the model is told
+# Functions that the model sees
 
 
-def test_a_namespace_stands_before_the_names_of_its_tools() -> None:
-    told = functions(tools=[WEATHER, AGENTS])
-    assert list(told) == ["weather", "agents.spawn", "agents.note"]
-    assert told["agents.spawn"]["parameters"] == CITY
-    assert told["agents.spawn"]["description"] == "Sub-agents.\n\nStarts one."
-    assert told["agents.note"]["description"] == ""
+def test_a_namespace_is_a_prefix_of_the_names_of_its_tools() -> None:
+    offered = functions(tools=[WEATHER, AGENTS])
+    assert list(offered) == ["weather", "agents.spawn", "agents.note"]
+    assert offered["agents.spawn"]["parameters"] == CITY
+    assert offered["agents.spawn"]["description"] == "Sub-agents.\n\nStarts one."
+    assert offered["agents.note"]["description"] == ""
 
 
-def test_a_custom_tool_is_a_function_of_one_text() -> None:
-    told = functions(tools=[PAINT, {"type": "custom", "name": "free", "description": "Any."}])
-    text = told["paint"]["parameters"]["properties"]["input"]
+def test_a_custom_tool_is_a_function_with_one_text() -> None:
+    offered = functions(tools=[PAINT, {"type": "custom", "name": "free", "description": "Any."}])
+    text = offered["paint"]["parameters"]["properties"]["input"]
     assert text["type"] == "string"
     assert re.fullmatch(text["pattern"], "+red\n+blue\n")
     assert not re.fullmatch(text["pattern"], "+green\n")
-    assert told["paint"]["parameters"]["required"] == ["input"]
-    assert LARK.strip() in told["paint"]["description"]
-    assert told["free"]["description"] == "Any."
-    assert "pattern" not in told["free"]["parameters"]["properties"]["input"]
+    assert offered["paint"]["parameters"]["required"] == ["input"]
+    assert LARK.strip() in offered["paint"]["description"]
+    assert offered["free"]["description"] == "Any."
+    assert "pattern" not in offered["free"]["parameters"]["properties"]["input"]
 
 
 @pytest.mark.parametrize("definition", ["[ab]+", "^[ab]+$"])
 def test_a_custom_tool_may_have_a_regular_expression(definition: str) -> None:
     form = {"type": "grammar", "syntax": "regex", "definition": definition}
-    told = functions(tools=[{"type": "custom", "name": "x", "format": form}])
-    assert told["x"]["parameters"]["properties"]["input"]["pattern"] == "^(?:[ab]+)$"
+    offered = functions(tools=[{"type": "custom", "name": "x", "format": form}])
+    assert offered["x"]["parameters"]["properties"]["input"]["pattern"] == "^(?:[ab]+)$"
 
 
-def test_a_recursive_grammar_is_told_and_not_enforced() -> None:
+def test_a_recursive_grammar_is_shown_and_not_enforced() -> None:
     form = {"type": "grammar", "syntax": "lark", "definition": 'start: "(" start ")" | "x"'}
     task = conversation(tools=[{"type": "custom", "name": "x", "format": form}])[0]
     assert task.tools is not None
@@ -116,7 +116,7 @@ HOSTED += ["code_interpreter", "computer_use_preview", "tool_search"]
 
 
 @pytest.mark.parametrize("kind", HOSTED)
-def test_what_only_openai_runs_is_left_out_with_a_warning(kind: str) -> None:
+def test_hosted_tools_are_left_out_with_a_warning(kind: str) -> None:
     task = conversation(tools=[{"type": kind}, WEATHER, {"type": kind, "execution": "server"}])[0]
     assert [tool["function"]["name"] for tool in task.tools or ()] == ["weather"]
     assert [kind in warning for warning in task.warnings] == [True]
@@ -129,9 +129,9 @@ def test_the_history_may_bring_tools() -> None:
         {"type": "tool_search_call", "call_id": "A", "execution": "client", "arguments": {"city": "Ulm"}},
         {"type": "tool_search_output", "call_id": "A", "tools": [{**WEATHER, "description": "New."}, PAINT]},
     ]
-    told = functions(input=items)
-    assert list(told) == ["agents.spawn", "agents.note", "weather", "paint"]
-    assert told["weather"]["description"] == "New."
+    offered = functions(input=items)
+    assert list(offered) == ["agents.spawn", "agents.note", "weather", "paint"]
+    assert offered["weather"]["description"] == "New."
 
 
 def test_many_tools_are_bounded() -> None:
@@ -184,16 +184,16 @@ def test_a_choice_of_several_tools() -> None:
         ("tool_choice", {"tools": [WEATHER], "tool_choice": {"type": "local_shell"}}),
     ],
 )
-def test_what_is_no_tool_is_refused(param: str, body: Object) -> None:
+def test_invalid_tools_are_refused(param: str, body: Object) -> None:
     with pytest.raises(RequestError) as caught:
         conversation(**body)
     assert caught.value.param == param
 
 
-# Calls, as the client is told of them
+# Calls, as the client receives them
 
 
-def test_a_call_in_a_namespace_has_both_names_apart() -> None:
+def test_a_call_in_a_namespace_has_both_names() -> None:
     found, item = called("agents.spawn", '{"city": ', '"Ulm"}')
     assert item == {
         "type": "function_call",
@@ -327,7 +327,7 @@ def test_only_allowed_tools_are_called(client: httpx.Client) -> None:
         {"type": "allowed_tools"},
     ],
 )
-def test_what_allows_no_tools_is_refused(client: httpx.Client, choice: Object) -> None:
+def test_a_choice_that_allows_no_tools_is_refused(client: httpx.Client, choice: Object) -> None:
     assert refused(client, tools=[WEATHER], tool_choice=choice)["param"] == "tool_choice"
 
 
@@ -342,7 +342,7 @@ def test_errors_name_the_place_of_a_tool(client: httpx.Client) -> None:
     assert refused(client, tools=[WEATHER, spaced])["param"] == "tools[1].tools[0].name"
 
 
-def test_an_expression_that_no_grammar_has_is_only_told(client: httpx.Client) -> None:
+def test_an_expression_beyond_grammars_is_only_shown(client: httpx.Client) -> None:
     form = {"type": "grammar", "syntax": "regex", "definition": r"(a)\1"}
     found = ask(client, tools=[{"type": "custom", "name": "x", "format": form}], max_output_tokens=1)
     assert found["warnings"] == [
@@ -350,7 +350,7 @@ def test_an_expression_that_no_grammar_has_is_only_told(client: httpx.Client) ->
     ]
 
 
-def test_what_was_left_out_is_in_the_warnings(client: httpx.Client) -> None:
+def test_tools_left_out_are_in_the_warnings(client: httpx.Client) -> None:
     found = ask(client, tools=[{"type": "web_search"}, WEATHER], max_output_tokens=1)
     assert [("web_search" in warning) for warning in found["warnings"]] == [True]
     opened = events(client, PATH, input="Hi", tools=[{"type": "mcp"}], max_output_tokens=1)[0]

@@ -1,4 +1,4 @@
-"""Tools whose schemas no grammar can follow: the request is served, the response says what is left out."""
+"""Tools whose schemas no grammar can follow: the request is served, warnings name what is not enforced."""
 
 from __future__ import annotations
 
@@ -81,26 +81,24 @@ def test_a_strict_tool_is_refused_by_its_name(client: httpx.Client) -> None:
     assert 'keywords that cannot be enforced: "not"' in error["message"]
 
 
-def test_more_alternatives_than_can_be_followed_are_the_requests_fault(
-    client: httpx.Client, server: Server
-) -> None:
-    """It shows when the first token has come."""
+def test_too_many_alternatives_are_an_error_of_the_request(client: httpx.Client, server: Server) -> None:
+    """The error appears after the first token."""
     pairs = " | ".join(f"a{i} b{j}" for i in range(105) for j in range(105))
     rules = "\n".join(f'a{i}: "{i}a"\nb{i}: "{i}b"' for i in range(105))
     grammar = f'start: "x" ({pairs})\n{rules}'
     body = {"prompt": "Hi", "max_tokens": 20, "structured_outputs": {"grammar": grammar}}
     whole, stream = (client.post("/v1/completions", json=body | {"stream": one}) for one in (False, True))
     assert whole.status_code == 400
-    told = stream.text  # as a whole, unless the stream had begun
+    text = stream.text  # as a whole, unless the stream had begun
     if stream.status_code == 200:
-        told = told.removesuffix("\n\ndata: [DONE]\n\n").rpartition("data: ")[2]
-    for error in (whole.json()["error"], json.loads(told)["error"]):
+        text = text.removesuffix("\n\ndata: [DONE]\n\n").rpartition("data: ")[2]
+    for error in (whole.json()["error"], json.loads(text)["error"]):
         assert error["type"] == "invalid_request_error"
         assert "it has too many alternatives at one place" in error["message"]
     assert client.get("/health").status_code == 200
 
 
-def test_messages_name_nothing_of_the_inside(client: httpx.Client) -> None:
+def test_errors_name_no_internals(client: httpx.Client) -> None:
     schemas: dict[str, dict[str, Any]] = {
         "oneOf: its alternatives may overlap": {"oneOf": [{"type": "string"}, {"type": "string"}]},
         "minimum, maximum: these bounds": {"type": "number", "maximum": 1e30},

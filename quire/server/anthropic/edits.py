@@ -157,7 +157,7 @@ def edits_of(asked: ContextManagement | None) -> tuple[list[Edit], list[str]]:
         where, kind = f"context_management.edits[{index}]", given.get("type")
         if not isinstance(kind, str):
             hint = f"one of {', '.join(KNOWN)}"
-            raise RequestError(f"{where} lacks its type", hint, "context_management")
+            raise RequestError(f"{where}: type is missing", hint, "context_management")
         if kind not in KNOWN:
             warnings.append(f"{where} has no effect: type {kind[:64]!r} is unknown")
             continue

@@ -20,7 +20,7 @@ REFUSED_HERE = {
     "compaction": "ask for a summary in a message",
     "container": None,
     "mcp_servers": "this server runs no tools",
-    "n": "ask several times",
+    "n": "send several requests",
     "prompt_logprobs": "use /v1/chat/completions",
 }
 THINKING = ("enabled", "adaptive", "between_tools", "disabled")
@@ -253,7 +253,7 @@ def task_of(asked: CountRequest) -> ChatTask:
     config, thinking = asked.output_config or OutputConfig(), asked.thinking
     if (form := config.format) is not None:
         if form.type != "json_schema" or form.schema is None:
-            problem = "output_config.format is not of type json_schema, or lacks its schema"
+            problem = "output_config.format must be of type json_schema and have a schema"
             raise RequestError(problem, None, "output_config")
         sampling["structured_outputs"] = StructuredOutputsParams(json=form.schema)
     kwargs: dict[str, Any] = {}

@@ -87,10 +87,12 @@ def _user(blocks: Sequence[InputBlock], where: str, omitted: Counter[str]) -> It
     said = [block for block in blocks if not is_result(block)]
     for block in results:
         if block.tool_use_id is None:
-            raise RequestError(f"{where}: a tool_result lacks its tool_use_id", None, "messages")
+            raise RequestError(f"{where}: tool_use_id of a tool_result is missing", None, "messages")
         content = block.content or ""
         if isinstance(content, dict):
-            raise RequestError(f"{where}: the content of a tool_result is not a list", None, "messages")
+            raise RequestError(
+                f"{where}: the content of a tool_result must be text or a list", None, "messages"
+            )
         text = content if isinstance(content, str) else _text(_readable(content, omitted), where)
         text = f"Error: {text}" if block.is_error else text  # templates have no other way to say it
         yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
@@ -105,7 +107,7 @@ def _assistant(blocks: Sequence[InputBlock], where: str, omitted: Counter[str]) 
     for block in blocks:
         if block.type == "tool_use":
             if block.id is None or block.name is None:
-                raise RequestError(f"{where}: a tool_use lacks its id or its name", None, "messages")
+                raise RequestError(f"{where}: id or name of a tool_use is missing", None, "messages")
             function = {"name": block.name, "arguments": block.input or {}}
             calls.append({"id": block.id, "type": "function", "function": function})
         elif block.type == "thinking":
@@ -149,7 +151,7 @@ def _text(blocks: Sequence[InputBlock], where: str) -> str:
     texts = []
     for block in blocks:
         if (text := _text_of(block)) is None:
-            problem = f"{where}: a block of type {block.type[:64]!r} is not supported here, or has no text"
+            problem = f"{where}: a block of type {block.type[:64]!r} is not supported, or has no text"
             raise RequestError(problem, "this server reads only text", where.partition("[")[0])
         texts.append(text)
     return "\n".join(texts)

@@ -155,7 +155,7 @@ class _History:
         name = item.name if kind in (FUNCTION, CUSTOM) else kind
         call_id = item.call_id or (item.id if kind == SHELL else None)
         if name is None or call_id is None:
-            raise RequestError(f"{where} lacks its name or its call_id", None, where)
+            raise RequestError(f"{where}: name or call_id is missing", None, where)
         function = {"name": function_name(name, item.namespace), "arguments": _arguments(item)}
         call = {"id": call_id, "type": "function", "function": function}
         if self.messages and self.messages[-1]["role"] == "assistant" and not any(self._reasoning):
@@ -166,10 +166,14 @@ class _History:
     def _result(self, item: Item, where: str) -> None:
         call_id = item.call_id or (item.id if item.type == "local_shell_call_output" else None)
         if call_id is None:
-            raise RequestError(f"{where} lacks its call_id", None, where)
+            raise RequestError(f"{where}: call_id is missing", None, where)
         if item.type == "tool_search_output":
             names = self._toolbox.add(item.tools or (), f"{where}.tools", again=True)
-            text = f"These can be called from now on: {', '.join(names)}" if names else "No tools were found."
+            text = (
+                f"Tools that can be called from now on: {', '.join(names)}"
+                if names
+                else "No tools were found."
+            )
         else:
             text = self._text(item.output, where)
         self._append("tool", text, tool_call_id=call_id)

@@ -19,7 +19,7 @@ _STATELESS = "nothing is kept between requests: send the whole conversation as i
 _CHAT = "use /v1/chat/completions"
 # As unsupported_fields.REFUSED, for this API alone.
 REFUSED_HERE = {
-    "background": "leave it out and wait, or stream",
+    "background": "omit it and wait for the response, or stream it",
     "context_management": None,
     "conversation": _STATELESS,
     "max_tool_calls": "use parallel_tool_calls",

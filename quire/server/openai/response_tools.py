@@ -209,7 +209,7 @@ class Toolbox:
 
     def _add_namespace(self, tool: ResponsesTool, where: str, again: bool) -> list[str]:
         if not tool.name:
-            raise RequestError(f"{where} lacks its name", None, where)
+            raise RequestError(f"{where}: name is missing", None, where)
         names = []
         for index, inner in enumerate(tool.tools or ()):
             place = f"{where}.tools[{index}]"
@@ -230,7 +230,7 @@ class Toolbox:
                 problem, "this server runs no tools: give functions, and run them yourself", where
             )
         if name is None:
-            raise RequestError(f"{where} lacks its name", None, where)
+            raise RequestError(f"{where}: name is missing", None, where)
         function = function_name(name, namespace)
         definition = {"name": function, **self._definition(tool, where)}
         if function in self._tools and not again:

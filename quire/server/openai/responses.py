@@ -250,25 +250,25 @@ async def count_tokens(request: Request) -> Response:
     return Response(encode(items.InputTokens(len(prompt.token_ids))), media_type="application/json")
 
 
-@describes("Not available: no response is stored")
+@describes("Not available: responses are not stored")
 async def stored(request: Request) -> Response:
     """Refuse requests for a stored response."""
     hint = "the server is stateless: send the whole conversation as input"
-    raise NotFound("no response is kept between requests", hint)
+    raise NotFound("responses are not stored", hint)
 
 
-@describes("Not available: no conversation is compacted")
+@describes("Not available: compaction is not supported")
 async def compact(request: Request) -> Response:
     """Refuse to compact, and say what to do instead."""
-    raise NotFound("no conversation is compacted here", COMPACT_YOURSELF)
+    raise NotFound("compaction is not supported", COMPACT_YOURSELF)
 
 
 async def websocket(request: Request) -> Response:
     """Refuse a WebSocket with 426: agents that ask for one first then go on over HTTP at once."""
     if request.headers.get("upgrade", "").lower() != "websocket":
         raise HTTPException(405, headers={"allow": "POST"})
-    hint = "POST the request, and set stream to true for its events"
-    raise HTTPRefusal(426, "responses come over HTTP alone", hint, headers={"upgrade": "HTTP/1.1"})
+    hint = "send the request by POST over HTTP, with stream set to true for its events"
+    raise HTTPRefusal(426, "WebSockets are not supported", hint, headers={"upgrade": "HTTP/1.1"})
 
 
 ROUTES = [
