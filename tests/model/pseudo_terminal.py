@@ -60,12 +60,15 @@ class Terminal:
         os.write(self.master, text.encode())
 
     def press_until_it_ends(self, key: str, seconds: float = 60) -> int:
-        """Press a key again and again: readline hears no Ctrl-C between its prompt and its wait for input."""
+        """Press a key again and again: readline hears no Ctrl-C between its prompt and its wait for input.
+
+        Slowly enough that no press comes while a program that was stopped twice is ending.
+        """
         end = time.monotonic() + seconds
         while self.process.poll() is None and time.monotonic() < end:
             self.type(key)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                return self.process.wait(0.2)
+                return self.process.wait(0.7)
         return self.process.wait(0)
 
     def close(self) -> int:
