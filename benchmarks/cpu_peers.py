@@ -1,4 +1,4 @@
-"""Quire beside llama.cpp, OpenVINO GenAI, CTranslate2 and transformers, on this machine's CPU.
+"""Quire next to llama.cpp, OpenVINO GenAI, CTranslate2 and transformers, on this machine's CPU.
 
     python benchmarks/cpu_peers.py --quick                 a small model, two rounds: does everything work?
     python benchmarks/cpu_peers.py --json all.json         everything; hours, most of them long contexts
@@ -108,7 +108,7 @@ class Benchmark:
                 self.measure_case(Row(model, kind, case), workers)
 
     def prepare(self, model: str, kind: str) -> dict[str, str]:
-        """What each engine loads, by engine; written where it is missing."""
+        """Return the checkpoint of each engine; missing ones are written."""
         checkpoint = checkpoints.make(model, self.work)
         paths = {}
         for name in self.pythons:
@@ -170,7 +170,7 @@ class Benchmark:
         return Worker(PEERS[name], self.pythons[name], self.work)
 
     def seconds(self, worker: Worker, model: str, kind: str, do: str, **request: object) -> float | None:
-        """What one request took by the worker's clock; None, once reported, if it failed."""
+        """Measure one request by the worker's clock; None if it failed, which is reported once."""
         try:
             reply = worker.ask(do, kind=kind, threads=self.options.threads, **request)
         except EngineFailed as problem:

@@ -1,4 +1,4 @@
-"""What a step's sampling takes: all rows in one call of the native core, beside one read of their logits.
+"""The cost of sampling a step: all rows in one call of the native core, next to one read of their logits.
 
     python benchmarks/sampling.py [--threads N] [--repeats N]
 
@@ -78,7 +78,7 @@ class Batch:
 
 
 def python_s(batch: Batch, repeats: int) -> float:
-    """What the call and its results take of Python's time: that of as many rows of a tiny vocabulary."""
+    """Measure the overhead of the call in Python: that of as many rows of a tiny vocabulary."""
     tiny = Batch(np.zeros((len(batch.rows), 8), np.float32), {"temperature": 0}, False, 1)
     return least_s(tiny.native, repeats)
 

@@ -158,7 +158,7 @@ def read_options() -> argparse.Namespace:
     add("--duration", type=float, metavar="S", help="begin no request after this")
     add("--request-rate", type=float, default=math.inf, metavar="R", help="a second; an open loop")
     add("--max-concurrency", type=int, metavar="N", help="requests at once")
-    add("--inject-long-prompt", type=int, nargs="+", default=[], metavar="TOKENS", help="beside the load ...")
+    add("--inject-long-prompt", type=int, nargs="+", default=[], metavar="TOKENS", help="during the load ...")
     add("--at", type=float, nargs="+", default=[5.0], metavar="S", help="... at these moments (default: 5)")
     add = parser.add_argument_group("report").add_argument
     add("--goodput", nargs="+", default=[], metavar="KEY:MS", help="goals by ttft, tpot, e2el")

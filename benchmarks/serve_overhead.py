@@ -1,4 +1,4 @@
-"""What serving costs, and whether overload harms: three questions to a Quire server on this machine.
+"""The cost of serving and of overload: three measurements of a Quire server on this machine.
 
     python benchmarks/serve_overhead.py                              all three on 135M random weights, int8
     python benchmarks/serve_overhead.py --parts ratio --rounds 7     one of them
@@ -42,7 +42,7 @@ GAP_OUTPUT, GAP_AT_S = 400, 3.0
 OVERLOAD_PROMPT, OVERLOAD_RANGE = 64, 0.5  # of one length they would end all at once, as they began
 CALIBRATED_S = 8.0  # how long it is asked for as much as it can answer, to find out how much that is
 QUEUE = 32  # requests that may wait in the part about overload: as many as run
-# The long prompt needs a slot beside the streams: what is measured is how it is computed among them.
+# The long prompt needs a slot in addition to the streams: what is measured is how it is computed among them.
 PART_OPTIONS = {"gap": {"max_num_seqs": STREAMS + 1}, "overload": {"max_queued_requests": QUEUE}}
 TOKEN_IDS = range(300, 2000)  # words of every model that is measured here
 MB = 1 << 20

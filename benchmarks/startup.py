@@ -1,4 +1,4 @@
-"""How long a user waits: `import quire`, and from starting `quire run` to the first word of an answer.
+"""Start-up times: `import quire`, and from starting `quire run` to the first word of an answer.
 
     python benchmarks/startup.py [--rounds 9]
 

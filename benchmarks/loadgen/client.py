@@ -60,7 +60,7 @@ class Exchange:
     hung_up: bool = False
 
     def take(self, data: bytes, now_s: float) -> bool:
-        """What was received. True when the reply is complete, or no more is wanted of it."""
+        """Take received bytes. Returns True when the reply is complete, or no more is wanted of it."""
         body = self.parser.feed(data)
         if self.on_event is None or not self.parser.is_event_stream:
             self.body += body

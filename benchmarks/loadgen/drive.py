@@ -21,7 +21,7 @@ Send = Callable[[Request, float | None, Done], None]
 
 @dataclass(slots=True)
 class Run:
-    """What came of all requests. Times are of one clock, `cpu_s` is this process's own processor time."""
+    """The outcomes of all requests. Times are of one clock, `cpu_s` is this process's own processor time."""
 
     begin_s: float
     end_s: float = 0.0

@@ -1,4 +1,4 @@
-"""What users of a server feel, computed from what its client saw. Names and definitions are those of vLLM.
+"""Latencies and throughput of a server as its client saw them. Names and definitions are those of vLLM.
 
     TTFT       time to first token: from sending the request to the first chunk that brings tokens
     TPOT       time per output token: (E2EL - TTFT) / (tokens - 1); of one token, or one chunk, there is none
@@ -92,7 +92,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How values lie. In the unit they came in."""
+    """The distribution of values, in their own unit."""
 
     count: int
     mean: float
@@ -172,7 +172,7 @@ def _milliseconds(seconds: Iterable[float | None]) -> Spread | None:
 
 
 def max_concurrency(timelines: Iterable[Timeline]) -> int:
-    """How many requests were open at once at most; an end goes before a beginning of the same moment."""
+    """Return the maximum number of open requests; an end goes before a beginning of the same moment."""
     changes = sorted(
         change for timeline in timelines for change in ((timeline.sent_s, 1), (timeline.end_s, -1))
     )

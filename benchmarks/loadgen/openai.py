@@ -31,7 +31,7 @@ class Unusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """How to ask one model at one endpoint."""
+    """The requests of one model at one endpoint."""
 
     endpoint: str
     model: str
@@ -164,7 +164,7 @@ def _read_refusal(timeline: Timeline, reply: Reply) -> None:
 
 
 def _error_name(error: Any) -> str:
-    """What distinguishes kinds of errors, without what differs from request to request."""
+    """Reduce an error to its kind, without the parts that differ from request to request."""
     if isinstance(error, dict):
         return str(error.get("code") or error.get("type") or error.get("message"))[:60]
     return str(error)[:60]
@@ -181,7 +181,7 @@ def _kind(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What the list of models says of the first one, or of the one that was asked for."""
+    """Return the entry of the first model of the list, or of the one that was asked for."""
 
     model: str
     max_model_len: int | None

@@ -51,7 +51,7 @@ def arrivals(requests: Iterable[Request], turns: Sequence[Turn], capacity: float
 
 
 async def cores(server: ServerProcess, turns: Sequence[Turn]) -> list[dict[str, float]]:
-    """How much of a core server and client take in each turn, which the engine could have had."""
+    """Return the share of a core that server and client take in each turn."""
     begin_s, used = time.perf_counter(), []
     for at_s in (turns[0].begin_s, *(turn.end_s for turn in turns)):
         await asyncio.sleep(begin_s + at_s - time.perf_counter())
@@ -66,7 +66,7 @@ async def cores(server: ServerProcess, turns: Sequence[Turn]) -> list[dict[str, 
 
 
 def row(turn: Turn, run: Run, goal: Goal) -> dict[str, Any]:
-    """What came of a turn: goodput and tokens a second in its counted part, and of what was asked in it."""
+    """Return the results of a turn: goodput and tokens a second, and the requests of its counted part."""
     begin_s, end_s = (run.begin_s + at_s for at_s in turn.counted)
     asked = [t for t in run.timelines if turn.begin_s <= t.sent_s - run.begin_s < turn.end_s]
     answered = [t for t in asked if not t.error]

@@ -27,7 +27,7 @@ READY_S, END_S = 120.0, 60.0
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process holds now. `cpu_s` is what it has used since its start, user and system."""
+    """The resources of a process now. `cpu_s` is its processor time since its start, user and system."""
 
     rss_bytes: int
     num_fds: int
@@ -111,7 +111,7 @@ class ServerProcess:
         return next((pid for pid, name in children(self.pid).items() if name == ENGINE), None)
 
     async def is_ready(self) -> bool:
-        """Whether it says that it takes requests now."""
+        """Return True if the server reports that it is ready."""
         client = Client(self.url, timeout_s=5.0)
         try:
             return (await client.get("/health/ready")).status == 200

@@ -73,7 +73,7 @@ def table(summary: Summary) -> str:
 
 
 def histogram(gaps_s: Sequence[float]) -> str:
-    """How gaps lie, in classes that grow by half of an octave."""
+    """Return a histogram of gaps, in classes that grow by half of an octave."""
     positive = [1e3 * gap for gap in gaps_s if gap > 0]
     if not positive:
         return ""
@@ -132,7 +132,7 @@ def _marks(run: Run) -> str:
 
 
 def injection(run: Run) -> str:
-    """What streams felt while an injected prompt was waiting or computed, beside the rest of the run."""
+    """Compare streams during an injected prompt with the rest of the run."""
     lines = []
     for sent in run.injected:
         if sent.error:

@@ -6,7 +6,7 @@ MAX_HEAD_BYTES = 1 << 16
 
 
 class BadReply(Exception):
-    """What came is not HTTP."""
+    """The received bytes are not HTTP."""
 
 
 def header(head: bytes, name: bytes) -> bytes:
@@ -53,7 +53,7 @@ class ReplyParser:
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything has come."""
+        """True if anything has been received."""
         return bool(self.status or self._buffer)
 
     @property

@@ -1,4 +1,4 @@
-"""What to ask and when: prompts of random tokens, of a trace or of a file; arrivals by a Poisson process."""
+"""Requests and their times: prompts of random tokens, a trace or a file; arrivals by a Poisson process."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What random prompts are made of: ids of tokens, or words where the server takes only text.
+    """The vocabulary of random prompts: ids of tokens, or words where the server takes only text.
 
     A text of n words has `base_tokens` + n * `tokens_per_word` tokens, about: as a server counted it.
     """

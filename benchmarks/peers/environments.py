@@ -41,7 +41,7 @@ PEERS = {
             "openvino",
             KINDS,
             ("openvino-genai==2026.4.1.0", "optimum-intel==2.2.0", "nncf==3.4.0", TORCH),
-            removed=("torchvision",),  # PyPI's does not load beside a torch built for CPUs
+            removed=("torchvision",),  # PyPI's does not load with a torch built for CPUs
         ),
         Peer("ctranslate2", ("int8",), ("ctranslate2==4.8.5", "transformers==5.23.0", TORCH)),
         Peer("transformers", ("bf16",), ("transformers==5.23.0", TORCH)),

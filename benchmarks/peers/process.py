@@ -1,6 +1,6 @@
 """The driver's end of a worker: a process that computes when it is asked to and is stopped otherwise.
 
-Stopped (SIGSTOP) rather than told to wait politely: thread pools that spin between two requests would
+Stopped (SIGSTOP) rather than asked to wait: thread pools that spin between two requests would
 slow the engine whose turn it is, and settings that forbid spinning would slow their own engine.
 """
 

@@ -43,7 +43,7 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """How many times faster Quire is than the fastest other engine."""
+        """Return the speed of Quire relative to the fastest other engine."""
         mine, others = self.medians.get("quire"), [m for e, m in self.medians.items() if e != "quire"]
         if mine is None or not others:
             return None

@@ -1,4 +1,4 @@
-"""What the machine allows: the least time of a step, from its weights, its arithmetic and the measured roof.
+"""The limit of the machine: the least time of a step, from its weights, its arithmetic and the measured roof.
 
 Reading every weight once and doing every multiplication once at the measured peaks is the roof; nothing can
 be faster. Activations and the KV cache of short contexts are left out, so it is a little too high.
@@ -37,7 +37,7 @@ class Case:
         return "tok/s" if self.prompt else "s"
 
     def rate(self, seconds: float) -> float:
-        """What is reported of a measure that took so long: tokens a second, or for a load the seconds."""
+        """Convert the seconds of a measure to its unit: tokens a second, or for a load the seconds."""
         return self.streams * (self.num_new or self.prompt) / seconds if self.prompt else seconds
 
 

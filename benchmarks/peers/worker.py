@@ -1,4 +1,4 @@
-"""What the workers of all engines share: one request a line on stdin, one answer a line on stdout, as JSON.
+"""The protocol of all engines' workers: one request a line on stdin, one answer a line on stdout, as JSON.
 
 A worker runs in its engine's own environment, so this file needs nothing but the standard library. It is
 the only one that knows its engine: the driver sends token ids and gets seconds back.

@@ -1,4 +1,4 @@
-"""How often an exported model is right on held-out wordings and combinations.
+"""Measure the accuracy of an exported model on held-out wordings and combinations.
 
     python -m scripts.demo.evaluate --model DIR --out RESULTS.json
 
@@ -70,7 +70,7 @@ def parse_calls(text: str) -> list[tuple[object, object]]:
 
 
 def judge(expect: dict, answer: str) -> dict[str, bool]:
-    """What is right about an answer, by aspect; `right` is the strictest."""
+    """Score an answer by aspect; `right` is the strictest."""
     if "calls" in expect:
         calls = parse_calls(answer)
         return {

@@ -25,7 +25,7 @@ def table_fact(source: Source) -> Dialogue:
 
 
 def count_fact(source: Source) -> Dialogue:
-    """How many of one thing a whole has."""
+    """The number of parts of a whole."""
     what, whole, count = source.choice(COUNTS).split()
     whole = whole.replace("-", " ")
     asked = source.wording(COUNT_QUESTIONS).format(a=what, c=whole, A=what.capitalize())

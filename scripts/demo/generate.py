@@ -37,7 +37,7 @@ class Chat:
 
     @torch.no_grad()
     def answer(self, messages: list[dict], tools: list[dict] | None = None, max_tokens: int = 300) -> str:
-        """What the model says next, greedily, up to the end of its turn or of the context."""
+        """Generate the model's next turn, greedily, up to the end of its turn or of the context."""
         prompt = self.tokenizer.encode(render(messages, tools, add_generation_prompt=True)).ids
         ids, said, cache = prompt, [], []
         room = self.model.shape.max_position_embeddings - len(prompt)

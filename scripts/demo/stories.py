@@ -124,7 +124,7 @@ def asked_things(source: Source) -> tuple[str, ...]:
 
 
 def phrase(source: Source, cast: dict[str, str], part: str) -> str:
-    """How the request names one thing: bare, with its adjective, or with the hero's name."""
+    """Name one thing in a request: bare, with its adjective, or with the hero's name."""
     if part == "hero" and source.chance(0.15):
         return f"{with_article(cast['hero'])} {source.choice(('named', 'called'))} {cast['name']}"
     described = cast.get({"hero": "a_hero", "fkind": "a_friend"}.get(part, f"a_{part}"))

@@ -1,4 +1,4 @@
-"""What tools do: how they are named, described and asked for, what they take, and what comes back."""
+"""Tools by what they do: names, descriptions, requests, parameters and results."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -122,7 +122,7 @@ CITY = Param(("city", "location", "place", "town"), a_city, description="Name of
 
 
 def done(source: Source) -> dict:
-    """What a tool returns that only does something."""
+    """Return the result of a tool that only does something."""
     return {source.choice(("status", "result")): source.choice(("ok", "done", "success"))}
 
 

@@ -82,7 +82,7 @@ def calling(calls: list[tuple[str, dict]]) -> dict:
 
 
 def respond(source: Source, tool: Tool, arguments: dict) -> tuple[dict, str]:
-    """What a tool returns, as a message, and the sentence to say about it."""
+    """Return a tool's result as a message, and the sentence to say about it."""
     if source.chance(0.08):
         problem = source.choice(("not found", "no connection", "not allowed", "timeout"))
         return {

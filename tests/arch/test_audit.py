@@ -50,7 +50,7 @@ print([len(one.outputs[0].token_ids) for one in texts])
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random model beside which lie a pickle and a module that would each leave a file, `canary`."""
+    """A tiny random model next to a pickle and a module that would each leave a file, `canary`."""
     folder = tmp_path_factory.mktemp("checkpoint")
     rng = np.random.default_rng(0)
     weights = {

@@ -121,7 +121,7 @@ def long_functions(sources: Iterable[Source]) -> list[str]:
 
 
 def _depth(body: Iterable[ast.stmt]) -> int:
-    """How deep blocks nest in these statements; `elif` goes no deeper, and functions inside count alone."""
+    """Return the depth of nested blocks; `elif` goes no deeper, and functions inside count alone."""
     return max((_depth_of(node) for node in body), default=0)
 
 
@@ -148,7 +148,7 @@ def long_lines(sources: Iterable[Source]) -> list[str]:
 
 
 def unexplained(sources: Sequence[Source]) -> list[str]:
-    """What lacks a docstring: files, public classes, and public functions that are not short.
+    """Find missing docstrings: of files, public classes, and public functions that are not short.
 
     A method needs none where its part of the package explains the name once: that is its contract. The
     functions of `models` are explained by their file; each is one family.

@@ -1,4 +1,4 @@
-"""What reads data must not run it: no unpickling, no evaluation, no shell, and no check that -O removes."""
+"""Data that is read must not be run: no unpickling, no evaluation, no shell, and no check that -O removes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def asserts(sources: Iterable[Source]) -> list[str]:
     """Assert statements, but for two uses that lose nothing under `python -O`.
 
     `check` and `_check_...` methods of the engine state invariants for tests to call; `assert x is not
-    None` tells the type checker what is known.
+    None` gives the type checker what is known.
     """
     return [
         f"{source.at(node)}: assert"

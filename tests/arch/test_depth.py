@@ -1,4 +1,4 @@
-"""How far imports reach: the longest chain of files, each of which needs the next one to be loaded."""
+"""The depth of imports: the longest chain of files, each of which needs the next one to be loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may import whom: the levels of the house, its special rules, and no cycles."""
+"""The rules of imports: the levels of the house, its special rules, and no cycles."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _allowed(unit: str, there: str) -> bool:
 
 
 def forbidden(sources: Iterable[Source]) -> list[str]:
-    """What a unit must never import, libraries outside their one place, the environment outside config.py."""
+    """Find forbidden imports of units, libraries outside their place, the environment outside config.py."""
     found = []
     for source in sources:
         for other in source.imports:
@@ -184,7 +184,7 @@ def rings(sources: Iterable[Source]) -> list[str]:
 
 
 def _ring(graph: Mapping[str, Iterable[str]]) -> list[str]:
-    """Who imports whom -> one ring as "a -> b -> a", or nothing."""
+    """A graph of imports -> one ring as "a -> b -> a", or nothing."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:

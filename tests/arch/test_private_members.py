@@ -33,7 +33,7 @@ PRIVATE: dict[str, tuple[str, str]] = {
     "_unsupported_upgrade_warning": ("uvicorn", "logs a warning for each request that asks for an upgrade"),
 }
 
-# Libraries that the server is built into rather than onto: subclassed, or told apart by version.
+# Libraries that the server is built into rather than onto: subclassed, or dependent on a version.
 BOUNDED = ("h11", "jinja2", "starlette", "uvicorn")
 _DOCUMENTED = frozenset({"_asdict", "_fields", "_field_defaults", "_make", "_replace"})  # of named tuples
 
@@ -112,7 +112,7 @@ def _members(parent: type) -> Set[str]:
 
 
 def bounds() -> dict[str, bool]:
-    """Whether pyproject.toml has an upper bound for each library that everyone must install."""
+    """Return True for each required library that has an upper bound in pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     return {re.split(r"[^\w-]", line)[0]: "<" in line for line in project["dependencies"]}
 

@@ -31,7 +31,7 @@ MOST_PROBLEMS = 8
 
 @dataclass(slots=True)
 class Aborts:
-    """What came of them."""
+    """The outcomes of all aborts."""
 
     num_aborts: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -137,7 +137,7 @@ class Aborter:
             self.found.problems.append(f"abort {self.found.num_aborts}: {problem[:300]}")
 
     async def _watch(self, client: Client) -> None:
-        """What states the requests are in that are left."""
+        """Record the states of open requests."""
         while True:
             load = await read_load(client)
             for state, count in (("running", load.running), ("waiting", load.waiting)):

@@ -1,4 +1,4 @@
-"""What came of one request, and what is wrong with it."""
+"""The answer to one request, and the checks on it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STOP_REASONS = ("end_turn", "max_tokens", "model_context_window_exceeded")  # An
 
 @dataclass(slots=True)
 class Answer:
-    """What came of one request."""
+    """The answer to one request."""
 
     status: int = 0
     body: Any = None  # of an answer that is no stream
@@ -29,7 +29,7 @@ class Answer:
         return [choice for part in parts for choice in part.get("choices") or ()]
 
     def text(self, index: int = 0) -> str:
-        """What one choice says."""
+        """Return the text of one choice."""
         pieces = []
         for choice in self.choices:
             if choice["index"] == index:
@@ -50,7 +50,7 @@ class Answer:
         return found
 
     def finish_reasons(self) -> Counter[tuple[int, str]]:
-        """How often each choice ended, and why."""
+        """Count the ends of each choice by reason."""
         ended = ((c["index"], c["finish_reason"]) for c in self.choices if c.get("finish_reason"))
         return Counter(ended)
 
@@ -71,7 +71,7 @@ class Case:
     hang_up_at: int | None = None  # the number of the event at which the client goes; 0: before any
 
     def problem(self, answer: Answer) -> str:
-        """What is wrong with an answer, or nothing."""
+        """Return the problem of an answer, or an empty string."""
         if answer.hung_up:
             return ""
         if answer.status not in self.statuses:
@@ -109,7 +109,7 @@ def was_cut(answer: Answer) -> bool:
 
 
 def response_problem(answer: Answer) -> str:
-    """What is wrong with an answer of /v1/responses: its end, its numbers, its text beside the deltas."""
+    """Check an answer of /v1/responses: its end, its numbers, its text against the deltas."""
     events = answer.events
     response = events[-1].get("response") if events else answer.body
     if not isinstance(response, dict) or response.get("status") not in ("completed", "incomplete"):
@@ -129,7 +129,7 @@ def response_problem(answer: Answer) -> str:
 
 
 def message_problem(answer: Answer) -> str:
-    """What is wrong with an answer of /v1/messages: its beginning, its blocks, its end."""
+    """Check an answer of /v1/messages: its beginning, its blocks, its end."""
     if not answer.events:
         whole = answer.body.get("type") == "message" and answer.body.get("stop_reason") in STOP_REASONS
         return "" if whole else f"it ended with {str(answer.body)[-80:]}"

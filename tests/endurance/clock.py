@@ -21,7 +21,7 @@ class Clock:
         return sum(seconds for _, seconds in self.pauses)
 
     def now_s(self) -> float:
-        """What counts."""
+        """The seconds that count."""
         now_s = time.perf_counter()
         if now_s - self._last_s > PAUSE_S:
             self.pauses.append((now_s, now_s - self._last_s))

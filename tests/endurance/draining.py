@@ -29,7 +29,7 @@ REFUSED = "ConnectionRefusedError"
 
 @dataclass(slots=True)
 class Drains:
-    """What came of them."""
+    """The outcomes of all drains."""
 
     outcomes: Counter[str] = field(default_factory=Counter)  # of requests sent before the signal
     after: Counter[str] = field(default_factory=Counter)  # and after it
@@ -53,7 +53,7 @@ class Drains:
 
 
 def counted(outcomes: Counter[str]) -> str:
-    """How often each came, in words."""
+    """Format counts of outcomes."""
     return ", ".join(f"{count:,} {came}" for came, count in outcomes.most_common()) or "none"
 
 

@@ -42,7 +42,7 @@ WHOLE, FAILED, GONE, WRONG = (
 
 @dataclass(slots=True)
 class Kills:
-    """What came of them; times in seconds, one for each kill that they apply to."""
+    """The outcomes of all kills; times in seconds, one for each kill that they apply to."""
 
     num_kills: int = 0
     num_servers: int = 0

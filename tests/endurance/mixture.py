@@ -19,7 +19,7 @@ RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 # Of all requests: how many are hung up on, refused, constrained by a grammar, or call tools.
 ABORTED, INVALID, CONSTRAINED, TOOLS = 0.20, 0.05, 0.10, 0.05
 NUM_PREFIXES = 4  # beginnings that prompts have in common
-LARGEST_STEP = 512  # tokens; what `quire serve` computes at once unless told otherwise
+LARGEST_STEP = 512  # tokens; the default of --max-num-batched-tokens
 LAST_CHUNK = 24  # a client that hangs up has read fewer than so many events
 
 SCHEMA = {

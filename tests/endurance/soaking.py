@@ -49,7 +49,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """What was held when nothing ran."""
+    """The resources held at an idle moment."""
 
     at_s: float
     num_requests: int
@@ -107,18 +107,19 @@ class Soak:
         return self.clock.now_s()
 
     async def run(self) -> None:
-        """Goldens on the idle server, then traffic with all that goes on beside it, then a last look."""
+        """Goldens on the idle server, then traffic with the periodic checks, then a last look."""
         model = (await find_model(self._client, None)).model
         mixture = Mixture(
             model, self.settings.seed, self.settings.num_prompt_words, self.settings.num_output_tokens
         )
         self._goldens = golden_bodies(model)
         self.clock = Clock()
+        watch = asyncio.create_task(self.clock.watch())  # a slow golden answer is no pause of the machine
         await self._compare()
         await self._ask(mixture.largest())  # what the engine holds for it would look like growth later on
         self._traffic.set()
         workers = [asyncio.create_task(self._work(mixture)) for _ in range(self.settings.streams)]
-        others = [asyncio.create_task(coroutine) for coroutine in self._beside()]
+        others = [asyncio.create_task(coroutine) for coroutine in self._periodic()]
         tasks = [*workers, *others]
         try:
             await self._last(tasks)
@@ -134,6 +135,7 @@ class Soak:
                 raise error
         await self._compare()
         await self._look(final=True)
+        watch.cancel()
         self._client.close()
 
     async def _last(self, tasks: list[asyncio.Task[None]]) -> None:
@@ -143,7 +145,7 @@ class Soak:
             if any(task.exception() for task in done):
                 return
 
-    def _beside(self) -> list[Any]:
+    def _periodic(self) -> list[Any]:
         settings = self.settings
         found = [
             self._every(SAMPLE_S, self._sample),
@@ -304,7 +306,7 @@ def golden_bodies(model: str) -> list[tuple[str, bytes]]:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a server has to do now."""
+    """The requests and cache blocks of a server."""
 
     running: int  # requests
     waiting: int
@@ -312,14 +314,14 @@ class Load:
 
 
 async def read_load(client: Client) -> Load:
-    """What /load says."""
+    """Read /load."""
     load = json.loads((await client.get("/load")).body)
     held = load["num_blocks"] - load["num_free_blocks"]
     return Load(load["num_requests_running"], load["num_requests_waiting"], held)
 
 
 async def digest(client: Client, goldens: list[tuple[str, bytes]]) -> str:
-    """What the answers to golden requests say, in short."""
+    """Return a digest of the answers to golden requests."""
     found = hashlib.sha256()
     for path, body in goldens:
         reply = json.loads((await client.post(path, body)).body)

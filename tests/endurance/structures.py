@@ -41,7 +41,7 @@ def _nested(dice: random.Random, size: int) -> Schema:
 
 
 def schema_size(schema: Any) -> int:
-    """How many values a schema describes."""
+    """Count the values that a schema describes."""
     if not isinstance(schema, dict):
         return 0
     return 1 + sum(schema_size(part) for part in _parts(schema))
@@ -152,6 +152,6 @@ def _tool(name: str, description: str, **properties: Schema) -> dict[str, Any]:
 
 
 def tool_prompt(dice: random.Random) -> str:
-    """What the user says; not all of it needs a tool."""
+    """Return a user's message; not all of them need a tool."""
     n, m = dice.randint(1, 99), dice.randint(1, 99)
     return dice.choice(ASKED).format(dice.choice(WORDS), n=n, m=m)

@@ -1,4 +1,4 @@
-"""What a soak has shown: promises kept and broken, and a report in Markdown."""
+"""The results of a soak: promises kept and broken, and a report in Markdown."""
 
 from __future__ import annotations
 
