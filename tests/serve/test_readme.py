@@ -49,6 +49,9 @@ def home(tmp_path_factory: pytest.TempPathFactory, demo_folder: Path) -> Home:
     (folder / "my-model").symlink_to(first)
     (folder / "notes.txt").write_text("The lantern is blue.\n")
     (folder / "in.jsonl").write_text("".join(REQUESTS))
+    for language, block in BLOCKS:
+        if language == "yaml":
+            (folder / block.split("\n")[0].removeprefix("# ")).write_text(block)
     own = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HF_HOME": str(folder / "hf"),
@@ -216,7 +219,7 @@ def test_a_program_works(home: Home, server: Server, number: int) -> None:
 def test_the_readme_has_what_is_tested() -> None:
     assert len(COMMANDS) >= 15
     assert len(PROGRAMS) >= 3
-    assert {language for language, _ in BLOCKS} == {"sh", "python", "json"}
+    assert {language for language, _ in BLOCKS} == {"sh", "python", "json", "yaml"}
     assert REQUESTS
     for kind in ("make run", "quire run", "quire serve", "quire batch", *HUB_IDS):
         assert any(kind in command for command in COMMANDS)
