@@ -17,7 +17,7 @@ MAX_MESSAGES = 8192
 MAX_CHARACTERS = 8 << 20
 MAX_NESTING = 64
 
-# Names that the caller's chat_template_kwargs may not give: they are decided elsewhere.
+# Names that chat_template_kwargs may not set: other parameters define them.
 _RESERVED = {
     *("messages", "conversation", "tools", "documents", "add_generation_prompt", "continue_final_message"),
     *("chat_template", "tokenize", "return_dict", "return_tensors", "raise_exception", "strftime_now"),

@@ -220,9 +220,7 @@ class Tokenizer:
             return list(self._library.encode(text, add_special_tokens=add_special_tokens).ids)
         except (UnicodeEncodeError, TypeError):  # raised by the library for a lone surrogate
             raise RequestError("the text contains a lone surrogate, which is not a character") from None
-        except (
-            BaseException
-        ) as error:  # a character has no token, and the vocabulary no token for unknown ones
+        except BaseException as error:  # such as a character without a token, or a panic
             if not is_of_library(error):
                 raise
             problem = f"the tokenizer cannot encode the text: {shortened(str(error), 200)}"

@@ -92,7 +92,7 @@ class JsonCallReader:
         self.begin("")
 
     def begin(self, opening: str) -> None:
-        self._unparsed: list[str] | None = [opening]  # becomes content unless a call starts
+        self._unparsed: list[str] | None = [opening]  # returned as content unless a call starts
         self._whole = self._ended = False  # whole: after a call, and not within another
         self._value: JsonScanner | None = None
         self._reading = self._read_calls()
@@ -247,7 +247,7 @@ class JsonScanner:
         self._left = limit
         self._quoted = first == '"'
         self._escaped = False
-        self._open = [] if self._quoted else ["}"]  # the closing brackets to come
+        self._open = [] if self._quoted else ["}"]  # closing brackets to expect, innermost last
         take(first)
 
     def push(self, text: str, at: int) -> int:

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from quire.errors import quoted
 
 JSON_TYPES = ("string", "number", "integer", "boolean", "array", "object", "null")
-# Keywords that define themselves which other properties are allowed.
+# Keywords by which a schema states itself if further properties are allowed.
 OPEN = frozenset(
     ("additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf", "unevaluatedProperties")
 )

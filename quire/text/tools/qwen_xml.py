@@ -168,18 +168,18 @@ class _TextScanner(JsonScanner):
     def __init__(self, take: Callable[[str], object]) -> None:
         self.done = self.broken = False
         self._take = take
-        self._met = 0  # characters of the tag so far; its first does not occur again within it
+        self._num_matched = 0  # characters of the tag; its first one does not occur again in it
 
     def push(self, text: str, at: int) -> int:
         while at < len(text) and not self.done:
-            if not self._met:
+            if not self._num_matched:
                 begin = text.find(_END[0], at)
                 self._take(text[at : begin if begin >= 0 else len(text)])
-                at, self._met = (begin + 1, 1) if begin >= 0 else (len(text), 0)
-            elif text[at] == _END[self._met]:
-                at, self._met = at + 1, self._met + 1
-                self.done = self._met == len(_END)
+                at, self._num_matched = (begin + 1, 1) if begin >= 0 else (len(text), 0)
+            elif text[at] == _END[self._num_matched]:
+                at, self._num_matched = at + 1, self._num_matched + 1
+                self.done = self._num_matched == len(_END)
             else:
-                self._take(_END[: self._met])
-                self._met = 0
+                self._take(_END[: self._num_matched])
+                self._num_matched = 0
         return at
