@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -15,6 +18,8 @@ from endurance.draining import Drainer, Drains
 from endurance.killing import FAILED, GONE, WHOLE, WRONG, Killer, Kills
 from endurance.structures import random_schema, schema_size, tool_prompt, tool_sets
 from endurance.verdict import Promise
+
+KITS = Path(__file__).resolve().parents[1] / "endurance"
 
 
 def broken(promises: list[Promise]) -> set[str]:
@@ -112,3 +117,19 @@ def test_tools_have_schemas_and_prompts_differ():
             jsonschema.Draft202012Validator.check_schema(tool["function"]["parameters"])
     dice = random.Random(0)
     assert len({tool_prompt(dice) for _ in range(160)}) > 80
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("schemas --show 9", '"type"'),
+        ("faults --help", "--drains"),
+        ("soak --help", "--minutes"),
+        ("x", "none of"),
+    ],
+)
+def test_kits_are_started_by_name(words: str, shown: str):
+    command = [sys.executable, str(KITS), *words.split()]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert shown in run.stdout + run.stderr
+    assert run.returncode == (words == "x")
