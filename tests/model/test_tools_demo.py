@@ -123,7 +123,7 @@ def test_a_named_call(llm: LLM, output_format: OutputFormat) -> None:
 
 
 def test_a_call_of_its_own_accord(llm: LLM, output_format: OutputFormat) -> None:
-    """What the model was taught, it writes with the grammar as without."""
+    """The grammar does not change what the model was trained to write."""
     (output,) = ask(llm, output_format, TOOL_SETS["one"], ASKED[0], "auto", temperature=0.0)
     assert read(output_format, TOOL_SETS["one"], output.text)[0] == [("get_weather", {"city": "Oslo"})]
     prompt = llm.frontend.encode_chat([{"role": "user", "content": ASKED[0]}], TOOL_SETS["one"])

@@ -1,4 +1,4 @@
-"""Tries grammars of answers on a vocabulary of bytes and a few tokens."""
+"""Checks of grammars on a vocabulary of bytes and a few tokens."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class Bytes:
     def write(
         self, grammar: str, begin: str, draw: random.Random, limit: int = 2000, end_of_text: str = ""
     ) -> str:
-        """A random text of the grammar behind a given beginning, with a liking for what ends things.
+        """Generate a random text of the grammar after a prefix, with a preference for closing characters.
 
-        `end_of_text` is what ends free text where chance would not find it.
+        `end_of_text` ends free text, as a random choice would hardly end it.
         """
         matcher, written = self.matcher(grammar), bytearray(begin.encode())
         assert matcher.consume_tokens(self.encode(begin))

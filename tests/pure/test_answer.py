@@ -1,4 +1,4 @@
-"""Answers taken apart: any cut of the text gives the same events, and no character is lost."""
+"""Parsing of answers: events do not depend on the chunks, and no character is lost."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read(parser: AnswerParser, pieces: Iterable[str]) -> list[Event]:
 
 
 def story(events: Sequence[Event]) -> Story:
-    """Events without ids, neighbours of one kind joined."""
+    """Return events without ids, with adjacent ones of a kind joined."""
     joined: Story = []
     for event in events:
         kind = type(event).__name__
@@ -79,7 +79,9 @@ PIECES = st.lists(
 
 
 @given(PIECES, st.lists(st.integers(0, 80)), st.sampled_from([*FORMAT.values(), None]), st.integers(0, 2))
-def test_any_cut_tells_the_same(text: str, cuts: list[int], tools: ToolFormat | None, reasoning: int) -> None:
+def test_events_do_not_depend_on_chunks(
+    text: str, cuts: list[int], tools: ToolFormat | None, reasoning: int
+) -> None:
     how = {"think": reasoning == 1, "inside": reasoning == 2}
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     pieces = [text[a:b] for a, b in pairwise(places)]
@@ -97,7 +99,7 @@ def test_without_marks_nothing_is_changed(text: str) -> None:
     PIECES.map(lambda text: text.replace('"name"', '"nom"').replace("[ARGS]", "").replace(CALL, "")),
     st.sampled_from([*FORMAT.values()]),
 )
-def test_what_is_no_call_is_content_to_the_letter(text: str, tools: ToolFormat) -> None:
+def test_what_is_not_a_call_is_content_character_for_character(text: str, tools: ToolFormat) -> None:
     assert told(text, tools) == ([("Content", text)] if text else [])
 
 

@@ -1,4 +1,4 @@
-"""Structures become grammars, or are refused by name; none costs more than the process that tries it."""
+"""Structured outputs become grammars, or are refused by name; compiling costs no more than its process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def compiler() -> Iterator[GrammarCompiler]:
 
 
 def refusal(compiler: GrammarCompiler, **structure: Any) -> RequestError:
-    """The error of a structure, which is of the structure alone and came in time."""
+    """Return the error of a structure, checked for its form and its time."""
     begin = time.monotonic()
     with pytest.raises(RequestError) as caught:
         compiler.compile(StructuredOutputsParams(**structure))
@@ -150,8 +150,8 @@ def test_a_hostile_structure_costs_one_request(compiler: GrammarCompiler, name: 
     assert compiler.compile(StructuredOutputsParams(json={"type": "null"}))
 
 
-def test_what_took_long_is_refused(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It passed the trial, but the engine would take as long, within a step."""
+def test_a_slow_grammar_is_refused(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It compiled in the sandbox, but would take as long in the engine, within a step."""
     monkeypatch.setattr("quire.grammar.compiler.CPU_LIMIT_S", 0.05)
     assert "takes more than" in refusal(compiler, regex="a" * 300_000).message
     assert compiler.compile(StructuredOutputsParams(json={"type": "null"}))
@@ -169,8 +169,10 @@ def test_what_took_long_is_refused(compiler: GrammarCompiler, monkeypatch: pytes
         {"json": {"type": "array", "minItems": 10_000_000}},
     ],
 )
-def test_what_is_cheap_to_compile_compiles(compiler: GrammarCompiler, structure: dict[str, Any]) -> None:
-    """It may fail while it runs, within llguidance's limits for a step."""
+def test_a_grammar_that_compiles_cheaply_is_accepted(
+    compiler: GrammarCompiler, structure: dict[str, Any]
+) -> None:
+    """It may fail at run time, within llguidance's limits for a step."""
     begin = time.monotonic()
     assert compiler.compile(StructuredOutputsParams(**structure))
     assert time.monotonic() - begin < 3
@@ -198,7 +200,7 @@ def test_a_thousand_schemas_keep_bounds(compiler: GrammarCompiler) -> None:
 
 
 def test_an_object_of_many_properties_can_be_followed() -> None:
-    """Each of those that may come next takes four of the matcher's items."""
+    """Each property that may follow takes four of the matcher's items."""
     vocabulary = make_vocabulary([bytes((byte,)) for byte in range(256)], {}, lambda text: [*text.encode()])
     properties = {f"p{i}": {"type": "string"} for i in range(1500)}
     matcher = make_matcher(
@@ -210,10 +212,10 @@ def test_an_object_of_many_properties_can_be_followed() -> None:
         assert fault(matcher) is None
 
 
-def test_answers_are_remembered(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_are_cached(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     refusal(compiler, regex="(a")
     grammar = compiler.compile(StructuredOutputsParams(regex="a"))
-    monkeypatch.delattr(compiler._sandbox, "_process")  # who asks now, fails
+    monkeypatch.delattr(compiler._sandbox, "_process")  # any request to the process fails now
     refusal(compiler, regex="(a")
     assert compiler.compile(StructuredOutputsParams(regex="a")) is grammar
     with pytest.raises(AttributeError):
@@ -270,7 +272,7 @@ def test_a_structure_has_an_end() -> None:
 
 
 def test_between_two_tokens_of_json_is_a_space_or_a_line(compiler: GrammarCompiler) -> None:
-    """Blanks are as people write them, unless the schema says what they are."""
+    """Common white space is allowed, unless the schema defines it."""
     value = {"a": 1, "b": [1, {"c": 2}]}
     grammar = compiler.compile(
         StructuredOutputsParams(json={"properties": {"a": {}, "b": {}}, "type": "object"})
@@ -311,7 +313,7 @@ def test_between_two_tokens_of_json_is_a_space_or_a_line(compiler: GrammarCompil
 def test_days_and_times_are_those_of_the_calendar(
     compiler: GrammarCompiler, name: str, right: list[str], wrong: list[str]
 ) -> None:
-    """Wherever in a schema the format stands, and nowhere where its words are somebody's values."""
+    """The format is enforced anywhere in a schema, but not in values that look like it."""
     own = {"type": "string", "format": name, "allOf": [{"minLength": 1}]}
     values = [{"format": name}, "format"]
     properties = {"enum": {"$ref": "#/$defs/own"}, "format": {"enum": values}, "all": {"items": own}}

@@ -1,4 +1,4 @@
-"""What a grammar lets follow, token by token, for every kind of tokenizer: byte by byte what it should be."""
+"""Tokens that a grammar allows, for every kind of tokenizer, compared with the grammar of bytes."""
 
 from __future__ import annotations
 
@@ -57,18 +57,18 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="module")
 def grammars(tokenizer: Tokenizer) -> Grammars:
-    """For a model whose vocabulary is padded."""
+    """Make a model's grammars with a padded vocabulary."""
     return Grammars(tokenizer, tokenizer.vocab_size + 37)
 
 
 def allowed_by(matcher: Matcher) -> tuple[NDArray[np.bool_], bool]:
-    """Which tokens may follow, one by one, and whether the output may end."""
+    """Return the tokens that may follow, and True if the output may end."""
     bits, may_end = matcher.allowed()
     return np.unpackbits(bits.view(np.uint8), bitorder="little").view(np.bool_), may_end
 
 
 def walk(grammars: Grammars, structure: dict[str, Any], seed: int) -> list[int]:
-    """A random output: of the tokens that may follow, each is as likely as any."""
+    """Generate a random output, uniformly from the allowed tokens."""
     matcher, rng, ids = grammars.start(llguidance_text(structure)), random.Random(seed), list[int]()
     for _ in range(5000):
         allowed, may_end = allowed_by(matcher)
@@ -81,7 +81,7 @@ def walk(grammars: Grammars, structure: dict[str, Any], seed: int) -> list[int]:
 
 
 def within(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Tokens of a text that stands behind a line break."""
+    """Encode a text after a line break."""
     break_ids = tokenizer.encode("\n", add_special_tokens=False)
     return tokenizer.encode("\n" + text, add_special_tokens=False)[len(break_ids) :]
 
@@ -146,7 +146,7 @@ def test_a_model_may_lack_tokens_of_its_tokenizer(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("beyond", range(0, 64, 13))
 def test_the_bit_of_the_end_is_no_token(tokenizer: Tokenizer, beyond: int) -> None:
-    """Wherever it lies in the last word: the mask ends with the vocabulary."""
+    """The mask ends with the vocabulary, whichever bit of the last word that is."""
     vocab_size = tokenizer.vocab_size // 32 * 32 + beyond
     matcher = Grammars(tokenizer, vocab_size).start(llguidance_text({"regex": "(hello)?"}))
     bits, may_end = matcher.allowed()
@@ -175,7 +175,7 @@ def test_copies_do_not_share_their_state(grammars: Grammars, tokenizer: Tokenize
         ({"regex": "(.{1,1000}){1,1000}"}, "x" * 400),
     ],
 )
-def test_a_fault_is_told(
+def test_a_fault_is_reported(
     grammars: Grammars, tokenizer: Tokenizer, structure: dict[str, Any], given: str
 ) -> None:
     matcher = grammars.start(llguidance_text(structure))
@@ -203,7 +203,7 @@ def test_compiled_grammars_are_kept_within_bounds(grammars: Grammars, monkeypatc
 
 
 def test_the_test_suite_of_json_schema(shared_data: Path, tmp_path: Path) -> None:
-    """What is supported accepts no invalid instance; what is not is refused; and most valid ones pass.
+    """Supported schemas accept no invalid instance and most valid ones; all others are refused.
 
     Valid instances that do not pass: properties in another order than the schema's, whole numbers written
     as 1.0, and strings that only an annotation of `format` calls wrong.

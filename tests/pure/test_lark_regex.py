@@ -27,7 +27,7 @@ def matches(source: str, text: str) -> bool:
     return re.fullmatch(as_regex(source), text) is not None
 
 
-def test_rules_are_written_out_in_each_other() -> None:
+def test_rules_are_expanded() -> None:
     assert matches(PATCH, "*** Begin\n+a\n-b+\n@@\n@@ Src/\n*** End\n")
     assert matches(PATCH, "*** Begin\n+\n*** End")
     assert not matches(PATCH, "*** Begin\n*** End")
@@ -51,7 +51,7 @@ def test_rules_are_written_out_in_each_other() -> None:
         ('start: "//" COMMENT // not this\nCOMMENT: /[^\\n]/', "//x", "//"),
     ],
 )
-def test_what_the_notation_has(source: str, accepted: str, refused: str) -> None:
+def test_the_supported_syntax(source: str, accepted: str, refused: str) -> None:
     assert matches(source, accepted)
     assert not matches(source, refused)
 

@@ -214,7 +214,7 @@ def _runs(process: Path) -> bool:
         return False
 
 
-def test_what_json_has_not_is_refused(renderer: TemplateRenderer) -> None:
+def test_values_that_json_lacks_are_refused(renderer: TemplateRenderer) -> None:
     for value in (float("nan"), {1, 2}, object()):
         with pytest.raises(RequestError, match="JSON"):
             text(renderer, "x", a=value)

@@ -1,4 +1,4 @@
-"""Chat templates: what is rendered, what is refused, and that no caller's text becomes a control token."""
+"""Chat templates: rendering, refusals, and no text of a caller becomes a control token."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ def test_malformed_messages(chatml: ChatTemplate, messages: Any) -> None:
 
 
 def test_what_an_answer_had_instead_of_content(chatml: ChatTemplate) -> None:
-    """As OpenAI's clients give an answer back: most of its fields are null."""
+    """OpenAI's clients send answers back with most fields null."""
     turn = {"role": "assistant", "refusal": None, "audio": None, "function_call": None}
     said = chatml.render([{**turn, "content": "No."}]).text
     assert chatml.render([{**turn, "content": None, "refusal": "No."}]).text == said
@@ -310,7 +310,7 @@ CALLED = """{% for m in messages %}{{ '<|im_start|>' + m.role + ':' + (m.content
 
 
 def test_a_template_that_puts_arguments_together_gets_their_text(renderer) -> None:
-    """As the model wrote it where it is given as text, of any form of call; an object is written as JSON."""
+    """Text is kept as the model wrote it, in any form of call; an object is written as JSON."""
     said = '{"b" : 1,  "a": "é<|im_end|>"}'
     chat = template(renderer, CALLED)
 
@@ -334,7 +334,7 @@ def test_a_template_that_puts_arguments_together_gets_their_text(renderer) -> No
 
 
 def test_a_template_that_fails_at_both_forms_of_arguments_gets_the_object(renderer) -> None:
-    """One that refuses the conversation of the trial says nothing of how it wants its arguments."""
+    """A template that refuses the probe does not reveal which form it expects."""
     source = "{% if messages[0].content == 'Hi' %}{{ raise_exception('no') }}{% endif %}" + CALLED
     chat = template(renderer, source.replace("+ c.function.arguments", "~ c.function.arguments.a"))
     call = {"function": {"name": "f", "arguments": '{"a": 7}'}}
@@ -414,7 +414,9 @@ def test_a_template_that_hides_the_last_message_cannot_continue_it(renderer: Tem
     ],
     ids=["unfinished", "ifs", "parentheses", "steering"],
 )
-def test_what_is_no_template_is_found_out_before_a_conversation(renderer, source: str, problem: str) -> None:
+def test_a_template_that_does_not_compile_is_found_before_a_conversation(
+    renderer, source: str, problem: str
+) -> None:
     with pytest.raises(
         ConfigError, match=f"the chat template 'tool_use' does not compile: .*({problem})"
     ) as caught:

@@ -36,7 +36,7 @@ def pieces(tokenizer: Tokenizer, prompt: list[int], output: list[int], skip: boo
 
 
 def test_all_pairs_of_tokens(tokenizer: Tokenizer) -> None:
-    """Some 160,000 pairs for the byte-level vocabulary, and 90,000 for the one with byte fallback."""
+    """About 160,000 pairs for the byte-level vocabulary, and 90,000 for the one with byte fallback."""
     for first, second in itertools.product(range(tokenizer.vocab_size), repeat=2):
         ids = [first, second]
         assert "".join(pieces(tokenizer, [], ids, False)) == tokenizer.decode(ids, False), ids
@@ -91,7 +91,7 @@ def test_leading_space_of_the_first_token(tmp_path) -> None:
 
 
 def test_invalid_bytes_do_not_destroy_valid_characters(tmp_path) -> None:
-    """Where the library gives up a whole run of bytes, characters that are complete stay."""
+    """Complete characters are kept where the library replaces the whole run of bytes."""
     folder = small.byte_fallback(tmp_path)
     tokenizer = tokenizer_of(folder)
     library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -108,7 +108,7 @@ def test_invalid_bytes_do_not_destroy_valid_characters(tmp_path) -> None:
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
 def test_work_is_linear(kind: str, tmp_path, monkeypatch) -> None:
-    """A constant number of tokens is decoded for each that comes, also if none completes a character."""
+    """A constant number of tokens is decoded for each new one, even if none completes a character."""
     tokenizer = tokenizer_of(small.KINDS[kind](tmp_path))
     bad = tokenizer.token_id("<0xFF>") or tokenizer.token_id("\u00ff")
     ids = [bad] * 3000 + tokenizer.encode("the quick brown 東京 🙂 fox " * 100, add_special_tokens=False)

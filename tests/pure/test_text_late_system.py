@@ -1,4 +1,4 @@
-"""What the system says within a conversation reaches every template, if need be in a user's message."""
+"""System messages within a conversation reach every template, if necessary in a user message."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_content_of_parts_stays_in_parts() -> None:
 
 
 def test_a_role_of_the_template_may_come_first() -> None:
-    """As in firefunction's conversations, whose tools stand before what the system says."""
+    """As in the conversations of firefunction, where tools precede the system message."""
     assert not is_late(said(("functions", "[]"), ("system", "a"), ("user", "b")))
     assert is_late(said(("functions", "[]"), ("user", "a"), ("system", "b")))
     assert is_late(said(("system", "a"), ("system", "b")))

@@ -1,4 +1,4 @@
-"""Stop strings across chunk borders, against the definition by brute force."""
+"""Stop strings across chunk boundaries, compared with a brute-force definition."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=4)
 
 
 def expected(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
-    """The definition: the first end of a match, and of the matches that end there the first listed."""
+    """Find the first end of a match, and of the matches that end there the first listed: the definition."""
     for end in range(1, len(text) + 1):
         for stop in stops:
             if text[:end].endswith(stop):
@@ -26,7 +26,7 @@ def expected(text: str, stops: list[str], include: bool) -> tuple[str, str | Non
 
 
 def pending(text: str, stops: list[str]) -> int:
-    """Length of the longest end of `text` with which a stop string may begin."""
+    """Return the length of the longest suffix of `text` that is a prefix of a stop string."""
     prefixes = (stop[:size] for stop in stops for size in range(1, len(stop)))
     return max((len(prefix) for prefix in prefixes if text.endswith(prefix)), default=0)
 

@@ -76,7 +76,7 @@ def test_no_text_makes_a_control_token(pair, pieces: list[str]) -> None:
 
 
 def test_the_library_alone_would_make_them(pair) -> None:
-    """Otherwise the test above shows nothing."""
+    """A negative control of the test above."""
     tokenizer, library = pair
     marks = [mark for mark in MARKS if library.token_to_id(mark) is not None]
     assert marks
@@ -117,14 +117,14 @@ def test_only_control_tokens_wholly_in_trusted_text_count(chatty, pieces: list[t
     assert chatty.decode(ids, skip_special_tokens=False) == "".join(text for text, _ in pieces)
 
 
-def test_segment_borders_leave_no_trace(chatty) -> None:
+def test_segment_boundaries_do_not_affect_tokens(chatty) -> None:
     text = "hello to the world\n\nagain"
     cuts = [(char, index % 2 == 0) for index, char in enumerate(text)]
     assert chatty.encode_segments(cuts) == chatty.encode(text)
 
 
 def test_runs_of_white_space_stay_one_token(chatty) -> None:
-    """`\\n\\n` is an added token of this vocabulary, and ordinary text all the same."""
+    """`\\n\\n` is an added token of this vocabulary, yet ordinary text."""
     assert chatty.token_id("\n\n") in chatty.encode("a\n\nb")
     assert chatty.token_id("\n\n") not in chatty.control_ids
 
@@ -259,7 +259,7 @@ LIES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("label", LIES)
-def test_a_tokenizer_that_lies_is_refused(
+def test_an_inconsistent_tokenizer_is_refused(
     tmp_path: Path, label: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     changes, message = LIES[label]
@@ -287,7 +287,7 @@ def test_a_tokenizer_that_lies_is_refused(
         ({"add_bos_token": "yes"}, "add_bos_token = 'yes' is neither true nor false"),
     ],
 )
-def test_a_tokenizer_config_that_lies_is_refused(
+def test_a_malformed_tokenizer_config_is_refused(
     tmp_path: Path, config: dict[str, Any], message: str
 ) -> None:
     small.words(tmp_path)
@@ -297,7 +297,7 @@ def test_a_tokenizer_config_that_lies_is_refused(
 
 
 def test_a_text_that_cannot_be_encoded_is_refused_alone(tmp_path: Path) -> None:
-    """This vocabulary has no token for what it does not know."""
+    """This vocabulary has no token for unknown characters."""
     path = small.unigram(tmp_path) / "tokenizer.json"
     data = json.loads(path.read_text())
     data["model"]["unk_id"] = None
@@ -317,7 +317,7 @@ def test_an_encoding_is_never_random(tmp_path: Path) -> None:
     assert tokenizer_of(tmp_path).encode("the quick brown fox" * 9) == plain
 
 
-def test_an_added_token_with_another_number_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_added_token_with_another_id_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = small.words(tmp_path) / "tokenizer.json"
     data = json.loads(path.read_text())
     data["added_tokens"].append(small.added(99, "<x>"))

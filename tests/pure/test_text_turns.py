@@ -1,4 +1,4 @@
-"""Messages of one user after another: as they are where a template takes them, else in one."""
+"""Consecutive user messages: kept if the template accepts them, merged otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which formats are found in published chat templates, and that template, parser and grammar agree."""
+"""Formats detected in published chat templates; agreement of template, parser and grammar."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_published_templates_pass_the_check(shared_data: Path, renderer: Templat
 def test_what_a_template_writes_the_grammar_allows(
     shared_data: Path, demo_folder: Path, renderer: TemplateRenderer, name: str
 ) -> None:
-    """What models have learnt to write they may write."""
+    """The grammar allows the calls that a template writes, which models are trained on."""
     chat = (
         case(shared_data, name, renderer) if name != "demo" else chat_template_of(demo_folder, {}, renderer)
     )

@@ -1,4 +1,4 @@
-"""Grammars of answers: nothing but valid calls behind a marker, whatever a model would rather write."""
+"""Grammars of answers: after a marker, only valid calls are allowed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SUM = {
 }
 TOOLS = [tool("now"), tool("get_weather", CITY), tool("sum.up-2", SUM)]
 
-WRITTEN = {  # name, arguments -> a call behind its marker
+WRITTEN = {  # name, arguments -> a call after its marker
     "hermes": '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>',
     "mistral": '[TOOL_CALLS][{"name": "%s", "arguments": %s}]',
     "mistral_args": "[TOOL_CALLS]%s[ARGS]%s",
@@ -47,7 +47,7 @@ WRITTEN = {  # name, arguments -> a call behind its marker
     "llama3_json": '<|python_tag|>{"name": "%s", "parameters": %s}',
 }
 ENDS = {"qwen_xml": "\n</parameter>"}  # of texts
-ANOTHER = {  # the same, behind a first one without its last `]`
+ANOTHER = {  # the same, after a first one without its last `]`
     "hermes": '\n<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>',
     "mistral": ', {"name": "%s", "arguments": %s}]',
     "mistral_args": "[TOOL_CALLS]%s[ARGS]%s",
@@ -65,7 +65,7 @@ def call(name: str, function: str = "get_weather", arguments: str = '{"city": "O
 
 
 def spelled(name: str, arguments: str) -> str:
-    """Arguments that are given as JSON, in the words of a format."""
+    """Write arguments, given as JSON, in a format."""
     if name != "qwen_xml":
         return arguments
     values = json.loads(arguments).items()
@@ -74,7 +74,7 @@ def spelled(name: str, arguments: str) -> str:
 
 
 def calls(name: str, count: int) -> str:
-    """So many calls of now()."""
+    """Write `count` calls of now()."""
     ends = "]" if name == "mistral" else ""
     more = [(ANOTHER[name] % ("now", spelled(name, "{}"))).removesuffix(ends) for _ in range(count - 1)]
     return call(name, "now", "{}").removesuffix(ends) + "".join(more) + ends
@@ -352,7 +352,7 @@ def test_tools_that_are_too_much() -> None:
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_keywords_that_no_grammar_knows(strict: bool) -> None:
-    """Refused where the schema is to be followed to the letter, left out elsewhere."""
+    """Refused in a strict schema, dropped in others."""
     odd: Mapping[str, Any] = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     made = output_format("hermes", TEXT).grammar([tool("f", odd, strict=strict)], "required")
     assert made is not None

@@ -1,4 +1,4 @@
-"""Schemas of tools that no grammar can follow are loosened, as little as can be, and never in silence."""
+"""Schemas of tools that no grammar can enforce are loosened minimally, and always with a warning."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def compiles(compiler: GrammarCompiler, schema: dict[str, Any]) -> bool:
 
 
 def alone(compiler: GrammarCompiler) -> Callable[[Function], object]:
-    """Compile the schema of a function, and its grammar in a format that writes each parameter by itself."""
+    """Compile the schema of a function, and its grammar in a format that writes parameters separately."""
 
     def check(function: Function) -> None:
         compiler.compile(StructuredOutputsParams(json=function.schema))
@@ -45,7 +45,7 @@ def alone(compiler: GrammarCompiler) -> Callable[[Function], object]:
 
 
 def of(schema: Any, **more: Any) -> dict[str, Any]:
-    """Parameters with one property `x`."""
+    """Make parameters with one property `x`."""
     return {"type": "object", "properties": {"x": schema}, **more}
 
 
@@ -93,7 +93,7 @@ LOOSENED = [  # a schema, what becomes of it, what is said
 
 
 @pytest.mark.parametrize(("schema", "becomes", "said"), LOOSENED)
-def test_what_no_grammar_follows_is_loosened_with_a_warning(
+def test_an_unenforceable_keyword_is_dropped_with_a_warning(
     compiler: GrammarCompiler, schema: dict[str, Any], becomes: dict[str, Any], said: str
 ) -> None:
     found, warnings = loosened(schema)
@@ -121,7 +121,7 @@ FINE = [
 
 
 @pytest.mark.parametrize("schema", FINE)
-def test_what_a_grammar_follows_stays_as_it_is(schema: dict[str, Any]) -> None:
+def test_an_enforceable_schema_is_unchanged(schema: dict[str, Any]) -> None:
     silent = {"uniqueItems", "minContains"}
     schema["properties"].setdefault("y", {})
     found, warnings = loosened(schema)
@@ -133,7 +133,7 @@ def test_what_a_grammar_follows_stays_as_it_is(schema: dict[str, Any]) -> None:
     }
 
 
-def test_nulls_of_keywords_are_not_there() -> None:
+def test_null_keywords_are_dropped() -> None:
     assert loosened(of({"type": "string", "enum": None, "items": None}, required=None)) == (of(TEXT), [])
 
 
@@ -163,7 +163,7 @@ WIDENED = [
 
 
 @pytest.mark.parametrize(("schemas"), WIDENED)
-def test_what_is_refused_all_the_same_is_widened(
+def test_a_schema_that_does_not_compile_is_widened(
     compiler: GrammarCompiler, schemas: tuple[Any, Any, str]
 ) -> None:
     *odd, said = schemas
@@ -176,8 +176,8 @@ def test_what_is_refused_all_the_same_is_widened(
         assert second.schema["required"] == ["x"]
 
 
-def test_what_a_format_of_calls_cannot_follow_is_widened_for_it(compiler: GrammarCompiler) -> None:
-    """Parameters that are written each by itself do not know one another."""
+def test_a_schema_is_widened_for_one_format_of_calls(compiler: GrammarCompiler) -> None:
+    """Parameters that are written separately cannot refer to each other."""
     schema = {"properties": {"x": {"$ref": "#/properties/y"}, "y": {"type": "integer"}}}
     (function,) = widened(read_functions([tool(schema)]), alone(compiler))
     assert function.schema["properties"] == {"x": {}, "y": {"type": "integer"}}
@@ -200,7 +200,7 @@ def test_arguments_are_an_object_whatever_else_their_schema_allows() -> None:
     assert (function.schema["type"], function.schema["additionalProperties"]) == ("object", False)
 
 
-def test_a_strict_schema_is_followed_to_the_letter(compiler: GrammarCompiler) -> None:
+def test_a_strict_schema_is_unchanged(compiler: GrammarCompiler) -> None:
     for schema, named in ((of({"type": "int"}), "type: int"), (of({"oneOf": [TEXT, {}]}), "oneOf")):
         functions = read_functions([tool(schema, strict=True)])
         assert not functions[0].warnings
@@ -209,7 +209,7 @@ def test_a_strict_schema_is_followed_to_the_letter(compiler: GrammarCompiler) ->
         assert caught.value.param == "tools[0].function.parameters"
 
 
-def test_few_warnings_are_told() -> None:
+def test_the_number_of_warnings_is_bounded() -> None:
     many = {f"p{i}": {"type": "int"} for i in range(MAX_WARNINGS + 5)}
     told = list(warnings_of(read_functions([tool({"properties": many})])))
     assert len(told) == MAX_WARNINGS + 1
