@@ -2,7 +2,7 @@
 
     make endurance ARGS="soak --minutes 30 --report soak.md"
     make endurance ARGS="soak --minutes 5 --kill-every 30"      the engine's process is killed twice a minute
-    make endurance ARGS="soak --minutes 1 -- --max-num-seqs 4"  the rest goes to `quire serve`
+    make endurance ARGS="soak -- --max-num-batched-tokens 64"     the rest goes to `quire serve`
 
 Starts `quire serve demo` with a KV cache so small that requests are preempted, and keeps --streams requests
 open: chats and completions, streamed and not, with several choices, logprobs, echo, penalties, seeds, token
