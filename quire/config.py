@@ -1,6 +1,6 @@
-"""The configuration of an engine and of a server, listed once: LLM keywords and CLI flags come from it.
+"""Configuration of the engine and the server: the one list behind LLM keywords, CLI flags and config files.
 
-Also the only place that reads the environment.
+This is also the only module that reads the environment.
 """
 
 from __future__ import annotations
@@ -20,23 +20,26 @@ POLICIES = ("fcfs", "priority", "fair")
 BLOCK_SIZES = (8, 16, 32, 64)
 LOG_FORMATS = ("text", "json")
 
-# Options of vLLM's LLM that scripts pass: the values that ask for what happens here anyway (None: any value,
-# named in the log), and what to do instead.
+# Options of vLLM's LLM that scripts pass: the values that match what Quire does (None: any value, with a
+# warning in the log), and what to do instead.
 VLLM_OPTIONS: dict[str, tuple[tuple[Any, ...] | None, str]] = {
-    "dtype": (("auto", None), "weights keep their number format; quantization='int8' or 'int4' takes less"),
-    "tensor_parallel_size": ((1,), "one device computes; leave it out"),
-    "pipeline_parallel_size": ((1,), "one device computes; leave it out"),
+    "dtype": (
+        ("auto", None),
+        "weights keep their number format; quantization='int8' or 'int4' makes them smaller",
+    ),
+    "tensor_parallel_size": ((1,), "Quire runs on one device; leave it out"),
+    "pipeline_parallel_size": ((1,), "Quire runs on one device; leave it out"),
     "gpu_memory_utilization": (None, "kv_cache_memory_bytes sets the size of the KV cache"),
-    "swap_space": (None, "preempted requests are computed again, nothing is swapped"),
-    "cpu_offload_gb": ((0, None), "weights lie in the memory of the CPU"),
+    "swap_space": (None, "preempted requests are recomputed, not swapped"),
+    "cpu_offload_gb": ((0, None), "weights are in CPU memory already"),
     "enforce_eager": ((True, False, None), "there is no compile step"),
     "enable_chunked_prefill": ((True, None), "prompts are always chunked by max_num_batched_tokens"),
-    "trust_remote_code": ((True, False), "code of a model's repository is never run, nor needed"),
-    "load_format": (("auto", "safetensors"), "weights are read from safetensors"),
-    "tokenizer": ((None,), "the tokenizer is the one in the model's folder"),
-    "tokenizer_mode": (("auto", "fast"), "tokenizer.json is read by the tokenizers library"),
-    "skip_tokenizer_init": ((False,), "give token ids and SamplingParams(detokenize=False)"),
-    "disable_log_stats": ((True, False), "nothing is logged"),
+    "trust_remote_code": ((True, False), "code in a model's repository is never executed"),
+    "load_format": (("auto", "safetensors"), "only safetensors files are read"),
+    "tokenizer": ((None,), "the tokenizer in the model's folder is used"),
+    "tokenizer_mode": (("auto", "fast"), "the tokenizers library reads tokenizer.json"),
+    "skip_tokenizer_init": ((False,), "pass token ids and SamplingParams(detokenize=False)"),
+    "disable_log_stats": ((True, False), "no statistics are logged"),
 }
 
 _LOG = logging.getLogger(__name__)
@@ -48,52 +51,67 @@ def _option(default: Any, help: str, **metadata: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Everything that decides how an engine behaves. Frozen: what is chosen at load is kept elsewhere."""
+    """Configuration of an engine. Frozen: values chosen while loading are kept elsewhere."""
 
-    model: str = _option("demo", "checkpoint folder, hub id, or 'demo' for the embedded model")
-    revision: str | None = _option(None, "branch, tag or commit of a hub model, used for every file")
+    model: str = _option("demo", "checkpoint folder, Hugging Face Hub id, or 'demo' for the embedded model")
+    revision: str | None = _option(None, "branch, tag or commit of a Hub model")
     quantization: str | None = _option(
-        None, "store weights in fewer bits, rounded while loading", choices=QUANTIZATIONS
+        None,
+        "quantize weights to this format while loading",
+        unset="weights as stored",
+        choices=QUANTIZATIONS,
     )
     max_model_len: int | None = _option(
-        None, "longest prompt plus output, in tokens (default: what the model was made for)", low=1
+        None,
+        "maximum tokens per request, prompt and output together",
+        unset="the model's context length",
+        low=1,
     )
-    max_num_seqs: int = _option(64, "requests computed together at most", low=1, high=65536)
-    max_num_batched_tokens: int = _option(512, "tokens computed in one step at most", low=1, high=1 << 20)
+    max_num_seqs: int = _option(64, "maximum sequences computed together", low=1, high=65536)
+    max_num_batched_tokens: int = _option(512, "maximum tokens per step", low=1, high=1 << 20)
     max_num_prefill_tokens: int | None = _option(
-        None, "tokens of prompts in a step in which others generate, at most (default: all)", low=1
+        None, "maximum prefill tokens per step while other requests decode", unset="no limit", low=1
     )
     max_steps_in_flight: int | None = _option(
         None,
-        "steps planned and launched before the results of the first are taken in (default: 1); 2 spares the "
-        "device the wait for Python between steps",
+        "steps planned and launched before the results of the first are processed; 2 hides the time that "
+        "Python takes between steps",
+        unset="1",
         low=1,
         high=2,
     )
-    block_size: int = _option(16, "token positions in one block of the KV cache", choices=BLOCK_SIZES)
-    kv_cache_dtype: str = _option("auto", "number format of cached keys and values", choices=KV_CACHE_DTYPES)
+    block_size: int = _option(16, "tokens per block of the KV cache", choices=BLOCK_SIZES)
+    kv_cache_dtype: str = _option(
+        "auto", "number format of the KV cache; auto takes the model's", choices=KV_CACHE_DTYPES
+    )
     kv_cache_memory_bytes: int | None = _option(
         None,
-        "size of the KV cache (default: room for max_num_seqs requests of at most 8,192 tokens and for one "
-        "of max_model_len, within half of the memory left, or 9/10 for that one)",
+        "size of the KV cache",
+        unset="enough for max_num_seqs requests of up to 8,192 tokens and for one of max_model_len, within "
+        "half of the remaining memory, or 9/10 for that one",
         low=1,
     )
-    enable_prefix_caching: bool = _option(True, "share the cache of equal prompt beginnings")
-    scheduling_policy: str = _option("fcfs", "who is admitted first when requests wait", choices=POLICIES)
+    enable_prefix_caching: bool = _option(True, "reuse the KV cache of prompts with a common prefix")
+    scheduling_policy: str = _option(
+        "fcfs",
+        "order in which waiting requests start: first come first served, by priority, or fair between "
+        "tenants",
+        choices=POLICIES,
+    )
     num_threads: int | None = _option(
         None,
-        "threads that compute (default: one for each core the process may use, and each keeps to its own); "
-        "the reference takes one",
+        "compute threads, each pinned to a core; the reference backend uses one",
+        unset="one per available core",
         low=1,
         high=1024,
     )
     packed_cache: bool = _option(
-        True, "keep the packed form of quantized weights in the user's cache directory"
+        True, "keep packed quantized weights in the user's cache directory, for faster starts"
     )
-    seed: int = _option(0, "seed for requests that bring none", low=0, high=(1 << 63) - 1)
+    seed: int = _option(0, "seed for requests without one", low=0, high=(1 << 63) - 1)
     device: str = _option(
         "auto",
-        "what computes: 'native' (C++, what auto takes), 'reference' (NumPy) or 'null' (counts only)",
+        "backend: 'native' (C++, selected by auto), 'reference' (NumPy) or 'null' (counts operations only)",
         choices=DEVICES,
     )
 
@@ -103,7 +121,7 @@ class EngineConfig:
 
     @classmethod
     def from_keywords(cls, **keywords: Any) -> EngineConfig:
-        """Build from keywords; an unknown one is an error that suggests the nearest name."""
+        """Build from keywords. Raises ConfigError for an unknown one, suggesting the nearest name."""
         known = [f.name for f in fields(cls)]
         own = {name: value for name, value in keywords.items() if name not in VLLM_OPTIONS}
         for name in keywords.keys() - own.keys():
@@ -117,49 +135,56 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Everything that decides how the server behaves towards its clients. API keys are never in it."""
+    """Configuration of the HTTP server. It never contains API keys."""
 
-    host: str = _option("127.0.0.1", "address to listen at; 0.0.0.0 is every network of this machine")
-    port: int = _option(8000, "port to listen at; 0 takes a free one", low=0, high=65535)
+    host: str = _option("127.0.0.1", "address to listen on; 0.0.0.0 listens on every network interface")
+    port: int = _option(8000, "port to listen on; 0 picks a free one", low=0, high=65535)
     served_model_name: tuple[str, ...] = _option(
         (),
-        "name that clients call the model by (default: its own); may be given several times; '*' in it "
-        "stands for any characters: 'claude-*' serves every name that begins so, '*' any name",
+        "model name that clients may request; '*' in it matches any characters, so 'claude-*' serves every "
+        "name with that prefix and '*' every name; repeatable",
+        unset="the model's own name",
         many=True,
     )
     api_key_file: str | None = _option(
-        None, "file with one API key a line; QUIRE_API_KEY in the environment holds another"
+        None, "file with one API key per line, in addition to the one in QUIRE_API_KEY"
     )
-    ssl_certfile: str | None = _option(None, "certificate chain (PEM): the server then speaks HTTPS")
-    ssl_keyfile: str | None = _option(None, "private key (PEM), unless the certificate's file holds it")
+    ssl_certfile: str | None = _option(None, "certificate chain (PEM); enables HTTPS")
+    ssl_keyfile: str | None = _option(None, "private key (PEM), unless the certificate file contains it")
     allowed_origins: tuple[str, ...] = _option(
-        (), "origin of web pages that may call the server (default: none); several times for more", many=True
+        (), "origin of web pages that may call the server; repeatable", unset="none", many=True
     )
     allowed_hosts: tuple[str, ...] = _option(
-        (), "name by which clients may call this machine beside its own; several times for more", many=True
+        (), "additional host name under which clients may reach the server; repeatable", many=True
     )
     max_queued_requests: int = _option(
-        256, "requests that wait for their first token at most; more are told to come back", low=1
+        256, "maximum requests waiting for their first token; more are answered with a 503", low=1
     )
-    max_queued_tokens: int = _option(1 << 18, "prompt tokens that wait at most", low=1)
+    max_queued_tokens: int = _option(1 << 18, "maximum prompt tokens waiting", low=1)
     drain_timeout_s: int = _option(
-        30, "seconds that open requests are given to end after SIGTERM", low=0, high=86400
+        30, "seconds that open requests have to finish after SIGTERM", low=0, high=86400
     )
-    tool_call_parser: str = _option("auto", "how the model writes tool calls (auto: found by its template)")
-    reasoning_parser: str = _option("auto", "how the model marks its reasoning (auto: found by its template)")
-    log_format: str = _option("text", "form of log lines", choices=LOG_FORMATS)
-    log_prompts: bool = _option(False, "write prompts and answers to the log")
-    cache_per_key: bool = _option(False, "share cached prompt beginnings only within one API key")
+    tool_call_parser: str = _option(
+        "auto", "format in which the model writes tool calls; auto detects it from the chat template"
+    )
+    reasoning_parser: str = _option(
+        "auto", "format in which the model marks its reasoning; auto detects it from the chat template"
+    )
+    log_format: str = _option("text", "format of log lines", choices=LOG_FORMATS)
+    log_prompts: bool = _option(False, "log prompts and answers")
+    cache_per_key: bool = _option(
+        False, "share cached prompt prefixes only between requests with the same API key"
+    )
 
     def __post_init__(self) -> None:
         for f in fields(self):
             check_value(f, getattr(self, f.name))
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
-            raise ConfigError("ssl_keyfile without ssl_certfile", "give the certificate, too")
+            raise ConfigError("ssl_keyfile without ssl_certfile", "give the certificate as well")
 
 
 def api_keys(key_file: str | None) -> tuple[str, ...]:
-    """The keys of QUIRE_API_KEY and of a file with one a line. Raises ConfigError when the file has none."""
+    """Return the keys in QUIRE_API_KEY and in a file with one per line. Raises ConfigError if it has none."""
     keys = [os.environ.get("QUIRE_API_KEY", "").strip()]
     if key_file is not None:
         try:
@@ -168,13 +193,13 @@ def api_keys(key_file: str | None) -> tuple[str, ...]:
             raise ConfigError(f"api_key_file {key_file!r} cannot be read: {error}") from error
         found = [line.strip() for line in lines if line.strip()]
         if not found:
-            raise ConfigError(f"api_key_file {key_file!r} holds no key", "write one key a line into it")
+            raise ConfigError(f"api_key_file {key_file!r} contains no key", "write one key per line")
         keys += found
     return tuple(dict.fromkeys(key for key in keys if key))
 
 
 def _check_elsewhere(name: str, value: Any) -> None:
-    """Accept a vLLM option that asks for what happens anyway; refuse one that asks for something else."""
+    """Accept a vLLM option that matches what Quire does; raise ConfigError for any other value."""
     harmless, instead = VLLM_OPTIONS[name]
     if harmless is None:
         _LOG.warning("%s has no effect: %s", name, instead)
@@ -183,7 +208,7 @@ def _check_elsewhere(name: str, value: Any) -> None:
 
 
 def check_value(field: Field[Any], value: Any) -> None:
-    """Raise ConfigError unless `value` has the type and lies in the range that the field states."""
+    """Raise ConfigError unless a value has the type and range of its field."""
     name, default, rule = field.name, field.default, field.metadata
     if value is None and default is None:
         return
@@ -194,7 +219,7 @@ def check_value(field: Field[Any], value: Any) -> None:
         return
     if rule.get("many"):
         if not isinstance(value, tuple) or not all(isinstance(one, str) and one for one in value):
-            raise ConfigError(f"{name} = {value!r}: expected a tuple of strings that are not empty")
+            raise ConfigError(f"{name} = {value!r}: expected a tuple of non-empty strings")
         return
     kind = bool if isinstance(default, bool) else int if "low" in rule else str
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
@@ -206,19 +231,19 @@ def check_value(field: Field[Any], value: Any) -> None:
 
 
 def hub_offline() -> bool:
-    """True when the user asked for no network (HF_HUB_OFFLINE=1 or QUIRE_OFFLINE=1)."""
+    """Return True if network access is disabled (HF_HUB_OFFLINE=1 or QUIRE_OFFLINE=1)."""
     return any(
         os.environ.get(name, "") in ("1", "true", "TRUE") for name in ("HF_HUB_OFFLINE", "QUIRE_OFFLINE")
     )
 
 
 def instruction_set() -> str | None:
-    """The instruction set whose kernels the user asked for (QUIRE_ISA), or None for the best."""
+    """Return the instruction set requested by QUIRE_ISA, or None for the best available."""
     return os.environ.get("QUIRE_ISA") or None
 
 
 def cache_folder() -> Path:
-    """Where files of the user that can be made again are kept: QUIRE_CACHE_DIR, or as the system has it."""
+    """Return the directory for files that can be recreated: QUIRE_CACHE_DIR, or the XDG cache directory."""
     if chosen := os.environ.get("QUIRE_CACHE_DIR"):
         return Path(chosen).expanduser()
     base = os.environ.get("XDG_CACHE_HOME", "")

@@ -1,4 +1,4 @@
-"""MODEL and PROMPT: what the words of a command line and standard input mean together."""
+"""MODEL and PROMPT, from the positional arguments of a command line and standard input."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from quire.cli.option_types import TEXT
 from quire.cli.terminal import note
 from quire.errors import ConfigError, did_you_mean, shortened
 
-STDIN_WAIT_S = 1.0  # for the first byte of a pipe that may be open only because nobody closed it
+STDIN_WAIT_S = 1.0  # for the first byte of a pipe, which may have been inherited and never be written to
 _ASK = 'try: quire run demo "Hello"'
 
 
 def add_words(parser: argparse.ArgumentParser, text: str) -> None:
-    """Register the words of a command, explained by `text`, and --model as another way to give MODEL."""
-    words = parser.add_argument_group("words", text)
+    """Add the positional arguments of a command, explained by `text`, and --model in place of MODEL."""
+    words = parser.add_argument_group("arguments", text)
     words.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument(
-        "--model", type=TEXT, metavar="MODEL", help="the same as the word MODEL, which takes precedence"
+        "--model", type=TEXT, metavar="MODEL", help="the same as the argument MODEL, which takes precedence"
     )
 
 
 def model_and_prompt(args: argparse.Namespace) -> tuple[str, str | None]:
-    """What to run and what to ask it; no prompt means a conversation. Raises ConfigError.
+    """Return the model to run and the prompt, or None to start a conversation. Raises ConfigError.
 
-    A MODEL that cannot be one is refused before standard input is read.
+    An invalid MODEL is refused before standard input is read.
     """
     model, prompt, wait = _split(args)
     reads = wait or (prompt is None and not sys.stdin.isatty())
@@ -46,9 +46,9 @@ def model_and_prompt(args: argparse.Namespace) -> tuple[str, str | None]:
 
 
 def _split(args: argparse.Namespace) -> tuple[str, str | None, bool]:
-    """Words as (model, prompt, whether "-" asks for standard input).
+    """Split the positional arguments into (model, prompt, True if "-" asks for standard input).
 
-    `quire run "a question"` means the demo: the name of a model that is no folder has no spaces.
+    `quire run "a question"` asks the default model: a model name that is not a path has no spaces.
     """
     words = list(args.words)
     wait = bool(words) and words[-1] == "-"
@@ -74,13 +74,13 @@ def _is_model(word: str, given: str | None) -> bool:
 
 
 def _quoted(prompt: str) -> str:
-    """A prompt as one types it."""
+    """Quote a prompt for the shell."""
     short = shortened(prompt)
     return shlex.quote(short) if set(short) & set('"$`\\!') else f'"{short}"'
 
 
 def _utf8(prompt: str | None) -> str | None:
-    """Python hides bytes that are not UTF-8 in a word of the command line; a tokenizer cannot take them."""
+    """Return a prompt unchanged. Raises ConfigError if it is not UTF-8, which Python hides in surrogates."""
     try:
         (prompt or "").encode()
     except UnicodeEncodeError:
@@ -89,7 +89,7 @@ def _utf8(prompt: str | None) -> str | None:
 
 
 def is_path(model: str) -> bool:
-    """True when a file or folder has this name."""
+    """Return True if a file or folder has this name."""
     try:
         return bool(model) and Path(model).expanduser().exists()
     except (OSError, ValueError, RuntimeError):  # too long, a zero byte, no such user
@@ -97,18 +97,18 @@ def is_path(model: str) -> bool:
 
 
 def check_model(model: str, revision: str | None = None, *, ask_hub: bool = False) -> None:
-    """Raise ConfigError for a name that cannot be a model; with `ask_hub`, also for one the hub lacks."""
+    """Raise ConfigError for an invalid model name; with `ask_hub`, also for one not on the Hub."""
     if model.lower().endswith(".gguf") or _only_gguf(model):
         raise ConfigError(
-            f"model {model!r}: GGUF is not read yet", "use the safetensors version of the model"
+            f"model {model!r}: GGUF is not supported yet", "use the safetensors version of the model"
         )
     if model == "demo" or is_path(model):
         return
-    if model and "/" not in model:  # ids of the hub are "organisation/name"
+    if model and "/" not in model:  # Hub ids are "organisation/name"
         folders = [entry.name for entry in Path().iterdir() if entry.is_dir()]
         near = did_you_mean(model[:80], ["demo", *folders])
         ask = f"to ask the demo model: quire run demo {_quoted(model)}"
-        raise ConfigError(f"model {shortened(model)!r}: no such folder, and not a hub id", near or ask)
+        raise ConfigError(f"model {shortened(model)!r}: no such folder, and not a Hub id", near or ask)
     if ask_hub:
         from quire.weights.hub import resolve
 
@@ -116,7 +116,7 @@ def check_model(model: str, revision: str | None = None, *, ask_hub: bool = Fals
 
 
 def _only_gguf(model: str) -> bool:
-    """True for a folder with weights in GGUF and without a config.json."""
+    """Return True for a folder with GGUF weights and without a config.json."""
     if not is_path(model):
         return False
     folder = Path(model).expanduser()
@@ -124,21 +124,21 @@ def _only_gguf(model: str) -> bool:
 
 
 def _piped(must: bool) -> str:
-    """The text of standard input, to its end.
+    """Read standard input to its end.
 
-    Unless it `must` be read, only a file or a pipe is, and a pipe only once it has given something: one
-    that was inherited and stays open in silence would be waited for without end.
+    Unless it `must` be read, only a file or a pipe is, and a pipe only once it has data: an inherited one
+    may stay open forever without any.
     """
     try:
         file = sys.stdin.fileno()
         mode = os.fstat(file).st_mode
-    except (OSError, ValueError):  # not a file at all: Python within Python
+    except (OSError, ValueError):  # not a file, as in an embedded Python
         return ""
     if not must and not stat.S_ISREG(mode):
         if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
             return ""
         if not select.select([file], [], [], STDIN_WAIT_S)[0]:
-            note("standard input is open but silent, so it is not read; a - after PROMPT waits for it")
+            note("standard input is open but has no data: ignored; add - after PROMPT to wait for it")
             return ""
     data = sys.stdin.buffer.read()
     try:

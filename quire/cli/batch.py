@@ -52,9 +52,11 @@ def add_parser(commands: Any) -> None:
         usage="quire batch INPUT -o OUTPUT [--model MODEL] [flags]",
         description=DESCRIPTION,
     )
-    words = parser.add_argument_group("words", WORDS)
+    words = parser.add_argument_group("arguments", WORDS)
     words.add_argument("words", nargs="*", help=argparse.SUPPRESS)
-    parser.add_argument("-i", "--input-file", type=TEXT, metavar="INPUT", help="the same as the word INPUT")
+    parser.add_argument(
+        "-i", "--input-file", type=TEXT, metavar="INPUT", help="the same as the argument INPUT"
+    )
     parser.add_argument(
         "-o",
         "--output-file",
@@ -64,7 +66,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--overwrite", action="store_true", help="discard what OUTPUT holds and start anew")
     parser.add_argument(
-        "--model", type=TEXT, metavar="MODEL", help="checkpoint folder, hub id, or 'demo' (default: demo)"
+        "--model", type=TEXT, metavar="MODEL", help="checkpoint folder, Hub id, or 'demo' (default: demo)"
     )
     add_server_flags(parser, SERVER_FLAGS)
     add_engine_flags(parser)

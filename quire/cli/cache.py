@@ -1,4 +1,4 @@
-"""`quire cache`: what is kept of quantized weights, and how to be rid of it."""
+"""`quire cache`: list, check and remove cached quantized weights."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from quire.errors import did_you_mean
 if TYPE_CHECKING:
     from quire.backends.packed_cache import PackedCache, PackedFile
 
-DESCRIPTION = """Quantized weights are kept in the packed form that the native backend computes with, so that
-a model is rounded once. They can be made again at any time; the least recently used make room for others.
+DESCRIPTION = """List, check or remove cached quantized weights.
+
+The native backend keeps them in its packed format, so that a model is quantized only once. Entries
+can be recreated at any time; the least recently used ones are evicted.
 """
-WORDS = """ls               what is kept (also without a word)
-verify           read all of it, and remove what is damaged
-clear [MODEL]    remove all of it, or what is kept of one model"""
+WORDS = """ls               list all entries (default)
+verify           read all entries and remove damaged ones
+clear [MODEL]    remove all entries, or those of one model"""
 ACTIONS = ("ls", "verify", "clear")
 
 
@@ -26,17 +28,17 @@ def add_parser(commands: Any) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "cache",
-        help="what is kept of quantized weights, and how to be rid of it",
+        help="list, check or remove cached quantized weights",
         usage="quire cache [ls | verify | clear [MODEL]]",
         description=DESCRIPTION,
     )
-    words = parser.add_argument_group("words", WORDS)
+    words = parser.add_argument_group("arguments", WORDS)
     words.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     parser.set_defaults(function=run, parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what the first word says."""
+    """Run the action that the first argument names."""
     action, *rest = args.words or ["ls"]
     if action not in ACTIONS:
         args.parser.refuse(f"unknown action {action[:60]!r}", did_you_mean(action[:80], ACTIONS))
@@ -78,10 +80,10 @@ def _verify(cache: PackedCache) -> int:
         except (Damaged, OSError):
             damaged.append(entry.path)
     for path in damaged:
-        complain(f"{path} is damaged, and removed")
+        complain(f"{path} was damaged and has been removed")
         with contextlib.suppress(OSError):
             path.unlink()
-    print(f"{counted(good, 'model')} in order, {len(damaged)} damaged")
+    print(f"{counted(good, 'model')} intact, {len(damaged)} damaged")
     return 1 if damaged else 0
 
 
@@ -91,13 +93,13 @@ def _clear(cache: PackedCache, model: str | None = None) -> int:
     count, nbytes = cache.clear(model)
     print(f"removed {counted(count, 'model')}, {gigabytes(nbytes)}")
     if model is not None and not count:
-        complain(f"nothing is kept of {model!r}", "quire cache ls lists what is")
+        complain(f"the cache has no entry for {model!r}", "quire cache ls lists all entries")
         return 1
     return 0
 
 
 def _shown(entry: PackedFile) -> str:
-    """A model's name without what a terminal would obey."""
+    """Return a model's name without control characters."""
     return "".join(c if c.isprintable() else "?" for c in entry.model)
 
 

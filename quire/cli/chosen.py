@@ -1,10 +1,10 @@
-"""What was chosen for a model, in words."""
+"""Descriptions of the settings chosen for a model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# LLM.chosen in words, in this order; what is not here follows under its own name
+# Descriptions of LLM.chosen, in this order; other settings follow under their own names
 _WORDS = {
     "model": "{}",
     "architecture": "{}",
@@ -19,6 +19,6 @@ _WORDS = {
 
 
 def in_words(chosen: Mapping[str, str]) -> list[str]:
-    """Each choice as a few words."""
+    """Describe each setting in a few words."""
     order = [*(name for name in _WORDS if name in chosen), *(name for name in chosen if name not in _WORDS)]
     return [_WORDS.get(name, name.replace("_", " ") + " {}").format(chosen[name]) for name in order]

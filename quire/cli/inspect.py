@@ -1,4 +1,4 @@
-"""`quire inspect`: what a checkpoint is, what it takes, and whether it fits this machine."""
+"""`quire inspect`: show a checkpoint's architecture and size, and whether it fits in memory."""
 
 from __future__ import annotations
 
@@ -17,27 +17,29 @@ from quire.cli.terminal import bold, counted
 
 if TYPE_CHECKING:
     from quire.build import Description
-    from quire.cli.quality import Loss
+    from quire.cli.quality_report import Loss
 
-DESCRIPTION = """Say what a checkpoint is before running it: architecture, parameters, bytes by kind of
-weight, bytes of KV cache for each token, and what fits into this machine's memory. Reads no weights, unless
-asked for --quality: a folder with config.json is enough, and of a hub model only the small files are fetched.
+DESCRIPTION = """Describe a checkpoint before running it: architecture, parameters, size of the weights by
+format, KV cache per token, and whether it fits in this machine's memory.
+
+Weights are not read unless --quality is given: a folder with config.json is enough, and only the
+small files of a Hub model are downloaded.
 """
-WIDTH = 22  # of the names of rows
+WIDTH = 22  # of the first column
 
 
 def add_parser(commands: Any) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "inspect",
-        help="what a checkpoint is, what it takes, whether it fits",
+        help="show a model's architecture, size, and whether it fits in memory",
         usage="quire inspect MODEL [flags]",
         description=DESCRIPTION,
     )
-    add_words(parser, "MODEL    checkpoint folder, hub id, or 'demo'")
+    add_words(parser, "MODEL    checkpoint folder, Hub id, or 'demo'")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
-        "--quality", action="store_true", help="load it, and measure what rounding it to fewer bits costs"
+        "--quality", action="store_true", help="compare the quantized model with the original (loads both)"
     )
     add_engine_flags(parser)
     parser.set_defaults(function=inspect, parser=parser)
@@ -64,21 +66,21 @@ def inspect(args: argparse.Namespace) -> int:
         shown = as_dict(facts) | ({} if losses is None else {"quality": [loss.as_dict() for loss in losses]})
         print(json.dumps(shown, indent=2))
     elif losses is not None:
-        from quire.cli.quality import print_table
+        from quire.cli.quality_report import print_table
 
         print_table(losses)
     return 0
 
 
 def _measured(model: str, options: dict[str, Any]) -> list[Loss]:
-    from quire.cli.quality import bar, measure
+    from quire.cli.quality_report import bar, measure
 
     with bar() as advance:
         return measure(model, options, advance)
 
 
 def as_dict(facts: Description) -> dict[str, Any]:
-    """Everything that is shown, with plain numbers and full names."""
+    """Return all facts as numbers with full names."""
     from quire.memory import misfit
 
     cfg, memory, program = facts.model.config, facts.memory, facts.program
@@ -122,7 +124,7 @@ def as_dict(facts: Description) -> dict[str, Any]:
 
 
 def _rows(facts: Description) -> Iterator[tuple[str, str]]:
-    """The table, row by row."""
+    """Yield the rows of the table."""
     from quire.memory import gigabytes
 
     d = as_dict(facts)
@@ -149,7 +151,7 @@ def _rows(facts: Description) -> Iterator[tuple[str, str]]:
 
 
 def _memory_rows(d: dict[str, Any], kept_as: str) -> Iterator[tuple[str, str]]:
-    """What is needed beside what is there."""
+    """Yield the rows that compare the memory needed with the memory available."""
     from quire.memory import gigabytes
 
     memory = d["memory"]
@@ -180,7 +182,7 @@ def _memory_rows(d: dict[str, Any], kept_as: str) -> Iterator[tuple[str, str]]:
 
 
 def _kept_as(facts: Description) -> str:
-    """Say what the backend makes of weights that it does not keep as they are stored."""
+    """Describe the format of weights that the backend does not keep as stored."""
     if not (kept := facts.device.keeps_floats_as):
         return ""
     quantized = any(not how.is_float for how in facts.weights.storage.values())
@@ -188,7 +190,7 @@ def _kept_as(facts: Description) -> str:
 
 
 def _print_row(name: str, value: str) -> None:
-    """One row: wrapped to a terminal, in one line for whatever else reads it."""
+    """Print one row: wrapped in a terminal, else in one line."""
     value = "".join(c if c.isprintable() else "?" for c in value)  # a path or a config can hold anything
     lines = [value]
     if sys.stdout.isatty():

@@ -1,4 +1,4 @@
-"""Flags from fields: options of EngineConfig and ServerConfig, and sampling parameters one sets by hand."""
+"""Command-line flags generated from the fields of EngineConfig, ServerConfig and SamplingParams."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from quire.sampling_params import SamplingParams
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "stop")
 FRACTIONS = ("temperature", "top_p", "min_p", "repetition_penalty")
-# Words for the command line where those of the field are for Python.
+# Help texts for the command line where those of the field are written for Python.
 HELP = {
-    "max_tokens": "tokens of an answer at most (default: what is left of the context)",
-    "stop": "text that ends the answer; may be given several times",
-    "kv_cache_memory_bytes": "size of the KV cache, such as 512M or 4G (default: what fits, "
-    "bounded by what --max-num-seqs can use)",
+    "max_tokens": "maximum tokens per answer (default: the rest of the context)",
+    "stop": "text that ends the answer; repeatable",
+    "kv_cache_memory_bytes": "size of the KV cache, such as 512M or 4G",
 }
-# Names that can only be those of fields: "seed" and "stop" are words, too.
+UNSET = {"kv_cache_memory_bytes": "what fits in memory, up to what --max-num-seqs can use"}
+# Names that can only be fields: "seed" and "stop" are also ordinary words.
 _CONFIGURED = [f.name for f in (*fields(EngineConfig), *fields(ServerConfig))]
 _FIELDS = [name for name in (*SAMPLING, *_CONFIGURED) if "_" in name]
 _NAMES = re.compile(rf"\b({'|'.join(_FIELDS)})\b( = )?")
@@ -51,7 +51,7 @@ def add_server_flags(parser: argparse.ArgumentParser, names: Collection[str] | N
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
-    """The sampling parameters that matter at a terminal; defaults are the model's."""
+    """Add a flag for each sampling parameter that is useful in a terminal. Defaults are the model's."""
     group = parser.add_argument_group("sampling (defaults: the model's generation_config.json)")
     for field in fields(SamplingParams):
         if field.name not in SAMPLING:
@@ -65,13 +65,13 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What was given of EngineConfig's fields, as keywords."""
+    """Return the values given for fields of EngineConfig, as keywords."""
     names = [field.name for field in fields(EngineConfig) if field.name != "model"]
     return {name: value for name in names if (value := getattr(args, name, None)) is not None}
 
 
 def server_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What was given of ServerConfig's fields, as keywords."""
+    """Return the values given for fields of ServerConfig, as keywords."""
     given = {field.name: getattr(args, field.name, None) for field in fields(ServerConfig)}
     return {
         name: tuple(value) if isinstance(value, list) else value
@@ -81,12 +81,12 @@ def server_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What was given of the sampling parameters, as keywords."""
+    """Return the values given for sampling parameters, as keywords."""
     return {name: value for name in SAMPLING if (value := getattr(args, name)) is not None}
 
 
 def check_option(name: str, value: Any) -> None:
-    """Raise ConfigError or RequestError where a value is out of its option's range."""
+    """Raise ConfigError or RequestError for a value outside its option's range."""
     if name in SAMPLING:
         rule = next(field for field in fields(SamplingParams) if field.name == name).metadata
         rule["check"](name, value)
@@ -96,7 +96,7 @@ def check_option(name: str, value: Any) -> None:
 
 
 def in_flags(text: str) -> str:
-    """A message as the command line says it: --max-num-seqs 0 where Python says max_num_seqs = 0."""
+    """Rewrite a message for the command line: max_num_seqs = 0 becomes --max-num-seqs 0."""
     text = _NAMES.sub(lambda found: _flag(found[1]) + (" " if found[2] else ""), text)
     return text.replace(", or None", "")
 
@@ -106,23 +106,28 @@ def _flag(name: str) -> str:
 
 
 def _describe(field: Field[Any], default: Any) -> dict[str, Any]:
-    """argparse's words for a field. Its class has the defaults, once; `default` is a command's own."""
+    """Return argparse's options for a field. `default` is the command's own, if it has one.
+
+    The defaults of fields are left to their classes.
+    """
     rule = field.metadata
     text = (HELP.get(field.name) or rule["help"]).replace("%", "%%")
     shown = field.default if default is None else default
     if isinstance(field.default, bool):
         text += f" (default: {'on' if shown else 'off'})"
         return {"action": argparse.BooleanOptionalAction, "help": text, "default": default}
+    if shown in (None, (), MISSING):
+        shown = UNSET.get(field.name, rule.get("unset"))
+    if shown is not None:
+        text += f" (default: {shown})"
     if rule.get("many"):
         return {"action": Repeated, "type": TEXT, "help": text, "metavar": "TEXT"}
-    if shown is not None and shown is not MISSING:
-        text += f" (default: {shown})"
     described = {"help": text, "default": default}
     if choices := rule.get("choices"):
         metavar = "{" + ",".join(map(str, choices)) + "}"
         return described | {"type": choice_of(choices), "metavar": metavar}
     if field.name.endswith("_bytes"):
         return described | {"type": SIZE, "metavar": "BYTES"}
-    return described | (
-        {"type": WHOLE, "metavar": "N"} if "low" in rule else {"type": TEXT, "metavar": "TEXT"}
-    )
+    if "low" in rule:
+        return described | {"type": WHOLE, "metavar": "N"}
+    return described | {"type": TEXT, "metavar": "FILE" if field.name.endswith("file") else "TEXT"}

@@ -1,4 +1,4 @@
-"""The command line as argparse sees it, and as Quire explains it: one error, one hint."""
+"""The command line parser, which reports an error as one message and one hint."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from quire.errors import did_you_mean, shortened
 
 CONFIG = "YAML file with flags, such as 'max-num-seqs: 16'; flags on the command line take precedence"
 EXAMPLES = """examples:
-  quire run                                  chat with the small embedded model, no download
+  quire run                                  chat with the embedded demo model (no download)
   quire run demo "Tell me a story about a fox and a lantern"
   quire run Qwen/Qwen3-0.6B --quantization int8
   echo "What is 3 + 4?" | quire run demo --json
   cat notes.txt | quire run demo "Summarize this."
-  quire serve demo                           an OpenAI-compatible server at http://127.0.0.1:8000/v1
+  quire serve demo                           OpenAI-compatible server at http://127.0.0.1:8000/v1
   quire batch in.jsonl -o out.jsonl          answer a file of requests in OpenAI's batch format
   quire inspect path/to/checkpoint           architecture, size, and whether it fits in memory
   quire probe                                measure this machine's memory bandwidth and arithmetic
   quire cache ls                             list the packed weights kept on disk
-  quire help run                             all flags of a command
-  quire serve --config serve.yaml            flags from a file
+  quire help run                             show all flags of a command
+  quire serve --config serve.yaml            read flags from a file
 """
 
 
@@ -52,7 +52,7 @@ class CommandParser(argparse.ArgumentParser):
         self.exit(2)
 
     def flags(self) -> dict[str, argparse.Action]:
-        """Return what a configuration file may set, by long name without dashes."""
+        """Return the flags that a configuration file may set, by long name without dashes."""
         named = {
             next(option for option in action.option_strings if option.startswith("--"))[2:]: action
             for action in self._actions
@@ -108,7 +108,9 @@ def _owners(commands: dict[str, CommandParser]) -> dict[str, str]:
 def _make_parsers() -> tuple[CommandParser, dict[str, CommandParser]]:
     """Make the top-level parser, which knows --help and --version, and those of the commands by name."""
     parser = CommandParser(
-        prog="quire", description="Run large language models: fast, exact, explained.", epilog=EXAMPLES
+        prog="quire",
+        description="Run large language models in the terminal, as a server, or over a file of requests.",
+        epilog=EXAMPLES,
     )
     parser.add_argument("--version", action="version", version=f"quire {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")

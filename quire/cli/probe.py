@@ -1,4 +1,4 @@
-"""`quire probe`: this machine's ceilings, measured."""
+"""`quire probe`: measure the peak performance of this machine."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from quire.backends.device import Loops
     from quire.roofline.probe import Ceilings
 
-DESCRIPTION = """Measure what this machine can do at most: bytes read a second from memory and each cache, and
-operations a second by number format, with the instructions that Quire's kernels use. Takes about three
-seconds; do it while nothing else runs. The figures are kept for this CPU.
+DESCRIPTION = """Measure the peak performance of this machine: read bandwidth of memory and caches, and
+operations per second by number format, with the instructions that Quire's kernels use. Takes
+about three seconds; run it while the machine is idle. The results are stored for this CPU.
 """
 
 
@@ -22,20 +22,18 @@ def add_parser(commands: Any) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "probe",
-        help="what this machine can do at most: memory and arithmetic",
+        help="measure this machine's memory bandwidth and arithmetic throughput",
         usage="quire probe [flags]",
         description=DESCRIPTION,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument(
-        "--cached", action="store_true", help="show what was measured before, if anything was"
-    )
+    parser.add_argument("--cached", action="store_true", help="show stored results instead, if there are any")
     add_engine_flags(parser, names=("num_threads",))
     parser.set_defaults(function=probe, parser=parser, words=[])
 
 
 def probe(args: argparse.Namespace) -> int:
-    """Measure, keep and print."""
+    """Measure, store and print."""
     if args.words:
         args.parser.refuse_unknown(args.words[0])
     from quire.backends.device import device_for
@@ -68,7 +66,7 @@ def _show(found: Ceilings) -> None:
 
     console = Console()
     console.print(f"{found.cpu}, {found.isa.replace('_', ' ')}, {_threads(found.threads)}", highlight=False)
-    rates = Table("arithmetic", "operations a second", box=None, pad_edge=False)
+    rates = Table("arithmetic", "operations/s", box=None, pad_edge=False)
     for kind, rate in found.operations.items():
         rates.add_row(kind, f"{rate / 1e9:,.0f} G" if rate else "as f32")
     console.print(rates, highlight=False)
@@ -77,7 +75,9 @@ def _show(found: Ceilings) -> None:
         reads.add_row(level, *(f"{levels[level] / 1e9:,.1f} GB/s" for levels in found.read_bytes.values()))
     console.print(reads, highlight=False)
     console.print(
-        f"kept for {found.cpu}: 'quire probe --cached' shows it again", style="dim", highlight=False
+        f"stored for {found.cpu}: 'quire probe --cached' shows these results again",
+        style="dim",
+        highlight=False,
     )
 
 

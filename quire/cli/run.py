@@ -1,4 +1,4 @@
-"""`quire run`: chat in the terminal, or answer once."""
+"""`quire run`: chat in the terminal, or answer one prompt."""
 
 from __future__ import annotations
 
@@ -16,32 +16,33 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """Chat with a model, or answer one prompt.
 
-Without PROMPT it holds a conversation: Ctrl-C stops an answer; Ctrl-C twice
-within a second, or Ctrl-D, leaves.
+Without PROMPT, start a conversation. Ctrl-C stops an answer; Ctrl-C twice within a second, or
+Ctrl-D, exits.
 """
-WORDS = """MODEL    checkpoint folder, hub id such as Qwen/Qwen3-0.6B, or 'demo' (default), a toy that
-         comes with Quire
-PROMPT   the question, in quotes; after -- it may begin with a dash
+WORDS = """MODEL    checkpoint folder, Hub id such as Qwen/Qwen3-0.6B, or 'demo' (default), a small model
+         included with Quire
+PROMPT   the prompt, in quotes; put -- before one that starts with a dash
 -        read standard input to its end, however long that takes
 
-A file or pipe on standard input is the prompt or, with PROMPT, comes after it and a blank line. Beside
-PROMPT, a pipe that gives nothing for 1 s is left alone, unless there is a '-'; </dev/null keeps all out."""
-MAX_NUM_SEQS = 4  # one person asks one thing at a time: most of the memory for caches stays free
+A file or pipe on standard input is the prompt or, if PROMPT is given, is appended to it after a
+blank line. With PROMPT, a pipe without data for 1 s is ignored unless '-' is given; </dev/null
+ignores standard input altogether."""
+MAX_NUM_SEQS = 4  # one person asks one question at a time, so most cache memory can stay free
 
 
 def add_parser(commands: Any) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "run",
-        help="chat in the terminal, or answer once",
+        help="chat in the terminal, or answer one prompt",
         usage="quire run [MODEL] [PROMPT] [-] [flags]",
         description=DESCRIPTION,
     )
     add_words(parser, WORDS)
+    parser.add_argument("--system", type=TEXT, metavar="TEXT", help="system message")
     parser.add_argument(
-        "--system", type=TEXT, metavar="TEXT", help="system message at the head of the conversation"
+        "--raw", action="store_true", help="continue PROMPT as plain text, without chat template"
     )
-    parser.add_argument("--raw", action="store_true", help="continue PROMPT as it is, without chat template")
     parser.add_argument("--json", action="store_true", help="print each answer as one line of JSON")
     add_sampling_flags(parser)
     add_engine_flags(parser, {"max_num_seqs": MAX_NUM_SEQS})
@@ -49,11 +50,11 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer once when there is a prompt, else hold a conversation."""
+    """Answer the prompt if there is one, else start a conversation."""
     if args.system is not None and args.raw:
-        args.parser.refuse("--system has no place in a --raw prompt", "leave one of them out")
+        args.parser.refuse("--system cannot be combined with --raw", "leave one of them out")
     model, prompt = model_and_prompt(args)
-    from quire.cli.conversation import Conversation
+    from quire.cli.terminal_chat import TerminalChat
     from quire.llm import LLM
     from quire.sampling_params import SamplingParams
 
@@ -62,24 +63,24 @@ def run(args: argparse.Namespace) -> int:
         raw = _is_raw(llm, args)
         defaults = {"max_tokens": None, **llm.frontend.default_params}
         params = SamplingParams.from_dict(sampling_options(args), defaults)
-        chat = Conversation(llm, params, raw=raw, system=args.system, as_json=args.json)
+        chat = TerminalChat(llm, params, raw=raw, system=args.system, as_json=args.json)
         return chat.hold() if prompt is None else chat.answer(prompt)
     finally:
         llm.close()
 
 
 def _is_raw(llm: LLM, args: argparse.Namespace) -> bool:
-    """Whether prompts are continued as they are. Raises ConfigError for what the model cannot do."""
+    """Return True if prompts are continued without chat template. Raises ConfigError without a tokenizer."""
     if llm.frontend.tokenizer is None:
         raise ConfigError(
             "this model has no tokenizer, so it can neither read a prompt nor write an answer",
-            "put its tokenizer.json into the folder; without one, token ids work from Python (LLM.generate)",
+            "add tokenizer.json to its folder; LLM.generate takes token ids without one",
         )
     if args.raw or llm.frontend.chat_template.templates:
         if not args.raw:
             llm.frontend.chat_template.check()
         return bool(args.raw)
     if args.system is not None:
-        raise ConfigError("this model has no chat template, so --system has no place", "leave it out")
-    note("this model has no chat template: it continues the text it is given")
+        raise ConfigError("this model has no chat template, so it takes no --system", "leave it out")
+    note("this model has no chat template: it continues the text of the prompt")
     return True

@@ -1,4 +1,4 @@
-"""`quire serve`: a model for clients of the OpenAI API."""
+"""`quire serve`: serve a model over HTTP."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from quire.errors import escape, shortened
 if TYPE_CHECKING:
     from quire.server.service import ServiceState
 
-DESCRIPTION = """Serve a model over HTTP, as clients of the OpenAI and Anthropic APIs expect it.
+DESCRIPTION = """Serve a model over HTTP to clients of the OpenAI, Anthropic, llama.cpp and Ollama APIs.
 
   quire serve                              the embedded demo model, at http://127.0.0.1:8000/v1
   quire serve Qwen/Qwen3-0.6B --quantization int8 --port 9000
   QUIRE_API_KEY=... quire serve path/to/checkpoint --host 0.0.0.0
 
-Clients: OPENAI_BASE_URL=http://127.0.0.1:8000/v1, and any OPENAI_API_KEY unless keys are asked for.
-The first SIGTERM or Ctrl-C lets open requests end, the second ends them.
+Clients need OPENAI_BASE_URL=http://127.0.0.1:8000/v1 and, unless keys are required, any
+OPENAI_API_KEY. The first SIGTERM or Ctrl-C waits for open requests; the second one ends them.
 """
-WORDS = """MODEL    checkpoint folder, hub id such as Qwen/Qwen3-0.6B, or 'demo' (default), a toy that
-         comes with Quire"""
+WORDS = """MODEL    checkpoint folder, Hub id such as Qwen/Qwen3-0.6B, or 'demo' (default), a small model
+         included with Quire"""
 CURL = """  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\
     -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Tell me a story."}}]}}'"""
 KEY = """ \\
     -H "Authorization: Bearer $QUIRE_API_KEY\""""
 WIDTH = 100
-# Streams wait while a prompt is computed: a chunk of it must not take much longer than their own tokens do.
+# Streams wait while a prompt is computed, so a chunk of it should not take much longer than their own tokens.
 MAX_NUM_PREFILL_TOKENS = 48
 
 _LOG = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ def add_parser(commands: Any) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "serve",
-        help="serve a model to clients of the OpenAI API",
+        help="serve a model to OpenAI and Anthropic API clients",
         usage="quire serve [MODEL] [flags]",
         description=DESCRIPTION,
     )
@@ -53,10 +53,10 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal ends it."""
+    """Serve until a signal arrives."""
     if len(args.words) > 1:
-        args.parser.refuse(f"unexpected {shortened(args.words[1])!r}", "one model is served")
-    import asyncio  # here, since every command imports this file and it takes a while
+        args.parser.refuse(f"unexpected {shortened(args.words[1])!r}", "give one MODEL")
+    import asyncio  # here, as every command imports this file and asyncio is slow to import
 
     from quire.config import EngineConfig, ServerConfig
     from quire.server.lifecycle import serve
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show_ready(serving: ServiceState, url: str) -> None:
-    """Where the server is, what was chosen for the model, and a first request to copy."""
+    """Print the address, the settings chosen for the model, and a first request to copy."""
     from quire.server.auth import is_loopback
 
     chosen = serving.engine.status.facts.chosen
@@ -78,10 +78,10 @@ def _show_ready(serving: ServiceState, url: str) -> None:
         fields = {**chosen, "url": f"{url}/v1", "models": serving.names}
         _LOG.info("ready", extra={"fields": fields})
         return
-    said = in_words({name: value for name, value in chosen.items() if name != "model"})
+    settings = in_words({name: value for name, value in chosen.items() if name != "model"})
     names = escape(", ".join((*serving.names, *serving.patterns)))
     print(f"{bold('quire serves')} {names} {bold('at')} {url}/v1")
-    print(textwrap.fill(" · ".join(said), WIDTH, initial_indent="  ", subsequent_indent="  "))
+    print(textwrap.fill(" · ".join(settings), WIDTH, initial_indent="  ", subsequent_indent="  "))
     print(CURL.format(url=url, model=serving.names[0], key=KEY if serving.keyed else ""), flush=True)
     if not (serving.keyed or is_loopback(serving.config.host)):
-        note("anyone who reaches this machine can use it: QUIRE_API_KEY or --api-key-file asks for a key")
+        note("anyone who can reach this machine can use it; QUIRE_API_KEY or --api-key-file requires a key")

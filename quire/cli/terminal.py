@@ -1,4 +1,4 @@
-"""Standard input, output and error, whatever they are: a terminal, a pipe, a full disk, or closed."""
+"""Standard input, output and error: a terminal, a pipe, a full disk, or closed."""
 
 from __future__ import annotations
 
@@ -19,27 +19,29 @@ _DIM, _BOLD, _PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[0m"
 
 
 def prepare_streams() -> bool:
-    """Put the empty device where a stream is closed. False when there is nowhere to write an answer."""
+    """Replace closed streams by the null device. Return False if standard output was closed."""
     if sys.stdin is None:
-        sys.stdin = open(os.devnull)  # noqa: SIM115  for as long as the process lives, as all three
+        sys.stdin = open(os.devnull)  # noqa: SIM115  open until the process ends, like all three
     closed = sys.stdout is None
     if closed:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # an answer may hold what an ASCII terminal cannot show
+        sys.stdout.reconfigure(
+            errors="replace"
+        )  # an answer may contain characters that an ASCII terminal cannot show
     return not closed
 
 
 def drop_output(stream: TextIO) -> None:
-    """Forget what could not be written, or Python would try again, and complain, while it ends."""
+    """Discard what could not be written; Python would try again, and fail again, at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def settle_notes() -> None:
-    """Write out what standard error still holds, or forget it: a lost note fails nobody."""
+    """Flush standard error, or discard its content: a lost note is not a failure."""
     try:
         sys.stderr.flush()
     except OSError:
@@ -47,25 +49,25 @@ def settle_notes() -> None:
 
 
 def note(text: str) -> None:
-    """A line about the answer, not of it: to standard error, dim in a terminal. Lost if none can be had."""
+    """Print a line about the answer to standard error, dim in a terminal. Discarded if that fails."""
     with contextlib.suppress(OSError):
         print(_styled(_in_lines(escape(text)), _DIM, sys.stderr), file=sys.stderr, flush=True)
 
 
 def complain(message: str, hint: str | None = None) -> None:
-    """An error, and what to do about it, to standard error: a line each, whatever they quote."""
+    """Print an error and its hint to standard error, each on one line."""
     lines = [f"error: {escape(message)}", *([f"hint: {escape(hint)}"] if hint else ())]
     with contextlib.suppress(OSError):
         print(*map(_in_lines, lines), sep="\n", file=sys.stderr, flush=True)
 
 
 def bold(text: str) -> str:
-    """Bold when standard output is a terminal."""
+    """Return text in bold if standard output is a terminal."""
     return _styled(text, _BOLD, sys.stdout)
 
 
 def _styled(text: str, style: str, stream: TextIO) -> str:
-    """rich knows what switches styles off: NO_COLOR, TERM=dumb. It is not imported for a pipe."""
+    """Return text in a style unless NO_COLOR or TERM=dumb disable it. rich is not imported for a pipe."""
     if not stream.isatty():
         return text
     from rich.console import Console
@@ -76,20 +78,20 @@ def _styled(text: str, style: str, stream: TextIO) -> str:
 
 
 class AnswerWriter:
-    """Writes an answer to standard output as it comes; in a terminal in lines that end between words.
+    """Writes an answer to standard output as it is generated, wrapped between words in a terminal.
 
-    There, control characters become pictures of themselves: a model must not steer it.
+    In a terminal, control characters are replaced by visible symbols, so that a model cannot control it.
     """
 
     def __init__(self) -> None:
         self._wrap = WordWrap(_columns) if sys.stdout.isatty() else None
 
     def write(self, text: str) -> None:
-        """Write what is there of it; the last word waits for its end."""
+        """Write text, holding back the last word until it is complete."""
         print(self._wrap.push(text.translate(_PICTURES)) if self._wrap else text, end="", flush=True)
 
     def end(self) -> None:
-        """Write what waits."""
+        """Write the word that was held back."""
         print(self._wrap.flush() if self._wrap else "", end="", flush=True)
 
 
@@ -98,7 +100,7 @@ def _columns() -> int:
 
 
 def _in_lines(text: str) -> str:
-    """For a terminal, lines that end between words, or between the parts of a list with dots."""
+    """Wrap text for a terminal between words, or between the items of a list separated by dots."""
     if not sys.stderr.isatty():
         return text
     whole = text.replace(" ", "\xa0").replace("\xa0·\xa0", " · ") if " · " in text else text
@@ -107,5 +109,5 @@ def _in_lines(text: str) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """1 token, 2 tokens."""
+    """Return a number with its noun: 1 token, 2 tokens."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")

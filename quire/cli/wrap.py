@@ -1,4 +1,4 @@
-"""Text that comes in pieces, in lines that end between words."""
+"""Word wrap for text that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ TAB = 8
 
 
 class WordWrap:
-    """Breaks lines of `columns()` cells. The last word is held back until it is whole.
+    """Wraps lines at `columns()` cells. The last word is held back until it is complete.
 
-    A word longer than a line is broken at the line's end. Between wide characters, as of Chinese, lines may
-    end anywhere.
+    A word longer than a line is broken at the end of the line. Lines may end between any two wide characters,
+    such as Chinese ones.
     """
 
     def __init__(self, columns: Callable[[], int]) -> None:
         self._columns = columns
-        self._column = 0  # where the cursor is
-        self._gap = self._word = ""  # not written yet: blanks, and what follows them
+        self._column = 0  # of the cursor
+        self._gap = self._word = ""  # not written yet: white space, and the word after it
         self._word_cells = 0
 
     def push(self, text: str) -> str:
@@ -42,7 +42,7 @@ class WordWrap:
         return "".join(written)
 
     def flush(self) -> str:
-        """The word that was held back."""
+        """Return the word that was held back."""
         if not self._word:
             return ""
         start = self._column

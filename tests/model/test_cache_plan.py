@@ -17,7 +17,7 @@ from tiny import CONFIGS, random_weights
 from quire import LLM, SamplingParams, build, memory
 from quire.backends.device import device_for, plan_weights
 from quire.cache_plan import SNAPSHOT_TOKENS, BlockBytes, CacheGroup, Sizing, by_spec
-from quire.cli.quality import logits_of
+from quire.cli.quality_report import logits_of
 from quire.config import EngineConfig
 from quire.errors import ConfigError
 from quire.memory import MemoryPlan, misfit, plan_memory, summary

@@ -139,13 +139,13 @@ def test_sizes_take_units(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "demo", "hi", "--top-k", "few"], 2, "error: --top-k: 'few' is not a whole number"),
         (["run", "demo", "hi", "--device", "cuda:0"], 2, "'cuda:0' is not supported yet"),
         (["run", "demo", "hi", "--kv-cache-memory-bytes", "4X"], 2, "512M"),
-        (["run", "demo", "hi", "--raw", "--system", "Be brief"], 2, "--system has no place"),
+        (["run", "demo", "hi", "--raw", "--system", "Be brief"], 2, "--system cannot be combined"),
         (["run", "demo", "h\udce9"], 1, "PROMPT is not UTF-8"),
         (["run", "demo", " "], 1, "the prompt is empty"),
         (["run", "no/such/folder", "hi"], 1, "no such folder"),
         (["run", "hello"], 1, 'to ask the demo model: quire run demo "hello"'),
         (["run", "demos"], 1, "did you mean 'demo'?"),
-        (["inspect", "some/model.gguf"], 1, "GGUF is not read yet"),
+        (["inspect", "some/model.gguf"], 1, "GGUF is not supported yet"),
         (["run", "demo", "hi", "--max-num-seqs", "0"], 1, "error: --max-num-seqs 0 is out of range"),
         (["run", "demo", "hi", "--max-tokens", "0"], 1, "--max-tokens must be an integer from 1 to"),
         (["inspect", "demo", "--quantization", "int3"], 2, "did you mean 'int8'?"),
@@ -202,7 +202,7 @@ def test_a_silent_pipe_is_not_waited_for(
     monkeypatch.setattr(arguments, "STDIN_WAIT_S", 0.05)
     stdin.pipe(b"", closed=False)
     assert call("run", "demo", "Hi!", "--max-tokens", "1") == 0
-    assert "standard input is open but silent" in capsys.readouterr().err
+    assert "standard input is open but has no data" in capsys.readouterr().err
     stdin.pipe(b" plus 4", closed=True)
     assert call("run", "demo", "3", "-", "--max-tokens", "1") == 0
 
@@ -359,7 +359,7 @@ def test_gguf_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     for model in (tmp_path, tmp_path / "model.gguf"):
         assert call("run", str(model), "hi") == 1
-        assert "GGUF is not read yet" in capsys.readouterr().err
+        assert "GGUF is not supported yet" in capsys.readouterr().err
 
 
 def test_plural() -> None:

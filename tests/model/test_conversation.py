@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import pytest
 from pseudo_terminal import Terminal
 
-from quire.cli import conversation
-from quire.cli.conversation import Conversation
+from quire.cli import terminal_chat
+from quire.cli.terminal_chat import TerminalChat
 from quire.errors import EngineDead, RequestError
 from quire.llm import LLM
 from quire.outputs import CompletionOutput, RequestOutput
@@ -43,9 +43,9 @@ def llm():  # type: ignore[no-untyped-def]
         yield model
 
 
-def chat(llm: object, as_json: bool = False, raw: bool = False, **params: object) -> Conversation:
+def chat(llm: object, as_json: bool = False, raw: bool = False, **params: object) -> TerminalChat:
     chosen = SamplingParams(temperature=0, **{"max_tokens": 4, **params})  # type: ignore[arg-type]
-    return Conversation(llm, chosen, raw=raw, system=None, as_json=as_json)  # type: ignore[arg-type]
+    return TerminalChat(llm, chosen, raw=raw, system=None, as_json=as_json)  # type: ignore[arg-type]
 
 
 def test_a_conversation_forgets_its_beginning(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,7 +56,7 @@ def test_a_conversation_forgets_its_beginning(llm: LLM, capsys: pytest.CaptureFi
     capsys.readouterr()
     assert held.answer("What is 3 + 4? " * 6) == 0
     said = capsys.readouterr().err
-    assert said.count("forgotten") == 1
+    assert said.count("dropped") == 1
     assert "exchange" in said
     assert held.messages[-2]["content"].startswith("What is 3")
     kept = list(held.messages)
@@ -105,7 +105,7 @@ def test_an_interrupted_answer_says_so(chunks: int, capsys: pytest.CaptureFixtur
 def test_a_dead_engine_ends_the_conversation(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(conversation, "_read_line", lambda: "hi")
+    monkeypatch.setattr(terminal_chat, "_read_line", lambda: "hi")
     with pytest.raises(EngineDead):
         chat(Failing(EngineDead("gone")), raw=True).hold()
     assert "device map one" in capsys.readouterr().err  # whatever was chosen is shown
@@ -121,12 +121,12 @@ def test_conversation_in_a_terminal() -> None:
     terminal.type("What is 2 + 2?\n")
     assert "cached)" in terminal.read_until(">>> ")
     terminal.type("Say that again, please, and say it slowly. " * 4 + "\n")
-    assert "forgotten: the conversation outgrew its 128 tokens" in terminal.read_until(">>> ")
+    assert "dropped: the conversation exceeded 128 tokens" in terminal.read_until(">>> ")
     terminal.type("\x1b[200~What is\n3 + 4?\x1b[201~\n")  # a paste of two lines is one prompt
     assert terminal.read_until(">>> ").count("output token") == 1
     time.sleep(0.3)  # nobody is so quick: between its prompt and its waiting, readline is deaf
     terminal.type("\x03")
-    assert "Ctrl-C again leaves, or Ctrl-D" in terminal.read_until(">>> ")
+    assert "press Ctrl-C again or Ctrl-D to exit" in terminal.read_until(">>> ")
     assert terminal.close() == 0
 
 
@@ -135,15 +135,15 @@ def test_commands() -> None:
     assert "\x1b[2m" not in terminal.read_until(">>> ")
     for typed, words in (
         ("/help", "/system TEXT"),
-        ("/new", "nothing was said yet"),
+        ("/new", "the conversation is empty"),
         ("/system", "no system message"),
         ("/system Answer in one word.", "system message is now: Answer in one word."),
         ("/System", "system message: Answer in one word."),
         ("/system -", "no system message"),
         ("/where", "unknown command /where"),
-        ("exit", "Ctrl-D or /exit leaves"),
+        ("exit", "use Ctrl-D or /exit to exit"),
         ("Hi!", "cached)"),
-        ("/new", "1 exchange forgotten"),
+        ("/new", "1 exchange removed"),
     ):
         terminal.type(typed + "\n")
         assert words in terminal.read_until(">>> ")
@@ -165,13 +165,13 @@ def test_ctrl_c_stops_an_answer_and_not_the_program() -> None:
         assert "output token" not in shown
         assert "Traceback" not in shown
     terminal.type("/new\n")
-    assert "2 exchanges forgotten" in terminal.read_until(">>> ")
+    assert "2 exchanges removed" in terminal.read_until(">>> ")
     assert terminal.close() == 0
 
 
 def test_ctrl_c_twice_leaves() -> None:
     terminal = quire_run("--max-model-len", "512", slow=True)
-    assert "Ctrl-C stops an answer, twice it leaves" in terminal.read_until(">>> ")
+    assert "Ctrl-C stops an answer, twice exits" in terminal.read_until(">>> ")
     terminal.type("Tell me a story about a fox and a lantern.\n")
     terminal.read_until("\n")
     terminal.read_until(" ")
@@ -191,10 +191,10 @@ def test_ctrl_c_is_twice_only_within_a_second(monkeypatch: pytest.MonkeyPatch) -
             if (now := next(clock, None)) is None:
                 raise EOFError
             taken.append(now)
-            monkeypatch.setattr(conversation.time, "monotonic", lambda: now)
+            monkeypatch.setattr(terminal_chat.time, "monotonic", lambda: now)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(conversation, "_read_line", press)
+        monkeypatch.setattr(terminal_chat, "_read_line", press)
         assert chat(Failing("", 0), raw=True).hold() == (130 if end else 0)
         assert len(taken) == (end or len(presses))
 

@@ -400,7 +400,7 @@ def test_options_that_do_not_exist_or_fit() -> None:
         LLM("demo", quantization="int5")
     with pytest.raises(ConfigError, match="made for"):
         LLM("demo", max_model_len=1 << 20)
-    with pytest.raises(ConfigError, match="one device computes"):
+    with pytest.raises(ConfigError, match="Quire runs on one device"):
         LLM("demo", tensor_parallel_size=2)
     with pytest.raises(ConfigError, match="KV cache has room for"):
         LLM("demo", max_model_len=512, kv_cache_memory_bytes=20_000)

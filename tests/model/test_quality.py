@@ -15,7 +15,7 @@ from model_folders import tokenizer_of
 
 from quire.backends.reference import ReferenceBackend
 from quire.build import describe
-from quire.cli import quality as report
+from quire.cli import quality_report as report
 from quire.cli.main import main
 from quire.config import EngineConfig
 from quire.program import WeightSpec, numerics
@@ -205,11 +205,18 @@ def test_the_report(
 def test_the_report_as_a_table(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, demo_folder: Path
 ) -> None:
-    monkeypatch.setattr("quire.cli.quality.MOST_LOGITS", 2048 * 40)
+    monkeypatch.setattr("quire.cli.quality_report.MOST_LOGITS", 2048 * 40)
     options = ("--device", "reference", "--quality")
     assert inspect("demo", *options, "--quantization", "int4") == 0
     shown = capsys.readouterr().out
-    for words in ("over 40 tokens", "int4 weights", "4.37", "float16 KV cache", "KL: how far", "parameters"):
+    for words in (
+        "over 40 tokens",
+        "int4 weights",
+        "4.37",
+        "float16 KV cache",
+        "KL: divergence",
+        "parameters",
+    ):
         assert words in shown
     assert "int8 weights" not in shown
     assert inspect("demo", "--quality", "--device", "null") == 1
@@ -239,6 +246,6 @@ def test_the_report_does_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -
     assert whole == chunked
     assert whole[0].quality.positions == 150
     once = seen[: len(seen) // 2]
-    assert [name for name, _, _ in once] == ["as it is", *(loss.stored for loss in whole)]
+    assert [name for name, _, _ in once] == ["original", *(loss.stored for loss in whole)]
     assert [done for _, done, _ in once] == [150 * i for i in range(len(once))]
     assert {total for _, _, total in once} == {150 * len(once)}

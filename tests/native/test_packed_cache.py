@@ -343,14 +343,14 @@ def test_the_command_lists_checks_and_clears(
     assert out.splitlines()[0].split() == ["model", "weights", "size", "last", "used"]
     assert "just now" in out
     assert out.splitlines()[-1].startswith("3 models, ")
-    assert command("verify")[:2] == (0, "3 models in order, 0 damaged\n")
+    assert command("verify")[:2] == (0, "3 models intact, 0 damaged\n")
     _flip(cache.folder / "demo.packed", 3)
     status, out, err = command("verify")
-    assert (status, out) == (1, "2 models in order, 1 damaged\n")
-    assert "demo.packed is damaged" in err
+    assert (status, out) == (1, "2 models intact, 1 damaged\n")
+    assert "demo.packed was damaged" in err
     status, out, err = command("clear", "another")
     assert status == 1
-    assert "nothing is kept of 'another'" in err
+    assert "the cache has no entry for 'another'" in err
     monkeypatch.chdir(model[0].parent)
     assert command("clear", model[0].name)[1].startswith("removed 2 models")
     put(cache, "demo", 1.0)

@@ -1,4 +1,4 @@
-"""A conversation in the terminal: what was said, what is said next, and what it took."""
+"""A chat in the terminal: the messages so far, the next answer, and its statistics."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from quire.outputs import RequestOutput
     from quire.sampling_params import SamplingParams
 
-HELP = """  /new           forget the conversation
+HELP = """  /new           start a new conversation
   /system TEXT   set the system message; without TEXT show it, with - remove it
-  /help          this list
-  /exit          leave (or Ctrl-D, or Ctrl-C twice)
-A space before the / sends a line as it is."""
-LEAVE_S = 1.0  # Ctrl-C again within this time leaves
-_IN_LINE = 4  # of these in the first line
+  /help          show this list
+  /exit          exit (also Ctrl-D, or Ctrl-C twice)
+To send a line that starts with a /, put a space before it."""
+EXIT_S = 1.0  # a second Ctrl-C within this time exits
+_IN_LINE = 4  # settings in the first line
 
 
 @dataclass
-class Conversation:
-    """Messages so far, and the model that answers. With `raw` each prompt stands alone."""
+class TerminalChat:
+    """A conversation with a model. With `raw`, each prompt is continued without chat template or history."""
 
     llm: LLM
     params: SamplingParams
@@ -40,12 +40,12 @@ class Conversation:
     system: str | None
     as_json: bool
     messages: list[dict[str, Any]] = field(default_factory=list)
-    _interrupted_s: float = -math.inf  # when Ctrl-C was pressed last
+    _interrupted_s: float = -math.inf  # time of the last Ctrl-C
 
     def hold(self) -> int:
-        """Read, answer, repeat, until the end of input: 0, or after Ctrl-C twice: 130.
+        """Read prompts and answer them. Returns 0 at the end of input, 130 after Ctrl-C twice.
 
-        An engine that died ends it too.
+        Raises EngineDead.
         """
         self._introduce()
         while True:
@@ -56,7 +56,7 @@ class Conversation:
                 print()
                 if self._interrupt():
                     return 130
-                note("Ctrl-C again leaves, or Ctrl-D")
+                note("press Ctrl-C again or Ctrl-D to exit")
             except EOFError:
                 print()
                 return 0
@@ -64,24 +64,24 @@ class Conversation:
                 complain(in_flags(error.message), error.hint and in_flags(error.hint))
 
     def _interrupt(self) -> bool:
-        """Note that Ctrl-C was pressed. True if that was so a moment ago, too."""
+        """Record a Ctrl-C. Return True if it is the second one within EXIT_S."""
         before, self._interrupted_s = self._interrupted_s, time.monotonic()
-        return self._interrupted_s - before < LEAVE_S
+        return self._interrupted_s - before < EXIT_S
 
     def _introduce(self) -> None:
-        """What was chosen for this model, and what keys do."""
-        said = in_words(self.llm.chosen)
-        note(" · ".join(said[:_IN_LINE]))
-        note(" · ".join([*said[_IN_LINE:], "continues what you type" if self.raw else "chat"]))
-        note("Ctrl-C stops an answer, twice it leaves · /help lists commands · Ctrl-D ends")
+        """Show the settings chosen for this model, and the keys."""
+        chosen = in_words(self.llm.chosen)
+        note(" · ".join(chosen[:_IN_LINE]))
+        note(" · ".join([*chosen[_IN_LINE:], "text completion" if self.raw else "chat"]))
+        note("Ctrl-C stops an answer, twice exits · /help lists commands · Ctrl-D exits")
 
     def _obey(self, line: str) -> bool:
-        """Do what a line says. False when that is to leave."""
+        """Run a line as a command or answer it. Return False to exit."""
         text = line if self.raw else line.strip()
         if line.startswith("/") and "\n" not in line:
             return self._command(line)
         if line.strip().lower() in ("exit", "quit"):
-            note("Ctrl-D or /exit leaves")
+            note("use Ctrl-D or /exit to exit")
         elif text.strip():
             self.answer(text)
         return True
@@ -92,8 +92,8 @@ class Conversation:
             case "/exit" | "/quit" | "/bye":
                 return False
             case "/new":
-                said = counted(len(self.messages) // 2, "exchange")
-                note(f"{said} forgotten" if self.messages else "nothing was said yet")
+                exchanges = counted(len(self.messages) // 2, "exchange")
+                note(f"{exchanges} removed" if self.messages else "the conversation is empty")
                 self.messages.clear()
             case "/system":
                 self._set_system(rest[0].strip() if rest else None)
@@ -105,7 +105,7 @@ class Conversation:
 
     def _set_system(self, text: str | None) -> None:
         if self.raw:
-            note("no chat template is in use, so a system message has no place")
+            note("a system message needs a chat template, and none is in use")
             return
         if text is not None:
             self.system = None if text == "-" else text
@@ -113,7 +113,7 @@ class Conversation:
         note(is_now if self.system else "no system message")
 
     def answer(self, prompt: str) -> int:
-        """Answer one prompt as it comes, then say what it took. 0, 1 if it failed, 130 after Ctrl-C."""
+        """Stream the answer to one prompt, then its statistics. Returns 0, 1 on failure, 130 after Ctrl-C."""
         output: RequestOutput | None = None
         failure, status = None, 0
         writer = AnswerWriter()
@@ -143,11 +143,10 @@ class Conversation:
 
     def _remember(self, prompt: str, text: str) -> None:
         if not self.raw:
-            said = (("user", prompt), ("assistant", text))
-            self.messages += [{"role": role, "content": content} for role, content in said]
+            self.messages += [{"role": "user", "content": prompt}, {"role": "assistant", "content": text}]
 
     def _conclude(self, output: RequestOutput | None, failure: str | None, interrupted: bool) -> None:
-        """The line after an answer: of JSON, or for people."""
+        """Print the line after an answer: JSON, or a summary for people."""
         if self.as_json:
             print(json.dumps(_report(output, failure, interrupted), ensure_ascii=False), flush=True)
         elif output is not None:
@@ -162,9 +161,9 @@ class Conversation:
             note(_summary(output))
 
     def _fit(self, prompt: str) -> Encoded:
-        """The conversation as tokens. Its beginning is forgotten when no room is left for an answer.
+        """Encode the conversation, dropping its oldest exchanges until there is room for an answer.
 
-        When even the prompt alone leaves none, it is sent alone: the engine says what is wrong, if it is.
+        If even the prompt alone leaves no room, it is sent alone, and the engine reports the error.
         """
         longest = self.llm.frontend.max_model_len
         room = longest - min(self.params.max_tokens or longest, longest // 4)
@@ -174,34 +173,34 @@ class Conversation:
         count = len(self.messages) // 2
         alone = self._encode(prompt, forget=count)
         if len(alone.token_ids) >= longest:
-            return alone  # will be refused: nothing is forgotten for its sake
+            return alone  # it will be refused: keep the conversation
         forget = 0
         while len(encoded.token_ids) > room and forget < count:
             forget += 1
             encoded = self._encode(prompt, forget)
         del self.messages[: 2 * forget]
-        note(f"{counted(forget, 'exchange')} forgotten: the conversation outgrew its {longest:,} tokens")
+        note(f"{counted(forget, 'exchange')} dropped: the conversation exceeded {longest:,} tokens")
         return encoded
 
     def _encode(self, prompt: str, forget: int) -> Encoded:
         system = [{"role": "system", "content": self.system}] if self.system else []
-        said = self.messages[2 * forget :]
-        return self.llm.frontend.encode_chat([*system, *said, {"role": "user", "content": prompt}])
+        kept = self.messages[2 * forget :]
+        return self.llm.frontend.encode_chat([*system, *kept, {"role": "user", "content": prompt}])
 
 
 def _read_line() -> str:
-    """A line, or lines that were pasted together."""
+    """Read a line, or several that were pasted together."""
     import readline
 
-    readline.parse_and_bind("set enable-bracketed-paste on")  # or each line of a paste would be a prompt
+    readline.parse_and_bind("set enable-bracketed-paste on")  # or each pasted line would be a prompt
     if sys.stdout.isatty():
         return input("\n>>> ")
-    print("\n>>> ", end="", file=sys.stderr, flush=True)  # answers go elsewhere, a file say
+    print("\n>>> ", end="", file=sys.stderr, flush=True)  # standard output is a file or pipe
     return input()
 
 
 def _report(output: RequestOutput | None, failure: str | None, interrupted: bool) -> dict[str, Any]:
-    """An answer and what it took, for scripts. Without an output nothing had come."""
+    """Return an answer and its statistics, for scripts. `output` is None if nothing was generated."""
     choice = output.outputs[0] if output is not None else None
     reason = "interrupted" if interrupted else "error" if failure else None
     report: dict[str, Any] = {
@@ -224,7 +223,7 @@ def _report(output: RequestOutput | None, failure: str | None, interrupted: bool
 
 
 def _summary(output: RequestOutput) -> str:
-    """The same as one line for people."""
+    """Summarize an answer's statistics in one line."""
     report = _report(output, None, False)
     parts = [f"{counted(report['prompt_tokens'], 'prompt token')} ({report['cached_tokens']:,} cached)"]
     parts.append(counted(report["output_tokens"], "output token"))

@@ -1,4 +1,4 @@
-"""`quire inspect --quality`: a model as it is beside itself in fewer bits, on text that comes with Quire."""
+"""`quire inspect --quality`: compare a quantized model with the original, on text included with Quire."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from quire.quantize.kinds import Array
 from quire.quantize.quality import Quality, compare, text_logits
 from quire.text.tokenizer import find_tokenizer
 
-LENGTH = 512  # tokens that are read as one text
-MOST_LOGITS = 1 << 26  # of the model as it is, which are kept: a large vocabulary means a shorter text
+LENGTH = 512  # tokens per text
+MOST_LOGITS = 1 << 26  # of the original, which are kept: a large vocabulary means a shorter text
 
 HOW_TO_READ = (
-    "KL: how far the odds of the next token are, in nats a token, from those of the model as it is "
-    "(0 nowhere, 0.01 hardly, 0.1 visibly). Same best: how often both hold the same token for the likeliest."
+    "KL: divergence of the next-token probabilities from those of the original, in nats per token "
+    "(0: equal, 0.01: negligible, 0.1: noticeable). Same best: how often both rank the same token first."
 )
 
-Advance = Callable[[str, int, int], None]  # (what is measured, tokens done, in all)
+Advance = Callable[[str, int, int], None]  # (format being measured, tokens done, total)
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What one way of storing costs. `bits` are those of a weight, or of a cached number."""
+    """The loss of one storage format. `bits` is the size of a weight, or of a cached number."""
 
     stored: str
     bits: float
@@ -41,16 +41,18 @@ class Loss:
 
 
 def measure(model: str, options: Mapping[str, Any], advance: Advance) -> list[Loss]:
-    """Every way of storing weights (or the one in `options`) and cached numbers, one after the other.
+    """Measure every format of weights (or the one in `options`) and of the KV cache, one after the other.
 
-    Raises ConfigError for what cannot be measured: no tokenizer, no room for the unquantized model.
+    Raises ConfigError without a tokenizer, or without memory for the unquantized model.
     """
     plain = {**options, "max_num_seqs": 1, "quantization": None, "kv_cache_dtype": "float32"}
     device = device_for(EngineConfig.from_keywords(**plain, model=model))
     if not device.computes:
-        raise ConfigError(f"device = {device.name!r} computes nothing that could be measured", "leave it out")
+        raise ConfigError(
+            f"device = {device.name!r} computes nothing, so there is nothing to measure", "leave it out"
+        )
     chosen = options.get("quantization")
-    ways: list[tuple[str, dict[str, Any]]] = [("as it is", {})]
+    ways: list[tuple[str, dict[str, Any]]] = [("original", {})]
     ways += [(f"{name} weights", {"quantization": name}) for name in ([chosen] if chosen else QUANTIZATIONS)]
     caches = [name for name in device.kv_dtypes if name != "float32"]
     ways += [(f"{name} KV cache", {"kv_cache_dtype": name}) for name in caches]
@@ -73,12 +75,12 @@ def measure(model: str, options: Mapping[str, Any], advance: Advance) -> list[Lo
 
 
 def _texts(built: Built) -> list[list[int]]:
-    """Token ids of the text that comes with Quire, in pieces that the model can read."""
+    """Return token ids of the included text, in pieces that fit the model's context."""
     facts = built.description
     tokenizer = find_tokenizer(facts.source)
     if tokenizer is None:
         raise ConfigError(
-            "this model has no tokenizer, so no text can be read", "put tokenizer.json beside it"
+            "this model has no tokenizer, so it cannot read text", "add tokenizer.json to its folder"
         )
     ids = tokenizer.encode(files("quire.assets").joinpath("quality.txt").read_text("utf-8"))
     ids = ids[: max(1, MOST_LOGITS // facts.model.config.vocab_size)]
@@ -100,7 +102,7 @@ def logits_of(built: Built, ids: list[int]) -> Array:
 
 
 def _bits(built: Built, change: Mapping[str, Any]) -> float:
-    """Bits of one weight, unquantized ones included; or of one cached number. Scales count."""
+    """Return the mean bits of a weight, unquantized ones included, or of a cached number; scales count."""
     program = built.description.program
     if "kv_cache_dtype" in change:
         device, dtype = built.description.device, change["kv_cache_dtype"]
@@ -113,7 +115,7 @@ def _bits(built: Built, change: Mapping[str, Any]) -> float:
 
 @contextmanager
 def bar() -> Iterator[Advance]:
-    """Shows in a terminal what is measured and how much is done."""
+    """Show a progress bar in a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -127,14 +129,15 @@ def bar() -> Iterator[Advance]:
 
 
 def print_table(losses: list[Loss]) -> None:
-    """One row for each way of storing, and how to read it."""
+    """Print one row for each format, and how to read the table."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table(
-        title=f"\nWhat rounding costs, over {losses[0].quality.positions:,} tokens", title_justify="left"
+        title=f"\nQuantized against original, over {losses[0].quality.positions:,} tokens",
+        title_justify="left",
     )
-    table.add_column("stored")
+    table.add_column("format")
     for name in ("bits", "mean KL", "1 in 100 above", "same best"):
         table.add_column(name, justify="right")
     for loss in losses:
