@@ -17,7 +17,7 @@ from quire.grammar.compiler import GrammarCompiler
 from quire.models.model import Model
 from quire.outputs import CompletionOutput, Logprob, Logprobs, RequestOutput
 from quire.sampling_params import SamplingParams, default_sampling_params
-from quire.text.chat import MAX_CHARACTERS, ChatTemplate, LongConversation, PromptText
+from quire.text.chat_template import MAX_CHARACTERS, ChatTemplate, LongConversation, PromptText
 from quire.text.detokenize import Detokenizer
 from quire.text.stop import StopStrings
 from quire.text.tokenizer import Tokenizer, find_tokenizer

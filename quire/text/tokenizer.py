@@ -17,7 +17,7 @@ from quire.text.characters import (
     bytes_of_spelling,
     regroup,
 )
-from quire.text.chat import ChatTemplate, PromptText
+from quire.text.chat_template import ChatTemplate, PromptText
 from quire.text.vocabulary import Vocabulary, is_of_library, load_vocabulary
 from quire.weights.source import ModelSource, TokenizerData
 

@@ -256,7 +256,7 @@ def test_import_quire_is_cheap() -> None:
         ("quire/models/llama.py", "from quire.config import EngineConfig"),
         ("quire/models/llama.py", "from quire.quantize import kinds"),
         ("quire/program/ops/linear.py", "from quire import LLM"),
-        ("quire/text/chat.py", "from quire import llm"),
+        ("quire/text/chat_template.py", "from quire import llm"),
         ("quire/engine/engine.py", "import quire.server.app"),
         ("quire/gadgets/a.py", ""),
     ],
@@ -284,7 +284,7 @@ def test_a_right_level_passes(path: str, text: str) -> None:
     [
         ("quire/engine/blocks.py", "import numpy as np"),
         ("quire/engine/blocks.py", "from numpy.typing import NDArray"),
-        ("quire/engine/engine.py", "from quire.text import chat"),
+        ("quire/engine/engine.py", "from quire.text import chat_template"),
         ("quire/backends/reference.py", "import torch.nn"),
         ("quire/llm.py", "from ray import serve"),
         ("quire/cli/serve.py", "from starlette.applications import Starlette"),

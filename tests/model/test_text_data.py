@@ -21,7 +21,7 @@ from model_folders import tokenizer_of
 
 from quire.errors import RequestError
 from quire.text.characters import byte_of_token
-from quire.text.chat import ChatTemplate
+from quire.text.chat_template import ChatTemplate
 from quire.text.detokenize import Detokenizer
 from quire.text.renderer import TemplateRenderer
 from quire.text.tokenizer import Tokenizer, find_tokenizer

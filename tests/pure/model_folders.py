@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from quire.text.chat import ChatTemplate
+from quire.text.chat_template import ChatTemplate
 from quire.text.renderer import TemplateRenderer
 from quire.text.tokenizer import Tokenizer, need_tokenizer
 from quire.weights.folder import ModelFolder

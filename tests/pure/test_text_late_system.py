@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import small_tokenizers as small
 
-from quire.text.chat import ChatTemplate
+from quire.text.chat_template import ChatTemplate
 from quire.text.late_system import folded, is_late
 from quire.text.renderer import TemplateRenderer
 

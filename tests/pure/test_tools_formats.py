@@ -16,7 +16,7 @@ from model_folders import chat_template_of, tokenizer_of
 
 from quire.errors import ConfigError
 from quire.text.answer import CallArguments, CallStart
-from quire.text.chat import ChatTemplate
+from quire.text.chat_template import ChatTemplate
 from quire.text.renderer import TemplateRenderer
 from quire.text.tools import FORMATS, OutputFormat, output_format_of
 

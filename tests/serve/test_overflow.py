@@ -15,7 +15,7 @@ from quire.engine.caches import BlockGroup
 from quire.engine.request_limits import RequestLimits
 from quire.errors import ContextOverflow, RequestError
 from quire.sampling_params import SamplingParams
-from quire.text.chat import MAX_CHARACTERS
+from quire.text.chat_template import MAX_CHARACTERS
 from quire.types import NewRequest
 
 BODIES: dict[str, Any] = {

@@ -14,7 +14,7 @@ from typing import Any
 from quire.errors import ConfigError, RequestError
 from quire.sampling_params import MAX_GRAMMAR_CHARACTERS
 from quire.text.answer import AnswerParser, CallArguments, CallStart
-from quire.text.chat import ChatTemplate
+from quire.text.chat_template import ChatTemplate
 from quire.text.reasoning import ReasoningFormat, find_reasoning
 from quire.text.tokenizer import Tokenizer
 from quire.text.tools.format import ToolFormat

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from model_folders import chat_template_of, tokenizer_of
 
 from quire.errors import ConfigError, RequestError
-from quire.text.chat import ChatTemplate
+from quire.text.chat_template import ChatTemplate
 from quire.text.renderer import TemplateRenderer
 from quire.text.tokenizer import Tokenizer
 

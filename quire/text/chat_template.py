@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from quire.errors import ConfigError, RequestError, quoted
-from quire.text import call_arguments, late_system, turns
+from quire.text import call_arguments, late_system, user_turns
 from quire.text.renderer import Segment, TemplateRenderer
 
 MAX_MESSAGES = 8192
@@ -115,8 +115,8 @@ class ChatTemplate:
             checked = call_arguments.as_text(checked, messages)
         if late_system.is_late(checked) and _PROBE not in (self._tried(source, late_system.probe) or ""):
             checked = late_system.folded(checked)
-        if turns.repeats(checked) and self._tried(source, turns.probe) is None:
-            checked = turns.merged(checked)
+        if user_turns.repeats(checked) and self._tried(source, user_turns.probe) is None:
+            checked = user_turns.merged(checked)
         context = {"messages": checked, "tools": _checked_tools(tools), "documents": None, **extra}
         context |= {"add_generation_prompt": add_generation_prompt and end is None}
         rendered = self.render_context(source, context, now)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import small_tokenizers as small
 
-from quire.text.chat import ChatTemplate
+from quire.text.chat_template import ChatTemplate
 from quire.text.renderer import TemplateRenderer
 
 TURNS = "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('no turns') }}{% endif %}"
