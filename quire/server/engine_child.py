@@ -1,4 +1,4 @@
-"""The engine's process as its parent holds it: started, spoken to, ended and cleaned up after."""
+"""The engine's process seen from its parent: start it, exchange messages with it, end it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ import time
 from collections.abc import Callable, Sequence
 from typing import cast
 
+from quire.errors import ConfigError, EngineDead, QuireError
 from quire.server import engine_messages as messages
 from quire.server.engine_messages import BadFrame, EngineMessage, FromEngine
 
-# -P: the current directory is no place to take modules from. faulthandler: a crash says where it was.
+# -P: import no modules from the current directory. faulthandler: a crash prints its traceback.
 COMMAND = (sys.executable, "-P", "-X", "faulthandler", "-m", "quire.server.engine_process")
 POLL_S = 0.005
+EXIT_S = 0.3  # a process whose socket is closed has this long to exit before it is killed
 
 
 class EngineChild(asyncio.Protocol):
-    """One process and the socket to it. `ended` is done as soon as the socket is closed by either side.
+    """One engine process and its socket. `ended` is done once either side has closed the socket.
 
-    `receive` is called with each message. `bad_frame` says what came that was none, and closed the socket.
+    `receive` is called with each message. `failed` is the process's own account of its end, if it sent one.
     """
 
     process: subprocess.Popen[bytes]
@@ -30,13 +32,14 @@ class EngineChild(asyncio.Protocol):
 
     def __init__(self, receive: Callable[[FromEngine], None]) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.bad_frame: str | None = None
+        self.bad_frame: str | None = None  # the reason the socket was closed, if it was what the process sent
+        self.failed: messages.Failed | None = None
         self._receive = receive
         self._reader = messages.server_reader()
 
     @classmethod
     async def spawn(cls, command: Sequence[str], receive: Callable[[FromEngine], None]) -> EngineChild:
-        """Start a fresh interpreter. Raises OSError when there is no room for one."""
+        """Start a new interpreter. Raises OSError if the system cannot."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         child = cls(receive)
         with theirs:
@@ -55,35 +58,47 @@ class EngineChild(asyncio.Protocol):
         if not self._transport.is_closing():
             self._transport.write(frame)
 
-    async def end(self, patience_s: float) -> int:
-        """Close the socket, which ends the process; kill it after `patience_s`. Returns its exit status."""
+    async def end(self, timeout_s: float) -> int:
+        """Close the socket, which ends the process; kill it after `timeout_s`. Return its exit status."""
         self._transport.abort()
-        deadline_s = time.monotonic() + patience_s
+        deadline_s = time.monotonic() + timeout_s
         while (status := self.process.poll()) is None:
             if time.monotonic() >= deadline_s:
                 self.process.kill()
             await asyncio.sleep(POLL_S)
         return status
 
+    async def cause_of_death(self) -> QuireError:
+        """End the process and return an error with the reason it ended."""
+        status = await self.end(EXIT_S)
+        if self.bad_frame is not None:
+            return EngineDead(f"the engine sent {self.bad_frame}")
+        if self.failed is None:
+            return EngineDead(f"the engine died: {describe_exit(status)}")
+        error = ConfigError if self.failed.config else EngineDead
+        return error(self.failed.message, self.failed.hint)
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Called by the event loop, with whatever has come."""
+        """Decode what the event loop has read."""
         try:
             received = self._reader.feed(data)
         except BadFrame as error:
             self.bad_frame, received = str(error), []
             self._transport.abort()
         for message in received:
+            if isinstance(message, messages.Failed):
+                self.failed = message
             self._receive(message)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.ended.set_result(None)
 
 
-def reason(status: int) -> str:
-    """Why a process ended, in words."""
+def describe_exit(status: int) -> str:
+    """Describe an exit status as subprocess reports it."""
     if status >= 0:
-        return f"it ended with status {status}"
-    return f"it was ended by signal {-status} ({signal.strsignal(-status)})"
+        return f"it exited with status {status}"
+    return f"it was killed by signal {-status} ({signal.strsignal(-status)})"

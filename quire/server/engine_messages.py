@@ -1,7 +1,7 @@
-"""What the server and the engine's process say to each other, and how it is written on their socket.
+"""Messages between the server and the engine's process, and their encoding on the socket.
 
-A frame is the length of a message in four bytes and the message in msgpack. Reading builds the types
-below and nothing else; a frame that is too long or holds anything else ends the connection.
+A frame is the length of a message in four bytes, then the message in msgpack. Only the types below are
+decoded; a frame that is too long or contains anything else ends the connection.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 class BadFrame(Exception):
-    """What came over the socket is no message, or a message is too long for a frame."""
+    """The bytes received are not a message, or a message is too long for a frame."""
 
 
 class EngineMessage(msgspec.Struct, tag=True, array_like=True, gc=False):
-    """Base of all messages; arrays that begin with the name of their type."""
+    """Base class of all messages. They are encoded as arrays that begin with the name of their type."""
 
 
 class Start(EngineMessage):
-    """The first message: what to load."""
+    """Load a model. Always the first message."""
 
     config: EngineConfig
 
 
 class Submit(EngineMessage):
-    """Run a request. Answered by outputs, or by RequestRefused."""
+    """Run a request. The reply is outputs, or RequestRefused."""
 
     request: NewRequest
 
     def checked(self) -> NewRequest:
-        """The request, its parameters checked again: decoding fills fields without looking at ranges."""
+        """Return the request with its parameters checked: decoding does not check ranges."""
         return replace(self.request, params=self.request.params.clone())
 
 
@@ -55,27 +55,27 @@ class Abort(EngineMessage):
 
 
 class Announced(EngineMessage):
-    """The memory plan in words, and bytes of weights to be loaded."""
+    """Description of the memory plan, and the size of the weights to load."""
 
     line: str
     nbytes: int
 
 
 class Loading(EngineMessage):
-    """Bytes of weights loaded so far."""
+    """Progress of loading, in bytes of weights."""
 
     done: int
     total: int
 
 
 class Ready(EngineMessage):
-    """The engine waits for requests."""
+    """The engine accepts requests."""
 
     facts: Facts
 
 
 class RequestRefused(EngineMessage):
-    """A request that cannot run: the fields of a RequestError."""
+    """Refusal of a request that cannot run, with the fields of a RequestError."""
 
     request_id: str
     message: str
@@ -92,14 +92,14 @@ class RequestRefused(EngineMessage):
 
 
 class Stepped(EngineMessage):
-    """All that came of a step. One of many outputs may take several frames; the last has the report."""
+    """Outputs of a step. A step of many outputs may take several frames; the last has the report."""
 
     outputs: list[Output]
     report: StepReport | None
 
 
 class Failed(EngineMessage):
-    """The engine cannot start or go on, and ends. `config`: because of what it was told to load."""
+    """The engine cannot start or continue, and exits. `config`: the configuration is the cause."""
 
     message: str
     hint: str | None = None
@@ -112,7 +112,7 @@ M = TypeVar("M")
 
 
 def encode(message: EngineMessage) -> bytearray:
-    """A message as a frame. Raises BadFrame when it is too long for one."""
+    """Encode a message as a frame. Raises BadFrame when it is too long for one."""
     frame = bytearray(_LENGTH.size)
     _ENCODER.encode_into(message, frame, _LENGTH.size)
     length = len(frame) - _LENGTH.size
@@ -123,7 +123,7 @@ def encode(message: EngineMessage) -> bytearray:
 
 
 def encode_step(outputs: list[Output], report: StepReport) -> Iterator[bytearray]:
-    """A step as one frame or, where it is too long, as several."""
+    """Encode a step as one frame or, if that is too long, as several."""
     try:
         yield encode(Stepped(outputs, report))
     except BadFrame:
@@ -135,14 +135,14 @@ def encode_step(outputs: list[Output], report: StepReport) -> Iterator[bytearray
 
 
 class FrameReader(Generic[M]):
-    """Bytes in, messages out."""
+    """Decode a stream of bytes into messages."""
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[M]) -> None:
         self._decoder = decoder
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[M]:
-        """The messages that are complete with `data`. Raises BadFrame for what is none."""
+        """Return the messages that `data` completes. Raises BadFrame for anything else than messages."""
         buffer, messages, begin = self._buffer, [], 0
         buffer += data
         while len(buffer) - begin >= _LENGTH.size:
@@ -161,14 +161,14 @@ class FrameReader(Generic[M]):
         try:
             return self._decoder.decode(payload)
         except (msgspec.DecodeError, ValueError, RecursionError, MemoryError) as error:
-            raise BadFrame(f"a frame that holds no message ({error})") from None
+            raise BadFrame(f"a frame that contains no message ({error})") from None
 
 
 def engine_reader() -> FrameReader[ToEngine]:
-    """What the engine's process reads with."""
+    """Return the reader of the engine's process."""
     return FrameReader(msgspec.msgpack.Decoder(ToEngine))
 
 
 def server_reader() -> FrameReader[FromEngine]:
-    """What the server reads with."""
+    """Return the reader of the server."""
     return FrameReader(msgspec.msgpack.Decoder(FromEngine))

@@ -1,7 +1,7 @@
-"""The engine's process: reads requests from a socket, steps the engine, writes what came of each step.
+"""The engine's process: read requests from a socket, step the engine, write the outputs of each step.
 
-Started by the server as `python -m quire.server.engine_process FD`, where FD is its end of a socket pair.
-It leaves signals to the server and ends with the socket, so it never outlives the server.
+The server starts it as `python -m quire.server.engine_process FD`, where FD is its end of a socket pair. It
+ignores signals meant for the server and exits when the socket closes, so it never outlives the server.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from quire.server import malloc_arenas
 from quire.server.engine_messages import BadFrame, EngineMessage, ToEngine
 
 NAME = b"quire-engine"
-PROGRESS_S = 0.05  # between two messages about loading
-YOUNG_OBJECTS = 50_000  # before the collector looks at them; 700 would be a pause every few steps
+PROGRESS_S = 0.05  # between two Loading messages
+GC_THRESHOLD = (
+    50_000  # new objects before a garbage collection; the default of 700 would pause every few steps
+)
 _CHUNK_BYTES = 1 << 20
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # linux/prctl.h
 _LOG = logging.getLogger(__name__)
@@ -34,7 +36,7 @@ Build = Callable[[EngineConfig, Progress, Announce], Built]
 
 
 class ServerSocket:
-    """The engine's end of the socket. EOFError and OSError mean that the server is gone."""
+    """The engine's end of the socket. EOFError and OSError mean that the server has closed its end."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -44,11 +46,11 @@ class ServerSocket:
         self.send_frame(messages.encode(message))
 
     def send_frame(self, frame: bytearray) -> None:
-        """Waits while the socket is full: the server always reads, and nothing it does waits for this."""
+        """Send a frame; wait while the socket is full. The server always reads, so this cannot deadlock."""
         self._socket.sendall(frame)
 
     def receive(self, wait: bool) -> list[ToEngine]:
-        """All messages that have come; with `wait`, something has."""
+        """Return the messages received so far; with `wait`, wait for data first."""
         received: list[ToEngine] = []
         flags = 0 if wait else socket.MSG_DONTWAIT
         while True:
@@ -63,7 +65,7 @@ class ServerSocket:
 
 
 def serve(server: ServerSocket, build: Build) -> None:
-    """Load what the first message says, then run requests until the socket closes."""
+    """Load the model that the first message names, then run requests until the socket closes."""
     waiting: list[ToEngine] = []
     while not waiting:
         waiting = server.receive(wait=True)
@@ -74,7 +76,7 @@ def serve(server: ServerSocket, build: Build) -> None:
     trim_s = time.monotonic() + malloc_arenas.PERIOD_S
     while True:
         for message in waiting:
-            _take(server, engine, message)
+            _handle(server, engine, message)
         if engine.has_work:
             outputs, report = step(engine)
             if report is not None:
@@ -87,29 +89,29 @@ def serve(server: ServerSocket, build: Build) -> None:
 
 
 def _load(server: ServerSocket, config: EngineConfig, build: Build) -> Engine:
-    told_s = 0.0
+    last_s = 0.0
 
     def progress(done: int, total: int) -> None:
-        nonlocal told_s
-        if (now := time.monotonic()) - told_s >= PROGRESS_S or done == total:
-            told_s = now
+        nonlocal last_s
+        if (now := time.monotonic()) - last_s >= PROGRESS_S or done == total:
+            last_s = now
             server.send(messages.Loading(done, total))
 
     built = build(config, progress, lambda line, nbytes: server.send(messages.Announced(line, nbytes)))
-    _spare_collections()
+    _make_collections_rare()
     server.send(messages.Ready(built.facts))
-    built.runner.prepare_grammars()  # streams would wait, if the first request that has one did it
+    built.runner.prepare_grammars()  # later, streams would wait while the first grammar did it
     return built.engine
 
 
-def _spare_collections() -> None:
-    """Steps make no cycles, and what is loaded stays: pauses of the collector would find nothing."""
+def _make_collections_rare() -> None:
+    """Make garbage collection rare: loaded objects stay, and steps create no cycles."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS)
+    gc.set_threshold(GC_THRESHOLD)
 
 
-def _take(server: ServerSocket, engine: Engine, message: ToEngine) -> None:
+def _handle(server: ServerSocket, engine: Engine, message: ToEngine) -> None:
     match message:
         case messages.Submit(request):
             try:
@@ -123,7 +125,7 @@ def _take(server: ServerSocket, engine: Engine, message: ToEngine) -> None:
 
 
 def _become_engine() -> None:
-    """Take a name, leave signals to the server, and end with it even in the middle of a long step."""
+    """Set the process's name, ignore signals meant for the server, and die with it, even within a step."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     prctl = ctypes.CDLL(None).prctl
@@ -132,7 +134,7 @@ def _become_engine() -> None:
 
 
 def main(build: Build = build) -> int:
-    """Run until the server closes the socket whose number is the last argument: 0, or 1 after a failure."""
+    """Serve the socket whose number is the last argument until it closes. Return 0, or 1 after a failure."""
     _become_engine()
     with socket.socket(fileno=int(sys.argv[-1])) as connection:
         connection.set_inheritable(False)
@@ -146,18 +148,18 @@ def main(build: Build = build) -> int:
         try:
             server.send(failed)
         except OSError:
-            _LOG.warning("the server is gone")
+            _LOG.warning("the server has closed the connection")
     return 1
 
 
 def _failure(error: Exception) -> messages.Failed:
-    """What to tell the server of an error, after telling the log of those that nobody expects."""
+    """Return the message that reports an error to the server; log an unexpected one."""
     if isinstance(error, ConfigError):
         return messages.Failed(error.message, error.hint, config=True)
     if isinstance(error, BadFrame):
-        _LOG.critical("the engine ends: the server sent %s", error)
+        _LOG.critical("the engine exits: the server sent %s", error)
         return messages.Failed(f"the server sent {error}")
-    _LOG.critical("the engine ends", exc_info=error)
+    _LOG.critical("the engine exits", exc_info=error)
     message = error.message if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"
     return messages.Failed(message)
 

@@ -23,7 +23,7 @@ from quire.models import read_model
 from quire.server import malloc_arenas
 from quire.server.app import make_app
 from quire.server.door import Door
-from quire.server.engine_process import YOUNG_OBJECTS
+from quire.server.engine_process import GC_THRESHOLD
 from quire.server.exchange import DRAIN_RETRY_S
 from quire.server.limits import checks, http_config
 from quire.server.local import LocalServer
@@ -67,7 +67,7 @@ async def serve(config: ServerConfig, engine_config: EngineConfig, ready: Ready)
         async with _loaded(config, engine_config, bool(keys)) as serving:
             gc.collect()
             gc.freeze()  # what is loaded stays: no collection, for which all streams wait, looks at it
-            gc.set_threshold(YOUNG_OBJECTS)
+            gc.set_threshold(GC_THRESHOLD)
             return await _Server(serving, keys, ready).run(listener)
     except asyncio.CancelledError:
         if not caught:

@@ -15,8 +15,7 @@ from quire import SamplingParams
 from quire.build import build
 from quire.config import EngineConfig
 from quire.engine.client import Stream
-from quire.server.remote import RemoteEngine
-from quire.server.restart_policy import RestartPolicy
+from quire.server.remote import RemoteEngine, RestartPolicy
 from quire.types import NewRequest, Output
 
 DEMO = EngineConfig(model="demo", max_model_len=512, max_num_seqs=16)

@@ -31,8 +31,7 @@ from remote_engines import (
 
 from quire.engine.client import Stream
 from quire.errors import EngineDead
-from quire.server.remote import RemoteEngine
-from quire.server.restart_policy import RestartPolicy
+from quire.server.remote import RemoteEngine, RestartPolicy
 from quire.types import Output
 
 SLOW_BACK = replace(QUICK, first_delay_s=0.3, longest_delay_s=0.3)
@@ -71,7 +70,7 @@ def test_a_death_ends_what_has_begun_and_nothing_else() -> None:
             begin_s = time.monotonic()
             problems = await asyncio.gather(*begun)
             assert time.monotonic() - begin_s < 1
-            assert problems == ["the engine died: it was ended by signal 9 (Killed)"] * 4
+            assert problems == ["the engine died: it was killed by signal 9 (Killed)"] * 4
             assert engine.status.state == "restarting"
             assert engine.healthy(time.monotonic()) == "the engine is restarting"
             assert engine.status.num_running == 0
@@ -179,7 +178,7 @@ def test_nothing_is_left_of_streams_that_come_and_go() -> None:
 @pytest.mark.parametrize(
     ("token_id", "cause"),
     [
-        (KILL, "the engine died: it was ended by signal 9 (Killed)"),
+        (KILL, "the engine died: it was killed by signal 9 (Killed)"),
         (RAISE, "a step failed (ArithmeticError: a broken kernel)"),
         (GARBAGE, "the engine sent a frame of 1,213,486,160 bytes; at most 268,435,456 are read"),
     ],
@@ -211,7 +210,7 @@ def test_an_engine_that_keeps_dying_is_left_alone() -> None:
                 if number < 2:
                     await follow(stream)
             with pytest.raises(
-                EngineDead, match="given up after 3 deaths: the engine died: it was ended by signal 9"
+                EngineDead, match="not restarted after 3 deaths: the engine died: it was killed by signal 9"
             ):
                 await stream.get()
             assert engine.status.state == "stopped"
@@ -238,7 +237,7 @@ def test_an_aborted_stream_is_not_run_again() -> None:
             kill(engine)
             await until(lambda: engine.status.state == "restarting")
             during.abort()
-            assert await ending(before) == "the engine died: it was ended by signal 9 (Killed)"
+            assert await ending(before) == "the engine died: it was killed by signal 9 (Killed)"
             assert await ending(during) == "aborted while the engine was restarting"
             await ready(engine)
             assert not engine.status.has_work
@@ -324,15 +323,15 @@ def test_a_server_that_stands_still_loses_nothing() -> None:
     run(check())
 
 
-def test_a_failure_to_follow_ends_every_stream(
+def test_a_failure_of_the_supervisor_ends_every_stream(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def check() -> None:
         async with running(NULL, command=faulty(5)) as engine:
             stream = engine.submit(request("a", max_tokens=100))
-            monkeypatch.setattr(engine, "_bury", lambda cause: 1 // 0)
+            monkeypatch.setattr(engine, "_end_or_keep_requests", lambda cause: 1 // 0)
             kill(engine)
-            assert await ending(stream) == "the engine is no longer followed"
+            assert await ending(stream) == "the engine is no longer supervised"
             assert engine.status.state == "stopped"
 
     run(check())

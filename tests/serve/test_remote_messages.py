@@ -74,7 +74,7 @@ def test_outputs_arrive_bit_for_bit(floats: list[float], size: int) -> None:
 
 def test_an_engine_that_is_ready_makes_ready_for_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
-    monkeypatch.setattr(engine_process, "_spare_collections", lambda: None)
+    monkeypatch.setattr(engine_process, "_make_collections_rare", lambda: None)
     built = SimpleNamespace(
         engine="the engine",
         runner=SimpleNamespace(prepare_grammars=lambda: told.append("grammars")),
@@ -172,7 +172,7 @@ def test_any_bytes_are_messages_or_refused(data: bytes) -> None:
     ("data", "problem"),
     [
         (BAD["http"], "a frame of 1,195,725,856 bytes"),
-        (BAD["pickle"], "a frame that holds no message"),
+        (BAD["pickle"], "a frame that contains no message"),
         (bytes(encode(Abort("a"))), "the server sent Abort before Start"),
         (bytes(encode(Start(NULL)) * 2), "a second Start"),
     ],

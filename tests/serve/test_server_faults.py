@@ -51,7 +51,7 @@ def test_an_engine_that_is_killed() -> None:
 
 def test_an_engine_that_is_given_up() -> None:
     """The server ends, with a status that says so, and whoever watches it can start another."""
-    once = "import quire.server.remote as r; from quire.server.restart_policy import RestartPolicy"
+    once = "import quire.server.remote as r; RestartPolicy = r.RestartPolicy"
     with running(before=f"{once}; r.RestartPolicy = lambda: RestartPolicy(max_deaths=1)") as server:
         os.kill(server.engine_pid, signal.SIGKILL)
         assert server.process.wait(5) == 1
