@@ -94,7 +94,7 @@ void bind_sampling(nb::module_& m) {
                     std::vector<int64_t>, std::vector<float>, std::optional<std::vector<int64_t>>,
                     std::vector<std::vector<int64_t>>, std::vector<int64_t>, int64_t, int64_t,
                     std::optional<int64_t>, std::optional<int64_t>>(),
-           "temperature"_a, "top_p"_a, "min_p"_a, "top_k"_a, "seed"_a, "choice"_a, "repetition_penalty"_a,
+           "temperature"_a, "top_p"_a, "min_p"_a, "top_k"_a, "seed"_a, "sequence"_a, "repetition_penalty"_a,
            "frequency_penalty"_a, "presence_penalty"_a, "bias_ids"_a, "biases"_a, "allowed_ids"_a.none(),
            "bad_words"_a, "stop_ids"_a, "min_tokens"_a, "num_prompt_tokens"_a, "logprobs"_a.none(),
            "prompt_logprobs"_a.none());

@@ -96,7 +96,7 @@ void bind_weights(nb::module_& m) {
   using namespace quire;
   m.attr("PANEL") = kPanel;
   m.attr("GROUP") = kGroup;
-  m.attr("BLOCK") = kBlock;
+  m.attr("SPAN") = kSpan;
   m.attr("ALIGNMENT") = kAlignment;
   nb::class_<Matrix>(m, "Matrix", "Packed matrices [count, outputs, inputs], in one run of bytes.")
       .def(
@@ -129,6 +129,6 @@ void bind_weights(nb::module_& m) {
       },
       "format"_a, "count"_a, "outputs"_a, "inputs"_a);
   m.def(
-      "row_bytes", [](int64_t inputs) { return Rows::row_bytes(RowFormat::f32, inputs); }, "inputs"_a,
-      "The most bytes of one row of activations, laid out for a product.");
+      "row_bytes", [](int64_t inputs) { return PackedActivations::row_bytes(ActivationFormat::f32, inputs); },
+      "inputs"_a, "The most bytes of one row of activations, laid out for a product.");
 }

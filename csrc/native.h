@@ -96,7 +96,7 @@ class KVCache {
 class Native {
  public:
   Native(const std::string& isa, int threads)
-      : executor_(kernels_of(isa), threads), room_(std::make_shared<Memory>()) {}
+      : executor_(kernels_of(isa), threads), packed_(std::make_shared<Memory>()) {}
 
   int64_t buffer(const std::string& rows, int64_t width) { return executor_.add_buffer(count(rows), width); }
 
@@ -174,11 +174,11 @@ class Native {
 
   // Lays out the rows of x for the products that follow.
   void pack(const std::string& rows, int64_t x, int64_t width, const Matrix& like) {
-    executor_.add(std::make_unique<Pack>(count(rows), x, width, like.format(), room_));
+    executor_.add(std::make_unique<Pack>(count(rows), x, width, like.format(), packed_));
   }
   // Begins a phase of products; `linear` and `gated_linear` add to it.
   void products(const std::string& rows) {
-    auto multiply = std::make_unique<Multiply>(count(rows), room_);
+    auto multiply = std::make_unique<Multiply>(count(rows), packed_);
     multiply_ = multiply.get();
     executor_.add(std::move(multiply));
   }
@@ -274,7 +274,7 @@ class Native {
   }
 
   Executor executor_;
-  std::shared_ptr<Memory> room_;
+  std::shared_ptr<Memory> packed_;
   std::vector<std::shared_ptr<KVCache>> caches_;  // what ops refer to lives as long as they do
   std::vector<std::shared_ptr<StateCache>> states_;
   std::vector<std::unique_ptr<Vector>> sinks_;

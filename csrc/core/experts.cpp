@@ -34,20 +34,22 @@ std::vector<int64_t> best(const float* scores, int64_t experts, int64_t chosen) 
 
 }  // namespace
 
-Rows ExpertsState::rows(const Step& step, const Memory& from, const Group& group, int64_t inputs) const {
-  const RowFormat format = step.kernels.row_format(weights.gate->format());
-  return {format, group.rows, inputs, from.as<uint8_t>() + group.first * Rows::row_bytes(format, inputs)};
+PackedActivations ExpertsState::packed(const Step& step, const Memory& from, const Group& group,
+                                       int64_t inputs) const {
+  const ActivationFormat format = step.kernels.activation_format(weights.gate->format());
+  return {format, group.rows, inputs,
+          from.as<uint8_t>() + group.first * PackedActivations::row_bytes(format, inputs)};
 }
 
 void RouteExperts::prepare(const Step& step) {
   const int64_t slots = step.batch.tokens * s_->chosen;
-  const RowFormat format = step.kernels.row_format(s_->weights.gate->format());
+  const ActivationFormat format = step.kernels.activation_format(s_->weights.gate->format());
   s_->gathered.reserve((size_t)(slots * s_->hidden()) * sizeof(float));
   s_->gates.reserve((size_t)(slots * s_->inner()) * sizeof(float));
   s_->ups.reserve((size_t)(slots * s_->inner()) * sizeof(float));
   s_->downs.reserve((size_t)(slots * s_->hidden()) * sizeof(float));
-  s_->room.reserve((size_t)(slots * Rows::row_bytes(format, s_->hidden())));
-  s_->inner_room.reserve((size_t)(slots * Rows::row_bytes(format, s_->inner())));
+  s_->packed_hidden.reserve((size_t)(slots * PackedActivations::row_bytes(format, s_->hidden())));
+  s_->packed_inner.reserve((size_t)(slots * PackedActivations::row_bytes(format, s_->inner())));
 }
 
 void RouteExperts::run(const Step& step, int64_t, int) {
@@ -94,13 +96,13 @@ void ExpertsPass::run(const Step& step, int64_t, int) {
 
 void GatherExperts::part(const Step& step, int64_t number) {
   const ExpertsState::Tile& tile = s_->tiles[(size_t)number];
-  const Rows rows = s_->rows(step, s_->room, *tile.group, s_->hidden());
+  const PackedActivations packed = s_->packed(step, s_->packed_hidden, *tile.group, s_->hidden());
   const int64_t width = s_->hidden();
   float* gathered = s_->gathered.as<float>() + tile.group->first * width;
-  for (int64_t i = tile.number * kTile; i < tile.number * kTile + rows.tile_rows(tile.number); ++i)
+  for (int64_t i = tile.number * kTile; i < tile.number * kTile + packed.tile_rows(tile.number); ++i)
     std::memcpy(gathered + i * width, step.buffers[x_] + s_->token[(size_t)(tile.group->first + i)] * width,
                 (size_t)width * sizeof(float));
-  step.kernels.pack_rows(rows, gathered, width, tile.number);
+  step.kernels.pack_activations(packed, gathered, width, tile.number);
 }
 
 int64_t MultiplyExperts::chunks() const {
@@ -128,24 +130,25 @@ void MultiplyExperts::part(const Step& step, int64_t number) {
                         Activation::none,
                         out.as<float>() + group.first * matrix.outputs(),
                         matrix.outputs()};
-  const Rows rows = s_->rows(step, down ? s_->inner_room : s_->room, group, matrix.inputs());
+  const PackedActivations packed =
+      s_->packed(step, down ? s_->packed_inner : s_->packed_hidden, group, matrix.inputs());
   const int64_t first = number % chunks() * kPanelsAPart;
-  step.kernels.multiply(product, rows, first, std::min(first + kPanelsAPart, product.weight.panels()));
+  step.kernels.multiply(product, packed, first, std::min(first + kPanelsAPart, product.weight.panels()));
 }
 
 void ActivateExperts::part(const Step& step, int64_t number) {
   const ExpertsState::Tile& tile = s_->tiles[(size_t)number];
   const int64_t width = s_->inner();
-  const Rows rows = s_->rows(step, s_->inner_room, *tile.group, width);
+  const PackedActivations packed = s_->packed(step, s_->packed_inner, *tile.group, width);
   float* gates = s_->gates.as<float>() + tile.group->first * width;
   float* ups = s_->ups.as<float>() + tile.group->first * width;
-  const int64_t first = tile.number * kTile * width, count = rows.tile_rows(tile.number) * width;
+  const int64_t first = tile.number * kTile * width, count = packed.tile_rows(tile.number) * width;
   if (s_->limit > 0) {
     step.kernels.bounded_gate(s_->limit, gates + first, ups + first, gates + first, count);
   } else {
     step.kernels.gate(s_->activation, gates + first, ups + first, gates + first, count);
   }
-  step.kernels.pack_rows(rows, gates, width, tile.number);
+  step.kernels.pack_activations(packed, gates, width, tile.number);
 }
 
 void SumExperts::run_rows(const Step& step, int64_t first, int64_t last) {

@@ -49,10 +49,10 @@ class ExpertsState {
   std::vector<Group> groups;
   std::vector<Tile> tiles;
   Memory gathered, gates, ups, downs;  // [slots, hidden], [slots, inner] twice, [slots, hidden]
-  Memory room, inner_room;             // packed rows of the groups, each group at its first slot
+  Memory packed_hidden, packed_inner;  // packed rows of the groups, each group at its first slot
 
-  // The group's rows of a product with `inputs`, in a room with space for all slots.
-  Rows rows(const Step& step, const Memory& from, const Group& group, int64_t inputs) const;
+  // The group's rows of a product with `inputs`, in a packed_hidden with space for all slots.
+  PackedActivations packed(const Step& step, const Memory& from, const Group& group, int64_t inputs) const;
 };
 
 // The passes of the op, in order. All share the state.

@@ -11,7 +11,7 @@ namespace quire {
 constexpr int64_t kAlignment = 64;  // bytes: where matrices, and the parts of one, begin
 
 // All parts lie in one run of bytes, so that it can be written to a file and mapped again as it is. For each
-// of `count` matrices: values of all panels, then codes, then channels, each padded to kAlignment.
+// of `count` matrices: values of all panels, then block_scales, then channels, each padded to kAlignment.
 class Matrix {
  public:
   // Zeros to be filled by packing.
@@ -38,19 +38,19 @@ class Matrix {
     Panels p = shape();
     uint8_t* begin = data_ + index * stride();
     p.values = begin;
-    p.codes = (const int8_t*)(begin + values_bytes());
-    p.channels = (const float*)(begin + values_bytes() + codes_bytes());
+    p.block_scales = (const int8_t*)(begin + values_bytes());
+    p.channels = (const float*)(begin + values_bytes() + block_scales_bytes());
     return p;
   }
 
  private:
   Panels shape() const { return {format_, outputs_, inputs_, nullptr, nullptr, nullptr}; }
   int64_t values_bytes() const { return round_up(shape().panels() * shape().panel_bytes(), kAlignment); }
-  int64_t codes_bytes() const {
+  int64_t block_scales_bytes() const {
     return shape().quantized() ? round_up(shape().panels() * shape().groups() * kPanel, kAlignment) : 0;
   }
   int64_t channels_bytes() const { return shape().quantized() ? shape().panels() * kPanel * 4 : 0; }
-  int64_t stride() const { return values_bytes() + codes_bytes() + channels_bytes(); }
+  int64_t stride() const { return values_bytes() + block_scales_bytes() + channels_bytes(); }
 
   Format format_;
   int64_t count_, outputs_, inputs_;

@@ -55,20 +55,22 @@ void Rotary::run_rows(const Step& step, int64_t first, int64_t last) {
 
 namespace {
 
-Rows rows_in(const Memory& room, const Step& step, Count count, Format weight, int64_t inputs) {
-  return {step.kernels.row_format(weight), step.count(count), inputs, room.as<uint8_t>()};
+PackedActivations packed_in(const Memory& memory, const Step& step, Count count, Format weight,
+                            int64_t inputs) {
+  return {step.kernels.activation_format(weight), step.count(count), inputs, memory.as<uint8_t>()};
 }
 
 }  // namespace
 
 void Pack::prepare(const Step& step) {
   const int64_t rows = round_up(std::max<int64_t>(step.count(count_), 1), kTile);
-  room_->reserve((size_t)(rows * Rows::row_bytes(step.kernels.row_format(weight_), width_)));
+  packed_->reserve(
+      (size_t)(rows * PackedActivations::row_bytes(step.kernels.activation_format(weight_), width_)));
 }
 
 void Pack::run_rows(const Step& step, int64_t first, int64_t) {
-  step.kernels.pack_rows(rows_in(*room_, step, count_, weight_, width_), step.buffers[x_], width_,
-                         first / kTile);
+  step.kernels.pack_activations(packed_in(*packed_, step, count_, weight_, width_), step.buffers[x_], width_,
+                                first / kTile);
 }
 
 namespace {
@@ -115,8 +117,9 @@ void Multiply::run(const Step& step, int64_t task, int) {
   }
   const int64_t first = (task - first_task_[i]) * panels_a_task_[i];
   const int64_t last = std::min(first + panels_a_task_[i], product.weight.panels());
-  const Rows rows = rows_in(*room_, step, count_, product.weight.format, product.weight.inputs);
-  step.kernels.multiply(product, rows, first, last);
+  const PackedActivations packed =
+      packed_in(*packed_, step, count_, product.weight.format, product.weight.inputs);
+  step.kernels.multiply(product, packed, first, last);
 }
 
 }  // namespace quire

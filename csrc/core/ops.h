@@ -102,8 +102,8 @@ class Rotary : public Op {
 // a program: the next one overwrites it.
 class Pack : public Op {
  public:
-  Pack(Count count, int64_t x, int64_t width, Format weight, std::shared_ptr<Memory> room)
-      : count_(count), x_(x), width_(width), weight_(weight), room_(std::move(room)) {}
+  Pack(Count count, int64_t x, int64_t width, Format weight, std::shared_ptr<Memory> packed)
+      : count_(count), x_(x), width_(width), weight_(weight), packed_(std::move(packed)) {}
   void prepare(const Step& step) override;
   bool row_wise() const override { return true; }
   Count rows() const override { return count_; }
@@ -113,7 +113,7 @@ class Pack : public Op {
   Count count_;
   int64_t x_, width_;
   Format weight_;
-  std::shared_ptr<Memory> room_;
+  std::shared_ptr<Memory> packed_;
 };
 
 // Matrices that multiply the same rows, in one phase.
@@ -125,7 +125,7 @@ class Multiply : public Op {
     Activation activation;
     int64_t out;
   };
-  Multiply(Count count, std::shared_ptr<Memory> room) : count_(count), room_(std::move(room)) {}
+  Multiply(Count count, std::shared_ptr<Memory> packed) : count_(count), packed_(std::move(packed)) {}
   // Weights of one format and width.
   void add(Part part) { parts_.push_back(std::move(part)); }
   void prepare(const Step& step) override;
@@ -134,7 +134,7 @@ class Multiply : public Op {
 
  private:
   Count count_;
-  std::shared_ptr<Memory> room_;
+  std::shared_ptr<Memory> packed_;
   std::vector<Part> parts_;
   std::vector<int64_t> first_task_, panels_a_task_;  // of each part
 };

@@ -107,12 +107,12 @@ struct Sampler::Slot {
   }
 
   // The last tokens of the bad words that would be complete with them.
-  void add_bad_words(const SlotHistory& at, std::vector<int32_t>& barred) const {
+  void add_bad_words(const SlotHistory& at, std::vector<int32_t>& disallowed) const {
     for (const auto& word : params.bad_words) {
       const size_t before = word.size() - 1;
       if (before <= at.recent.size() &&
           std::equal(word.begin(), word.end() - 1, at.recent.end() - (std::ptrdiff_t)before))
-        barred.push_back((int32_t)word.back());
+        disallowed.push_back((int32_t)word.back());
     }
   }
 };
@@ -163,8 +163,8 @@ int64_t Sampler::begin(const float* logits, const std::vector<SampledRow>& rows,
     for (int64_t i = 0; i < rows[row].num_sampled; ++i) tasks_.push_back({row, i, false});
   }
   if (outcomes_.size() < tasks_.size()) outcomes_.resize(tasks_.size());
-  if (rooms_.size() < (size_t)threads) rooms_.resize((size_t)threads);
-  for (Room& room : rooms_) room.scratch.reserve((size_t)choosing_scratch_bytes(vocab_size_));
+  if (scratch_.size() < (size_t)threads) scratch_.resize((size_t)threads);
+  for (ThreadScratch& scratch : scratch_) scratch.memory.reserve((size_t)choosing_scratch_bytes(vocab_size_));
   taken_.store(0, std::memory_order_relaxed);
   return (int64_t)tasks_.size();
 }
@@ -172,10 +172,10 @@ int64_t Sampler::begin(const float* logits, const std::vector<SampledRow>& rows,
 void Sampler::work(int thread) {
   const int64_t count = (int64_t)tasks_.size();
   for (int64_t i; (i = taken_.fetch_add(1, std::memory_order_relaxed)) < count;)
-    run(tasks_[i], rooms_[thread], outcomes_[i]);
+    run(tasks_[i], scratch_[thread], outcomes_[i]);
 }
 
-void Sampler::run(const Task& task, Room& room, Outcome& outcome) const {
+void Sampler::run(const Task& task, ThreadScratch& scratch, Outcome& outcome) const {
   const SampledRow& row = (*rows_)[task.row];
   const SlotParams& params = slots_[row.slot]->params;
   outcome.fault = Fault::none;
@@ -185,42 +185,43 @@ void Sampler::run(const Task& task, Room& room, Outcome& outcome) const {
       logits_ + (task.scores ? row.first_scored : row.first_sampled) * vocab_size_ + task.index * vocab_size_;
   if (task.scores) {
     outcome.token = row.following[task.index];
-    list_logprobs(logits, params.prompt_logprobs.value_or(0), room, outcome);
+    list_logprobs(logits, params.prompt_logprobs.value_or(0), scratch, outcome);
   } else {
-    choose(row, task.index, room, outcome);
+    choose(row, task.index, scratch, outcome);
     if (outcome.fault == Fault::none && params.logprobs)
-      list_logprobs(logits, *params.logprobs, room, outcome);
+      list_logprobs(logits, *params.logprobs, scratch, outcome);
   }
 }
 
-void Sampler::choose(const SampledRow& row, int64_t index, Room& room, Outcome& outcome) const {
+void Sampler::choose(const SampledRow& row, int64_t index, ThreadScratch& scratch, Outcome& outcome) const {
   const Slot& slot = *slots_[row.slot];
   const SlotHistory* history = &slot.history;
   if (index > 0) {  // as if the drafted tokens before had been emitted
-    room.history = slot.history;
-    slot.extend(room.history, row.drafted, index);
-    history = &room.history;
+    scratch.history = slot.history;
+    slot.extend(scratch.history, row.drafted, index);
+    history = &scratch.history;
   }
   const float* logits = logits_ + (row.first_sampled + index) * vocab_size_;
-  const Chosen chosen = choose_edited(logits, slot, *history, row.masks ? row.masks[index] : nullptr, room);
+  const Chosen chosen =
+      choose_edited(logits, slot, *history, row.masks ? row.masks[index] : nullptr, scratch);
   outcome.fault = chosen.fault;
   outcome.token = chosen.id;
 }
 
 Chosen Sampler::choose_edited(const float* logits, const Slot& slot, const SlotHistory& history,
-                              const uint32_t* mask, Room& room) const {
+                              const uint32_t* mask, ThreadScratch& scratch) const {
   const SlotParams& params = slot.params;
   const bool suppresses = slot.suppresses_stop(history);
-  room.barred.clear();
-  slot.add_bad_words(history, room.barred);
-  if (suppresses) room.barred.insert(room.barred.end(), slot.stops.begin(), slot.stops.end());
-  std::sort(room.barred.begin(), room.barred.end());
+  scratch.disallowed.clear();
+  slot.add_bad_words(history, scratch.disallowed);
+  if (suppresses) scratch.disallowed.insert(scratch.disallowed.end(), slot.stops.begin(), slot.stops.end());
+  std::sort(scratch.disallowed.begin(), scratch.disallowed.end());
   Edits edits{params.allowed_ids.has_value(),
               list_of(slot.allowed),
               list_of(slot.biased),
               slot.biases.data(),
               mask,
-              list_of(room.barred),
+              list_of(scratch.disallowed),
               history.emitted.data(),
               (int64_t)history.emitted.size(),
               params.repetition_penalty,
@@ -228,26 +229,26 @@ Chosen Sampler::choose_edited(const float* logits, const Slot& slot, const SlotH
               (float)params.presence_penalty};
   Choosing how{params.temperature, params.top_p, params.min_p, params.top_k, 0};
   if (params.temperature != 0)
-    how.u = uniform((uint64_t)params.seed, (uint32_t)params.choice, (uint64_t)history.num_tokens);
+    how.u = uniform((uint64_t)params.seed, (uint32_t)params.sequence, (uint64_t)history.num_tokens);
   const auto choose = [&](const Edits& edits, const Choosing& how) {
-    return kernels_.choose(logits, vocab_size_, edits, how, room.scratch.as<void>());
+    return kernels_.choose(logits, vocab_size_, edits, how, scratch.memory.as<void>());
   };
   const Chosen chosen = choose(edits, how);
   if (chosen.fault != Fault::excluded || !suppresses || !mask) return chosen;
   // Where the grammar lets nothing follow but the end, the end may come early. Bad words and penalties have
   // no say in whether that is so.
   Edits before = edits;
-  before.barred = list_of(slot.stops);
+  before.disallowed = list_of(slot.stops);
   before.num_emitted = 0;
   if (choose(before, {0, 1, 0, 0, 0}).fault == Fault::none) return chosen;
-  room.barred.clear();
-  slot.add_bad_words(history, room.barred);
-  std::sort(room.barred.begin(), room.barred.end());
-  edits.barred = list_of(room.barred);
+  scratch.disallowed.clear();
+  slot.add_bad_words(history, scratch.disallowed);
+  std::sort(scratch.disallowed.begin(), scratch.disallowed.end());
+  edits.disallowed = list_of(scratch.disallowed);
   return choose(edits, how);
 }
 
-void Sampler::list_logprobs(const float* logits, int64_t k, Room& room, Outcome& outcome) const {
+void Sampler::list_logprobs(const float* logits, int64_t k, ThreadScratch& scratch, Outcome& outcome) const {
   const float maximum = kernels_.greatest(logits, vocab_size_).logit;
   if (!std::isfinite(maximum)) {
     outcome.fault = maximum == -INFINITY  ? Fault::only_minus_inf
@@ -260,13 +261,14 @@ void Sampler::list_logprobs(const float* logits, int64_t k, Room& room, Outcome&
   outcome.ids.resize((size_t)count + 1);
   outcome.ids[0] = outcome.token;
   if (count > kMostTop) {
-    room.keys.resize((size_t)vocab_size_);
-    for (int64_t i = 0; i < vocab_size_; ++i) room.keys[i] = ranking_key(logits[i], i);
-    if (count < vocab_size_) std::nth_element(room.keys.begin(), room.keys.begin() + count, room.keys.end());
-    std::sort(room.keys.begin(), room.keys.begin() + count);
-    for (int64_t i = 0; i < count; ++i) outcome.ids[i + 1] = (int64_t)(uint32_t)room.keys[i];
+    scratch.keys.resize((size_t)vocab_size_);
+    for (int64_t i = 0; i < vocab_size_; ++i) scratch.keys[i] = ranking_key(logits[i], i);
+    if (count < vocab_size_)
+      std::nth_element(scratch.keys.begin(), scratch.keys.begin() + count, scratch.keys.end());
+    std::sort(scratch.keys.begin(), scratch.keys.begin() + count);
+    for (int64_t i = 0; i < count; ++i) outcome.ids[i + 1] = (int64_t)(uint32_t)scratch.keys[i];
   } else if (count > 0) {
-    kernels_.top_ids(logits, vocab_size_, count, outcome.ids.data() + 1, room.scratch.as<void>());
+    kernels_.top_ids(logits, vocab_size_, count, outcome.ids.data() + 1, scratch.memory.as<void>());
   }
   for (const int64_t id : outcome.ids)
     outcome.logprobs.push_back((float)((double)logits[id] - (double)maximum - log_sum));

@@ -22,7 +22,7 @@ namespace quire {
 struct SlotParams {
   double temperature = 1, top_p = 1, min_p = 0;
   int64_t top_k = 0;
-  int64_t seed = 0, choice = 0;
+  int64_t seed = 0, sequence = 0;
   double repetition_penalty = 1, frequency_penalty = 0, presence_penalty = 0;
   std::vector<int64_t> bias_ids;  // each once
   std::vector<float> biases;
@@ -102,9 +102,9 @@ class Sampler {
     std::vector<float> logprobs;
   };
   // What a thread needs for a row of logits.
-  struct Room {
-    Memory scratch;
-    std::vector<int32_t> barred;
+  struct ThreadScratch {
+    Memory memory;
+    std::vector<int32_t> disallowed;
     std::vector<uint64_t> keys;
     SlotHistory history;
   };
@@ -114,11 +114,11 @@ class Sampler {
   void work(int thread);
   void finish(SampledResults& results);
 
-  void run(const Task& task, Room& room, Outcome& outcome) const;
-  void choose(const SampledRow& row, int64_t index, Room& room, Outcome& outcome) const;
-  void list_logprobs(const float* logits, int64_t k, Room& room, Outcome& outcome) const;
+  void run(const Task& task, ThreadScratch& scratch, Outcome& outcome) const;
+  void choose(const SampledRow& row, int64_t index, ThreadScratch& scratch, Outcome& outcome) const;
+  void list_logprobs(const float* logits, int64_t k, ThreadScratch& scratch, Outcome& outcome) const;
   Chosen choose_edited(const float* logits, const Slot& slot, const SlotHistory& history,
-                       const uint32_t* mask, Room& room) const;
+                       const uint32_t* mask, ThreadScratch& scratch) const;
 
   const Kernels& kernels_;
   const int64_t vocab_size_;
@@ -128,8 +128,8 @@ class Sampler {
   const float* logits_ = nullptr;
   const std::vector<SampledRow>* rows_ = nullptr;
   std::vector<Task> tasks_;
-  std::vector<Outcome> outcomes_;  // of the tasks, perhaps more
-  std::vector<Room> rooms_;        // of the threads
+  std::vector<Outcome> outcomes_;       // of the tasks, perhaps more
+  std::vector<ThreadScratch> scratch_;  // of the threads
   std::atomic<int64_t> taken_{0};
 };
 

@@ -33,13 +33,13 @@ enum class Format : int32_t { f32, f16, bf16, int8, int4 };
 //   int4       [panel][8 inputs][16][4]: of 4 bytes, the low halves are inputs 0..3 and the high ones 4..7,
 //              unsigned: q + 8
 //
-// A quantized weight is channels[output] * codes[group of inputs][output] * q.
+// A quantized weight is channels[output] * block_scales[group of inputs][output] * q.
 struct Panels {
   Format format;
   int64_t outputs, inputs;
   const uint8_t* values;
-  const int8_t* codes;    // [panel][group][16], quantized formats only
-  const float* channels;  // [panel][16], quantized formats only
+  const int8_t* block_scales;  // [panel][group][16], quantized formats only
+  const float* channels;       // [panel][16], quantized formats only
 
   QUIRE_INLINE int64_t panels() const { return ceil_div(outputs, kPanel); }
   QUIRE_INLINE int64_t groups() const { return ceil_div(inputs, kGroup); }
@@ -68,17 +68,17 @@ struct Panels {
 //   bf16         [pair of inputs][M][2]
 //   for_int8/4   int8 [4 inputs][M][4]; int32 [group of 32][M]: what the accumulators of a group begin with
 //                (minus the zero point of the weights times the sum of the row's values, and what spares the
-//                kernel an instruction); for_int8 also int16 [two groups][M][2]: codes, that of the
+//                kernel an instruction); for_int8 also int16 [two groups][M][2]: block_scales, that of the
 //                first group last; f32 [block][M]: scales
 //
 // An activation beside int4 weights is scale * q; beside int8 weights, whose own error is small, scale *
 // code * q, with a code of 0 to 127 for each group.
-enum class RowFormat : int32_t { f32, bf16, for_int8, for_int4 };
+enum class ActivationFormat : int32_t { f32, bf16, for_int8, for_int4 };
 
-constexpr int kBlock = 128;  // inputs of a quantized activation that share a scale
+constexpr int kSpan = 128;  // inputs of a quantized activation that share a scale
 
-struct Rows {
-  RowFormat format;
+struct PackedActivations {
+  ActivationFormat format;
   int64_t rows, inputs;
   uint8_t* data;
 
@@ -86,12 +86,12 @@ struct Rows {
   QUIRE_INLINE int64_t tile_rows(int64_t tile) const {
     return rows - tile * kTile < kTile ? rows - tile * kTile : kTile;
   }
-  QUIRE_INLINE static int64_t row_bytes(RowFormat format, int64_t inputs) {
+  QUIRE_INLINE static int64_t row_bytes(ActivationFormat format, int64_t inputs) {
     const int64_t padded = round_up(inputs, kGroup);
-    if (format == RowFormat::f32) return padded * 4;
-    if (format == RowFormat::bf16) return padded * 2;
-    const int64_t codes = format == RowFormat::for_int8 ? ceil_div(padded, 2 * kGroup) * 4 : 0;
-    return padded + padded / kGroup * 4 + codes + ceil_div(padded, kBlock) * 4;
+    if (format == ActivationFormat::f32) return padded * 4;
+    if (format == ActivationFormat::bf16) return padded * 2;
+    const int64_t block_scales = format == ActivationFormat::for_int8 ? ceil_div(padded, 2 * kGroup) * 4 : 0;
+    return padded + padded / kGroup * 4 + block_scales + ceil_div(padded, kSpan) * 4;
   }
   QUIRE_INLINE uint8_t* tile(int64_t t) const { return data + t * kTile * row_bytes(format, inputs); }
 };
@@ -145,10 +145,11 @@ struct Chosen;
 struct Kernels {
   const char* isa;
 
-  RowFormat (*row_format)(Format weight);
+  ActivationFormat (*activation_format)(Format weight);
   // Lay out tile `tile` of rows x [.., stride].
-  void (*pack_rows)(const Rows& rows, const float* x, int64_t stride, int64_t tile);
-  void (*multiply)(const Product& product, const Rows& rows, int64_t first_panel, int64_t last_panel);
+  void (*pack_activations)(const PackedActivations& packed, const float* x, int64_t stride, int64_t tile);
+  void (*multiply)(const Product& product, const PackedActivations& packed, int64_t first_panel,
+                   int64_t last_panel);
 
   // Fill panels [first, last) of `to` from a checkpoint's matrix: rounded, or as it is. False where a number
   // is not finite and `to` is quantized. scratch has packing_scratch(inputs) floats.

@@ -136,17 +136,17 @@ QUIRE_INLINE V largest(const float* x) {
 }
 
 // A code of int8: so many steps from the least that makes no number larger than 127.
-QUIRE_INLINE V code8(V found, V channel, float step) {
+QUIRE_INLINE V candidate8(V found, V channel, float step) {
   const V amax = magnitude(found), most = clamp((amax / 127.0f) / channel, 0.0f, 127.0f);
   const V whole = nearest(most), first = whole < most ? whole + 1.0f : whole;  // the least integer not below
-  const V code = amax > 0.0f ? clamp(first + step, 1.0f, 127.0f) : V{};
-  return channel == 0.0f ? V{} : code;
+  const V scale = amax > 0.0f ? clamp(first + step, 1.0f, 127.0f) : V{};
+  return channel == 0.0f ? V{} : scale;
 }
 
 // A code of int4: so many times what takes the largest number to -8.
-QUIRE_INLINE V code4(V found, V channel, float factor) {
-  const V code = nearest(clamp((factor * (found / -8.0f)) / channel, -127.0f, 127.0f));
-  const V some = code == 0.0f && magnitude(found) > 0.0f ? all(1.0f) : code;
+QUIRE_INLINE V candidate4(V found, V channel, float factor) {
+  const V scale = nearest(clamp((factor * (found / -8.0f)) / channel, -127.0f, 127.0f));
+  const V some = scale == 0.0f && magnitude(found) > 0.0f ? all(1.0f) : scale;
   return channel == 0.0f ? V{} : some;
 }
 
@@ -158,15 +158,15 @@ QUIRE_INLINE V bounded(V x) {
 // The code with which a group loses least. Several are tried in one pass: their sums do not wait for each
 // other.
 template <bool Int4>
-QUIRE_INLINE V best_code(const float* x, V found, V channel, const float* tries, int64_t num_tries) {
+QUIRE_INLINE V best_block_scale(const float* x, V found, V channel, const float* tries, int64_t num_tries) {
   constexpr int kTogether = 5;
   V best{}, least{};
   for (int64_t first = 0; first < num_tries; first += kTogether) {
-    V codes[kTogether], scale[kTogether], inv[kTogether], error[kTogether];
+    V block_scales[kTogether], scale[kTogether], inv[kTogether], error[kTogether];
     for (int t = 0; t < kTogether; ++t) {
       const float how = tries[first + t < num_tries ? first + t : first];  // again changes nothing
-      codes[t] = Int4 ? code4(found, channel, how) : code8(found, channel, how);
-      scale[t] = channel * codes[t];
+      block_scales[t] = Int4 ? candidate4(found, channel, how) : candidate8(found, channel, how);
+      scale[t] = channel * block_scales[t];
       inv[t] = inverse(scale[t]);
       error[t] = V{};
     }
@@ -179,7 +179,7 @@ QUIRE_INLINE V best_code(const float* x, V found, V channel, const float* tries,
     }
     for (int t = 0; t < kTogether; ++t) {
       const bool none = first + t == 0;
-      best = none ? codes[t] : error[t] < least ? codes[t] : best;
+      best = none ? block_scales[t] : error[t] < least ? block_scales[t] : best;
       least = none ? error[t] : error[t] < least ? error[t] : least;
     }
   }
@@ -209,7 +209,7 @@ bool pack_quantized(const float* x, const Panels& to, int64_t panel, int lane, c
   constexpr int64_t kNumbers = kGroup * kPanel;
   const int64_t groups = to.groups();
   uint8_t* values = (uint8_t*)to.values + panel * to.panel_bytes() + lane * 4;
-  int8_t* codes = (int8_t*)to.codes + panel * groups * kPanel + lane;
+  int8_t* block_scales = (int8_t*)to.block_scales + panel * groups * kPanel + lane;
   N top{};
   for (int64_t g = 0; g < groups; ++g) {
     const V m = largest(x + g * kNumbers + lane);
@@ -225,10 +225,10 @@ bool pack_quantized(const float* x, const Panels& to, int64_t panel, int lane, c
   for (int64_t g = 0; g < groups; ++g) {
     const float* from = x + g * kNumbers + lane;
     const V m = load_as<V>(found + g * kPanel + lane);
-    const V code = best_code<Int4>(from, m, channel, tries, num_tries);
-    store_group<Int4>(from, channel * code, values + g * (Int4 ? kNumbers / 2 : kNumbers));
-    const N integers = to_integer(code);
-    for (int i = 0; i < kWide; ++i) codes[g * kPanel + i] = (int8_t)integers[i];
+    const V block_scale = best_block_scale<Int4>(from, m, channel, tries, num_tries);
+    store_group<Int4>(from, channel * block_scale, values + g * (Int4 ? kNumbers / 2 : kNumbers));
+    const N integers = to_integer(block_scale);
+    for (int i = 0; i < kWide; ++i) block_scales[g * kPanel + i] = (int8_t)integers[i];
   }
   return true;
 }

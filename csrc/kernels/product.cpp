@@ -28,7 +28,7 @@ void pack_f32(const float* x, int64_t stride, int64_t m_rows, int64_t inputs, ui
 void pack_bf16(const float* x, int64_t stride, int64_t m_rows, int64_t inputs, uint8_t* out) {
   uint32_t* to = (uint32_t*)out;
   if constexpr (kAmx) {  // rows one after the other, which end with zeros
-    const int64_t bytes = Rows::row_bytes(RowFormat::bf16, inputs);
+    const int64_t bytes = PackedActivations::row_bytes(ActivationFormat::bf16, inputs);
     for (int64_t m = 0; m < m_rows; ++m)
       for (int64_t k = 0; k < bytes / 2; k += kLanes)
         store_as(out + m * bytes + k * 2,
@@ -71,13 +71,13 @@ class QuantizedRows {
         groups_(ceil_div(inputs, kGroup)),
         quads_((int32_t*)out),
         begin_(quads_ + groups_ * (kGroup / 4) * rows),
-        codes_((int16_t*)(begin_ + groups_ * rows)),
+        block_scales_((int16_t*)(begin_ + groups_ * rows)),
         scales_((float*)(begin_ + groups_ * rows) + (Int4 ? 0 : ceil_div(groups_, 2) * rows)) {}
 
   // At most 128 numbers of row `m`, from group `first` on.
-  void pack_block(const float* x, int64_t count, int64_t m, int64_t first) const {
+  void pack_span(const float* x, int64_t count, int64_t m, int64_t first) const {
     constexpr float kSteps = Int4 ? 127.0f : 127.0f * 127.0f;
-    int32_t tops[kBlock / kGroup]{}, top = 0;
+    int32_t tops[kSpan / kGroup]{}, top = 0;
     for (int64_t i = 0; i * kGroup < count; ++i) {
       tops[i] = magnitude(x + i * kGroup, count - i * kGroup < kGroup ? count - i * kGroup : kGroup);
       top = tops[i] > top ? tops[i] : top;
@@ -87,22 +87,22 @@ class QuantizedRows {
     const float ratio = kSteps / largest;  // beyond a float for what is next to nothing, which becomes zero
     const float inverse = finite && ratio <= 3.4028235e38f ? ratio : 0.0f;
     const float scale = largest / kSteps * (Int4 ? 1.0f : 16.0f);
-    scales_[first / (kBlock / kGroup) * rows_ + m] = finite ? scale : __builtin_nanf("");
+    scales_[first / (kSpan / kGroup) * rows_ + m] = finite ? scale : __builtin_nanf("");
     for (int64_t i = 0; i * kGroup < count; ++i) {
-      const float code = Int4          ? 1.0f
-                         : inverse > 0 ? code_of(__builtin_bit_cast(float, tops[i]), inverse)
-                                       : 0.0f;
-      const float own = code > 0 ? inverse / code : 0.0f;
+      const float block_scale = Int4          ? 1.0f
+                                : inverse > 0 ? block_scale_of(__builtin_bit_cast(float, tops[i]), inverse)
+                                              : 0.0f;
+      const float own = block_scale > 0 ? inverse / block_scale : 0.0f;
       pack_group(x + i * kGroup, count - i * kGroup, own, m, first + i);
-      if (!Int4) code_at(first + i, m) = (int16_t)code;
+      if (!Int4) block_scale_at(first + i, m) = (int16_t)block_scale;
     }
   }
 
  private:
   // The fewest steps of the block's code that a group needs.
-  static float code_of(float top, float inverse) {
-    const float code = __builtin_ceilf(top * (inverse / 127.0f));
-    return code > 127.0f ? 127.0f : code;  // the division may have been rounded up
+  static float block_scale_of(float top, float inverse) {
+    const float block_scale = __builtin_ceilf(top * (inverse / 127.0f));
+    return block_scale > 127.0f ? 127.0f : block_scale;  // the division may have been rounded up
   }
 
   void pack_group(const float* x, int64_t count, float inverse, int64_t m, int64_t group) const {
@@ -113,13 +113,13 @@ class QuantizedRows {
     begin_[group * rows_ + m] = (Int4 ? -8 : -128) * sum + begin_of_group<Int4>(group, rows_);
   }
 
-  int16_t& code_at(int64_t group, int64_t m) const {
-    return codes_[(group / 2 * rows_ + m) * 2 + 1 - group % 2];
+  int16_t& block_scale_at(int64_t group, int64_t m) const {
+    return block_scales_[(group / 2 * rows_ + m) * 2 + 1 - group % 2];
   }
 
   const int64_t rows_, groups_;
   int32_t *const quads_, *const begin_;
-  int16_t* const codes_;
+  int16_t* const block_scales_;
   float* const scales_;
 };
 
@@ -128,9 +128,9 @@ class QuantizedRows {
 template <bool Int4>
 void pack_quantized(const float* x, int64_t stride, int64_t m_rows, int64_t inputs, uint8_t* out) {
   const QuantizedRows<Int4> rows(m_rows, inputs, out);
-  for (int64_t k = 0; k < inputs; k += kBlock)
+  for (int64_t k = 0; k < inputs; k += kSpan)
     for (int64_t m = 0; m < m_rows; ++m)
-      rows.pack_block(x + m * stride + k, inputs - k < kBlock ? inputs - k : kBlock, m, k / kGroup);
+      rows.pack_span(x + m * stride + k, inputs - k < kSpan ? inputs - k : kSpan, m, k / kGroup);
 }
 
 // One panel's part of a product for up to M rows, the gate of a gated one first. `sums(weight, out)` gives
@@ -210,29 +210,29 @@ QUIRE_INLINE void walk(const Product& product, int64_t rows, int64_t parts, int6
 
 #if defined(QUIRE_AMX)
 template <int M>
-void few_bf16(const Product& product, const Rows& rows, int64_t first, int64_t last) {
-  const int64_t row_bytes = Rows::row_bytes(rows.format, rows.inputs);
+void few_bf16(const Product& product, const PackedActivations& packed, int64_t first, int64_t last) {
+  const int64_t row_bytes = PackedActivations::row_bytes(packed.format, packed.inputs);
   walk(product, M, 1, first, last, [&](int64_t panel, int64_t, const Ahead& ahead) {
     panel_rows<M>(product, panel, 0, M, [&](const Panels& weight, F* out) {
       const uint8_t* values = weight.values + panel * weight.panel_bytes();
-      few_rows_bf16<M>(values, rows.inputs, rows.data, row_bytes, ahead, out);
+      few_rows_bf16<M>(values, packed.inputs, packed.data, row_bytes, ahead, out);
     });
   });
 }
-constexpr void (*kFewBf16[])(const Product&, const Rows&, int64_t, int64_t) = {few_bf16<1>, few_bf16<2>,
-                                                                               few_bf16<3>, few_bf16<4>};
+constexpr void (*kFewBf16[])(const Product&, const PackedActivations&, int64_t, int64_t) = {
+    few_bf16<1>, few_bf16<2>, few_bf16<3>, few_bf16<4>};
 
 // Rows [begin, begin + parts * count) of bf16, `count` at a time.
-void amx_bf16(const Product& product, const Rows& rows, int64_t begin, int64_t parts, int64_t count,
-              int64_t first, int64_t last) {
+void amx_bf16(const Product& product, const PackedActivations& packed, int64_t begin, int64_t parts,
+              int64_t count, int64_t first, int64_t last) {
   if (parts == 0) return;
-  const int64_t row_bytes = Rows::row_bytes(rows.format, rows.inputs);
+  const int64_t row_bytes = PackedActivations::row_bytes(packed.format, packed.inputs);
   tiles_begin(AmxBf16::shapes(count));
   walk(product, parts * count, parts, first, last, [&](int64_t panel, int64_t part, const Ahead& ahead) {
     const int64_t row = begin + part * count;
     panel_rows<AmxBf16::kRows>(product, panel, row, count, [&](const Panels& weight, F* out) {
       const uint8_t* values = weight.values + panel * weight.panel_bytes();
-      const AmxBf16 tile(values, rows.inputs, rows.data + row * row_bytes, row_bytes, ahead);
+      const AmxBf16 tile(values, packed.inputs, packed.data + row * row_bytes, row_bytes, ahead);
       count > 16 ? tile.run<true>((float (*)[kPanel])out) : tile.run<false>((float (*)[kPanel])out);
     });
   });
@@ -242,52 +242,52 @@ void amx_bf16(const Product& product, const Rows& rows, int64_t begin, int64_t p
 
 }  // namespace
 
-RowFormat row_format(Format weight) {
+ActivationFormat activation_format(Format weight) {
   switch (weight) {
     case Format::int8:
-      return RowFormat::for_int8;
+      return ActivationFormat::for_int8;
     case Format::int4:
-      return RowFormat::for_int4;
+      return ActivationFormat::for_int4;
 #if defined(__AVX512BF16__)
     case Format::bf16:
-      return RowFormat::bf16;
+      return ActivationFormat::bf16;
 #endif
     default:
-      return RowFormat::f32;
+      return ActivationFormat::f32;
   }
 }
 
-void pack_rows(const Rows& rows, const float* x, int64_t stride, int64_t tile) {
-  const int64_t m_rows = rows.tile_rows(tile);
+void pack_activations(const PackedActivations& packed, const float* x, int64_t stride, int64_t tile) {
+  const int64_t m_rows = packed.tile_rows(tile);
   const float* from = x + tile * kTile * stride;
-  uint8_t* to = rows.tile(tile);
-  switch (rows.format) {
-    case RowFormat::f32:
-      return pack_f32(from, stride, m_rows, rows.inputs, to);
-    case RowFormat::bf16:
-      return pack_bf16(from, stride, m_rows, rows.inputs, to);
-    case RowFormat::for_int8:
-      return pack_quantized<false>(from, stride, m_rows, rows.inputs, to);
-    case RowFormat::for_int4:
-      return pack_quantized<true>(from, stride, m_rows, rows.inputs, to);
+  uint8_t* to = packed.tile(tile);
+  switch (packed.format) {
+    case ActivationFormat::f32:
+      return pack_f32(from, stride, m_rows, packed.inputs, to);
+    case ActivationFormat::bf16:
+      return pack_bf16(from, stride, m_rows, packed.inputs, to);
+    case ActivationFormat::for_int8:
+      return pack_quantized<false>(from, stride, m_rows, packed.inputs, to);
+    case ActivationFormat::for_int4:
+      return pack_quantized<true>(from, stride, m_rows, packed.inputs, to);
   }
 }
 
 // All rows times panels [first, last).
-void multiply(const Product& product, const Rows& rows, int64_t first, int64_t last) {
+void multiply(const Product& product, const PackedActivations& packed, int64_t first, int64_t last) {
 #if defined(QUIRE_AMX)
-  if (rows.format == RowFormat::bf16) {
+  if (packed.format == ActivationFormat::bf16) {
     const NormalNumbers normal;
-    if (rows.rows <= (int64_t)(sizeof(kFewBf16) / sizeof(*kFewBf16)))
-      return kFewBf16[rows.rows - 1](product, rows, first, last);
-    const int64_t whole = rows.rows / AmxBf16::kRows, rest = rows.rows % AmxBf16::kRows;
-    amx_bf16(product, rows, 0, whole, AmxBf16::kRows, first, last);
-    return amx_bf16(product, rows, whole * AmxBf16::kRows, rest > 0, rest, first, last);
+    if (packed.rows <= (int64_t)(sizeof(kFewBf16) / sizeof(*kFewBf16)))
+      return kFewBf16[packed.rows - 1](product, packed, first, last);
+    const int64_t whole = packed.rows / AmxBf16::kRows, rest = packed.rows % AmxBf16::kRows;
+    amx_bf16(product, packed, 0, whole, AmxBf16::kRows, first, last);
+    return amx_bf16(product, packed, whole * AmxBf16::kRows, rest > 0, rest, first, last);
   }
 #endif
   const PanelTile* const panel_tile = panel_tiles(product.weight.format);
-  walk(product, rows.rows, rows.tiles(), first, last, [&](int64_t panel, int64_t t, const Ahead& ahead) {
-    panel_tile[rows.tile_rows(t) - 1](product, panel, rows.tile(t), ahead, t * kTile);
+  walk(product, packed.rows, packed.tiles(), first, last, [&](int64_t panel, int64_t t, const Ahead& ahead) {
+    panel_tile[packed.tile_rows(t) - 1](product, panel, packed.tile(t), ahead, t * kTile);
   });
 }
 

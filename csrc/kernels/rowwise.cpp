@@ -102,9 +102,9 @@ void lookup(const Panels& table, int64_t row, float* out) {
   const uint8_t* values = table.values + panel * table.panel_bytes();
   if (table.quantized()) {
     const float channel = table.channels[row];
-    const int8_t* codes = table.codes + panel * table.groups() * kPanel + lane;
+    const int8_t* block_scales = table.block_scales + panel * table.groups() * kPanel + lane;
     for (int64_t k = 0; k < inputs; ++k) {
-      const float scale = channel * (float)codes[k / kGroup * kPanel];
+      const float scale = channel * (float)block_scales[k / kGroup * kPanel];
       int q;
       if (table.format == Format::int8) {
         q = values[k / 4 * 64 + lane * 4 + k % 4] - 128;

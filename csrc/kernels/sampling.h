@@ -42,13 +42,15 @@ struct Edits {
   Ids biased;  // `biases` are added to these
   const float* biases = nullptr;
   const uint32_t* mask = nullptr;    // [ceil(V / 32)], a bit for each token that may follow; null: all may
-  Ids barred;                        // become -inf
+  Ids disallowed;                    // become -inf
   const Emitted* emitted = nullptr;  // ascending; what the penalties apply to
   int64_t num_emitted = 0;
   double repetition = 1;
   float frequency = 0, presence = 0;
 
-  QUIRE_INLINE bool any() const { return restricts || biased.count || mask || barred.count || num_emitted; }
+  QUIRE_INLINE bool any() const {
+    return restricts || biased.count || mask || disallowed.count || num_emitted;
+  }
 };
 
 // Steps 11 to 16.

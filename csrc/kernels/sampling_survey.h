@@ -46,11 +46,11 @@ struct Walk {
 // The same edits, as far as they have come.
 struct Editing {
   const Edits& edits;
-  Walk allowed, biased, barred;
+  Walk allowed, biased, disallowed;
   int64_t next_emitted = 0;
 
   explicit Editing(const Edits& edits)
-      : edits(edits), allowed{edits.allowed}, biased{edits.biased}, barred{edits.barred} {}
+      : edits(edits), allowed{edits.allowed}, biased{edits.biased}, disallowed{edits.disallowed} {}
 
   bool reaches_emitted(int64_t end) const {
     return next_emitted < edits.num_emitted && edits.emitted[next_emitted].id < end;
@@ -95,7 +95,7 @@ float penalized(float logit, const Emitted& token, const Edits& edits) {
 // -inf for certain.
 const float* edit(const float* x, int64_t first, int64_t end, Editing& now, float* to) {
   const Edits& edits = now.edits;
-  const bool touched = now.biased.reaches(end) || now.barred.reaches(end) || now.reaches_emitted(end);
+  const bool touched = now.biased.reaches(end) || now.disallowed.reaches(end) || now.reaches_emitted(end);
   bool left = true, copied = false;
   uint32_t missing = 0;
   if (edits.restricts) {
@@ -120,8 +120,8 @@ const float* edit(const float* x, int64_t first, int64_t end, Editing& now, floa
   // Also where nothing is left the lists go on; what is added to -inf is -inf.
   for (; now.biased.reaches(end); ++now.biased.next)
     if (copied) to[now.biased.list.ids[now.biased.next] - first] += edits.biases[now.biased.next];
-  for (; now.barred.reaches(end); ++now.barred.next)
-    if (copied) to[now.barred.list.ids[now.barred.next] - first] = kMinusInf;
+  for (; now.disallowed.reaches(end); ++now.disallowed.next)
+    if (copied) to[now.disallowed.list.ids[now.disallowed.next] - first] = kMinusInf;
   for (; now.reaches_emitted(end); ++now.next_emitted) {
     const Emitted& token = edits.emitted[now.next_emitted];
     if (copied) to[token.id - first] = penalized(to[token.id - first], token, edits);

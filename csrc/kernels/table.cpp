@@ -10,8 +10,8 @@ namespace quire::QUIRE_ISA {
 extern const Kernels table;
 const Kernels table = {
     .isa = QUIRE_STRING(QUIRE_ISA),
-    .row_format = row_format,
-    .pack_rows = pack_rows,
+    .activation_format = activation_format,
+    .pack_activations = pack_activations,
     .multiply = multiply,
     .pack_panels = pack_panels,
     .lookup = lookup,

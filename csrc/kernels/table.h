@@ -5,9 +5,9 @@
 
 namespace quire::QUIRE_ISA {
 
-RowFormat row_format(Format weight);
-void pack_rows(const Rows& rows, const float* x, int64_t stride, int64_t tile);
-void multiply(const Product& product, const Rows& rows, int64_t first, int64_t last);
+ActivationFormat activation_format(Format weight);
+void pack_activations(const PackedActivations& packed, const float* x, int64_t stride, int64_t tile);
+void multiply(const Product& product, const PackedActivations& packed, int64_t first, int64_t last);
 
 void lookup(const Panels& table, int64_t row, float* out);
 void add(const float* x, const float* y, float* out, int64_t count);

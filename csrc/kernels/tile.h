@@ -125,7 +125,7 @@ QUIRE_INLINE constexpr int32_t begin_of_group(int64_t group, int64_t rows) {
   return !Int4 ? 8 : in_pairs<Int4>(rows) && group % 2 == 1 ? 1 << 15 : 0;
 }
 
-constexpr int64_t kCodesAhead = 512;
+constexpr int64_t kScalesAhead = 512;
 
 // A product of quantized rows with one panel. Group by group, the sum of a block is one of integers:
 //
@@ -140,16 +140,16 @@ class QuantizedTile {
   QUIRE_INLINE QuantizedTile(const Panels& w, int64_t panel, const uint8_t* x, const Ahead& ahead)
       : groups_(w.groups()),
         values_(w.values + panel * groups_ * kBytes),
-        codes_(w.codes + panel * groups_ * kPanel),
+        block_scales_(w.block_scales + panel * groups_ * kPanel),
         quads_((const int32_t*)x),
         begin_(quads_ + groups_ * (kGroup / 4) * M),
-        row_codes_(begin_ + groups_ * M),
-        scales_((const float*)(row_codes_ + (Int4 ? 0 : ceil_div(groups_, 2) * M))),
+        row_scales_(begin_ + groups_ * M),
+        scales_((const float*)(row_scales_ + (Int4 ? 0 : ceil_div(groups_, 2) * M))),
         ahead_(ahead) {}
 
   // out[m] but for the scale of the output.
   QUIRE_INLINE void run(F* out) const {
-    constexpr int64_t kTogether = kBlock / kGroup;
+    constexpr int64_t kTogether = kSpan / kGroup;
     F acc[M]{};
     for (int64_t first = 0; first < groups_; first += kTogether) {
       const int64_t last = first + kTogether < groups_ ? first + kTogether : groups_;
@@ -160,7 +160,7 @@ class QuantizedTile {
         for (; g + 1 < last; g += 2) add_pair(g, sum);
 #endif
       for (; g < last; ++g) add(g, sum);
-      prefetch(codes_ + first * kPanel + kCodesAhead);
+      prefetch(block_scales_ + first * kPanel + kScalesAhead);
       const float* scales = scales_ + first / kTogether * M;
       for (int m = 0; m < M; ++m) acc[m] = fma(to_float(sum[m]), splat(scales[m]), acc[m]);
     }
@@ -178,13 +178,13 @@ class QuantizedTile {
     I dots[M];
     for (int m = 0; m < M; ++m) dots[m] = splat(begin_[group * M + m]);
     dot(group, dots);
-    const I code = load_s8(codes_ + group * kPanel);
+    const I block_scale = load_s8(block_scales_ + group * kPanel);
     for (int m = 0; m < M; ++m) {
       if constexpr (Int4) {
-        sum[m] += dots[m] * code;
+        sum[m] += dots[m] * block_scale;
       } else {
-        const int32_t row_code = ((const int16_t*)(row_codes_ + group / 2 * M + m))[1 - group % 2];
-        sum[m] += (dots[m] >> 4) * (code * row_code);
+        const int32_t row_scale = ((const int16_t*)(row_scales_ + group / 2 * M + m))[1 - group % 2];
+        sum[m] += (dots[m] >> 4) * (block_scale * row_scale);
       }
     }
   }
@@ -192,8 +192,9 @@ class QuantizedTile {
 #if defined(__AVX512VNNI__)
   // Two groups by one instruction, which multiplies pairs of 16 bits: the first group in the upper half.
   QUIRE_INLINE void add_pair(int64_t group, I* sum) const {
-    const I first = load_s8(codes_ + group * kPanel), second = load_s8(codes_ + (group + 1) * kPanel);
-    const I codes = join_s16(second, first << 16);
+    const I first = load_s8(block_scales_ + group * kPanel),
+            second = load_s8(block_scales_ + (group + 1) * kPanel);
+    const I block_scales = join_s16(second, first << 16);
     I dots[M], upper[M];
     for (int m = 0; m < M; ++m) dots[m] = splat(begin_[group * M + m]);
     dot(group, dots);
@@ -206,9 +207,9 @@ class QuantizedTile {
     dot(group + 1, dots);
     for (int m = 0; m < M; ++m) {
       if constexpr (Int4) {
-        sum[m] = dot2_s16(sum[m], dots[m] ^ 0x8000, codes);
+        sum[m] = dot2_s16(sum[m], dots[m] ^ 0x8000, block_scales);
       } else {
-        const I weights = multiply_s16(codes, splat(row_codes_[group / 2 * M + m]));
+        const I weights = multiply_s16(block_scales, splat(row_scales_[group / 2 * M + m]));
         sum[m] = dot2_s16(sum[m], join_s16(dots[m] >> 4, upper[m]), weights);
       }
     }
@@ -217,8 +218,8 @@ class QuantizedTile {
 
   const int64_t groups_;
   const uint8_t* const values_;
-  const int8_t* const codes_;
-  const int32_t *const quads_, *const begin_, *const row_codes_;
+  const int8_t* const block_scales_;
+  const int32_t *const quads_, *const begin_, *const row_scales_;
   const float* const scales_;
   const Ahead& ahead_;
 };

@@ -183,7 +183,7 @@ def test_bytes_are_known_beforehand(format: str) -> None:
 
 
 def test_the_reference_counts_in_the_units_of_the_core() -> None:
-    assert (_core.GROUP, _core.BLOCK) == (numerics.GROUP, numerics.SPAN)
+    assert (_core.GROUP, _core.SPAN) == (numerics.GROUP, numerics.SPAN)
     assert _core.GROUP == GROUP
 
 

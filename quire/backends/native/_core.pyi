@@ -1,4 +1,4 @@
-"""Types of the native core; csrc/bindings.cpp and csrc/bind_*.cpp say what each does."""
+"""Types of the native core; csrc/bindings.cpp and csrc/bind_*.cpp describe each."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,10 +12,10 @@ Bytes = NDArray[np.uint8]
 Snapshots = Sequence[tuple[int, int, int, int]]  # slot, group, position, snapshot
 
 PACKING_VERSION: int
-PANEL: int  # outputs of a packed matrix that lie side by side
-GROUP: int  # inputs of a quantized weight that share a code
-BLOCK: int  # inputs of a quantized activation that share a scale
-ALIGNMENT: int  # bytes: where packed weights begin
+PANEL: int  # outputs in a panel of a packed matrix
+GROUP: int  # inputs that share a block scale
+SPAN: int  # inputs of a quantized activation that share a float32 scale
+ALIGNMENT: int  # bytes: alignment of packed weights
 
 def isas() -> list[str]: ...
 def usable_cores() -> int: ...
@@ -76,7 +76,7 @@ class SlotParams:
         min_p: float,
         top_k: int,
         seed: int,
-        choice: int,
+        sequence: int,
         repetition_penalty: float,
         frequency_penalty: float,
         presence_penalty: float,

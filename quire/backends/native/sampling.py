@@ -21,12 +21,12 @@ def slot_params(admission: Admission, vocab_size: int) -> _core.SlotParams:
     # The tokenizer may have an end token that the model cannot produce.
     stop_ids = {*params.stop_token_ids, *(i for i in admission.eos_token_ids if i < vocab_size)}
     return _core.SlotParams(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        top_k=params.top_k,
-        seed=params.seed,
-        choice=admission.sequence,
+        params.temperature,
+        params.top_p,
+        params.min_p,
+        params.top_k,
+        params.seed,
+        admission.sequence,
         repetition_penalty=params.repetition_penalty,
         frequency_penalty=params.frequency_penalty,
         presence_penalty=params.presence_penalty,
