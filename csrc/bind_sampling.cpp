@@ -1,4 +1,4 @@
-// Sampling of all rows of a step.
+// Bindings of the sampler.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -89,7 +89,7 @@ SampledResults& PooledSampler::sample(const Logits& logits, const nb::list& rows
 
 void bind_sampling(nb::module_& m) {
   using namespace quire;
-  nb::class_<SlotParams>(m, "SlotParams", "What a request asks of sampling.")
+  nb::class_<SlotParams>(m, "SlotParams", "The sampling parameters of a sequence.")
       .def(nb::init<double, double, double, int64_t, int64_t, int64_t, double, double, double,
                     std::vector<int64_t>, std::vector<float>, std::optional<std::vector<int64_t>>,
                     std::vector<std::vector<int64_t>>, std::vector<int64_t>, int64_t, int64_t,
@@ -98,7 +98,7 @@ void bind_sampling(nb::module_& m) {
            "frequency_penalty"_a, "presence_penalty"_a, "bias_ids"_a, "biases"_a, "allowed_ids"_a.none(),
            "bad_words"_a, "stop_ids"_a, "min_tokens"_a, "num_prompt_tokens"_a, "logprobs"_a.none(),
            "prompt_logprobs"_a.none());
-  nb::class_<SampledResults>(m, "SampledResults", "What the rows of a step gave, flat.")
+  nb::class_<SampledResults>(m, "SampledResults", "Flat results of the rows of a step.")
       .def_ro("token_ids", &SampledResults::token_ids)
       .def_ro("counts", &SampledResults::counts)
       .def_ro("faults", &SampledResults::faults)
@@ -109,7 +109,7 @@ void bind_sampling(nb::module_& m) {
       .def_ro("listed_ids", &SampledResults::listed_ids)
       .def_ro("logprobs", &SampledResults::logprobs)
       .def_ro("plain", &SampledResults::plain);
-  nb::class_<PooledSampler>(m, "Sampler", "Chooses a token for every row of a step.")
+  nb::class_<PooledSampler>(m, "Sampler", "Samples a token for every row of a step.")
       .def(nb::init<const std::string&, int64_t, int64_t, int>(), "isa"_a, "vocab_size"_a, "max_slots"_a,
            "threads"_a)
       .def(

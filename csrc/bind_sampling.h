@@ -1,4 +1,4 @@
-// Rows that are to be sampled, as they come from Python.
+// Rows to be sampled, as passed from Python.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -15,15 +15,15 @@
 
 namespace quire {
 
-// Throws unless a mask of so many words has a bit for each token.
+// Throws unless a mask of this many words has one bit per token.
 void check_mask(size_t words, int64_t vocab_size);
 
-// Each row is a tuple: slot; the first of the rows of logits whose following tokens are to be scored, and
-// these tokens; the row of logits to sample from, or -1; tokens drafted behind it, which have the rows of
-// logits that follow; and None or the masks of the sampled positions, each an array of bits or None.
+// Each row is a tuple: slot; the first row of logits whose next tokens are to be scored, and these tokens;
+// the row of logits to sample from, or -1; the drafted tokens, which use the following rows of logits; and
+// None or the masks of the sampled positions, each an array of bits or None.
 class RowArguments {
  public:
-  // Throws where a number is out of range: slots must be held by the sampler, rows of logits below
+  // Throws if a number is out of range: the sampler must hold the slots, and rows of logits must be below
   // `num_logits`.
   RowArguments(const nanobind::list& rows, const Sampler& sampler, int64_t num_logits);
 
@@ -42,8 +42,8 @@ class RowArguments {
   std::vector<Mask> held_;
 };
 
-// What Python has of a sampler: it, threads of its own, and the results of its last call. Its core may as
-// well be called from a program's threads.
+// A sampler for Python, with its own threads and the results of its last call. The Sampler itself can also be
+// called from the threads of a program.
 class PooledSampler {
  public:
   using Logits = nanobind::ndarray<const float, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu>;

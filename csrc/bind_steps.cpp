@@ -1,4 +1,4 @@
-// Steps of a recorded program: planned by Python, computed without its lock.
+// Bindings of steps, which are planned by Python and computed without its lock.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>

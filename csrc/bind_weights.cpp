@@ -1,4 +1,4 @@
-// Matrix, what packs a checkpoint's tensors into it, and the checksum of the file that keeps it.
+// Bindings of Matrix, of packing a checkpoint's tensors into it, and of the checksum of cache files.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>

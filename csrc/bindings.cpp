@@ -1,4 +1,4 @@
-// The module quire.backends.native._core: an executor that Python fills with ops, once, and then runs.
+// The module quire.backends.native._core: Python records ops in an executor once, then runs it.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>

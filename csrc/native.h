@@ -1,4 +1,4 @@
-// A program being recorded for this machine, and its caches, as Python sees them.
+// The Python interface of a program recorded for this machine, and of its caches.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -39,7 +39,7 @@ inline Activation activation(const std::string& name) {
   throw nb::value_error(("unknown activation " + name).c_str());
 }
 
-// Of (slot, group, position, snapshot), as Python has them.
+// Tuples (slot, group, position, snapshot) from Python.
 using Snapshots = std::vector<std::array<int64_t, 4>>;
 
 inline std::vector<Snapshot> snapshots(const Snapshots& tuples) {
@@ -92,7 +92,7 @@ class KVCache {
   std::vector<KVLayer> layers_;
 };
 
-// A program being recorded for this machine, then run. Values are buffer numbers.
+// A program that is recorded op by op, then run. Values are identified by buffer numbers.
 class Native {
  public:
   Native(const std::string& isa, int threads)
@@ -158,7 +158,7 @@ class Native {
              });
   }
 
-  // Returns the number by which `rotary` and `frequencies` name the table.
+  // Returns the number of the table, for `rotary` and `frequencies`.
   int64_t rope_table(int64_t pairs, double scale) {
     auto table = std::make_unique<RopeTable>(pairs, scale);
     ropes_.push_back(table.get());
@@ -172,11 +172,11 @@ class Native {
     executor_.add(std::make_unique<Rotary>(out, x, heads, dim, ropes_.at((size_t)table), interleaved));
   }
 
-  // Lays out the rows of x for the products that follow.
+  // Packs the rows of x for the following products.
   void pack(const std::string& rows, int64_t x, int64_t width, const Matrix& like) {
     executor_.add(std::make_unique<Pack>(count(rows), x, width, like.format(), packed_));
   }
-  // Begins a phase of products; `linear` and `gated_linear` add to it.
+  // Starts a phase of products; `linear` and `gated_linear` add to it.
   void products(const std::string& rows) {
     auto multiply = std::make_unique<Multiply>(count(rows), packed_);
     multiply_ = multiply.get();
@@ -220,7 +220,7 @@ class Native {
     caches_.push_back(std::move(cache));
   }
 
-  // Stands before all that reads these states.
+  // Must precede all ops that read these states.
   void restore_states(std::shared_ptr<StateCache> cache) {
     executor_.add(std::make_unique<RestoreStates>(cache.get()));
     states_.push_back(std::move(cache));
@@ -275,7 +275,7 @@ class Native {
 
   Executor executor_;
   std::shared_ptr<Memory> packed_;
-  std::vector<std::shared_ptr<KVCache>> caches_;  // what ops refer to lives as long as they do
+  std::vector<std::shared_ptr<KVCache>> caches_;  // keeps alive what ops refer to
   std::vector<std::shared_ptr<StateCache>> states_;
   std::vector<std::unique_ptr<Vector>> sinks_;
   std::vector<RopeTable*> ropes_;

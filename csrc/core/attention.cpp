@@ -6,16 +6,16 @@ namespace quire {
 
 namespace {
 
-constexpr int64_t kTasksPerThread = 4;   // a thread that loses its processor for a while holds up little
+constexpr int64_t kTasksPerThread = 4;   // bounds the delay by a thread that is preempted
 constexpr int64_t kWorthATask = 1 << 8;  // rows times positions: about two microseconds
 
-// The sequence that has token `token` of the step.
+// Returns the row of token `token` of the step.
 int64_t sequence_of(const Batch& batch, int64_t token) {
   const int64_t* end = batch.row_offsets + batch.sequences + 1;
   return std::upper_bound(batch.row_offsets, end, token) - batch.row_offsets - 1;
 }
 
-// Rows count for more than they are: keys and values are converted for few rows as for many.
+// A fixed amount is added to the rows, since keys and values are converted once for few rows as for many.
 int64_t work(int64_t rows, int64_t positions) { return (rows + 4) * positions; }
 
 }  // namespace
@@ -73,7 +73,7 @@ void Attend::list_tiles(const Batch& batch) {
   }
 }
 
-// Tiles with more than their share of the work are cut, between segments.
+// Splits tiles with more than their share of the work, between segments.
 void Attend::cut_tiles(int threads) {
   cut_.clear();
   if (threads == 1) return;
@@ -91,7 +91,7 @@ void Attend::cut_tiles(int threads) {
   records_.reserve((size_t)records * sizeof(float));
 }
 
-// Neighbours that are too small for a task of their own share one.
+// Adjacent pieces that are too small for separate tasks share one.
 void Attend::list_pieces() {
   pieces_.clear();
   task_ends_.clear();

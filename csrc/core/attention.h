@@ -1,4 +1,4 @@
-// The ops around the cache of keys and values: writing to it, and attention over it.
+// Ops on the cache of keys and values: writing, and attention.
 #pragma once
 
 #include <vector>
@@ -8,8 +8,8 @@
 
 namespace quire {
 
-// The keys and values of each token into the block and place of its position. Neighbours share lines of
-// memory, so that one thread writes all tokens of a block.
+// Writes the keys and values of each token into the block and offset of its position. Adjacent tokens share
+// cache lines, so one thread writes all tokens of a block.
 class WriteKV : public Op {
  public:
   WriteKV(int64_t k, int64_t v, const KVLayer* cache, int64_t group)
@@ -22,13 +22,13 @@ class WriteKV : public Op {
  private:
   int64_t k_, v_;  // buffers
   const KVLayer* cache_;
-  int64_t group_;              // whose block tables these are
+  int64_t group_;              // cache group of the block tables
   std::vector<int64_t> ends_;  // task i writes tokens [end of i - 1, end of i)
 };
 
-// Attention in tasks of about equal work: tiles of tokens for each head of the cache, cut into runs of
-// segments where few tokens have a long context. What is cut leaves records that MergeSegments, which must
-// follow, puts together; the sums are the same either way.
+// Attention in tasks of about equal work: tiles of tokens per cache head, split into runs of segments if few
+// tokens have a long context. Split tiles leave records, which the following MergeSegments combines; the sums
+// are the same either way.
 class Attend : public Op {
  public:
   Attend(int64_t q, int64_t out, const Attention& how, int64_t group)
@@ -41,13 +41,13 @@ class Attend : public Op {
  private:
   friend class MergeSegments;
 
-  // Tokens of one sequence that are computed together.
+  // Tokens of one sequence computed together.
   struct Tile {
-    int64_t sequence, first, tokens;  // `first` counts in the step
+    int64_t sequence, first, tokens;  // `first` is an index in the step
     int64_t first_segment, segments;
-    int64_t positions;  // that its tokens see, from the first to the last
-    int64_t pieces;     // units for each head, one after the other
-    int64_t records;    // where its records begin, if in pieces: [head][row][segment]
+    int64_t positions;  // visible to any of its tokens
+    int64_t pieces;     // consecutive units per head
+    int64_t records;    // start of its records, if split: [head][row][segment]
   };
   struct Piece {
     int64_t tile, head, number;
@@ -60,16 +60,16 @@ class Attend : public Op {
 
   int64_t q_, out_;  // buffers
   const Attention how_;
-  const int64_t group_;  // whose block tables these are
+  const int64_t group_;  // cache group of the block tables
   std::vector<Tile> tiles_;
   std::vector<Piece> pieces_;
-  std::vector<int64_t> task_ends_;  // task i does pieces [end of i - 1, end of i)
-  std::vector<int64_t> cut_;        // tiles that are in pieces
-  int64_t scratch_floats_ = 0;      // of a thread
+  std::vector<int64_t> task_ends_;  // task i computes pieces [end of i - 1, end of i)
+  std::vector<int64_t> cut_;        // tiles that are split
+  int64_t scratch_floats_ = 0;      // per thread
   Memory scratch_, records_;
 };
 
-// Puts together the tokens whose segments were found in pieces.
+// Combines the records of split tiles.
 class MergeSegments : public Op {
  public:
   explicit MergeSegments(const Attend* attend) : attend_(attend) {}

@@ -1,5 +1,5 @@
-// A checksum that is read as fast as memory: for files that this machine wrote and may have damaged, not
-// against somebody who means to deceive.
+// A checksum at the speed of memory. It detects damage to files written by this machine, not deliberate
+// manipulation.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace quire {
 
-// FNV-1a over eight words side by side. Exchanging one word always changes the result: each step is a
-// bijection of its lane, and so is each step that joins the lanes.
+// FNV-1a over eight words in parallel. Changing one word always changes the result: each step is a bijection
+// of its lane, and so is each step that combines the lanes.
 inline uint64_t checksum(const uint8_t* data, size_t bytes) {
   constexpr uint64_t kPrime = 0x100000001b3, kLanes = 8;
   uint64_t lane[kLanes];
@@ -19,7 +19,7 @@ inline uint64_t checksum(const uint8_t* data, size_t bytes) {
 #pragma GCC unroll 8
     for (uint64_t i = 0; i < kLanes; ++i) {
       lane[i] = (lane[i] ^ word[i]) * kPrime;
-      lane[i] ^= lane[i] >> 32;  // what is high reaches what is low
+      lane[i] ^= lane[i] >> 32;  // mix the high bits into the low ones
     }
   };
   size_t done = 0;

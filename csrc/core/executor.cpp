@@ -44,7 +44,7 @@ void Executor::work(const Step& step, int thread) {
   for (size_t i = 0; i < phases_.size(); ++i) {
     const int64_t count = num_tasks_[i];
     if (count == 0) continue;
-    if (count == 1) {  // the first thread does small work alone, and goes on without waiting if more follows
+    if (count == 1) {  // the first thread runs a single task alone, without a barrier before the next phase
       if (thread == 0) run(phases_[i], step, 0, 0);
       if (i + 1 == phases_.size() || num_tasks_[i + 1] != 1) pool_.barrier();
       continue;

@@ -1,8 +1,8 @@
-// A program on this machine: ops over buffers, run a whole step in one call.
+// The executor of a program: ops over buffers, a whole step per call.
 //
-// Ops are grouped into phases. Ops that treat each row by itself (norms, rotations, layouts) make one phase
-// together: a thread takes 8 rows through all of them while they are in its cache. A product or attention is
-// a phase of its own. Threads take tasks of a phase from a counter and meet at its end.
+// Ops are grouped into phases. Consecutive row-wise ops (norms, rotations, packing) form one phase: a thread
+// processes 8 rows through all of them while they are in its cache. A product or attention is a separate
+// phase. Threads take tasks of a phase from a counter, and synchronize at its end.
 #pragma once
 
 #include <atomic>
@@ -17,12 +17,12 @@
 
 namespace quire {
 
-// The state that a slot has in a cache group before it computes `position`, kept apart as `snapshot`.
+// A copy, kept as `snapshot`, of the state of a slot in a cache group before it computes `position`.
 struct Snapshot {
   int64_t slot, group, position, snapshot;
 };
 
-// One step as arrays, as in quire.program.batch. Borrowed for the time of a run.
+// One step as arrays, as in quire.program.batch. Borrowed for the duration of a run.
 struct Batch {
   int64_t tokens, sequences, logits;
   const int64_t* token_ids;                 // [tokens]
@@ -32,15 +32,15 @@ struct Batch {
   const int64_t* slots;                     // [sequences]
   const int64_t* variants;                  // [sequences]
   const int64_t* logit_rows;                // [logits]
-  std::span<const Snapshot> restored = {};  // before any row begins
-  std::span<const Snapshot> saved = {};     // as rows pass their positions
+  std::span<const Snapshot> restored = {};  // restored before any row begins
+  std::span<const Snapshot> saved = {};     // saved as rows pass their positions
 
   const int64_t* table(int64_t group, int64_t sequence) const { return tables[group * sequences + sequence]; }
 };
 
 enum class Count : int32_t { tokens, logits };
 
-// What a running step offers its ops.
+// The context of a running step, for its ops.
 class Step {
  public:
   Step(const Batch& batch, const Kernels& kernels, std::vector<float*> buffers)
@@ -58,15 +58,15 @@ class Op {
  public:
   virtual ~Op() = default;
 
-  // Called once, by one thread, before any task of the step: room for scratch, tables that rows share.
+  // Called once, by one thread, before any task of the step: allocates scratch, builds shared tables.
   virtual void prepare(const Step&) {}
 
-  // Row-wise ops say what counts their rows, and do rows [first, last).
+  // Row-wise ops define the count of their rows, and compute rows [first, last).
   virtual bool row_wise() const { return false; }
   virtual Count rows() const { return Count::tokens; }
   virtual void run_rows(const Step&, int64_t first, int64_t last) { (void)first, (void)last; }
 
-  // The others say how many tasks they have, and do one.
+  // Other ops define their number of tasks, and compute one.
   virtual int64_t tasks(const Step&) const { return 0; }
   virtual void run(const Step&, int64_t task, int thread) { (void)task, (void)thread; }
 };
@@ -75,11 +75,11 @@ class Executor {
  public:
   Executor(const Kernels& kernels, int threads) : kernels_(kernels), pool_(threads) {}
 
-  // A buffer of `width` floats a row; returns its number.
+  // Adds a buffer of `width` floats per row; returns its number.
   int64_t add_buffer(Count count, int64_t width);
   void add(std::unique_ptr<Op> op);
 
-  // Computes the step; returns where buffer `output` begins, valid until the next run.
+  // Computes a step; returns the start of buffer `output`, valid until the next run.
   float* run(const Batch& batch, int64_t output);
 
   const Kernels& kernels() const { return kernels_; }
@@ -107,7 +107,7 @@ class Executor {
   std::vector<std::unique_ptr<Op>> ops_;
   std::vector<Phase> phases_;
   std::vector<int64_t> num_tasks_;                 // of each phase of this step
-  std::unique_ptr<std::atomic<int64_t>[]> taken_;  // tasks taken of each phase
+  std::unique_ptr<std::atomic<int64_t>[]> taken_;  // tasks taken from each phase
 };
 
 }  // namespace quire

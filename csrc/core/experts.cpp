@@ -22,7 +22,7 @@ std::vector<int64_t> first_of(int64_t count) {
   return order;
 }
 
-// The numbers of the largest scores, best first; ties go to the lower number.
+// Returns the indices of the largest scores, best first; ties go to the lower index.
 std::vector<int64_t> best(const float* scores, int64_t experts, int64_t chosen) {
   std::vector<int64_t> order = first_of(experts);
   std::partial_sort(order.begin(), order.begin() + chosen, order.end(), [&](int64_t a, int64_t b) {
@@ -116,7 +116,7 @@ int64_t MultiplyExperts::parts(const Step&) const {
 
 void MultiplyExperts::part(const Step& step, int64_t number) {
   const bool down = which_ == Which::down;
-  const bool second = !down && number % 2;  // gate and up in turn
+  const bool second = !down && number % 2;  // gate and up alternate
   if (!down) number /= 2;
   const ExpertsState::Group& group = s_->groups[(size_t)(number / chunks())];
   const ExpertWeights& w = s_->weights;

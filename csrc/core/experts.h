@@ -14,7 +14,7 @@ struct ExpertWeights {
   Vector gate_bias, up_bias, down_bias;          // [experts, outputs] or empty
 };
 
-// What the experts op of quire.program.ops.experts is made of. Each choice (token, expert) has a slot; slots
+// The state of the experts op (quire.program.ops.experts). Each pair (token, chosen expert) has a slot; slots
 // are ordered by expert, then token.
 class ExpertsState {
  public:
@@ -30,14 +30,14 @@ class ExpertsState {
   };
   struct Tile {
     const Group* group;
-    int64_t number;  // within the group
+    int64_t number;  // index within the group
   };
 
   const ExpertWeights weights;
   const int64_t chosen;
-  const bool over_chosen;  // shares are a softmax over the chosen scores, else over all
+  const bool over_chosen;  // shares are a softmax over the chosen scores only, else over all
   const Activation activation;
-  const float limit;  // gpt-oss' bounded activation, or 0
+  const float limit;  // of gpt-oss' bounded activation, or 0
 
   int64_t experts() const { return weights.gate->count(); }
   int64_t hidden() const { return weights.gate->inputs(); }
@@ -45,18 +45,18 @@ class ExpertsState {
 
   std::vector<int64_t> token;    // [slots]
   std::vector<float> share;      // [slots]
-  std::vector<int64_t> slot_of;  // [tokens, chosen], by rising number of the expert
+  std::vector<int64_t> slot_of;  // [tokens, chosen], by ascending expert index
   std::vector<Group> groups;
   std::vector<Tile> tiles;
   Memory gathered, gates, ups, downs;  // [slots, hidden], [slots, inner] twice, [slots, hidden]
-  Memory packed_hidden, packed_inner;  // packed rows of the groups, each group at its first slot
+  Memory packed_hidden, packed_inner;  // packed activations of all slots, by group
 
-  // The group's rows of a product with `inputs`, in a packed_hidden with space for all slots.
+  // The packed activations of a group for a product with `inputs`; `from` has space for all slots.
   PackedActivations packed(const Step& step, const Memory& from, const Group& group, int64_t inputs) const;
 };
 
-// The passes of the op, in order. All share the state.
-class RouteExperts : public Op {  // one task: who goes where
+// The passes of the op, in order. All share its state.
+class RouteExperts : public Op {  // one task: assigns tokens to experts
  public:
   RouteExperts(std::shared_ptr<ExpertsState> state, int64_t scores) : s_(std::move(state)), scores_(scores) {}
   void prepare(const Step& step) override;
@@ -68,8 +68,7 @@ class RouteExperts : public Op {  // one task: who goes where
   int64_t scores_;
 };
 
-// A pass whose number of parts is known only once routing is done: each thread takes parts until none is
-// left.
+// A pass whose number of parts is known only after routing: each thread takes parts until none is left.
 class ExpertsPass : public Op {
  public:
   explicit ExpertsPass(std::shared_ptr<ExpertsState> state) : s_(std::move(state)) {}
@@ -86,7 +85,7 @@ class ExpertsPass : public Op {
   std::atomic<int64_t> next_{0};
 };
 
-class GatherExperts : public ExpertsPass {  // a tile: its rows from x, laid out for gate and up
+class GatherExperts : public ExpertsPass {  // a tile: gathers its rows of x, and packs them for gate and up
  public:
   GatherExperts(std::shared_ptr<ExpertsState> state, int64_t x) : ExpertsPass(std::move(state)), x_(x) {}
 
@@ -98,7 +97,7 @@ class GatherExperts : public ExpertsPass {  // a tile: its rows from x, laid out
   int64_t x_;
 };
 
-class ActivateExperts : public ExpertsPass {  // a tile: activation(gate) * up, laid out for down
+class ActivateExperts : public ExpertsPass {  // a tile: activation(gate) * up, packed for down
  public:
   using ExpertsPass::ExpertsPass;
 
@@ -122,7 +121,7 @@ class MultiplyExperts : public ExpertsPass {  // some panels of one expert's mat
   Which which_;
 };
 
-class SumExperts : public Op {  // out[t] = sum of shares times the chosen experts' results
+class SumExperts : public Op {  // out[t] = sum of shares times the results of the chosen experts
  public:
   SumExperts(std::shared_ptr<ExpertsState> state, int64_t out) : s_(std::move(state)), out_(out) {}
   bool row_wise() const override { return true; }

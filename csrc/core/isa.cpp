@@ -1,4 +1,4 @@
-// Which instruction sets this build has kernels for, and which of them this machine can run.
+// The instruction sets with kernels in this build, and those that this machine can run.
 
 #include "isa.h"
 
@@ -24,7 +24,7 @@ QUIRE_ISAS(QUIRE_DECLARE)
 namespace {
 
 #if defined(__x86_64__)
-// Linux lends the state of AMX to processes that ask (Documentation/arch/x86/xstate.rst).
+// Linux enables AMX for processes that request it (Documentation/arch/x86/xstate.rst).
 bool may_use_amx() {
   constexpr long kAskPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   return syscall(SYS_arch_prctl, kAskPermission, kTileData) == 0;

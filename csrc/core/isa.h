@@ -1,4 +1,4 @@
-// The kernels that this machine can run.
+// Selection of kernels by instruction set.
 #pragma once
 
 #include <string>
@@ -8,10 +8,10 @@
 
 namespace quire {
 
-// Best first; the last one, portable C++, runs everywhere.
+// The kernels this machine can run, best first; the last one, portable C++, runs everywhere.
 std::vector<const Kernels*> available_kernels();
 
-// Those of this name. Throws std::invalid_argument where this machine cannot run them.
+// The kernels of this name. Throws std::invalid_argument if this machine cannot run them.
 const Kernels& kernels_of(const std::string& isa);
 
 }  // namespace quire

@@ -1,4 +1,4 @@
-// A weight matrix, or one for each expert, packed for the kernels.
+// A weight matrix, or one per expert, packed for the kernels.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,13 @@
 
 namespace quire {
 
-constexpr int64_t kAlignment = 64;  // bytes: where matrices, and the parts of one, begin
+constexpr int64_t kAlignment = 64;  // bytes: alignment of matrices and their parts
 
-// All parts lie in one run of bytes, so that it can be written to a file and mapped again as it is. For each
-// of `count` matrices: values of all panels, then block_scales, then channels, each padded to kAlignment.
+// All parts are in one buffer, which can be written to a file and mapped unchanged. For each of `count`
+// matrices: values of all panels, then block scales, then channel scales, each padded to kAlignment.
 class Matrix {
  public:
-  // Zeros to be filled by packing.
+  // Allocates zeros, to be filled by packing.
   Matrix(Format format, int64_t count, int64_t outputs, int64_t inputs)
       : format_(format),
         count_(count),
@@ -23,7 +23,7 @@ class Matrix {
         memory_((size_t)(count * stride())) {
     data_ = memory_.as<uint8_t>();
   }
-  // Bytes that somebody else keeps, packed before.
+  // Uses packed bytes owned by the caller.
   Matrix(Format format, int64_t count, int64_t outputs, int64_t inputs, uint8_t* data)
       : format_(format), count_(count), outputs_(outputs), inputs_(inputs), data_(data) {}
 

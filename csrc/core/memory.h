@@ -1,4 +1,4 @@
-// Memory from the operating system: aligned to pages, zero, and huge pages where they help.
+// Memory from the operating system: page-aligned, zeroed, with huge pages for large blocks.
 #pragma once
 
 #include <sys/mman.h>
@@ -10,7 +10,7 @@
 
 namespace quire {
 
-// Pages are real only once they are written: what is never used costs nothing.
+// Pages are allocated on first write: unused ones cost nothing.
 class Memory {
  public:
   Memory() = default;
@@ -40,7 +40,7 @@ class Memory {
   }
   size_t bytes() const { return bytes_; }
 
-  // At least `bytes`; what it held before is lost when it grows.
+  // Ensures at least `bytes`; the content is lost when it grows.
   void reserve(size_t bytes) {
     if (bytes > bytes_) *this = Memory(bytes + bytes / 4);
   }

@@ -38,7 +38,7 @@ void RopeTable::run_rows(const Step& step, int64_t first, int64_t last) {
     const int64_t sequence = std::upper_bound(ends, ends + batch.sequences, t) - ends;
     const Vector& frequencies = frequencies_.at(batch.variants[sequence]);
     for (int64_t i = 0; i < pairs_; ++i) {
-      // The angle is rounded to float32 as models were trained with; its cosine and sine are exact.
+      // The angle is rounded to float32, as in training; its cosine and sine are exact.
       const double angle = (float)batch.positions[t] * frequencies[(size_t)i];
       cos_[(size_t)(t * pairs_ + i)] = (float)(std::cos(angle) * scale_);
       sin_[(size_t)(t * pairs_ + i)] = (float)(std::sin(angle) * scale_);
@@ -75,8 +75,8 @@ void Pack::run_rows(const Step& step, int64_t first, int64_t) {
 
 namespace {
 
-constexpr int64_t kCached = 384 << 10;  // bytes of panels that stay in a second level cache beside the rows
-// Tasks for each thread at least: the slowest is waited for. Few rows read memory forwards, in longer runs.
+constexpr int64_t kCached = 384 << 10;  // bytes of panels that fit in the L2 cache along with the activations
+// Minimum tasks per thread, for balance. With few rows, fewer and longer tasks read memory sequentially.
 constexpr int64_t kShares = 16, kSharesOfFewRows = 6, kFewRows = 4 * kTile;
 
 int64_t panels_a_task(const Panels& weight, bool gated, int64_t rows, int threads) {

@@ -66,9 +66,9 @@ class RowWise : public Op {
 // The cosines and sines of a step, made once for all layers that rotate alike.
 class RopeTable : public Op {
  public:
-  // `scale` multiplies cosine and sine.
+  // `scale` is a factor of cosine and sine.
   RopeTable(int64_t pairs, double scale) : pairs_(pairs), scale_(scale) {}
-  // Frequencies [pairs] of a context variant (quire.program.rope).
+  // Sets the frequencies [pairs] of a context variant (quire.program.rope).
   void set(int64_t variant, Vector frequencies) { frequencies_[variant] = std::move(frequencies); }
   void prepare(const Step& step) override;
   bool row_wise() const override { return true; }
@@ -98,7 +98,7 @@ class Rotary : public Op {
   bool interleaved_;
 };
 
-// Lays out the rows of a value for products with weights of one format. The room is shared by all layouts of
+// Packs the rows of a value for products with weights of one format. The memory is shared by all Pack ops of
 // a program: the next one overwrites it.
 class Pack : public Op {
  public:
@@ -116,7 +116,7 @@ class Pack : public Op {
   std::shared_ptr<Memory> packed_;
 };
 
-// Matrices that multiply the same rows, in one phase.
+// Products of several matrices with the same activations, in one phase.
 class Multiply : public Op {
  public:
   struct Part {
@@ -126,7 +126,7 @@ class Multiply : public Op {
     int64_t out;
   };
   Multiply(Count count, std::shared_ptr<Memory> packed) : count_(count), packed_(std::move(packed)) {}
-  // Weights of one format and width.
+  // All weights must have one format and width.
   void add(Part part) { parts_.push_back(std::move(part)); }
   void prepare(const Step& step) override;
   int64_t tasks(const Step& step) const override;
@@ -136,7 +136,7 @@ class Multiply : public Op {
   Count count_;
   std::shared_ptr<Memory> packed_;
   std::vector<Part> parts_;
-  std::vector<int64_t> first_task_, panels_a_task_;  // of each part
+  std::vector<int64_t> first_task_, panels_a_task_;  // by part
 };
 
 }  // namespace quire

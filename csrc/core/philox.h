@@ -1,13 +1,13 @@
-// Random numbers without state: the twin of quire/sampling/philox.py.
+// Stateless random numbers, equal to those of quire/sampling/philox.py.
 #pragma once
 
 #include <cstdint>
 
 namespace quire {
 
-// A number in [0, 1) with 53 random bits: Philox4x32-10 of Salmon et al. 2011, "Parallel Random Numbers: As
-// Easy as 1, 2, 3". The counter is the position (64 bits), the sequence, and 0, the number of the draw at
-// this position.
+// Returns a number in [0, 1) with 53 random bits: Philox4x32-10 of Salmon et al. 2011, "Parallel Random
+// Numbers: As Easy as 1, 2, 3". The counter is the position (64 bits), the sequence, and 0, the number of the
+// draw at this position.
 inline double uniform(uint64_t seed, uint32_t sequence, uint64_t position) {
   uint32_t c[4] = {(uint32_t)position, (uint32_t)(position >> 32), sequence, 0};
   uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);

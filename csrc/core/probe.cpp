@@ -1,5 +1,5 @@
-// The loops are assembly where a compiler would fold or spill them. Each keeps 12 or more independent chains,
-// enough to hide an instruction's latency, and has nothing else in it but its counter.
+// Loops are in assembly where a compiler would fold or spill them. Each has at least 12 independent chains,
+// enough to hide the latency of an instruction, and otherwise only its counter.
 
 #include "probe.h"
 
@@ -21,7 +21,7 @@ double now() {
 }
 
 struct Loop {
-  double operations;  // of one iteration
+  double operations;  // per iteration
   void (*run)(int64_t iterations);
 };
 
@@ -34,7 +34,7 @@ struct Loop {
       "xmm13", "xmm14", "xmm15"
 #define LOOP(zero, body) asm volatile(zero "1:\n" body "dec %0\n jnz 1b\n" : "+r"(n) : : "cc", CLOBBERS)
 
-// The inputs are zero: numbers that are not normal would be slow, and zeros are not faster than others.
+// The inputs are zero: subnormal numbers would be slow, and zeros are not faster than other numbers.
 #define ZERO_X(i) "vpxor %%xmm" i ", %%xmm" i ", %%xmm" i "\n"
 #define ZERO_ALL TWELVE(ZERO_X) ZERO_X("12") ZERO_X("13")
 
@@ -43,7 +43,7 @@ struct Loop {
 #define INT8_Z(i) "vpdpbusd %%zmm12, %%zmm13, %%zmm" i "\n"
 #define FMA_Y(i) "vfmadd231ps %%ymm12, %%ymm13, %%ymm" i "\n"
 #define INT8_Y(i) "%{vex%} vpdpbusd %%ymm12, %%ymm13, %%ymm" i "\n"
-// Without a dot product of bytes: products of pairs, sums of pairs, the sum.
+// Without a byte dot product: products of pairs, sums of pairs, the sum.
 #define PAIRS_Z(i)                                                              \
   "vpmaddubsw %%zmm12, %%zmm13, %%zmm14\n vpmaddwd %%zmm14, %%zmm12, %%zmm15\n" \
   "vpaddd %%zmm15, %%zmm" i ", %%zmm" i "\n"
@@ -62,7 +62,7 @@ void int8_ymm(int64_t n) { LOOP(ZERO_ALL, TWELVE(INT8_Y)); }
 void pairs_ymm(int64_t n) { LOOP(ZERO_ALL, TWELVE(PAIRS_Y)); }
 void mul_xmm(int64_t n) { LOOP(TWELVE(SSE_ZERO) SSE_ZERO("12") SSE_ZERO("13"), TWELVE(MUL_X)); }
 
-// Four chains of products of whole tiles. The shapes are those of LDTILECFG: palette 1, 16 rows of 64 bytes.
+// Four chains of tile products. The shapes are those of LDTILECFG: palette 1, 16 rows of 64 bytes.
 #define TILE_LOOP(op)                                                                                   \
   alignas(64) static const uint8_t shapes[64] = {                                                       \
       1,  0, 0,  0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 64, 0, 64, 0, 64, 0,  64, 0,  64, 0,  64, 0,    \
@@ -112,7 +112,7 @@ void read_once(const std::string& isa, const uint8_t* from, size_t bytes) {
 
 #else
 
-// Other machines: what the compiler makes of plain code, kept from folding by an opaque value.
+// Other machines: plain code, protected from folding by an opaque value.
 void fma_plain(int64_t n) {
   typedef float F __attribute__((vector_size(16)));
   F acc[12]{}, x{}, y{};
@@ -139,7 +139,7 @@ void read_once(const std::string&, const uint8_t* from, size_t bytes) {
 
 #endif
 
-// Runs `work(thread)` again and again; the shortest of its times in about `seconds`.
+// Runs `work(thread)` repeatedly for about `seconds`; returns the shortest time.
 double shortest(ThreadPool& pool, double seconds, const std::function<void(int)>& work) {
   double best = 1e9;
   for (const double end = now() + seconds; now() < end;) {
@@ -153,7 +153,7 @@ double shortest(ThreadPool& pool, double seconds, const std::function<void(int)>
 }  // namespace
 
 double peak_operations(ThreadPool& pool, const std::string& isa, const std::string& kind, double seconds) {
-  kernels_of(isa);  // refuses what cannot run here, and asks for the tiles of AMX
+  kernels_of(isa);  // throws for an unsupported instruction set, and requests AMX
   const Loop loop = loop_of(isa, kind);
   if (!loop.run) return 0;
   constexpr int64_t kIterations = 400'000;  // about a millisecond

@@ -1,4 +1,4 @@
-// What this machine can do at most: loops of the very instructions that kernels use, and of loads.
+// Peak rates of this machine, measured by loops of the instructions that kernels use, and of loads.
 #pragma once
 
 #include <string>
@@ -8,12 +8,12 @@
 
 namespace quire {
 
-// Operations a second of all threads together, multiply-adds counted as two. `kind` is "f32", "bf16" or
-// "int8"; 0 where the instruction set has no instruction for it that is faster than f32's. Both functions
-// throw std::invalid_argument for an instruction set that this machine cannot run.
+// Returns operations per second of all threads together, counting a multiply-add as two. `kind` is "f32",
+// "bf16" or "int8"; 0 if the instruction set has no instruction for it that is faster than that of f32. Both
+// functions throw std::invalid_argument for an instruction set that this machine cannot run.
 double peak_operations(ThreadPool& pool, const std::string& isa, const std::string& kind, double seconds);
 
-// Bytes a second that all threads together read from buffers of `bytes` each.
+// Returns bytes per second read by all threads together, each from a buffer of `bytes`.
 double read_bandwidth(ThreadPool& pool, const std::string& isa, size_t bytes, double seconds);
 
 }  // namespace quire

@@ -26,16 +26,16 @@ void check_vocabulary(const std::vector<int64_t>& ids, int64_t vocab_size) {
       throw std::invalid_argument("token id " + std::to_string(id) + " is not of the vocabulary");
 }
 
-// Integers that sort like the ranking: greater logits first, then lower ids.
+// Returns an integer that sorts in ranking order: greater logits first, then lower ids.
 uint64_t ranking_key(float logit, int64_t id) {
-  const float value = logit + 0.0f;  // both zeros are one number
+  const float value = logit + 0.0f;  // makes -0 equal to 0
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
   const uint32_t ascending = bits & 0x80000000 ? ~bits : bits | 0x80000000;
   return (uint64_t)~ascending << 32 | (uint64_t)id;
 }
 
-// Gives back the memory of what is seldom so long: lists of a whole vocabulary.
+// Clears a list, and frees its memory if it has the rare size of a whole vocabulary.
 template <typename T>
 void empty(std::vector<T>& list) {
   list.clear();
@@ -51,7 +51,7 @@ void SampledResults::clear() {
   plain = true;
 }
 
-// A request's parameters, and what is known of its tokens.
+// The parameters of a sequence, and its history.
 struct Sampler::Slot {
   SlotParams params;
   std::vector<int32_t> allowed, biased, stops;
@@ -106,7 +106,7 @@ struct Sampler::Slot {
     return at.num_tokens - params.num_prompt_tokens < params.min_tokens;
   }
 
-  // The last tokens of the bad words that would be complete with them.
+  // Adds the last tokens of bad words that they would complete.
   void add_bad_words(const SlotHistory& at, std::vector<int32_t>& disallowed) const {
     for (const auto& word : params.bad_words) {
       const size_t before = word.size() - 1;
@@ -196,7 +196,7 @@ void Sampler::run(const Task& task, ThreadScratch& scratch, Outcome& outcome) co
 void Sampler::choose(const SampledRow& row, int64_t index, ThreadScratch& scratch, Outcome& outcome) const {
   const Slot& slot = *slots_[row.slot];
   const SlotHistory* history = &slot.history;
-  if (index > 0) {  // as if the drafted tokens before had been emitted
+  if (index > 0) {  // as if the preceding drafted tokens had been emitted
     scratch.history = slot.history;
     slot.extend(scratch.history, row.drafted, index);
     history = &scratch.history;
@@ -235,8 +235,8 @@ Chosen Sampler::choose_edited(const float* logits, const Slot& slot, const SlotH
   };
   const Chosen chosen = choose(edits, how);
   if (chosen.fault != Fault::excluded || !suppresses || !mask) return chosen;
-  // Where the grammar lets nothing follow but the end, the end may come early. Bad words and penalties have
-  // no say in whether that is so.
+  // If the grammar allows only an end token, the output may end before min_tokens. Bad words and penalties do
+  // not affect whether that is the case.
   Edits before = edits;
   before.disallowed = list_of(slot.stops);
   before.num_emitted = 0;
@@ -293,8 +293,8 @@ void Sampler::finish(SampledResults& results) {
     Fault fault = faulty == sampled ? Fault::none : faulty->fault;
     int64_t count = 0;
     if (fault == Fault::none) {
-      // A drafted token is accepted where the row draws it itself. A fault behind accepted tokens comes
-      // again, and is told, when that position is the first.
+      // A drafted token is accepted if the row samples the same one. A fault after accepted tokens recurs,
+      // and is reported, when its position is the first.
       while (count < row.num_sampled && sampled[count].fault == Fault::none) {
         results.token_ids.push_back(sampled[count++].token);
         if (count == row.num_sampled || sampled[count - 1].token != row.drafted[count - 1]) break;

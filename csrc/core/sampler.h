@@ -1,8 +1,7 @@
-// A token for every row of a step, in one call: docs/sampling.md.
+// The sampler: a token for every row of a step, in one call (docs/sampling.md).
 //
-// The pipeline in NumPy, quire/sampling/pipeline.py, says what each row gives. Here the state of every slot
-// lies with the sampler, takes note of the tokens that it chose itself, and logits are read where the
-// program left them.
+// quire/sampling/pipeline.py defines the results in NumPy. Here the sampler keeps the state of every slot and
+// records the tokens it sampled; logits are read in place, from the buffer of the program.
 #pragma once
 
 #include <atomic>
@@ -18,55 +17,55 @@
 
 namespace quire {
 
-// What a request asks of sampling. Token ids are in any order; those of the vocabulary only.
+// The sampling parameters of a sequence. Token ids are in any order, and must be in the vocabulary.
 struct SlotParams {
   double temperature = 1, top_p = 1, min_p = 0;
   int64_t top_k = 0;
   int64_t seed = 0, sequence = 0;
   double repetition_penalty = 1, frequency_penalty = 0, presence_penalty = 0;
-  std::vector<int64_t> bias_ids;  // each once
+  std::vector<int64_t> bias_ids;  // without duplicates
   std::vector<float> biases;
   std::optional<std::vector<int64_t>> allowed_ids;
   std::vector<std::vector<int64_t>> bad_words;
   std::vector<int64_t> stop_ids;  // end tokens of the model and of the request
   int64_t min_tokens = 0, num_prompt_tokens = 0;
-  std::optional<int64_t> logprobs, prompt_logprobs;  // how many of the most likely; -1: all
+  std::optional<int64_t> logprobs, prompt_logprobs;  // number of most likely tokens; -1: all
 };
 
-// What sampling remembers of the tokens of a slot.
+// The history of a slot, as needed for sampling.
 struct SlotHistory {
   int64_t num_tokens = 0;
-  std::vector<int64_t> recent;   // the last of the output, as many as bad words look back
-  std::vector<Emitted> emitted;  // ascending; kept only where a penalty applies
+  std::vector<int64_t> recent;   // the last output tokens, up to the length of the longest bad word
+  std::vector<Emitted> emitted;  // ascending; kept only if a penalty applies
 };
 
-// One row's share of the logits of a step.
+// The logits of one row of a step.
 struct SampledRow {
   int64_t slot;
-  int64_t num_scored;        // positions of the prompt whose following tokens are to be scored
+  int64_t num_scored;        // prompt positions whose next tokens are to be scored
   int64_t first_scored;      // the first of their rows of logits
   const int64_t* following;  // [num_scored]
   int64_t num_sampled;       // 0, or 1 + the number of drafted tokens
   int64_t first_sampled;     // the first of their rows of logits
   const int64_t* drafted;    // [num_sampled - 1]
-  // For each sampled position the bits of the tokens that a grammar lets follow, [ceil(V / 32)], with end
-  // tokens where the output may end; null where it has no say. All null: null.
+  // By sampled position, the bits of the tokens that a grammar allows next, [ceil(V / 32)], including end
+  // tokens if the output may end; null for positions without a mask. Null if all are.
   const uint32_t* const* masks;
 };
 
-// The rows' results, flat, in the order of the rows. Positions with log-probabilities are those of a row's
-// scored tokens, then those of its sampled ones, where asked for.
+// The results of the rows, flat, in order. The positions with log-probabilities are, for each row, those of
+// its scored tokens, then, if requested, those of its sampled ones.
 struct SampledResults {
   std::vector<int64_t> token_ids;   // of all rows
   std::vector<int64_t> counts;      // [rows] tokens
   std::vector<int64_t> faults;      // [rows] Fault
   std::vector<int64_t> scored;      // [rows] positions of the prompt with log-probabilities
   std::vector<int64_t> listed;      // [rows] sampled positions with log-probabilities
-  std::vector<int64_t> entries;     // [positions] how many tokens are listed
+  std::vector<int64_t> entries;     // [positions] number of listed tokens
   std::vector<int64_t> ranks;       // [positions] of the chosen or following token, which is listed first
-  std::vector<int64_t> listed_ids;  // of all positions: that token, then the most likely ones from rank 1 on
+  std::vector<int64_t> listed_ids;  // by position: that token, then the most likely ones from rank 1 on
   std::vector<float> logprobs;      // of the listed tokens
-  bool plain;                       // every row gave one token and nothing else
+  bool plain;                       // every row has one token and nothing else
 
   void clear();
 };
@@ -76,12 +75,12 @@ class Sampler {
   Sampler(const Kernels& kernels, int64_t vocab_size, int64_t max_slots);
   ~Sampler();
 
-  // `tokens` are all known ones: the prompt's, then those emitted before a preemption. Throws
-  // std::invalid_argument where a token is not of the vocabulary or the slot is taken.
+  // `tokens` are all known ones: the prompt, then those emitted before a preemption. Throws
+  // std::invalid_argument if a token is not in the vocabulary or the slot is taken.
   void admit(int64_t slot, const SlotParams& params, const int64_t* tokens, int64_t count);
   void release(int64_t slot);
 
-  // Chooses for every row, notes the tokens in its slot, and says what came. Each slot has at most one row.
+  // Samples for every row and records the tokens in its slot. Each slot has at most one row.
   void sample(ThreadPool& pool, const float* logits, const std::vector<SampledRow>& rows,
               SampledResults& results);
 
@@ -90,7 +89,7 @@ class Sampler {
 
  private:
   struct Slot;
-  // One row of logits: the scored or sampled position `index` of row `row`.
+  // A row of logits: the scored or sampled position `index` of row `row`.
   struct Task {
     int64_t row, index;
     bool scores;
@@ -101,7 +100,7 @@ class Sampler {
     std::vector<int64_t> ids;  // with log-probabilities: the token, then the most likely ones
     std::vector<float> logprobs;
   };
-  // What a thread needs for a row of logits.
+  // Scratch memory of a thread.
   struct ThreadScratch {
     Memory memory;
     std::vector<int32_t> disallowed;
@@ -109,7 +108,7 @@ class Sampler {
     SlotHistory history;
   };
 
-  // The parts of `sample`: one thread lists the tasks and returns their number, each takes some, one gathers.
+  // The parts of `sample`: one thread lists tasks and returns their number, all process them, one gathers.
   int64_t begin(const float* logits, const std::vector<SampledRow>& rows, int threads);
   void work(int thread);
   void finish(SampledResults& results);
@@ -124,12 +123,12 @@ class Sampler {
   const int64_t vocab_size_;
   std::vector<std::unique_ptr<Slot>> slots_;
 
-  // Of the step under way.
+  // Of the current step.
   const float* logits_ = nullptr;
   const std::vector<SampledRow>* rows_ = nullptr;
   std::vector<Task> tasks_;
-  std::vector<Outcome> outcomes_;       // of the tasks, perhaps more
-  std::vector<ThreadScratch> scratch_;  // of the threads
+  std::vector<Outcome> outcomes_;       // by task; may be longer
+  std::vector<ThreadScratch> scratch_;  // by thread
   std::atomic<int64_t> taken_{0};
 };
 

@@ -86,7 +86,7 @@ void Slots::extend(const std::vector<PlannedRow>& rows, const SampledResults& re
     known.resize(known.size() - rows[i].drafted.size());
     known.insert(known.end(), token_ids, token_ids + results.counts[i]);
     token_ids += results.counts[i];
-    // The next row may be in flight; what it computes is dropped.
+    // Any token: a next row in flight computes with it, and is dropped.
     if (rows[i].sample && results.counts[i] == 0) known.push_back(0);
   }
 }

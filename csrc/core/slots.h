@@ -1,4 +1,4 @@
-// What the core knows of each slot between steps: tokens, block tables, rope frequencies. Steps bring deltas.
+// State of slots between steps: tokens, block tables, rope variants. Steps bring deltas.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,17 @@
 
 namespace quire {
 
-// One row of a step as it is planned (quire.types.Row).
+// One row of a planned step (quire.types.Row).
 struct PlannedRow {
   int64_t slot, start, count;
   int64_t logits;                // of the last positions
   bool sample;                   // of the last 1 + drafted.size() of them
-  std::vector<int64_t> drafted;  // tokens to be verified, after those that are known
+  std::vector<int64_t> drafted;  // tokens to be verified, after the known ones
 };
 
-// What a step brings besides its rows, applied when it begins to compute.
+// The state changes of a step, applied when it starts to compute.
 struct Deltas {
-  struct Frequencies {  // of a context variant that was not seen before
+  struct Frequencies {  // of a new context variant
     RopeTable* table;
     int64_t variant;
     Vector values;
@@ -48,13 +48,13 @@ class Slots {
   }
 
   void apply(const Deltas& deltas);
-  // The step for the ops; what it points to is valid until the next call. Drafted tokens are written down as
-  // if they were known.
+  // Returns the step for the ops; its pointers are valid until the next call. Drafted tokens are stored as if
+  // they were known.
   Batch lay_out(const std::vector<PlannedRow>& rows);
-  // What sampling is asked for rows that were laid out last, which must live as long as the answer is used.
+  // Returns the sampling input of the rows laid out last, which must outlive the result.
   std::vector<SampledRow> sampled(const std::vector<PlannedRow>& rows) const;
-  // Puts the tokens that rows gave in the place of what was drafted. A row that was to give one and failed
-  // gets any token.
+  // Replaces drafted tokens by the results of rows. A row that should have sampled but failed gets an
+  // arbitrary token.
   void extend(const std::vector<PlannedRow>& rows, const SampledResults& results);
 
  private:
@@ -62,12 +62,12 @@ class Slots {
     int64_t variant = 0, num_prompt = 0;
     bool scores_prompt = false;
     std::vector<int64_t> token_ids;
-    std::vector<std::vector<int64_t>> tables;  // of each group
+    std::vector<std::vector<int64_t>> tables;  // by group
   };
 
   size_t groups_;
   std::vector<Slot> slots_;
-  // The batch that was laid out last.
+  // The batch laid out last.
   std::vector<int64_t> token_ids_, positions_, row_offsets_, numbers_, variants_, logit_rows_;
   std::vector<const int64_t*> tables_;
 };

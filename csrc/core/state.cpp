@@ -9,7 +9,7 @@ namespace quire {
 namespace {
 
 constexpr int64_t kChannels = 64;         // of a part: four vectors of sixteen
-constexpr int64_t kTasksPerThread = 4;    // a thread that loses its processor for a while holds up little
+constexpr int64_t kTasksPerThread = 4;    // bounds the delay by a thread that is preempted
 constexpr int64_t kWorthATask = 1 << 14;  // numbers: some microseconds
 
 }  // namespace
@@ -44,7 +44,7 @@ void RestoreStates::run(const Step&, int64_t task, int) {
   const Snapshot& from = restored_[(size_t)(task / cache_->layers())];
   const int64_t layer = task % cache_->layers();
   const StateShape& shape = cache_->shape();
-  std::copy_n(cache_->saved_border(layer, from.snapshot), shape.bytes(shape.width),  // none of a convolution
+  std::copy_n(cache_->saved_border(layer, from.snapshot), shape.bytes(shape.width),  // 0 of a convolution
               cache_->border(layer, from.slot, from.position));
   for (int64_t position = cache_->oldest(from); position < from.position; ++position)
     std::memcpy(cache_->inputs(layer, from.slot, position), cache_->saved_inputs(layer, from, position),
@@ -76,7 +76,7 @@ void StateOp::run(const Step& step, int64_t task, int) {
       if (one.group == cache_->group() && one.slot == part.slot) saved.push_back(one);
     for (const Snapshot& one : saved) save_inputs(step, part, one);
     compute(step, part, saved);
-    keep_inputs(step, part);  // where those lay that were just read
+    keep_inputs(step, part);  // overwrites those that were just read
   }
 }
 
@@ -126,7 +126,7 @@ void GatedRecurrence::compute(const Step& step, const Part& part, const std::vec
   const uint8_t* inputs = cache_->inputs(layer_, part.slot);
   for (int64_t begin = part.start / shape.chunk * shape.chunk; begin <= part.end; begin += shape.chunk) {
     const uint8_t* before = begin > 0 ? cache_->border(layer_, part.slot, begin) + channel : nullptr;
-    for (const Snapshot& one : saved)  // two borders on, this one is overwritten
+    for (const Snapshot& one : saved)  // this one is overwritten two boundaries later
       if (before && one.position / shape.chunk == begin / shape.chunk)
         std::memcpy(cache_->saved_border(layer_, one.snapshot) + channel, before,
                     (size_t)shape.bytes(part.channels));

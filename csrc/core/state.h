@@ -1,5 +1,5 @@
-// What layers keep of each slot, whatever the length of its sequence, and the ops that read and keep it: a
-// short convolution and a gated recurrence (quire.program.ops.state).
+// States of fixed size per slot, and the ops that use them: a short convolution and a gated recurrence
+// (quire.program.ops.state).
 #pragma once
 
 #include <vector>
@@ -9,11 +9,11 @@
 
 namespace quire {
 
-// What one layer keeps (quire.program.caches.SlotState), in numbers.
+// The sizes of the state of one layer (quire.program.caches.SlotState).
 struct StateShape {
   KVFormat format;
   int64_t width;   // of a state
-  int64_t inputs;  // that a position brings
+  int64_t inputs;  // of a position
   int64_t reach, history, chunk;
 
   int64_t bytes(int64_t numbers) const { return numbers * (format == KVFormat::f32 ? 4 : 2); }
@@ -21,10 +21,10 @@ struct StateShape {
   int64_t snapshot_bytes() const { return bytes(width + reach * inputs); }
 };
 
-// The states of the layers of one cache group. Of a slot a layer has the states at the last two borders
-// between chunks, then the inputs of the last `history` positions; of a snapshot the state at the border
-// before it, then the inputs of the `reach` positions before it. All layers of a slot or of a snapshot lie
-// together.
+// The states of the layers of one cache group. For a slot, a layer has the states at the last two chunk
+// boundaries, then the inputs of the last `history` positions; for a snapshot, the state at the boundary
+// before it, then the inputs of the `reach` positions before it. All layers of a slot or snapshot are
+// contiguous.
 class StateCache {
  public:
   StateCache(int64_t group, const StateShape& shape, int64_t layers, int64_t slots, int64_t snapshots);
@@ -33,11 +33,11 @@ class StateCache {
   int64_t layers() const { return layers_; }
   const StateShape& shape() const { return shape_; }
 
-  // The state at the border at or before a position.
+  // The state at the last chunk boundary not after a position.
   uint8_t* border(int64_t layer, int64_t slot, int64_t position) const {
     return of_slot(layer, slot) + shape_.bytes(position / shape_.chunk % 2 * shape_.width);
   }
-  // The inputs of position 0, `history` positions or a multiple of it; those of the others follow.
+  // The inputs of positions that are multiples of `history`; those of the others follow.
   uint8_t* inputs(int64_t layer, int64_t slot) const {
     return of_slot(layer, slot) + shape_.bytes(2 * shape_.width);
   }
@@ -47,17 +47,17 @@ class StateCache {
   uint8_t* saved_border(int64_t layer, int64_t snapshot) const {
     return snapshots_.as<uint8_t>() + (snapshot * layers_ + layer) * shape_.snapshot_bytes();
   }
-  // Of a position of the `reach` before the snapshot.
+  // The inputs of one of the `reach` positions before the snapshot.
   uint8_t* saved_inputs(int64_t layer, const Snapshot& of, int64_t position) const {
     const int64_t place = position - of.position + shape_.reach;
     return saved_border(layer, of.snapshot) + shape_.bytes(shape_.width + place * shape_.inputs);
   }
-  // The first position whose inputs a snapshot has.
+  // The first position whose inputs are in a snapshot.
   int64_t oldest(const Snapshot& of) const {
     return of.position > shape_.reach ? of.position - shape_.reach : 0;
   }
 
-  // Throws where a step names slots or snapshots that are not there.
+  // Throws if a step uses slots or snapshots that do not exist.
   void check(const Batch& batch) const;
 
  private:
@@ -70,8 +70,8 @@ class StateCache {
   Memory states_, snapshots_;
 };
 
-// Lets slots be as they were where snapshots were taken, in all layers of a group. It stands before all ops
-// of the group, whose rows may put other states in the place of these snapshots.
+// Restores slots from snapshots, in all layers of a group. Must precede all ops of the group, whose rows may
+// overwrite these snapshots.
 class RestoreStates : public Op {
  public:
   explicit RestoreStates(const StateCache* cache) : cache_(cache) {}
@@ -85,8 +85,7 @@ class RestoreStates : public Op {
   std::vector<Snapshot> restored_;  // of this group
 };
 
-// An op over inputs of `width` channels, each of which is computed apart: tasks are of runs of channels of
-// rows.
+// An op over inputs of `width` independent channels: a task is a run of channels of a row.
 class StateOp : public Op {
  public:
   void prepare(const Step& step) override;
@@ -96,23 +95,23 @@ class StateOp : public Op {
  protected:
   // Some channels of a row.
   struct Part {
-    int64_t slot, token, start, end;  // its first token counts in the step; positions
+    int64_t slot, token, start, end;  // index of its first token in the step; positions
     int64_t channel, channels;
   };
 
-  // `inputs` are buffers, in the order in which a position's inputs are kept.
+  // `inputs` are buffers, in the order in which the inputs of a position are stored.
   StateOp(const StateCache* cache, int64_t layer, int64_t width, std::vector<int64_t> inputs)
       : cache_(cache), layer_(layer), width_(width), inputs_(std::move(inputs)) {}
 
-  // How many positions are computed for a row, those that are computed again included.
+  // Returns the number of positions computed for a row, recomputed ones included.
   virtual int64_t positions(int64_t start, int64_t end) const = 0;
-  // `saved` are the row's snapshots.
+  // `saved` are the snapshots of the row.
   virtual void compute(const Step& step, const Part& part, const std::vector<Snapshot>& saved) const = 0;
 
-  int64_t offset(const Part& part, size_t input) const {  // among what is kept of a position
+  int64_t offset(const Part& part, size_t input) const {  // within the inputs of a position
     return cache_->shape().bytes((int64_t)input * width_ + part.channel);
   }
-  float* at(const Step& step, const Part& part, int64_t buffer) const {  // at the part's first token
+  float* at(const Step& step, const Part& part, int64_t buffer) const {  // at the first token of the part
     return step.buffers[(size_t)buffer] + part.token * width_ + part.channel;
   }
   KeptInputs kept() const {

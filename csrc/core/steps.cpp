@@ -71,7 +71,7 @@ void Steps::sample(Job& job, const std::vector<RowMasks>& masks) {
     }
     sampler_.sample(executor_.pool(), job.logits, rows, job.results);
     slots_.extend(job.rows, job.results);
-    job.began_s += began_s - job.ended_s;  // it may have waited for masks in between: that is no computing
+    job.began_s += began_s - job.ended_s;  // exclude the time spent waiting for masks
     job.ended_s = now();
   });
 }

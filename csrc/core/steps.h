@@ -1,6 +1,6 @@
-// Steps, which compute one after the other: in the thread that collects them, or ahead in one of their own.
+// Steps are computed in sequence: in the thread that collects them, or ahead, in a separate thread.
 //
-// A step that fails leaves slots in an unknown state, so every step after it fails in the same way.
+// A step that fails leaves slots in an unknown state, so every later step fails with the same error.
 #pragma once
 
 #include <condition_variable>
@@ -17,21 +17,21 @@
 
 namespace quire {
 
-// A step from its plan to its results. Python and the thread of the steps share it, and whichever lets go of
-// it last may be without Python's lock: so nothing in it is Python's.
+// A step from its plan to its results. It is shared by Python and the thread of the steps, and may be
+// destroyed without Python's lock, so it holds no Python objects.
 struct Job : std::enable_shared_from_this<Job> {
   std::vector<PlannedRow> rows;
   Deltas deltas;
   SampledResults results;
-  double began_s = 0, ended_s = 0;  // on the steady clock, which is that of time.monotonic
+  double began_s = 0, ended_s = 0;  // steady clock, as time.monotonic
 
   const float* logits = nullptr;
   std::exception_ptr failure;
-  bool done = false;  // of a step that was launched
+  bool done = false;  // set for launched steps
 };
 
-// The masks of a row that has a grammar, for the first of its sampled positions; the others give no token.
-// Without any the row gives none.
+// The masks of a row with a grammar, for the first of its sampled positions; the others give no token. A row
+// without masks gives none.
 struct RowMasks {
   size_t row;
   std::vector<const uint32_t*> masks;
@@ -47,14 +47,13 @@ class Steps {
         sampler_(executor.kernels(), vocab_size, slots) {}
   ~Steps();
 
-  // Compute a step in the calling thread, after all that were launched: apply what it brings and find its
-  // logits, then its tokens.
+  // Compute a step in the calling thread, after all launched ones: first its logits, then its tokens.
   void forward(Job& job);
   void sample(Job& job, const std::vector<RowMasks>& masks);
 
-  // Lets a step compute in the thread of these steps, after all that were launched before it.
+  // Launches a step in the thread of these steps, after those launched before it.
   void launch(std::shared_ptr<Job> job);
-  // Waits for a step that was launched; what failed in it is thrown here.
+  // Waits for a launched step; throws its error if it failed.
   void wait(Job& job);
 
   int64_t vocab_size() const { return sampler_.vocab_size(); }
@@ -73,8 +72,8 @@ class Steps {
   std::mutex mutex_;
   std::condition_variable launched_, done_;
   std::deque<std::shared_ptr<Job>> queue_;
-  int64_t num_open_ = 0;        // steps that were launched and are not done
-  std::exception_ptr failure_;  // of the first step that failed; only for who computes
+  int64_t num_open_ = 0;        // launched steps that are not done
+  std::exception_ptr failure_;  // of the first failed step; used only by the computing thread
   bool over_ = false;
   std::thread thread_;  // started with the first launch
 };

@@ -11,7 +11,7 @@ namespace quire {
 
 namespace {
 
-constexpr int kSpins = 1 << 12;      // polls of a barrier before the processor is offered to others
+constexpr int kSpins = 1 << 12;      // polls of a barrier before yielding the processor
 constexpr int kIdleSpins = 1 << 15;  // polls between steps before a thread sleeps: about 100 microseconds
 
 void relax() {
@@ -27,7 +27,7 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
-// Processors' worth of time that the control group grants; 0 without a limit.
+// Returns the CPU quota of the control group in processors; 0 if unlimited.
 double quota() {
   const std::string limit = first_line("/sys/fs/cgroup/cpu.max");  // "max 100000" or "150000 100000"
   const size_t space = limit.find(' ');
@@ -39,7 +39,7 @@ double quota() {
   return 0;
 }
 
-// The physical cores that this thread may use, each with its processors; empty where the system does not say.
+// Returns the physical cores this thread may use, each with its processors; empty if unknown.
 std::vector<cpu_set_t> cores() {
   cpu_set_t allowed;
   std::vector<cpu_set_t> found;

@@ -1,4 +1,4 @@
-// A few threads that work on a step together and rest between steps.
+// Threads that compute a step together and sleep between steps.
 #pragma once
 
 #include <sched.h>
@@ -11,8 +11,8 @@
 
 namespace quire {
 
-// Keeps the calling thread, while it lives, on some of the processors that it may use; where it may not use
-// them all, nothing happens.
+// Pins the calling thread to some processors for the lifetime of this object; does nothing if it may not use
+// all of them.
 class Place {
  public:
   explicit Place(const cpu_set_t& processors);
@@ -25,10 +25,10 @@ class Place {
   bool moved_ = false;
 };
 
-// Inside `run` threads meet at barriers without the kernel's help; between runs they spin for a moment,
-// because the next step is usually near, and then sleep. A pool of as many threads as there are cores gives
-// each its own: when others need a processor for a moment, the kernel might put two of these on one, and all
-// would wait for them at every barrier.
+// Within `run`, threads synchronize at spinning barriers; between runs they spin briefly, because the next
+// step is usually near, and then sleep. If there are as many threads as cores, each is pinned to its own
+// core: otherwise, when other programs need a processor briefly, the kernel might put two threads on one
+// core, and all would wait for these at every barrier.
 class ThreadPool {
  public:
   explicit ThreadPool(int threads);
@@ -38,17 +38,17 @@ class ThreadPool {
 
   int size() const { return size_; }
 
-  // Calls work(thread) on every thread, the caller's being number 0; returns when all have returned.
+  // Calls work(thread) on every thread, where the caller is thread 0; returns when all have returned.
   void run(const std::function<void(int)>& work);
 
-  // Waits until every thread of the run is here. What was written before it is seen after it.
+  // Waits for every thread of the run. Writes before the barrier are visible after it.
   void barrier();
 
  private:
   void live(int thread);
 
   const int size_;
-  std::vector<cpu_set_t> cores_;  // of each thread; empty if threads may go where they like
+  std::vector<cpu_set_t> cores_;  // by thread; empty if threads are not pinned
   const std::function<void(int)>* work_ = nullptr;
   alignas(64) std::atomic<uint32_t> runs_{0};      // counts runs
   alignas(64) std::atomic<int> running_{0};        // threads that have not finished this run
@@ -58,7 +58,7 @@ class ThreadPool {
   std::vector<std::thread> threads_;
 };
 
-// The physical cores this process may use: its affinity and the quota of its control group are kept to.
+// The number of physical cores this process may use, within its affinity and the quota of its control group.
 int usable_cores();
 
 }  // namespace quire

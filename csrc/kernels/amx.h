@@ -1,7 +1,7 @@
 // The tile operations of AMX: eight tiles of 16 rows of 64 bytes, and products of them.
 //
-// With QUIRE_AMX_TWIN they are plain C++ that adds in the same order, so that machines without AMX test the
-// code around them.
+// With QUIRE_AMX_TWIN they are plain C++ that adds in the same order, so that the surrounding code can be
+// tested on machines without AMX.
 #pragma once
 
 #include "kernels.h"
@@ -23,9 +23,9 @@ struct alignas(64) TileShapes {
 
 #if !defined(QUIRE_AMX_TWIN)
 
-// Sets the shapes and zeroes all tiles. About 150 cycles: once for a run of products.
+// Sets the shapes and zeroes all tiles. Takes about 150 cycles: call it once for many products.
 QUIRE_INLINE void tiles_begin(const TileShapes& shapes) { asm volatile("ldtilecfg %0" : : "m"(shapes)); }
-// Gives the tiles back, so that the kernel need not save them when it switches threads.
+// Releases the tiles, so that the kernel need not save them when switching threads.
 QUIRE_INLINE void tiles_end() { asm volatile("tilerelease"); }
 
 template <int T>
@@ -41,7 +41,7 @@ QUIRE_INLINE void tile_store(void* to, int64_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(T) : "memory");
 }
 // C[m][n] += (sum over even k) + (sum over odd k) of A[m][k] * B[k / 2][2 n + k % 2] of bf16. Each of the two
-// sums is a chain of float32 multiply-adds from zero on; numbers below the normal ones are zero.
+// sums is a chain of float32 multiply-adds starting at zero; subnormal numbers are zero.
 template <int C, int A, int B>
 QUIRE_INLINE void tile_dot_bf16() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
@@ -53,7 +53,7 @@ struct TileState {
   TileShapes shapes;
   uint8_t data[8][16][64];
 };
-// Every function below is inlined into one file, whose threads have a state each.
+// All functions below are inlined into one file; each thread has its own state.
 static thread_local TileState tiles;
 
 QUIRE_INLINE void tiles_begin(const TileShapes& shapes) {
@@ -96,12 +96,12 @@ inline void tile_dot_bf16() {
 
 #endif
 
-// While one lives, numbers below the normal ones are zero for vectors, as they always are for tiles.
+// During its lifetime, vector instructions treat subnormal numbers as zero, as tiles always do.
 class NormalNumbers {
  public:
   NormalNumbers() : before_(_mm_getcsr()) {
     _mm_setcsr(before_ | 0x8040);
-  }  // flush to zero, and zeros for such
+  }  // flush to zero, denormals are zero
   ~NormalNumbers() { _mm_setcsr(before_); }
   NormalNumbers(const NormalNumbers&) = delete;
   NormalNumbers& operator=(const NormalNumbers&) = delete;

@@ -1,4 +1,4 @@
-// Products of bfloat16 by AMX: the panels of tile.h are its tiles as they lie in memory.
+// Products of bfloat16 with AMX: the panels of tile.h have the memory layout of its tiles.
 #pragma once
 
 #include "amx.h"
@@ -6,12 +6,12 @@
 
 namespace quire::QUIRE_ISA {
 
-// M rows with one panel by vectors, with the bits of the tiles. Few rows wait for memory, and tiles read it
-// up to a tenth slower.
+// Multiplies M rows with one panel using vectors, with the same bits as tiles. With few rows memory is the
+// limit, and tiles read it up to 10% slower.
 template <int M>
 QUIRE_INLINE void few_rows_bf16(const uint8_t* w, int64_t inputs, const uint8_t* x, int64_t row_bytes,
                                 const Ahead& ahead, F* out) {
-  constexpr int64_t kPairs = 16;  // of one product of tiles
+  constexpr int64_t kPairs = 16;  // of one tile product
   F acc[M]{};
   const int64_t pairs = ceil_div(inputs, 2);
   for (int64_t first = 0; first < pairs; first += kPairs) {
@@ -37,10 +37,10 @@ QUIRE_INLINE void few_rows_bf16(const uint8_t* w, int64_t inputs, const uint8_t*
   for (int m = 0; m < M; ++m) out[m] = acc[m];
 }
 
-// Up to 32 rows with one panel; the sums stay in tiles.
+// Multiplies up to 32 rows with one panel; the sums stay in tiles.
 class AmxBf16 {
  public:
-  static constexpr int64_t kRows = 32, kInputs = 32;  // at most, and of one product of tiles
+  static constexpr int64_t kRows = 32, kInputs = 32;  // maximum, and of one tile product
 
   static QUIRE_INLINE TileShapes shapes(int64_t rows) {
     TileShapes shapes;
@@ -56,7 +56,7 @@ class AmxBf16 {
                        const Ahead& ahead)
       : w_(w), x_(x), inputs_(inputs), row_bytes_(row_bytes), ahead_(ahead) {}
 
-  // out[rows]; Two: there are more than 16 rows.
+  // Computes out[rows]; Two: there are more than 16 rows.
   template <bool Two>
   QUIRE_INLINE void run(float (*out)[kPanel]) const {
     tile_zero<0>();
@@ -65,7 +65,7 @@ class AmxBf16 {
     int64_t step = 0;
     for (; step + 1 < whole; step += 2) multiply<Two, 2, 6>(step), multiply<Two, 4, 7>(step + 1);
     if (step < whole) multiply<Two, 2, 6>(step);
-    if (const int64_t rest = inputs_ - whole * kInputs) {  // rows end with zeros, the panel does not
+    if (const int64_t rest = inputs_ - whole * kInputs) {  // activations are zero-padded, panels are not
       alignas(64) uint8_t last[kInputs / 2][64]{};
       __builtin_memcpy(last, w_ + whole * 1024, (size_t)ceil_div(rest, 2) * 64);
       multiply_with<Two, 4, 7>(last, whole);

@@ -1,7 +1,8 @@
-// Paged attention: a register tile of rows against panels of keys, softmax, and against panels of values.
+// Paged attention: products of a register tile of rows with panels of keys, softmax, and products with
+// values.
 //
-// A partition of 64 positions is first laid out for the processor, once for all rows of a unit. Rows then
-// pass in tiles of 8, twice, so that the panels of either product stay in the first level cache.
+// A partition of 64 positions is first converted to panels, once for all rows of a unit. Rows are then
+// processed in tiles of 8, in two passes, so that the panels of each product stay in the L1 cache.
 
 #include "attention.h"
 
@@ -12,9 +13,9 @@ namespace quire::QUIRE_ISA {
 
 namespace {
 
-const float kNothing = -__builtin_inff();  // the score of a position that is not seen
+const float kNothing = -__builtin_inff();  // the score of an invisible position
 
-// Four bytes of each row, a float or a pair, times a row of a panel.
+// Multiplies four bytes of each row, a float or a pair, with a row of a panel.
 template <bool Pairs>
 QUIRE_INLINE F multiply_add(F sum, B64 panel, const float* x) {
 #if defined(__AVX512BF16__)
@@ -35,11 +36,11 @@ struct Operands {
   int64_t x_stride, count;
   float* out;
   int64_t out_stride;
-  const float* keep;  // null: none of what was there
+  const float* keep;  // null: discard the previous content
   Ahead& ahead;
 };
 
-// P panels at once, so that few rows too have sums enough to keep the multipliers busy.
+// Computes P panels at once, so that even few rows have enough sums to keep the multipliers busy.
 template <bool Pairs, int M, int P>
 QUIRE_INLINE void tile(const Operands& o, int64_t panel) {
   const float *w = o.panels + panel * o.panel_stride, *x = o.x;
@@ -63,7 +64,7 @@ QUIRE_INLINE void tile(const Operands& o, int64_t panel) {
 template <bool Pairs, int M>
 void accumulate(const Operands& o) {
 #if defined(__AVX512F__)
-  constexpr int kSums = 16;  // in registers, beside what they are made of
+  constexpr int kSums = 16;  // in registers, along with their operands
 #else
   constexpr int kSums = kRows;
 #endif
@@ -115,7 +116,7 @@ QUIRE_INLINE F weight(F x) {
   return fma(fma(high, r2, middle), r2, low) * power;
 }
 
-// Lane m of the result is `function` over the lanes of x[m], halving.
+// Lane m of the result is the reduction of the lanes of x[m] by `function`, by halving.
 template <typename Function>
 QUIRE_INLINE F across(const F (&x)[kRows], Function function) {
 #if defined(__AVX512F__)
@@ -158,7 +159,7 @@ QUIRE_INLINE F see(F scores, int64_t first, int64_t oldest, int64_t newest) {
   return select((at >= (int32_t)oldest) & (at <= (int32_t)newest), scores, splat(kNothing));
 }
 
-// What a tile has to do with a partition: rows, and positions of the partition that some of them see.
+// The rows of a tile, and the positions of a partition visible to any of them.
 struct Tile {
   int64_t row, rows, low, high;
   int64_t first_panel() const { return low / kPanel; }
@@ -171,7 +172,7 @@ Tile tile_at(const Work& w, int64_t row, int64_t start) {
   return {row, rows, most(w.oldest(row) - start, 0), least(newest + 1 - start, kPartition)};
 }
 
-// Masks the scores of one row; the highest of them, still lane by lane.
+// Masks the scores of one row; returns their maximum by lane.
 QUIRE_INLINE F mask(const Work& w, const Tile& t, int64_t row, int64_t start) {
   const int64_t oldest = w.oldest(row) - start, newest = w.position(row) - start;
   const int64_t end = t.last_panel() * kPanel;
@@ -189,7 +190,7 @@ QUIRE_INLINE F mask(const Work& w, const Tile& t, int64_t row, int64_t start) {
   return top;
 }
 
-// Scores of one row become weights; their sum, lane by lane.
+// Converts scores of one row to weights; returns their sum by lane.
 template <bool Pairs>
 QUIRE_INLINE F weigh(float* scores, const Tile& t, float peak) {
   const int64_t end = t.last_panel() * kPanel;
@@ -200,7 +201,7 @@ QUIRE_INLINE F weigh(float* scores, const Tile& t, float peak) {
     if constexpr (Pairs) {
       const H half = to_bf16(x);
       store_as(scores + i / 2, half);
-      x = widen_bf16(half);  // the sum is of the weights as they are used
+      x = widen_bf16(half);  // sums the rounded weights, as used in the product
     } else {
       store(scores + i, x);
     }
@@ -262,7 +263,7 @@ QUIRE_INLINE void by_panel(int64_t low, int64_t high, Function function) {
     function(most(i, low), least(i + kPanel, high));
 }
 
-// `end`: where the segments of the unit do.
+// `end` is the end of the segments of the unit.
 template <KVFormat Form, bool Pairs>
 void attend_partition(const Work& w, int64_t start, int64_t end) {
   const int64_t low = most(w.oldest(0) - start, 0), high = least(end - start, kPartition);
@@ -283,7 +284,7 @@ void attend_partition(const Work& w, int64_t start, int64_t end) {
 
 // Segments.
 
-// What the merged segments begin with: nothing, or the sink, a score without a value.
+// The initial state of a merge: empty, or the sink, a score without a value.
 Merged begin(const Attention& how, int64_t head, float* out) {
   __builtin_memset(out, 0, (size_t)how.cache->dim * sizeof(float));
   return how.sinks ? Merged{how.sinks[head], 1} : Merged{kNothing, 0};
@@ -291,7 +292,7 @@ Merged begin(const Attention& how, int64_t head, float* out) {
 
 void merge(Merged& merged, const float* record, int64_t dim, float* out) {
   const float* state = record + round_up(dim, kPanel);
-  if (state[1] == 0) return;  // nothing of it is seen; not so if the total is NaN, even without a peak
+  if (state[1] == 0) return;  // nothing is visible; a NaN total counts as visible, even without a peak
   const float peak = state[0] > merged.peak ? state[0] : merged.peak;
   F change{};
   change[0] = merged.peak - peak;
@@ -304,7 +305,7 @@ void merge(Merged& merged, const float* record, int64_t dim, float* out) {
 }
 
 void finish(const Merged& merged, int64_t dim, float* out) {
-  for (int64_t d = 0; d < dim; d += kLanes)  // + 0: the sign of a zero may tell of masked positions passed
+  for (int64_t d = 0; d < dim; d += kLanes)  // + 0: the sign of a zero could depend on masked positions
     store_some(out + d, load_some(out + d, dim - d) / merged.total + 0.0f, dim - d);
 }
 

@@ -1,4 +1,4 @@
-// A unit of attention at work: its scratch, and partitions of the cache laid out for the processor in it.
+// The working state of an attention unit: its scratch, and the conversion of cache partitions to panels.
 #pragma once
 
 #include "attention.h"
@@ -7,12 +7,12 @@
 namespace quire::QUIRE_ISA {
 
 #if defined(__AVX512F__)
-constexpr int kRows = 8;  // rows whose sums stay in registers together
+constexpr int kRows = 8;  // rows whose sums are in registers together
 #else
 constexpr int kRows = 4;
 #endif
 
-// Whether numbers of a format are multiplied as they are stored, in pairs.
+// True for formats that are multiplied as stored, in pairs.
 #if defined(__AVX512BF16__)
 template <KVFormat Form>
 constexpr bool kPairs = Form == KVFormat::bf16;
@@ -22,14 +22,14 @@ constexpr bool kPairs = false;
 #endif
 
 constexpr int64_t kPanels = kPartition / kPanel;
-constexpr int64_t kValueStride = (kPartition + 1) * kPanel;  // one more: 4096 apart, panels crowd a cache set
-// The softmax of a tile's rows within a segment, one lane a row.
+constexpr int64_t kValueStride = (kPartition + 1) * kPanel;  // + 1: a stride of 4096 would fill one cache set
+// The softmax state of a tile's rows within a segment, one lane per row.
 struct State {
   float peaks[kLanes], totals[kLanes];
-  float keep[kLanes];  // what the latest partition leaves of the sums before it
+  float keep[kLanes];  // factor of the previous sums after the latest partition
 };
 
-// That of one row over the segments merged so far.
+// The softmax state of one row over the merged segments.
 struct Merged {
   float peak, total;
 };
@@ -38,16 +38,16 @@ struct Work {
   const Attention& how;
   const AttentionUnit& unit;
   const KVLayer& cache;
-  int64_t group, rows, dim, width;  // width: dim in whole panels
+  int64_t group, rows, dim, width;  // width: dim rounded up to whole panels
   int64_t size, shift;              // of a block: 2^shift positions
   // Scratch of the thread.
   float* keys;     // [4 panels][width][16], or half as many pairs
   float* values;   // [width / 16][64 + 1][16], or half as many pairs
   float* queries;  // [rows][width], scaled; pairs fill the first half of each row
   float* weights;  // [rows][64], scores at first; pairs likewise
-  State* states;   // of every tile, in the segment at hand
+  State* states;   // by tile, in the current segment
   Merged* merged;  // [rows]
-  float* records;  // [rows], of the segment at hand; the unit's or in scratch
+  float* records;  // [rows], of the current segment; those of the unit or in scratch
   int64_t row_stride;
 
   State& state(int64_t row) const { return states[row / kRows]; }
@@ -57,7 +57,7 @@ struct Work {
   float* out(int64_t row) const {
     return unit.out + (row / group * how.heads + unit.head * group + row % group) * dim;
   }
-  // Where the unit's head lies in the block of a position, counted in heads of blocks, and the place in it.
+  // Returns the index of the unit's head in the block of a position, in heads, and the offset in the block.
   int64_t page(int64_t position) const {
     return unit.block_table[position >> shift] * cache.stride + unit.head;
   }
@@ -84,14 +84,14 @@ inline Work start(const Attention& how, const AttentionUnit& unit, float* scratc
   return w;
 }
 
-// Sixteen positions of each number of the keys, or of their scales (`inner` = 1).
+// Sixteen positions of each component of the keys, or of their scales (`inner` = 1).
 template <typename T>
 struct Columns {
-  const T *first, *second;  // two blocks if these hold 8 positions
+  const T *first, *second;  // two blocks if they hold 8 positions
   int64_t size;
   T both[kLanes];
 
-  // Positions start + [0, 16), of which those in [low, high) may be read.
+  // Positions start + [0, 16), of which only [low, high) may be read.
   QUIRE_INLINE Columns(const Work& w, const void* base, int64_t inner, int64_t start, int64_t low,
                        int64_t high)
       : size(w.size) {
@@ -114,7 +114,7 @@ struct Columns {
   }
 };
 
-// Keys of positions [low, high) of the partition at `start`, of one panel; beside them may lie anything.
+// Lays out one panel of keys, positions [low, high) of the partition at `start`; other lanes are arbitrary.
 template <KVFormat Form, bool Pairs>
 void lay_keys(const Work& w, int64_t start, int64_t low, int64_t high) {
   using T = typename Stored<Form>::Type;
@@ -139,7 +139,7 @@ void lay_keys(const Work& w, int64_t start, int64_t low, int64_t high) {
   }
 }
 
-// Values of positions [low, high) of the partition at `start`, and zeros where a pair reaches beyond.
+// Lays out values of positions [low, high) of the partition at `start`, with zeros to complete a pair.
 template <KVFormat Form, bool Pairs>
 void lay_values(const Work& w, int64_t start, int64_t low, int64_t high) {
   using T = typename Stored<Form>::Type;
@@ -150,7 +150,7 @@ void lay_values(const Work& w, int64_t start, int64_t low, int64_t high) {
   if constexpr (Pairs) {
     for (int64_t i = low / 2 * 2; i < high; i += 2) {
       const bool has_even = i >= low, has_odd = i + 1 < high;
-      const T *even = at(i), *odd = even + dim;  // one block holds both
+      const T *even = at(i), *odd = even + dim;  // both are in one block
       float* to = w.values + i / 2 * kPanel;
       int64_t d = 0;
       if (has_even && has_odd)
@@ -175,7 +175,7 @@ void lay_values(const Work& w, int64_t start, int64_t low, int64_t high) {
   }
 }
 
-// Asks memory for what a partition has stored, some lines at a time: the processor computes between.
+// Prefetches the cache content of a partition, some lines at a time, between computations.
 class Ahead {
  public:
   Ahead(const Work& w, int64_t item_bytes, int64_t start, int64_t end) : bytes_(w.size * w.dim * item_bytes) {
@@ -199,7 +199,7 @@ class Ahead {
 
  private:
   static constexpr int64_t kLine = 64, kCalls = 3 * kPanels;
-  static constexpr int kSecondLevel = 2;  // the first is full of the partition at hand
+  static constexpr int kSecondLevel = 2;  // into L2: L1 is filled by the current partition
   const uint8_t* blocks_[2 * kPartition / 8];
   int64_t bytes_, count_ = 0, at_ = 0, offset_ = 0, share_;
 };

@@ -1,7 +1,7 @@
-// From the logits of a row to a token: the pipeline of docs/sampling.md.
+// The sampling pipeline of docs/sampling.md, from the logits of a row to a token.
 //
-// The row is read from memory once (sampling_survey.h). What follows looks only at blocks whose greatest
-// logit can matter.
+// The row is read from memory once (sampling_survey.h). Later passes read only blocks whose greatest logit
+// can matter.
 
 #include "sampling_select.h"
 #include "sampling_survey.h"
@@ -11,30 +11,31 @@ namespace quire::QUIRE_ISA {
 
 namespace {
 
-// The least logit that weighs `weight`, which is at most 1.
+// Returns the least logit of at least this weight, which is at most 1.
 float logit_of(double weight, Weighing weighing) {
   const double logit = weighing.maximum + __builtin_log2(weight) / weighing.scale;
   const float nearest = (float)logit;
   return nearest < logit ? of_key(key_of(V{} + nearest)[0] + 1) : nearest;
 }
 
-// The shortest beginning of the ranking that has top_p of the weight.
+// Returns the shortest prefix of the ranking with top_p of the weight.
 Kept keep_top_p(Kept kept, Weighing weighing, double top_p, const Scratch& scratch) {
   const double total = sum(kept.logits, kept.count, weighing, nullptr);
-  // All tokens lighter than this weigh less than 1 - top_p of the sum together: none is in the nucleus. The
-  // half leaves room for rounding.
+  // All tokens with smaller weights together have less than 1 - top_p of the total: none is in the nucleus.
+  // The factor 0.5 allows for rounding.
   const double lightest = 0.5 * (1 - top_p) * total / (double)kept.count;
   kept = apply({logit_of(lightest, weighing), kept.count}, kept, scratch);
   weigh(kept.logits, kept.count, weighing, scratch.weights);
   return apply(select(kept.logits, scratch.weights, kept.count, top_p * total, scratch.keys), kept, scratch);
 }
 
-// The index at which the running sum of the weights exceeds the fraction u of their sum; it has weight.
+// Returns the index where the cumulative sum of the weights exceeds u times the total; its weight is
+// positive.
 int64_t inverse_cumulative(const float* x, int64_t count, Weighing weighing, double u, double* blocks) {
   const double target = u * sum(x, count, weighing, blocks);
   double before = 0;
   int64_t first = 0;
-  // u < 1, so the target is below the sum also when rounded, and a block is found.
+  // u < 1, so the target is below the total even when rounded, and a block is found.
   for (; first + kBlock < count && before + blocks[first / kBlock] <= target; first += kBlock)
     before += blocks[first / kBlock];
   const int64_t end = block_end(first, count);
@@ -49,7 +50,7 @@ int64_t inverse_cumulative(const float* x, int64_t count, Weighing weighing, dou
   return last;
 }
 
-// One bit for each of 64 logits, of which `size` are there: is it not below the threshold?
+// Returns a bit for each of `size` <= 64 logits that is not below the threshold.
 QUIRE_INLINE uint64_t bits_above(const float* x, int64_t size, float threshold) {
   uint64_t bits = 0;
   if (size >= 64) {
@@ -60,10 +61,10 @@ QUIRE_INLINE uint64_t bits_above(const float* x, int64_t size, float threshold) 
   return bits;
 }
 
-// Adds to `kept` those of 64 tokens, from `first` on, whose bits are set. `kept` lies in `scratch`.
+// Appends those of 64 tokens, from `first` on, whose bits are set, to the kept tokens in `scratch`.
 QUIRE_INLINE void gather_group(const float* x, int64_t size, int64_t first, uint64_t bits,
                                const Scratch& scratch, int64_t& count) {
-  constexpr int kFew = 4;  // are written in any case, which no branch has to guess
+  constexpr int kFew = 4;  // always written, to avoid unpredictable branches
   if (const int found = __builtin_popcountll(bits); found <= kFew && size >= 64) {
     for (int n = 0; n < kFew; ++n, bits &= bits - 1) {
       const int i = __builtin_ctzll(bits | uint64_t(1) << 63);
@@ -83,7 +84,7 @@ QUIRE_INLINE void gather_group(const float* x, int64_t size, int64_t first, uint
   }
 }
 
-// The tokens that are not below `threshold`, in order of id.
+// Returns the tokens not below `threshold`, in order of id.
 Kept gather(const Survey& found, float threshold) {
   const Scratch& scratch = found.scratch;
   int64_t count = 0;
@@ -91,7 +92,7 @@ Kept gather(const Survey& found, float threshold) {
     if (!found.at[b] || !(found.highest[b] >= threshold)) continue;
     const int64_t size = block_end(first, found.count) - first;
     uint64_t bits[kBlock / 64];
-    int64_t groups[kBlock / 64], num_groups = 0;  // that have any: listed without a branch to guess
+    int64_t groups[kBlock / 64], num_groups = 0;  // groups with any: listed without unpredictable branches
     for (int64_t group = 0; group < size; group += 64) {
       bits[num_groups] = bits_above(found.at[b] + group, size - group, threshold);
       groups[num_groups] = group;
@@ -103,20 +104,20 @@ Kept gather(const Survey& found, float threshold) {
   return {scratch.logits, scratch.ids, count};
 }
 
-// A weight that few tokens of the nucleus are below, if the logits are spread as a normal distribution:
-// that is known by the mean weight. The greatest of n such logits is some 0.9 sqrt(2 log n) deviations
-// above the mean.
+// Estimates a lower bound of the weights in the nucleus from the mean weight, assuming normally distributed
+// logits. The greatest of n such logits is about 0.9 sqrt(2 log n) deviations above the mean.
 double likely_lightest(double top_p, double mean_weight, int64_t count) {
   const double greatest = 0.9 * __builtin_sqrt(2 * __builtin_log((double)count));
   const double square = greatest * greatest + 2 * __builtin_log(mean_weight);
   const double deviation = greatest - (square > 0 ? __builtin_sqrt(square) : 0);
   const double t = __builtin_sqrt(-2 * __builtin_log(top_p > 0.5 ? 1 - top_p : 0.5));
-  // Abramowitz and Stegun 26.2.22, of the distribution of the weight; 0.8 for what is not normal.
+  // Abramowitz and Stegun 26.2.22, for the distribution of the weight; 0.8 is a margin for other
+  // distributions.
   const double tail = t - (2.30753 + 0.27061 * t) / (1 + (0.99229 + 0.04481 * t) * t) + 0.8;
   return __builtin_exp(deviation * (deviation - tail - greatest));
 }
 
-// The tokens of at least this weight; in scratch.weights their weights, whose sum comes too.
+// Returns the tokens of at least this weight, with their weights in scratch.weights, and the sum of these.
 Kept weighed_above(const Survey& found, const Weighing& weighing, double weight, double& sum) {
   const Kept kept = gather(found, logit_of(weight, weighing));
   D even{}, odd{};
@@ -133,13 +134,13 @@ Kept weighed_above(const Survey& found, const Weighing& weighing, double weight,
   return kept;
 }
 
-// The shortest beginning of the ranking of the whole row that has top_p of the weight.
+// Returns the shortest prefix of the ranking of the whole row with top_p of the weight.
 Kept nucleus(const Survey& found, const Weighing& weighing, double top_p, double total) {
   const double target = top_p * total;
-  // All tokens lighter than this weigh less than 1 - top_p of the sum together, so none is in the nucleus.
-  // The half leaves room for rounding.
+  // All tokens with smaller weights together have less than 1 - top_p of the total, so none is in the
+  // nucleus. The factor 0.5 allows for rounding.
   const double lightest = 0.5 * (1 - top_p) * total / (double)found.count;
-  // A greater bound leaves fewer to look at, and holds if those have the weight.
+  // A greater bound leaves fewer tokens, and is valid if these have enough weight.
   const double likely = likely_lightest(top_p, total / (double)found.count, found.count);
   Kept kept{};
   double above = 0;
@@ -149,23 +150,23 @@ Kept nucleus(const Survey& found, const Weighing& weighing, double top_p, double
   return apply(select(kept.logits, scratch.weights, kept.count, target, scratch.keys), kept, scratch);
 }
 
-// The first k tokens of the ranking, or more where they are many.
+// Returns the first k tokens of the ranking, or more if k is large.
 Kept top_k_or_more(const Survey& found, int64_t k) {
-  // k columns have a logit not below the k-th greatest of the columns: no token below it is wanted.
+  // k columns have a logit not below the k-th greatest of the columns: no token below it is needed.
   const int64_t columns = ceil_div(found.count, kBlock) * kWide;
   if (k > columns / 2) return gather(found, kMinusInf);
   return gather(found, kth(found.scratch.columns, columns, k, found.scratch).threshold);
 }
 
-// Of the whole row: the token at which the running sum of the weights exceeds the fraction u of their sum.
+// Returns the token of the whole row where the cumulative sum of the weights exceeds u times the total.
 int64_t draw_from_all(const Survey& found, const Weighing& weighing, double total, double u) {
   const double target = u * total;
   const int64_t blocks = ceil_div(found.count, kBlock);
   double before = 0;
   int64_t b = 0, last = 0;
-  // u < 1, so the target is below the sum also when rounded, and a block that has weight is found.
+  // u < 1, so the target is below the total even when rounded, and a block with weight is found.
   for (; b + 1 < blocks && !(before + found.weights[b] > target); ++b) before += found.weights[b];
-  if (!found.at[b]) return found.id;  // not reached with weights that are numbers
+  if (!found.at[b]) return found.id;  // not reached unless weights are NaN
   const int64_t size = block_end(b * kBlock, found.count) - b * kBlock;
   double weights[kBlock];
   weigh(found.at[b], size, weighing, weights);
@@ -206,11 +207,11 @@ int64_t draw_surveyed(const Survey& found, const Weighing& weighing, const Choos
 
 Chosen choose(const float* x, int64_t count, const Edits& edits, const Choosing& how, void* memory) {
   Survey found(memory, count);
-  const bool whole = how.min_p <= 0 && !(how.top_k > 0 && how.top_k < count);  // weights of all are needed
+  const bool whole = how.min_p <= 0 && !(how.top_k > 0 && how.top_k < count);  // needs all weights
   const bool draws = how.temperature != 0;
   Weighing weighing(0, draws ? how.temperature : 1);
   const Weighing* sums = draws && whole ? &weighing : nullptr;
-  // What is lighter is seen only by the least u of all.
+  // Lighter tokens can only be drawn by the smallest u of all.
   const double least = how.u > 0 ? -80 : -1000;
   if (edits.any()) {
     survey<true>(x, edits, sums, least, found);

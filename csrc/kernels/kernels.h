@@ -1,28 +1,28 @@
-// What every instruction set offers: the shapes of data that kernels share, and the table of functions.
+// The interface of kernels: their data layouts, and the table of functions of an instruction set.
 //
-// Nothing here depends on an instruction set. Each of them fills one Kernels table from the same sources.
+// Nothing here depends on an instruction set. Each fills one Kernels table from the same sources.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-// Inlined without exception: a function that two instruction sets share by name would be merged into one of
-// them by the linker, perhaps into instructions that this machine does not have.
+// Always inlined: the linker would merge functions of two instruction sets with the same name, possibly into
+// instructions that this machine does not support.
 #define QUIRE_INLINE inline __attribute__((always_inline))
 
 namespace quire {
 
-// Changes with the layout of Panels: packed weights on disk are named by it.
+// Changes with the layout of Panels: part of the key of packed weights on disk.
 constexpr int kPackingVersion = 1;
 
-constexpr int kPanel = 16;  // outputs of a matrix that lie side by side in a packed panel
-constexpr int kTile = 8;    // rows of activations that are multiplied together
-constexpr int kGroup = 32;  // inputs of a quantized weight that share an 8-bit scale
+constexpr int kPanel = 16;  // outputs in a panel of a packed matrix
+constexpr int kTile = 8;    // rows of activations multiplied together
+constexpr int kGroup = 32;  // inputs that share an 8-bit block scale
 
 QUIRE_INLINE constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 QUIRE_INLINE constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-// How the values of a packed matrix are stored.
+// The format of the values of a packed matrix.
 enum class Format : int32_t { f32, f16, bf16, int8, int4 };
 
 // A matrix [outputs, inputs] in panels of 16 outputs, the last one padded with zeros.
@@ -62,20 +62,20 @@ struct Panels {
   }
 };
 
-// How activations are laid out for a product, in tiles of 8 rows (the last with M <= 8 rows):
+// The layout of activations packed for a product, in tiles of 8 rows (the last with M <= 8 rows):
 //
 //   f32          [input][M]
 //   bf16         [pair of inputs][M][2]
-//   for_int8/4   int8 [4 inputs][M][4]; int32 [group of 32][M]: what the accumulators of a group begin with
-//                (minus the zero point of the weights times the sum of the row's values, and what spares the
-//                kernel an instruction); for_int8 also int16 [two groups][M][2]: block_scales, that of the
-//                first group last; f32 [block][M]: scales
+//   for_int8/4   int8 [4 inputs][M][4]; int32 [group of 32][M]: initial values of the accumulators of a group
+//                (minus the zero point of the weights times the sum of the row's values, plus a constant that
+//                saves the kernel an instruction); for_int8 also int16 [two groups][M][2]: block scales, that
+//                of the first group last; f32 [span][M]: scales
 //
-// An activation beside int4 weights is scale * q; beside int8 weights, whose own error is small, scale *
-// code * q, with a code of 0 to 127 for each group.
+// For int4 weights an activation is scale * q; for int8 weights, whose own error is small, scale * block
+// scale * q, with a block scale of 0 to 127 per group.
 enum class ActivationFormat : int32_t { f32, bf16, for_int8, for_int4 };
 
-constexpr int kSpan = 128;  // inputs of a quantized activation that share a scale
+constexpr int kSpan = 128;  // inputs of a quantized activation that share a float32 scale
 
 struct PackedActivations {
   ActivationFormat format;
@@ -98,7 +98,7 @@ struct PackedActivations {
 
 enum class Activation : int32_t { none, silu, gelu_tanh, relu };
 
-// One matrix that a product multiplies its rows with: out = act(x weight^T + bias), or, with `up`,
+// A product of activations with one matrix: out = act(x weight^T + bias), or, with `up`,
 // out = act(x weight^T) * (x up^T). out is [rows, stride].
 struct Product {
   Panels weight;
@@ -118,10 +118,10 @@ struct Norm {
   bool centered;
 };
 
-// How keys and values are cached. keys [block][head][dim][block_size], values [block][head][block_size][dim];
-// int8 has a scale for each token and head, [block][head][block_size], for keys and for values. Layers of one
-// shape share an array, a block of all layers lying together: `stride` heads are between blocks of a layer.
-// So a block that is used for the first time touches few pages of memory.
+// The layout of cached keys and values: keys [block][head][dim][block_size], values
+// [block][head][block_size][dim]; int8 has a scale per token and head, [block][head][block_size], for keys
+// and for values. Layers of one shape share an array in which a block of all layers is contiguous, so blocks
+// of a layer are `stride` heads apart. So the first use of a block touches few pages of memory.
 enum class KVFormat : int32_t { f32, f16, bf16, int8 };
 
 struct KVLayer {
@@ -146,13 +146,13 @@ struct Kernels {
   const char* isa;
 
   ActivationFormat (*activation_format)(Format weight);
-  // Lay out tile `tile` of rows x [.., stride].
+  // Pack tile `tile` of activations x [.., stride].
   void (*pack_activations)(const PackedActivations& packed, const float* x, int64_t stride, int64_t tile);
   void (*multiply)(const Product& product, const PackedActivations& packed, int64_t first_panel,
                    int64_t last_panel);
 
-  // Fill panels [first, last) of `to` from a checkpoint's matrix: rounded, or as it is. False where a number
-  // is not finite and `to` is quantized. scratch has packing_scratch(inputs) floats.
+  // Fill panels [first, last) of `to` from a checkpoint's matrix, quantized or unchanged. Returns false if a
+  // number is not finite and `to` is quantized. scratch has packing_scratch(inputs) floats.
   bool (*pack_panels)(const Source& source, const Panels& to, int64_t first, int64_t last, const float* tries,
                       int64_t num_tries, float* scratch);
 
@@ -163,21 +163,21 @@ struct Kernels {
   void (*soft_cap)(const float* x, float cap, float* out, int64_t count);
   void (*activate)(Activation activation, const float* x, float* out, int64_t count);
   void (*gate)(Activation activation, const float* gate, const float* up, float* out, int64_t count);
-  // gpt-oss: g * sigmoid(1.702 g) * (u + 1), g at most the limit and u within plus and minus it.
+  // gpt-oss: g * sigmoid(1.702 g) * (u + 1), with g at most the limit and |u| at most the limit.
   void (*bounded_gate)(float limit, const float* gate, const float* up, float* out, int64_t count);
   void (*norm)(const Norm& norm, const float* x, float* out, int64_t count);  // count vectors of norm.width
   // Rotate the first 2 * pairs numbers of each head of one token, cos and sin [pairs].
   void (*rotate)(const float* x, float* out, const float* cos, const float* sin, int64_t heads, int64_t dim,
                  int64_t pairs, bool interleaved);
 
-  // One token's keys and values [heads, dim] into the cache.
+  // Write one token's keys and values [heads, dim] to the cache.
   void (*write_kv)(const KVLayer& cache, int64_t block, int64_t offset, const float* k, const float* v);
   void (*attend)(const Attention& how, const AttentionUnit& unit, float* scratch);
   void (*merge_segments)(const Attention& how, int64_t head, const float* records, int64_t count, float* out);
 
   void (*convolve)(const Convolution& of);
   void (*recur)(const Recurrence& of);
-  // count numbers, stored in this format.
+  // Store count numbers in this format.
   void (*keep)(KVFormat format, const float* x, uint8_t* to, int64_t count);
 
   Chosen (*choose)(const float* logits, int64_t count, const Edits& edits, const Choosing& how,

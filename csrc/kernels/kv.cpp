@@ -1,4 +1,4 @@
-// One token's keys and values into the cache.
+// Writing the keys and values of a token to the cache.
 
 #include "kv.h"
 
@@ -8,19 +8,19 @@ namespace quire::QUIRE_ISA {
 
 namespace {
 
-constexpr int32_t kInfinity = 0x7f800000;  // its bits: magnitudes that are not finite have these or greater
+constexpr int32_t kInfinity = 0x7f800000;  // its bits: magnitudes that are not finite are not less
 
-// The largest magnitude; NaN if a number is not finite.
+// Returns the largest magnitude; NaN if a number is not finite.
 float magnitude(const float* x, int64_t dim) {
   I top{};
   for (int64_t d = 0; d < dim; d += kLanes) top = max(top, (I)abs(load_some(x + d, dim - d)));
-  const int32_t bits = reduce_max(top);  // ordered as the numbers are, and above them where not finite
+  const int32_t bits = reduce_max(top);  // ordered like the numbers; greater if not finite
   float largest;
   __builtin_memcpy(&largest, &bits, 4);
   return bits < kInfinity ? largest : __builtin_nanf("");
 }
 
-// The numbers of one token's head, `stride` apart. Whether all are finite as attention will read them.
+// Writes one head of a token, `stride` apart. Returns true if all numbers are finite when read by attention.
 template <KVFormat Form>
 QUIRE_INLINE bool write_head(const float* x, int64_t dim, int64_t stride, uint8_t* to, float* scale) {
   using T = typename Stored<Form>::Type;
@@ -44,10 +44,10 @@ QUIRE_INLINE bool write_head(const float* x, int64_t dim, int64_t stride, uint8_
   return reduce_max(top) < kInfinity;
 }
 
-// Attention gives positions that a token may not see weight zero, and zero times a value that is not finite
-// is not zero: it would reach tokens before it in its chunk, and from them blocks that requests share. So
-// such a value becomes zeros and its key NaN, the score, and so the result, of those who see the position
-// alone.
+// Attention gives invisible positions weight zero, but zero times a value that is not finite is not zero: it
+// would affect earlier tokens of its chunk, and through them blocks shared by requests. So such a value is
+// stored as zeros with NaN as its key, which makes the score and the result NaN only for tokens that see the
+// position.
 template <KVFormat Form>
 void write_token(const KVLayer& cache, int64_t block, int64_t offset, const float* k, const float* v) {
   constexpr int64_t kBytes = sizeof(typename Stored<Form>::Type);

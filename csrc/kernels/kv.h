@@ -1,4 +1,4 @@
-// How keys and values are stored, 16 numbers at a time.
+// Conversion of stored keys and values, 16 numbers at a time.
 #pragma once
 
 #include "kernels.h"
@@ -28,7 +28,7 @@ QUIRE_INLINE I to_32_bits(S8 x) {
 
 QUIRE_INLINE F widen_bf16(H x) { return (F)(to_32_bits(x) << 16); }
 
-// Pairs: the lower half of each lane is the first.
+// Interleaves pairs: the lower half of each lane is the first.
 QUIRE_INLINE U pair(H first, H second) {
 #if defined(__AVX512BW__)
   const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512((__m256i)first), (__m256i)second, 1);
@@ -41,10 +41,10 @@ QUIRE_INLINE U pair(H first, H second) {
 #endif
 }
 
-// One load that also spreads; splat adds to zero.
+// A load that also broadcasts; splat would add to zero.
 QUIRE_INLINE F spread(float x) { return F{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 
-// Each format's type, and its 16 numbers as floats and back.
+// The type of each format, and conversion of 16 numbers to floats and back.
 
 template <KVFormat>
 struct Stored;
@@ -77,7 +77,7 @@ struct Stored<KVFormat::int8> {
   static QUIRE_INLINE S8 narrow(F x) { return __builtin_convertvector(to_int(x), S8); }
 };
 
-// Where 16 numbers can be read of which only `count` may: there, or in `copy`, zeros following.
+// Returns a pointer to 16 readable elements: `from` if `count` >= 16, else a zero-padded copy.
 template <typename T>
 QUIRE_INLINE const T* readable(const T* from, int64_t count, T* copy) {
   if (count >= kLanes) return from;

@@ -1,8 +1,8 @@
-// Packing: panels from a checkpoint's matrix, rounded to 8 or 4 bits where the panels are quantized.
+// Packing: converts a checkpoint's matrix to panels, quantized to 8 or 4 bits if the panels are.
 //
-// What is rounded, and how, says quire/quantize/round_to_nearest.py, whose bits these are: every operation is
-// rounded by itself, in the order written there. Lanes are outputs, so that a group of 32 inputs is worked on
-// for 16 outputs at once and no sum goes across lanes.
+// quire/quantize/round_to_nearest.py defines the bits of quantized weights: every operation is rounded
+// individually, in the order written there. Lanes are outputs, so that a group of 32 inputs is processed for
+// 16 outputs at once, and no sum goes across lanes.
 
 #include "packing.h"
 
@@ -13,7 +13,7 @@ namespace quire::QUIRE_ISA {
 
 namespace {
 
-// As many outputs as one register holds: comparisons of wider vectors become scalar code (GCC 12).
+// As many outputs as fit in one register: GCC 12 turns comparisons of wider vectors into scalar code.
 #if defined(__AVX512F__)
 constexpr int kWide = 16;
 #elif defined(__AVX2__)
@@ -32,15 +32,15 @@ QUIRE_INLINE V clamp(V x, float low, float high) {
   return x < high ? x : all(high);
 }
 
-// To the nearest integer, ties to even; |x| must be below 2^22. Gives no negative zero.
-constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it leaves no room for a fraction
+// Rounds to the nearest integer, ties to even; |x| must be below 2^22. Never returns -0.
+constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds off the fraction
 QUIRE_INLINE V nearest(V x) { return (x + kMagic) - kMagic; }
 QUIRE_INLINE N to_integer(V x) { return (N)(x + kMagic) - (N)all(kMagic); }
 
-// 1 / scale, and 0 for a group whose scale is 0: there everything rounds to 0.
+// Returns 1 / scale, and 0 for groups with scale 0, which round to 0.
 QUIRE_INLINE V inverse(V scale) { return scale == 0.0f ? V{} : 1.0f / scale; }
 
-// Sixteen numbers of a checkpoint that lie side by side.
+// Converts sixteen contiguous numbers of a checkpoint.
 QUIRE_INLINE F widen(Format format, const uint8_t* from) {
   if (format == Format::f32) return load_as<F>(from);
   return format == Format::f16 ? load_f16((const uint16_t*)from) : load_bf16((const uint16_t*)from);
@@ -55,7 +55,7 @@ float widen_one(Format format, const uint8_t* from) {
   return out;
 }
 
-// A group of inputs, contiguous in the source, of 16 outputs. First words of 4 bytes change places.
+// Fetches a group of inputs, contiguous in the source, of 16 outputs. Transposes words of 4 bytes first.
 void fetch_whole(const Source& source, const uint8_t* from, float* out) {
   alignas(64) uint32_t words[kGroup][kPanel];
   const int count = source.format == Format::f32 ? kGroup : kGroup / 2;
@@ -83,7 +83,7 @@ void fetch_whole(const Source& source, const uint8_t* from, float* out) {
   }
 }
 
-// A panel's numbers as [inputs, up to whole groups][16], zeros where the source has none.
+// Fetches the numbers of a panel as [inputs, up to whole groups][16], padded with zeros.
 void fetch(const Source& source, int64_t panel, float* out) {
   const int64_t size = source.format == Format::f32 ? 4 : 2, first = panel * kPanel;
   const int64_t lanes = source.outputs - first < kPanel ? source.outputs - first : kPanel;
@@ -106,7 +106,7 @@ void fetch(const Source& source, int64_t panel, float* out) {
   }
 }
 
-// A panel of floating point numbers: as the source has them, or as f32.
+// Packs a panel of floating point numbers, unchanged or as f32.
 void pack_floats(const float* x, Format format, int64_t inputs, uint8_t* out) {
   if (format == Format::f32) {
     __builtin_memcpy(out, x, (size_t)inputs * kPanel * sizeof(float));
@@ -120,12 +120,12 @@ void pack_floats(const float* x, Format format, int64_t inputs, uint8_t* out) {
   }
 }
 
-// What follows takes one group, [32][16], and of it as many outputs as a register holds.
+// The following functions process one group, [32][16], for as many outputs as fit in a register.
 
-// Of each output the number with the largest magnitude, the first of equals.
+// Returns for each output the number with the largest magnitude, the first of equals.
 QUIRE_INLINE V largest(const float* x) {
   V found = load_as<V>(x);
-  N top = (N)magnitude(found);  // as bits, which have the same order, infinity and NaN above all
+  N top = (N)magnitude(found);  // as bits, which have the same order, with infinity and NaN greatest
   for (int k = 1; k < kGroup; ++k) {
     const V v = load_as<V>(x + k * kPanel);
     const N bits = (N)magnitude(v);
@@ -135,15 +135,15 @@ QUIRE_INLINE V largest(const float* x) {
   return found;
 }
 
-// A code of int8: so many steps from the least that makes no number larger than 127.
+// A candidate for the block scale of int8: `step` from the least that makes no number larger than 127.
 QUIRE_INLINE V candidate8(V found, V channel, float step) {
   const V amax = magnitude(found), most = clamp((amax / 127.0f) / channel, 0.0f, 127.0f);
-  const V whole = nearest(most), first = whole < most ? whole + 1.0f : whole;  // the least integer not below
+  const V whole = nearest(most), first = whole < most ? whole + 1.0f : whole;  // the ceiling
   const V scale = amax > 0.0f ? clamp(first + step, 1.0f, 127.0f) : V{};
   return channel == 0.0f ? V{} : scale;
 }
 
-// A code of int4: so many times what takes the largest number to -8.
+// A candidate for the block scale of int4: `factor` times the one that maps the largest number to -8.
 QUIRE_INLINE V candidate4(V found, V channel, float factor) {
   const V scale = nearest(clamp((factor * (found / -8.0f)) / channel, -127.0f, 127.0f));
   const V some = scale == 0.0f && magnitude(found) > 0.0f ? all(1.0f) : scale;
@@ -155,8 +155,8 @@ QUIRE_INLINE V bounded(V x) {
   return Int4 ? clamp(x, -8.0f, 7.0f) : clamp(x, -127.0f, 127.0f);
 }
 
-// The code with which a group loses least. Several are tried in one pass: their sums do not wait for each
-// other.
+// Returns the candidate with the least error for a group. Several are tried in one pass, since their sums are
+// independent.
 template <bool Int4>
 QUIRE_INLINE V best_block_scale(const float* x, V found, V channel, const float* tries, int64_t num_tries) {
   constexpr int kTogether = 5;
@@ -164,7 +164,7 @@ QUIRE_INLINE V best_block_scale(const float* x, V found, V channel, const float*
   for (int64_t first = 0; first < num_tries; first += kTogether) {
     V block_scales[kTogether], scale[kTogether], inv[kTogether], error[kTogether];
     for (int t = 0; t < kTogether; ++t) {
-      const float how = tries[first + t < num_tries ? first + t : first];  // again changes nothing
+      const float how = tries[first + t < num_tries ? first + t : first];  // repeating one has no effect
       block_scales[t] = Int4 ? candidate4(found, channel, how) : candidate8(found, channel, how);
       scale[t] = channel * block_scales[t];
       inv[t] = inverse(scale[t]);
@@ -186,7 +186,7 @@ QUIRE_INLINE V best_block_scale(const float* x, V found, V channel, const float*
   return best;
 }
 
-// A group as kernels.h lays it out, in words of 4 inputs of int8 or 8 of int4.
+// Stores a group in the layout of kernels.h, in words of 4 inputs of int8 or 8 of int4.
 template <bool Int4>
 QUIRE_INLINE void store_group(const float* x, V scale, uint8_t* out) {
   constexpr int kInputs = Int4 ? 8 : 4;
@@ -201,8 +201,8 @@ QUIRE_INLINE void store_group(const float* x, V scale, uint8_t* out) {
   }
 }
 
-// Outputs [lane, lane + kWide) of a panel. False where a number is not finite. `found` has room for
-// [groups][16].
+// Packs outputs [lane, lane + kWide) of a panel. Returns false if a number is not finite. `found` has space
+// for [groups][16].
 template <bool Int4>
 bool pack_quantized(const float* x, const Panels& to, int64_t panel, int lane, const float* tries,
                     int64_t num_tries, float* found) {

@@ -1,4 +1,4 @@
-// Matrix products: rows laid out for them, and panels times rows with what follows at once.
+// Matrix products: packing of activations, and products of panels with them, including epilogues.
 
 #include "activation.h"
 #include "table.h"
@@ -17,7 +17,7 @@ constexpr bool kAmx = true;
 constexpr bool kAmx = false;
 #endif
 
-// Rows into tiles.
+// Packing activations into tiles.
 
 void pack_f32(const float* x, int64_t stride, int64_t m_rows, int64_t inputs, uint8_t* out) {
   float* to = (float*)out;
@@ -27,7 +27,7 @@ void pack_f32(const float* x, int64_t stride, int64_t m_rows, int64_t inputs, ui
 
 void pack_bf16(const float* x, int64_t stride, int64_t m_rows, int64_t inputs, uint8_t* out) {
   uint32_t* to = (uint32_t*)out;
-  if constexpr (kAmx) {  // rows one after the other, which end with zeros
+  if constexpr (kAmx) {  // contiguous rows, padded with zeros
     const int64_t bytes = PackedActivations::row_bytes(ActivationFormat::bf16, inputs);
     for (int64_t m = 0; m < m_rows; ++m)
       for (int64_t k = 0; k < bytes / 2; k += kLanes)
@@ -45,14 +45,14 @@ void pack_bf16(const float* x, int64_t stride, int64_t m_rows, int64_t inputs, u
   }
 }
 
-// The largest magnitude as bits: larger than those of any number if one is not finite.
+// Returns the largest magnitude as bits: greater than those of any finite number if one is not finite.
 int32_t magnitude(const float* x, int64_t count) {
   I top{};
   for (int64_t k = 0; k < count; k += kLanes) top = max(top, (I)abs(load_some(x + k, count - k)));
   return reduce_max(top);
 }
 
-// 32 numbers times `inverse`, to the nearest integers, as the bytes of 8 words; their sum.
+// Rounds 32 numbers times `inverse` to integers, as the bytes of 8 words; returns their sum.
 int32_t quantize_group(const float* x, int64_t count, float inverse, int32_t* words) {
   const I low = to_int(load_some(x, count) * inverse);
   const I high = count > kLanes ? to_int(load_some(x + kLanes, count - kLanes) * inverse) : I{};
@@ -62,7 +62,7 @@ int32_t quantize_group(const float* x, int64_t count, float inverse, int32_t* wo
   return halves[0] + halves[8];
 }
 
-// Where the parts of a tile of quantized rows lie.
+// The parts of a tile of quantized activations.
 template <bool Int4>
 class QuantizedRows {
  public:
@@ -74,7 +74,7 @@ class QuantizedRows {
         block_scales_((int16_t*)(begin_ + groups_ * rows)),
         scales_((float*)(begin_ + groups_ * rows) + (Int4 ? 0 : ceil_div(groups_, 2) * rows)) {}
 
-  // At most 128 numbers of row `m`, from group `first` on.
+  // Packs at most 128 numbers of row `m`, from group `first` on.
   void pack_span(const float* x, int64_t count, int64_t m, int64_t first) const {
     constexpr float kSteps = Int4 ? 127.0f : 127.0f * 127.0f;
     int32_t tops[kSpan / kGroup]{}, top = 0;
@@ -84,7 +84,7 @@ class QuantizedRows {
     }
     const float largest = __builtin_bit_cast(float, top);
     const bool finite = top < 0x7f800000;
-    const float ratio = kSteps / largest;  // beyond a float for what is next to nothing, which becomes zero
+    const float ratio = kSteps / largest;  // overflows for tiny numbers, which become zero
     const float inverse = finite && ratio <= 3.4028235e38f ? ratio : 0.0f;
     const float scale = largest / kSteps * (Int4 ? 1.0f : 16.0f);
     scales_[first / (kSpan / kGroup) * rows_ + m] = finite ? scale : __builtin_nanf("");
@@ -99,7 +99,7 @@ class QuantizedRows {
   }
 
  private:
-  // The fewest steps of the block's code that a group needs.
+  // Returns the smallest block scale that a group needs.
   static float block_scale_of(float top, float inverse) {
     const float block_scale = __builtin_ceilf(top * (inverse / 127.0f));
     return block_scale > 127.0f ? 127.0f : block_scale;  // the division may have been rounded up
@@ -123,8 +123,8 @@ class QuantizedRows {
   float* const scales_;
 };
 
-// `x` are rows of one tile. A block of every row and then the next one: rows lie between each other, and a
-// line of the tile is filled while it is near.
+// `x` are rows of one tile. Packs a span of every row, then the next span: rows are interleaved, so a cache
+// line of the tile is filled while it is cached.
 template <bool Int4>
 void pack_quantized(const float* x, int64_t stride, int64_t m_rows, int64_t inputs, uint8_t* out) {
   const QuantizedRows<Int4> rows(m_rows, inputs, out);
@@ -133,8 +133,8 @@ void pack_quantized(const float* x, int64_t stride, int64_t m_rows, int64_t inpu
       rows.pack_span(x + m * stride + k, inputs - k < kSpan ? inputs - k : kSpan, m, k / kGroup);
 }
 
-// One panel's part of a product for up to M rows, the gate of a gated one first. `sums(weight, out)` gives
-// the products of the rows.
+// Computes one panel of a product for up to M rows; for a gated product, the gate first. `sums(weight, out)`
+// computes the dot products of the rows.
 template <int M, typename Sums>
 QUIRE_INLINE void panel_rows(const Product& p, int64_t panel, int64_t first_row, int64_t rows, Sums sums) {
   F out[M], gate[M];
@@ -168,7 +168,7 @@ void panel_tile(const Product& p, int64_t panel, const uint8_t* x, const Ahead& 
                 [&](const Panels& weight, F* out) { tile<M, Of>(weight, panel, x, ahead, out); });
 }
 
-// Of each format for each number of rows: the loops of a tile are compiled with what stands around them.
+// One function per format and number of rows, so that the loops of a tile are compiled in their context.
 using PanelTile = void (*)(const Product&, int64_t, const uint8_t*, const Ahead&, int64_t);
 template <Format Of>
 constexpr PanelTile kPanelTiles[kTile] = {panel_tile<1, Of>, panel_tile<2, Of>, panel_tile<3, Of>,
@@ -191,9 +191,10 @@ const PanelTile* panel_tiles(Format weight) {
   return nullptr;
 }
 
-// Calls run(panel, part, ahead) for panels [first, last) and all parts of the rows. Few rows pass over a
-// panel that is in the nearest cache, while the next one comes from memory. Many, which are too large to be
-// read again for every panel, pass over all panels part by part; those stay in the second level cache.
+// Calls run(panel, part, ahead) for panels [first, last) and all parts of the rows. Few rows are all
+// multiplied with a panel in the L1 cache while the next panel is fetched from memory. Many rows, which are
+// too large to be read again for every panel, are multiplied part by part with all panels, which stay in the
+// L2 cache.
 template <typename Run>
 QUIRE_INLINE void walk(const Product& product, int64_t rows, int64_t parts, int64_t first, int64_t last,
                        Run run) {
@@ -222,7 +223,7 @@ void few_bf16(const Product& product, const PackedActivations& packed, int64_t f
 constexpr void (*kFewBf16[])(const Product&, const PackedActivations&, int64_t, int64_t) = {
     few_bf16<1>, few_bf16<2>, few_bf16<3>, few_bf16<4>};
 
-// Rows [begin, begin + parts * count) of bf16, `count` at a time.
+// Multiplies rows [begin, begin + parts * count) of bf16, `count` at a time.
 void amx_bf16(const Product& product, const PackedActivations& packed, int64_t begin, int64_t parts,
               int64_t count, int64_t first, int64_t last) {
   if (parts == 0) return;
@@ -273,7 +274,7 @@ void pack_activations(const PackedActivations& packed, const float* x, int64_t s
   }
 }
 
-// All rows times panels [first, last).
+// Multiplies all rows with panels [first, last).
 void multiply(const Product& product, const PackedActivations& packed, int64_t first, int64_t last) {
 #if defined(QUIRE_AMX)
   if (packed.format == ActivationFormat::bf16) {

@@ -1,4 +1,4 @@
-// What is done to each row, or each number, by itself.
+// Row-wise and elementwise functions.
 
 #include "activation.h"
 #include "table.h"
@@ -40,7 +40,7 @@ void gate(Activation activation, const float* gate, const float* up, float* out,
 void bounded_gate(float limit, const float* gate, const float* up, float* out, int64_t count) {
   each(count, out, [&](int64_t i, int64_t n) {
     const F g = load_some(gate + i, n), u = load_some(up + i, n);
-    const F low = g > limit ? splat(limit) : g;  // written so that what is not a number stays so
+    const F low = g > limit ? splat(limit) : g;  // ordered so that NaN is preserved
     const F bounded = u > limit ? splat(limit) : u < -limit ? splat(-limit) : u;
     return low * sigmoid(1.702f * low) * (bounded + 1.0f);
   });

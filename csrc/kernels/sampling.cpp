@@ -1,4 +1,4 @@
-// What log-probabilities need to know of a row of logits.
+// Functions of a row of logits for log-probabilities.
 
 #include "sampling_select.h"
 #include "table.h"
@@ -7,7 +7,7 @@ namespace quire::QUIRE_ISA {
 
 namespace {
 
-// The first NaN of a row, if it has one.
+// Finds the first NaN of a row, if there is one.
 bool find_nan(const float* x, int64_t count, Greatest& found) {
   for (int64_t i = 0; i < count; i += kWide) {
     const V v = load_row<V>(x, i, count);
@@ -29,7 +29,7 @@ Greatest greatest(const float* x, int64_t count) {
     if (highest > best.logit) best = {first, highest};
   }
   if (bits_of(faults != faults) && find_nan(x, count, best)) return best;
-  while (x[best.id] != best.logit) ++best.id;  // from the beginning of the block
+  while (x[best.id] != best.logit) ++best.id;  // starting at its block
   return {best.id, x[best.id]};
 }
 
@@ -51,7 +51,7 @@ int64_t rank(const float* x, int64_t count, int64_t id) {
 void top_ids(const float* logits, int64_t count, int64_t k, int64_t* ids, void* memory) {
   Kept kept{logits, nullptr, count};
   if (k < count) kept = keep_top_k(kept, k, Scratch(memory, count));
-  for (int64_t i = 0; i < kept.count; ++i) {  // insert by logit; equal ones come in order of id already
+  for (int64_t i = 0; i < kept.count; ++i) {  // insertion sort by logit; ties are in order of id already
     int64_t at = i;
     for (; at > 0 && logits[ids[at - 1]] < kept.logits[i]; --at) ids[at] = ids[at - 1];
     ids[at] = kept.ids ? kept.ids[i] : i;

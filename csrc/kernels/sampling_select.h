@@ -1,9 +1,9 @@
-// The beginning of a ranking, without sorting the vocabulary. Part of sampling.cpp and choose.cpp.
+// Prefixes of a ranking, without sorting the vocabulary. Part of sampling.cpp and choose.cpp.
 //
-// Min-p, top-k and top-p each keep a beginning of the ranking, which is known by its last logit and by how
-// many tokens with just that logit belong to it: a Cut. It is found as a radix sort would find it, from the
-// highest bits down, following only the one bucket in which the count, or the weight, is reached; before
-// that, all that cannot be in the beginning is left out by a bound that is cheap to know.
+// Min-p, top-k and top-p each keep a prefix of the ranking, which is identified by its last logit and the
+// number of its tokens with exactly that logit: a Cut. It is found like in a radix sort, from the highest
+// bits down, but following only the bucket in which the count or weight is reached. Before that, a cheap
+// bound excludes most tokens that cannot be in the prefix.
 #pragma once
 
 #include "sampling_weights.h"
@@ -14,10 +14,10 @@ namespace {
 
 constexpr float kMinusInf = -__builtin_inff();
 
-// The greatest of `count` logits in each lane; NaN is passed over. `faults` becomes NaN in some lane where
-// a logit is not finite.
+// Returns the greatest of `count` logits by lane, ignoring NaN. `faults` becomes NaN in some lane if a logit
+// is not finite.
 QUIRE_INLINE V highest_of(const float* x, int64_t count, V& faults) {
-  constexpr int kStreams = 4;  // so that one maximum need not wait for the one before
+  constexpr int kStreams = 4;  // independent chains, to hide latency
   constexpr int64_t step = kStreams * kWide;
   const int64_t whole = count / step * step;
   V high[kStreams], fault[kStreams] = {};
@@ -48,15 +48,15 @@ QUIRE_INLINE float greatest_lane(V v) {
 }
 
 struct Cut {
-  float threshold;  // greater logits are kept, and of the equal ones
-  int64_t equals;   // so many, the lowest ids first
+  float threshold;  // greater logits are kept,
+  int64_t equals;   // and so many equal ones, lowest ids first
 };
 
 struct Range {
   int32_t low, high;
 };
 
-// Integers in the order of the floats; both zeros are one number.
+// Returns integers in the order of the floats; -0 equals 0.
 QUIRE_INLINE K key_of(V x) {
   const K bits = (K)(x + 0.0f);
   return bits ^ ((bits >> 31) & 0x7fffffff);
@@ -77,10 +77,10 @@ Range make_keys(const float* x, int64_t count, int32_t* keys) {
   return range;
 }
 
-// Follows the greatest keys until their weights reach `target`: leaves in `keys` and `weights` those of the
-// one bucket where that happens, narrows `range` to them, and adds to `above` what outranks them.
+// Adds the weights of the greatest keys until they reach `target`: keeps in `keys` and `weights` only the
+// bucket where that happens, narrows `range` to it, and adds the weight of higher-ranked keys to `above`.
 int64_t narrow(int32_t* keys, double* weights, int64_t count, double target, Range& range, double& above) {
-  constexpr int kBuckets = 512, kCopies = 4;  // copies, so that equal neighbours need not wait for each other
+  constexpr int kBuckets = 512, kCopies = 4;  // copies: equal adjacent keys are independent
   double sums[kBuckets][kCopies] = {};
   const uint32_t low = (uint32_t)range.low, width = (uint32_t)range.high - low;
   int shift = 0;
@@ -109,27 +109,27 @@ int64_t narrow(int32_t* keys, double* weights, int64_t count, double target, Ran
   return kept;
 }
 
-// The shortest beginning of the ranking whose weights reach `target`; all, if none does. Uses up the weights.
+// Returns the shortest prefix of the ranking whose weights reach `target`, or all. Overwrites the weights.
 Cut select(const float* x, double* weights, int64_t count, double target, int32_t* keys) {
   Range range = make_keys(x, count, keys);
   double above = 0;
   while (count > 1 && range.low != range.high) count = narrow(keys, weights, count, target, range, above);
   const double weight = weights[0], quotient = (target - above) / weight;
-  int64_t equals = quotient < (double)count ? (int64_t)quotient : count;  // also where it is NaN
+  int64_t equals = quotient < (double)count ? (int64_t)quotient : count;  // also if it is NaN
   if (equals < 1) equals = 1;
   while (equals < count && above + (double)equals * weight < target) ++equals;
   while (equals > 1 && above + (double)(equals - 1) * weight >= target) --equals;
   return {of_key(range.low), equals};
 }
 
-// The tokens of a row that are still in question, in order of id.
+// The remaining tokens of a row, in order of id.
 struct Kept {
   const float* logits;
   const int32_t* ids;  // null: 0, 1, 2 ...
   int64_t count;
 };
 
-// What a cut leaves, into scratch.logits and scratch.ids; `kept` may lie there already.
+// Copies the tokens within a cut to scratch.logits and scratch.ids, where `kept` may be already.
 Kept apply(Cut cut, Kept kept, const Scratch& scratch) {
   float* const logits = scratch.logits;
   int32_t* const ids = scratch.ids;
@@ -159,7 +159,7 @@ Cut kth(const float* x, int64_t count, int64_t k, const Scratch& scratch) {
   return select(x, scratch.weights, count, (double)k, scratch.keys);
 }
 
-// The greatest logit of each column of each block, into scratch.columns; how many.
+// Stores the greatest logit of each column of each block in scratch.columns; returns their number.
 int64_t make_columns(const float* x, int64_t count, const Scratch& scratch) {
   int64_t columns = 0;
   for (int64_t first = 0; first < count; first += kBlock, columns += kWide) {
@@ -171,9 +171,9 @@ int64_t make_columns(const float* x, int64_t count, const Scratch& scratch) {
   return columns;
 }
 
-// The first k tokens of the ranking, 0 < k < kept.count.
+// Returns the first k tokens of the ranking, 0 < k < kept.count.
 Kept keep_top_k(Kept kept, int64_t k, const Scratch& scratch) {
-  // k columns have a logit not below the k-th greatest of the columns: no token below it is wanted.
+  // k columns have a logit not below the k-th greatest of the columns: no token below it is needed.
   if (k <= kept.count / kBlock * kWide / 2) {
     const int64_t columns = make_columns(kept.logits, kept.count, scratch);
     kept = apply({kth(scratch.columns, columns, k, scratch).threshold, kept.count}, kept, scratch);

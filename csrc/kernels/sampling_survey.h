@@ -1,8 +1,8 @@
-// A row of logits edited and gone through once, block by block. Part of choose.cpp.
+// The first pass over a row of logits: edits and statistics, block by block. Part of choose.cpp.
 //
-// Of each block of 1,024 tokens the greatest logit and the weight, relative to that logit, are found while
-// the block is in the nearest cache. A block that edits touch is edited in scratch memory; where nothing is
-// left of it, it is not looked at again.
+// For each block of 1,024 tokens the greatest logit and the weight, relative to that logit, are computed
+// while the block is in the L1 cache. A block affected by edits is edited in scratch memory; a block in which
+// all tokens are excluded is skipped afterwards.
 #pragma once
 
 #include "sampling_select.h"
@@ -13,15 +13,15 @@ namespace {
 
 constexpr uint32_t kAll = (1u << kWide) - 1;  // a bit for each lane
 
-// What is known of a row's blocks.
+// Statistics of the blocks of a row.
 struct Survey {
   Scratch scratch;
-  const float** at;  // [blocks] their logits after the edits; null where none is above -inf
+  const float** at;  // [blocks] logits after the edits; null if none is above -inf
   double* weights;   // [blocks] relative to the greatest logit of the row
   float* highest;    // [blocks] the greatest logits
   float* edited;     // [count]
   int64_t count, id;
-  float maximum;  // the greatest logit of the row after the edits, that of token `id`
+  float maximum;  // the greatest logit of the row after the edits, of token `id`
   bool unusual;   // a logit was not finite before the edits
 
   Survey(void* memory, int64_t count) : scratch(memory, count), count(count), id(0) {
@@ -35,7 +35,7 @@ struct Survey {
   }
 };
 
-// A list of ids that is walked through block by block.
+// A list of ids that is processed block by block.
 struct Walk {
   Ids list;
   int64_t next = 0;
@@ -43,7 +43,7 @@ struct Walk {
   bool reaches(int64_t end) const { return next < list.count && list.ids[next] < end; }
 };
 
-// The same edits, as far as they have come.
+// The progress through the lists of the edits.
 struct Editing {
   const Edits& edits;
   Walk allowed, biased, disallowed;
@@ -57,7 +57,7 @@ struct Editing {
   }
 };
 
-// Where the mask has no bit, -inf. `bits` are those of the lanes, from the lowest.
+// Sets lanes without a bit to -inf. `bits` are those of the lanes, from the lowest.
 QUIRE_INLINE V masked(V v, uint32_t bits) {
 #if defined(__AVX512DQ__)
   return (V)_mm512_mask_blend_ps((__mmask16)bits, _mm512_set1_ps(kMinusInf), (__m512)v);
@@ -75,7 +75,7 @@ bool has_bits(const uint32_t* words, int64_t count, uint32_t& missing) {
   return any != 0;
 }
 
-// to[0 ... end - first) = x[first ... end), -inf where the mask has no bit.
+// to[0 ... end - first) = x[first ... end), or -inf if the mask has no bit.
 void copy_masked(const float* x, int64_t first, int64_t end, const uint32_t* mask, float* to) {
   for (int64_t i = first; i < end; i += kWide)
     store_as(to + i - first, masked(load_row<V>(x, i, end), mask[i / 32] >> (i % 32)));
@@ -83,7 +83,7 @@ void copy_masked(const float* x, int64_t first, int64_t end, const uint32_t* mas
 
 float penalized(float logit, const Emitted& token, const Edits& edits) {
   if (edits.repetition != 1) {
-    const double wide = logit;  // in float32 a tiny penalty would be zero
+    const double wide = logit;  // in float32 a tiny penalty would round to zero
     logit = (float)(wide > 0 ? wide / edits.repetition : wide * edits.repetition);
   }
   if (edits.frequency != 0) logit -= edits.frequency * (float)token.count;
@@ -91,8 +91,8 @@ float penalized(float logit, const Emitted& token, const Edits& edits) {
   return logit;
 }
 
-// The block's logits after the edits: in `x` itself where there are none, else in `to`; null where all are
-// -inf for certain.
+// Returns the logits of a block after the edits: in `x` itself if there are none, else in `to`; null if all
+// are known to be -inf.
 const float* edit(const float* x, int64_t first, int64_t end, Editing& now, float* to) {
   const Edits& edits = now.edits;
   const bool touched = now.biased.reaches(end) || now.disallowed.reaches(end) || now.reaches_emitted(end);
@@ -117,7 +117,7 @@ const float* edit(const float* x, int64_t first, int64_t end, Editing& now, floa
     __builtin_memcpy(to, x + first, (size_t)(end - first) * sizeof(float));
     copied = true;
   }
-  // Also where nothing is left the lists go on; what is added to -inf is -inf.
+  // The lists advance even if nothing is left; -inf plus a bias is -inf.
   for (; now.biased.reaches(end); ++now.biased.next)
     if (copied) to[now.biased.list.ids[now.biased.next] - first] += edits.biases[now.biased.next];
   for (; now.disallowed.reaches(end); ++now.disallowed.next)
@@ -129,8 +129,8 @@ const float* edit(const float* x, int64_t first, int64_t end, Editing& now, floa
   return !left ? nullptr : copied ? to : x + first;
 }
 
-// Goes through the row; with a scale, weighs the blocks, each relative to its own greatest logit. Those
-// that weigh less than 2^least of the greatest token so far weigh nothing.
+// Processes the row; with `weighing`, sums the weights of each block relative to its greatest logit. Blocks
+// below 2^least of the greatest weight so far count as zero.
 template <bool Edited>
 void survey(const float* x, const Edits& edits, const Weighing* weighing, double least, Survey& found) {
   Editing now(edits);
@@ -166,8 +166,8 @@ void survey(const float* x, const Edits& edits, const Weighing* weighing, double
   found.unusual = bits_of(faults != faults) != 0;
 }
 
-// Makes the weights of blocks relative to the greatest logit of the row; returns their sum. A block in which
-// no token has a weight by itself has none either.
+// Rescales the weights of blocks to the greatest logit of the row; returns their sum. A block whose tokens
+// all have weight zero has weight zero.
 double level(const Weighing& weighing, Survey& found) {
   const int64_t blocks = ceil_div(found.count, kBlock);
   double total = 0;

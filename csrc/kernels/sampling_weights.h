@@ -1,9 +1,9 @@
-// What tokens weigh: exp((logit - maximum) / temperature) in float64, and sums of it. Part of sampling.cpp
+// Weights of tokens, exp((logit - maximum) / temperature) in float64, and their sums. Part of sampling.cpp
 // and choose.cpp.
 //
-// Weights are off by less than 1e-14 of themselves, so a draw differs from the definition's only where `u`,
-// top_p or min_p falls that close to an edge between two tokens. Sums: of every block of 1,024 tokens by
-// itself, a vector's lanes apart; then of the blocks, in their order.
+// Weights have a relative error below 1e-14, so a draw differs from the definition only if `u`, top_p or
+// min_p is that close to a boundary between two tokens. Sums are first within each block of 1,024 tokens, by
+// vector lane; then over the blocks, in order.
 #pragma once
 
 #include "sampling.h"
@@ -13,7 +13,7 @@ namespace quire::QUIRE_ISA {
 
 namespace {
 
-// Vectors as wide as the machine's: in doubles, GCC takes wider ones apart into single numbers.
+// Vectors of the machine's width: GCC splits wider vectors of doubles into scalars.
 #if defined(__AVX512DQ__)
 constexpr int kBytes = 64;
 #elif defined(__AVX2__)
@@ -21,17 +21,17 @@ constexpr int kBytes = 32;
 #else
 constexpr int kBytes = 16;
 #endif
-constexpr int kWide = kBytes / 4, kHalf = kBytes / 8;  // floats, doubles in a vector
+constexpr int kWide = kBytes / 4, kHalf = kBytes / 8;  // floats and doubles in a vector
 
 typedef float V __attribute__((vector_size(kBytes)));
 typedef int32_t K __attribute__((vector_size(kBytes)));
 typedef uint32_t U __attribute__((vector_size(kBytes)));
 typedef double D __attribute__((vector_size(kBytes)));
 typedef int64_t L __attribute__((vector_size(kBytes)));
-typedef float N __attribute__((vector_size(kBytes / 2)));  // as many floats as doubles
+typedef float N __attribute__((vector_size(kBytes / 2)));  // as many floats as doubles in a vector
 
-// greater(v, w): w where v is NaN. bits_of: one bit for each lane of a comparison. The masks keep all lanes:
-// GCC 12 warns of its own headers where there is none.
+// greater(v, w): w where v is NaN. bits_of: one bit per lane of a comparison. The masks keep all lanes:
+// without them GCC 12 warns about its own headers.
 #if defined(__AVX512DQ__)
 QUIRE_INLINE V greater(V v, V w) { return (V)_mm512_maskz_max_ps(0xffff, (__m512)v, (__m512)w); }
 QUIRE_INLINE D greater(D v, D w) { return (D)_mm512_maskz_max_pd(0xff, (__m512d)v, (__m512d)w); }
@@ -54,7 +54,7 @@ QUIRE_INLINE uint32_t bits_of(K lanes) {
 }
 #endif
 
-// Stores the lanes of `keep` side by side, and perhaps anything in the rest of a vector.
+// Stores the lanes of `keep` contiguously; the rest of the vector is arbitrary.
 template <typename T>
 QUIRE_INLINE void compress(T* to, K v, uint32_t keep) {
 #if defined(__AVX512DQ__)
@@ -67,7 +67,7 @@ QUIRE_INLINE void compress(T* to, K v, uint32_t keep) {
 #endif
 }
 
-// The row from `i` on; lanes beyond its end are -inf, which weighs nothing and is not above anything.
+// Loads the row from `i` on; lanes beyond its end are -inf, which has weight zero.
 template <typename T>
 QUIRE_INLINE T load_row(const float* x, int64_t i, int64_t count) {
   constexpr int64_t lanes = sizeof(T) / sizeof(float);
@@ -80,7 +80,7 @@ QUIRE_INLINE T load_row(const float* x, int64_t i, int64_t count) {
 // The bits of the first `count` lanes.
 QUIRE_INLINE uint32_t lanes_below(int64_t count) { return count >= kWide ? ~0u : (1u << count) - 1; }
 
-constexpr int64_t kBlock = 1024;  // tokens that are summed by themselves
+constexpr int64_t kBlock = 1024;  // tokens summed separately
 
 QUIRE_INLINE int64_t block_end(int64_t first, int64_t count) {
   return count - first < kBlock ? count : first + kBlock;
@@ -92,7 +92,7 @@ struct Scratch {
   int32_t *ids, *keys;       // [count], of the tokens kept; [count]
 
   Scratch(void* memory, int64_t count) {
-    const int64_t padded = round_up(count, 16) + 16;  // stores are of whole vectors
+    const int64_t padded = round_up(count, 16) + 16;  // stores write whole vectors
     weights = (double*)memory;
     blocks = weights + padded;
     logits = (float*)(blocks + ceil_div(count, kBlock));
@@ -102,7 +102,7 @@ struct Scratch {
   }
 };
 
-// Of a token: exp((logit - maximum) / temperature).
+// The parameters of exp((logit - maximum) / temperature).
 struct Weighing {
   double maximum, scale;
 
@@ -113,7 +113,7 @@ struct Weighing {
 };
 
 #if defined(__AVX512DQ__)
-// The bits of 2^(i / 16), less i << 48: what adding a number of sixteenths to the exponent puts in excess.
+// The bits of 2^(i / 16), less i << 48, the excess from adding sixteenths to the exponent.
 alignas(64) constexpr int64_t kSixteenths[16] = {
     0x3ff0000000000000, 0x3fefb5586cf9890f, 0x3fef72b83c7d517b, 0x3fef387a6e756238,
     0x3fef06fe0a31b715, 0x3feedea64c123422, 0x3feebfdad5362a27, 0x3feeab07dd485429,
@@ -122,11 +122,11 @@ alignas(64) constexpr int64_t kSixteenths[16] = {
 };
 #endif
 
-// 2^y for y <= 0. At -1023, where it ends, the exponent and all of the number become 0.
+// Returns 2^y for y <= 0. At the lower limit, -1023, exponent and result become 0.
 QUIRE_INLINE D exp2(D y) {
   y = greater(y, D{} - 1023.0);
 #if defined(__AVX512DQ__)
-  const D magic = D{} + 0x1.8p48;  // leaves no fraction but sixteenths
+  const D magic = D{} + 0x1.8p48;  // rounds to sixteenths
   const D shifted = y + magic, f = y - (shifted - magic);
   const D power = (D)(__builtin_shuffle(load_as<L>(kSixteenths), load_as<L>(kSixteenths + 8), (L)shifted) +
                       ((L)shifted << 48));
@@ -137,7 +137,7 @@ QUIRE_INLINE D exp2(D y) {
   p = fma(p, f, D{} + 0.6931471805599453);
   return fma(power * f, p, power);
 #else
-  const D magic = D{} + 0x1.8p52;  // leaves no fraction
+  const D magic = D{} + 0x1.8p52;  // rounds to integers
   const D shifted = y + magic, f = y - (shifted - magic);
   D p = D{} + 7.070977866508138e-09;  // 2^f on [-1/2, 1/2], 6e-16 off
   p = fma(p, f, D{} + 1.0205905413765595e-07);
@@ -158,12 +158,12 @@ QUIRE_INLINE D weigh(N logits, const Weighing& weighing) {
   return exp2((widen(logits) - weighing.maximum) * weighing.scale);
 }
 
-// out [count, up to a multiple of 16].
+// Computes out [count, up to a multiple of 16].
 inline void weigh(const float* x, int64_t count, Weighing weighing, double* out) {
   for (int64_t i = 0; i < count; i += kHalf) store_as(out + i, weigh(load_row<N>(x, i, count), weighing));
 }
 
-// The sum of a block's weights; meanwhile what lies behind it, if that is read next, comes nearer.
+// Returns the sum of the weights of a block, prefetching the next one.
 double sum_block(const float* x, int64_t count, Weighing weighing) {
   D even{}, odd{};
   for (int64_t i = 0; i < count; i += 2 * kHalf) {
@@ -177,7 +177,7 @@ double sum_block(const float* x, int64_t count, Weighing weighing) {
   return sum;
 }
 
-// The sum of all weights, and, where `blocks` is not null, that of each block.
+// Returns the sum of all weights; stores those of the blocks if `blocks` is not null.
 double sum(const float* x, int64_t count, Weighing weighing, double* blocks) {
   double total = 0;
   for (int64_t i = 0; i < count; i += kBlock) {

@@ -1,4 +1,4 @@
-// Short convolutions and gated recurrences. Products and sums are rounded apart, as the reference has them.
+// Short convolutions and gated recurrences. Products and sums are rounded separately, as in the reference.
 
 #include "states.h"
 
@@ -24,7 +24,7 @@ QUIRE_INLINE void write(uint8_t* to, int64_t channel, F x, int64_t count) {
   __builtin_memcpy((T*)to + channel, narrow, (size_t)least(count, kLanes) * sizeof(T));
 }
 
-// Numbers as they will be read once they are kept.
+// Loads numbers rounded to their stored format.
 template <KVFormat Form>
 QUIRE_INLINE F load_as_kept(const float* from, int64_t count) {
   typename Stored<Form>::Type narrow[kLanes];
@@ -54,7 +54,7 @@ void convolve_as(const Convolution& c) {
   }
 }
 
-// Several vectors side by side: each waits for its own last product and sum alone.
+// Computes several independent vectors, to hide the latency of their chains.
 template <KVFormat Form, int Vectors>
 QUIRE_INLINE void recur_lanes(const Recurrence& r, int64_t channel, int64_t count) {
   const int64_t n = Vectors > 1 ? kLanes : count;
@@ -91,7 +91,7 @@ void keep_as(const float* x, uint8_t* to, int64_t count) {
   for (int64_t i = 0; i < count; i += kLanes) write<Form>(to, i, load_some(x + i, count - i), count - i);
 }
 
-// Calls what is compiled for a format.
+// Calls the instance of a function for a format.
 template <typename Function>
 void in_format(KVFormat format, Function function) {
   switch (format) {

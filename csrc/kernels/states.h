@@ -1,14 +1,14 @@
-// Ops with a state for each slot: what their kernels are told.
+// The parameters of kernels for ops with a state per slot.
 //
 // A kernel computes some channels of some positions of one row. Pointers are to the first of these channels.
-// What is kept is stored in `format`, never int8, and read so also where it was brought a moment ago.
+// State is stored in `format`, never int8; new inputs are rounded to it before they are used.
 #pragma once
 
 #include "kernels.h"
 
 namespace quire {
 
-// Inputs of earlier positions: those of position p at p modulo `history`, `pitch` bytes apart.
+// Inputs of earlier positions: those of position p are at index p modulo `history`, `pitch` bytes apart.
 struct KeptInputs {
   KVFormat format;
   int64_t history, pitch;
@@ -20,7 +20,7 @@ struct Convolution {
   const uint8_t* kept_x;
   int64_t start, count;  // positions
   int64_t kernel, channels;
-  int64_t width;        // between rows of x, out and weight
+  int64_t width;        // stride of x, out and weight
   const float* x;       // of the first position
   const float* weight;  // [kernel, width]
   float* out;
@@ -30,11 +30,11 @@ struct Convolution {
 struct Recurrence {
   KeptInputs kept;
   const uint8_t *kept_x, *kept_decay;
-  int64_t begin, start, end;  // positions: those before `start` are read from what is kept
-  const uint8_t* before;      // h before `begin`, or null: zeros
-  uint8_t* after;             // where h at `end` goes, or null
+  int64_t begin, start, end;  // positions: inputs before `start` are read from the state
+  const uint8_t* before;      // h before `begin`; null: zeros
+  uint8_t* after;             // receives h at `end`, or null
   int64_t channels;
-  int64_t width;           // between rows of x, decay and out
+  int64_t width;           // stride of x, decay and out
   const float *x, *decay;  // of position `start`
   float* out;
 };

@@ -1,4 +1,4 @@
-// One instruction set's table.
+// The table of one instruction set.
 
 #include "table.h"
 

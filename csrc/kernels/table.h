@@ -1,4 +1,4 @@
-// The functions of one instruction set, declared; table.cpp puts them into the table.
+// Declarations of the functions of one instruction set, for table.cpp.
 #pragma once
 
 #include "kernels.h"

@@ -1,10 +1,10 @@
-// The heart of every product: up to 8 rows times one panel of 16 outputs, over all inputs.
+// The inner loop of every product: up to 8 rows times one panel of 16 outputs, over all inputs.
 //
-// One accumulator a row and 16 outputs stays in a register; a row's sum runs in one order whatever M is. The
-// weights of a panel are read once for the tile, in the order they lie in memory. With 8 rows, AVX-512 does 8
-// multiply-add instructions for each load of weights: bf16 and f32 reach 97 to 99% of the peak of a core,
-// int4 about 86% and int8 80%: two groups of 32 inputs take 16 such instructions and, on the same ports, one
-// for their scales (int8: two), and each block one more.
+// Each row has one accumulator of 16 outputs in a register; the order of its sum does not depend on M. The
+// weights of a panel are read once per tile, in memory order. With 8 rows, AVX-512 executes 8 multiply-add
+// instructions per load of weights: bf16 and f32 reach 97 to 99% of the peak of a core, int4 about 86% and
+// int8 80%, since two groups of 32 inputs take 16 such instructions and, on the same ports, one for their
+// block scales (int8: two), and each span one more.
 #pragma once
 
 #include "kernels.h"
@@ -12,15 +12,15 @@
 
 namespace quire::QUIRE_ISA {
 
-// Asks for weights before they are needed. One tile of rows asks for what it reads next itself. Of several,
-// which read a panel again while it is near, each asks for its share of the next panel: memory is never idle.
+// Prefetches weights. A single tile of rows prefetches what it reads next. Of several tiles, which read a
+// cached panel again, each prefetches its share of the next panel, so that memory is never idle.
 class Ahead {
  public:
   QUIRE_INLINE Ahead(int64_t panel_bytes, int64_t tile, int64_t tiles) : alone_(tiles == 1) {
     while (tiles >> (shift_ + 1)) ++shift_;
     distance_ = alone_ ? kNext : panel_bytes + ((tile * panel_bytes) >> shift_);
   }
-  // Called for each 64 bytes of a panel that begins at `values`.
+  // Called for each 64 bytes of the panel at `values`.
   QUIRE_INLINE void at(const void* values, int64_t offset) const {
     const char* where = (const char*)values + distance_ + (offset >> shift_);
     alone_ ? __builtin_prefetch(where, 0, kNearest) : __builtin_prefetch(where, 0, kSecondLevel);
@@ -46,7 +46,7 @@ QUIRE_INLINE void tile_f32(const float* w, const float* x, int64_t inputs, const
   for (int m = 0; m < M; ++m) out[m] = acc[m];
 }
 
-// Weights of 16 bits, widened as they are read.
+// 16-bit weights, widened as they are read.
 template <int M, bool Brain>
 QUIRE_INLINE void tile_widened(const uint16_t* w, const float* x, int64_t inputs, const Ahead& ahead,
                                F* out) {
@@ -85,7 +85,7 @@ QUIRE_INLINE void tile_bf16(const uint8_t* w, const int32_t* x, int64_t inputs, 
 }
 #endif
 
-// One group of 32 inputs: acc[m] + sum of w * x, exact in 32 bits. `x` is [8][M] of 4 bytes.
+// Adds one group of 32 inputs: acc[m] + sum of w * x, exact in 32 bits. `x` is [8][M] of 4 bytes.
 template <int M, bool Int4>
 QUIRE_INLINE void group_dot(const uint8_t* panel, int64_t offset, const int32_t* x, const Ahead& ahead,
                             I* acc) {
@@ -108,7 +108,7 @@ QUIRE_INLINE void group_dot(const uint8_t* panel, int64_t offset, const int32_t*
   }
 }
 
-// Whether two groups are weighed by one instruction. One or two rows of int4 would wait for their few sums.
+// True if two groups are scaled by one instruction. With one or two rows of int4, latency would dominate.
 template <bool Int4>
 QUIRE_INLINE constexpr bool in_pairs(int64_t rows) {
 #if defined(__AVX512VNNI__)
@@ -119,7 +119,7 @@ QUIRE_INLINE constexpr bool in_pairs(int64_t rows) {
 #endif
 }
 
-// What the sum of a group begins with beside the zero point of the weights: see QuantizedTile.
+// The initial value of the sum of a group, besides the zero point of the weights (see QuantizedTile).
 template <bool Int4>
 QUIRE_INLINE constexpr int32_t begin_of_group(int64_t group, int64_t rows) {
   return !Int4 ? 8 : in_pairs<Int4>(rows) && group % 2 == 1 ? 1 << 15 : 0;
@@ -127,13 +127,13 @@ QUIRE_INLINE constexpr int32_t begin_of_group(int64_t group, int64_t rows) {
 
 constexpr int64_t kScalesAhead = 512;
 
-// A product of quantized rows with one panel. Group by group, the sum of a block is one of integers:
+// A product of quantized rows with one panel. Within a span, the sum over groups is one of integers:
 //
-//   int4: dot * code of the weights
-//   int8: (dot / 16, rounded to 16 bits) * code of the weights * code of the row
+//   int4: dot * block scale of the weights
+//   int8: (dot / 16, rounded to 16 bits) * block scale of the weights * block scale of the row
 //
-// where |dot| is below 2^15 and 2^19, so that a block's sum stays below 2^31. Then come the scale of the
-// block and, at the end, that of the output.
+// where |dot| is below 2^15 and 2^19, so that the sum of a span is below 2^31. It is multiplied by the scale
+// of the span, and the total by the channel scale of the output.
 template <int M, bool Int4>
 class QuantizedTile {
  public:
@@ -147,7 +147,7 @@ class QuantizedTile {
         scales_((const float*)(row_scales_ + (Int4 ? 0 : ceil_div(groups_, 2) * M))),
         ahead_(ahead) {}
 
-  // out[m] but for the scale of the output.
+  // Computes out[m] without the channel scale.
   QUIRE_INLINE void run(F* out) const {
     constexpr int64_t kTogether = kSpan / kGroup;
     F acc[M]{};
@@ -190,7 +190,7 @@ class QuantizedTile {
   }
 
 #if defined(__AVX512VNNI__)
-  // Two groups by one instruction, which multiplies pairs of 16 bits: the first group in the upper half.
+  // Scales two groups by one instruction on pairs of 16 bits, the first group in the upper half.
   QUIRE_INLINE void add_pair(int64_t group, I* sum) const {
     const I first = load_s8(block_scales_ + group * kPanel),
             second = load_s8(block_scales_ + (group + 1) * kPanel);
@@ -198,7 +198,7 @@ class QuantizedTile {
     I dots[M], upper[M];
     for (int m = 0; m < M; ++m) dots[m] = splat(begin_[group * M + m]);
     dot(group, dots);
-    // The second group of int4 is added below the first, and begins with 2^15 so that nothing is borrowed.
+    // The second group of int4 is added below the first, starting at 2^15 so that there is no borrow.
     for (int m = 0; m < M; ++m) {
       const I begin = splat(begin_[(group + 1) * M + m]);
       if (!Int4) upper[m] = dots[m] << 12;

@@ -1,9 +1,9 @@
-// Sixteen lanes on every instruction set: what kernels are written in.
+// Vectors of sixteen lanes on every instruction set, the language of the kernels.
 //
-// GCC's and Clang's vector types are as wide as we say and become one, two or four registers of the machine.
-// Intrinsics stand only where the compiler would not find the instruction by itself. This header is compiled
-// once for each instruction set, in a namespace of its own, and uses nothing of the standard library that
-// could be shared between them: a function compiled for AVX-512 must never be called on an older machine.
+// The vector types of GCC and Clang have any width and become one, two or four machine registers. Intrinsics
+// are used only where the compiler does not find the instruction. This header is compiled once per
+// instruction set, in its own namespace, and uses nothing of the standard library that could be shared
+// between them: a function compiled for AVX-512 must never be called on an older machine.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +31,7 @@ typedef uint8_t B64 __attribute__((vector_size(64)));  // 64 bytes
 typedef int8_t S8 __attribute__((vector_size(16)));    // 16 bytes
 typedef uint16_t H __attribute__((vector_size(32)));   // 16 half-width numbers
 
-// Loads and stores, of any alignment.
+// Unaligned loads and stores.
 
 template <typename V, typename T>
 QUIRE_INLINE V load_as(const T* from) {
@@ -50,12 +50,12 @@ QUIRE_INLINE I load(const int32_t* from) { return load_as<I>(from); }
 QUIRE_INLINE void store(float* to, F v) { store_as(to, v); }
 QUIRE_INLINE void store(int32_t* to, I v) { store_as(to, v); }
 
-// All lanes the same. Written out, since adding to zero would have to turn -0 into 0, which costs an
+// Broadcasts a number. Written out, since adding to zero would have to turn -0 into 0, which costs an
 // instruction.
 QUIRE_INLINE F splat(float x) { return F{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 QUIRE_INLINE I splat(int32_t x) { return I{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 
-// The first `count` lanes; the others are zero, and memory beyond is not touched.
+// Loads the first `count` lanes; the others are zero, and memory beyond is not accessed.
 QUIRE_INLINE F load_some(const float* from, int64_t count) {
   if (count >= kLanes) return load(from);
   F v{};
@@ -70,7 +70,7 @@ QUIRE_INLINE void store_some(float* to, F v, int64_t count) {
 
 // Arithmetic.
 
-// a * b + c, rounded once where the machine can; always the same way within one instruction set.
+// Returns a * b + c, rounded once if the machine can; always the same way within one instruction set.
 QUIRE_INLINE F fma(F a, F b, F c) {
 #if defined(__AVX512F__)
   return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -96,13 +96,13 @@ QUIRE_INLINE I max(I a, I b) { return a > b ? a : b; }
 QUIRE_INLINE F abs(F a) { return (F)((I)a & 0x7fffffff); }
 QUIRE_INLINE F to_float(I a) { return __builtin_convertvector(a, F); }
 
-// To the nearest integer, ties to even; |x| must be below 2^22.
+// Rounds to the nearest integer, ties to even; |x| must be below 2^22.
 QUIRE_INLINE I to_int(F x) {
-  const F magic = splat(12582912.0f);  // 1.5 * 2^23: adding it leaves no room for a fraction
+  const F magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds off the fraction
   return (I)(x + magic) - (I)magic;
 }
 
-// Sums and maxima over the lanes, halving: one order everywhere.
+// Sums and maxima over the lanes, by halving: the same order everywhere.
 
 QUIRE_INLINE float reduce_add(F x) {
   float v[kLanes];
@@ -123,7 +123,7 @@ QUIRE_INLINE int32_t reduce_max(I x) {
   return v[0];
 }
 
-// Sums of each half of the lanes, in all lanes of that half.
+// Returns the sum of each half of the lanes, in all lanes of that half.
 QUIRE_INLINE I add_halves(I x) {
   x += __builtin_shuffle(x, I{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});
   x += __builtin_shuffle(x, I{2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13});
@@ -131,9 +131,9 @@ QUIRE_INLINE I add_halves(I x) {
   return x;
 }
 
-// Narrow numbers.
+// Narrow formats.
 
-// GCC widens in two halves where the machine has one instruction.
+// GCC widens in two halves although the machine has one instruction.
 QUIRE_INLINE U widen(H x) {
 #if defined(__AVX512F__)
   return (U)_mm512_cvtepu16_epi32((__m256i)x);
@@ -179,7 +179,7 @@ QUIRE_INLINE uint16_t float_to_half(float x) {
   uint32_t sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffff;
   if (magnitude > 0x7f800000) return (uint16_t)(sign | 0x7e00);
   if (magnitude >= 0x477ff000) return (uint16_t)(sign | 0x7c00);  // rounds to infinity
-  if (magnitude < 0x38800000) {                                   // below the normal numbers
+  if (magnitude < 0x38800000) {                                   // subnormal
     float scaled;
     __builtin_memcpy(&scaled, &magnitude, 4);
     return (uint16_t)(sign | (uint32_t)(int32_t)__builtin_rintf(scaled * 16777216.0f));
@@ -223,7 +223,7 @@ QUIRE_INLINE I load_s8(const int8_t* from) {
 #endif
 }
 
-// The lanes as bytes; they fit.
+// Converts lanes to bytes, which must fit.
 QUIRE_INLINE S8 to_s8(I x) {
 #if defined(__AVX512F__)
   return (S8)_mm512_cvtepi32_epi8((__m512i)x);
@@ -232,14 +232,14 @@ QUIRE_INLINE S8 to_s8(I x) {
 #endif
 }
 
-// Dot products. Lane i of `w` holds the 4 bytes (2 bf16) of output i; `x` those of one row, for all lanes.
+// Dot products. Lane i of `w` has the 4 bytes (2 bf16) of output i; `x` has those of one row, for all lanes.
 
 // acc[i] + sum over j < 4 of w[4i + j] * x[j], w unsigned (at most 15 if Small), x signed; exact. `x` points
 // to the four bytes.
 template <bool Small>
 QUIRE_INLINE I dot4(I acc, B64 w, const int32_t* x) {
 #if defined(__AVX512VNNI__)
-  // Written out because GCC spends a register and an instruction on spreading x, which this one does itself.
+  // Written out because GCC uses a register and an instruction to broadcast x, which this instruction does.
   asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*x));
   return acc;
 #elif defined(__AVX512BW__)
@@ -248,7 +248,7 @@ QUIRE_INLINE I dot4(I acc, B64 w, const int32_t* x) {
     const __m512i pairs = _mm512_maddubs_epi16((__m512i)w, xs);
     return (I)_mm512_add_epi32((__m512i)acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
   }
-  // Bytes up to 255 would saturate 16 bits in pairs: even and odd bytes are multiplied apart.
+  // Pairs of bytes up to 255 would saturate 16 bits: even and odd bytes are multiplied separately.
   const __m512i low = _mm512_set1_epi16(255);
   const __m512i even =
       _mm512_madd_epi16(_mm512_and_si512((__m512i)w, low), _mm512_srai_epi16(_mm512_slli_epi16(xs, 8), 8));
@@ -280,7 +280,7 @@ QUIRE_INLINE I dot4(I acc, B64 w, const int32_t* x) {
 #else
   int8_t xs[4];
   __builtin_memcpy(xs, x, 4);
-  const U words = (U)w;  // the first byte is the lowest: little-endian machines only
+  const U words = (U)w;  // the first byte is the lowest: requires little endian
   for (int j = 0; j < 4; ++j) acc += (I)((words >> (8 * j)) & 255) * (int32_t)xs[j];
   return acc;
 #endif
@@ -292,7 +292,7 @@ QUIRE_INLINE I dot2_s16(I acc, I a, I b) {
   return (I)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)a, (__m512i)b);
 }
 
-// The lower 16 bits of each lane from `low`, the upper ones from `high`.
+// Takes the lower 16 bits of each lane from `low`, the upper ones from `high`.
 QUIRE_INLINE I join_s16(I low, I high) {
   return (I)_mm512_mask_blend_epi16(0xaaaaaaaa, (__m512i)low, (__m512i)high);
 }
@@ -309,21 +309,21 @@ QUIRE_INLINE F dot2_bf16(F acc, B64 w, int32_t x) {
 
 QUIRE_INLINE void prefetch(const void* where) { __builtin_prefetch(where, 0, 3); }
 
-// Functions.
+// Mathematical functions.
 
-// 2^n * p for whole n; beyond the range of a float, infinity or zero.
+// Returns 2^n * p for integer n; infinity or zero beyond the range of a float.
 QUIRE_INLINE F scale_by_power(F p, F n) {
 #if defined(__AVX512F__)
   return (F)_mm512_scalef_ps((__m512)p, (__m512)n);
 #else
-  const I whole = to_int(n), half = whole >> 1;  // in two factors: n may be 128, whose power is no float
+  const I whole = to_int(n), half = whole >> 1;  // in two factors: n may be 128, whose power exceeds a float
   return p * (F)((half + 127) << 23) * (F)((whole - half + 127) << 23);
 #endif
 }
 
-// e^x to 2 units in the last place: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2].
+// Returns e^x to 2 units in the last place: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2].
 QUIRE_INLINE F exp(F x) {
-  // The order of the operands keeps what is not a number.
+  // The order of the operands preserves NaN.
   const F low = splat(-104.0f) > x ? splat(-104.0f) : x, clamped = splat(89.0f) < low ? splat(89.0f) : low;
 #if defined(__AVX512F__)
   const F n = (F)_mm512_roundscale_ps((__m512)(clamped * 1.44269504088896341f), 8);
@@ -343,7 +343,7 @@ QUIRE_INLINE F exp(F x) {
 
 QUIRE_INLINE F sigmoid(F x) { return 1.0f / (1.0f + exp(-x)); }
 
-// (1 - e^-2|x|) / (1 + e^-2|x|) with the sign of x; a series where that would cancel.
+// Returns (1 - e^-2|x|) / (1 + e^-2|x|) with the sign of x; a series where that would cancel.
 QUIRE_INLINE F tanh(F x) {
   const F a = abs(x), e = exp(a * -2.0f), x2 = x * x;
   const F far = (1.0f - e) / (1.0f + e);
