@@ -17,6 +17,7 @@ from quire.frontend import Frontend
 from quire.server import body
 from quire.server.metrics import CONTENT_TYPE
 from quire.server.openapi import describes, document
+from quire.server.request import read
 from quire.server.service import ServiceState
 
 SHOWN = (
@@ -161,7 +162,7 @@ def reply(content: msgspec.Struct, status: int = 200, headers: dict[str, str] | 
 
 def serving_of(request: Request) -> ServiceState:
     """What the endpoints share."""
-    serving: ServiceState = request.app.state.serving
+    serving: ServiceState = request.app.state.service
     return serving
 
 
@@ -191,7 +192,7 @@ async def model(request: Request) -> Response:
 @describes("A text or a conversation as token ids", TokenizeRequest, TokenizeReply)
 async def tokenize(request: Request) -> Response:
     serving = serving_of(request)
-    asked, *_ = await body.read(request, TokenizeRequest)
+    asked, *_ = await read(request, TokenizeRequest)
     serving.check_model(asked.model)
     return reply(await serving.in_thread(_tokenize, serving.frontend, asked))
 
@@ -225,7 +226,7 @@ def _piece(token: bytes) -> str | list[int]:
 @describes("Token ids as text", DetokenizeRequest, DetokenizeReply)
 async def detokenize(request: Request) -> Response:
     serving = serving_of(request)
-    asked, *_ = await body.read(request, DetokenizeRequest)
+    asked, *_ = await read(request, DetokenizeRequest)
     serving.check_model(asked.model)
     return reply(await serving.in_thread(_detokenize, serving.frontend, asked.tokens))
 
@@ -282,7 +283,7 @@ async def load(request: Request) -> Response:
     status = serving.engine.status
     return reply(
         ServerLoad(
-            len(serving.exchanges),
+            len(serving.requests),
             status.num_running,
             status.num_waiting,
             serving.num_queued_requests,

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import Request
 
 from quire.errors import RequestError
 from quire.server.errors import HTTPRefusal
@@ -28,23 +26,6 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 T = TypeVar("T", bound=msgspec.Struct)
-
-
-async def read(
-    request: Request, type_: type[T], convert: Callable[[T], Any] = lambda asked: None
-) -> tuple[T, list[str], Any]:
-    """Return the body as a `type_`, the names of its unknown fields, and the result of `convert`.
-
-    Raises RequestError, with `param`, for a body that is not JSON, not an object, or does not match the type.
-    Size and content type have been checked before. Large bodies are parsed in a thread.
-    """
-    body = await request.body()
-
-    def whole() -> tuple[T, list[str], Any]:
-        asked, unknown = parse(body, type_)
-        return asked, unknown, convert(asked)
-
-    return await request.app.state.serving.in_thread(whole) if len(body) >= LARGE_BYTES else whole()
 
 
 def _float(digits: str) -> float:

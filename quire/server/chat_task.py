@@ -1,7 +1,7 @@
-"""Conversations, whatever interface they come by: a task in, events out.
+"""Conversations in neutral terms: a ChatTask in, events out of a ChatRun.
 
-Nothing here knows the JSON of an interface. Those of chat completions, responses and messages each make a
-ChatTask of what they are sent and write the events of a ChatRun in their own words.
+Nothing here knows the JSON of an API. Chat completions, responses, messages and Ollama's chat each convert
+their requests to a ChatTask, and the events of the ChatRun to their own JSON.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from quire.errors import ContextOverflow, RequestError
 from quire.frontend import Encoded, Frontend
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
-from quire.server.generation import Generation
 from quire.server.logprob_json import check_size
+from quire.server.request import ServerRequest
 from quire.server.service import ServiceState
 from quire.text.answer import AnswerParser, Event, Reasoning
 from quire.text.tools.functions import Function, read_functions, warnings_of, widened
 
 
 class Finish(NamedTuple):
-    """A choice has ended: "stop", "length" or "tool_calls". `stop_reason` is what was met, if asked for."""
+    """The end of a sequence: "stop", "length" or "tool_calls"; and the stop string or token id, if any."""
 
     reason: str
     stop_reason: str | int | None
@@ -31,8 +31,8 @@ class Finish(NamedTuple):
 ChatEvent = Event | Finish
 
 
-class Usage(NamedTuple):
-    """Tokens of a request. A prompt counts once, all its choices count."""
+class TokenUsage(NamedTuple):
+    """Token counts of a request. A prompt counts once, however many sequences continue it."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -42,12 +42,12 @@ class Usage(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class ChatTask:
-    """What a caller asks of a conversation.
+    """A request for the next turn of a conversation.
 
     `messages` and `tools` are in the form that chat templates read. `tool_choice` is None, "auto", "none",
-    "required" or {"name": ...}. `sampling` holds fields of SamplingParams by name; where max_tokens is not
-    given, an answer has all the room that the context leaves. `warnings` says what of the request is left out
-    or done otherwise; whoever prepares the task may add to it.
+    "required" or {"name": ...}. `sampling` holds fields of SamplingParams by name; without max_tokens, an
+    answer may fill the context. `warnings` lists parts of the request that are left out or handled
+    differently; preparing the task may add to it.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -66,29 +66,30 @@ class ChatTask:
     warnings: list[str] = field(default_factory=list)
 
 
-async def start_chat(serving: ServiceState, task: ChatTask, *, request_id: str) -> ChatRun:
-    """Render, encode and hand in. Raises RequestError, Overloaded or EngineDead, and nothing runs then."""
-    params = SamplingParams.from_dict(task.sampling, {"max_tokens": None, **serving.frontend.default_params})
-    prompt, params, parsers = await serving.in_thread(_prepare, serving, task, params)
-    generation = await serving.generate([prompt], [params], request_id=request_id)
-    return ChatRun(serving, task, generation, parsers)
+async def start_chat(handle: ServerRequest, task: ChatTask) -> ChatRun:
+    """Render, encode and submit. Raises RequestError, Overloaded or EngineDead; then nothing runs."""
+    service = handle.service
+    params = SamplingParams.from_dict(task.sampling, {"max_tokens": None, **service.frontend.default_params})
+    prompt, params, parsers = await service.in_thread(_prepare, service, task, params)
+    await handle.submit([prompt], [params])
+    return ChatRun(handle, parsers, include_reasoning=task.include_reasoning)
 
 
 def _prepare(
-    serving: ServiceState, task: ChatTask, params: SamplingParams
+    service: ServiceState, task: ChatTask, params: SamplingParams
 ) -> tuple[Encoded, SamplingParams, list[AnswerParser]]:
-    """The prompt, what its continuation must be, and what takes each choice apart."""
+    """Return the prompt, its parameters with a grammar, and a parser for each sequence."""
     if task.add_generation_prompt and task.continue_final_message:
         problem = "add_generation_prompt and continue_final_message contradict each other"
         raise RequestError(problem, "set one of them to false", "continue_final_message")
-    frontend, output_format = serving.frontend, serving.output_format
-    functions = read_functions(task.tools)  # what is refused is not rendered first
+    frontend, output_format = service.frontend, service.output_format
+    functions = read_functions(task.tools)  # before rendering, which is expensive
     prompt = encoded(frontend, task)
     text = prompt.text or ""
     content = None
     if params.structured_outputs is not None and (task.tools or output_format.reasoning):
         content = frontend.grammars.compile(params.structured_outputs)
-    structured, functions = _structured(serving, task, functions, text, content)
+    structured, functions = _structured(service, task, functions, text, content)
     params = params if structured is None else replace(params, structured_outputs=structured)
     task.warnings += warnings_of(functions) if task.tool_choice != "none" else ()
     if output_format.needs_special_tokens and (task.tools or output_format.reasoning):
@@ -102,17 +103,17 @@ def _prepare(
 
 
 def _structured(
-    serving: ServiceState, task: ChatTask, functions: tuple[Function, ...], prompt: str, content: str | None
+    service: ServiceState, task: ChatTask, functions: tuple[Function, ...], prompt: str, content: str | None
 ) -> tuple[StructuredOutputsParams | None, tuple[Function, ...]]:
-    """A grammar for the answer that compiles, if it needs one, and the functions as far as it follows them.
+    """Return a grammar for the answer that compiles, if it needs one, and the functions as it enforces them.
 
-    Raises RequestError, which names the tool whose schema cannot be followed.
+    Raises RequestError, which names the tool whose schema cannot be enforced.
     """
     choice, parallel = task.tool_choice, task.parallel_tool_calls
-    grammar = serving.output_format.grammar(functions, choice, parallel, prompt, content)
+    grammar = service.output_format.grammar(functions, choice, parallel, prompt, content)
     if grammar is None:
         return None, functions
-    structured, check = StructuredOutputsParams(grammar=grammar), serving.frontend.grammars.compile
+    structured, check = StructuredOutputsParams(grammar=grammar), service.frontend.grammars.compile
     try:
         check(structured)
         return structured, functions
@@ -122,7 +123,7 @@ def _structured(
 
         def check_alone(function: Function) -> None:
             check(StructuredOutputsParams(json=function.schema))  # its errors say more
-            alone = serving.output_format.grammar((function,), "required")
+            alone = service.output_format.grammar((function,), "required")
             check(StructuredOutputsParams(grammar=alone))
 
         wider = widened(functions, check_alone)
@@ -131,11 +132,11 @@ def _structured(
             raise RequestError(
                 f"tools: their grammar as a whole: {problem}", "offer fewer", "tools"
             ) from None
-    return _structured(serving, task, wider, prompt, content)
+    return _structured(service, task, wider, prompt, content)
 
 
 def encoded(frontend: Frontend, task: ChatTask) -> Encoded:
-    """The conversation as token ids."""
+    """Return the conversation as token ids."""
     return frontend.encode_chat(
         task.messages,
         task.tools if task.tool_choice != "none" else None,
@@ -154,10 +155,10 @@ def fitted(
     side: str | None = None,
     what: str = "prompt",
 ) -> Encoded:
-    """The last `limit` tokens of a prompt; -1: as many as leave room for the answer; None: all.
+    """Return the last `limit` tokens of a prompt; -1: as many as leave room for the answer; None: all.
 
-    With "right" as `side`, the first ones are kept in place of the last. Raises ContextOverflow when they
-    exceed the context, before they are weighed against the queue. `what` is what the caller can shorten.
+    With `side` "right" the first ones are kept instead. Raises ContextOverflow when they exceed the context;
+    `what` names the field that the caller can shorten.
     """
     num_tokens, room = len(prompt.token_ids), frontend.max_model_len
     if limit == -1:
@@ -170,9 +171,9 @@ def fitted(
     return prompt
 
 
-def count_tokens(outputs: Sequence[RequestOutput]) -> Usage:
-    """What has been read and written so far."""
-    return Usage(
+def count_tokens(outputs: Sequence[RequestOutput]) -> TokenUsage:
+    """Return the token counts of prompts and their sequences so far."""
+    return TokenUsage(
         sum(len(output.prompt_token_ids) for output in outputs),
         sum(output.num_cached_tokens for output in outputs),
         sum(len(choice.token_ids) for output in outputs for choice in output.outputs),
@@ -180,66 +181,59 @@ def count_tokens(outputs: Sequence[RequestOutput]) -> Usage:
 
 
 class ChatRun:
-    """A conversation that runs. Iterate over it for (choice, event), or over `batches()`.
+    """A running conversation. Iterate over `batches()`, which end with the Finish of each sequence.
 
-    The last event of a choice is its Finish. `output` is what came of it so far, as tokens and text.
+    `output` is the result so far, as tokens and text.
     """
 
     def __init__(
-        self, serving: ServiceState, task: ChatTask, generation: Generation, parsers: Sequence[AnswerParser]
+        self, handle: ServerRequest, parsers: Sequence[AnswerParser], *, include_reasoning: bool = True
     ) -> None:
-        self.generation = generation
-        self.output = generation.readers[0].output
-        self.tokenizer = serving.frontend.need_tokenizer()
-        self._output_format = serving.output_format
-        self._with_reasoning = task.include_reasoning
-        self._parsers = dict(enumerate(parsers))  # of the choices that run
+        service = handle.service
+        self.handle = handle
+        self.output = handle.prompts[0].output
+        self.params = handle.prompts[0].request.params
+        self.timings = handle.timings
+        self.tokenizer = service.frontend.need_tokenizer()
+        self._format = service.output_format
+        self._include_reasoning = include_reasoning
+        self._parsers = dict(enumerate(parsers))  # of the sequences that run
         self._thoughts: list[list[str]] = [[] for _ in parsers]
         self._num_reasoning_tokens = 0
 
-    async def __aiter__(self) -> AsyncIterator[tuple[int, ChatEvent]]:
-        async for batch in self.batches():
-            for item in batch:
-                yield item
-
     async def batches(self) -> AsyncIterator[list[tuple[int, ChatEvent]]]:
-        """Events that are there together, choice by choice. Raises what following a Generation does."""
-        async for _, output in self.generation:
+        """Yield the (sequence, event) pairs of each delivery. Raises like iterating over a ServerRequest."""
+        async for _, output in self.handle:
             running = [output.outputs[index] for index in self._parsers]
-            batch = [(choice.index, event) for choice in running for event in self._news(choice)]
+            batch = [(sequence.index, event) for sequence in running for event in self._new_events(sequence)]
             if batch:
                 yield batch
 
-    def abort(self) -> None:
-        """End what still runs."""
-        self.generation.abort()
-
-    def usage(self) -> Usage:
-        """Tokens so far. Those of reasoning are counted when a choice ends."""
+    def usage(self) -> TokenUsage:
+        """Return token counts so far. Reasoning is counted when a sequence ends."""
         return count_tokens([self.output])._replace(reasoning_tokens=self._num_reasoning_tokens)
 
-    def _news(self, choice: CompletionOutput) -> list[ChatEvent]:
-        """The events of one choice since the last call."""
-        parser, thoughts = self._parsers[choice.index], self._thoughts[choice.index]
-        events: list[ChatEvent] = [*parser.push(choice.delta)] if choice.delta else []
-        if choice.finish_reason is not None:
-            del self._parsers[choice.index]
+    def _new_events(self, sequence: CompletionOutput) -> list[ChatEvent]:
+        parser, thoughts = self._parsers[sequence.index], self._thoughts[sequence.index]
+        events: list[ChatEvent] = [*parser.push(sequence.delta)] if sequence.delta else []
+        if sequence.finish_reason is not None:
+            del self._parsers[sequence.index]
             events += parser.finish()
-        if self._output_format.reasoning is not None:
+        if self._format.reasoning is not None:
             thoughts += [event.text for event in events if isinstance(event, Reasoning)]
-            if not self._with_reasoning:
+            if not self._include_reasoning:
                 events = [event for event in events if not isinstance(event, Reasoning)]
-        if choice.finish_reason is not None:
-            self._num_reasoning_tokens += self._count(choice, "".join(thoughts))
-            called = parser.has_calls and choice.finish_reason == "stop"
-            events.append(Finish("tool_calls" if called else choice.finish_reason, choice.stop_reason))
+        if sequence.finish_reason is not None:
+            self._num_reasoning_tokens += self._count_reasoning(sequence, "".join(thoughts))
+            called = parser.has_calls and sequence.finish_reason == "stop"
+            events.append(Finish("tool_calls" if called else sequence.finish_reason, sequence.stop_reason))
         return events
 
-    def _count(self, choice: CompletionOutput, thoughts: str) -> int:
-        """How many tokens were reasoning: those up to the mark that ends it, or what its text takes."""
-        if not thoughts or self._output_format.reasoning is None:
+    def _count_reasoning(self, sequence: CompletionOutput, thoughts: str) -> int:
+        """Return the number of reasoning tokens: up to the end mark, or as many as the text encodes to."""
+        if not thoughts or self._format.reasoning is None:
             return 0
-        end = self._output_format.token_ids.get(self._output_format.reasoning.end)
-        if end in choice.token_ids:
-            return choice.token_ids.index(end) + 1
-        return min(len(self.tokenizer.encode(thoughts, add_special_tokens=False)), len(choice.token_ids))
+        end = self._format.token_ids.get(self._format.reasoning.end)
+        if end in sequence.token_ids:
+            return sequence.token_ids.index(end) + 1
+        return min(len(self.tokenizer.encode(thoughts, add_special_tokens=False)), len(sequence.token_ids))

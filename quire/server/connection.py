@@ -1,8 +1,7 @@
-"""One client's connection: HTTP/1.1 by h11 and uvicorn, with bounds on what a client can make it hold.
+"""One client's connection: HTTP/1.1 by h11 and uvicorn, with bounds on the resources of a client.
 
-Bounded are the head of a request (bytes, headers, time), the number of chunks of a body and the time it
-takes, how long a client may leave an answer unread, and the number of connections. Bytes of bodies are
-bounded in limits.py.
+Bounded are the head of a request (bytes, headers, time), the number of chunks of a body and its time, the
+time an answer may stay unread, and the number of connections. request.py bounds the bytes of bodies.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ import logging
 import math
 import resource
 import socket
-from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import h11
 from uvicorn.config import Config
@@ -21,23 +19,21 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from quire.server.body import MAX_BODY_BYTES, too_large
 from quire.server.errors import HTTPRefusal, written
 
 MAX_HEAD_BYTES = 64 << 10
 MAX_HEADERS = 128
-# A chunk costs the same however short it is: from MANY_CHUNKS on they must be of MIN_CHUNK_BYTES on average.
+# Short chunks cost as much as long ones: beyond MANY_CHUNKS they must have MIN_CHUNK_BYTES on average.
 MANY_CHUNKS = 2048
 MIN_CHUNK_BYTES = 64
-# Beside their data: sizes, ends, extensions, trailers. A quarter of the data comes on top.
+# Chunk sizes, line ends, extensions and trailers; a quarter of the data is added to this.
 MAX_FRAMING_BYTES = 64 << 10
-RESERVED_FILES = 64  # descriptors that no connection may take
-_BOTH_IDLE = {h11.CLIENT: h11.IDLE, h11.SERVER: h11.IDLE}
+RESERVED_FILES = 64  # descriptors kept free of connections
 _LOG = logging.getLogger("quire.server.http")
 
 
 class Parser(h11.Connection):
-    """h11, refusing what is too large. `refusal` says why, once it has."""
+    """h11 with limits. `refusal` holds the answer to a request that broke one."""
 
     refusal: HTTPRefusal | None = None
     _num_chunks = 0
@@ -46,12 +42,12 @@ class Parser(h11.Connection):
     _is_chunked = False
 
     def receive_data(self, data: bytes) -> None:
-        """As h11's."""
+        """Receive as h11 does, and count."""
         self._num_received += len(data)
         super().receive_data(data)
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        """As h11's. Raises RemoteProtocolError for what is refused, too."""
+        """Return the next event as h11 does. Raises RemoteProtocolError for a broken limit, too."""
         try:
             event = super().next_event()
         except h11.RemoteProtocolError as error:
@@ -64,7 +60,7 @@ class Parser(h11.Connection):
             self._num_bytes += len(event.data)
             if self._num_chunks > max(MANY_CHUNKS, self._num_bytes // MIN_CHUNK_BYTES):
                 hint = f"send chunks of at least {MIN_CHUNK_BYTES} bytes, or a Content-Length"
-                self._refuse(HTTPRefusal(400, "the body comes in too many small chunks", hint))
+                self._refuse(HTTPRefusal(400, "the body has too many small chunks", hint))
         elif isinstance(event, h11.EndOfMessage) and len(event.headers) > MAX_HEADERS:
             self._refuse(_large_head())
         if self._is_chunked and self.their_state is h11.SEND_BODY:
@@ -72,7 +68,7 @@ class Parser(h11.Connection):
         return event
 
     def _begin(self, event: h11.Request) -> None:
-        """Check a head, and count from here."""
+        """Check a head, and start counting its body."""
         self._num_chunks = self._num_bytes = 0
         self._num_received = len(self.trailing_data[0])
         size = len(event.target) + sum(len(name) + len(value) + 4 for name, value in event.headers)
@@ -81,18 +77,16 @@ class Parser(h11.Connection):
         names = {name for name, _ in event.headers}
         self._is_chunked = b"transfer-encoding" in names
         if self._is_chunked and b"content-length" in names:
-            # A proxy may go by the one, we by the other: what one takes for a body is a request to the other.
+            # A proxy may use one of them and this server the other: one's body would be the other's next
+            # request.
             hint = "send one of them"
             self._refuse(HTTPRefusal(400, "the request has both Content-Length and Transfer-Encoding", hint))
 
     def _check_chunk(self, event: object) -> None:
-        """Bound what a chunk says of its size, and what comes beside data, once all data that came is out."""
-        # h11 tells nobody how much of a chunk is still to come, and takes up to 20 digits.
-        if self._num_bytes + getattr(self._reader, "_bytes_in_chunk", 0) > MAX_BODY_BYTES:
-            self._refuse(too_large())
+        """Bound the framing between the data of chunks, once all received data has been read."""
         framing = self._num_received - self._num_bytes
         if event is h11.NEED_DATA and framing > MAX_FRAMING_BYTES + self._num_bytes // 4:
-            problem = "the chunks of the body bring too much beside their data"
+            problem = "the body has too much chunk framing for its data"
             self._refuse(HTTPRefusal(400, problem, "leave out chunk extensions and trailers"))
 
     def _refuse(self, refusal: HTTPRefusal) -> None:
@@ -101,11 +95,11 @@ class Parser(h11.Connection):
 
 
 def _improper(error: h11.RemoteProtocolError) -> HTTPRefusal:
-    """Return the refusal for an error of h11, in our words."""
+    """Return the refusal for an error of h11."""
     if error.error_status_hint == 431:
         return _large_head()
     if error.error_status_hint == 501:
-        problem = "of transfer codings only chunked is taken, once"
+        problem = "the only supported transfer coding is chunked, once"
         return HTTPRefusal(400, problem, "send Transfer-Encoding: chunked, or a Content-Length")
     return HTTPRefusal(400, "the request is not proper HTTP/1.1")
 
@@ -115,9 +109,9 @@ def _large_head() -> HTTPRefusal:
 
 
 class Joined:
-    """A transport that sends a head together with what follows it: a packet costs both sides a system call.
+    """A transport that sends a head and the first piece of a body in one packet.
 
-    What is written waits for the next thing that is, and not beyond this turn of the event loop.
+    Written data waits for the next write, at most until this turn of the event loop ends.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -137,7 +131,7 @@ class Joined:
             self._loop.call_soon(self.send)
 
     def send(self, data: bytes = b"") -> None:
-        """Send what is held, and this. Nothing is no packet, and may come after the end."""
+        """Send the held data and this, if there is any."""
         data, self._held = self._held + data, b""
         if data:
             self._transport.write(data)
@@ -150,13 +144,9 @@ class Joined:
         self.send()
         self._transport.close()
 
-    def let_go(self) -> None:
-        """At the end: asyncio's transports hold themselves, 1.1 KB each, until the collector comes."""
-        vars(self._transport).pop("_read_ready_cb", None)
-
 
 class Pieces:
-    """The short way of a stream's pieces to its socket, since each token is one: past all layers and h11."""
+    """Fast path: writes the chunks of a stream to the transport, bypassing ASGI and h11."""
 
     def __init__(self, transport: Joined, flow: FlowControl, parser: Parser) -> None:
         self._transport = transport
@@ -164,7 +154,7 @@ class Pieces:
         self._parser = parser
 
     async def write(self, data: bytes) -> None:
-        """Send a piece of a body without a length, after its head. Waits for a client that is slow."""
+        """Send a piece of a body without Content-Length, after its head. Waits for a slow client."""
         if data and not self._transport.is_closing():
             is_chunked = (self._parser.their_http_version or b"") >= b"1.1"
             self._transport.send(b"%x\r\n%b\r\n" % (len(data), data) if is_chunked else data)
@@ -172,24 +162,11 @@ class Pieces:
                 await self._flow.drain()
 
 
-class Refusal(NamedTuple):
-    """The answer to a request that is not read, and how many bytes of its body are still to come."""
-
-    answer: bytes
-    num_to_come: int
-
-
-TurnAway = Callable[[bytes], Refusal | None]  # by what a request begins with
-
-
 class Protocol(H11Protocol):
     """uvicorn's connection with a deadline for each of its phases. Times are in seconds.
 
-    `turn_away` may answer requests before they are read.
-
-    Phases: "new" (nothing heard yet), "head" and "body" (one is on its way), "linger" (the answer is sent,
-    the client still talks), "kept" (after a request that was turned away), "" (it is the server's turn, or
-    uvicorn's own keep-alive timer runs).
+    Phases: "new" (nothing received yet), "head" and "body" (in transit), "linger" (the answer is sent, the
+    client still sends), "" (the server's turn, or uvicorn's keep-alive timer runs).
     """
 
     head_s = 10.0
@@ -203,22 +180,19 @@ class Protocol(H11Protocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
-        turn_away: TurnAway | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self.access_log = False  # it would show what stands in queries
+        self.access_log = False  # it would log query strings
         self.conn: Parser = Parser(h11.SERVER, MAX_HEAD_BYTES)
         self._phase = ""
         self._since_s = 0.0
-        self._due_s = math.inf  # when the phase is too long
+        self._due_s = math.inf  # the deadline of the phase
         self._timer: asyncio.TimerHandle | None = None
         self._unread_deadline: asyncio.TimerHandle | None = None
         self._refused = False
-        self._turn_away = turn_away
-        self._num_unwanted = 0  # bytes that are still to come of the body of a request that was turned away
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client is here. Small writes leave at once, and the time for a head runs."""
+        """Send small writes at once, and start the deadline of a head."""
         super().connection_made(transport)
         if (own := transport.get_extra_info("socket")).family in (socket.AF_INET, socket.AF_INET6):
             # asyncio does so only where the listener names its protocol. Without it a small write waits for
@@ -237,38 +211,13 @@ class Protocol(H11Protocol):
             self._timer.cancel()
         self.resume_writing()
         super().connection_lost(exc)
-        self._unset_keepalive_if_required()  # uvicorn lets it run after a reset
-        cast(Joined, self.transport).let_go()
+        if self.timeout_keep_alive_task is not None:  # uvicorn lets it run after a reset
+            self.timeout_keep_alive_task.cancel()
 
     def data_received(self, data: bytes) -> None:
-        if self._num_unwanted:
-            self._num_unwanted, data = max(self._num_unwanted - len(data), 0), data[self._num_unwanted :]
-            self._await_next()
-        if self._refused or not data:
-            return
-        refusal = self._turn_away(data) if self._turn_away is not None and self._is_idle else None
-        if refusal is None:
+        if not self._refused:
             super().data_received(data)
             self._watch(heard=True)
-        else:
-            self._unset_keepalive_if_required()
-            cast(Joined, self.transport).send(refusal.answer)
-            self._num_unwanted = refusal.num_to_come
-            self._await_next()
-
-    @property
-    def _is_idle(self) -> bool:
-        """Whether what comes next is the beginning of a request, and its answer would be read."""
-        begins = self.conn.states == _BOTH_IDLE and not self.conn.trailing_data[0]
-        return begins and not self.flow.write_paused
-
-    def _await_next(self) -> None:
-        """After a request that was turned away: the rest of it, then the next one, or the end."""
-        if self._num_unwanted:
-            self._enter("linger", self.linger_s)
-        else:
-            self._phase = ""  # each wait is a new one
-            self._enter("kept", self.timeout_keep_alive)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -284,21 +233,18 @@ class Protocol(H11Protocol):
             self._unread_deadline.cancel()
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn's answer to what h11 refuses; `msg` says less than the parser knows."""
+        """Answer a request that h11 or a limit refused. The parser knows more than `msg`."""
         self._refuse(self.conn.refusal or HTTPRefusal(400, msg))
 
     def shutdown(self) -> None:
-        """The server ends: so does a connection that waits for nothing."""
+        """End the connection with the server, unless an answer is on its way."""
         if self._refused:
             self.transport.abort()
         else:
             super().shutdown()
 
-    def _unsupported_upgrade_warning(self) -> None:
-        """Nothing: the request is served as if it had not asked."""
-
     def _watch(self, heard: bool) -> None:
-        """Note what is awaited of the client. `heard`: it has sent something since the last request."""
+        """Enter the phase that fits h11's state. `heard`: the client has sent data since the last request."""
         their_state = self.conn.their_state
         if self._refused or self.transport.is_closing():
             return
@@ -312,7 +258,7 @@ class Protocol(H11Protocol):
             self._enter("", None)
 
     def _enter(self, phase: str, seconds: float | None) -> None:
-        """Phases are many and few last: a timer that is there stays, and looks when it comes."""
+        """Start a phase. Most are short, so a running timer stays and compares deadlines when it fires."""
         if phase == self._phase:
             return
         self._phase, self._since_s = phase, self.loop.time()
@@ -321,13 +267,13 @@ class Protocol(H11Protocol):
             self._wake()
 
     def _wake(self) -> None:
-        """Set the timer for when the phase is too long."""
+        """Set the timer to the deadline."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if self._due_s == math.inf else self.loop.call_at(self._due_s, self._expire)
 
     def _expire(self) -> None:
-        """The client may have taken too long."""
+        """End a connection whose deadline has passed."""
         self._timer = None
         if self.loop.time() < self._due_s:
             self._wake()
@@ -339,17 +285,17 @@ class Protocol(H11Protocol):
     def _refuse(self, error: HTTPRefusal) -> None:
         """Answer without the application, as it has not begun to, and end the connection.
 
-        What the client still sends is read and dropped for a while: closing at once would reset the
-        connection, and it might never read the answer.
+        Further data of the client is read and dropped for a while: closing at once would reset the
+        connection, and the client might never read the answer.
         """
-        if self._phase == "linger":  # it has its answer
+        if self._phase == "linger":  # the answer has been sent
             self.transport.abort()
             return
         cycle, self._refused = self.cycle, True
         if cycle is None or cycle.response_complete:
             _LOG.info("refused", extra={"fields": {"status": error.status, "why": error.message}})
         else:
-            cycle.disconnected = True  # what the application says now is dropped
+            cycle.disconnected = True  # the application's answer is dropped
             cycle.message_event.set()
             cycle.scope["state"]["refused"] = error.status
             if cycle.response_started:
@@ -363,11 +309,11 @@ class Protocol(H11Protocol):
         self._enter("linger", self.linger_s)
 
     def _make_room(self) -> None:
-        """Descriptors run out: end the connection that has waited longest for its client."""
+        """End the connection that has waited longest for its client: descriptors are running out."""
         waiting = [c for c in self.connections if isinstance(c, Protocol) and c.awaits_client]
         min(waiting, key=lambda one: one._since_s).transport.abort()
 
     @property
     def awaits_client(self) -> bool:
-        """Whether no request is being answered."""
+        """True when no request is being answered."""
         return self.cycle is None or self.cycle.response_complete

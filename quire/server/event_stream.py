@@ -1,7 +1,6 @@
-"""Server-sent events: how a stream is sent, and chunks in OpenAI's shape.
+"""Server-sent events, and the sizes into which long texts are split for them.
 
-What is the same in all chunks of a stream is encoded once; a token costs the encoding of its text and one
-join. No chunk reaches 64 KiB, whatever the request asks for: clients read with buffers of that size.
+No event reaches 64 KiB, whatever the request asks for: clients read with buffers of that size.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from msgspec.json import Encoder
@@ -20,11 +18,11 @@ from quire.errors import QuireError
 from quire.server.errors import ErrorBody, response_for
 from quire.server.logprob_json import Position
 
-FIRST_S = 2.0  # an error that comes within this time is an HTTP status; later, the stream has begun
+FIRST_S = 2.0  # an error within this time is an HTTP status; later, the stream has begun
 KEEP_ALIVE_S = 15.0  # a comment is sent after so long a silence
 PIECE_CHARACTERS = 4096  # of text in one chunk; a character takes at most 6 bytes in JSON
-PIECE_BYTES = 24 << 10  # of logprobs in one chunk
-PIECE_TOKENS = 1024  # ids in one chunk
+PIECE_BYTES = 24 << 10  # of log-probabilities in one chunk
+PIECE_TOKENS = 1024  # token ids in one chunk
 DONE = b"data: [DONE]\n\n"
 _LOG = logging.getLogger(__name__)
 
@@ -34,9 +32,9 @@ encode = Encoder().encode
 
 
 class EventStream(Response):
-    """Sends events as they come. `failed` writes the event that tells of an error, `end` is the last one.
+    """A streamed response. `on_error` serializes the event of an error, `end` is the last event.
 
-    An error that comes before the first event, and soon, is a plain HTTP answer. `alive` breaks silences.
+    An error before the first event, within FIRST_S, is a plain HTTP response. `keep_alive` breaks silences.
     """
 
     media_type = "text/event-stream; charset=utf-8"
@@ -44,16 +42,16 @@ class EventStream(Response):
     def __init__(
         self,
         events: AsyncGenerator[bytes, None],
-        failed: Callable[[Exception], bytes] | None = None,
+        on_error: Callable[[Exception], bytes] | None = None,
         end: bytes = DONE,
-        alive: bytes = b": keep-alive\n\n",
+        keep_alive: bytes = b": keep-alive\n\n",
     ) -> None:
         super().__init__()
         self._events = events
-        self._failed = failed or (lambda error: b"data: %s\n\n" % encode(ErrorBody.of(error)))
+        self._on_error = on_error or (lambda error: b"data: %s\n\n" % encode(ErrorBody.of(error)))
         self._end = end
-        self._alive = alive
-        self._silent = True  # since the keep-alive looked last
+        self._keep_alive = keep_alive
+        self._silent = True  # since the keep-alive task last looked
         self.raw_headers = [
             (b"content-type", self.media_type.encode()),
             (b"cache-control", b"no-cache"),
@@ -61,6 +59,9 @@ class EventStream(Response):
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def write_by_asgi(data: bytes) -> None:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+
         first = asyncio.ensure_future(anext(self._events, b""))
         try:
             await asyncio.wait((first,), timeout=FIRST_S)
@@ -70,15 +71,16 @@ class EventStream(Response):
                 await response_for(error, scope["path"])(scope, receive, send)
                 return
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            write = scope.get("state", {}).get("write_piece") or partial(_write, send)
+            write = scope.get("state", {}).get("write_piece") or write_by_asgi
             if begun := first.done():
-                await write(first.result())  # in the packet of the head
-            alive = asyncio.create_task(self._keep_alive(write))
+                await write(first.result())  # in one packet with the head
+            keeping_alive = asyncio.create_task(self._send_keep_alives(write))
             try:
-                # In a task of its own: a token then wakes this file and not all the layers in front of it.
+                # In a task of its own: a token then wakes this coroutine alone and not every middleware
+                # above.
                 await asyncio.create_task(self._send_all(None if begun else first, send, write))
             finally:
-                alive.cancel()
+                keeping_alive.cancel()
         finally:
             if not first.done():
                 first.cancel()
@@ -96,29 +98,24 @@ class EventStream(Response):
         except Exception as error:
             if not isinstance(error, QuireError):
                 _LOG.exception("a stream failed")
-            last = self._failed(error) + self._end
+            last = self._on_error(error) + self._end
         await send({"type": "http.response.body", "body": last})
 
-    async def _keep_alive(self, write: Write) -> None:
+    async def _send_keep_alives(self, write: Write) -> None:
         while True:
             self._silent = True
             await asyncio.sleep(KEEP_ALIVE_S)
             if self._silent:
-                await write(self._alive)
-
-
-async def _write(send: Send, data: bytes) -> None:
-    """How a piece is sent where the server has no shorter way."""
-    await send({"type": "http.response.body", "body": data, "more_body": True})
+                await write(self._keep_alive)
 
 
 def named(type_: str, /, **fields: Any) -> bytes:
-    """An event that bears its type twice, as the Responses and Messages interfaces want it."""
+    """Return an event that states its type twice, as the Responses and Messages APIs require."""
     return b"event: %s\ndata: %s\n\n" % (type_.encode(), encode({"type": type_, **fields}))
 
 
 def pieces(text: str) -> Iterator[str]:
-    """A text in parts that fit into one chunk each; at least one."""
+    """Split a text into parts that each fit into one chunk; at least one."""
     if len(text) <= PIECE_CHARACTERS:
         yield text
         return
@@ -127,7 +124,7 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def grouped(positions: Sequence[Position]) -> Iterator[Sequence[Position]]:
-    """Consecutive positions, as many together as fit into one chunk."""
+    """Split consecutive positions into groups that each fit into one chunk."""
     begin = size = 0
     for end, position in enumerate(positions):
         length = sum(map(len, position)) + len(position)
@@ -140,6 +137,6 @@ def grouped(positions: Sequence[Position]) -> Iterator[Sequence[Position]]:
 
 
 def id_groups(token_ids: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Consecutive token ids, as many together as fit into one chunk."""
+    """Split consecutive token ids into groups that each fit into one chunk."""
     for begin in range(0, len(token_ids), PIECE_TOKENS):
         yield token_ids[begin : begin + PIECE_TOKENS]

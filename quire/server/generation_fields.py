@@ -53,7 +53,7 @@ SAMPLING = tuple(name for name in SamplingFields.__struct_fields__ if name not i
 
 
 class GenerationFields(SamplingFields, kw_only=True):
-    """What every endpoint takes that generates text, Anthropic's too."""
+    """Fields of every endpoint that generates text, Anthropic's too."""
 
     model: str | None = None
     stream: bool | None = None
@@ -62,7 +62,7 @@ class GenerationFields(SamplingFields, kw_only=True):
 
 
 def refuse(request: SamplingFields, refused: Mapping[str, str | None]) -> None:
-    """Raise RequestError for a field of these, name -> what to do instead, that asks for anything."""
+    """Raise RequestError for a field of `refused` (name -> hint) that asks for anything."""
     for name, instead in refused.items():
         if not asks(name, getattr(request, name)):
             continue
@@ -72,7 +72,7 @@ def refuse(request: SamplingFields, refused: Mapping[str, str | None]) -> None:
 
 
 def given_of(request: SamplingFields) -> dict[str, Any]:
-    """The fields for SamplingParams.from_dict that the request gives."""
+    """Return the fields for SamplingParams.from_dict that the request gives."""
     return {name: value for name in SAMPLING if (value := getattr(request, name)) is not None}
 
 
@@ -88,12 +88,12 @@ def structure_of(kind: str, schema: dict[str, Any] | None, name: str) -> Structu
     return StructuredOutputsParams(json=schema)
 
 
-def warned(request: Request, unknown: Sequence[str], others: Sequence[str] = ()) -> list[str]:
-    """The warnings of a response: of fields that nothing here knows, then `others`. The log has them, too."""
-    told = [f"unknown field {name[:MAX_NAME]!r} has no effect" for name in unknown[:MAX_WARNINGS]]
+def response_warnings(request: Request, unknown: Sequence[str], others: Sequence[str] = ()) -> list[str]:
+    """Return the warnings of a response: unknown fields, then `others`. They are logged as well."""
+    warnings = [f"unknown field {name[:MAX_NAME]!r} has no effect" for name in unknown[:MAX_WARNINGS]]
     if len(unknown) > MAX_WARNINGS:
-        told.append(f"{len(unknown) - MAX_WARNINGS:,} more unknown fields have no effect")
-    told += others
-    if told:
-        request.state.warnings = told
-    return told
+        warnings.append(f"{len(unknown) - MAX_WARNINGS:,} more unknown fields have no effect")
+    warnings += others
+    if warnings:
+        request.state.warnings = warnings
+    return warnings

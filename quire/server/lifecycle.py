@@ -1,4 +1,4 @@
-"""The server's life: a socket, an engine, an application; and how it ends without harm to open requests."""
+"""Start, drain and end the server: a socket, an engine, an application."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import contextlib
 import errno
 import gc
 import logging
+import resource
 import signal
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from dataclasses import replace
+from typing import Any, cast
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from quire.config import EngineConfig, ServerConfig, api_keys
 from quire.engine.client import EngineClient
@@ -22,32 +25,33 @@ from quire.frontend import Frontend
 from quire.models import read_model
 from quire.server import malloc_arenas
 from quire.server.app import make_app
-from quire.server.door import Door
+from quire.server.connection import MAX_HEAD_BYTES, Protocol
 from quire.server.engine_process import GC_THRESHOLD
-from quire.server.exchange import DRAIN_RETRY_S
-from quire.server.limits import checks, http_config
 from quire.server.local import LocalServer
 from quire.server.metrics import Metrics
 from quire.server.remote import RemoteEngine
-from quire.server.service import ServiceState, served_names
+from quire.server.service import DRAIN_RETRY_S, ServiceState, served_names
 from quire.text.tokenizer import Tokenizer
 from quire.text.tools import OutputFormat, output_format_of
 from quire.weights.hub import open_model
 
-ON_THEIR_WAY_S = 0.1  # requests that were sent before a signal
-INTERRUPT_DRAIN_S = 5  # of open requests after Ctrl-C
-END_S = 2.0  # for error events to be sent to those that drain ends, and for connections to close
+IN_TRANSIT_S = 0.1  # for requests that were sent before a signal
+INTERRUPT_DRAIN_S = 5  # for open requests after Ctrl-C
+END_S = 2.0  # for error events to requests that the drain ends, and for connections to close
 UNBOUNDED = 1 << 62  # requests or tokens, where the caller bounds them
 TICK_S = 0.1  # between two calls of uvicorn's on_tick
+KEEP_ALIVE_S = 75  # more than clients keep an idle connection, so that they close it and not we
+OPEN_FILES = 1 << 16
 _LOG = logging.getLogger(__name__)
 
 Ready = Callable[[ServiceState, str], None]
 
 
 async def serve(config: ServerConfig, engine_config: EngineConfig, ready: Ready) -> int:
-    """Serve until a signal ends it. Returns the exit status: 0 when every open request could end.
+    """Serve until a signal. Returns the exit status: 0 when every open request could end.
 
-    `ready` is called with the URL once requests are taken. Raises ConfigError for what cannot be served.
+    `ready` is called with the URL once requests are accepted. Raises ConfigError when the model or the
+    server's configuration is wrong.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     caught: list[int] = []
@@ -64,11 +68,11 @@ async def serve(config: ServerConfig, engine_config: EngineConfig, ready: Ready)
     _find_output_format(config, {})
     listener = bind(config.host, config.port)
     try:
-        async with _loaded(config, engine_config, bool(keys)) as serving:
+        async with _loaded(config, engine_config, bool(keys)) as service:
             gc.collect()
-            gc.freeze()  # what is loaded stays: no collection, for which all streams wait, looks at it
+            gc.freeze()  # collections, which all streams wait for, need not visit loaded objects
             gc.set_threshold(GC_THRESHOLD)
-            return await _Server(serving, keys, ready).run(listener)
+            return await _Server(service, keys, ready).run(listener)
     except asyncio.CancelledError:
         if not caught:
             raise
@@ -84,8 +88,8 @@ async def local_server(config: ServerConfig, engine_config: EngineConfig) -> Asy
     Raises ConfigError for a model that cannot be served.
     """
     config = replace(config, max_queued_requests=UNBOUNDED, max_queued_tokens=UNBOUNDED)
-    async with _loaded(config, engine_config, keyed=False) as serving:
-        yield LocalServer(make_app(serving, ()), config.host, serving.engine.status)
+    async with _loaded(config, engine_config, keyed=False) as service:
+        yield LocalServer(make_app(service, ()), config.host, service.engine.status)
 
 
 @contextlib.asynccontextmanager
@@ -97,19 +101,19 @@ async def _loaded(
     engine = RemoteEngine(engine_config)
     try:
         await engine.start()
-        serving = await asyncio.to_thread(make_serving, config, engine_config, engine, keyed)
+        service = await asyncio.to_thread(make_service, config, engine_config, engine, keyed)
         try:
-            yield serving
+            yield service
         finally:
-            serving.close()
+            service.close()
     finally:
         await engine.close()
 
 
-def make_serving(
+def make_service(
     config: ServerConfig, engine_config: EngineConfig, engine: EngineClient, keyed: bool
 ) -> ServiceState:
-    """Make what the endpoints need to serve an engine that is ready, whichever it is."""
+    """Return the state of a service for an engine that is ready, wherever it runs."""
     facts = engine.status.facts
     source = open_model(engine_config.model, engine_config.revision, weights=False)
     frontend = Frontend(
@@ -137,14 +141,15 @@ def _find_output_format(
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """The one listening socket. Raises ConfigError with a hint when it cannot be had."""
+    """Return the listening socket. Raises ConfigError with a hint when it cannot be bound."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"host {host[:200]!r} is no address of this machine: {error}") from None
-    # asyncio looks at the protocol's number before it turns Nagle's delay off, which costs 40 ms an answer.
+    # asyncio turns off Nagle's delay, which costs 40 ms an answer, only for sockets with this protocol
+    # number.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -180,14 +185,13 @@ def _check_certificate(config: ServerConfig) -> None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, whose signals are ours."""
+    """uvicorn with a drain of our own in place of its signal handlers."""
 
-    def __init__(self, serving: ServiceState, keys: tuple[str, ...], ready: Ready) -> None:
-        door = Door(serving, checks(serving.config, keys))
-        config = http_config(make_app(serving, keys), serving.config, door.refusal)
+    def __init__(self, service: ServiceState, keys: tuple[str, ...], ready: Ready) -> None:
+        config = http_config(make_app(service, keys), service.config)
         config.lifespan, config.timeout_graceful_shutdown = "off", int(END_S)
         super().__init__(config)
-        self._serving = serving
+        self._service = service
         self._ready = ready
         self._drain: asyncio.Task[None] | None = None
         self._forced = asyncio.Event()
@@ -195,7 +199,7 @@ class _Server(uvicorn.Server):
 
     async def run(self, listener: socket.socket) -> int:  # type: ignore[override]
         loop = asyncio.get_running_loop()
-        drain_s = self._serving.config.drain_timeout_s
+        drain_s = self._service.config.drain_timeout_s
         loop.add_signal_handler(signal.SIGTERM, self._begin_drain, drain_s)
         loop.add_signal_handler(signal.SIGINT, self._begin_drain, min(drain_s, INTERRUPT_DRAIN_S))
         await self.serve([listener])
@@ -211,12 +215,12 @@ class _Server(uvicorn.Server):
             host, port = listener.getsockname()[:2]
             scheme = "https" if self.config.is_ssl else "http"
             shown = f"[{host}]" if ":" in host else host
-            self._ready(self._serving, f"{scheme}://{shown}:{port}")
+            self._ready(self._service, f"{scheme}://{shown}:{port}")
 
     async def on_tick(self, counter: int) -> bool:
-        """True to exit: also when the engine is given up, for who started this server can start another."""
-        if self._serving.engine.status.state == "stopped":
-            _LOG.critical("the engine cannot be started again: the server ends")
+        """Return True to exit: also when the engine is given up, so that a supervisor can start anew."""
+        if self._service.engine.status.state == "stopped":
+            _LOG.critical("the engine cannot be restarted: the server ends")
             self._harmed = True
             return True
         if counter % int(malloc_arenas.PERIOD_S / TICK_S) == 1:
@@ -224,33 +228,56 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     def _begin_drain(self, patience_s: float) -> None:
-        """At a first signal; a second one ends the wait."""
+        """Begin at the first signal; the second one ends the wait."""
         if self._drain is not None:
             self._forced.set()
         else:
-            self._serving.draining = True
+            self._service.draining = True
             self._drain = asyncio.create_task(self._drain_then_exit(patience_s))
 
     async def _drain_then_exit(self, patience_s: float) -> None:
-        """New requests are refused meanwhile, by an answer and not by a closed door.
+        """Refuse new requests with an answer, rather than a closed socket, until open ones have ended.
 
-        What was sent before the signal is served: it may still lie in a socket that was not read yet.
+        Requests that were sent before the signal are served: they may still be in a socket's buffer.
         """
-        await asyncio.sleep(ON_THEIR_WAY_S)
-        self._serving.refusing = True
-        _LOG.info("draining: %d open requests have %g s to end", len(self._serving.exchanges), patience_s)
+        await asyncio.sleep(IN_TRANSIT_S)
+        self._service.refusing = True
+        _LOG.info("draining: %d open requests have %g s to end", len(self._service.requests), patience_s)
         await self._until_idle(patience_s, self._forced)
-        for exchange in list(self._serving.exchanges):
+        for request in list(self._service.requests):
             self._harmed = True
-            for generation in exchange.generations:
-                generation.end(Overloaded("the server is shutting down", "ask again", DRAIN_RETRY_S))
+            request.end(Overloaded("the server is shutting down", "ask again", DRAIN_RETRY_S))
         await self._until_idle(END_S)
         self.should_exit = True
 
     async def _until_idle(self, patience_s: float, forced: asyncio.Event | None = None) -> None:
-        """Wait until no request is open, but not longer than that."""
+        """Wait until no request is open, at most so long."""
         deadline = asyncio.get_running_loop().time() + patience_s
-        while self._serving.exchanges and asyncio.get_running_loop().time() < deadline:
+        while self._service.requests and asyncio.get_running_loop().time() < deadline:
             if forced is not None and forced.is_set():
                 return
             await asyncio.sleep(0.02)
+
+
+def http_config(app: ASGIApp, config: ServerConfig, http: type[Protocol] = Protocol) -> uvicorn.Config:
+    """Return uvicorn's configuration for an application, and raise the limit of open files."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return uvicorn.Config(
+        app,
+        config.host,
+        config.port,
+        http=cast(Any, http),  # never one that happens to be installed: the limits are in this one
+        ws="none",
+        loop="asyncio",
+        interface="asgi3",
+        proxy_headers=False,  # anyone can send them
+        server_header=False,
+        access_log=False,
+        log_config=None,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        ssl_certfile=config.ssl_certfile,
+        ssl_keyfile=config.ssl_keyfile,
+    )

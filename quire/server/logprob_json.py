@@ -1,7 +1,7 @@
-"""Log-probabilities in the shapes of both endpoints, written as JSON position by position.
+"""Log-probabilities in the shapes of both endpoints, serialized to JSON position by position.
 
-What is written of a token in the chat's shape is made once and kept: with top_logprobs a stream names
-some twenty tokens for each that it brings.
+The JSON of a token in the chat's shape is cached: with top_logprobs a stream names some twenty tokens for
+each that it generates.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from quire.sampling_params import SamplingParams
 from quire.text.detokenize import Detokenizer
 from quire.text.tokenizer import Tokenizer
 
-LOWEST = -9999.0  # stands for minus infinity, which JSON has not
-MAX_PROMPT_ENTRIES = 1 << 18  # that come at once with the first token; their making holds up other streams
+LOWEST = -9999.0  # in place of minus infinity, which JSON does not have
+MAX_PROMPT_ENTRIES = 1 << 18  # serialized at once with the first token, which delays other streams
 
-Position = tuple[bytes, ...]  # JSON of one token: what the parts of its shape say of it
+Position = tuple[bytes, ...]  # JSON of one token, for each part of its shape
 
 _encode = Encoder().encode
 
 
 class Shape(Protocol):
-    """One of the two shapes, for one choice. `positions` takes what follows what it took before."""
+    """One of the two shapes, for one sequence. Calls of `positions` take consecutive tokens."""
 
     def positions(self, token_ids: Sequence[int], logprobs: Sequence[Logprobs]) -> list[Position]:
-        """The JSON of new tokens."""
+        """Return the JSON of new tokens."""
 
     def join(self, positions: Iterable[Position]) -> bytes:
-        """The value of `logprobs` for consecutive positions."""
+        """Return the value of `logprobs` for consecutive positions."""
 
 
 class ChatLogprobs:
@@ -60,8 +60,8 @@ class ChatLogprobs:
 class CompletionLogprobs:
     """{tokens, token_logprobs, top_logprobs, text_offset}, with the sampled token in every dictionary.
 
-    Offsets are those of the characters that each token brings in the very text of the answer, `offset`
-    characters of which stand before the first. `before` are the token ids before it.
+    Offsets count characters of the answer's text, `offset` of which come before the first token. `before`
+    holds the token ids before it.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class CompletionLogprobs:
             chosen = finite(position[token_id])
             named = {name: chosen}
             for other, entry in likeliest(position, self._k):
-                if other != token_id:  # two tokens may read alike: both halves of characters are U+FFFD
+                if other != token_id:  # two tokens may have equal text: parts of characters are U+FFFD
                     text = self._name(other)
                     named[text if text not in named else f"token_id:{other}"] = finite(entry)
             logprob, top = b"%r" % chosen, _encode(named)
@@ -105,7 +105,7 @@ class CompletionLogprobs:
 
 
 class LogprobCursor:
-    """What of one choice's tokens was written: each call of `advance` takes the new ones."""
+    """Cursor over the tokens of one sequence that are not serialized yet."""
 
     def __init__(self, output: CompletionOutput, shape: Shape | None) -> None:
         self.output = output
@@ -114,7 +114,7 @@ class LogprobCursor:
         self.kept: list[Position] = []
 
     def advance(self) -> tuple[list[int], list[Position]]:
-        """New token ids and, if there is a shape, their positions."""
+        """Return new token ids and, if there is a shape, their positions."""
         begin, self.num_tokens = self.num_tokens, len(self.output.token_ids)
         token_ids = self.output.token_ids[begin:]
         if self.shape is None or self.output.logprobs is None:
@@ -122,38 +122,41 @@ class LogprobCursor:
         return token_ids, self.shape.positions(token_ids, self.output.logprobs[begin:])
 
 
-def num_new(tolds: Iterable[LogprobCursor]) -> int:
-    """Log-probabilities that are to be written of tokens which are new."""
+def num_new(cursors: Iterable[LogprobCursor]) -> int:
+    """Return the number of log-probabilities of new tokens."""
     return sum(
-        len(p) for told in tolds if told.shape for p in (told.output.logprobs or ())[told.num_tokens :]
+        len(p)
+        for cursor in cursors
+        if cursor.shape
+        for p in (cursor.output.logprobs or ())[cursor.num_tokens :]
     )
 
 
-def keep(tolds: Iterable[LogprobCursor]) -> None:
-    """Write what is new, for a response that is sent as a whole."""
-    for told in tolds:
-        told.kept += told.advance()[1]
+def keep(cursors: Iterable[LogprobCursor]) -> None:
+    """Serialize new tokens, for a response that is sent as a whole."""
+    for cursor in cursors:
+        cursor.kept += cursor.advance()[1]
 
 
 def likeliest(position: Logprobs, k: int) -> list[tuple[int, Logprob]]:
-    """The k most likely tokens of a position in order; the chosen one, if it is among them, in its place."""
+    """Return the k most likely tokens of a position, in order."""
     top = [item for item in position.items() if item[1].rank <= k]
     top.sort(key=lambda item: item[1].rank)
     return top
 
 
 def finite(entry: Logprob) -> float:
-    """A log-probability that JSON can hold."""
+    """Return a log-probability that JSON can represent."""
     return max(entry.logprob, LOWEST)
 
 
 def prompt_logprobs(positions: Iterable[Logprobs | None], k: int) -> list[dict[str, Any] | None]:
-    """vLLM's shape for prompts: by token id, the one that is there first; k = -1 gives all."""
+    """Return vLLM's shape for prompts: entries by token id, the prompt's own first; k = -1: all."""
     return [None if p is None else _by_id(p, k) for p in positions]
 
 
 def check_size(prompts: Iterable[Encoded], params: SamplingParams, vocab_size: int) -> None:
-    """Raise RequestError when the log-probabilities of prompts are too many to be written at once."""
+    """Raise RequestError when prompts have too many log-probabilities to be serialized at once."""
     k = params.prompt_logprobs
     if k is None:
         return
@@ -174,7 +177,7 @@ def _by_id(position: Logprobs, k: int) -> dict[str, Any]:
 
 @lru_cache(maxsize=1 << 16)
 def _chat_token(tokenizer: Tokenizer, token_id: int, as_id: bool) -> bytes:
-    """A token of the chat's shape up to its number."""
+    """Return a token in the chat's shape up to its log-probability."""
     text = f"token_id:{token_id}" if as_id else tokenizer.token_text(token_id)
     token_bytes = list(tokenizer.token_bytes(token_id))
     return b'{"token":%s,"bytes":%s,"logprob":' % (_encode(text), _encode(token_bytes))

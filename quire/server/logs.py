@@ -6,6 +6,7 @@ written unless asked for; keys never are.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -31,7 +32,10 @@ PROBES = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/v1/he
 _LOG = logging.getLogger("quire.server.http")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 # Of uvicorn, about what was logged here already
-_TOLD = ("Invalid HTTP request", "Exception in ASGI", "ASGI callable returned without")
+_TOLD = (
+    *("Invalid HTTP request", "Exception in ASGI", "ASGI callable returned without"),
+    *("Unsupported upgrade request", "No supported WebSocket library"),
+)
 
 
 class LineFormatter(logging.Formatter):
@@ -97,6 +101,7 @@ class RequestLog:
         self._app = app
         self._metrics = metrics
         self._log_prompts = log_prompts
+        self._num_shed = 0  # requests that a full queue refused, not logged yet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -130,6 +135,11 @@ class RequestLog:
     def _end(self, scope: Scope, status: int, seconds: float) -> None:
         method, path, state = scope["method"], template(scope), scope["state"]
         self._metrics.http(method, path, status)
+        if state.get("shed"):  # there may be thousands a second: they are logged together
+            if not self._num_shed:
+                asyncio.get_running_loop().call_later(SHED_LOG_S, self._log_shed)
+            self._num_shed += 1
+            return
         fields = {"method": method, "path": path, "status": status, "ms": round(seconds * 1e3, 1)}
         if path == UNMATCHED:
             fields["raw_path"] = scope["path"][:200]
@@ -145,8 +155,13 @@ class RequestLog:
         level = logging.DEBUG if path in PROBES and status < 400 else logging.INFO
         _LOG.log(level, "request", extra={"fields": fields})
 
+    def _log_shed(self) -> None:
+        _LOG.info("queue full", extra={"fields": {"status": 503, "requests": self._num_shed}})
+        self._num_shed = 0
+
 
 UNMATCHED = "unmatched"
+SHED_LOG_S = 1.0  # between two log lines about requests that a full queue refused
 
 
 def template(scope: Scope) -> str:

@@ -20,17 +20,6 @@ PRIVATE: dict[str, tuple[str, str]] = {
         "argparse",
         "the flags of a parser, among which the one nearest to a mistyped flag is looked for",
     ),
-    "_reader": ("h11", "its reader of chunks, for the size that a chunk states (up to 20 digits)"),
-    "_bytes_in_chunk": (
-        "h11",
-        "that size; nothing public has it, and a body is bounded before its data come",
-    ),
-    "_read_ready_cb": (
-        "asyncio",
-        "holds an ended transport in a cycle, with its answer, until the collector runs",
-    ),
-    "_unset_keepalive_if_required": ("uvicorn", "stops its keep-alive timer, which runs on after a reset"),
-    "_unsupported_upgrade_warning": ("uvicorn", "logs a warning for each request that asks for an upgrade"),
 }
 
 # Libraries that the server is built into rather than onto: subclassed, or dependent on a version.

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,10 +26,12 @@ from quire.engine.caches import BlockGroup
 from quire.engine.request_limits import RequestLimits
 from quire.engine.status import EngineStatus, Facts
 from quire.errors import Overloaded, QuireError, RequestError
+from quire.server.app import guarded as guarded_app
 from quire.server.connection import Protocol
 from quire.server.errors import response_for
-from quire.server.limits import http_config, wrap
+from quire.server.lifecycle import http_config
 from quire.server.metrics import Metrics
+from quire.server.request import RequestMiddleware
 
 
 class Quick(Protocol):
@@ -185,7 +188,14 @@ def serve(
     """Run the application in a thread of this process, with the server's own settings of uvicorn."""
     guarded = Guarded()
     chosen = ServerConfig(**config)
-    guards = wrapped or wrap(app or application(guarded.seen), chosen, keys, guarded.metrics)
+    service: Any = SimpleNamespace(
+        config=chosen, metrics=guarded.metrics, requests=set(), refusing=False, num_uploading_bytes=0
+    )
+    service.num_queued_requests = 0
+    if app is None:
+        app = application(guarded.seen)
+        app.add_middleware(RequestMiddleware, service=service)
+    guards = wrapped or guarded_app(app, chosen, keys, guarded.metrics)
     settings = http_config(guards, chosen)
     settings.http = protocol or settings.http
     settings.timeout_graceful_shutdown = 1

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 
-from quire.server.chat_task import ChatEvent, Usage
+from quire.server.chat_task import ChatEvent, TokenUsage
 from quire.server.event_stream import EventStream
 
 Object = dict[str, Any]
@@ -40,7 +40,7 @@ class ScriptedRun:
     """A substitute for a ChatRun of one choice: batches of events, then an error if there is one."""
 
     def __init__(self, *batches: list[ChatEvent], error: Exception | None = None) -> None:
-        self.generation = SimpleNamespace(timings=dict)
+        self.timings = lambda: defaultdict(float)
         self._batches, self._error = batches, error
 
     async def batches(self) -> AsyncIterator[list[tuple[int, ChatEvent]]]:
@@ -49,13 +49,8 @@ class ScriptedRun:
         if self._error is not None:
             raise self._error
 
-    async def __aiter__(self) -> AsyncIterator[tuple[int, ChatEvent]]:
-        async for batch in self.batches():
-            for item in batch:
-                yield item
-
-    def usage(self) -> Usage:
-        return Usage(10, 4, 20, 5)
+    def usage(self) -> TokenUsage:
+        return TokenUsage(10, 4, 20, 5)
 
 
 def sent(

@@ -25,7 +25,7 @@ from quire.engine.in_process import EngineThread
 from quire.engine.status import EngineStatus, StepReport
 from quire.errors import EngineDead
 from quire.server.app import make_app
-from quire.server.lifecycle import make_serving
+from quire.server.lifecycle import make_service
 from quire.types import NewRequest, Output
 
 CONFIG = EngineConfig(model="demo", max_model_len=512, max_num_seqs=8, num_threads=1)
@@ -94,7 +94,7 @@ class Served:
 def two_engines() -> Iterator[Served]:
     built = [build(CONFIG) for _ in range(2)]
     router: EngineClient = TwoEngines([EngineThread(one.engine, one.facts) for one in built])
-    serving = make_serving(ServerConfig(), CONFIG, router, False)
+    serving = make_service(ServerConfig(), CONFIG, router, False)
     try:
         with (
             serve(wrapped=make_app(serving, ())) as running,

@@ -13,14 +13,13 @@ import pytest
 from model_folders import tokenizer_of
 
 from quire.errors import QuireError, RequestError
-from quire.frontend import RequestReader
 from quire.outputs import CompletionOutput, Logprob, RequestOutput
 from quire.sampling_params import SamplingParams
 from quire.server import logprob_json as logprobs
-from quire.server.generation import GenerationFailed, Part
 from quire.server.logprob_json import finite
 from quire.server.openai.completions import CompletionRun
 from quire.server.openai.protocol import CompletionRequest
+from quire.server.request import GenerationFailed, PromptRun
 from quire.text.tokenizer import Tokenizer
 from quire.types import Failure, NewRequest, Output
 
@@ -28,9 +27,9 @@ HEAD = {"id": "a", "created": 1, "model": "demo", "system_fingerprint": "f"}
 QUIET: Any = SimpleNamespace(first_tokens=lambda *_: None, next_tokens=lambda *_: None)
 
 
-def part() -> Part:
+def prompt_run() -> PromptRun:
     request = NewRequest("1", (1, 2), SamplingParams(seed=0, detokenize=False))
-    return Part(RequestReader(request, None, None), SimpleNamespace())  # type: ignore[arg-type]
+    return PromptRun(request, None, None, SimpleNamespace())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("by_request", "kind"), [(True, RequestError), (False, GenerationFailed)])
@@ -40,7 +39,7 @@ def test_whose_fault_a_failure_is_does_not_stand_in_its_words(
 ) -> None:
     failed = Output("1", 0, finish_reason="error", error=Failure(words, by_request))
     with pytest.raises(QuireError) as caught:
-        part().take([failed], 0.0, QUIET)
+        prompt_run().take([failed], 0.0, QUIET)
     assert type(caught.value) is kind
     assert caught.value.message == words
 
@@ -55,7 +54,8 @@ def completion_run(tokenizer: Tokenizer, num_prompt: int, **body: Any) -> Comple
     output.prompt_logprobs, output.outputs[0].logprobs = [None] + [position] * (num_prompt - 1), [position]
 
     class Script:
-        readers = (
+        service = SimpleNamespace(frontend=SimpleNamespace(need_tokenizer=lambda: tokenizer))
+        prompts = (
             SimpleNamespace(output=output, request=SimpleNamespace(params=SamplingParams(logprobs=1))),
         )
 
@@ -65,8 +65,7 @@ def completion_run(tokenizer: Tokenizer, num_prompt: int, **body: Any) -> Comple
         async def __aiter__(self) -> AsyncIterator[tuple[int, RequestOutput]]:
             yield 0, output
 
-    frontend: Any = SimpleNamespace(need_tokenizer=lambda: tokenizer)
-    return CompletionRun(asked, frontend, Script(), ["p"], HEAD, [])  # type: ignore[arg-type]
+    return CompletionRun(asked, Script(), ["p"], HEAD, [])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("num_prompt", [20, 3000])
@@ -86,7 +85,7 @@ def test_logprobs_of_long_prompts_are_written_beside_the_event_loop(
     run = completion_run(tokenizer_of(demo_folder), num_prompt, **body)
 
     async def written() -> bytes:
-        return b"".join([event async for event in run.events()]) if "stream" in body else await run.whole()
+        return b"".join([event async for event in run.chunks()]) if "stream" in body else await run.whole()
 
     assert asyncio.run(written()).count(b"-1.0") >= num_prompt - 1
     assert (threads.count(threading.main_thread()) < num_prompt) == (num_prompt == 3000)

@@ -17,7 +17,6 @@ from server import Server
 
 from quire.errors import EngineDead
 from quire.server.errors import HTTPRefusal
-from quire.server.exchange import GENERATING
 from quire.server.llamacpp.completion import _failed
 from quire.server.llamacpp.protocol import DONE, REFUSED_HERE, LlamacppCompletionRequest
 from quire.server.llamacpp.routes import slots
@@ -304,13 +303,6 @@ def test_another_model(client: httpx.Client) -> None:
     assert "not served" in refused(client, status=404, model="other")
 
 
-def test_the_alias(client: httpx.Client) -> None:
-    body = {"prompt": "Once", "n_predict": 2, "temperature": 0}
-    found = [client.post(path, json=body).json()["content"] for path in ("/completion", "/completions")]
-    assert found[0] == found[1]
-    assert {"/completion", "/completions", "/api/chat", "/api/generate"} <= GENERATING
-
-
 def test_what_the_server_is(client: httpx.Client) -> None:
     found = client.get("/props").json()
     assert (found["model_path"], found["model_alias"]) == ("demo", "demo")
@@ -350,13 +342,13 @@ def test_slots_tell_lengths_and_no_text(server: Server, client: httpx.Client) ->
 
 def test_no_slot_is_idle() -> None:
     """What computes its prompt is busy, too, though nothing is known of it yet."""
-    status, exchange = SimpleNamespace(num_running=2), SimpleNamespace(generations=[])
+    status, handle = SimpleNamespace(num_running=2), SimpleNamespace(prompts=[])
     config, frontend = SimpleNamespace(max_num_seqs=2), SimpleNamespace(max_model_len=8)
     engine = SimpleNamespace(status=status)
     serving = SimpleNamespace(
-        engine=engine, engine_config=config, frontend=frontend, exchanges=[exchange], names=("demo",)
+        engine=engine, engine_config=config, frontend=frontend, requests=[handle], names=("demo",)
     )
-    app = SimpleNamespace(state=SimpleNamespace(serving=serving))
+    app = SimpleNamespace(state=SimpleNamespace(service=serving))
 
     def asked(**query: str) -> Any:
         request: Any = SimpleNamespace(app=app, query_params=query)

@@ -14,8 +14,8 @@ from model_folders import tokenizer_of
 from msgspec.json import decode
 
 from quire.outputs import CompletionOutput, RequestOutput
-from quire.server.chat_task import ChatRun, ChatTask, Finish
-from quire.server.openai.chat import ChatStream, whole
+from quire.server.chat_task import ChatRun, Finish
+from quire.server.openai.chat import stream, whole
 from quire.server.openai.protocol import ChatCompletion, ChatRequest
 from quire.text.answer import Content, Reasoning
 from quire.text.reasoning import find_reasoning
@@ -27,11 +27,12 @@ HEAD = {"id": "a", "created": 1, "model": "demo", "system_fingerprint": "f"}
 
 
 class Script:
-    """Stands for a Generation of one prompt and one choice: a token for each text."""
+    """Stands for a ServerRequest of one prompt and one sequence: a token for each text."""
 
     def __init__(self, texts: list[str], finish_reason: str = "stop") -> None:
         self.output = RequestOutput("1", "p", [1, 2], [CompletionOutput(0)])
-        self.readers = [SimpleNamespace(output=self.output)]
+        self.prompts = [SimpleNamespace(output=self.output, request=SimpleNamespace(params=None))]
+        self.service: Any = None
         self._texts, self._finish_reason = texts, finish_reason
 
     def timings(self) -> dict[str, float]:
@@ -50,10 +51,9 @@ class Script:
 
 def run_of(script: Script, tokenizer: Tokenizer, marks: dict[str, int], **task: Any) -> ChatRun:
     output_format = OutputFormat(None, find_reasoning((), "think"), marks)
-    serving: Any = SimpleNamespace(
-        output_format=output_format, frontend=SimpleNamespace(need_tokenizer=lambda: tokenizer)
-    )
-    return ChatRun(serving, ChatTask(messages=[], **task), script, [output_format.answer_parser(None)])  # type: ignore[arg-type]
+    frontend = SimpleNamespace(need_tokenizer=lambda: tokenizer)
+    script.service = SimpleNamespace(output_format=output_format, frontend=frontend)
+    return ChatRun(script, [output_format.answer_parser(None)], **task)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_reasoning_is_told_apart(tokenizer: Tokenizer) -> None:
     run = run_of(Script(SCRIPT), tokenizer, {"</think>": 104})
 
     async def events() -> list[Any]:
-        return [event async for _, event in run]
+        return [event async for batch in run.batches() for _, event in batch]
 
     found = asyncio.run(events())
     assert "".join(event.text for event in found if isinstance(event, Reasoning)).strip() == "Let me see."
@@ -87,7 +87,7 @@ def test_a_stream_of_reasoning(tokenizer: Tokenizer, included: bool) -> None:
     async def events() -> bytes:
         run = run_of(Script(SCRIPT), tokenizer, {}, include_reasoning=included)
         asked = ChatRequest(messages=[], stream=True)
-        return b"".join([piece async for piece in ChatStream(asked, run, HEAD, []).events()])
+        return b"".join([piece async for piece in stream(asked, run, HEAD, [])])
 
     found = [
         json.loads(line.removeprefix("data: ")) for line in asyncio.run(events()).decode().split("\n\n")[:-1]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from model_folders import tokenizer_of
+from msgspec import UNSET
 from openai_client import MAX_LINE_BYTES
 
 from quire.errors import EngineDead, RequestError
@@ -17,7 +18,7 @@ from quire.sampling_params import SamplingParams
 from quire.server import event_stream as stream
 from quire.server.event_stream import EventStream, pieces
 from quire.server.logprob_json import ChatLogprobs, CompletionLogprobs, LogprobCursor, finite
-from quire.server.openai.chunks import Chunks, details
+from quire.server.openai.chunks import CompletionChunk, CompletionChunkChoice, event_of, token_details
 
 
 def run(events: AsyncGenerator[bytes, None]) -> list[dict[str, Any]]:
@@ -147,10 +148,11 @@ def test_no_chunk_is_long(demo_folder: Any, kind: str) -> None:
         shape = ChatLogprobs(tokenizer, 20, False)
     elif kind == "completions":
         shape = CompletionLogprobs(tokenizer, SamplingParams(), 20, False)
-    told = LogprobCursor(output, shape)
-    chunks = Chunks({"id": "x" * 40}, [])
+    cursor = LogprobCursor(output, shape)
+    chunk = CompletionChunk(id="x" * 40, created=1, model="demo", system_fingerprint="f")
     lines = [
-        chunks.choice(0, b'"text":%s' % stream.encode("\x00" * 4096), part) for part in details(told, True)
+        event_of(chunk, [CompletionChunkChoice(0, "\x00" * 4096, logprobs, token_ids=ids)])
+        for logprobs, ids in token_details(cursor, True)
     ]
     assert len(lines) > 1
     assert max(map(len, lines)) < MAX_LINE_BYTES
@@ -159,7 +161,7 @@ def test_no_chunk_is_long(demo_folder: Any, kind: str) -> None:
     if shape is not None:
         name = "content" if kind == "chat" else "tokens"
         assert sum(len((choice["logprobs"] or {}).get(name, [])) for choice in parsed) == 5000
-    assert details(told, True) == [b',"logprobs":null']
+    assert token_details(cursor, True) == [(None, UNSET)]
 
 
 def test_minus_infinity_can_be_written() -> None:

@@ -55,7 +55,7 @@ def test_an_engine_that_is_given_up() -> None:
     with running(before=f"{once}; r.RestartPolicy = lambda: RestartPolicy(max_deaths=1)") as server:
         os.kill(server.engine_pid, signal.SIGKILL)
         assert server.process.wait(5) == 1
-        assert "the engine cannot be started again" in server.log
+        assert "the engine cannot be restarted" in server.log
 
 
 def test_an_engine_that_stands_still() -> None:
@@ -162,10 +162,9 @@ def test_cached_beginnings_of_another_key(tmp_path: Path, tenants_apart: bool) -
 TELL_WHAT_IS_LEFT = """
 import gc, signal
 from quire.outputs import RequestOutput
-from quire.server.exchange import _Client
-from quire.server.generation import Generation
+from quire.server.request import PromptRun, ServerRequest
 from quire.text.answer import AnswerParser
-kinds = Generation, RequestOutput, AnswerParser, _Client
+kinds = ServerRequest, PromptRun, RequestOutput, AnswerParser
 gc.disable()
 signal.signal(signal.SIGUSR1, lambda *_: print("left:", sum(map(kinds.count, map(type, gc.get_objects())))))
 """

@@ -19,13 +19,13 @@ from quire.server.anthropic import protocol
 from quire.server.anthropic.edits import AppliedEdit, apply_edits, edits_of
 from quire.server.anthropic.protocol import CountRequest, MessageReply, MessagesRequest, MessageUsage
 from quire.server.anthropic.turns import Turn, messages_of
-from quire.server.body import read
 from quire.server.chat_task import ChatRun, ChatTask, encoded, start_chat
 from quire.server.errors import AnthropicErrorBody
 from quire.server.event_stream import EventStream, encode, pieces
 from quire.server.field_names import renaming_fields
-from quire.server.generation_fields import warned
+from quire.server.generation_fields import response_warnings
 from quire.server.openapi import describes
+from quire.server.request import handle_of, read
 from quire.server.service import ServiceState
 
 PING = encode_event(protocol.Ping())
@@ -51,7 +51,7 @@ def _own_field_names(asked: CountRequest) -> AbstractContextManager[None]:
 @describes("Answer a conversation", MessagesRequest, MessageReply, streams=protocol.MessageEvent)
 async def create(request: Request) -> Response:
     """Return a message, or the stream of its events."""
-    serving: ServiceState = request.app.state.serving
+    serving: ServiceState = request.app.state.service
     asked, unknown, task = await read(request, MessagesRequest, protocol.task_of)
     model = serving.check_model(asked.model)
     message_id = f"msg_{token_hex(12)}"
@@ -59,11 +59,11 @@ async def create(request: Request) -> Response:
     with _own_field_names(asked):
         if asked.context_management is not None:
             edits = protocol.Edits(await serving.in_thread(_edit, serving, asked, task))
-        run = await start_chat(serving, task, request_id=message_id)
+        run = await start_chat(handle_of(request), task)
     message = MessageReply(id=message_id, model=model, usage=_usage(run))
     sources = serving.frontend.chat_template.templates.values()
     idle = protocol.without_effect(asked, any("reasoning_effort" in source for source in sources))
-    message.warnings = warned(request, unknown, task.warnings + idle) or UNSET
+    message.warnings = response_warnings(request, unknown, task.warnings + idle) or UNSET
     writer = MessageWriter(message, run, asked.max_tokens, edits)
     if asked.stream:
         return EventStream(writer.events(), failed, b"", PING)
@@ -73,7 +73,7 @@ async def create(request: Request) -> Response:
 @describes("Count the tokens of a conversation", CountRequest, protocol.MessageTokenCount)
 async def count_tokens(request: Request) -> Response:
     """Return the number of input tokens that /v1/messages would read."""
-    serving: ServiceState = request.app.state.serving
+    serving: ServiceState = request.app.state.service
     asked, _, task = await read(request, CountRequest, protocol.task_of)
     serving.check_model(asked.model)
 
@@ -150,7 +150,7 @@ class MessageWriter:
         """Fill in the fields that are known at the end."""
         message, (reason, met) = self._message, self._blocks.finish
         message.usage = _usage(self._run)
-        message.timings = self._run.generation.timings()
+        message.timings = self._run.timings()
         if reason == "tool_calls":
             message.stop_reason = "tool_use"
         elif reason == "length":

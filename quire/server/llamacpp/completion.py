@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
-from secrets import token_hex
 from typing import Any
 
 from msgspec import UNSET, Raw
@@ -18,12 +17,10 @@ from quire.frontend import Encoded, Frontend
 from quire.outputs import CompletionOutput, Logprob
 from quire.sampling_params import SamplingParams
 from quire.server import llama_options
-from quire.server.body import read
 from quire.server.chat_task import fitted
 from quire.server.errors import LlamacppErrorBody
 from quire.server.event_stream import EventStream, encode, grouped, id_groups, pieces
-from quire.server.generation import Generation, Part, beside
-from quire.server.generation_fields import warned
+from quire.server.generation_fields import response_warnings
 from quire.server.llamacpp import protocol
 from quire.server.llamacpp.protocol import (
     Continuation,
@@ -35,7 +32,7 @@ from quire.server.llamacpp.protocol import (
 from quire.server.logprob_json import ChatLogprobs, LogprobCursor, Position, keep, num_new
 from quire.server.openai.completions import listed
 from quire.server.openapi import describes
-from quire.server.service import ServiceState
+from quire.server.request import PromptRun, ServerRequest, handle_of, offloaded, read
 
 
 @describes(
@@ -45,18 +42,17 @@ from quire.server.service import ServiceState
     streams=PartialContinuation | Continuation,
 )
 async def completion(request: Request) -> Response:
-    """A continuation of each prompt, or the stream of them."""
-    serving: ServiceState = request.app.state.serving
-    convert = partial(params_of, frontend=serving.frontend)
+    """Return a continuation of each prompt, or the stream of them."""
+    handle = handle_of(request)
+    service = handle.service
+    convert = partial(params_of, frontend=service.frontend)
     asked, unknown, params = await read(request, LlamacppCompletionRequest, convert)
-    model = serving.check_model(asked.model)
-    prompts = await serving.in_thread(_encode, serving.frontend, asked, params)
+    model = service.check_model(asked.model)
+    prompts = await service.in_thread(_encode, service.frontend, asked, params)
     with protocol.named():
-        generation = await serving.generate(
-            prompts, [params] * len(prompts), request_id=f"cmpl-{token_hex(12)}"
-        )
+        await handle.submit(prompts, [params] * len(prompts))
     idle = llama_options.without_effect(asked) + protocol.without_effect(asked)
-    run = LlamacppCompletionRun(asked, serving.frontend, generation, model, warned(request, unknown, idle))
+    run = LlamacppCompletionRun(asked, handle, model, response_warnings(request, unknown, idle))
     if asked.stream:
         return EventStream(run.events(), _failed, b"")
     return Response(await run.whole(), media_type="application/json")
@@ -102,12 +98,12 @@ class Probabilities(ChatLogprobs):
 
 @dataclass(slots=True)
 class _Prompt:
-    """One prompt: where it stands in the request, what came of it, and what has been told of that."""
+    """One prompt: its index in the request, its only sequence, and the cursor over that."""
 
     index: int
-    part: Part
+    run: PromptRun
     choice: CompletionOutput
-    told: LogprobCursor
+    cursor: LogprobCursor
     ended: bool = False
 
 
@@ -115,28 +111,23 @@ class LlamacppCompletionRun:
     """Prompts that run, as a whole or as the events of a stream."""
 
     def __init__(
-        self,
-        asked: LlamacppCompletionRequest,
-        frontend: Frontend,
-        generation: Generation,
-        model: str,
-        warnings: list[str],
+        self, asked: LlamacppCompletionRequest, handle: ServerRequest, model: str, warnings: list[str]
     ) -> None:
-        self._asked, self._frontend, self._generation = asked, frontend, generation
+        self._asked, self._handle, self._frontend = asked, handle, handle.service.frontend
         self._model, self._warnings = model, warnings
-        tokenizer, k = frontend.need_tokenizer(), asked.n_probs
+        tokenizer, k = self._frontend.need_tokenizer(), asked.n_probs
         self._prompts = []
-        for index, part in enumerate(generation.parts):
-            (choice,) = part.reader.output.outputs
-            told = LogprobCursor(choice, Probabilities(tokenizer, k, as_ids=False) if k else None)
-            self._prompts.append(_Prompt(index, part, choice, told))
+        for index, prompt in enumerate(handle.prompts):
+            (choice,) = prompt.output.outputs
+            cursor = LogprobCursor(choice, Probabilities(tokenizer, k, as_ids=False) if k else None)
+            self._prompts.append(_Prompt(index, prompt, choice, cursor))
 
     async def whole(self) -> bytes:
         """The response: an object or, of several prompts, a list of them."""
-        async for index, _ in self._generation:
-            told = self._prompts[index].told
-            await beside(num_new([told]), keep, [told])
-        return await beside(sum(len(p.told.kept) for p in self._prompts), self._reply)
+        async for index, _ in self._handle:
+            cursor = self._prompts[index].cursor
+            await offloaded(num_new([cursor]), keep, [cursor])
+        return await offloaded(sum(len(p.cursor.kept) for p in self._prompts), self._reply)
 
     def _reply(self) -> bytes:
         replies = []
@@ -146,16 +137,16 @@ class LlamacppCompletionRun:
             reply.prompt = self._text(prompt)
             if self._asked.return_tokens:
                 reply.tokens = prompt.choice.token_ids
-            if prompt.told.shape is not None:
-                reply.completion_probabilities = Raw(prompt.told.shape.join(prompt.told.kept))
+            if prompt.cursor.shape is not None:
+                reply.completion_probabilities = Raw(prompt.cursor.shape.join(prompt.cursor.kept))
             replies.append(reply)
         return encode(replies[0] if len(replies) == 1 else replies)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the events of each prompt; the last one of each says how it ended."""
-        async for index, _ in self._generation:
+        async for index, _ in self._handle:
             prompt = self._prompts[index]
-            if written := await beside(num_new([prompt.told]), self._written, prompt):
+            if written := await offloaded(num_new([prompt.cursor]), self._written, prompt):
                 yield written
 
     def _written(self, prompt: _Prompt) -> bytes:
@@ -167,7 +158,7 @@ class LlamacppCompletionRun:
 
     def _news(self, prompt: _Prompt) -> Iterator[PartialContinuation]:
         """Text and tokens that are new, in events that are not too long."""
-        token_ids, positions = prompt.told.advance()
+        token_ids, positions = prompt.cursor.advance()
         texts = pieces(prompt.choice.delta) if prompt.choice.delta else ()
         for text, ids, group in zip_longest(texts, id_groups(token_ids), grouped(positions)):
             part = PartialContinuation(
@@ -175,18 +166,18 @@ class LlamacppCompletionRun:
                 content=text or "",
                 tokens=list(ids or ()),
                 tokens_predicted=len(prompt.choice.token_ids),
-                tokens_evaluated=len(prompt.part.reader.output.prompt_token_ids),
+                tokens_evaluated=len(prompt.run.output.prompt_token_ids),
             )
-            if group and prompt.told.shape is not None:
-                part.completion_probabilities = Raw(prompt.told.shape.join(group))
+            if group and prompt.cursor.shape is not None:
+                part.completion_probabilities = Raw(prompt.cursor.shape.join(group))
             if self._asked.timings_per_token:
                 part.timings = self._timings(prompt)
             yield part
 
     def _ending(self, prompt: _Prompt) -> Continuation:
         """Return how a prompt ended and what it took."""
-        choice, output = prompt.choice, prompt.part.reader.output
-        room, params = self._frontend.max_model_len, prompt.part.reader.request.params
+        choice, output = prompt.choice, prompt.run.output
+        room, params = self._frontend.max_model_len, prompt.run.request.params
         stop_type, num_tokens = "limit", len(output.prompt_token_ids) + len(choice.token_ids)
         if choice.finish_reason == "stop":
             stop_type = "word" if isinstance(choice.stop_reason, str) else "eos"
@@ -209,7 +200,7 @@ class LlamacppCompletionRun:
 
     def _timings(self, prompt: _Prompt) -> Timings:
         """Rates are 0 where there was nothing to measure."""
-        times, output = self._generation.times(prompt.part), prompt.part.reader.output
+        times, output = prompt.run.times(self._handle.arrival_s, self._handle.end_s), prompt.run.output
         num_prompt = len(output.prompt_token_ids) - output.num_cached_tokens
         num_predicted = len(prompt.choice.token_ids)
         return Timings(
@@ -219,7 +210,7 @@ class LlamacppCompletionRun:
         )
 
     def _text(self, prompt: _Prompt) -> str:
-        output = prompt.part.reader.output
+        output = prompt.run.output
         if output.prompt is not None:
             return output.prompt
         return self._frontend.need_tokenizer().decode(output.prompt_token_ids, skip_special_tokens=False)

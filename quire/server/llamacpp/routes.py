@@ -13,13 +13,12 @@ from quire import __version__
 from quire.frontend import Frontend
 from quire.sampling_params import SamplingParams
 from quire.server import admin
-from quire.server.body import read
 from quire.server.errors import HTTPRefusal
 from quire.server.event_stream import encode
-from quire.server.generation import Part
 from quire.server.llamacpp.completion import completion
 from quire.server.llamacpp.protocol import settings_of
 from quire.server.openapi import describes
+from quire.server.request import PromptRun, read
 from quire.server.service import ServiceState
 
 
@@ -91,7 +90,7 @@ async def props(request: Request) -> Response:
     """Nothing of it is a path."""
     if request.method == "POST":
         raise HTTPRefusal(501, "the properties of this server cannot be changed", "start it with other flags")
-    serving: ServiceState = request.app.state.serving
+    serving: ServiceState = request.app.state.service
     frontend, name, output_format = serving.frontend, serving.names[0], serving.output_format
     params = SamplingParams.from_dict({}, {"max_tokens": None, **frontend.default_params})
     tokens = frontend.tokenizer.special_tokens if frontend.tokenizer else {}
@@ -118,17 +117,11 @@ async def props(request: Request) -> Response:
 @describes("What each slot does: states and lengths, no text", reply=list[SlotInfo])
 async def slots(request: Request) -> Response:
     """With ?fail_on_no_slot=1, 503 where none is idle."""
-    serving: ServiceState = request.app.state.serving
+    serving: ServiceState = request.app.state.service
     n_ctx, total = serving.frontend.max_model_len, serving.engine_config.max_num_seqs
-    parts = [
-        part
-        for exchange in serving.exchanges
-        for generation in exchange.generations
-        for part in generation.parts
-        if not part.queued
-    ]
-    parts.sort(key=lambda part: int(part.reader.request.request_id))
-    found = [slot for part in parts for slot in _running(part, n_ctx)][:total]
+    prompts = [prompt for handle in serving.requests for prompt in handle.prompts if not prompt.is_queued]
+    prompts.sort(key=lambda prompt: int(prompt.request.request_id))
+    found = [slot for prompt in prompts for slot in _running(prompt, n_ctx)][:total]
     num_begun, num_busy = len(found), min(max(serving.engine.status.num_running, len(found)), total)
     for number in range(num_begun, total):  # then those that compute their prompts, then the idle ones
         nothing = NextToken(False, -1, 0)
@@ -140,14 +133,14 @@ async def slots(request: Request) -> Response:
     return Response(encode(found), media_type="application/json")
 
 
-def _running(part: Part, n_ctx: int) -> list[SlotInfo]:
+def _running(prompt: PromptRun, n_ctx: int) -> list[SlotInfo]:
     """The choices of a prompt that have begun and not ended."""
-    output, limit = part.reader.output, part.reader.request.params.max_tokens
+    output, limit = prompt.output, prompt.request.params.max_tokens
     return [
         SlotInfo(
             id=0,
             n_ctx=n_ctx,
-            id_task=int(part.reader.request.request_id),
+            id_task=int(prompt.request.request_id),
             is_processing=True,
             n_prompt_tokens=len(output.prompt_token_ids),
             n_prompt_tokens_cache=output.num_cached_tokens,
@@ -163,7 +156,7 @@ def _running(part: Part, n_ctx: int) -> list[SlotInfo]:
 @describes("A conversation as the model's template writes it", TemplateRequest, RenderedPrompt)
 async def apply_template(request: Request) -> Response:
     """Nothing is computed. /completion takes the prompt as it stands."""
-    serving: ServiceState = request.app.state.serving
+    serving: ServiceState = request.app.state.service
     asked, *_ = await read(request, TemplateRequest)
     serving.check_model(asked.model)
     return admin.reply(RenderedPrompt(await serving.in_thread(_rendered, serving.frontend, asked)))

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from secrets import token_hex
 from typing import Any
 
 import msgspec
@@ -17,13 +16,11 @@ from starlette.routing import Route
 
 from quire.frontend import Encoded, Frontend
 from quire.sampling_params import SamplingParams
-from quire.server.body import read
 from quire.server.chat_task import ChatEvent, ChatRun, ChatTask, Finish, fitted, start_chat
 from quire.server.errors import NotFound, OllamaErrorBody
 from quire.server.event_stream import EventStream, encode
 from quire.server.field_names import renaming_fields
-from quire.server.generation import beside
-from quire.server.generation_fields import warned
+from quire.server.generation_fields import response_warnings
 from quire.server.logprob_json import ChatLogprobs, LogprobCursor, Position, keep, num_new
 from quire.server.ollama import protocol
 from quire.server.ollama.protocol import (
@@ -39,6 +36,7 @@ from quire.server.ollama.protocol import (
     OllamaToolCall,
 )
 from quire.server.openapi import describes
+from quire.server.request import ServerRequest, handle_of, offloaded, read
 from quire.server.service import ServiceState
 from quire.text.answer import AnswerParser, CallArguments, CallStart, Content, Reasoning
 
@@ -51,7 +49,7 @@ class Lines(EventStream):
     media_type = "application/x-ndjson"
 
     def __init__(self, lines: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(lines, _failed, end=b"", alive=b"")
+        super().__init__(lines, _failed, end=b"", keep_alive=b"")
 
 
 def _failed(error: Exception) -> bytes:
@@ -63,7 +61,7 @@ def _failed(error: Exception) -> bytes:
 )
 async def chat(request: Request) -> Response:
     """The stream of an answer or, if that is not wanted, the answer."""
-    serving: ServiceState = request.app.state.serving
+    serving: ServiceState = request.app.state.service
     convert = partial(protocol.chat_task, serving=serving)
     asked, unknown, task = await read(request, OllamaChatRequest, convert)
     return await _answer(request, asked, unknown, task, _chat_reply)
@@ -77,7 +75,7 @@ async def chat(request: Request) -> Response:
 )
 async def generate(request: Request) -> Response:
     """Likewise."""
-    serving: ServiceState = request.app.state.serving
+    serving: ServiceState = request.app.state.service
     convert = partial(protocol.generate_task, serving=serving)
     asked, unknown, task = await read(request, OllamaGenerateRequest, convert)
     return await _answer(request, asked, unknown, task, _generate_reply)
@@ -96,30 +94,30 @@ def served(serving: ServiceState, name: str | None) -> str:
 async def _answer(
     request: Request, asked: OllamaRequest, unknown: list[str], task: OllamaTask, reply: Writer
 ) -> Response:
-    serving: ServiceState = request.app.state.serving
+    serving: ServiceState = request.app.state.service
     model = served(serving, asked.model)
     if task.chat is None:  # what clients ask to have the model loaded
         line = reply(Said(), model=model, done=True, done_reason="load")
         return Response(encode(line), media_type="application/json")
     with renaming_fields(protocol.NAMES):
-        run = await _start(serving, task.chat, task.raw)
+        run = await _start(handle_of(request), task.chat, task.raw)
     told = LogprobCursor(run.output.outputs[0], _shape(run, asked))
     answer = OllamaAnswer(
-        run, told, partial(reply, model=model), warned(request, unknown, task.chat.warnings)
+        run, told, partial(reply, model=model), response_warnings(request, unknown, task.chat.warnings)
     )
     if asked.stream is False:
         return Response(await answer.whole(), media_type="application/json")
     return Lines(answer.lines())
 
 
-async def _start(serving: ServiceState, task: ChatTask, raw: str | None) -> ChatRun:
-    request_id = f"ollama-{token_hex(12)}"
+async def _start(handle: ServerRequest, task: ChatTask, raw: str | None) -> ChatRun:
     if raw is None:
-        return await start_chat(serving, task, request_id=request_id)
-    params = SamplingParams.from_dict(task.sampling, {"max_tokens": None, **serving.frontend.default_params})
-    prompt = await serving.in_thread(_raw_prompt, serving.frontend, raw, params)
-    generation = await serving.generate([prompt], [params], request_id=request_id)
-    return ChatRun(serving, task, generation, [AnswerParser()])
+        return await start_chat(handle, task)
+    frontend = handle.service.frontend
+    params = SamplingParams.from_dict(task.sampling, {"max_tokens": None, **frontend.default_params})
+    prompt = await handle.service.in_thread(_raw_prompt, frontend, raw, params)
+    await handle.submit([prompt], [params])
+    return ChatRun(handle, [AnswerParser()])
 
 
 def _raw_prompt(frontend: Frontend, text: str, params: SamplingParams) -> Encoded:
@@ -176,16 +174,16 @@ class OllamaAnswer:
         said = Said()
         async for batch in self._run.batches():
             self._take(batch, said)
-            await beside(num_new([self._told]), keep, [self._told])
+            await offloaded(num_new([self._told]), keep, [self._told])
         said.positions = self._told.kept
-        return await beside(len(said.positions), self._last, said)
+        return await offloaded(len(said.positions), self._last, said)
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
         """A line for what is there together; the last says how it ended."""
         async for batch in self._run.batches():
             said = Said()
             self._take(batch, said)
-            if line := await beside(num_new([self._told]), self._line, said):
+            if line := await offloaded(num_new([self._told]), self._line, said):
                 yield line
         yield self._last(Said()) + b"\n"
 
@@ -222,7 +220,7 @@ class OllamaAnswer:
         said.calls.append(OllamaToolCall(call.id, OllamaFunction(call.index, call.name, Raw(text))))
 
     def _last(self, said: Said) -> bytes:
-        times, usage = self._run.generation.timings(), self._run.usage()
+        times, usage = self._run.timings(), self._run.usage()
         reply = self._reply(
             said,
             done=True,

@@ -12,11 +12,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.server.admin import Version, reply
-from quire.server.body import read
 from quire.server.errors import HTTPRefusal
 from quire.server.ollama import answers
 from quire.server.ollama.answers import LATEST, served
 from quire.server.openapi import describes
+from quire.server.request import read
 from quire.server.service import ServiceState
 
 # Of the interface, not of this server: clients ask for the release of Ollama that brought what they need.
@@ -96,7 +96,7 @@ class Shown(Struct):
 
 @describes("The names that the model is served by, for clients of Ollama", reply=Tags)
 async def tags(request: Request) -> Response:
-    serving: ServiceState = request.app.state.serving
+    serving: ServiceState = request.app.state.service
     names, started = _names(serving), datetime.fromtimestamp(serving.created_s, UTC)
     size, digest, details = _size(serving), _digest(serving), _details(serving)
     capabilities = _capabilities(serving)
@@ -105,7 +105,7 @@ async def tags(request: Request) -> Response:
 
 @describes("The models that are loaded, for clients of Ollama", reply=Processes)
 async def processes(request: Request) -> Response:
-    serving: ServiceState = request.app.state.serving
+    serving: ServiceState = request.app.state.service
     size, digest, details = _size(serving), _digest(serving), _details(serving)
     room = serving.frontend.max_model_len
     names = _names(serving)
@@ -115,7 +115,7 @@ async def processes(request: Request) -> Response:
 @describes("What a model is and can, for clients of Ollama", ShowRequest, Shown)
 async def show(request: Request) -> Response:
     """Nothing of it is a path."""
-    serving: ServiceState = request.app.state.serving
+    serving: ServiceState = request.app.state.service
     asked, *_ = await read(request, ShowRequest)
     name = served(serving, asked.model or asked.name)
     frontend = serving.frontend

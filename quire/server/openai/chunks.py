@@ -1,68 +1,133 @@
-"""Chunks of OpenAI's streams."""
+"""Chunks of OpenAI's streams, as types."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeVar
+
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from quire.server.event_stream import encode, grouped, id_groups
 from quire.server.logprob_json import LogprobCursor
+from quire.server.openai.protocol import TokenCounts
 from quire.server.service import ServiceState
 
-NOTHING = b',"logprobs":null'
-OPEN = b',"finish_reason":null'
+Timings = dict[str, float]
+# Log-probabilities and ids of the tokens of one chunk.
+TokenDetails = tuple[Raw | None, Sequence[int] | UnsetType]
 
 
-class Chunks:
-    """Chunks of one stream: {"id": ..., "choices": [{"index": ..., BODY, DETAILS, FINISH}], EXTRA}.
+class FunctionDelta(Struct):
+    """A part of a call: the name first, then its arguments in pieces."""
 
-    `warnings`, if there are any, come with the first.
-    """
-
-    def __init__(self, head: dict[str, Any], warnings: list[str]) -> None:
-        self._head = b"data: " + encode(head)[:-1] + b',"choices":['
-        self._once = added({"warnings": warnings}) if warnings else b""
-
-    def choice(
-        self, index: int, body: bytes, details: bytes, finish: bytes = OPEN, extra: bytes = b""
-    ) -> bytes:
-        """A chunk of one choice."""
-        if self._once:
-            extra, self._once = extra + self._once, b""
-        return b'%s{"index":%d,%s%s%s}]%s}\n\n' % (self._head, index, body, details, finish, extra)
-
-    def none(self, extra: bytes) -> bytes:
-        """A chunk of no choice."""
-        return b"%s]%s}\n\n" % (self._head, extra)
+    name: str | UnsetType = UNSET
+    arguments: str = ""
 
 
-def head_of(serving: ServiceState, request_id: str, model: str) -> dict[str, Any]:
-    """What a response says of itself, and each chunk of a stream."""
+class ToolCallDelta(Struct):
+    """A part of the call of this index; the first one has its id."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionDelta | UnsetType = UNSET
+
+
+class Delta(Struct):
+    """New content of the model's message."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+
+
+class ChatChunkChoice(Struct):
+    """New content of one choice."""
+
+    index: int
+    delta: Delta
+    logprobs: Raw | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: Sequence[int] | UnsetType = UNSET
+
+
+class CompletionChunkChoice(Struct):
+    """New text of one choice."""
+
+    index: int
+    text: str
+    logprobs: Raw | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: Sequence[int] | UnsetType = UNSET
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
+
+
+class ChatChunk(Struct, kw_only=True):
+    """An event of a streamed chat completion. The first has `warnings`, the last `timings`."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    object: str = "chat.completion.chunk"
+    choices: list[ChatChunkChoice] = []
+    usage: TokenCounts | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
+
+
+class CompletionChunk(Struct, kw_only=True):
+    """An event of a streamed completion. The first has `warnings`, the last `timings`."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    object: str = "text_completion"
+    choices: list[CompletionChunkChoice] = []
+    usage: TokenCounts | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET
+
+
+Chunk = TypeVar("Chunk", ChatChunk, CompletionChunk)
+
+
+def event_of(
+    chunk: Chunk,
+    choices: list[Any],
+    usage: TokenCounts | UnsetType = UNSET,
+    timings: Timings | UnsetType = UNSET,
+) -> bytes:
+    """Return a chunk with this content as an event. Its warnings are sent once."""
+    chunk.choices, chunk.usage, chunk.timings = choices, usage, timings
+    event = b"data: %b\n\n" % encode(chunk)
+    chunk.warnings = UNSET
+    return event
+
+
+def head_of(service: ServiceState, request_id: str, model: str) -> dict[str, Any]:
+    """Return the fields that identify a response, and each chunk of a stream."""
     return {
         "id": request_id,
         "created": int(time.time()),
         "model": model,
-        "system_fingerprint": serving.fingerprint,
+        "system_fingerprint": service.fingerprint,
     }
 
 
-def finished(reason: str | None, stop_reason: str | int | None) -> bytes:
-    """How a choice ended."""
-    return added({"finish_reason": reason, "stop_reason": stop_reason})
-
-
-def added(fields: dict[str, Any]) -> bytes:
-    """More fields of an object that is being written."""
-    return b"," + encode(fields)[1:-1]
-
-
-def details(told: LogprobCursor, with_ids: bool) -> list[bytes]:
-    """What chunks say of the tokens that are new: logprobs and ids, in parts that fit; at least one."""
-    if told.shape is None and not with_ids:
-        return [NOTHING]
-    token_ids, positions = told.advance()
-    shape = told.shape
-    logprobs = [b',"logprobs":' + shape.join(group) for group in grouped(positions)] if shape else []
-    ids = [b',"token_ids":' + encode(group) for group in id_groups(token_ids)] if with_ids else []
-    return [(p or NOTHING) + i for p, i in zip_longest(logprobs, ids, fillvalue=b"")] or [NOTHING]
+def token_details(cursor: LogprobCursor, with_ids: bool) -> list[TokenDetails]:
+    """Return log-probabilities and ids of new tokens, in parts that each fit into one chunk; at least one."""
+    if cursor.shape is None and not with_ids:
+        return [(None, UNSET)]
+    token_ids, positions = cursor.advance()
+    shape = cursor.shape
+    logprobs = [Raw(shape.join(group)) for group in grouped(positions)] if shape else []
+    parts = zip_longest(logprobs, id_groups(token_ids) if with_ids else ())
+    return [(entry, UNSET if ids is None else ids) for entry, ids in parts] or [(None, UNSET)]

@@ -9,7 +9,8 @@ from itertools import zip_longest
 from secrets import token_hex
 from typing import Any
 
-from msgspec import UNSET, Raw
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -18,11 +19,9 @@ from quire.errors import RequestError
 from quire.frontend import Encoded, Frontend
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
-from quire.server.body import read
 from quire.server.chat_task import count_tokens, fitted
 from quire.server.event_stream import EventStream, encode, grouped, id_groups, pieces
-from quire.server.generation import Generation, beside
-from quire.server.generation_fields import warned
+from quire.server.generation_fields import response_warnings
 from quire.server.logprob_json import (
     CompletionLogprobs,
     LogprobCursor,
@@ -33,39 +32,44 @@ from quire.server.logprob_json import (
     prompt_logprobs,
 )
 from quire.server.openai import protocol
-from quire.server.openai.chunks import NOTHING, OPEN, Chunks, added, details, finished, head_of
+from quire.server.openai.chunks import (
+    CompletionChunk,
+    CompletionChunkChoice,
+    event_of,
+    head_of,
+    token_details,
+)
 from quire.server.openai.protocol import Completion, CompletionChoice, CompletionRequest
 from quire.server.openapi import describes
-from quire.server.service import ServiceState
+from quire.server.request import ServerRequest, handle_of, offloaded, read
 
 MAX_PROMPTS = 1024
-MAX_CHOICES = 1024  # of all prompts together
-CHOICE_ENTRIES = 20  # log-probabilities that are as much work as a choice of the response is
-MAX_PARAMS_BYTES = 32 << 20  # each prompt takes the parameters along
+MAX_CHOICES = 1024  # over all prompts
+CHOICE_ENTRIES = 20  # log-probabilities that take as long to serialize as one choice
+MAX_PARAMS_BYTES = 32 << 20  # parameters are sent with each prompt
 DEFAULT_MAX_TOKENS = 16
-_NOTHING = (b'"text":""', NOTHING)
 
 
-@describes("Continuations of texts", CompletionRequest, Completion, streams=True)
+@describes("Continue texts", CompletionRequest, Completion, streams=CompletionChunk)
 async def completions(request: Request) -> Response:
-    """Continuations, or the stream of them."""
-    serving: ServiceState = request.app.state.serving
-    convert = partial(params_of, frontend=serving.frontend)
+    """Return continuations, or the stream of them."""
+    handle = handle_of(request)
+    service = handle.service
+    convert = partial(params_of, frontend=service.frontend)
     asked, unknown, params = await read(request, CompletionRequest, convert)
-    model = serving.check_model(asked.model)
-    prompts, echoes = await serving.in_thread(_encode, serving.frontend, asked, params)
-    request_id = f"cmpl-{token_hex(12)}"
+    model = service.check_model(asked.model)
+    prompts, echoes = await service.in_thread(_encode, service.frontend, asked, params)
     with protocol.structure_named(asked):
-        generation = await serving.generate(prompts, [params] * len(prompts), request_id=request_id)
-    head, warnings = head_of(serving, request_id, model), warned(request, unknown)
-    run = CompletionRun(asked, serving.frontend, generation, echoes, head, warnings)
+        await handle.submit(prompts, [params] * len(prompts))
+    head = head_of(service, f"cmpl-{token_hex(12)}", model)
+    run = CompletionRun(asked, handle, echoes, head, response_warnings(request, unknown))
     if asked.stream:
-        return EventStream(run.events())
+        return EventStream(run.chunks())
     return Response(await run.whole(), media_type="application/json")
 
 
 def params_of(asked: CompletionRequest, frontend: Frontend) -> SamplingParams:
-    """The request's parameters over the model's. Raises RequestError for fields that do not go together."""
+    """Return the request's parameters over the model's. Raises RequestError for contradictory fields."""
     protocol.check(asked)
     sampling = protocol.sampling_of(asked)
     if asked.max_tokens is None:
@@ -73,7 +77,7 @@ def params_of(asked: CompletionRequest, frontend: Frontend) -> SamplingParams:
     elif asked.max_tokens == 0:
         if not asked.echo:
             raise RequestError("max_tokens = 0 asks for nothing", "set echo to true, too", "max_tokens")
-        sampling["max_tokens"] = 1  # which nobody is shown
+        sampling["max_tokens"] = 1  # not part of the response
     if asked.logprobs is not None:
         sampling["logprobs"] = asked.logprobs
         if asked.echo and asked.prompt_logprobs != -1:
@@ -84,7 +88,7 @@ def params_of(asked: CompletionRequest, frontend: Frontend) -> SamplingParams:
 def _encode(
     frontend: Frontend, asked: CompletionRequest, params: SamplingParams
 ) -> tuple[list[Encoded], list[str]]:
-    """The prompts as token ids and, if they are to be given back, as text."""
+    """Return the prompts as token ids and, if they are echoed, as text."""
     prompts = []
     for one in listed(asked.prompt, params.n):
         prompt = _encode_one(frontend, one, asked.add_special_tokens is not False)
@@ -101,7 +105,7 @@ def _encode(
 
 
 def listed(prompt: str | list[Any], n: int) -> list[str | int | list[int]]:
-    """The prompts of a request one by one. Raises RequestError when they are none, or too many."""
+    """Return the prompts of a request as a list. Raises RequestError when there are none, or too many."""
     if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
         prompts: list[Any] = [prompt]
     else:
@@ -132,176 +136,169 @@ def _encode_one(frontend: Frontend, prompt: str | int | list[int], add_special_t
 
 @dataclass(slots=True)
 class _Choice:
-    """One continuation: its place in the response, and what has been written of it."""
+    """One continuation: its index in the response, and the cursor over its tokens."""
 
     index: int
     output: CompletionOutput
-    told: LogprobCursor
+    cursor: LogprobCursor
     begun: bool = False
     ended: bool = False
 
 
 @dataclass(slots=True)
 class _Prompt:
-    """One prompt: what came of it, and its text and logprobs if they are given back."""
+    """One prompt: its result, and its text and log-probabilities if they are echoed."""
 
     output: RequestOutput
     echo: str
     choices: list[_Choice]
     positions: list[Position] | None = None
 
+    @property
+    def num_opening(self) -> int:
+        """The number of the prompt's log-probabilities to serialize, once for each choice not begun."""
+        num_new = sum(not choice.begun for choice in self.choices)
+        return num_new and num_new * sum(len(p) for p in self.output.prompt_logprobs or () if p)
+
 
 class CompletionRun:
-    """Prompts that run, in the words of this interface: as a whole, or as the chunks of a stream.
+    """Running prompts as a response, or as the chunks of a stream.
 
-    Choices are numbered through: those of the first prompt, then those of the next.
+    Choices are numbered consecutively: those of the first prompt, then those of the next.
     """
 
     def __init__(
         self,
         asked: CompletionRequest,
-        frontend: Frontend,
-        generation: Generation,
+        handle: ServerRequest,
         echoes: Sequence[str],
         head: dict[str, Any],
         warnings: list[str],
     ) -> None:
-        self._asked = asked
+        self._asked, self._handle = asked, handle
         self._head, self._warnings = head, warnings
         self._options = asked.stream_options or protocol.StreamOptions()
-        self._chunks = Chunks({**head, "object": "text_completion"}, warnings)
-        self._frontend = frontend
-        self._generation = generation
-        self._params = generation.readers[0].request.params
+        self._params = handle.prompts[0].request.params
         self._silent = asked.max_tokens == 0
         self._with_ids = asked.return_token_ids is True
         self._prompts: list[_Prompt] = []
-        for reader, echo in zip(generation.readers, echoes, strict=True):
+        for prompt, echo in zip(handle.prompts, echoes, strict=True):
             begin = len(self._prompts) * self._params.n
-            tolds = [LogprobCursor(one, self._shape(reader.output, echo)) for one in reader.output.outputs]
-            choices = [_Choice(begin + i, told.output, told) for i, told in enumerate(tolds)]
-            self._prompts.append(_Prompt(reader.output, echo, choices))
+            cursors = [LogprobCursor(one, self._shape(prompt.output, echo)) for one in prompt.output.outputs]
+            choices = [_Choice(begin + i, cursor.output, cursor) for i, cursor in enumerate(cursors)]
+            self._prompts.append(_Prompt(prompt.output, echo, choices))
         self._num_open = len(self._prompts) * self._params.n
 
     def _shape(self, prompt: RequestOutput | None, echo: str = "") -> CompletionLogprobs | None:
-        """Of what follows a prompt, or of the prompt itself."""
+        """Return the shape for the tokens after a prompt, or for those of the prompt itself."""
         if self._asked.logprobs is None:
             return None
         as_ids = self._asked.return_tokens_as_token_ids is True
         before = prompt.prompt_token_ids if prompt else ()
-        tokenizer, k = self._frontend.need_tokenizer(), self._asked.logprobs
+        tokenizer, k = self._handle.service.frontend.need_tokenizer(), self._asked.logprobs
         return CompletionLogprobs(tokenizer, self._params, k, as_ids, before, len(echo))
 
     def _echoed(self, prompt: _Prompt) -> list[Position]:
-        """The logprobs of a prompt that is given back with them."""
+        """Return the log-probabilities of a prompt that is echoed with them."""
         if prompt.positions is None:
             output, shape, prompt.positions = prompt.output, self._shape(None), []
             if self._asked.echo and shape is not None and output.prompt_logprobs is not None:
                 prompt.positions = shape.positions(output.prompt_token_ids, output.prompt_logprobs)
         return prompt.positions
 
-    def _usage(self, prompts: Sequence[_Prompt]) -> protocol.Usage:
+    def _usage(self, prompts: Sequence[_Prompt]) -> protocol.TokenCounts:
         usage = count_tokens([prompt.output for prompt in prompts])
         return protocol.usage_of(*(usage._replace(completion_tokens=0) if self._silent else usage))
 
-    async def whole(self) -> bytes:
-        """The response, when all choices have ended."""
-        async for index, _ in self._generation:
-            prompt = self._prompts[index]
-            if self._params.logprobs is not None and not self._silent:
-                tolds = [choice.told for choice in prompt.choices]
-                await beside(num_new(tolds), keep, tolds)
-        num_entries = CHOICE_ENTRIES * self._num_open + sum(map(_num_opening, self._prompts))
-        return await beside(num_entries, self._reply)
+    def _ending(self, output: CompletionOutput) -> tuple[str, str | int | None]:
+        return ("length", None) if self._silent else (output.finish_reason or "stop", output.stop_reason)
 
-    def _reply(self) -> bytes:
-        reply = Completion(
+    # The whole response
+
+    async def whole(self) -> bytes:
+        """Return the response when all choices have ended."""
+        async for index, _ in self._handle:
+            if self._params.logprobs is not None and not self._silent:
+                cursors = [choice.cursor for choice in self._prompts[index].choices]
+                await offloaded(num_new(cursors), keep, cursors)
+        num_entries = CHOICE_ENTRIES * self._num_open + sum(prompt.num_opening for prompt in self._prompts)
+        return await offloaded(num_entries, self._response)
+
+    def _response(self) -> bytes:
+        response = Completion(
             **self._head,
             choices=[self._choice(prompt, choice) for prompt in self._prompts for choice in prompt.choices],
             usage=self._usage(self._prompts),
-            timings=self._generation.timings(),
+            timings=self._handle.timings(),
             warnings=self._warnings or UNSET,
         )
-        return encode(reply)
+        return encode(response)
 
     def _choice(self, prompt: _Prompt, choice: _Choice) -> CompletionChoice:
-        output, shape = choice.output, choice.told.shape
+        output, shape = choice.output, choice.cursor.shape
         text = prompt.echo + ("" if self._silent else output.text)
-        logprobs = None if shape is None else Raw(shape.join(self._echoed(prompt) + choice.told.kept))
-        reply = CompletionChoice(choice.index, text, logprobs, *self._ending(output))
+        logprobs = None if shape is None else Raw(shape.join(self._echoed(prompt) + choice.cursor.kept))
+        found = CompletionChoice(choice.index, text, logprobs, *self._ending(output))
         if self._with_ids:
-            reply.token_ids = [] if self._silent else output.token_ids
-            reply.prompt_token_ids = prompt.output.prompt_token_ids
+            found.token_ids = [] if self._silent else output.token_ids
+            found.prompt_token_ids = prompt.output.prompt_token_ids
         if (k := self._asked.prompt_logprobs) is not None and prompt.output.prompt_logprobs is not None:
-            reply.prompt_logprobs = prompt_logprobs(prompt.output.prompt_logprobs, k)
-        return reply
+            found.prompt_logprobs = prompt_logprobs(prompt.output.prompt_logprobs, k)
+        return found
 
-    def _ending(self, output: CompletionOutput) -> tuple[str, str | int | None]:
-        if self._silent:
-            return "length", None
-        return output.finish_reason or "stop", output.stop_reason
+    # The stream
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """The chunks of a stream; the last has `timings`. Continuous usage is that of one prompt."""
-        options = self._options
-        async for index, _ in self._generation:
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """Yield the chunks of a stream; the last has `timings`. Continuous usage is that of one prompt."""
+        chunk = CompletionChunk(**self._head, warnings=self._warnings or UNSET)
+        async for index, _ in self._handle:
             prompt = self._prompts[index]
-            usage = added({"usage": self._usage([prompt])}) if options.continuous_usage_stats else b""
-            num_entries = num_new(choice.told for choice in prompt.choices) + _num_opening(prompt)
-            if chunks := await beside(num_entries, self._chunks_of, prompt, usage):
-                yield chunks
-        if options.include_usage:
-            usage_of_all = {"usage": self._usage(self._prompts), "timings": self._generation.timings()}
-            yield self._chunks.none(added(usage_of_all))
+            num_entries = num_new(choice.cursor for choice in prompt.choices) + prompt.num_opening
+            if events := await offloaded(num_entries, self._events, chunk, prompt):
+                yield events
+        if self._options.include_usage:
+            yield event_of(chunk, [], self._usage(self._prompts), self._handle.timings())
 
-    def _chunks_of(self, prompt: _Prompt, usage: bytes) -> bytes:
-        running = [choice for choice in prompt.choices if not choice.ended]
-        return b"".join(chunk for choice in running for chunk in self._written(prompt, choice, usage))
+    def _events(self, chunk: CompletionChunk, prompt: _Prompt) -> bytes:
+        """Return the chunks of one delivery; none where its tokens have no text or details yet."""
+        usage = self._usage([prompt]) if self._options.continuous_usage_stats else UNSET
+        events: list[bytes] = []
+        for choice in prompt.choices:
+            if choice.ended:
+                continue
+            *parts, last = self._new_parts(prompt, choice)
+            events += [event_of(chunk, [part], usage) for part in parts]
+            choice.ended = choice.output.finish_reason is not None
+            timings: dict[str, float] | UnsetType = UNSET
+            if choice.ended:
+                last.finish_reason, last.stop_reason = self._ending(choice.output)
+                self._num_open -= 1
+                if not self._num_open and not self._options.include_usage:
+                    timings = self._handle.timings()
+            if choice.ended or last.text or last.logprobs is not None or last.token_ids is not UNSET:
+                events.append(event_of(chunk, [last], usage, timings))
+        return b"".join(events)
 
-    def _written(self, prompt: _Prompt, choice: _Choice, usage: bytes) -> Iterator[bytes]:
-        """Chunks with what is new of a choice; none when there is nothing to say of its tokens yet."""
-        *parts, (body, part) = self._news(prompt, choice)
-        for before in parts:
-            yield self._chunks.choice(choice.index, *before, OPEN, usage)
-        choice.ended = choice.output.finish_reason is not None
-        if choice.ended:
-            finish = finished(*self._ending(choice.output))
-            yield self._chunks.choice(choice.index, body, part, finish, usage + self._end())
-        elif (body, part) != _NOTHING:
-            yield self._chunks.choice(choice.index, body, part, OPEN, usage)
-
-    def _end(self) -> bytes:
-        """What the chunk that ends a choice says of the request, if nothing comes after it."""
-        self._num_open -= 1
-        if self._num_open or self._options.include_usage:
-            return b""
-        return added({"timings": self._generation.timings()})
-
-    def _news(self, prompt: _Prompt, choice: _Choice) -> Iterator[tuple[bytes, bytes]]:
-        """What is new of a choice: text and details of chunks; at least one."""
+    def _new_parts(self, prompt: _Prompt, choice: _Choice) -> Iterator[CompletionChunkChoice]:
+        """Yield the new text and details of a choice, split to fit into chunks; at least one part."""
         if not choice.begun:
             choice.begun = True
             yield from self._opening(prompt, choice)
-        parts = [NOTHING] if self._silent else details(choice.told, self._with_ids)
-        for text, part in zip_longest(pieces("" if self._silent else choice.output.delta), parts):
-            yield b'"text":%s' % encode(text or ""), part or NOTHING
+        details = [] if self._silent else token_details(choice.cursor, self._with_ids)
+        texts = pieces("" if self._silent else choice.output.delta)
+        for text, detail in zip_longest(texts, details):
+            logprobs, ids = detail or (None, UNSET)
+            yield CompletionChunkChoice(choice.index, text or "", logprobs, token_ids=ids)
 
-    def _opening(self, prompt: _Prompt, choice: _Choice) -> Iterator[tuple[bytes, bytes]]:
-        """What comes before the first token: the prompt, as far as it was asked for."""
+    def _opening(self, prompt: _Prompt, choice: _Choice) -> Iterator[CompletionChunkChoice]:
+        """Yield what precedes the first token: the prompt, as far as the request asked for it."""
         echo = pieces(prompt.echo) if prompt.echo else ()
-        shape = choice.told.shape
-        logprobs = [shape.join(group) for group in grouped(self._echoed(prompt))] if shape else []
-        ids = id_groups(prompt.output.prompt_token_ids if self._with_ids else ())
-        for text, entries, group in zip_longest(echo, logprobs, ids):
-            part = b',"logprobs":%s' % (entries or b"null")
-            part += added({"prompt_token_ids": group}) if group else b""
-            yield b'"text":%s' % encode(text or ""), part
-
-
-def _num_opening(prompt: _Prompt) -> int:
-    """Log-probabilities of the prompt, once for each choice that has not begun."""
-    num_open = sum(not choice.begun for choice in prompt.choices)
-    return num_open and num_open * sum(len(p) for p in prompt.output.prompt_logprobs or () if p)
+        shape = choice.cursor.shape
+        logprobs = [Raw(shape.join(group)) for group in grouped(self._echoed(prompt))] if shape else []
+        groups = id_groups(prompt.output.prompt_token_ids if self._with_ids else ())
+        for text, entries, ids in zip_longest(echo, logprobs, groups):
+            part = CompletionChunkChoice(choice.index, text or "", entries)
+            yield part if ids is None else msgspec.structs.replace(part, prompt_token_ids=ids)
 
 
 ROUTES = [Route("/v1/completions", completions, methods=["POST"])]

@@ -1,7 +1,7 @@
-"""Requests of the chat and completions endpoints: fields and their types. Others are in `fields`.
+"""Requests and responses of the chat and completions endpoints.
 
-Ranges that SamplingParams states are checked there; a field has one here where it goes elsewhere. None means
-"not given" throughout, as clients send it.
+SamplingParams checks the ranges of its fields; other fields have theirs here. None means "not given"
+throughout, as clients send it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from quire.server.unsupported_fields import REFUSED
 
 
 class StreamOptions(Struct, kw_only=True):
-    """What a stream tells beside the answer. (Events are never padded, so nothing is obfuscated.)"""
+    """Additional content of a stream. (Events are never padded, so there is no obfuscation.)"""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -27,7 +27,7 @@ class StreamOptions(Struct, kw_only=True):
 
 
 class JsonSchema(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A named schema; `strict` is so in any case."""
+    """A named schema; always enforced, whatever `strict` says."""
 
     name: Annotated[str, Meta(max_length=256)] | None = None
     schema: dict[str, Any] | None = None
@@ -36,9 +36,9 @@ class JsonSchema(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ResponseFormat(Struct, kw_only=True, forbid_unknown_fields=True):
-    """OpenAI's way to ask for JSON: `type` is text, json_object or json_schema.
+    """OpenAI's request for JSON: `type` is text, json_object or json_schema.
 
-    The schema may also lie beside the type: `schema`, as llama.cpp takes it with either, or TGI's `value`,
+    The schema may also be next to the type: `schema`, which llama.cpp accepts with either, or TGI's `value`,
     whose type is json.
     """
 
@@ -49,7 +49,7 @@ class ResponseFormat(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class TextRequest(GenerationFields, kw_only=True):
-    """What chat completions and completions take."""
+    """Fields of both chat completions and completions."""
 
     stream_options: StreamOptions | None = None
     user: Annotated[str, Meta(max_length=1024)] | None = None
@@ -88,18 +88,18 @@ class CompletionRequest(TextRequest, kw_only=True):
 
 
 class PromptDetails(Struct):
-    """Of the prompt's tokens, those taken from the prefix cache."""
+    """Prompt tokens taken from the prefix cache."""
 
     cached_tokens: int
 
 
 class CompletionDetails(Struct):
-    """Of the answer's tokens, those the model thought with."""
+    """Tokens of the answer that are reasoning."""
 
     reasoning_tokens: int
 
 
-class Usage(Struct):
+class TokenCounts(Struct):
     """Tokens read and written; a prompt counts once, whatever `n` is."""
 
     prompt_tokens: int
@@ -110,14 +110,14 @@ class Usage(Struct):
 
 
 class Function(Struct):
-    """What is called, with its arguments as JSON text."""
+    """A function's name, and its arguments as JSON text."""
 
     name: str
     arguments: str
 
 
 class ToolCall(Struct):
-    """One call that the model makes."""
+    """One call of a function by the model."""
 
     id: str
     function: Function
@@ -159,13 +159,13 @@ class CompletionChoice(Struct):
 
 
 class _Reply(Struct, kw_only=True):
-    """What both responses say of themselves."""
+    """Fields of both responses."""
 
     id: str
     created: int
     model: str
     system_fingerprint: str
-    usage: Usage
+    usage: TokenCounts
     timings: dict[str, float]
     warnings: list[str] | UnsetType = UNSET
 
@@ -186,10 +186,10 @@ class Completion(_Reply, kw_only=True):
     object: str = "text_completion"
 
 
-def usage_of(prompt: int, cached: int, completion: int, reasoning: int = 0) -> Usage:
-    """Counts of tokens in the response's shape."""
+def usage_of(prompt: int, cached: int, completion: int, reasoning: int = 0) -> TokenCounts:
+    """Return token counts in OpenAI's shape."""
     details = PromptDetails(cached), CompletionDetails(reasoning)
-    return Usage(prompt, completion, prompt + completion, *details)
+    return TokenCounts(prompt, completion, prompt + completion, *details)
 
 
 def check(request: TextRequest) -> None:
@@ -203,7 +203,7 @@ def check(request: TextRequest) -> None:
 
 
 def sampling_of(request: TextRequest) -> dict[str, Any]:
-    """Likewise, with its structured output."""
+    """Return the fields for SamplingParams.from_dict, with the requested structured output."""
     given = given_of(request)
     if (structured := _structured(request)) is not None:
         given["structured_outputs"] = structured
@@ -224,7 +224,7 @@ def _structured(request: TextRequest) -> StructuredOutputsParams | None:
 
 
 def _schema(form: ResponseFormat) -> dict[str, Any] | None:
-    """The one schema of a format, wherever it lies."""
+    """Return the schema of a format, wherever the request has it."""
     value = form.value
     if form.type == "json_schema" and isinstance(value, dict):
         value = value.get("schema", value)
@@ -238,7 +238,7 @@ def _schema(form: ResponseFormat) -> dict[str, Any] | None:
 
 @contextmanager
 def structure_named(asked: TextRequest) -> Iterator[None]:
-    """A structure that is refused is called what the request called it."""
+    """Rename `structured_outputs` in errors to the field that the request used."""
     try:
         yield
     except RequestError as error:

@@ -16,12 +16,11 @@ from starlette.routing import Route
 
 from quire.sampling_params import SamplingParams
 from quire.server.answer_blocks import CALL, REASONING, TEXT, AnswerBlocks, Block, BlockChange, encode_event
-from quire.server.body import read
 from quire.server.chat_task import ChatRun, encoded, start_chat
 from quire.server.errors import HTTPRefusal, NotFound, report
 from quire.server.event_stream import EventStream, encode, grouped, pieces
 from quire.server.field_names import renaming_fields
-from quire.server.generation_fields import warned
+from quire.server.generation_fields import response_warnings
 from quire.server.logprob_json import ChatLogprobs, LogprobCursor, Position
 from quire.server.openai import items, protocol
 from quire.server.openai import response_events as sse
@@ -29,6 +28,7 @@ from quire.server.openai.history import COMPACT_YOURSELF
 from quire.server.openai.items import OutputItem, OutputText, ReasoningText, ResponseObject, ResponseRequest
 from quire.server.openai.response_tools import CUSTOM, FUNCTION, ID_PREFIXES, CustomInput, Toolbox
 from quire.server.openapi import describes
+from quire.server.request import handle_of, read
 from quire.server.service import ServiceState
 
 _PREFIXES = {TEXT: "msg", REASONING: "rs", **ID_PREFIXES}
@@ -42,17 +42,17 @@ _NAMES = {
 @describes("Answer a conversation", ResponseRequest, ResponseObject, streams=sse.ResponseEvent)
 async def create(request: Request) -> Response:
     """Return a response, or the stream of its events."""
-    serving: ServiceState = request.app.state.serving
+    serving: ServiceState = request.app.state.service
     asked, unknown, (task, toolbox) = await read(request, ResponseRequest, items.task_of)
     model = serving.check_model(asked.model)
     response_id = f"resp_{token_hex(12)}"
     with _own_field_names(asked, toolbox):
-        run = await start_chat(serving, task, request_id=response_id)
-    params = run.generation.readers[0].request.params
+        run = await start_chat(handle_of(request), task)
+    params = run.params
     response = _begun(asked, serving, params, response_id, model)
     sources = serving.frontend.chat_template.templates.values()
     idle = items.without_effect(asked, any("reasoning_effort" in source for source in sources))
-    response.warnings = warned(request, unknown, task.warnings + idle) or UNSET
+    response.warnings = response_warnings(request, unknown, task.warnings + idle) or UNSET
     shape = None if params.logprobs is None else ChatLogprobs(run.tokenizer, params.logprobs, False)
     writer = ResponseWriter(response, run, toolbox, LogprobCursor(run.output.outputs[0], shape))
     if asked.stream:
@@ -157,7 +157,7 @@ class ResponseWriter:
             protocol.CompletionDetails(usage.reasoning_tokens),
             usage.prompt_tokens + usage.completion_tokens,
         )
-        response.timings = self._run.generation.timings()
+        response.timings = self._run.timings()
 
     def _output(self) -> list[OutputItem]:
         return [self._item(block, _status(block)) for block in self._blocks.all]
@@ -242,7 +242,7 @@ def _entries(positions: Iterable[Position]) -> list[Raw]:
 @describes("Count the tokens of a conversation", ResponseRequest, items.InputTokens)
 async def count_tokens(request: Request) -> Response:
     """Return the number of input tokens that /v1/responses would read."""
-    serving: ServiceState = request.app.state.serving
+    serving: ServiceState = request.app.state.service
     asked, _, (task, toolbox) = await read(request, ResponseRequest, items.task_of)
     serving.check_model(asked.model)
     with _own_field_names(asked, toolbox):

@@ -1,0 +1,400 @@
+"""One HTTP request from its arrival to its end: its place in the queue, its prompts, its client."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire.engine.client import Stream
+from quire.errors import EngineDead, Overloaded, QuireError, RequestError
+from quire.frontend import Encoded, RequestReader
+from quire.outputs import RequestOutput
+from quire.sampling_params import SamplingParams
+from quire.server.body import LARGE_BYTES, MAX_BODY_BYTES, parse, too_large
+from quire.server.errors import report, response_for
+from quire.server.metrics import Metrics
+from quire.server.service import DRAIN_RETRY_S, ServiceState
+from quire.text.tokenizer import Tokenizer
+from quire.types import Failure, NewRequest, Output
+
+MANY_TOKENS = 1 << 15  # of prompts: from here on they are checked in a thread, not on the event loop
+MANY_PROMPTS = SUBMITTED_AT_ONCE = 32
+MANY_ENTRIES = 2048  # log-probabilities: more are serialized in a thread
+MAX_UPLOADS_BYTES = 16 * MAX_BODY_BYTES  # of all request bodies in transit
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+P = ParamSpec("P")
+T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class GenerationFailed(QuireError):
+    """A request failed while it ran, and no other did: NaN logits, or a grammar that could not continue."""
+
+
+class PromptRun(RequestReader):
+    """One prompt of a request in the engine: its stream, its text so far, and delivery times."""
+
+    def __init__(
+        self, request: NewRequest, prompt: str | None, tokenizer: Tokenizer | None, stream: Stream
+    ) -> None:
+        super().__init__(request, prompt, tokenizer)
+        self.stream = stream
+        self.is_queued = True  # no output has come
+        self.num_deliveries = 0
+        self.first_s: float | None = None  # arrival of the first token in this process
+        self.last_s = 0.0
+        self.max_gap_s = 0.0
+
+    @property
+    def finished(self) -> bool:
+        return self.output.finished
+
+    def take(self, outputs: list[Output], now: float, metrics: Metrics) -> None:
+        """Read outputs of the engine.
+
+        Raises GenerationFailed for a sequence that failed, RequestError where its parameters caused that.
+        """
+        self.num_deliveries += 1
+        num_tokens = sum(len(output.token_ids) for output in outputs)
+        if self.first_s is None:
+            metrics.first_tokens(self.request, num_tokens, outputs[0].num_cached_tokens)
+            self.first_s = now
+        else:
+            metrics.next_tokens(num_tokens, now - self.last_s)
+            self.max_gap_s = max(self.max_gap_s, now - self.last_s)
+        self.last_s = now
+        for output in outputs:
+            if self.push(output):
+                self.stream.abort(output.sequence)
+            if output.finish_reason is not None:
+                reason = self.output.outputs[output.sequence].finish_reason
+                if reason == "error":
+                    failure = output.error or Failure("the request failed")
+                    kind = RequestError if failure.by_request else GenerationFailed
+                    raise kind(failure.message)
+                if reason == "abort":
+                    raise EngineDead("the request was ended")
+        self.take_deltas()
+
+    def times(self, arrival_s: float, end_s: float | None) -> dict[str, float]:
+        """Return times in milliseconds from the arrival. A gap is the time between two deliveries."""
+        now = end_s or time.monotonic()
+        sequences = self.output.outputs
+        first = self.first_s or now
+        known = (one.metrics.admitted_s for one in sequences if one.metrics is not None)
+        admitted = min((time_s for time_s in known if time_s is not None), default=first)
+        num_tokens = max(len(one.token_ids) for one in sequences)
+        num_gaps = max(num_tokens, self.num_deliveries) - 1
+        span = self.last_s - first if self.first_s else 0.0
+        return {
+            "queue_ms": (admitted - arrival_s) * 1e3,
+            "prefill_ms": (first - admitted) * 1e3,
+            "decode_ms": span * 1e3,
+            "ttft_ms": (first - arrival_s) * 1e3,
+            "mean_itl_ms": span / num_gaps * 1e3 if num_gaps > 0 else 0.0,
+            "max_itl_ms": self.max_gap_s * 1e3,
+            "total_ms": (now - arrival_s) * 1e3,
+        }
+
+
+class ServerRequest:
+    """The handle of one HTTP request: admission, abort, events. Whatever it started ends with it.
+
+    The middleware below creates it and calls `serve`. An endpoint reads its body with `read`, hands prompts
+    in with `submit`, and iterates over it. A request holds a place in the queue for itself from the end of
+    its body, and one for each of its prompts until that has its first output.
+    """
+
+    def __init__(self, service: ServiceState, tenant: str = "") -> None:
+        self.service = service
+        self.tenant = tenant
+        self.arrival_s = time.monotonic()
+        self.end_s: float | None = None
+        self.prompts: list[PromptRun] = []
+        self.failure: Exception | None = None  # reported to the client in place of an end
+        self._num_held = 0  # places in the queue that no prompt has taken over
+        self._num_body_bytes = 0
+        self._ended: Exception | None = None
+        self._closed = False
+
+    # Admission
+
+    def enter_queue(self, num_requests: int = 1, num_tokens: int = 0) -> None:
+        """Take places in the queue. Raises Overloaded when it is full."""
+        self.service.check_queue(num_requests, num_tokens)
+        self.service.num_queued_requests += num_requests
+        self.service.num_queued_tokens += num_tokens
+        self._num_held += num_requests
+
+    def leave_queue(self) -> None:
+        """Give back the places that no prompt has taken over."""
+        self.service.num_queued_requests -= self._num_held
+        self._num_held = 0
+
+    async def submit(self, prompts: Sequence[Encoded], params: Sequence[SamplingParams]) -> None:
+        """Hand prompts to the engine, all or none.
+
+        Raises Overloaded, EngineDead, or RequestError for a request that can never run.
+        """
+        service = self.service
+        if (problem := service.engine.healthy(time.monotonic())) is not None:
+            raise EngineDead(problem, "send the request again in a moment")
+        num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+        self.leave_queue()
+        self.enter_queue(len(prompts), num_tokens)
+        requests: list[NewRequest] = []
+        try:
+            build = service.new_request
+            many = num_tokens > MANY_TOKENS or len(prompts) > MANY_PROMPTS
+            pairs = zip(prompts, params, strict=True)
+            if many or any(own.structured_outputs or own.bad_words for own in params):
+                requests = await service.in_thread(lambda: [build(self, *pair) for pair in pairs])
+            else:
+                requests = [build(self, *pair) for pair in pairs]
+            for number, (prompt, request) in enumerate(zip(prompts, requests, strict=True), 1):
+                if number % SUBMITTED_AT_ONCE == 0:
+                    await asyncio.sleep(0)  # let other requests have the event loop
+                stream = service.engine.submit(request)
+                self.prompts.append(PromptRun(request, prompt.text, service.frontend.tokenizer, stream))
+                self._num_held -= 1
+        except BaseException:
+            service.num_queued_tokens -= sum(len(one.token_ids) for one in prompts[len(self.prompts) :])
+            self.close()
+            raise
+
+    # Events
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, RequestOutput]]:
+        """Yield (index of the prompt, its output) whenever one has advanced; its deltas are new.
+
+        Raises GenerationFailed or RequestError when a sequence fails, EngineDead when the engine does.
+        """
+        try:
+            if len(self.prompts) == 1:
+                prompt = self.prompts[0]
+                while not prompt.finished:
+                    yield await self._advance(0, await prompt.stream.get())
+            else:
+                async for index, outputs in self._merged():
+                    yield await self._advance(index, outputs)
+            self.end_s = time.monotonic()
+        except Exception as error:
+            self.failure = error
+            if self._ended is not None and isinstance(error, QuireError):
+                self.failure = self._ended
+                raise self._ended from None
+            raise
+        finally:
+            self.close()
+
+    async def _advance(self, index: int, outputs: list[Output]) -> tuple[int, RequestOutput]:
+        prompt = self.prompts[index]
+        self._start(prompt)
+        num_entries = sum(len(p) for output in outputs for p in (*output.prompt_logprobs, *output.logprobs))
+        await offloaded(num_entries, prompt.take, outputs, time.monotonic(), self.service.metrics)
+        return index, prompt.output
+
+    async def _merged(self) -> AsyncIterator[tuple[int, list[Output]]]:
+        """Yield outputs of all prompts in the order in which they come."""
+        news: asyncio.Queue[tuple[int, list[Output] | Exception]] = asyncio.Queue()
+
+        async def pump(index: int, prompt: PromptRun) -> None:
+            num_open = prompt.request.params.num_sequences
+            try:
+                while num_open:
+                    outputs = await prompt.stream.get()
+                    num_open -= sum(output.finish_reason is not None for output in outputs)
+                    news.put_nowait((index, outputs))
+            except Exception as error:
+                news.put_nowait((index, error))
+
+        tasks = [asyncio.create_task(pump(i, prompt)) for i, prompt in enumerate(self.prompts)]
+        try:
+            while not all(prompt.finished for prompt in self.prompts):
+                index, outputs = await news.get()
+                if isinstance(outputs, Exception):
+                    raise outputs
+                yield index, outputs
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def _start(self, prompt: PromptRun) -> None:
+        """Note that a prompt has left the queue: its first output has come, or it was aborted."""
+        if prompt.is_queued:
+            prompt.is_queued = False
+            self.service.prompt_started(prompt.request)
+
+    def timings(self) -> dict[str, float | int]:
+        """Return milliseconds from the arrival of the HTTP request, and counts of tokens.
+
+        Of several prompts, the slowest in each respect; counts are sums. Those of a request that has not
+        ended cover what is known so far.
+        """
+        times = [prompt.times(self.arrival_s, self.end_s) for prompt in self.prompts]
+        slowest = {name: round(max(one[name] for one in times), 3) for name in times[0]} if times else {}
+        outputs = [prompt.output for prompt in self.prompts]
+        num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
+        num_cached = sum(output.num_cached_tokens for output in outputs)
+        sequences = [sequence for output in outputs for sequence in output.outputs]
+        return slowest | {
+            "prompt_tokens": num_prompt,
+            "cached_tokens": num_cached,
+            "computed_tokens": num_prompt - num_cached,
+            "completion_tokens": sum(len(sequence.token_ids) for sequence in sequences),
+            "preemptions": sum(one.metrics.num_preemptions for one in sequences if one.metrics is not None),
+        }
+
+    # The end
+
+    def end(self, error: Exception) -> None:
+        """Abort what runs, and report this error to the client."""
+        self._ended = error
+        for prompt in self.prompts:
+            prompt.stream.abort()
+
+    def close(self) -> None:
+        """Abort what still runs and leave the queue. The engine frees blocks with its next step."""
+        if self._closed:
+            return
+        self._closed = True
+        self.leave_queue()
+        for prompt in self.prompts:
+            self._start(prompt)
+            if not prompt.finished:
+                prompt.stream.abort()
+            self.service.metrics.request_finished(prompt.request, prompt.output, self.failure is not None)
+
+    async def serve(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run an ASGI application that answers this request, and cancel it when the client leaves.
+
+        So no endpoint needs to watch for that, whatever it waits for.
+        """
+        task, left, ended = asyncio.current_task(), asyncio.Event(), False
+        watcher: asyncio.Task[None] | None = None
+
+        async def watch() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            if not ended and task is not None:
+                left.set()
+                task.cancel()
+
+        async def receive_body() -> Message:
+            nonlocal watcher
+            if watcher is not None:
+                await left.wait()
+                return {"type": "http.disconnect"}
+            message = await receive()
+            self._count_body(len(message.get("body", b"")))
+            if message["type"] == "http.disconnect":
+                left.set()
+            elif not message.get("more_body"):
+                self._forget_body()
+                watcher = asyncio.create_task(watch())
+            return message
+
+        async def send_on(message: Message) -> None:
+            nonlocal ended
+            ended = message["type"] == "http.response.body" and not message.get("more_body")
+            await send(message)
+
+        self.service.requests.add(self)
+        try:
+            await app(scope, receive_body, send_on)
+        except (ClientDisconnect, asyncio.CancelledError):
+            if not left.is_set():
+                raise
+        finally:
+            if watcher is not None:
+                watcher.cancel()
+                watcher = None  # else its traceback would hold this frame, and this frame the watcher
+            self._forget_body()
+            self.close()
+            self.service.requests.discard(self)
+            self._report(scope["state"])
+            scope["state"].pop("handle", None)
+
+    def _count_body(self, num_bytes: int) -> None:
+        """Bound bodies in transit, whatever their headers say."""
+        self._num_body_bytes += num_bytes
+        self.service.num_uploading_bytes += num_bytes
+        if self._num_body_bytes > MAX_BODY_BYTES:
+            raise too_large()
+        if self.service.num_uploading_bytes > MAX_UPLOADS_BYTES:
+            raise Overloaded("too many large requests are being uploaded")
+
+    def _forget_body(self) -> None:
+        self.service.num_uploading_bytes -= self._num_body_bytes
+        self._num_body_bytes = 0
+
+    def _report(self, state: dict[str, Any]) -> None:
+        """Give the log what it may say of this request."""
+        if not self.prompts:
+            return
+        timings = self.timings()
+        state["tokens"] = (timings["prompt_tokens"], timings["completion_tokens"])
+        if self.failure is not None:
+            state["error"] = report(self.failure).message
+        if self.service.config.log_prompts:
+            outputs = [prompt.output for prompt in self.prompts]
+            state["prompt"] = "\n".join(output.prompt or "" for output in outputs)
+            state["answer"] = "\n".join(sequence.text for output in outputs for sequence in output.outputs)
+
+
+class RequestMiddleware:
+    """ASGI middleware that gives each request with a body its ServerRequest: scope["state"]["handle"]."""
+
+    def __init__(self, app: ASGIApp, service: ServiceState) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in SAFE_METHODS:
+            await self._app(scope, receive, send)
+        elif self._service.refusing:
+            self._service.metrics.rejected("draining")
+            refusal = Overloaded("the server is shutting down", "ask again", DRAIN_RETRY_S)
+            await response_for(refusal, scope["path"])(scope, receive, send)
+        else:
+            handle = scope["state"]["handle"] = ServerRequest(self._service, scope["state"]["tenant"])
+            await handle.serve(self._app, scope, receive, send)
+
+
+def handle_of(request: Request) -> ServerRequest:
+    """Return the handle of a POST."""
+    handle: ServerRequest = request.state.handle
+    return handle
+
+
+async def read(
+    request: Request, type_: type[S], convert: Callable[[S], Any] = lambda asked: None
+) -> tuple[S, list[str], Any]:
+    """Return the body as a `type_`, the field names in it that the type does not know, and `convert(body)`.
+
+    A full queue refuses before the body is read. Raises Overloaded, or RequestError, with `param`, for a body
+    that is not JSON, not an object, or does not match the type. Large bodies are parsed in a thread.
+    """
+    handle = handle_of(request)
+    handle.service.check_queue()
+    body = await request.body()
+    handle.enter_queue()
+
+    def parsed() -> tuple[S, list[str], Any]:
+        asked, unknown = parse(body, type_)
+        return asked, unknown, convert(asked)
+
+    return await handle.service.in_thread(parsed) if len(body) >= LARGE_BYTES else parsed()
+
+
+async def offloaded(num_entries: int, function: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
+    """Call a function that goes through so many log-probabilities: in a thread, if they are many."""
+    if num_entries > MANY_ENTRIES:
+        return await asyncio.to_thread(function, *args, **keywords)
+    return function(*args, **keywords)
