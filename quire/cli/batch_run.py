@@ -199,7 +199,7 @@ def _shown(tally: Tally) -> Iterator[Callable[[], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
     words = TextColumn("{task.fields[rates]}")
-    columns = (TextColumn("answering"), BarColumn(), MofNCompleteColumn(), words, TimeRemainingColumn())
+    columns = (BarColumn(20), MofNCompleteColumn(), words, TimeRemainingColumn())
     with progress_bar(*columns) as bar:
         total = None if tally.total is None else max(tally.total - tally.num_before, 0)
         task, shown_s = bar.add_task("", total=total, rates=""), 0.0
@@ -209,7 +209,7 @@ def _shown(tally: Tally) -> Iterator[Callable[[], None]]:
             if (now := time.monotonic()) - shown_s >= REFRESH_S:
                 shown_s = now
                 done = tally.answered + tally.failed
-                rates = f"{tally.rates()} · {counted(tally.failed, 'error')}"
-                bar.update(task, completed=done, rates=rates)
+                rates = tally.rates().replace(" requests/s", "/s")
+                bar.update(task, completed=done, rates=f"{counted(tally.failed, 'error')} · {rates}")
 
         yield advance

@@ -140,10 +140,10 @@ def _rows(facts: Description) -> Iterator[tuple[str, str]]:
     for kind, nbytes in d["weight_bytes"].items():
         yield "weights", f"{gigabytes(nbytes)} in {kind}"
     if len(d["weight_bytes"]) > 1:
-        yield "  in all", gigabytes(sum(d["weight_bytes"].values()))
+        yield "  total", gigabytes(sum(d["weight_bytes"].values()))
     if not d["weights_here"]:
         yield "weight files", f"{facts.source.without_weights()}: sizes from config.json"
-    yield "KV cache a token", gigabytes(d["kv_bytes_per_token"])
+    yield "KV cache per token", gigabytes(d["kv_bytes_per_token"])
     yield "backend", f"{d['backend']}: {facts.device.in_words()}"
     yield from _memory_rows(d, _kept_as(facts))
     if d["hint"]:
@@ -175,7 +175,7 @@ def _memory_rows(d: dict[str, Any], kept_as: str) -> Iterator[tuple[str, str]]:
         yield "fits this machine", "yes"
     elif short > 0:
         culprit = "the weights alone are" if working > available else "weights and activations are"
-        culprit = culprit if fixed > available else "the KV cache asked for is"
+        culprit = culprit if fixed > available else "the requested KV cache is"
         yield "fits this machine", f"no: {gigabytes(short)} short: {culprit} too large"
     else:
         yield "fits this machine", f"no: {in_flags(d['problem'])}"
@@ -186,7 +186,7 @@ def _kept_as(facts: Description) -> str:
     if not (kept := facts.device.keeps_floats_as):
         return ""
     quantized = any(not how.is_float for how in facts.weights.storage.values())
-    return f", what is not quantized as {kept}" if quantized else f" as {kept}"
+    return f", unquantized ones as {kept}" if quantized else f" as {kept}"
 
 
 def _print_row(name: str, value: str) -> None:

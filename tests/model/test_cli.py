@@ -289,14 +289,14 @@ def test_inspect(capsys: pytest.CaptureFixture[str], demo_folder: Path) -> None:
     assert facts["num_threads"] >= 1
     assert call("inspect", "demo", "--quantization", "int4") == 0
     shown = capsys.readouterr().out
-    for word in ("int4", "parameters", "KV cache", "in all", "backend", f"C++ for {facts['isa']}"):
+    for word in ("int4", "parameters", "KV cache", "total", "backend", f"C++ for {facts['isa']}"):
         assert word in shown
     assert call("inspect", "demo", "--device", "reference") == 0
     shown = capsys.readouterr().out
     for word in ("NumPy, float32", "MB as float32"):
         assert word in shown
     assert call("inspect", "demo", "--device", "reference", "--quantization", "int8") == 0
-    assert "MB, what is not quantized as float32" in capsys.readouterr().out
+    assert "MB, unquantized ones as float32" in capsys.readouterr().out
 
 
 def _model(folder: Path, **config: object) -> Path:

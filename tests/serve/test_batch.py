@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from pseudo_terminal import Terminal
 
 from quire.cli import batch_run
 from quire.cli.batch_output import OutputLine, StreamOutput
@@ -189,6 +190,18 @@ def test_a_pipe_in_and_a_pipe_out(tmp_path: Path) -> None:
         assert line["custom_id"] == "0"
         run.send_signal(signal.SIGINT)  # which waits in vain for the pipe, and no more after this
         assert run.wait(60) == 130
+
+
+def test_a_bar_in_a_terminal(tmp_path: Path) -> None:
+    body = {"prompt": "Once", "max_tokens": 60, "ignore_eos": True}
+    source = write(tmp_path / "in.jsonl", *((COMPLETIONS, body) for _ in range(60)))
+    flags = ("-o", str(tmp_path / "out.jsonl"), "--num-threads", "1", "--max-num-seqs", "2")
+    terminal = Terminal([sys.executable, "-m", "quire", "batch", source, *flags])
+    terminal.read_until("/60 ")
+    assert " 0 errors · " in terminal.read_until(" tokens/s")
+    terminal.type("\x03")
+    assert terminal.process.wait(60) == 130
+    assert "hint: the same command goes on" in terminal.rest()
 
 
 @pytest.mark.parametrize(
