@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from typing import Any
 
 from msgspec.json import Encoder
 from starlette.responses import Response
@@ -107,11 +106,6 @@ class EventStream(Response):
             await asyncio.sleep(KEEP_ALIVE_S)
             if self._silent:
                 await write(self._keep_alive)
-
-
-def named(type_: str, /, **fields: Any) -> bytes:
-    """Return an event that states its type twice, as the Responses and Messages APIs require."""
-    return b"event: %s\ndata: %s\n\n" % (type_.encode(), encode({"type": type_, **fields}))
 
 
 def pieces(text: str) -> Iterator[str]:

@@ -51,17 +51,17 @@ def _own_field_names(asked: CountRequest) -> AbstractContextManager[None]:
 @describes("Answer a conversation", MessagesRequest, MessageReply, streams=protocol.MessageEvent)
 async def create(request: Request) -> Response:
     """Return a message, or the stream of its events."""
-    serving: ServiceState = request.app.state.service
+    service: ServiceState = request.app.state.service
     asked, unknown, task = await read(request, MessagesRequest, protocol.task_of)
-    model = serving.check_model(asked.model)
+    model = service.check_model(asked.model)
     message_id = f"msg_{token_hex(12)}"
     edits: protocol.Edits | UnsetType = UNSET
     with _own_field_names(asked):
         if asked.context_management is not None:
-            edits = protocol.Edits(await serving.in_thread(_edit, serving, asked, task))
+            edits = protocol.Edits(await service.in_thread(_edit, service, asked, task))
         run = await start_chat(handle_of(request), task)
     message = MessageReply(id=message_id, model=model, usage=_usage(run))
-    sources = serving.frontend.chat_template.templates.values()
+    sources = service.frontend.chat_template.templates.values()
     idle = protocol.without_effect(asked, any("reasoning_effort" in source for source in sources))
     message.warnings = response_warnings(request, unknown, task.warnings + idle) or UNSET
     writer = MessageWriter(message, run, asked.max_tokens, edits)
@@ -73,28 +73,28 @@ async def create(request: Request) -> Response:
 @describes("Count the tokens of a conversation", CountRequest, protocol.MessageTokenCount)
 async def count_tokens(request: Request) -> Response:
     """Return the number of input tokens that /v1/messages would read."""
-    serving: ServiceState = request.app.state.service
+    service: ServiceState = request.app.state.service
     asked, _, task = await read(request, CountRequest, protocol.task_of)
-    serving.check_model(asked.model)
+    service.check_model(asked.model)
 
     def counted() -> protocol.MessageTokenCount:
-        before = len(encoded(serving.frontend, task).token_ids)
+        before = len(encoded(service.frontend, task).token_ids)
         if asked.context_management is None:
             return protocol.MessageTokenCount(before)
-        edited = _edit(serving, asked, task)
-        left = len(encoded(serving.frontend, task).token_ids) if edited else before
+        edited = _edit(service, asked, task)
+        left = len(encoded(service.frontend, task).token_ids) if edited else before
         return protocol.MessageTokenCount(left, protocol.TokensBefore(before))
 
     with _own_field_names(asked):
-        return Response(encode(await serving.in_thread(counted)), media_type="application/json")
+        return Response(encode(await service.in_thread(counted)), media_type="application/json")
 
 
-def _edit(serving: ServiceState, asked: CountRequest, task: ChatTask) -> list[AppliedEdit]:
+def _edit(service: ServiceState, asked: CountRequest, task: ChatTask) -> list[AppliedEdit]:
     """Apply the edits of context_management to the messages of the task. Returns those that changed them."""
 
     def num_tokens(turns: Sequence[Turn]) -> int:
         messages, _ = messages_of(asked.system, turns)
-        return len(encoded(serving.frontend, replace(task, messages=messages)).token_ids)
+        return len(encoded(service.frontend, replace(task, messages=messages)).token_ids)
 
     turns, applied = apply_edits(asked.messages, edits_of(asked.context_management)[0], num_tokens)
     if applied:

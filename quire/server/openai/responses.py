@@ -42,15 +42,15 @@ _NAMES = {
 @describes("Answer a conversation", ResponseRequest, ResponseObject, streams=sse.ResponseEvent)
 async def create(request: Request) -> Response:
     """Return a response, or the stream of its events."""
-    serving: ServiceState = request.app.state.service
+    service: ServiceState = request.app.state.service
     asked, unknown, (task, toolbox) = await read(request, ResponseRequest, items.task_of)
-    model = serving.check_model(asked.model)
+    model = service.check_model(asked.model)
     response_id = f"resp_{token_hex(12)}"
     with _own_field_names(asked, toolbox):
         run = await start_chat(handle_of(request), task)
     params = run.params
-    response = _begun(asked, serving, params, response_id, model)
-    sources = serving.frontend.chat_template.templates.values()
+    response = _begun(asked, service, params, response_id, model)
+    sources = service.frontend.chat_template.templates.values()
     idle = items.without_effect(asked, any("reasoning_effort" in source for source in sources))
     response.warnings = response_warnings(request, unknown, task.warnings + idle) or UNSET
     shape = None if params.logprobs is None else ChatLogprobs(run.tokenizer, params.logprobs, False)
@@ -66,14 +66,14 @@ def _own_field_names(asked: ResponseRequest, toolbox: Toolbox) -> AbstractContex
 
 
 def _begun(
-    asked: ResponseRequest, serving: ServiceState, params: SamplingParams, response_id: str, model: str
+    asked: ResponseRequest, service: ServiceState, params: SamplingParams, response_id: str, model: str
 ) -> ResponseObject:
     text = asked.text or items.TextOptions()
     return ResponseObject(
         id=response_id,
         created_at=int(time.time()),
         model=model,
-        system_fingerprint=serving.fingerprint,
+        system_fingerprint=service.fingerprint,
         instructions=asked.instructions,
         max_output_tokens=asked.max_output_tokens,
         metadata=asked.metadata or {},
@@ -242,11 +242,11 @@ def _entries(positions: Iterable[Position]) -> list[Raw]:
 @describes("Count the tokens of a conversation", ResponseRequest, items.InputTokens)
 async def count_tokens(request: Request) -> Response:
     """Return the number of input tokens that /v1/responses would read."""
-    serving: ServiceState = request.app.state.service
+    service: ServiceState = request.app.state.service
     asked, _, (task, toolbox) = await read(request, ResponseRequest, items.task_of)
-    serving.check_model(asked.model)
+    service.check_model(asked.model)
     with _own_field_names(asked, toolbox):
-        prompt = await serving.in_thread(encoded, serving.frontend, task)
+        prompt = await service.in_thread(encoded, service.frontend, task)
     return Response(encode(items.InputTokens(len(prompt.token_ids))), media_type="application/json")
 
 
