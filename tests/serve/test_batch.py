@@ -197,7 +197,7 @@ def test_a_bar_in_a_terminal(tmp_path: Path) -> None:
     source = write(tmp_path / "in.jsonl", *((COMPLETIONS, body) for _ in range(60)))
     flags = ("-o", str(tmp_path / "out.jsonl"), "--num-threads", "1", "--max-num-seqs", "2")
     terminal = Terminal([sys.executable, "-m", "quire", "batch", source, *flags])
-    terminal.read_until("/60 ")
+    terminal.read_until("/60")
     assert " 0 errors · " in terminal.read_until(" tokens/s")
     terminal.type("\x03")
     assert terminal.process.wait(60) == 130
