@@ -1,4 +1,4 @@
-"""Endpoints beside generation: models, tokens, health, load, and what was chosen."""
+"""Endpoints other than generation: models, tokenization, health, load, settings, metrics."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ENCODER = msgspec.json.Encoder()
 
 
 class ModelCard(msgspec.Struct):
-    """One name that the model is served by. The fields of OpenAI's interface, vLLM's, and Anthropic's."""
+    """One served model name, with the fields of OpenAI's, vLLM's and Anthropic's interfaces."""
 
     id: str
     created: int
@@ -49,7 +49,7 @@ class ModelCard(msgspec.Struct):
 
 
 class ModelList(msgspec.Struct):
-    """All names."""
+    """All served model names."""
 
     data: list[ModelCard]
     object: str = "list"
@@ -57,9 +57,9 @@ class ModelList(msgspec.Struct):
 
 
 class TokenizeRequest(msgspec.Struct):
-    """A text, or a conversation; the latter is rendered by the model's template first.
+    """A text, or a conversation to be rendered with the model's template first.
 
-    `content` is the text of llama.cpp's clients, with its own three options.
+    `content` is the text as llama.cpp's clients send it, with three options of its own.
     """
 
     model: str | None = None
@@ -77,14 +77,14 @@ class TokenizeRequest(msgspec.Struct):
 
 
 class Piece(msgspec.Struct):
-    """A token, and its text or, for a part of a character, its bytes."""
+    """A token with its text or, for part of a character, its bytes."""
 
     id: int
     piece: str | list[int]
 
 
 class TokenizeReply(msgspec.Struct):
-    """Token ids of a text."""
+    """Token ids of a text or a conversation."""
 
     count: int
     max_model_len: int
@@ -93,21 +93,21 @@ class TokenizeReply(msgspec.Struct):
 
 
 class DetokenizeRequest(msgspec.Struct):
-    """Token ids to be written as text."""
+    """Token ids to decode."""
 
     tokens: list[int]
     model: str | None = None
 
 
 class DetokenizeReply(msgspec.Struct):
-    """Their text, by vLLM's name and by llama.cpp's."""
+    """Decoded text, under vLLM's name and llama.cpp's."""
 
     prompt: str
     content: str
 
 
 class TokenizerInfo(msgspec.Struct):
-    """What clients that prepare prompts themselves want to know of the tokenizer."""
+    """Properties of the tokenizer, for clients that build prompts themselves."""
 
     tokenizer_class: str
     vocab_size: int
@@ -120,20 +120,20 @@ class TokenizerInfo(msgspec.Struct):
 
 
 class Health(msgspec.Struct):
-    """Whether the server is well, and why not."""
+    """Health of the server, and the reason if it is unavailable."""
 
     status: str
     reason: str | None = None
 
 
 class Version(msgspec.Struct):
-    """Of Quire."""
+    """Version number."""
 
     version: str
 
 
 class ServerLoad(msgspec.Struct):
-    """What is under way. `server_load`: HTTP requests that are being answered."""
+    """Load of the server. `server_load` counts open HTTP requests."""
 
     server_load: int
     num_requests_running: int
@@ -145,7 +145,7 @@ class ServerLoad(msgspec.Struct):
 
 
 class ServerInfo(msgspec.Struct):
-    """What was chosen, in words."""
+    """Settings of the server; `chosen` has those it chose for the model and machine."""
 
     version: str
     system_fingerprint: str
@@ -156,12 +156,12 @@ class ServerInfo(msgspec.Struct):
 
 
 def reply(content: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A Struct as JSON."""
+    """Return a Struct as a JSON response."""
     return Response(_ENCODER.encode(content), status, headers, "application/json")
 
 
 def serving_of(request: Request) -> ServiceState:
-    """What the endpoints share."""
+    """Return the state that all endpoints share."""
     serving: ServiceState = request.app.state.service
     return serving
 
@@ -172,24 +172,24 @@ def _card(serving: ServiceState, name: str) -> ModelCard:
     return ModelCard(name, created, room, serving.names[0], name, created_at, room)
 
 
-@describes("Whether there is a server at all: what some clients ask before anything else")
+@describes("Confirm that a server is there, for clients that probe it first")
 async def root(request: Request) -> Response:
     return Response("Quire is running", media_type="text/plain")
 
 
-@describes("The names that the model is served by", reply=ModelList)
+@describes("List the served model names", reply=ModelList)
 async def models(request: Request) -> Response:
     serving = serving_of(request)
     return reply(ModelList([_card(serving, name) for name in serving.names]))
 
 
-@describes("One model", reply=ModelCard)
+@describes("Describe one model", reply=ModelCard)
 async def model(request: Request) -> Response:
     serving = serving_of(request)
     return reply(_card(serving, serving.check_model(request.path_params["model"])))
 
 
-@describes("A text or a conversation as token ids", TokenizeRequest, TokenizeReply)
+@describes("Tokenize a text or a conversation", TokenizeRequest, TokenizeReply)
 async def tokenize(request: Request) -> Response:
     serving = serving_of(request)
     asked, *_ = await read(request, TokenizeRequest)
@@ -199,7 +199,7 @@ async def tokenize(request: Request) -> Response:
 
 def _tokenize(frontend: Frontend, asked: TokenizeRequest) -> TokenizeReply:
     if [asked.prompt, asked.messages, asked.content].count(None) != 2:
-        raise RequestError("give one of prompt, messages and content", None, "prompt")
+        raise RequestError("send exactly one of prompt, messages and content", None, "prompt")
     tokenizer = frontend.need_tokenizer()
     if asked.messages is not None:
         kwargs = asked.chat_template_kwargs
@@ -208,7 +208,7 @@ def _tokenize(frontend: Frontend, asked: TokenizeRequest) -> TokenizeReply:
     elif asked.content is not None:
         ids = tokenizer.encode(asked.content, asked.add_special, asked.parse_special)
     else:
-        # Clients ask for the id of a control token by its name, as /tokenizer_info gives it, alone.
+        # Clients look up the id of a control token by sending its name, as /tokenizer_info reports it, alone.
         named = tokenizer.control_token_in(prompt := asked.prompt or "") == prompt != ""
         ids = tokenizer.encode(prompt, asked.add_special_tokens is not False, parse_special=named)
     strings = [tokenizer.token_text(i) for i in ids] if asked.return_token_strs else None
@@ -223,7 +223,7 @@ def _piece(token: bytes) -> str | list[int]:
         return list(token)
 
 
-@describes("Token ids as text", DetokenizeRequest, DetokenizeReply)
+@describes("Decode token ids", DetokenizeRequest, DetokenizeReply)
 async def detokenize(request: Request) -> Response:
     serving = serving_of(request)
     asked, *_ = await read(request, DetokenizeRequest)
@@ -234,14 +234,14 @@ async def detokenize(request: Request) -> Response:
 def _detokenize(frontend: Frontend, ids: list[int]) -> DetokenizeReply:
     vocab_size = frontend.model.config.vocab_size
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
-        raise RequestError(f"token ids are from 0 to {vocab_size - 1:,}", None, "tokens")
+        raise RequestError(f"token ids must be from 0 to {vocab_size - 1:,}", None, "tokens")
     text = frontend.need_tokenizer().decode(ids, skip_special_tokens=False)
     return DetokenizeReply(text, text)
 
 
-@describes("What clients that prepare prompts themselves ask", reply=TokenizerInfo)
+@describes("Describe the tokenizer, for clients that build prompts themselves", reply=TokenizerInfo)
 async def tokenizer_info(request: Request) -> Response:
-    """Names are those of a Hugging Face tokenizer's configuration."""
+    """Describe the tokenizer in the names of a Hugging Face tokenizer's configuration."""
     frontend = serving_of(request).frontend
     tokens = frontend.need_tokenizer().special_tokens
     named = {f"{name}_token": tokens.get(f"{name}_token") for name in ("bos", "eos", "pad", "unk")}
@@ -258,12 +258,12 @@ async def tokenizer_info(request: Request) -> Response:
     return reply(info)
 
 
-@describes("Whether the process answers at all", reply=Health)
+@describes("Report that the process responds", reply=Health)
 async def live(request: Request) -> Response:
     return reply(Health("ok"))
 
 
-@describes("Whether requests can be served now; 503 if not", reply=Health)
+@describes("Report readiness: 503 if requests cannot be served now", reply=Health)
 async def ready(request: Request) -> Response:
     problem = serving_of(request).problem()
     if problem is None:
@@ -271,14 +271,14 @@ async def ready(request: Request) -> Response:
     return reply(Health("unavailable", problem), 503, {"Retry-After": "1"})
 
 
-@describes("The version", reply=Version)
+@describes("Report the version of Quire", reply=Version)
 async def version(request: Request) -> Response:
     return reply(Version(__version__))
 
 
-@describes("What is under way", reply=ServerLoad)
+@describes("Report running and waiting requests, and free KV cache blocks", reply=ServerLoad)
 async def load(request: Request) -> Response:
-    """Requests, by where they are, and blocks of the KV cache."""
+    """Report the requests by state, and the blocks of the KV cache."""
     serving = serving_of(request)
     status = serving.engine.status
     return reply(
@@ -294,9 +294,9 @@ async def load(request: Request) -> Response:
     )
 
 
-@describes("What was chosen for this model on this machine", reply=ServerInfo)
+@describes("Report the settings chosen for this model on this machine", reply=ServerInfo)
 async def server_info(request: Request) -> Response:
-    """Neither secrets nor paths."""
+    """Report settings, without secrets or paths."""
     serving = serving_of(request)
     config, engine = serving.config, serving.engine_config
     limits = {
@@ -309,14 +309,14 @@ async def server_info(request: Request) -> Response:
     output_format = serving.output_format
     chosen = {
         **serving.engine.status.facts.chosen,
-        "model": serving.names[0],  # what was given may be a path
+        "model": serving.names[0],  # the one in `chosen` may be a path
         "tool_calls": output_format.tools.name if output_format.tools else "none",
         "reasoning": output_format.reasoning.name if output_format.reasoning else "none",
     }
     return reply(ServerInfo(__version__, serving.fingerprint, list(serving.names), chosen, options, limits))
 
 
-@describes("Prometheus metrics, with vLLM's names")
+@describes("Prometheus metrics, under vLLM's names")
 async def metrics(request: Request) -> Response:
     text = await asyncio.to_thread(serving_of(request).metrics.render)
     return Response(text, media_type=CONTENT_TYPE)

@@ -16,7 +16,7 @@ from quire.config import ServerConfig
 from quire.errors import QuireError
 from quire.server import admin
 from quire.server.anthropic import messages
-from quire.server.auth import Hosts, Keys
+from quire.server.auth import AllowedHosts, ApiKeys
 from quire.server.body import MAX_BODY_BYTES, too_large
 from quire.server.errors import HTTPRefusal, response_for
 from quire.server.llamacpp import routes as llamacpp
@@ -62,10 +62,10 @@ def guarded(app: ASGIApp, config: ServerConfig, keys: Iterable[str], metrics: Me
 
     Keys are checked after CORS: browsers send preflight requests without one.
     """
-    app = Guard(Guard(app, check_body), Keys(keys))
+    app = Guard(Guard(app, check_body), ApiKeys(keys))
     if config.allowed_origins:
         app = CORSMiddleware(app, config.allowed_origins, _METHODS, ("*",), expose_headers=_EXPOSED)
-    app = Guard(app, Hosts(config.host, config.allowed_hosts))
+    app = Guard(app, AllowedHosts(config.host, config.allowed_hosts))
     return RequestLog(app, metrics, log_prompts=config.log_prompts)
 
 

@@ -1,4 +1,4 @@
-"""Who may ask: API keys, and the names by which browsers may reach a server that listens on this machine."""
+"""Access control: API keys, and the names accepted in the Host header."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from starlette.types import Scope
 
 from quire.server.errors import HTTPRefusal
 
-# All that is answered without a key, to GET and HEAD: what load balancers ask.
+# The only paths that need no key, for GET and HEAD: load balancers probe them.
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/v1/health"})
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _HOST = re.compile(rb"(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::\d{1,5})?")
 
 
-class Keys:
-    """Lets in who brings one of the keys, by `Authorization: Bearer` or `x-api-key`; anyone if there is none.
+class ApiKeys:
+    """Check that a request has one of the keys, as `Authorization: Bearer` or `x-api-key`, if there are keys.
 
-    Every path needs a key unless it is one of OPEN_PATHS: what is added later is closed, too. Who came is in
-    scope["state"]["tenant"]: the same for the same key as long as the process lives, and no way back to it.
+    Every path needs a key except OPEN_PATHS, so paths added later are protected, too. Sets
+    scope["state"]["tenant"], which identifies the key while the process lives, and is not reversible.
     """
 
     def __init__(self, keys: Iterable[str]) -> None:
@@ -34,12 +34,14 @@ class Keys:
         tenant = self._tenant(scope) if self._digests else ""
         if tenant is None and not (scope["method"] in ("GET", "HEAD") and scope["path"] in OPEN_PATHS):
             hint = "send Authorization: Bearer KEY, or x-api-key: KEY"
-            return HTTPRefusal(401, "a valid API key is needed", hint, headers={"WWW-Authenticate": "Bearer"})
+            return HTTPRefusal(
+                401, "a valid API key is required", hint, headers={"WWW-Authenticate": "Bearer"}
+            )
         scope["state"]["tenant"] = tenant or ""
         return None
 
     def _tenant(self, scope: Scope) -> str | None:
-        """The name of the key that was brought, or None. Takes as long for any wrong key."""
+        """Return the tenant of the request's key, or None. Takes equally long for any wrong key."""
         found = None
         for credential in _credentials(scope):
             digest = self._digest(credential)
@@ -61,13 +63,16 @@ def _credentials(scope: Scope) -> Iterable[bytes]:
             yield credential.strip()
 
 
-class Hosts:
-    """Refuses requests that call the server by a name that is not its own.
+class AllowedHosts:
+    """Refuse requests whose Host header is not one of the server's names.
 
-    A web page can make a browser take a name of its maker's for 127.0.0.1 (DNS rebinding), and so reach
-    what listens on this machine only. A server that listens to a network knows its names only from
-    `allowed`; without any, it takes every name that is one.
+    A web page can resolve a name of its own to 127.0.0.1 (DNS rebinding) and so reach a server that listens
+    on this machine only. A server that listens to a network knows its names only from `allowed`; without any,
+    it accepts every well-formed name.
     """
+
+    # Starlette's TrustedHostMiddleware does not fit: it answers 400 in plain text instead of 421 in the shape
+    # of the interface, and accepts several Host headers if the first is allowed.
 
     def __init__(self, bind: str, allowed: Iterable[str]) -> None:
         names = [name.lower() for name in allowed]
@@ -82,13 +87,11 @@ class Hosts:
         match = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
         if match is not None and (not self._names or match[1].lower() in self._names):
             return None
-        return HTTPRefusal(
-            421, "the server does not go by the name in the Host header", "see --allowed-hosts"
-        )
+        return HTTPRefusal(421, "the Host header is not one of this server's names", "see --allowed-hosts")
 
 
 def is_loopback(bind: str) -> bool:
-    """Whether only this machine reaches a server that listens at `bind`."""
+    """Return True if a server that listens at `bind` can be reached from this machine only."""
     try:
         return ipaddress.ip_address(bind).is_loopback
     except ValueError:

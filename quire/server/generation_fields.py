@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from quire.errors import RequestError
 from quire.sampling_params import MAX_INT32, StructuredOutputsParams
-from quire.server.unsupported_fields import IGNORED, OF_PENALTIES, REFUSED, asks
+from quire.server.unsupported_fields import IGNORED, OF_PENALTIES, REFUSED, has_effect
 
 MAX_WARNINGS, MAX_NAME = 16, 64  # unknown fields named in a response, and characters of each
 
@@ -64,7 +64,7 @@ class GenerationFields(SamplingFields, kw_only=True):
 def refuse(request: SamplingFields, refused: Mapping[str, str | None]) -> None:
     """Raise RequestError for a field of `refused` (name -> hint) that asks for anything."""
     for name, instead in refused.items():
-        if not asks(name, getattr(request, name)):
+        if not has_effect(name, getattr(request, name)):
             continue
         if name in OF_PENALTIES and not (request.presence_penalty or request.frequency_penalty):
             continue

@@ -1,7 +1,7 @@
-"""What operators read: a line for each request, and every other line in the same form, as text or as JSON.
+"""The server's log: one line per request and per other event, as text or as JSON.
 
-Whatever clients send is escaped: no line can look like two, or hide its end from a terminal. Prompts are not
-written unless asked for; keys never are.
+Values sent by clients are escaped, so that none can forge a line or control a terminal. Prompts are logged
+only on request, keys never.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from quire.errors import QuireError, escape
 from quire.server.errors import response_for
 from quire.server.metrics import Metrics
 
-CLIENT_GONE = 499  # in logs and metrics, where no status was sent any more
+CLIENT_GONE = 499  # in logs and metrics, when the client disconnected before a status was sent
 MAX_TEXT = 2000  # characters of a prompt or an answer that are logged
 PROBES = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/v1/health", "/metrics"})
 _LOG = logging.getLogger("quire.server.http")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
-# Of uvicorn, about what was logged here already
-_TOLD = (
+# Beginnings of uvicorn's messages about errors that are logged here as well
+_DUPLICATES = (
     *("Invalid HTTP request", "Exception in ASGI", "ASGI callable returned without"),
     *("Unsupported upgrade request", "No supported WebSocket library"),
 )
 
 
 class LineFormatter(logging.Formatter):
-    """A record as one line of JSON, or as one of text with a traceback indented below it.
+    """Format a record as one line of JSON, or as a line of text with an indented traceback below it.
 
-    `extra={"fields": {...}}` names values that belong to a record.
+    `extra={"fields": {...}}` adds named values to a record.
     """
 
     def __init__(self, *, as_json: bool) -> None:
@@ -56,13 +56,13 @@ class LineFormatter(logging.Formatter):
         return self._write(record, when, fields, trace)
 
     def _as_json(self, record: logging.LogRecord, when: str, fields: dict[str, Any], trace: str) -> str:
-        said = {
+        entry = {
             "time": when,
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
         }
-        return json.dumps(said | fields | ({"traceback": trace} if trace else {}), default=str)
+        return json.dumps(entry | fields | ({"traceback": trace} if trace else {}), default=str)
 
     def _as_text(self, record: logging.LogRecord, when: str, fields: dict[str, Any], trace: str) -> str:
         words = [when, record.levelname, record.name, escape(record.getMessage())]
@@ -71,30 +71,30 @@ class LineFormatter(logging.Formatter):
 
 
 def _value(value: Any) -> str:
-    """A value as a word: in quotes where it would be read as more than one."""
+    """Format a value, in quotes if it contains spaces or quotes."""
     text = str(value)
     return escape(text) if re.fullmatch(r"[^\s\"=]+", text) else escape(json.dumps(text, ensure_ascii=False))
 
 
 def setup(log_format: str) -> None:
-    """Send every log line of the process to stderr, in the form asked for."""
+    """Send every log line of the process to stderr, in this format."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter(as_json=log_format == "json"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("quire").setLevel(logging.INFO)
-    logging.getLogger("uvicorn.error").addFilter(_is_news)
+    logging.getLogger("uvicorn.error").addFilter(_is_no_duplicate)
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(_TOLD)
+def _is_no_duplicate(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(_DUPLICATES)
 
 
 class RequestLog:
-    """Gives each request an id, and logs and counts it when it ends; turns exceptions into answers.
+    """ASGI middleware that gives each request an id, logs and counts it, and turns exceptions into responses.
 
-    Endpoints may add to scope["state"], which is Starlette's request.state: `tokens`, of prompt and answer;
-    `error`, which its client was told in place of an end; `warnings`, which the response has as well;
-    `prompt` and `answer`, which are logged only where that was asked for.
+    Endpoints may add to scope["state"], Starlette's request.state: `tokens`, the counts of prompt and answer;
+    `error`, the error that ended a stream; `warnings`, those of the response; `prompt` and `answer`, which
+    are logged only with --log-prompts.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, *, log_prompts: bool = False) -> None:
@@ -165,7 +165,7 @@ SHED_LOG_S = 1.0  # between two log lines about requests that a full queue refus
 
 
 def template(scope: Scope) -> str:
-    """The path as its route has it: /v1/models/{model}. Few, whatever clients ask for."""
+    """Return the path of the route, such as /v1/models/{model}: one of few, whatever clients request."""
     if "endpoint" not in scope:
         return UNMATCHED
     path: str = scope["path"]
@@ -177,12 +177,12 @@ def template(scope: Scope) -> str:
 
 
 def id_headers(path: str) -> tuple[str, ...]:
-    """What tells the request's id: Anthropic's clients read the second."""
+    """Return the response headers with the request's id. Anthropic's clients read the second."""
     return ("x-request-id", "request-id") if path.startswith("/v1/messages") else ("x-request-id",)
 
 
 def request_id_of(scope: Scope) -> str:
-    """What the client calls its request, where that can be written anywhere; else a new name."""
+    """Return the client's X-Request-Id if it is harmless, otherwise a new id."""
     for name, value in scope["headers"]:
         if name == b"x-request-id" and _REQUEST_ID.fullmatch(given := value.decode("latin-1")):
             return given

@@ -1,7 +1,6 @@
-"""One heap for all threads, and what nothing uses of it goes back to the system now and then.
+"""glibc's malloc arenas: one for all threads, with free pages returned to the system regularly.
 
-Heaps of the C library break up under requests of all sizes: without this a process would come to hold twice
-of what it uses.
+Arenas fragment under requests of many sizes: without this a process would grow to twice the memory it uses.
 """
 
 from __future__ import annotations
@@ -11,25 +10,24 @@ import gc
 import itertools
 
 PERIOD_S = 5.0
-COLLECTED_EVERY = 12  # periods: beside a soak that takes some 5 ms, giving back less than one
+COLLECTED_EVERY = 12  # periods; under load a collection takes about 5 ms, and trimming less than 1
 _M_ARENA_MAX = -8  # of malloc.h
 _calls = itertools.count()
 _libc = ctypes.CDLL(None)
-_mallopt = getattr(_libc, "mallopt", None)  # these are glibc's; others give back by themselves
+_mallopt = getattr(_libc, "mallopt", None)  # glibc's; other libraries return memory by themselves
 _malloc_trim = getattr(_libc, "malloc_trim", None)
 
 
 def share() -> None:
-    """Let threads that start from now on use the first one's heap: each of their own would have holes."""
+    """Make threads started from now on share the main arena: each arena of its own would fragment."""
     if _mallopt is not None:
         _mallopt(_M_ARENA_MAX, 1)
 
 
 def trim() -> None:
-    """Give back whole pages that are free; now and then collect first what waits for the collector.
+    """Return free pages to the system, sometimes after a garbage collection.
 
-    There is little of that, as what was loaded is frozen and requests end without cycles: what TLS and broken
-    HTTP leave.
+    There is little garbage, as loaded objects are frozen, and only TLS and malformed HTTP create cycles.
     """
     if next(_calls) % COLLECTED_EVERY == 0:
         gc.collect()

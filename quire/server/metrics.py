@@ -1,6 +1,6 @@
-"""Metrics for Prometheus, under vLLM's names and with vLLM's meanings, so that what reads those reads these.
+"""Prometheus metrics with vLLM's names and meanings, so vLLM dashboards work unchanged.
 
-What is Quire's alone is called quire:. Every label has few values, whatever clients send.
+Metrics of Quire's own begin with quire:. Every label has few values, whatever clients send.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from quire.types import FinishReason, NewRequest, RequestMetrics
 CONTENT_TYPE = exposition.CONTENT_TYPE_PLAIN_0_0_4
 METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"})
 REJECTIONS = frozenset({"requests", "tokens", "draining"})
-MAX_PATHS = 128  # different ones that are counted by name
+MAX_PATHS = 128  # counted by name; others count as "other"
 
-# Upper bounds of buckets: vLLM's, in seconds or tokens
+# Upper bounds of buckets, as in vLLM: seconds or tokens
 _SECONDS = (2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 _WAIT_S = (*_SECONDS, 160.0, 640.0, 2560.0)
 _FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, *_WAIT_S)
@@ -37,10 +37,10 @@ _ENGINE = "0"  # the only one
 
 
 class Metrics:
-    """Counts what happens, from the event loop; renders it, from any thread.
+    """All metrics: updated from the event loop, rendered from any thread.
 
-    Made when the engine is ready: the room that its model has decides the buckets for lengths. `status` is
-    called for how the engine stands.
+    Created when the engine is ready: its maximum model length determines the buckets for lengths. `status`
+    returns the engine's current status.
     """
 
     def __init__(self, model_name: str, config: EngineConfig, status: Callable[[], EngineStatus]) -> None:
@@ -57,60 +57,77 @@ class Metrics:
         self._define_times()
 
     def _define_engine(self) -> None:
-        self._running = self._gauge("vllm:num_requests_running", "Requests in the engine's steps")
-        self._waiting = self._gauge("vllm:num_requests_waiting", "Requests that wait for a slot")
-        self._waiting_for = self._gauge("vllm:num_requests_waiting_by_reason", "By reason", reason="capacity")
-        self._cache_usage = self._gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use; 1 is all")
-        self._preemptions = self._counter("vllm:num_preemptions", "Requests that lost their slot for a while")
-        self._step_tokens = self._histogram("vllm:iteration_tokens_total", "Tokens of a step", _STEP_TOKENS)
-        self._steps = self._counter("quire:engine_step", "Steps of the engine")
-        self._step_s = self._histogram("quire:step_seconds", "How long a step takes", _STEP_S)
-        self._restarts = self._counter(
-            "quire:engine_restarts", "Times the engine's process was started again"
+        self._running = self._gauge("vllm:num_requests_running", "Requests being computed")
+        self._waiting = self._gauge("vllm:num_requests_waiting", "Requests waiting for a slot")
+        self._waiting_for = self._gauge(
+            "vllm:num_requests_waiting_by_reason", "Waiting requests by reason", reason="capacity"
         )
-        self._info = Gauge("vllm:cache_config_info", "The KV cache", _INFO, registry=self._registry)
+        self._cache_usage = self._gauge("vllm:kv_cache_usage_perc", "Fraction of the KV cache in use")
+        self._preemptions = self._counter("vllm:num_preemptions", "Preemptions of running requests")
+        self._step_tokens = self._histogram("vllm:iteration_tokens_total", "Tokens per step", _STEP_TOKENS)
+        self._steps = self._counter("quire:engine_step", "Steps of the engine")
+        self._step_s = self._histogram("quire:step_seconds", "Duration of a step", _STEP_S)
+        self._restarts = self._counter("quire:engine_restarts", "Restarts of the engine's process")
+        self._info = Gauge(
+            "vllm:cache_config_info", "Configuration of the KV cache", _INFO, registry=self._registry
+        )
 
     def _define_requests(self) -> None:
         lengths = _one_two_five(self._status().facts.limits.max_model_len)
-        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Tokens of prompts taken in")
+        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens processed")
         self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated")
-        self._cache_queries = self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up")
+        self._cache_queries = self._counter(
+            "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache"
+        )
         self._cache_hits = self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache")
-        self._cached = self._counter("vllm:prompt_tokens_cached", "Prompt tokens that were not computed")
-        self._prompt_lengths = self._histogram("vllm:request_prompt_tokens", "Tokens of a prompt", lengths)
-        self._lengths = self._histogram("vllm:request_generation_tokens", "Tokens of a choice", lengths)
+        self._cached = self._counter("vllm:prompt_tokens_cached", "Prompt tokens taken from the prefix cache")
+        self._prompt_lengths = self._histogram("vllm:request_prompt_tokens", "Tokens per prompt", lengths)
+        self._lengths = self._histogram(
+            "vllm:request_generation_tokens", "Tokens generated per choice", lengths
+        )
         self._longest = self._histogram(
-            "vllm:request_max_num_generation_tokens", "Tokens of a request's longest choice", lengths
+            "vllm:request_max_num_generation_tokens", "Tokens of the longest choice of a request", lengths
         )
         self._computed_lengths = self._histogram(
-            "vllm:request_prefill_kv_computed_tokens", "Tokens of a prompt that were not cached", lengths
+            "vllm:request_prefill_kv_computed_tokens", "Prompt tokens computed per request", lengths
         )
-        self._max_tokens = self._histogram("vllm:request_params_max_tokens", "max_tokens asked for", lengths)
-        self._n = self._histogram("vllm:request_params_n", "Choices asked for", _COUNTS)
-        self._preempted = self._histogram("vllm:request_num_preemptions", "Of a choice", (0, *_COUNTS))
+        self._max_tokens = self._histogram(
+            "vllm:request_params_max_tokens", "max_tokens of a request", lengths
+        )
+        self._n = self._histogram("vllm:request_params_n", "n of a request", _COUNTS)
+        self._preempted = self._histogram(
+            "vllm:request_num_preemptions", "Preemptions per choice", (0, *_COUNTS)
+        )
         registry, own = self._registry, tuple(self._names)
-        self._ended = Counter("vllm:request_success", "Choices", (*own, "finished_reason"), registry=registry)
-        self._rejected = Counter(
-            "vllm:admission_rejections", "Not let in", (*own, "reason"), registry=registry
+        self._ended = Counter(
+            "vllm:request_success", "Finished choices", (*own, "finished_reason"), registry=registry
         )
-        for reason in get_args(FinishReason):  # a zero is there from the start
+        self._rejected = Counter(
+            "vllm:admission_rejections",
+            "Requests rejected before they were queued",
+            (*own, "reason"),
+            registry=registry,
+        )
+        for reason in get_args(FinishReason):  # present with value 0 from the start
             self._ended.labels(**self._names, finished_reason=reason)
         for reason in REJECTIONS:
             self._rejected.labels(**self._names, reason=reason)
         self._http = Counter(
-            "quire:http_requests", "Over HTTP", ("method", "path", "status"), registry=registry
+            "quire:http_requests", "HTTP requests", ("method", "path", "status"), registry=registry
         )
 
     def _define_times(self) -> None:
-        """In seconds."""
-        self._ttft = self._time("time_to_first_token", "From arrival to the first token", _FIRST_TOKEN_S)
-        self._itl = self._time("inter_token_latency", "Between two deliveries of tokens", _PER_TOKEN_S)
-        self._tpot = self._time("request_time_per_output_token", "Mean of a choice", _PER_TOKEN_S)
-        self._e2e = self._time("e2e_request_latency", "From arrival to end")
-        self._queue = self._time("request_queue_time", "Waiting for a slot")
-        self._prefill = self._time("request_prefill_time", "From the slot to the first token")
-        self._decode = self._time("request_decode_time", "From the first token to the end")
-        self._inference = self._time("request_inference_time", "From the slot to the end")
+        """Define histograms of times in seconds."""
+        self._ttft = self._time("time_to_first_token", "Time from arrival to the first token", _FIRST_TOKEN_S)
+        self._itl = self._time("inter_token_latency", "Time between two deliveries of tokens", _PER_TOKEN_S)
+        self._tpot = self._time(
+            "request_time_per_output_token", "Mean time per output token of a choice", _PER_TOKEN_S
+        )
+        self._e2e = self._time("e2e_request_latency", "Time from arrival to the end")
+        self._queue = self._time("request_queue_time", "Time waiting for a slot")
+        self._prefill = self._time("request_prefill_time", "Time from slot to first token")
+        self._decode = self._time("request_decode_time", "Time from the first token to the end")
+        self._inference = self._time("request_inference_time", "Time from slot to end")
 
     def _gauge(self, name: str, help: str, **more: str) -> Gauge:
         labels = self._names | more
@@ -126,10 +143,10 @@ class Metrics:
     def _time(self, name: str, help: str, buckets: Sequence[float] = _REQUEST_S) -> Histogram:
         return self._histogram(f"vllm:{name}_seconds", help, buckets)
 
-    # What happens
+    # Events
 
     def step(self, report: StepReport) -> None:
-        """A step of the engine has ended."""
+        """Count a step of the engine."""
         if (record := report.record) is not None:
             self._steps.inc()
             self._step_s.observe(record.seconds)
@@ -137,7 +154,7 @@ class Metrics:
             self._preemptions.inc(record.num_preemptions)
 
     def first_tokens(self, request: NewRequest, num_tokens: int, num_cached_tokens: int) -> None:
-        """The first output of a request was delivered."""
+        """Count the delivery of a request's first output."""
         num_prompt = len(request.prompt_token_ids)
         self._ttft.observe(time.monotonic() - request.arrival_s)
         self._prompt_tokens.inc(num_prompt)
@@ -148,12 +165,12 @@ class Metrics:
             self._cache_hits.inc(num_cached_tokens)
 
     def next_tokens(self, num_tokens: int, gap_s: float) -> None:
-        """More tokens of a request were delivered, `gap_s` after those before."""
+        """Count the delivery of more tokens of a request, `gap_s` after the previous ones."""
         self._itl.observe(gap_s)
         self._generation_tokens.inc(num_tokens)
 
     def request_finished(self, request: NewRequest, output: RequestOutput, failed: bool = False) -> None:
-        """All choices of a request have ended; those that did not finish failed, or their client left."""
+        """Count a request whose choices have all ended. Those unfinished failed or lost their client."""
         num_prompt, lengths = len(request.prompt_token_ids), [len(one.token_ids) for one in output.outputs]
         self._prompt_lengths.observe(num_prompt)
         self._computed_lengths.observe(num_prompt - output.num_cached_tokens)
@@ -185,12 +202,12 @@ class Metrics:
             self._tpot.observe((end - first) / (len(choice.token_ids) - 1))
 
     def rejected(self, reason: str) -> None:
-        """A request was turned away: one of REJECTIONS is full or at work."""
+        """Count a request that was not admitted, by one of REJECTIONS."""
         reason = reason if reason in REJECTIONS else "other"
         self._rejected.labels(**self._names, reason=reason).inc()
 
     def http(self, method: str, path: str, status: int) -> None:
-        """An HTTP request was answered. `path` is the route's own, without what a client fills in."""
+        """Count an HTTP response. `path` is that of the route, with names in place of the client's values."""
         if path not in self._paths:
             if len(self._paths) < MAX_PATHS:
                 self._paths.add(path)
@@ -200,7 +217,7 @@ class Metrics:
         self._http.labels(method, path, f"{status // 100}xx").inc()
 
     def render(self) -> bytes:
-        """All metrics in Prometheus' text format: some milliseconds of work, not for the event loop."""
+        """Return all metrics in Prometheus' text format. Takes milliseconds: call it in a thread."""
         with self._lock:
             self._take_status()
             return exposition.generate_latest(self._registry)
@@ -220,6 +237,6 @@ class Metrics:
 
 
 def _one_two_five(limit: int) -> list[int]:
-    """1, 2, 5, 10, 20, 50, ... up to the limit, as vLLM's buckets for lengths."""
+    """Return 1, 2, 5, 10, 20, 50, ... up to the limit, vLLM's buckets for lengths."""
     steps = (digit * 10**power for power in range(len(str(limit))) for digit in (1, 2, 5))
     return [step for step in steps if step <= limit] or [1]

@@ -1,9 +1,9 @@
-"""Fields that other servers know and this one does not do: which are refused, and which change no answer.
+"""Fields of other servers that this one does not support: those refused, and those that change no answer.
 
-Every endpoint that generates text takes them, as clients leave them behind from whatever they spoke to
-before. What is done is a typed field of an endpoint's request; what is nowhere is told in `warnings`.
-Beside OpenAI's own fields these are vLLM's (the protocol.py of its entrypoints), SGLang's (likewise) and
-llama.cpp's (server-schema.cpp).
+Clients written for other servers send them, so every endpoint that generates text knows them. Supported
+fields are typed fields of an endpoint's request; unknown ones are listed in `warnings`. Besides OpenAI's
+fields these are vLLM's (protocol.py of its entrypoints), SGLang's (likewise) and llama.cpp's
+(server-schema.cpp).
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from __future__ import annotations
 from typing import Any
 
 _OTHER_CONSTRAINT = "use structured_outputs or response_format"
-_ONE_PROMPT = "put it into the prompt"
-_NO_MEDIA = "this server reads and writes text alone"
+_ONE_PROMPT = "include it in the prompt"
+_NO_MEDIA = "this server reads and writes text only"
 _ONE_MODEL = "the model is served without adapters"
-_ONE_ENGINE = "prompts and answers are computed by one engine"
+_ONE_ENGINE = "prompts and answers are computed by the same engine"
 _THINK_LESS = "use max_tokens, or chat_template_kwargs where the template has a switch"
-_OWN_SAMPLERS = "leave it out: there are temperature, top_k, top_p, min_p and penalties"
-_OWN_FORMAT = "leave it out: the chat template decides how answers are read"
+_OWN_SAMPLERS = "leave it out: the samplers are temperature, top_k, top_p, min_p and penalties"
+_OWN_FORMAT = "leave it out: the format of answers follows from the chat template"
 
 _BUDGETS = ("reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget")
-# Of llama.cpp's samplers that are not here: the greatest value at which each does nothing, or the least.
+# Unsupported samplers of llama.cpp: the greatest value at which each is off, or the least.
 OFF_UP_TO = {
     **dict.fromkeys(("mirostat", "dynatemp_range", "xtc_probability", "dry_multiplier", "top_n_sigma"), 0),
     "min_keep": 1,
     "adaptive_target": -1,
 }
 OFF_FROM = {"typical_p": 1, "tfs_z": 1}
-# Those that would change the answer, or promise something in it -> what to do instead. They are refused by
-# name unless their value asks for nothing: None or what NEUTRAL says.
+# Fields that would change the answer, or add to it -> what to use instead. They are refused by name unless
+# their value has no effect: None or one in NEUTRAL.
 REFUSED = {
     # OpenAI's
     **dict.fromkeys(("audio", "image", "modalities"), _NO_MEDIA),
     **dict.fromkeys(("moderation", "prediction", "web_search_options"), None),
-    "best_of": "ask for n choices and choose among them",
+    "best_of": "request n choices and choose among them",
     "function_call": "use tool_choice",
     "functions": "use tools",
     "suffix": _ONE_PROMPT,
@@ -48,7 +48,7 @@ REFUSED = {
     "documents": _ONE_PROMPT,
     "logits_processors": "use logit_bias, allowed_token_ids or bad_words",
     "logprob_token_ids": "use logprobs",
-    "prompt_embeds": "give text or token ids",
+    "prompt_embeds": "send text or token ids",
     "structural_tag": _OTHER_CONSTRAINT,
     # SGLang's
     **dict.fromkeys(("bootstrap_host", "bootstrap_port", "bootstrap_room"), _ONE_ENGINE),
@@ -68,12 +68,12 @@ REFUSED = {
     **dict.fromkeys(("grammar", "json_schema"), _OTHER_CONSTRAINT),
     **dict.fromkeys(("n_indent", "post_sampling_probs"), None),
     **dict.fromkeys(("n_predict", "t_max_predict_ms", "t_max_prompt_ms"), "use max_tokens"),
-    **dict.fromkeys(("repeat_last_n", "penalize_nl"), "leave it out: penalties see all tokens"),
+    **dict.fromkeys(("repeat_last_n", "penalize_nl"), "leave it out: penalties apply to all tokens"),
     "n_cmpl": "use n",
     "n_probs": "use logprobs",
     "parse_tool_calls": _OWN_FORMAT,
     "repeat_penalty": "use repetition_penalty",
-    # Each server's own name for the same
+    # Names that differ between servers
     **dict.fromkeys(("lora", "lora_path", "lora_request"), _ONE_MODEL),
     **dict.fromkeys(_BUDGETS, _THINK_LESS),
     **dict.fromkeys(
@@ -81,7 +81,7 @@ REFUSED = {
     ),
 }
 NOTHING: tuple[Any, ...] = (False, [])
-# Values that ask for nothing, or for what is done anyway, where they are others than NOTHING or OFF_...
+# Values without effect, where they are others than NOTHING and those of OFF_...
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("best_of", "length_penalty", "n", "n_cmpl", "repeat_penalty"), (1,)),
     **dict.fromkeys(("grammar", "suffix"), ("",)),
@@ -95,10 +95,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "reasoning_format": ("auto", "deepseek"),
     "truncation": ("disabled",),
 }
-# Details of penalties, which say nothing where no penalty is asked for.
+# Details of penalties, without effect if there is no penalty.
 OF_PENALTIES = frozenset({"repeat_last_n", "penalize_nl"})
-# Those that change no answer: the client's own affair, where and how fast it is computed, how it is cached,
-# and details of what is refused.
+# Fields that change no answer: metadata of the client, placement, speed, caching, and details of refused
+# fields.
 IGNORED = (
     # OpenAI's
     *("access_programs", "background_options", "client_metadata", "metadata", "prompt_cache_key"),
@@ -120,8 +120,8 @@ IGNORED = (
 )
 
 
-def asks(name: str, value: Any) -> bool:
-    """Return True if a field of REFUSED, or one like these, asks for anything with this value."""
+def has_effect(name: str, value: Any) -> bool:
+    """Return True if this value of a field of REFUSED, or of one like these, would change anything."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         if name in OFF_UP_TO:
             return value > OFF_UP_TO[name]

@@ -18,7 +18,7 @@ from server import Server
 from quire.errors import EngineDead
 from quire.server.errors import HTTPRefusal
 from quire.server.llamacpp.completion import _failed
-from quire.server.llamacpp.protocol import DONE, REFUSED_HERE, LlamacppCompletionRequest
+from quire.server.llamacpp.protocol import REFUSED_HERE, SUPPORTED, LlamacppCompletionRequest
 from quire.server.llamacpp.routes import slots
 from quire.server.unsupported_fields import IGNORED, OFF_FROM, OFF_UP_TO, REFUSED
 
@@ -205,7 +205,7 @@ def test_penalties(client: httpx.Client) -> None:
     plain = ask(client, **options)
     punished = ask(client, **options, repeat_penalty=1.9, repeat_last_n=64)
     assert punished["content"] != plain["content"]
-    assert punished["warnings"] == ["repeat_last_n has no effect: penalties look at the whole text"]
+    assert punished["warnings"] == ["repeat_last_n has no effect: penalties apply to the whole text"]
     off = ask(client, **options, repeat_penalty=1.9, repeat_last_n=0)
     assert off["content"] == plain["content"]
     assert "warnings" not in off
@@ -219,7 +219,7 @@ def test_any_seed(client: httpx.Client, seed: int) -> None:
 
 
 ASKED_FOR: dict[str, Any] = {
-    **dict.fromkeys({*REFUSED, *REFUSED_HERE}.difference(DONE, {"penalize_nl"}), 0.5),
+    **dict.fromkeys({*REFUSED, *REFUSED_HERE}.difference(SUPPORTED, {"penalize_nl"}), 0.5),
     "min_keep": 2,
     "n": 2,
     "n_predict": 0,
@@ -258,7 +258,7 @@ def test_what_asks_for_nothing_is_taken(client: httpx.Client) -> None:
     order = ["penalties", "dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
     for samplers in (order, "edskypmxt"):
         (warning,) = ask(client, samplers=samplers)["warnings"]
-        assert warning.startswith("samplers act in this server's own order")
+        assert warning.startswith("samplers are applied in this order")
     assert ask(client, return_progress=True, surprise=1)["warnings"] == [
         "unknown field 'surprise' has no effect",
         "return_progress has no effect",
@@ -268,7 +268,7 @@ def test_what_asks_for_nothing_is_taken(client: httpx.Client) -> None:
 @pytest.mark.parametrize("value", [name for name in VALUES if "long" not in name])
 def test_odd_values_of_every_field(client: httpx.Client, value: str) -> None:
     base: Object = {"prompt": "Once", "n_predict": 1}
-    alike = {*REFUSED, *IGNORED}.difference(DONE, {"lora", "id_slot"})  # of any type: two stand for all
+    alike = {*REFUSED, *IGNORED}.difference(SUPPORTED, {"lora", "id_slot"})  # of any type: two stand for all
     for field in msgspec.structs.fields(LlamacppCompletionRequest):
         if field.name in alike:
             continue

@@ -1,1 +1,1 @@
-"""llama.cpp's own endpoints, for clients that speak no other."""
+"""llama.cpp's own endpoints, for clients that support no other."""

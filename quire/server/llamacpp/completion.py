@@ -1,4 +1,4 @@
-"""/completion, as llama.cpp's clients speak it."""
+"""llama.cpp's /completion."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from quire.server.request import PromptRun, ServerRequest, handle_of, offloaded,
 
 
 @describes(
-    "Continuations of texts, for clients of llama.cpp",
+    "Continue one or several prompts, in llama.cpp's form",
     LlamacppCompletionRequest,
     Continuation | list[Continuation],
     streams=PartialContinuation | Continuation,
@@ -70,7 +70,7 @@ def _encode(frontend: Frontend, asked: LlamacppCompletionRequest, params: Sampli
 
 
 def _encode_one(frontend: Frontend, prompt: Any) -> Encoded:
-    """A prompt of this interface is put together by its caller, control tokens and all."""
+    """Encode a prompt, which callers of this interface write in full, including control tokens."""
     if isinstance(prompt, str):
         return frontend.encode({"prompt": prompt, "trusted": True})
     tokenizer, vocab_size, ids = frontend.need_tokenizer(), frontend.model.config.vocab_size, []
@@ -81,13 +81,13 @@ def _encode_one(frontend: Frontend, prompt: Any) -> Encoded:
         elif type(item) is int and 0 <= item < vocab_size:
             ids.append(item)
         else:
-            problem = f"a prompt is made of texts and token ids from 0 to {vocab_size - 1:,}"
+            problem = f"a prompt consists of texts and token ids from 0 to {vocab_size - 1:,}"
             raise RequestError(problem, None, "prompt")
     return Encoded(tuple(ids))
 
 
 class Probabilities(ChatLogprobs):
-    """[{id, token, bytes, logprob, top_logprobs}]."""
+    """Log-probabilities in llama.cpp's form, [{id, token, bytes, logprob, top_logprobs}]."""
 
     def join(self, positions: Iterable[Position]) -> bytes:
         return b"[%s]" % b",".join(entry for (entry,) in positions)
@@ -108,7 +108,7 @@ class _Prompt:
 
 
 class LlamacppCompletionRun:
-    """Prompts that run, as a whole or as the events of a stream."""
+    """Continuations of a request's prompts, as one response or as the events of a stream."""
 
     def __init__(
         self, asked: LlamacppCompletionRequest, handle: ServerRequest, model: str, warnings: list[str]
@@ -123,7 +123,7 @@ class LlamacppCompletionRun:
             self._prompts.append(_Prompt(index, prompt, choice, cursor))
 
     async def whole(self) -> bytes:
-        """The response: an object or, of several prompts, a list of them."""
+        """Return the response: an object or, for several prompts, a list of them."""
         async for index, _ in self._handle:
             cursor = self._prompts[index].cursor
             await offloaded(num_new([cursor]), keep, [cursor])
@@ -143,7 +143,7 @@ class LlamacppCompletionRun:
         return encode(replies[0] if len(replies) == 1 else replies)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the events of each prompt; the last one of each says how it ended."""
+        """Yield the events of all prompts. The last event of each has the reason it ended."""
         async for index, _ in self._handle:
             prompt = self._prompts[index]
             if written := await offloaded(num_new([prompt.cursor]), self._written, prompt):
@@ -157,7 +157,7 @@ class LlamacppCompletionRun:
         return b"".join(b"data: %s\n\n" % encode(event) for event in events)
 
     def _news(self, prompt: _Prompt) -> Iterator[PartialContinuation]:
-        """Text and tokens that are new, in events that are not too long."""
+        """Yield new text and tokens, in events of limited length."""
         token_ids, positions = prompt.cursor.advance()
         texts = pieces(prompt.choice.delta) if prompt.choice.delta else ()
         for text, ids, group in zip_longest(texts, id_groups(token_ids), grouped(positions)):
@@ -175,7 +175,7 @@ class LlamacppCompletionRun:
             yield part
 
     def _ending(self, prompt: _Prompt) -> Continuation:
-        """Return how a prompt ended and what it took."""
+        """Return the last event of a prompt: the reason it ended, counts and times."""
         choice, output = prompt.choice, prompt.run.output
         room, params = self._frontend.max_model_len, prompt.run.request.params
         stop_type, num_tokens = "limit", len(output.prompt_token_ids) + len(choice.token_ids)
@@ -199,7 +199,7 @@ class LlamacppCompletionRun:
         )
 
     def _timings(self, prompt: _Prompt) -> Timings:
-        """Rates are 0 where there was nothing to measure."""
+        """Return the times of a prompt; rates without tokens are 0."""
         times, output = prompt.run.times(self._handle.arrival_s, self._handle.end_s), prompt.run.output
         num_prompt = len(output.prompt_token_ids) - output.num_cached_tokens
         num_predicted = len(prompt.choice.token_ids)
@@ -217,6 +217,6 @@ class LlamacppCompletionRun:
 
 
 def _rates(num_tokens: int, time_ms: float) -> tuple[int, float, float, float]:
-    """Tokens, milliseconds, milliseconds a token, tokens a second."""
+    """Return tokens, milliseconds, milliseconds per token, tokens per second."""
     per_token = time_ms / num_tokens if num_tokens else 0.0
     return num_tokens, round(time_ms, 3), per_token, 1e3 * num_tokens / time_ms if time_ms > 0 else 0.0

@@ -1,4 +1,4 @@
-"""Request and response of /completion, and the sampling parameters that a request asks for."""
+"""Request and response of /completion, and the sampling parameters of a request."""
 
 from __future__ import annotations
 
@@ -23,22 +23,30 @@ from quire.server.llama_options import LlamaSampling
 from quire.server.unsupported_fields import OFF_FROM, OFF_UP_TO
 from quire.text.tokenizer import Tokenizer
 
-# As in openai.fields, of this interface.
+# As in unsupported_fields, of this interface alone.
 REFUSED_HERE = {
     **dict.fromkeys(
         ("grammar_lazy", "grammar_triggers", "preserved_tokens"), "use tools of /v1/chat/completions"
     ),
     **dict.fromkeys(("n", "n_cmpl"), "send the prompt several times"),
-    "image_data": "this server reads and writes text alone",
+    "image_data": "this server reads and writes text only",
     "prompt_logprobs": "use /v1/completions",
-    "response_fields": "all fields are given",
-    "system_prompt": "put it into the prompt",
+    "response_fields": "responses have all fields",
+    "system_prompt": "include it in the prompt",
 }
-# Of openai.fields, what is done here.
-DONE = (*llama_options.DONE, "grammar", "json_schema", "n_predict", "n_probs", "return_tokens", "samplers")
-# Samplers in llama.cpp's default order, and those of them that act here.
+# Fields of unsupported_fields.REFUSED that this interface supports.
+SUPPORTED = (
+    *llama_options.SUPPORTED,
+    "grammar",
+    "json_schema",
+    "n_predict",
+    "n_probs",
+    "return_tokens",
+    "samplers",
+)
+# Samplers in llama.cpp's default order, and those that are supported here.
 SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
-ACTING = ("top_k", "top_p", "min_p", "temperature")
+ACTIVE = ("top_k", "top_p", "min_p", "temperature")
 _SPELLINGS = {"top-k": "top_k", "top-p": "top_p", "min-p": "min_p", "temp": "temperature"}
 _LETTERS = {"k": "top_k", "p": "top_p", "m": "min_p", "t": "temperature"}
 _NAMES = {
@@ -54,7 +62,7 @@ Bias = Annotated[Any, Meta(extra_json_schema={"type": ["number", "boolean"]})]
 
 
 class LlamacppCompletionRequest(LlamaSampling, kw_only=True):
-    """The body of /completion. `prompt` is text, token ids, a list that mixes them, or a list of prompts."""
+    """Body of /completion. `prompt` is text, token ids, a list of both, or a list of prompts."""
 
     prompt: str | list[str | int | list[str | int]]
     model: str | None = None
@@ -73,7 +81,7 @@ class LlamacppCompletionRequest(LlamaSampling, kw_only=True):
 
 
 class Timings(Struct):
-    """Times of a prompt and its continuation, in milliseconds and tokens a second."""
+    """Times of a prompt and its continuation, in milliseconds and tokens per second."""
 
     cache_n: int
     prompt_n: int
@@ -87,7 +95,7 @@ class Timings(Struct):
 
 
 class PartialContinuation(Struct, kw_only=True):
-    """An event of a stream: what has come since the one before."""
+    """Event of a stream: text and tokens since the previous one."""
 
     index: int
     content: str
@@ -101,7 +109,7 @@ class PartialContinuation(Struct, kw_only=True):
 
 
 class Continuation(PartialContinuation, kw_only=True):
-    """The response of /completion and, with empty content, the last event of a stream."""
+    """Response of /completion and, with empty content, the last event of a stream."""
 
     model: str
     generation_settings: dict[str, Any]
@@ -115,10 +123,10 @@ class Continuation(PartialContinuation, kw_only=True):
 
 
 def params_of(asked: LlamacppCompletionRequest, frontend: Frontend) -> SamplingParams:
-    """The request's parameters over the model's. Raises RequestError for what is not done here."""
+    """Return a request's parameters, or the model's defaults. Raises RequestError if unsupported."""
     refuse(asked, REFUSED_HERE)
     _check_samplers(asked.samplers)
-    given = llama_options.sampling_of(asked, DONE)
+    given = llama_options.sampling_of(asked, SUPPORTED)
     limit = asked.max_tokens if asked.n_predict is None else asked.n_predict
     given["max_tokens"] = llama_options.max_tokens_of(limit, "n_predict")
     given["logprobs"] = asked.n_probs or None
@@ -129,20 +137,20 @@ def params_of(asked: LlamacppCompletionRequest, frontend: Frontend) -> SamplingP
 
 
 def named() -> AbstractContextManager[None]:
-    """A request that is refused within is told in the names of this interface."""
+    """Translate field names in errors raised within into those of this interface."""
     return renaming_fields(_NAMES)
 
 
 def without_effect(asked: LlamacppCompletionRequest) -> list[str]:
-    """Warnings of fields of this endpoint alone that are taken and do nothing, or something else."""
-    told = ["return_progress has no effect"] if asked.return_progress else []
+    """Return warnings about fields of this endpoint that have no effect, or another one."""
+    warnings = ["return_progress has no effect"] if asked.return_progress else []
     if asked.samplers:
-        told.append("samplers act in this server's own order: temperature, then min_p and top_k, then top_p")
-    return told
+        warnings.append("samplers are applied in this order: temperature, then min_p and top_k, then top_p")
+    return warnings
 
 
 def settings_of(params: SamplingParams, n_ctx: int) -> dict[str, Any]:
-    """The parameters in llama.cpp's names; samplers that are not here stand at what turns them off."""
+    """Return the parameters under llama.cpp's names, with unsupported samplers turned off."""
     limit = -1 if params.max_tokens is None else params.max_tokens
     return {
         "n_ctx": n_ctx,
@@ -169,7 +177,7 @@ def settings_of(params: SamplingParams, n_ctx: int) -> dict[str, Any]:
 
 def _structure(asked: LlamacppCompletionRequest) -> StructuredOutputsParams | None:
     if asked.grammar and asked.json_schema is not None:
-        raise RequestError("grammar and json_schema contradict each other", "give one of them", "json_schema")
+        raise RequestError("grammar and json_schema contradict each other", "send one of them", "json_schema")
     with named():
         if asked.grammar:
             return StructuredOutputsParams(grammar=asked.grammar)
@@ -179,15 +187,15 @@ def _structure(asked: LlamacppCompletionRequest) -> StructuredOutputsParams | No
 
 
 def _check_samplers(samplers: str | list[str] | None) -> None:
-    """Raise RequestError unless the samplers that act here are all there, in llama.cpp's order."""
+    """Raise RequestError unless all supported samplers are listed, in llama.cpp's order."""
     if not samplers:
         return
     if isinstance(samplers, str):
         named = [_LETTERS.get(letter, "") for letter in samplers]
     else:
         named = [_SPELLINGS.get(name, name) for name in samplers]
-    if [name for name in named if name in ACTING] != [*ACTING]:
-        hint = "leave samplers out; a sampler is off where its own field says so"
+    if [name for name in named if name in ACTIVE] != [*ACTIVE]:
+        hint = "leave samplers out; turn a sampler off with its own field"
         raise RequestError("samplers is not the default list", hint, "samplers", "unsupported_parameter")
 
 
@@ -203,7 +211,7 @@ def _biases(asked: LlamacppCompletionRequest, frontend: Frontend) -> dict[str, A
     banned: list[tuple[int, ...]] = []
     for name, bias in pairs:
         if bias is True or not isinstance(bias, int | float):
-            raise RequestError("logit_bias: a bias is a number, or false", None, "logit_bias")
+            raise RequestError("logit_bias: a bias must be a number or false", None, "logit_bias")
         for token_id in _tokens(name, tokenizer):
             if bias is False:
                 banned.append((token_id,))

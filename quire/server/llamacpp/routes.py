@@ -1,4 +1,4 @@
-"""llama.cpp's endpoints beside /completion: what the server is, what its slots do, what a template writes."""
+"""llama.cpp's endpoints other than /completion: properties, slots, chat templates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from quire.server.service import ServiceState
 
 
 class TemplateRequest(Struct, kw_only=True):
-    """A conversation."""
+    """A conversation to render."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
@@ -33,7 +33,7 @@ class TemplateRequest(Struct, kw_only=True):
 
 
 class RenderedPrompt(Struct):
-    """The prompt that the model's template makes of a conversation."""
+    """A conversation as rendered by the model's template."""
 
     prompt: str
 
@@ -47,7 +47,7 @@ class NextToken(Struct):
 
 
 class SlotInfo(Struct, kw_only=True):
-    """A place for one sequence. Lengths of the prompt are known once it has its first token."""
+    """State of a slot. Lengths of the prompt are known once it has its first token."""
 
     id: int
     n_ctx: int
@@ -60,7 +60,7 @@ class SlotInfo(Struct, kw_only=True):
 
 
 class Defaults(Struct):
-    """Parameters of a request that gives none."""
+    """Parameters of a request that sets none."""
 
     params: dict[str, Any]
     n_ctx: int
@@ -85,9 +85,9 @@ class Props(Struct):
     is_sleeping: bool = False
 
 
-@describes("What the server is, for clients of llama.cpp; POST is refused", reply=Props)
+@describes("Report the server's properties in llama.cpp's form; POST is refused", reply=Props)
 async def props(request: Request) -> Response:
-    """Nothing of it is a path."""
+    """Report properties, without paths."""
     if request.method == "POST":
         raise HTTPRefusal(501, "the properties of this server cannot be changed", "start it with other flags")
     serving: ServiceState = request.app.state.service
@@ -114,16 +114,16 @@ async def props(request: Request) -> Response:
     )
 
 
-@describes("What each slot does: states and lengths, no text", reply=list[SlotInfo])
+@describes("Report states and lengths of the slots, no text", reply=list[SlotInfo])
 async def slots(request: Request) -> Response:
-    """With ?fail_on_no_slot=1, 503 where none is idle."""
+    """Report the slots; with ?fail_on_no_slot=1, return 503 if none is idle."""
     serving: ServiceState = request.app.state.service
     n_ctx, total = serving.frontend.max_model_len, serving.engine_config.max_num_seqs
     prompts = [prompt for handle in serving.requests for prompt in handle.prompts if not prompt.is_queued]
     prompts.sort(key=lambda prompt: int(prompt.request.request_id))
     found = [slot for prompt in prompts for slot in _running(prompt, n_ctx)][:total]
     num_begun, num_busy = len(found), min(max(serving.engine.status.num_running, len(found)), total)
-    for number in range(num_begun, total):  # then those that compute their prompts, then the idle ones
+    for number in range(num_begun, total):  # those computing their prompts, then the idle ones
         nothing = NextToken(False, -1, 0)
         found.append(SlotInfo(id=0, n_ctx=n_ctx, is_processing=number < num_busy, next_token=nothing))
     for number, slot in enumerate(found):
@@ -134,7 +134,7 @@ async def slots(request: Request) -> Response:
 
 
 def _running(prompt: PromptRun, n_ctx: int) -> list[SlotInfo]:
-    """The choices of a prompt that have begun and not ended."""
+    """Return a slot for each choice of a prompt that is being generated."""
     output, limit = prompt.output, prompt.request.params.max_tokens
     return [
         SlotInfo(
@@ -153,9 +153,9 @@ def _running(prompt: PromptRun, n_ctx: int) -> list[SlotInfo]:
     ]
 
 
-@describes("A conversation as the model's template writes it", TemplateRequest, RenderedPrompt)
+@describes("Render a conversation with the model's template", TemplateRequest, RenderedPrompt)
 async def apply_template(request: Request) -> Response:
-    """Nothing is computed. /completion takes the prompt as it stands."""
+    """Render a conversation as a prompt that /completion takes verbatim."""
     serving: ServiceState = request.app.state.service
     asked, *_ = await read(request, TemplateRequest)
     serving.check_model(asked.model)
@@ -169,14 +169,14 @@ def _rendered(frontend: Frontend, asked: TemplateRequest) -> str:
     return prompt.text or ""
 
 
-@describes("HTTPRefusal: the cache of a slot is not saved or erased")
+@describes("Not supported: the cache of a slot cannot be saved or erased")
 async def change_slot(request: Request) -> Response:
     raise HTTPRefusal(
         501, "slots cannot be saved, restored or erased", "prompts that begin alike share the cache"
     )
 
 
-@describes("HTTPRefusal: nothing is filled in between two texts")
+@describes("Not supported: text cannot be filled in between two texts")
 async def infill(request: Request) -> Response:
     raise HTTPRefusal(501, "infill is not supported", "send the text before the gap to /completion")
 

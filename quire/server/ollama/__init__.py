@@ -1,1 +1,1 @@
-"""Ollama's endpoints, for clients that speak no other."""
+"""Ollama's endpoints, for clients that support no other."""

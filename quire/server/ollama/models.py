@@ -19,7 +19,7 @@ from quire.server.openapi import describes
 from quire.server.request import read
 from quire.server.service import ServiceState
 
-# Of the interface, not of this server: clients ask for the release of Ollama that brought what they need.
+# Release of Ollama whose interface this follows: clients require a minimum.
 API_VERSION = "0.12.11"
 NEVER = datetime(9999, 1, 1, tzinfo=UTC)
 _UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
@@ -39,7 +39,7 @@ class Details(Struct):
 
 
 class Tag(Struct):
-    """One name that the model is served by. `size` is that of its weights, in bytes."""
+    """One served model name. `size` is that of the weights, in bytes."""
 
     name: str
     model: str
@@ -51,13 +51,13 @@ class Tag(Struct):
 
 
 class Tags(Struct):
-    """All names."""
+    """All served model names."""
 
     models: list[Tag]
 
 
 class Running(Struct):
-    """One name, of a model that stays loaded."""
+    """One name of the loaded model, which never expires."""
 
     name: str
     model: str
@@ -70,20 +70,20 @@ class Running(Struct):
 
 
 class Processes(Struct):
-    """All names."""
+    """All names of the loaded model."""
 
     models: list[Running]
 
 
 class ShowRequest(Struct, kw_only=True):
-    """Which model."""
+    """Name of a model."""
 
     model: str | None = None
     name: str | None = None
 
 
 class Shown(Struct):
-    """Description of the model. `template` is in Jinja's language."""
+    """Description of the model. `template` is a Jinja template."""
 
     modelfile: str
     parameters: str
@@ -94,7 +94,7 @@ class Shown(Struct):
     modified_at: datetime
 
 
-@describes("The names that the model is served by, for clients of Ollama", reply=Tags)
+@describes("List the served model names, in Ollama's form", reply=Tags)
 async def tags(request: Request) -> Response:
     serving: ServiceState = request.app.state.service
     names, started = _names(serving), datetime.fromtimestamp(serving.created_s, UTC)
@@ -103,7 +103,7 @@ async def tags(request: Request) -> Response:
     return reply(Tags([Tag(name, name, started, size, digest, details, capabilities) for name in names]))
 
 
-@describes("The models that are loaded, for clients of Ollama", reply=Processes)
+@describes("List the loaded model, in Ollama's form", reply=Processes)
 async def processes(request: Request) -> Response:
     serving: ServiceState = request.app.state.service
     size, digest, details = _size(serving), _digest(serving), _details(serving)
@@ -112,9 +112,9 @@ async def processes(request: Request) -> Response:
     return reply(Processes([Running(name, name, size, digest, details, NEVER, room) for name in names]))
 
 
-@describes("What a model is and can, for clients of Ollama", ShowRequest, Shown)
+@describes("Describe a model, in Ollama's form", ShowRequest, Shown)
 async def show(request: Request) -> Response:
-    """Nothing of it is a path."""
+    """Describe a model, without paths."""
     serving: ServiceState = request.app.state.service
     asked, *_ = await read(request, ShowRequest)
     name = served(serving, asked.model or asked.name)
@@ -133,19 +133,19 @@ async def show(request: Request) -> Response:
     )
 
 
-@describes("The version of Ollama's interface that this server speaks", reply=Version)
+@describes("Report the release of Ollama whose interface this server follows", reply=Version)
 async def version(request: Request) -> Response:
     return reply(Version(API_VERSION))
 
 
-@describes("HTTPRefusal: this server serves one model and changes nothing")
+@describes("Not supported: the server's model cannot be changed")
 async def refuse(request: Request) -> Response:
     words = f"{request.method} {request.url.path[:200]} is not supported"
-    raise HTTPRefusal(501, words, "one model is served, which generates text and is chosen at start")
+    raise HTTPRefusal(501, words, "the server has one model for text generation, chosen at startup")
 
 
 def _names(serving: ServiceState) -> list[str]:
-    """With a tag each: clients add one to a name that has none before they look for it here."""
+    """Return the names with a tag each, as clients add one before they look for a name."""
     return [name if ":" in name.rpartition("/")[2] else name + LATEST for name in serving.names]
 
 
@@ -158,7 +158,7 @@ def _num_parameters(serving: ServiceState) -> int:
 
 
 def _size(serving: ServiceState) -> int:
-    """About: quantized weights have scales beside them, others are counted as of 16 bits."""
+    """Estimate the bytes of the weights: quantized ones with their scales, others as 16 bits."""
     bits = {"int8": 8.25, "int4": 4.25}.get(_weights(serving), 16)
     return round(_num_parameters(serving) * bits / 8)
 
@@ -185,7 +185,7 @@ def _capabilities(serving: ServiceState) -> list[str]:
 
 
 def _info(serving: ServiceState) -> dict[str, Any]:
-    """As a GGUF file says it."""
+    """Return metadata under the keys of a GGUF file."""
     config, family, frontend = serving.frontend.model.config, _family(serving), serving.frontend
     tokenizer = frontend.tokenizer
     return {
