@@ -24,18 +24,18 @@ const int64_t* RowArguments::tokens(const nb::handle& ids, int64_t vocab_size, i
   if (count == 0) return nullptr;
   const std::vector<int64_t>& kept = tokens_.emplace_back(nb::cast<std::vector<int64_t>>(ids));
   for (const int64_t id : kept)
-    if (id < 0 || id >= vocab_size) throw nb::value_error("a token that is not of the vocabulary");
+    if (id < 0 || id >= vocab_size) throw nb::value_error("a token outside the vocabulary");
   return kept.data();
 }
 
 void check_mask(size_t words, int64_t vocab_size) {
   if ((int64_t)words != ceil_div(vocab_size, 32))
-    throw nb::value_error("a mask has a bit for each token, in words of 32");
+    throw nb::value_error("a mask must have one bit per token, in 32-bit words");
 }
 
 const uint32_t* const* RowArguments::masks(const nb::handle& masks, int64_t vocab_size, int64_t count) {
   if (masks.is_none()) return nullptr;
-  if ((int64_t)nb::len(masks) != count) throw nb::value_error("not one mask for each sampled position");
+  if ((int64_t)nb::len(masks) != count) throw nb::value_error("expected one mask per sampled position");
   std::vector<const uint32_t*>& kept = masks_.emplace_back();
   for (const nb::handle mask : masks) {
     if (mask.is_none()) {
@@ -52,7 +52,7 @@ const uint32_t* const* RowArguments::masks(const nb::handle& masks, int64_t voca
 RowArguments::RowArguments(const nb::list& rows, const Sampler& sampler, int64_t num_logits) {
   const int64_t vocab_size = sampler.vocab_size();
   const auto check = [&](int64_t first, int64_t count) {
-    if (first < 0 || first + count > num_logits) throw nb::value_error("a row has no such logits");
+    if (first < 0 || first + count > num_logits) throw nb::value_error("a row of logits is out of range");
   };
   std::vector<bool> taken;
   for (const nb::handle given : rows) {
@@ -60,9 +60,9 @@ RowArguments::RowArguments(const nb::list& rows, const Sampler& sampler, int64_t
     if (fields.size() != 6) throw nb::value_error("a row to sample has six fields");
     SampledRow row{};
     row.slot = nb::cast<int64_t>(fields[0]);
-    if (!sampler.holds(row.slot)) throw nb::value_error("a row of a slot that is empty");
+    if (!sampler.holds(row.slot)) throw nb::value_error("a row uses an empty slot");
     if ((size_t)row.slot >= taken.size()) taken.resize((size_t)row.slot + 1);
-    if (taken[(size_t)row.slot]) throw nb::value_error("two rows of one slot");
+    if (taken[(size_t)row.slot]) throw nb::value_error("two rows use one slot");
     taken[(size_t)row.slot] = true;
     row.following = tokens(fields[2], vocab_size, row.num_scored);
     row.first_scored = nb::cast<int64_t>(fields[1]);
@@ -78,7 +78,8 @@ RowArguments::RowArguments(const nb::list& rows, const Sampler& sampler, int64_t
 }
 
 SampledResults& PooledSampler::sample(const Logits& logits, const nb::list& rows) {
-  if ((int64_t)logits.shape(1) != sampler.vocab_size()) throw nb::value_error("logits of another vocabulary");
+  if ((int64_t)logits.shape(1) != sampler.vocab_size())
+    throw nb::value_error("the logits have another vocabulary size");
   const RowArguments given(rows, sampler, (int64_t)logits.shape(0));
   nb::gil_scoped_release unlocked;
   sampler.sample(pool_, logits.data(), given.rows(), results_);

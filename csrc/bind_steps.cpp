@@ -74,7 +74,7 @@ void bind_steps(nb::module_& m) {
       .def_ro("results", &Job::results)
       .def_ro("began_s", &Job::began_s)
       .def_ro("ended_s", &Job::ended_s);
-  nb::class_<Steps>(m, "Steps", "Computes the steps of a program one after the other.")
+  nb::class_<Steps>(m, "Steps", "Computes the steps of a program in sequence.")
       .def(
           "__init__",
           [](Steps* self, Native& native, int64_t output, int64_t slots, int64_t groups, int64_t vocab_size) {
@@ -97,8 +97,8 @@ void bind_steps(nb::module_& m) {
             self.sample(job, rows);
           },
           "step"_a, "masks"_a,
-          "Masks are those of rows with a grammar, by the index of the row, for the first positions that are "
-          "sampled; a row with none of them gives no token.")
+          "`masks` are those of rows with a grammar, by row index, for the first sampled positions; a row "
+          "without masks gives no token.")
       .def("launch", &Steps::launch, "step"_a)
       .def("wait", &Steps::wait, "step"_a, nb::call_guard<nb::gil_scoped_release>());
 }

@@ -55,7 +55,7 @@ Source source_of(const Strided& array, const std::string& dtype) {
   const bool wide = format == Format::f32;
   require(wide || format == Format::f16 || format == Format::bf16, "a source is f32, f16 or bf16");
   require(array.dtype() == (wide ? nb::dtype<float>() : nb::dtype<uint16_t>()),
-          "f32 as float32, others as uint16");
+          "pass f32 as float32, other formats as uint16");
   const int64_t size = wide ? 4 : 2;
   return {format,
           (int64_t)array.shape(0),
@@ -69,12 +69,12 @@ bool pack(Matrix& matrix, int64_t index, const Strided& array, const std::string
           const std::vector<float>& tries, const std::string& isa, int64_t first, int64_t last) {
   const Source source = source_of(array, dtype);
   const Kernels& kernels = kernels_of(isa);
-  require(0 <= index && index < matrix.count(), "no matrix has this index");
+  require(0 <= index && index < matrix.count(), "the index is out of range");
   const Panels to = matrix.panels(index);
   require(source.outputs == to.outputs && source.inputs == to.inputs, "the source has another shape");
   require(to.quantized() || to.format == Format::f32 || to.format == source.format,
-          "floats keep their format");
-  require(!to.quantized() || !tries.empty(), "at least one code is to be tried");
+          "only f32 panels may change the format of floats");
+  require(!to.quantized() || !tries.empty(), "at least one candidate is needed");
   require(0 <= first && first <= last && last <= to.panels(), "no such panels");
   nb::gil_scoped_release unlocked;
   thread_local Memory scratch;
@@ -98,7 +98,7 @@ void bind_weights(nb::module_& m) {
   m.attr("GROUP") = kGroup;
   m.attr("SPAN") = kSpan;
   m.attr("ALIGNMENT") = kAlignment;
-  nb::class_<Matrix>(m, "Matrix", "Packed matrices [count, outputs, inputs], in one run of bytes.")
+  nb::class_<Matrix>(m, "Matrix", "Packed matrices [count, outputs, inputs], in one buffer.")
       .def(
           "__init__",
           [](Matrix* self, const std::string& format, int64_t count, int64_t outputs, int64_t inputs) {
@@ -106,7 +106,7 @@ void bind_weights(nb::module_& m) {
           },
           "format"_a, "count"_a, "outputs"_a, "inputs"_a)
       .def_static("mapped", &mapped, "format"_a, "count"_a, "outputs"_a, "inputs"_a, "buffer"_a,
-                  nb::keep_alive<0, 5>(), "What was packed before; the buffer is not copied, and kept alive.")
+                  nb::keep_alive<0, 5>(), "Use a packed buffer, which is not copied and is kept alive.")
       .def_prop_ro("format", [](const Matrix& self) { return kNames[(int)self.format()]; })
       .def_prop_ro("shape",
                    [](const Matrix& self) { return std::tuple(self.count(), self.outputs(), self.inputs()); })
@@ -117,10 +117,10 @@ void bind_weights(nb::module_& m) {
             return nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>(self.data(), {(size_t)self.nbytes()},
                                                                       nb::find(self));
           },
-          nb::rv_policy::reference, "All bytes, as they are written to a file; read-only.");
+          nb::rv_policy::reference, "All packed bytes, read-only.");
   m.def("pack", &pack, "matrix"_a, "index"_a, "source"_a, "dtype"_a, "tries"_a, "isa"_a, "first"_a, "last"_a,
-        "Fill panels [first, last) of one matrix. False where a number is not finite and the format has none "
-        "such.");
+        "Fill panels [first, last) of one matrix. Return False if a number is not finite and the format is "
+        "quantized.");
   m.def("checksum", &sum, "data"_a);
   m.def(
       "packed_bytes",
@@ -130,5 +130,5 @@ void bind_weights(nb::module_& m) {
       "format"_a, "count"_a, "outputs"_a, "inputs"_a);
   m.def(
       "row_bytes", [](int64_t inputs) { return PackedActivations::row_bytes(ActivationFormat::f32, inputs); },
-      "inputs"_a, "The most bytes of one row of activations, laid out for a product.");
+      "inputs"_a, "Maximum bytes of one row of packed activations.");
 }

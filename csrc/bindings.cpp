@@ -19,8 +19,7 @@ using namespace nb::literals;
 
 NB_MODULE(_core, m) {
   using namespace quire;
-  m.doc() =
-      "The native core: packed weights, the executor of programs, sampling, and what the machine can do.";
+  m.doc() = "The native core: packed weights, the executor of programs, sampling, and measured peak rates.";
   m.attr("PACKING_VERSION") = kPackingVersion;
   m.def(
       "isas",
@@ -52,7 +51,7 @@ NB_MODULE(_core, m) {
   nb::class_<KVCache>(m, "KVCache", "Keys and values of the layers of one cache group.")
       .def(nb::init<int64_t, const std::string&, int64_t, int64_t, int64_t, int64_t, int64_t>(), "group"_a,
            "format"_a, "layers"_a, "num_blocks"_a, "block_size"_a, "heads"_a, "dim"_a);
-  nb::class_<StateCache>(m, "StateCache", "States of the layers of one cache group, of slots and snapshots.")
+  nb::class_<StateCache>(m, "StateCache", "States of the layers of one cache group, by slot and snapshot.")
       .def(
           "__init__",
           [](StateCache* self, int64_t group, const std::string& format, int64_t layers, int64_t slots,

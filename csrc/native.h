@@ -242,7 +242,7 @@ class Native {
     std::vector<const int64_t*> rows;
     for (const auto& cache : caches_)
       if ((size_t)cache->group() >= tables.size())
-        throw nb::value_error("a block table for each cache group");
+        throw nb::value_error("expected a block table per cache group");
     for (const Table& table : tables)
       for (size_t row = 0; row < slots.size(); ++row) rows.push_back(table.data() + row * table.shape(1));
     const std::vector<Snapshot> before = snapshots(restored), after = snapshots(saved);

@@ -129,7 +129,7 @@ class Frontend:
             return Encoded(_token_ids(prompt))
         if unknown := [key for key in prompt if key not in _PROMPT_KEYS]:
             near = did_you_mean(str(unknown[0]), _PROMPT_KEYS) or f"known are {', '.join(_PROMPT_KEYS)}"
-            raise RequestError(f"a prompt has no {str(unknown[0])[:64]!r}", near, "prompt")
+            raise RequestError(f"unknown prompt field {str(unknown[0])[:64]!r}", near, "prompt")
         return self._encode_mapping(prompt)
 
     def _encode_mapping(self, prompt: Mapping[str, Any]) -> Encoded:
@@ -257,7 +257,7 @@ def _token_ids(ids: Any) -> tuple[int, ...]:
     if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
         raise RequestError("a prompt is text or a list of token ids", None, "prompt")
     if not all(isinstance(i, Integral) and not isinstance(i, bool) for i in ids):
-        raise RequestError("token ids of a prompt are whole numbers", None, "prompt")
+        raise RequestError("the token ids of a prompt must be integers", None, "prompt")
     return tuple(map(int, ids))
 
 

@@ -26,7 +26,7 @@ def read_json(path: Path, limit_bytes: int = LIMIT_BYTES, max_values: int = MAX_
 def check_size(text: bytes, where: str, most: int) -> None:
     """Raise ConfigError for JSON with more than `most` values, before parsing it."""
     if sum(text.count(mark) for mark in (b",", b"[", b"{")) > most:
-        raise ConfigError(f"{where}: more values than such a file has (limit {most:,})", _AGAIN)
+        raise ConfigError(f"{where}: too many values (limit {most:,})", _AGAIN)
 
 
 def parse_object(text: bytes, where: str, decode: Callable[[bytes], Any] | None = None) -> dict[str, Any]:

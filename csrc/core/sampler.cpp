@@ -23,7 +23,7 @@ Ids list_of(const std::vector<int32_t>& ids) { return {ids.data(), (int64_t)ids.
 void check_vocabulary(const std::vector<int64_t>& ids, int64_t vocab_size) {
   for (const int64_t id : ids)
     if (id < 0 || id >= vocab_size)
-      throw std::invalid_argument("token id " + std::to_string(id) + " is not of the vocabulary");
+      throw std::invalid_argument("token id " + std::to_string(id) + " is not in the vocabulary");
 }
 
 // Returns an integer that sorts in ranking order: greater logits first, then lower ids.
@@ -119,7 +119,8 @@ struct Sampler::Slot {
 
 Sampler::Sampler(const Kernels& kernels, int64_t vocab_size, int64_t max_slots)
     : kernels_(kernels), vocab_size_(vocab_size), slots_((size_t)max_slots) {
-  if (vocab_size < 1 || vocab_size > INT32_MAX) throw std::invalid_argument("a vocabulary of no such size");
+  if (vocab_size < 1 || vocab_size > INT32_MAX)
+    throw std::invalid_argument("the size of the vocabulary is out of range");
 }
 
 Sampler::~Sampler() = default;
@@ -135,7 +136,7 @@ void Sampler::admit(int64_t slot, const SlotParams& params, const int64_t* token
     check_vocabulary(word, vocab_size_);
     if (word.empty()) throw std::invalid_argument("a bad word without tokens");
   }
-  if (params.bias_ids.size() != params.biases.size()) throw std::invalid_argument("not one bias for each id");
+  if (params.bias_ids.size() != params.biases.size()) throw std::invalid_argument("expected one bias per id");
   slots_[slot] = std::make_unique<Slot>(params, tokens, count);
 }
 

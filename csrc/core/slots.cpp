@@ -34,7 +34,7 @@ Batch Slots::lay_out(const std::vector<PlannedRow>& rows) {
     Slot& slot = slots_.at((size_t)row.slot);
     slot.token_ids.insert(slot.token_ids.end(), row.drafted.begin(), row.drafted.end());
     const int64_t end = row.start + row.count;
-    if (end > (int64_t)slot.token_ids.size()) throw std::out_of_range("a row computes tokens nobody knows");
+    if (end > (int64_t)slot.token_ids.size()) throw std::out_of_range("a row computes unknown tokens");
     token_ids_.insert(token_ids_.end(), slot.token_ids.begin() + row.start, slot.token_ids.begin() + end);
     for (int64_t position = row.start; position < end; ++position) positions_.push_back(position);
     row_offsets_.push_back((int64_t)token_ids_.size());

@@ -30,7 +30,7 @@ void StateCache::check(const Batch& batch) const {
   for (const auto& snapshots : {batch.restored, batch.saved})
     for (const Snapshot& one : snapshots)
       if (one.group == group_ && (one.slot >= num_slots_ || one.snapshot >= num_snapshots_))
-        throw std::out_of_range("a step names a snapshot that is not there");
+        throw std::out_of_range("a step uses a snapshot that does not exist");
 }
 
 void RestoreStates::prepare(const Step& step) {

@@ -130,7 +130,7 @@ def kv_dtype(device: Device, asked: str, floats: str) -> str:
     if asked not in device.kv_dtypes:
         *others, last = map(repr, device.kv_dtypes)
         raise ConfigError(
-            f"kv_cache_dtype = {asked!r} is not there on the {device.name} backend",
+            f"kv_cache_dtype = {asked!r} is not supported by the {device.name} backend",
             f"choose {', '.join(others)} or {last}, or leave device out",
         )
     return asked

@@ -64,7 +64,7 @@ class BlockPool:
     def allocate(self, count: int) -> list[int]:
         """Take `count` free blocks, least recently used first; their cached content is forgotten."""
         if count > len(self._free):
-            raise RuntimeError(f"{count} blocks asked, {len(self._free)} free")
+            raise RuntimeError(f"{count} blocks requested, {len(self._free)} free")
         blocks = []
         for _ in range(count):
             block, _none = self._free.popitem(last=False)

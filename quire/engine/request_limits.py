@@ -29,16 +29,18 @@ class RequestLimits:
         if request.pooling:
             self._check_pooled(request)
         if request.embeddings is not None and not request.block_keys:
-            raise RequestError("embeddings without block_keys", "name what they are of, for the prefix cache")
+            raise RequestError(
+                "embeddings without block_keys", "set block_keys, which identify them in the prefix cache"
+            )
         self._check_prompt(request)
         self._check_lengths(request)
 
     def _check_pooled(self, request: NewRequest) -> None:
         if request.params.num_sequences > 1:
-            raise RequestError("a prompt is pooled into one vector", "leave out n", "n")
+            raise RequestError("pooling gives one vector per prompt", "leave out n", "n")
         if (num_prompt := len(request.prompt_token_ids)) > self.num_batched_tokens:
             raise RequestError(
-                f"the prompt has {num_prompt} tokens, but one that is pooled is computed at once, and a step "
+                f"the prompt has {num_prompt} tokens, but pooling computes a prompt in one step, and a step "
                 f"has {self.num_batched_tokens}",
                 "shorten the prompt, or start the engine with a greater max_num_batched_tokens",
                 "prompt",

@@ -285,11 +285,11 @@ class Scheduler:
         if request.lacks_prompt_logprobs and not request.collect_prompt_logprobs(
             row.start, row.start + row.count, got.prompt_logprobs
         ):
-            return self._fail(sequence, Failure("the device gave too few prompt logprobs"), now)
+            return self._fail(sequence, Failure("the device returned too few prompt logprobs"), now)
         finish_reason = stop_reason = None
         if row.sample:
             if len(token_ids) != 1 and not 0 < len(token_ids) <= 1 + len(row.drafted):
-                return self._fail(sequence, Failure("the device gave no token, or too many"), now)
+                return self._fail(sequence, Failure("the device returned no token, or too many"), now)
             token_ids, finish_reason, stop_reason = sequence.take(token_ids, now)
             self._queue.charge(sequence, 0, len(token_ids))
             end = sequence.num_known - 1
@@ -315,7 +315,7 @@ class Scheduler:
 
     def _finish_pooled(self, sequence: Sequence, got: RowResult, now: float) -> Output:
         if not got.vector:
-            return self._fail(sequence, Failure("the device gave no vector"), now)
+            return self._fail(sequence, Failure("the device returned no vector"), now)
         return self._finish(sequence, sequence.final_output(now, "stop", vector=got.vector))
 
     def _release_followers(self, leader: Sequence) -> None:

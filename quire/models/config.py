@@ -70,7 +70,7 @@ class Fields:
         """Return a boolean, False if absent or null."""
         value = self.values.get(name)
         if value is not None and not isinstance(value, bool):
-            raise ConfigError(f"config.json: {name} = {quoted(value)} is neither true nor false")
+            raise ConfigError(f"config.json: {name} = {quoted(value)} is not a boolean")
         return bool(value)
 
     def integers(self, name: str) -> tuple[int, ...]:
@@ -137,7 +137,9 @@ class ModelConfig(Fields):
         """
         given = self.rope_parameters() if given is None else given
         if FULL in given or SLIDING in given:
-            raise ConfigError("config.json: rope parameters by layer type, which this architecture has not")
+            raise ConfigError(
+                "config.json: rope parameters by layer type are not supported for this architecture"
+            )
         stated = {name: value for name, value in given.items() if value is not None}
         fields = Fields({**self.values, "rope_theta": self.get(base), **stated})
         part = fields.number("partial_rotary_factor", 0, 1) if "partial_rotary_factor" in self.values else 1.0

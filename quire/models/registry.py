@@ -102,7 +102,7 @@ def read_model(raw: Mapping[str, Any]) -> Model:
     if stored := raw.get("quantization_config"):
         method = stored.get("quant_method", "unknown") if isinstance(stored, Mapping) else "unknown"
         raise ConfigError(
-            f"the checkpoint is quantized ({shortened(str(method))}), which cannot be read yet",
+            f"the checkpoint is quantized ({shortened(str(method))}), which is not supported yet",
             "take the unquantized checkpoint; quantization='int8' or 'int4' quantizes it while loading",
         )
     for key, done in {**_ONLY, **family.only}.items():
@@ -124,7 +124,5 @@ def _architecture(raw: Mapping[str, Any]) -> str:
         raise ConfigError("config.json names no architecture", known)
     if name not in FAMILIES:
         near = did_you_mean(name, FAMILIES)
-        raise ConfigError(
-            f"the architecture {quoted(name)} is not known", f"{near} {known}" if near else known
-        )
+        raise ConfigError(f"unknown architecture {quoted(name)}", f"{near} {known}" if near else known)
     return name

@@ -124,7 +124,7 @@ class Builder:
 
     def rotary(self, x: Value, rope: Rope) -> Value:
         if not 0 < rope.dim <= x.shape[-1] or rope.dim % 2:
-            raise ConfigError(f"cannot rotate {rope.dim} of {x.shape[-1]} numbers a head")
+            raise ConfigError(f"cannot rotate {rope.dim} of {x.shape[-1]} numbers per head")
         return self.record(ops.Rotary(self.value(x.shape, x.count), x, rope)).out
 
     def attention(

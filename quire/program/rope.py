@@ -145,7 +145,7 @@ def rope_from_config(
         if scaling.get(name) is not None:
             _check_number(name, scaling[name], between)
     if not isinstance(scaling.get("truncate"), bool | None):
-        raise ConfigError("config.json: rope scaling: truncate is neither true nor false")
+        raise ConfigError("config.json: rope scaling: truncate is not a boolean")
     stated = original_max_position or scaling.get("original_max_position_embeddings")
     original = stated if stated and rope_type != "dynamic" else max_position
     if original % 1:
@@ -217,7 +217,7 @@ def _check(rope: Rope) -> None:
     if rope.rope_type == "llama3" and not 0 < rope.low_freq_factor < rope.high_freq_factor:
         raise ConfigError("config.json: rope scaling 'llama3' needs low_freq_factor < high_freq_factor")
     if rope.rope_type == "dynamic" and rope.dim <= 2:
-        raise ConfigError(f"config.json: rope scaling 'dynamic' cannot stretch {rope.dim} numbers a head")
+        raise ConfigError(f"config.json: rope scaling 'dynamic' cannot scale {rope.dim} numbers per head")
 
 
 def _attention_factor(rope_type: str, scaling: dict[str, Any], factor: float, original: int) -> float:

@@ -106,7 +106,7 @@ class GroupWeight(StoredWeight):
         return self._with(rows | {"channel_scales": self.channel_scales[..., first::step]})
 
     def transposed(self: G) -> G:
-        raise ValueError(f"{self.kind} lies in groups of inputs, which cannot become outputs")
+        raise ValueError(f"{self.kind} cannot be transposed: its groups are along the inputs")
 
     @classmethod
     def stack(cls: type[G], parts: Sequence[G]) -> G:

@@ -83,7 +83,7 @@ def kind_of(spec: WeightSpec, stored: Storage, scheme: str | None) -> Storage:
         return stored
     if scheme not in SCHEMES:
         raise ConfigError(
-            f"quantization = {scheme!r} is not possible", f"choose one of {', '.join(map(repr, SCHEMES))}"
+            f"quantization = {scheme!r} is not supported", f"choose one of {', '.join(map(repr, SCHEMES))}"
         )
     if not stored.is_float:
         raise ConfigError(f"{spec.name} is quantized already: {stored}", "leave quantization out")

@@ -111,7 +111,7 @@ class Masks:
             except BaseException as error:  # a panic of the library is not an Exception; only this row fails
                 problem = str(error)[:500] or type(error).__name__
                 by_request = isinstance(error, RequestError)
-                state.error = Failure(f"the grammar cannot go on: {problem}", by_request)
+                state.error = Failure(f"the grammar failed: {problem}", by_request)
 
     def _loaded(self) -> GrammarSource:
         with self._lock:

@@ -103,7 +103,7 @@ class ModelFolder:
             return "not all are here"
         if kinds.intersection(PICKLES):
             return "only pickled files here, which are never opened"
-        return "only GGUF here, which is not read yet" if ".gguf" in kinds else "none here"
+        return "only GGUF here, which is not supported yet" if ".gguf" in kinds else "none here"
 
     def tensors(self) -> Checkpoint:
         """Open the weights by name, reading only headers. Raises ConfigError."""

@@ -143,7 +143,7 @@ def _stored(spec: WeightSpec, tensors: Tensors) -> Storage:
     first = kinds[0]
     if not first.is_float and (spec.transposed or (spec.interleaved and len(spec.shape) < 2)):
         what = f"tensor {quoted(spec.sources[0])} is stored as {first}"
-        raise ConfigError(f"{what}, which this model wants turned", "use the unquantized checkpoint")
+        raise ConfigError(f"{what}, which this model needs transposed", "use the unquantized checkpoint")
     return first if all(kind == first for kind in kinds) else FloatStorage("f32")
 
 

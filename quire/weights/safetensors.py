@@ -58,7 +58,7 @@ class TensorEntry(NamedTuple):
         """The storage kind. Raises ConfigError for unsupported formats."""
         if self.dtype not in _NATIVE:
             raise ConfigError(
-                f"{self.file}: tensor {quoted(self.name)} is stored as {self.dtype}, which is not read",
+                f"{self.file}: tensor {quoted(self.name)} is stored as {self.dtype}, which is not supported",
                 "use a checkpoint in bfloat16, float16 or float32",
             )
         return FloatStorage(_NATIVE[self.dtype])

@@ -210,7 +210,7 @@ def test_abort_by_name(slow: AsyncLLM) -> None:
     [
         ([5] * 5000, GREEDY, None, "your prompt has 5000 tokens"),
         ([10**9], GREEDY, None, "not in the vocabulary"),
-        ({"text": "hi"}, GREEDY, None, "a prompt has no 'text'"),
+        ({"text": "hi"}, GREEDY, None, "unknown prompt field 'text'"),
         ("hi", "greedy", None, "sampling_params is a str"),
         ("hi", [GREEDY], None, "sampling_params is a list"),
         ("hi", GREEDY, 7, "request_id is a int"),

@@ -84,7 +84,7 @@ def test_sizes_of_published_quantized_configs(shared_data: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "problem"),
     [
-        *((names, "'NoSuchModel' is not known") for names in (["NoSuchModel"], "NoSuchModel")),
+        *((names, "unknown architecture 'NoSuchModel'") for names in (["NoSuchModel"], "NoSuchModel")),
         *((names, "names no architecture") for names in ([], None, 7, [["x"]], [None], {"a": 1})),
     ],
 )

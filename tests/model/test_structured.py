@@ -221,14 +221,14 @@ def test_a_fault_ends_one_request(llm: LLM, monkeypatch: pytest.MonkeyPatch, alo
     outputs = llm.generate([*PROMPTS, "Hi"], [*PARAMS, doomed], use_tqdm=False)
     assert [taken(output) for output in outputs[:-1]] == alone
     (one,) = outputs[-1].outputs
-    assert (one.finish_reason, one.error) == ("error", "the grammar cannot go on: the matcher broke")
+    assert (one.finish_reason, one.error) == ("error", "the grammar failed: the matcher broke")
     assert len(one.token_ids) == 5
 
 
 @pytest.mark.parametrize(
     ("structure", "values", "message"),
     [
-        ({"regex": "(.{1,1000}){1,1000}"}, {}, "the grammar cannot go on"),
+        ({"regex": "(.{1,1000}){1,1000}"}, {}, "the grammar failed"),
         ({"regex": "abc"}, {"allowed_token_ids": [5]}, "no token may follow: structured_outputs"),
     ],
 )

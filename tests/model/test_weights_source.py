@@ -232,7 +232,7 @@ def test_what_cannot_be_done_with_it_is_said(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ConfigError, match="is quantized already: shifted"):
         build.describe(EngineConfig(device="reference", quantization="int8"))
     monkeypatch.setattr(build, "open_model", lambda *names, **how: one_thing("gpt2", shifted=True))
-    with pytest.raises(ConfigError, match=r"stored as shifted .*, which this model wants turned"):
+    with pytest.raises(ConfigError, match=r"stored as shifted .*, which this model needs transposed"):
         build.describe(EngineConfig(device="reference"))  # GPT-2 keeps its matrices as [in, out]
 
 

@@ -173,7 +173,7 @@ def test_slots_and_snapshots_that_are_not_there() -> None:
     paged = new(one_op("recurrence", "float32", 8), ISAS[0])
     sequence = sequences(paged)[0]
     for name in ("restored", "saved"):
-        with pytest.raises(IndexError, match="a snapshot that is not there"):
+        with pytest.raises(IndexError, match="a snapshot that does not exist"):
             step(paged, [(sequence, 1)], **{name: (Snapshot(0, 0, 0, 8),)})
     sequence.slot = 8
     with pytest.raises(IndexError, match="a slot that has no state"):

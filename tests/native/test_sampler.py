@@ -362,12 +362,12 @@ def test_what_is_out_of_range_is_refused() -> None:
         ([(0, *good[1:])], "empty"),
         ([(2, *good[1:])], "empty"),
         ([good, good], "two rows"),
-        ([(1, 0, (), 2, (), None)], "no such logits"),
-        ([(1, 0, (), 1, (4,), None)], "no such logits"),
-        ([(1, 1, (4, 4), -1, (), None)], "no such logits"),
+        ([(1, 0, (), 2, (), None)], "a row of logits is out of range"),
+        ([(1, 0, (), 1, (4,), None)], "a row of logits is out of range"),
+        ([(1, 1, (4, 4), -1, (), None)], "a row of logits is out of range"),
         ([(1, 0, (40,), 1, (), None)], "vocabulary"),
         ([(1, 0, (), 0, (), [mask, mask])], "one mask"),
-        ([(1, 0, (), 0, (), [mask[:1]])], "bit for each"),
+        ([(1, 0, (), 0, (), [mask[:1]])], "one bit per token"),
         ([(1, 0, ())], "six fields"),
     ]:
         with pytest.raises(ValueError, match=problem):

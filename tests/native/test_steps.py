@@ -203,7 +203,7 @@ def test_a_row_without_a_mask_fails_alone() -> None:
 
 
 def test_a_mask_of_another_vocabulary_is_refused() -> None:
-    with pytest.raises(ValueError, match="a bit for each token"):
+    with pytest.raises(ValueError, match="one bit per token"):
         backend().launch(history()[0], lambda: {0: np.zeros(2, np.uint32)}).result()
 
 
@@ -226,7 +226,7 @@ def test_a_row_in_flight_behind_one_that_failed_is_dropped(ahead: bool) -> None:
 
 
 def beyond(step: Step) -> Step:
-    """The step with a row that computes a token nobody knows."""
+    """The step with a row that computes an unknown token."""
     first, *others = step.rows
     return replace(step, rows=(first._replace(start=first.start + 1), *others))
 
@@ -240,7 +240,7 @@ def test_steps_fail_after_one_that_failed(ahead: bool) -> None:
     fresh = Plans().step(3, admit={3: prompt(4)})  # which could be computed
     later = [own.launch(fresh), own.launch(steps[5], dict)]
     for one in (*pending[2:], *later):
-        with pytest.raises(IndexError, match="tokens nobody knows"):
+        with pytest.raises(IndexError, match="a row computes unknown tokens"):
             one.result()
 
 
@@ -279,7 +279,7 @@ def test_an_engine_ends_with_the_error_of_its_step() -> None:
     outputs = [output for _ in range(3) for output in engine.step()]
     assert sum(len(output.token_ids) for output in outputs) == 3
     for _ in range(2):
-        with pytest.raises(EngineDead, match="IndexError: a row computes tokens nobody knows"):
+        with pytest.raises(EngineDead, match="IndexError: a row computes unknown tokens"):
             engine.step()
     assert num_threads() > before
     del engine

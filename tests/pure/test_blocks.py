@@ -106,7 +106,7 @@ def test_without_retention_a_block_is_found_only_while_it_is_held():
 
 def test_more_than_is_free_cannot_be_taken():
     pool = BlockPool(2)
-    with pytest.raises(RuntimeError, match="3 blocks asked, 2 free"):
+    with pytest.raises(RuntimeError, match="3 blocks requested, 2 free"):
         pool.allocate(3)
     assert pool.num_free == 2
 

@@ -184,7 +184,7 @@ def test_accepted_tokens_end_a_sequence_where_single_ones_would(params, kept, fi
 
 def test_more_tokens_than_were_asked_for_fail_the_request():
     _, output = scripted([[3], [4, 5]], [[], []])
-    assert output.error == Failure("the device gave no token, or too many")
+    assert output.error == Failure("the device returned no token, or too many")
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

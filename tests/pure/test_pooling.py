@@ -60,13 +60,13 @@ def test_a_missing_vector_fails_the_request():
     run.add("a", 6, pooling="mean")
     step = run.scheduler.schedule(0.0)
     (output,) = run.scheduler.commit(step, StepResult((RowResult(),)), 0.0)
-    assert output.error == Failure("the device gave no vector")
+    assert output.error == Failure("the device returned no vector")
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"prompt": [1] * 33}, "33 tokens, but one that is pooled is computed at once, and a step has 32"),
+        ({"prompt": [1] * 33}, "33 tokens, but pooling computes a prompt in one step, and a step has 32"),
         ({"n": 2, "seed": 0, "temperature": 1.0}, "one vector"),
     ],
 )

@@ -515,7 +515,10 @@ def test_why_a_request_ends(results, params, expected):
 
 def test_a_row_without_a_token_fails_its_request():
     (output,) = scripted([9], [[]])
-    assert (output.finish_reason, output.error) == ("error", Failure("the device gave no token, or too many"))
+    assert (output.finish_reason, output.error) == (
+        "error",
+        Failure("the device returned no token, or too many"),
+    )
 
 
 def test_metrics_tell_the_times():
@@ -576,7 +579,7 @@ def test_a_sibling_takes_over_the_prompt_logprobs():
 
 def test_missing_prompt_logprobs_fail_the_request():
     (output,) = scripted([7, 8, 9], [[3]], prompt_logprobs=1)
-    assert output.error == Failure("the device gave too few prompt logprobs")
+    assert output.error == Failure("the device returned too few prompt logprobs")
 
 
 # Policies, in the scheduler

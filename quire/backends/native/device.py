@@ -139,7 +139,7 @@ def _chosen_isa() -> str:
         return runnable[0]
     if asked not in runnable:
         raise ConfigError(
-            f"QUIRE_ISA = {asked!r} does not run here", f"this machine runs {', '.join(runnable)}"
+            f"QUIRE_ISA = {asked!r} is not supported by this machine", f"it supports {', '.join(runnable)}"
         )
     return asked
 
