@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from quire.cli.batch_output import StreamOutput
     from quire.cli.batch_run import Tally
 
-DESCRIPTION = """Answer every request of a file, many at a time. Needs no server and opens no port.
+DESCRIPTION = """Answer a file of requests, many of them at a time. Needs no server and opens no port.
 
   quire batch in.jsonl -o out.jsonl                    with the demo model
   quire batch in.jsonl -o out.jsonl --model Qwen/Qwen3-0.6B --quantization int8
@@ -28,16 +28,16 @@ Each line of INPUT is a request, as for OpenAI's batch API:
   {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions",
    "body": {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 50}}
 url is /v1/chat/completions, /v1/completions or /v1/responses; body is what 'quire serve' takes there.
-Where bodies name a model, it must be MODEL, or one of --served-model-name ('*' for any).
+A "model" in a body must be MODEL, or a --served-model-name ('*' accepts any name).
 
-Each line of OUTPUT is a response, in the order in which they are ready; custom_id says whose it is:
+Each line of OUTPUT is a response, in order of completion; custom_id identifies the request:
   {"id": "batch_req_...", "custom_id": "1",
    "response": {"status_code": 200, "request_id": "...", "body": {...}}, "error": null}
-A request that fails has an "error" with "code" and "message" instead, and the others go on.
+If a request fails, "error" has a "code" and a "message", and the other requests continue.
 
-The same command resumes: after Ctrl-C, a crash or errors, run it again. Requests that OUTPUT
-answers already are skipped, and errors are replaced. Exit status: 0 if every request was
-answered, 1 if not, 130 after Ctrl-C.
+To resume after Ctrl-C, a crash or errors, run the same command again: requests that are answered
+in OUTPUT are skipped, and failed ones are retried. Exit status: 0 if every request was answered,
+1 if not, 130 after Ctrl-C.
 """
 WORDS = """INPUT    file of requests, one JSON object per line; - reads standard input"""
 SERVER_FLAGS = ("served_model_name", "tool_call_parser", "reasoning_parser")
@@ -64,7 +64,9 @@ def add_parser(commands: Any) -> None:
         metavar="OUTPUT",
         help="file for the responses; - writes to standard output",
     )
-    parser.add_argument("--overwrite", action="store_true", help="discard what OUTPUT holds and start anew")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="discard the contents of OUTPUT and start over"
+    )
     parser.add_argument(
         "--model", type=TEXT, metavar="MODEL", help="checkpoint folder, Hub id, or 'demo' (default: demo)"
     )
@@ -74,7 +76,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer all requests and say how it went."""
+    """Answer all requests and print a summary."""
     source = _input_name(args)
     if args.output_file is None:
         args.parser.refuse("OUTPUT is missing", TRY)
@@ -105,7 +107,7 @@ def _input_name(args: argparse.Namespace) -> str:
     if not words:
         args.parser.refuse("INPUT is missing", TRY)
     if len(words) > 1:
-        args.parser.refuse(f"unexpected {shortened(words[1])!r}", "one file is read; -o names the output")
+        args.parser.refuse(f"unexpected {shortened(words[1])!r}", "give one INPUT, and the output to -o")
     return str(words[0])
 
 
@@ -118,7 +120,7 @@ def _open_input(name: str) -> BinaryIO:
 
 
 def _num_lines(file: BinaryIO) -> int:
-    """Count the lines from here on, and return to this place."""
+    """Count the remaining lines without changing the position in the file."""
     begin, count, last = file.tell(), 0, b"\n"
     while data := file.read(1 << 20):
         count += data.count(b"\n")
@@ -158,19 +160,19 @@ async def _answer(config: Any, engine_config: Any, file: BinaryIO, output: Strea
 
 
 def _conclude(tally: Tally, output: StreamOutput, status: int, overwrite: bool) -> int:
-    """Say what was done, and what the same command would do next."""
+    """Print a summary and, if anything is left to do, how to resume. Returns the exit status."""
     note(tally.summary())
     same = "the same command" + (" without --overwrite" if overwrite else "")
     if status:
-        again = f"{same} goes on" if output.resumes else "give a file to -o to be able to go on"
-        complain("interrupted before the end", again)
+        again = f"run {same} again to resume" if output.resumes else "with a file as -o, it could be resumed"
+        complain("interrupted", again)
         return status
     if tally.num_others:
         others = counted(tally.num_others, "answer")
-        note(f"{output.name} also has {others} to requests that INPUT does not have")
+        note(f"{output.name} also has {others} to requests that are not in INPUT")
     if tally.failed:
         complain(
             f"{tally.failed:,} of {tally.seen:,} requests failed: {tally.first_error}",
-            f"each error is in {output.name}" + (f"; {same} tries them again" if output.resumes else ""),
+            f"each error is in {output.name}" + (f"; {same} retries them" if output.resumes else ""),
         )
     return int(bool(tally.failed))

@@ -1,4 +1,4 @@
-"""Requests of a batch, read line by line from a file or a pipe, and what is wrong with the other lines."""
+"""The input of a batch: requests read line by line from a file or pipe, and errors for invalid lines."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import msgspec
 from quire.errors import QuireError, did_you_mean, quoted
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
-MAX_LINE_BYTES = 33 << 20  # the server's limit for a body, and a little for what surrounds it
+MAX_LINE_BYTES = 33 << 20  # the server's limit for a body, and some space for the other fields
 READ_AHEAD = 16  # lines
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """One line of the input: `body` is what is sent to `url`, byte for byte."""
+    """A valid line of the input. `body` is sent to `url` byte for byte."""
 
     line: int
     custom_id: str
@@ -32,7 +32,7 @@ class BatchRequest:
 
 
 class LineError(QuireError):
-    """A line that is no request. `custom_id` is None where the line has none that can be read."""
+    """An invalid line. `custom_id` is None if the line has no valid one."""
 
     def __init__(
         self, line: int, code: str, message: str, param: str | None = None, custom_id: str | None = None
@@ -46,7 +46,7 @@ class LineError(QuireError):
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A line whose request was answered by an earlier run."""
+    """A line whose request an earlier run has answered."""
 
     line: int
 
@@ -61,18 +61,18 @@ Item = BatchRequest | LineError | Answered
 
 
 def digest(custom_id: str) -> bytes:
-    """Return 16 bytes in place of an id of any length: one is kept for each line."""
+    """Hash an id to 16 bytes: one is kept in memory for every line."""
     return hashlib.blake2b(custom_id.encode(), digest_size=16).digest()
 
 
 def items(file: BinaryIO, done: Container[bytes]) -> Iterator[Item]:
-    """Read a batch. `done` holds the digests of ids that an earlier run has answered."""
+    """Yield the lines of a batch. `done` has the digests of the ids that earlier runs have answered."""
     seen: set[bytes] = set()
     for number, raw in enumerate(_lines(file), 1):
         try:
             request = parse(raw, number)
             if (key := digest(request.custom_id)) in seen:
-                message = f"custom_id {quoted(request.custom_id)} is on an earlier line, too"
+                message = f"custom_id {quoted(request.custom_id)} is already used by an earlier line"
                 raise LineError(number, "duplicate_custom_id", message, "custom_id", request.custom_id)
             seen.add(key)
             yield Answered(number) if key in done else request
@@ -81,7 +81,7 @@ def items(file: BinaryIO, done: Container[bytes]) -> Iterator[Item]:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes | None]:
-    """Yield the lines of a file; None for one that is too long to be held."""
+    """Yield the lines of a file, None for one that is too long."""
     while raw := file.readline(MAX_LINE_BYTES + 1):
         if len(raw) <= MAX_LINE_BYTES:
             yield raw
@@ -97,7 +97,7 @@ def parse(raw: bytes | None, number: int) -> BatchRequest:
         raise LineError(number, "line_too_long", f"longer than {MAX_LINE_BYTES:,} bytes")
     raw = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
     if not raw.strip():
-        raise LineError(number, "empty_line", "empty; each line must be a JSON object")
+        raise LineError(number, "empty_line", "empty; every line must be a JSON object")
     try:
         fields = _FIELDS.decode(raw)
     except msgspec.ValidationError:
@@ -107,7 +107,7 @@ def parse(raw: bytes | None, number: int) -> BatchRequest:
     custom_id = _text(fields, "custom_id", number, None)
     method, url = (_text(fields, name, number, custom_id) for name in ("method", "url"))
     if method != "POST":
-        message = f"method {quoted(method)} is not possible; use POST"
+        message = f"method {quoted(method)} is not supported; use POST"
         raise LineError(number, "invalid_method", message, "method", custom_id)
     if url not in URLS:
         near = did_you_mean(url[:80], URLS)
@@ -117,7 +117,7 @@ def parse(raw: bytes | None, number: int) -> BatchRequest:
         raise LineError(number, "missing_field", "body is missing", "body", custom_id)
     body = bytes(fields["body"])
     if _streams(body):
-        message = "body.stream is true, but a batch has complete responses only; leave it out"
+        message = "body.stream is true, but a batch returns complete responses only; leave it out"
         raise LineError(number, "stream_not_supported", message, "body.stream", custom_id)
     return BatchRequest(number, custom_id, url, body)
 
@@ -129,27 +129,27 @@ def _text(fields: dict[str, msgspec.Raw], name: str, number: int, custom_id: str
         value: str = msgspec.json.decode(fields[name], type=str)
         if value:
             return value
-    message = f"{name} must be a string that is not empty"
+    message = f"{name} must be a non-empty string"
     raise LineError(number, "invalid_field", message, name, custom_id)
 
 
 def _streams(body: bytes) -> bool:
-    """Return True if a body asks for a stream. All else that is wrong with it, the server says."""
+    """Return True if a body asks for a stream. The server reports all other errors in a body."""
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _SHELL.decode(body).stream is True
     return False
 
 
 async def read_ahead(iterator: Iterator[T]) -> AsyncIterator[T]:
-    """Iterate in a thread, a few items ahead: reading a pipe may wait for as long as its writer likes.
+    """Iterate in a thread, a few items ahead, since reading from a pipe may block.
 
-    The thread is a daemon, so that a program that was interrupted does not wait for the pipe to end.
+    It is a daemon thread, so that an interrupted program can exit while the pipe is still open.
     """
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[tuple[bool, Any]]()
     room = threading.Semaphore(READ_AHEAD)
 
     def put(more: bool, item: Any) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody reads any more
+        with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(queue.put_nowait, (more, item))
 
     def run() -> None:

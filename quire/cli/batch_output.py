@@ -1,4 +1,4 @@
-"""The output of a batch: a file of complete lines that a later run goes on with."""
+"""The output of a batch: a file of complete lines that a later run can resume."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _LINE = msgspec.json.Decoder(OutputLine)
 
 
 class StreamOutput:
-    """Lines to a pipe or a device, with nothing to go on with."""
+    """Lines written to a pipe or a device, which cannot be resumed."""
 
     resumes = False
     done: Set[bytes] = frozenset()
@@ -56,10 +56,10 @@ class StreamOutput:
         self._file = file
 
     def begin(self) -> None:
-        """Nothing needs to be prepared."""
+        """Prepare for writing; a stream needs no preparation."""
 
     def write(self, line: OutputLine) -> None:
-        """Write one line, complete with its end. Raises OSError, with the name of the file."""
+        """Write and flush one line. Raises OSError with the name of the file."""
         try:
             self._file.write(msgspec.json.encode(line) + b"\n")
             self._file.flush()
@@ -68,24 +68,24 @@ class StreamOutput:
             raise
 
     def close(self) -> None:
-        """Let go of the stream or file. Each line was flushed: what fails here has failed before."""
+        """Close the output. Every line was flushed, so an error here was raised before."""
         with suppress(OSError):
             self._file.close()
 
 
 class FileOutput(StreamOutput):
-    """Lines appended to a file. Answers that are there stay; errors are dropped, to be tried again.
+    """Lines appended to a file. Existing answers are kept, errors are removed so that they are retried.
 
-    Nothing is changed before `begin`, which is called once the model is loaded. A lock keeps a second
-    process out.
+    The file is not changed before `begin`, which is called once the model is loaded. A lock keeps a second
+    process from writing to it.
     """
 
     resumes = True
 
     def __init__(self, path: Path, overwrite: bool) -> None:
-        """Find out which requests the file answers already. Raises ConfigError if it is another's file."""
+        """Find the requests that the file answers. Raises ConfigError if it is not the output of a batch."""
         super().__init__(_locked(path.open("ab+"), path), str(path))
-        self._path = path.resolve()  # a link stays one
+        self._path = path.resolve()  # keeps symbolic links
         self._overwrite = overwrite
         self._kept_bytes = 0
         self.done = self._done = set[bytes]()
@@ -105,7 +105,7 @@ class FileOutput(StreamOutput):
                 self.num_errors += 1
 
     def _read(self) -> Iterator[tuple[OutputLine, bytes]]:
-        """Yield the lines with their bytes. The last one may be cut short, by a kill or a full disk."""
+        """Yield the lines with their bytes, except for a last one cut short by a kill or a full disk."""
         self._file.seek(0)
         for number, raw in enumerate(self._file, 1):
             try:
@@ -118,7 +118,7 @@ class FileOutput(StreamOutput):
                 return
 
     def begin(self) -> None:
-        """Bring the file into order: answers only, each on a complete line."""
+        """Remove all but the answers, or everything with `overwrite`."""
         size = self._file.seek(0, os.SEEK_END)
         if self._overwrite:
             self._file.truncate(0)
@@ -132,7 +132,7 @@ class FileOutput(StreamOutput):
         return self._file.read(1) == b"\n"
 
     def _rewrite(self) -> None:
-        """Replace the file by one with its answers; until that is complete, the file is as it was."""
+        """Replace the file atomically by one with its answers only."""
         path = self._path.with_name(f".{self._path.name}.quire-rewrite")
         new = path.open("wb")
         try:
@@ -153,7 +153,7 @@ class FileOutput(StreamOutput):
 
 
 def open_output(name: str, overwrite: bool, input_name: str) -> StreamOutput:
-    """Open the output, "-" for standard output. Raises ConfigError for a file that is something else."""
+    """Open the output; "-" is standard output. Raises ConfigError for a file that must not be written."""
     if name == "-":
         return StreamOutput(open(1, "wb", closefd=False), "standard output")
     path = Path(name)
@@ -162,7 +162,7 @@ def open_output(name: str, overwrite: bool, input_name: str) -> StreamOutput:
             raise ConfigError(f"{name}: is a folder", "give the name of a file")
         return StreamOutput(path.open("wb"), name)
     if input_name != "-" and path.exists() and path.samefile(input_name):
-        raise ConfigError(f"{name} is the input, too", "give another file to -o")
+        raise ConfigError(f"{name} is also the input", "give another file to -o")
     return FileOutput(path, overwrite)
 
 
@@ -173,6 +173,6 @@ def _locked(file: BinaryIO, path: Path) -> BinaryIO:
         file.close()
         if error.errno in (errno.EACCES, errno.EAGAIN):
             problem = f"{quoted(str(path))} is being written by another quire batch"
-            raise ConfigError(problem, "wait for its end, or give another file") from None
+            raise ConfigError(problem, "wait for it to finish, or give another file") from None
         raise
     return file

@@ -1,4 +1,4 @@
-"""The run of a batch: requests in flight, tries after a restart of the engine, and the progress shown."""
+"""The run of a batch: bounded concurrency, retries after an engine restart, and progress display."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from quire.progress import REFRESH_S, in_terminal, progress_bar
 if TYPE_CHECKING:
     from quire.server.local import LocalServer, Reply
 
-MAX_TRIES = 8  # of a request that finds the engine restarting
-NOTE_S = 30.0  # between two notes about the progress, where no bar can move
-LONG_S = 100  # from here on, durations are in minutes
+MAX_TRIES = 8  # per request, while the engine restarts
+NOTE_S = 30.0  # between two progress notes, if standard error is not a terminal
+LONG_S = 100  # longer durations are given in minutes
 
 
 class _Usage(msgspec.Struct):
@@ -61,7 +61,7 @@ class Tally:
 
     @property
     def num_others(self) -> int:
-        """Answers in the output to requests that the input does not have."""
+        """The number of answers in the output to requests that are not in the input."""
         return self.num_before - self.skipped
 
     @property
@@ -73,8 +73,8 @@ class Tally:
         self.first_error = self.first_error or message
 
     def earlier(self, num_errors: int) -> str:
-        """Say what earlier runs have left."""
-        errors = f", {counted(num_errors, 'error')} to be tried again" if num_errors else ""
+        """Summarize the results of earlier runs."""
+        errors = f", {counted(num_errors, 'error')} to retry" if num_errors else ""
         return f"{counted(self.num_before, 'request')} answered already{errors}"
 
     def rates(self) -> str:
@@ -82,7 +82,7 @@ class Tally:
         return f"{lines:,.1f} requests/s · {self.tokens / self.seconds:,.0f} tokens/s"
 
     def progress(self) -> str:
-        """Say how far it is, for a log."""
+        """Summarize the progress in one line, for a log."""
         whole = f" of {self.total:,}" if self.total is not None else ""
         words = [f"{self.seen:,}{whole} requests", counted(self.failed, "error"), self.rates()]
         done = self.answered + self.failed
@@ -92,7 +92,7 @@ class Tally:
         return " · ".join(words)
 
     def summary(self) -> str:
-        """Say what this run has done."""
+        """Summarize this run."""
         words = [f"{counted(self.answered, 'request')} answered", counted(self.failed, "error")]
         if self.skipped:
             words.append(f"{self.skipped:,} skipped (answered before)")
@@ -110,7 +110,10 @@ def _duration(seconds: float) -> str:
 async def answer_all(
     server: LocalServer, file: BinaryIO, output: StreamOutput, tally: Tally, max_in_flight: int
 ) -> None:
-    """Answer all requests of a file that the output does not answer. Raises what ends the whole batch."""
+    """Answer all requests of a file that the output does not answer yet.
+
+    Raises EngineDead if the engine cannot be restarted, and OSError.
+    """
     places = asyncio.Semaphore(max_in_flight)
     tally.begin_s = time.monotonic()
 
@@ -144,7 +147,7 @@ async def answer_all(
 
 
 async def _reply(server: LocalServer, request: BatchRequest) -> Reply:
-    """Send a request; again, while the engine is started anew."""
+    """Send a request, and retry it while the engine restarts."""
     for _ in range(MAX_TRIES):
         reply = await server.post(request.url, request.body)
         if reply.status == 200:
@@ -157,7 +160,7 @@ async def _reply(server: LocalServer, request: BatchRequest) -> Reply:
 
 
 def _output_line(request: BatchRequest, reply: Reply, tally: Tally) -> OutputLine:
-    """The line for a reply, counted."""
+    """Count a reply and return its line."""
     error = None
     if reply.status == 200:
         usage = _ANSWER.decode(reply.body).usage
@@ -166,13 +169,13 @@ def _output_line(request: BatchRequest, reply: Reply, tally: Tally) -> OutputLin
     else:
         error = {**_FAILURE.decode(reply.body).error, "line": request.line}
         tally.fail(f"line {request.line}: {error['message']}")
-    body = msgspec.Raw(reply.body.replace(b"\n", b" "))  # none lies within a string
+    body = msgspec.Raw(reply.body.replace(b"\n", b" "))  # JSON strings contain no raw newlines
     response = OutputResponse(reply.status, reply.headers.get("x-request-id", ""), body)
     return OutputLine(_new_id(), request.custom_id, response, error)
 
 
 def _refused_line(refused: LineError, tally: Tally) -> OutputLine:
-    """The line for one that is no request, counted."""
+    """Count an invalid line and return the line that reports it."""
     tally.fail(refused.message)
     error = {"code": refused.code, "message": refused.message, "param": refused.param, "line": refused.line}
     return OutputLine(_new_id(), refused.custom_id, None, error)
@@ -184,7 +187,7 @@ def _new_id() -> str:
 
 @contextmanager
 def _shown(tally: Tally) -> Iterator[Callable[[], None]]:
-    """Show the progress on standard error: a bar in a terminal, else a note now and then."""
+    """Show progress on standard error: a bar in a terminal, else a note every NOTE_S."""
     if not in_terminal():
         last_s = time.monotonic()
 

@@ -15,7 +15,7 @@ from quire.errors import ConfigError, QuireError, did_you_mean, quoted
 from quire.regular_file import read_limited
 
 MAX_BYTES = 1 << 18
-MAX_DEPTH = 2  # of the mapping and a list in it: flags have nothing deeper
+MAX_DEPTH = 2  # a mapping, and lists in it
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list"}
 
 Check = Callable[[str, Any], None]  # raises a QuireError for a value out of range
@@ -23,7 +23,7 @@ Check = Callable[[str, Any], None]  # raises a QuireError for a value out of ran
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One key of a file, with its place."""
+    """A key and its value, with their location."""
 
     where: str  # "serve.yaml, line 3"
     key: str
@@ -88,12 +88,12 @@ def _scalar(setting: Setting, name: str, kind: OptionType, value: Any) -> Any:
 
 
 def _kind(value: Any) -> str:
-    """Name the type of a value, and not the value: it may be a secret that was put into the wrong place."""
+    """Name the type of a value. The value is not shown: it may be a misplaced secret."""
     return _WORDS.get(type(value), "something else")
 
 
 def _settings(path: str) -> Iterator[Setting]:
-    """Yield the keys of a file in order. Raises ConfigError for what is not a plain mapping."""
+    """Yield the settings of a file in order. Raises ConfigError unless it is a plain mapping."""
     name, data = path[:200], read_limited(Path(path).expanduser(), MAX_BYTES)
     try:
         text = data.decode()
@@ -120,7 +120,7 @@ def _settings(path: str) -> Iterator[Setting]:
 
 
 def _check_plain(name: str, text: str) -> None:
-    """Refuse what flags have no use for and what could grow without bound: anchors, depth, more documents."""
+    """Raise ConfigError for anchors, aliases and deep nesting, which could expand without bound."""
     depth = 0
     for event in yaml.parse(text, yaml.SafeLoader):
         where = f"{name}, line {event.start_mark.line + 1}"

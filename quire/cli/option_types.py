@@ -1,4 +1,4 @@
-"""Types of options: how the text of a flag, or a value in a configuration file, becomes a value."""
+"""Types of options, shared by command-line flags and configuration files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
 class OptionType:
     """The type of an option. argparse calls it with the text of a flag.
 
-    `expected` says in words what it takes, `in_file` the types that a configuration file may give it as.
+    `expected` describes its values; `in_file` are the types it may have in a configuration file.
     """
 
     expected: str
@@ -30,7 +30,7 @@ class OptionType:
 
 
 class Repeated(argparse.Action):
-    """A flag that may be given several times. The first one replaces what a configuration file gives."""
+    """A flag that may be repeated. Its first use replaces the values from a configuration file."""
 
     def __call__(
         self,
@@ -44,7 +44,7 @@ class Repeated(argparse.Action):
 
 
 def choice_of(choices: tuple[Any, ...]) -> OptionType:
-    """Return the type that takes one of these. argparse's own check would not suggest the nearest."""
+    """Return a type that accepts these values, and suggests the nearest one for others."""
     by_name = {str(choice): choice for choice in choices}
 
     def choose(text: str) -> Any:

@@ -1,4 +1,4 @@
-"""The server's application without a socket: requests are answered in this process, by the same endpoints."""
+"""In-process access to the server's endpoints, without a socket."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Reply:
 
 
 class LocalServer:
-    """Call the endpoints of one model. Bodies and replies are those of the HTTP server, byte for byte."""
+    """Calls the endpoints of one model in process. Bodies and responses are those of the HTTP server."""
 
     def __init__(self, app: ASGIApp, host: str, status: EngineStatus) -> None:
         self._app = app
@@ -31,7 +31,7 @@ class LocalServer:
 
     @property
     def chosen(self) -> Mapping[str, str]:
-        """What was chosen for the model on this machine, by name."""
+        """The settings chosen for the model on this machine, by name."""
         return self._status.facts.chosen
 
     def check_alive(self) -> None:
@@ -62,7 +62,7 @@ class LocalServer:
 
         async def receive() -> Message:
             if not incoming:
-                await asyncio.Event().wait()  # this client never leaves before the response
+                await asyncio.Event().wait()  # the client never disconnects early
             return incoming.pop()
 
         async def send(message: Message) -> None:

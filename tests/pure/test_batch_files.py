@@ -43,12 +43,12 @@ def test_a_body_is_kept_byte_for_byte() -> None:
         (b"\n", "empty_line", None, "line 4: empty"),
         (b"nope\n", "invalid_json_line", None, "not JSON"),
         (b"[1]\n", "invalid_json_line", None, "not a JSON object"),
-        (b'{"custom_id": "\xff"}\n', "invalid_field", "custom_id", "must be a string"),
+        (b'{"custom_id": "\xff"}\n', "invalid_field", "custom_id", "must be a non-empty string"),
         (b"[" * 100_000, "invalid_json_line", None, "not"),
         (b'{"method": "POST"}', "missing_field", "custom_id", "custom_id is missing"),
-        (line(custom_id=7), "invalid_field", "custom_id", "custom_id must be a string"),
-        (line(custom_id=""), "invalid_field", "custom_id", "not empty"),
-        (line(method="GET"), "invalid_method", "method", "method 'GET' is not possible; use POST"),
+        (line(custom_id=7), "invalid_field", "custom_id", "custom_id must be a non-empty string"),
+        (line(custom_id=""), "invalid_field", "custom_id", "non-empty"),
+        (line(method="GET"), "invalid_method", "method", "method 'GET' is not supported; use POST"),
         (line(url="/v1/embeddings"), "invalid_url", "url", "'/v1/embeddings' is not one of /v1/chat/comp"),
         (line(url="/v1/chat/completion"), "invalid_url", "url", "did you mean '/v1/chat/completions'?"),
         (line().replace(b', "body": {}', b""), "missing_field", "body", "body is missing"),
@@ -199,7 +199,7 @@ def test_the_input_is_never_the_output(tmp_path: Path) -> None:
     path.write_bytes(line())
     (tmp_path / "link").symlink_to(path)
     for name in (path, tmp_path / "link"):
-        with pytest.raises(ConfigError, match="is the input, too"):
+        with pytest.raises(ConfigError, match="is also the input"):
             open_output(str(name), True, str(path))
     with pytest.raises(ConfigError, match="is a folder"):
         open_output(str(tmp_path), False, str(path))

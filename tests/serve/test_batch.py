@@ -112,12 +112,12 @@ def test_bad_lines_fail_alone_and_errors_are_tried_again(
     first = next(line for line in lines if line["custom_id"] == "0")
     write(source, (COMPLETIONS, good), (COMPLETIONS, good))
     assert call(*flags) == 0
-    assert "1 request answered already, 3 errors to be tried again" in capsys.readouterr().err
+    assert "1 request answered already, 3 errors to retry" in capsys.readouterr().err
     assert set(by_id(output)) == {"0", "1"}
     assert by_id(output)["0"] == first
     write(source, (COMPLETIONS, good))
     assert call(*flags) == 0  # all is there
-    assert "also has 1 answer to requests that INPUT does not have" in capsys.readouterr().err
+    assert "also has 1 answer to requests that are not in INPUT" in capsys.readouterr().err
     assert call(*flags, "--overwrite") == 0
     assert by_id(output)["0"]["id"] != first["id"]
     assert len(by_id(output)) == 1
@@ -160,7 +160,7 @@ def test_what_was_ended_goes_on(tmp_path: Path, number: int) -> None:
     status, said = batch.end(number)
     if number != signal.SIGKILL:
         assert status == 128 + number
-        assert "hint: the same command goes on" in said
+        assert "hint: run the same command again to resume" in said
         assert output.read_bytes().endswith(b"\n")
     before = output.read_bytes().splitlines(keepends=True)
     assert 3 <= len(before) < 60
@@ -201,7 +201,7 @@ def test_a_bar_in_a_terminal(tmp_path: Path) -> None:
     assert " 0 errors · " in terminal.read_until(" tokens/s")
     terminal.type("\x03")
     assert terminal.process.wait(60) == 130
-    assert "hint: the same command goes on" in terminal.rest()
+    assert "hint: run the same command again to resume" in terminal.rest()
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_a_bar_in_a_terminal(tmp_path: Path) -> None:
         (["in.jsonl", "other", "-o", "out"], 2, "unexpected 'other'"),
         (["-i", "in.jsonl", "in.jsonl", "-o", "out"], 2, "unexpected 'in.jsonl'"),
         (["no-such-file", "-o", "out"], 1, "no-such-file: cannot be read: No such file"),
-        (["in.jsonl", "-o", "in.jsonl"], 1, "in.jsonl is the input, too"),
+        (["in.jsonl", "-o", "in.jsonl"], 1, "in.jsonl is also the input"),
         (["in.jsonl", "-o", "out", "--model", "demos"], 1, "did you mean 'demo'?"),
         (["-i", "empty", "-o", "out"], 1, "empty holds no requests"),
     ],
