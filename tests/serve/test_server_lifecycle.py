@@ -250,7 +250,7 @@ def test_a_port_that_is_taken() -> None:
     ("flags", "words"),
     [
         (("no-such-model",), "no such folder"),
-        (("demo", "demo"), "one model"),
+        (("demo", "demo"), "one MODEL"),
         (("--host", "no.such.host.invalid"), "no.such.host.invalid"),
         (("--port", "70000"), "70,000 is out of range"),
         (("--api-key-file", "/nothing"), "--api-key-file"),
