@@ -1,4 +1,4 @@
-// The ops of quire.program.ops on buffers. Values are given by the number of their buffer.
+// The ops of quire.program.ops on buffers. Values are identified by buffer numbers.
 #pragma once
 
 #include <functional>
@@ -13,7 +13,7 @@ namespace quire {
 
 using Vector = std::vector<float>;
 
-// out[t] = table[ids[t]], the ids being those of tokens or of positions.
+// out[t] = table[ids[t]], where ids are token ids or positions.
 class Embed : public Op {
  public:
   Embed(int64_t out, std::shared_ptr<const Matrix> table, bool by_position)
@@ -39,11 +39,11 @@ class SampledRows : public Op {
   int64_t out_, x_, width_;
 };
 
-// What is done to each row of a value by itself: out = function(x, y).
+// Applies a function to each row independently: out = function(x, y).
 class RowWise : public Op {
  public:
   using Function = std::function<void(const Step&, const float* x, const float* y, float* out, int64_t rows)>;
-  // Widths are of one row of x, y and out; y may be absent (-1).
+  // Widths are of one row; y may be absent (-1).
   RowWise(Count count, int64_t out, int64_t out_width, int64_t x, int64_t x_width, int64_t y,
           Function function)
       : count_(count),
@@ -63,7 +63,7 @@ class RowWise : public Op {
   Function function_;
 };
 
-// The cosines and sines of a step, made once for all layers that rotate alike.
+// The cosines and sines of a step, computed once for all layers with the same rotation.
 class RopeTable : public Op {
  public:
   // `scale` is a factor of cosine and sine.
