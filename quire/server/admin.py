@@ -160,16 +160,16 @@ def reply(content: msgspec.Struct, status: int = 200, headers: dict[str, str] | 
     return Response(_ENCODER.encode(content), status, headers, "application/json")
 
 
-def serving_of(request: Request) -> ServiceState:
+def service_of(request: Request) -> ServiceState:
     """Return the state that all endpoints share."""
-    serving: ServiceState = request.app.state.service
-    return serving
+    service: ServiceState = request.app.state.service
+    return service
 
 
-def _card(serving: ServiceState, name: str) -> ModelCard:
-    created, room = serving.created_s, serving.frontend.max_model_len
+def _card(service: ServiceState, name: str) -> ModelCard:
+    created, room = service.created_s, service.frontend.max_model_len
     created_at = datetime.fromtimestamp(created, UTC).isoformat()
-    return ModelCard(name, created, room, serving.names[0], name, created_at, room)
+    return ModelCard(name, created, room, service.names[0], name, created_at, room)
 
 
 @describes("Confirm that a server is there, for clients that probe it first")
@@ -179,22 +179,22 @@ async def root(request: Request) -> Response:
 
 @describes("List the served model names", reply=ModelList)
 async def models(request: Request) -> Response:
-    serving = serving_of(request)
-    return reply(ModelList([_card(serving, name) for name in serving.names]))
+    service = service_of(request)
+    return reply(ModelList([_card(service, name) for name in service.names]))
 
 
 @describes("Describe one model", reply=ModelCard)
 async def model(request: Request) -> Response:
-    serving = serving_of(request)
-    return reply(_card(serving, serving.check_model(request.path_params["model"])))
+    service = service_of(request)
+    return reply(_card(service, service.check_model(request.path_params["model"])))
 
 
 @describes("Tokenize a text or a conversation", TokenizeRequest, TokenizeReply)
 async def tokenize(request: Request) -> Response:
-    serving = serving_of(request)
+    service = service_of(request)
     asked, *_ = await read(request, TokenizeRequest)
-    serving.check_model(asked.model)
-    return reply(await serving.in_thread(_tokenize, serving.frontend, asked))
+    service.check_model(asked.model)
+    return reply(await service.in_thread(_tokenize, service.frontend, asked))
 
 
 def _tokenize(frontend: Frontend, asked: TokenizeRequest) -> TokenizeReply:
@@ -225,10 +225,10 @@ def _piece(token: bytes) -> str | list[int]:
 
 @describes("Decode token ids", DetokenizeRequest, DetokenizeReply)
 async def detokenize(request: Request) -> Response:
-    serving = serving_of(request)
+    service = service_of(request)
     asked, *_ = await read(request, DetokenizeRequest)
-    serving.check_model(asked.model)
-    return reply(await serving.in_thread(_detokenize, serving.frontend, asked.tokens))
+    service.check_model(asked.model)
+    return reply(await service.in_thread(_detokenize, service.frontend, asked.tokens))
 
 
 def _detokenize(frontend: Frontend, ids: list[int]) -> DetokenizeReply:
@@ -242,7 +242,7 @@ def _detokenize(frontend: Frontend, ids: list[int]) -> DetokenizeReply:
 @describes("Describe the tokenizer, for clients that build prompts themselves", reply=TokenizerInfo)
 async def tokenizer_info(request: Request) -> Response:
     """Describe the tokenizer in the names of a Hugging Face tokenizer's configuration."""
-    frontend = serving_of(request).frontend
+    frontend = service_of(request).frontend
     tokens = frontend.need_tokenizer().special_tokens
     named = {f"{name}_token": tokens.get(f"{name}_token") for name in ("bos", "eos", "pad", "unk")}
     if named["eos_token"] is None and frontend.eos_token_ids:
@@ -265,7 +265,7 @@ async def live(request: Request) -> Response:
 
 @describes("Report readiness: 503 if requests cannot be served now", reply=Health)
 async def ready(request: Request) -> Response:
-    problem = serving_of(request).problem()
+    problem = service_of(request).problem()
     if problem is None:
         return reply(Health("ok"))
     return reply(Health("unavailable", problem), 503, {"Retry-After": "1"})
@@ -279,15 +279,15 @@ async def version(request: Request) -> Response:
 @describes("Report running and waiting requests, and free KV cache blocks", reply=ServerLoad)
 async def load(request: Request) -> Response:
     """Report the requests by state, and the blocks of the KV cache."""
-    serving = serving_of(request)
-    status = serving.engine.status
+    service = service_of(request)
+    status = service.engine.status
     return reply(
         ServerLoad(
-            len(serving.requests),
+            len(service.requests),
             status.num_running,
             status.num_waiting,
-            serving.num_queued_requests,
-            serving.num_queued_tokens,
+            service.num_queued_requests,
+            service.num_queued_tokens,
             status.num_blocks,
             status.num_free_blocks,
         )
@@ -297,34 +297,34 @@ async def load(request: Request) -> Response:
 @describes("Report the settings chosen for this model on this machine", reply=ServerInfo)
 async def server_info(request: Request) -> Response:
     """Report settings, without secrets or paths."""
-    serving = serving_of(request)
-    config, engine = serving.config, serving.engine_config
+    service = service_of(request)
+    config, engine = service.config, service.engine_config
     limits = {
         "max_queued_requests": config.max_queued_requests,
         "max_queued_tokens": config.max_queued_tokens,
         "max_body_bytes": body.MAX_BODY_BYTES,
-        "max_model_len": serving.frontend.max_model_len,
+        "max_model_len": service.frontend.max_model_len,
     }
     options = {name: getattr(engine, name) for name in SHOWN}
-    output_format = serving.output_format
+    output_format = service.output_format
     chosen = {
-        **serving.engine.status.facts.chosen,
-        "model": serving.names[0],  # the one in `chosen` may be a path
+        **service.engine.status.facts.chosen,
+        "model": service.names[0],  # the one in `chosen` may be a path
         "tool_calls": output_format.tools.name if output_format.tools else "none",
         "reasoning": output_format.reasoning.name if output_format.reasoning else "none",
     }
-    return reply(ServerInfo(__version__, serving.fingerprint, list(serving.names), chosen, options, limits))
+    return reply(ServerInfo(__version__, service.fingerprint, list(service.names), chosen, options, limits))
 
 
 @describes("Prometheus metrics, under vLLM's names")
 async def metrics(request: Request) -> Response:
-    text = await asyncio.to_thread(serving_of(request).metrics.render)
+    text = await asyncio.to_thread(service_of(request).metrics.render)
     return Response(text, media_type=CONTENT_TYPE)
 
 
 @describes("This document")
 async def openapi(request: Request) -> Response:
-    content = document(request.app.routes, keys=serving_of(request).keyed)
+    content = document(request.app.routes, keys=service_of(request).keyed)
     return Response(_ENCODER.encode(content), media_type="application/json")
 
 

@@ -23,8 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class EndpointDoc(NamedTuple):
     """Summary of an endpoint, and the types of its request, its response and its stream's events.
 
-    `reply` and `body` are None where there is none or it is not JSON. `streams` is a Struct or a union of
-    Structs, or True for a stream whose events are not described.
+    Each is None where there is none or it is not JSON. `streams` is a Struct or a union of Structs.
     """
 
     summary: str
@@ -38,9 +37,9 @@ class EndpointDoc(NamedTuple):
 
     def events(self) -> tuple[Any, ...]:
         """Return the types of a stream's events, one by one: msgspec knows no union of untagged Structs."""
-        if self.streams in (None, True):
-            return ()
-        return get_args(self.streams) if isinstance(self.streams, UnionType) else (self.streams,)
+        if isinstance(self.streams, UnionType):
+            return get_args(self.streams)
+        return () if self.streams is None else (self.streams,)
 
 
 def describes(summary: str, body: Any = None, reply: Any = None, streams: Any = None) -> Callable[[F], F]:
@@ -90,10 +89,10 @@ def _operation(path: str, doc: EndpointDoc, schema_of: dict[str, Any]) -> dict[s
     good: dict[str, Any] = {"description": "Success"}
     if doc.reply is not None:
         good["content"] = content(doc.reply)
-    if doc.streams is not None:
+    if events := doc.events():
         media_type = "application/x-ndjson" if interface == "ollama" else "text/event-stream"
-        events = [schema_of[str(type_)] for type_ in (*doc.events(), ERROR_BODIES[interface])]
-        good["content"][media_type] = {"schema": {"anyOf": events}} if doc.events() else {}
+        schemas = [schema_of[str(type_)] for type_ in (*events, ERROR_BODIES[interface])]
+        good["content"][media_type] = {"schema": {"anyOf": schemas}}
     error = {"description": "Error", "content": content(ERROR_BODIES[interface])}
     operation: dict[str, Any] = {"summary": doc.summary, "responses": {"200": good, "default": error}}
     if doc.body is not None:

@@ -21,7 +21,7 @@ from server import Server
 from quire.errors import EngineDead, QuireError, RequestError
 from quire.server.chat_task import ChatRun, ChatTask, Finish
 from quire.server.logprob_json import LogprobCursor
-from quire.server.ollama.answers import Lines, OllamaAnswer, _chat_reply
+from quire.server.ollama.answers import JsonLines, OllamaAnswer, _chat_reply
 from quire.server.ollama.protocol import (
     IGNORED,
     REFUSED,
@@ -249,7 +249,7 @@ def streamed(*batches: Any, error: Exception | None = None) -> list[Object]:
     async def receive() -> Object:
         raise AssertionError
 
-    asyncio.run(Lines(answer.lines())({"type": "http", "path": CHAT}, receive, send))
+    asyncio.run(JsonLines(answer.lines())({"type": "http", "path": CHAT}, receive, send))
     return [json.loads(line) for line in b"".join(parts).splitlines()]
 
 
@@ -305,7 +305,7 @@ def test_a_client_that_goes(server: Server, client: httpx.Client) -> None:
 # What is asked
 
 
-def _serving(reasoning: object = None) -> ServiceState:
+def _service(reasoning: object = None) -> ServiceState:
     frontend = SimpleNamespace(max_model_len=1024)
     return cast(
         ServiceState,
@@ -327,7 +327,7 @@ def _serving(reasoning: object = None) -> ServiceState:
 )
 def test_thinking(think: Any, variables: Object, shown: bool) -> None:
     task = chat_task(
-        OllamaChatRequest(messages=[OllamaInputMessage(role="User", content="Hi")], think=think), _serving(1)
+        OllamaChatRequest(messages=[OllamaInputMessage(role="User", content="Hi")], think=think), _service(1)
     )
     assert task.chat is not None
     assert task.chat.chat_template_kwargs == variables
@@ -341,7 +341,7 @@ def test_a_model_that_does_not_think(client: httpx.Client) -> None:
     assert refused(client, think="wild").startswith("think")
     assert ask(client, think=False, options={"num_predict": 1})["done"]
     with pytest.raises(RequestError, match="known"):
-        _thinking(OllamaRequest(think="hard"), _serving(1))
+        _thinking(OllamaRequest(think="hard"), _service(1))
 
 
 def test_turns_as_templates_read_them() -> None:
@@ -354,7 +354,7 @@ def test_turns_as_templates_read_them() -> None:
         },
         {"role": "tool", "content": "rain", "tool_name": "f", "tool_call_id": "call_a"},
     ]
-    (task, _) = chat_task(msgspec.convert({"messages": turns}, OllamaChatRequest), _serving())
+    (task, _) = chat_task(msgspec.convert({"messages": turns}, OllamaChatRequest), _service())
     function = {"name": "f", "arguments": {"a": 1}}
     assert isinstance(task, ChatTask)
     assert list(task.messages) == [
@@ -368,7 +368,7 @@ def test_turns_as_templates_read_them() -> None:
         {"role": "tool", "content": "rain", "name": "f", "tool_call_id": "call_a"},
     ]
     assert task.add_generation_prompt
-    assert chat_task(OllamaChatRequest(), _serving()) == OllamaTask(None)
+    assert chat_task(OllamaChatRequest(), _service()) == OllamaTask(None)
 
 
 def test_calls_without_ids_are_given_some() -> None:
@@ -387,7 +387,7 @@ def test_calls_without_ids_are_given_some() -> None:
         {"role": "assistant", "tool_calls": [call("f")]},
         *(result(), result()),
     ]
-    (task, _) = chat_task(msgspec.convert({"messages": turns}, OllamaChatRequest), _serving())
+    (task, _) = chat_task(msgspec.convert({"messages": turns}, OllamaChatRequest), _service())
     assert task is not None
     calls = [one["id"] for message in task.messages for one in message.get("tool_calls", ())]
     assert calls == ["call00001", "call00002", "own", "call00004"]

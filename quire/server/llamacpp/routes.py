@@ -90,8 +90,8 @@ async def props(request: Request) -> Response:
     """Report properties, without paths."""
     if request.method == "POST":
         raise HTTPRefusal(501, "the properties of this server cannot be changed", "start it with other flags")
-    serving: ServiceState = request.app.state.service
-    frontend, name, output_format = serving.frontend, serving.names[0], serving.output_format
+    service: ServiceState = request.app.state.service
+    frontend, name, output_format = service.frontend, service.names[0], service.output_format
     params = SamplingParams.from_dict({}, {"max_tokens": None, **frontend.default_params})
     tokens = frontend.tokenizer.special_tokens if frontend.tokenizer else {}
     eos = tokens.get("eos_token", "")
@@ -101,7 +101,7 @@ async def props(request: Request) -> Response:
     return admin.reply(
         Props(
             Defaults(settings_of(params, frontend.max_model_len), frontend.max_model_len),
-            serving.engine_config.max_num_seqs,
+            service.engine_config.max_num_seqs,
             model_alias=name,
             model_path=name,
             chat_template=frontend.chat_template.templates.get("default", ""),
@@ -117,12 +117,12 @@ async def props(request: Request) -> Response:
 @describes("Report states and lengths of the slots, no text", reply=list[SlotInfo])
 async def slots(request: Request) -> Response:
     """Report the slots; with ?fail_on_no_slot=1, return 503 if none is idle."""
-    serving: ServiceState = request.app.state.service
-    n_ctx, total = serving.frontend.max_model_len, serving.engine_config.max_num_seqs
-    prompts = [prompt for handle in serving.requests for prompt in handle.prompts if not prompt.is_queued]
+    service: ServiceState = request.app.state.service
+    n_ctx, total = service.frontend.max_model_len, service.engine_config.max_num_seqs
+    prompts = [prompt for handle in service.requests for prompt in handle.prompts if not prompt.is_queued]
     prompts.sort(key=lambda prompt: int(prompt.request.request_id))
     found = [slot for prompt in prompts for slot in _running(prompt, n_ctx)][:total]
-    num_begun, num_busy = len(found), min(max(serving.engine.status.num_running, len(found)), total)
+    num_begun, num_busy = len(found), min(max(service.engine.status.num_running, len(found)), total)
     for number in range(num_begun, total):  # those computing their prompts, then the idle ones
         nothing = NextToken(False, -1, 0)
         found.append(SlotInfo(id=0, n_ctx=n_ctx, is_processing=number < num_busy, next_token=nothing))
@@ -156,10 +156,10 @@ def _running(prompt: PromptRun, n_ctx: int) -> list[SlotInfo]:
 @describes("Render a conversation with the model's template", TemplateRequest, RenderedPrompt)
 async def apply_template(request: Request) -> Response:
     """Render a conversation as a prompt that /completion takes verbatim."""
-    serving: ServiceState = request.app.state.service
+    service: ServiceState = request.app.state.service
     asked, *_ = await read(request, TemplateRequest)
-    serving.check_model(asked.model)
-    return admin.reply(RenderedPrompt(await serving.in_thread(_rendered, serving.frontend, asked)))
+    service.check_model(asked.model)
+    return admin.reply(RenderedPrompt(await service.in_thread(_rendered, service.frontend, asked)))
 
 
 def _rendered(frontend: Frontend, asked: TemplateRequest) -> str:

@@ -1,4 +1,4 @@
-"""/api/chat and /api/generate, as Ollama's clients speak them."""
+"""Ollama's /api/chat and /api/generate."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw
@@ -43,71 +43,65 @@ from quire.text.answer import AnswerParser, CallArguments, CallStart, Content, R
 LATEST = ":latest"
 
 
-class Lines(EventStream):
-    """A stream of JSON objects, one a line. Nothing breaks silences: to clients every line is an object."""
+class JsonLines(EventStream):
+    """A stream of one JSON object per line. Without keep-alives: clients expect objects."""
 
     media_type = "application/x-ndjson"
 
     def __init__(self, lines: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(lines, _failed, end=b"", keep_alive=b"")
+        super().__init__(lines, _error_line, end=b"", keep_alive=b"")
 
 
-def _failed(error: Exception) -> bytes:
+def _error_line(error: Exception) -> bytes:
     return encode(OllamaErrorBody.of(error)) + b"\n"
 
 
 @describes(
-    "An answer to a conversation, for clients of Ollama", OllamaChatRequest, OllamaChatReply, OllamaChatReply
+    "Continue a conversation, in Ollama's form", OllamaChatRequest, OllamaChatReply, streams=OllamaChatReply
 )
 async def chat(request: Request) -> Response:
-    """The stream of an answer or, if that is not wanted, the answer."""
-    serving: ServiceState = request.app.state.service
-    convert = partial(protocol.chat_task, serving=serving)
-    asked, unknown, task = await read(request, OllamaChatRequest, convert)
-    return await _answer(request, asked, unknown, task, _chat_reply)
+    """Stream the answer to a conversation, or return it."""
+    return await _answer(request, OllamaChatRequest, protocol.chat_task, _chat_reply)
 
 
 @describes(
-    "An answer to a prompt, for clients of Ollama",
+    "Answer a prompt, in Ollama's form",
     OllamaGenerateRequest,
     OllamaGenerateReply,
-    OllamaGenerateReply,
+    streams=OllamaGenerateReply,
 )
 async def generate(request: Request) -> Response:
-    """Likewise."""
-    serving: ServiceState = request.app.state.service
-    convert = partial(protocol.generate_task, serving=serving)
-    asked, unknown, task = await read(request, OllamaGenerateRequest, convert)
-    return await _answer(request, asked, unknown, task, _generate_reply)
+    """Stream the answer to a prompt, or return it."""
+    return await _answer(request, OllamaGenerateRequest, protocol.generate_task, _generate_reply)
 
 
-def served(serving: ServiceState, name: str | None) -> str:
-    """The name that an answer bears; clients add the tag ":latest" to one without. Raises NotFound."""
+def served_name(service: ServiceState, name: str | None) -> str:
+    """Return the name for the response, with ":latest" if the client added that. Raises NotFound."""
     try:
-        return serving.check_model(name)
+        return service.check_model(name)
     except NotFound:
         if name is None or not name.endswith(LATEST):
             raise
-        return serving.check_model(name.removesuffix(LATEST)) + LATEST
+        return service.check_model(name.removesuffix(LATEST)) + LATEST
 
 
 async def _answer(
-    request: Request, asked: OllamaRequest, unknown: list[str], task: OllamaTask, reply: Writer
+    request: Request, type_: type[R], task_of: Callable[[R, ServiceState], OllamaTask], make_reply: MakeReply
 ) -> Response:
-    serving: ServiceState = request.app.state.service
-    model = served(serving, asked.model)
-    if task.chat is None:  # what clients ask to have the model loaded
-        line = reply(Said(), model=model, done=True, done_reason="load")
+    service: ServiceState = request.app.state.service
+    asked, unknown, task = await read(request, type_, lambda asked: task_of(asked, service))
+    make_reply = partial(make_reply, model=served_name(service, asked.model))
+    if task.chat is None:  # clients send this to have the model loaded
+        line = make_reply(NewOutput(), done=True, done_reason="load")
         return Response(encode(line), media_type="application/json")
     with renaming_fields(protocol.NAMES):
         run = await _start(handle_of(request), task.chat, task.raw)
-    told = LogprobCursor(run.output.outputs[0], _shape(run, asked))
-    answer = OllamaAnswer(
-        run, told, partial(reply, model=model), response_warnings(request, unknown, task.chat.warnings)
-    )
+    shape = ChatLogprobs(run.tokenizer, asked.top_logprobs or 0, as_ids=False) if asked.logprobs else None
+    cursor = LogprobCursor(run.output.outputs[0], shape)
+    answer = OllamaAnswer(run, cursor, make_reply, response_warnings(request, unknown, task.chat.warnings))
     if asked.stream is False:
         return Response(await answer.whole(), media_type="application/json")
-    return Lines(answer.lines())
+    return JsonLines(answer.lines())
 
 
 async def _start(handle: ServerRequest, task: ChatTask, raw: str | None) -> ChatRun:
@@ -121,17 +115,13 @@ async def _start(handle: ServerRequest, task: ChatTask, raw: str | None) -> Chat
 
 
 def _raw_prompt(frontend: Frontend, text: str, params: SamplingParams) -> Encoded:
-    """A raw prompt is put together by its caller, control tokens and all."""
+    """Encode a raw prompt, which the caller writes in full, including control tokens."""
     return fitted(frontend.encode({"prompt": text, "trusted": True}), None, params, frontend)
 
 
-def _shape(run: ChatRun, asked: OllamaRequest) -> ChatLogprobs | None:
-    return ChatLogprobs(run.tokenizer, asked.top_logprobs or 0, as_ids=False) if asked.logprobs else None
-
-
 @dataclass(slots=True)
-class Said:
-    """Text, reasoning and calls of the model since the last line."""
+class NewOutput:
+    """Text, reasoning and tool calls since the previous line."""
 
     content: str = ""
     thinking: str = ""
@@ -139,76 +129,77 @@ class Said:
     positions: list[Position] = field(default_factory=list)
 
 
-Writer = Callable[..., OllamaReply]  # what was said, and fields of the reply
+MakeReply = Callable[..., OllamaReply]  # of a NewOutput, and more fields of the reply
+R = TypeVar("R", bound=OllamaRequest)
 
 
-def _chat_reply(said: Said, **fields: Any) -> OllamaReply:
+def _chat_reply(new: NewOutput, **fields: Any) -> OllamaReply:
     message = OllamaMessage(
-        content=said.content, thinking=said.thinking or UNSET, tool_calls=said.calls or UNSET
+        content=new.content, thinking=new.thinking or UNSET, tool_calls=new.calls or UNSET
     )
-    return OllamaChatReply(message=message, **_common(said), **fields)
+    return OllamaChatReply(message=message, **_common(new), **fields)
 
 
-def _generate_reply(said: Said, **fields: Any) -> OllamaReply:
-    return OllamaGenerateReply(
-        response=said.content, thinking=said.thinking or UNSET, **_common(said), **fields
-    )
+def _generate_reply(new: NewOutput, **fields: Any) -> OllamaReply:
+    return OllamaGenerateReply(response=new.content, thinking=new.thinking or UNSET, **_common(new), **fields)
 
 
-def _common(said: Said) -> dict[str, Any]:
-    entries = b",".join(entry for (entry,) in said.positions)
+def _common(new: NewOutput) -> dict[str, Any]:
+    entries = b",".join(entry for (entry,) in new.positions)
     return {"created_at": datetime.now(UTC), "logprobs": Raw(b"[%s]" % entries) if entries else UNSET}
 
 
 class OllamaAnswer:
-    """An answer that runs. A call is told when all of it is there, and not at all if it was cut."""
+    """An answer that is being generated. A tool call is sent once it is complete; one cut off is not sent."""
 
-    def __init__(self, run: ChatRun, told: LogprobCursor, reply: Writer, warnings: list[str]) -> None:
-        self._run, self._told, self._reply, self._warnings = run, told, reply, warnings
+    def __init__(
+        self, run: ChatRun, cursor: LogprobCursor, make_reply: MakeReply, warnings: list[str]
+    ) -> None:
+        self._run, self._cursor, self._make_reply, self._warnings = run, cursor, make_reply, warnings
         self._finish = Finish("stop", None)
         self._call: CallStart | None = None
         self._arguments: list[str] = []
 
     async def whole(self) -> bytes:
-        """The response, when the answer has ended."""
-        said = Said()
+        """Return the complete response."""
+        new = NewOutput()
         async for batch in self._run.batches():
-            self._take(batch, said)
-            await offloaded(num_new([self._told]), keep, [self._told])
-        said.positions = self._told.kept
-        return await offloaded(len(said.positions), self._last, said)
+            self._collect(batch, new)
+            await offloaded(num_new([self._cursor]), keep, [self._cursor])
+        new.positions = self._cursor.kept
+        return await offloaded(len(new.positions), self._final_reply, new)
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
-        """A line for what is there together; the last says how it ended."""
+        """Yield a line for all output available at a time. The last line has the reason it ended."""
         async for batch in self._run.batches():
-            said = Said()
-            self._take(batch, said)
-            if line := await offloaded(num_new([self._told]), self._line, said):
+            new = NewOutput()
+            self._collect(batch, new)
+            if line := await offloaded(num_new([self._cursor]), self._line, new):
                 yield line
-        yield self._last(Said()) + b"\n"
+        yield self._final_reply(NewOutput()) + b"\n"
 
-    def _line(self, said: Said) -> bytes:
-        said.positions = self._told.advance()[1]
-        return encode(self._reply(said)) + b"\n" if said != Said() else b""
+    def _line(self, new: NewOutput) -> bytes:
+        new.positions = self._cursor.advance()[1]
+        return encode(self._make_reply(new)) + b"\n" if new != NewOutput() else b""
 
-    def _take(self, batch: Iterable[tuple[int, ChatEvent]], said: Said) -> None:
+    def _collect(self, batch: Iterable[tuple[int, ChatEvent]], new: NewOutput) -> None:
         for _, event in batch:
             match event:
                 case Content(text):
-                    said.content += text
+                    new.content += text
                 case Reasoning(text):
-                    said.thinking += text
+                    new.thinking += text
                 case CallArguments(_, text):
                     self._arguments.append(text)
                 case CallStart():
-                    self._close(said)
+                    self._end_call(new)
                     self._call = event
                 case Finish():
-                    self._close(said)
+                    self._end_call(new)
                     self._finish = event
 
-    def _close(self, said: Said) -> None:
-        """The call that was open has all its arguments, or was cut."""
+    def _end_call(self, new: NewOutput) -> None:
+        """Add the open tool call to the output, if its arguments are complete."""
         text, call = "".join(self._arguments).encode(), self._call
         self._arguments, self._call = [], None
         if call is None:
@@ -217,12 +208,12 @@ class OllamaAnswer:
             msgspec.json.decode(text, type=dict[str, Raw])
         except (msgspec.DecodeError, RecursionError):
             return
-        said.calls.append(OllamaToolCall(call.id, OllamaFunction(call.index, call.name, Raw(text))))
+        new.calls.append(OllamaToolCall(call.id, OllamaFunction(call.index, call.name, Raw(text))))
 
-    def _last(self, said: Said) -> bytes:
+    def _final_reply(self, new: NewOutput) -> bytes:
         times, usage = self._run.timings(), self._run.usage()
-        reply = self._reply(
-            said,
+        reply = self._make_reply(
+            new,
             done=True,
             done_reason="length" if self._finish.reason == "length" else "stop",
             total_duration=_ns(times["total_ms"]),
@@ -237,7 +228,7 @@ class OllamaAnswer:
 
 
 def _ns(time_ms: float) -> int:
-    """Never 0: clients divide by it."""
+    """Return nanoseconds, at least 1, as clients divide by them."""
     return max(1, round(time_ms * 1e6))
 
 

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from quire.server.admin import Version, reply
 from quire.server.errors import HTTPRefusal
 from quire.server.ollama import answers
-from quire.server.ollama.answers import LATEST, served
+from quire.server.ollama.answers import LATEST, served_name
 from quire.server.openapi import describes
 from quire.server.request import read
 from quire.server.service import ServiceState
@@ -96,39 +96,39 @@ class Shown(Struct):
 
 @describes("List the served model names, in Ollama's form", reply=Tags)
 async def tags(request: Request) -> Response:
-    serving: ServiceState = request.app.state.service
-    names, started = _names(serving), datetime.fromtimestamp(serving.created_s, UTC)
-    size, digest, details = _size(serving), _digest(serving), _details(serving)
-    capabilities = _capabilities(serving)
+    service: ServiceState = request.app.state.service
+    names, started = _names(service), datetime.fromtimestamp(service.created_s, UTC)
+    size, digest, details = _size(service), _digest(service), _details(service)
+    capabilities = _capabilities(service)
     return reply(Tags([Tag(name, name, started, size, digest, details, capabilities) for name in names]))
 
 
 @describes("List the loaded model, in Ollama's form", reply=Processes)
 async def processes(request: Request) -> Response:
-    serving: ServiceState = request.app.state.service
-    size, digest, details = _size(serving), _digest(serving), _details(serving)
-    room = serving.frontend.max_model_len
-    names = _names(serving)
+    service: ServiceState = request.app.state.service
+    size, digest, details = _size(service), _digest(service), _details(service)
+    room = service.frontend.max_model_len
+    names = _names(service)
     return reply(Processes([Running(name, name, size, digest, details, NEVER, room) for name in names]))
 
 
 @describes("Describe a model, in Ollama's form", ShowRequest, Shown)
 async def show(request: Request) -> Response:
     """Describe a model, without paths."""
-    serving: ServiceState = request.app.state.service
+    service: ServiceState = request.app.state.service
     asked, *_ = await read(request, ShowRequest)
-    name = served(serving, asked.model or asked.name)
-    frontend = serving.frontend
+    name = served_name(service, asked.model or asked.name)
+    frontend = service.frontend
     parameters = [f"{name} {value}" for name, value in frontend.default_params.items()]
     return reply(
         Shown(
             "\n".join([f"FROM {name}", *(f"PARAMETER {line}" for line in parameters)]),
             "\n".join(parameters),
             frontend.chat_template.templates.get("default", ""),
-            _details(serving),
-            _info(serving),
-            _capabilities(serving),
-            datetime.fromtimestamp(serving.created_s, UTC),
+            _details(service),
+            _info(service),
+            _capabilities(service),
+            datetime.fromtimestamp(service.created_s, UTC),
         )
     )
 
@@ -144,54 +144,54 @@ async def refuse(request: Request) -> Response:
     raise HTTPRefusal(501, words, "the server has one model for text generation, chosen at startup")
 
 
-def _names(serving: ServiceState) -> list[str]:
+def _names(service: ServiceState) -> list[str]:
     """Return the names with a tag each, as clients add one before they look for a name."""
-    return [name if ":" in name.rpartition("/")[2] else name + LATEST for name in serving.names]
+    return [name if ":" in name.rpartition("/")[2] else name + LATEST for name in service.names]
 
 
-def _family(serving: ServiceState) -> str:
-    return serving.frontend.model.architecture.removesuffix("ForCausalLM").lower()
+def _family(service: ServiceState) -> str:
+    return service.frontend.model.architecture.removesuffix("ForCausalLM").lower()
 
 
-def _num_parameters(serving: ServiceState) -> int:
-    return sum(spec.size for spec in serving.frontend.model.program.weights().values())
+def _num_parameters(service: ServiceState) -> int:
+    return sum(spec.size for spec in service.frontend.model.program.weights().values())
 
 
-def _size(serving: ServiceState) -> int:
+def _size(service: ServiceState) -> int:
     """Estimate the bytes of the weights: quantized ones with their scales, others as 16 bits."""
-    bits = {"int8": 8.25, "int4": 4.25}.get(_weights(serving), 16)
-    return round(_num_parameters(serving) * bits / 8)
+    bits = {"int8": 8.25, "int4": 4.25}.get(_weights(service), 16)
+    return round(_num_parameters(service) * bits / 8)
 
 
-def _weights(serving: ServiceState) -> str:
-    return serving.engine.status.facts.chosen.get("weights", "")
+def _weights(service: ServiceState) -> str:
+    return service.engine.status.facts.chosen.get("weights", "")
 
 
-def _digest(serving: ServiceState) -> str:
-    return hashlib.sha256(f"{serving.names[0]} {serving.fingerprint}".encode()).hexdigest()
+def _digest(service: ServiceState) -> str:
+    return hashlib.sha256(f"{service.names[0]} {service.fingerprint}".encode()).hexdigest()
 
 
-def _details(serving: ServiceState) -> Details:
-    family, config = _family(serving), serving.frontend.model.config
-    count = _num_parameters(serving)
+def _details(service: ServiceState) -> Details:
+    family, config = _family(service), service.frontend.model.config
+    count = _num_parameters(service)
     unit, letter = next(((unit, letter) for unit, letter in _UNITS if count >= unit), (1, ""))
-    room, size = serving.frontend.max_model_len, f"{count / unit:.1f}{letter}"
-    return Details(family, [family], size, _weights(serving), room, config.hidden_size)
+    room, size = service.frontend.max_model_len, f"{count / unit:.1f}{letter}"
+    return Details(family, [family], size, _weights(service), room, config.hidden_size)
 
 
-def _capabilities(serving: ServiceState) -> list[str]:
-    can = {"tools": serving.output_format.tools, "thinking": serving.output_format.reasoning}
+def _capabilities(service: ServiceState) -> list[str]:
+    can = {"tools": service.output_format.tools, "thinking": service.output_format.reasoning}
     return ["completion", *(name for name, how in can.items() if how is not None)]
 
 
-def _info(serving: ServiceState) -> dict[str, Any]:
+def _info(service: ServiceState) -> dict[str, Any]:
     """Return metadata under the keys of a GGUF file."""
-    config, family, frontend = serving.frontend.model.config, _family(serving), serving.frontend
+    config, family, frontend = service.frontend.model.config, _family(service), service.frontend
     tokenizer = frontend.tokenizer
     return {
         "general.architecture": family,
-        "general.basename": serving.names[0],
-        "general.parameter_count": _num_parameters(serving),
+        "general.basename": service.names[0],
+        "general.parameter_count": _num_parameters(service),
         f"{family}.context_length": frontend.max_model_len,
         f"{family}.embedding_length": config.hidden_size,
         f"{family}.block_count": config.num_hidden_layers,

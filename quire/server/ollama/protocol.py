@@ -1,4 +1,4 @@
-"""Requests and responses of /api/chat and /api/generate, and how a request becomes a conversation."""
+"""Requests and responses of /api/chat and /api/generate, and their conversion to a ChatTask."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from quire.server.generation_fields import refuse
 from quire.server.llama_options import LlamaSampling
 from quire.server.service import ServiceState
 
-# Options of the server's own affair: how a model is loaded never changes an answer.
+# Options of model loading, which change no answer.
 IGNORED = (
     *("draft_num_predict", "num_batch", "num_gpu", "num_keep", "num_thread", "main_gpu", "numa", "low_vram"),
     *("f16_kv", "logits_all", "vocab_only", "embedding_only", "use_mmap", "use_mlock"),
 )
-# Fields of /api/generate that would change the answer and that nothing here does, as in openai.protocol.
+# Unsupported fields of /api/generate that would change the answer, as in unsupported_fields.
 REFUSED = {
-    "suffix": "nothing is filled in between two texts",
-    "template": "the model's own template is used; with raw, the prompt is taken as it stands",
+    "suffix": "text cannot be filled in between two texts",
+    "template": "the model's own template is used; with raw, the prompt is used verbatim",
     "context": "send the conversation to /api/chat",
-    **dict.fromkeys(("width", "height", "steps"), "this server makes no images"),
+    **dict.fromkeys(("width", "height", "steps"), "this server generates no images"),
 }
-REFUSED_OPTIONS = {"n": "ask several times", "prompt_logprobs": "use /v1/completions"}
+REFUSED_OPTIONS = {"n": "send several requests", "prompt_logprobs": "use /v1/completions"}
 LEVELS = {"low": "low", "medium": "medium", "high": "high", "max": "high"}
 NAMES = {
     r"^max_tokens\b": "options.num_predict",
@@ -54,21 +54,21 @@ class OllamaOptions(_Untyped, kw_only=True):
 
 
 class OllamaInputFunction(Struct, kw_only=True):
-    """A function that the model has called, and its arguments."""
+    """A function called earlier, and its arguments."""
 
     name: str
     arguments: dict[str, Any] = {}
 
 
 class OllamaInputCall(Struct, kw_only=True):
-    """One call of an assistant's message."""
+    """A tool call in an assistant's message."""
 
     function: OllamaInputFunction
     id: str | None = None
 
 
 class OllamaInputMessage(Struct, kw_only=True):
-    """A message of system, user, assistant or tool. The answer goes on with a last one of the assistant."""
+    """A message of system, user, assistant or tool. A final assistant message is continued."""
 
     role: str
     content: str | None = None
@@ -80,7 +80,7 @@ class OllamaInputMessage(Struct, kw_only=True):
 
 
 class OllamaRequest(Struct, kw_only=True):
-    """Fields of both requests. `format` is "json" or a schema; what a stream is not asked for is true."""
+    """Fields of both requests. `format` is "json" or a schema; `stream` defaults to true."""
 
     model: str | None = None
     stream: bool | None = None
@@ -125,14 +125,14 @@ class OllamaFunction(Struct):
 
 
 class OllamaToolCall(Struct):
-    """A call that the model makes."""
+    """A tool call of the model."""
 
     id: str
     function: OllamaFunction
 
 
 class OllamaMessage(Struct, kw_only=True):
-    """The model's turn or, in a stream, what is new of it."""
+    """The model's message or, in a stream, the next part of it."""
 
     role: str = "assistant"
     content: str = ""
@@ -141,7 +141,7 @@ class OllamaMessage(Struct, kw_only=True):
 
 
 class OllamaReply(Struct, kw_only=True):
-    """Fields of both responses; in a stream, the last line alone has what follows `done`. Nanoseconds."""
+    """Fields of both responses. In a stream only the last line has those after `done`. Nanoseconds."""
 
     model: str
     created_at: datetime
@@ -171,23 +171,23 @@ class OllamaGenerateReply(OllamaReply, kw_only=True):
 
 
 class OllamaTask(NamedTuple):
-    """A conversation, or with `raw` a prompt that is taken as it stands; None: nothing to compute."""
+    """A conversation, or with `raw` a verbatim prompt; `chat` is None if there is nothing to generate."""
 
     chat: ChatTask | None
     raw: str | None = None
 
 
-def chat_task(asked: OllamaChatRequest, serving: ServiceState) -> OllamaTask:
-    """The request in neutral terms. Raises RequestError for what is not supported."""
+def chat_task(asked: OllamaChatRequest, service: ServiceState) -> OllamaTask:
+    """Convert a request to /api/chat. Raises RequestError for anything unsupported."""
     if not asked.messages:
         return OllamaTask(None)
     messages = [_message(message, f"messages[{i}]") for i, message in enumerate(asked.messages)]
     _give_ids(messages)
-    return OllamaTask(_task(asked, serving, messages, asked.tools))
+    return OllamaTask(_task(asked, service, messages, asked.tools))
 
 
-def generate_task(asked: OllamaGenerateRequest, serving: ServiceState) -> OllamaTask:
-    """Likewise."""
+def generate_task(asked: OllamaGenerateRequest, service: ServiceState) -> OllamaTask:
+    """Convert a request to /api/generate, likewise."""
     for name, instead in REFUSED.items():
         if getattr(asked, name):
             raise RequestError(f"{name} is not supported", instead, name, "unsupported_parameter")
@@ -195,35 +195,35 @@ def generate_task(asked: OllamaGenerateRequest, serving: ServiceState) -> Ollama
     if not asked.prompt:
         return OllamaTask(None)
     if asked.raw and asked.system:
-        raise RequestError("raw takes the prompt as it stands", "put system into the prompt", "system")
+        raise RequestError("raw uses the prompt verbatim", "include system in the prompt", "system")
     messages = [{"role": "user", "content": asked.prompt}]
     if asked.system:
         messages.insert(0, {"role": "system", "content": asked.system})
-    return OllamaTask(_task(asked, serving, messages), asked.prompt if asked.raw else None)
+    return OllamaTask(_task(asked, service, messages), asked.prompt if asked.raw else None)
 
 
 def _task(
     asked: OllamaRequest,
-    serving: ServiceState,
+    service: ServiceState,
     messages: Sequence[dict[str, Any]],
     tools: list[dict[str, Any]] | None = None,
 ) -> ChatTask:
     options, unknown = nested(asked.options or {}, OllamaOptions, "options")
-    room = serving.frontend.max_model_len
+    room = service.frontend.max_model_len
     if options.num_ctx is not None and options.num_ctx > room:
         hint = "leave it out, or start the server with a larger --max-model-len"
         raise RequestError(
             f"options.num_ctx = {options.num_ctx} exceeds the context, {room}", hint, "options"
         )
-    going_on = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
+    continued = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
     warnings = [f"unknown option {name[:64]!r} has no effect" for name in unknown[:16]]
     return ChatTask(
         messages=messages,
         sampling=_sampling(asked, options),
         tools=tools or None,
-        chat_template_kwargs=_thinking(asked, serving),
-        add_generation_prompt=not going_on,
-        continue_final_message=going_on,
+        chat_template_kwargs=_thinking(asked, service),
+        add_generation_prompt=not continued,
+        continue_final_message=continued,
         include_reasoning=asked.think is not False,
         warnings=warnings + llama_options.without_effect(options),
     )
@@ -249,22 +249,22 @@ def _sampling(asked: OllamaRequest, options: OllamaOptions) -> dict[str, Any]:
     return sampling
 
 
-def _thinking(asked: OllamaRequest, serving: ServiceState) -> dict[str, Any]:
-    """Variables of the template."""
+def _thinking(asked: OllamaRequest, service: ServiceState) -> dict[str, Any]:
+    """Return the template's variables for `think`."""
     if asked.think is None:
         return {}
     if isinstance(asked.think, str) and asked.think not in LEVELS:
         problem = f"think = {asked.think[:64]!r} is not known"
         raise RequestError(problem, "true, false, or one of low, medium, high, max", "think")
-    if asked.think and serving.output_format.reasoning is None:
-        raise RequestError(f'"{serving.names[0]}" does not support thinking', "leave think out", "think")
+    if asked.think and service.output_format.reasoning is None:
+        raise RequestError(f'"{service.names[0]}" does not support thinking', "leave think out", "think")
     if isinstance(asked.think, str):
         return {"enable_thinking": True, "reasoning_effort": LEVELS[asked.think]}
     return {"enable_thinking": asked.think}
 
 
 def _message(message: OllamaInputMessage, where: str) -> dict[str, Any]:
-    """In the form that templates read."""
+    """Convert a message to the form that chat templates expect."""
     _check_images(message.images, f"{where}.images")
     found: dict[str, Any] = {"role": message.role.lower(), "content": message.content or ""}
     if message.thinking:
@@ -281,10 +281,10 @@ def _call(call: OllamaInputCall) -> dict[str, Any]:
 
 
 def _give_ids(messages: list[dict[str, Any]]) -> None:
-    """Name calls that have no id, and the results that follow them: some templates ask for it.
+    """Give ids to tool calls without one, and to the results that follow them: some templates require ids.
 
-    The names are the same each time, so that a conversation that goes on is found in the prefix cache. Their
-    form is the one that the strictest template takes: nine letters and digits.
+    They are the same each time, so that a continued conversation is found in the prefix cache. The strictest
+    template requires nine letters and digits.
     """
     waiting: list[str] = []
     count = 0
@@ -300,5 +300,5 @@ def _give_ids(messages: list[dict[str, Any]]) -> None:
 def _check_images(images: list[Any] | None, where: str) -> None:
     if images:
         raise RequestError(
-            f"{where} is not supported", "this server reads text alone", where.partition("[")[0]
+            f"{where} is not supported", "this server reads text only", where.partition("[")[0]
         )
