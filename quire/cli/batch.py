@@ -55,7 +55,11 @@ def add_parser(commands: Any) -> None:
     words = parser.add_argument_group("arguments", WORDS)
     words.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument(
-        "-i", "--input-file", type=TEXT, metavar="INPUT", help="the same as the argument INPUT"
+        "-i",
+        "--input-file",
+        type=TEXT,
+        metavar="INPUT",
+        help="the same as the argument INPUT, which takes precedence",
     )
     parser.add_argument(
         "-o",
@@ -103,12 +107,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _input_name(args: argparse.Namespace) -> str:
-    words = [*args.words, *([args.input_file] if args.input_file is not None else ())]
-    if not words:
+    name, *more = args.words or [args.input_file]
+    if name is None:
         args.parser.refuse("INPUT is missing", TRY)
-    if len(words) > 1:
-        args.parser.refuse(f"unexpected {shortened(words[1])!r}", "give one INPUT, and the output to -o")
-    return str(words[0])
+    if more:
+        args.parser.refuse(f"unexpected {shortened(more[0])!r}", "give one INPUT, and the output to -o")
+    return str(name)
 
 
 def _open_input(name: str) -> BinaryIO:

@@ -210,7 +210,7 @@ def test_a_bar_in_a_terminal(tmp_path: Path) -> None:
         ([], 2, "INPUT is missing"),
         (["in.jsonl"], 2, "OUTPUT is missing"),
         (["in.jsonl", "other", "-o", "out"], 2, "unexpected 'other'"),
-        (["-i", "in.jsonl", "in.jsonl", "-o", "out"], 2, "unexpected 'in.jsonl'"),
+        (["-i", "in.jsonl", "no-such-file", "-o", "out"], 1, "no-such-file: cannot be read"),
         (["no-such-file", "-o", "out"], 1, "no-such-file: cannot be read: No such file"),
         (["in.jsonl", "-o", "in.jsonl"], 1, "in.jsonl is also the input"),
         (["in.jsonl", "-o", "out", "--model", "demos"], 1, "did you mean 'demo'?"),
