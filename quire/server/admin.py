@@ -167,9 +167,9 @@ def service_of(request: Request) -> ServiceState:
 
 
 def _card(service: ServiceState, name: str) -> ModelCard:
-    created, room = service.created_s, service.frontend.max_model_len
+    created, max_model_len = service.created_s, service.frontend.max_model_len
     created_at = datetime.fromtimestamp(created, UTC).isoformat()
-    return ModelCard(name, created, room, service.names[0], name, created_at, room)
+    return ModelCard(name, created, max_model_len, service.names[0], name, created_at, max_model_len)
 
 
 @describes("Confirm that a server is there, for clients that probe it first")

@@ -136,7 +136,7 @@ def make_service(
 def _find_output_format(
     config: ServerConfig, templates: Mapping[str, str], tokenizer: Tokenizer | None = None
 ) -> OutputFormat:
-    """How the model writes tool calls and reasoning. Raises ConfigError for a name that is not known."""
+    """Return the model's format of tool calls and reasoning. Raises ConfigError for an unknown name."""
     return output_format_of(templates, tokenizer, config.tool_call_parser, config.reasoning_parser)
 
 

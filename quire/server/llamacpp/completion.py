@@ -177,7 +177,7 @@ class LlamacppCompletionRun:
     def _ending(self, prompt: _Prompt) -> Continuation:
         """Return the last event of a prompt: the reason it ended, counts and times."""
         choice, output = prompt.choice, prompt.run.output
-        room, params = self._frontend.max_model_len, prompt.run.request.params
+        max_model_len, params = self._frontend.max_model_len, prompt.run.request.params
         stop_type, num_tokens = "limit", len(output.prompt_token_ids) + len(choice.token_ids)
         if choice.finish_reason == "stop":
             stop_type = "word" if isinstance(choice.stop_reason, str) else "eos"
@@ -189,9 +189,9 @@ class LlamacppCompletionRun:
             tokens_evaluated=len(output.prompt_token_ids),
             tokens_cached=output.num_cached_tokens,
             model=self._model,
-            generation_settings=protocol.settings_of(params, room),
+            generation_settings=protocol.settings_of(params, max_model_len),
             has_new_line="\n" in choice.text,
-            truncated=stop_type == "limit" and num_tokens >= room,
+            truncated=stop_type == "limit" and num_tokens >= max_model_len,
             stop_type=stop_type,
             stopping_word=str(choice.stop_reason) if stop_type == "word" else "",
             timings=self._timings(prompt),

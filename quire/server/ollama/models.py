@@ -107,9 +107,11 @@ async def tags(request: Request) -> Response:
 async def processes(request: Request) -> Response:
     service: ServiceState = request.app.state.service
     size, digest, details = _size(service), _digest(service), _details(service)
-    room = service.frontend.max_model_len
+    max_model_len = service.frontend.max_model_len
     names = _names(service)
-    return reply(Processes([Running(name, name, size, digest, details, NEVER, room) for name in names]))
+    return reply(
+        Processes([Running(name, name, size, digest, details, NEVER, max_model_len) for name in names])
+    )
 
 
 @describes("Describe a model, in Ollama's form", ShowRequest, Shown)
@@ -175,8 +177,8 @@ def _details(service: ServiceState) -> Details:
     family, config = _family(service), service.frontend.model.config
     count = _num_parameters(service)
     unit, letter = next(((unit, letter) for unit, letter in _UNITS if count >= unit), (1, ""))
-    room, size = service.frontend.max_model_len, f"{count / unit:.1f}{letter}"
-    return Details(family, [family], size, _weights(service), room, config.hidden_size)
+    max_model_len, size = service.frontend.max_model_len, f"{count / unit:.1f}{letter}"
+    return Details(family, [family], size, _weights(service), max_model_len, config.hidden_size)
 
 
 def _capabilities(service: ServiceState) -> list[str]:

@@ -209,11 +209,11 @@ def _task(
     tools: list[dict[str, Any]] | None = None,
 ) -> ChatTask:
     options, unknown = nested(asked.options or {}, OllamaOptions, "options")
-    room = service.frontend.max_model_len
-    if options.num_ctx is not None and options.num_ctx > room:
+    max_model_len = service.frontend.max_model_len
+    if options.num_ctx is not None and options.num_ctx > max_model_len:
         hint = "leave it out, or start the server with a larger --max-model-len"
         raise RequestError(
-            f"options.num_ctx = {options.num_ctx} exceeds the context, {room}", hint, "options"
+            f"options.num_ctx = {options.num_ctx} exceeds the context, {max_model_len}", hint, "options"
         )
     continued = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
     warnings = [f"unknown option {name[:64]!r} has no effect" for name in unknown[:16]]
