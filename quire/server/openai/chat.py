@@ -20,6 +20,7 @@ from quire.server.generation_fields import response_warnings
 from quire.server.logprob_json import ChatLogprobs, LogprobCursor, keep, num_new, prompt_logprobs
 from quire.server.openai import protocol
 from quire.server.openai.chunks import (
+    NO_DETAILS,
     ChatChunk,
     ChatChunkChoice,
     Delta,
@@ -171,44 +172,39 @@ async def stream(
     def usage() -> protocol.TokenCounts:
         return protocol.usage_of(*run.usage())
 
-    def opening(index: int) -> Iterator[bytes]:
+    def opening(index: int, counts: protocol.TokenCounts | UnsetType) -> Iterator[bytes]:
         """Yield the role; and with the first chunk of all, and more if they are many, the prompt's ids."""
-        counts = usage() if options.continuous_usage_stats else UNSET
-        groups: list[Sequence[int] | UnsetType] = (
-            [*id_groups(run.output.prompt_token_ids)] if with_ids and not begun else []
-        )
+        prompt = run.output.prompt_token_ids if with_ids and not begun else ()
         begun.add(index)
+        groups: list[Sequence[int] | UnsetType] = [*id_groups(prompt)]
         for number, ids in enumerate(groups or [UNSET]):
             delta = Delta() if number else Delta(role="assistant", content="")
             chunk.prompt_token_ids = ids
             yield event_of(chunk, [ChatChunkChoice(index, delta)], counts)
         chunk.prompt_token_ids = UNSET
 
-    def chunks_of(index: int, event: ChatEvent) -> Iterator[bytes]:
-        nonlocal num_open
-        if index not in begun:
-            yield from opening(index)
-        counts = usage() if options.continuous_usage_stats else UNSET
-        pairs = zip_longest(deltas_of(event), token_details(cursors[index], with_ids))
-        choices = [
-            ChatChunkChoice(index, delta or Delta(), logprobs, token_ids=ids)
-            for delta, (logprobs, ids) in ((delta, details or (None, UNSET)) for delta, details in pairs)
-        ]
-        timings: dict[str, float] | UnsetType = UNSET
-        if isinstance(event, Finish):
-            choices[-1].finish_reason, choices[-1].stop_reason = event
-            num_open -= 1
-            if not num_open and not options.include_usage:
-                timings = run.timings()
-        for choice in choices[:-1]:
-            yield event_of(chunk, [choice], counts)
-        yield event_of(chunk, choices[-1:], counts, timings)
-
     def serialized(batch: list[tuple[int, ChatEvent]]) -> bytes:
-        return b"".join(event for item in batch for event in chunks_of(*item))
+        nonlocal num_open
+        events: list[bytes] = []
+        counts = usage() if options.continuous_usage_stats else UNSET
+        for index, event in batch:
+            if index not in begun:
+                events += opening(index, counts)
+            parts = [*zip_longest(deltas_of(event), token_details(cursors[index], with_ids))]
+            for number, (delta, details) in enumerate(parts, 1):
+                logprobs, ids = details or NO_DETAILS
+                choice = ChatChunkChoice(index, delta or Delta(), logprobs, token_ids=ids)
+                timings: dict[str, float] | UnsetType = UNSET
+                if isinstance(event, Finish) and number == len(parts):
+                    choice.finish_reason, choice.stop_reason = event
+                    num_open -= 1
+                    if not num_open and not options.include_usage:
+                        timings = run.timings()
+                events.append(event_of(chunk, [choice], counts, timings))
+        return b"".join(events)
 
     async for batch in run.batches():
-        yield await offloaded(num_new(cursors), serialized, batch)
+        yield await offloaded(num_new(cursors) if asked.logprobs else 0, serialized, batch)
     if options.include_usage:
         yield event_of(chunk, [], usage(), run.timings())
 

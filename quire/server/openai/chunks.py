@@ -17,6 +17,7 @@ from quire.server.service import ServiceState
 Timings = dict[str, float]
 # Log-probabilities and ids of the tokens of one chunk.
 TokenDetails = tuple[Raw | None, Sequence[int] | UnsetType]
+NO_DETAILS: TokenDetails = None, UNSET
 
 
 class FunctionDelta(Struct):
@@ -125,9 +126,9 @@ def head_of(service: ServiceState, request_id: str, model: str) -> dict[str, Any
 def token_details(cursor: LogprobCursor, with_ids: bool) -> list[TokenDetails]:
     """Return log-probabilities and ids of new tokens, in parts that each fit into one chunk; at least one."""
     if cursor.shape is None and not with_ids:
-        return [(None, UNSET)]
+        return [NO_DETAILS]
     token_ids, positions = cursor.advance()
     shape = cursor.shape
     logprobs = [Raw(shape.join(group)) for group in grouped(positions)] if shape else []
     parts = zip_longest(logprobs, id_groups(token_ids) if with_ids else ())
-    return [(entry, UNSET if ids is None else ids) for entry, ids in parts] or [(None, UNSET)]
+    return [(entry, UNSET if ids is None else ids) for entry, ids in parts] or [NO_DETAILS]

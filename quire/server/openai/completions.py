@@ -33,6 +33,7 @@ from quire.server.logprob_json import (
 )
 from quire.server.openai import protocol
 from quire.server.openai.chunks import (
+    NO_DETAILS,
     CompletionChunk,
     CompletionChunkChoice,
     event_of,
@@ -287,7 +288,7 @@ class CompletionRun:
         details = [] if self._silent else token_details(choice.cursor, self._with_ids)
         texts = pieces("" if self._silent else choice.output.delta)
         for text, detail in zip_longest(texts, details):
-            logprobs, ids = detail or (None, UNSET)
+            logprobs, ids = detail or NO_DETAILS
             yield CompletionChunkChoice(choice.index, text or "", logprobs, token_ids=ids)
 
     def _opening(self, prompt: _Prompt, choice: _Choice) -> Iterator[CompletionChunkChoice]:
