@@ -19,7 +19,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from quire.server.errors import HTTPRefusal, written
+from quire.server.errors import HTTPRefusal, raw_response
 
 MAX_HEAD_BYTES = 64 << 10
 MAX_HEADERS = 128
@@ -301,7 +301,7 @@ class Protocol(H11Protocol):
             if cycle.response_started:
                 self.transport.abort()
                 return
-        head, body = written(error)
+        head, body = raw_response(error)
         self.transport.write(b"%bconnection: close\r\n\r\n%b" % (head, body))
         if self.transport.can_write_eof():
             self.transport.write_eof()

@@ -236,7 +236,7 @@ def response_for(error: BaseException, path: str = "") -> Response:
     return Response(body, found.status, found.headers, "application/json")
 
 
-def written(error: BaseException, path: str = "") -> tuple[bytes, bytes]:
+def raw_response(error: BaseException, path: str = "") -> tuple[bytes, bytes]:
     """Return that response as bytes: the head without the empty line that ends it, and the body."""
     response = response_for(error, path)
     line = f"HTTP/1.1 {response.status_code} {HTTPStatus(response.status_code).phrase}\r\n".encode()

@@ -133,7 +133,7 @@ class RequestLog:
             self._end(scope, state.get("refused") or status or CLIENT_GONE, time.monotonic() - begin_s)
 
     def _end(self, scope: Scope, status: int, seconds: float) -> None:
-        method, path, state = scope["method"], template(scope), scope["state"]
+        method, path, state = scope["method"], route_path(scope), scope["state"]
         self._metrics.http(method, path, status)
         if state.get("shed"):  # there may be thousands a second: they are logged together
             if not self._num_shed:
@@ -164,7 +164,7 @@ UNMATCHED = "unmatched"
 SHED_LOG_S = 1.0  # between two log lines about requests that a full queue refused
 
 
-def template(scope: Scope) -> str:
+def route_path(scope: Scope) -> str:
     """Return the path of the route, such as /v1/models/{model}: one of few, whatever clients request."""
     if "endpoint" not in scope:
         return UNMATCHED

@@ -89,9 +89,9 @@ def test_the_server_trims_now_and_then() -> None:
 
 def test_the_engine_trims_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     trims: list[int] = []
-    received: list[list[messages.Message]] = [[messages.Start(EngineConfig())], [], []]
+    received: list[list[messages.EngineMessage]] = [[messages.Start(EngineConfig())], [], []]
 
-    def receive(wait: bool) -> list[messages.Message]:
+    def receive(wait: bool) -> list[messages.EngineMessage]:
         if not received:
             raise EOFError
         return received.pop(0)

@@ -132,7 +132,7 @@ class LlamacppCompletionRun:
     def _reply(self) -> bytes:
         replies = []
         for prompt in self._prompts:
-            reply = self._ending(prompt)
+            reply = self._final_event(prompt)
             reply.content = prompt.choice.text
             reply.prompt = self._text(prompt)
             if self._asked.return_tokens:
@@ -146,17 +146,17 @@ class LlamacppCompletionRun:
         """Yield the events of all prompts. The last event of each has the reason it ended."""
         async for index, _ in self._handle:
             prompt = self._prompts[index]
-            if written := await offloaded(num_new([prompt.cursor]), self._written, prompt):
-                yield written
+            if events := await offloaded(num_new([prompt.cursor]), self._new_events, prompt):
+                yield events
 
-    def _written(self, prompt: _Prompt) -> bytes:
-        events = [*self._news(prompt)]
+    def _new_events(self, prompt: _Prompt) -> bytes:
+        events = [*self._partial_events(prompt)]
         if prompt.choice.finish_reason is not None and not prompt.ended:
             prompt.ended = True
-            events.append(self._ending(prompt))
+            events.append(self._final_event(prompt))
         return b"".join(b"data: %s\n\n" % encode(event) for event in events)
 
-    def _news(self, prompt: _Prompt) -> Iterator[PartialContinuation]:
+    def _partial_events(self, prompt: _Prompt) -> Iterator[PartialContinuation]:
         """Yield new text and tokens, in events of limited length."""
         token_ids, positions = prompt.cursor.advance()
         texts = pieces(prompt.choice.delta) if prompt.choice.delta else ()
@@ -174,7 +174,7 @@ class LlamacppCompletionRun:
                 part.timings = self._timings(prompt)
             yield part
 
-    def _ending(self, prompt: _Prompt) -> Continuation:
+    def _final_event(self, prompt: _Prompt) -> Continuation:
         """Return the last event of a prompt: the reason it ended, counts and times."""
         choice, output = prompt.choice, prompt.run.output
         max_model_len, params = self._frontend.max_model_len, prompt.run.request.params
