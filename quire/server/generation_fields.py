@@ -12,6 +12,8 @@ from quire.errors import RequestError
 from quire.sampling_params import MAX_INT32, StructuredOutputsParams
 from quire.server.unsupported_fields import IGNORED, OF_PENALTIES, REFUSED, has_effect
 
+MAX_PROMPTS = 1024
+MAX_CHOICES = 1024  # over all prompts
 MAX_WARNINGS, MAX_NAME = 16, 64  # unknown fields named in a response, and characters of each
 
 if TYPE_CHECKING:
@@ -97,3 +99,19 @@ def response_warnings(request: Request, unknown: Sequence[str], others: Sequence
     if warnings:
         request.state.warnings = warnings
     return warnings
+
+
+def prompt_list(prompt: str | list[Any], n: int) -> list[str | int | list[int]]:
+    """Return the prompts of a request as a list. Raises RequestError when there are none, or too many."""
+    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+        prompts: list[Any] = [prompt]
+    else:
+        prompts = prompt
+    if not prompts:
+        raise RequestError("prompt is an empty list", "give at least one prompt", "prompt")
+    if len(prompts) > MAX_PROMPTS:
+        raise RequestError(f"{len(prompts):,} prompts are more than {MAX_PROMPTS:,}", None, "prompt")
+    if len(prompts) * n > MAX_CHOICES:
+        problem = f"{len(prompts):,} prompts with {n} choices each are more than {MAX_CHOICES:,} choices"
+        raise RequestError(problem, "send several requests", "n")
+    return prompts

@@ -20,7 +20,7 @@ from quire.server import llama_options
 from quire.server.chat_task import fitted
 from quire.server.errors import LlamacppErrorBody
 from quire.server.event_stream import EventStream, encode, grouped, id_groups, pieces
-from quire.server.generation_fields import response_warnings
+from quire.server.generation_fields import prompt_list, response_warnings
 from quire.server.llamacpp import protocol
 from quire.server.llamacpp.protocol import (
     Continuation,
@@ -30,7 +30,6 @@ from quire.server.llamacpp.protocol import (
     params_of,
 )
 from quire.server.logprob_json import ChatLogprobs, LogprobCursor, Position, keep, num_new
-from quire.server.openai.completions import listed
 from quire.server.openapi import describes
 from quire.server.request import PromptRun, ServerRequest, handle_of, offloaded, read
 
@@ -65,7 +64,7 @@ def _failed(error: Exception) -> bytes:
 def _encode(frontend: Frontend, asked: LlamacppCompletionRequest, params: SamplingParams) -> list[Encoded]:
     prompt = asked.prompt
     mixed = isinstance(prompt, list) and any(isinstance(item, int) for item in prompt)
-    prompts = [prompt] if mixed else listed(prompt, 1)
+    prompts = [prompt] if mixed else prompt_list(prompt, 1)
     return [fitted(_encode_one(frontend, one), None, params, frontend) for one in prompts]
 
 
@@ -97,7 +96,7 @@ class Probabilities(ChatLogprobs):
 
 
 @dataclass(slots=True)
-class _Prompt:
+class _PromptCursor:
     """One prompt: its index in the request, its only sequence, and the cursor over that."""
 
     index: int
@@ -120,7 +119,7 @@ class LlamacppCompletionRun:
         for index, prompt in enumerate(handle.prompts):
             (choice,) = prompt.output.outputs
             cursor = LogprobCursor(choice, Probabilities(tokenizer, k, as_ids=False) if k else None)
-            self._prompts.append(_Prompt(index, prompt, choice, cursor))
+            self._prompts.append(_PromptCursor(index, prompt, choice, cursor))
 
     async def whole(self) -> bytes:
         """Return the response: an object or, for several prompts, a list of them."""
@@ -149,14 +148,14 @@ class LlamacppCompletionRun:
             if events := await offloaded(num_new([prompt.cursor]), self._new_events, prompt):
                 yield events
 
-    def _new_events(self, prompt: _Prompt) -> bytes:
+    def _new_events(self, prompt: _PromptCursor) -> bytes:
         events = [*self._partial_events(prompt)]
         if prompt.choice.finish_reason is not None and not prompt.ended:
             prompt.ended = True
             events.append(self._final_event(prompt))
         return b"".join(b"data: %s\n\n" % encode(event) for event in events)
 
-    def _partial_events(self, prompt: _Prompt) -> Iterator[PartialContinuation]:
+    def _partial_events(self, prompt: _PromptCursor) -> Iterator[PartialContinuation]:
         """Yield new text and tokens, in events of limited length."""
         token_ids, positions = prompt.cursor.advance()
         texts = pieces(prompt.choice.delta) if prompt.choice.delta else ()
@@ -174,7 +173,7 @@ class LlamacppCompletionRun:
                 part.timings = self._timings(prompt)
             yield part
 
-    def _final_event(self, prompt: _Prompt) -> Continuation:
+    def _final_event(self, prompt: _PromptCursor) -> Continuation:
         """Return the last event of a prompt: the reason it ended, counts and times."""
         choice, output = prompt.choice, prompt.run.output
         max_model_len, params = self._frontend.max_model_len, prompt.run.request.params
@@ -198,7 +197,7 @@ class LlamacppCompletionRun:
             warnings=self._warnings or UNSET,
         )
 
-    def _timings(self, prompt: _Prompt) -> Timings:
+    def _timings(self, prompt: _PromptCursor) -> Timings:
         """Return the times of a prompt; rates without tokens are 0."""
         times, output = prompt.run.times(self._handle.arrival_s, self._handle.end_s), prompt.run.output
         num_prompt = len(output.prompt_token_ids) - output.num_cached_tokens
@@ -209,7 +208,7 @@ class LlamacppCompletionRun:
             *_rates(num_predicted, times["decode_ms"]),
         )
 
-    def _text(self, prompt: _Prompt) -> str:
+    def _text(self, prompt: _PromptCursor) -> str:
         output = prompt.run.output
         if output.prompt is not None:
             return output.prompt

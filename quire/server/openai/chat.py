@@ -115,7 +115,7 @@ class _Turn:
             message.reasoning_content = "".join(self.reasoning)
         if self.calls:
             message.tool_calls = [
-                protocol.ToolCall(start.id, protocol.Function(start.name, "".join(parts)))
+                protocol.ToolCall(start.id, protocol.CalledFunction(start.name, "".join(parts)))
                 for start, parts in self.calls
             ]
             message.content = message.content or None

@@ -21,7 +21,7 @@ from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
 from quire.server.chat_task import count_tokens, fitted
 from quire.server.event_stream import EventStream, encode, grouped, id_groups, pieces
-from quire.server.generation_fields import response_warnings
+from quire.server.generation_fields import prompt_list, response_warnings
 from quire.server.logprob_json import (
     CompletionLogprobs,
     LogprobCursor,
@@ -44,8 +44,6 @@ from quire.server.openai.protocol import Completion, CompletionChoice, Completio
 from quire.server.openapi import describes
 from quire.server.request import ServerRequest, handle_of, offloaded, read
 
-MAX_PROMPTS = 1024
-MAX_CHOICES = 1024  # over all prompts
 CHOICE_ENTRIES = 20  # log-probabilities that take as long to serialize as one choice
 MAX_PARAMS_BYTES = 32 << 20  # parameters are sent with each prompt
 DEFAULT_MAX_TOKENS = 16
@@ -91,7 +89,7 @@ def _encode(
 ) -> tuple[list[Encoded], list[str]]:
     """Return the prompts as token ids and, if they are echoed, as text."""
     prompts = []
-    for one in listed(asked.prompt, params.n):
+    for one in prompt_list(asked.prompt, params.n):
         prompt = _encode_one(frontend, one, asked.add_special_tokens is not False)
         limit, side = asked.truncate_prompt_tokens, asked.truncation_side
         prompt = fitted(prompt, limit, params, frontend, side=side)
@@ -103,22 +101,6 @@ def _encode(
         return prompts, [""] * len(prompts)
     decode, skip = frontend.need_tokenizer().decode, params.skip_special_tokens
     return prompts, [decode(p.token_ids, skip) if p.text is None else p.text for p in prompts]
-
-
-def listed(prompt: str | list[Any], n: int) -> list[str | int | list[int]]:
-    """Return the prompts of a request as a list. Raises RequestError when there are none, or too many."""
-    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
-        prompts: list[Any] = [prompt]
-    else:
-        prompts = prompt
-    if not prompts:
-        raise RequestError("prompt is an empty list", "give at least one prompt", "prompt")
-    if len(prompts) > MAX_PROMPTS:
-        raise RequestError(f"{len(prompts):,} prompts are more than {MAX_PROMPTS:,}", None, "prompt")
-    if len(prompts) * n > MAX_CHOICES:
-        problem = f"{len(prompts):,} prompts with {n} choices each are more than {MAX_CHOICES:,} choices"
-        raise RequestError(problem, "send several requests", "n")
-    return prompts
 
 
 def _encode_one(frontend: Frontend, prompt: str | int | list[int], add_special_tokens: bool) -> Encoded:

@@ -109,7 +109,7 @@ class TokenCounts(Struct):
     completion_tokens_details: CompletionDetails
 
 
-class Function(Struct):
+class CalledFunction(Struct):
     """A function's name, and its arguments as JSON text."""
 
     name: str
@@ -120,7 +120,7 @@ class ToolCall(Struct):
     """One call of a function by the model."""
 
     id: str
-    function: Function
+    function: CalledFunction
     type: str = "function"
 
 
