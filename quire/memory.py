@@ -149,12 +149,12 @@ def misfit(plan: MemoryPlan, config: EngineConfig, device: Device) -> ConfigErro
             f"{gigabytes(needed)}, {gigabytes(needed - plan.available_bytes)} short{what}",
             hint,
         )
-    room = plan.sizing.longest(plan.blocks, wanted)
-    if room < wanted:
+    capacity = plan.sizing.longest(plan.blocks, wanted)
+    if capacity < wanted:
         what = f"sequence of {wanted:,}" if config.max_model_len else "block"
         shorter = ", or lower max_model_len" if wanted > config.block_size else ""
         hint = f"give kv_cache_memory_bytes = {least} or more{shorter}"
-        return ConfigError(f"the KV cache has room for {room:,} tokens, less than one {what}", hint)
+        return ConfigError(f"the KV cache has room for {capacity:,} tokens, less than one {what}", hint)
     return None
 
 

@@ -81,7 +81,7 @@ void Steps::launch(std::shared_ptr<Job> job) {
     const std::lock_guard<std::mutex> lock(mutex_);
     queue_.push_back(std::move(job));
     ++num_open_;
-    if (!thread_.joinable()) thread_ = std::thread([this] { live(); });
+    if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
   }
   launched_.notify_one();
 }
@@ -92,7 +92,7 @@ void Steps::wait(Job& job) {
   if (job.failure) std::rethrow_exception(job.failure);
 }
 
-void Steps::live() {
+void Steps::loop() {
   for (;;) {
     std::shared_ptr<Job> job;
     {

@@ -63,7 +63,7 @@ class Steps {
   void guard(const Part& part);
   void apply(const Job& job);
   void compute(Job& job);
-  void live();
+  void loop();
 
   Executor& executor_;
   const int64_t output_;

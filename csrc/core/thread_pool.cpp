@@ -66,20 +66,20 @@ int usable_cores() {
   return count;
 }
 
-Place::Place(const cpu_set_t& processors) {
+Pinning::Pinning(const cpu_set_t& processors) {
   cpu_set_t both;
   if (sched_getaffinity(0, sizeof(before_), &before_) != 0) return;
   CPU_AND(&both, &before_, &processors);
   moved_ = CPU_EQUAL(&both, &processors) && sched_setaffinity(0, sizeof(processors), &processors) == 0;
 }
 
-Place::~Place() {
+Pinning::~Pinning() {
   if (moved_) sched_setaffinity(0, sizeof(before_), &before_);
 }
 
 ThreadPool::ThreadPool(int threads) : size_(std::max(1, threads)), cores_(cores()) {
   if (size_ == 1 || cores_.size() != (size_t)size_) cores_.clear();
-  for (int i = 1; i < size_; ++i) threads_.emplace_back([this, i] { live(i); });
+  for (int i = 1; i < size_; ++i) threads_.emplace_back([this, i] { loop(i); });
 }
 
 ThreadPool::~ThreadPool() {
@@ -96,16 +96,16 @@ void ThreadPool::run(const std::function<void(int)>& work) {
     runs_.fetch_add(1, std::memory_order_release);
     runs_.notify_all();
   }
-  std::optional<Place> place;
-  if (!cores_.empty()) place.emplace(cores_[0]);
+  std::optional<Pinning> pinning;
+  if (!cores_.empty()) pinning.emplace(cores_[0]);
   work(0);
   for (int spins = 0; running_.load(std::memory_order_acquire) != 0; ++spins)
     spins < kSpins ? relax() : (void)sched_yield();
 }
 
-void ThreadPool::live(int thread) {
-  std::optional<Place> place;
-  if (!cores_.empty()) place.emplace(cores_[thread]);
+void ThreadPool::loop(int thread) {
+  std::optional<Pinning> pinning;
+  if (!cores_.empty()) pinning.emplace(cores_[thread]);
   uint32_t seen = 0;
   for (;;) {
     for (int spins = 0; runs_.load(std::memory_order_acquire) == seen; ++spins) {

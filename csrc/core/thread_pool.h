@@ -13,12 +13,12 @@ namespace quire {
 
 // Pins the calling thread to some processors for the lifetime of this object; does nothing if it may not use
 // all of them.
-class Place {
+class Pinning {
  public:
-  explicit Place(const cpu_set_t& processors);
-  ~Place();
-  Place(const Place&) = delete;
-  Place& operator=(const Place&) = delete;
+  explicit Pinning(const cpu_set_t& processors);
+  ~Pinning();
+  Pinning(const Pinning&) = delete;
+  Pinning& operator=(const Pinning&) = delete;
 
  private:
   cpu_set_t before_;
@@ -45,7 +45,7 @@ class ThreadPool {
   void barrier();
 
  private:
-  void live(int thread);
+  void loop(int thread);
 
   const int size_;
   std::vector<cpu_set_t> cores_;  // by thread; empty if threads are not pinned

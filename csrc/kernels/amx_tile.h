@@ -10,7 +10,7 @@ namespace quire::QUIRE_ISA {
 // limit, and tiles read it up to 10% slower.
 template <int M>
 QUIRE_INLINE void few_rows_bf16(const uint8_t* w, int64_t inputs, const uint8_t* x, int64_t row_bytes,
-                                const Ahead& ahead, F* out) {
+                                const PanelPrefetch& ahead, F* out) {
   constexpr int64_t kPairs = 16;  // of one tile product
   F acc[M]{};
   const int64_t pairs = ceil_div(inputs, 2);
@@ -53,7 +53,7 @@ class AmxBf16 {
   }
 
   QUIRE_INLINE AmxBf16(const uint8_t* w, int64_t inputs, const uint8_t* x, int64_t row_bytes,
-                       const Ahead& ahead)
+                       const PanelPrefetch& ahead)
       : w_(w), x_(x), inputs_(inputs), row_bytes_(row_bytes), ahead_(ahead) {}
 
   // Computes out[rows]; Two: there are more than 16 rows.
@@ -94,7 +94,7 @@ class AmxBf16 {
 
   const uint8_t *const w_, *const x_;
   const int64_t inputs_, row_bytes_;
-  const Ahead& ahead_;
+  const PanelPrefetch& ahead_;
 };
 
 }  // namespace quire::QUIRE_ISA

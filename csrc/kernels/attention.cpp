@@ -37,7 +37,7 @@ struct Operands {
   float* out;
   int64_t out_stride;
   const float* keep;  // null: discard the previous content
-  Ahead& ahead;
+  PartitionPrefetch& ahead;
 };
 
 // Computes P panels at once, so that even few rows have enough sums to keep the multipliers busy.
@@ -211,7 +211,7 @@ QUIRE_INLINE F weigh(float* scores, const Tile& t, float peak) {
 }
 
 template <bool Pairs>
-void score(const Work& w, const Tile& t, int64_t start, Ahead& ahead) {
+void score(const Work& w, const Tile& t, int64_t start, PartitionPrefetch& ahead) {
   const int64_t first = t.first_panel(), panels = t.last_panel() - first;
   float* scores = w.weights + t.row * kPartition;
   const Operands operands{w.keys + first * w.width * kPanel,
@@ -242,7 +242,7 @@ void score(const Work& w, const Tile& t, int64_t start, Ahead& ahead) {
 
 // mixed = mixed * keep + weights * values.
 template <bool Pairs>
-void mix(const Work& w, const Tile& t, Ahead& ahead) {
+void mix(const Work& w, const Tile& t, PartitionPrefetch& ahead) {
   const int64_t first = Pairs ? t.low / 2 : t.low, last = Pairs ? ceil_div(t.high, 2) : t.high;
   const Operands operands{w.values + first * kPanel,
                           kValueStride,
@@ -267,7 +267,7 @@ QUIRE_INLINE void by_panel(int64_t low, int64_t high, Function function) {
 template <KVFormat Form, bool Pairs>
 void attend_partition(const Work& w, int64_t start, int64_t end) {
   const int64_t low = most(w.oldest(0) - start, 0), high = least(end - start, kPartition);
-  Ahead ahead(w, sizeof(typename Stored<Form>::Type), start + kPartition, end);
+  PartitionPrefetch ahead(w, sizeof(typename Stored<Form>::Type), start + kPartition, end);
   by_panel(low, high, [&](int64_t first, int64_t last) {
     lay_keys<Form, Pairs>(w, start, first, last);
     ahead.some();

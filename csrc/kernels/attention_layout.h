@@ -176,9 +176,10 @@ void lay_values(const Work& w, int64_t start, int64_t low, int64_t high) {
 }
 
 // Prefetches the cache content of a partition, some lines at a time, between computations.
-class Ahead {
+class PartitionPrefetch {
  public:
-  Ahead(const Work& w, int64_t item_bytes, int64_t start, int64_t end) : bytes_(w.size * w.dim * item_bytes) {
+  PartitionPrefetch(const Work& w, int64_t item_bytes, int64_t start, int64_t end)
+      : bytes_(w.size * w.dim * item_bytes) {
     const uint8_t* const bases[] = {w.cache.keys, w.cache.values};
     for (const uint8_t* base : bases)
       for (int64_t position = start; position < least(end, start + kPartition); position += w.size)

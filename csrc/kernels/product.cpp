@@ -163,13 +163,14 @@ QUIRE_INLINE void panel_rows(const Product& p, int64_t panel, int64_t first_row,
 }
 
 template <int M, Format Of>
-void panel_tile(const Product& p, int64_t panel, const uint8_t* x, const Ahead& ahead, int64_t first_row) {
+void panel_tile(const Product& p, int64_t panel, const uint8_t* x, const PanelPrefetch& ahead,
+                int64_t first_row) {
   panel_rows<M>(p, panel, first_row, M,
                 [&](const Panels& weight, F* out) { tile<M, Of>(weight, panel, x, ahead, out); });
 }
 
 // One function per format and number of rows, so that the loops of a tile are compiled in their context.
-using PanelTile = void (*)(const Product&, int64_t, const uint8_t*, const Ahead&, int64_t);
+using PanelTile = void (*)(const Product&, int64_t, const uint8_t*, const PanelPrefetch&, int64_t);
 template <Format Of>
 constexpr PanelTile kPanelTiles[kTile] = {panel_tile<1, Of>, panel_tile<2, Of>, panel_tile<3, Of>,
                                           panel_tile<4, Of>, panel_tile<5, Of>, panel_tile<6, Of>,
@@ -202,10 +203,10 @@ QUIRE_INLINE void walk(const Product& product, int64_t rows, int64_t parts, int6
   const int64_t bytes = product.weight.panel_bytes();
   if (rows <= kFewRows) {
     for (int64_t panel = first; panel < last; ++panel)
-      for (int64_t part = 0; part < parts; ++part) run(panel, part, Ahead(bytes, part, parts));
+      for (int64_t part = 0; part < parts; ++part) run(panel, part, PanelPrefetch(bytes, part, parts));
   } else {
     for (int64_t part = 0; part < parts; ++part)
-      for (int64_t panel = first; panel < last; ++panel) run(panel, part, Ahead(bytes, 0, 1));
+      for (int64_t panel = first; panel < last; ++panel) run(panel, part, PanelPrefetch(bytes, 0, 1));
   }
 }
 
@@ -213,7 +214,7 @@ QUIRE_INLINE void walk(const Product& product, int64_t rows, int64_t parts, int6
 template <int M>
 void few_bf16(const Product& product, const PackedActivations& packed, int64_t first, int64_t last) {
   const int64_t row_bytes = PackedActivations::row_bytes(packed.format, packed.inputs);
-  walk(product, M, 1, first, last, [&](int64_t panel, int64_t, const Ahead& ahead) {
+  walk(product, M, 1, first, last, [&](int64_t panel, int64_t, const PanelPrefetch& ahead) {
     panel_rows<M>(product, panel, 0, M, [&](const Panels& weight, F* out) {
       const uint8_t* values = weight.values + panel * weight.panel_bytes();
       few_rows_bf16<M>(values, packed.inputs, packed.data, row_bytes, ahead, out);
@@ -229,14 +230,15 @@ void amx_bf16(const Product& product, const PackedActivations& packed, int64_t b
   if (parts == 0) return;
   const int64_t row_bytes = PackedActivations::row_bytes(packed.format, packed.inputs);
   tiles_begin(AmxBf16::shapes(count));
-  walk(product, parts * count, parts, first, last, [&](int64_t panel, int64_t part, const Ahead& ahead) {
-    const int64_t row = begin + part * count;
-    panel_rows<AmxBf16::kRows>(product, panel, row, count, [&](const Panels& weight, F* out) {
-      const uint8_t* values = weight.values + panel * weight.panel_bytes();
-      const AmxBf16 tile(values, packed.inputs, packed.data + row * row_bytes, row_bytes, ahead);
-      count > 16 ? tile.run<true>((float (*)[kPanel])out) : tile.run<false>((float (*)[kPanel])out);
-    });
-  });
+  walk(product, parts * count, parts, first, last,
+       [&](int64_t panel, int64_t part, const PanelPrefetch& ahead) {
+         const int64_t row = begin + part * count;
+         panel_rows<AmxBf16::kRows>(product, panel, row, count, [&](const Panels& weight, F* out) {
+           const uint8_t* values = weight.values + panel * weight.panel_bytes();
+           const AmxBf16 tile(values, packed.inputs, packed.data + row * row_bytes, row_bytes, ahead);
+           count > 16 ? tile.run<true>((float (*)[kPanel])out) : tile.run<false>((float (*)[kPanel])out);
+         });
+       });
   tiles_end();
 }
 #endif
@@ -287,9 +289,10 @@ void multiply(const Product& product, const PackedActivations& packed, int64_t f
   }
 #endif
   const PanelTile* const panel_tile = panel_tiles(product.weight.format);
-  walk(product, packed.rows, packed.tiles(), first, last, [&](int64_t panel, int64_t t, const Ahead& ahead) {
-    panel_tile[packed.tile_rows(t) - 1](product, panel, packed.tile(t), ahead, t * kTile);
-  });
+  walk(product, packed.rows, packed.tiles(), first, last,
+       [&](int64_t panel, int64_t t, const PanelPrefetch& ahead) {
+         panel_tile[packed.tile_rows(t) - 1](product, panel, packed.tile(t), ahead, t * kTile);
+       });
 }
 
 }  // namespace quire::QUIRE_ISA

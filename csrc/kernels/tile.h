@@ -14,9 +14,9 @@ namespace quire::QUIRE_ISA {
 
 // Prefetches weights. A single tile of rows prefetches what it reads next. Of several tiles, which read a
 // cached panel again, each prefetches its share of the next panel, so that memory is never idle.
-class Ahead {
+class PanelPrefetch {
  public:
-  QUIRE_INLINE Ahead(int64_t panel_bytes, int64_t tile, int64_t tiles) : alone_(tiles == 1) {
+  QUIRE_INLINE PanelPrefetch(int64_t panel_bytes, int64_t tile, int64_t tiles) : alone_(tiles == 1) {
     while (tiles >> (shift_ + 1)) ++shift_;
     distance_ = alone_ ? kNext : panel_bytes + ((tile * panel_bytes) >> shift_);
   }
@@ -36,7 +36,8 @@ class Ahead {
 
 // out[m] = sum over k of x[k][m] * w[k][16].
 template <int M>
-QUIRE_INLINE void tile_f32(const float* w, const float* x, int64_t inputs, const Ahead& ahead, F* out) {
+QUIRE_INLINE void tile_f32(const float* w, const float* x, int64_t inputs, const PanelPrefetch& ahead,
+                           F* out) {
   F acc[M]{};
   for (int64_t k = 0; k < inputs; ++k) {
     const F values = load(w + k * kPanel);
@@ -48,7 +49,7 @@ QUIRE_INLINE void tile_f32(const float* w, const float* x, int64_t inputs, const
 
 // 16-bit weights, widened as they are read.
 template <int M, bool Brain>
-QUIRE_INLINE void tile_widened(const uint16_t* w, const float* x, int64_t inputs, const Ahead& ahead,
+QUIRE_INLINE void tile_widened(const uint16_t* w, const float* x, int64_t inputs, const PanelPrefetch& ahead,
                                F* out) {
   F acc[M]{};
   if constexpr (Brain) {
@@ -72,7 +73,8 @@ QUIRE_INLINE void tile_widened(const uint16_t* w, const float* x, int64_t inputs
 
 #if defined(__AVX512BF16__)
 template <int M>
-QUIRE_INLINE void tile_bf16(const uint8_t* w, const int32_t* x, int64_t inputs, const Ahead& ahead, F* out) {
+QUIRE_INLINE void tile_bf16(const uint8_t* w, const int32_t* x, int64_t inputs, const PanelPrefetch& ahead,
+                            F* out) {
   F acc[M]{};
   const int64_t pairs = ceil_div(inputs, 2);
 #pragma GCC unroll 4
@@ -87,8 +89,8 @@ QUIRE_INLINE void tile_bf16(const uint8_t* w, const int32_t* x, int64_t inputs, 
 
 // Adds one group of 32 inputs: acc[m] + sum of w * x, exact in 32 bits. `x` is [8][M] of 4 bytes.
 template <int M, bool Int4>
-QUIRE_INLINE void group_dot(const uint8_t* panel, int64_t offset, const int32_t* x, const Ahead& ahead,
-                            I* acc) {
+QUIRE_INLINE void group_dot(const uint8_t* panel, int64_t offset, const int32_t* x,
+                            const PanelPrefetch& ahead, I* acc) {
   if constexpr (Int4) {
 #pragma GCC unroll 4
     for (int k = 0; k < 4; ++k) {
@@ -137,7 +139,7 @@ constexpr int64_t kScalesAhead = 512;
 template <int M, bool Int4>
 class QuantizedTile {
  public:
-  QUIRE_INLINE QuantizedTile(const Panels& w, int64_t panel, const uint8_t* x, const Ahead& ahead)
+  QUIRE_INLINE QuantizedTile(const Panels& w, int64_t panel, const uint8_t* x, const PanelPrefetch& ahead)
       : groups_(w.groups()),
         values_(w.values + panel * groups_ * kBytes),
         block_scales_(w.block_scales + panel * groups_ * kPanel),
@@ -221,11 +223,11 @@ class QuantizedTile {
   const int8_t* const block_scales_;
   const int32_t *const quads_, *const begin_, *const row_scales_;
   const float* const scales_;
-  const Ahead& ahead_;
+  const PanelPrefetch& ahead_;
 };
 
 template <int M, Format Of>
-QUIRE_INLINE void tile(const Panels& w, int64_t panel, const uint8_t* x, const Ahead& ahead, F* out) {
+QUIRE_INLINE void tile(const Panels& w, int64_t panel, const uint8_t* x, const PanelPrefetch& ahead, F* out) {
   const uint8_t* values = w.values + panel * w.panel_bytes();
   if constexpr (Of == Format::int8 || Of == Format::int4) {
     QuantizedTile<M, Of == Format::int4>(w, panel, x, ahead).run(out);

@@ -111,11 +111,11 @@ class PackedCache:
             os.utime(path)
         return data
 
-    def draft(self, key: str, nbytes: int) -> Draft | None:
+    def create(self, key: str, nbytes: int) -> PackedFileWriter | None:
         """Create a file for so many packed bytes; None, after a warning, if that is impossible."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            return Draft(self.folder / (key + _SUFFIX), nbytes) if self._make_room(nbytes) else None
+            return PackedFileWriter(self.folder / (key + _SUFFIX), nbytes) if self._evict(nbytes) else None
         except OSError as error:
             self.give_up(error)
         return None
@@ -124,7 +124,7 @@ class PackedCache:
         """Log why packed weights are not cached."""
         _LOG.warning("packed weights are not kept in %s: %s", self.folder, error.strerror or error)
 
-    def _make_room(self, nbytes: int) -> bool:
+    def _evict(self, nbytes: int) -> bool:
         """Remove the least recently used files until `nbytes` fit within the limit; False if they cannot."""
         for path in self.folder.glob(".*" + _UNFINISHED):
             with contextlib.suppress(OSError):
@@ -176,7 +176,7 @@ class PackedCache:
         return len(chosen), sum(size for _, size, _ in chosen)
 
 
-class Draft:
+class PackedFileWriter:
     """A file that appears in the cache once it is complete. Its methods raise OSError."""
 
     def __init__(self, path: Path, nbytes: int) -> None:

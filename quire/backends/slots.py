@@ -88,8 +88,8 @@ class Slots:
         held = self._tables[group]
         slots, blocks = held.shape
         if slot >= slots or num_blocks > blocks:
-            room = (2 * (slot + 1) if slot >= slots else slots, max(blocks, 2 * num_blocks))
-            self._tables[group] = np.zeros(room, np.int64)
+            shape = (2 * (slot + 1) if slot >= slots else slots, max(blocks, 2 * num_blocks))
+            self._tables[group] = np.zeros(shape, np.int64)
             self._tables[group][:slots, :blocks] = held
         return self._tables[group][slot]
 

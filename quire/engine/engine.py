@@ -139,8 +139,8 @@ class Engine:
 
     def _collect(self) -> list[Output]:
         """Wait for the oldest step in flight and commit its results."""
-        flown = self._in_flight.popleft()
-        step, result = flown.step, flown.pending.result()
+        oldest = self._in_flight.popleft()
+        step, result = oldest.step, oldest.pending.result()
         outputs = self.scheduler.commit(step, result, self.clock())
         idle_since_s = result.began_s if self._idle_since_s is None else self._idle_since_s
         self._idle_since_s = max(result.ended_s, idle_since_s) if self.scheduler.has_work else None
@@ -149,11 +149,11 @@ class Engine:
                 index=step.index,
                 num_rows=len(step.rows),
                 num_tokens=step.num_tokens,
-                num_waiting=flown.num_waiting,
-                num_free_blocks=flown.num_free_blocks,
-                num_cached_tokens=flown.num_cached_tokens,
-                num_preemptions=flown.num_preemptions,
-                seconds=self.clock() - flown.planned_s,
+                num_waiting=oldest.num_waiting,
+                num_free_blocks=oldest.num_free_blocks,
+                num_cached_tokens=oldest.num_cached_tokens,
+                num_preemptions=oldest.num_preemptions,
+                seconds=self.clock() - oldest.planned_s,
                 device_s=result.ended_s - result.began_s,
                 idle_s=max(0.0, result.began_s - idle_since_s),
             )

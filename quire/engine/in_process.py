@@ -164,16 +164,16 @@ class EngineThread(LoopClient):
 
     def _run(self) -> None:
         try:
-            while self._obey():
+            while self._run_commands():
                 if self._engine.has_work:
                     outputs, report = step(self._engine)
                     if report is not None:
                         self._post(self._served, self._take_step, outputs, report)
         except BaseException as failure:
             self._failure = failure if isinstance(failure, EngineDead) else _death(failure)
-            self._post(self._loop, self._die, self._failure)
+            self._post(self._loop, self._end, self._failure)
 
-    def _obey(self) -> bool:
+    def _run_commands(self) -> bool:
         """Run pending commands, waiting for one while there is no work. Return False to stop."""
         wait = not self._engine.has_work
         with suppress(Empty):
@@ -205,7 +205,7 @@ class EngineThread(LoopClient):
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(function, *args)
 
-    def _die(self, error: EngineDead) -> None:
+    def _end(self, error: EngineDead) -> None:
         self.status.state = "stopped"
         self._fail_all(error)
 

@@ -258,11 +258,11 @@ def test_many_may_read_and_write_at_once(model: tuple[Path, Any], cache: PackedC
 
 
 def put(cache: PackedCache, key: str, used: float, size: int = 1000) -> None:
-    draft = cache.draft(key, size)
-    assert draft is not None
-    draft.put(np.full(size, len(key), np.uint8), 0)
-    draft.finish(key, "int8", map)
-    draft.close()
+    writer = cache.create(key, size)
+    assert writer is not None
+    writer.put(np.full(size, len(key), np.uint8), 0)
+    writer.finish(key, "int8", map)
+    writer.close()
     os.utime(cache.folder / f"{key}.packed", (used, used))
 
 
@@ -273,7 +273,7 @@ def test_the_least_recently_used_makes_room(tmp_path: Path) -> None:
     assert cache.read("a", 1000, map) is not None  # now the most recently used
     put(cache, "d", 2000.0)
     assert [entry.key for entry in cache.entries()] == ["a", "d", "c"]
-    assert cache.draft("e", 4001) is None  # more than there may ever be: nothing makes room for it
+    assert cache.create("e", 4001) is None  # more than there may ever be: nothing makes room for it
     assert len(cache.entries()) == 3
 
 

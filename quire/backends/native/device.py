@@ -75,10 +75,10 @@ class NativeDevice(HostDevice):
         """Return the bytes of values, packed activations, and the intermediate results of chosen experts."""
         values = super().step_bytes(program, weights, num_tokens)
         matrices = [w for op in program for w in op.weights() if len(w.shape) == 2]
-        room = max((_core.row_bytes(w.shape[-1]) for w in matrices), default=0)
+        packed = max((_core.row_bytes(w.shape[-1]) for w in matrices), default=0)
         experts = (op for op in program if isinstance(op, ops.Experts))
         apart = max((op.chosen * _expert_bytes(op.experts) for op in experts), default=0)
-        return values + num_tokens * (room + apart)
+        return values + num_tokens * (packed + apart)
 
     def loading_bytes(self, weights: WeightPlan) -> int:
         """Return the bytes of the largest tensor of the checkpoint, and of buffers for the cache file."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from quire.backends.native import _core
 from quire.backends.native.layout import VECTOR
-from quire.backends.packed_cache import Bytes, Draft, PackedCache, allocate
+from quire.backends.packed_cache import Bytes, PackedCache, PackedFileWriter, allocate
 from quire.program.program import WeightSpec
 from quire.quantize.kinds import DTYPE_NAMES, Array, Floats, to_float32
 from quire.quantize.round_to_nearest import SCHEMES, quantize
@@ -64,14 +64,14 @@ def load_packed(
         key = packing_key(plan)
         if (kept := cache.read(key, layout.nbytes, pool.map, progress)) is not None:
             return _named(layout, plan.specs, kept, True)
-        if (draft := cache.draft(key, layout.nbytes)) is not None:
+        if (writer := cache.create(key, layout.nbytes)) is not None:
             try:
-                packer.to_file(layout, plan.specs, draft)
-                return _named(layout, plan.specs, draft.finish(model, quantization, pool.map), False)
+                packer.to_file(layout, plan.specs, writer)
+                return _named(layout, plan.specs, writer.finish(model, quantization, pool.map), False)
             except OSError as error:
                 cache.give_up(error)
             finally:
-                draft.close()
+                writer.close()
         return _named(layout, plan.specs, packer.to_memory(layout, plan.specs), False)
 
 
@@ -83,19 +83,19 @@ def packing_key(plan: WeightPlan) -> str:
     return found.hexdigest()
 
 
-def _matrix(part: WeightPlace, room: Bytes) -> _core.Matrix:
+def _matrix(part: WeightPlace, buffer: Bytes) -> _core.Matrix:
     count, outputs, inputs = part.shape
-    return _core.Matrix.mapped(part.format, count, outputs, inputs, room)
+    return _core.Matrix.mapped(part.format, count, outputs, inputs, buffer)
 
 
 def _named(layout: Layout, specs: Mapping[str, WeightSpec], memory: Bytes, found: bool) -> Packed:
     matrices, vectors = {}, {}
     for part in layout.parts:
-        room = part.of(memory)
+        buffer = part.of(memory)
         if part.format == VECTOR:
-            vectors[part.name] = room.view(np.float32).reshape(specs[part.name].shape)
+            vectors[part.name] = buffer.view(np.float32).reshape(specs[part.name].shape)
         else:
-            matrices[part.name] = _matrix(part, room)
+            matrices[part.name] = _matrix(part, buffer)
     return Packed(matrices, vectors, found)
 
 
@@ -117,22 +117,22 @@ class _Packer:
             self._begin(part, specs[part.name], part.of(memory))()
         return memory
 
-    def to_file(self, layout: Layout, specs: Mapping[str, WeightSpec], draft: Draft) -> None:
+    def to_file(self, layout: Layout, specs: Mapping[str, WeightSpec], writer: PackedFileWriter) -> None:
         """Pack all weights into a file: while one is packed, the previous one is written."""
         most = max(part.nbytes for part in layout.parts)
-        rooms, before = (allocate(most), allocate(most)), None
+        buffers, before = (allocate(most), allocate(most)), None
         for number, part in enumerate(self._in_order(layout, specs)):
-            room = rooms[number % 2][: part.nbytes]
-            room.fill(0)  # packing does not write the padding between the parts of a matrix
-            end = self._begin(part, specs[part.name], room)
+            buffer = buffers[number % 2][: part.nbytes]
+            buffer.fill(0)  # packing does not write the padding between the parts of a matrix
+            end = self._begin(part, specs[part.name], buffer)
             try:
                 if before is not None:
-                    draft.put(*before)
+                    writer.put(*before)
             finally:
                 end()
-            before = room, part.offset
+            before = buffer, part.offset
         if before is not None:
-            draft.put(*before)
+            writer.put(*before)
 
     def _in_order(self, layout: Layout, specs: Mapping[str, WeightSpec]) -> Iterator[WeightPlace]:
         """Yield each part; prefetch the tensors of the next, release its own, and report progress."""
@@ -149,18 +149,18 @@ class _Packer:
             if self._progress is not None:
                 self._progress(done, total)
 
-    def _begin(self, part: WeightPlace, spec: WeightSpec, room: Bytes) -> Callable[[], None]:
+    def _begin(self, part: WeightPlace, spec: WeightSpec, buffer: Bytes) -> Callable[[], None]:
         """Start packing one weight; return a function that waits for the end.
 
         That raises ConfigError if the weight is to be quantized and has numbers that are not finite.
         """
         arrays = [canonical(spec, self._tensors.pull(source)).floats() for source in spec.sources]
         if part.format == VECTOR:
-            numbers = room.view(np.float32).reshape(len(arrays), -1)
+            numbers = buffer.view(np.float32).reshape(len(arrays), -1)
             for row, array in zip(numbers, arrays, strict=True):
                 row[...] = to_float32(array).reshape(-1)
             return lambda: None
-        tasks = self._submit(_matrix(part, room), _matrices(arrays))
+        tasks = self._submit(_matrix(part, buffer), _matrices(arrays))
 
         def end() -> None:
             finite = [task.result() for task in tasks]
