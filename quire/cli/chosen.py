@@ -11,10 +11,12 @@ _WORDS = {
     "backend": "{} backend",
     "weights": "weights {}",
     "max_model_len": "context of {} tokens",
-    "kv_cache_tokens": "cache of {} tokens",
-    "kv_cache_dtype": "cached as {}",
-    "kv_cache_memory": "cached in {}",
-    "memory": "{} of memory",
+    "kv_cache_tokens": "KV cache of {} tokens",
+    "kv_cache_dtype": "in {}",
+    "kv_cache_memory": "{}",
+    "memory": "{} in total",
+    "isa": "{} kernels",
+    "num_threads": "{} threads",
 }
 
 

@@ -69,19 +69,19 @@ def run(args: argparse.Namespace) -> int:
     return asyncio.run(serve(config, engine_config, _show_ready))
 
 
-def _show_ready(serving: ServiceState, url: str) -> None:
+def _show_ready(service: ServiceState, url: str) -> None:
     """Print the address, the settings chosen for the model, and a first request to copy."""
     from quire.server.auth import is_loopback
 
-    chosen = serving.engine.status.facts.chosen
-    if serving.config.log_format == "json":
-        fields = {**chosen, "url": f"{url}/v1", "models": serving.names}
+    chosen = service.engine.status.facts.chosen
+    if service.config.log_format == "json":
+        fields = {**chosen, "url": f"{url}/v1", "models": service.names}
         _LOG.info("ready", extra={"fields": fields})
         return
     settings = in_words({name: value for name, value in chosen.items() if name != "model"})
-    names = escape(", ".join((*serving.names, *serving.patterns)))
+    names = escape(", ".join((*service.names, *service.patterns)))
     print(f"{bold('quire serves')} {names} {bold('at')} {url}/v1")
     print(textwrap.fill(" · ".join(settings), WIDTH, initial_indent="  ", subsequent_indent="  "))
-    print(CURL.format(url=url, model=serving.names[0], key=KEY if serving.keyed else ""), flush=True)
-    if not (serving.keyed or is_loopback(serving.config.host)):
+    print(CURL.format(url=url, model=service.names[0], key=KEY if service.keyed else ""), flush=True)
+    if not (service.keyed or is_loopback(service.config.host)):
         note("anyone who can reach this machine can use it; QUIRE_API_KEY or --api-key-file requires a key")
