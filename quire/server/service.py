@@ -94,6 +94,10 @@ class ServiceState:
             "model_not_found",
         )
 
+    def template_reads(self, variable: str) -> bool:
+        """Return True if one of the model's chat templates names this variable."""
+        return any(variable in source for source in self.frontend.chat_template.templates.values())
+
     def check_queue(self, num_requests: int = 1, num_tokens: int = 0) -> None:
         """Raise QueueFull unless so many more requests and prompt tokens can be queued.
 

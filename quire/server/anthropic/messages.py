@@ -61,8 +61,7 @@ async def create(request: Request) -> Response:
             edits = protocol.Edits(await service.in_thread(_edit, service, asked, task))
         run = await start_chat(handle_of(request), task)
     message = MessageReply(id=message_id, model=model, usage=_usage(run))
-    sources = service.frontend.chat_template.templates.values()
-    idle = protocol.without_effect(asked, any("reasoning_effort" in source for source in sources))
+    idle = protocol.without_effect(asked, service.template_reads("reasoning_effort"))
     message.warnings = response_warnings(request, unknown, task.warnings + idle) or UNSET
     writer = MessageWriter(message, run, asked.max_tokens, edits)
     if asked.stream:

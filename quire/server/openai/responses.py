@@ -50,8 +50,7 @@ async def create(request: Request) -> Response:
         run = await start_chat(handle_of(request), task)
     params = run.params
     response = _begun(asked, service, params, response_id, model)
-    sources = service.frontend.chat_template.templates.values()
-    idle = items.without_effect(asked, any("reasoning_effort" in source for source in sources))
+    idle = items.without_effect(asked, service.template_reads("reasoning_effort"))
     response.warnings = response_warnings(request, unknown, task.warnings + idle) or UNSET
     shape = None if params.logprobs is None else ChatLogprobs(run.tokenizer, params.logprobs, False)
     writer = ResponseWriter(response, run, toolbox, LogprobCursor(run.output.outputs[0], shape))
