@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any
 
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 
 TOOLS = [
     {
@@ -60,7 +60,10 @@ def main(question: str = "What is the weather in Oslo?") -> None:
         base_url=os.environ.get("OPENAI_BASE_URL", "http://127.0.0.1:8000/v1"),
         api_key=os.environ.get("OPENAI_API_KEY", "unused"),
     )
-    model = client.models.list().data[0].id
+    try:
+        model = client.models.list().data[0].id
+    except APIConnectionError:
+        sys.exit(f"no server at {client.base_url}: start one with 'quire serve'")
     print(question)
     print(answer(client, model, [{"role": "user", "content": question}]))
 
