@@ -39,9 +39,15 @@ ROOMS = (
     Room("native", 680, "the Python side of the C++ backend: lowering, memory, calls", ("backends/native",)),
     Room(
         "server",
-        6_510,
-        "HTTP, the engine's process, and the APIs of OpenAI, Anthropic, Ollama, llama.cpp",
+        3_200,
+        "HTTP and its limits, requests and the queue, the engine's process, metrics, what all APIs share",
         ("server",),
+    ),
+    Room(
+        "apis",
+        3_300,
+        "the APIs of OpenAI, Anthropic, Ollama and llama.cpp: each could be deleted with its line in app.py",
+        ("server/openai", "server/anthropic", "server/ollama", "server/llamacpp"),
     ),
     Room(
         "text",
