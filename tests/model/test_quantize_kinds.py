@@ -135,7 +135,7 @@ def test_arrays_that_do_not_belong_together_are_refused() -> None:
         with pytest.raises(ValueError, match=r".+"):
             wrong()
     for weight in (make_int8(0, (4,), 80), make_int4(0, (4,), 80)):
-        with pytest.raises(ValueError, match="groups of inputs"):
+        with pytest.raises(ValueError, match="along the inputs"):
             weight.transposed()
         with pytest.raises(ValueError, match="axis -1"):
             weight.every(0, 2, -1)
