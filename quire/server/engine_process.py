@@ -25,9 +25,8 @@ from quire.server.engine_messages import BadFrame, EngineMessage, ToEngine
 
 NAME = b"quire-engine"
 PROGRESS_S = 0.05  # between two Loading messages
-GC_THRESHOLD = (
-    50_000  # new objects before a garbage collection; the default of 700 would pause every few steps
-)
+# New objects before a garbage collection of 0.5 ms; the default of 700 would pause every few steps.
+GC_THRESHOLD = 10_000
 _CHUNK_BYTES = 1 << 20
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # linux/prctl.h
 _LOG = logging.getLogger(__name__)
