@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
-from requests_over_http import LONG, SHORT, Background, wait_for
-from server import running
+from guarded import read_one
+from requests_over_http import LONG, SHORT, Background, address, wait_for
+from server import Server, running
 
 GENERATING = (
     *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"),
@@ -17,34 +18,53 @@ GENERATING = (
 UNREADABLE: dict[str, Any] = {"content": b"{", "headers": {"content-type": "application/json"}}
 
 
+def head(path: str) -> bytes:
+    """The head of a request whose body does not come."""
+    lines = (f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json")
+    return "\r\n".join((*lines, "Content-Length: 100", "", "")).encode()
+
+
 @pytest.fixture(scope="module")
-def full() -> Iterator[httpx.Client]:
-    """A client of a server whose only slot and only place in the queue are taken, for a while."""
-    options = ("--device", "reference", "--max-num-seqs", "1", "--max-queued-requests", "1")
-    with running(*options) as server, server.client() as client:
-        held = Background(server, LONG)
-        assert held.first.wait(30)
-        Background(server, SHORT)
-        wait_for(lambda: client.get("/load").json()["num_requests_queued"] == 1, 10, "one waits")
-        client.server = server  # type: ignore[attr-defined]
-        yield client
+def server() -> Iterator[Server]:
+    with running("--device", "reference", "--max-num-seqs", "1", "--max-queued-requests", "1") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def full(server: Server) -> Server:
+    """The server with its only slot and its only place in the queue taken, for a while."""
+    held = Background(server, LONG)
+    assert held.first.wait(30)
+    Background(server, SHORT)
+    wait_for(lambda: server.load()["num_requests_queued"] == 1, 10, "one waits")
+    return server
+
+
+def test_a_slow_upload_holds_no_place(server: Server) -> None:
+    with socket.create_connection(address(server)) as connection, server.client() as client:
+        connection.sendall(head("/v1/completions"))
+        wait_for(lambda: server.load()["server_load"] == 1, 5, "it is open")
+        assert server.load()["num_requests_queued"] == 0
+        assert client.post("/v1/completions", json=SHORT).status_code == 200
 
 
 @pytest.mark.parametrize("path", GENERATING)
-def test_a_full_queue_refuses_before_it_reads(full: httpx.Client, path: str) -> None:
-    reply = full.post(path, **UNREADABLE)
-    assert reply.status_code == 503
-    assert int(reply.headers["retry-after"]) >= 1
-    assert "the queue is full: 1 requests wait" in reply.text
+def test_a_full_queue_refuses_before_it_reads(full: Server, path: str) -> None:
+    with socket.create_connection(address(full), timeout=5) as connection:
+        connection.sendall(head(path))
+        status, headers, body = read_one(connection)
+    assert status == 503
+    assert int(headers["retry-after"]) >= 1
+    assert b"the queue is full: 1 requests wait" in body
 
 
-def test_refusals_are_counted_one_by_one_and_logged_together(full: httpx.Client) -> None:
-    for _ in range(5):
-        full.post("/v1/completions", **UNREADABLE)
-    metrics = full.get("/metrics").text
+def test_refusals_are_counted_one_by_one_and_logged_together(full: Server) -> None:
+    with full.client() as client:
+        for _ in range(5):
+            assert client.post("/v1/completions", **UNREADABLE).status_code == 503
+        metrics = client.get("/metrics").text
     (counted,) = (line for line in metrics.splitlines() if 'reason="requests"' in line and "_total" in line)
     assert float(counted.split()[-1]) >= 5
     assert 'path="/v1/completions",status="5xx"' in metrics
-    log = full.server.log  # type: ignore[attr-defined]
-    wait_for(lambda: "queue full" in full.server.log, 3, "a line of the log")  # type: ignore[attr-defined]
-    assert "status=503 ms=" not in log
+    wait_for(lambda: "queue full" in full.log, 3, "a line of the log")
+    assert "status=503 ms=" not in full.log
