@@ -75,8 +75,7 @@ class EventStream(Response):
                 await write(first.result())  # in one packet with the head
             keeping_alive = asyncio.create_task(self._send_keep_alives(write))
             try:
-                # In a task of its own: a token then wakes this coroutine alone and not every middleware
-                # above.
+                # In a task of its own: a token then wakes this coroutine and no middleware above it.
                 await asyncio.create_task(self._send_all(None if begun else first, send, write))
             finally:
                 keeping_alive.cancel()

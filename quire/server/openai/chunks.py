@@ -68,33 +68,31 @@ class CompletionChunkChoice(Struct):
     prompt_token_ids: Sequence[int] | UnsetType = UNSET
 
 
-class ChatChunk(Struct, kw_only=True):
-    """An event of a streamed chat completion. The first has `warnings`, the last `timings`."""
+class _StreamChunk(Struct, kw_only=True):
+    """Fields of both chunks. The first of a stream has `warnings`, the last `timings`."""
 
     id: str
     created: int
     model: str
     system_fingerprint: str
-    object: str = "chat.completion.chunk"
-    choices: list[ChatChunkChoice] = []
     usage: TokenCounts | UnsetType = UNSET
     timings: Timings | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
+
+
+class ChatChunk(_StreamChunk, kw_only=True):
+    """An event of a streamed chat completion."""
+
+    choices: list[ChatChunkChoice] = []
+    object: str = "chat.completion.chunk"
     prompt_token_ids: Sequence[int] | UnsetType = UNSET
 
 
-class CompletionChunk(Struct, kw_only=True):
-    """An event of a streamed completion. The first has `warnings`, the last `timings`."""
+class CompletionChunk(_StreamChunk, kw_only=True):
+    """An event of a streamed completion."""
 
-    id: str
-    created: int
-    model: str
-    system_fingerprint: str
-    object: str = "text_completion"
     choices: list[CompletionChunkChoice] = []
-    usage: TokenCounts | UnsetType = UNSET
-    timings: Timings | UnsetType = UNSET
-    warnings: list[str] | UnsetType = UNSET
+    object: str = "text_completion"
 
 
 Chunk = TypeVar("Chunk", ChatChunk, CompletionChunk)
