@@ -13,6 +13,9 @@ from typing import Literal, NamedTuple
 from quire.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+# What bound a step: reading memory or a cache, arithmetic by type, the time between steps, sampling with the
+# masks of grammars, waiting for a core. "": unknown.
+Bound = Literal["", "memory", "cache", "int8", "bf16", "f32", "overhead", "sampling", "waiting"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,23 +176,41 @@ class RowResult(NamedTuple):
 class StepResult:
     """The device's answer to a Step: one RowResult for each row, in the order of `step.rows`.
 
-    `began_s` and `ended_s` are the times when the device computed, on the clock of `time.monotonic`.
+    `began_s` and `ended_s` are the times when the device began and ended it, on the clock of
+    `time.monotonic`. Between them it waited `mask_s` for the masks of grammars, sampled for `sampling_s`, and
+    one of its threads waited `core_wait_s` for a core, the one that waited longest.
     """
 
     rows: tuple[RowResult, ...]
     began_s: float = 0.0
     ended_s: float = 0.0
+    mask_s: float = 0.0
+    sampling_s: float = 0.0
+    core_wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """Times of one sequence on the engine's clock, in seconds, and its preemptions."""
+    """Times of one sequence on the engine's clock, in seconds, its preemptions, and its receipt.
+
+    The receipt says where the time from admission to the end went. `preempted_s`: from a preemption to the
+    next token. `prefill_interference_s` and `decode_interference_s`: what prompts and decoding of others
+    added. `grammar_s`: waiting for the masks of its grammar. `cached_saved_s`: what computing the cached part
+    of its prompt would have taken. `ideal_s`: its own steps, alone, at the roof. The shares of a step are
+    predictions of the engine's StepLaw, scaled to the measured time; they are 0 without one.
+    """
 
     arrival_s: float
     admitted_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None
     num_preemptions: int = 0
+    preempted_s: float = 0.0
+    prefill_interference_s: float = 0.0
+    decode_interference_s: float = 0.0
+    grammar_s: float = 0.0
+    cached_saved_s: float = 0.0
+    ideal_s: float = 0.0
 
 
 class Output(NamedTuple):
@@ -219,9 +240,13 @@ class Record:
     """The cost of a step: for the live view, the metrics and recordings.
 
     `seconds` is the time from planning the step to its outputs; steps in flight together overlap. `device_s`
-    is the time the device computed it. `idle_s` is the time before that in which the device was idle although
-    requests were open: from the end of the previous step, or from planning this one if nothing was open then,
-    to its start. No time is counted twice.
+    is the time the device computed it, of which `sampling_s` sampling and `core_wait_s` waiting for a core;
+    `mask_s` is the time it waited for masks. `idle_s` is the time before that in which the device was idle
+    although requests were open: from the end of the previous step, or from planning this one if nothing was
+    open then, to its start. No time is counted twice.
+
+    `predicted_s` is the time that the engine's StepLaw expects. `roof_share` is the time at the measured
+    ceilings over `device_s`; above 1 the ceilings are stale. `bound` says what took most of the time.
     """
 
     index: int
@@ -234,3 +259,9 @@ class Record:
     seconds: float
     device_s: float = 0.0
     idle_s: float = 0.0
+    mask_s: float = 0.0
+    sampling_s: float = 0.0
+    core_wait_s: float = 0.0
+    predicted_s: float = 0.0
+    roof_share: float = 0.0
+    bound: Bound = ""

@@ -21,13 +21,14 @@ A plan is a pure function of the preceding calls: no clock is read, and every co
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable
 
 from quire.engine.caches import Caches, Group
 from quire.engine.plan import Plan
-from quire.engine.policy import WaitingQueue, make_queue
 from quire.engine.request import ScheduledRequest, Sequence
+from quire.engine.step_law import StepLaw
+from quire.engine.waiting import WaitingLine
 from quire.types import Failure, NewRequest, Output, Row, RowResult, Step, StepResult
 
 
@@ -76,9 +77,9 @@ class Scheduler:
         self._private = not enable_prefix_caching
         self._requests: dict[str, ScheduledRequest] = {}
         self._running: dict[int, Sequence] = {}  # by slot, in the order of admission
-        self._head: OrderedDict[Sequence, None] = OrderedDict()  # admitted before the queue
-        self._queue: WaitingQueue = make_queue(policy)
+        self._waiting = WaitingLine(policy)
         self._num_open = 0  # sequences
+        self._law: StepLaw | None = None
         self._free_slots = list(range(max_num_seqs))  # a heap: the lowest first
         self._released: list[int] = []  # slots vacated since the last step
         self._in_flight: deque[list[Sequence]] = deque()  # those with rows, oldest step first
@@ -118,7 +119,11 @@ class Scheduler:
         )
         self._requests[new.request_id] = request
         self._num_open += new.params.num_sequences
-        self._queue.push(request.sequences[0])
+        self._waiting.push(request.sequences[0])
+
+    def calibrate(self, law: StepLaw) -> None:
+        """Predict the time of steps by this law from now on."""
+        self._law = law
 
     def abort(self, request_id: str, now: float, sequence: int | None = None) -> list[Output]:
         """Abort a request, or one sequence of it; return a final output for each that was open.
@@ -217,13 +222,12 @@ class Scheduler:
         sequence.num_preemptions += 1
         sequence.free_after = self._num_steps
         self.num_preemptions += 1
-        self._head[sequence] = None
-        self._head.move_to_end(sequence, last=False)  # the youngest first, so the oldest ends up in front
+        self._waiting.put_first(sequence)  # the youngest first, so the oldest ends up in front
 
     def _plan_waiting(self, plan: Plan, now: float) -> None:
         """Admit waiting sequences, in order, while tokens, slots and blocks are left."""
         while plan.budget and self._free_slots:
-            sequence = next(iter(self._head)) if self._head else self._queue.peek()
+            sequence = self._waiting.peek()
             if sequence is None or not self._admit(sequence, now, plan):
                 return
 
@@ -244,7 +248,7 @@ class Scheduler:
         match = caches.match(sequence)
         if not caches.has_room(sequence, num_spare):
             return False
-        self._withdraw(sequence)
+        self._waiting.remove(sequence)
         sequence.slot = heapq.heappop(self._free_slots)
         granted, restored = caches.admit(sequence, match)
         sequence.num_planned = sequence.num_computed = start = match.num_blocks * self.block_size
@@ -252,7 +256,7 @@ class Scheduler:
         if sequence.admitted_s is None:
             sequence.admitted_s = now
             sequence.num_cached_tokens = start
-            self._queue.charge(sequence, sequence.num_known - start, 0)
+            self._waiting.charge(sequence, sequence.num_known - start, 0)
         self._running[sequence.slot] = sequence
         self._num_constrained += bool(new.grammar)
         plan.admitted.append(sequence.admission())
@@ -291,7 +295,7 @@ class Scheduler:
             if len(token_ids) != 1 and not 0 < len(token_ids) <= 1 + len(row.drafted):
                 return self._fail(sequence, Failure("the device returned no token, or too many"), now)
             token_ids, finish_reason, stop_reason = sequence.take(token_ids, now)
-            self._queue.charge(sequence, 0, len(token_ids))
+            self._waiting.charge(sequence, 0, len(token_ids))
             end = sequence.num_known - 1
             if row.drafted:
                 sequence.num_planned, sequence.num_ahead = end, sequence.num_known
@@ -323,7 +327,7 @@ class Scheduler:
         request = leader.request
         for follower in request.followers:
             follower.chain = leader.chain[: leader.num_prompt // self.block_size]
-            self._head[follower] = None
+            self._waiting.put_before_queue(follower)
         request.followers = {}
 
     def _fail(self, sequence: Sequence, error: Failure, now: float) -> Output:
@@ -334,10 +338,12 @@ class Scheduler:
         """End a sequence in any state. Every final output passes through here, once."""
         request = sequence.request
         leads = sequence not in request.followers
-        if sequence.slot >= 0:
+        if not leads:
+            del request.followers[sequence]
+        elif sequence.slot >= 0:
             self._vacate(sequence)
         else:
-            self._withdraw(sequence)
+            self._waiting.remove(sequence)
         sequence.finished = True
         self._num_open -= 1
         request.num_open -= 1
@@ -347,7 +353,7 @@ class Scheduler:
         elif leads and request.followers:  # it ended before computing the prompt: the next one leads
             follower = next(iter(request.followers))
             del request.followers[follower]
-            self._head[follower] = None
+            self._waiting.put_before_queue(follower)
         return output
 
     def _vacate(self, sequence: Sequence) -> None:
@@ -362,24 +368,15 @@ class Scheduler:
         sequence.num_registered = sequence.num_computed = sequence.num_planned = 0
         self._num_constrained -= bool(sequence.request.new.grammar)
 
-    def _withdraw(self, sequence: Sequence) -> None:
-        """Remove a waiting sequence from its queue."""
-        if sequence in sequence.request.followers:
-            del sequence.request.followers[sequence]
-        elif sequence in self._head:
-            del self._head[sequence]
-        else:
-            self._queue.remove(sequence)
-
     def check(self) -> None:
         """Raise AssertionError unless all state is consistent. Takes time proportional to open requests."""
         self.caches.check(self._running.values(), self.max_steps_in_flight)
-        self._queue.check()
+        self._waiting.check()
         assert sorted([*self._running, *self._free_slots]) == list(range(self.max_num_seqs))
         for slot, sequence in self._running.items():
             assert sequence.slot == slot
             sequence.check(self.block_size)
-        places = [*self._running.values(), *self._head]
+        places = [*self._running.values(), *self._waiting.before_queue]
         for request_id, request in self._requests.items():
             assert request.new.request_id == request_id
             open_sequences = [sequence for sequence in request.sequences if not sequence.finished]
@@ -390,5 +387,5 @@ class Scheduler:
         for sequence in places[len(self._running) :]:
             assert (sequence.slot, sequence.tables, sequence.num_planned) == (-1, [], 0)
             sequence.check(self.block_size)
-        assert len(places) + len(self._queue) == self._num_open >= len(self._running)
+        assert len(places) + self._waiting.num_queued == self._num_open >= len(self._running)
         assert self._num_constrained == sum(bool(c.request.new.grammar) for c in self._running.values())

@@ -595,7 +595,7 @@ def test_fair_lets_a_newcomer_in_before_a_flood():
     while run.scheduler.has_work:
         order += [a.request_id for a in run.step()[0].admitted]
     assert order == ["b", "a1", "a2", "a3"]
-    assert run.scheduler._queue.counter("a") == 4 * (4 + 2 * 4)
+    assert run.scheduler._waiting._queue.counter("a") == 4 * (4 + 2 * 4)
 
 
 def test_nobody_is_charged_for_being_preempted():
@@ -604,7 +604,7 @@ def test_nobody_is_charged_for_being_preempted():
     run.add("young", [2] * 7, max_tokens=12, ignore_eos=True)
     run.finish()
     assert run.scheduler.num_preemptions > 0
-    assert run.scheduler._queue.counter("") == 2 * (7 + 2 * 12)
+    assert run.scheduler._waiting._queue.counter("") == 2 * (7 + 2 * 12)
 
 
 def test_priority_decides_who_is_admitted():
