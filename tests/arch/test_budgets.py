@@ -31,7 +31,7 @@ class Room:
 ROOMS = (
     Room(
         "core",
-        4_450,
+        5_000,
         "scheduling, the programs of all model families, and sampling: the part to read in a weekend",
         ("types.py", "sampling_params.py", "engine", "program", "models", "runner", "sampling"),
     ),
@@ -39,7 +39,7 @@ ROOMS = (
     Room("native", 680, "the Python side of the C++ backend: lowering, memory, calls", ("backends/native",)),
     Room(
         "server",
-        3_200,
+        3_700,
         "HTTP and its limits, requests and the queue, the engine's process, metrics, what all APIs share",
         ("server",),
     ),
@@ -56,8 +56,17 @@ ROOMS = (
         ("text", "grammar", "sandbox"),
     ),
     Room("formats", 1_250, "reading checkpoints, and storing weights in fewer bits", ("weights", "quantize")),
-    Room("cli", 1_930, "the commands of `quire`, their options and their help", ("cli",)),
-    Room("rest", 1_550, "LLM and AsyncLLM, configuration, memory planning, the roofline", ("",)),
+    Room("cli", 2_700, "the commands of `quire`, their options and their help", ("cli",)),
+    Room(
+        "explained",
+        3_200,
+        "costs against ceilings, verdicts, plans, simulation, recording and replay",
+        ("roofline", "simulation", "recording"),
+    ),
+    Room(
+        "bench", 2_000, "the load generator, its report, goals and plots", ("bench", "goals.py", "plots.py")
+    ),
+    Room("rest", 1_600, "LLM and AsyncLLM, configuration, memory planning", ("",)),
 )
 NATIVE_LINES = 7_500  # of C++, every line counted
 FILE_LINES = 400  # every line counted, as in an editor

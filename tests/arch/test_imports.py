@@ -16,14 +16,14 @@ from sources import ROOT, Import, Source, module_imported, package, snippet, uni
 # "" is the package itself: `from quire import LLM`.
 LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"types", "errors", "sampling_params"}),
-    frozenset({"config", "json_file", "regular_file", "sandbox"}),
+    frozenset({"config", "goals", "json_file", "regular_file", "sandbox"}),
     frozenset({"program", "quantize", "grammar", "text", "weights", "sampling"}),
     frozenset({"models", "backends"}),
     frozenset({"engine", "speculate", "runner"}),
     frozenset(
         {"llm", "async_llm", "loaded", "build", "memory", "cache_plan", "frontend", "outputs", "progress"}
     )
-    | frozenset({"roofline", "bench", ""}),
+    | frozenset({"roofline", "simulation", "recording", "bench", "plots", ""}),
     frozenset({"server", "cluster", "cli", "console", "__main__"}),
 )
 APART = frozenset({"engine", "speculate", "runner"})  # of one level, and knowing nothing of each other
