@@ -6,7 +6,17 @@ import struct
 from dataclasses import dataclass, field, replace
 
 from quire.engine.blocks import BlockPool, chain_hash, root_hash
-from quire.types import Admission, Failure, FinishReason, NewRequest, Output, PositionLogprobs, RequestMetrics
+from quire.types import (
+    Admission,
+    Failure,
+    FinishReason,
+    NewRequest,
+    Output,
+    PositionLogprobs,
+    RequestMetrics,
+    Row,
+    RowResult,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -81,6 +91,19 @@ class ScheduledRequest:
         self.prompt_logprobs.extend(got[len(self.prompt_logprobs) - start :])
         self.lacks_prompt_logprobs = len(self.prompt_logprobs) < num_wanted
         return True
+
+    def failure(self, row: Row, got: RowResult) -> Failure | None:
+        """Return what is wrong with the result of a row, if anything, and store its prompt logprobs."""
+        if got.error is not None:
+            return got.error
+        end = row.start + row.count
+        if self.lacks_prompt_logprobs and not self.collect_prompt_logprobs(
+            row.start, end, got.prompt_logprobs
+        ):
+            return Failure("the device returned too few prompt logprobs")
+        if row.sample and not 0 < len(got.token_ids) <= 1 + len(row.drafted):
+            return Failure("the device returned no token, or too many")
+        return None
 
     def take_prompt_logprobs(self) -> tuple[PositionLogprobs, ...]:
         """Return the prompt's logprobs once, when they are complete; otherwise nothing."""

@@ -20,13 +20,14 @@ A plan is a pure function of the preceding calls: no clock is read, and every co
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Iterable
 
+from quire.engine.budget import Budget
 from quire.engine.caches import Caches, Group
 from quire.engine.plan import Plan
 from quire.engine.request import ScheduledRequest, Sequence
+from quire.engine.slot_table import SlotTable
 from quire.engine.step_law import StepLaw
 from quire.engine.waiting import WaitingLine
 from quire.types import Failure, NewRequest, Output, Row, RowResult, Step, StepResult
@@ -43,8 +44,7 @@ class Scheduler:
     `add` and `abort` may be called at any time. The time of a step grows with its rows and admitted tokens,
     not with the queue or the pool. Requests must be within the limits, which `engine.validate` checks.
 
-    A step has at most `max_num_batched_tokens`, and at most `max_num_prefill_tokens` of prompts while other
-    sequences generate.
+    `budget.py` says how many tokens a step has: at most `max_num_batched_tokens`.
 
     An admission leaves `num_spare_blocks` free for each running sequence, which will need them soon. Without
     them a sequence admitted into the last block would be preempted at once, and its work wasted.
@@ -67,24 +67,22 @@ class Scheduler:
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.max_num_prefill_tokens = max_num_prefill_tokens or max_num_batched_tokens
         self.max_model_len = max_model_len
         self.max_steps_in_flight = max_steps_in_flight
         self.caches = Caches(groups, block_size, max_num_batched_tokens, retain=enable_prefix_caching)
         self.num_preemptions = 0  # since the start
         self.num_cached_tokens = 0  # taken from the prefix cache since the start
+        self._budget = Budget(max_num_batched_tokens, max_num_prefill_tokens)
         self._num_spare_blocks = num_spare_blocks
         self._private = not enable_prefix_caching
         self._requests: dict[str, ScheduledRequest] = {}
-        self._running: dict[int, Sequence] = {}  # by slot, in the order of admission
+        self._slots = SlotTable(max_num_seqs)
+        self._running = self._slots.sequences  # by slot, in the order of admission
         self._waiting = WaitingLine(policy)
         self._num_open = 0  # sequences
         self._law: StepLaw | None = None
-        self._free_slots = list(range(max_num_seqs))  # a heap: the lowest first
-        self._released: list[int] = []  # slots vacated since the last step
         self._in_flight: deque[list[Sequence]] = deque()  # those with rows, oldest step first
         self._num_steps = 0
-        self._num_constrained = 0  # running sequences with a grammar
         self._drafted = False  # the newest step in flight verifies drafted tokens
 
     @property
@@ -162,9 +160,9 @@ class Scheduler:
         """
         if len(self._in_flight) >= self.max_steps_in_flight:
             raise RuntimeError("too many steps were not committed")
-        if self._in_flight and (self._num_constrained or self._drafted):
+        if self._in_flight and (self._slots.num_constrained or self._drafted):
             return None
-        plan = Plan(self.caches, self._budget(), len(self._running))
+        plan = Plan(self.caches, self._budget.num_tokens(self._running.values()), len(self._running))
         self._plan_running(plan)
         self._plan_waiting(plan, now)
         if not plan.rows:
@@ -173,15 +171,8 @@ class Scheduler:
             return None
         self._in_flight.append(plan.sequences)
         self._drafted = plan.drafted
-        released, self._released = self._released, []
         self._num_steps += 1
-        return plan.step(self._num_steps - 1, released)
-
-    def _budget(self) -> int:
-        """Return the token budget of the next step: a chunk of a prompt bounds the delay of decoding."""
-        generating = sum(c.num_ahead - c.num_planned == 1 for c in self._running.values())
-        most = generating + self.max_num_prefill_tokens if generating else self.max_num_batched_tokens
-        return min(most, self.max_num_batched_tokens)
+        return plan.step(self._num_steps - 1, self._slots.take_released())
 
     def _plan_running(self, plan: Plan) -> None:
         """Add rows for the running sequences, oldest first."""
@@ -226,7 +217,7 @@ class Scheduler:
 
     def _plan_waiting(self, plan: Plan, now: float) -> None:
         """Admit waiting sequences, in order, while tokens, slots and blocks are left."""
-        while plan.budget and self._free_slots:
+        while plan.budget and self._slots.any_free:
             sequence = self._waiting.peek()
             if sequence is None or not self._admit(sequence, now, plan):
                 return
@@ -249,7 +240,7 @@ class Scheduler:
         if not caches.has_room(sequence, num_spare):
             return False
         self._waiting.remove(sequence)
-        sequence.slot = heapq.heappop(self._free_slots)
+        self._slots.enter(sequence)
         granted, restored = caches.admit(sequence, match)
         sequence.num_planned = sequence.num_computed = start = match.num_blocks * self.block_size
         self.num_cached_tokens += start
@@ -257,8 +248,6 @@ class Scheduler:
             sequence.admitted_s = now
             sequence.num_cached_tokens = start
             self._waiting.charge(sequence, sequence.num_known - start, 0)
-        self._running[sequence.slot] = sequence
-        self._num_constrained += bool(new.grammar)
         plan.admitted.append(sequence.admission())
         plan.granted += granted
         plan.restored += restored
@@ -283,18 +272,12 @@ class Scheduler:
 
     def _commit_row(self, sequence: Sequence, row: Row, got: RowResult, now: float) -> Output | None:
         """Append the new tokens, count the computed ones, and register full blocks in the cache."""
-        if got.error is not None:
-            return self._fail(sequence, got.error, now)
-        request, token_ids = sequence.request, got.token_ids
-        if request.lacks_prompt_logprobs and not request.collect_prompt_logprobs(
-            row.start, row.start + row.count, got.prompt_logprobs
-        ):
-            return self._fail(sequence, Failure("the device returned too few prompt logprobs"), now)
+        request = sequence.request
+        if (failure := request.failure(row, got)) is not None:
+            return self._fail(sequence, failure, now)
         finish_reason = stop_reason = None
         if row.sample:
-            if len(token_ids) != 1 and not 0 < len(token_ids) <= 1 + len(row.drafted):
-                return self._fail(sequence, Failure("the device returned no token, or too many"), now)
-            token_ids, finish_reason, stop_reason = sequence.take(token_ids, now)
+            token_ids, finish_reason, stop_reason = sequence.take(got.token_ids, now)
             self._waiting.charge(sequence, 0, len(token_ids))
             end = sequence.num_known - 1
             if row.drafted:
@@ -358,24 +341,16 @@ class Scheduler:
 
     def _vacate(self, sequence: Sequence) -> None:
         """Free the slot and the blocks of a running sequence."""
-        slot = sequence.slot
-        del self._running[slot]
-        heapq.heappush(self._free_slots, slot)
-        self._released.append(slot)
+        self._slots.leave(sequence)
         self.caches.release(sequence)
-        sequence.slot = -1
         sequence.drafted = ()
         sequence.num_registered = sequence.num_computed = sequence.num_planned = 0
-        self._num_constrained -= bool(sequence.request.new.grammar)
 
     def check(self) -> None:
         """Raise AssertionError unless all state is consistent. Takes time proportional to open requests."""
         self.caches.check(self._running.values(), self.max_steps_in_flight)
         self._waiting.check()
-        assert sorted([*self._running, *self._free_slots]) == list(range(self.max_num_seqs))
-        for slot, sequence in self._running.items():
-            assert sequence.slot == slot
-            sequence.check(self.block_size)
+        self._slots.check()
         places = [*self._running.values(), *self._waiting.before_queue]
         for request_id, request in self._requests.items():
             assert request.new.request_id == request_id
@@ -386,6 +361,6 @@ class Scheduler:
         assert not any(sequence.finished for sequence in places)
         for sequence in places[len(self._running) :]:
             assert (sequence.slot, sequence.tables, sequence.num_planned) == (-1, [], 0)
+        for sequence in places:
             sequence.check(self.block_size)
         assert len(places) + self._waiting.num_queued == self._num_open >= len(self._running)
-        assert self._num_constrained == sum(bool(c.request.new.grammar) for c in self._running.values())
