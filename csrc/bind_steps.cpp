@@ -73,7 +73,10 @@ void bind_steps(nb::module_& m) {
           "save", [](Job& job, const Snapshots& of) { job.deltas.saved = snapshots(of); }, "snapshots"_a)
       .def_ro("results", &Job::results)
       .def_ro("began_s", &Job::began_s)
-      .def_ro("ended_s", &Job::ended_s);
+      .def_ro("ended_s", &Job::ended_s)
+      .def_ro("mask_s", &Job::mask_s)
+      .def_ro("sampling_s", &Job::sampling_s)
+      .def_ro("core_wait_s", &Job::core_wait_s);
   nb::class_<Steps>(m, "Steps", "Computes the steps of a program in sequence.")
       .def(
           "__init__",

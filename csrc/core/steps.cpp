@@ -1,17 +1,8 @@
 #include "steps.h"
 
 #include <algorithm>
-#include <chrono>
 
 namespace quire {
-
-namespace {
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-}  // namespace
 
 Steps::~Steps() {
   {
@@ -48,6 +39,7 @@ void Steps::compute(Job& job) {
     batch.restored = job.deltas.restored;
     batch.saved = job.deltas.saved;
     job.logits = executor_.run(batch, output_);
+    job.core_wait_s = wait_.take();
     job.ended_s = now();
   });
 }
@@ -57,10 +49,18 @@ void Steps::forward(Job& job) {
     std::unique_lock<std::mutex> lock(mutex_);
     done_.wait(lock, [&] { return num_open_ == 0; });
   }
+  wait_.begin(now());
   compute(job);
 }
 
 void Steps::sample(Job& job, const std::vector<RowMasks>& masks) {
+  const double began_s = now();
+  job.mask_s = began_s - job.ended_s;
+  wait_.begin(began_s);
+  finish(job, masks);
+}
+
+void Steps::finish(Job& job, const std::vector<RowMasks>& masks) {
   guard([&] {
     const double began_s = now();
     std::vector<SampledRow> rows = slots_.sampled(job.rows);
@@ -71,8 +71,9 @@ void Steps::sample(Job& job, const std::vector<RowMasks>& masks) {
     }
     sampler_.sample(executor_.pool(), job.logits, rows, job.results);
     slots_.extend(job.rows, job.results);
-    job.began_s += began_s - job.ended_s;  // exclude the time spent waiting for masks
+    job.core_wait_s = std::max(job.core_wait_s + wait_.take(), executor_.pool().take_core_wait());
     job.ended_s = now();
+    job.sampling_s = job.ended_s - began_s;
   });
 }
 
@@ -93,18 +94,22 @@ void Steps::wait(Job& job) {
 }
 
 void Steps::loop() {
+  wait_.begin(now());
   for (;;) {
     std::shared_ptr<Job> job;
+    bool slept = false;
     {
       std::unique_lock<std::mutex> lock(mutex_);
+      slept = queue_.empty();
       launched_.wait(lock, [&] { return over_ || !queue_.empty(); });
       if (over_) return;
       job = std::move(queue_.front());
       queue_.pop_front();
     }
+    if (slept) wait_.begin(now());
     try {
       compute(*job);
-      sample(*job, {});
+      finish(*job, {});
     } catch (...) {
       job->failure = std::current_exception();
     }

@@ -24,6 +24,7 @@ struct Job : std::enable_shared_from_this<Job> {
   Deltas deltas;
   SampledResults results;
   double began_s = 0, ended_s = 0;  // steady clock, as time.monotonic
+  double mask_s = 0, sampling_s = 0, core_wait_s = 0;
 
   const float* logits = nullptr;
   std::exception_ptr failure;
@@ -47,7 +48,8 @@ class Steps {
         sampler_(executor.kernels(), vocab_size, slots) {}
   ~Steps();
 
-  // Compute a step in the calling thread, after all launched ones: first its logits, then its tokens.
+  // Compute a step in the calling thread, after all launched ones: first its logits, then, when the masks are
+  // known, its tokens.
   void forward(Job& job);
   void sample(Job& job, const std::vector<RowMasks>& masks);
 
@@ -63,6 +65,7 @@ class Steps {
   void guard(const Part& part);
   void apply(const Job& job);
   void compute(Job& job);
+  void finish(Job& job, const std::vector<RowMasks>& masks);
   void loop();
 
   Executor& executor_;
@@ -74,6 +77,7 @@ class Steps {
   std::deque<std::shared_ptr<Job>> queue_;
   int64_t num_open_ = 0;        // launched steps that are not done
   std::exception_ptr failure_;  // of the first failed step; used only by the computing thread
+  CoreWait wait_;               // of the computing thread
   bool over_ = false;
   std::thread thread_;  // started with the first launch
 };

@@ -1,11 +1,15 @@
 #include "thread_pool.h"
 
+#include <time.h>
+
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <fstream>
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 
 namespace quire {
 
@@ -13,6 +17,7 @@ namespace {
 
 constexpr int kSpins = 1 << 12;      // polls of a barrier before yielding the processor
 constexpr int kIdleSpins = 1 << 15;  // polls between steps before a thread sleeps: about 100 microseconds
+constexpr double kSlice_s = 5e-5;    // a thread that takes a core keeps it longer than this
 
 void relax() {
 #if defined(__x86_64__)
@@ -56,7 +61,33 @@ std::vector<cpu_set_t> cores() {
   return found;
 }
 
+// Returns the seconds that the calling thread has run.
+double ran() {
+  timespec time;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
 }  // namespace
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void CoreWait::begin(double wall_s) {
+  wall_s_ = wall_s;
+  ran_s_ = ran() - std::min(now() - wall_s, kSlice_s);  // waking up is not counted
+}
+
+double CoreWait::take() {
+  const double wall_s = now();
+  if (wall_s - wall_s_ < kSlice_s) return 0;
+  const double ran_s = ran();
+  const double waited_s = (wall_s - wall_s_) - (ran_s - ran_s_);
+  wall_s_ = wall_s;
+  ran_s_ = ran_s;
+  return std::max(waited_s, 0.0);
+}
 
 int usable_cores() {
   const size_t found = cores().size();
@@ -77,7 +108,8 @@ Pinning::~Pinning() {
   if (moved_) sched_setaffinity(0, sizeof(before_), &before_);
 }
 
-ThreadPool::ThreadPool(int threads) : size_(std::max(1, threads)), cores_(cores()) {
+ThreadPool::ThreadPool(int threads)
+    : size_(std::max(1, threads)), cores_(cores()), waited_((size_t)std::max(1, threads)) {
   if (size_ == 1 || cores_.size() != (size_t)size_) cores_.clear();
   for (int i = 1; i < size_; ++i) threads_.emplace_back([this, i] { loop(i); });
 }
@@ -92,6 +124,7 @@ ThreadPool::~ThreadPool() {
 void ThreadPool::run(const std::function<void(int)>& work) {
   if (size_ > 1) {
     work_ = &work;
+    began_s_ = now();
     running_.store(size_ - 1, std::memory_order_relaxed);
     runs_.fetch_add(1, std::memory_order_release);
     runs_.notify_all();
@@ -107,19 +140,30 @@ void ThreadPool::loop(int thread) {
   std::optional<Pinning> pinning;
   if (!cores_.empty()) pinning.emplace(cores_[thread]);
   uint32_t seen = 0;
+  CoreWait wait;
   for (;;) {
+    bool slept = seen == 0;
     for (int spins = 0; runs_.load(std::memory_order_acquire) == seen; ++spins) {
       if (spins < kIdleSpins) {
         relax();
       } else {
         runs_.wait(seen, std::memory_order_acquire);
+        slept = true;
       }
     }
     if (over_.load()) return;
     ++seen;
+    if (slept) wait.begin(began_s_);
     (*work_)(thread);
+    waited_[(size_t)thread].seconds += std::min(wait.take(), now() - began_s_);
     running_.fetch_sub(1, std::memory_order_release);
   }
+}
+
+double ThreadPool::take_core_wait() {
+  double longest_s = 0;
+  for (Waited& waited : waited_) longest_s = std::max(longest_s, std::exchange(waited.seconds, 0.0));
+  return longest_s;
 }
 
 void ThreadPool::barrier() {

@@ -25,6 +25,22 @@ class Pinning {
   bool moved_ = false;
 };
 
+// Seconds of the steady clock, as time.monotonic.
+double now();
+
+// The time that the calling thread, which does not sleep, waited for a core: wall time less the time it ran.
+class CoreWait {
+ public:
+  // Begins anew: the thread has slept, and had work since `wall_s`.
+  void begin(double wall_s);
+  // Returns the seconds since the last call or `begin`. A time too short for another thread to have taken the
+  // core is left for the next call: reading the time that a thread ran is slow.
+  double take();
+
+ private:
+  double wall_s_ = 0, ran_s_ = 0;
+};
+
 // Within `run`, threads synchronize at spinning barriers; between runs they spin briefly, because the next
 // step is usually near, and then sleep. If there are as many threads as cores, each is pinned to its own
 // core: otherwise, when other programs need a processor briefly, the kernel might put two threads on one
@@ -44,12 +60,22 @@ class ThreadPool {
   // Waits for every thread of the run. Writes before the barrier are visible after it.
   void barrier();
 
+  // Returns how long the thread that waited longest for a core did so in the runs since the last call, in
+  // seconds. The thread that calls `run` is not counted.
+  double take_core_wait();
+
  private:
+  struct alignas(64) Waited {
+    double seconds = 0;
+  };
+
   void loop(int thread);
 
   const int size_;
   std::vector<cpu_set_t> cores_;  // by thread; empty if threads are not pinned
   const std::function<void(int)>* work_ = nullptr;
+  double began_s_ = 0;                             // this run
+  std::vector<Waited> waited_;                     // by thread
   alignas(64) std::atomic<uint32_t> runs_{0};      // counts runs
   alignas(64) std::atomic<int> running_{0};        // threads that have not finished this run
   alignas(64) std::atomic<int> arrived_{0};        // threads at the barrier

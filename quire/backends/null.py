@@ -41,7 +41,7 @@ class NullBackend:
         self._zeros = np.zeros((1, *program.output.shape), np.float32)
 
     def launch(self, step: Step, masks: GetMasks | None = None) -> Deferred:
-        return Deferred(lambda: self._slots.finish(step, self.execute(self._slots.batch(step)), masks))
+        return Deferred(lambda: self._slots.run(step, self.execute, masks))
 
     def execute(self, batch: Batch) -> np.ndarray:
         counts = np.diff(batch.row_offsets)

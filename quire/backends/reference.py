@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NoReturn
 
 import ml_dtypes  # noqa: F401  # gives NumPy the name bfloat16
@@ -22,7 +20,7 @@ from quire.program.ops.state import States
 from quire.program.passes import plan_buffers
 from quire.program.program import Program, Quantized, Run, Weight
 from quire.quantize.kinds import FloatStorage, Storage
-from quire.types import Step, StepResult
+from quire.types import Step
 from quire.weights.load import Progress, load
 from quire.weights.plan import Layout, WeightPlan
 
@@ -69,12 +67,7 @@ class ReferenceBackend:
                 self._caches.append(_paged(spec, num_blocks[group], block_size, dtype))
 
     def launch(self, step: Step, masks: GetMasks | None = None) -> Deferred:
-        return Deferred(lambda: self._run(step, masks))
-
-    def _run(self, step: Step, masks: GetMasks | None) -> StepResult:
-        began_s = time.monotonic()
-        result = self._slots.finish(step, self.execute(self._slots.batch(step)), masks)
-        return replace(result, began_s=began_s, ended_s=time.monotonic())
+        return Deferred(lambda: self._slots.run(step, self.execute, masks))
 
     def execute(self, batch: Batch) -> np.ndarray:
         """Return the logits [L, vocab] of the batch's logit rows."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -93,9 +94,28 @@ class Slots:
             self._tables[group][:slots, :blocks] = held
         return self._tables[group][slot]
 
-    def finish(self, step: Step, logits: np.ndarray, masks: GetMasks | None) -> StepResult:
-        """Turn logits [L, vocab] into results, and append the sampled tokens to the slots."""
+    def run(self, step: Step, execute: Callable[[Batch], np.ndarray], masks: GetMasks | None) -> StepResult:
+        """Compute a step in the calling thread; `execute` returns the logits [L, vocab] of a batch."""
+        began_s, ran_s = time.monotonic(), time.thread_time()
+        logits = execute(self.batch(step))
+        ran_s, computed_s = time.thread_time() - ran_s, time.monotonic()
         found: Mapping[int, Any | Failure] = {} if masks is None else masks()
+        masked_s = time.monotonic()
+        rows = self._sample(step, logits, found)
+        ended_s = time.monotonic()
+        return StepResult(
+            rows,
+            began_s=began_s,
+            ended_s=ended_s,
+            mask_s=masked_s - computed_s,
+            sampling_s=ended_s - masked_s,
+            core_wait_s=max(0.0, computed_s - began_s - ran_s),
+        )
+
+    def _sample(
+        self, step: Step, logits: np.ndarray, found: Mapping[int, Any | Failure]
+    ) -> tuple[RowResult, ...]:
+        """Turn logits [L, vocab] into results, and append the sampled tokens to the slots."""
         results, first = [], 0
         for index, row in enumerate(step.rows):
             own = logits[first : first + row.num_logits]
@@ -104,7 +124,7 @@ class Slots:
             if row.sample and not results[-1].token_ids:
                 slot.token_ids.append(0)  # any token: a next row in flight computes with it, and is dropped
             first += row.num_logits
-        return StepResult(tuple(results))
+        return tuple(results)
 
     def _finish(self, row: Row, slot: Slot, logits: np.ndarray, mask: Any | Failure | None) -> RowResult:
         if slot.sampler is None:

@@ -154,7 +154,7 @@ class Engine:
                 num_cached_tokens=oldest.num_cached_tokens,
                 num_preemptions=oldest.num_preemptions,
                 seconds=self.clock() - oldest.planned_s,
-                device_s=result.ended_s - result.began_s,
+                device_s=result.ended_s - result.began_s - result.mask_s,
                 idle_s=max(0.0, result.began_s - idle_since_s),
             )
         )

@@ -437,8 +437,14 @@ class Drafting:
         return self._target.execute(batch)
 
     def _run(self, step: Step, masks: GetMasks | None) -> StepResult:
-        batch = self._slots.batch(step)
-        result = self._slots.finish(step, self._target.execute(batch), masks)
+        seen: list[Batch] = []
+
+        def execute(batch: Batch) -> np.ndarray:
+            seen.append(batch)
+            return self._target.execute(batch)
+
+        result = self._slots.run(step, execute, masks)
+        (batch,) = seen
         batch = replace(batch, block_tables=tuple(batch.block_tables[i] for i in self._tables), memo={})
         self._drafter.execute(batch)
         both = zip(step.rows, result.rows, strict=True)

@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from quire.models import Model
 from quire.program.passes import fuse
 from quire.runner.runner import Runner
 from quire.sampling_params import SamplingParams
-from quire.types import Admission, Failure, Grant, NewRequest, Row, RowResult, Step
+from quire.types import Admission, Failure, Grant, NewRequest, Row, RowResult, Step, StepResult
 
 BLOCK = 16
 SPOILED = 5  # a token whose embedding is NaN, and which is never chosen
@@ -220,6 +221,56 @@ def test_a_row_in_flight_behind_one_that_failed_is_dropped(ahead: bool) -> None:
     plans = Plans()
     alone = [plans.step(1, admit={1: prompt(3)}), *(plans.step(1) for _ in range(3))]
     assert [rows[1] for rows in found] == [rows[0] for rows in one_by_one(alone)]
+
+
+# Where the time of a step goes
+
+
+def test_the_time_of_masks_and_of_sampling_is_told() -> None:
+    """By a step in the caller's thread, and by one ahead, which has no masks."""
+
+    def masks() -> Masks:
+        time.sleep(0.02)
+        return {0: mask_of(7)}
+
+    first, second = history()[:2]
+    own = backend()
+    deferred, ahead = own.launch(first, masks).result(), own.launch(second).result()
+    assert deferred.mask_s >= 0.02 > ahead.mask_s
+    for result in (deferred, ahead):
+        assert result.sampling_s > 0
+        assert result.mask_s + result.sampling_s < result.ended_s - result.began_s
+
+
+BUSY = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_core_that_another_program_takes_is_waited_for(ahead: bool) -> None:
+    """Whichever of the threads loses it; what a thread sleeps or waits for others is not counted."""
+    plans, own = Plans(), backend(ahead)
+    admitted = plans.step(0, admit={0: prompt(1)})
+    assert own.launch(admitted).result().core_wait_s < 60  # from when its threads began
+    for core in sorted(os.sched_getaffinity(0)):
+        with subprocess.Popen([sys.executable, "-c", BUSY, str(core)]) as busy:
+            try:
+                waited = steps_until_waited(own, plans)
+            finally:
+                busy.kill()
+        assert waited.core_wait_s > 0.0005
+        assert waited.core_wait_s < waited.ended_s - waited.began_s + 0.0005
+
+
+def steps_until_waited(own: NativeBackend, plans: Plans) -> StepResult:
+    """Compute prompts until a step has waited for a core."""
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s:
+        result = own.launch(
+            plans.step(1, admit={1: prompt(200)}, release=(1,) * (1 in plans.computed))
+        ).result()
+        if result.core_wait_s > 0.0005:
+            return result
+    raise AssertionError("no step waited")
 
 
 # A step that fails

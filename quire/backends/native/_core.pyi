@@ -200,6 +200,9 @@ class Step:
     results: SampledResults
     began_s: float
     ended_s: float
+    mask_s: float
+    sampling_s: float
+    core_wait_s: float
     def draft(self, row: int, token_ids: Sequence[int]) -> None: ...
     def release(self, slots: Sequence[int]) -> None: ...
     def admit(self, slot: int, variant: int, token_ids: Sequence[int], params: SlotParams) -> None: ...

@@ -155,4 +155,5 @@ class _Ahead:
 
 
 def _result(plan: _core.Step) -> StepResult:
-    return StepResult(row_results(plan.results), plan.began_s, plan.ended_s)
+    times = plan.began_s, plan.ended_s, plan.mask_s, plan.sampling_s, plan.core_wait_s
+    return StepResult(row_results(plan.results), *times)
