@@ -11,13 +11,14 @@ from dataclasses import replace
 from typing import Protocol
 
 from quire.backends.backend import Backend, Capacity
+from quire.backends.host import Kind
 from quire.backends.native.device import NativeDevice
 from quire.backends.null import NullDevice
 from quire.backends.reference import ReferenceDevice
 from quire.config import EngineConfig
 from quire.errors import ConfigError
 from quire.program.caches import CacheSpec
-from quire.program.program import Program, WeightSpec
+from quire.program.program import Op, Program, WeightSpec
 from quire.quantize.kinds import Storage
 from quire.weights.load import Progress
 from quire.weights.plan import Layout, WeightPlan, plan, plan_without
@@ -74,6 +75,10 @@ class Device(Protocol):
 
     def layout(self, program: Program, storage: Mapping[str, Storage]) -> Layout:
         """Return the layout of all weights in the memory of this device."""
+        ...
+
+    def arithmetic_of(self, op: Op, storage: Mapping[str, Storage], kv_dtype: str) -> Kind:
+        """Return the data type of an op's multiplications, with weights in these storage kinds."""
         ...
 
     def own_kv_dtype(self, floats: str) -> str:

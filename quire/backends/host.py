@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 from quire.backends.kv_cache import KV_ITEM_BYTES, KV_SCALE_BYTES
 from quire.program.caches import CacheSpec
 from quire.program.passes import plan_buffers
-from quire.program.program import Load, Program, WeightSpec
+from quire.program.program import Load, Op, Program, WeightSpec
 from quire.quantize.kinds import Storage
 from quire.quantize.round_to_nearest import kind_of
 from quire.weights.plan import WeightPlan
 
+Kind = Literal["int8", "bf16", "f32"]  # of arithmetic
 _UNLIMITED = 1 << 60  # cgroup v1 expresses "no limit" by a larger number
 
 
@@ -30,6 +32,9 @@ class HostDevice:
 
     def storage(self, spec: WeightSpec, stored: Storage, quantization: str | None) -> Storage:
         return kind_of(spec, stored, quantization)
+
+    def arithmetic_of(self, op: Op, storage: Mapping[str, Storage], kv_dtype: str) -> Kind:
+        return "f32"
 
     def block_bytes(self, spec: CacheSpec, kv_dtype: str, block_size: int) -> int:
         return spec.token_bytes(KV_ITEM_BYTES[kv_dtype], KV_SCALE_BYTES.get(kv_dtype, 0)) * block_size

@@ -7,23 +7,34 @@ plans that depend on predicted times remain a pure function of the calls.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from quire.program.features import Feature, Rows
+from quire.program.features import Feature, Rows, plus, values
+
+Limit = Literal["memory", "cache", "int8", "bf16", "f32"]
+Place = Literal["memory", "cache"]
 
 
 class Stage(NamedTuple):
-    """A part of a step that is bound by memory or by arithmetic: seconds of each, by feature."""
+    """A part of a step that is bound by memory or by arithmetic: seconds of each, by feature.
+
+    `place` is where it reads: memory, or a cache that holds all it reads. `kind` is the data type of most of
+    its arithmetic.
+    """
 
     memory: tuple[float, ...]
     arithmetic: tuple[float, ...]
+    name: str = ""
+    place: Place = "memory"
+    kind: Literal["int8", "bf16", "f32"] = "f32"
 
 
 class StepLaw(NamedTuple):
     """The time of a step: the sum over `stages` of the longer of memory and arithmetic, and `overhead`.
 
-    All coefficients are seconds by feature. `roof` are the stages at the measured ceilings, without overhead:
-    what no implementation could beat. `host_s` is the mean time between two steps.
+    All coefficients are seconds by feature; `features` begin with LEADING (quire.program.features). `roof`
+    are the stages at the measured ceilings, without overhead: what no implementation could beat. `host_s` is
+    the mean time between two steps.
     """
 
     features: tuple[Feature, ...]
@@ -34,21 +45,33 @@ class StepLaw(NamedTuple):
 
     def values(self, rows: Rows, num_logits: int) -> tuple[float, ...]:
         """Return the features of a step with these rows, (start, count) each."""
-        rows = tuple(rows)
-        return tuple([feature.value(rows, num_logits) for feature in self.features])
+        return values(self.features, rows, num_logits)
 
-    def seconds(self, values: tuple[float, ...]) -> float:
+    def plus(self, found: tuple[float, ...], start: int, count: int, num_logits: int) -> tuple[float, ...]:
+        """Return the features of a step that has one more row than the one with the features `found`."""
+        return plus(self.features, found, start, count, num_logits)
+
+    def seconds(self, found: tuple[float, ...]) -> float:
         """Return the predicted time of a step with these features."""
-        return _dot(self.overhead, values) + _bound_s(self.stages, values)
+        return _dot(self.overhead, found) + _bound_s(self.stages, found)
 
-    def roof_s(self, values: tuple[float, ...]) -> float:
+    def roof_s(self, found: tuple[float, ...]) -> float:
         """Return the time at the ceilings."""
-        return _bound_s(self.roof, values)
+        return _bound_s(self.roof, found)
+
+    def limits(self, found: tuple[float, ...]) -> dict[Limit | Literal["overhead"], float]:
+        """Return the predicted seconds of a step by what limits them, "overhead" included."""
+        limits: dict[Limit | Literal["overhead"], float] = {"overhead": _dot(self.overhead, found)}
+        for stage in self.stages:
+            memory, arithmetic = _dot(stage.memory, found), _dot(stage.arithmetic, found)
+            limit: Limit = stage.place if memory >= arithmetic else stage.kind
+            limits[limit] = limits.get(limit, 0.0) + max(memory, arithmetic)
+        return limits
 
 
-def _dot(coefficients: tuple[float, ...], values: tuple[float, ...]) -> float:
-    return sum([a * b for a, b in zip(coefficients, values, strict=True)])
+def _dot(coefficients: tuple[float, ...], found: tuple[float, ...]) -> float:
+    return sum([a * b for a, b in zip(coefficients, found, strict=True)])
 
 
-def _bound_s(stages: tuple[Stage, ...], values: tuple[float, ...]) -> float:
-    return sum([max(_dot(one.memory, values), _dot(one.arithmetic, values)) for one in stages])
+def _bound_s(stages: tuple[Stage, ...], found: tuple[float, ...]) -> float:
+    return sum([max(_dot(one.memory, found), _dot(one.arithmetic, found)) for one in stages])

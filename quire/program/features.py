@@ -7,11 +7,27 @@ features.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
-Kind = Literal["one", "rows", "tokens", "logits", "positions", "pairs", "experts"]
+Kind = Literal[
+    "one",
+    "rows",
+    "tokens",
+    "logits",
+    "tiles",
+    "positions",
+    "pairs",
+    "experts",
+    "logit_experts",
+    "earlier",
+    "latest",
+    "since_boundary",
+    "past_boundary",
+    "boundaries",
+]
 Rows = Iterable[tuple[int, int]]  # (start, count) of each
+_Longer = list[tuple[int, int]]
 
 
 class Feature(NamedTuple):
@@ -19,8 +35,15 @@ class Feature(NamedTuple):
 
     "one" is 1; "rows", "tokens" and "logits" are counts, the last of positions that need logits. "positions"
     are the cached positions that rows read, their own included, and "pairs" those of a token and a position
-    it sees, both within a `window` (0: none). "experts" is the expected share of `num_experts` experts that
-    at least one token chooses, if each token chooses `chosen` of them at random.
+    it sees, both within a `window` (0: none). "tiles" are groups of `window` tokens, the last one smaller.
+
+    "experts" is the expected share of `num_experts` experts that at least one token chooses, if each token
+    chooses `chosen` of them at random; "logit_experts" the same for positions that need logits.
+
+    Of states (quire.program.ops.state), with `window` for a size: "earlier" are the positions before each
+    row, at most `window` a row; "latest" the row's own, at most `window`; "since_boundary" those from the
+    last multiple of `window` to each row; "past_boundary" the rows that begin at `window` or later;
+    "boundaries" the multiples of `window` that each row reaches, at most two a row.
     """
 
     kind: Kind
@@ -30,33 +53,101 @@ class Feature(NamedTuple):
 
     def value(self, rows: Rows, num_logits: int) -> float:
         """Return the feature of a step."""
-        window = self.window
-        match self.kind:
+        return values((self,), rows, num_logits)[0]
+
+
+# What lists of features begin with, in this order (quire.roofline.folded), and the places of each.
+LEADING = (Feature("one"), Feature("rows"), Feature("tokens"), Feature("logits"))
+ONE, ROWS, TOKENS, LOGITS = range(len(LEADING))
+
+
+def values(features: Sequence[Feature], rows: Rows, num_logits: int) -> tuple[float, ...]:
+    """Return these features of a step, in one pass over rows for each: most have a count of 1."""
+    rows = tuple(rows)
+    single = [start for start, count in rows if count == 1]
+    longer = [row for row in rows if row[1] != 1] if len(single) < len(rows) else []
+    num_tokens = len(single) + sum([count for _, count in longer])
+    found: list[float] = []
+    for kind, window, chosen, num_experts in features:
+        match kind:
             case "one":
-                return 1.0
+                value: float = 1
             case "rows":
-                return float(sum(1 for _ in rows))
+                value = len(rows)
             case "tokens":
-                return float(sum(count for _, count in rows))
+                value = num_tokens
             case "logits":
-                return float(num_logits)
+                value = num_logits
+            case "tiles":
+                value = -(-num_tokens // window)
             case "positions":
-                return float(sum(_positions(start, count, window) for start, count in rows))
+                value = _seen(single, window) + _positions(longer, window)
             case "pairs":
-                return float(sum(_pairs(start, count, window) for start, count in rows))
+                value = _seen(single, window) + _pairs(longer, window)
             case "experts":
-                num_tokens = sum(count for _, count in rows)
-                return 1.0 - (1.0 - self.chosen / self.num_experts) ** num_tokens
+                value = 1 - (1 - chosen / num_experts) ** num_tokens
+            case "logit_experts":
+                value = 1 - (1 - chosen / num_experts) ** num_logits
+            case "earlier":
+                value = sum([min(start, window) for start, _ in rows])
+            case "latest":
+                value = sum([min(count, window) for _, count in rows])
+            case "since_boundary":
+                value = sum([start % window for start, _ in rows])
+            case "past_boundary":
+                value = sum([start >= window for start, _ in rows])
+            case "boundaries":
+                value = sum([min(2, (start + n) // window - start // window) for start, n in rows])
+        found.append(value)
+    return tuple(found)
 
 
-def _positions(start: int, count: int, window: int) -> int:
-    """Return the positions visible to any token of a row."""
-    return start + count - (max(0, start + 1 - window) if window else 0)
+def plus(
+    features: Sequence[Feature], found: Sequence[float], start: int, count: int, num_logits: int
+) -> tuple[float, ...]:
+    """Return the values of a step that has one more row; `features` begin with LEADING."""
+    num_tokens, all_logits = int(found[TOKENS]) + count, int(found[LOGITS]) + num_logits
+    row = values(features, ((start, count),), num_logits)
+    total: list[float] = []
+    for feature, before, own in zip(features, found, row, strict=True):
+        kind, window = feature.kind, feature.window
+        if kind == "one":
+            total.append(1)
+        elif kind == "tiles":
+            total.append(-(-num_tokens // window))
+        elif kind in ("experts", "logit_experts"):
+            choosing = num_tokens if kind == "experts" else all_logits
+            total.append(1 - (1 - feature.chosen / feature.num_experts) ** choosing)
+        else:
+            total.append(before + own)
+    return tuple(total)
 
 
-def _pairs(start: int, count: int, window: int) -> int:
-    """Return the sum of the positions visible to each token of a row."""
+def _seen(starts: list[int], window: int) -> int:
+    """Return the positions visible to tokens at `starts`."""
+    if not window or not starts or max(starts) < window:
+        return sum(starts) + len(starts)
+    partial = [start for start in starts if start < window]
+    return sum(partial) + len(partial) + (len(starts) - len(partial)) * window
+
+
+def _positions(rows: _Longer, window: int) -> int:
+    """Return the positions visible to any token of each row."""
+    total = sum([start + count for start, count in rows])
     if not window:
-        return count * start + count * (count + 1) // 2
-    growing = min(max(window - start, 0), count)  # tokens that see everything before them
-    return growing * start + growing * (growing + 1) // 2 + (count - growing) * window
+        return total
+    return total - sum([start + 1 - window for start, _ in rows if start >= window])
+
+
+def _pairs(rows: _Longer, window: int) -> int:
+    """Return the sum of the positions visible to each token of each row."""
+    total = sum([count * (2 * start + count + 1) for start, count in rows]) // 2
+    if not window:
+        return total
+    for start, count in rows:
+        beyond = start + count - window
+        if beyond > 0:  # tokens see at most `window` positions: take off 1, 2, ... beyond
+            total -= beyond * (beyond + 1) // 2
+            if start > window:
+                total += (start - window) * (start - window + 1) // 2
+    return total

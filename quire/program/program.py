@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_chec
 
 from quire.program.caches import CacheSpec
 from quire.program.dtypes import ITEM_BYTES, DType
+from quire.program.features import Feature
 
 if TYPE_CHECKING:
     import numpy as np
@@ -127,21 +128,50 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The batch of a cost estimate: (start, count) of every row, and the number of rows that need logits."""
+    """The batch of a cost estimate: (start, count) of every row, and the number of rows that need logits.
+
+    Ops know it only by its features, of which their costs must be sums: so that a program's costs can be
+    folded into coefficients (quire.roofline.folded), which calls them with features in place of numbers.
+    """
 
     rows: tuple[tuple[int, int], ...]
     num_logits: int
     kv_itemsize: int = 4  # bytes of one cached number
     kv_scale_bytes: int = 0  # of the scale of a token's numbers of one head
+    _known: dict[Feature, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def value(self, feature: Feature) -> Any:
+        """Return a feature of this batch."""
+        if feature not in self._known:
+            self._known[feature] = feature.value(self.rows, self.num_logits)
+        return self._known[feature]
 
     @property
     def num_tokens(self) -> int:
-        return sum(count for _, count in self.rows)
+        return self.size("T")
 
     def size(self, count: Count) -> int:
-        return self.num_tokens if count == "T" else self.num_logits
+        found: int = self.value(_SIZES[count])
+        return found
+
+    def positions(self, window: int | None) -> float:
+        """Return the cached positions that rows read: those visible to any of their tokens."""
+        found: float = self.value(Feature("positions", window or 0))
+        return found
+
+    def pairs(self, window: int | None) -> float:
+        """Return the pairs of a token and a position visible to it."""
+        found: float = self.value(Feature("pairs", window or 0))
+        return found
+
+    def touched(self, count: Count, chosen: int, num_experts: int) -> float:
+        """Return the expected share of experts that at least one of T tokens or L rows chooses."""
+        kind: Literal["experts", "logit_experts"] = "experts" if count == "T" else "logit_experts"
+        found: float = self.value(Feature(kind, 0, chosen, num_experts))
+        return found
 
 
+_SIZES: dict[Count, Feature] = {"T": Feature("tokens"), "L": Feature("logits")}
 WeightBytes = Callable[[WeightSpec], int]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quire.backends.backend import Capacity
-from quire.backends.host import HostDevice
+from quire.backends.host import HostDevice, Kind
 from quire.backends.kv_cache import KV_ITEM_BYTES, OWN_DTYPES
 from quire.backends.native import _core
 from quire.backends.native.backend import NativeBackend
@@ -19,10 +19,13 @@ from quire.errors import ConfigError
 from quire.program import ops
 from quire.program.caches import CacheSpec
 from quire.program.ops.experts import ExpertWeights
-from quire.program.program import Program, WeightSpec
+from quire.program.program import Op, Program, WeightSpec
 from quire.quantize.kinds import DTYPES, Storage
 from quire.weights.load import Progress
 from quire.weights.plan import Layout, WeightPlan
+
+# Instruction sets with products of bf16; the twin computes the bits of AMX without it.
+_BF16_ISAS = frozenset({"avx512_amx", "avx512_amx_twin", "avx512_vnni_bf16"})
 
 
 class NativeDevice(HostDevice):
@@ -62,6 +65,19 @@ class NativeDevice(HostDevice):
 
     def layout(self, program: Program, storage: Mapping[str, Storage]) -> Layout:
         return plan_layout(program, storage)
+
+    def arithmetic_of(self, op: Op, storage: Mapping[str, Storage], kv_dtype: str) -> Kind:
+        """Return what the kernels multiply (csrc/kernels/product.cpp, attention.cpp).
+
+        Quantized weights meet quantized activations. bf16 is multiplied as stored if the instruction set has
+        products of it, else as f32, like all other numbers.
+        """
+        stored = kv_dtype.replace("bfloat16", "bf16") if isinstance(op, ops.Attention) else "f32"
+        if isinstance(op, ops.Linear | ops.GatedLinear | ops.Experts):
+            stored = storage[op.weights()[0].name].kind
+            if stored in ("int8", "int4"):
+                return "int8"
+        return "bf16" if stored == "bf16" and self.isa in _BF16_ISAS else "f32"
 
     def own_kv_dtype(self, floats: str) -> str:
         """Return the model's own format."""

@@ -45,18 +45,13 @@ class Attention(Op):
 
     def flops(self, load: Load) -> float:
         """Count scores and weighted values of all visible pairs: a multiply-add per number of q and out."""
-        pairs = sum(_sum_visible(start, count, self.window) for start, count in load.rows)
-        return 2 * pairs * (self.q.width + self.out.width)
+        return 2 * load.pairs(self.window) * (self.q.width + self.out.width)
 
     def kv_bytes(self, load: Load) -> tuple[float, float]:
         """Return (read, written): each row reads the positions visible to any of its tokens once."""
         spec = PagedKV(self.k.shape[0], self.k.shape[1], self.v.shape[1])
         token = spec.token_bytes(load.kv_itemsize, load.kv_scale_bytes)
-        read = sum(
-            start + count - max(0, start + 1 - self.window if self.window else 0)
-            for start, count in load.rows
-        )
-        return token * read, token * load.num_tokens
+        return token * load.positions(self.window), token * load.num_tokens
 
     def reference(self, run: Run, *inputs: np.ndarray) -> Array:
         q, k, v = inputs
@@ -139,13 +134,3 @@ class _Context:
         gathered = np.zeros((PARTITION, *cache.shape[2:]), np.float32)
         gathered[held] = blocks.reshape(-1, *cache.shape[2:])[first - begin : last - begin]
         return gathered
-
-
-def _sum_visible(start: int, count: int, window: int | None) -> int:
-    """Return the total of visible positions of positions start ... start + count - 1."""
-    end = start + count
-    if window is None or end <= window:
-        return (start + 1 + end) * count // 2
-    if start >= window:
-        return count * window
-    return _sum_visible(start, window - start, None) + (end - window) * window

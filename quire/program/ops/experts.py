@@ -62,8 +62,8 @@ class Experts(Op):
 
     def weight_bytes(self, load: Load, nbytes: WeightBytes) -> float:
         """Return the bytes of the expected number of distinct experts under uniform independent routing."""
-        missed = (1 - self.chosen / self.num_experts) ** load.size(self.out.count)
-        return (1 - missed) * sum(nbytes(w) for w in self.weights())
+        touched = load.touched(self.out.count, self.chosen, self.num_experts)
+        return touched * sum(nbytes(w) for w in self.weights())
 
     def reference(self, run: Run, *inputs: np.ndarray) -> Array:
         x, scores = inputs

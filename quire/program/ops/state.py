@@ -14,6 +14,7 @@ import numpy as np
 
 from quire.program.caches import SlotState
 from quire.program.dtypes import ITEM_BYTES
+from quire.program.features import Feature
 from quire.program.numerics import Array
 from quire.program.program import Load, Op, Run, Value, WeightSpec
 
@@ -120,7 +121,7 @@ class ShortConvolution(Op):
 
     def kv_bytes(self, load: Load) -> tuple[float, float]:
         """Return (read, written): the previous inputs a row needs, and its own that later rows may need."""
-        return _input_bytes(self.state, load, [min(start, self.state.reach) for start, _ in load.rows])
+        return _input_bytes(self.state, load, Feature("earlier", self.state.reach))
 
     def reference(self, run: Run, *inputs: np.ndarray) -> Array:
         x = inputs[0].reshape(len(inputs[0]), -1)
@@ -151,16 +152,15 @@ class GatedRecurrence(Op):
 
     def flops(self, load: Load) -> float:
         """Count all positions from the chunk boundary before a row to its end."""
-        return 2 * self.x.width * sum(start % CHUNK + count for start, count in load.rows)
+        return 2 * self.x.width * (load.value(Feature("since_boundary", CHUNK)) + load.num_tokens)
 
     def kv_bytes(self, load: Load) -> tuple[float, float]:
         """Return (read, written): a row reads the state at the boundary before it and the inputs from there
         on; it writes its inputs and the states at the last two boundaries it passes."""
-        read, written = _input_bytes(self.state, load, [start % CHUNK for start, _ in load.rows])
+        read, written = _input_bytes(self.state, load, Feature("since_boundary", CHUNK))
         state = self.x.width * ITEM_BYTES[self.state.dtype]
-        passed = [(start + count) // CHUNK - start // CHUNK for start, count in load.rows]
-        read += state * sum(start >= CHUNK for start, _ in load.rows)
-        return read, written + state * sum(min(borders, 2) for borders in passed)
+        read += state * load.value(Feature("past_boundary", CHUNK))
+        return read, written + state * load.value(Feature("boundaries", CHUNK))
 
     def reference(self, run: Run, *inputs: np.ndarray) -> Array:
         states: States = run.caches[self.layer]
@@ -191,7 +191,7 @@ class GatedRecurrence(Op):
         return out
 
 
-def _input_bytes(state: SlotState, load: Load, needed: list[int]) -> tuple[float, float]:
+def _input_bytes(state: SlotState, load: Load, needed: Feature) -> tuple[float, float]:
     """Return the bytes of inputs read and written by rows that need so many previous ones."""
     position = state.inputs * ITEM_BYTES[state.dtype]
-    return position * sum(needed), position * sum(min(count, state.history) for _, count in load.rows)
+    return position * load.value(needed), position * load.value(Feature("latest", state.history))
