@@ -35,7 +35,7 @@ ROOMS = (
         "scheduling, the programs of all model families, and sampling: the part to read in a weekend",
         ("types.py", "sampling_params.py", "engine", "program", "models", "runner", "sampling"),
     ),
-    Room("reference", 720, "the backend in NumPy, and what every backend shares", ("backends",)),
+    Room("reference", 740, "the backend in NumPy, and what every backend shares", ("backends",)),
     Room("native", 680, "the Python side of the C++ backend: lowering, memory, calls", ("backends/native",)),
     Room(
         "server",
