@@ -32,15 +32,24 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from loadgen import report
-from loadgen.client import Client
-from loadgen.drive import Done, Progress, Run, drive
-from loadgen.metrics import Goal
-from loadgen.openai import CHAT, COMPLETIONS, Api, Server, Unusable, ask, begin, find_model, learn
-from loadgen.workload import (
+from quire.bench import report
+from quire.bench.driver import Done, LoadRun, Progress, drive
+from quire.bench.http_client import Client
+from quire.bench.openai_api import (
+    CHAT,
+    COMPLETIONS,
+    Api,
+    ServedModel,
+    Unusable,
+    ask,
+    begin,
+    find_model,
+    learn,
+)
+from quire.bench.workload import (
+    Lengths,
+    PromptVocabulary,
     Request,
-    Shape,
-    Vocabulary,
     file_requests,
     first,
     poisson,
@@ -48,12 +57,13 @@ from loadgen.workload import (
     read_trace,
     trace_requests,
 )
+from quire.goals import Goal
 
 DEFAULT_PROMPTS = 100
 WARM_UP_TOKENS = 64
 
 
-def plan(options: argparse.Namespace, words: Vocabulary, server: Server) -> Iterable[Request]:
+def plan(options: argparse.Namespace, words: PromptVocabulary, server: ServedModel) -> Iterable[Request]:
     """The requests of a run. Only those of a run that a duration bounds alone are made as they are sent."""
     if options.trace:
         trace = read_trace(options.trace)
@@ -63,7 +73,7 @@ def plan(options: argparse.Namespace, words: Vocabulary, server: Server) -> Iter
     if options.dataset:
         found = file_requests(options.dataset, options.random_output_len)
     else:
-        shape = Shape(
+        shape = Lengths(
             options.random_input_len,
             options.random_output_len,
             options.random_range_ratio,
@@ -79,7 +89,7 @@ def plan(options: argparse.Namespace, words: Vocabulary, server: Server) -> Iter
     return first(found, count, options.duration)
 
 
-def injections(options: argparse.Namespace, words: Vocabulary) -> list[Request]:
+def injections(options: argparse.Namespace, words: PromptVocabulary) -> list[Request]:
     """Every long prompt at every moment."""
     return [
         Request(words.draw([(tokens, f"injected {tokens} {at_s}")]), 8, at_s)
@@ -88,7 +98,7 @@ def injections(options: argparse.Namespace, words: Vocabulary) -> list[Request]:
     ]
 
 
-async def measure(options: argparse.Namespace) -> tuple[Run, Server]:
+async def measure(options: argparse.Namespace) -> tuple[LoadRun, ServedModel]:
     """Learn about the server, warm it up, and send the load."""
     try:
         key = os.environ.get("OPENAI_API_KEY", "")
@@ -98,7 +108,7 @@ async def measure(options: argparse.Namespace) -> tuple[Run, Server]:
     server = await find_model(client, options.model)
     extra = {"temperature": options.temperature} if options.temperature is not None else {}
     extra |= {"ignore_eos": True} if options.ignore_eos else {}
-    api = Api(options.endpoint, server.model, not options.no_stream, extra | options.extra_body)
+    api = Api(options.endpoint, server.name, not options.no_stream, extra | options.extra_body)
     words = await learn(client, api)
     try:
         requests = plan(options, words, server)
@@ -166,7 +176,7 @@ def read_options() -> argparse.Namespace:
     add("--save-detailed", action="store_true", help="with the times of every chunk")
     options = parser.parse_args()
     try:
-        options.goal = Goal.parse(options.goodput)
+        options.goal = Goal.parse_pairs(options.goodput)
     except ValueError as problem:
         parser.error(str(problem))
     if options.trace and (options.dataset or not math.isinf(options.request_rate)):
@@ -187,7 +197,7 @@ def main() -> None:
         sys.exit(130)
     if options.json:
         settings = {key: value for key, value in vars(options).items() if key not in ("goal", "json")}
-        settings["model"] = server.model
+        settings["model"] = server.name
         figures = report.as_json(run, options.goal, settings, options.save_detailed)
         options.json.write_text(json.dumps(figures, indent=1, default=str) + "\n", "utf-8")
     print(report.text(run, options.goal))

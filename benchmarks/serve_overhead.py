@@ -25,16 +25,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from loadgen import processes
-from loadgen.client import Client
-from loadgen.drive import Done, Progress, Run, drive
-from loadgen.metrics import Goal, summarize
-from loadgen.offline import Offline
-from loadgen.openai import COMPLETIONS, Api, Unusable, begin, find_model
-from loadgen.overload import arrivals, cores, in_turns, row
-from loadgen.processes import ServerProcess
-from loadgen.report import columns
-from loadgen.workload import Request, Shape, Vocabulary, first, random_requests
+from serving import processes
+from serving.offline import Offline
+from serving.processes import ServerProcess
+from serving.turns import arrivals, cores, in_turns, row
+
+from quire.bench.driver import Done, LoadRun, Progress, drive
+from quire.bench.http_client import Client
+from quire.bench.metrics import summarize
+from quire.bench.openai_api import COMPLETIONS, Api, Unusable, begin, find_model
+from quire.bench.report import columns
+from quire.bench.workload import Lengths, PromptVocabulary, Request, first, random_requests
+from quire.goals import Goal
 
 STREAMS = 32
 RATIO_REQUESTS, RATIO_PROMPT, RATIO_OUTPUT = 64, 64, 128
@@ -54,7 +56,7 @@ class Target:
     def __init__(self, server: ServerProcess, client: Client, api: Api) -> None:
         self.server, self.client, self.api = server, client, api
 
-    async def run(self, requests: Iterable[Request], **how: Any) -> Run:
+    async def run(self, requests: Iterable[Request], **how: Any) -> LoadRun:
         progress = Progress(len(requests) if isinstance(requests, list) else None, how.get("until_s"))
 
         def send(request: Request, planned_s: float | None, done: Done) -> None:
@@ -96,7 +98,7 @@ class Overhead:
             log = self.options.work / f"server-{part}.log"
             async with ServerProcess(self.arguments(**more), log) as server:
                 client = Client(server.url, timeout_s=120.0)
-                model = (await find_model(client, None)).model
+                model = (await find_model(client, None)).name
                 target = Target(
                     server, client, Api(COMPLETIONS, model, extra={"ignore_eos": True, "temperature": 0})
                 )
@@ -104,8 +106,8 @@ class Overhead:
                 client.close()
 
     def requests(self, seed: int, count: int, prompt: int, output: int) -> list[Request]:
-        shape = Shape(prompt, output)
-        return first(random_requests(shape, Vocabulary(TOKEN_IDS), seed), count)
+        shape = Lengths(prompt, output)
+        return first(random_requests(shape, PromptVocabulary(TOKEN_IDS), seed), count)
 
     async def ratio(self, target: Target) -> dict[str, Any]:
         """Round 0 warms both up."""
@@ -174,14 +176,14 @@ class Overhead:
     async def overload(self, target: Target) -> dict[str, Any]:
         """The goal comes from the server when it is just full: twice its time per token, thrice its queue."""
         seconds = self.options.seconds
-        shape = Shape(OVERLOAD_PROMPT, self.options.output_tokens, range_ratio=OVERLOAD_RANGE)
-        endless = random_requests(shape, Vocabulary(TOKEN_IDS), 7)
+        shape = Lengths(OVERLOAD_PROMPT, self.options.output_tokens, range_ratio=OVERLOAD_RANGE)
+        endless = random_requests(shape, PromptVocabulary(TOKEN_IDS), 7)
         full = await target.run(endless, max_concurrency=STREAMS, until_s=CALIBRATED_S)
         summary = summarize(full.timelines, full.duration_s, Goal())
         if not summary.tpot or not summary.completed:
             raise Unusable(f"nothing was answered: {summary.errors}")
         capacity = summary.per_s(summary.completed)
-        goal = Goal(ttft=round(3e3 * QUEUE / capacity), tpot=round(2 * summary.tpot.p50))
+        goal = Goal.parse_pairs((f"ttft:{3e3 * QUEUE / capacity:.0f}", f"tpot:{2 * summary.tpot.p50:.0f}"))
         print(f"capacity {capacity:.1f} requests/s; goal: {goal}", flush=True)
         rates = (1.0, 2.0, self.options.times)
         turns = in_turns(rates, self.options.rounds, seconds)

@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from loadgen.processes import ServerProcess
+from serving.processes import ServerProcess
 
 QUESTION = "Tell me a story about a fox and a lantern."
 TURNS = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 0, "ignore_eos": True}

@@ -9,5 +9,5 @@
 
 Each starts `quire serve demo` itself, prints a report in Markdown, and ends with status 1 if a promise is
 broken. Nothing else should run on the machine. Results are kept in docs/soak.md and docs/faults.md; the code
-that judges them is tested by tests/pure/test_load_*.py. Clients and reports come from benchmarks/loadgen.
+that judges them is tested by tests/pure/test_load_*.py. Clients and reports come from quire/bench.
 """

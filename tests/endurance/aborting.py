@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from loadgen.client import BadReply, Client, Lost
-from loadgen.processes import ServerProcess
+from serving.processes import ServerProcess
 
 from endurance.answers import Case
 from endurance.asking import Exchange
@@ -19,6 +18,8 @@ from endurance.clock import Clock
 from endurance.mixture import Mixture
 from endurance.soaking import digest, golden_bodies, read_load
 from endurance.verdict import Promise
+from quire.bench.http_client import Client, Lost
+from quire.bench.http_reply import BadReply
 
 NUM_SEQS, NUM_CLIENTS = 8, 24  # two of three wait
 PROMPT_WORDS = 400  # of the longest: several steps of --max-num-batched-tokens

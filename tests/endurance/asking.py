@@ -8,9 +8,9 @@ import json
 import time
 from dataclasses import dataclass, field
 
-from loadgen.client import BadReply, Client, Lost
-
 from endurance.answers import Answer, Case
+from quire.bench.http_client import Client, Lost
+from quire.bench.http_reply import BadReply
 
 ENGINE_DEAD = ("engine_dead", "server_error", "api_error")  # how streams say it, each in its API's words
 GONE_S = 0.02  # who is gone before anything has come has stayed so long

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loadgen.client import Client
-from loadgen.processes import ServerProcess
+from serving.processes import ServerProcess
 
 from endurance.answers import Case
 from endurance.asking import Exchange
 from endurance.clock import Clock
 from endurance.mixture import Mixture
 from endurance.verdict import Promise
+from quire.bench.http_client import Client
 
 NUM_STREAMS, NUM_PLAIN = 6, 6  # clients that ask without end
 LONGEST_S = 1.0  # from the first requests to the signal

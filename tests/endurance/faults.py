@@ -29,15 +29,15 @@ import tempfile
 import time
 from pathlib import Path
 
-from loadgen import processes
-from loadgen.openai import Unusable
-from loadgen.report import columns
+from serving import processes
 
 from endurance.aborting import Aborter, Aborts
 from endurance.clock import Clock
 from endurance.draining import Drainer, Drains
 from endurance.killing import Killer, Kills
 from endurance.verdict import processor
+from quire.bench.openai_api import Unusable
+from quire.bench.report import columns
 
 PARTS: dict[str, type[Killer | Drainer | Aborter]] = {"kills": Killer, "drains": Drainer, "aborts": Aborter}
 

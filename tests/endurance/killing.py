@@ -12,15 +12,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
-from loadgen.client import Client
-from loadgen.openai import Unusable
-from loadgen.processes import ServerProcess
+from serving.processes import ServerProcess
 
 from endurance.asking import Exchange
 from endurance.clock import Clock
 from endurance.mixture import Mixture
 from endurance.soaking import digest, golden_bodies, read_load
 from endurance.verdict import Promise
+from quire.bench.http_client import Client
+from quire.bench.openai_api import Unusable
 
 NUM_SEQS = 8  # fewer than the streams, so that requests wait
 NUM_STREAMS, NUM_PLAIN = 12, 4

@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from loadgen.openai import CHAT, COMPLETIONS
-from loadgen.workload import WORDS
-
 from endurance.answers import Answer, Case, Check, message_problem, response_problem, was_cut, well_formed
 from endurance.refusals import WRONG
+from quire.bench.openai_api import CHAT, COMPLETIONS
+from quire.bench.workload import WORDS
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 # Of all requests: how many are hung up on, refused, constrained by a grammar, or call tools.

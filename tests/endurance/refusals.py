@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from loadgen.openai import CHAT, COMPLETIONS
+from quire.bench.openai_api import CHAT, COMPLETIONS
 
 # What must be refused: where, by which fields (or bytes), and with which status.
 WRONG: Sequence[tuple[str, dict[str, Any] | bytes, int]] = (

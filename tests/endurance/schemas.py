@@ -28,13 +28,13 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-from loadgen import processes
-from loadgen.client import Client
-from loadgen.openai import CHAT, Unusable
-from loadgen.processes import ServerProcess
-from loadgen.report import columns
+from serving import processes
+from serving.processes import ServerProcess
 
 from endurance.structures import random_schema, schema_size, tool_prompt, tool_sets
+from quire.bench.http_client import Client
+from quire.bench.openai_api import CHAT, Unusable
+from quire.bench.report import columns
 
 ROOM = 900  # tokens for an answer: what the demo model's context leaves
 AT_ONCE = 16

@@ -32,12 +32,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from loadgen import processes
-from loadgen.openai import Unusable
-from loadgen.processes import ServerProcess
+from serving import processes
+from serving.processes import ServerProcess
 
 from endurance.soaking import Settings, Soak
 from endurance.verdict import report
+from quire.bench.openai_api import Unusable
 
 CACHE = "4M"  # for about 2,000 tokens of the demo model
 NUM_SEQS = 16

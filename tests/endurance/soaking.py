@@ -12,14 +12,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from loadgen.client import Client
-from loadgen.openai import CHAT, COMPLETIONS, find_model
-from loadgen.processes import ServerProcess, Usage
+from serving.processes import ServerProcess, Usage
 
 from endurance.answers import Case
 from endurance.asking import Exchange
 from endurance.clock import Clock
 from endurance.mixture import SCHEMA, Mixture
+from quire.bench.http_client import Client
+from quire.bench.openai_api import CHAT, COMPLETIONS, find_model
 
 SAMPLE_S = 2.0
 END_OF_STREAMS_S = 1.0  # after the engine's death

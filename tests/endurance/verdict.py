@@ -9,10 +9,9 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadgen.report import columns, spark
-
 from endurance.soaking import END_OF_STREAMS_S, Soak
 from endurance.trends import drift, fifths, slope
+from quire.bench.report import columns, spark
 
 MB = 1 << 20
 NOISE_MB = 1.0  # what a process may have grown in all before its slope says anything

@@ -11,7 +11,8 @@ from endurance.answers import Answer, Case, well_formed
 from endurance.asking import Exchange
 from endurance.mixture import LARGEST_STEP, Mixture
 from endurance.soaking import read_metrics
-from loadgen.client import Client, Reply
+
+from quire.bench.http_client import Client, HttpReply
 
 
 def drawn(count: int) -> list[Case]:
@@ -131,7 +132,7 @@ def test_messages_begin_and_end():
 class StuckClient(Client):
     """The server says nothing, ever."""
 
-    async def post(self, path: str, body: bytes, on_event: object = None) -> Reply:
+    async def post(self, path: str, body: bytes, on_event: object = None) -> HttpReply:
         await asyncio.Event().wait()
         raise AssertionError
 

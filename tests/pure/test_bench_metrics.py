@@ -9,22 +9,34 @@ import pytest
 from endurance.trends import drift, fifths, slope
 from hypothesis import given
 from hypothesis import strategies as st
-from loadgen.metrics import (
-    Goal,
+
+from quire.bench.http_reply import BadReply, EventSplitter, ReplyParser
+from quire.bench.metrics import (
     Spread,
     Timeline,
     bins,
     gaps_within,
-    good_between,
     max_concurrency,
     percentile,
     summarize,
 )
-from loadgen.report import spark
-from loadgen.wire import BadReply, EventSplitter, ReplyParser
-from loadgen.workload import Request, Shape, Vocabulary, poisson, random_requests, read_trace, trace_requests
+from quire.bench.report import spark
+from quire.bench.workload import (
+    Lengths,
+    PromptVocabulary,
+    Request,
+    poisson,
+    random_requests,
+    read_trace,
+    trace_requests,
+)
+from quire.goals import MEASURES, STATISTICS, Goal
 
 NO_GOAL = Goal()
+
+
+def goal(**limits_ms: float) -> Goal:
+    return Goal.parse_pairs(f"{name}:{limit}" for name, limit in limits_ms.items())
 
 
 def timeline(sent: float, *chunks: float, tokens: int | None = None, **rest) -> Timeline:
@@ -87,7 +99,7 @@ def test_a_summary_counts_what_did_not_fail():
     assert found.errors == {"HTTP 503 full": 2, "connection lost": 1}
     assert (found.num_output_tokens, found.num_prompt_tokens, found.num_cached_tokens) == (4, 12, 4)
     assert found.per_s(found.num_output_tokens) == 1.0
-    assert found.ttft == Spread(2, 1000.0, 1000.0, 1000.0, 1000.0, 1000.0)
+    assert found.ttft == Spread(2, 1000.0, 1000.0, 1000.0, 1000.0, 1000.0, 1000.0)
     assert found.itl is not None
     assert (found.itl.count, found.itl.p50) == (2, 500.0)
     assert found.tpot is not None
@@ -104,38 +116,46 @@ def test_a_summary_of_nothing():
 
 
 @pytest.mark.parametrize(
-    ("goal", "good"),
+    ("wanted", "good"),
     [
         (Goal(), True),
-        (Goal(ttft=500), True),  # exactly
-        (Goal(ttft=499), False),
-        (Goal(tpot=250), True),
-        (Goal(ttft=500, tpot=249), False),
-        (Goal(e2el=1000), True),
-        (Goal(ttft=500, tpot=250, e2el=999), False),
+        (goal(ttft=500), True),  # exactly
+        (goal(ttft=499), False),
+        (goal(tpot=250), True),
+        (goal(ttft=500, tpot=249), False),
+        (goal(e2el=1000), True),
+        (goal(ttft=500, tpot=250, e2el=999), False),
     ],
 )
-def test_a_goal_is_met_in_all_its_parts(goal, good):
-    assert goal.is_met(timeline(0.0, 0.5, 0.75, 1.0)) is good
+def test_a_request_keeps_a_goal_in_all_its_parts(wanted, good):
+    assert timeline(0.0, 0.5, 0.75, 1.0).keeps(wanted) is good
 
 
 def test_one_token_meets_any_time_per_token_and_a_failure_meets_nothing():
-    assert Goal(tpot=1e-3).is_met(timeline(0.0, 0.5))
-    assert not Goal().is_met(timeline(0.0, 0.5, error="timed out"))
-    assert not Goal().is_met(timeline(0.0))
+    assert timeline(0.0, 0.5).keeps(goal(tpot=1, itl=1))
+    assert not timeline(0.0, 0.5, error="timed out").keeps(NO_GOAL)
+    assert not timeline(0.0).keeps(NO_GOAL)
 
 
-def test_goals_are_words():
-    assert Goal.parse(["ttft:500", "tpot:50.5"]) == Goal(ttft=500, tpot=50.5)
-    assert str(Goal.parse(["e2el:1000"])) == "e2el 1000 ms"
-    for wrong in ("ttft", "ttft:", "itl:5", "ttft:-1", "ttft:nan", "ttft:x"):
-        with pytest.raises(ValueError, match=r"goal|could not convert"):
-            Goal.parse([wrong])
+def test_a_request_is_judged_by_the_statistic_of_its_own_gaps():
+    one = timeline(
+        0.0, 1.0, *(1.0 + 0.01 * index for index in range(1, 20)), 2.19
+    )  # 19 gaps of 10 ms, 1 of 1 s
+    assert one.keeps(Goal.parse("itl_p50<10.1ms,itl_p90<10.1ms"))
+    assert not one.keeps(Goal.parse("itl_mean<59ms"))
+    assert one.keeps(Goal.parse("itl_mean<60ms"))
+    assert not one.keeps(Goal.parse("itl_p99<500ms"))
 
 
-def test_goodput_of_a_part_of_a_run():
-    runs = [timeline(0.0, float(end)) for end in range(1, 9)]
-    assert good_between(runs, Goal(e2el=6000), 2.0, 8.0) == pytest.approx(5 / 6)
+def test_figures_have_the_names_that_goals_refer_to():
+    runs = [timeline(0.0, 0.1 * index, 0.1 * index + 0.05) for index in range(1, 102)]
+    found = summarize(runs, 10.0, NO_GOAL).figures()
+    assert (found["median_ttft_ms"], found["p90_ttft_ms"]) == (pytest.approx(5100), pytest.approx(9100))
+    assert (found["p95_e2el_ms"], found["mean_itl_ms"]) == (pytest.approx(9650), pytest.approx(50))
+    for measure in MEASURES:
+        for statistic in STATISTICS:
+            assert Goal.parse(f"{measure}_{statistic}<20s").met(found)
+            assert not Goal.parse(f"{measure}_{statistic}<1ms").met(found)
 
 
 def test_concurrency():
@@ -216,8 +236,8 @@ def test_what_is_not_http_is_refused(wrong):
 
 
 def test_random_requests_repeat_and_share_their_beginning():
-    shape = Shape(20, 8, range_ratio=0.5, num_prefix_tokens=5)
-    words = Vocabulary(range(100, 200))
+    shape = Lengths(20, 8, range_ratio=0.5, num_prefix_tokens=5)
+    words = PromptVocabulary(range(100, 200))
     found = list(islice(random_requests(shape, words, 1), 50))
     assert found == list(islice(random_requests(shape, words, 1), 50))
     assert found != list(islice(random_requests(shape, words, 2), 50))
@@ -229,7 +249,7 @@ def test_random_requests_repeat_and_share_their_beginning():
 
 
 def test_texts_are_made_of_as_many_words_as_give_the_tokens():
-    words = Vocabulary((), tokens_per_word=2.0, base_tokens=10.0)
+    words = PromptVocabulary((), tokens_per_word=2.0, base_tokens=10.0)
     text = words.draw([(50, "a"), (60, "b")])
     assert isinstance(text, str)
     assert len(text.split()) == 50  # (110 - 10) / 2
@@ -265,7 +285,7 @@ def test_traces_in_three_formats(tmp_path):
 def test_a_trace_is_shortened_to_what_the_server_has_room_for(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text(json.dumps({"prompt_len": 5000, "output_len": 900, "arrival_ms": 0}))
-    found = trace_requests(read_trace(path), Vocabulary(range(9)), 0, speed=2.0, longest=1024)
+    found = trace_requests(read_trace(path), PromptVocabulary(range(9)), 0, speed=2.0, longest=1024)
     (request,) = found
     assert (len(request.content), request.num_output_tokens) == (512, 512)
 

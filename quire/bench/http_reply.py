@@ -1,4 +1,4 @@
-"""HTTP/1.1 replies and server-sent events, from bytes in pieces of any size. No sockets here."""
+"""Parsing of HTTP/1.1 replies and server-sent events from pieces of any size, without sockets."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ class BadReply(Exception):
 
 
 def header(head: bytes, name: bytes) -> bytes:
-    """The value of a header, whose name is given in small letters, or nothing. Few of them are asked for."""
+    """Return the value of a header, whose name is given in small letters, or nothing."""
     begin = head.lower().find(b"\r\n" + name + b":")
     return head[begin + 2 :].partition(b"\r\n")[0][len(name) + 1 :].strip() if begin >= 0 else b""
 
 
 class ReplyParser:
-    """One reply: give it bytes, it gives back those of the body."""
+    """The parser of one reply: it takes received bytes and returns those of the body."""
 
     def __init__(self) -> None:
         self.status = 0  # until the head is complete
@@ -28,7 +28,7 @@ class ReplyParser:
         self._chunked = False
 
     def feed(self, data: bytes) -> bytes:
-        """The bytes of the body within `data`; raises BadReply."""
+        """Return the bytes of the body within `data`. Raises BadReply."""
         if self._chunked and not self._buffer and (body := _one_chunk(data)):
             return body
         while not self.status:  # in a loop: 100 Continue goes before the reply
@@ -47,13 +47,13 @@ class ReplyParser:
         return self._chunks()
 
     def end(self) -> bool:
-        """The connection has ended: True if the reply is whole."""
+        """Take the end of the connection. Return True if the reply is whole."""
         self.is_done = self.is_done or (bool(self.status) and not self._chunked and self._rest < 0)
         return self.is_done
 
     @property
     def has_begun(self) -> bool:
-        """True if anything has been received."""
+        """Return True if anything has been received."""
         return bool(self.status or self._buffer)
 
     @property
@@ -84,7 +84,7 @@ class ReplyParser:
         return data
 
     def _chunks(self) -> bytes:
-        """All chunks that have come whole."""
+        """Return the content of all chunks that are complete."""
         buffer, place, found = self._buffer, 0, bytearray()
         while not self.is_done:
             line = buffer.find(b"\r\n", place)
@@ -104,7 +104,7 @@ class ReplyParser:
 
 
 def _one_chunk(data: bytes) -> bytes:
-    """The body of the one chunk that `data` is, as it nearly always is; nothing if it is anything else."""
+    """Return the content if `data` is exactly one chunk, as it nearly always is, or nothing."""
     line = data.find(b"\r\n")
     try:
         return data[line + 2 : -2] if len(data) == line + int(data[:line], 16) + 4 else b""
@@ -113,13 +113,13 @@ def _one_chunk(data: bytes) -> bytes:
 
 
 class EventSplitter:
-    """Server-sent events: give it bytes of the body, it gives back the data of each whole event."""
+    """The parser of server-sent events: it takes bytes of the body and returns the data of whole events."""
 
     def __init__(self) -> None:
         self._buffer = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The data of the events that `data` completes. Comments and names of events are left out."""
+        """Return the data of the events that `data` completes. Comments and names of events are left out."""
         if not self._buffer and b"\r" not in data and data.find(b"\n\n") == len(data) - 2:
             return [] if (found := _data(data[:-2])) is None else [found]  # one whole event
         buffer = self._buffer + data

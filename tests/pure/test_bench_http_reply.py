@@ -6,7 +6,8 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
-from loadgen.wire import EventSplitter, ReplyParser
+
+from quire.bench.http_reply import EventSplitter, ReplyParser
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 # A chunk that is an event, two events in one, one in two chunks, a comment, an event of two lines

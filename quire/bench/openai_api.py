@@ -1,4 +1,4 @@
-"""Asking an OpenAI server: bodies of requests, and what the chunks of its answers say."""
+"""Requests to a server of the OpenAI API, and the chunks of its answers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import Any
 
 from msgspec.json import decode, encode
 
-from loadgen.client import BadReply, Client, Lost, Reply
-from loadgen.metrics import Timeline
-from loadgen.workload import WORDS, Content, Request, Vocabulary
+from quire.bench.http_client import Client, HttpReply, Lost
+from quire.bench.http_reply import BadReply
+from quire.bench.metrics import Timeline
+from quire.bench.workload import WORDS, Content, PromptVocabulary, Request
+from quire.errors import QuireError, quoted
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-FULL = (429, 503, 529)  # how servers say that they are full
+FULL = (429, 503, 529)  # statuses of servers that are full
 _TEXTS = ("content", "reasoning_content", "reasoning", "tool_calls")
 SHORT_TEXT, LONG_TEXT = 16, 144  # words; their tokens tell those of any other number of words
 
@@ -25,7 +27,7 @@ class StreamFailed(Exception):
     """The server sent an error within a stream."""
 
 
-class Unusable(Exception):
+class Unusable(QuireError):
     """The server does not answer as it must for anything to be measured."""
 
 
@@ -36,14 +38,14 @@ class Api:
     endpoint: str
     model: str
     stream: bool = True
-    extra: Mapping[str, Any] = field(default_factory=dict)  # goes into every body
+    extra: Mapping[str, Any] = field(default_factory=dict)  # further fields of every body
 
     @property
     def is_chat(self) -> bool:
         return self.endpoint.endswith("/chat/completions")
 
     def body(self, request: Request) -> bytes:
-        """The body of a request, streamed with the usage at the end."""
+        """Return the body of a request; a stream has the usage at its end."""
         body: dict[str, Any] = {"model": self.model, "max_tokens": request.num_output_tokens}
         if self.is_chat:
             body["messages"] = _messages(request.content)
@@ -78,9 +80,14 @@ def begin(
 
 
 async def ask(client: Client, api: Api, request: Request) -> Timeline:
-    """As begin, and wait for it."""
+    """Send one request and wait for the end of its answer."""
     ended: asyncio.Future[Timeline] = asyncio.get_running_loop().create_future()
-    begin(client, api, request, lambda timeline: ended.done() or ended.set_result(timeline))
+
+    def done(timeline: Timeline) -> None:
+        if not ended.done():
+            ended.set_result(timeline)
+
+    begin(client, api, request, done)
     return await ended
 
 
@@ -95,7 +102,7 @@ class _Asked:
     is_complete: bool = False
 
     def take(self, data: bytes, at_s: float) -> None:
-        """An event of the stream."""
+        """Take an event of the stream."""
         timeline = self.timeline
         if data == b"[DONE]":
             self.is_complete = True
@@ -111,10 +118,10 @@ class _Asked:
                 break
         _count(timeline, chunk)
 
-    def end(self, outcome: Reply | Exception) -> None:
-        """The reply, or why there is none."""
+    def end(self, outcome: HttpReply | Exception) -> None:
+        """Take the reply, or the reason that there is none."""
         timeline = self.timeline
-        if isinstance(outcome, Reply):
+        if isinstance(outcome, HttpReply):
             timeline.end_s = outcome.end_s
             self._read(outcome)
         else:
@@ -124,7 +131,7 @@ class _Asked:
         timeline.num_output_tokens = timeline.num_output_tokens or len(timeline.chunk_s)
         self.done(timeline)
 
-    def _read(self, reply: Reply) -> None:
+    def _read(self, reply: HttpReply) -> None:
         timeline = self.timeline
         if reply.status != 200:
             _read_refusal(timeline, reply)
@@ -138,7 +145,7 @@ class _Asked:
 
 
 def _brings_tokens(choice: Mapping[str, Any], is_first: bool) -> bool:
-    """A role, an end or the usage alone are no tokens; but the end of an empty answer counts."""
+    """Return True for text, calls or token ids, and for the end of an empty answer."""
     if choice.get("text") or choice.get("token_ids"):
         return True
     delta = choice.get("delta") or {}
@@ -153,7 +160,7 @@ def _count(timeline: Timeline, chunk: Mapping[str, Any]) -> None:
         timeline.num_cached_tokens = details.get("cached_tokens") or 0
 
 
-def _read_refusal(timeline: Timeline, reply: Reply) -> None:
+def _read_refusal(timeline: Timeline, reply: HttpReply) -> None:
     timeline.is_rejected = reply.status in FULL
     timeline.retry_after = reply.header("retry-after")
     try:
@@ -164,7 +171,7 @@ def _read_refusal(timeline: Timeline, reply: Reply) -> None:
 
 
 def _error_name(error: Any) -> str:
-    """Reduce an error to its kind, without the parts that differ from request to request."""
+    """Return the kind of an error, without the parts that differ from request to request."""
     if isinstance(error, dict):
         return str(error.get("code") or error.get("type") or error.get("message"))[:60]
     return str(error)[:60]
@@ -180,33 +187,37 @@ def _kind(error: Exception) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
-    """Return the entry of the first model of the list, or of the one that was asked for."""
+class ServedModel:
+    """A model that the server lists."""
 
-    model: str
+    name: str
     max_model_len: int | None
 
 
-async def find_model(client: Client, wanted: str | None) -> Server:
-    """Raises Unusable when the server does not answer or has no such model."""
+async def find_model(client: Client, wanted: str | None) -> ServedModel:
+    """Return the first model of the list, or the one wanted. Raises Unusable."""
     try:
         reply = await client.get("/v1/models")
         models = {entry["id"]: entry for entry in json.loads(reply.body)["data"]}
     except (OSError, Lost, BadReply, ValueError, LookupError, TypeError) as error:
-        raise Unusable(f"/v1/models gave no list of models: {type(error).__name__}: {error}") from error
+        raise Unusable(f"/v1/models gave no list of models: {_kind(error)}") from error
     name = wanted or next(iter(models), "")
     if name not in models:
-        raise Unusable(f"the server has no model {name!r}; it has {', '.join(map(repr, models))}")
-    return Server(name, models[name].get("max_model_len"))
+        known = ", ".join(map(quoted, models)) or "none"
+        raise Unusable(f"the server has no model {quoted(name)}", f"its models: {known}")
+    return ServedModel(name, models[name].get("max_model_len"))
 
 
-async def learn(client: Client, api: Api) -> Vocabulary:
-    """Find out what prompts are made of: token ids as /tokenize gives them, or texts, with their lengths."""
+async def learn(client: Client, api: Api) -> PromptVocabulary:
+    """Find out what prompts can be made of: token ids if the server has /tokenize, otherwise words.
+
+    The number of tokens in a text of words is learned from the usage of two requests. Raises Unusable.
+    """
     if not api.is_chat:
         text = json.dumps({"model": api.model, "prompt": " ".join(WORDS), "add_special_tokens": False})
         try:
             reply = await client.post("/tokenize", text.encode())
-            return Vocabulary(tuple(sorted(set(json.loads(reply.body)["tokens"]))))
+            return PromptVocabulary(tuple(sorted(set(json.loads(reply.body)["tokens"]))))
         except (OSError, Lost, BadReply, ValueError, LookupError, TypeError):
             pass  # not every server has it
     counts = []
@@ -217,4 +228,4 @@ async def learn(client: Client, api: Api) -> Vocabulary:
             raise Unusable(f"a first request failed: {timeline.error or 'it has no usage'}")
         counts.append(timeline.num_prompt_tokens)
     slope = (counts[1] - counts[0]) / (LONG_TEXT - SHORT_TEXT)
-    return Vocabulary((), slope, counts[0] - slope * SHORT_TEXT)
+    return PromptVocabulary((), slope, counts[0] - slope * SHORT_TEXT)

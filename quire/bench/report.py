@@ -1,4 +1,4 @@
-"""A run on one page: a table, how gaps between tokens lie, what happened when. And its figures as JSON."""
+"""The report of a run as text (figures, a histogram of gaps, a timeline), and its figures as JSON."""
 
 from __future__ import annotations
 
@@ -7,25 +7,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from loadgen.drive import Run
-from loadgen.metrics import Goal, Spread, Summary, Timeline, bins, gaps_within, summarize
+from quire.bench.definitions import MEASURES, OTHERS
+from quire.bench.driver import LoadRun
+from quire.bench.metrics import Spread, Summary, Timeline, bins, gaps_within, in_json, summarize
+from quire.goals import Goal
 
 SPARKS = " ▁▂▃▄▅▆▇█"
 BAR = "█"
 COLUMNS = 64  # of a timeline
 BAR_WIDTH = 40
-TITLES = {
-    "ttft": "time to first token",
-    "tpot": "time per output token",
-    "itl": "gap between tokens",
-    "e2el": "end to end",
-    "rejection": "until refused",
-    "lateness": "sent too late by",
-}
+SHOWN = {**MEASURES, "rejection": OTHERS["rejection"], "lateness": OTHERS["lateness"]}
 
 
-def text(run: Run, goal: Goal) -> str:
-    """The page."""
+def text(run: LoadRun, goal: Goal) -> str:
+    """Return the report."""
     summary = summarize(run.timelines, run.duration_s, goal)
     gaps = [end - begin for t in run.timelines if not t.error for begin, end in t.gaps()]
     parts = [heading(summary, run, goal), table(summary), histogram(gaps), timeline(run)]
@@ -34,8 +29,8 @@ def text(run: Run, goal: Goal) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def heading(summary: Summary, run: Run, goal: Goal) -> str:
-    """Counts and throughput."""
+def heading(summary: Summary, run: LoadRun, goal: Goal) -> str:
+    """Return counts and throughput."""
     tokens = summary.num_output_tokens
     lines = [
         f"{summary.completed:,} requests in {summary.duration_s:.1f} s, at most {summary.max_concurrency} at "
@@ -47,7 +42,7 @@ def heading(summary: Summary, run: Run, goal: Goal) -> str:
     ]
     if goal:
         share = summary.good / max(len(run.timelines), 1)
-        lines.append(f"goodput {summary.per_s(summary.good):.2f} requests/s ({goal}: {share:.1%} met it)")
+        lines.append(f"goodput {summary.per_s(summary.good):.2f} requests/s ({goal}: {share:.1%} kept it)")
     if tokens:
         share = run.cpu_s / summary.duration_s
         lines.append(
@@ -58,22 +53,20 @@ def heading(summary: Summary, run: Run, goal: Goal) -> str:
 
 
 def table(summary: Summary) -> str:
-    """Latencies in milliseconds."""
-    lines = [f"{'milliseconds':24}" + "".join(f"{name:>10}" for name in ("mean", "p50", "p90", "p99", "max"))]
-    for name, title in TITLES.items():
+    """Return the table of latencies in milliseconds."""
+    heads = ("mean", "p50", "p90", "p95", "p99", "max")
+    lines = [f"{'milliseconds':28}" + "".join(f"{name:>9}" for name in heads)]
+    for name, definition in SHOWN.items():
         spread: Spread | None = getattr(summary, name)
         if spread:
-            values = (spread.mean, spread.p50, spread.p90, spread.p99, spread.largest)
-            row = "".join(f"{_number(value):>10}" for value in values)
-            ratio = (
-                f"   p99 is {spread.p99 / spread.p50:.1f} times p50" if name == "itl" and spread.p50 else ""
-            )
-            lines.append(f"{title:24}{row}{ratio}")
+            values = (spread.mean, spread.p50, spread.p90, spread.p95, spread.p99, spread.largest)
+            title = definition.title if name in OTHERS else f"{definition.name:5} {definition.title}"
+            lines.append(f"{title:28}" + "".join(f"{_number(value):>9}" for value in values))
     return "\n".join(lines)
 
 
 def histogram(gaps_s: Sequence[float]) -> str:
-    """Return a histogram of gaps, in classes that grow by half of an octave."""
+    """Return a histogram of gaps; the width of its classes grows by half an octave."""
     positive = [1e3 * gap for gap in gaps_s if gap > 0]
     if not positive:
         return ""
@@ -91,8 +84,8 @@ def histogram(gaps_s: Sequence[float]) -> str:
     return "\n".join(lines)
 
 
-def timeline(run: Run) -> str:
-    """The run from left to right: tokens a second, open requests, the longest gap."""
+def timeline(run: LoadRun) -> str:
+    """Return the run from left to right: tokens a second, open requests, the longest gap."""
     if run.duration_s <= 0 or not run.timelines:
         return ""
     pieces = bins(run.timelines, run.begin_s, run.end_s, COLUMNS)
@@ -110,7 +103,7 @@ def timeline(run: Run) -> str:
 
 
 def spark(values: Sequence[float], lowest: float = 0.0) -> str:
-    """Values as a line of small bars; anything above `lowest` shows."""
+    """Return values as a line of small bars. Anything above `lowest` is visible."""
     span = max(values, default=0.0) - lowest
     if span <= 0:
         return SPARKS[0] * len(values)
@@ -118,8 +111,8 @@ def spark(values: Sequence[float], lowest: float = 0.0) -> str:
     return "".join(SPARKS[min(max(height, 0), len(SPARKS) - 1)] for height in heights)
 
 
-def _marks(run: Run) -> str:
-    """From sending a prompt to its first token."""
+def _marks(run: LoadRun) -> str:
+    """Mark each injected prompt from sending it to its first token."""
     marks = [" "] * COLUMNS
     for sent in run.injected:
         begin, end = (
@@ -131,7 +124,7 @@ def _marks(run: Run) -> str:
     return "".join(marks)
 
 
-def injection(run: Run) -> str:
+def injection(run: LoadRun) -> str:
     """Compare streams during an injected prompt with the rest of the run."""
     lines = []
     for sent in run.injected:
@@ -160,8 +153,8 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def as_json(run: Run, goal: Goal, settings: dict[str, Any], detailed: bool = False) -> dict[str, Any]:
-    """The figures under the names that `vllm bench serve --save-result` gives them, and some of our own."""
+def as_json(run: LoadRun, goal: Goal, settings: dict[str, Any], detailed: bool = False) -> dict[str, Any]:
+    """Return the figures under the names of `vllm bench serve --save-result`, and some of our own."""
     summary = summarize(run.timelines, run.duration_s, goal)
     tokens = summary.num_output_tokens
     result: dict[str, Any] = {
@@ -180,8 +173,8 @@ def as_json(run: Run, goal: Goal, settings: dict[str, Any], detailed: bool = Fal
         "max_concurrent_requests": summary.max_concurrency,
         "client_cpu_us_per_token": 1e6 * run.cpu_s / tokens if tokens else None,
     }
-    for name in TITLES:
-        result |= _spread_json(name, getattr(summary, name))
+    for name in SHOWN:
+        result |= in_json(name, getattr(summary, name))
     if run.injected:
         result["injected"] = [_injected_json(run, sent) for sent in run.injected]
     if detailed:
@@ -189,13 +182,7 @@ def as_json(run: Run, goal: Goal, settings: dict[str, Any], detailed: bool = Fal
     return result
 
 
-def _spread_json(name: str, spread: Spread | None) -> dict[str, float | None]:
-    values = spread and (spread.mean, spread.p50, spread.p90, spread.p99, spread.largest)
-    names = ("mean", "median", "p90", "p99", "max")
-    return {f"{kind}_{name}_ms": values[index] if values else None for index, kind in enumerate(names)}
-
-
-def _injected_json(run: Run, sent: Timeline) -> dict[str, Any]:
+def _injected_json(run: LoadRun, sent: Timeline) -> dict[str, Any]:
     end_s = sent.chunk_s[0] if sent.chunk_s else sent.end_s
     during = Spread.of(1e3 * gap for gap in gaps_within(run.timelines, sent.sent_s, end_s))
     return {
@@ -203,10 +190,10 @@ def _injected_json(run: Run, sent: Timeline) -> dict[str, Any]:
         "prompt_tokens": sent.num_prompt_tokens,
         "ttft_ms": 1e3 * (end_s - sent.sent_s),
         "error": sent.error,
-    } | _spread_json("itl_meanwhile", during)
+    } | in_json("itl_meanwhile", during)
 
 
 def columns(rows: Iterable[Sequence[str]]) -> str:
-    """Rows of a Markdown table, the first of them the heading."""
+    """Return a Markdown table; the first row is its heading."""
     heading, *rest = ("| " + " | ".join(row) + " |" for row in rows)
     return "\n".join([heading, "|" + "---|" * (heading.count(" | ") + 1), *rest])

@@ -1,4 +1,4 @@
-"""Requests and their times: prompts of random tokens, a trace or a file; arrivals by a Poisson process."""
+"""Requests and their arrival times: random prompts, traces and files; Poisson arrivals."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
-# A prompt, its token ids, or the messages of a chat.
+# A prompt as text or token ids, or the messages of a chat
 Content = str | list[int] | list[dict[str, Any]]
 
-BLOCK_TOKENS = 512  # of one hash id in a trace of Mooncake
+BLOCK_TOKENS = 512  # that one hash id stands for in Mooncake's traces
 _COMMON = (
     "about after again air all along also always another answer any around ask away back because been "
     "before began being below between book both boy but call came can change children city close come "
@@ -39,18 +39,18 @@ WORDS = _COMMON.split()
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One thing to ask: when, counted from the beginning of the run, and for how many tokens at most."""
+    """A request of the load."""
 
     content: Content
-    num_output_tokens: int
-    at_s: float = 0.0
+    num_output_tokens: int  # at most
+    at_s: float = 0.0  # when to send it, from the beginning of the run
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """The vocabulary of random prompts: ids of tokens, or words where the server takes only text.
+class PromptVocabulary:
+    """The vocabulary of random prompts: token ids, or words where the server takes only text.
 
-    A text of n words has `base_tokens` + n * `tokens_per_word` tokens, about: as a server counted it.
+    A text of n words has about `base_tokens` + n * `tokens_per_word` tokens, as the server counts them.
     """
 
     token_ids: Sequence[int] = ()
@@ -58,7 +58,7 @@ class Vocabulary:
     base_tokens: float = 0.0
 
     def draw(self, parts: Iterable[tuple[int, str]]) -> Content:
-        """A prompt in parts: each a number of tokens and the seed they are drawn from."""
+        """Return a prompt of parts, each a number of tokens and the seed that they are drawn from."""
         drawn = [(count, random.Random(seed)) for count, seed in parts]
         if self.token_ids:
             return [token for count, dice in drawn for token in dice.choices(self.token_ids, k=count)]
@@ -73,36 +73,36 @@ class Vocabulary:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """Lengths of random requests: a mean, and by which part of it they vary to both sides."""
+class Lengths:
+    """Lengths of random requests in tokens. They vary around their means by `range_ratio` of these."""
 
     num_prompt_tokens: int
     num_output_tokens: int
     range_ratio: float = 0.0
-    num_prefix_tokens: int = 0  # that come before, the same in every request with the same prefix
-    num_prefixes: int = 1
+    num_prefix_tokens: int = 0  # of a shared prefix before each prompt
+    num_prefixes: int = 1  # different ones
 
 
-def random_requests(shape: Shape, words: Vocabulary, seed: int) -> Iterator[Request]:
-    """Without an end. The same seed gives the same requests."""
+def random_requests(lengths: Lengths, words: PromptVocabulary, seed: int) -> Iterator[Request]:
+    """Yield requests without end. The same seed gives the same requests."""
     dice = random.Random(seed)
 
     def length(mean: int) -> int:
-        spread = int(mean * shape.range_ratio)
+        spread = int(mean * lengths.range_ratio)
         return max(mean + dice.randint(-spread, spread), 1)
 
     index = 0
     while True:
-        prefix = f"prefix {seed} {dice.randrange(shape.num_prefixes)}"
-        prompt_length = length(shape.num_prompt_tokens)
-        parts = [(shape.num_prefix_tokens, prefix), (prompt_length, f"prompt {seed} {index}")]
-        yield Request(words.draw(parts), length(shape.num_output_tokens))
+        prefix = f"prefix {seed} {dice.randrange(lengths.num_prefixes)}"
+        prompt_length = length(lengths.num_prompt_tokens)
+        parts = [(lengths.num_prefix_tokens, prefix), (prompt_length, f"prompt {seed} {index}")]
+        yield Request(words.draw(parts), length(lengths.num_output_tokens))
         index += 1
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One line of a trace. `blocks` name the prompt's pieces of 512 tokens: equal names, equal tokens."""
+    """One request of a trace. `blocks` are ids of its 512-token blocks: equal ids, equal tokens."""
 
     at_s: float
     num_prompt_tokens: int
@@ -110,7 +110,7 @@ class Arrival:
     blocks: tuple[int, ...] = ()
 
     def parts(self, seed: str) -> list[tuple[int, str]]:
-        """The prompt for Vocabulary.draw."""
+        """Return the prompt's parts for PromptVocabulary.draw."""
         if not self.blocks:
             return [(self.num_prompt_tokens, seed)]
         rest, parts = self.num_prompt_tokens, []
@@ -121,11 +121,12 @@ class Arrival:
 
 
 def read_trace(path: Path) -> list[Arrival]:
-    """A trace in order of arrival, the first at 0; ".gz" is unpacked. By its columns it is one of
+    """Return a trace in order of arrival, beginning at 0. A name ending in ".gz" is unpacked.
 
-    - {"arrival_ms", "prompt_len", "output_len"} or Mooncake's {"timestamp" (ms), "input_length",
-      "output_length", "hash_ids"}, a line of JSON each,
-    - the Azure CSV with TIMESTAMP, ContextTokens, GeneratedTokens.
+    The columns tell which format it is:
+    - Azure's CSV with TIMESTAMP, ContextTokens and GeneratedTokens,
+    - Mooncake's JSON lines {"timestamp" (ms), "input_length", "output_length", "hash_ids"},
+    - JSON lines {"arrival_ms", "prompt_len", "output_len"}.
     """
     with _open(path) as file:
         if ".csv" in path.suffixes:
@@ -153,12 +154,12 @@ def _of_json(entry: dict[str, Any]) -> Arrival:
 
 
 def trace_requests(
-    trace: Iterable[Arrival], words: Vocabulary, seed: int, *, speed: float, longest: int | None
+    trace: Iterable[Arrival], words: PromptVocabulary, seed: int, *, speed: float, longest: int | None
 ) -> Iterator[Request]:
-    """Requests of the lengths in a trace, `speed` times as fast.
+    """Yield requests with the lengths of a trace, `speed` times as fast.
 
-    Where a server has room for `longest` tokens, longer requests are shortened: the output to half of it at
-    most, the prompt to the rest.
+    Requests longer than `longest` tokens are shortened: the output to at most half of it, the prompt to the
+    rest.
     """
     for index, arrival in enumerate(trace):
         if longest and arrival.num_prompt_tokens + arrival.num_output_tokens > longest:
@@ -170,10 +171,10 @@ def trace_requests(
 
 
 def file_requests(path: Path, num_output_tokens: int) -> Iterator[Request]:
-    """Requests of a file: JSON lines, or one list of objects.
+    """Yield the requests of a file: JSON lines, or one list of objects.
 
-    An object has "prompt" (text or token ids), "messages", or ShareGPT's "conversations", whose first turn is
-    taken; and "output_len" or "max_tokens" if it asks for another number of tokens.
+    An object has "prompt" (text or token ids), "messages", or ShareGPT's "conversations", of which the first
+    turn is taken. "output_len" or "max_tokens" replace `num_output_tokens`.
     """
     text = path.read_text("utf-8")
     is_list = text.lstrip().startswith("[")
@@ -190,7 +191,7 @@ def _first_turn(entry: dict[str, Any]) -> str:
 
 
 def poisson(requests: Iterable[Request], rate: float, seed: int) -> Iterator[Request]:
-    """The requests at random moments, `rate` a second on average, each independent of the others."""
+    """Yield the requests at the moments of a Poisson process with `rate` arrivals a second."""
     dice, at_s = random.Random(f"arrivals {seed}"), 0.0
     for request in requests:
         yield replace(request, at_s=at_s)
@@ -198,7 +199,7 @@ def poisson(requests: Iterable[Request], rate: float, seed: int) -> Iterator[Req
 
 
 def first(requests: Iterable[Request], count: int, until_s: float | None = None) -> list[Request]:
-    """At most `count` of them, and none planned for later than `until_s`."""
+    """Return at most `count` of them, and none planned for later than `until_s`."""
     taken = []
     for request in islice(requests, count):
         if until_s is not None and request.at_s > until_s:

@@ -1,7 +1,7 @@
-"""A lean HTTP client: connections that are kept, bodies given to a callback the moment they come.
+"""A small HTTP/1.1 client: connections are kept open, and events are given to a callback as they arrive.
 
-It shares the machine with the server it measures, so it does little: one object a connection and one an
-exchange, no tasks, streams or copies, one look at the clock for each read.
+It shares the machine with the server it measures, so it must cost little: one object for a connection and one
+for an exchange; no tasks, streams or copies; one reading of the clock for each read.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from functools import partial
 from typing import cast
 from urllib.parse import urlsplit
 
-from loadgen.wire import BadReply, EventSplitter, ReplyParser, header
+from quire.bench.http_reply import EventSplitter, ReplyParser, header
+from quire.errors import ConfigError, quoted
 
-# Takes the data of one event and when it came; True hangs up.
+# Takes the data of one event and when it came; True closes the connection.
 OnEvent = Callable[[bytes, float], bool | None]
-# What was received, until it was looked at: of all connections, for their event loop is the only one. With
-# buffers of its own asyncio asks the system for memory, and gives it back, at each read.
+# Received bytes of all connections, until they are parsed: one event loop serves them all. With a buffer for
+# each read, asyncio would ask the system for memory and return it at each of them.
 _RECEIVED = memoryview(bytearray(1 << 18))
 
 
@@ -29,7 +30,7 @@ class Lost(Exception):
 
 
 @dataclass(slots=True)
-class Reply:
+class HttpReply:
     """A whole reply. The body of an event stream is left out: its events went to the callback."""
 
     status: int
@@ -39,11 +40,11 @@ class Reply:
     hung_up: bool = False
 
     def header(self, name: str) -> str:
-        """The value of a header, whose name is given in small letters, or nothing."""
+        """Return the value of a header, whose name is given in small letters, or nothing."""
         return header(self.head, name.encode()).decode("latin-1")
 
 
-OnEnd = Callable[[Reply | Exception], None]  # takes the reply, or why there is none
+OnEnd = Callable[[HttpReply | Exception], None]  # takes the reply, or why there is none
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +61,7 @@ class Exchange:
     hung_up: bool = False
 
     def take(self, data: bytes, now_s: float) -> bool:
-        """Take received bytes. Returns True when the reply is complete, or no more is wanted of it."""
+        """Take received bytes. Return True when the reply is complete, or no more of it is wanted."""
         body = self.parser.feed(data)
         if self.on_event is None or not self.parser.is_event_stream:
             self.body += body
@@ -68,10 +69,10 @@ class Exchange:
             self.hung_up = any(self.on_event(event, now_s) for event in self.splitter.feed(body))
         return self.hung_up or self.parser.is_done
 
-    def reply(self, now_s: float) -> Reply:
-        """As far as it has come."""
+    def reply(self, now_s: float) -> HttpReply:
+        """Return the reply as far as it has come."""
         parser = self.parser
-        return Reply(parser.status, parser.head, self.body, now_s, self.hung_up)
+        return HttpReply(parser.status, parser.head, self.body, now_s, self.hung_up)
 
 
 class _Connection(asyncio.BufferedProtocol):
@@ -91,7 +92,7 @@ class _Connection(asyncio.BufferedProtocol):
             self.transport.write(exchange.request)
 
     def abandon(self) -> None:
-        """Nobody waits for the reply any more."""
+        """Close: nobody waits for the reply any more."""
         self._exchange = None
         if self.transport is not None:
             self.transport.abort()
@@ -124,12 +125,12 @@ class _Connection(asyncio.BufferedProtocol):
         if exchange.parser.end():
             self._client.end(exchange, exchange.reply(time.perf_counter()))
         elif self._is_reused and not exchange.parser.has_begun:
-            self._client.send(exchange)  # the server had closed a connection that was idle: on another
+            self._client.send(exchange)  # the server had closed the idle connection: use another one
         else:
             self._client.end(exchange, Lost("connection lost"))
 
 
-def _settle(ended: asyncio.Future[Reply], outcome: Reply | Exception) -> None:
+def _settle(ended: asyncio.Future[HttpReply], outcome: HttpReply | Exception) -> None:
     if ended.done():
         return
     if isinstance(outcome, Exception):
@@ -139,34 +140,39 @@ def _settle(ended: asyncio.Future[Reply], outcome: Reply | Exception) -> None:
 
 
 class Client:
-    """Talks to one server. `timeout_s` bounds a whole exchange."""
+    """A client of one server. `timeout_s` bounds a whole exchange. Raises ConfigError for an unusable URL."""
 
     def __init__(self, url: str, *, api_key: str = "", timeout_s: float = 600.0) -> None:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError:
+            parts, port = urlsplit(""), None
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url!r} is no address of a server: write http://HOST:PORT")
+            raise ConfigError(f"{quoted(url)} is not the address of a server", "write http://HOST:PORT")
         self.timeout_s = timeout_s
         self.idle: list[_Connection] = []
         self._host = parts.hostname
-        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._port = port or (443 if parts.scheme == "https" else 80)
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._head = f"Host: {parts.netloc}\r\nAccept: */*\r\n"
+        self._head = f"Host: {parts.netloc.rpartition('@')[2]}\r\nAccept: */*\r\n"
         if api_key:
             self._head += f"Authorization: Bearer {api_key}\r\n"
-        self._due: dict[Exchange, float] = {}  # when those that are open expire, the first of them first
+        self._due: dict[Exchange, float] = {}  # when open exchanges expire, the first of them first
         self._timer: asyncio.TimerHandle | None = None
         self._opening: set[asyncio.Task[None]] = set()
 
-    async def get(self, path: str) -> Reply:
+    async def get(self, path: str) -> HttpReply:
+        """Raise what `post` raises."""
         return await self._reply(f"GET {self._prefix}{path} HTTP/1.1\r\n{self._head}\r\n".encode(), None)
 
-    async def post(self, path: str, body: bytes, on_event: OnEvent | None = None) -> Reply:
-        """Raises Lost, BadReply, OSError, TimeoutError, and what the callback raises."""
+    async def post(self, path: str, body: bytes, on_event: OnEvent | None = None) -> HttpReply:
+        """Raise Lost, BadReply, OSError, TimeoutError, or an exception of the callback."""
         return await self._reply(self._post(path, body), on_event)
 
     def begin_post(self, path: str, body: bytes, on_event: OnEvent | None, on_end: OnEnd) -> None:
-        """As post, without a task: `on_end` is called later, with what that returns or raises."""
+        """Post without a task: `on_end` is called later with what `post` returns or raises."""
         self._begin(Exchange(self._post(path, body), on_event, on_end))
 
     def _post(self, path: str, body: bytes) -> bytes:
@@ -176,8 +182,8 @@ class Client:
         )
         return head.encode() + body
 
-    async def _reply(self, request: bytes, on_event: OnEvent | None) -> Reply:
-        ended: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+    async def _reply(self, request: bytes, on_event: OnEvent | None) -> HttpReply:
+        ended: asyncio.Future[HttpReply] = asyncio.get_running_loop().create_future()
         exchange = Exchange(request, on_event, partial(_settle, ended))
         self._begin(exchange)
         try:
@@ -193,7 +199,7 @@ class Client:
         self.send(exchange)
 
     def send(self, exchange: Exchange) -> None:
-        """On a connection that is idle, or a new one."""
+        """Send on an idle connection, or a new one."""
         while self.idle:
             connection = self.idle.pop()
             if connection.is_open:
@@ -215,8 +221,8 @@ class Client:
         else:
             connection.start(exchange)
 
-    def end(self, exchange: Exchange, outcome: Reply | Exception) -> None:
-        """Once; what comes later is nothing. A connection that is still its own is closed."""
+    def end(self, exchange: Exchange, outcome: HttpReply | Exception) -> None:
+        """End an exchange, once: later calls do nothing. A connection that it still has is closed."""
         on_end, exchange.on_end = exchange.on_end, None
         if on_end is None:
             return
@@ -236,10 +242,7 @@ class Client:
             self.end(exchange, TimeoutError())
 
     def close(self) -> None:
-        """Give up the connections that are idle."""
+        """Close the idle connections."""
         for connection in self.idle:
             connection.abandon()
         self.idle.clear()
-
-
-__all__ = ["BadReply", "Client", "Lost", "OnEvent", "Reply"]

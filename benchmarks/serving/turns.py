@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from loadgen.drive import Run
-from loadgen.metrics import Goal, Spread, Timeline, good_between
-from loadgen.processes import ServerProcess
-from loadgen.workload import Request, first, poisson
+from quire.bench.driver import LoadRun
+from quire.bench.metrics import Spread, Timeline
+from quire.bench.workload import Request, first, poisson
+from quire.goals import Goal
+from serving.processes import ServerProcess
 
 SKIPPED = 1 / 3  # of a turn, at its beginning: what ends then is of the turn before
 
@@ -65,7 +66,7 @@ async def cores(server: ServerProcess, turns: Sequence[Turn]) -> list[dict[str, 
     ]
 
 
-def row(turn: Turn, run: Run, goal: Goal) -> dict[str, Any]:
+def row(turn: Turn, run: LoadRun, goal: Goal) -> dict[str, Any]:
     """Return the results of a turn: goodput and tokens a second, and the requests of its counted part."""
     begin_s, end_s = (run.begin_s + at_s for at_s in turn.counted)
     asked = [t for t in run.timelines if turn.begin_s <= t.sent_s - run.begin_s < turn.end_s]
@@ -77,7 +78,7 @@ def row(turn: Turn, run: Run, goal: Goal) -> dict[str, Any]:
         "goodput": round(good_between(run.timelines, goal, begin_s, end_s), 2),
         "tokens_per_s": round(_num_chunks(run.timelines, begin_s, end_s) / (end_s - begin_s), 1),
         "answered": len(answered),
-        "not_good": sum(not goal.is_met(t) for t in answered),
+        "not_good": sum(not t.keeps(goal) for t in answered),
         "rejected": sum(t.is_rejected for t in asked),
         "retry_after": sum(bool(t.retry_after) for t in asked),
         "rejection_p50_ms": refused and round(refused.p50, 2),
@@ -85,6 +86,12 @@ def row(turn: Turn, run: Run, goal: Goal) -> dict[str, Any]:
         "client_late_p99_ms": lateness and round(lateness.p99, 2),
         "other_errors": sum(bool(t.error) and not t.is_rejected for t in asked),
     }
+
+
+def good_between(timelines: Iterable[Timeline], goal: Goal, begin_s: float, end_s: float) -> float:
+    """Return the goodput of a part of a run: good requests a second that ended within it."""
+    good = sum(begin_s <= t.end_s < end_s and t.keeps(goal) for t in timelines)
+    return good / (end_s - begin_s)
 
 
 def _num_chunks(timelines: Iterable[Timeline], begin_s: float, end_s: float) -> int:

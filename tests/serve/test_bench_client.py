@@ -7,10 +7,11 @@ import json
 from collections.abc import Awaitable, Callable
 
 import pytest
-from loadgen.client import Client
-from loadgen.drive import Progress, drive
-from loadgen.openai import CHAT, COMPLETIONS, Api, Unusable, ask, begin, find_model, learn
-from loadgen.workload import Request
+
+from quire.bench.driver import Progress, drive
+from quire.bench.http_client import Client
+from quire.bench.openai_api import CHAT, COMPLETIONS, Api, Unusable, ask, begin, find_model, learn
+from quire.bench.workload import Request
 
 Answer = Callable[[str, bytes, asyncio.StreamWriter], Awaitable[None]]
 

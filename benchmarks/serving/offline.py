@@ -1,6 +1,6 @@
-"""`LLM.generate` in a process of its own, fed a line of JSON for each run: what a server is compared with.
+"""`LLM.generate` in a process of its own, which reads a line of JSON for each run.
 
-    python -m loadgen.offline '{"model": "demo", "max_num_seqs": 32}'
+    python -m serving.offline '{"model": "demo", "max_num_seqs": 32}'
 
 The options are LLM's. A line is {"prompts": [[ids], ...], "max_tokens": N}; the answer says how many seconds
 it took and how many tokens came.
@@ -26,7 +26,7 @@ class Offline:
 
     async def __aenter__(self) -> Offline:
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "loadgen.offline", json.dumps(self._options)),
+            *(sys.executable, "-m", "serving.offline", json.dumps(self._options)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=Path(__file__).parents[1],

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from loadgen.client import BadReply, Client, Lost
-from loadgen.openai import Unusable
+from quire.bench.http_client import Client, Lost
+from quire.bench.http_reply import BadReply
+from quire.bench.openai_api import Unusable
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TICKS_S = os.sysconf("SC_CLK_TCK")

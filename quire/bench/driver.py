@@ -1,6 +1,6 @@
-"""Sending requests at their moments, or as many at once as wanted, and keeping what came of each.
+"""Sending of requests at planned moments (open loop) or a number at a time (closed loop).
 
-All by callbacks: tasks and what they wait with would cost more than the requests.
+It works with callbacks, because tasks would cost more than the requests themselves.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from loadgen.metrics import Timeline
-from loadgen.workload import Request
+from quire.bench.metrics import Timeline
+from quire.bench.workload import Request
 
 Done = Callable[[Timeline], None]
-# Takes a request, when it was planned for, and what to call, later, with what its client saw.
+# Takes a request, the moment it was planned for, and the function to call with its timeline.
 Send = Callable[[Request, float | None, Done], None]
 
 
 @dataclass(slots=True)
-class Run:
-    """The outcomes of all requests. Times are of one clock, `cpu_s` is this process's own processor time."""
+class LoadRun:
+    """The timelines of all requests. Times are of one clock; `cpu_s` is this process's own processor time."""
 
     begin_s: float
     end_s: float = 0.0
     cpu_s: float = 0.0
     timelines: list[Timeline] = field(default_factory=list)
-    injected: list[Timeline] = field(default_factory=list)  # not part of the figures
+    injected: list[Timeline] = field(default_factory=list)  # not counted in the figures
 
     @property
     def duration_s(self) -> float:
@@ -43,11 +43,11 @@ async def drive(
     max_concurrency: int | None = None,
     until_s: float | None = None,
     injected: Iterable[Request] = (),
-) -> Run:
-    """Send all requests; those `injected` at their moments, whatever else is going on.
+) -> LoadRun:
+    """Send all requests, and those `injected` at their moments in addition; return when all have ended.
 
-    An open loop sends each at its moment; a closed loop sends the next when one has ended. Neither has more
-    than `max_concurrency` open, nor begins one after `until_s`. A run ends with the last answer.
+    An open loop sends each request at its moment, a closed loop the next one when another has ended. Neither
+    has more than `max_concurrency` open, nor sends one after `until_s`.
     """
     cpu_s = time.process_time()
     driver = _Driver(requests, send, progress, is_open, max_concurrency or sys.maxsize, until_s)
@@ -64,7 +64,7 @@ async def drive(
 
 
 class _Driver:
-    """Sends what is due, as far as there is room, whenever a request is due or has ended."""
+    """The state of a run. It sends whatever is due whenever a request is due or has ended."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class _Driver:
         max_concurrency: int,
         until_s: float | None,
     ) -> None:
-        self.run = Run(time.perf_counter())
+        self.run = LoadRun(time.perf_counter())
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._requests = iter(requests)
         self._next = next(self._requests, None)
@@ -85,15 +85,15 @@ class _Driver:
         self._timer: asyncio.TimerHandle | None = None  # until the next is due
 
     def at(self, at_s: float, call: Callable[..., None], *args: object) -> asyncio.TimerHandle:
-        """Call something at a moment of the run."""
+        """Schedule a call at a moment of the run."""
         delay_s = self.run.begin_s + at_s - time.perf_counter()
         return asyncio.get_running_loop().call_later(delay_s, call, *args)
 
     def go_on(self) -> None:
-        """Send what is due, or see that all is done."""
+        """Send whatever is due. End the run if nothing is left."""
         try:
             self._send_due()
-        except Exception as error:  # of where requests come from
+        except Exception as error:  # of the iterator of requests
             self._next = None
             if not self.ended.done():
                 self.ended.set_exception(error)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 
-from loadgen.drive import Run
-from loadgen.metrics import Goal, Timeline
-from loadgen.overload import arrivals, in_turns, row
-from loadgen.workload import Request
+import pytest
+from serving.turns import arrivals, good_between, in_turns, row
+
+from quire.bench.driver import LoadRun
+from quire.bench.metrics import Timeline
+from quire.bench.workload import Request
+from quire.goals import Goal
 
 TURNS = in_turns((1.0, 10.0), 2, 9.0)
 
@@ -40,7 +43,7 @@ def answered(sent_s: float, *chunk_s: float) -> Timeline:
 
 def test_a_turn_is_told_by_what_ends_and_what_is_asked_in_it():
     refused = Timeline(110.0, 109.5, [], 110.004, error="HTTP 503 full", is_rejected=True, retry_after="3")
-    run = Run(
+    run = LoadRun(
         100.0,
         timelines=[
             answered(101.0, 111.0, 113.0, 114.0),  # of the first turn; it ends in the second
@@ -51,7 +54,7 @@ def test_a_turn_is_told_by_what_ends_and_what_is_asked_in_it():
             Timeline(112.0, 112.0, [], 113.0, error="connection lost"),
         ],
     )
-    assert row(TURNS[1], run, Goal(tpot=2500.0)) == {
+    assert row(TURNS[1], run, Goal.parse_pairs(["tpot:2500"])) == {
         "times": 10.0,
         "goodput": round(1 / 6, 2),
         "tokens_per_s": round(5 / 6, 1),
@@ -64,3 +67,8 @@ def test_a_turn_is_told_by_what_ends_and_what_is_asked_in_it():
         "client_late_p99_ms": 480.0,
         "other_errors": 1,
     }
+
+
+def test_goodput_of_a_part_of_a_run():
+    runs = [answered(0.0, float(end)) for end in range(1, 9)]
+    assert good_between(runs, Goal.parse("e2e<6s"), 2.0, 8.0) == pytest.approx(5 / 6)

@@ -1,12 +1,6 @@
-"""Latencies and throughput of a server as its client saw them. Names and definitions are those of vLLM.
+"""Latencies and throughput of a server as its clients see them; `definitions.py` says what each one is.
 
-    TTFT       time to first token: from sending the request to the first chunk that brings tokens
-    TPOT       time per output token: (E2EL - TTFT) / (tokens - 1); of one token, or one chunk, there is none
-    ITL        inter-token latency: the gap between two successive chunks that bring tokens
-    E2EL       end-to-end latency: from sending to the last chunk that brings tokens
-    goodput    requests a second that met every goal; a failed request meets none
-
-Percentiles interpolate linearly, as numpy.percentile does. No clock is read here.
+Times come from outside, so the same figures can be computed of a simulation. No clock is read here.
 """
 
 from __future__ import annotations
@@ -17,7 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-GOALS = ("ttft", "tpot", "e2el")
+from quire.bench.definitions import MEASURES
+from quire.goals import Goal, Limit
+
+_SHARES = {"p50": 50, "p90": 90, "p95": 95, "p99": 99}
+_IN_JSON = {"mean": "mean", "p50": "median", "p90": "p90", "p95": "p95", "p99": "p99", "largest": "max"}
 
 
 @dataclass(slots=True)
@@ -29,7 +27,7 @@ class Timeline:
     chunk_s: list[float] = field(default_factory=list)  # arrivals of chunks that brought tokens
     end_s: float = 0.0  # when the reply, or its failure, was complete
     num_prompt_tokens: int = 0
-    num_output_tokens: int = 0  # as the server counts them; where it does not, chunks
+    num_output_tokens: int = 0  # as the server counts them; chunks if it does not
     num_cached_tokens: int = 0
     error: str = ""  # the kind of failure; empty if there was none
     is_rejected: bool = False  # the server said that it is full
@@ -50,44 +48,21 @@ class Timeline:
         return (self.chunk_s[-1] - self.chunk_s[0]) / (self.num_output_tokens - 1)
 
     def gaps(self) -> Iterator[tuple[float, float]]:
-        """Both ends of every gap between chunks."""
+        """Yield both ends of every gap between chunks."""
         return pairwise(self.chunk_s)
 
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """Latencies in milliseconds that a request must meet to be good; None asks for nothing."""
-
-    ttft: float | None = None
-    tpot: float | None = None
-    e2el: float | None = None
-
-    @classmethod
-    def parse(cls, pairs: Iterable[str]) -> Goal:
-        """From words like "ttft:500"; raises ValueError for what is none."""
-        found: dict[str, float] = {}
-        for pair in pairs:
-            name, _, number = pair.partition(":")
-            if name not in GOALS or not number or not float(number) > 0:
-                raise ValueError(f"{pair!r} is no goal: write {':MS, '.join(GOALS)}:MS")
-            found[name] = float(number)
-        return cls(**found)
-
-    def __str__(self) -> str:
-        wanted = [f"{name} {getattr(self, name):g} ms" for name in GOALS if getattr(self, name) is not None]
-        return ", ".join(wanted) or "none"
-
-    def __bool__(self) -> bool:
-        return any(getattr(self, name) is not None for name in GOALS)
-
-    def is_met(self, timeline: Timeline) -> bool:
-        """A request of one token has no time per token, and so meets any."""
-        if timeline.error or not timeline.chunk_s:
+    def keeps(self, goal: Goal) -> bool:
+        """Return True if this request succeeded and keeps every limit of a goal by its own figures."""
+        if self.error or not self.chunk_s:
             return False
-        found = (timeline.ttft_s, timeline.tpot_s or 0.0, timeline.e2el_s)
-        limits = (self.ttft, self.tpot, self.e2el)
-        pairs = zip(found, limits, strict=True)
-        return all(limit is None or 1e3 * (value or 0.0) <= limit for value, limit in pairs)
+        return all(limit.is_kept(self._value_ms(limit)) for limit in goal.limits)
+
+    def _value_ms(self, limit: Limit) -> float | None:
+        if limit.measure == "itl":
+            spread = Spread.of(1e3 * (end - begin) for begin, end in self.gaps())
+            return None if spread is None else spread.value(limit.statistic)
+        own_s = {"ttft": self.ttft_s, "tpot": self.tpot_s, "e2e": self.e2el_s}[limit.measure]
+        return None if own_s is None else 1e3 * own_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,30 +73,45 @@ class Spread:
     mean: float
     p50: float
     p90: float
+    p95: float
     p99: float
     largest: float
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread | None:
-        """None for no values."""
+        """Return None for no values."""
         ranked = sorted(values)
         if not ranked:
             return None
-        p50, p90, p99 = (percentile(ranked, share) for share in (50, 90, 99))
-        return cls(len(ranked), math.fsum(ranked) / len(ranked), p50, p90, p99, ranked[-1])
+        shares = {name: percentile(ranked, share) for name, share in _SHARES.items()}
+        return cls(len(ranked), math.fsum(ranked) / len(ranked), **shares, largest=ranked[-1])
+
+    def value(self, statistic: str) -> float:
+        """Return one of the statistics that goals may name."""
+        return {"mean": self.mean, "p50": self.p50, "p90": self.p90, "p95": self.p95, "p99": self.p99}[
+            statistic
+        ]
 
 
 def percentile(ranked: Sequence[float], share: float) -> float:
-    """Of values in ascending order; between two of them linearly."""
+    """Return a percentile of values in ascending order, by linear interpolation."""
     place = (len(ranked) - 1) * share / 100
     low = math.floor(place)
     high = min(low + 1, len(ranked) - 1)
     return ranked[low] + (ranked[high] - ranked[low]) * (place - low)
 
 
+def in_json(name: str, spread: Spread | None) -> dict[str, float | None]:
+    """Return the statistics of a measure in milliseconds under vLLM's names, such as `p99_ttft_ms`."""
+    return {
+        f"{word}_{name}_ms": None if spread is None else getattr(spread, own)
+        for own, word in _IN_JSON.items()
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """All of a run. Latencies are in milliseconds, and of requests that did not fail."""
+    """The figures of a run. Latencies are in milliseconds, of the requests that succeeded."""
 
     duration_s: float
     completed: int
@@ -135,24 +125,32 @@ class Summary:
     tpot: Spread | None
     itl: Spread | None
     e2el: Spread | None
-    rejection: Spread | None  # how long a refusal for being full took
-    lateness: Spread | None  # how much later than planned requests were sent
+    rejection: Spread | None
+    lateness: Spread | None
 
     @property
     def failed(self) -> int:
         return sum(self.errors.values())
 
     def per_s(self, count: float) -> float:
+        """Return a count as a rate over the whole run."""
         return count / self.duration_s if self.duration_s else 0.0
+
+    def figures(self) -> dict[str, float | None]:
+        """Return the latencies under the names that goals refer to."""
+        found: dict[str, float | None] = {}
+        for name in MEASURES:
+            found |= in_json(name, getattr(self, name))
+        return found
 
 
 def summarize(timelines: Sequence[Timeline], duration_s: float, goal: Goal) -> Summary:
-    """The figures of a run that took `duration_s` in all."""
+    """Return the figures of a run that took `duration_s` in all."""
     done = [timeline for timeline in timelines if not timeline.error]
     return Summary(
         duration_s=duration_s,
         completed=len(done),
-        good=sum(goal.is_met(timeline) for timeline in done),
+        good=sum(timeline.keeps(goal) for timeline in done),
         errors=dict(Counter(timeline.error for timeline in timelines if timeline.error).most_common()),
         num_prompt_tokens=sum(timeline.num_prompt_tokens for timeline in done),
         num_output_tokens=sum(timeline.num_output_tokens for timeline in done),
@@ -172,7 +170,7 @@ def _milliseconds(seconds: Iterable[float | None]) -> Spread | None:
 
 
 def max_concurrency(timelines: Iterable[Timeline]) -> int:
-    """Return the maximum number of open requests; an end goes before a beginning of the same moment."""
+    """Return the maximum number of open requests. An end counts before a beginning of the same moment."""
     changes = sorted(
         change for timeline in timelines for change in ((timeline.sent_s, 1), (timeline.end_s, -1))
     )
@@ -183,14 +181,8 @@ def max_concurrency(timelines: Iterable[Timeline]) -> int:
     return highest
 
 
-def good_between(timelines: Iterable[Timeline], goal: Goal, begin_s: float, end_s: float) -> float:
-    """Goodput of a part of a run: good requests a second that ended within it."""
-    good = sum(begin_s <= t.end_s < end_s and goal.is_met(t) for t in timelines)
-    return good / (end_s - begin_s)
-
-
 def gaps_within(timelines: Iterable[Timeline], begin_s: float, end_s: float) -> list[float]:
-    """Gaps, in seconds, that overlap a part of a run: what streams felt of something that happened in it."""
+    """Return the gaps, in seconds, that overlap a part of a run."""
     return [
         end - begin
         for timeline in timelines
@@ -209,7 +201,7 @@ class Bin:
 
 
 def bins(timelines: Iterable[Timeline], begin_s: float, end_s: float, count: int) -> list[Bin]:
-    """A run cut into `count` equal pieces. A chunk counts as its request's mean tokens a chunk."""
+    """Cut a run into `count` equal pieces. A chunk counts as its request's mean tokens per chunk."""
     width = (end_s - begin_s) / count
     pieces = [Bin() for _ in range(count)]
 

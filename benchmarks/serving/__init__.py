@@ -1,0 +1,1 @@
+"""Servers of this machine as processes, and turns of rates: for the benchmarks that compare."""
