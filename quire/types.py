@@ -193,11 +193,14 @@ class StepResult:
 class RequestMetrics:
     """Times of one sequence on the engine's clock, in seconds, its preemptions, and its receipt.
 
-    The receipt says where the time from admission to the end went. `preempted_s`: from a preemption to the
-    next token. `prefill_interference_s` and `decode_interference_s`: what prompts and decoding of others
-    added. `grammar_s`: waiting for the masks of its grammar. `cached_saved_s`: what computing the cached part
-    of its prompt would have taken. `ideal_s`: its own steps, alone, at the roof. The shares of a step are
-    predictions of the engine's StepLaw, scaled to the measured time; they are 0 without one.
+    `queue_s`, `prefill_s`, `decode_s` and `preempted_s` are the time from arrival to end. A preemption lasts
+    until the next token; `prefill_preempted_s` is the part of it before the first token.
+
+    Within prefill and decode, `prefill_interference_s` and `decode_interference_s` are what prompts and
+    decoding of other requests added. Of sequences that share a prompt, each has those of computing it.
+    `grammar_s`: waiting for the masks of its grammar. `cached_saved_s`: what computing the cached part of its
+    prompt would have taken. `ideal_s`: its own steps, alone, at the roof. All but `grammar_s` are predictions
+    of the engine's StepLaw, for interference scaled to the measured time; they are 0 without one.
     """
 
     arrival_s: float
@@ -206,11 +209,33 @@ class RequestMetrics:
     finished_s: float | None = None
     num_preemptions: int = 0
     preempted_s: float = 0.0
+    prefill_preempted_s: float = 0.0
     prefill_interference_s: float = 0.0
     decode_interference_s: float = 0.0
     grammar_s: float = 0.0
     cached_saved_s: float = 0.0
     ideal_s: float = 0.0
+
+    @property
+    def queue_s(self) -> float:
+        """The time from arrival to admission, or to the end if there was none."""
+        until_s = self.finished_s if self.admitted_s is None else self.admitted_s
+        return until_s - self.arrival_s if until_s is not None else 0.0
+
+    @property
+    def prefill_s(self) -> float:
+        """The time from admission to the first token, or to the end, without preemptions."""
+        until_s = self.finished_s if self.first_token_s is None else self.first_token_s
+        if until_s is None or self.admitted_s is None:
+            return 0.0
+        return until_s - self.admitted_s - self.prefill_preempted_s
+
+    @property
+    def decode_s(self) -> float:
+        """The time from the first token to the end, without preemptions."""
+        if self.first_token_s is None or self.finished_s is None:
+            return 0.0
+        return self.finished_s - self.first_token_s - (self.preempted_s - self.prefill_preempted_s)
 
 
 class Output(NamedTuple):
@@ -219,7 +244,7 @@ class Output(NamedTuple):
     `token_ids` are the new tokens, including a stop token. Exactly one output of a sequence has a
     `finish_reason`: the last. `stop_reason` is the id of the requested stop token that ended it, or None if
     the model ended it. `prompt_logprobs` are in the first output (an empty tuple otherwise), `vector` in the
-    only output of a pooling request.
+    only output of a pooling request, `metrics` in the first and the last one.
     """
 
     request_id: str

@@ -16,6 +16,7 @@ class Plan:
     caches: Caches
     budget: int  # tokens left
     num_running: int
+    now: float
     sequences: list[Sequence] = field(default_factory=list)  # those of the rows
     rows: list[Row] = field(default_factory=list)
     admitted: list[Admission] = field(default_factory=list)

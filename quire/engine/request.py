@@ -6,6 +6,7 @@ import struct
 from dataclasses import dataclass, field, replace
 
 from quire.engine.blocks import BlockPool, chain_hash, root_hash
+from quire.engine.receipts import Receipt
 from quire.types import (
     Admission,
     Failure,
@@ -159,9 +160,7 @@ class Sequence:
     num_revived: int = -1  # and the counters of the pools then
     num_entered: int = -1
     num_cached_tokens: int = 0
-    admitted_s: float | None = None
-    first_token_s: float | None = None
-    num_preemptions: int = 0
+    receipt: Receipt = field(default_factory=Receipt)
 
     def known_tokens(self) -> tuple[int, ...]:
         """Return the prompt and all emitted tokens."""
@@ -197,8 +196,8 @@ class Sequence:
     ) -> tuple[tuple[int, ...], FinishReason | None, int | None]:
         """Append tokens up to the one that ends the sequence, if any; return them and the reasons."""
         request = self.request
-        if self.first_token_s is None:
-            self.first_token_s = now
+        if self.receipt.awaits_token:
+            self.receipt.take_token(now, running=self.slot >= 0)
         before, end_token_ids = self.num_known, request.end_token_ids
         for token_id in token_ids:
             self.emitted.append(token_id)
@@ -230,10 +229,12 @@ class Sequence:
 
     def output(self, token_ids: tuple[int, ...], logprobs: tuple[PositionLogprobs, ...]) -> Output:
         """Return an output that is not the last. Inlined, since it runs for every token."""
-        request = self.request
+        request, metrics = self.request, None
+        if len(self.emitted) == len(token_ids):
+            metrics = self._metrics(None)
         prompt_logprobs = request.take_prompt_logprobs() if request.owes_prompt_logprobs else ()
         name, num_cached = request.new.request_id, self.num_cached_tokens
-        given = (token_ids, logprobs, prompt_logprobs, None, None, None, num_cached, None, ())
+        given = (token_ids, logprobs, prompt_logprobs, None, None, None, num_cached, metrics, ())
         return tuple.__new__(Output, (name, self.index, *given))  # takes half the time of Output(...)
 
     def final_output(
@@ -247,6 +248,7 @@ class Sequence:
         vector: tuple[float, ...] = (),
     ) -> Output:
         """Return the last output of the sequence, with its times (seconds on the engine's clock)."""
+        self.receipt.end_preemption(now)
         return Output(
             self.request.new.request_id,
             self.index,
@@ -257,10 +259,25 @@ class Sequence:
             stop_reason,
             error,
             self.num_cached_tokens,
-            RequestMetrics(
-                self.request.new.arrival_s, self.admitted_s, self.first_token_s, now, self.num_preemptions
-            ),
+            self._metrics(now),
             vector,
+        )
+
+    def _metrics(self, finished_s: float | None) -> RequestMetrics:
+        receipt = self.receipt
+        return RequestMetrics(
+            self.request.new.arrival_s,
+            receipt.admitted_s,
+            receipt.first_token_s,
+            finished_s,
+            receipt.num_preemptions,
+            receipt.preempted_s,
+            receipt.prefill_preempted_s,
+            receipt.prefill_interference_s,
+            receipt.decode_interference_s,
+            receipt.grammar_s,
+            receipt.cached_saved_s,
+            receipt.ideal_s,
         )
 
     def check(self, block_size: int) -> None:

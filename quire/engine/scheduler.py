@@ -25,6 +25,7 @@ from collections.abc import Iterable
 
 from quire.engine.budget import Budget
 from quire.engine.caches import Caches, Group
+from quire.engine.interference import Interference
 from quire.engine.plan import Plan
 from quire.engine.request import ScheduledRequest, Sequence
 from quire.engine.slot_table import SlotTable
@@ -81,6 +82,7 @@ class Scheduler:
         self._waiting = WaitingLine(policy)
         self._num_open = 0  # sequences
         self._law: StepLaw | None = None
+        self._interference = Interference(max_num_batched_tokens)
         self._in_flight: deque[list[Sequence]] = deque()  # those with rows, oldest step first
         self._num_steps = 0
         self._drafted = False  # the newest step in flight verifies drafted tokens
@@ -122,6 +124,7 @@ class Scheduler:
     def calibrate(self, law: StepLaw) -> None:
         """Predict the time of steps by this law from now on."""
         self._law = law
+        self._interference.calibrate(law)
 
     def abort(self, request_id: str, now: float, sequence: int | None = None) -> list[Output]:
         """Abort a request, or one sequence of it; return a final output for each that was open.
@@ -162,7 +165,7 @@ class Scheduler:
             raise RuntimeError("too many steps were not committed")
         if self._in_flight and (self._slots.num_constrained or self._drafted):
             return None
-        plan = Plan(self.caches, self._budget.num_tokens(self._running.values()), len(self._running))
+        plan = Plan(self.caches, self._budget.num_tokens(self._running.values()), len(self._running), now)
         self._plan_running(plan)
         self._plan_waiting(plan, now)
         if not plan.rows:
@@ -201,16 +204,16 @@ class Scheduler:
             youngest = next(reversed(self._running.values()))
             if youngest is sequence and len(self._running) == 1:
                 raise RuntimeError(f"request {sequence.request.new.request_id!r} alone exceeds the KV cache")
-            self._preempt(youngest)
+            self._preempt(youngest, plan.now)
             if youngest is sequence:
                 return False
         plan.granted += grants
         return True
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: Sequence, now: float) -> None:
         """Take slot and blocks away; the sequence will recompute its tokens or find them cached."""
         self._vacate(sequence)
-        sequence.num_preemptions += 1
+        sequence.receipt.preempt(now)
         sequence.free_after = self._num_steps
         self.num_preemptions += 1
         self._waiting.put_first(sequence)  # the youngest first, so the oldest ends up in front
@@ -244,9 +247,9 @@ class Scheduler:
         granted, restored = caches.admit(sequence, match)
         sequence.num_planned = sequence.num_computed = start = match.num_blocks * self.block_size
         self.num_cached_tokens += start
-        if sequence.admitted_s is None:
-            sequence.admitted_s = now
+        if sequence.receipt.admitted_s is None:
             sequence.num_cached_tokens = start
+            self._interference.admit(sequence, now)
             self._waiting.charge(sequence, sequence.num_known - start, 0)
         plan.admitted.append(sequence.admission())
         plan.granted += granted
@@ -261,8 +264,9 @@ class Scheduler:
         if len(result.rows) != len(step.rows):
             raise ValueError(f"{len(step.rows)} rows asked, {len(result.rows)} results given")
         self._drafted = self._drafted and len(self._in_flight) > 1
-        outputs = []
-        for sequence, row, got in zip(self._in_flight.popleft(), step.rows, result.rows, strict=True):
+        outputs, sequences = [], self._in_flight.popleft()
+        self._interference.count(step, sequences, self._running.values(), result.mask_s, now)
+        for sequence, row, got in zip(sequences, step.rows, result.rows, strict=True):
             if sequence.finished:  # while the step was in flight
                 continue
             output = self._commit_row(sequence, row, got, now)
@@ -292,6 +296,8 @@ class Scheduler:
                 self.caches.keep(sequence, row.start + row.count)
             if request.followers and end >= sequence.num_prompt:
                 self._release_followers(sequence)
+        else:
+            sequence.receipt.end_step_in_flight(now)
         if finish_reason is not None:
             logprobs = got.logprobs[: len(token_ids)]
             output = sequence.final_output(now, finish_reason, stop_reason, None, token_ids, logprobs)
@@ -310,6 +316,7 @@ class Scheduler:
         request = leader.request
         for follower in request.followers:
             follower.chain = leader.chain[: leader.num_prompt // self.block_size]
+            follower.receipt.inherit(leader.receipt)
             self._waiting.put_before_queue(follower)
         request.followers = {}
 

@@ -14,12 +14,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from quire.engine.caches import BlockGroup, Group, StateGroup
+from quire.engine.step_law import Stage, StepLaw
+from quire.program.features import Feature
 from quire.types import (
     Admission,
     Failure,
     FinishReason,
     NewRequest,
     PositionLogprobs,
+    RequestMetrics,
     Row,
     RowResult,
     Step,
@@ -28,6 +31,12 @@ from quire.types import (
 )
 
 VOCAB_SIZE = 23
+LAW = StepLaw(  # 1 s, 0.25 s a row, and 0.5 s for the weights or 0.125 s a token, whichever is longer
+    (Feature("one"), Feature("rows"), Feature("tokens")),
+    (Stage((0.5, 0.0, 0.0), (0.0, 0.0, 0.125)),),
+    (1.0, 0.25, 0.0),
+    (Stage((0.5, 0.0, 0.0), (0.0, 0.0, 0.125)),),
+)
 
 
 def mix(*parts: object) -> int:
@@ -375,6 +384,20 @@ def solo(
     return expected
 
 
+def check_times(times: RequestMetrics, shares_prompt: bool = False) -> None:
+    """The parts of a sequence's time are its time, and nobody delayed it for longer than that."""
+    assert times.finished_s is not None
+    parts = (times.queue_s, times.prefill_s, times.decode_s, times.preempted_s)
+    assert all(part >= -1e-9 for part in (*parts, times.prefill_preempted_s))
+    assert abs(sum(parts) - (times.finished_s - times.arrival_s)) < 1e-9
+    assert times.prefill_preempted_s <= times.preempted_s
+    assert bool(times.preempted_s) <= bool(times.num_preemptions)
+    computed_s = times.prefill_s + times.decode_s + (times.queue_s if shares_prompt else 0.0)
+    interference = (times.prefill_interference_s, times.decode_interference_s)
+    assert all(part >= 0.0 for part in (*interference, times.cached_saved_s, times.ideal_s))
+    assert sum(interference) <= computed_s + 1e-9
+
+
 class Received:
     """The outputs of every sequence put together, and the rules that hold for any run."""
 
@@ -391,7 +414,11 @@ class Received:
             assert key not in self.final, f"{key} received something after its final output"
             assert out.token_ids or out.finish_reason, "an output says nothing"
             assert len(out.logprobs) == len(out.token_ids)
-            assert (out.metrics is not None) == (out.finish_reason is not None)
+            times, ended = out.metrics, out.finish_reason is not None
+            assert (times is not None and times.finished_s is not None) == ended
+            assert times is None or ended or times.first_token_s is not None
+            if times is not None and ended:
+                check_times(times, shares_prompt=out.sequence > 0)
             assert (out.error is not None) == (out.finish_reason == "error")
             self.token_ids.setdefault(key, []).extend(out.token_ids)
             self.logprobs.setdefault(key, []).extend(out.logprobs)

@@ -134,7 +134,7 @@ def test_an_aborted_or_preempted_sequence_forgets_its_draft():
     run.add("a", 6, max_tokens=9, ignore_eos=True)
     run.step()
     run.scheduler.draft("a", 0, [1, 2])
-    run.scheduler._preempt(run.scheduler._requests["a"].sequences[0])
+    run.scheduler._preempt(run.scheduler._requests["a"].sequences[0], 0.0)
     step, _ = run.step()
     assert step.rows[0].drafted == ()
     run.finish()

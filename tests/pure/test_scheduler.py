@@ -49,7 +49,7 @@ class Run:
         return step, outputs
 
     def abort(self, name, sequence=None) -> list[Output]:
-        outputs = self.scheduler.abort(name, self.now, sequence)
+        outputs = self.scheduler.abort(name, self.now + 0.5, sequence)
         self.received.take(outputs)
         self.scheduler.check()
         return outputs

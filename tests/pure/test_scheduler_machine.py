@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from fake_runner import FakeRunner, Received, mix, solo
+from fake_runner import LAW, FakeRunner, Received, mix, solo
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -69,6 +69,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_steps_in_flight=st.integers(1, 2),
         eager=st.booleans(),
         drafts=st.integers(0, 2),
+        law=st.sampled_from([None, LAW]),
     )
     def start(
         self,
@@ -82,6 +83,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_steps_in_flight,
         eager,
         drafts,
+        law,
     ):
         self.scheduler = Scheduler(
             groups=groups,
@@ -94,6 +96,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_spare_blocks=num_spare_blocks,
             max_steps_in_flight=max_steps_in_flight,
         )
+        if law is not None:
+            self.scheduler.calibrate(law)
         self.runner = FakeRunner(groups, block_size, frozenset({"r3", "r11"}), eager)
         self.in_flight = deque()
         self.received = Received(groups)
@@ -200,7 +204,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _collect(self):
         step, pending = self.in_flight.popleft()
-        self.received.take(self.scheduler.commit(step, pending.result(), self.now + 0.5))
+        self.now += mix(self.now, step.index) % 7 / 4
+        self.received.take(self.scheduler.commit(step, pending.result(), self.now))
         if self.drafts:
             self._draft()
 

@@ -139,7 +139,7 @@ def test_a_preemption_loses_no_token_of_a_row_in_flight():
     run.add("b", [9] * 6, max_tokens=9, ignore_eos=True)
     run.plan()
     preempted = run.scheduler._requests["b"].sequences[0]
-    run.scheduler._preempt(preempted)  # there is room for it, but it waits for the promised token
+    run.scheduler._preempt(preempted, 0.0)  # there is room for it, but it waits for the promised token
     step = run.plan()
     assert (step.released, step.admitted) == ((1,), ())
     assert (preempted.num_known, preempted.num_ahead) == (6, 7)
