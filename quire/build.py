@@ -143,7 +143,16 @@ def build(config: EngineConfig, progress: Progress | None = None, announce: Anno
     )
     backend = description.device.build(description.program, description.weights, capacity, progress)
     description.weights.need_tensors().close()
-    scheduler = Scheduler(
+    scheduler = make_scheduler(config, memory)
+    vocab_size = description.model.config.vocab_size
+    runner = Runner(backend, lambda: _grammars(description))
+    engine = Engine(scheduler, runner, vocab_size=vocab_size)
+    return Built(description, engine, runner, backend, _chosen(description))
+
+
+def make_scheduler(config: EngineConfig, memory: MemoryPlan) -> Scheduler:
+    """Return the scheduler of an engine with this configuration and cache."""
+    return Scheduler(
         groups=_groups(memory),
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
@@ -152,12 +161,8 @@ def build(config: EngineConfig, progress: Progress | None = None, announce: Anno
         max_model_len=memory.max_model_len,
         enable_prefix_caching=config.enable_prefix_caching,
         policy=config.scheduling_policy,
-        max_steps_in_flight=steps_in_flight,
+        max_steps_in_flight=config.max_steps_in_flight or 1,
     )
-    vocab_size = description.model.config.vocab_size
-    runner = Runner(backend, lambda: _grammars(description))
-    engine = Engine(scheduler, runner, vocab_size=vocab_size)
-    return Built(description, engine, runner, backend, _chosen(description))
 
 
 def _groups(memory: MemoryPlan) -> list[Group]:

@@ -1,0 +1,85 @@
+"""Fit the shares of a roof to latencies that were measured: damped least squares over simulations.
+
+For servers whose steps cannot be measured, such as published runs: only when each request was sent, its first
+token and its last one are known. The first requests are fitted; the lengths and arrivals of later ones count
+as far as they compete with those, their latencies do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from quire.bench.metrics import Timeline
+from quire.simulation.shares import Shares
+
+MAX_ROUNDS = 3
+SMALL_GAIN = 0.05  # of the error: it ends the search
+STEP = 0.05  # of a parameter's unit, to find its slope
+DAMPING, LEAST_DAMPING, MOST_DAMPING = 1e-2, 1e-3, 1.0
+UNITS = Shares(memory=1.0, arithmetic=1.0, step_s=3e-3, row_s=3e-5)
+LOWEST, HIGHEST = Shares(0.2, 0.1, 0.0, 0.0), Shares(1.2, 1.2, 0.1, 1e-3)
+START = Shares(0.9, 0.7, 1e-3, 1e-5)
+
+
+class Latency(NamedTuple):
+    """Of one request, in seconds: time to first token, and time per output token after it."""
+
+    ttft_s: float
+    tpot_s: float
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> Latency:
+        """Return the latency of a request; one of a single token has no time per token."""
+        return cls(timeline.ttft_s or 0.0, timeline.tpot_s or 0.0)
+
+
+Predict = Callable[[Shares], Sequence[Latency]]  # simulates the requests that are fitted
+Errors = Callable[[np.ndarray], np.ndarray]
+
+
+def fit(measured: Sequence[Latency], predict: Predict) -> Shares:
+    """Return the shares at which the predicted latencies are nearest to those measured.
+
+    Both kinds of latency count the same: each relative to its measured mean.
+    """
+    wanted, unit = np.array(measured), np.array(UNITS)
+
+    def errors(point: np.ndarray) -> np.ndarray:
+        found = np.array(predict(Shares(*(point * unit).tolist())))
+        return np.asarray((found - wanted) / wanted.mean(axis=0)).ravel()
+
+    found = _least_squares(errors, np.array(START) / unit, np.array(LOWEST) / unit, np.array(HIGHEST) / unit)
+    return Shares(*(found * unit).tolist())
+
+
+def _least_squares(errors: Errors, point: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Return the point within bounds with the least sum of squared errors, by Levenberg and Marquardt."""
+    damping, error = DAMPING, errors(point)
+    for _ in range(MAX_ROUNDS):
+        slopes, before = _slopes(errors, point, error, high), error
+        while damping < MOST_DAMPING:
+            normal = slopes.T @ slopes
+            normal += damping * np.diag(np.diag(normal) + 1e-9)
+            tried = np.clip(point - np.linalg.solve(normal, slopes.T @ error), low, high)
+            found = errors(tried)
+            if found @ found < error @ error:
+                point, error, damping = tried, found, max(damping / 4, LEAST_DAMPING)
+                break
+            damping *= 4
+        if error @ error > (1 - SMALL_GAIN) * (before @ before):
+            break
+    return point
+
+
+def _slopes(errors: Errors, point: np.ndarray, error: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Return how the errors change with each parameter, towards the inside of its bounds."""
+    columns = []
+    for index in range(len(point)):
+        step = STEP if point[index] + STEP <= high[index] else -STEP
+        moved = point.copy()
+        moved[index] += step
+        columns.append((errors(moved) - error) / step)
+    return np.stack(columns, axis=1)

@@ -1,0 +1,44 @@
+"""Laws of a machine at which steps reach only a share of the roof."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from quire.engine.step_law import Stage, StepLaw
+from quire.program.features import ONE, ROWS
+
+
+class Shares(NamedTuple):
+    """Shares of the roof's bandwidth and arithmetic that steps reach, and the time each step and row adds."""
+
+    memory: float = 1.0
+    arithmetic: float = 1.0
+    step_s: float = 0.0
+    row_s: float = 0.0
+
+
+def at_shares(roof: StepLaw, shares: Shares) -> StepLaw:
+    """Return the law of a machine whose ceilings give `roof`, at these shares of it."""
+    overhead = [0.0] * len(roof.features)
+    overhead[ONE], overhead[ROWS] = shares.step_s, shares.row_s
+    stages = tuple(_times_stage(one, 1 / shares.memory, 1 / shares.arithmetic) for one in roof.roof)
+    return roof._replace(stages=stages, overhead=tuple(overhead))
+
+
+def slower(law: StepLaw, factor: float) -> StepLaw:
+    """Return a law whose steps, and the time between them, take `factor` times as long."""
+    return law._replace(
+        stages=tuple(Stage(_times(one.memory, factor), _times(one.arithmetic, factor)) for one in law.stages),
+        overhead=_times(law.overhead, factor),
+        host_s=law.host_s * factor,
+    )
+
+
+def _times_stage(stage: Stage, memory: float, arithmetic: float) -> Stage:
+    return stage._replace(
+        memory=_times(stage.memory, memory), arithmetic=_times(stage.arithmetic, arithmetic)
+    )
+
+
+def _times(coefficients: tuple[float, ...], factor: float) -> tuple[float, ...]:
+    return tuple(one * factor for one in coefficients)
