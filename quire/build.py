@@ -158,6 +158,7 @@ def make_scheduler(config: EngineConfig, memory: MemoryPlan) -> Scheduler:
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_prefill_tokens=config.max_num_prefill_tokens,
+        itl_goal_s=config.itl_goal,
         max_model_len=memory.max_model_len,
         enable_prefix_caching=config.enable_prefix_caching,
         policy=config.scheduling_policy,

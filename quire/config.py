@@ -6,6 +6,7 @@ This is also the only module that reads the environment.
 from __future__ import annotations
 
 import logging
+import math
 import os
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
@@ -71,6 +72,13 @@ class EngineConfig:
     max_num_batched_tokens: int = _option(512, "maximum tokens per step", low=1, high=1 << 20)
     max_num_prefill_tokens: int | None = _option(
         None, "maximum prefill tokens per step while other requests decode", unset="no limit", low=1
+    )
+    itl_goal: float | None = _option(
+        None,
+        "seconds that may pass between two tokens of a sequence in 99 of 100 cases: prompts are computed in "
+        "chunks, and sequences together, as that allows",
+        unset="no goal",
+        duration=True,
     )
     max_steps_in_flight: int | None = _option(
         None,
@@ -216,6 +224,10 @@ def check_value(field: Field[Any], value: Any) -> None:
         if value not in choices or isinstance(value, bool):
             options = ", ".join(repr(c) for c in choices)
             raise ConfigError(f"{name} = {value!r} is not possible", f"choose one of {options}")
+        return
+    if rule.get("duration"):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+            raise ConfigError(f"{name} = {value!r} is not a duration", "give seconds, more than 0")
         return
     if rule.get("many"):
         if not isinstance(value, tuple) or not all(isinstance(one, str) and one for one in value):

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.errors import did_you_mean, shortened
+from quire.errors import ConfigError, did_you_mean, shortened
+from quire.goals import duration_ms
 
 NOT_YET = ("cuda", "gpu", "rocm", "hip", "mps", "metal", "xpu", "tpu")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
@@ -80,6 +81,13 @@ def _size(text: str) -> int:
     return round(float(number) * (1024 if binary else 1000) ** power)
 
 
+def _duration(text: str) -> float:
+    try:
+        return duration_ms(text) / 1e3
+    except ConfigError as error:
+        raise _refusal(error.message, error.hint) from None
+
+
 def _refusal(message: str, hint: str | None = None) -> argparse.ArgumentTypeError:
     return argparse.ArgumentTypeError(f"{message}\nhint: {hint}" if hint else message)
 
@@ -88,4 +96,5 @@ TEXT = OptionType("text", (str,), str)
 WHOLE = OptionType("a whole number", (int,), _whole)
 FRACTION = OptionType("a number", (int, float), _fraction)
 # 512M and 4G are in powers of 1000, as Quire prints them; 4Gi is in powers of 1024.
+DURATION = OptionType("a duration such as 60ms or 1.5s", (str,), _duration)
 SIZE = OptionType("a size such as 512M", (int, str), _size)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
-from quire.cli.option_types import FRACTION, SIZE, TEXT, WHOLE, Repeated, choice_of
+from quire.cli.option_types import DURATION, FRACTION, SIZE, TEXT, WHOLE, Repeated, choice_of
 from quire.config import EngineConfig, ServerConfig, check_value
 from quire.sampling_params import SamplingParams
 
@@ -19,6 +19,8 @@ HELP = {
     "max_tokens": "maximum tokens per answer (default: the rest of the context)",
     "stop": "text that ends the answer; repeatable",
     "kv_cache_memory_bytes": "size of the KV cache, such as 512M or 4G",
+    "itl_goal": "time between two tokens, such as 60ms, to be kept in 99 of 100 cases: prompts are computed "
+    "in chunks, and sequences together, as that allows",
 }
 UNSET = {"kv_cache_memory_bytes": "what fits in memory, up to what --max-num-seqs can use"}
 # Names that can only be fields: "seed" and "stop" are also ordinary words.
@@ -31,15 +33,19 @@ def add_engine_flags(
     parser: argparse.ArgumentParser,
     defaults: Mapping[str, Any] | None = None,
     names: Collection[str] | None = None,
+    unset: Mapping[str, str] | None = None,
 ) -> None:
     """Add one flag for each field of EngineConfig but `model`, or for those with these names.
 
-    `defaults` are those of the command where they differ.
+    `defaults` are those of the command where they differ; `unset` says what it does without a value.
     """
     group = parser.add_argument_group("engine")
     for field in fields(EngineConfig):
         if field.name != "model" and (names is None or field.name in names):
-            group.add_argument(_flag(field.name), **_describe(field, (defaults or {}).get(field.name)))
+            group.add_argument(
+                _flag(field.name),
+                **_describe(field, *(given.get(field.name) for given in (defaults or {}, unset or {}))),
+            )
 
 
 def add_server_flags(parser: argparse.ArgumentParser, names: Collection[str] | None = None) -> None:
@@ -47,7 +53,7 @@ def add_server_flags(parser: argparse.ArgumentParser, names: Collection[str] | N
     group = parser.add_argument_group("server")
     for field in fields(ServerConfig):
         if names is None or field.name in names:
-            group.add_argument(_flag(field.name), **_describe(field, None))
+            group.add_argument(_flag(field.name), **_describe(field))
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
@@ -105,8 +111,8 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _describe(field: Field[Any], default: Any) -> dict[str, Any]:
-    """Return argparse's options for a field. `default` is the command's own, if it has one.
+def _describe(field: Field[Any], default: Any = None, unset: str | None = None) -> dict[str, Any]:
+    """Return argparse's options for a field. `default` and `unset` are the command's own, if it has any.
 
     The defaults of fields are left to their classes.
     """
@@ -117,7 +123,7 @@ def _describe(field: Field[Any], default: Any) -> dict[str, Any]:
         text += f" (default: {'on' if shown else 'off'})"
         return {"action": argparse.BooleanOptionalAction, "help": text, "default": default}
     if shown in (None, (), MISSING):
-        shown = UNSET.get(field.name, rule.get("unset"))
+        shown = unset or UNSET.get(field.name, rule.get("unset"))
     if shown is not None:
         text += f" (default: {shown})"
     if rule.get("many"):
@@ -126,6 +132,8 @@ def _describe(field: Field[Any], default: Any) -> dict[str, Any]:
     if choices := rule.get("choices"):
         metavar = "{" + ",".join(map(str, choices)) + "}"
         return described | {"type": choice_of(choices), "metavar": metavar}
+    if rule.get("duration"):
+        return described | {"type": DURATION, "metavar": "TIME"}
     if field.name.endswith("_bytes"):
         return described | {"type": SIZE, "metavar": "BYTES"}
     if "low" in rule:

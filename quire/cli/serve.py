@@ -48,7 +48,9 @@ def add_parser(commands: Any) -> None:
     )
     add_words(parser, WORDS)
     add_server_flags(parser)
-    add_engine_flags(parser, {"max_num_prefill_tokens": MAX_NUM_PREFILL_TOKENS})
+    add_engine_flags(
+        parser, unset={"max_num_prefill_tokens": f"{MAX_NUM_PREFILL_TOKENS}; with --itl-goal, none"}
+    )
     parser.set_defaults(function=run, parser=parser)
 
 
@@ -64,9 +66,17 @@ def run(args: argparse.Namespace) -> int:
 
     model = args.words[0] if args.words else args.model or "demo"
     config = ServerConfig(**server_options(args))
-    engine_config = EngineConfig(model=model, **engine_options(args))
+    engine_config = EngineConfig(model=model, **engine_fields(args))
     setup(config.log_format)
     return asyncio.run(serve(config, engine_config, _show_ready))
+
+
+def engine_fields(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of EngineConfig: as given, with the default of this command for chunks of prompts."""
+    given = engine_options(args)
+    if "itl_goal" not in given:
+        given.setdefault("max_num_prefill_tokens", MAX_NUM_PREFILL_TOKENS)
+    return given
 
 
 def _show_ready(service: ServiceState, url: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from quire.engine.budget import StepTime
 from quire.engine.caches import Caches
 from quire.engine.request import Sequence
 from quire.types import MAX_DRAFTED, Admission, Grant, Row, Snapshot, Step
@@ -11,10 +12,11 @@ from quire.types import MAX_DRAFTED, Admission, Grant, Row, Snapshot, Step
 
 @dataclass(slots=True)
 class Plan:
-    """The parts of a step. Drafted tokens leave budget for one token of each of `num_running` sequences."""
+    """The parts of a step planned at `now`. Drafted tokens leave budget for one of each running sequence."""
 
     caches: Caches
     budget: int  # tokens left
+    time: StepTime | None  # left, if it is bounded
     num_running: int
     now: float
     sequences: list[Sequence] = field(default_factory=list)  # those of the rows
@@ -24,6 +26,15 @@ class Plan:
     restored: list[Snapshot] = field(default_factory=list)
     saved: list[Snapshot] = field(default_factory=list)
     drafted: bool = False  # some row verifies drafted tokens
+
+    def cut(self, sequence: Sequence, start: int, count: int) -> int:
+        """Return how many of the next `count` tokens of a prompt fit in; after a cut one, no prompt does."""
+        fitting = min(count, self.budget)
+        if self.time is not None:
+            fitting = self.time.cut(start, fitting, sequence.request.lacks_prompt_logprobs)
+        if fitting < count:
+            self.budget = fitting
+        return fitting
 
     def add_row(self, sequence: Sequence, count: int, token_ids: tuple[int, ...] = ()) -> None:
         """Add a row for the next `count` tokens of a sequence that has blocks for them, and its draft."""

@@ -45,7 +45,7 @@ class Scheduler:
     `add` and `abort` may be called at any time. The time of a step grows with its rows and admitted tokens,
     not with the queue or the pool. Requests must be within the limits, which `engine.validate` checks.
 
-    `budget.py` says how many tokens a step has: at most `max_num_batched_tokens`.
+    `budget.py` says how many tokens a step has, and with `itl_goal_s` how long it may take.
 
     An admission leaves `num_spare_blocks` free for each running sequence, which will need them soon. Without
     them a sequence admitted into the last block would be preempted at once, and its work wasted.
@@ -60,6 +60,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         max_num_prefill_tokens: int | None = None,
+        itl_goal_s: float | None = None,
         enable_prefix_caching: bool = True,
         policy: str = "fcfs",
         num_spare_blocks: int = 1,
@@ -73,7 +74,7 @@ class Scheduler:
         self.caches = Caches(groups, block_size, max_num_batched_tokens, retain=enable_prefix_caching)
         self.num_preemptions = 0  # since the start
         self.num_cached_tokens = 0  # taken from the prefix cache since the start
-        self._budget = Budget(max_num_batched_tokens, max_num_prefill_tokens)
+        self._budget = Budget(max_num_batched_tokens, max_num_prefill_tokens, itl_goal_s)
         self._num_spare_blocks = num_spare_blocks
         self._private = not enable_prefix_caching
         self._requests: dict[str, ScheduledRequest] = {}
@@ -81,7 +82,6 @@ class Scheduler:
         self._running = self._slots.sequences  # by slot, in the order of admission
         self._waiting = WaitingLine(policy)
         self._num_open = 0  # sequences
-        self._law: StepLaw | None = None
         self._interference = Interference(max_num_batched_tokens)
         self._in_flight: deque[list[Sequence]] = deque()  # those with rows, oldest step first
         self._num_steps = 0
@@ -123,7 +123,7 @@ class Scheduler:
 
     def calibrate(self, law: StepLaw) -> None:
         """Predict the time of steps by this law from now on."""
-        self._law = law
+        self._budget.law = law
         self._interference.calibrate(law)
 
     def abort(self, request_id: str, now: float, sequence: int | None = None) -> list[Output]:
@@ -165,7 +165,7 @@ class Scheduler:
             raise RuntimeError("too many steps were not committed")
         if self._in_flight and (self._slots.num_constrained or self._drafted):
             return None
-        plan = Plan(self.caches, self._budget.num_tokens(self._running.values()), len(self._running), now)
+        plan = Plan(self.caches, *self._budget.of_step(self._running.values()), len(self._running), now)
         self._plan_running(plan)
         self._plan_waiting(plan, now)
         if not plan.rows:
@@ -188,6 +188,8 @@ class Scheduler:
                 continue
             if count > budget:
                 count = budget
+            if count > 1 and plan.time is not None:
+                count = plan.cut(sequence, sequence.num_planned, count)
             if sequence.num_planned + count > sequence.capacity and not self._grow(sequence, count, plan):
                 plan.budget = 0
                 return
@@ -226,7 +228,7 @@ class Scheduler:
                 return
 
     def _admit(self, sequence: Sequence, now: float, plan: Plan) -> bool:
-        """Give a waiting sequence a slot, blocks and its first row; False if the blocks are not free.
+        """Give a waiting sequence a slot, blocks and its first row; False if blocks or time are lacking.
 
         A preempted one first waits for the results of its rows; one for pooling, for a step with budget for
         its whole prompt.
@@ -236,16 +238,22 @@ class Scheduler:
         new = sequence.request.new
         if new.pooling and sequence.num_known > plan.budget:
             return False
+        if plan.time is not None and not plan.time.admits(sequence.num_known):
+            return False
         caches, num_spare = self.caches, self._num_spare_blocks * len(self._running)
         if not caches.has_room(sequence, num_spare) and not caches.may_want_less(sequence):
             return False  # avoids matching a long prompt again in every step
         match = caches.match(sequence)
         if not caches.has_room(sequence, num_spare):
             return False
+        start = match.num_blocks * self.block_size
+        count = plan.cut(sequence, start, sequence.num_known - start)
+        if not count or (new.pooling and count < sequence.num_known):
+            return False
         self._waiting.remove(sequence)
         self._slots.enter(sequence)
         granted, restored = caches.admit(sequence, match)
-        sequence.num_planned = sequence.num_computed = start = match.num_blocks * self.block_size
+        sequence.num_planned = sequence.num_computed = start
         self.num_cached_tokens += start
         if sequence.receipt.admitted_s is None:
             sequence.num_cached_tokens = start
@@ -254,7 +262,7 @@ class Scheduler:
         plan.admitted.append(sequence.admission())
         plan.granted += granted
         plan.restored += restored
-        plan.add_row(sequence, min(sequence.num_known - start, plan.budget), sequence.known_tokens())
+        plan.add_row(sequence, count, sequence.known_tokens())
         return True
 
     def commit(self, step: Step, result: StepResult, now: float) -> list[Output]:

@@ -24,6 +24,7 @@ SHOWN = (
     "max_num_seqs",
     "max_num_batched_tokens",
     "max_num_prefill_tokens",
+    "itl_goal",
     "block_size",
     "enable_prefix_caching",
     "scheduling_policy",

@@ -12,6 +12,7 @@ from quire.cli import parser
 from quire.cli.config_file import MAX_BYTES
 from quire.cli.main import main
 from quire.cli.options import engine_options, sampling_options, server_options
+from quire.cli.serve import engine_fields
 from quire.errors import ConfigError
 
 
@@ -43,6 +44,7 @@ quantization: int8
 served-model-name: [one, "two*"]
 allowed-origins: https://example.org
 log-prompts: true
+itl-goal: 60ms
 revision:                 # as if it were not there
 """
 
@@ -53,7 +55,7 @@ def test_a_file_says_what_flags_say(path: Path) -> None:
     assert engine_options(args) == {
         "max_num_seqs": 16,
         "max_model_len": 2048,
-        "max_num_prefill_tokens": 48,  # the command's own default
+        "itl_goal": 0.06,
         "kv_cache_memory_bytes": 512_000_000,
         "enable_prefix_caching": False,
         "block_size": 32,
@@ -61,6 +63,16 @@ def test_a_file_says_what_flags_say(path: Path) -> None:
     }
     names = {"served_model_name": ("one", "two*"), "allowed_origins": ("https://example.org",)}
     assert server_options(args) == {**names, "log_prompts": True}
+
+
+def test_a_goal_lifts_the_bound_of_prompts(path: Path) -> None:
+    for text, expected in (
+        ("", 48),
+        ("itl-goal: 60ms", None),
+        ("max-num-prefill-tokens: 7", 7),
+        ("{itl-goal: 1s, max-num-prefill-tokens: 7}", 7),
+    ):
+        assert engine_fields(parsed("serve", path, text)).get("max_num_prefill_tokens") == expected
 
 
 def test_flags_win(path: Path) -> None:
@@ -101,6 +113,8 @@ def test_json_is_yaml(path: Path) -> None:
         ("quantization: int3", "line 1: quantization: 'int3' is not possible|did you mean 'int8'?"),
         ("block-size: 7", "block-size: '7' is not possible"),
         ("kv-cache-memory-bytes: 4X", "'4X' is not a size"),
+        ("itl-goal: 60", "itl-goal must be a duration such as 60ms or 1.5s, got a whole number"),
+        ("itl-goal: 60 minutes", "itl-goal: '60 minutes' is not a duration|write a number and its unit"),
         ("json: 1", "json must be true or false, got a whole number"),
         ("revision: 1.10", "revision must be text, got a number|put it in quotes"),
         ("stop: [a, no]", "stop must be text, got true or false|put it in quotes"),
