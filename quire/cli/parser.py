@@ -6,7 +6,7 @@ import argparse
 from typing import Any, NoReturn
 
 from quire import __version__
-from quire.cli import batch, cache, inspect, probe, run, serve
+from quire.cli import batch, cache, inspect, plan, probe, run, serve
 from quire.cli.option_types import TEXT
 from quire.cli.options import check_option
 from quire.cli.terminal import complain
@@ -22,6 +22,7 @@ EXAMPLES = """examples:
   quire serve demo                           OpenAI-compatible server at http://127.0.0.1:8000/v1
   quire batch in.jsonl -o out.jsonl          answer a file of requests in OpenAI's batch format
   quire inspect path/to/checkpoint           architecture, size, and whether it fits in memory
+  quire plan Qwen/Qwen3-8B --machine L40S    predicted speed, what fits, and what reaches a goal
   quire probe                                measure this machine's memory bandwidth and arithmetic
   quire cache ls                             list the packed weights kept on disk
   quire help run                             show all flags of a command
@@ -114,7 +115,7 @@ def _make_parsers() -> tuple[CommandParser, dict[str, CommandParser]]:
     )
     parser.add_argument("--version", action="version", version=f"quire {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (run, serve, batch, inspect, probe, cache):
+    for command in (run, serve, batch, inspect, plan, probe, cache):
         command.add_parser(commands)
     for made in commands.choices.values():
         made.add_argument("--config", type=TEXT, metavar="FILE", help=CONFIG)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from quire.backends.kv_cache import KV_ITEM_BYTES, KV_SCALE_BYTES
-from quire.build import Description
 from quire.engine.step_law import Place, Stage, StepLaw
 from quire.roofline.folded import FoldedCost, Part, fold
 from quire.roofline.probe import Ceilings, level_bytes
+
+if TYPE_CHECKING:
+    from quire.build import Description
 
 
 def fold_costs(description: Description) -> FoldedCost:

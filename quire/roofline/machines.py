@@ -27,7 +27,8 @@ class Machine:
     """One device with its peak rates.
 
     `bandwidth` is in bytes per second; `operations` per second by number format, without those that have no
-    instruction. `memory_bytes` is what weights, cache and steps may use of it.
+    instruction. `memory_bytes` is what weights, cache and steps may use of it. This machine has its
+    `measured` ceilings, of caches too.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Machine:
     operations: Mapping[str, float]
     sources: tuple[str, ...] = ()
     note: str = ""
+    measured: Ceilings | None = None
 
     def rate(self, arithmetic: str) -> float:
         """Return operations per second in a number format, or in the nearest wider one that is supported."""
@@ -45,12 +47,20 @@ class Machine:
                 return self.operations[wider]
         raise ConfigError(f"{self.name}: no rate of {quoted(arithmetic)} is known")
 
+    def ceilings(self, cards: int = 1) -> Ceilings:
+        """Return the rates of `cards` such machines together in the form of measured ones."""
+        if self.measured is not None and cards == 1:
+            return self.measured
+        rates = {kind: self.rate(kind) * cards for kind in {*_ARITHMETIC, *self.operations}}
+        return Ceilings(self.name, "", 1, rates, {1: {"memory": self.bandwidth * cards}}, 0.0)
+
     def ridge(self, arithmetic: str) -> float:
         """Return the operations per byte at which memory and arithmetic take equal time."""
         return self.rate(arithmetic) / self.bandwidth
 
 
 _WIDER = ("bf16", "fp16", "f32")
+_ARITHMETIC = ("int8", "bf16", "f32")  # of Quire's ops (Device.arithmetic_of); on a GPU, f32 is 16 bits
 
 
 @cache
@@ -94,4 +104,5 @@ def this_machine(ceilings: Ceilings, available_bytes: float) -> Machine:
     """Return this machine at its measured ceilings."""
     known = {kind: rate for kind, rate in ceilings.operations.items() if rate}
     where = f"{ceilings.cpu}, {ceilings.threads} threads"
-    return Machine(where, "cpu", available_bytes, ceilings.bandwidth, known, ("measured by quire probe",))
+    sources = ("measured by quire probe",)
+    return Machine(where, "cpu", available_bytes, ceilings.bandwidth, known, sources, measured=ceilings)

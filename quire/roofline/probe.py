@@ -13,10 +13,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from quire.backends.device import Loops
 from quire.config import cache_folder
+
+if TYPE_CHECKING:
+    from quire.backends.device import Loops
 
 KINDS = ("int8", "bf16", "f32")
 MEMORY_BYTES = 256 << 20  # a buffer far larger than any cache

@@ -20,7 +20,7 @@ EARLY_H100 = 500 * TERA  # operations/s: what the documents take for "closer to 
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     """A model as the documents describe it."""
 
     parameters: float
@@ -47,8 +47,8 @@ class Shape:
         return 2 * self.parameters * num_tokens
 
 
-LLAMA_8B = Shape(8e9, 32, 32, 8)
-LLAMA_70B = Shape(70e9, 80, 64, 8)
+LLAMA_8B = ModelShape(8e9, 32, 32, 8)
+LLAMA_70B = ModelShape(70e9, 80, 64, 8)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.roofline.worked_numbers import LLAMA_8B, LLAMA_70B, VOCABULARY, Shape, worked_numbers
+from quire.roofline.worked_numbers import LLAMA_8B, LLAMA_70B, VOCABULARY, ModelShape, worked_numbers
 
 # Row: the figures worked out by hand, each as precisely as it was written down.
 BY_HAND: dict[int, tuple[str, ...]] = {
@@ -75,7 +75,7 @@ def test_there_are_forty() -> None:
     ("folder", "shape"),
     [("meta-llama--Meta-Llama-3.1-8B", LLAMA_8B), ("meta-llama--Meta-Llama-3.1-70B", LLAMA_70B)],
 )
-def test_shapes_are_those_of_the_configs(shared_data: Path, folder: str, shape: Shape) -> None:
+def test_shapes_are_those_of_the_configs(shared_data: Path, folder: str, shape: ModelShape) -> None:
     config = json.loads((shared_data / "configs" / folder / "config.json").read_text())
     assert config["num_hidden_layers"] == shape.layers
     assert config["num_attention_heads"] == shape.heads
