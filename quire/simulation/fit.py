@@ -13,15 +13,15 @@ from typing import NamedTuple
 import numpy as np
 
 from quire.bench.metrics import Timeline
-from quire.simulation.shares import Shares
+from quire.simulation.shares import RoofShares
 
-MAX_ROUNDS = 3
-SMALL_GAIN = 0.05  # of the error: it ends the search
+MAX_STEPS = 12
+SMALL_GAIN = 0.01  # of the error: it ends the search
 STEP = 0.05  # of a parameter's unit, to find its slope
-DAMPING, LEAST_DAMPING, MOST_DAMPING = 1e-2, 1e-3, 1.0
-UNITS = Shares(memory=1.0, arithmetic=1.0, step_s=3e-3, row_s=3e-5)
-LOWEST, HIGHEST = Shares(0.2, 0.1, 0.0, 0.0), Shares(1.2, 1.2, 0.1, 1e-3)
-START = Shares(0.9, 0.7, 1e-3, 1e-5)
+DAMPING, MOST_DAMPING = 1e-2, 10.0
+UNITS = RoofShares(memory=1.0, arithmetic=1.0, step_s=3e-3, row_s=3e-5)
+LOWEST, HIGHEST = RoofShares(0.2, 0.1, 0.0, 0.0), RoofShares(1.2, 1.2, 0.1, 1e-3)
+START = RoofShares(0.9, 0.7, 1e-3, 1e-5)
 
 
 class Latency(NamedTuple):
@@ -36,11 +36,11 @@ class Latency(NamedTuple):
         return cls(timeline.ttft_s or 0.0, timeline.tpot_s or 0.0)
 
 
-Predict = Callable[[Shares], Sequence[Latency]]  # simulates the requests that are fitted
+Predict = Callable[[RoofShares], Sequence[Latency]]  # simulates the requests that are fitted
 Errors = Callable[[np.ndarray], np.ndarray]
 
 
-def fit(measured: Sequence[Latency], predict: Predict) -> Shares:
+def fit(measured: Sequence[Latency], predict: Predict) -> RoofShares:
     """Return the shares at which the predicted latencies are nearest to those measured.
 
     Both kinds of latency count the same: each relative to its measured mean.
@@ -48,28 +48,36 @@ def fit(measured: Sequence[Latency], predict: Predict) -> Shares:
     wanted, unit = np.array(measured), np.array(UNITS)
 
     def errors(point: np.ndarray) -> np.ndarray:
-        found = np.array(predict(Shares(*(point * unit).tolist())))
+        found = np.array(predict(RoofShares(*(point * unit).tolist())))
         return np.asarray((found - wanted) / wanted.mean(axis=0)).ravel()
 
     found = _least_squares(errors, np.array(START) / unit, np.array(LOWEST) / unit, np.array(HIGHEST) / unit)
-    return Shares(*(found * unit).tolist())
+    return RoofShares(*(found * unit).tolist())
 
 
 def _least_squares(errors: Errors, point: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Return the point within bounds with the least sum of squared errors, by Levenberg and Marquardt."""
-    damping, error = DAMPING, errors(point)
-    for _ in range(MAX_ROUNDS):
-        slopes, before = _slopes(errors, point, error, high), error
-        while damping < MOST_DAMPING:
-            normal = slopes.T @ slopes
-            normal += damping * np.diag(np.diag(normal) + 1e-9)
-            tried = np.clip(point - np.linalg.solve(normal, slopes.T @ error), low, high)
-            found = errors(tried)
-            if found @ found < error @ error:
-                point, error, damping = tried, found, max(damping / 4, LEAST_DAMPING)
-                break
-            damping *= 4
-        if error @ error > (1 - SMALL_GAIN) * (before @ before):
+    """Return the point within bounds with the least sum of squared errors.
+
+    Levenberg and Marquardt's steps, on slopes that Broyden's rule keeps up to date: they are measured again
+    only where steps do not help.
+    """
+    error = errors(point)
+    slopes, damping, is_fresh = _slopes(errors, point, error, high), DAMPING, True
+    for _ in range(MAX_STEPS):
+        normal = slopes.T @ slopes
+        normal += damping * np.diag(np.diag(normal) + 1e-9)
+        tried = np.clip(point - np.linalg.solve(normal, slopes.T @ error), low, high)
+        step, found = tried - point, errors(tried)
+        gain = 1 - (found @ found) / (error @ error)
+        if step @ step > 0:
+            slopes = slopes + np.outer(found - error - slopes @ step, step) / (step @ step)
+        if gain > 0:
+            point, error, damping, is_fresh = tried, found, damping / 4, False
+        elif not is_fresh:
+            slopes, is_fresh = _slopes(errors, point, error, high), True
+        else:
+            damping *= 8
+        if damping > MOST_DAMPING or 0 < gain < SMALL_GAIN:
             break
     return point
 

@@ -8,7 +8,7 @@ from quire.engine.step_law import Stage, StepLaw
 from quire.program.features import ONE, ROWS
 
 
-class Shares(NamedTuple):
+class RoofShares(NamedTuple):
     """Shares of the roof's bandwidth and arithmetic that steps reach, and the time each step and row adds."""
 
     memory: float = 1.0
@@ -17,7 +17,7 @@ class Shares(NamedTuple):
     row_s: float = 0.0
 
 
-def at_shares(roof: StepLaw, shares: Shares) -> StepLaw:
+def at_shares(roof: StepLaw, shares: RoofShares) -> StepLaw:
     """Return the law of a machine whose ceilings give `roof`, at these shares of it."""
     overhead = [0.0] * len(roof.features)
     overhead[ONE], overhead[ROWS] = shares.step_s, shares.row_s

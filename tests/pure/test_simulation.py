@@ -30,7 +30,7 @@ from quire.sampling_params import SamplingParams
 from quire.simulation.clients import Bounds, Delays
 from quire.simulation.clock import VirtualClock
 from quire.simulation.prompts import BlockVocabulary
-from quire.simulation.shares import Shares, at_shares, slower
+from quire.simulation.shares import RoofShares, at_shares, slower
 from quire.simulation.simulate import simulate
 from quire.types import NewRequest
 
@@ -239,12 +239,12 @@ def test_common_prefixes_are_shared():
 
 def test_shares_of_the_roof_and_a_slower_law():
     values = LAW.values([(10, 4)], 1)
-    half = at_shares(LAW, Shares(memory=0.5, arithmetic=0.5, step_s=0.003, row_s=0.001))
+    half = at_shares(LAW, RoofShares(memory=0.5, arithmetic=0.5, step_s=0.003, row_s=0.001))
     assert half.seconds(values) == pytest.approx(2 * LAW.roof_s(values) + 0.003 + 0.001)
     assert half.roof_s(values) == LAW.roof_s(values)
-    only_memory = at_shares(LAW, Shares(memory=0.5))
+    only_memory = at_shares(LAW, RoofShares(memory=0.5))
     assert only_memory.seconds(only_memory.values([(0, 1)], 1)) == pytest.approx(2 * 0.01001)
-    only_arithmetic = at_shares(LAW, Shares(arithmetic=0.5))
+    only_arithmetic = at_shares(LAW, RoofShares(arithmetic=0.5))
     assert only_arithmetic.seconds(only_arithmetic.values([(0, 100)], 1)) == pytest.approx(0.1)
     doubled = slower(LAW._replace(host_s=0.001), 2.0)
     assert doubled.seconds(values) == pytest.approx(2 * LAW.seconds(values))
