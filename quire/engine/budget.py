@@ -44,7 +44,7 @@ class Budget:
     def of_step(self, running: Collection[Sequence]) -> tuple[int, StepTime | None]:
         """Return the budget of the next step, for or beside these running sequences: tokens, and time."""
         rows = [(c.num_planned, 1) for c in running if _generates(c)]
-        goal_s, law = self.itl_goal_s, self.law
+        goal_s, law = self.itl_goal_s, self.law if self.law is not None and self.law.tail else None
         num_tokens = self.max_num_batched_tokens
         if rows:
             bounded = goal_s is not None and law is None
@@ -81,9 +81,10 @@ class StepTime:
         self._has_chunk = False
 
     def admits(self, num_known: int) -> bool:
-        """Return True if a sequence with so many tokens may join: a chunk fits once all generate."""
+        """Return True if a sequence with so many tokens may join: a chunk fits in once all generate."""
         later = self._law.plus(self._later, num_known, 1, 1)
-        if self._num_later and self._seconds(later, 0, LEAST_CHUNK, 0) > self._limit_s:
+        chunk = max(0, num_known - LEAST_CHUNK), LEAST_CHUNK  # its last and longest one, or of one like it
+        if self._num_later and self._seconds(later, *chunk, 1) > self._limit_s:
             return False
         self._later, self._num_later = later, self._num_later + 1
         return True

@@ -35,7 +35,7 @@ class StepLaw(NamedTuple):
     All coefficients are seconds by feature; `features` begin with LEADING (quire.program.features). `roof`
     are the stages at the measured ceilings, without overhead: what no implementation could beat. `host_s` is
     the mean time between two steps. `tail` is the 99th percentile of measured over predicted times, both from
-    the end of one step to that of the next.
+    the end of one step to that of the next; 0 until it is known, and no goal is kept by the law until then.
     """
 
     features: tuple[Feature, ...]
@@ -43,7 +43,7 @@ class StepLaw(NamedTuple):
     overhead: tuple[float, ...]
     roof: tuple[Stage, ...]
     host_s: float = 0.0
-    tail: float = 1.0
+    tail: float = 0.0
 
     def values(self, rows: Rows, num_logits: int) -> tuple[float, ...]:
         """Return the features of a step with these rows, (start, count) each."""
@@ -58,7 +58,7 @@ class StepLaw(NamedTuple):
         return _dot(self.overhead, found) + _bound_s(self.stages, found)
 
     def limit_s(self, goal_s: float) -> float:
-        """Return the longest predicted time with which 99% of the times between tokens are within a goal."""
+        """Return the predicted time of steps with which 99% of the times between tokens are within a goal."""
         return goal_s / self.tail - self.host_s
 
     def roof_s(self, found: tuple[float, ...]) -> float:

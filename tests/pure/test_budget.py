@@ -34,6 +34,7 @@ LAW = StepLaw(  # 5 ms of weights or 0.4 ms a token, 1 ms and 0.1 ms a row
     (Stage((5e-3,) + (0.0,) * 7, (0.0, 0.0, 4e-4) + (0.0,) * NUM_ZEROS),),
     (1e-3, 1e-4, 0.0) + (0.0,) * NUM_ZEROS,
     (),
+    tail=1.0,
 )
 
 
@@ -118,6 +119,8 @@ def test_without_a_law_chunks_are_short():
     steps.scheduler.add(request("long", 1000))
     assert steps.chunk() == 512  # nothing generates: "a" and most of the long prompt
     assert steps.chunk() == CHUNK_WITHOUT_LAW
+    steps.scheduler.calibrate(LAW._replace(tail=0.0))
+    assert steps.chunk() == CHUNK_WITHOUT_LAW
     steps.scheduler.calibrate(LAW)
     assert steps.chunk() == 144
 
@@ -188,7 +191,7 @@ laws = st.builds(
     coefficients,
     st.just(()),
     st.sampled_from([0.0, 1e-3, 0.1]),
-    st.sampled_from([1.0, 1.2, 3.0]),
+    st.sampled_from([0.0, 1.0, 1.2, 3.0]),
 )
 calls = st.lists(
     st.one_of(
@@ -267,7 +270,7 @@ class History:
     def check_chunks(self, step: Step, chunks: list[int]) -> None:
         budget = self.scheduler._budget
         assert sum(chunks) <= budget.max_num_prefill_tokens
-        if self.law is None:
+        if self.law is None or not self.law.tail:
             assert sum(chunks) <= CHUNK_WITHOUT_LAW
         elif sum(chunks) > LEAST_CHUNK:
             assert predicted_s(self.law, step) <= self.law.limit_s(budget.itl_goal_s) + 1e-12
