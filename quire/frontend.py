@@ -285,9 +285,10 @@ class RequestReader:
         stopped = self._sequences[output.sequence].push(output)
         for same in self._repeated:
             same.push(output)
+        if output.metrics is not None:
+            self.output.metrics = output.metrics
         if output.finish_reason is not None:
             self.output.finished = all(c.output.finish_reason for c in self._sequences)
-            self.output.metrics = output.metrics
         return stopped
 
     def take_deltas(self) -> None:
@@ -315,6 +316,8 @@ class _SequenceReader:
 
     def push(self, output: Output) -> bool:
         """Add an output, token by token if a stop string may truncate tokens along with the text."""
+        if output.metrics is not None:
+            self.output.metrics = output.metrics
         if output.finish_reason is None and not self.params.stop and not output.logprobs:
             self.output.token_ids += output.token_ids
             if self._text is not None:
@@ -348,7 +351,6 @@ class _SequenceReader:
         self.output.finish_reason = output.finish_reason if stop is None else "stop"
         self.output.stop_reason = output.stop_reason if stop is None else stop
         self.output.error = output.error and output.error.message
-        self.output.metrics = output.metrics
 
     def _take_logprobs(self, position: PositionLogprobs) -> None:
         if self.output.logprobs is not None and self.output.cumulative_logprob is not None:

@@ -40,7 +40,7 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A request and its choices. `metrics` are those of the choice that finished last."""
+    """A request and its choices. `metrics` are those of the choice that began or finished last."""
 
     request_id: str
     prompt: str | None

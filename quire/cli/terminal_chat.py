@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from quire.llm import LLM
     from quire.outputs import RequestOutput
     from quire.sampling_params import SamplingParams
+    from quire.types import RequestMetrics
 
 HELP = """  /new           start a new conversation
   /system TEXT   set the system message; without TEXT show it, with - remove it
@@ -28,6 +29,7 @@ HELP = """  /new           start a new conversation
 To send a line that starts with a /, put a space before it."""
 EXIT_S = 1.0  # a second Ctrl-C within this time exits
 _IN_LINE = 4  # settings in the first line
+_NOTABLE = 0.02  # parts of the time of an answer below this share are left out of its last line
 
 
 @dataclass
@@ -228,9 +230,29 @@ def _summary(output: RequestOutput) -> str:
     parts = [f"{counted(report['prompt_tokens'], 'prompt token')} ({report['cached_tokens']:,} cached)"]
     parts.append(counted(report["output_tokens"], "output token"))
     if (first := report["time_to_first_token_s"]) is not None:
-        parts.append(f"first token after {f'{first:.1f} s' if first >= 1 else f'{first * 1000:.0f} ms'}")
+        parts.append(f"first token after {_duration(first)}")
     if (speed := report["tokens_per_s"]) is not None:
         parts.append(f"{speed:,.1f} tokens/s")
+    if output.metrics is not None:
+        parts += _receipt(output.metrics)
     if report["finish_reason"] == "length":
         parts.append("stopped at the length limit")
     return " · ".join(parts)
+
+
+def _receipt(times: RequestMetrics) -> list[str]:
+    """Say what took or saved a notable part of the time."""
+    total_s = (times.finished_s or times.arrival_s) - times.arrival_s
+    seconds = {
+        "queued": times.queue_s,
+        "saved by the cache": times.cached_saved_s,
+        "added by others": times.prefill_interference_s + times.decode_interference_s,
+        "preempted": times.preempted_s,
+        "waiting for the grammar": times.grammar_s,
+    }
+    notable = {name: value for name, value in seconds.items() if value >= max(0.001, _NOTABLE * total_s)}
+    return [f"{_duration(value)} {name}" for name, value in notable.items()]
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"

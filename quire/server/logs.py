@@ -144,7 +144,7 @@ class RequestLog:
         if path == UNMATCHED:
             fields["raw_path"] = scope["path"][:200]
         if tokens := state.get("tokens"):
-            fields |= {"prompt_tokens": tokens[0], "completion_tokens": tokens[1]}
+            fields |= {"prompt_tokens": tokens[0], "completion_tokens": tokens[1]} | state.get("times", {})
         if self._log_prompts:
             fields |= {name: str(state[name])[:MAX_TEXT] for name in ("prompt", "answer") if name in state}
         if error := state.get("error"):

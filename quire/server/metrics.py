@@ -30,6 +30,7 @@ _PER_TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1
 _MINUTES = (10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)
 _REQUEST_S = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, *_MINUTES)
 _STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_PART_S = (0.0, *_STEP_S, 30.0, 60.0, 120.0)
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _COUNTS = (1, 2, 5, 10, 20)
 _INFO = ("block_size", "cache_dtype", "enable_prefix_caching", "num_gpu_blocks", "engine")
@@ -128,6 +129,25 @@ class Metrics:
         self._prefill = self._time("request_prefill_time", "Time from slot to first token")
         self._decode = self._time("request_decode_time", "Time from the first token to the end")
         self._inference = self._time("request_inference_time", "Time from slot to end")
+        interference = Histogram(
+            "quire:request_interference_seconds",
+            "Time that prompts and decoding of other requests added to a choice",
+            (*self._names, "kind"),
+            buckets=_PART_S,
+            registry=self._registry,
+        )
+        self._interference = {
+            kind: interference.labels(**self._names, kind=kind) for kind in ("prefill", "decode")
+        }
+        self._preempted_s = self._histogram(
+            "quire:request_preempted_seconds", "Time from preemptions to the next token", _PART_S
+        )
+        self._ideal = self._histogram(
+            "quire:request_ideal_seconds", "Time of the steps of a choice, alone, at the roof", _PART_S
+        )
+        self._saved = self._counter(
+            "quire:prefix_cache_saved_seconds", "Time that computing cached tokens would have taken"
+        )
 
     def _gauge(self, name: str, help: str, **more: str) -> Gauge:
         labels = self._names | more
@@ -185,6 +205,8 @@ class Metrics:
             self._ended.labels(**self._names, finished_reason=reason).inc()
             self._lengths.observe(len(choice.token_ids))
             if choice.metrics is not None:
+                self._saved.inc(choice.metrics.cached_saved_s)
+            if choice.metrics is not None and choice.metrics.finished_s is not None:
                 self._preempted.observe(choice.metrics.num_preemptions)
                 if reason in ("stop", "length"):
                     self._observe_times(choice, choice.metrics)
@@ -198,6 +220,10 @@ class Metrics:
         self._prefill.observe(first - admitted)
         self._decode.observe(end - first)
         self._inference.observe(end - admitted)
+        self._interference["prefill"].observe(times.prefill_interference_s)
+        self._interference["decode"].observe(times.decode_interference_s)
+        self._preempted_s.observe(times.preempted_s)
+        self._ideal.observe(times.ideal_s)
         if len(choice.token_ids) > 1:
             self._tpot.observe((end - first) / (len(choice.token_ids) - 1))
 

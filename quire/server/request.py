@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import msgspec
+from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -20,6 +21,7 @@ from quire.server.body import LARGE_BYTES, MAX_BODY_BYTES, parse, too_large
 from quire.server.errors import report, response_for
 from quire.server.metrics import Metrics
 from quire.server.service import DRAIN_RETRY_S, ServiceState
+from quire.server.timings import Deliveries, delivery_ms, logged, receipt_ms, server_timing
 from quire.text.tokenizer import Tokenizer
 from quire.types import Failure, NewRequest, Output
 
@@ -38,7 +40,7 @@ class GenerationFailed(QuireError):
 
 
 class PromptRun(RequestReader):
-    """One prompt of a request in the engine: its stream, its text so far, and delivery times."""
+    """One prompt of a request in the engine: its stream, its text so far, and its deliveries."""
 
     def __init__(
         self, request: NewRequest, prompt: str | None, tokenizer: Tokenizer | None, stream: Stream
@@ -46,10 +48,7 @@ class PromptRun(RequestReader):
         super().__init__(request, prompt, tokenizer)
         self.stream = stream
         self.is_queued = True  # no output has come
-        self.num_deliveries = 0
-        self.first_s: float | None = None  # arrival of the first token in this process
-        self.last_s = 0.0
-        self.max_gap_s = 0.0
+        self.deliveries = Deliveries()
 
     @property
     def finished(self) -> bool:
@@ -60,15 +59,12 @@ class PromptRun(RequestReader):
 
         Raises GenerationFailed for a sequence that failed, RequestError where its parameters caused that.
         """
-        self.num_deliveries += 1
         num_tokens = sum(len(output.token_ids) for output in outputs)
-        if self.first_s is None:
+        gap_s = self.deliveries.add(now)
+        if gap_s is None:
             metrics.first_tokens(self.request, num_tokens, outputs[0].num_cached_tokens)
-            self.first_s = now
         else:
-            metrics.next_tokens(num_tokens, now - self.last_s)
-            self.max_gap_s = max(self.max_gap_s, now - self.last_s)
-        self.last_s = now
+            metrics.next_tokens(num_tokens, gap_s)
         for output in outputs:
             if self.push(output):
                 self.stream.abort(output.sequence)
@@ -81,26 +77,6 @@ class PromptRun(RequestReader):
                 if reason == "abort":
                     raise EngineDead("the request was ended")
         self.take_deltas()
-
-    def times(self, arrival_s: float, end_s: float | None) -> dict[str, float]:
-        """Return times in milliseconds from the arrival. A gap is the time between two deliveries."""
-        now = end_s or time.monotonic()
-        sequences = self.output.outputs
-        first = self.first_s or now
-        known = (one.metrics.admitted_s for one in sequences if one.metrics is not None)
-        admitted = min((time_s for time_s in known if time_s is not None), default=first)
-        num_tokens = max(len(one.token_ids) for one in sequences)
-        num_gaps = max(num_tokens, self.num_deliveries) - 1
-        span = self.last_s - first if self.first_s else 0.0
-        return {
-            "queue_ms": (admitted - arrival_s) * 1e3,
-            "prefill_ms": (first - admitted) * 1e3,
-            "decode_ms": span * 1e3,
-            "ttft_ms": (first - arrival_s) * 1e3,
-            "mean_itl_ms": span / num_gaps * 1e3 if num_gaps > 0 else 0.0,
-            "max_itl_ms": self.max_gap_s * 1e3,
-            "total_ms": (now - arrival_s) * 1e3,
-        }
 
 
 class ServerRequest:
@@ -234,16 +210,22 @@ class ServerRequest:
     def timings(self) -> dict[str, float | int]:
         """Return milliseconds from the arrival of the HTTP request, and counts of tokens.
 
-        Of several prompts, the slowest in each respect; counts are sums. Those of a request that has not
-        ended cover what is known so far.
+        Of several prompts, deliveries are those of the slowest in each respect, the other times those of the
+        choice that ends last; counts are sums. Those of a request that has not ended cover what is known so
+        far.
         """
-        times = [prompt.times(self.arrival_s, self.end_s) for prompt in self.prompts]
-        slowest = {name: round(max(one[name] for one in times), 3) for name in times[0]} if times else {}
+        end_s = self.end_s or time.monotonic()
+        prompts = [(one.output, one.deliveries) for one in self.prompts]
+        times: dict[str, float] = {}
+        if prompts:
+            gaps = [delivery_ms(*one, self.arrival_s, end_s) for one in prompts]
+            times = {name: max(one[name] for one in gaps) for name in gaps[0]}
+            times |= receipt_ms(prompts, self.arrival_s, end_s)
         outputs = [prompt.output for prompt in self.prompts]
         num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
         num_cached = sum(output.num_cached_tokens for output in outputs)
         sequences = [sequence for output in outputs for sequence in output.outputs]
-        return slowest | {
+        return {name: round(value, 3) for name, value in times.items()} | {
             "prompt_tokens": num_prompt,
             "cached_tokens": num_cached,
             "computed_tokens": num_prompt - num_cached,
@@ -303,6 +285,9 @@ class ServerRequest:
         async def send_on(message: Message) -> None:
             nonlocal ended
             ended = message["type"] == "http.response.body" and not message.get("more_body")
+            if message["type"] == "http.response.start" and self.prompts:
+                timing = server_timing(self.timings(), all(one.finished for one in self.prompts))
+                MutableHeaders(scope=message)["server-timing"] = timing
             await send(message)
 
         self.service.requests.add(self)
@@ -340,6 +325,7 @@ class ServerRequest:
             return
         timings = self.timings()
         state["tokens"] = (timings["prompt_tokens"], timings["completion_tokens"])
+        state["times"] = logged(timings)
         if self.failure is not None:
             state["error"] = report(self.failure).message
         if self.service.config.log_prompts:

@@ -20,6 +20,7 @@ from quire.errors import EngineDead, RequestError
 from quire.llm import LLM
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
+from quire.types import RequestMetrics
 
 # An answer that lasts: every step takes its time, whatever the machine.
 SLOW = """import time
@@ -211,3 +212,16 @@ def test_lines_end_between_words() -> None:
     assert max(map(len, lines)) <= 30
     assert " ".join(lines).split() == text.split()
     terminal.close()
+
+
+def test_the_last_line_says_what_took_a_notable_part_of_the_time() -> None:
+    times = RequestMetrics(0.0, 0.5, 1.0, 10.0, 1, preempted_s=1.5, cached_saved_s=0.4, grammar_s=0.1)
+    answer = CompletionOutput(0, text="a", token_ids=[1, 2], finish_reason="stop", metrics=times)
+    output = RequestOutput("0", None, [1, 2, 3], [answer], metrics=times)
+    line = terminal_chat._summary(output)
+    assert line.endswith("tokens/s · 500 ms queued · 400 ms saved by the cache · 1.5 s preempted")
+    times = RequestMetrics(0.0, 0.0, 1.0, 10.0, prefill_interference_s=0.25, decode_interference_s=0.5)
+    output.metrics = times
+    assert terminal_chat._summary(output).endswith("tokens/s · 750 ms added by others")
+    output.metrics = RequestMetrics(0.0, 0.0001, 0.001, 0.002, cached_saved_s=0.0005)
+    assert terminal_chat._summary(output).endswith("tokens/s")

@@ -34,6 +34,8 @@ iteration_tokens_total_bucket iteration_tokens_total_sum prompt_tokens_cached_to
 request_max_num_generation_tokens_bucket request_prefill_kv_computed_tokens_sum
 """
 OWN = ["engine_step_total", "step_seconds_bucket", "engine_restarts_total", "http_requests_total"]
+OWN += ["request_interference_seconds_bucket", "request_preempted_seconds_sum", "request_ideal_seconds_count"]
+OWN += ["prefix_cache_saved_seconds_total"]
 
 
 class Values:
@@ -59,7 +61,9 @@ def happen(metrics: Metrics) -> None:
     request = NewRequest("1", tuple(range(30)), SamplingParams(n=2, max_tokens=100), arrival_s=now - 10)
     metrics.first_tokens(request, 2, 16)
     metrics.next_tokens(3, 0.03)
-    times = RequestMetrics(now - 10, now - 8, now - 7, now - 3, num_preemptions=2)
+    receipt = {"preempted_s": 0.5, "prefill_interference_s": 0.25, "decode_interference_s": 2.0}
+    saved = {"cached_saved_s": 0.125, "ideal_s": 1.5}
+    times = RequestMetrics(now - 10, now - 8, now - 7, now - 3, num_preemptions=2, **receipt, **saved)
     ended = CompletionOutput(0, token_ids=[1] * 5, finish_reason="length", metrics=times)
     output = RequestOutput(
         "1", None, list(range(30)), [ended, CompletionOutput(1, token_ids=[1], metrics=times)]
@@ -108,6 +112,12 @@ def test_numbers_of_requests(metrics: Metrics) -> None:
     assert value("vllm:request_params_n_sum") == 2
     assert value("vllm:request_params_max_tokens_sum") == 100
     assert value("vllm:request_num_preemptions_sum") == 4
+    assert value("quire:request_interference_seconds_sum", kind="prefill") == 0.25
+    assert value("quire:request_interference_seconds_sum", kind="decode") == 2.0
+    assert value("quire:request_interference_seconds_bucket", kind="decode", le="1.0") == 0
+    assert value("quire:request_preempted_seconds_sum") == 0.5
+    assert value("quire:request_ideal_seconds_sum") == 1.5
+    assert value("quire:prefix_cache_saved_seconds_total") == 2 * 0.125
     assert value("vllm:admission_rejections_total", reason="requests") == 1
 
 

@@ -32,6 +32,7 @@ from quire.server.llamacpp.protocol import (
 from quire.server.logprob_json import ChatLogprobs, LogprobCursor, Position, keep, num_new
 from quire.server.openapi import describes
 from quire.server.request import PromptRun, ServerRequest, handle_of, offloaded, read
+from quire.server.timings import generation_ms
 
 
 @describes(
@@ -199,13 +200,14 @@ class LlamacppCompletionRun:
 
     def _timings(self, prompt: _PromptCursor) -> Timings:
         """Return the times of a prompt; rates without tokens are 0."""
-        times, output = prompt.run.times(self._handle.arrival_s, self._handle.end_s), prompt.run.output
+        output = prompt.run.output
+        prompt_ms, predicted_ms = generation_ms(output, prompt.run.deliveries)
         num_prompt = len(output.prompt_token_ids) - output.num_cached_tokens
         num_predicted = len(prompt.choice.token_ids)
         return Timings(
             output.num_cached_tokens,
-            *_rates(num_prompt, times["prefill_ms"]),
-            *_rates(num_predicted, times["decode_ms"]),
+            *_rates(num_prompt, prompt_ms),
+            *_rates(num_predicted, predicted_ms),
         )
 
     def _text(self, prompt: _PromptCursor) -> str:
