@@ -5,58 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from quire import __version__
 from quire.backends.backend import Backend, Capacity
-from quire.backends.device import Device, device_for, kv_dtype, plan_weights
+from quire.backends.device import Device
 from quire.cache_plan import SNAPSHOT_TOKENS
 from quire.config import EngineConfig
+from quire.description import Description, describe
 from quire.engine.caches import BlockGroup, Group, StateGroup
 from quire.engine.engine import Engine, request_limits
 from quire.engine.scheduler import Scheduler
 from quire.engine.status import Facts
 from quire.errors import ConfigError
-from quire.memory import MemoryPlan, gigabytes, misfit, plan_memory, summary
-from quire.models import Model, read_model
-from quire.program.passes import fuse
-from quire.program.program import Program
+from quire.memory import MemoryPlan, gigabytes, misfit, summary
+from quire.roofline.law import fold_costs, law_at_the_roof
+from quire.roofline.meter import StepMeter
+from quire.roofline.probe import Ceilings, cached, keep, measure
 from quire.runner.masks import GrammarSource
 from quire.runner.runner import Runner
 from quire.text.tokenizer import need_tokenizer
-from quire.weights.hub import open_model
-from quire.weights.load import has_own_head
-from quire.weights.plan import WeightPlan
-from quire.weights.source import ModelSource
-
-DTYPE_NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 Progress = Callable[[int, int], None]  # (bytes done, bytes in total)
 Announce = Callable[[str, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Description:
-    """A model on this machine, before its weights are loaded: what `quire inspect` shows.
-
-    `longest_context` is the maximum number of tokens of a sequence, memory permitting.
-    """
-
-    config: EngineConfig
-    source: ModelSource
-    model: Model
-    program: Program
-    device: Device
-    weights: WeightPlan
-    kv_dtype: str  # of cached keys and values: float32, float16, bfloat16 or int8
-    memory: MemoryPlan
-    longest_context: int
-    weights_here: bool
-    own_head: bool  # config.json ties the head to the embedding, but the checkpoint has one, which is used
-
-    @property
-    def fingerprint(self) -> str:
-        """Identify everything that determines the bits of an answer."""
-        weights = self.config.quantization or "stored"
-        return f"quire-{__version__}-{self.device.arithmetic}-{weights}-{self.kv_dtype}"
+Measuring = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,63 +37,28 @@ class Built:
     runner: Runner
     backend: Backend
     chosen: dict[str, str] = field(default_factory=dict)
+    ceilings: Ceilings | None = None  # of this machine, if they are known
 
     @property
     def facts(self) -> Facts:
         """Return the facts for the clients of the engine."""
         limits = request_limits(self.engine.scheduler, self.engine.vocab_size)
-        return Facts(self.chosen, limits, self.description.longest_context, self.description.fingerprint)
+        ceilings = self.ceilings.by_name() if self.ceilings is not None else None
+        described = self.description
+        return Facts(self.chosen, limits, described.longest_context, described.fingerprint, ceilings)
 
 
-def describe(config: EngineConfig, *, weights: bool = True) -> Description:
-    """Read everything about a model except its weights. Raises ConfigError for anything invalid.
-
-    Without `weights` the weight files may be missing (the number format is then that of config.json), and
-    those of a hub model are not downloaded.
-    """
-    source = open_model(config.model, config.revision, weights=weights)
-    raw = source.config()
-    model = read_model(raw)
-    _check_length(config, model)
-    tensors = source.tensors() if weights or source.has_weights else None
-    tied = model.tied_tensor
-    own_head = tensors is not None and tied is not None and has_own_head(tensors, tied)
-    if own_head:
-        model = read_model({**raw, "tie_word_embeddings": False})
-    program = fuse(model.program)
-    stated = DTYPE_NAMES.get(str(raw.get("dtype") or raw.get("torch_dtype")), "bf16")
-    device = device_for(config)
-    plan = plan_weights(device, program, tensors, config.quantization, stated)
-    longest = config.max_model_len or model.max_context
-    return Description(
-        config=config,
-        source=source,
-        model=model,
-        program=program,
-        device=device,
-        weights=plan,
-        kv_dtype=kv_dtype(device, config.kv_cache_dtype, plan.floats),
-        memory=plan_memory(device, program, plan, config, longest),
-        longest_context=longest,
-        weights_here=source.has_weights,
-        own_head=own_head,
-    )
-
-
-def _check_length(config: EngineConfig, model: Model) -> None:
-    longest = model.max_context
-    if config.max_model_len is not None and config.max_model_len > longest:
-        raise ConfigError(
-            f"max_model_len = {config.max_model_len:,}, but the model was made for {longest:,} positions",
-            f"give at most {longest:,}",
-        )
-
-
-def build(config: EngineConfig, progress: Progress | None = None, announce: Announce | None = None) -> Built:
+def build(
+    config: EngineConfig,
+    progress: Progress | None = None,
+    announce: Announce | None = None,
+    measuring: Measuring | None = None,
+) -> Built:
     """Load a model and assemble its engine.
 
     `announce` is called before loading, with a summary of the memory plan and the bytes of weights;
-    `progress` is called with bytes loaded.
+    `progress` is called with bytes loaded. With `measuring` the ceilings of this machine are measured if they
+    are not in the cache, after a call of it.
     """
     description = describe(config)
     memory = description.memory
@@ -132,6 +66,7 @@ def build(config: EngineConfig, progress: Progress | None = None, announce: Anno
         raise error
     if announce is not None:
         announce(summary(memory), memory.working_bytes)
+    ceilings = _ceilings(description.device, measuring)
     steps_in_flight = config.max_steps_in_flight or 1
     capacity = Capacity(
         num_blocks=memory.blocks,
@@ -146,8 +81,12 @@ def build(config: EngineConfig, progress: Progress | None = None, announce: Anno
     scheduler = make_scheduler(config, memory)
     vocab_size = description.model.config.vocab_size
     runner = Runner(backend, lambda: _grammars(description))
-    engine = Engine(scheduler, runner, vocab_size=vocab_size)
-    return Built(description, engine, runner, backend, _chosen(description))
+    law = law_at_the_roof(fold_costs(description), ceilings) if ceilings is not None else None
+    engine = Engine(scheduler, runner, vocab_size=vocab_size, meter=StepMeter(law))
+    chosen = _chosen(description)
+    if ceilings is not None:
+        chosen["ceilings"] = str(ceilings)
+    return Built(description, engine, runner, backend, chosen, ceilings)
 
 
 def make_scheduler(config: EngineConfig, memory: MemoryPlan) -> Scheduler:
@@ -164,6 +103,19 @@ def make_scheduler(config: EngineConfig, memory: MemoryPlan) -> Scheduler:
         policy=config.scheduling_policy,
         max_steps_in_flight=config.max_steps_in_flight or 1,
     )
+
+
+def _ceilings(device: Device, measuring: Measuring | None) -> Ceilings | None:
+    """Return the ceilings of this machine from the cache or, with `measuring`, by measuring them."""
+    try:
+        loops = device.loops()
+    except ConfigError:  # a device without ceilings
+        return None
+    found = cached(loops.threads, loops.isa)
+    if found is None and measuring is not None:
+        measuring()
+        found = keep(measure(loops))
+    return found
 
 
 def _groups(memory: MemoryPlan) -> list[Group]:

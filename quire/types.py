@@ -290,3 +290,8 @@ class Record:
     predicted_s: float = 0.0
     roof_share: float = 0.0
     bound: Bound = ""
+
+    @property
+    def wall_s(self) -> float:
+        """The time from the end of the previous step, or from planning this one, to its end."""
+        return self.idle_s + self.device_s + self.mask_s

@@ -16,8 +16,8 @@ from quire.cli.options import add_engine_flags, engine_options, in_flags
 from quire.cli.terminal import bold, counted
 
 if TYPE_CHECKING:
-    from quire.build import Description
     from quire.cli.quality_report import Loss
+    from quire.description import Description
 
 DESCRIPTION = """Describe a checkpoint before running it: architecture, parameters, size of the weights by
 format, KV cache per token, and whether it fits in this machine's memory.
@@ -53,8 +53,8 @@ def inspect(args: argparse.Namespace) -> int:
     if more:
         args.parser.refuse_unknown(more[0])
     check_model(model)
-    from quire.build import describe
     from quire.config import EngineConfig
+    from quire.description import describe
 
     options = engine_options(args)
     facts = describe(EngineConfig.from_keywords(model=model, **options), weights=False)

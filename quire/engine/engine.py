@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from quire.engine.caches import BlockGroup
+from quire.engine.meter import Meter, Times, Verdict
 from quire.engine.request_limits import RequestLimits
 from quire.engine.scheduler import Scheduler
 from quire.engine.status import StepReport
@@ -51,7 +52,8 @@ class Engine:
 
     `clock` gives seconds; `NewRequest.arrival_s` must be read from the same one (by default
     `time.monotonic`, which all processes of a machine share). `vocab_size`, when given, bounds the
-    token ids of prompts. The last `num_records` step records are kept in `records`.
+    token ids of prompts. The last `num_records` step records are kept in `records`. A `meter` adds verdicts
+    to them; the scheduler gets the laws that it finds between two steps.
     """
 
     def __init__(
@@ -62,16 +64,19 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         vocab_size: int | None = None,
         num_records: int = 4096,
+        meter: Meter | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self.clock = clock
         self.vocab_size = vocab_size
         self.records: deque[Record] = deque(maxlen=num_records)
+        self._meter = meter
         self._in_flight: deque[_InFlight] = deque()  # the oldest first
         self._idle_since_s: float | None = None  # since when the device has been idle with open requests
         self._aborted: list[Output] = []  # final outputs to be returned by the next step
         self._cause_of_death: str | None = None
+        self._calibrate()
 
     @property
     def has_work(self) -> bool:
@@ -144,6 +149,14 @@ class Engine:
         outputs = self.scheduler.commit(step, result, self.clock())
         idle_since_s = result.began_s if self._idle_since_s is None else self._idle_since_s
         self._idle_since_s = max(result.ended_s, idle_since_s) if self.scheduler.has_work else None
+        times = Times(
+            result.ended_s - result.began_s - result.mask_s,
+            max(0.0, result.began_s - idle_since_s),
+            result.mask_s,
+            result.sampling_s,
+            result.core_wait_s,
+        )
+        verdict = Verdict() if self._meter is None else self._meter.judge(step, times)
         self.records.append(
             Record(
                 index=step.index,
@@ -154,11 +167,23 @@ class Engine:
                 num_cached_tokens=oldest.num_cached_tokens,
                 num_preemptions=oldest.num_preemptions,
                 seconds=self.clock() - oldest.planned_s,
-                device_s=result.ended_s - result.began_s - result.mask_s,
-                idle_s=max(0.0, result.began_s - idle_since_s),
+                device_s=times.device_s,
+                idle_s=times.idle_s,
+                mask_s=times.mask_s,
+                sampling_s=times.sampling_s,
+                core_wait_s=times.core_wait_s,
+                predicted_s=verdict.predicted_s,
+                roof_share=verdict.roof_share,
+                bound=verdict.bound,
             )
         )
+        self._calibrate()
         return outputs
+
+    def _calibrate(self) -> None:
+        """Give the scheduler a new law of steps, if there is one."""
+        if self._meter is not None and (law := self._meter.new_law()) is not None:
+            self.scheduler.calibrate(law)
 
     def _check_alive(self) -> None:
         if self._cause_of_death is not None:

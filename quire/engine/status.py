@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from quire.engine.request_limits import RequestLimits
-from quire.types import Record
+from quire.types import Bound, Record
 
+NUM_RECORDS = 4096  # kept for whoever asks what happened
 State = Literal["starting", "ready", "restarting", "stopped"]
 
 
@@ -16,13 +18,15 @@ class Facts(NamedTuple):
     """Facts known once a model is loaded. `chosen` are the choices made for it, as text.
 
     `longest_context` is the maximum number of tokens of a sequence, memory permitting. `fingerprint`
-    identifies everything that determines the bits of an answer.
+    identifies everything that determines the bits of an answer. `ceilings` are measured rates of the machine,
+    and when they were measured (`measured_at`, seconds since 1970).
     """
 
     chosen: dict[str, str]
     limits: RequestLimits
     longest_context: int
     fingerprint: str = ""
+    ceilings: dict[str, float] | None = None
 
 
 class StepReport(NamedTuple):
@@ -42,12 +46,14 @@ class Totals:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     seconds: float = 0.0
+    bound_s: dict[Bound, float] = field(default_factory=dict)  # Record.wall_s, by bound
 
     def add(self, record: Record) -> None:
         self.num_tokens += record.num_tokens
         self.num_cached_tokens += record.num_cached_tokens
         self.num_preemptions += record.num_preemptions
         self.seconds += record.seconds
+        self.bound_s[record.bound] = self.bound_s.get(record.bound, 0.0) + record.wall_s
 
 
 @dataclass(slots=True)
@@ -69,6 +75,7 @@ class EngineStatus:
     num_restarts: int = 0
     num_bad_frames: int = 0
     totals: Totals = field(default_factory=Totals)
+    records: deque[Record] = field(default_factory=lambda: deque(maxlen=NUM_RECORDS))  # of the last steps
 
     @property
     def num_blocks(self) -> int:
@@ -92,6 +99,7 @@ class EngineStatus:
         self.num_free_blocks = report.num_free_blocks
         if report.record is not None:
             self.totals.add(report.record)
+            self.records.append(report.record)
 
     def stalled(self, now: float, stall_s: float) -> str | None:
         """Return a description if the engine has work but finished no step for `stall_s`, else None."""

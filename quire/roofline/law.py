@@ -11,7 +11,7 @@ from quire.roofline.folded import FoldedCost, Part, fold
 from quire.roofline.probe import Ceilings, level_bytes
 
 if TYPE_CHECKING:
-    from quire.build import Description
+    from quire.description import Description
 
 
 def fold_costs(description: Description) -> FoldedCost:

@@ -14,7 +14,7 @@ from quire.roofline.machines import Machine
 from quire.roofline.shares import Rate, Span
 
 if TYPE_CHECKING:
-    from quire.build import Description
+    from quire.description import Description
 
 LARGEST_BATCH = 1 << 14  # looked at for B*
 

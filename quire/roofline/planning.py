@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.backends.kv_cache import KV_ITEM_BYTES, KV_SCALE_BYTES
-from quire.build import Description, describe
 from quire.config import EngineConfig
+from quire.description import Description, describe
 from quire.program import ops
 from quire.program.passes import plan_buffers
 from quire.program.program import Load, Op

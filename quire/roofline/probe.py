@@ -45,6 +45,19 @@ class Ceilings:
         """Bytes per second read from memory by all threads."""
         return self.read_bytes[self.threads]["memory"]
 
+    def by_name(self) -> dict[str, float]:
+        """Return the rates of all threads by name, and when they were measured."""
+        operations = {f"{kind}_operations_per_s": rate for kind, rate in self.operations.items() if rate}
+        levels = self.read_bytes[self.threads].items()
+        read = {f"{level}_bytes_per_s": rate for level, rate in levels}
+        return operations | read | {"measured_at": self.measured_at}
+
+    def __str__(self) -> str:
+        day = time.strftime("%Y-%m-%d", time.localtime(self.measured_at))
+        kind, rate = max(self.operations.items(), key=lambda one: one[1])
+        rates = f"memory {self.bandwidth / 1e9:.0f} GB, {kind} {rate / 1e9:,.0f} G operations a second"
+        return f"{rates}, measured {day}"
+
     def as_dict(self) -> dict[str, Any]:
         """Return the figures in the form stored as JSON."""
         return asdict(self)

@@ -32,9 +32,10 @@ class EngineMessage(msgspec.Struct, tag=True, array_like=True, gc=False):
 
 
 class Start(EngineMessage):
-    """Load a model. Always the first message."""
+    """Load a model. Always the first message. `measure`: measure the machine if its ceilings are unknown."""
 
     config: EngineConfig
+    measure: bool = False
 
 
 class Submit(EngineMessage):
@@ -59,6 +60,10 @@ class Announced(EngineMessage):
 
     line: str
     nbytes: int
+
+
+class Measuring(EngineMessage):
+    """The ceilings of the machine are being measured."""
 
 
 class Loading(EngineMessage):
@@ -107,7 +112,7 @@ class Failed(EngineMessage):
 
 
 ToEngine = Start | Submit | Abort
-FromEngine = Announced | Loading | Ready | RequestRefused | Stepped | Failed
+FromEngine = Announced | Measuring | Loading | Ready | RequestRefused | Stepped | Failed
 M = TypeVar("M")
 
 

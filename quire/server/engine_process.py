@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from quire.build import Announce, Built, Progress, build
+from quire.build import Announce, Built, Measuring, Progress, build
 from quire.config import EngineConfig
 from quire.engine.engine import Engine, step
 from quire.errors import ConfigError, QuireError, RequestError
@@ -31,7 +31,7 @@ _CHUNK_BYTES = 1 << 20
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # linux/prctl.h
 _LOG = logging.getLogger(__name__)
 
-Build = Callable[[EngineConfig, Progress, Announce], Built]
+Build = Callable[[EngineConfig, Progress, Announce, Measuring | None], Built]
 
 
 class ServerSocket:
@@ -71,7 +71,7 @@ def serve(server: ServerSocket, build: Build) -> None:
     first = waiting.pop(0)
     if not isinstance(first, messages.Start):
         raise BadFrame(f"{type(first).__name__} before Start")
-    engine = _load(server, first.config, build)
+    engine = _load(server, first, build)
     trim_s = time.monotonic() + malloc_arenas.PERIOD_S
     while True:
         for message in waiting:
@@ -87,7 +87,7 @@ def serve(server: ServerSocket, build: Build) -> None:
         waiting = server.receive(wait=not engine.has_work)
 
 
-def _load(server: ServerSocket, config: EngineConfig, build: Build) -> Engine:
+def _load(server: ServerSocket, start: messages.Start, build: Build) -> Engine:
     last_s = 0.0
 
     def progress(done: int, total: int) -> None:
@@ -96,7 +96,11 @@ def _load(server: ServerSocket, config: EngineConfig, build: Build) -> Engine:
             last_s = now
             server.send(messages.Loading(done, total))
 
-    built = build(config, progress, lambda line, nbytes: server.send(messages.Announced(line, nbytes)))
+    def announce(line: str, nbytes: int) -> None:
+        server.send(messages.Announced(line, nbytes))
+
+    measuring = (lambda: server.send(messages.Measuring())) if start.measure else None
+    built = build(start.config, progress, announce, measuring)
     _make_collections_rare()
     server.send(messages.Ready(built.facts))
     built.runner.prepare_grammars()  # later, streams would wait while the first grammar did it

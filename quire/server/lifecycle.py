@@ -68,7 +68,7 @@ async def serve(config: ServerConfig, engine_config: EngineConfig, ready: Ready)
     _find_output_format(config, {})
     listener = bind(config.host, config.port)
     try:
-        async with _loaded(config, engine_config, bool(keys)) as service:
+        async with _loaded(config, engine_config, bool(keys), measure=True) as service:
             gc.collect()
             gc.freeze()  # collections, which all streams wait for, need not visit loaded objects
             gc.set_threshold(GC_THRESHOLD)
@@ -94,11 +94,11 @@ async def local_server(config: ServerConfig, engine_config: EngineConfig) -> Asy
 
 @contextlib.asynccontextmanager
 async def _loaded(
-    config: ServerConfig, engine_config: EngineConfig, keyed: bool
+    config: ServerConfig, engine_config: EngineConfig, keyed: bool, measure: bool = False
 ) -> AsyncIterator[ServiceState]:
     """Start the engine's process, yield what the endpoints need, and end both."""
     malloc_arenas.share()
-    engine = RemoteEngine(engine_config)
+    engine = RemoteEngine(engine_config, measure=measure)
     try:
         await engine.start()
         service = await asyncio.to_thread(make_service, config, engine_config, engine, keyed)

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from quire.config import EngineConfig
 from quire.engine.status import EngineStatus, StepReport
 from quire.outputs import CompletionOutput, RequestOutput
-from quire.types import FinishReason, NewRequest, RequestMetrics
+from quire.types import Bound, FinishReason, NewRequest, Record, RequestMetrics
 
 CONTENT_TYPE = exposition.CONTENT_TYPE_PLAIN_0_0_4
 METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"})
@@ -32,6 +32,7 @@ _REQUEST_S = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, *_MINUTES)
 _STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _PART_S = (0.0, *_STEP_S, 30.0, 60.0, 120.0)
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _COUNTS = (1, 2, 5, 10, 20)
 _INFO = ("block_size", "cache_dtype", "enable_prefix_caching", "num_gpu_blocks", "engine")
 _ENGINE = "0"  # the only one
@@ -68,6 +69,26 @@ class Metrics:
         self._step_tokens = self._histogram("vllm:iteration_tokens_total", "Tokens per step", _STEP_TOKENS)
         self._steps = self._counter("quire:engine_step", "Steps of the engine")
         self._step_s = self._histogram("quire:step_seconds", "Duration of a step", _STEP_S)
+        self._predicted_s = self._counter(
+            "quire:step_predicted_seconds", "Predicted time of steps on the device"
+        )
+        self._device_s = self._counter(
+            "quire:step_device_seconds", "Time of the predicted steps on the device"
+        )
+        self._roof_share = self._histogram(
+            "quire:step_roof_share",
+            "Time of a step at the ceilings over its own; above 1 they are stale",
+            _SHARES,
+        )
+        bound_s = Counter(
+            "quire:step_bound_seconds",
+            "Time of steps, and between them, by what bound them",
+            (*self._names, "bound"),
+            registry=self._registry,
+        )
+        self._bound_s: dict[Bound, Counter] = {
+            bound: bound_s.labels(**self._names, bound=bound or "unknown") for bound in get_args(Bound)
+        }
         self._restarts = self._counter("quire:engine_restarts", "Restarts of the engine's process")
         self._info = Gauge(
             "vllm:cache_config_info", "Configuration of the KV cache", _INFO, registry=self._registry
@@ -172,6 +193,14 @@ class Metrics:
             self._step_s.observe(record.seconds)
             self._step_tokens.observe(record.num_tokens)
             self._preemptions.inc(record.num_preemptions)
+            self._judged(record)
+
+    def _judged(self, record: Record) -> None:
+        self._bound_s[record.bound].inc(record.wall_s)
+        if record.predicted_s:
+            self._predicted_s.inc(record.predicted_s)
+            self._device_s.inc(record.device_s)
+            self._roof_share.observe(record.roof_share)
 
     def first_tokens(self, request: NewRequest, num_tokens: int, num_cached_tokens: int) -> None:
         """Count the delivery of a request's first output."""

@@ -51,14 +51,20 @@ class RemoteEngine(LoopClient):
     """An EngineClient that starts the engine's process, supervises it, and restarts it when it dies.
 
     Use it from the event loop that ran `start`. `command` starts the process; the number of its socket is
-    appended.
+    appended. With `measure` it measures the machine's ceilings if they are unknown.
     """
 
     def __init__(
-        self, config: EngineConfig, *, policy: RestartPolicy | None = None, command: Sequence[str] = COMMAND
+        self,
+        config: EngineConfig,
+        *,
+        policy: RestartPolicy | None = None,
+        command: Sequence[str] = COMMAND,
+        measure: bool = False,
     ) -> None:
         super().__init__()
         self.config = config
+        self._measure = measure
         self._policy = policy or RestartPolicy()
         self._command = command
         self._child: EngineChild | None = None
@@ -137,7 +143,7 @@ class RemoteEngine(LoopClient):
             raise EngineDead(f"the engine's process could not be started: {error}") from None
         self.status.pid = child.process.pid
         try:
-            child.send(messages.Start(self.config))
+            child.send(messages.Start(self.config, self._measure))
             with loading_bar(self.config.model) as self._show_progress:
                 await asyncio.wait((self._ready, child.ended), return_when=asyncio.FIRST_COMPLETED)
         except BaseException:
@@ -227,6 +233,8 @@ class RemoteEngine(LoopClient):
                 self._refuse(request_id, message.error())
             case messages.Loading(done, total):
                 self._show_progress(done, total)
+            case messages.Measuring():
+                _LOG.info("measuring this machine, once: the ceilings of its memory and arithmetic")
             case messages.Announced(line, nbytes):
                 announce(line, nbytes)
             case messages.Ready(facts):

@@ -21,7 +21,18 @@ LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"models", "backends"}),
     frozenset({"engine", "speculate", "runner"}),
     frozenset(
-        {"llm", "async_llm", "loaded", "build", "memory", "cache_plan", "frontend", "outputs", "progress"}
+        {
+            "llm",
+            "async_llm",
+            "loaded",
+            "build",
+            "description",
+            "memory",
+            "cache_plan",
+            "frontend",
+            "outputs",
+            "progress",
+        }
     )
     | frozenset({"roofline", "simulation", "recording", "bench", "plots", ""}),
     frozenset({"server", "cluster", "cli", "console", "__main__"}),

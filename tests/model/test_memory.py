@@ -14,8 +14,8 @@ from quire import __version__, memory
 from quire.backends.device import Device, device_for, kv_dtype, plan_weights
 from quire.backends.host import available_memory
 from quire.backends.reference import ReferenceBackend
-from quire.build import describe
 from quire.config import KV_CACHE_DTYPES, EngineConfig
+from quire.description import describe
 from quire.errors import ConfigError
 from quire.memory import (
     REQUEST_TOKENS,

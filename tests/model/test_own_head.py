@@ -14,8 +14,8 @@ from safetensors.numpy import save_file
 from tiny import CONFIGS, random_weights
 
 from quire import LLM, SamplingParams
-from quire.build import describe
 from quire.config import EngineConfig
+from quire.description import describe
 from quire.models import read_model
 
 TIED = {**CONFIGS["qwen2"], "tie_word_embeddings": True}

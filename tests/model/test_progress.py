@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from quire import progress
-from quire.build import build, describe
+from quire.build import build
 from quire.config import EngineConfig
+from quire.description import describe
 from quire.errors import ConfigError
 from quire.llm import LLM
 from quire.memory import summary

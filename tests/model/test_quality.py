@@ -14,10 +14,10 @@ import pytest
 from model_folders import tokenizer_of
 
 from quire.backends.reference import ReferenceBackend
-from quire.build import describe
 from quire.cli import quality_report as report
 from quire.cli.main import main
 from quire.config import EngineConfig
+from quire.description import describe
 from quire.program import WeightSpec, numerics
 from quire.program.batch import Batch
 from quire.quantize.quality import Quality, agreement, compare, divergence

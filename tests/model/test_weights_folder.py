@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import save_file
 from tiny import CONFIGS
 
-from quire.build import describe
 from quire.config import EngineConfig
+from quire.description import describe
 from quire.errors import ConfigError
 from quire.models import read_model
 from quire.weights.folder import ModelFolder

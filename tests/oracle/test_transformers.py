@@ -13,8 +13,8 @@ import pytest
 from oracle import architecture, config_class, model_class, ours, randomize, theirs, token_ids, torch
 from safetensors.numpy import load_file, save_file
 
-from quire.build import describe
 from quire.config import EngineConfig
+from quire.description import describe
 from quire.models.registry import FAMILIES
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs are not ours to fix

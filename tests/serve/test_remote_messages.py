@@ -81,7 +81,8 @@ def test_an_engine_that_is_ready_makes_ready_for_grammars(monkeypatch: pytest.Mo
         facts=FACTS,
     )
     server: Any = SimpleNamespace(send=told.append)
-    assert engine_process._load(server, EngineConfig(), lambda *_: built) == "the engine"  # type: ignore[arg-type,return-value,comparison-overlap]
+    start = messages.Start(EngineConfig())
+    assert engine_process._load(server, start, lambda *_: built) == "the engine"  # type: ignore[arg-type,return-value,comparison-overlap]
     assert told == [messages.Ready(FACTS), "grammars"]
 
 

@@ -1,0 +1,36 @@
+"""The Meter: it judges each step by the time it took, and calibrates the law of that time."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from quire.engine.step_law import StepLaw
+from quire.types import Bound, Step
+
+
+class Times(NamedTuple):
+    """Where the time from the end of the previous step to the end of a step went, as in its Record."""
+
+    device_s: float
+    idle_s: float
+    mask_s: float
+    sampling_s: float
+    core_wait_s: float
+
+
+class Verdict(NamedTuple):
+    """The predicted time of a step, its share of the roof, and what bound it, as in its Record."""
+
+    predicted_s: float = 0.0
+    roof_share: float = 0.0
+    bound: Bound = ""
+
+
+class Meter(Protocol):
+    """Judges steps. An engine tells it of every step, in their order."""
+
+    def judge(self, step: Step, times: Times) -> Verdict:
+        """Judge a step that has ended."""
+
+    def new_law(self) -> StepLaw | None:
+        """Return the law of steps if it has changed since the last call."""

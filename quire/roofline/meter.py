@@ -1,0 +1,103 @@
+"""The meter of an engine: it judges steps by the law of their time, which it calibrates on their records."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from quire.engine.meter import Times, Verdict
+from quire.engine.step_law import StepLaw
+from quire.types import Bound, Step
+
+RENEWAL_S = 0.01  # of steps with the same rows until their time is predicted anew
+
+
+class Prediction(NamedTuple):
+    """The predicted time of a step, its time at the roof, and what bounds the device in it."""
+
+    seconds: float = 0.0
+    roof_s: float = 0.0
+    bound: Bound = ""
+
+
+class Growth(NamedTuple):
+    """The growth of a prediction from one step to the next with the same rows."""
+
+    seconds: float
+    roof_s: float
+
+    @classmethod
+    def between(cls, last: Prediction, now: Prediction, num_steps: int) -> Growth:
+        return cls((now.seconds - last.seconds) / num_steps, (now.roof_s - last.roof_s) / num_steps)
+
+
+class StepMeter:
+    """Judges steps by a StepLaw; without one, they have no prediction and no share of the roof.
+
+    A prediction takes as long as ten tokens of a small model's answer to plan. So while the same rows compute
+    a token each, their times, which are linear in the growing contexts, are continued for RENEWAL_S.
+    """
+
+    def __init__(self, law: StepLaw | None = None) -> None:
+        self._law = law
+        self._announced: StepLaw | None = None
+        self._last = Prediction()  # as computed, not continued
+        self._growth: Growth | None = None
+        self._rows: list[tuple[int, int, int]] = []  # of the last step: slot, tokens, logits
+        self._num_steps = 0  # since the last prediction
+        self._since_s = 0.0  # their time
+
+    def new_law(self) -> StepLaw | None:
+        """Return the law if it has changed since the last call."""
+        if self._law is self._announced:
+            return None
+        self._announced = self._law
+        return self._law
+
+    def judge(self, step: Step, times: Times) -> Verdict:
+        """Judge a step that has ended."""
+        found = Prediction() if self._law is None else self._predict(self._law, step, times)
+        share = found.roof_s / times.device_s if times.device_s > 0 else 0.0
+        return Verdict(found.seconds, share, bound_of(times, found.bound))
+
+    def _predict(self, law: StepLaw, step: Step, times: Times) -> Prediction:
+        rows = [(row[0], row[2], row[5]) for row in step.rows]  # attributes take twice as long
+        self._num_steps += 1
+        self._since_s += times.device_s
+        last, growth = self._last, self._growth
+        goes_on = rows == self._rows and not step.admitted
+        if goes_on and growth is not None and self._since_s < RENEWAL_S:
+            number = self._num_steps
+            seconds = last.seconds + number * growth.seconds
+            return Prediction(seconds, last.roof_s + number * growth.roof_s, last.bound)
+        found = law.values([(row[1], row[2]) for row in step.rows], sum([row[5] for row in step.rows]))
+        now = predict(law, found)
+        grows = goes_on and all(count == 1 for _, count, _ in rows)
+        self._growth = Growth.between(last, now, self._num_steps) if grows else None
+        self._last, self._rows, self._num_steps, self._since_s = now, rows, 0, 0.0
+        return now
+
+
+def predict(law: StepLaw, found: tuple[float, ...]) -> Prediction:
+    """Predict a step with these features: its time, its time at the roof, and what bounds the device."""
+    limits = law.limits(found)
+    overhead_s = limits.pop("overhead")
+    stages_s = sum(limits.values())
+    bound: Bound = "overhead" if overhead_s > stages_s else max(limits.items(), key=lambda one: one[1])[0]
+    return Prediction(overhead_s + stages_s, law.roof_s(found), bound)
+
+
+def bound_of(times: Times, computing: Bound) -> Bound:
+    """Return what took most of the time from the end of the previous step to the end of this one.
+
+    `computing` is what bounds the time that is left of a step without sampling and waiting.
+    """
+    work_s = times.device_s - times.sampling_s - times.core_wait_s
+    overhead_s, sampling_s = times.idle_s, times.mask_s + times.sampling_s
+    if computing == "overhead":
+        overhead_s, work_s = overhead_s + work_s, 0.0
+    most_s = max(work_s, overhead_s, sampling_s, times.core_wait_s)
+    if most_s == work_s:
+        return computing
+    if most_s == overhead_s:
+        return "overhead"
+    return "sampling" if most_s == sampling_s else "waiting"

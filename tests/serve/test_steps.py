@@ -1,0 +1,95 @@
+"""The endpoint of recent steps, their metrics, and the ceilings that a server measures when it starts."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from server import running
+
+PROMPT = "Once upon a time there was a fox"
+SECRET = "sesame-street"
+QUICKLY = """
+import sys
+from quire.roofline import probe
+probe._SECONDS, probe.MEMORY_BYTES = 0.0, 1 << 20
+from quire.server.engine_process import main
+sys.exit(main())
+"""
+
+
+def complete(client: httpx.Client, max_tokens: int, prompt: str = PROMPT) -> None:
+    body = {"model": "demo", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
+    client.post("/v1/completions", json=body).raise_for_status()
+
+
+def test_the_last_steps_are_listed_with_their_verdicts(client: httpx.Client) -> None:
+    complete(client, 20, f"{PROMPT} {SECRET}")
+    found = client.get("/steps", params={"last": 15}).json()
+    steps = found["steps"]
+    assert len(steps) == 15
+    assert [step["index"] for step in steps] == list(range(steps[0]["index"], steps[0]["index"] + 15))
+    for step in steps:
+        assert step["bound"] in ("cache", "memory", "bf16", "f32", "overhead", "sampling", "waiting")
+        assert step["predicted_s"] > 0
+        assert 0 < step["roof_share"] < 1  # of ceilings that are far too high
+    assert sum(total["steps"] for total in found["bounds"]) == 15
+    assert sum(total["device_s"] for total in found["bounds"]) == pytest.approx(
+        sum(step["device_s"] for step in steps)
+    )
+    assert found["ceilings"]["memory_bytes_per_s"] == 1e13
+    assert found["ceilings_age_s"] == pytest.approx(time.time() - 1.6e9, abs=60)
+    assert found["ceiling_stale"] is False
+    assert SECRET not in json.dumps(found)
+    assert PROMPT not in json.dumps(found)
+
+
+@pytest.mark.parametrize(("last", "count"), [(None, 100), ("0", 0), ("3", 3), ("999999999", None)])
+def test_as_many_steps_as_asked_for(client: httpx.Client, last: str | None, count: int | None) -> None:
+    complete(client, 120)
+    reply = client.get("/steps", params={} if last is None else {"last": last})
+    found = len(reply.json()["steps"])
+    assert found == count if count is not None else found >= 120
+
+
+@pytest.mark.parametrize("last", ["", "-1", "x", "1e3", "٣", "9" * 10])
+def test_a_wrong_number_of_steps_is_refused(client: httpx.Client, last: str) -> None:
+    reply = client.get("/steps", params={"last": last})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "last"
+
+
+def test_metrics_add_up_the_time_by_bound(client: httpx.Client) -> None:
+    complete(client, 20)
+    lines = [line.split() for line in client.get("/metrics").text.splitlines() if line[0] != "#"]
+    values = {name: float(value) for name, value, *_ in lines}
+
+    def total(name: str) -> float:
+        return sum(value for key, value in values.items() if key.startswith(f"quire:{name}"))
+
+    assert {key.partition('bound="')[2].partition('"')[0] for key in values if "step_bound_s" in key} >= {
+        *("memory", "cache", "int8", "bf16", "f32", "overhead", "sampling", "waiting", "unknown")
+    }
+    assert total("step_bound_seconds_total") >= total("step_device_seconds_total") > 0
+    assert total("step_predicted_seconds_total") > 0
+    assert total("step_roof_share_count") == total("engine_step_total")
+
+
+def test_a_server_measures_its_machine_once(tmp_path: Path) -> None:
+    """And says so, before the model is loaded; the next one knows."""
+    command = (sys.executable, "-c", QUICKLY)
+    before = "import functools, quire.server.lifecycle as l; "
+    before += f"l.RemoteEngine = functools.partial(l.RemoteEngine, command={command!r})"
+    for said in (True, False):
+        with running(before=before, QUIRE_CACHE_DIR=str(tmp_path / "cache")) as server:
+            assert ("measuring this machine, once" in server.log) == said
+            with server.client() as client:
+                found = client.get("/steps").json()
+                chosen = client.get("/server_info").json()["chosen"]
+        assert found["ceilings"]["f32_operations_per_s"] > 0
+        assert 0 <= found["ceilings_age_s"] < 600
+        assert "G operations a second, measured 20" in chosen["ceilings"]
