@@ -44,12 +44,14 @@ class Device(Protocol):
     """One backend with the options of one configuration. Allocates nothing before `build`.
 
     `computes` is False for a backend that only counts: it holds no weights and no cache, so everything fits.
-    `keeps_floats_as` is the format that floating point weights are converted to, "" if they are kept.
-    `kv_dtypes` are the formats of cached keys and values.
+    `tile_rows` are the rows of activations that are multiplied together. `keeps_floats_as` is the format that
+    floating point weights are converted to, "" if they are kept. `kv_dtypes` are the formats of cached keys
+    and values.
     """
 
     name: str
     computes: bool
+    tile_rows: int
     keeps_floats_as: str
     kv_dtypes: tuple[str, ...]
 

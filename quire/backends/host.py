@@ -22,6 +22,7 @@ class HostDevice:
     """Base of a Device (quire.backends.device) that computes in host memory."""
 
     computes = True
+    tile_rows = 1
     keeps_floats_as = ""
 
     name: str

@@ -72,11 +72,13 @@ def fold(
     kv_itemsize: int = 4,
     kv_scale_bytes: int = 0,
     arithmetic: Callable[[Op], str] = lambda op: "f32",
+    tile_rows: int = 1,
 ) -> FoldedCost:
     """Fold the costs of a program whose weights have `nbytes` each.
 
     A number of the cache has `kv_itemsize` bytes, its scales `kv_scale_bytes` (Load). `arithmetic` gives the
-    data type of an op's operations (Device.arithmetic_of).
+    data type of an op's operations (Device.arithmetic_of). Rows are multiplied in tiles of `tile_rows`: no
+    cost counts those, but they become a feature, since times may grow with them.
     """
     load = _FormalLoad((), 0, kv_itemsize, kv_scale_bytes)
     costs: dict[tuple[PartName, str], Cost] = {}
@@ -85,7 +87,8 @@ def fold(
         costs[key] = costs.get(key, Cost()) + op.cost(load, nbytes)
     total = sum(costs.values(), Cost())
     terms = [term for one in _numbers(total) if isinstance(one, _Sum) for term in one.terms]
-    features = tuple(dict.fromkeys((*LEADING, *terms)))
+    tiles = (Feature("tiles", tile_rows),) if tile_rows > 1 else ()
+    features = tuple(dict.fromkeys((*LEADING, *tiles, *terms)))
 
     def part(name: PartName, kind: str, cost: Cost) -> Part:
         return Part(name, kind, *[_row(one, features) for one in _numbers(cost)])

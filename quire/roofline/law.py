@@ -23,6 +23,7 @@ def fold_costs(description: Description) -> FoldedCost:
         kv_itemsize=KV_ITEM_BYTES[kv_dtype],
         kv_scale_bytes=KV_SCALE_BYTES.get(kv_dtype, 0),
         arithmetic=lambda op: device.arithmetic_of(op, weights.storage, kv_dtype),
+        tile_rows=device.tile_rows,
     )
 
 

@@ -36,6 +36,7 @@ class NativeDevice(HostDevice):
     """
 
     name = "native"
+    tile_rows = 8  # kTile of csrc/kernels/kernels.h
     kv_dtypes = tuple(KV_ITEM_BYTES)
 
     def __init__(self, model: str, num_threads: int | None = None, packed_cache: bool = True) -> None:
