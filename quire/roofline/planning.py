@@ -37,8 +37,7 @@ def make_plan(
     values = memory.activation_bytes if own else _step_bytes(description)
     fit = Fit(machine.memory_bytes * cards, weights, values, memory.sizing, description.longest_context)
     layers = len(description.program.caches)
-    experts = sum(isinstance(op, ops.Experts) for op in description.program)
-    law = typical_law(folded, machine, cards, layers=layers, expert_layers=experts)
+    law = typical_law(folded, machine, cards, layers=layers)
     return MachinePlan(description, machine, cards, law, fit)
 
 

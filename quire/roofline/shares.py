@@ -27,8 +27,7 @@ class TypicalShares:
 
     `memory` and `arithmetic` are shares of the peaks. The seconds are overheads of a step: per layer on one
     card (`layer_s`); per layer on several, which exchange results twice (`cards_s`, `doubling_s` more for
-    each doubling of the cards, and `nodes_s` more beyond one node); per layer of experts; per sequence
-    (`row_s`); and of any step.
+    each doubling of the cards, and `nodes_s` more beyond one node); per sequence (`row_s`); and of any step.
     """
 
     memory: float
@@ -37,22 +36,23 @@ class TypicalShares:
     cards_s: float = 0.0
     doubling_s: float = 0.0
     nodes_s: float = 0.0
-    experts_s: float = 0.0
     row_s: float = 0.0
     step_s: float = 0.0
 
-    def overhead_s(self, cards: int, layers: int, expert_layers: int) -> float:
+    def overhead_s(self, cards: int, layers: int) -> float:
         """Return the overhead of a step, without that of its sequences."""
         if cards == 1:
             layer = self.layer_s
         else:
             layer = self.cards_s + self.doubling_s * math.log2(cards) + self.nodes_s * (cards > NODE_CARDS)
-        return self.step_s + layers * layer + expert_layers * self.experts_s
+        return self.step_s + layers * layer
 
 
 # "gpu": fitted on published measurements of an H100. "cpu": Quire, by the table of docs/performance.md.
 TYPICAL: dict[Kind, TypicalShares] = {
-    "gpu": TypicalShares(0.9, 0.6, 37e-6, 36e-6, 15e-6, 82e-6, 5e-6, 36e-6),
+    "gpu": TypicalShares(
+        0.8, 0.63, layer_s=19e-6, cards_s=16e-6, doubling_s=22e-6, nodes_s=75e-6, row_s=28e-6
+    ),
     "cpu": TypicalShares(memory=0.88, arithmetic=0.73, layer_s=12e-6, row_s=150e-6, step_s=100e-6),
 }
 
@@ -100,7 +100,6 @@ def typical_law(
     cards: int = 1,
     *,
     layers: int,
-    expert_layers: int = 0,
     shares: TypicalShares | None = None,
 ) -> StepLaw:
     """Return the law of steps on `cards` equal machines: its roof, and times at the typical shares.
@@ -110,7 +109,7 @@ def typical_law(
     shares = shares or TYPICAL[machine.kind]
     law = law_at_the_roof(folded, machine.ceilings(cards), None if machine.kind == "cpu" else {})
     overhead = [0.0] * len(law.features)
-    overhead[ONE] = shares.overhead_s(cards, layers, expert_layers)
+    overhead[ONE] = shares.overhead_s(cards, layers)
     overhead[ROWS] = shares.row_s
     return law._replace(stages=tuple(_slowed(law.roof, shares)), overhead=tuple(overhead))
 
