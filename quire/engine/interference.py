@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterable
 from collections.abc import Sequence as Series
 
+from quire.engine.receipts import Receipt
 from quire.engine.request import ScheduledRequest, Sequence
 from quire.engine.step_law import StepLaw
 from quire.types import Row, Step
 
 _BUCKET = 16  # positions: rows of one token that begin in the same bucket are predicted alike
-Shares = tuple[float, float]  # of a step: what prompts of others take, and what their decoding takes
 
 
 class Interference:
@@ -57,48 +57,62 @@ class Interference:
         for sequence in sequences if mask_s else ():
             if sequence.request.new.grammar:
                 sequence.receipt.grammar_s += mask_s
-        if self._law is None:
+        law = self._law
+        if law is None:
             return
-        for sequence, row in zip(sequences, step.rows, strict=True):
-            sequence.receipt.ideal_s += self._ideal_s(sequence, row, self._law)
-        delayed = [*running, *(one for one in sequences if one.slot < 0 and not one.finished)]
-        first = sequences[0].request
-        if all(one.request is first for one in (*delayed, *sequences)):
+        alone, several = self._enter_rows(step.rows, sequences, law)
+        delayed = [*running, *[one for one in sequences if one.slot < 0 and not one.finished]]
+        if len(alone) == 1 and all(one.request in alone for one in delayed):
             return
-        without_row, shares = self._divide(step.rows, sequences)
+        decoding = [row for row in step.rows if not _is_prefill(row)] if several else step.rows
+        whole_s = decoding_s = self._predict(step.rows, law)
+        if len(decoding) < len(step.rows):
+            decoding_s = self._predict(decoding, law)
+        if whole_s <= 0:
+            return
+        kept: dict[ScheduledRequest, float] = {}  # the step's time without the prompts of others
+        for request, rows in several.items():
+            alone[request] = self._predict(rows, law)
+            if prompts := [row for row in rows if _is_prefill(row)]:
+                kept[request] = self._predict([*decoding, *prompts], law)
         for sequence in delayed:
             receipt = sequence.receipt
             if receipt.preempted_since_s is None or (sequence.slot < 0 and not receipt.preempted_again):
-                prefill, decode = shares.get(sequence.request, without_row)
-                lasted_s = now - max(last_s, now if receipt.admitted_s is None else receipt.admitted_s)
-                receipt.prefill_interference_s += prefill * lasted_s
-                receipt.decode_interference_s += decode * lasted_s
+                since_s = now if receipt.admitted_s is None else receipt.admitted_s
+                scale = (now - max(last_s, since_s)) / whole_s
+                kept_s = min(whole_s, kept.get(sequence.request, decoding_s))
+                own_s = alone.get(sequence.request, 0.0)
+                receipt.prefill_interference_s += (whole_s - kept_s) * scale
+                if own_s < kept_s:
+                    receipt.decode_interference_s += (kept_s - own_s) * scale
 
-    def _divide(
-        self, rows: Series[Row], sequences: Iterable[Sequence]
-    ) -> tuple[Shares, dict[ScheduledRequest, Shares]]:
-        """Return the shares of a step that rows of others take: of a request without rows, and by request."""
-        own: dict[ScheduledRequest, list[Row]] = {}
+    def _enter_rows(
+        self, rows: Series[Row], sequences: Iterable[Sequence], law: StepLaw
+    ) -> tuple[dict[ScheduledRequest, float], dict[ScheduledRequest, list[Row]]]:
+        """Enter what rows ideally take; return the predicted time of each request's rows alone.
+
+        It is still 0 for those of the second result: requests that have more than a row of one token.
+        """
+        alone: dict[ScheduledRequest, float] = {}
+        several: dict[ScheduledRequest, list[Row]] = {}
         for sequence, row in zip(sequences, rows, strict=True):
-            own.setdefault(sequence.request, []).append(row)
-        decoding = [row for row in rows if not _is_prefill(row)]
-        whole_s, decoding_s = self._predict(rows), self._predict(decoding)
-        shares = {}
-        for request, alone in own.items():
-            prompts = [row for row in alone if _is_prefill(row)]
-            kept_s = decoding_s
-            if prompts:
-                kept_s = self._predict([*decoding, *prompts])
-            shares[request] = _shares(whole_s, kept_s, self._predict(alone))
-        return _shares(whole_s, decoding_s, 0.0), shares
+            request, receipt, alone_s = sequence.request, sequence.receipt, 0.0
+            if row.count == 1 and row.sample:
+                alone_s, ideal_s = self._decode_s(row.start, law)
+                if row.start >= receipt.num_counted:
+                    receipt.ideal_s += ideal_s
+                    receipt.num_counted = row.start + 1
+            else:
+                receipt.ideal_s += _ideal_s(receipt, row, law)
+            if row.count > 1 or not row.sample or len(request.sequences) > 1:
+                several.setdefault(request, []).append(row)
+            alone[request] = alone_s
+        return alone, several
 
-    def _predict(self, rows: Series[Row]) -> float:
+    def _predict(self, rows: Series[Row], law: StepLaw) -> float:
         """Return the predicted time of a step with these rows and of what precedes it; 0 without rows."""
-        law = self._law
-        if law is None or not rows:
-            return 0.0
-        if len(rows) == 1 and _is_single(rows[0]):
-            return self._decode_s(rows[0].start, law)[0]
+        if len(rows) < 2 and all(row.count == 1 and row.sample for row in rows):
+            return self._decode_s(rows[0].start, law)[0] if rows else 0.0
         num_logits = sum([row.num_logits for row in rows])
         return law.seconds(law.values([(row.start, row.count) for row in rows], num_logits)) + law.host_s
 
@@ -107,37 +121,20 @@ class Interference:
 
         Nearly every row is such a one, so the times are kept.
         """
-        bucket = start // _BUCKET
-        times = self._decoding.get(bucket)
+        times = self._decoding.get(start // _BUCKET)
         if times is None:
-            values = law.values([(bucket * _BUCKET + _BUCKET // 2, 1)], 1)
-            times = self._decoding[bucket] = law.seconds(values) + law.host_s, law.roof_s(values)
+            values = law.values([(start - start % _BUCKET + _BUCKET // 2, 1)], 1)
+            times = self._decoding[start // _BUCKET] = law.seconds(values) + law.host_s, law.roof_s(values)
         return times
 
-    def _ideal_s(self, sequence: Sequence, row: Row, law: StepLaw) -> float:
-        """Return the time at the roof of what a row computes for the first time."""
-        receipt, end = sequence.receipt, row.start + row.count
-        start = max(row.start, receipt.num_counted)
-        receipt.num_counted = max(receipt.num_counted, end - len(row.drafted))
-        if start >= end:
-            return 0.0
-        if _is_single(row):
-            return self._decode_s(start, law)[1]
-        return law.roof_s(law.values([(start, end - start)], row.num_logits))
+
+def _ideal_s(receipt: Receipt, row: Row, law: StepLaw) -> float:
+    """Return the time at the roof of what a row computes for the first time."""
+    end, start = row.start + row.count, max(row.start, receipt.num_counted)
+    receipt.num_counted = max(receipt.num_counted, end - len(row.drafted))
+    return law.roof_s(law.values([(start, end - start)], row.num_logits)) if start < end else 0.0
 
 
 def _is_prefill(row: Row) -> bool:
     """Return True unless the row computes the last known token, and its draft."""
     return not row.sample or row.count > 1 + len(row.drafted)
-
-
-def _is_single(row: Row) -> bool:
-    return row.count == 1 and row.sample
-
-
-def _shares(whole_s: float, kept_s: float, alone_s: float) -> Shares:
-    """Return the shares of a step: `kept_s` without the prompts of others, `alone_s` without others."""
-    if whole_s <= 0:
-        return 0.0, 0.0
-    kept = min(1.0, kept_s / whole_s)
-    return 1.0 - kept, max(0.0, kept - alone_s / whole_s)

@@ -9,6 +9,7 @@ import pytest
 from fake_runner import LAW, FakeRunner, Launched, Received
 
 from quire.engine.caches import BlockGroup
+from quire.engine.receipts import Receipt
 from quire.engine.scheduler import Scheduler
 from quire.engine.step_law import StepLaw
 from quire.sampling_params import SamplingParams
@@ -18,7 +19,7 @@ HOST_S = 0.25
 
 
 def predict(law: StepLaw, rows: list[tuple[int, int]]) -> float:
-    return law.seconds(law.values(rows, len(rows)))
+    return law.seconds(law.values(rows, len(rows))) + law.host_s
 
 
 class TimedRun:
@@ -32,6 +33,7 @@ class TimedRun:
         self.in_flight: deque[tuple[Step, Launched]] = deque()
         self.now = 0.0
         self.mask_s = mask_s
+        self.law = law or LAW
         if law is not None:
             self.scheduler.calibrate(law)
 
@@ -48,7 +50,7 @@ class TimedRun:
                 break
             self.in_flight.append((step, self.runner.launch(step)))
         step, pending = self.in_flight.popleft()
-        self.now += predict(LAW, [(row.start, row.count) for row in step.rows]) + self.mask_s
+        self.now += predict(self.law, [(row.start, row.count) for row in step.rows]) + self.mask_s
         result = replace(pending.result(), mask_s=self.mask_s)
         self.received.take(self.scheduler.commit(step, result, self.now))
         return step
@@ -89,11 +91,13 @@ def test_a_lone_request_is_delayed_by_nobody(ahead, n):
 
 @pytest.mark.parametrize("ahead", [1, 2])
 @pytest.mark.parametrize("others", [[60], [60, 45], [3], [3, 60, 5]])
-def test_interference_is_the_time_with_others_less_the_time_without(ahead, others):
-    without = TimedRun(max_steps_in_flight=ahead)
+@pytest.mark.parametrize("host_s", [0.0, 0.25])
+def test_interference_is_the_time_with_others_less_the_time_without(ahead, others, host_s):
+    law = LAW._replace(host_s=host_s)
+    without = TimedRun(max_steps_in_flight=ahead, law=law)
     without.add("a", 10, max_tokens=40)
     without.finish()
-    run = TimedRun(max_steps_in_flight=ahead)
+    run = TimedRun(max_steps_in_flight=ahead, law=law)
     run.add("a", 10, max_tokens=40)
     for _ in range(5):
         run.step()
@@ -153,12 +157,20 @@ def test_choices_of_a_request_do_not_delay_each_other_and_share_what_delayed_the
     run = TimedRun()
     run.add("other", [9] * 3, max_tokens=50)
     run.step()
-    run.add("a", 3, max_tokens=1, n=2, seed=1, temperature=1.0)
+    run.add("a", 2, max_tokens=5, n=2, seed=1, temperature=1.0)
     run.finish()
     first, second = run.times("a", 0), run.times("a", 1)
-    assert first.decode_interference_s == pytest.approx(0.25)
-    assert second.decode_interference_s == pytest.approx(2 * 0.25)
-    assert second.ideal_s == pytest.approx(first.ideal_s)
+    assert first.decode_interference_s == pytest.approx(5 * 0.25)
+    assert second.decode_interference_s == pytest.approx(6 * 0.25)
+
+
+@pytest.mark.parametrize("num_prompt", [3, 5])
+def test_the_ideal_of_a_choice_has_the_shared_prompt_once(num_prompt):
+    """Whether one token or several are computed again for it, beside those in full blocks."""
+    run = TimedRun()
+    run.add("a", num_prompt, max_tokens=1, n=2, seed=1, temperature=1.0)
+    run.finish()
+    assert run.times("a", 0).ideal_s == run.times("a", 1).ideal_s == max(0.5, num_prompt * 0.125)
 
 
 def test_without_a_law_only_what_is_measured_is_told():
@@ -250,12 +262,35 @@ def test_tokens_computed_again_are_not_ideal_and_no_interference():
     run, alone = crowded(), TimedRun()
     alone.add("young", [2] * 7, max_tokens=14)
     alone.finish()
+    while run.scheduler.num_preemptions == 0:
+        run.step()
+    run.add("late", [3] * 4, max_tokens=3)  # its prompt comes with what is computed again
     run.finish()
     young = run.times("young")
+    assert interference_s(young) > 0
     assert young.preempted_s > 0
     # What it computes again samples one token, which alone takes a step of its own.
     assert young.ideal_s == pytest.approx(alone.times("young").ideal_s, abs=0.5)
-    assert young.prefill_s + young.decode_s - interference_s(young) <= total_s(alone.times("young")) + 1e-9
+    own_s = total_s(alone.times("young")) - 1.75  # all tokens but the one that ends the preemption
+    assert young.prefill_s + young.decode_s - interference_s(young) == pytest.approx(own_s)
+
+
+def test_preemptions_one_after_the_other():
+    """One before a token has come prolongs the first, one after a token begins anew."""
+    receipt = Receipt(admitted_s=0.0, first_token_s=1.0, awaits_token=False)
+    receipt.preempt(2.0)
+    receipt.end_step_in_flight(3.0)
+    receipt.preempt(5.0)  # it had been admitted, and computes again
+    receipt.end_step_in_flight(6.0)
+    receipt.take_token(9.0, running=True)
+    assert (receipt.preempted_s, receipt.num_preemptions, receipt.awaits_token) == (6.0, 2, False)
+    receipt.preempt(10.0)
+    receipt.preempt(12.0)
+    receipt.take_token(13.0, running=False)  # of a step in flight at the second
+    receipt.end_step_in_flight(13.0)
+    assert (receipt.preempted_s, receipt.awaits_token) == (9.0, True)
+    receipt.take_token(17.0, running=True)
+    assert (receipt.preempted_s, receipt.prefill_preempted_s) == (13.0, 0.0)
 
 
 @pytest.mark.parametrize("moment", ["queued", "in its prompt", "while it generates", "preempted"])
