@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
 
-from published_rows import cpus, h100, vllm_runs
+from published_rows import cpus, h100, own, vllm_runs
 from published_rows.fitting import loss, search
 
 from quire.roofline.shares import TYPICAL, Span, TypicalShares
@@ -50,6 +50,8 @@ def main() -> None:
     _print(
         "CPUs, time per token", [(row.fitted, row.span(calibrated).holds(row.token_s)) for row in measured]
     )
+    ours = [span.holds(measured_s) for span, measured_s in own.rows(Path(__file__).parents[1] / "docs")]
+    print(f"docs/performance.md: {sum(ours)}/{len(ours)}")
     for run in vllm_runs.RUNS:
         for what, span, value in vllm_runs.compare(args.data, run):
             _print_one(f"{run.folder}, {what}", span, value)

@@ -20,7 +20,9 @@ starting anything: what fits in memory, the time of prompts and of tokens over b
 binds each (memory, arithmetic, overhead), and the batch B* at which decoding turns compute-bound.
 
 Times are lower bounds from the peak rates of the machine ("at the roof") and a range where published
-engines are found. Only the small files of a Hub model are read; a folder with config.json is enough.
+engines are found. Under load, no request waits for another: that depends on arrivals, so a busy
+server's TTFT is longer. Only the small files of a Hub model are read; a folder with config.json is
+enough.
 
   quire plan Qwen/Qwen3-8B --machine "H100 SXM"
   quire plan demo                                this machine, at the ceilings that quire probe measures

@@ -171,6 +171,7 @@ class Report:
                 "available_bytes": fit.available_bytes,
                 "weight_bytes": fit.weight_bytes,
                 "activation_bytes": fit.activation_bytes,
+                "cache_tokens": fit.tokens,
                 "sequences": {tokens: fit.batch(tokens) for tokens in (*_contexts(plan), fit.longest)},
             },
             "turning_batch": plan.turning_batch(),

@@ -65,4 +65,4 @@ def test_rows_are_predicted_by_the_law_of_plans(rows: list[h100.H100Row]) -> Non
 def test_a_roof_alone_holds_few_rows(rows: list[h100.H100Row]) -> None:
     """Without typical shares and overheads the ranges hold far fewer."""
     alone = TypicalShares(1.0, 1.0)
-    assert share_held([(row.tpot(alone), row.tpot_s) for row in rows]) < 0.6
+    assert share_held([(row.tpot(alone), row.tpot_s) for row in rows]) < 0.3
