@@ -169,6 +169,12 @@ class ServerConfig:
         256, "maximum requests waiting for their first token; more are answered with a 503", low=1
     )
     max_queued_tokens: int = _option(1 << 18, "maximum prompt tokens waiting", low=1)
+    ttft_goal: float | None = _option(
+        None,
+        "seconds until the first token of a request; one that would come later is refused with a 503",
+        unset="no goal",
+        duration=True,
+    )
     drain_timeout_s: int = _option(
         30, "seconds that open requests have to finish after SIGTERM", low=0, high=86400
     )

@@ -21,6 +21,8 @@ HELP = {
     "kv_cache_memory_bytes": "size of the KV cache, such as 512M or 4G",
     "itl_goal": "time between two tokens, such as 60ms, to be kept in 99 of 100 cases: prompts are computed "
     "in chunks, and sequences together, as that allows",
+    "ttft_goal": "time until the first token, such as 1s; a request whose first token would come later is "
+    "refused with a 503",
 }
 UNSET = {"kv_cache_memory_bytes": "what fits in memory, up to what --max-num-seqs can use"}
 # Names that can only be fields: "seed" and "stop" are also ordinary words.

@@ -14,6 +14,7 @@ The bounds in tokens hold in any case. No clock is read: predictions follow from
 from __future__ import annotations
 
 from collections.abc import Collection
+from collections.abc import Sequence as Series
 
 from quire.engine.request import Sequence
 from quire.engine.step_law import StepLaw
@@ -21,6 +22,8 @@ from quire.engine.step_law import StepLaw
 LEAST_CHUNK = 16  # tokens: a smaller chunk takes hardly less time
 CHUNK_WITHOUT_LAW = 48  # tokens of prompts a step under a goal, while the time of a step is not known
 _GRAIN = 8  # chunks are cut to multiples
+
+Rows = Series[tuple[int, int]]  # (start, count) of each
 
 
 class Budget:
@@ -43,17 +46,25 @@ class Budget:
 
     def of_step(self, running: Collection[Sequence]) -> tuple[int, StepTime | None]:
         """Return the budget of the next step, for or beside these running sequences: tokens, and time."""
-        rows = [(c.num_planned, 1) for c in running if _generates(c)]
-        goal_s, law = self.itl_goal_s, self.law if self.law is not None and self.law.tail else None
+        generating = [(c.num_planned, 1) for c in running if _generates(c)]
+        return self.beside(generating, [(c.num_ahead, 1) for c in running if c.num_ahead - c.num_planned > 1])
+
+    def beside(self, generating: Rows, others: Rows = ()) -> tuple[int, StepTime | None]:
+        """Return the budget of a step with these rows (start, count): tokens, and time.
+
+        `generating` are those of sequences that generate, `others` the first such rows of those that run and
+        do not yet.
+        """
+        law = self.law if self.law is not None and self.law.tail else None
         num_tokens = self.max_num_batched_tokens
-        if rows:
-            bounded = goal_s is not None and law is None
-            of_prompts = min(self.max_num_prefill_tokens, CHUNK_WITHOUT_LAW if bounded else num_tokens)
-            num_tokens = min(len(rows) + of_prompts, num_tokens)
-        if goal_s is None or law is None:
+        if generating:
+            of_prompts = self.max_num_prefill_tokens
+            if self.itl_goal_s is not None and law is None:
+                of_prompts = min(of_prompts, CHUNK_WITHOUT_LAW)
+            num_tokens = min(len(generating) + of_prompts, num_tokens)
+        if self.itl_goal_s is None or law is None:
             return num_tokens, None
-        others = [(c.num_ahead, 1) for c in running if c.num_ahead - c.num_planned > 1]
-        return num_tokens, StepTime(law, law.limit_s(goal_s), rows, others)
+        return num_tokens, StepTime(law, law.limit_s(self.itl_goal_s), generating, others)
 
 
 def _generates(sequence: Sequence) -> bool:
@@ -64,13 +75,10 @@ def _generates(sequence: Sequence) -> bool:
 class StepTime:
     """The predicted time of a step under construction, at most `limit_s` if any sequence generates.
 
-    `generating` are the rows (start, count) of sequences that do, `others` the first such rows of those that
-    run and do not yet.
+    `generating` and `others` are as in `Budget.beside`.
     """
 
-    def __init__(
-        self, law: StepLaw, limit_s: float, generating: list[tuple[int, int]], others: list[tuple[int, int]]
-    ) -> None:
+    def __init__(self, law: StepLaw, limit_s: float, generating: Rows, others: Rows) -> None:
         self._law, self._limit_s = law, limit_s
         self._found = law.values(generating, len(generating))  # features of the rows so far
         self._later = self._found  # and of those once all that run generate

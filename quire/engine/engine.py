@@ -216,12 +216,16 @@ def step(engine: Engine) -> tuple[list[Output], StepReport | None]:
 
     There is no report while no step has finished.
     """
-    before = engine.records[-1] if engine.records else None
+    before, law = engine.records[-1] if engine.records else None, engine.scheduler.law
     outputs = engine.step()
     after = engine.records[-1] if engine.records else None
     record, scheduler = None if after is before else after, engine.scheduler
     if record is None and not outputs:
         return outputs, None
     return outputs, StepReport(
-        record, scheduler.num_running, scheduler.num_waiting, scheduler.num_free_blocks
+        record,
+        scheduler.num_running,
+        scheduler.num_waiting,
+        scheduler.num_free_blocks,
+        None if scheduler.law is law else scheduler.law,
     )

@@ -103,6 +103,11 @@ class Scheduler:
         return self.caches.num_free
 
     @property
+    def law(self) -> StepLaw | None:
+        """The law by which the time of steps is predicted."""
+        return self._budget.law
+
+    @property
     def has_work(self) -> bool:
         """True while any sequence lacks its final output."""
         return self._num_open > 0

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from quire.engine.request_limits import RequestLimits
+from quire.engine.step_law import StepLaw
 from quire.types import Bound, Record
 
 NUM_RECORDS = 4096  # kept for whoever asks what happened
@@ -30,12 +31,16 @@ class Facts(NamedTuple):
 
 
 class StepReport(NamedTuple):
-    """The record of a step, and the engine's counters after it. No record: only aborts were processed."""
+    """The record of a step, and the engine's counters after it. No record: only aborts were processed.
+
+    `law` is the law of the time of steps, if it has changed.
+    """
 
     record: Record | None
     num_running: int
     num_waiting: int
     num_free_blocks: int
+    law: StepLaw | None = None
 
 
 @dataclass(slots=True)

@@ -125,12 +125,13 @@ def make_service(
     )
     names = served_names(config, engine_config.model)
     metrics = Metrics(names[0], engine_config, lambda: engine.status)
-    engine.on_record = metrics.step
     frontend.chat_template.check()
     output_format = _find_output_format(config, frontend.chat_template.templates, frontend.tokenizer)
     if (problem := output_format.self_check(frontend.chat_template)) is not None:
         _LOG.warning("tool calls: %s", problem)
-    return ServiceState(config, engine_config, frontend, engine, metrics, names, keyed, output_format)
+    service = ServiceState(config, engine_config, frontend, engine, metrics, names, keyed, output_format)
+    engine.on_record = service.take_report
+    return service
 
 
 def _find_output_format(

@@ -19,7 +19,7 @@ from quire.types import Bound, FinishReason, NewRequest, Record, RequestMetrics
 
 CONTENT_TYPE = exposition.CONTENT_TYPE_PLAIN_0_0_4
 METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"})
-REJECTIONS = frozenset({"requests", "tokens", "draining"})
+REJECTIONS = frozenset({"requests", "tokens", "ttft_goal", "draining"})
 MAX_PATHS = 128  # counted by name; others count as "other"
 
 # Upper bounds of buckets, as in vLLM: seconds or tokens

@@ -171,7 +171,7 @@ class ServerRequest:
 
     async def _advance(self, index: int, outputs: list[Output]) -> tuple[int, RequestOutput]:
         prompt = self.prompts[index]
-        self._start(prompt)
+        self._start(prompt, outputs[0].num_cached_tokens)
         num_entries = sum(len(p) for output in outputs for p in (*output.prompt_logprobs, *output.logprobs))
         await offloaded(num_entries, prompt.take, outputs, time.monotonic(), self.service.metrics)
         return index, prompt.output
@@ -201,11 +201,11 @@ class ServerRequest:
             for task in tasks:
                 task.cancel()
 
-    def _start(self, prompt: PromptRun) -> None:
-        """Note that a prompt has left the queue: its first output has come, or it was aborted."""
+    def _start(self, prompt: PromptRun, num_cached_tokens: int | None = None) -> None:
+        """Note that a prompt has left the queue: its first output has come, or (None) it was aborted."""
         if prompt.is_queued:
             prompt.is_queued = False
-            self.service.prompt_started(prompt.request)
+            self.service.prompt_started(prompt.request, num_cached_tokens)
 
     def timings(self) -> dict[str, float | int]:
         """Return milliseconds from the arrival of the HTTP request, and counts of tokens.
@@ -251,6 +251,8 @@ class ServerRequest:
             self._start(prompt)
             if not prompt.finished:
                 prompt.stream.abort()
+            if (first_s := prompt.deliveries.first_s) is not None:
+                self.service.forecast.ended(prompt.deliveries.last_s - first_s)
             self.service.metrics.request_finished(prompt.request, prompt.output, self.failure is not None)
 
     async def serve(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:

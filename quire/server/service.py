@@ -11,14 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
 
 from quire.config import EngineConfig, ServerConfig
 from quire.engine.client import EngineClient
+from quire.engine.status import StepReport
 from quire.errors import Overloaded
 from quire.frontend import Encoded, Frontend
 from quire.sampling_params import SamplingParams
 from quire.server.errors import NotFound
+from quire.server.forecast import Forecast, Work
 from quire.server.metrics import Metrics
 from quire.text.tools import OutputFormat
 from quire.types import NewRequest
@@ -61,11 +63,15 @@ class ServiceState:
     num_queued_requests: int = 0
     num_queued_tokens: int = 0
     created_s: int = field(default_factory=lambda: int(time.time()))
+    forecast: Forecast = field(init=False)
     _queue_s: float = 1.0  # smoothed waiting time of recent requests
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _threads: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(NUM_TEXT_THREADS, "quire-text")
     )
+
+    def __post_init__(self) -> None:
+        self.forecast = Forecast(self.engine_config)
 
     @property
     def fingerprint(self) -> str:
@@ -105,14 +111,28 @@ class ServiceState:
         """
         waiting, tokens = self.num_queued_requests, self.num_queued_tokens
         if waiting and waiting + num_requests > self.config.max_queued_requests:
-            full, words = "requests", f"{waiting} requests wait"
-        elif tokens and tokens + num_tokens > self.config.max_queued_tokens:
-            full, words = "tokens", f"{tokens:,} prompt tokens wait"
-        else:
+            self._refuse("requests", f"the queue is full: {waiting} requests wait", self._queue_s)
+        if tokens and tokens + num_tokens > self.config.max_queued_tokens:
+            self._refuse("tokens", f"the queue is full: {tokens:,} prompt tokens wait", self._queue_s)
+        if self.config.ttft_goal is not None:
+            self._check_ttft(self.config.ttft_goal, Work(num_requests, num_tokens))
+
+    def _check_ttft(self, goal_s: float, new: Work) -> None:
+        """Raise QueueFull if requests would get their first token after the goal because of those ahead."""
+        queued = Work(self.num_queued_requests, self.num_queued_tokens)
+        forecast = self.forecast.ttft_s(queued, new, self.engine.status)
+        if forecast is None:
             return
-        self.metrics.rejected(full)
-        retry_s = min(max(math.ceil(self._queue_s), 1), MAX_RETRY_AFTER_S)
-        raise QueueFull(f"the queue is full: {words}", f"ask again in {retry_s} s", retry_s)
+        ttft_s, alone_s = forecast
+        late_s = ttft_s - max(goal_s, alone_s)
+        if late_s > 0:
+            words = f"the first token would come in {ttft_s:.1f} s, and the goal is {goal_s:g} s"
+            self._refuse("ttft_goal", words, late_s)
+
+    def _refuse(self, reason: str, words: str, retry_s: float) -> NoReturn:
+        self.metrics.rejected(reason)
+        retry_after = min(max(math.ceil(retry_s), 1), MAX_RETRY_AFTER_S)
+        raise QueueFull(words, f"ask again in {retry_after} s", retry_after)
 
     async def in_thread(self, function: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
         """Call a function that computes, such as tokenization or rendering, off the event loop."""
@@ -131,10 +151,18 @@ class ServiceState:
         self.engine.status.facts.limits.check(request)
         return request
 
-    def prompt_started(self, request: NewRequest) -> None:
-        """Note that a prompt has left the queue."""
+    def take_report(self, report: StepReport) -> None:
+        """Take in the report of a step of the engine."""
+        self.metrics.step(report)
+        self.forecast.take_report(report)
+
+    def prompt_started(self, request: NewRequest, num_cached_tokens: int | None) -> None:
+        """Note that a prompt has left the queue: with its first output, or (None) aborted."""
+        num_tokens = len(request.prompt_token_ids)
         self.num_queued_requests -= 1
-        self.num_queued_tokens -= len(request.prompt_token_ids)
+        self.num_queued_tokens -= num_tokens
+        if num_cached_tokens is not None:
+            self.forecast.started(num_tokens, num_cached_tokens)
         self._queue_s += 0.1 * (time.monotonic() - request.arrival_s - self._queue_s)
 
     def close(self) -> None:

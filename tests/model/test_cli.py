@@ -139,7 +139,7 @@ def test_sizes_take_units(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "demo", "hi", "--top-k", "few"], 2, "error: --top-k: 'few' is not a whole number"),
         (["run", "demo", "hi", "--device", "cuda:0"], 2, "'cuda:0' is not supported yet"),
         (["run", "demo", "hi", "--kv-cache-memory-bytes", "4X"], 2, "512M"),
-        (["serve", "--itl-goal", "0s"], 2, "'0s' is not a duration"),
+        (["serve", "--ttft-goal", "0s"], 2, "'0s' is not a duration"),
         (["run", "demo", "hi", "--raw", "--system", "Be brief"], 2, "--system cannot be combined"),
         (["run", "demo", "h\udce9"], 1, "PROMPT is not UTF-8"),
         (["run", "demo", " "], 1, "the prompt is empty"),

@@ -45,6 +45,7 @@ served-model-name: [one, "two*"]
 allowed-origins: https://example.org
 log-prompts: true
 itl-goal: 60ms
+ttft_goal: 1.5s
 revision:                 # as if it were not there
 """
 
@@ -62,7 +63,7 @@ def test_a_file_says_what_flags_say(path: Path) -> None:
         "quantization": "int8",
     }
     names = {"served_model_name": ("one", "two*"), "allowed_origins": ("https://example.org",)}
-    assert server_options(args) == {**names, "log_prompts": True}
+    assert server_options(args) == {**names, "log_prompts": True, "ttft_goal": 1.5}
 
 
 def test_a_goal_lifts_the_bound_of_prompts(path: Path) -> None:

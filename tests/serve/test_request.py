@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from quire.config import EngineConfig, ServerConfig
+from quire.engine.status import StepReport
+from quire.engine.step_law import StepLaw
 from quire.errors import EngineDead
 from quire.frontend import Encoded
+from quire.program.features import LEADING
 from quire.sampling_params import SamplingParams
 from quire.server.request import ServerRequest
 from quire.server.service import QueueFull, ServiceState
@@ -19,7 +22,7 @@ from quire.types import NewRequest
 PROMPTS = [Encoded((1, 2, 3)), Encoded((4, 5)), Encoded((6,))]
 
 
-def make_service(num_taken: int = 99, **limits: int) -> ServiceState:
+def make_service(num_taken: int = 99, **limits: float) -> ServiceState:
     """A service whose engine takes so many requests, and dies."""
     left = [num_taken]
 
@@ -32,14 +35,22 @@ def make_service(num_taken: int = 99, **limits: int) -> ServiceState:
     def request(prompt: Encoded, params: SamplingParams, *, request_id: str, arrival_s: float) -> NewRequest:
         return NewRequest(request_id, prompt.token_ids, params, arrival_s=arrival_s)
 
-    limits_of_engine = SimpleNamespace(check=lambda _: None)
+    limits_of_engine = SimpleNamespace(check=lambda _: None, groups=(), block_size=16)
+    facts = SimpleNamespace(limits=limits_of_engine)
+    counters = {"num_running": 0, "num_blocks": 8, "num_free_blocks": 8}
     engine: Any = SimpleNamespace(
         healthy=lambda _: None,
         submit=submit,
-        status=SimpleNamespace(facts=SimpleNamespace(limits=limits_of_engine)),
+        status=SimpleNamespace(facts=facts, **counters),
     )
     frontend: Any = SimpleNamespace(request=request, tokenizer=None)
-    metrics: Any = SimpleNamespace(rejected=lambda _: None, request_finished=lambda *_: None)
+    rejected: list[str] = []
+    metrics: Any = SimpleNamespace(
+        rejected=rejected.append,
+        reasons=rejected,
+        request_finished=lambda *_: None,
+        step=lambda _: None,
+    )
     config = ServerConfig(**limits)  # type: ignore[arg-type]
     unused: Any = None
     return ServiceState(config, EngineConfig(), frontend, engine, metrics, ("demo",), False, unused)
@@ -65,7 +76,7 @@ def test_each_prompt_holds_a_place_until_its_first_output() -> None:
     service = make_service()
     handle = submit(service)
     assert queued(service) == (3, 6)
-    service.prompt_started(handle.prompts[0].request)
+    service.prompt_started(handle.prompts[0].request, 0)
     handle.prompts[0].is_queued = False
     assert queued(service) == (2, 3)
     handle.close()
@@ -101,3 +112,35 @@ def test_a_request_makes_room_for_its_own_prompts() -> None:
     service = make_service(max_queued_requests=1)
     assert submit(service).failure is None
     assert queued(service) == (3, 6)
+
+
+LAW = StepLaw(LEADING, (), (0.0, 0.0, 1e-3, 0.0), (), tail=1.0)  # 1 ms a token
+
+
+def test_a_queue_that_would_break_the_goal_refuses() -> None:
+    service = make_service(ttft_goal=2)
+    handle = ServerRequest(service)
+    handle.enter_queue(1, 1500)
+    service.check_queue(1, 20_000)  # nobody can say
+    service.take_report(StepReport(None, 0, 0, 8, LAW))
+    service.check_queue()
+    service.check_queue(1, 500)
+    with pytest.raises(QueueFull, match=r"would come in 5\.2 s, and the goal is 2 s") as refusal:
+        service.check_queue(1, 3700)
+    assert refusal.value.retry_after_s == 2  # then it waits for nobody: alone it takes 3.7 s
+    with pytest.raises(QueueFull) as refusal:
+        service.check_queue(1, 1900)
+    assert refusal.value.retry_after_s == 2  # in 1.4 s it would get its token in time
+    handle.enter_queue(1, 500)
+    with pytest.raises(QueueFull):
+        service.check_queue(1, 1)
+    assert metrics_of(service) == ["ttft_goal"] * 3
+    handle.leave_queue()
+    service.num_queued_tokens = 0
+    service.check_queue(1, 100_000)  # it takes longer than the goal, and nothing is ahead of it
+
+
+def metrics_of(service: ServiceState) -> list[str]:
+    metrics: Any = service.metrics
+    reasons: list[str] = metrics.reasons
+    return reasons
