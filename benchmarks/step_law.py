@@ -1,4 +1,4 @@
-"""How well the calibrated law predicts the time of steps, and what it costs.
+"""The error of the calibrated law of a step: each step is predicted from the steps before it.
 
     python benchmarks/step_law.py                          135M random weights, int4, all cores
     python benchmarks/step_law.py --model moe --threads 1
