@@ -91,6 +91,11 @@ class Caches:
         self.block_size = block_size
         self._num_batched_tokens = num_batched_tokens
         self._retain = retain
+        self.forget()
+
+    def forget(self) -> None:
+        """Return to the state after the constructor. No sequence may hold anything."""
+        retain, block_size = self._retain, self.block_size
         self.paged: list[_Paged] = []
         self.states: list[_States] = []
         for index, group in enumerate(self.groups):

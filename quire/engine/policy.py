@@ -10,10 +10,22 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from quire.engine.request import Sequence
 from quire.types import NewRequest
+
+
+class QueueState(NamedTuple):
+    """All that later decisions of a queue depend on.
+
+    `waiting` has the sequences, those of each tenant in order of arrival; `tenants` the counter of each, in
+    the order in which they were first seen; `last_served` is the index of one of them, or -1.
+    """
+
+    waiting: tuple[Sequence, ...]
+    tenants: tuple[tuple[str, int], ...] = ()
+    last_served: int = -1
 
 
 class WaitingQueue(Protocol):
@@ -32,6 +44,12 @@ class WaitingQueue(Protocol):
 
     def charge(self, sequence: Sequence, num_prompt_tokens: int, num_output_tokens: int) -> None:
         """Account for prompt tokens computed and output tokens generated for a tenant."""
+
+    def state(self) -> QueueState:
+        """Return the state, for `restore`."""
+
+    def restore(self, state: QueueState) -> None:
+        """Take over the state of another queue, once and while empty."""
 
     def check(self) -> None:
         """Raise AssertionError unless the queue is consistent."""
@@ -91,6 +109,13 @@ class KeyedQueue:
 
     def charge(self, sequence: Sequence, num_prompt_tokens: int, num_output_tokens: int) -> None:
         pass
+
+    def state(self) -> QueueState:
+        return QueueState(tuple(self._sequences.values()))
+
+    def restore(self, state: QueueState) -> None:
+        for sequence in state.waiting:
+            self.push(sequence)
 
     def check(self) -> None:
         assert self._arrival_of == {sequence: arrival for arrival, sequence in self._sequences.items()}
@@ -155,6 +180,25 @@ class FairQueue:
     def charge(self, sequence: Sequence, num_prompt_tokens: int, num_output_tokens: int) -> None:
         cost = self.PROMPT_WEIGHT * num_prompt_tokens + self.OUTPUT_WEIGHT * num_output_tokens
         self._tenant(sequence).counter += cost
+
+    def state(self) -> QueueState:
+        tenants = self._tenants.values()
+        waiting = tuple(sequence for tenant in tenants for sequence in tenant.waiting)
+        counters = tuple((name, tenant.counter) for name, tenant in self._tenants.items())
+        return QueueState(waiting, counters, self._last_served.index if self._last_served else -1)
+
+    def restore(self, state: QueueState) -> None:
+        for index, (name, counter) in enumerate(state.tenants):
+            self._tenants[name] = tenant = Tenant(index, counter)
+            if index == state.last_served:
+                self._last_served = tenant
+        for sequence in state.waiting:
+            self._tenant(sequence).waiting[sequence] = None
+        for tenant in self._tenants.values():
+            if tenant.waiting:
+                tenant.in_heap = True
+                heapq.heappush(self._heap, (tenant.counter, tenant.index, tenant))
+        self._num_waiting = len(state.waiting)
 
     def counter(self, tenant: str) -> int:
         """Return the counter of a tenant: weighted tokens it was served or raised to."""

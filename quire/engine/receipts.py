@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class Receipt:
     """Times of a sequence on the engine's clock, in seconds, and what other requests added to them.
 

@@ -21,6 +21,11 @@ class SlotTable:
     def any_free(self) -> bool:
         return bool(self._free)
 
+    @property
+    def released(self) -> tuple[int, ...]:
+        """The slots released since the last step."""
+        return tuple(self._released)
+
     def enter(self, sequence: Sequence) -> None:
         """Give a sequence a slot."""
         sequence.slot = heapq.heappop(self._free)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from quire.engine.policy import make_queue
+from quire.engine.policy import QueueState, make_queue
 from quire.engine.request import Sequence
 
 
@@ -53,6 +53,15 @@ class WaitingLine:
     def charge(self, sequence: Sequence, num_prompt_tokens: int, num_tokens: int) -> None:
         """Charge computed tokens to the tenant of a sequence, for policies that share by tokens."""
         self._queue.charge(sequence, num_prompt_tokens, num_tokens)
+
+    def queue_state(self) -> QueueState:
+        """Return the state of the queue, for `restore`."""
+        return self._queue.state()
+
+    def restore(self, first: Iterable[Sequence], queue: QueueState) -> None:
+        """Take over the sequences of another line, once and while empty."""
+        self._first.update(dict.fromkeys(first))
+        self._queue.restore(queue)
 
     def check(self) -> None:
         """Raise AssertionError unless the queue is consistent."""

@@ -31,7 +31,7 @@ class Room:
 ROOMS = (
     Room(
         "core",
-        5_000,
+        5_300,
         "scheduling, the programs of all model families, and sampling: the part to read in a weekend",
         ("types.py", "sampling_params.py", "engine", "program", "models", "runner", "sampling"),
     ),
