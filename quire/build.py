@@ -26,6 +26,7 @@ from quire.text.tokenizer import need_tokenizer
 Progress = Callable[[int, int], None]  # (bytes done, bytes in total)
 Announce = Callable[[str, int], None]
 Measuring = Callable[[], None]
+CreateScheduler = Callable[..., Scheduler]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +54,26 @@ def build(
     progress: Progress | None = None,
     announce: Announce | None = None,
     measuring: Measuring | None = None,
+    create: CreateScheduler = Scheduler,
 ) -> Built:
     """Load a model and assemble its engine.
 
     `announce` is called before loading, with a summary of the memory plan and the bytes of weights;
     `progress` is called with bytes loaded. With `measuring` the ceilings of this machine are measured if they
-    are not in the cache, after a call of it.
+    are not in the cache, after a call of it. `create` makes the scheduler from its arguments.
     """
-    description = describe(config)
-    memory = description.memory
+    return assemble(describe(config), progress, announce, measuring, create)
+
+
+def assemble(
+    description: Description,
+    progress: Progress | None = None,
+    announce: Announce | None = None,
+    measuring: Measuring | None = None,
+    create: CreateScheduler = Scheduler,
+) -> Built:
+    """Load the weights of a model and assemble its engine, as `build` does."""
+    config, memory = description.config, description.memory
     if (error := misfit(memory, config, description.device)) is not None:
         raise error
     if announce is not None:
@@ -78,7 +90,7 @@ def build(
     )
     backend = description.device.build(description.program, description.weights, capacity, progress)
     description.weights.need_tensors().close()
-    scheduler = make_scheduler(config, memory)
+    scheduler = make_scheduler(config, memory, create)
     vocab_size = description.model.config.vocab_size
     runner = Runner(backend, lambda: _grammars(description))
     law = law_at_the_roof(fold_costs(description), ceilings) if ceilings is not None else None
@@ -89,9 +101,11 @@ def build(
     return Built(description, engine, runner, backend, chosen, ceilings)
 
 
-def make_scheduler(config: EngineConfig, memory: MemoryPlan) -> Scheduler:
+def make_scheduler(
+    config: EngineConfig, memory: MemoryPlan, create: CreateScheduler = Scheduler
+) -> Scheduler:
     """Return the scheduler of an engine with this configuration and cache."""
-    return Scheduler(
+    return create(
         groups=_groups(memory),
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,

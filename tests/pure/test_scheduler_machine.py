@@ -85,7 +85,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         drafts,
         law,
     ):
-        self.scheduler = Scheduler(
+        self.scheduler = self.make_scheduler(
             groups=groups,
             block_size=block_size,
             max_num_seqs=max_num_seqs,
@@ -105,6 +105,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.expected: dict[tuple[str, int], list[int]] = {}
         self.requests: list[NewRequest] = []
         self.now = 0.0
+
+    def make_scheduler(self, **arguments):
+        return Scheduler(**arguments)
 
     @rule(
         prompt=prompts,

@@ -1,0 +1,1 @@
+"""Recording what an engine was asked and decided, and replaying it."""

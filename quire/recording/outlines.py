@@ -1,0 +1,99 @@
+"""Requests and results made from a redacted recording, for a device that computes nothing.
+
+Which blocks are found in the cache depends on whether their tokens are equal, which their HMACs tell: the
+last token of a full block stands for its HMAC, all others are 0. So equal prefixes remain equal, and others
+different.
+"""
+
+from __future__ import annotations
+
+from quire.engine.epoch_state import EpochRequest
+from quire.recording.entries import Blocks, CommittedOutline, Outline, OutlinedRequest
+from quire.sampling_params import SamplingParams
+from quire.types import Failure, NewRequest, Row, RowResult, Step, StepResult
+
+END = (1 << 32) - 1  # the token that ends a sequence
+MAX_SEQUENCES = 1 << 10
+
+
+class Contents:
+    """Invents the contents of a redacted recording. `max_tokens` bounds the lengths that it may state."""
+
+    def __init__(self, block_size: int, max_tokens: int) -> None:
+        self._block_size = block_size
+        self._max_tokens = max_tokens
+        self._token_of: dict[bytes, int] = {}  # by HMAC
+        self._slots: dict[int, tuple[int, bool]] = {}  # by slot: prompt tokens to score, pooling
+
+    def request(self, outline: Outline) -> NewRequest:
+        """Return a request with this outline. Raises ValueError for one that is not possible."""
+        return NewRequest(
+            request_id=str(outline.request),
+            prompt_token_ids=self._tokens(outline.num_tokens, outline.blocks),
+            params=SamplingParams(
+                n=min(outline.num_sequences, MAX_SEQUENCES),
+                max_tokens=outline.max_tokens,
+                prompt_logprobs=0 if outline.prompt_logprobs else None,
+            ),
+            arrival_s=outline.arrival_s,
+            tenant=outline.tenant,
+            priority=outline.priority,
+            eos_token_ids=(END,),
+            grammar="redacted" if outline.grammar else "",
+            pooling="redacted" if outline.pooling else "",
+        )
+
+    def open_request(self, opened: OutlinedRequest) -> EpochRequest:
+        """Return a request that is open at the beginning of an epoch. Raises ValueError."""
+        new = self.request(opened.outline)
+        num_prompt = len(new.prompt_token_ids)
+        sequences = []
+        for sequence, num_emitted, blocks in opened.sequences:
+            known = self._tokens(num_prompt + num_emitted, opened.outline.blocks + blocks)
+            sequences.append(sequence._replace(emitted=known[num_prompt:]))
+        return EpochRequest(new, tuple(sequences), opened.owes_prompt_logprobs)
+
+    def _tokens(self, count: int, blocks: Blocks) -> tuple[int, ...]:
+        size = self._block_size
+        if not 0 <= count <= self._max_tokens or len(blocks) != count // size:
+            raise ValueError("a length is too large, or there is not one HMAC for each full block")
+        tokens = [0] * count
+        for index, block in enumerate(blocks, 1):
+            tokens[index * size - 1] = self._token(block)
+        return tuple(tokens)
+
+    def _token(self, block: bytes) -> int:
+        return self._token_of.setdefault(block, len(self._token_of) + 1)
+
+    def take(self, step: Step) -> None:
+        """Process the admissions of a step, before its results are asked for."""
+        for admission in step.admitted:
+            scored = admission.params.prompt_logprobs is not None
+            num_scored = admission.num_prompt_tokens - 1 if scored else 0
+            self._slots[admission.slot] = num_scored, bool(admission.pooling)
+
+    def result(self, step: Step, entry: CommittedOutline) -> StepResult:
+        """Return the results of a step, in the shape of real ones. Raises ValueError."""
+        completed = dict(entry.blocks)
+        rows = []
+        for index, row in enumerate(step.rows):
+            if index in entry.failed:
+                rows.append(RowResult(error=Failure("it failed when it was recorded")))
+                continue
+            num_tokens = entry.num_tokens[index] if entry.num_tokens else 1
+            token_ids = self._emitted(row, num_tokens, completed.get(index, ())) if row.sample else ()
+            if index in entry.stopped:
+                token_ids = (*token_ids[:-1], END)
+            num_scored, pooling = self._slots[row.slot]
+            scored = min(row.start + row.count, num_scored) - row.start
+            rows.append(RowResult(token_ids, (), ((),) * scored, vector=(0.0,) if pooling else ()))
+        return StepResult(tuple(rows), *entry.times)
+
+    def _emitted(self, row: Row, count: int, blocks: Blocks) -> tuple[int, ...]:
+        """Return the tokens that a row gives: those that complete a block stand for its HMAC."""
+        if not 0 < count <= 1 + len(row.drafted):
+            raise ValueError("a row gave no token, or too many")
+        first = row.start + row.count - len(row.drafted)
+        left = iter(blocks)
+        ends = [(position + 1) % self._block_size == 0 for position in range(first, first + count)]
+        return tuple([self._token(next(left, b"")) if end else 0 for end in ends])

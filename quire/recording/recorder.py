@@ -1,0 +1,130 @@
+"""The recorder of a server: a ring in memory, and the incident files written from it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from quire.errors import ConfigError, RequestError
+from quire.recording.chunks import ChunkKind, JournalLimits
+from quire.recording.incident import Incident, write_incident
+from quire.recording.ring import Ring
+
+MAX_FILES = 20  # incident files in the folder: then no more are written until some are removed
+PAUSE_S = 60.0  # between two files written by themselves: one fault may fail many requests
+SUFFIX = ".quire-incident"
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenIncident:
+    """An incident file that was written."""
+
+    path: Path
+    num_bytes: int
+
+
+class Recorder:
+    """Keeps the journal of the engine's process in a ring, and writes it to a file when something happens.
+
+    Nothing is on disk otherwise. Files are in a folder that only its owner may enter. Raises ConfigError if
+    the folder cannot be used.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        *,
+        contents: bool = False,
+        max_bytes: int = 64 << 20,
+        max_age_s: float = 3600.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.folder = _private_folder(folder)
+        self._ring = Ring(max_bytes, max_age_s)
+        self._contents = contents
+        self._clock = clock
+        self._last_s: float | None = None  # when a file was last written by itself
+        self._writing: set[asyncio.Task[None]] = set()
+
+    @property
+    def limits(self) -> JournalLimits:
+        """The limits of the engine's journal."""
+        return self._ring.limits(self._contents)
+
+    def take(self, chunk: bytes, kind: ChunkKind) -> None:
+        """Keep a chunk of the engine's journal."""
+        self._ring.take(chunk, kind, self._clock())
+
+    def report(self, reason: str) -> None:
+        """Write a file by itself, without waiting for it; at most one in PAUSE_S."""
+        now = self._clock()
+        if self._last_s is not None and now - self._last_s < PAUSE_S:
+            return
+        self._last_s = now
+        header, chunks = self._ring.header, self._ring.chunks(now)
+        if header is None or not chunks:
+            return
+        task = asyncio.get_running_loop().create_task(self._report(reason, header, chunks))
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
+
+    async def _report(self, reason: str, header: bytes, chunks: list[bytes]) -> None:
+        try:
+            written = await asyncio.to_thread(self._write, reason, header, chunks)
+        except (OSError, RequestError) as error:
+            _LOG.warning("no incident file was written: %s", error)
+        else:
+            _LOG.warning("the incident was recorded in %s (%s)", written.path, reason)
+
+    async def write(self, reason: str) -> WrittenIncident:
+        """Write a file now, and wait for it. Raises RequestError if there is nothing to write, or no room."""
+        header, chunks = self._ring.header, self._ring.chunks(self._clock())
+        if header is None or not chunks:
+            raise RequestError("nothing was recorded yet", "send a request first")
+        try:
+            return await asyncio.to_thread(self._write, reason, header, chunks)
+        except OSError as error:
+            raise RequestError(f"the incident file cannot be written: {error.strerror}") from error
+
+    async def close(self) -> None:
+        """Wait for the files being written."""
+        if self._writing:
+            await asyncio.wait(self._writing)
+
+    def _write(self, reason: str, header: bytes, chunks: list[bytes]) -> WrittenIncident:
+        names = {path.name for path in self.folder.glob(f"*{SUFFIX}")}
+        if len(names) >= MAX_FILES:
+            raise RequestError(
+                f"{self.folder} has {len(names)} incident files already", "remove those that were looked at"
+            )
+        written_s = time.time()
+        stem = datetime.fromtimestamp(written_s, UTC).strftime("%Y%m%dT%H%M%S")
+        number = next(n for n in range(len(names) + 1) if f"{stem}-{n}{SUFFIX}" not in names)
+        path = self.folder / f"{stem}-{number}{SUFFIX}"
+        size = write_incident(path, Incident(reason, written_s), header, chunks)
+        return WrittenIncident(path, size)
+
+
+def _private_folder(name: str) -> Path:
+    """Return a folder that only this user may enter, made if missing. Raises ConfigError."""
+    folder = Path(name).expanduser()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+        usable = os.access(folder, os.W_OK | os.X_OK)
+    except OSError as error:
+        raise ConfigError(f"record: {name!r} cannot be used as a folder: {error.strerror}") from None
+    if stat.S_IMODE(status.st_mode) & 0o077 or status.st_uid != os.getuid():
+        hint = "recordings are private: give a new folder, or `chmod 700` this one"
+        raise ConfigError(f"record: others may enter {name!r}", hint)
+    if not usable:
+        raise ConfigError(f"record: no files can be written in {name!r}")
+    return folder

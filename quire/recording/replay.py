@@ -1,0 +1,257 @@
+"""Replay: feed a recorded run to a scheduler and a device, and compare every step.
+
+The scheduler gets the recorded calls with the recorded times. With contents the device computes, and its
+tokens and the bits of its log-probabilities are compared; a redacted recording replays without a device.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from quire.engine.engine import PendingStep, StepRunner, validate
+from quire.engine.epoch_state import Epoch
+from quire.engine.epochs import EpochScheduler
+from quire.errors import ConfigError, RequestError, shortened
+from quire.recording.entries import (
+    Aborted,
+    Added,
+    AnyEntry,
+    Began,
+    Calibrated,
+    Committed,
+    CommittedOutline,
+    Composition,
+    Drafted,
+    Outlined,
+    Planned,
+    composition_of,
+)
+from quire.recording.incident import Header, Recording
+from quire.recording.journal import digest, has_floats
+from quire.recording.outlines import Contents
+from quire.types import NewRequest, Row, RowResult, Step, StepResult
+
+Progress = Callable[[int], None]  # steps done
+
+
+class Difference(NamedTuple):
+    """The first point at which a replay and its recording differ; `row` is None for a whole step."""
+
+    step: int
+    row: int | None
+    field: str
+    recorded: str
+    replayed: str
+
+    def __str__(self) -> str:
+        place = f"step {self.step}" if self.row is None else f"step {self.step}, row {self.row}"
+        return f"{place}, {self.field}: {self.recorded} was recorded, {self.replayed} replayed"
+
+
+@dataclass(slots=True)
+class ReplayResult:
+    """The result of a replay. `open_steps` were planned and not committed when the recording ended."""
+
+    num_steps: int = 0
+    num_tokens: int = 0  # given by the device
+    difference: Difference | None = None
+    open_steps: tuple[int, ...] = ()
+    failure: str | None = None  # of the scheduler, in the recording and again
+
+    @property
+    def equal(self) -> bool:
+        return self.difference is None
+
+
+class _Differs(Exception):
+    """Ends a replay at its first difference."""
+
+    def __init__(self, difference: Difference) -> None:
+        self.difference = difference
+
+
+class _Launched(NamedTuple):
+    step: Step
+    pending: PendingStep | None
+
+
+def replay(
+    recording: Recording, runner: StepRunner | None, progress: Progress = lambda num_steps: None
+) -> ReplayResult:
+    """Replay a recording up to the first difference.
+
+    `runner` computes the steps of a recording with contents. Raises ConfigError for entries that no scheduler
+    can have given.
+    """
+    replaying, verdict = _Replay(recording.header, runner), ReplayResult()
+    try:
+        for entry in recording.entries():
+            replaying.feed(entry, verdict)
+            if isinstance(entry, Committed | CommittedOutline):
+                progress(verdict.num_steps)
+        verdict.open_steps = replaying.finish()
+    except _Differs as found:
+        verdict.difference = found.difference
+    except (ValueError, LookupError, ArithmeticError, RequestError) as error:
+        raise ConfigError(f"{recording.where}: after {verdict.num_steps:,} steps: {error}") from None
+    return verdict
+
+
+class _Replay:
+    """A scheduler that is given recorded calls, and the steps in flight."""
+
+    def __init__(self, header: Header, runner: StepRunner | None) -> None:
+        groups = [shape.group() for shape in header.groups]
+        try:
+            self.scheduler = EpochScheduler(groups=groups, **header.arguments)
+        except (TypeError, ValueError, LookupError) as error:
+            raise ConfigError(f"the arguments of the scheduler are not possible: {error}") from None
+        self._vocab_size = header.vocab_size if header.contents else None
+        self._runner = runner
+        self._contents = Contents(self.scheduler.block_size, self.scheduler.max_model_len)
+        self._began = False
+        self._released: tuple[int, ...] = ()  # by the first step, before the recording
+        self._launched: deque[_Launched] = deque()
+        self._number_of: dict[str, int] = {}
+
+    def feed(self, entry: AnyEntry, verdict: ReplayResult) -> None:
+        """Repeat a call and compare what it gives."""
+        scheduler = self.scheduler
+        match entry:
+            case Began():
+                self._begin(entry, verdict.num_steps)
+            case Added(request):
+                self._add(_checked(request))
+            case Outlined(outline):
+                self._add(self._contents.request(outline))
+            case Aborted(now_s, request, sequence):
+                scheduler.abort(str(request), now_s, sequence)
+            case Drafted(request, sequence, token_ids):
+                scheduler.draft(str(request), sequence, token_ids)
+            case Calibrated(law):
+                scheduler.calibrate(law)
+            case Planned(now_s, composition):
+                self._plan(now_s, composition, verdict)
+            case Committed() | CommittedOutline():
+                self._commit(entry, verdict)
+
+    def finish(self) -> tuple[int, ...]:
+        """Wait for the steps in flight; return their indices."""
+        for launched in self._launched:
+            if launched.pending is not None:
+                launched.pending.result()
+        return tuple(launched.step.index for launched in self._launched)
+
+    def _add(self, new: NewRequest) -> None:
+        validate(new, self.scheduler, self._vocab_size)
+        self.scheduler.add(new)
+        self._number_of[new.request_id] = int(new.request_id)
+
+    def _begin(self, entry: Began, num_steps: int) -> None:
+        epoch = entry.epoch
+        opened = tuple(map(self._contents.open_request, entry.outlines)) or tuple(
+            one._replace(new=_checked(one.new)) for one in epoch.requests
+        )
+        epoch = epoch._replace(requests=opened)
+        for request in opened:
+            self._number_of[request.new.request_id] = int(request.new.request_id)
+        if not self._began:
+            self._began = True
+            self.scheduler.restore(epoch)
+            self._released = epoch.released
+            return
+        own = self.scheduler.begin_epoch(entry.now_s)
+        own = own._replace(released=self._released + own.released)
+        for name in Epoch._fields:
+            _compare(epoch.num_steps, None, f"epoch.{name}", getattr(epoch, name), getattr(own, name))
+
+    def _plan(self, now_s: float, recorded: Composition | None, verdict: ReplayResult) -> None:
+        try:
+            step = self.scheduler.schedule(now_s)
+        except RuntimeError as error:
+            if recorded is not None:
+                raise _Differs(Difference(recorded.number, None, "scheduler", "a plan", str(error))) from None
+            verdict.failure = str(error)
+            return
+        replayed = composition_of(step, self._number_of) if step is not None else None
+        if replayed is not None and self._released:
+            replayed = replayed._replace(released=self._released + replayed.released)
+        number = recorded.number if recorded else replayed.number if replayed else 0
+        if recorded is None or replayed is None:
+            _compare(number, None, "plan", *("a step" if one else "none" for one in (recorded, replayed)))
+        else:
+            _compare_compositions(recorded, replayed)
+        if step is None:
+            return
+        self._released = ()
+        self._contents.take(step)
+        self._launched.append(_Launched(step, self._runner.launch(step) if self._runner else None))
+
+    def _commit(self, entry: Committed | CommittedOutline, verdict: ReplayResult) -> None:
+        step, pending = self._launched.popleft()
+        if isinstance(entry, CommittedOutline):
+            result = self._contents.result(step, entry)
+        elif pending is None:
+            raise ValueError("contents without a device to compute them")
+        else:
+            result = pending.result()
+            finished = [sequence.finished for sequence in self.scheduler.oldest]
+            _compare_results(step, entry, result, finished)
+            result = StepResult(result.rows, *entry.times)
+        outputs = self.scheduler.commit(step, result, entry.now_s)
+        verdict.num_steps += 1
+        verdict.num_tokens += sum(len(output.token_ids) for output in outputs)
+
+
+def _checked(new: NewRequest) -> NewRequest:
+    """Return the request with its parameters checked: decoding does not check ranges."""
+    return replace(new, params=new.params.clone())
+
+
+def _compare(step: int, row: int | None, field: str, recorded: Any, replayed: Any) -> None:
+    if recorded != replayed:
+        raise _Differs(Difference(step, row, field, _short(recorded), _short(replayed)))
+
+
+def _short(value: Any) -> str:
+    return shortened(str(value), 200)
+
+
+def _compare_compositions(recorded: Composition, replayed: Composition) -> None:
+    if recorded == replayed:
+        return
+    number = replayed.number
+    for row, (then, now) in enumerate(zip(recorded.rows, replayed.rows, strict=False)):
+        for name in then._fields:
+            _compare(number, row, name, getattr(then, name), getattr(now, name))
+    for name in Composition._fields:
+        _compare(number, None, name, getattr(recorded, name), getattr(replayed, name))
+
+
+def _compare_results(step: Step, entry: Committed, result: StepResult, finished: list[bool]) -> None:
+    """Compare what the device gave, but for rows whose sequence ended while they were in flight."""
+    digests, failed = dict(entry.digests), set(entry.failed)
+    if len(entry.token_ids) != len(result.rows):
+        raise ValueError(f"{len(entry.token_ids)} results of {len(result.rows)} rows")
+    for i, (row, got) in enumerate(zip(step.rows, result.rows, strict=True)):
+        if finished[i]:
+            continue
+        problem = got.error.message if got.error is not None else "no failure"
+        if (got.error is not None) != (i in failed):
+            _compare(step.index, i, "failure", "a failure" if i in failed else "no failure", problem)
+        if got.error is None:
+            _compare(step.index, i, "token_ids", entry.token_ids[i], got.token_ids)
+            _compare(step.index, i, _floats_of(row, got), digests.get(i, b"").hex(), _digest(got).hex())
+
+
+def _floats_of(row: Row, got: RowResult) -> str:
+    if got.vector:
+        return "digest of the vector"
+    return "digest of logprobs" if row.sample else "digest of prompt_logprobs"
+
+
+def _digest(row: RowResult) -> bytes:
+    return digest(row) if has_floats(row) else b""
