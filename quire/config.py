@@ -186,6 +186,18 @@ class ServerConfig:
     )
     log_format: str = _option("text", "format of log lines", choices=LOG_FORMATS)
     log_prompts: bool = _option(False, "log prompts and answers")
+    record: str | None = _option(
+        None,
+        "record the engine's steps in memory, without contents; write incident files to this folder if a "
+        "request fails or the engine dies, and on request",
+        unset="nothing is recorded",
+        metavar="DIR",
+    )
+    record_contents: bool = _option(
+        False, "record prompts and answers as well, so that tokens can be replayed"
+    )
+    record_max_bytes: int = _option(64 << 20, "maximum memory of the recording", low=1 << 20, high=1 << 30)
+    record_max_age: float = _option(3600.0, "maximum age of what is recorded, such as 3600s", duration=True)
     cache_per_key: bool = _option(
         False, "share cached prompt prefixes only between requests with the same API key"
     )
@@ -195,6 +207,8 @@ class ServerConfig:
             check_value(f, getattr(self, f.name))
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise ConfigError("ssl_keyfile without ssl_certfile", "give the certificate as well")
+        if self.record_contents and self.record is None:
+            raise ConfigError("record_contents without record", "name the folder of incident files in record")
 
 
 def api_keys(key_file: str | None) -> tuple[str, ...]:

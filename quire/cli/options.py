@@ -140,4 +140,5 @@ def _describe(field: Field[Any], default: Any = None, unset: str | None = None) 
         return described | {"type": SIZE, "metavar": "BYTES"}
     if "low" in rule:
         return described | {"type": WHOLE, "metavar": "N"}
-    return described | {"type": TEXT, "metavar": "FILE" if field.name.endswith("file") else "TEXT"}
+    metavar = rule.get("metavar", "FILE" if field.name.endswith("file") else "TEXT")
+    return described | {"type": TEXT, "metavar": metavar}

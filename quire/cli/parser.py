@@ -6,7 +6,7 @@ import argparse
 from typing import Any, NoReturn
 
 from quire import __version__
-from quire.cli import batch, cache, inspect, plan, probe, run, serve
+from quire.cli import batch, cache, inspect, plan, probe, replay, run, serve
 from quire.cli.option_types import TEXT
 from quire.cli.options import check_option
 from quire.cli.terminal import complain
@@ -26,6 +26,7 @@ EXAMPLES = """examples:
   quire probe                                measure this machine's memory bandwidth and arithmetic
   quire cache ls                             list the packed weights kept on disk
   quire help run                             show all flags of a command
+  quire replay FILE                          repeat a recorded run of a server, and compare every step
   quire serve --config serve.yaml            read flags from a file
 """
 
@@ -115,7 +116,7 @@ def _make_parsers() -> tuple[CommandParser, dict[str, CommandParser]]:
     )
     parser.add_argument("--version", action="version", version=f"quire {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (run, serve, batch, inspect, plan, probe, cache):
+    for command in (run, serve, batch, inspect, plan, probe, cache, replay):
         command.add_parser(commands)
     for made in commands.choices.values():
         made.add_argument("--config", type=TEXT, metavar="FILE", help=CONFIG)

@@ -15,6 +15,7 @@ from quire import __version__
 from quire.errors import RequestError
 from quire.frontend import Frontend
 from quire.server import body
+from quire.server.errors import NotFound
 from quire.server.metrics import CONTENT_TYPE
 from quire.server.openapi import describes, document
 from quire.server.request import read
@@ -154,6 +155,13 @@ class ServerInfo(msgspec.Struct):
     chosen: dict[str, str]
     engine: dict[str, Any]
     limits: dict[str, int]
+
+
+class IncidentFile(msgspec.Struct):
+    """An incident file that was written: its name in the folder of --record, and its size."""
+
+    file: str
+    bytes: int
 
 
 def reply(content: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -317,6 +325,15 @@ async def server_info(request: Request) -> Response:
     return reply(ServerInfo(__version__, service.fingerprint, list(service.names), chosen, options, limits))
 
 
+@describes("Write an incident file of what was recorded, see --record", reply=IncidentFile)
+async def incidents(request: Request) -> Response:
+    recorder = service_of(request).recorder
+    if recorder is None:
+        raise NotFound("nothing is recorded", "start the server with --record DIR")
+    written = await recorder.write("on request")
+    return reply(IncidentFile(written.path.name, written.num_bytes), 201)
+
+
 @describes("Prometheus metrics, under vLLM's names")
 async def metrics(request: Request) -> Response:
     text = await asyncio.to_thread(service_of(request).metrics.render)
@@ -344,5 +361,6 @@ ROUTES = [
     Route("/load", load),
     Route("/server_info", server_info),
     Route("/metrics", metrics),
+    Route("/incidents", incidents, methods=["POST"]),
     Route("/openapi.json", openapi),
 ]

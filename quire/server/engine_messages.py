@@ -16,6 +16,7 @@ import msgspec
 from quire.config import EngineConfig
 from quire.engine.status import Facts, StepReport
 from quire.errors import RequestError
+from quire.recording.chunks import ChunkKind, JournalLimits
 from quire.types import NewRequest, Output
 
 MAX_FRAME_BYTES = 256 << 20  # twice the largest output: logprobs of the whole vocabulary at each position
@@ -32,10 +33,14 @@ class EngineMessage(msgspec.Struct, tag=True, array_like=True, gc=False):
 
 
 class Start(EngineMessage):
-    """Load a model. Always the first message. `measure`: measure the machine if its ceilings are unknown."""
+    """Load a model. Always the first message.
+
+    `measure`: measure the machine if its ceilings are unknown. With limits, a journal is sent.
+    """
 
     config: EngineConfig
     measure: bool = False
+    journal: JournalLimits | None = None
 
 
 class Submit(EngineMessage):
@@ -103,6 +108,13 @@ class Stepped(EngineMessage):
     report: StepReport | None
 
 
+class Journaled(EngineMessage):
+    """A chunk of the engine's journal: the plan of a step is sent before the step computes."""
+
+    chunk: bytes
+    kind: ChunkKind
+
+
 class Failed(EngineMessage):
     """The engine cannot start or continue, and exits. `config`: the configuration is the cause."""
 
@@ -112,7 +124,7 @@ class Failed(EngineMessage):
 
 
 ToEngine = Start | Submit | Abort
-FromEngine = Announced | Measuring | Loading | Ready | RequestRefused | Stepped | Failed
+FromEngine = Announced | Measuring | Loading | Ready | RequestRefused | Stepped | Journaled | Failed
 M = TypeVar("M")
 
 

@@ -9,16 +9,20 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
+import secrets
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
-from quire.build import Announce, Built, Measuring, Progress, build
-from quire.config import EngineConfig
+from quire.build import Built, build
 from quire.engine.engine import Engine, step
 from quire.errors import ConfigError, QuireError, RequestError
+from quire.recording.chunks import ChunkKind
+from quire.recording.identity import header_of
+from quire.recording.journal import Journal, JournaledScheduler
 from quire.server import engine_messages as messages
 from quire.server import malloc_arenas
 from quire.server.engine_messages import BadFrame, EngineMessage, ToEngine
@@ -31,7 +35,7 @@ _CHUNK_BYTES = 1 << 20
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # linux/prctl.h
 _LOG = logging.getLogger(__name__)
 
-Build = Callable[[EngineConfig, Progress, Announce, Measuring | None], Built]
+Build = Callable[..., Built]  # with the arguments of quire.build.build
 
 
 class ServerSocket:
@@ -100,11 +104,27 @@ def _load(server: ServerSocket, start: messages.Start, build: Build) -> Engine:
         server.send(messages.Announced(line, nbytes))
 
     measuring = (lambda: server.send(messages.Measuring())) if start.measure else None
-    built = build(start.config, progress, announce, measuring)
+    built = _build(server, start, partial(build, start.config, progress, announce, measuring))
     _make_collections_rare()
     server.send(messages.Ready(built.facts))
     built.runner.prepare_grammars()  # later, streams would wait while the first grammar did it
     return built.engine
+
+
+def _build(server: ServerSocket, start: messages.Start, build: Callable[..., Built]) -> Built:
+    """Build the engine; if it is to be recorded, with a journal that goes to the server."""
+    if start.journal is None:
+        return build()
+
+    def send(chunk: bytes, kind: ChunkKind) -> None:
+        server.send(messages.Journaled(chunk, kind))
+
+    journal = Journal(start.journal, send, secrets.token_bytes(32))
+    built = build(partial(JournaledScheduler, journal))
+    scheduler = built.engine.scheduler
+    if isinstance(scheduler, JournaledScheduler):
+        scheduler.begin_journal(header_of(built.description, scheduler))
+    return built
 
 
 def _make_collections_rare() -> None:

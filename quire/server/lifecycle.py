@@ -23,6 +23,7 @@ from quire.engine.client import EngineClient
 from quire.errors import ConfigError, Overloaded
 from quire.frontend import Frontend
 from quire.models import read_model
+from quire.recording.recorder import Recorder
 from quire.server import malloc_arenas
 from quire.server.app import make_app
 from quire.server.connection import MAX_HEAD_BYTES, Protocol
@@ -98,16 +99,30 @@ async def _loaded(
 ) -> AsyncIterator[ServiceState]:
     """Start the engine's process, yield what the endpoints need, and end both."""
     malloc_arenas.share()
-    engine = RemoteEngine(engine_config, measure=measure)
+    recorder = _recorder(config)
+    engine = RemoteEngine(engine_config, measure=measure, recorder=recorder)
     try:
         await engine.start()
         service = await asyncio.to_thread(make_service, config, engine_config, engine, keyed)
+        service.recorder = recorder
         try:
             yield service
         finally:
             service.close()
     finally:
         await engine.close()
+
+
+def _recorder(config: ServerConfig) -> Recorder | None:
+    """Return the recorder that the configuration asks for. Raises ConfigError for its folder."""
+    if config.record is None:
+        return None
+    return Recorder(
+        config.record,
+        contents=config.record_contents,
+        max_bytes=config.record_max_bytes,
+        max_age_s=config.record_max_age,
+    )
 
 
 def make_service(

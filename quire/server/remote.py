@@ -17,9 +17,10 @@ from quire.config import EngineConfig
 from quire.engine.client import LoopClient, OpenRequest, Stream
 from quire.errors import EngineDead, QuireError, RequestError
 from quire.progress import announce, loading_bar
+from quire.recording.recorder import Recorder
 from quire.server import engine_messages as messages
 from quire.server.engine_child import COMMAND, EngineChild
-from quire.types import NewRequest
+from quire.types import NewRequest, Output
 
 MAX_DEATHS = 2  # of engines that one request was sent to
 NUM_TICKS = 20  # in `hang_s`: how often the watchdog looks for progress
@@ -51,7 +52,8 @@ class RemoteEngine(LoopClient):
     """An EngineClient that starts the engine's process, supervises it, and restarts it when it dies.
 
     Use it from the event loop that ran `start`. `command` starts the process; the number of its socket is
-    appended. With `measure` it measures the machine's ceilings if they are unknown.
+    appended. With `measure` it measures the machine's ceilings if they are unknown. With a `recorder` the
+    engine is recorded, and what led to its death or to a failed request is written to a file.
     """
 
     def __init__(
@@ -61,8 +63,10 @@ class RemoteEngine(LoopClient):
         policy: RestartPolicy | None = None,
         command: Sequence[str] = COMMAND,
         measure: bool = False,
+        recorder: Recorder | None = None,
     ) -> None:
         super().__init__()
+        self._recorder = recorder
         self.config = config
         self._measure = measure
         self._policy = policy or RestartPolicy()
@@ -120,6 +124,8 @@ class RemoteEngine(LoopClient):
         self._fail_all(EngineDead("the engine was stopped"))
         if self._child is not None:
             await self._child.end(self._policy.stop_s)
+        if self._recorder is not None:
+            await self._recorder.close()
 
     def healthy(self, now: float) -> str | None:
         """Return None, or the reason requests cannot be served now. `now` is time.monotonic()."""
@@ -143,7 +149,8 @@ class RemoteEngine(LoopClient):
             raise EngineDead(f"the engine's process could not be started: {error}") from None
         self.status.pid = child.process.pid
         try:
-            child.send(messages.Start(self.config, self._measure))
+            limits = self._recorder.limits if self._recorder is not None else None
+            child.send(messages.Start(self.config, self._measure, limits))
             with loading_bar(self.config.model) as self._show_progress:
                 await asyncio.wait((self._ready, child.ended), return_when=asyncio.FIRST_COMPLETED)
         except BaseException:
@@ -172,6 +179,8 @@ class RemoteEngine(LoopClient):
             deaths.append(now)
             num_deaths = sum(now - death_s < policy.window_s for death_s in deaths)
             _LOG.error("%s", death.message)
+            if self._recorder is not None:
+                self._recorder.report("the engine died")
             self.status.state = "restarting"
             self._end_or_keep_requests(death.message)
             if num_deaths >= policy.max_deaths:
@@ -229,6 +238,11 @@ class RemoteEngine(LoopClient):
         match message:
             case messages.Stepped():
                 self._take_step(message.outputs, message.report)
+                if self._recorder is not None and any(map(_failed, message.outputs)):
+                    self._recorder.report("a request failed")
+            case messages.Journaled(chunk, kind):
+                if self._recorder is not None:
+                    self._recorder.take(chunk, kind)
             case messages.RequestRefused(request_id):
                 self._refuse(request_id, message.error())
             case messages.Loading(done, total):
@@ -253,3 +267,8 @@ class RemoteEngine(LoopClient):
             raise error from None
         self.status.take_work()
         own.sent = True
+
+
+def _failed(output: Output) -> bool:
+    """Return True if a sequence failed, and not by its own parameters."""
+    return output.error is not None and not output.error.by_request

@@ -26,6 +26,7 @@ from quire.text.tools import OutputFormat
 from quire.types import NewRequest
 
 if TYPE_CHECKING:
+    from quire.recording.recorder import Recorder
     from quire.server.request import ServerRequest
 
 NUM_TEXT_THREADS = 4  # tokenizers and grammars compute without Python's lock
@@ -56,6 +57,7 @@ class ServiceState:
     names: tuple[str, ...]
     keyed: bool  # API keys are asked for
     output_format: OutputFormat  # how the model writes tool calls and reasoning
+    recorder: Recorder | None = None
     draining: bool = False  # not ready any more
     refusing: bool = False  # nothing new is taken in
     requests: set[ServerRequest] = field(default_factory=set)  # open ones

@@ -1,0 +1,201 @@
+"""`quire replay`: repeat a recorded run of a server's engine, and compare every step."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quire.cli.option_types import TEXT
+from quire.cli.options import add_engine_flags, engine_options
+from quire.cli.terminal import bold, counted
+
+if TYPE_CHECKING:
+    from quire.recording.figures import Figures, StepTimes
+    from quire.recording.incident import Recording
+    from quire.recording.replay import ReplayResult
+
+DESCRIPTION = """Replay an incident file of `quire serve --record DIR`: the scheduler gets the recorded calls
+again, with the recorded times, and every step is compared with the recorded one. If the file has contents
+(--record-contents), the model computes every step: tokens and log-probability bits are compared.
+
+  quire replay DIR/20261122T180512-0.quire-incident
+  quire replay FILE --times --svg times.svg      the times of the steps, without a replay
+
+Exit status: 0 if every step is equal, 1 if not, or if this build, instruction set or checkpoint
+is another one than that of the recording.
+"""
+SLOWEST = 8
+
+
+def add_parser(commands: Any) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "replay",
+        help="repeat a recorded run of a server, and compare every step",
+        usage="quire replay FILE [flags]",
+        description=DESCRIPTION,
+    )
+    words = parser.add_argument_group("arguments", "FILE     incident file")
+    words.add_argument("words", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("--model", type=TEXT, metavar="MODEL", help="where the recorded checkpoint is now")
+    parser.add_argument("--times", action="store_true", help="show the recorded times of steps instead")
+    parser.add_argument("--svg", type=TEXT, metavar="FILE", help="write a plot of the times to FILE")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_engine_flags(parser, names=("num_threads",))
+    parser.set_defaults(function=run, parser=parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay one file, or show its times."""
+    if len(args.words) != 1:
+        args.parser.refuse("one incident file is needed" if not args.words else "give one FILE")
+    from quire.recording.figures import figures_of
+    from quire.recording.incident import read_incident
+
+    recording = read_incident(Path(args.words[0]).expanduser())
+    figures = figures_of(recording)
+    if not args.json:
+        _show_contents(recording, figures)
+    if args.svg:
+        _plot(figures.steps, Path(args.svg))
+    if args.times:
+        if args.json:
+            print(json.dumps(_as_dict(recording, figures) | {"steps": [s._asdict() for s in figures.steps]}))
+        else:
+            _show_times(figures.steps)
+        return 0
+    changes = engine_options(args) | ({"model": args.model} if args.model else {})
+    verdict = _replay(recording, figures, changes, quiet=args.json)
+    if args.json:
+        print(json.dumps(_as_dict(recording, figures) | _verdict_as_dict(verdict), indent=2))
+    else:
+        _show_verdict(verdict, recording.header.contents)
+    return 0 if verdict.equal else 1
+
+
+def _replay(recording: Recording, figures: Figures, changes: dict[str, Any], quiet: bool) -> ReplayResult:
+    from quire.progress import loading_bar
+    from quire.recording.rebuild import check_build, rebuild
+    from quire.recording.replay import replay
+
+    check_build(recording.header)
+    runner = None
+    if recording.header.contents:
+        with loading_bar(recording.header.config.model) as show:
+            runner = rebuild(recording.header, changes, show).runner
+    with _step_bar(len(figures.steps), quiet) as show_steps:
+        return replay(recording, runner, show_steps)
+
+
+@contextmanager
+def _step_bar(num_steps: int, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """Show the steps replayed, in a terminal; yield the function to call with their number."""
+    from quire.progress import in_terminal
+
+    if quiet or not in_terminal():
+        yield lambda done: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+
+    from quire.progress import progress_bar
+
+    columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with progress_bar(*columns) as bar:
+        task = bar.add_task("", total=num_steps)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def _written(recording: Recording) -> str:
+    written = datetime.fromtimestamp(recording.incident.written_s, UTC)
+    return written.strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _show_contents(recording: Recording, figures: Figures) -> None:
+    header = recording.header
+    kind = "with contents" if header.contents else "redacted"
+    print(f"{bold(recording.incident.reason)}, {_written(recording)} ({kind})")
+    print(f"  Quire {header.quire}, build {header.build}, {header.config.model}, {header.arithmetic}")
+    parts = (
+        counted(figures.num_requests, "request"),
+        counted(figures.num_aborts, "abort"),
+        counted(figures.num_planned, "step"),
+        f"{figures.span_s:,.1f} s in {counted(figures.num_epochs, 'epoch')}",
+    )
+    print(f"  {', '.join(parts)}")
+
+
+def _show_verdict(verdict: ReplayResult, contents: bool) -> None:
+    if verdict.difference is not None:
+        print(f"{bold('different')} after {counted(verdict.num_steps, 'equal step')}: {verdict.difference}")
+        return
+    tokens = f", {counted(verdict.num_tokens, 'token')}" if contents else ""
+    print(f"{counted(verdict.num_steps, 'step')}{tokens}: {bold('equal')}")
+    if verdict.failure is not None:
+        print(f"the scheduler then failed, as it did when it was recorded: {verdict.failure}")
+    if verdict.open_steps:
+        steps = ", ".join(map(str, verdict.open_steps))
+        ran = "computed now without a failure" if contents else "not computed, as there are no contents"
+        print(f"planned last and not ended when the recording ends: step {steps}, {ran}")
+
+
+def _show_times(steps: list[StepTimes]) -> None:
+    if not steps:
+        print("no step ended")
+        return
+    print(f"{'ms':>24}  {'p50':>9}  {'p90':>9}  {'p99':>9}  {'max':>9}")
+    for name in ("device_s", "idle_s", "mask_s", "sampling_s", "core_wait_s"):
+        values = sorted(getattr(step, name) * 1e3 for step in steps)
+        at = [values[min(len(values) - 1, int(len(values) * share))] for share in (0.5, 0.9, 0.99, 1.0)]
+        print(f"{name[:-2].replace('_', ' '):>24}  " + "  ".join(f"{ms:9.3f}" for ms in at))
+    print(f"\n{'slowest step':>24}  {'rows':>9}  {'tokens':>9}  {'device':>9}  {'at s':>9}")
+    for step in sorted(steps, key=lambda step: -step.device_s)[:SLOWEST]:
+        since_s = step.began_s - steps[0].began_s
+        print(
+            f"{step.number:>24,}  {step.num_rows:>9,}  {step.num_tokens:>9,}  {step.device_s * 1e3:9.3f}"
+            f"  {since_s:9.3f}"
+        )
+
+
+def _plot(steps: list[StepTimes], path: Path) -> None:
+    from quire.plots import Axis, Chart, Series, svg
+
+    begin_s = steps[0].began_s if steps else 0.0
+    points = [(step.began_s - begin_s, step.device_s * 1e3) for step in steps]
+    series = Series("step", points, line=False)
+    chart = Chart("Times of steps", Axis("time", "s"), Axis("device time", "ms", low=0.0), (series,))
+    path.write_text(svg(chart), "utf-8")
+
+
+def _as_dict(recording: Recording, figures: Figures) -> dict[str, Any]:
+    header, incident = recording.header, recording.incident
+    return {
+        "reason": incident.reason,
+        "written_s": incident.written_s,
+        "contents": header.contents,
+        "quire": header.quire,
+        "build": header.build,
+        "arithmetic": header.arithmetic,
+        "checkpoint": header.checkpoint,
+        "num_requests": figures.num_requests,
+        "num_aborts": figures.num_aborts,
+        "num_planned_steps": figures.num_planned,
+        "num_epochs": figures.num_epochs,
+        "span_s": figures.span_s,
+    }
+
+
+def _verdict_as_dict(verdict: ReplayResult) -> dict[str, Any]:
+    difference = verdict.difference
+    return {
+        "equal": verdict.equal,
+        "num_steps": verdict.num_steps,
+        "num_tokens": verdict.num_tokens,
+        "difference": None if difference is None else difference._asdict(),
+        "open_steps": verdict.open_steps,
+        "failure": verdict.failure,
+    }
