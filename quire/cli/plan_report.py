@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +16,7 @@ from quire.goals import MEASURES, Goal
 from quire.memory import gigabytes
 from quire.plots import Axis, Chart, Rule, Series
 from quire.roofline.knobs import Knob, knobs
-from quire.roofline.plan import MachinePlan, Phase
+from quire.roofline.plan import LARGEST_BATCH, MachinePlan, Phase
 from quire.roofline.serving import Serving, Workload, serving
 from quire.roofline.shares import SPREAD, Span
 
@@ -76,7 +77,8 @@ class Report:
         if self.serving is not None:
             console.print()
             of = f"prompts of {self.workload.prompt:,} and answers of {self.workload.output:,} tokens"
-            console.print(f"under load: {self.serving.batch:,} sequences at once, {of}, none waiting")
+            told = f"under load: {self.serving.batch:,} sequences at once, {of}, none waiting"
+            console.print(told, soft_wrap=True)
             console.print(self._load_table(self.serving))
         for line in self._goal_lines():
             console.print(line, markup=False, soft_wrap=True)
@@ -85,8 +87,14 @@ class Report:
         plan, fit = self.plan, self.plan.fit
         machine = plan.machine
         cards = f"{plan.cards} x " if plan.cards > 1 else ""
+        measured = machine.measured
+        age = (
+            time.strftime(", ceilings of %Y-%m-%d %H:%M", time.localtime(measured.measured_at))
+            if measured
+            else ""
+        )
         lines = [
-            f"{plan.config.model} on {cards}{machine.name}",
+            f"{plan.config.model} on {cards}{machine.name}{age}",
             f"weights {gigabytes(fit.weight_bytes)} ({plan.config.quantization or 'as stored'}), "
             f"KV cache {plan.description.kv_dtype}, "
             f"memory {gigabytes(fit.available_bytes)} available at {machine.bandwidth / 1e9:,.0f} GB/s",
@@ -102,7 +110,7 @@ class Report:
             f"fits: sequences that the cache holds: {fit.batch(total):,} of {total:,} tokens, {room}"
         )
         turning = plan.turning_batch()
-        told = f"B* = {turning:,}" if turning else "none that fits a step"
+        told = f"B* = {turning:,}" if turning else f"more than {LARGEST_BATCH:,}"
         return [*lines, f"batch at which decoding turns compute-bound: {told}"]
 
     def _decode_table(self) -> Table:
@@ -121,26 +129,24 @@ class Report:
         return table
 
     def _prefill_table(self) -> Table:
-        table = Table(
-            "prefill: prompt", "at the roof", "expected", "tokens/s", "binds", box=None, pad_edge=False
-        )
+        table = Table("prefill: prompt", "roof", "expected", box=None, pad_edge=False)
+        cached = [0, *(context for context in _contexts(self.plan)[1:] if context < self.plan.fit.longest)]
+        for before in cached:
+            table.add_column(f"after {before:,}" if before else "tokens/s", justify="right")
         for tokens in _prompts(self.plan):
-            phase = self.plan.prefill(tokens)
-            rate = phase.rate
-            table.add_row(
-                f"{tokens:,}",
-                _time(phase.seconds.roof),
-                _range(phase.seconds),
-                f"{_number(rate.low)} to {_number(rate.high)}",
-                phase.bound,
-            )
+            phases = [self.plan.prefill(tokens, cached=before) for before in cached]
+            seconds = phases[0].seconds
+            table.add_row(f"{tokens:,}", _time(seconds.roof), _range(seconds), *map(_cell, phases))
         return table
 
     def _load_table(self, found: Serving) -> Table:
-        table = Table("", "at the roof", "expected (p50)", "expected (p99)", box=None, pad_edge=False)
+        table = Table("", "roof", "expected (p50)", "expected (p99)", box=None, pad_edge=False)
         for measure in MEASURES:
             usual, late = (found.times[measure, statistic] for statistic in ("p50", "p99"))
             table.add_row(measure, _time(usual.roof), _range(usual), _range(late))
+            if measure == "ttft":
+                half, last = found.wave.times(0.5), found.wave
+                table.add_row("  all at once", _time(half.roof), _range(half), _range(last))
         rate = found.tokens_per_s
         table.add_row("tokens/s", _number(rate.roof), f"{_number(rate.low)} to {_number(rate.high)}", "")
         return table
@@ -149,6 +155,8 @@ class Report:
         if not self.goal:
             return []
         lines = ["", f"goal {self.goal}: {self.verdict}"]
+        if self.knobs and all("machine" in knob.settings for knob in self.knobs):
+            lines.append("  needs another machine:")
         for knob in self.knobs:
             rate = _number(knob.serving.tokens_per_s.typical)
             sure = "" if knob.surely else ", at the typical share"
@@ -189,6 +197,7 @@ class Report:
                 "prompt_tokens": self.workload.prompt,
                 "output_tokens": self.workload.output,
                 "tokens_per_s": found.tokens_per_s._asdict(),
+                "wave_s": {"roof": found.wave.roof, "low": found.wave.low, "high": found.wave.high},
                 **{end: found.figures(end) for end in ("roof", "low", "typical", "high")},
             },
             "goal": {
@@ -303,11 +312,15 @@ def _as_dict(phase: Phase) -> dict[str, Any]:
 def _in_flags(knob: Knob) -> str:
     from quire.cli.options import in_flags
 
-    return in_flags(str(knob)).replace("num_devices", "--num-devices").replace("machine ", "--machine ")
+    if "machine" in knob.settings:
+        return f'--machine "{knob.settings["machine"]}"'
+    return in_flags(str(knob)).replace("num_devices", "--num-devices")
 
 
 def _range(span: Span) -> str:
-    return f"{_time(span.low)} to {_time(span.high)}"
+    low, high = _time(span.low), _time(span.high)
+    unit = high.split()[1]
+    return f"{low.removesuffix(f' {unit}')} to {high}"
 
 
 def _time(seconds: float) -> str:

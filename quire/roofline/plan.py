@@ -98,14 +98,17 @@ class MachinePlan:
         """Return a step in which `batch` sequences have `context` tokens and get one more each."""
         return self.step(((max(context - 1, 0), 1),) * batch, batch)
 
-    def prefill(self, num_tokens: int, step_tokens: int | None = None) -> Phase:
-        """Return all steps of one prompt, alone, in chunks of `step_tokens` (max_num_batched_tokens)."""
+    def prefill(self, num_tokens: int, step_tokens: int | None = None, cached: int = 0) -> Phase:
+        """Return all steps of one prompt, alone, in chunks of `step_tokens` (max_num_batched_tokens).
+
+        `cached` tokens before it have been computed already.
+        """
         chunk = step_tokens or self.config.max_num_batched_tokens
         total = Span(0.0, 0.0)
         bounds: dict[Bound, float] = {}
         for start in range(0, num_tokens, chunk):
             count = min(chunk, num_tokens - start)
-            one = self.step(((start, count),), int(start + count == num_tokens))
+            one = self.step(((cached + start, count),), int(start + count == num_tokens))
             total = total.plus(one.seconds)
             bounds[one.bound] = bounds.get(one.bound, 0.0) + one.seconds.typical
         return Phase(total, num_tokens, max(bounds, key=lambda bound: bounds[bound]))

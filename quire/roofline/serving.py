@@ -30,10 +30,14 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """The latencies of a steady load of `batch` sequences: times in seconds by (measure, statistic)."""
+    """The latencies of a steady load of `batch` sequences: times in seconds by (measure, statistic).
+
+    `wave` is the time until the last of them has its first token if all prompts arrive at once.
+    """
 
     batch: int
     times: dict[tuple[str, str], Span]
+    wave: Span
     tokens_per_s: Rate  # of output, all sequences together
 
     def figures(self, end: str) -> dict[str, float | None]:
@@ -74,4 +78,5 @@ def serving(plan: MachinePlan, workload: Workload) -> Serving | None:
         times["itl", statistic] = gap
         times["tpot", statistic] = mean
         times["e2e", statistic] = times["ttft", statistic].plus(mean, workload.output - 1)
-    return Serving(batch, times, times["e2e", "mean"].rate(batch * workload.output))
+    wave = plan.prefill(workload.prompt).seconds.times(batch)
+    return Serving(batch, times, wave, times["e2e", "mean"].rate(batch * workload.output))

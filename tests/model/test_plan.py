@@ -146,6 +146,7 @@ def test_under_load_prompts_slow_the_tokens_of_others(on_h100: MachinePlan) -> N
     assert found.times["tpot", "mean"] == pytest.approx(step.plus(others))
     assert found.times["itl", "p50"] == step  # of 255 gaps, 63 hold a prompt
     assert found.times["itl", "p99"].typical > 2 * step.typical
+    assert found.wave == on_h100.prefill(1024).seconds.times(64)
     total = found.times["ttft", "mean"].plus(found.times["tpot", "mean"], 255)
     assert found.tokens_per_s.typical == pytest.approx(64 * 256 / total.typical)
     small = serving(replace_tokens(on_h100, 128), LOAD)
