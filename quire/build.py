@@ -16,6 +16,7 @@ from quire.engine.scheduler import Scheduler
 from quire.engine.status import Facts
 from quire.errors import ConfigError
 from quire.memory import MemoryPlan, gigabytes, misfit, summary
+from quire.roofline.calibrate import Calibration
 from quire.roofline.law import fold_costs, law_at_the_roof
 from quire.roofline.meter import StepMeter
 from quire.roofline.probe import Ceilings, cached, keep, measure
@@ -93,8 +94,8 @@ def assemble(
     scheduler = make_scheduler(config, memory, create)
     vocab_size = description.model.config.vocab_size
     runner = Runner(backend, lambda: _grammars(description))
-    law = law_at_the_roof(fold_costs(description), ceilings) if ceilings is not None else None
-    engine = Engine(scheduler, runner, vocab_size=vocab_size, meter=StepMeter(law))
+    meter = _meter(description, ceilings)
+    engine = Engine(scheduler, runner, vocab_size=vocab_size, meter=meter)
     chosen = _chosen(description)
     if ceilings is not None:
         chosen["ceilings"] = str(ceilings)
@@ -130,6 +131,14 @@ def _ceilings(device: Device, measuring: Measuring | None) -> Ceilings | None:
         measuring()
         found = keep(measure(loops))
     return found
+
+
+def _meter(description: Description, ceilings: Ceilings | None) -> StepMeter:
+    """Return a meter that begins with the law assumed for these ceilings."""
+    if ceilings is None:
+        return StepMeter()
+    calibration = Calibration(law_at_the_roof(fold_costs(description), ceilings))
+    return StepMeter(calibration.law(), calibration)
 
 
 def _groups(memory: MemoryPlan) -> list[Group]:

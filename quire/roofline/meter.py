@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from quire.engine.meter import Times, Verdict
 from quire.engine.step_law import StepLaw
 from quire.types import Bound, Step
 
+if TYPE_CHECKING:
+    from quire.roofline.calibrate import Calibration
+
 RENEWAL_S = 0.01  # of steps with the same rows until their time is predicted anew
+FIRST_FIT = 64  # records; each further fit waits for twice as many as the last one
+FIT_S = 5.0  # of steps between two fits, which take 5 ms; of more records fits are not better
+MAX_FIT = 512
 
 
 class Prediction(NamedTuple):
@@ -35,10 +41,17 @@ class StepMeter:
 
     A prediction takes as long as ten tokens of a small model's answer to plan. So while the same rows compute
     a token each, their times, which are linear in the growing contexts, are continued for RENEWAL_S.
+
+    `calibration` takes the records of the steps that are predicted anew; the law that fits them replaces
+    `law` at growing intervals.
     """
 
-    def __init__(self, law: StepLaw | None = None) -> None:
+    def __init__(self, law: StepLaw | None = None, calibration: Calibration | None = None) -> None:
         self._law = law
+        self._calibration = calibration
+        self._num_records = 0  # since the last fit
+        self._records_to_fit = FIRST_FIT
+        self._since_fit_s = FIT_S
         self._announced: StepLaw | None = None
         self._last = Prediction()  # as computed, not continued
         self._growth: Growth | None = None
@@ -71,10 +84,24 @@ class StepMeter:
             return Prediction(seconds, last.roof_s + number * growth.roof_s, last.bound)
         found = law.values([(row[1], row[2]) for row in step.rows], sum([row[5] for row in step.rows]))
         now = predict(law, found)
+        self._calibrate(found, times)
         grows = goes_on and all(count == 1 for _, count, _ in rows)
         self._growth = Growth.between(last, now, self._num_steps) if grows else None
-        self._last, self._rows, self._num_steps, self._since_s = now, rows, 0, 0.0
+        same_law = law is self._law  # else the next prediction does not go on from this one
+        self._last, self._rows, self._num_steps, self._since_s = now, rows if same_law else [], 0, 0.0
         return now
+
+    def _calibrate(self, found: tuple[float, ...], times: Times) -> None:
+        """Take the record of a step, and fit the law anew if it is time."""
+        if self._calibration is None:
+            return
+        self._calibration.add(found, times.device_s, times.idle_s, times.core_wait_s)
+        self._num_records += 1
+        self._since_fit_s += self._since_s + times.idle_s
+        if self._num_records >= self._records_to_fit and self._since_fit_s >= FIT_S:
+            self._law = self._calibration.law()
+            self._num_records, self._since_fit_s = 0, 0.0
+            self._records_to_fit = min(2 * self._records_to_fit, MAX_FIT)
 
 
 def predict(law: StepLaw, found: tuple[float, ...]) -> Prediction:
