@@ -7,6 +7,7 @@ plans that depend on predicted times remain a pure function of the calls.
 
 from __future__ import annotations
 
+from operator import mul
 from typing import Literal, NamedTuple
 
 from quire.program.features import Feature, Rows, plus, values
@@ -76,7 +77,7 @@ class StepLaw(NamedTuple):
 
 
 def _dot(coefficients: tuple[float, ...], found: tuple[float, ...]) -> float:
-    return sum([a * b for a, b in zip(coefficients, found, strict=True)])
+    return sum(map(mul, coefficients, found))
 
 
 def _bound_s(stages: tuple[Stage, ...], found: tuple[float, ...]) -> float:

@@ -8,6 +8,7 @@ features.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import add, mul
 from typing import Literal, NamedTuple
 
 Kind = Literal[
@@ -67,6 +68,7 @@ def values(features: Sequence[Feature], rows: Rows, num_logits: int) -> tuple[fl
     single = [start for start, count in rows if count == 1]
     longer = [row for row in rows if row[1] != 1] if len(single) < len(rows) else []
     num_tokens = len(single) + sum([count for _, count in longer])
+    visible: dict[int, tuple[int, int]] = {}  # positions and pairs by window
     found: list[float] = []
     for kind, window, chosen, num_experts in features:
         match kind:
@@ -80,10 +82,10 @@ def values(features: Sequence[Feature], rows: Rows, num_logits: int) -> tuple[fl
                 value = num_logits
             case "tiles":
                 value = -(-num_tokens // window)
-            case "positions":
-                value = _seen(single, window) + _positions(longer, window)
-            case "pairs":
-                value = _seen(single, window) + _pairs(longer, window)
+            case "positions" | "pairs":
+                if window not in visible:
+                    visible[window] = _visible(single, longer, window)
+                value = visible[window][kind == "pairs"]
             case "experts":
                 value = 1 - (1 - chosen / num_experts) ** num_tokens
             case "logit_experts":
@@ -107,47 +109,36 @@ def plus(
 ) -> tuple[float, ...]:
     """Return the values of a step that has one more row; `features` begin with LEADING."""
     num_tokens, all_logits = int(found[TOKENS]) + count, int(found[LOGITS]) + num_logits
-    row = values(features, ((start, count),), num_logits)
-    total: list[float] = []
-    for feature, before, own in zip(features, found, row, strict=True):
-        kind, window = feature.kind, feature.window
+    total = list(map(add, found, values(features, ((start, count),), num_logits)))
+    for index, (kind, window, chosen, num_experts) in enumerate(features):
         if kind == "one":
-            total.append(1)
+            total[index] = 1
         elif kind == "tiles":
-            total.append(-(-num_tokens // window))
+            total[index] = -(-num_tokens // window)
         elif kind in ("experts", "logit_experts"):
             choosing = num_tokens if kind == "experts" else all_logits
-            total.append(1 - (1 - feature.chosen / feature.num_experts) ** choosing)
-        else:
-            total.append(before + own)
+            total[index] = 1 - (1 - chosen / num_experts) ** choosing
     return tuple(total)
 
 
-def _seen(starts: list[int], window: int) -> int:
-    """Return the positions visible to tokens at `starts`."""
-    if not window or not starts or max(starts) < window:
-        return sum(starts) + len(starts)
-    partial = [start for start in starts if start < window]
-    return sum(partial) + len(partial) + (len(starts) - len(partial)) * window
+def _visible(single: list[int], longer: _Longer, window: int) -> tuple[int, int]:
+    """Return the positions visible to any token of a row, and the pairs of a token and a position it sees.
 
-
-def _positions(rows: _Longer, window: int) -> int:
-    """Return the positions visible to any token of each row."""
-    total = sum([start + count for start, count in rows])
-    if not window:
-        return total
-    return total - sum([start + 1 - window for start, _ in rows if start >= window])
-
-
-def _pairs(rows: _Longer, window: int) -> int:
-    """Return the sum of the positions visible to each token of each row."""
-    total = sum([count * (2 * start + count + 1) for start, count in rows]) // 2
-    if not window:
-        return total
-    for start, count in rows:
-        beyond = start + count - window
-        if beyond > 0:  # tokens see at most `window` positions: take off 1, 2, ... beyond
-            total -= beyond * (beyond + 1) // 2
-            if start > window:
-                total += (start - window) * (start - window + 1) // 2
-    return total
+    `single` are the starts of rows of one token, `longer` the other rows.
+    """
+    if not window or not single or max(single) < window:
+        seen = sum(single) + len(single)
+    else:
+        partial = [start for start in single if start < window]
+        seen = sum(partial) + len(partial) + (len(single) - len(partial)) * window
+    if not longer:
+        return seen, seen
+    positions = sum([start + count for start, count in longer])
+    pairs = sum([count * (2 * start + count + 1) for start, count in longer]) // 2
+    if window:  # the last token of a row does not see the first `beyond` positions, the first not `before`
+        beyond = [excess for start, count in longer if (excess := start + count - window) > 0]
+        before = [start + 1 - window for start, _ in longer if start >= window]
+        positions -= sum(before)
+        pairs -= (sum(map(mul, beyond, beyond)) + sum(beyond)) // 2
+        pairs += (sum(map(mul, before, before)) - sum(before)) // 2
+    return seen + positions, seen + pairs

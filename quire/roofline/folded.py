@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
+from operator import mul
 from typing import Any, Literal
 
 from quire.program.features import LEADING, Feature, Rows, values
@@ -100,7 +101,7 @@ def fold(
 
 def dot(coefficients: Iterable[float], found: Iterable[float]) -> float:
     """Return the sum of coefficients times features."""
-    return sum([a * b for a, b in zip(coefficients, found, strict=True) if a])
+    return sum(map(mul, coefficients, found))
 
 
 def _part(op: Op) -> PartName:
