@@ -114,12 +114,28 @@ def test_a_request_that_runs_no_prompt_has_no_header(client: httpx.Client) -> No
     assert "server-timing" not in client.post("/tokenize", json={"prompt": "Hi"}).headers
 
 
+def test_others_are_told(server: Server, client: httpx.Client) -> None:
+    """An answer alone has no interference; beside another one, both have."""
+    wait_for(lambda: idle(server), 10, "nothing runs")
+    alone = client.post("/v1/completions", json=SHORT).json()["timings"]
+    other = Background(server, LONG)
+    assert other.first.wait(30)
+    beside = client.post("/v1/completions", json=SHORT | {"prompt": "word " * 40}).json()["timings"]
+    others = json.loads(other.end()[-2])["timings"]
+    assert alone["interference_ms"] == 0 < alone["ideal_ms"]
+    assert beside["interference_decode_ms"] > 0
+    assert others["interference_prefill_ms"] > 0
+    assert others["interference_ms"] < others["prefill_ms"] + others["decode_ms"]
+    check(others)
+
+
 # Ends of other kinds
 
 
 def test_preempted_queued_and_left_requests(slow: Server) -> None:
     """Two answers for whose blocks there is no room, one that waits meanwhile, and clients that leave."""
     bodies = [LONG | {"prompt": text, "max_tokens": 300} for text in ("One", "Two")]
+    num_told = len(told(slow))
     both = [Background(slow, body) for body in bodies]
     assert all(one.first.wait(30) for one in both)
     third = Background(slow, SHORT | {"prompt": "Three"})
@@ -127,8 +143,8 @@ def test_preempted_queued_and_left_requests(slow: Server) -> None:
     left_in_queue.sendall(written(LONG))
     wait_for(lambda: slow.load()["num_requests_waiting"] >= 2, 10, "they wait")
     left_in_queue.close()
-    wait_for(lambda: len(told(slow)) == 1, 10, "it left")
-    (in_queue,) = told(slow)
+    wait_for(lambda: len(told(slow)) == num_told + 1, 10, "it left")
+    in_queue = told(slow)[-1]
     assert in_queue["queue_ms"] == pytest.approx(in_queue["total_ms"], abs=0.01)
     timings = [json.loads(one.end()[-2])["timings"] for one in (*both, third)]
     assert [one["preempted_ms"] > 0 for one in timings] == [one["preemptions"] > 0 for one in timings]
@@ -137,7 +153,7 @@ def test_preempted_queued_and_left_requests(slow: Server) -> None:
     leaving = Background(slow, LONG)
     assert leaving.first.wait(30)
     leaving.leave()
-    wait_for(lambda: len(told(slow)) == 5, 10, "all have ended")
+    wait_for(lambda: len(told(slow)) == num_told + 5, 10, "all have ended")
     for one in (*timings, *told(slow)):
         check(one)
     left = told(slow)[-1]
