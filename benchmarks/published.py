@@ -42,6 +42,9 @@ def main() -> None:
     for engine in ("vllm", "sglang", "trtllm"):
         times = [row.ttft_s / row.ttft(shares).typical for row in rows if row.engine.startswith(engine)]
         print(f"H100, {engine}: first token {median(times):.1f} times as late as without waiting")
+    shared = [row for row in rows if row.shared]
+    inside = [row.ttft(shares).low <= row.ttft_s <= row.wave(shares).high for row in shared]
+    print(f"H100, first token between no wait and a wave: {sum(inside)}/{len(shared)}")
     measured = cpus.read_rows(args.data)
     calibrated = cpus.calibrate(measured) if args.refit else cpus.CALIBRATED
     if args.refit:

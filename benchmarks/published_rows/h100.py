@@ -83,6 +83,12 @@ class H100Row:
         step, prompt = self._steps(shares)
         return prompt.plus(step, 0.5)
 
+    def wave(self, shares: TypicalShares) -> Span:
+        """Predict the time to the first token of the last of all clients, if they begin at once."""
+        step, prompt = self._steps(shares)
+        waiting = max(0.0, self.clients / self.batch - 1)
+        return prompt.times(self.batch).plus(step).plus(self.e2e(shares), waiting * self.batch / self.clients)
+
     def _steps(self, shares: TypicalShares) -> tuple[Span, Span]:
         """Return the times of a decode step and of a prompt."""
         decode, prompt = (Span(_bound(terms, 1, 1), _bound(terms, *_of(shares))) for terms in self.terms)

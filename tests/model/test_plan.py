@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from quire.cache_plan import CacheGroup, Sizing
 from quire.cli.main import main
 from quire.config import EngineConfig
 from quire.goals import Goal
 from quire.roofline import planning
 from quire.roofline.knobs import knobs
 from quire.roofline.machines import catalogue, find
-from quire.roofline.plan import MachinePlan
+from quire.roofline.plan import Fit, MachinePlan
 from quire.roofline.planning import make_plan, with_options
 from quire.roofline.probe import Ceilings
 from quire.roofline.serving import Workload, serving
@@ -88,6 +89,11 @@ def test_a_prompt_at_the_roof_is_its_arithmetic(on_h100: MachinePlan) -> None:
     assert chunked > 32 * READ_8B * 2 / 3350e9  # 32 steps, each of which reads the weights
 
 
+def test_a_prompt_after_cached_tokens_reads_them(on_h100: MachinePlan) -> None:
+    alone, after = (on_h100.prefill(16, cached=cached).seconds.roof for cached in (0, 65536))
+    assert after - alone == pytest.approx(65536 * KV_TOKEN_8B / 3350e9, rel=0.01)
+
+
 def test_the_turning_batch_is_the_ridge_in_weights(on_h100: MachinePlan) -> None:
     assert on_h100.turning_batch() == pytest.approx(989.4e12 / 3350e9, abs=2)  # 2 B / b = F / BW, b = 2
     int4 = with_options(on_h100, quantization="int4")
@@ -120,10 +126,17 @@ def test_what_fits_is_what_the_memory_holds(on_h100: MachinePlan) -> None:
     fit = on_h100.fit
     assert fit.available_bytes == 72e9
     assert fit.weight_bytes == 8_030_261_248 * 2
+    assert fit.activation_bytes > 2048 * 4096 * 2
+    assert fit.free_bytes == fit.available_bytes - fit.weight_bytes - fit.activation_bytes
     for tokens in (1280, 16384):
         count = fit.batch(tokens)
         assert count * tokens * KV_TOKEN_8B <= fit.free_bytes < (count + 1) * tokens * KV_TOKEN_8B
     assert fit.tokens // 16 * 16 * KV_TOKEN_8B <= fit.free_bytes < (fit.tokens + 16) * KV_TOKEN_8B
+
+
+def test_states_take_memory_for_each_sequence() -> None:
+    sizing = Sizing((CacheGroup(0, slot_bytes=10),), 16, 16)
+    assert Fit(105.0, 3, 2, sizing, 64).batch(5) == 10
 
 
 def test_what_does_not_fit_says_how_many_cards_would(folders: dict[str, str]) -> None:
@@ -178,6 +191,15 @@ def test_knobs_keep_the_goal_and_are_the_largest_that_do(on_h100: MachinePlan) -
     for knob in found.values():
         assert knob.serving.keeps(goal)
         assert knob.surely is knob.serving.keeps(goal, "high")
+
+
+def test_one_sequence_fewer_is_found_where_it_is_enough(on_h100: MachinePlan) -> None:
+    full, fewer = (serving(replace_tokens(on_h100, 2048, count), LOAD) for count in (64, 63))
+    assert full is not None
+    assert fewer is not None
+    limit_ms = 500 * (full.times["tpot", "mean"].typical + fewer.times["tpot", "mean"].typical)
+    found = knobs(on_h100, LOAD, Goal.parse(f"tpot<{limit_ms:.6f}ms"))
+    assert {"max_num_seqs": 63} in [knob.settings for knob in found]
 
 
 def test_quantization_is_a_knob_where_weights_bind(on_h100: MachinePlan) -> None:
@@ -236,6 +258,7 @@ def test_the_command_prints_tables_a_plot_and_knobs(
     ):
         assert part in told
     assert svg.read_text().startswith("<svg")
+    assert "-" in next(line for line in told.splitlines() if line.startswith("64 ")).split()
     assert "does not fit: 3 x H100 SXM would hold it" in call(capsys, folders["70b"], *machine)
 
 
@@ -248,6 +271,8 @@ def test_the_command_prints_json(folders: dict[str, str], capsys: pytest.Capture
         assert entry["roof_s"] <= entry["low_s"] <= entry["typical_s"] <= entry["high_s"]
     assert shown["goal"]["verdict"] == "not reached"
     assert shown["goal"]["reached_with"] == []
+    kept = json.loads(call(capsys, folders["8b"], "--machine", "L40S", "--goal", "tpot<9s", "--json"))["goal"]
+    assert (kept["verdict"], kept["reached_with"]) == ("kept", [])
     assert set(shown["serving"]["typical"]) >= {"p90_ttft_ms", "mean_e2el_ms"}
 
 
