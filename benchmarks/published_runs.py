@@ -7,7 +7,6 @@ lacks the number of blocks, it follows from the memory of its machine.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +63,7 @@ class PublishedRun:
 
     def fit(self, count: int = NUM_FITTED) -> RoofShares:
         """Fit the shares to the latencies of the first requests."""
-        return fit(self.measured[:count], lambda shares: self._first(shares, count))
+        return fit([self.measured[:count]], lambda shares: [self._first(shares, count)])
 
     def _first(self, shares: RoofShares, count: int) -> list[Latency]:
         return [Latency.of(one) for one in self.simulate(shares, count).timelines[:count]]
@@ -125,12 +124,3 @@ def _num_blocks(folder: Path, data: Path, weight_bytes: float) -> int:
     head_dim = raw["hidden_size"] // raw["num_attention_heads"]
     token_bytes = 2 * raw["num_hidden_layers"] * raw["num_key_value_heads"] * head_dim * ITEM_BYTES
     return int((memory["mem_size"] * 1e9 * memory["mem_util"] - weight_bytes) / (16 * token_bytes))
-
-
-def errors(found: Sequence[Latency], measured: Sequence[Latency]) -> Latency:
-    """Return the relative errors of the mean latencies."""
-    means = (
-        [sum(one[kind] for one in latencies) / len(latencies) for kind in (0, 1)]
-        for latencies in (found, measured)
-    )
-    return Latency(*(a / b - 1 for a, b in zip(*means, strict=True)))

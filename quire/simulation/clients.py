@@ -40,6 +40,9 @@ class Bounds(NamedTuple):
     max_queued_tokens: int | None = None
 
 
+NO_DELAYS, NO_BOUNDS = Delays(), Bounds()
+
+
 class Clients:
     """All clients of a run.
 

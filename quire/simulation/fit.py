@@ -16,12 +16,14 @@ from quire.bench.metrics import Timeline
 from quire.simulation.shares import RoofShares
 
 MAX_STEPS = 12
-SMALL_GAIN = 0.01  # of the error: it ends the search
+SMALL_GAIN = 0.02  # of the error: it ends the search
 STEP = 0.05  # of a parameter's unit, to find its slope
 DAMPING, MOST_DAMPING = 1e-2, 10.0
-UNITS = RoofShares(memory=1.0, arithmetic=1.0, step_s=3e-3, row_s=3e-5)
-LOWEST, HIGHEST = RoofShares(0.2, 0.1, 0.0, 0.0), RoofShares(1.2, 1.2, 0.1, 1e-3)
+UNITS = RoofShares(1.0, 1.0, 3e-3, 3e-5, 3e-3, 1e-4)
+LOWEST, HIGHEST = RoofShares(0.1, 0.1), RoofShares(1.2, 1.2, 0.1, 1e-2, 1.0, 1e-2)
 START = RoofShares(0.9, 0.7, 1e-3, 1e-5)
+SEEN_BY_ENGINE = 4  # shares to be fitted where latencies are those that the engine saw,
+SEEN_BY_CLIENTS = 6  # and where they are those of its clients
 
 
 class Latency(NamedTuple):
@@ -36,23 +38,37 @@ class Latency(NamedTuple):
         return cls(timeline.ttft_s or 0.0, timeline.tpot_s or 0.0)
 
 
-Predict = Callable[[RoofShares], Sequence[Latency]]  # simulates the requests that are fitted
+Run = Sequence[Latency]  # those requests of a run that are fitted
+Predict = Callable[[RoofShares], Sequence[Run]]  # simulates all runs
 Errors = Callable[[np.ndarray], np.ndarray]
 
 
-def fit(measured: Sequence[Latency], predict: Predict) -> RoofShares:
+def fit(measured: Sequence[Run], predict: Predict, num_free: int = SEEN_BY_ENGINE) -> RoofShares:
     """Return the shares at which the predicted latencies are nearest to those measured.
 
-    Both kinds of latency count the same: each relative to its measured mean.
+    Each run counts the same, and so do both kinds of latency: errors are relative to the mean of a run. The
+    error of that mean counts as much as those of all requests. The first `num_free` shares are fitted.
     """
-    wanted, unit = np.array(measured), np.array(UNITS)
+    wanted = [np.array(run) for run in measured]
+    unit, low, high = (np.array(shares[:num_free]) for shares in (UNITS, LOWEST, HIGHEST))
+
+    def shares_at(point: np.ndarray) -> RoofShares:
+        return RoofShares(*(point * unit).tolist())
 
     def errors(point: np.ndarray) -> np.ndarray:
-        found = np.array(predict(RoofShares(*(point * unit).tolist())))
-        return np.asarray((found - wanted) / wanted.mean(axis=0)).ravel()
+        parts = []
+        for run, predicted in zip(wanted, predict(shares_at(point)), strict=True):
+            relative = (np.array(predicted) - run) / run.mean(axis=0)
+            parts += [relative.ravel() / len(run) ** 0.5, relative.mean(axis=0)]
+        return np.concatenate(parts)
 
-    found = _least_squares(errors, np.array(START) / unit, np.array(LOWEST) / unit, np.array(HIGHEST) / unit)
-    return RoofShares(*(found * unit).tolist())
+    return shares_at(_least_squares(errors, np.array(START[:num_free]) / unit, low / unit, high / unit))
+
+
+def relative_errors(found: Run, measured: Run) -> Latency:
+    """Return the errors of mean latencies, relative to those measured."""
+    means = ([sum(values) / len(run) for values in zip(*run, strict=True)] for run in (found, measured))
+    return Latency(*(a / b - 1 for a, b in zip(*means, strict=True)))
 
 
 def _least_squares(errors: Errors, point: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:

@@ -6,15 +6,27 @@ from typing import NamedTuple
 
 from quire.engine.step_law import Stage, StepLaw
 from quire.program.features import ONE, ROWS
+from quire.simulation.clients import Delays
 
 
 class RoofShares(NamedTuple):
-    """Shares of the roof's bandwidth and arithmetic that steps reach, and the time each step and row adds."""
+    """Shares of the roof's bandwidth and arithmetic that steps reach, and the times that are added.
+
+    Each step adds `step_s` and `row_s` for each of its rows. A client is away from the engine by the Delays
+    of `request_s` and `output_s`.
+    """
 
     memory: float = 1.0
     arithmetic: float = 1.0
     step_s: float = 0.0
     row_s: float = 0.0
+    request_s: float = 0.0
+    output_s: float = 0.0
+
+    @property
+    def delays(self) -> Delays:
+        """Return the delays of clients."""
+        return Delays(self.request_s, self.output_s)
 
 
 def at_shares(roof: StepLaw, shares: RoofShares) -> StepLaw:

@@ -12,12 +12,10 @@ from quire.engine.engine import Engine
 from quire.engine.scheduler import Scheduler
 from quire.engine.step_law import StepLaw
 from quire.errors import RequestError
-from quire.simulation.clients import Bounds, Clients, Delays
+from quire.simulation.clients import NO_BOUNDS, NO_DELAYS, Bounds, Clients, Delays
 from quire.simulation.clock import VirtualClock
 from quire.simulation.runner import VirtualRunner
 from quire.types import Record
-
-NO_DELAYS, NO_BOUNDS = Delays(), Bounds()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from published_runs import NUM_FITTED, RUNS, errors, read_run
+from published_runs import NUM_FITTED, RUNS, read_run
 
-from quire.simulation.fit import Latency, fit
+from quire.simulation.fit import Latency, fit, relative_errors
 from quire.simulation.shares import RoofShares
 
 
@@ -17,7 +17,7 @@ def test_a_published_run_is_predicted_within_a_tenth(shared_data, name):
     assert [one.num_output_tokens for one in simulated.timelines] == [
         one.num_output_tokens for one in run.requests
     ]
-    error = errors(found[NUM_FITTED:], run.measured[NUM_FITTED:])
+    error = relative_errors(found[NUM_FITTED:], run.measured[NUM_FITTED:])
     assert abs(error.ttft_s) < 0.1
     assert abs(error.tpot_s) < 0.1
 
@@ -26,7 +26,7 @@ def test_the_roof_alone_does_not_predict(shared_data):
     """Near saturation a small error of a step is a large one of waiting: the check above can fail."""
     run = read_run(shared_data, "vllm_RTXPRO6000_Llama-3.1-8B")
     found = [Latency.of(one) for one in run.simulate(RoofShares()).timelines]
-    assert errors(found, run.measured).ttft_s < -0.5
+    assert relative_errors(found, run.measured).ttft_s < -0.5
 
 
 def test_shares_are_found_again():
@@ -42,6 +42,6 @@ def test_shares_are_found_again():
             for memory, arithmetic, rows in loads
         ]
 
-    found = predict(fit(predict(truth), predict))
+    found = predict(fit([predict(truth)], lambda shares: [predict(shares)]))
     for one, wanted in zip(found, predict(truth), strict=True):
         assert one == pytest.approx(wanted, rel=0.02)

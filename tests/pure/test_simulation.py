@@ -30,8 +30,9 @@ from quire.sampling_params import SamplingParams
 from quire.simulation.clients import Bounds, Delays
 from quire.simulation.clock import VirtualClock
 from quire.simulation.prompts import BlockVocabulary
+from quire.simulation.saturation import offered_rate, saturation_rate, sensitivities
 from quire.simulation.shares import RoofShares, at_shares, slower
-from quire.simulation.simulate import simulate
+from quire.simulation.simulate import Simulated, simulate
 from quire.types import NewRequest
 
 FEATURES = (*LEADING, Feature("positions"))  # one, rows, tokens, logits, positions
@@ -272,3 +273,30 @@ def test_synthetic_prompts_are_equal_where_drawn_ones_are(tmp_path):
     assert shared(BlockVocabulary()) == drawn
     assert drawn[0][1] == 1000
     assert drawn[0][2] == 0
+
+
+def test_saturation_is_the_rate_of_a_full_engine():
+    """One after the other, each request takes a step of its prompt and one for each further token."""
+    law = LAW._replace(stages=(), overhead=(0.01, 0.0, 0.0, 0.0, 0.0))
+    rate = saturation_rate(scheduler(max_num_seqs=1), law, [asked(8, 5, token=i) for i in range(40)])
+    assert rate == pytest.approx(1 / 0.05, rel=0.02)
+    rate = saturation_rate(scheduler(max_num_seqs=4), law, [asked(8, 5, token=i) for i in range(40)])
+    assert rate == pytest.approx(4 / 0.05, rel=0.1)
+    assert offered_rate([asked(1, 1, at_s) for at_s in (2.0, 2.5, 3.0)]) == 2.0
+
+
+def test_waiting_is_more_sensitive_to_the_time_of_steps_near_saturation():
+    def waiting(rate: float) -> float:
+        requests = list(poisson((asked(8, 5, token=i) for i in range(200)), rate, 1))
+        law = LAW._replace(stages=(), overhead=(0.01, 0.0, 0.0, 0.0, 0.0))
+
+        def run(law: StepLaw) -> Simulated:
+            return simulate(scheduler(max_num_seqs=1), law, requests)
+
+        faster, slow = sensitivities(run, law, run(law))
+        assert faster.tpot == pytest.approx(0.98)
+        assert slow.tpot == pytest.approx(1.02)
+        assert faster.ttft < 1 < slow.ttft
+        return slow.ttft
+
+    assert 1.02 < waiting(6.0) < waiting(19.0)
