@@ -2,6 +2,7 @@
 
     python benchmarks/step_law.py                          135M random weights, int4, all cores
     python benchmarks/step_law.py --model moe --threads 1
+    python benchmarks/step_law.py --model demo --kind bf16
 
 Random requests run, 1 to 32 at a time, with prompts of 16 to 3,900 tokens in chunks of at most 512. Every
 `--every` steps a law is fitted to the records so far; it predicts the steps that follow. The error of a step
@@ -30,7 +31,7 @@ from quire.roofline.probe import ceilings
 from quire.sampling_params import SamplingParams
 from quire.types import NewRequest, Step, StepResult
 
-MAX_LEN, WORDS, WARM_STEPS = 4608, range(300, 30_000), 100
+MAX_PROMPT, WARM_STEPS = 3900, 100
 
 
 class Measured(NamedTuple):
@@ -77,15 +78,16 @@ def steps(built: Built, count: int, seed: int) -> Iterator[Measured]:
     engine, watching, rng = built.engine, Watching(built), random.Random(seed)
     engine.runner = watching
     running: set[str] = set()
+    vocab_size = built.description.model.config.vocab_size
     wanted, number = 8, 0
     while number < count:
         if rng.random() < 0.03:
             wanted = rng.choice((1, 1, 2, 4, 8, 16, 32, rng.randrange(1, 33)))
         if not running or (len(running) < wanted and rng.random() < 0.3):
             name = f"{number}"
-            longest = rng.choice((512, 512, 512, 3900))
-            length = int(16 * (longest / 16) ** rng.random())
-            words = tuple(rng.choices(WORDS, k=length))
+            longest = rng.choice((512, 512, 512, MAX_PROMPT))
+            length = min(int(16 * (longest / 16) ** rng.random()), engine.scheduler.max_model_len - 128)
+            words = tuple(rng.choices(range(vocab_size // 2), k=length))
             params = SamplingParams(max_tokens=rng.choice((4, 30, 120)), ignore_eos=True, seed=1)
             engine.add(NewRequest(name, words, params, time.monotonic()))
             running.add(name)
@@ -98,7 +100,7 @@ def steps(built: Built, count: int, seed: int) -> Iterator[Measured]:
 def main() -> None:
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    parser.add_argument("--model", default="s135", choices=sorted(checkpoints.SHAPES))
+    parser.add_argument("--model", default="s135", choices=["demo", *sorted(checkpoints.SHAPES)])
     parser.add_argument("--kind", default="int4", help="int4, int8 or bf16")
     parser.add_argument("--threads", type=int, help="default: one per core")
     parser.add_argument("--steps", type=int, default=1000)
@@ -107,11 +109,10 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("/tmp/quire-peers"))
     asked = parser.parse_args()
     config = EngineConfig(
-        model=str(checkpoints.make(asked.model, asked.work)),
+        model="demo" if asked.model == "demo" else str(checkpoints.make(asked.model, asked.work)),
         quantization=None if asked.kind == "bf16" else asked.kind,
         num_threads=asked.threads,
         max_num_seqs=32,
-        max_model_len=MAX_LEN,
         kv_cache_memory_bytes=3 << 30,
     )
     built = build(config)

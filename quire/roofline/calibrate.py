@@ -1,7 +1,7 @@
 """Calibration: a law of the time of steps, fitted to records of steps by robust least squares.
 
 The law at the roof says how the time grows with the features of a step; the fit finds the factors by which
-memory and arithmetic are slower than the roof, and what each step, row, token and position with logits adds.
+memory and arithmetic are slower than the roof, and what each step, row and position with logits adds.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from quire.engine.step_law import StepLaw
-from quire.program.features import LEADING, ROWS, TOKENS
+from quire.program.features import LOGITS, ONE, ROWS, TOKENS
 
 MAX_RECORDS, CLASS_RECORDS = 512, 16  # kept, of all classes and of one
 NUM_LATEST = 512  # records of which host_s and tail are taken
 ROUNDS = 12
 DISTURBED = 0.02  # of the time of a step: above it, a record counts for less
-SHRINKAGE = 1e-3  # of overhead: what explains a time as well without it, does
+OVERHEAD = (ONE, ROWS, LOGITS)  # a token adds to arithmetic only
+USUAL = 0.02  # relative error of a record that counts fully in any case
+SHRINKAGE = 1e-2  # of overhead: what explains a time as well without it, does
 # How much slower than the roof memory and arithmetic are assumed to be, until records tell.
 _ASSUMED = {"weights": (1.15, 1.4), "attention": (2.0, 1.6), "states": (2.0, 2.0)}
 # Of what is assumed: as if so many of a thousand records told nothing else. Without it, the time to read the
 # weights could not be told from the overhead of a step, if no step is bound by arithmetic.
-_CERTAINTY = (1e-3, 3e-4)
+_CERTAINTY = (1e-3, 1e-4)
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -90,7 +92,8 @@ class _Terms:
     """The terms of a law: what each adds to coefficients, by feature, per unit of its number.
 
     There is a factor for the memory of each group of stages and one for its arithmetic, and there are seconds
-    for each tile of tokens, in the arithmetic of products, and for each leading feature, in the overhead.
+    for each tile of tokens, in the arithmetic of products, and of overhead for each step, row and position
+    with logits.
     """
 
     memory: Array  # [terms, stages, features]
@@ -107,7 +110,7 @@ class _Terms:
         for stage, one in enumerate(roof.roof):
             groups.setdefault(one.name if one.name in _ASSUMED else "weights", []).append(stage)
         tiles = [index for index, feature in enumerate(roof.features) if feature.kind == "tiles"]
-        num_terms = 2 * len(groups) + len(tiles) + len(LEADING)
+        num_terms = 2 * len(groups) + len(tiles) + len(OVERHEAD)
         memory = np.zeros((num_terms, num_stages, num_features))
         arithmetic, overhead = np.zeros_like(memory), np.zeros((num_terms, num_features))
         assumed, certainty = np.zeros((2, num_terms))
@@ -120,7 +123,7 @@ class _Terms:
         products = [stage for stage, one in enumerate(roof.roof) if one.name == "products"]
         for term, tile in enumerate(tiles, 2 * len(groups)):
             arithmetic[term, products, tile] = 1.0
-        overhead[-len(LEADING) :, : len(LEADING)] = np.eye(len(LEADING))
+        overhead[range(-len(OVERHEAD), 0), OVERHEAD] = 1.0
         return cls(memory, arithmetic, overhead, assumed, certainty)
 
     def law(self, roof: StepLaw, numbers: Array) -> StepLaw:
@@ -150,7 +153,7 @@ def _fit(terms: _Terms, found: Array, seconds: Array, trust: Array) -> Array:
         columns = overhead + np.where(by_memory[..., None], memory, arithmetic).sum(axis=0)
         if number > 1:
             errors = np.abs(columns @ numbers - 1)
-            usual = 1.5 * np.median(errors) + 1e-9
+            usual = max(1.5 * float(np.median(errors)), USUAL)
             weights = trust * np.minimum(1, usual / np.maximum(errors, 1e-12))
         numbers = _least_squares(columns, weights, terms.assumed, terms.certainty)
     return numbers
