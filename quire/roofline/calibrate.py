@@ -16,7 +16,8 @@ from quire.engine.step_law import StepLaw
 from quire.program.features import LOGITS, ONE, ROWS, TOKENS
 
 MAX_RECORDS, CLASS_RECORDS = 512, 16  # kept, of all classes and of one
-NUM_LATEST = 512  # records of which host_s and tail are taken
+NUM_LATEST = 512  # records of which host_s and tail are taken,
+NUM_LONGEST = 64  # of the tail, at least so many of the longest
 ROUNDS = 12
 DISTURBED = 0.02  # of the time of a step: above it, a record counts for less
 OVERHEAD = (ONE, ROWS, LOGITS)  # a token adds to arithmetic only
@@ -83,7 +84,8 @@ class Calibration:
         law = terms.law(self._roof, _fit(terms, kept[:, 3:], kept[:, 0] - kept[:, 1], trust))
         latest = np.array(self._latest, float)
         host_s = _trimmed_mean(latest[:, 2])
-        slower = (latest[:, 0] + latest[:, 2]) / (_seconds(law, latest[:, 3:]) + host_s)
+        predicted = _seconds(law, latest[:, 3:]) + host_s
+        slower = _of_longest((latest[:, 0] + latest[:, 2]) / predicted, predicted)
         return law._replace(host_s=host_s, tail=max(1.0, float(np.quantile(slower, 0.99))))
 
 
@@ -192,6 +194,16 @@ def _seconds(law: StepLaw, found: Array) -> Array:
     for stage in law.stages:
         total += np.maximum(found @ np.array(stage.memory), found @ np.array(stage.arithmetic))
     return total
+
+
+def _of_longest(values: Array, predicted: Array) -> Array:
+    """Return the values of the steps predicted to be at least half as long as the longest, or of NUM_LONGEST.
+
+    Limits are kept by long steps: what holds a short one up for a moment holds up a long one hardly longer.
+    """
+    order = np.argsort(-predicted, kind="stable")
+    count = max(NUM_LONGEST, int((predicted >= predicted.max() / 2).sum()))
+    return values[order[:count]]
 
 
 def _trimmed_mean(times: Array) -> float:

@@ -179,6 +179,20 @@ def test_the_time_between_steps_and_the_tail_are_those_of_the_latest() -> None:
     )
 
 
+def test_the_tail_is_that_of_long_steps() -> None:
+    """A delay of a tenth of a long step, now and then, makes short steps much longer than predicted."""
+    roof = roof_of("llama")
+    truth = slowed(roof, 1.2, 1.5, 0.0, [5e-4, 0.0, 0.0, 0.0])
+    calibration = Calibration(roof)
+    short, long = (roof.values([(100, 1)] * 4 + prompt, 4) for prompt in ([], [(0, 500)]))
+    for number in range(1000):
+        found = short if number % 5 else long
+        calibration.add(found, truth.seconds(found) + truth.seconds(long) / 10 * (number % 20 < 2))
+    law = calibration.law()
+    assert truth.seconds(long) > 5 * truth.seconds(short)
+    assert law.tail == pytest.approx(1.1, rel=0.03)
+
+
 def test_the_roof_of_weights_in_a_cache() -> None:
     """All weights fit into twice the bytes a thread read at a level, or they come from memory."""
     weight_bytes = sum(
