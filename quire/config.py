@@ -198,6 +198,12 @@ class ServerConfig:
     )
     record_max_bytes: int = _option(64 << 20, "maximum memory of the recording", low=1 << 20, high=1 << 30)
     record_max_age: float = _option(3600.0, "maximum age of what is recorded, such as 3600s", duration=True)
+    otlp_traces_endpoint: str | None = _option(
+        None,
+        "URL of an OpenTelemetry collector that receives a span for each request, without prompts and "
+        "answers, such as http://127.0.0.1:4318/v1/traces; needs quire[otel]",
+        unset="none",
+    )
     cache_per_key: bool = _option(
         False, "share cached prompt prefixes only between requests with the same API key"
     )

@@ -32,6 +32,7 @@ from quire.server.local import LocalServer
 from quire.server.metrics import Metrics
 from quire.server.remote import RemoteEngine
 from quire.server.service import DRAIN_RETRY_S, ServiceState, served_names
+from quire.server.telemetry import Spans
 from quire.text.tokenizer import Tokenizer
 from quire.text.tools import OutputFormat, output_format_of
 from quire.weights.hub import open_model
@@ -146,6 +147,8 @@ def make_service(
         _LOG.warning("tool calls: %s", problem)
     service = ServiceState(config, engine_config, frontend, engine, metrics, names, keyed, output_format)
     engine.on_record = service.take_report
+    if (endpoint := config.otlp_traces_endpoint) is not None:
+        service.spans = Spans(endpoint, names[0])
     return service
 
 

@@ -305,7 +305,7 @@ class ServerRequest:
             self._forget_body()
             self.close()
             self.service.requests.discard(self)
-            self._report(scope["state"])
+            self._report(scope)
             scope["state"].pop("handle", None)
 
     def _count_body(self, num_bytes: int) -> None:
@@ -321,10 +321,13 @@ class ServerRequest:
         self.service.num_uploading_bytes -= self._num_body_bytes
         self._num_body_bytes = 0
 
-    def _report(self, state: dict[str, Any]) -> None:
-        """Give the log what it may say of this request."""
+    def _report(self, scope: Scope) -> None:
+        """Give the log and the trace what they may say of this request."""
         if not self.prompts:
             return
+        if self.service.spans is not None:
+            self.service.spans.record(scope, self)
+        state = scope["state"]
         timings = self.timings()
         state["tokens"] = (timings["prompt_tokens"], timings["completion_tokens"])
         state["times"] = logged(timings)

@@ -28,6 +28,7 @@ from quire.types import NewRequest
 if TYPE_CHECKING:
     from quire.recording.recorder import Recorder
     from quire.server.request import ServerRequest
+    from quire.server.telemetry import Spans
 
 NUM_TEXT_THREADS = 4  # tokenizers and grammars compute without Python's lock
 MAX_RETRY_AFTER_S = 60
@@ -58,6 +59,7 @@ class ServiceState:
     keyed: bool  # API keys are asked for
     output_format: OutputFormat  # how the model writes tool calls and reasoning
     recorder: Recorder | None = None
+    spans: Spans | None = None  # where traces of requests go
     draining: bool = False  # not ready any more
     refusing: bool = False  # nothing new is taken in
     requests: set[ServerRequest] = field(default_factory=set)  # open ones
@@ -171,6 +173,8 @@ class ServiceState:
         """Stop the threads and the process that renders templates."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self.frontend.close()
+        if self.spans is not None:
+            self.spans.close()
 
 
 def served_names(config: ServerConfig, model: str) -> tuple[str, ...]:

@@ -52,6 +52,7 @@ ONLY_IN = {
     "triton": "quire/backends/cuda",
     "ray": "quire/cluster/",
     "huggingface_hub": "quire/weights/hub.py",
+    "opentelemetry": "quire/server/telemetry.py",
     **dict.fromkeys(("fastapi", "starlette", "uvicorn", "aiohttp", "h11", "http.server"), "quire/server/"),
 }
 # API of the server -> the other APIs that it may import from; what several share is in quire/server itself.
@@ -64,7 +65,11 @@ APIS: dict[str, frozenset[str]] = {
 # Imported where installed, declared by no extra.
 UNDECLARED = frozenset({"triton"})
 # Names of a distribution and of the module it brings, where they differ.
-MODULE_OF = {"pyyaml": "yaml"}
+MODULE_OF = {
+    "pyyaml": "yaml",
+    "opentelemetry-sdk": "opentelemetry",
+    "opentelemetry-exporter-otlp-proto-http": "opentelemetry",
+}
 
 BANNED_NAMES = frozenset({"utils", "util", "common", "helpers", "helper", "misc", "base", "manager"})
 HEAVY = ("numpy", "ml_dtypes", "safetensors", "torch", "triton", "ray", "jinja2", "tokenizers", "rich")

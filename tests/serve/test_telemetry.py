@@ -1,0 +1,80 @@
+"""Spans of requests, as a collector receives them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from server import running
+
+from quire.errors import ConfigError
+from quire.server.telemetry import Spans
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+WORDS = {"model": "demo", "prompt": "Once upon a time, a fox found a lantern", "max_tokens": 8}
+
+
+@contextmanager
+def collector() -> Iterator[tuple[str, list[bytes]]]:
+    """The URL of a collector, and the bodies that it received."""
+    received: list[bytes] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append(self.rfile.read(int(self.headers["content-length"])))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/v1/traces", received
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def spans_in(bodies: list[bytes]) -> list[Span]:
+    requests = [ExportTraceServiceRequest.FromString(body) for body in bodies]
+    scopes = [scope for one in requests for resource in one.resource_spans for scope in resource.scope_spans]
+    return [span for scope in scopes for span in scope.spans]
+
+
+def test_a_request_is_a_span_of_its_clients_trace() -> None:
+    with collector() as (url, received):
+        with running("--otlp-traces-endpoint", url) as server, server.client() as client:
+            parent = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+            answer = client.post("/v1/completions", json=WORDS, headers=parent).json()
+            refused = client.post("/v1/completions", json=WORDS | {"max_tokens": -1})
+            assert refused.status_code == 400
+        text = answer["choices"][0]["text"].encode()
+        assert not any(b"lantern" in body or text in body for body in received)
+        spans = {span.name: span for span in spans_in(received)}
+    root = spans.pop("text_completion demo")  # the refused request had no prompt in the engine
+    assert (root.trace_id.hex(), root.parent_span_id.hex()) == (TRACE, PARENT)
+    values = {one.key: one.value for one in root.attributes}
+    assert values["gen_ai.usage.output_tokens"].int_value == answer["usage"]["completion_tokens"] == 8
+    assert values["gen_ai.usage.input_tokens"].int_value == answer["usage"]["prompt_tokens"]
+    assert values["http.route"].string_value == "/v1/completions"
+    assert values["gen_ai.response.finish_reasons"].array_value.values[0].string_value == "length"
+    assert spans.keys() == {"queue", "prefill", "decode"}
+    ends = [(one.start_time_unix_nano, one.end_time_unix_nano) for one in spans.values()]
+    assert {span.parent_span_id for span in spans.values()} == {root.span_id}
+    assert min(ends)[0] == root.start_time_unix_nano
+    assert max(end for _, end in ends) == root.end_time_unix_nano
+    taken_s = (root.end_time_unix_nano - root.start_time_unix_nano) / 1e9
+    assert taken_s == pytest.approx(values["gen_ai.latency.e2e"].double_value, abs=1e-6)
+
+
+def test_a_wrong_endpoint_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no URL"):
+        Spans("localhost:4318", "demo")
