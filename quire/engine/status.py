@@ -81,6 +81,7 @@ class EngineStatus:
     num_bad_frames: int = 0
     totals: Totals = field(default_factory=Totals)
     records: deque[Record] = field(default_factory=lambda: deque(maxlen=NUM_RECORDS))  # of the last steps
+    law: StepLaw | None = None  # of the time of steps, as calibrated last
 
     @property
     def num_blocks(self) -> int:
@@ -102,6 +103,8 @@ class EngineStatus:
         self.last_progress_s = time.monotonic()
         self.num_running, self.num_waiting = report.num_running, report.num_waiting
         self.num_free_blocks = report.num_free_blocks
+        if report.law is not None:
+            self.law = report.law
         if report.record is not None:
             self.totals.add(report.record)
             self.records.append(report.record)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -14,7 +15,9 @@ from quire.engine.status import NUM_RECORDS
 from quire.errors import RequestError
 from quire.roofline.verdicts import by_bound, is_stale
 from quire.server.admin import reply, service_of
+from quire.server.errors import NotFound
 from quire.server.openapi import describes
+from quire.simulation.law_file import KnownLaw, as_json
 from quire.types import Record
 
 DEFAULT_LAST = 100
@@ -69,6 +72,27 @@ async def steps(request: Request) -> Response:
     )
 
 
+class LawFile(msgspec.Struct):
+    """The law of the time of steps in the form of a file for `quire simulate --law`."""
+
+    quire_law: int
+    source: str
+    delays: dict[str, float]
+    law: dict[str, Any]
+
+
+@describes("Return the law of the time of steps, for `quire simulate --law`", reply=LawFile)
+async def law(request: Request) -> Response:
+    """Return the law as calibrated on the steps so far; the delays of clients are not known here."""
+    service = service_of(request)
+    found = service.engine.status.law
+    if found is None:
+        hint = "it is known once steps have ended, on a machine whose ceilings were measured"
+        raise NotFound("no law of the time of steps is known yet", hint)
+    source = f"calibrated by the server of {service.names[0]} on its own steps, without clients"
+    return reply(LawFile(**as_json(KnownLaw(found, source=source))))
+
+
 def _last(asked: str | None) -> int:
     if asked is None:
         return DEFAULT_LAST
@@ -77,4 +101,4 @@ def _last(asked: str | None) -> int:
     return min(int(asked), NUM_RECORDS)
 
 
-ROUTES = [Route("/steps", steps)]
+ROUTES = [Route("/steps", steps), Route("/steps/law", law)]

@@ -11,6 +11,8 @@ import httpx
 import pytest
 from server import running
 
+from quire.simulation.law_file import read_law
+
 PROMPT = "Once upon a time there was a fox"
 SECRET = "sesame-street"
 QUICKLY = """
@@ -93,3 +95,17 @@ def test_a_server_measures_its_machine_once(tmp_path: Path) -> None:
         assert found["ceilings"]["f32_operations_per_s"] > 0
         assert 0 <= found["ceilings_age_s"] < 600
         assert "G operations a second, measured 20" in chosen["ceilings"]
+
+
+def test_the_law_of_steps_is_a_file_for_simulations(client: httpx.Client, tmp_path: Path) -> None:
+    for _ in range(50):  # it is fitted once there are enough steps of different kinds
+        complete(client, 100)
+        reply = client.get("/steps/law")
+        if reply.status_code == 200:
+            break
+        assert reply.status_code == 404
+        assert reply.json()["error"]["message"].startswith("no law of the time of steps is known yet")
+    (tmp_path / "law.json").write_bytes(reply.content)
+    known = read_law(tmp_path / "law.json")
+    assert known.source == "calibrated by the server of demo on its own steps, without clients"
+    assert known.law.seconds(known.law.values([(10, 1)], 1)) > 0
