@@ -20,6 +20,7 @@ DEVICES = ("auto", "native", "reference", "null")
 POLICIES = ("fcfs", "priority", "fair")
 BLOCK_SIZES = (8, 16, 32, 64)
 LOG_FORMATS = ("text", "json")
+_KEYS = ("OPENAI_API_KEY", "QUIRE_API_KEY")  # of clients
 
 # Options of vLLM's LLM that scripts pass: the values that match what Quire does (None: any value, with a
 # warning in the log), and what to do instead.
@@ -230,6 +231,11 @@ def api_keys(key_file: str | None) -> tuple[str, ...]:
             raise ConfigError(f"api_key_file {key_file!r} contains no key", "write one key per line")
         keys += found
     return tuple(dict.fromkeys(key for key in keys if key))
+
+
+def client_key() -> str:
+    """Return the API key for requests to a server: OPENAI_API_KEY, or QUIRE_API_KEY, or nothing."""
+    return next((key for name in _KEYS if (key := os.environ.get(name, "").strip())), "")
 
 
 def _check_elsewhere(name: str, value: Any) -> None:

@@ -54,8 +54,7 @@ def glossary(width: int = 100) -> str:
 
     lines = []
     for one in (*MEASURES.values(), *OTHERS.values()):
-        indent = " " * 12
-        lines += textwrap.wrap(
-            one.meaning, width, initial_indent=f"  {one.name:<10}", subsequent_indent=indent
-        )
+        text = one.meaning if one in OTHERS.values() else f"{one.title}: {one.meaning}"
+        name, indent = f"  {one.name:<10}", " " * 12
+        lines += textwrap.wrap(text, width, initial_indent=name, subsequent_indent=indent)
     return "\n".join(lines)

@@ -10,13 +10,26 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from quire.bench.metrics import Timeline
 from quire.bench.workload import Request
+from quire.progress import in_terminal
 
 Done = Callable[[Timeline], None]
+POLL_S = 0.5  # between two looks of a Watch
 # Takes a request, the moment it was planned for, and the function to call with its timeline.
 Send = Callable[[Request, float | None, Done], None]
+
+
+class Watch(Protocol):
+    """An observer that may end a run early."""
+
+    def is_hopeless(self) -> bool:
+        """Return True to end the run; called every POLL_S."""
+
+    def abandon(self) -> None:
+        """End all open requests. No other is sent."""
 
 
 @dataclass(slots=True)
@@ -28,6 +41,7 @@ class LoadRun:
     cpu_s: float = 0.0
     timelines: list[Timeline] = field(default_factory=list)
     injected: list[Timeline] = field(default_factory=list)  # not counted in the figures
+    was_abandoned: bool = False
 
     @property
     def duration_s(self) -> float:
@@ -43,19 +57,25 @@ async def drive(
     max_concurrency: int | None = None,
     until_s: float | None = None,
     injected: Iterable[Request] = (),
+    watch: Watch | None = None,
 ) -> LoadRun:
     """Send all requests, and those `injected` at their moments in addition; return when all have ended.
 
     An open loop sends each request at its moment, a closed loop the next one when another has ended. Neither
-    has more than `max_concurrency` open, nor sends one after `until_s`.
+    has more than `max_concurrency` open, nor sends one after `until_s`. A `watch` may end the run.
     """
     cpu_s = time.process_time()
     driver = _Driver(requests, send, progress, is_open, max_concurrency or sys.maxsize, until_s)
     run = driver.run
     async with progress:
         timers = [driver.at(request.at_s, driver.inject, request) for request in injected]
+        polling = asyncio.create_task(driver.poll(watch)) if watch else None
         driver.go_on()
-        await driver.ended
+        try:
+            await driver.ended
+        finally:
+            if polling:
+                polling.cancel()
     for timer in timers:
         timer.cancel()
     run.end_s = max((timeline.end_s for timeline in run.timelines), default=run.begin_s)
@@ -116,6 +136,15 @@ class _Driver:
             self._start(request, planned_s, self._done)
             self._next = next(self._requests, None)
 
+    async def poll(self, watch: Watch) -> None:
+        """End the run once the watch says so."""
+        while not watch.is_hopeless():
+            await asyncio.sleep(POLL_S)
+        self._next = None
+        self.run.was_abandoned = True
+        watch.abandon()
+        self.go_on()
+
     def inject(self, request: Request) -> None:
         self._num_injected += 1
         self._start(request, None, self._injected_done)
@@ -141,12 +170,15 @@ class _Driver:
 
 
 class Progress:
-    """One line on a terminal that says how far a run is; nothing where nobody looks."""
+    """A line in the terminal that shows how far a run is.
+
+    It is drawn by hand: rich's bars take milliseconds, by which chunks would be read too late.
+    """
 
     PERIOD_S, WIDTH = 0.5, 24
 
-    def __init__(self, total: int | None, until_s: float | None) -> None:
-        self.total, self.until_s = total, until_s
+    def __init__(self, total: int | None, until_s: float | None, label: str = "") -> None:
+        self.total, self.until_s, self.label = total, until_s, label
         self.num_chunks = self.num_sent = self.num_ended = self.num_failed = 0
         self._begin_s = time.perf_counter()
         self._task: asyncio.Task[None] | None = None
@@ -156,7 +188,7 @@ class Progress:
 
     async def __aenter__(self) -> Progress:
         self._begin_s = time.perf_counter()
-        if sys.stderr.isatty():
+        if in_terminal():
             self._task = asyncio.create_task(self._show())
         return self
 
@@ -174,6 +206,8 @@ class Progress:
             bar = "█" * round(self.WIDTH * min(share, 1.0))
             rate = (self.num_chunks - last) / self.PERIOD_S
             last = self.num_chunks
-            line = f"{bar:░<{self.WIDTH}} {passed_s:3.0f} s  {self.num_sent - self.num_ended} open, "
+            line = (
+                f"{self.label}{bar:░<{self.WIDTH}} {passed_s:3.0f} s  {self.num_sent - self.num_ended} open, "
+            )
             line += f"{self.num_ended:,} ended, {self.num_failed:,} failed, {rate:,.0f} chunks/s"
             print(end=f"\r\x1b[K{line}", file=sys.stderr, flush=True)

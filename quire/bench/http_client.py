@@ -25,6 +25,9 @@ OnEvent = Callable[[bytes, float], bool | None]
 _RECEIVED = memoryview(bytearray(1 << 18))
 
 
+GIVEN_UP = "given up"
+
+
 class Lost(Exception):
     """The connection ended before the reply did."""
 
@@ -240,6 +243,11 @@ class Client:
                 self._timer = loop.call_at(due_s, self._expire)
                 break
             self.end(exchange, TimeoutError())
+
+    def give_up(self) -> None:
+        """End all open exchanges."""
+        for exchange in list(self._due):
+            self.end(exchange, Lost(GIVEN_UP))
 
     def close(self) -> None:
         """Close the idle connections."""

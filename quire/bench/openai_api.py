@@ -69,14 +69,15 @@ def begin(
     done: Callable[[Timeline], object],
     planned_s: float | None = None,
     seen: Callable[[], None] | None = None,
-) -> None:
-    """Send one request and follow its answer until it is `done`. A failure becomes the timeline's `error`.
+) -> Timeline:
+    """Send one request and return its timeline, which is complete when `done` is called with it.
 
-    `seen` is called for each chunk that brings tokens.
+    A failure becomes the timeline's `error`. `seen` is called for each chunk that brings tokens.
     """
     body = api.body(request)
     asked = _Asked(Timeline(time.perf_counter(), planned_s), api.stream, done, seen)
     client.begin_post(api.endpoint, body, asked.take, asked.end)
+    return asked.timeline
 
 
 async def ask(client: Client, api: Api, request: Request) -> Timeline:
@@ -191,7 +192,8 @@ class ServedModel:
     """A model that the server lists."""
 
     name: str
-    max_model_len: int | None
+    max_model_len: int | None = None
+    owner: str = ""  # the name of the engine, of those that give it
 
 
 async def find_model(client: Client, wanted: str | None) -> ServedModel:
@@ -199,13 +201,16 @@ async def find_model(client: Client, wanted: str | None) -> ServedModel:
     try:
         reply = await client.get("/v1/models")
         models = {entry["id"]: entry for entry in json.loads(reply.body)["data"]}
-    except (OSError, Lost, BadReply, ValueError, LookupError, TypeError) as error:
-        raise Unusable(f"/v1/models gave no list of models: {_kind(error)}") from error
+    except (OSError, Lost, BadReply) as error:
+        raise Unusable(f"no server answers: {_kind(error)}") from error
+    except (ValueError, LookupError, TypeError) as error:
+        raise Unusable(f"/v1/models is not a list of models (status {reply.status})") from error
     name = wanted or next(iter(models), "")
     if name not in models:
         known = ", ".join(map(quoted, models)) or "none"
         raise Unusable(f"the server has no model {quoted(name)}", f"its models: {known}")
-    return ServedModel(name, models[name].get("max_model_len"))
+    entry = models[name]
+    return ServedModel(name, entry.get("max_model_len"), str(entry.get("owned_by")))
 
 
 async def learn(client: Client, api: Api) -> PromptVocabulary:

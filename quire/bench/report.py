@@ -61,7 +61,7 @@ def table(summary: Summary) -> str:
         if spread:
             values = (spread.mean, spread.p50, spread.p90, spread.p95, spread.p99, spread.largest)
             title = definition.title if name in OTHERS else f"{definition.name:5} {definition.title}"
-            lines.append(f"{title:28}" + "".join(f"{_number(value):>9}" for value in values))
+            lines.append(f"{title:28}" + "".join(f"{shown_ms(value):>9}" for value in values))
     return "\n".join(lines)
 
 
@@ -80,7 +80,7 @@ def histogram(gaps_s: Sequence[float]) -> str:
         count = classes.get(place, 0)
         bar = BAR * round(BAR_WIDTH * count / most) or ("▏" if count else "")
         low, high = 2 ** (place / 2), 2 ** ((place + 1) / 2)
-        lines.append(f"{_number(low):>8} to {_number(high):>7} {count:>9,} {bar}")
+        lines.append(f"{shown_ms(low):>8} to {shown_ms(high):>7} {count:>9,} {bar}")
     return "\n".join(lines)
 
 
@@ -145,11 +145,12 @@ def injection(run: LoadRun) -> str:
 def _gap_line(title: str, spread: Spread | None) -> str:
     if spread is None:
         return f"  {title}: no gaps"
-    values = f"p50 {_number(spread.p50)}, p99 {_number(spread.p99)}, max {_number(spread.largest)}"
+    values = f"p50 {shown_ms(spread.p50)}, p99 {shown_ms(spread.p99)}, max {shown_ms(spread.largest)}"
     return f"  gaps {title}: {values} ms"
 
 
-def _number(value: float) -> str:
+def shown_ms(value: float) -> str:
+    """Return milliseconds with three digits or so."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 

@@ -279,13 +279,13 @@ def test_traces_in_three_formats(tmp_path):
     assert second.at_s == pytest.approx(4.314579)
     assert [arrival.at_s for arrival in read_trace(plain)] == [0.0, 1.0]
     (block,) = read_trace(mooncake)
-    assert block.parts("x") == [(512, "block 7"), (488, "block 8")]
+    assert block.parts("x", 0) == [(512, "block x 7"), (488, "block x 8")]
 
 
 def test_a_trace_is_shortened_to_what_the_server_has_room_for(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text(json.dumps({"prompt_len": 5000, "output_len": 900, "arrival_ms": 0}))
-    found = trace_requests(read_trace(path), PromptVocabulary(range(9)), 0, speed=2.0, longest=1024)
+    found = trace_requests(read_trace(path), PromptVocabulary(range(9)), "", speed=2.0, longest=1024)
     (request,) = found
     assert (len(request.content), request.num_output_tokens) == (512, 512)
 
