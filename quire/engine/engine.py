@@ -71,7 +71,7 @@ class Engine:
         self.clock = clock
         self.vocab_size = vocab_size
         self.records: deque[Record] = deque(maxlen=num_records)
-        self._meter = meter
+        self.meter = meter
         self._in_flight: deque[_InFlight] = deque()  # the oldest first
         self._idle_since_s: float | None = None  # since when the device has been idle with open requests
         self._aborted: list[Output] = []  # final outputs to be returned by the next step
@@ -156,7 +156,7 @@ class Engine:
             result.sampling_s,
             result.core_wait_s,
         )
-        verdict = Verdict() if self._meter is None else self._meter.judge(step, times)
+        verdict = Verdict() if self.meter is None else self.meter.judge(step, times)
         self.records.append(
             Record(
                 index=step.index,
@@ -182,7 +182,7 @@ class Engine:
 
     def _calibrate(self) -> None:
         """Give the scheduler a new law of steps, if there is one."""
-        if self._meter is not None and (law := self._meter.new_law()) is not None:
+        if self.meter is not None and (law := self.meter.new_law()) is not None:
             self.scheduler.calibrate(law)
 
     def _check_alive(self) -> None:

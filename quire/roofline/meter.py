@@ -11,7 +11,7 @@ from quire.types import Bound, Step
 if TYPE_CHECKING:
     from quire.roofline.calibrate import Calibration
 
-RENEWAL_S = 0.01  # of steps with the same rows until their time is predicted anew
+RENEWAL_S = 0.02  # of steps with the same rows until their time is predicted anew
 FIRST_FIT = 64  # records; each further fit waits for twice as many as the last one
 FIT_S = 5.0  # of steps between two fits, which take 5 ms; of more records fits are not better
 MAX_FIT = 512
@@ -25,22 +25,11 @@ class Prediction(NamedTuple):
     bound: Bound = ""
 
 
-class Growth(NamedTuple):
-    """The growth of a prediction from one step to the next with the same rows."""
-
-    seconds: float
-    roof_s: float
-
-    @classmethod
-    def between(cls, last: Prediction, now: Prediction, num_steps: int) -> Growth:
-        return cls((now.seconds - last.seconds) / num_steps, (now.roof_s - last.roof_s) / num_steps)
-
-
 class StepMeter:
     """Judges steps by a StepLaw; without one, they have no prediction and no share of the roof.
 
-    A prediction takes as long as ten tokens of a small model's answer to plan. So while the same rows compute
-    a token each, their times, which are linear in the growing contexts, are continued for RENEWAL_S.
+    A prediction takes a tenth of the time of a small model's step. So while the same rows compute a token
+    each, their times, which are linear in the growing contexts, are continued for RENEWAL_S.
 
     `calibration` takes the records of the steps that are predicted anew; the law that fits them replaces
     `law` at growing intervals.
@@ -53,11 +42,12 @@ class StepMeter:
         self._records_to_fit = FIRST_FIT
         self._since_fit_s = FIT_S
         self._announced: StepLaw | None = None
-        self._last = Prediction()  # as computed, not continued
-        self._growth: Growth | None = None
-        self._rows: list[tuple[int, int, int]] = []  # of the last step: slot, tokens, logits
-        self._num_steps = 0  # since the last prediction
+        self._computed = Prediction()  # the last that was not continued
+        self._num_steps = 0  # since then
         self._since_s = 0.0  # their time
+        self._rows: list[tuple[int, int, int]] = []  # of the last step: slot, tokens, logits
+        self._seconds = self._roof_s = 0.0  # of the last step
+        self._growth: tuple[float, float] | None = None  # of both from step to step, while they are continued
 
     def new_law(self) -> StepLaw | None:
         """Return the law if it has changed since the last call."""
@@ -68,28 +58,31 @@ class StepMeter:
 
     def judge(self, step: Step, times: Times) -> Verdict:
         """Judge a step that has ended."""
-        found = Prediction() if self._law is None else self._predict(self._law, step, times)
-        share = found.roof_s / times.device_s if times.device_s > 0 else 0.0
-        return Verdict(found.seconds, share, bound_of(times, found.bound))
+        if self._law is not None:
+            self._predict(self._law, step, times)
+        share = self._roof_s / times.device_s if times.device_s > 0 else 0.0
+        return Verdict(self._seconds, share, bound_of(times, self._computed.bound))
 
-    def _predict(self, law: StepLaw, step: Step, times: Times) -> Prediction:
-        rows = [(row[0], row[2], row[5]) for row in step.rows]  # attributes take twice as long
+    def _predict(self, law: StepLaw, step: Step, times: Times) -> None:
+        rows = [(row[0], row[2], row[5]) for row in step.rows]  # by name it would take twice as long
+        goes_on = rows == self._rows and not step.admitted
         self._num_steps += 1
         self._since_s += times.device_s
-        last, growth = self._last, self._growth
-        goes_on = rows == self._rows and not step.admitted
-        if goes_on and growth is not None and self._since_s < RENEWAL_S:
-            number = self._num_steps
-            seconds = last.seconds + number * growth.seconds
-            return Prediction(seconds, last.roof_s + number * growth.roof_s, last.bound)
+        if goes_on and self._growth is not None and self._since_s < RENEWAL_S:
+            seconds, roof_s = self._growth
+            self._seconds += seconds
+            self._roof_s += roof_s
+            return
         found = law.values([(row[1], row[2]) for row in step.rows], sum([row[5] for row in step.rows]))
-        now = predict(law, found)
+        last, self._computed = self._computed, predict(law, found)
+        self._seconds, self._roof_s, _ = self._computed
+        self._growth = None
+        if goes_on and all(count == 1 for _, count, _ in rows):
+            steps = self._num_steps
+            self._growth = (self._seconds - last.seconds) / steps, (self._roof_s - last.roof_s) / steps
         self._calibrate(found, times)
-        grows = goes_on and all(count == 1 for _, count, _ in rows)
-        self._growth = Growth.between(last, now, self._num_steps) if grows else None
         same_law = law is self._law  # else the next prediction does not go on from this one
-        self._last, self._rows, self._num_steps, self._since_s = now, rows if same_law else [], 0, 0.0
-        return now
+        self._rows, self._num_steps, self._since_s = rows if same_law else [], 0, 0.0
 
     def _calibrate(self, found: tuple[float, ...], times: Times) -> None:
         """Take the record of a step, and fit the law anew if it is time."""
@@ -118,11 +111,12 @@ def bound_of(times: Times, computing: Bound) -> Bound:
 
     `computing` is what bounds the time that is left of a step without sampling and waiting.
     """
-    work_s = times.device_s - times.sampling_s - times.core_wait_s
-    overhead_s, sampling_s = times.idle_s, times.mask_s + times.sampling_s
+    device_s, overhead_s, mask_s, sampling_s, waiting_s = times
+    work_s = device_s - sampling_s - waiting_s
+    sampling_s += mask_s
     if computing == "overhead":
         overhead_s, work_s = overhead_s + work_s, 0.0
-    most_s = max(work_s, overhead_s, sampling_s, times.core_wait_s)
+    most_s = max(work_s, overhead_s, sampling_s, waiting_s)
     if most_s == work_s:
         return computing
     if most_s == overhead_s:

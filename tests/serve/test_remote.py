@@ -83,6 +83,9 @@ def test_status_follows_the_engine() -> None:
             records = [report.record for report in reports if report.record is not None]
             assert status.totals.num_tokens == sum(record.num_tokens for record in records) == 3 + 15
             assert status.totals.seconds == sum(record.seconds for record in records) > 0
+            assert list(status.records) == records
+            waited_s = sum(record.wall_s for record in records)
+            assert sum(status.totals.bound_s.values()) == pytest.approx(waited_s) != 0
             assert (reports[0].num_running, reports[-1].num_running) == (1, 0)
             assert engine.healthy(time.monotonic()) is None
         assert engine.healthy(time.monotonic()) == "the engine is stopped"
