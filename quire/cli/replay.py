@@ -135,12 +135,12 @@ def _show_verdict(verdict: ReplayResult, contents: bool) -> None:
         return
     tokens = f", {counted(verdict.num_tokens, 'token')}" if contents else ""
     print(f"{counted(verdict.num_steps, 'step')}{tokens}: {bold('equal')}")
-    if verdict.failure is not None:
-        print(f"the scheduler then failed, as it did when it was recorded: {verdict.failure}")
     if verdict.open_steps:
         steps = ", ".join(map(str, verdict.open_steps))
-        ran = "computed now without a failure" if contents else "not computed, as there are no contents"
-        print(f"planned last and not ended when the recording ends: step {steps}, {ran}")
+        ran = "computed now" if contents else "not computed, as there are no contents"
+        print(f"planned and not ended when the recording ends: step {steps}, {ran}")
+    if verdict.failure is not None:
+        print(f"failed where the recording ends: {verdict.failure}")
 
 
 def _show_times(steps: list[StepTimes]) -> None:

@@ -22,7 +22,7 @@ from quire.regular_file import read_limited
 
 MAGIC = b"quire incident 1\n"
 MAX_FILE_BYTES = 2 << 30
-MAX_SLOTS, MAX_BLOCKS = 1 << 16, 1 << 24  # that a file may ask a scheduler for
+MAX_SLOTS, MAX_BLOCKS, MAX_VOCABULARY = 1 << 16, 1 << 24, 1 << 31  # that a file may ask for
 _LENGTH = struct.Struct(">I")
 _ENCODER = msgspec.msgpack.Encoder()
 _ENTRIES = msgspec.msgpack.Decoder(list[AnyEntry])
@@ -71,6 +71,8 @@ class Header(msgspec.Struct, kw_only=True):
         sizes = self.arguments
         if not 0 < int(sizes["max_num_seqs"]) <= MAX_SLOTS or int(sizes["block_size"]) < 1:
             raise ValueError("the number of slots or the size of blocks is out of range")
+        if not 0 < self.vocab_size <= MAX_VOCABULARY:
+            raise ValueError("the size of the vocabulary is out of range")
         if sum(group.num_blocks for group in self.groups) > MAX_BLOCKS:
             raise ValueError("there are too many blocks")
         if any(min(one.num_blocks, one.window or 1, one.every or 1) < 0 for one in self.groups):
@@ -105,8 +107,9 @@ def write_incident(path: Path, incident: Incident, header: bytes, chunks: Iterab
     """Write a file that only its owner may read, whole or not at all; return its size. Raises OSError."""
     partial = path.with_suffix(".partial")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(partial, flags, 0o600)
     try:
-        with open(os.open(partial, flags, 0o600), "wb") as file:
+        with open(descriptor, "wb") as file:
             os.fchmod(file.fileno(), 0o600)  # whatever the umask
             file.write(MAGIC)
             for message in (_ENCODER.encode(incident), header, *chunks):

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from quire.engine.engine import PendingStep, StepRunner, validate
-from quire.engine.epoch_state import Epoch
+from quire.engine.epoch_state import Epoch, EpochRequest
 from quire.engine.epochs import EpochScheduler
-from quire.errors import ConfigError, RequestError, shortened
+from quire.errors import ConfigError, shortened
 from quire.recording.entries import (
     Aborted,
     Added,
@@ -59,7 +59,7 @@ class ReplayResult:
     num_tokens: int = 0  # given by the device
     difference: Difference | None = None
     open_steps: tuple[int, ...] = ()
-    failure: str | None = None  # of the scheduler, in the recording and again
+    failure: str | None = None  # of the scheduler or of an open step, where the recording ends
 
     @property
     def equal(self) -> bool:
@@ -78,6 +78,16 @@ class _Launched(NamedTuple):
     pending: PendingStep | None
 
 
+@dataclass(frozen=True, slots=True)
+class _FailedStep:
+    """A step that failed when it was launched."""
+
+    error: Exception
+
+    def result(self) -> StepResult:
+        raise self.error
+
+
 def replay(
     recording: Recording, runner: StepRunner | None, progress: Progress = lambda num_steps: None
 ) -> ReplayResult:
@@ -92,10 +102,10 @@ def replay(
             replaying.feed(entry, verdict)
             if isinstance(entry, Committed | CommittedOutline):
                 progress(verdict.num_steps)
-        verdict.open_steps = replaying.finish()
+        replaying.finish(verdict)
     except _Differs as found:
         verdict.difference = found.difference
-    except (ValueError, LookupError, ArithmeticError, RequestError) as error:
+    except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as error:
         raise ConfigError(f"{recording.where}: after {verdict.num_steps:,} steps: {error}") from None
     return verdict
 
@@ -138,12 +148,16 @@ class _Replay:
             case Committed() | CommittedOutline():
                 self._commit(entry, verdict)
 
-    def finish(self) -> tuple[int, ...]:
-        """Wait for the steps in flight; return their indices."""
-        for launched in self._launched:
-            if launched.pending is not None:
-                launched.pending.result()
-        return tuple(launched.step.index for launched in self._launched)
+    def finish(self, verdict: ReplayResult) -> None:
+        """Wait for the steps that were in flight when the recording ended."""
+        verdict.open_steps = tuple(launched.step.index for launched in self._launched)
+        for step, pending in self._launched:
+            try:
+                if pending is not None:
+                    pending.result()
+            except Exception as error:
+                verdict.failure = f"step {step.index}: {_described(error)}"
+                return
 
     def _add(self, new: NewRequest) -> None:
         validate(new, self.scheduler, self._vocab_size)
@@ -160,6 +174,8 @@ class _Replay:
             self._number_of[request.new.request_id] = int(request.new.request_id)
         if not self._began:
             self._began = True
+            for request in opened:
+                self._check_opened(request)
             self.scheduler.restore(epoch)
             self._released = epoch.released
             return
@@ -167,6 +183,16 @@ class _Replay:
         own = own._replace(released=self._released + own.released)
         for name in Epoch._fields:
             _compare(epoch.num_steps, None, f"epoch.{name}", getattr(epoch, name), getattr(own, name))
+
+    def _check_opened(self, opened: EpochRequest) -> None:
+        validate(opened.new, self.scheduler, self._vocab_size)
+        emitted = [token_id for one in opened.sequences for token_id in one.emitted]
+        if (
+            self._vocab_size is not None
+            and emitted
+            and not 0 <= min(emitted) <= max(emitted) < self._vocab_size
+        ):
+            raise ValueError("an emitted token is not in the vocabulary")
 
     def _plan(self, now_s: float, recorded: Composition | None, verdict: ReplayResult) -> None:
         try:
@@ -188,7 +214,15 @@ class _Replay:
             return
         self._released = ()
         self._contents.take(step)
-        self._launched.append(_Launched(step, self._runner.launch(step) if self._runner else None))
+        self._launched.append(_Launched(step, self._launch(step)))
+
+    def _launch(self, step: Step) -> PendingStep | None:
+        if self._runner is None:
+            return None
+        try:
+            return self._runner.launch(step)
+        except Exception as error:
+            return _FailedStep(error)
 
     def _commit(self, entry: Committed | CommittedOutline, verdict: ReplayResult) -> None:
         step, pending = self._launched.popleft()
@@ -197,7 +231,11 @@ class _Replay:
         elif pending is None:
             raise ValueError("contents without a device to compute them")
         else:
-            result = pending.result()
+            try:
+                result = pending.result()
+            except Exception as error:
+                failed = Difference(step.index, None, "device", "a result", _described(error))
+                raise _Differs(failed) from error
             finished = [sequence.finished for sequence in self.scheduler.oldest]
             _compare_results(step, entry, result, finished)
             result = StepResult(result.rows, *entry.times)
@@ -214,6 +252,10 @@ def _checked(new: NewRequest) -> NewRequest:
 def _compare(step: int, row: int | None, field: str, recorded: Any, replayed: Any) -> None:
     if recorded != replayed:
         raise _Differs(Difference(step, row, field, _short(recorded), _short(replayed)))
+
+
+def _described(error: Exception) -> str:
+    return shortened(f"{type(error).__name__}: {error}", 200)
 
 
 def _short(value: Any) -> str:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections import Counter
+from types import SimpleNamespace
 
+import pytest
 from fake_runner import FakeRunner
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -11,13 +15,17 @@ from hypothesis.stateful import precondition, rule
 from test_scheduler_machine import SchedulerMachine
 
 from quire.config import EngineConfig
+from quire.engine.caches import BlockGroup
 from quire.engine.step_law import Stage, StepLaw
+from quire.errors import ConfigError
 from quire.program.features import Feature
 from quire.recording.chunks import JournalLimits
 from quire.recording.entries import Began
 from quire.recording.incident import GroupShape, Header, Incident, Recording
 from quire.recording.journal import Journal, JournaledScheduler
-from quire.recording.replay import replay
+from quire.recording.replay import Difference, replay
+from quire.sampling_params import SamplingParams
+from quire.types import NewRequest, RowResult, StepResult, TokenLogprob
 
 TIMES = int(os.environ.get("QUIRE_TEST_TIMES", "1"))
 FAILING = ("r3", "r11")
@@ -44,6 +52,11 @@ class Recorded:
             limits = self.journal.limits
             self.journal.limits = limits._replace(epoch_bytes=limits.epoch_bytes * 3 // 2)
 
+    def recordings_of_it(self) -> Recording:
+        """The whole recording of a scheduler that was kept."""
+        self.journal.flush()
+        return self.recordings(self.scheduler)[0]
+
     def recordings(self, scheduler: JournaledScheduler) -> list[Recording]:
         header = Header(
             quire="1",
@@ -54,7 +67,7 @@ class Recorded:
             config=EngineConfig(),
             groups=tuple(map(GroupShape.of, scheduler.groups)),
             arguments=scheduler.arguments,
-            vocab_size=1 << 30,
+            vocab_size=1 << 31,
         )
         begins = [i for i, (_, kind) in enumerate(self.chunks) if kind == "epoch"]
         return [
@@ -117,3 +130,169 @@ TestRecordedMachine = RecordedMachine.TestCase
 TestRecordedMachine.settings = many(100)
 TestRedactedMachine = RedactedMachine.TestCase
 TestRedactedMachine.settings = many(100)
+
+
+class Numbers:
+    """A device whose tokens are large numbers, each another: nothing else in a recording looks like them."""
+
+    def __init__(self, first: int = 1_000_000_000) -> None:
+        self.given: list[int] = []
+        self.first = first
+
+    def launch(self, step):
+        rows = tuple(self.answer(row) for row in step.rows)
+        return SimpleNamespace(result=lambda: StepResult(rows, 1.0, 2.0))
+
+    def answer(self, row):
+        if not row.sample:
+            return RowResult()
+        self.given.append(self.first + 7919 * len(self.given))
+        return RowResult((self.given[-1],), ((TokenLogprob(self.given[-1], -0.25, 1),),))
+
+
+PROMPT = tuple(range(1_500_000_000, 1_500_000_000 + 7919 * 11, 7919))
+SECRETS = ("request-secret", "tenant-secret", "salt-secret", "grammar-secret")
+
+
+def run_history(contents: bool, device=None, num_steps: int | None = None, **options) -> Recorded:
+    """Two requests with everything that must stay secret, on a device that gives numbers."""
+    recorded = Recorded(contents, 1 << 20)
+    scheduler = JournaledScheduler(
+        recorded.journal,
+        groups=[BlockGroup(20)],
+        block_size=4,
+        max_num_seqs=2,
+        max_num_batched_tokens=8,
+        max_model_len=40,
+        **options,
+    )
+    recorded.scheduler = scheduler
+    device = recorded.device = device or Numbers()
+    params = SamplingParams(
+        max_tokens=9,
+        logprobs=0,
+        stop_token_ids=[2_000_000_011],
+        logit_bias={2_000_000_019: 1.0},
+        bad_words=[],
+    )
+    names = dict(zip(("tenant", "cache_salt", "grammar"), SECRETS[1:], strict=True))
+    for number in range(2):
+        new = NewRequest(f"{SECRETS[0]}-{number}", PROMPT, params, float(number), **names)
+        scheduler.add(new)
+    now = 10.0
+    while scheduler.has_work and num_steps != 0:
+        step = scheduler.schedule(now)
+        if num_steps is not None:
+            num_steps -= 1
+            if not num_steps:
+                break
+        scheduler.commit(step, device.launch(step).result(), now + 1)
+        now += 2
+    return recorded
+
+
+def content(recorded: Recorded) -> bytes:
+    return b"".join(chunk for chunk, _ in recorded.chunks)
+
+
+def found(recorded: Recorded) -> list[object]:
+    """Tokens and names that can be found in a recording."""
+    text = content(recorded)
+    tokens = [*PROMPT, *recorded.device.given, 2_000_000_011, 2_000_000_019]
+    names = [name for name in SECRETS if name.encode() in text]
+    return [t for t in tokens if t.to_bytes(4, "big") in text or t.to_bytes(4, "little") in text] + names
+
+
+def test_a_redacted_recording_has_no_token_and_no_name():
+    redacted, whole = run_history(False), run_history(True)
+    assert len(redacted.device.given) == 18
+    assert found(redacted) == []
+    assert set(whole.device.given) | set(PROMPT) <= set(found(whole))  # the search finds what is there
+    assert not set(SECRETS[:3]) & set(found(whole))  # ids, tenants and salts are in none
+
+
+def test_equal_prefixes_have_equal_hmacs_within_a_recording_only():
+    began = next(run_history(False).recordings_of_it().entries())
+    assert isinstance(began, Began)
+    one, two = (opened.outline.blocks for opened in began.outlines)
+    assert one == two
+    assert len(set(one)) == len(one) == 2
+    limits, kept = JournalLimits(1, 1.0), []
+    keys = [Journal(limits, lambda *chunk: kept.append(chunk), key) for key in (b"one", b"two")]
+    assert keys[0].mac(b"", b"x") != keys[1].mac(b"", b"x")
+
+
+@pytest.mark.parametrize("contents", [True, False])
+def test_a_recording_without_its_last_result_tells_which_step_was_open(contents):
+    recorded = run_history(contents, num_steps=5)
+    result = replay(recorded.recordings_of_it(), Numbers() if contents else None)
+    assert (result.equal, result.num_steps, result.open_steps) == (True, 4, (4,))
+
+
+def test_other_tokens_are_a_difference():
+    recording = run_history(True).recordings_of_it()
+    result = replay(recording, Numbers(first=1_000_000_001))
+    assert result.difference == Difference(1, 0, "token_ids", "(1000000000,)", "(1000000001,)")
+
+
+class Nudged(Numbers):
+    """The same tokens, and log-probabilities of which one differs in its last bit."""
+
+    def answer(self, row):
+        got = super().answer(row)
+        if len(self.given) != 7 or not got.logprobs:
+            return got
+        logprob = math.nextafter(-0.25, 0.0)
+        return got._replace(logprobs=((TokenLogprob(self.given[-1], logprob, 1),),))
+
+
+def test_another_bit_of_a_logprob_is_a_difference():
+    result = replay(run_history(True).recordings_of_it(), Nudged())
+    assert result.difference is not None
+    assert result.difference.field == "digest of logprobs"
+
+
+class Breaking(Numbers):
+    def answer(self, row):
+        if len(self.given) == 5:
+            raise ArithmeticError("a broken kernel")
+        return super().answer(row)
+
+
+def test_a_step_that_fails_again_is_reported():
+    device = Breaking()
+    with pytest.raises(ArithmeticError):
+        run_history(True, device)
+    assert replay(run_history(True).recordings_of_it(), Breaking()).difference.field == "device"
+
+
+@pytest.mark.parametrize("contents", [True, False])
+def test_another_scheduler_is_a_difference(contents):
+    recording = run_history(contents).recordings_of_it()
+    recording.header.arguments["max_num_batched_tokens"] = 7
+    result = replay(recording, Numbers() if contents else None)
+    assert result.difference is not None
+    assert (result.difference.step, result.difference.row, result.difference.field) == (0, 0, "count")
+
+
+@pytest.mark.parametrize("contents", [True, False])
+def test_garbage_in_place_of_a_value_is_an_error_or_a_difference(contents):
+    """Whatever one byte is changed to, nothing but a ConfigError is raised."""
+    recorded = run_history(contents)
+    outcomes = Counter()
+    for number in range(0, len(content(recorded)), 7):
+        changed, position = Recorded(contents), number
+        changed.scheduler = recorded.scheduler
+        for chunk, kind in recorded.chunks:
+            if 0 <= position < len(chunk):
+                flipped = chunk[position] ^ (0x55 if number % 2 else 0x01)
+                chunk = chunk[:position] + bytes([flipped]) + chunk[position + 1 :]
+            position -= len(chunk)
+            changed.chunks.append((chunk, kind))
+        try:
+            result = replay(changed.recordings_of_it(), Numbers() if contents else None)
+        except ConfigError:
+            outcomes["error"] += 1
+        else:
+            outcomes["equal" if result.equal else "different"] += 1
+    assert min(outcomes["error"], outcomes["different"]) > 10

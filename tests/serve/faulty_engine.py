@@ -10,15 +10,15 @@ import os
 import signal
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.build import Built, build
 from quire.engine.engine import PendingStep, StepRunner
 from quire.server.engine_process import main
-from quire.types import Step
+from quire.types import Failure, RowResult, Step, StepResult
 
-KILL, RAISE, HANG, GARBAGE, SLEEP = range(300, 305)  # prompts that begin with these
+KILL, RAISE, HANG, GARBAGE, SLEEP, FAIL = range(300, 306)  # prompts that begin with these
 SLEEP_S = 1.5
 
 
@@ -34,7 +34,19 @@ class FaultyRunner:
             if row.token_ids:
                 misbehave(row.token_ids[0])
         time.sleep(self.step_s)
-        return self.runner.launch(step)
+        failing = any(row.token_ids[:1] == (FAIL,) for row in step.rows)
+        return Failing(self.runner.launch(step)) if failing else self.runner.launch(step)
+
+
+@dataclass
+class Failing:
+    """A step whose rows all fail."""
+
+    pending: PendingStep
+
+    def result(self) -> StepResult:
+        result = self.pending.result()
+        return replace(result, rows=(RowResult(error=Failure("logits are not numbers")),) * len(result.rows))
 
 
 def misbehave(token_id: int) -> None:
