@@ -127,9 +127,9 @@ def many(max_examples: int) -> settings:
 
 
 TestRecordedMachine = RecordedMachine.TestCase
-TestRecordedMachine.settings = many(100)
+TestRecordedMachine.settings = many(60)
 TestRedactedMachine = RedactedMachine.TestCase
-TestRedactedMachine.settings = many(100)
+TestRedactedMachine.settings = many(60)
 
 
 class Numbers:
