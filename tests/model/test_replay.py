@@ -120,7 +120,7 @@ class Incidents:
     def recording(self, header: Header, folder: Path) -> Recording:
         """What a file with all epochs, or without the first ones, gives."""
         begins = [index for index, (_, kind) in enumerate(self.chunks) if kind == "epoch"]
-        first = self.rng.choice(begins[: len(begins) // 2 + 1])
+        first = self.rng.choice(begins[: len(begins) // 4 + 1])
         path = folder / "x.quire-incident"
         path.unlink(missing_ok=True)
         content = msgspec.msgpack.encode(header)
@@ -161,13 +161,13 @@ def test_incidents_of_the_demo_model_replay(grammar: str, tmp_path: Path) -> Non
         assert result.equal, f"seed {seed}: {result.difference}"
         assert result.num_steps
         found += counts(incidents, recording, scheduler)
-    assert min(found[name] for name in ("Began", "Aborted", "Drafted", "Added", "Outlined")) > 2
+    assert min(found[name] for name in ("Began", "Aborted", "Drafted", "Added", "Outlined")) > 1, found
     assert found["several"]
 
 
 def test_incidents_of_windows_and_states_replay(tmp_path: Path) -> None:
     found = Counter[str]()
-    for seed in range(5 * TIMES):
+    for seed in range(6 * TIMES):
         contents = seed % 3 != 2
         incidents = Incidents(seed, contents)
         program, sizes = mixed(), {"num_blocks": 8, "num_windowed": 8, "num_snapshots": 5}
