@@ -6,8 +6,8 @@
 
 Runs come in pairs: an answer alone, and one during which a prompt comes; in half of the pairs the other way
 round. A pair's error is interference / (time with - time without) - 1, of which the second is as noisy as the
-machine: its spread between answers alone is printed beside. An answer alone must report none at all. Before,
-warm-up steps of many sizes let the engine calibrate its law.
+machine: its spread between answers alone is printed beside, and medians decide. An answer alone must report
+none at all. Before, warm-up steps of many sizes let the engine calibrate its law.
 """
 
 from __future__ import annotations
@@ -98,12 +98,16 @@ def report(alone: list[RequestMetrics], beside: list[RequestMetrics], with_strea
         prompts_ms = other.prefill_interference_s * 1e3
         figures = (total_s(one) * 1e3, total_s(other) * 1e3, more * 1e3, said * 1e3)
         print(" ".join(f"{figure:9.1f}" for figure in figures), f"{prompts_ms:11.1f} {errors[-1]:+7.1%}")
-    error = sum(told) / sum(added) - 1
+    error = statistics.median(told) / statistics.median(added) - 1
     within = sum(abs(one) <= ERROR for one in errors)
     spread = statistics.stdev(map(total_s, alone)) / statistics.mean(map(total_s, alone))
     lone = max(share / total_s(times) for share, times in zip(own, alone, strict=True))
-    print(f"over all pairs {error:+.1%}; median {statistics.median(errors):+.1%}; {within} of {len(errors)}")
-    print(f"pairs within {ERROR:.0%}; answers alone vary by {spread:.1%} (standard deviation)")
+    print(
+        f"told over added, by medians: {error:+.1%}; median error of pairs {statistics.median(errors):+.1%}"
+    )
+    print(
+        f"{within} of {len(errors)} pairs within {ERROR:.0%}; answers alone vary by {spread:.1%} (std. dev.)"
+    )
     if with_streams:
         return abs(error) <= ERROR
     print(f"interference of an answer alone: at most {lone:.2%} (bound {LONE_SHARE:.0%})")
