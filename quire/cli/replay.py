@@ -70,12 +70,12 @@ def run(args: argparse.Namespace) -> int:
             _show_times(figures.steps)
         return 0
     changes = engine_options(args) | ({"model": args.model} if args.model else {})
-    verdict = _replay(recording, figures, changes, quiet=args.json)
+    outcome = _replay(recording, figures, changes, quiet=args.json)
     if args.json:
-        print(json.dumps(_as_dict(recording, figures) | _verdict_as_dict(verdict), indent=2))
+        print(json.dumps(_as_dict(recording, figures) | _outcome_as_dict(outcome), indent=2))
     else:
-        _show_verdict(verdict, recording.header.contents)
-    return 0 if verdict.equal else 1
+        _show_outcome(outcome, recording.header.contents)
+    return 0 if outcome.equal else 1
 
 
 def _replay(recording: Recording, figures: Figures, changes: dict[str, Any], quiet: bool) -> ReplayResult:
@@ -129,18 +129,18 @@ def _show_contents(recording: Recording, figures: Figures) -> None:
     print(f"  {', '.join(parts)}")
 
 
-def _show_verdict(verdict: ReplayResult, contents: bool) -> None:
-    if verdict.difference is not None:
-        print(f"{bold('different')} after {counted(verdict.num_steps, 'equal step')}: {verdict.difference}")
+def _show_outcome(outcome: ReplayResult, contents: bool) -> None:
+    if outcome.difference is not None:
+        print(f"{bold('different')} after {counted(outcome.num_steps, 'equal step')}: {outcome.difference}")
         return
-    tokens = f", {counted(verdict.num_tokens, 'token')}" if contents else ""
-    print(f"{counted(verdict.num_steps, 'step')}{tokens}: {bold('equal')}")
-    if verdict.open_steps:
-        steps = ", ".join(map(str, verdict.open_steps))
+    tokens = f", {counted(outcome.num_tokens, 'token')}" if contents else ""
+    print(f"{counted(outcome.num_steps, 'step')}{tokens}: {bold('equal')}")
+    if outcome.open_steps:
+        steps = ", ".join(map(str, outcome.open_steps))
         ran = "computed now" if contents else "not computed, as there are no contents"
         print(f"planned and not ended when the recording ends: step {steps}, {ran}")
-    if verdict.failure is not None:
-        print(f"failed where the recording ends: {verdict.failure}")
+    if outcome.failure is not None:
+        print(f"failed where the recording ends: {outcome.failure}")
 
 
 def _show_times(steps: list[StepTimes]) -> None:
@@ -189,13 +189,13 @@ def _as_dict(recording: Recording, figures: Figures) -> dict[str, Any]:
     }
 
 
-def _verdict_as_dict(verdict: ReplayResult) -> dict[str, Any]:
-    difference = verdict.difference
+def _outcome_as_dict(outcome: ReplayResult) -> dict[str, Any]:
+    difference = outcome.difference
     return {
-        "equal": verdict.equal,
-        "num_steps": verdict.num_steps,
-        "num_tokens": verdict.num_tokens,
+        "equal": outcome.equal,
+        "num_steps": outcome.num_steps,
+        "num_tokens": outcome.num_tokens,
         "difference": None if difference is None else difference._asdict(),
-        "open_steps": verdict.open_steps,
-        "failure": verdict.failure,
+        "open_steps": outcome.open_steps,
+        "failure": outcome.failure,
     }

@@ -96,18 +96,18 @@ def replay(
     `runner` computes the steps of a recording with contents. Raises ConfigError for entries that no scheduler
     can have given.
     """
-    replaying, verdict = _Replay(recording.header, runner), ReplayResult()
+    replaying, outcome = _Replay(recording.header, runner), ReplayResult()
     try:
         for entry in recording.entries():
-            replaying.feed(entry, verdict)
+            replaying.feed(entry, outcome)
             if isinstance(entry, Committed | CommittedOutline):
-                progress(verdict.num_steps)
-        replaying.finish(verdict)
+                progress(outcome.num_steps)
+        replaying.finish(outcome)
     except _Differs as found:
-        verdict.difference = found.difference
+        outcome.difference = found.difference
     except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as error:
-        raise ConfigError(f"{recording.where}: after {verdict.num_steps:,} steps: {error}") from None
-    return verdict
+        raise ConfigError(f"{recording.where}: after {outcome.num_steps:,} steps: {error}") from None
+    return outcome
 
 
 class _Replay:
@@ -127,12 +127,12 @@ class _Replay:
         self._launched: deque[_Launched] = deque()
         self._number_of: dict[str, int] = {}
 
-    def feed(self, entry: AnyEntry, verdict: ReplayResult) -> None:
+    def feed(self, entry: AnyEntry, outcome: ReplayResult) -> None:
         """Repeat a call and compare what it gives."""
         scheduler = self.scheduler
         match entry:
             case Began():
-                self._begin(entry, verdict.num_steps)
+                self._begin(entry, outcome.num_steps)
             case Added(request):
                 self._add(_checked(request))
             case Outlined(outline):
@@ -144,19 +144,19 @@ class _Replay:
             case Calibrated(law):
                 scheduler.calibrate(law)
             case Planned(now_s, composition):
-                self._plan(now_s, composition, verdict)
+                self._plan(now_s, composition, outcome)
             case Committed() | CommittedOutline():
-                self._commit(entry, verdict)
+                self._commit(entry, outcome)
 
-    def finish(self, verdict: ReplayResult) -> None:
+    def finish(self, outcome: ReplayResult) -> None:
         """Wait for the steps that were in flight when the recording ended."""
-        verdict.open_steps = tuple(launched.step.index for launched in self._launched)
+        outcome.open_steps = tuple(launched.step.index for launched in self._launched)
         for step, pending in self._launched:
             try:
                 if pending is not None:
                     pending.result()
             except Exception as error:
-                verdict.failure = f"step {step.index}: {_described(error)}"
+                outcome.failure = f"step {step.index}: {_described(error)}"
                 return
 
     def _add(self, new: NewRequest) -> None:
@@ -194,13 +194,13 @@ class _Replay:
         ):
             raise ValueError("an emitted token is not in the vocabulary")
 
-    def _plan(self, now_s: float, recorded: Composition | None, verdict: ReplayResult) -> None:
+    def _plan(self, now_s: float, recorded: Composition | None, outcome: ReplayResult) -> None:
         try:
             step = self.scheduler.schedule(now_s)
         except RuntimeError as error:
             if recorded is not None:
                 raise _Differs(Difference(recorded.number, None, "scheduler", "a plan", str(error))) from None
-            verdict.failure = str(error)
+            outcome.failure = str(error)
             return
         replayed = composition_of(step, self._number_of) if step is not None else None
         if replayed is not None and self._released:
@@ -224,7 +224,7 @@ class _Replay:
         except Exception as error:
             return _FailedStep(error)
 
-    def _commit(self, entry: Committed | CommittedOutline, verdict: ReplayResult) -> None:
+    def _commit(self, entry: Committed | CommittedOutline, outcome: ReplayResult) -> None:
         step, pending = self._launched.popleft()
         if isinstance(entry, CommittedOutline):
             result = self._contents.result(step, entry)
@@ -240,8 +240,8 @@ class _Replay:
             _compare_results(step, entry, result, finished)
             result = StepResult(result.rows, *entry.times)
         outputs = self.scheduler.commit(step, result, entry.now_s)
-        verdict.num_steps += 1
-        verdict.num_tokens += sum(len(output.token_ids) for output in outputs)
+        outcome.num_steps += 1
+        outcome.num_tokens += sum(len(output.token_ids) for output in outputs)
 
 
 def _checked(new: NewRequest) -> NewRequest:
