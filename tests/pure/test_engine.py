@@ -6,11 +6,16 @@ import pytest
 from fake_runner import FakeRunner, Received
 
 from quire.engine.caches import BlockGroup
-from quire.engine.engine import Engine
+from quire.engine.engine import Engine, step
+from quire.engine.meter import Verdict
 from quire.engine.scheduler import Scheduler
+from quire.engine.step_law import StepLaw
 from quire.errors import EngineDead, RequestError
+from quire.program.features import LEADING
 from quire.sampling_params import SamplingParams
 from quire.types import NewRequest
+
+LAW = StepLaw(LEADING, (), (0.1, 0.0, 0.0, 0.0), ())
 
 
 class Clock:
@@ -133,6 +138,27 @@ def test_every_step_leaves_a_record():
     while engine.has_work:
         engine.step()
     assert len(engine.records) == 3
+
+
+class CountingMeter:
+    """A meter with a new law after the second step, and no verdicts."""
+
+    num_steps = 0
+
+    def judge(self, step, times):
+        self.num_steps += 1
+        return Verdict()
+
+    def new_law(self):
+        return LAW if self.num_steps == 2 else None
+
+
+def test_a_new_law_is_reported_with_the_step_that_it_comes_with():
+    engine = make_engine(meter=CountingMeter())
+    engine.add(ask("a", max_tokens=4, ignore_eos=True))
+    reports = [step(engine)[1] for _ in range(4)]
+    assert [report.law for report in reports] == [None, LAW, None, None]
+    assert engine.scheduler.law is LAW
 
 
 def test_a_failure_of_the_runner_kills_the_engine():

@@ -20,6 +20,8 @@ from quire.config import EngineConfig
 from quire.engine.caches import BlockGroup
 from quire.engine.request_limits import RequestLimits
 from quire.engine.status import Facts, StepReport
+from quire.engine.step_law import Stage, StepLaw
+from quire.program.features import Feature
 from quire.server import engine_messages as messages
 from quire.server import engine_process
 from quire.server.engine_child import COMMAND
@@ -40,7 +42,9 @@ from quire.server.engine_messages import (
 from quire.types import Failure, NewRequest, Output, Record, RequestMetrics, TokenLogprob
 
 RECORD = Record(7, 2, 65, 3, 100, 16, 1, 0.1 + 0.2)
-REPORT = StepReport(RECORD, 2, 3, 100)
+STAGE = Stage((0.1, 0.2), (0.3, 0.4), "products", "cache", "int8")
+LAW = StepLaw((Feature("one"), Feature("experts", 0, 2, 8)), (STAGE,), (0.5, 0.0), (STAGE,), 0.1 + 0.2, 1.5)
+REPORT = StepReport(RECORD, 2, 3, 100, LAW)
 FACTS = Facts({"isa": "avx2"}, RequestLimits(64, (BlockGroup(10), BlockGroup(5, 32)), 16, 64, 500), 128)
 PICKLE = b"cposix\nsystem\n(S'touch canary'\ntR."
 
