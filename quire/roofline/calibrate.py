@@ -18,7 +18,7 @@ from quire.program.features import LOGITS, ONE, ROWS, TOKENS
 MAX_RECORDS, CLASS_RECORDS = 512, 16  # kept, of all classes and of one
 NUM_LATEST = 512  # records of which host_s and tail are taken,
 NUM_LONGEST = 64  # of the tail, at least so many of the longest
-ROUNDS = 12
+ROUNDS, MAX_EXCHANGES = 12, 40  # of a fit; usual are one to five exchanges in each round
 DISTURBED = 0.02  # of the time of a step: above it, a record counts for less
 OVERHEAD = (ONE, ROWS, LOGITS)  # a token adds to arithmetic only
 USUAL = 0.02  # relative error of a record that counts fully in any case
@@ -172,20 +172,23 @@ def _least_squares(columns: Array, weights: Array, assumed: Array, certainty: Ar
     pull = np.where(certainty > 0, certainty * weights.sum(), SHRINKAGE * np.diag(gram) + 1e-12)
     gram, target = gram + np.diag(pull), target + pull * assumed
     unit = 1 / np.sqrt(np.diag(gram))
-    return unit * _nonnegative(gram * unit * unit[:, None], target * unit)
+    scaled = gram * unit * unit[:, None] + 1e-9 * np.eye(len(unit))  # definite, whatever is recorded
+    return np.asarray(unit * _nonnegative(scaled, target * unit))
 
 
 def _nonnegative(gram: Array, target: Array) -> Array:
     """Return the x >= 0 that minimizes x gram x / 2 - target x (Murty's method); gram is definite."""
     free = np.ones(len(target), bool)
-    while True:
-        found = np.zeros(len(target))
+    found = np.zeros(len(target))
+    for _ in range(MAX_EXCHANGES):
+        found[:] = 0.0
         found[free] = np.linalg.solve(gram[np.ix_(free, free)], target[free])
         wrong = np.where(free, found < 0, target - gram @ found > 1e-9)
         if not wrong.any():
-            return found
+            break
         last = np.flatnonzero(wrong)[-1]
         free[last] = not free[last]
+    return np.maximum(found, 0.0)
 
 
 def _seconds(law: StepLaw, found: Array) -> Array:

@@ -81,7 +81,8 @@ def fold(
     data type of an op's operations (Device.arithmetic_of). Rows are multiplied in tiles of `tile_rows`: no
     cost counts those, but they become a feature, since times may grow with them.
     """
-    load = _FormalLoad((), 0, kv_itemsize, kv_scale_bytes)
+    nothing: Any = None  # an op that looks at rows instead of features fails
+    load = _FormalLoad(nothing, nothing, kv_itemsize, kv_scale_bytes)
     costs: dict[tuple[PartName, str], Cost] = {}
     for op in program:
         key = _part(op), arithmetic(op)

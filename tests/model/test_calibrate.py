@@ -151,6 +151,23 @@ def test_records_are_bounded_for_all_kinds_of_steps() -> None:
     assert calibration.num_records == MAX_RECORDS
 
 
+@pytest.mark.parametrize("unit_s", [1e-9, 1e-3, 1e4])
+@pytest.mark.parametrize("count", [1, 2, 40])
+def test_whatever_is_recorded_gives_a_law(unit_s: float, count: int) -> None:
+    """Times that no machine has, equal ones, and ones that have nothing to do with the steps."""
+    for name in ("llama", "mixtral"):
+        roof, rng = roof_of(name), random.Random(count)
+        calibrations = [Calibration(roof), Calibration(roof)]
+        for _ in range(count):
+            found = roof.values(*step_of(rng))
+            calibrations[0].add(found, unit_s, unit_s)
+            calibrations[1].add(found, unit_s * rng.expovariate(1), 0.0, rng.choice((0.0, 0.9 * unit_s)))
+        for calibration in calibrations:
+            law = calibration.law()
+            numbers = [law.seconds(law.values(*step_of(rng))), law.host_s, law.tail]
+            assert all(0 <= one < 1e9 for one in numbers)
+
+
 def test_disturbed_steps_count_without_their_wait() -> None:
     roof, rng = roof_of("llama"), random.Random(0)
     truth = slowed(roof, 1.3, 1.6, 0.0, [5e-4, 0.0, 0.0, 0.0])

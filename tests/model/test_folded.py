@@ -124,3 +124,16 @@ def test_a_cost_that_is_no_sum_of_features_is_refused() -> None:
     program = b.program(b.sampled_rows(b.record(Odd(b.value((4,)), x, WeightSpec("w", (4, 8), ("w",)))).out))
     with pytest.raises(TypeError, match="unsupported operand"):
         fold(program, nbytes)
+
+
+def test_a_cost_that_looks_at_rows_is_refused() -> None:
+    class Looping(Linear):
+        def flops(self, load: Load) -> float:
+            return sum(count for _, count in load.rows)
+
+    b = Builder()
+    x = b.embed(Names("e"), 32, 8)
+    weight = WeightSpec("w", (4, 8), ("w",))
+    program = b.program(b.sampled_rows(b.record(Looping(b.value((4,)), x, weight)).out))
+    with pytest.raises(TypeError, match="not iterable"):
+        fold(program, nbytes)
