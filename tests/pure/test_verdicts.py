@@ -18,7 +18,7 @@ from quire.program.features import LEADING, Feature
 from quire.roofline.meter import RENEWAL_S, StepMeter, bound_of
 from quire.roofline.verdicts import by_bound, share_in_words, table
 from quire.sampling_params import SamplingParams
-from quire.types import NewRequest, Record, Row, Step, StepResult
+from quire.types import Admission, NewRequest, Record, Row, Step, StepResult
 
 FEATURES = (*LEADING, Feature("positions"), Feature("pairs"))
 # Seconds by feature: one, rows, tokens, logits, positions, pairs. Weights take 2 ms to read.
@@ -158,11 +158,12 @@ def test_predictions_are_renewed() -> None:
 
     meter = StepMeter(Counting(*LAW))
 
-    def judge(first: int, *slots: int, count: int = 1) -> list[int]:
+    def judge(first: int, *slots: int, count: int = 1, admitted: tuple[Admission, ...] = ()) -> list[int]:
         """The number of predictions by step, of four steps with rows in these slots."""
         before, found = counted, []
         for i in range(4):
-            meter.judge(Step(0, tuple(Row(slot, first + i, count) for slot in slots)), times)
+            rows = tuple(Row(slot, first + i, count) for slot in slots)
+            meter.judge(Step(0, rows, admitted if i == 0 else ()), times)
             found.append(counted - before)
             before = counted
         return found
@@ -171,6 +172,9 @@ def test_predictions_are_renewed() -> None:
     assert judge(14, 0, 1) == [0, 0, 1, 0]  # the fifth since the last prediction
     assert judge(18, 0, 1, 2) == [1, 1, 0, 0]
     assert judge(20, 2, count=5) == [1, 1, 1, 1]
+    assert judge(10, 2) == [1, 1, 0, 0]
+    another = Admission(2, "b", 0, SamplingParams(), (), 1)
+    assert judge(1, 2, admitted=(another,)) == [1, 1, 0, 0]  # with the slot that the last one had
 
 
 def test_without_a_law_only_other_causes_than_computing_are_named() -> None:
@@ -195,6 +199,18 @@ def test_without_a_law_only_other_causes_than_computing_are_named() -> None:
 )
 def test_the_largest_part_names_a_step(times: Times, computing: str, bound: str) -> None:
     assert bound_of(times, computing) == bound  # type: ignore[arg-type]
+
+
+def test_a_record_has_the_parts_of_a_step() -> None:
+    """The time of masks is neither the device's nor idle; no time is counted twice."""
+    machine = Machine(lambda result: longer(result, 0.003, mask_s=0.003, sampling_s=2e-5, core_wait_s=3e-5))
+    began_s = machine.now_s
+    steps = run(machine, 100, 20)
+    for step in steps:
+        assert (step.mask_s, step.sampling_s, step.core_wait_s) == (0.003, 2e-5, 3e-5)
+        assert step.idle_s == pytest.approx(machine.gap_s)
+        assert step.device_s < 0.015
+    assert sum(step.wall_s for step in steps) == pytest.approx(machine.now_s - began_s)
 
 
 def test_the_scheduler_gets_the_law() -> None:
