@@ -43,7 +43,7 @@ def heading(summary: Summary, run: LoadRun, goal: Goal) -> str:
     if goal:
         share = summary.good / max(len(run.timelines), 1)
         lines.append(f"goodput {summary.per_s(summary.good):.2f} requests/s ({goal}: {share:.1%} kept it)")
-    if tokens:
+    if tokens and run.cpu_s:
         share = run.cpu_s / summary.duration_s
         lines.append(
             f"this client: {1e6 * run.cpu_s / tokens:.0f} µs of CPU a token, {share:.0%} of one core"

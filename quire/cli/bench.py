@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable
 from typing import Any
 
+from quire.cli.load_flags import GOAL, AddFlag, add_arrival_flags, add_length_flags
 from quire.cli.option_types import FRACTION, TEXT, WHOLE, OptionType, Repeated, choice_of
-from quire.errors import ConfigError
 
 URL = "http://127.0.0.1:8000"
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions")
@@ -32,8 +31,6 @@ clients see them. Flags and figures are those of `vllm bench serve` where it has
 WORDS = """MODEL    start `quire serve MODEL` for the test, with the flags that follow `--`; without MODEL,
          the server at --base-url is tested"""
 
-_Add = Callable[..., argparse.Action]
-
 
 def add_parser(commands: Any) -> None:
     """Register the command."""
@@ -55,7 +52,7 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(function=bench, parser=parser)
 
 
-def _add_server_flags(add: _Add) -> None:
+def _add_server_flags(add: AddFlag) -> None:
     text = f"address of the server (default: {URL}); its key is read from OPENAI_API_KEY or QUIRE_API_KEY"
     add("--base-url", type=TEXT, metavar="URL", help=text)
     add("--model", type=TEXT, metavar="NAME", help="model to ask for (default: the first that it lists)")
@@ -66,18 +63,10 @@ def _add_server_flags(add: _Add) -> None:
     add("--no-stream", action="store_true", default=None, help=text)
 
 
-def _add_request_flags(add: _Add) -> None:
-    add("--random-input-len", type=WHOLE, metavar="N", help="tokens of prompts (default: 512)")
-    add("--random-output-len", type=WHOLE, metavar="N", help="tokens of answers (default: 128)")
-    text = "share by which both lengths vary around their means, such as 0.5 (default: 0)"
-    add("--random-range-ratio", type=FRACTION, metavar="X", help=text)
-    add("--random-prefix-len", type=WHOLE, metavar="N", help="further tokens that prompts share (default: 0)")
-    add("--num-prefixes", type=WHOLE, metavar="N", help="number of different shared prefixes (default: 1)")
+def _add_request_flags(add: AddFlag) -> None:
+    add_length_flags(add)
     text = 'prompts from a file: JSON lines with "prompt" or "messages", or ShareGPT\'s JSON'
     add("--dataset-path", type=TEXT, metavar="FILE", help=text)
-    text = "arrivals and lengths from a file: Azure's CSV, Mooncake's JSON lines, or JSON lines with "
-    add("--trace", type=TEXT, metavar="FILE", help=text + "prompt_len, output_len and arrival_ms")
-    add("--speed", type=FRACTION, metavar="X", help="replay the trace this many times as fast (default: 1)")
     text = "shorten the requests of a trace to this many tokens (default: what the server can take)"
     add("--max-model-len", type=WHOLE, metavar="N", help=text)
     add("--temperature", type=FRACTION, metavar="X", help="sampling temperature (default: 0)")
@@ -88,26 +77,25 @@ def _add_request_flags(add: _Add) -> None:
     add("--seed", type=WHOLE, metavar="N", help=text)
 
 
-def _add_load_flags(add: _Add) -> None:
+def _add_load_flags(add: AddFlag) -> None:
     text = (
         "number of requests (default: 100, or what --duration allows); with --rates and --goal, of each trial"
     )
     add("--num-prompts", type=WHOLE, metavar="N", help=text)
     text = "send requests for this time; with --rates and --goal, at least this long (default: 10)"
     add("--duration", type=FRACTION, metavar="S", help=text)
-    add("--request-rate", type=FRACTION, metavar="R", help="requests a second, by a Poisson process")
-    add("--max-concurrency", type=WHOLE, metavar="N", help="maximum number of open requests")
+    add_arrival_flags(add)
     add("--inject-long-prompt", type=WHOLE, metavar="N", help="send a prompt of N tokens beside the load")
     add("--at", type=FRACTION, metavar="S", help="when to send it (default: 5)")
     text = "requests a second of several trials, such as 1,2,4"
     add("--rates", type=_RATES, metavar="R,R", help=text)
     text = "limits of latency; without any load flag, search the highest request rate that keeps them"
-    add("--goal", type=_GOAL, metavar="GOAL", help=text)
+    add("--goal", type=GOAL, metavar="GOAL", help=text)
     text = "rounds of --rates or of the search, each with other arrivals (default: 1 or 3)"
     add("--repeats", type=WHOLE, metavar="N", help=text)
 
 
-def _add_report_flags(add: _Add) -> None:
+def _add_report_flags(add: AddFlag) -> None:
     text = "the goal in vLLM's spelling, such as ttft:500 tpot:50: milliseconds that each request must keep"
     add("--goodput", type=TEXT, nargs="+", action=Repeated, metavar="KEY:MS", help=text)
     add("--json", type=TEXT, metavar="FILE", help="write all figures to FILE")
@@ -137,15 +125,6 @@ def bench(args: argparse.Namespace) -> int:
         return run(plan, output, url)
 
 
-def _goal(text: str) -> Any:
-    from quire.goals import Goal
-
-    try:
-        return Goal.parse(text)
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(f"{error.message}\nhint: {error.hint}") from None
-
-
 def _rates(text: str) -> tuple[float, ...]:
     try:
         rates = tuple(float(part) for part in text.split(","))
@@ -166,6 +145,5 @@ def _object(text: str) -> dict[str, Any]:
     return found
 
 
-_GOAL = OptionType("a goal", (str,), _goal)
 _RATES = OptionType("a list of rates such as 1,2,4", (str, int, float), _rates)
 _OBJECT = OptionType("a JSON object", (str,), _object)

@@ -6,7 +6,7 @@ import argparse
 from typing import Any, NoReturn
 
 from quire import __version__
-from quire.cli import batch, bench, cache, inspect, plan, probe, replay, run, serve
+from quire.cli import batch, bench, cache, inspect, plan, probe, replay, run, serve, simulate
 from quire.cli.option_types import TEXT
 from quire.cli.options import check_option
 from quire.cli.terminal import complain
@@ -25,6 +25,7 @@ EXAMPLES = """examples:
   quire plan Qwen/Qwen3-8B --machine L40S    predicted speed, what fits, and what reaches a goal
   quire probe                                measure this machine's memory bandwidth and arithmetic
   quire bench --goal "itl_p99<50ms"          the highest rate of requests that keeps a goal
+  quire simulate demo --request-rate 4       predict the latencies of a load
   quire cache ls                             list the packed weights kept on disk
   quire help run                             show all flags of a command
   quire replay FILE                          repeat a recorded run of a server, and compare every step
@@ -117,7 +118,7 @@ def _make_parsers() -> tuple[CommandParser, dict[str, CommandParser]]:
     )
     parser.add_argument("--version", action="version", version=f"quire {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (run, serve, batch, bench, inspect, plan, probe, cache, replay):
+    for command in (run, serve, batch, bench, inspect, plan, simulate, probe, cache, replay):
         command.add_parser(commands)
     for made in commands.choices.values():
         made.add_argument("--config", type=TEXT, metavar="FILE", help=CONFIG)

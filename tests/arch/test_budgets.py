@@ -56,7 +56,7 @@ ROOMS = (
         ("text", "grammar", "sandbox"),
     ),
     Room("formats", 1_250, "reading checkpoints, and storing weights in fewer bits", ("weights", "quantize")),
-    Room("cli", 3_000, "the commands of `quire`, their options and their help", ("cli",)),
+    Room("cli", 3_200, "the commands of `quire`, their options and their help", ("cli",)),
     Room(
         "explained",
         3_200,
