@@ -100,10 +100,8 @@ class EpochScheduler(Scheduler):
 
 
 def _forget_blocks(sequence: Sequence) -> None:
-    """Drop the hashes of blocks and what the last attempt at admission found."""
+    """Drop the hashes of blocks, and what the last attempt at admission found."""
     sequence.chain, sequence.num_wanted = [], ()
-    sequence.num_found = sequence.num_usable = sequence.free_after = 0
-    sequence.num_revived = sequence.num_entered = -1
 
 
 def _name(sequence: Sequence) -> SequenceName:
