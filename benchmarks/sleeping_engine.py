@@ -21,6 +21,7 @@ from quire.server import lifecycle
 from quire.server.engine_process import main
 
 LAW_MS = "4,0.02,0.2"
+TOKEN_ID = 300  # a word of the demo model: clients see no text of control tokens
 
 
 def law_of(text: str) -> StepLaw:
@@ -40,7 +41,7 @@ def use(law_ms: str = LAW_MS) -> None:
 def sleeping_build(*args: Any) -> Built:
     """Build the engine, and replace its runner."""
     built = build(*args)
-    built.engine.runner = SleepingRunner(law_of(sys.argv[1]), time.monotonic, time.sleep)
+    built.engine.runner = SleepingRunner(law_of(sys.argv[1]), time.monotonic, time.sleep, TOKEN_ID)
     return built
 
 

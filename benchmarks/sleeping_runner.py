@@ -26,15 +26,19 @@ class SleepingStep:
         """Sleep until the step has ended."""
         while (rest_s := self.ended_s - self.runner.clock()) > 0:
             self.runner.sleep(rest_s)
-        rows = tuple(RowResult((0,)) if row.sample else RowResult() for row in self.step.rows)
+        rows = tuple(
+            RowResult((self.runner.token_id,)) if row.sample else RowResult() for row in self.step.rows
+        )
         return StepResult(rows, self.began_s, self.ended_s)
 
 
 class SleepingRunner:
-    """Computes one step after the other, by sleeping."""
+    """Computes one step after the other, by sleeping. Every row samples the same token."""
 
-    def __init__(self, law: StepLaw, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
-        self.law, self.clock, self.sleep = law, clock, sleep
+    def __init__(
+        self, law: StepLaw, clock: Callable[[], float], sleep: Callable[[float], None], token_id: int = 0
+    ) -> None:
+        self.law, self.clock, self.sleep, self.token_id = law, clock, sleep, token_id
         self._free_s = 0.0
 
     def launch(self, step: Step) -> SleepingStep:

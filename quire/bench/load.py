@@ -121,6 +121,7 @@ def _requests(
     if load.dataset_path:
         found = file_requests(load.dataset_path, load.random_output_len)
     else:
+        _check_lengths(load, longest)
         found = random_requests(_lengths(load), words, load.seed, salt)
     if load.is_open:
         if load.num_prompts or not load.duration:
@@ -133,6 +134,17 @@ def _requests(
 
 def _count(load: LoadOptions) -> int:
     return sys.maxsize if load.duration or load.dataset_path else DEFAULT_PROMPTS
+
+
+def _check_lengths(load: LoadOptions, longest: int | None) -> None:
+    """Raise ConfigError if the longest random request is longer than the server can take."""
+    most = (1 + load.random_range_ratio) * (load.random_input_len + load.random_output_len)
+    if longest and load.random_prefix_len + int(most) > longest:
+        raise ConfigError(
+            f"prompts and answers of up to {load.random_prefix_len + int(most):,} tokens exceed the server's "
+            f"context of {longest:,}",
+            "lower --random-input-len or --random-output-len",
+        )
 
 
 def _lengths(load: LoadOptions) -> Lengths:

@@ -151,7 +151,7 @@ def _gap_line(title: str, spread: Spread | None) -> str:
 
 def shown_ms(value: float) -> str:
     """Return milliseconds with three digits or so."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
 def as_json(run: LoadRun, goal: Goal, settings: dict[str, Any], detailed: bool = False) -> dict[str, Any]:

@@ -172,7 +172,9 @@ def _title(plan: BenchPlan, target: Target) -> str:
         requests = f"requests of {load.trace or load.dataset_path}"
     else:
         requests = f"prompts of {load.random_input_len} tokens, answers of {load.random_output_len}"
-    if plan.searches or plan.rates:
+    if plan.searches:
+        arrivals = f"searching the highest rate that keeps {plan.goal}"
+    elif plan.rates:
         arrivals = "at several rates"
     elif load.is_open:
         arrivals = f"{load.request_rate:g} requests/s" if not load.trace else f"{load.speed:g} times as fast"

@@ -100,3 +100,12 @@ def test_a_file_that_is_no_trace_is_named(tmp_path: Path, text: str | None) -> N
         path.write_text(text)
     with pytest.raises(ConfigError, match=r"trace\.jsonl"):
         made(LoadOptions(trace=path))
+
+
+def test_random_requests_that_the_server_cannot_take_are_refused() -> None:
+    load = LoadOptions(random_input_len=60, random_output_len=40)
+    assert made(load, longest=100)
+    with pytest.raises(ConfigError, match="up to 100 tokens exceed the server's context of 99"):
+        made(load, longest=99)
+    with pytest.raises(ConfigError, match="up to 130 tokens"):
+        made(replace(load, random_range_ratio=0.3), longest=100)
