@@ -79,14 +79,24 @@ class Calibration:
         if not self._classes:
             return terms.law(self._roof, terms.assumed)
         kept = np.array([record for records in self._classes.values() for record in records], float)
-        disturbed = kept[:, 1] / kept[:, 0]
-        trust = 1 / (1 + (disturbed / DISTURBED) ** 2)
+        trust = self._trust(kept[:, 1] / kept[:, 0])
         law = terms.law(self._roof, _fit(terms, kept[:, 3:], kept[:, 0] - kept[:, 1], trust))
         latest = np.array(self._latest, float)
         host_s = _trimmed_mean(latest[:, 2])
         predicted = _seconds(law, latest[:, 3:]) + host_s
         slower = _of_longest((latest[:, 0] + latest[:, 2]) / predicted, predicted)
         return law._replace(host_s=host_s, tail=max(1.0, float(np.quantile(slower, 0.99))))
+
+    def _trust(self, disturbed: Array) -> Array:
+        """Return the weights of the kept records, in the order of their classes.
+
+        Records of which a larger share is `disturbed` count less than others of their class: where every
+        short step is disturbed, short steps still count as much as long ones.
+        """
+        sizes = [len(records) for records in self._classes.values()]
+        trust = 1 / (1 + (disturbed / DISTURBED) ** 2)
+        best = np.maximum.reduceat(trust, np.cumsum([0, *sizes[:-1]]))
+        return np.asarray(trust / np.repeat(best, sizes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,24 @@ def test_a_law_is_found_again(name: str, factors: tuple[float, float, float]) ->
     assert abs(np.mean(errors)) < 0.015
 
 
+def test_a_row_that_begins_a_tile_takes_longer() -> None:
+    roof = roof_of("llama")
+    truth = slowed(roof, 1.1, 3.0, 4e-4, [4e-4, 1e-5, 0.0, 0.0])
+    rng, calibration = random.Random(0), Calibration(roof)
+    for _ in range(400):
+        found = truth.values([(rng.randrange(1000), 1)] * rng.randrange(1, 33), 1)
+        calibration.add(found, truth.seconds(found) * rng.gauss(1, 0.01))
+    law = calibration.law()
+
+    def step_s(of: StepLaw, num_rows: int) -> float:
+        return of.seconds(of.values([(500, 1)] * num_rows, 1))
+
+    for num_rows in (15, 16, 23, 24):
+        expected = step_s(truth, num_rows + 1) - step_s(truth, num_rows)
+        assert step_s(law, num_rows + 1) - step_s(law, num_rows) == pytest.approx(expected, rel=0.2)
+    assert step_s(truth, 17) - step_s(truth, 16) > 2 * (step_s(truth, 16) - step_s(truth, 15))
+
+
 def test_without_records_a_law_is_assumed() -> None:
     law = Calibration(roof_of("llama")).law()
     rng = random.Random(0)
@@ -175,7 +193,7 @@ def test_disturbed_steps_count_without_their_wait() -> None:
     for number in range(400):
         found = truth.values(*step_of(rng))
         seconds = truth.seconds(found)
-        waited_s = 0.004 if number % 3 else 0.0
+        waited_s = 0.002 + 0.002 * (number % 3)
         calibration.add(found, seconds + waited_s, 0.0, waited_s)
         calibration.add(found, waited_s, 0.0, waited_s)  # no time is left: nothing is learned
     errors = relative_errors(calibration.law(), truth, step_of)
