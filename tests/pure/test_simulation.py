@@ -27,7 +27,7 @@ from quire.engine.scheduler import Scheduler
 from quire.engine.step_law import Stage, StepLaw
 from quire.program.features import LEADING, Feature
 from quire.sampling_params import SamplingParams
-from quire.simulation.clients import Bounds, Delays
+from quire.simulation.clients import NO_BOUNDS, Bounds, Clients, Delays
 from quire.simulation.clock import VirtualClock
 from quire.simulation.prompts import BlockVocabulary
 from quire.simulation.saturation import offered_rate, saturation_rate, sensitivities
@@ -179,6 +179,13 @@ def test_a_client_sees_requests_and_outputs_later_than_the_engine():
     for index in (0, 1):
         later = 0.5 + 0.01 * (index + 1)
         assert far[index].chunk_s == pytest.approx([at_s + later for at_s in near[index].chunk_s])
+
+
+def test_a_request_reaches_the_engine_later_than_it_was_sent():
+    clients = Clients([asked(8, 2, at_s=1.0)], Delays(0.5, 0.0), NO_BOUNDS)
+    assert clients.next_s == 1.5
+    assert clients.take().arrival_s == 1.5
+    assert clients.timelines[0].sent_s == 1.0
 
 
 def test_a_closed_loop_sends_the_next_when_one_has_ended():
