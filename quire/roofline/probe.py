@@ -86,7 +86,18 @@ def measure(loops: Loops, progress: Callable[[int, int], None] | None = None) ->
         for level, size in levels.items():
             read[count][level] = loops.read_bytes(count, size, _SECONDS / tasks)
             next_done()
+    _raise_disturbed(read)
     return Ceilings(cpu_name(), loops.isa, loops.threads, operations, read, time.time())
+
+
+def _raise_disturbed(read: dict[int, dict[str, float]]) -> None:
+    """Raise each rate to that of the next level and of fewer threads: a lower one was disturbed."""
+    fewer: dict[str, float] = {}
+    for levels in read.values():
+        farther = 0.0
+        for level in reversed(levels):
+            farther = levels[level] = max(levels[level], farther, fewer.get(level, 0.0))
+        fewer = levels
 
 
 def ceilings(loops: Loops) -> Ceilings:

@@ -112,6 +112,29 @@ def test_what_was_measured_is_kept(measured: list[Any], folder: Path) -> None:
     assert len(measured) > count
 
 
+def test_a_level_is_no_slower_than_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor are several threads slower than one: other programs ran while they were measured."""
+    rates = {
+        (1, "L1"): 9.0,
+        (1, "L2"): 5.0,
+        (1, "memory"): 3.0,
+        (2, "L1"): 7.0,
+        (2, "L2"): 1.0,
+        (2, "memory"): 4.0,
+    }
+    sizes = {"L1": 1, "L2": 2, "memory": 3}
+    monkeypatch.setattr(probe, "level_bytes", lambda: sizes)
+    names = {size: level for level, size in sizes.items()}
+    monkeypatch.setattr(_core, "peak_operations", lambda *_: 1.0)
+    monkeypatch.setattr(_core, "read_bandwidth", lambda threads, isa, size, _: rates[threads, names[size]])
+    assert probe.measure(LOOPS).read_bytes == {
+        1: {"L1": 9.0, "L2": 5.0, "memory": 3.0},
+        2: {"L1": 9.0, "L2": 5.0, "memory": 4.0},
+    }
+
+
 @pytest.mark.parametrize(
     "change",
     [
