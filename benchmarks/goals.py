@@ -3,6 +3,8 @@
     python benchmarks/goals.py                                 both parts on 135M random weights, int4
     python benchmarks/goals.py --parts itl --itl-goal 80ms     one of them
     python benchmarks/goals.py --chunks 32 64 96 128           other fixed settings
+    python benchmarks/goals.py --law 3,0.4,0.1                 a device that sleeps so many milliseconds a
+                                                               step, a token and a row instead of computing
 
     itl    16 streams beside which prompts of 2,048 arrive, one request in five: the gap between tokens and
            the tokens a second of a server with the goal, and of servers with fixed --max-num-prefill-tokens
@@ -42,6 +44,10 @@ STREAM_OUTPUT = (100, 300)  # from ... to
 ONE_LONG_IN = 5
 TOKEN_IDS = range(300, 2000)
 NAME = "with the goal"
+SLEEPING = (
+    "import sys; sys.path.insert(0, {folder!r}); import sleeping_engine; sleeping_engine.use({law!r}); "
+    "from quire.cli.main import main; main()"
+)
 SHORT = Lengths(256, 48, range_ratio=0.5)  # of the part about the time to first token
 CALIBRATED_S = 8.0
 
@@ -56,11 +62,11 @@ class Target:
     timelines: list[Timeline] = field(default_factory=list)
     tokens_per_s: list[float] = field(default_factory=list)  # of prompts and answers, by round
 
-    async def run(self, requests: Sequence[Request], **how: Any) -> LoadRun:
+    async def run(self, requests: Iterable[Request], **how: Any) -> LoadRun:
         def send(request: Request, planned_s: float | None, done: Done) -> None:
             begin(self.client, self.api, request, done, planned_s, progress.chunk)
 
-        progress = Progress(len(requests), None)
+        progress = Progress(len(requests) if isinstance(requests, list) else None, how.get("until_s"))
         return await drive(requests, send, progress, **{"is_open": False, **how})
 
     def gaps(self) -> Spread:
@@ -86,7 +92,13 @@ class Goals:
         kind = () if self.options.kind == "bf16" else ("--quantization", self.options.kind)
         own = ("--no-enable-prefix-caching", "--max-num-seqs", str(num_seqs), "--kv-cache-memory-bytes", "2G")
         arguments = (str(self.options.model), *kind, *own, *flags)
-        server = await stack.enter_async_context(ServerProcess(arguments, log))
+        server = ServerProcess(arguments, log)
+        if self.options.law is not None:
+            server.command[1:3] = [
+                "-c",
+                SLEEPING.format(folder=str(Path(__file__).parent), law=self.options.law),
+            ]
+        await stack.enter_async_context(server)
         client = Client(server.url, timeout_s=300.0)
         stack.callback(client.close)
         model = (await find_model(client, None)).name
@@ -151,10 +163,7 @@ class Goals:
             flags = ("--ttft-goal", self.options.ttft_goal)
             targets = [await self._start(stack, NAME, *flags, num_seqs=STREAMS)]
             targets.append(await self._start(stack, "without it", num_seqs=STREAMS))
-            full = [
-                await one.run(first(endless, 1 << 20), max_concurrency=STREAMS, until_s=CALIBRATED_S)
-                for one in targets
-            ]
+            full = [await one.run(endless, max_concurrency=STREAMS, until_s=CALIBRATED_S) for one in targets]
             capacity = statistics.mean(len(one.timelines) / one.duration_s for one in full)
             print(f"capacity {capacity:.1f} requests/s")
             for number in range(self.options.rounds):
@@ -221,6 +230,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts, help="default: both")
     parser.add_argument("--model", metavar="MODEL", help="default: 135M random weights, made in --work")
     parser.add_argument("--kind", choices=("bf16", "int8", "int4"), default="int4", help="default: int4")
+    parser.add_argument("--law", metavar="MS", help="of a device that sleeps: a step, a token, a row")
     parser.add_argument("--itl-goal", default="60ms", metavar="TIME", help="default: 60ms")
     parser.add_argument("--ttft-goal", default="1s", metavar="TIME", help="default: 1s")
     words = "fixed settings to compare with (default: 32 48 64 96 128 192)"

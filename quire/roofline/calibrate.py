@@ -17,7 +17,8 @@ from quire.program.features import LOGITS, ONE, ROWS, TOKENS
 
 MAX_RECORDS, CLASS_RECORDS = 512, 16  # kept, of all classes and of one
 NUM_LATEST = 512  # records of which host_s and tail are taken,
-NUM_LONGEST = 64  # of the tail, at least so many of the longest
+NUM_LONGEST = 64  # of the tail, at least so many of the longest,
+MAX_EXCESS = 0.05  # and at most such a share of those may be slower
 ROUNDS, MAX_EXCHANGES = 12, 40  # of a fit; usual are one to five exchanges in each round
 DISTURBED = 0.02  # of the time of a step: above it, a record counts for less
 OVERHEAD = (ONE, ROWS, LOGITS)  # a token adds to arithmetic only
@@ -84,8 +85,8 @@ class Calibration:
         latest = np.array(self._latest, float)
         host_s = _trimmed_mean(latest[:, 2])
         predicted = _seconds(law, latest[:, 3:]) + host_s
-        slower = _of_longest((latest[:, 0] + latest[:, 2]) / predicted, predicted)
-        return law._replace(host_s=host_s, tail=max(1.0, float(np.quantile(slower, 0.99))))
+        slower = (latest[:, 0] + latest[:, 2]) / predicted
+        return law._replace(host_s=host_s, tail=max(1.0, _tail(slower, predicted)))
 
     def _trust(self, disturbed: Array) -> Array:
         """Return the weights of the kept records, in the order of their classes.
@@ -209,14 +210,16 @@ def _seconds(law: StepLaw, found: Array) -> Array:
     return total
 
 
-def _of_longest(values: Array, predicted: Array) -> Array:
-    """Return the values of the steps predicted to be at least half as long as the longest, or of NUM_LONGEST.
+def _tail(slower: Array, predicted: Array) -> float:
+    """Return how much slower than predicted long steps are, but for one in a hundred of all steps.
 
-    Limits are kept by long steps: what holds a short one up for a moment holds up a long one hardly longer.
+    Limits are kept by long steps, those predicted to be at least half as long as the longest: what holds a
+    short one up for a moment holds up a long one hardly longer, and a short one is within the limit anyway.
     """
     order = np.argsort(-predicted, kind="stable")
-    count = max(NUM_LONGEST, int((predicted >= predicted.max() / 2).sum()))
-    return values[order[:count]]
+    count = min(len(order), max(NUM_LONGEST, int((predicted >= predicted.max() / 2).sum())))
+    excess = min(MAX_EXCESS, 0.01 * len(order) / count)
+    return float(np.quantile(slower[order[:count]], 1 - excess))
 
 
 def _trimmed_mean(times: Array) -> float:
