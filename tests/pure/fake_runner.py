@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from quire.engine.caches import BlockGroup, Group, StateGroup
 from quire.engine.step_law import Stage, StepLaw
-from quire.program.features import Feature
+from quire.program.features import LEADING
 from quire.types import (
     Admission,
     Failure,
@@ -32,10 +32,11 @@ from quire.types import (
 
 VOCAB_SIZE = 23
 LAW = StepLaw(  # 1 s, 0.25 s a row, and 0.5 s for the weights or 0.125 s a token, whichever is longer
-    (Feature("one"), Feature("rows"), Feature("tokens")),
-    (Stage((0.5, 0.0, 0.0), (0.0, 0.0, 0.125)),),
-    (1.0, 0.25, 0.0),
-    (Stage((0.5, 0.0, 0.0), (0.0, 0.0, 0.125)),),
+    LEADING,
+    (Stage((0.5, 0.0, 0.0, 0.0), (0.0, 0.0, 0.125, 0.0)),),
+    (1.0, 0.25, 0.0, 0.0),
+    (Stage((0.5, 0.0, 0.0, 0.0), (0.0, 0.0, 0.125, 0.0)),),
+    tail=1.0,
 )
 
 

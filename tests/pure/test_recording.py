@@ -18,7 +18,7 @@ from quire.config import EngineConfig
 from quire.engine.caches import BlockGroup
 from quire.engine.step_law import Stage, StepLaw
 from quire.errors import ConfigError
-from quire.program.features import Feature
+from quire.program.features import LEADING
 from quire.recording.chunks import JournalLimits
 from quire.recording.entries import Began
 from quire.recording.incident import GroupShape, Header, Incident, Recording
@@ -29,12 +29,11 @@ from quire.types import NewRequest, RowResult, StepResult, TokenLogprob
 
 TIMES = int(os.environ.get("QUIRE_TEST_TIMES", "1"))
 FAILING = ("r3", "r11")
-FEATURES = (Feature("one"), Feature("tokens"))
 
 
 def make_law(seconds: float) -> StepLaw:
-    stage = Stage((seconds, 0.0), (0.0, seconds))
-    return StepLaw(FEATURES, (stage,), (seconds, 0.0), (stage,), seconds)
+    stage = Stage((seconds, 0.0, 0.0, 0.0), (0.0, 0.0, seconds, 0.0))
+    return StepLaw(LEADING, (stage,), (seconds, 0.0, 0.0, 0.0), (stage,), seconds, tail=1.0)
 
 
 class Recorded:

@@ -70,6 +70,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         eager=st.booleans(),
         drafts=st.integers(0, 2),
         law=st.sampled_from([None, LAW]),
+        itl_goal_s=st.sampled_from([None, 3.0, 4.0]),
     )
     def start(
         self,
@@ -84,6 +85,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         eager,
         drafts,
         law,
+        itl_goal_s,
     ):
         self.scheduler = self.make_scheduler(
             groups=groups,
@@ -95,6 +97,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             policy=policy,
             num_spare_blocks=num_spare_blocks,
             max_steps_in_flight=max_steps_in_flight,
+            itl_goal_s=itl_goal_s,
         )
         if law is not None:
             self.scheduler.calibrate(law)
