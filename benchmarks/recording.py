@@ -78,17 +78,18 @@ def show_scheduling() -> None:
             )
 
 
-async def tokens_per_s(engine: RemoteEngine, num_streams: int, start: int) -> float:
-    """Answer requests together; return output tokens per second."""
+async def serve(engine: RemoteEngine, num_streams: int, start: int) -> tuple[float, float]:
+    """Answer requests; return output tokens per second, and processor time of this process in a step."""
 
     async def follow(new: NewRequest) -> None:
         stream, ended = engine.submit(new), False
         while not ended:
             ended = any(output.finish_reason for output in await stream.get())
 
-    begin_s = time.perf_counter()
+    begin_s, used_s, steps = time.perf_counter(), time.process_time(), engine.status.steps
     await asyncio.gather(*map(follow, requests(num_streams, start)))
-    return num_streams * OUTPUT / (time.perf_counter() - begin_s)
+    used_s = (time.process_time() - used_s) / (engine.status.steps - steps)
+    return num_streams * OUTPUT / (time.perf_counter() - begin_s), used_s
 
 
 async def show_served(config: EngineConfig, num_streams: int, num_rounds: int) -> None:
@@ -101,14 +102,19 @@ async def show_served(config: EngineConfig, num_streams: int, num_rounds: int) -
         pairs = []
         for number in range(num_rounds + 1):
             order = (plain, recorded) if number % 2 else (recorded, plain)
-            found = {engine: await tokens_per_s(engine, num_streams, number) for engine in order}
+            found = {engine: await serve(engine, num_streams, number) for engine in order}
             if number:  # the first round warms up
                 pairs.append((found[plain], found[recorded]))
-                print(f"  {found[plain]:7.1f} tokens/s, recorded {found[recorded]:7.1f}", flush=True)
-        ratios = sorted(recorded_speed / speed for speed, recorded_speed in pairs)
+                print(f"  {found[plain][0]:7.1f} tokens/s, recorded {found[recorded][0]:7.1f}", flush=True)
+        ratios = sorted(recorded_speed / speed for (speed, _), (recorded_speed, _) in pairs)
+        added_s = sorted(recorded_s - plain_s for (_, plain_s), (_, recorded_s) in pairs)
         print(
             f"{num_streams} streams: recorded / plain {statistics.median(ratios):.4f} "
             f"(median of {len(ratios)} pairs, {ratios[0]:.3f} to {ratios[-1]:.3f})"
+        )
+        print(
+            f"processor time of the server's process a step: +{statistics.median(added_s) * 1e6:.1f} us "
+            f"({added_s[0] * 1e6:.1f} to {added_s[-1] * 1e6:.1f})"
         )
         await plain.close()
         await recorded.close()
@@ -124,7 +130,7 @@ def main() -> None:
     show_scheduling()
     if args.model:
         config = EngineConfig(
-            model=args.model, quantization=args.quantization, max_num_seqs=64, max_model_len=2048
+            model=args.model, quantization=args.quantization, max_num_seqs=64, max_model_len=PROMPT + OUTPUT
         )
         asyncio.run(show_served(config, args.streams, args.rounds))
 
