@@ -17,8 +17,7 @@ from quire.program.features import LOGITS, ONE, ROWS, TOKENS
 
 MAX_RECORDS, CLASS_RECORDS = 512, 16  # kept, of all classes and of one
 NUM_LATEST = 512  # records of which host_s and tail are taken,
-NUM_LONGEST = 64  # of the tail, at least so many of the longest,
-MAX_EXCESS = 0.05  # and at most such a share of those may be slower
+NUM_LONGEST = 64  # of the tail, at least so many of the longest
 ROUNDS, MAX_EXCHANGES = 12, 40  # of a fit; usual are one to five exchanges in each round
 DISTURBED = 0.02  # of the time of a step: above it, a record counts for less
 OVERHEAD = (ONE, ROWS, LOGITS)  # a token adds to arithmetic only
@@ -211,15 +210,14 @@ def _seconds(law: StepLaw, found: Array) -> Array:
 
 
 def _tail(slower: Array, predicted: Array) -> float:
-    """Return how much slower than predicted long steps are, but for one in a hundred of all steps.
+    """Return how much slower than predicted long steps are, but for one in a hundred.
 
     Limits are kept by long steps, those predicted to be at least half as long as the longest: what holds a
-    short one up for a moment holds up a long one hardly longer, and a short one is within the limit anyway.
+    short one up for a moment holds up a long one hardly longer.
     """
     order = np.argsort(-predicted, kind="stable")
     count = min(len(order), max(NUM_LONGEST, int((predicted >= predicted.max() / 2).sum())))
-    excess = min(MAX_EXCESS, 0.01 * len(order) / count)
-    return float(np.quantile(slower[order[:count]], 1 - excess))
+    return float(np.quantile(slower[order[:count]], 0.99))
 
 
 def _trimmed_mean(times: Array) -> float:
