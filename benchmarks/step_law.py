@@ -3,6 +3,7 @@
     python benchmarks/step_law.py                          135M random weights, int4, all cores
     python benchmarks/step_law.py --model moe --threads 1
     python benchmarks/step_law.py --model demo --kind bf16
+    python benchmarks/step_law.py --sizes                  the law fitted to the median step of each size
 
 Random requests run, 1 to 32 at a time, with prompts of 16 to 3,900 tokens in chunks of at most 512. Every
 `--every` steps a law is fitted to the records so far; it predicts the steps that follow. The error of a step
@@ -97,6 +98,39 @@ def steps(built: Built, count: int, seed: int) -> Iterator[Measured]:
         watching.measured.clear()
 
 
+def sizes(built: Built) -> Iterator[Measured]:
+    """Yield the median step of each of many sizes: rows that decode after 16 tokens, and prompts alone."""
+    engine, watching = built.engine, Watching(built)
+    engine.runner = watching
+    decode, prompts = (
+        (*range(1, 11), 12, 14, 15, 16, 17, 20, 24, 25, 32),
+        (16, 17, 24, 32, 48, 64, 128, 256, 512),
+    )
+    cases = [(rows, 16, 16, rows) for rows in decode] + [(1, length, 1, length) for length in prompts * 4]
+    found: dict[tuple[int, int], list[Measured]] = {}
+    for number, (rows, length, answer, num_tokens) in enumerate(cases):
+        params = SamplingParams(max_tokens=answer, ignore_eos=True, seed=1, temperature=0.0)
+        for row in range(rows):
+            words = tuple(1000 * row + 31 * number + word for word in range(length))
+            engine.add(NewRequest(f"{number}-{row}", words, params, time.monotonic()))
+        while engine.has_work:
+            engine.step()
+        steps_of = [step for step in watching.measured if sum(count for _, count in step.rows) == num_tokens]
+        found.setdefault((rows, length), []).extend(steps_of)
+        watching.measured.clear()
+    for same in found.values():
+        yield sorted(same, key=lambda step: step.device_s - step.disturbed_s)[len(same) // 2]
+
+
+def report(name: str, expected: np.ndarray, seconds: np.ndarray) -> None:
+    """Print the errors of predictions."""
+    errors, total = np.abs(expected / seconds - 1), expected.sum() / seconds.sum() - 1
+    print(
+        f"{name:22} {len(seconds):5} steps: error of a step {np.median(errors):.1%} (median), "
+        f"{np.quantile(errors, 0.9):.1%} (90th percentile); of the sum {total:+.1%}"
+    )
+
+
 def main() -> None:
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
@@ -105,6 +139,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="default: one per core")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--every", type=int, default=50, help="steps from one law to the next")
+    parser.add_argument("--sizes", action="store_true", help="fit the median step of each of many sizes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work", type=Path, default=Path("/tmp/quire-peers"))
     asked = parser.parse_args()
@@ -118,6 +153,14 @@ def main() -> None:
     built = build(config)
     device = built.description.device
     calibration = Calibration(law_at_the_roof(fold_costs(built.description), ceilings(device.loops())))
+    if asked.sizes:
+        medians = list(sizes(built))
+        features = [calibration.law().values(step.rows, step.num_logits) for step in medians]
+        for values, step in zip(features, medians, strict=True):
+            calibration.add(values, step.device_s, step.host_s, step.disturbed_s)
+        law, times = calibration.law(), np.array([step.device_s - step.disturbed_s for step in medians])
+        report("each size", np.array([law.seconds(values) for values in features]), times)
+        return
     law, predicted, found, fits_s = calibration.law(), [], [], []
     for number, step in enumerate(steps(built, asked.steps, asked.seed)):
         if number and number % asked.every == 0:
@@ -143,12 +186,7 @@ def main() -> None:
         ("undisturbed, prompts", calm & several),
     ):
         if chosen.any():
-            errors = np.abs(expected[chosen] / seconds[chosen] - 1)
-            total = expected[chosen].sum() / seconds[chosen].sum() - 1
-            print(
-                f"{name:22} {chosen.sum():5} steps: error of a step {np.median(errors):.1%} (median), "
-                f"{np.quantile(errors, 0.9):.1%} (90th percentile); of the sum {total:+.1%}"
-            )
+            report(name, expected[chosen], seconds[chosen])
 
 
 if __name__ == "__main__":
