@@ -43,6 +43,8 @@ def heading(summary: Summary, run: LoadRun, goal: Goal) -> str:
     if goal:
         share = summary.good / max(len(run.timelines), 1)
         lines.append(f"goodput {summary.per_s(summary.good):.2f} requests/s ({goal}: {share:.1%} kept it)")
+        broken = ", ".join(map(str, goal.broken(summary.figures())))
+        lines.append(f"the run as a whole {f'breaks {broken}' if broken else 'keeps the goal'}")
     if tokens and run.cpu_s:
         share = run.cpu_s / summary.duration_s
         lines.append(

@@ -42,6 +42,8 @@ def test_a_report_has_every_figure() -> None:
     assert "10 requests in 10.0 s, at most 3 at once; 2 failed" in text
     assert "1.00 requests/s, 3.0 output tokens/s, 10.0 tokens/s with prompts" in text
     assert "goodput 1.00 requests/s (ttft_p90<500ms,itl_p99<60ms: 83.3% kept it)" in text
+    assert "the run as a whole keeps the goal" in text
+    assert "the run as a whole breaks ttft_p90<500ms\n" in report.text(made(600.0), GOAL)
     assert "failed: 2 times HTTP 503 full" in text
     rows = {line.split()[0]: line.split()[-6:] for line in text.splitlines() if "  " in line}
     assert rows["TTFT"] == ["100", "100", "100", "100", "100", "100"]
