@@ -17,13 +17,16 @@ from quire.simulation.shares import RoofShares
 
 MAX_STEPS = 12
 SMALL_GAIN = 0.02  # of the error: it ends the search
-STEP = 0.05  # of a parameter's unit, to find its slope
-DAMPING, MOST_DAMPING = 1e-2, 10.0
-UNITS = RoofShares(1.0, 1.0, 3e-3, 3e-5, 3e-3, 1e-4)
-LOWEST, HIGHEST = RoofShares(0.02, 0.02), RoofShares(1.2, 1.2, 1.0, 0.1, 1.0, 0.1)
+EXACT = 1e-12  # sum of squared errors with which it ends, too
+STEP = 0.05  # of a number's unit, or of the number, to find its slope
+DAMPING, MOST_DAMPING = 1e-2, 1e3
+FAR = 1.5  # times slower than at START: the search begins at two points
 START = RoofShares(0.9, 0.7, 1e-3, 1e-5)
 SEEN_BY_ENGINE = 4  # shares to be fitted where latencies are those that the engine saw,
 SEEN_BY_CLIENTS = 6  # and where they are those of its clients
+# What is fitted are the numbers that times grow with: how much slower than the roof, and what is added.
+_UNITS = np.array([1.0, 1.0, 3e-3, 3e-5, 3e-3, 1e-4])
+_LOWEST = np.array([0.8, 0.8, 0.0, 0.0, 0.0, 0.0])
 
 
 class Latency(NamedTuple):
@@ -47,22 +50,30 @@ def fit(measured: Sequence[Run], predict: Predict, num_free: int = SEEN_BY_ENGIN
     """Return the shares at which the predicted latencies are nearest to those measured.
 
     Each run counts the same, and so do both kinds of latency: errors are relative to the mean of a run. The
-    error of that mean counts as much as those of all requests. The first `num_free` shares are fitted.
+    error of that mean counts most. The first `num_free` shares are fitted.
     """
     wanted = [np.array(run) for run in measured]
-    unit, low, high = (np.array(shares[:num_free]) for shares in (UNITS, LOWEST, HIGHEST))
 
     def shares_at(point: np.ndarray) -> RoofShares:
-        return RoofShares(*(point * unit).tolist())
+        memory, arithmetic, *added = (point * _UNITS[:num_free]).tolist()
+        return RoofShares(1 / memory, 1 / arithmetic, *added)
 
     def errors(point: np.ndarray) -> np.ndarray:
         parts = []
         for run, predicted in zip(wanted, predict(shares_at(point)), strict=True):
             relative = (np.array(predicted) - run) / run.mean(axis=0)
-            parts += [relative.ravel() / len(run) ** 0.5, relative.mean(axis=0)]
+            parts += [relative.ravel() / len(run) ** 0.5, 3 * relative.mean(axis=0)]
         return np.concatenate(parts)
 
-    return shares_at(_least_squares(errors, np.array(START[:num_free]) / unit, low / unit, high / unit))
+    start = np.array([1 / START.memory, 1 / START.arithmetic, *START[2:num_free]]) / _UNITS[:num_free]
+    pairs = zip(wanted, predict(START), strict=True)
+    ratios = [run[:, 1].mean() / max(np.array(found)[:, 1].mean(), 1e-9) for run, found in pairs]
+    starts = [start]
+    if (slower := float(np.mean(ratios))) > FAR:  # then what is slow may be the roof or what is added
+        starts.append(start * slower)
+    low = _LOWEST[:num_free] / _UNITS[:num_free]
+    found = [_least_squares(errors, point, low) for point in starts]
+    return shares_at(min(found, key=lambda one: one[1])[0])
 
 
 def relative_errors(found: Run, measured: Run) -> Latency:
@@ -71,39 +82,39 @@ def relative_errors(found: Run, measured: Run) -> Latency:
     return Latency(*(a / b - 1 for a, b in zip(*means, strict=True)))
 
 
-def _least_squares(errors: Errors, point: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Return the point within bounds with the least sum of squared errors.
+def _least_squares(errors: Errors, point: np.ndarray, low: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return the point, nowhere below `low`, with the least sum of squared errors, and that sum.
 
     Levenberg and Marquardt's steps, on slopes that Broyden's rule keeps up to date: they are measured again
     only where steps do not help.
     """
     error = errors(point)
-    slopes, damping, is_fresh = _slopes(errors, point, error, high), DAMPING, True
+    slopes, damping, is_fresh = _slopes(errors, point, error), DAMPING, True
     for _ in range(MAX_STEPS):
         normal = slopes.T @ slopes
         normal += damping * np.diag(np.diag(normal) + 1e-9)
-        tried = np.clip(point - np.linalg.solve(normal, slopes.T @ error), low, high)
+        tried = np.maximum(point - np.linalg.solve(normal, slopes.T @ error), low)
         step, found = tried - point, errors(tried)
         gain = 1 - (found @ found) / (error @ error)
         if step @ step > 0:
             slopes = slopes + np.outer(found - error - slopes @ step, step) / (step @ step)
+        was_fresh, is_fresh = is_fresh, False
         if gain > 0:
-            point, error, damping, is_fresh = tried, found, damping / 4, False
-        elif not is_fresh:
-            slopes, is_fresh = _slopes(errors, point, error, high), True
-        else:
-            damping *= 8
-        if damping > MOST_DAMPING or 0 < gain < SMALL_GAIN:
+            point, error, damping = tried, found, damping / 4
+        if (was_fresh and 0 < gain < SMALL_GAIN) or damping > MOST_DAMPING or error @ error < EXACT:
             break
-    return point
+        if gain < SMALL_GAIN and not was_fresh:
+            slopes, is_fresh = _slopes(errors, point, error), True
+        elif gain <= 0:
+            damping, is_fresh = damping * 8, True
+    return point, float(error @ error)
 
 
-def _slopes(errors: Errors, point: np.ndarray, error: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Return how the errors change with each parameter, towards the inside of its bounds."""
+def _slopes(errors: Errors, point: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """Return how the errors change with each number."""
     columns = []
     for index in range(len(point)):
-        step = STEP if point[index] + STEP <= high[index] else -STEP
         moved = point.copy()
-        moved[index] += step
-        columns.append((errors(moved) - error) / step)
+        moved[index] += STEP * max(1.0, point[index])
+        columns.append((errors(moved) - error) / (moved[index] - point[index]))
     return np.stack(columns, axis=1)
