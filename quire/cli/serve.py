@@ -93,5 +93,8 @@ def _show_ready(service: ServiceState, url: str) -> None:
     print(f"{bold('quire serves')} {names} {bold('at')} {url}/v1")
     print(textwrap.fill(" · ".join(settings), WIDTH, initial_indent="  ", subsequent_indent="  "))
     print(CURL.format(url=url, model=service.names[0], key=KEY if service.keyed else ""), flush=True)
+    if service.config.record is not None:
+        what = "with prompts and answers" if service.config.record_contents else "without prompts and answers"
+        note(f"steps are recorded, {what}; incident files go to {escape(service.config.record)}")
     if not (service.keyed or is_loopback(service.config.host)):
         note("anyone who can reach this machine can use it; QUIRE_API_KEY or --api-key-file requires a key")

@@ -89,6 +89,7 @@ def test_a_server_writes_incident_files_on_request(tmp_path: Path) -> None:
             assert early.status_code == 400
             answer = client.post("/v1/chat/completions", json=CHAT).json()
             written = client.post("/incidents")
+        assert "steps are recorded, with prompts and answers" in server.log
     assert written.status_code == 201
     (path,) = files(folder)
     assert written.json() == {"file": path.name, "bytes": path.stat().st_size}
