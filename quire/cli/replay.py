@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.option_types import TEXT
+from quire.cli.option_types import DURATION, TEXT
 from quire.cli.options import add_engine_flags, engine_options
 from quire.cli.terminal import bold, counted
 
@@ -25,6 +25,7 @@ again, with the recorded times, and every step is compared with the recorded one
 
   quire replay DIR/20261122T180512-0.quire-incident
   quire replay FILE --times --svg times.svg      the times of the steps, without a replay
+  quire replay FILE --trace run.pftrace          a trace of requests, slots and steps, for ui.perfetto.dev
 
 Exit status: 0 if every step is equal, 1 if not, or if this build, instruction set or checkpoint
 is another one than that of the recording.
@@ -45,6 +46,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--model", type=TEXT, metavar="MODEL", help="where the recorded checkpoint is now")
     parser.add_argument("--times", action="store_true", help="show the recorded times of steps instead")
     parser.add_argument("--svg", type=TEXT, metavar="FILE", help="write a plot of the times to FILE")
+    parser.add_argument("--trace", type=TEXT, metavar="FILE", help="write a trace of the run to FILE instead")
+    parser.add_argument("--last", type=DURATION, metavar="TIME", help="trace only the last TIME, such as 30s")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_engine_flags(parser, names=("num_threads",))
     parser.set_defaults(function=run, parser=parser)
@@ -63,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
         _show_contents(recording, figures)
     if args.svg:
         _plot(figures.steps, Path(args.svg))
+    if args.trace:
+        return _trace(recording, figures, Path(args.trace), args.last, quiet=args.json)
     if args.times:
         if args.json:
             print(json.dumps(_as_dict(recording, figures) | {"steps": [s._asdict() for s in figures.steps]}))
@@ -90,6 +95,24 @@ def _replay(recording: Recording, figures: Figures, changes: dict[str, Any], qui
             runner = rebuild(recording.header, changes, show).runner
     with _step_bar(len(figures.steps), quiet) as show_steps:
         return replay(recording, runner, show_steps)
+
+
+def _trace(recording: Recording, figures: Figures, path: Path, last_s: float | None, quiet: bool) -> int:
+    from quire.errors import ConfigError
+    from quire.recording.rebuild import check_build
+    from quire.recording.replay import replay
+    from quire.recording.run_trace import RunTrace
+
+    check_build(recording.header)
+    trace = RunTrace(figures.steps[-1].began_s - last_s if last_s and figures.steps else 0.0)
+    with _step_bar(len(figures.steps), quiet) as show_steps:
+        outcome = replay(recording, None, show_steps, trace)
+    if outcome.difference is not None:
+        raise ConfigError(f"the recording does not replay: {outcome.difference}")
+    path.write_bytes(trace.encoded())
+    if not quiet:
+        print(f"wrote {path}: open it at https://ui.perfetto.dev")
+    return 0
 
 
 @contextmanager

@@ -8,7 +8,7 @@ different.
 from __future__ import annotations
 
 from quire.engine.epoch_state import EpochRequest
-from quire.recording.entries import Blocks, CommittedOutline, Outline, OutlinedRequest
+from quire.recording.entries import Blocks, Committed, CommittedOutline, Outline, OutlinedRequest
 from quire.sampling_params import SamplingParams
 from quire.types import Failure, NewRequest, Row, RowResult, Step, StepResult
 
@@ -77,17 +77,26 @@ class Contents:
         completed = dict(entry.blocks)
         rows = []
         for index, row in enumerate(step.rows):
-            if index in entry.failed:
-                rows.append(RowResult(error=Failure("it failed when it was recorded")))
-                continue
             num_tokens = entry.num_tokens[index] if entry.num_tokens else 1
-            token_ids = self._emitted(row, num_tokens, completed.get(index, ())) if row.sample else ()
+            gives = row.sample and index not in entry.failed
+            token_ids = self._emitted(row, num_tokens, completed.get(index, ())) if gives else ()
             if index in entry.stopped:
                 token_ids = (*token_ids[:-1], END)
-            num_scored, pooling = self._slots[row.slot]
-            scored = min(row.start + row.count, num_scored) - row.start
-            rows.append(RowResult(token_ids, (), ((),) * scored, vector=(0.0,) if pooling else ()))
+            rows.append(self._row_result(row, token_ids, index in entry.failed))
         return StepResult(tuple(rows), *entry.times)
+
+    def recorded_result(self, step: Step, entry: Committed) -> StepResult:
+        """Return the recorded results of a step, without log-probabilities. Raises ValueError."""
+        given = zip(step.rows, entry.token_ids, strict=True)
+        rows = [self._row_result(row, ids, index in entry.failed) for index, (row, ids) in enumerate(given)]
+        return StepResult(tuple(rows), *entry.times)
+
+    def _row_result(self, row: Row, token_ids: tuple[int, ...], failed: bool) -> RowResult:
+        if failed:
+            return RowResult(error=Failure("it failed when it was recorded"))
+        num_scored, pooling = self._slots[row.slot]
+        scored = min(row.start + row.count, num_scored) - row.start
+        return RowResult(token_ids, (), ((),) * scored, vector=(0.0,) if pooling else ())
 
     def _emitted(self, row: Row, count: int, blocks: Blocks) -> tuple[int, ...]:
         """Return the tokens that a row gives: those that complete a block stand for its HMAC."""

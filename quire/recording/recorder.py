@@ -6,6 +6,8 @@ import asyncio
 import logging
 import os
 import stat
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -93,6 +95,31 @@ class Recorder:
             return await asyncio.to_thread(self._write, reason, header, chunks)
         except OSError as error:
             raise RequestError(f"the incident file cannot be written: {error.strerror}") from error
+
+    async def trace(self, last_s: float) -> bytes:
+        """Return a trace of the last seconds, for Perfetto. Raises RequestError if nothing was recorded.
+
+        A process of low priority makes it: plans are computed anew, and streams must not wait for that.
+        """
+        header, chunks = self._ring.header, self._ring.chunks(self._clock(), last_s)
+        if header is None or not chunks:
+            raise RequestError("nothing was recorded yet", "send a request first")
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix="trace-") as folder:
+            recording, trace = Path(folder) / "recording", Path(folder) / "trace"
+            incident = Incident("trace", time.time())
+            await asyncio.to_thread(write_incident, recording, incident, header, chunks)
+            command = ("nice", sys.executable, "-P", "-m", "quire", "replay", str(recording))
+            flags = ("--trace", str(trace), "--last", f"{last_s:f}s", "--json")
+            pipe = asyncio.subprocess.PIPE
+            process = await asyncio.create_subprocess_exec(*command, *flags, stderr=pipe)
+            try:
+                _, problem = await process.communicate()
+            except asyncio.CancelledError:
+                process.kill()
+                raise
+            if process.returncode:
+                raise RuntimeError(f"no trace was made: {problem.decode(errors='replace')[-500:]}")
+            return await asyncio.to_thread(trace.read_bytes)
 
     async def close(self) -> None:
         """Wait for the files being written."""

@@ -7,13 +7,15 @@ tokens and the bits of its log-probabilities are compared; a redacted recording 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from quire.engine.engine import PendingStep, StepRunner, validate
 from quire.engine.epoch_state import Epoch, EpochRequest
 from quire.engine.epochs import EpochScheduler
+from quire.engine.request import Sequence
+from quire.engine.scheduler import Scheduler
 from quire.errors import ConfigError, shortened
 from quire.recording.entries import (
     Aborted,
@@ -32,9 +34,25 @@ from quire.recording.entries import (
 from quire.recording.incident import Header, Recording
 from quire.recording.journal import digest, has_floats
 from quire.recording.outlines import Contents
-from quire.types import NewRequest, Row, RowResult, Step, StepResult
+from quire.types import NewRequest, Output, Row, RowResult, Step, StepResult
 
 Progress = Callable[[int], None]  # steps done
+
+
+class Observer(Protocol):
+    """Looks on while a recording is replayed. Times are the recorded ones."""
+
+    def planned(self, now: float, step: Step) -> None:
+        """Note a step that was planned."""
+
+    def committing(self, sequences: Iterable[Sequence], now: float) -> None:
+        """Note the sequences of a step's rows: before its results are taken in, and again after that."""
+
+    def committed(self, now: float, step: Step, result: StepResult, scheduler: Scheduler) -> None:
+        """Note a step whose results were taken in."""
+
+    def ended(self, outputs: Iterable[Output]) -> None:
+        """Note outputs, of which some end their sequences."""
 
 
 class Difference(NamedTuple):
@@ -89,14 +107,17 @@ class _FailedStep:
 
 
 def replay(
-    recording: Recording, runner: StepRunner | None, progress: Progress = lambda num_steps: None
+    recording: Recording,
+    runner: StepRunner | None,
+    progress: Progress = lambda num_steps: None,
+    observer: Observer | None = None,
 ) -> ReplayResult:
     """Replay a recording up to the first difference.
 
-    `runner` computes the steps of a recording with contents. Raises ConfigError for entries that no scheduler
-    can have given.
+    `runner` computes the steps of a recording with contents; without one its results are those recorded, and
+    only plans are compared. Raises ConfigError for entries that no scheduler can have given.
     """
-    replaying, outcome = _Replay(recording.header, runner), ReplayResult()
+    replaying, outcome = _Replay(recording.header, runner, observer), ReplayResult()
     try:
         for entry in recording.entries():
             replaying.feed(entry, outcome)
@@ -113,7 +134,7 @@ def replay(
 class _Replay:
     """A scheduler that is given recorded calls, and the steps in flight."""
 
-    def __init__(self, header: Header, runner: StepRunner | None) -> None:
+    def __init__(self, header: Header, runner: StepRunner | None, observer: Observer | None) -> None:
         groups = [shape.group() for shape in header.groups]
         try:
             self.scheduler = EpochScheduler(groups=groups, **header.arguments)
@@ -121,6 +142,7 @@ class _Replay:
             raise ConfigError(f"the arguments of the scheduler are not possible: {error}") from None
         self._vocab_size = header.vocab_size if header.contents else None
         self._runner = runner
+        self._observer = observer
         self._contents = Contents(self.scheduler.block_size, self.scheduler.max_model_len)
         self._began = False
         self._released: tuple[int, ...] = ()  # by the first step, before the recording
@@ -138,7 +160,9 @@ class _Replay:
             case Outlined(outline):
                 self._add(self._contents.request(outline))
             case Aborted(now_s, request, sequence):
-                scheduler.abort(str(request), now_s, sequence)
+                outputs = scheduler.abort(str(request), now_s, sequence)
+                if self._observer is not None:
+                    self._observer.ended(outputs)
             case Drafted(request, sequence, token_ids):
                 scheduler.draft(str(request), sequence, token_ids)
             case Calibrated(law):
@@ -212,6 +236,8 @@ class _Replay:
             _compare_compositions(recorded, replayed)
         if step is None:
             return
+        if self._observer is not None:
+            self._observer.planned(now_s, step)
         self._released = ()
         self._contents.take(step)
         self._launched.append(_Launched(step, self._launch(step)))
@@ -226,20 +252,26 @@ class _Replay:
 
     def _commit(self, entry: Committed | CommittedOutline, outcome: ReplayResult) -> None:
         step, pending = self._launched.popleft()
+        now_s, sequences = entry.now_s, self.scheduler.oldest
         if isinstance(entry, CommittedOutline):
             result = self._contents.result(step, entry)
         elif pending is None:
-            raise ValueError("contents without a device to compute them")
+            result = self._contents.recorded_result(step, entry)
         else:
             try:
                 result = pending.result()
             except Exception as error:
                 failed = Difference(step.index, None, "device", "a result", _described(error))
                 raise _Differs(failed) from error
-            finished = [sequence.finished for sequence in self.scheduler.oldest]
-            _compare_results(step, entry, result, finished)
+            _compare_results(step, entry, result, [sequence.finished for sequence in sequences])
             result = StepResult(result.rows, *entry.times)
-        outputs = self.scheduler.commit(step, result, entry.now_s)
+        if (observer := self._observer) is not None:
+            observer.committing(sequences, now_s)
+        outputs = self.scheduler.commit(step, result, now_s)
+        if observer is not None:
+            observer.committing(sequences, now_s)
+            observer.committed(now_s, step, result, self.scheduler)
+            observer.ended(outputs)
         outcome.num_steps += 1
         outcome.num_tokens += sum(len(output.token_ids) for output in outputs)
 

@@ -73,7 +73,10 @@ class Ring:
             self._num_bytes -= self._epochs.popleft().num_bytes
             self._lost = not self._epochs
 
-    def chunks(self, now: float) -> list[bytes]:
-        """Return the chunks of all epochs kept."""
+    def chunks(self, now: float, last_s: float | None = None) -> list[bytes]:
+        """Return the chunks of all epochs kept, or only those that the last `last_s` seconds need."""
         self.expire(now)
-        return [chunk for epoch in self._epochs for chunk in epoch.chunks]
+        epochs = list(self._epochs)
+        while last_s is not None and len(epochs) > 1 and epochs[1].began_s < now - last_s:
+            del epochs[0]
+        return [chunk for epoch in epochs for chunk in epoch.chunks]

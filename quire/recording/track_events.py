@@ -49,9 +49,10 @@ class TrackEvents:
     def slice(
         self, track: int, name: str, begin_s: float, end_s: float, notes: Mapping[str, Note] | None = None
     ) -> None:
-        """Add a slice. Slices of a track nest or follow each other."""
-        begin_ns = _ns(begin_s)
-        end_ns = max(_ns(end_s), begin_ns + 1)  # an empty slice would end before it begins
+        """Add a slice, unless it is empty. Slices of a track nest or follow each other."""
+        begin_ns, end_ns = _ns(begin_s), _ns(end_s)
+        if end_ns <= begin_ns:
+            return
         head = _number(9, _BEGIN) + _number(11, track) + _text(23, name)
         head += b"".join(_message(4, _annotation(*note)) for note in (notes or {}).items())
         self._add(begin_ns, True, begin_ns - end_ns, head)

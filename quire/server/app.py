@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.config import ServerConfig
 from quire.errors import QuireError
-from quire.server import admin, steps
+from quire.server import admin, steps, traces
 from quire.server.anthropic import messages
 from quire.server.auth import AllowedHosts, ApiKeys
 from quire.server.body import MAX_BODY_BYTES, too_large
@@ -37,6 +37,7 @@ def make_app(service: ServiceState, keys: tuple[str, ...]) -> ASGIApp:
         routes=[
             *(*chat.ROUTES, *completions.ROUTES, *responses.ROUTES, *messages.ROUTES, *admin.ROUTES),
             *steps.ROUTES,
+            *traces.ROUTES,
             *llamacpp.ROUTES,
             *ollama.ROUTES,
         ],

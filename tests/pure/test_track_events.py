@@ -59,7 +59,6 @@ def test_slices_nest_whatever_their_order() -> None:
         ("slot 0", "second step", 3 * s // 2, 2 * s, 1),
         ("slot 0", "request", s, 2 * s, 0),
         ("slot 0", "next request", 2 * s, 3 * s, 0),
-        ("slot 0", "empty", 3 * s, 3 * s + 1, 0),
     ]
 
 

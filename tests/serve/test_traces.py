@@ -1,0 +1,42 @@
+"""Traces of a server: what `GET /trace` returns, beside what the answers said of themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
+from server import Server, running
+from test_track_events import slices_of
+
+PHASES = {"queue", "prefill", "decode", "preempted"}
+
+
+def test_the_slices_of_a_trace_are_the_receipts(tmp_path: Path) -> None:
+    folder = tmp_path / "records"
+    with running("--record", str(folder)) as server, server.client() as client:
+        assert client.get("/trace").status_code == 400  # nothing was recorded yet
+        asked = {"messages": [{"role": "user", "content": "Tell me a story about a fox."}], "max_tokens": 40}
+        timings = client.post("/v1/chat/completions", json=asked).json()["timings"]
+        reply = client.get("/trace", params={"last": "3600s"})
+        assert reply.status_code == 200
+        assert client.get("/trace", params={"last": "3601s"}).status_code == 400
+        assert client.get("/trace", params={"last": "2h"}).status_code == 400
+        assert list(folder.iterdir()) == []
+    assert b"fox" not in reply.content
+    found = slices_of(Trace.FromString(reply.content))
+    taken_ms = {name: (end - begin) / 1e6 for track, name, begin, end, _ in found if track == "lane 1"}
+    for phase in PHASES & taken_ms.keys():
+        assert taken_ms[phase] == pytest.approx(timings[f"{phase}_ms"], abs=25), phase
+    assert taken_ms["decode"] > 0
+    tokens = [name for track, name, *_ in found if track == "slot 0" and name == "decode"]
+    assert len(tokens) == timings["completion_tokens"] - 1
+    steps = [name for track, name, *_ in found if track == "steps"]
+    assert len(steps) == len(tokens) + 1
+
+
+def test_without_a_recording_there_is_no_trace(server: Server, client: httpx.Client) -> None:
+    reply = client.get("/trace")
+    assert reply.status_code == 404
+    assert "--record" in reply.text
