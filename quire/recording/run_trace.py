@@ -15,6 +15,8 @@ from quire.engine.step_law import StepLaw
 from quire.recording.track_events import Note, TrackEvents
 from quire.types import Output, RequestMetrics, Row, Step, StepResult
 
+SHORTEST_S = 1e-9  # of a slice
+
 
 class _Phase(NamedTuple):
     """A phase of a sequence; it lasts until the next one begins."""
@@ -44,6 +46,8 @@ class _Life:
     def observe(self, sequence: Sequence, now: float) -> None:
         """Take the phase from the receipt. A preemption may prove to have begun later than it seemed."""
         receipt, last = sequence.receipt, self.phases[-1]
+        if self.end_s is not None:  # it ended while the step was in flight
+            return
         if receipt.admitted_s is not None and last.name == "queue":
             self.phases.append(last := _Phase("prefill", receipt.admitted_s))
             if receipt.first_token_s is not None:  # before the recording began
@@ -57,9 +61,21 @@ class _Life:
         elif last.name == "prefill" and receipt.first_token_s is not None:
             self.phases.append(_Phase("decode", receipt.first_token_s))
 
+    def end(self, metrics: RequestMetrics) -> None:
+        """Note the end; one that was aborted may have been admitted or preempted since its last step."""
+        self.metrics, self.end_s = metrics, metrics.finished_s
+        if (end_s := metrics.finished_s) is None:
+            return
+        if metrics.admitted_s is not None and self.phases[-1].name == "queue":
+            self.phases.append(_Phase("prefill", metrics.admitted_s))
+        seen_s = sum(
+            until_s - since_s for name, since_s, until_s in self.slices(end_s) if name == "preempted"
+        )
+        if (unseen_s := metrics.preempted_s - seen_s) > SHORTEST_S:
+            self.phases.append(_Phase("preempted", end_s - unseen_s))
+
     def slices(self, end_s: float) -> Iterable[tuple[str, float, float]]:
-        """Yield (phase, begin, end), up to `end_s` for a sequence that has not ended."""
-        end_s = end_s if self.end_s is None else self.end_s
+        """Yield (phase, begin, end) up to the end of the sequence, or `end_s`."""
         ends = [*(phase.begin_s for phase in self.phases[1:]), end_s]
         yield from ((name, begin_s, end) for (name, begin_s), end in zip(self.phases, ends, strict=True))
 
@@ -129,9 +145,7 @@ class RunTrace:
                 continue
             key = output.request_id, output.sequence
             life = self._lives.setdefault(key, _Life(_name(*key), metrics.arrival_s))
-            life.metrics, life.end_s = metrics, metrics.finished_s
-            if metrics.admitted_s is None:
-                life.phases = life.phases[:1]
+            life.end(metrics)
 
     def encoded(self) -> bytes:
         """Return the trace as a file. Call it once."""

@@ -77,7 +77,7 @@ class TracedMachine(RedactedMachine):
 
 TestTracedMachine = TracedMachine.TestCase
 TestTracedMachine.settings = settings(
-    max_examples=60,
+    max_examples=50,
     stateful_step_count=30,
     deadline=None,
     derandomize=True,
