@@ -71,8 +71,9 @@ void Steps::finish(Job& job, const std::vector<RowMasks>& masks) {
     }
     sampler_.sample(executor_.pool(), job.logits, rows, job.results);
     slots_.extend(job.rows, job.results);
-    job.core_wait_s = std::max(job.core_wait_s + wait_.take(), executor_.pool().take_core_wait());
+    const double waited_s = std::max(job.core_wait_s + wait_.take(), executor_.pool().take_core_wait());
     job.ended_s = now();
+    job.core_wait_s = std::min(waited_s, job.ended_s - job.began_s - job.mask_s);  // not before the step
     job.sampling_s = job.ended_s - began_s;
   });
 }

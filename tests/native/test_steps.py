@@ -258,7 +258,7 @@ def test_a_core_that_another_program_takes_is_waited_for(ahead: bool) -> None:
             finally:
                 busy.kill()
         assert waited.core_wait_s > 0.0005
-        assert waited.core_wait_s < waited.ended_s - waited.began_s + 0.0005
+        assert waited.core_wait_s <= waited.ended_s - waited.began_s - waited.mask_s
 
 
 def steps_until_waited(own: NativeBackend, plans: Plans) -> StepResult:
