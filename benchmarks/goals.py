@@ -163,8 +163,9 @@ class Goals:
             flags = ("--ttft-goal", self.options.ttft_goal)
             targets = [await self._start(stack, NAME, *flags, num_seqs=STREAMS)]
             targets.append(await self._start(stack, "without it", num_seqs=STREAMS))
-            full = [await one.run(endless, max_concurrency=STREAMS, until_s=CALIBRATED_S) for one in targets]
-            capacity = statistics.mean(len(one.timelines) / one.duration_s for one in full)
+            full = await targets[1].run(endless, max_concurrency=STREAMS, until_s=CALIBRATED_S)
+            capacity = sum(not one.error for one in full.timelines) / full.duration_s
+            await targets[0].run(endless, max_concurrency=STREAMS, until_s=CALIBRATED_S)  # learns
             print(f"capacity {capacity:.1f} requests/s")
             for number in range(self.options.rounds):
                 arriving = first(poisson(endless, 2 * capacity, number), 1 << 20, self.options.seconds)
