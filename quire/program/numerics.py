@@ -18,7 +18,7 @@ import numpy as np
 if TYPE_CHECKING:
     from quire.program.program import Quantized
 
-ROW_TILE = 16
+ROW_TILE = 8
 
 Array = np.ndarray[Any, Any]  # float32
 

@@ -18,7 +18,7 @@ from tiny import Sequence, batch_of, same_bits
 
 from quire.errors import ConfigError
 from quire.program import Builder, Names, Program, Value
-from quire.program.numerics import ACTIVATIONS, matmul
+from quire.program.numerics import ACTIVATIONS, ROW_TILE, matmul
 from quire.program.ops import AddNorm, GatedLinear
 from quire.program.passes import fuse
 from quire.program.program import Op, Run
@@ -112,7 +112,9 @@ def test_an_order_that_depends_on_the_number_of_rows_is_noticed() -> None:
 
 _DIGEST = """
 import hashlib, numpy as np
+from threadpoolctl import ThreadpoolController
 from quire.program.numerics import matmul
+ThreadpoolController().select(user_api="blas").limit(limits=1)  # as the reference backend does
 digest = hashlib.sha256()
 for width, out in [(64, 64), (100, 17), (257, 300), (512, 512), (1024, 1000), (333, 2048)]:
     rng = np.random.default_rng(width)
@@ -120,6 +122,16 @@ for width, out in [(64, 64), (100, 17), (257, 300), (512, 512), (1024, 1000), (3
     digest.update(matmul(x, w).tobytes())
 print(digest.hexdigest())
 """
+
+
+@pytest.mark.parametrize("width", [8, 24, 64, 288, 576])
+@pytest.mark.parametrize("out", [8, 16, 33, 100, 512])
+def test_matmul_bits_do_not_depend_on_the_place_in_a_tile(width: int, out: int) -> None:
+    weight, row = draw(out, width, seed=1), draw(1, width)
+    alone = matmul(row, weight)
+    for place in range(1, 2 * ROW_TILE):
+        company = draw(place, width, seed=2)
+        assert same_bits(matmul(np.concatenate([company, row]), weight)[-1:], alone)
 
 
 def test_matmul_bits_do_not_depend_on_threads() -> None:
