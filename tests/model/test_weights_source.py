@@ -13,7 +13,7 @@ import pytest
 import small_tokenizers as small
 from tiny import CONFIGS, random_weights
 
-from quire import LLM, SamplingParams, build
+from quire import LLM, SamplingParams, description
 from quire.cli.inspect import as_dict
 from quire.config import QUANTIZATIONS, EngineConfig
 from quire.errors import ConfigError
@@ -199,7 +199,7 @@ def one_thing(name: str, shifted: bool) -> OneThing:
 
 
 def generated(monkeypatch: pytest.MonkeyPatch, source: OneThing) -> tuple[Any, LLM]:
-    monkeypatch.setattr(build, "open_model", lambda *names, **how: source)
+    monkeypatch.setattr(description, "open_model", lambda *names, **how: source)
     llm = LLM("anything", device="reference")
     params = SamplingParams(temperature=0, max_tokens=8, logprobs=3, detokenize=False, ignore_eos=True)
     (output,) = llm.generate([{"prompt_token_ids": [3, 1, 4, 1, 5]}], params, use_tqdm=False)
@@ -212,7 +212,7 @@ def test_a_kind_of_ones_own_computes_on_the_reference(name: str, monkeypatch: py
     source = one_thing(name, shifted=True)
     found, llm = generated(monkeypatch, source)
     assert source.opened == 1
-    facts = as_dict(build.describe(EngineConfig(device="reference")))
+    facts = as_dict(description.describe(EngineConfig(device="reference")))
     word = "shifted (groups of 8)"
     kept = sum(weight.nbytes for weight in source.weights.weights.values() if isinstance(weight, Shifted))
     assert facts["weight_bytes"][word] == kept
@@ -225,15 +225,15 @@ def test_a_kind_of_ones_own_computes_on_the_reference(name: str, monkeypatch: py
 
 
 def test_what_cannot_be_done_with_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "open_model", lambda *names, **how: one_thing("llama", shifted=True))
+    monkeypatch.setattr(description, "open_model", lambda *names, **how: one_thing("llama", shifted=True))
     with pytest.raises(ConfigError, match=r"stored as shifted .* native backend has no kernel") as raised:
-        build.describe(EngineConfig())
+        description.describe(EngineConfig())
     assert "device='reference'" in (raised.value.hint or "")
     with pytest.raises(ConfigError, match="is quantized already: shifted"):
-        build.describe(EngineConfig(device="reference", quantization="int8"))
-    monkeypatch.setattr(build, "open_model", lambda *names, **how: one_thing("gpt2", shifted=True))
+        description.describe(EngineConfig(device="reference", quantization="int8"))
+    monkeypatch.setattr(description, "open_model", lambda *names, **how: one_thing("gpt2", shifted=True))
     with pytest.raises(ConfigError, match=r"stored as shifted .*, which this model needs transposed"):
-        build.describe(EngineConfig(device="reference"))  # GPT-2 keeps its matrices as [in, out]
+        description.describe(EngineConfig(device="reference"))  # GPT-2 keeps its matrices as [in, out]
 
 
 def test_parts_of_it_are_parts_of_its_values() -> None:
