@@ -46,7 +46,7 @@ class LoadOptions:
     random_prefix_len: int = 0
     num_prefixes: int = 1
     dataset_path: Path | None = None
-    trace: Path | None = None
+    arrivals: Path | None = None
     speed: float = 1.0
     max_model_len: int | None = None
     seed: int = 0
@@ -58,9 +58,9 @@ class LoadOptions:
     at: float = 5.0  # seconds
 
     def __post_init__(self) -> None:
-        if self.trace and (self.dataset_path or not math.isinf(self.request_rate)):
+        if self.arrivals and (self.dataset_path or not math.isinf(self.request_rate)):
             raise ConfigError(
-                "--trace has its own arrivals and lengths",
+                "--arrivals has its own arrivals and lengths",
                 "leave out --dataset-path and --request-rate; --speed changes the rate",
             )
         for name, low in _LOWEST.items():
@@ -75,7 +75,7 @@ class LoadOptions:
     @property
     def is_open(self) -> bool:
         """Return True for an open loop: requests are sent at their moments, however long answers take."""
-        return self.trace is not None or not math.isinf(self.request_rate)
+        return self.arrivals is not None or not math.isinf(self.request_rate)
 
 
 _LOWEST = {  # exclusive
@@ -102,7 +102,7 @@ def load_requests(
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         if isinstance(error, ConfigError):
             raise
-        path = load.trace or load.dataset_path
+        path = load.arrivals or load.dataset_path
         raise ConfigError(f"{path}: not a file of requests: {_reason(error)}") from error
 
 
@@ -114,8 +114,8 @@ def _requests(
     load: LoadOptions, words: PromptVocabulary, salt: str, longest: int | None
 ) -> Iterable[Request]:
     found: Iterable[Request]
-    if load.trace:
-        trace = read_trace(load.trace)
+    if load.arrivals:
+        trace = read_trace(load.arrivals)
         found = trace_requests(trace, words, salt, speed=load.speed, longest=longest)
         return first(found, load.num_prompts or len(trace), load.duration)
     if load.dataset_path:

@@ -21,13 +21,16 @@ _MAX_LOG = 600  # characters of it in an error message
 
 
 @contextlib.contextmanager
-def served(flags: Sequence[str]) -> Iterator[str]:
+def served(flags: Sequence[str], recorded: bool = False) -> Iterator[str]:
     """Start `quire serve` with these flags at a free port, yield its URL, and end it.
 
-    Raises QuireError with the end of the server's log if it does not start.
+    With `recorded`, it records its engine, so that it can give a trace. Raises QuireError with the end of the
+    server's log if it does not start.
     """
     command = [sys.executable, "-m", "quire", "serve", *flags, "--port", "0"]
     with tempfile.TemporaryDirectory(prefix="quire-bench-") as folder:
+        if recorded and "--record" not in flags:
+            command += ["--record", str(Path(folder) / "recording")]
         path = Path(folder) / "log"
         with path.open("wb") as log:
             process = subprocess.Popen(

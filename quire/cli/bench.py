@@ -18,14 +18,15 @@ clients see them. Flags and figures are those of `vllm bench serve` where it has
   quire bench                              100 random prompts at once to http://127.0.0.1:8000
   quire bench --max-concurrency 16         closed loop: 16 requests at a time
   quire bench --request-rate 4             open loop: 4 requests a second at random moments
-  quire bench --trace AzureLLMInferenceTrace_conv.csv.gz --speed 0.1 --duration 60
-                                           open loop: arrivals and lengths of a trace
+  quire bench --arrivals AzureLLMInferenceTrace_conv.csv.gz --speed 0.1 --duration 60
+                                           open loop: arrivals and lengths of a file
   quire bench --rates 1,2,4,8 --svg latency.svg
                                            latencies at several rates, and their plot
   quire bench --goal "ttft_p90<500ms,itl_p99<60ms"
                                            the highest rate that keeps a goal
   quire bench demo --goal "itl<20ms" -- --quantization int8
                                            start `quire serve demo --quantization int8` for it
+  quire bench demo --trace run.pftrace     and what its engine did, for ui.perfetto.dev
 
 """
 WORDS = """MODEL    start `quire serve MODEL` for the test, with the flags that follow `--`; without MODEL,
@@ -67,7 +68,7 @@ def _add_request_flags(add: AddFlag) -> None:
     add_length_flags(add)
     text = 'prompts from a file: JSON lines with "prompt" or "messages", or ShareGPT\'s JSON'
     add("--dataset-path", type=TEXT, metavar="FILE", help=text)
-    text = "shorten the requests of a trace to this many tokens (default: what the server can take)"
+    text = "shorten the requests of --arrivals to this many tokens (default: what the server can take)"
     add("--max-model-len", type=WHOLE, metavar="N", help=text)
     add("--temperature", type=FRACTION, metavar="X", help="sampling temperature (default: 0)")
     text = "generate all output tokens (default: on for Quire, vLLM and SGLang, which support it)"
@@ -102,6 +103,8 @@ def _add_report_flags(add: AddFlag) -> None:
     add("--save-detailed", action="store_true", default=None, help="with the times of every chunk")
     text = "write the plot to FILE: latency over rate, or by percentile for one run"
     add("--svg", type=TEXT, metavar="FILE", help=text)
+    text = "write a trace of requests, slots and steps to FILE, for ui.perfetto.dev; a server at --base-url "
+    add("--trace", type=TEXT, metavar="FILE", help=text + "must run with --record")
     add("--html", type=TEXT, metavar="FILE", help="write the report and its plot to FILE as a page")
 
 
@@ -121,7 +124,7 @@ def bench(args: argparse.Namespace) -> int:
     if args.base_url is not None:
         args.parser.refuse("MODEL and --base-url exclude each other", "give --model NAME to ask for a model")
     note(f"starting quire serve {' '.join(args.words)}")
-    with served(args.words) as url:
+    with served(args.words, recorded=args.trace is not None) as url:
         return run(plan, output, url)
 
 

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import resource
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -27,8 +28,9 @@ from quire.goals import Goal
 from quire.plots import Chart, page, preformatted, svg
 
 SEARCHES = 3
-_PATHS = ("dataset_path", "trace")
-_ONE_RATE = ("request_rate", "max_concurrency", "trace", "inject_long_prompt")
+MAX_TRACE_S = 3600
+_PATHS = ("dataset_path", "arrivals")
+_ONE_RATE = ("request_rate", "max_concurrency", "arrivals", "inject_long_prompt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +76,14 @@ class BenchFiles:
     json: Path | None
     svg: Path | None
     html: Path | None
+    trace: Path | None
     is_detailed: bool
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> BenchFiles:
         """Return the files of the flags. Raises ConfigError for a folder that is not there."""
-        return cls(_file(args.json), _file(args.svg), _file(args.html), bool(args.save_detailed))
+        json, svg, html, trace = map(_file, (args.json, args.svg, args.html, args.trace))
+        return cls(json, svg, html, trace, bool(args.save_detailed))
 
     def write(self, title: str, text: str, chart: Chart, figures: dict[str, Any]) -> None:
         """Write the figures, the plot, and the page with both."""
@@ -117,12 +121,33 @@ async def _test(plan: BenchPlan, output: BenchFiles, client: Client, url: str) -
         hint = problem.hint or "start one with: quire serve MODEL, or let this do it: quire bench MODEL"
         raise Unusable(f"{url}: {problem.message}", hint) from None
     try:
+        await _check_recorded(client, output)
+        begin_s = time.perf_counter()
         if plan.searches or plan.rates:
-            return await _trials(plan, output, target)
-        await target.settle()
-        return _report_run(plan, output, target, await target.run(plan.load))
+            status = await _trials(plan, output, target)
+        else:
+            await target.settle()
+            status = _report_run(plan, output, target, await target.run(plan.load))
+        if output.trace is not None:
+            await _write_trace(client, output.trace, time.perf_counter() - begin_s)
+        return status
     finally:
         client.close()
+
+
+async def _check_recorded(client: Client, output: BenchFiles) -> None:
+    """Raise ConfigError before the load if the server will have no trace of it."""
+    if output.trace is not None and (await client.get("/trace")).status == 404:
+        hint = "start it with quire serve --record DIR, or let this do it: quire bench MODEL"
+        raise ConfigError("--trace: the server keeps no trace", hint)
+
+
+async def _write_trace(client: Client, path: Path, seconds: float) -> None:
+    reply = await client.get(f"/trace?last={min(seconds + 1, MAX_TRACE_S):.0f}s")
+    if reply.status != 200:
+        raise ConfigError(f"--trace: the server gave none (status {reply.status})", "see its log")
+    path.write_bytes(reply.body)
+    print(f"\nwrote {path}: open it at https://ui.perfetto.dev")
 
 
 async def _trials(plan: BenchPlan, output: BenchFiles, target: Target) -> int:
@@ -168,8 +193,8 @@ def _report_run(plan: BenchPlan, output: BenchFiles, target: Target, run: LoadRu
 def _title(plan: BenchPlan, target: Target) -> str:
     """Return the model and the load in words."""
     load = plan.load
-    if load.trace or load.dataset_path:
-        requests = f"requests of {load.trace or load.dataset_path}"
+    if load.arrivals or load.dataset_path:
+        requests = f"requests of {load.arrivals or load.dataset_path}"
     else:
         requests = f"prompts of {load.random_input_len} tokens, answers of {load.random_output_len}"
     if plan.searches:
@@ -177,7 +202,7 @@ def _title(plan: BenchPlan, target: Target) -> str:
     elif plan.rates:
         arrivals = "at several rates"
     elif load.is_open:
-        arrivals = f"{load.request_rate:g} requests/s" if not load.trace else f"{load.speed:g} times as fast"
+        arrivals = f"{load.speed:g} times as fast" if load.arrivals else f"{load.request_rate:g} requests/s"
     else:
         arrivals = f"{load.max_concurrency} at a time" if load.max_concurrency else "all at once"
     return f"{target.model.name}: {requests}, {arrivals}"

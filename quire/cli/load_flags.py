@@ -13,7 +13,7 @@ AddFlag = Callable[..., argparse.Action]
 
 
 def add_length_flags(add: AddFlag) -> None:
-    """Add the flags of random requests and of traces."""
+    """Add the flags of random requests and of recorded arrivals."""
     add("--random-input-len", type=WHOLE, metavar="N", help="tokens of prompts (default: 512)")
     add("--random-output-len", type=WHOLE, metavar="N", help="tokens of answers (default: 128)")
     text = "share by which both lengths vary around their means, such as 0.5 (default: 0)"
@@ -21,8 +21,13 @@ def add_length_flags(add: AddFlag) -> None:
     add("--random-prefix-len", type=WHOLE, metavar="N", help="further tokens that prompts share (default: 0)")
     add("--num-prefixes", type=WHOLE, metavar="N", help="number of different shared prefixes (default: 1)")
     text = "arrivals and lengths from a file: Azure's CSV, Mooncake's JSON lines, or JSON lines with "
-    add("--trace", type=TEXT, metavar="FILE", help=text + "prompt_len, output_len and arrival_ms")
-    add("--speed", type=FRACTION, metavar="X", help="replay the trace this many times as fast (default: 1)")
+    add("--arrivals", type=TEXT, metavar="FILE", help=text + "prompt_len, output_len and arrival_ms")
+    add(
+        "--speed",
+        type=FRACTION,
+        metavar="X",
+        help="send --arrivals this many times as fast (default: 1)",
+    )
 
 
 def add_arrival_flags(add: AddFlag) -> None:

@@ -16,7 +16,7 @@ engine of quire serve run on a virtual clock, with steps as long as a law says. 
 quire bench, in seconds instead of hours.
 
   quire simulate demo --request-rate 4         this machine; calibrated once, by running the model
-  quire simulate demo --trace AzureLLMInferenceTrace_conv.csv.gz --max-num-seqs 16
+  quire simulate demo --arrivals AzureLLMInferenceTrace_conv.csv.gz --max-num-seqs 16
   quire simulate Qwen/Qwen3-8B --machine L40S --request-rate 2
                                                a machine of the catalogue, at typical shares of its peaks
   quire simulate demo --fit run.json --request-rate 8

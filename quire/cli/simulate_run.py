@@ -120,7 +120,7 @@ class _Runs:
             return None
         law, offered = self.known.law, offered_rate(self._requests(self.load))
         enough = FULL_BATCHES * self.setting.config.max_num_seqs
-        several = self.load if self.load.trace else replace(self.load, num_prompts=enough, duration=None)
+        several = self.load if self.load.arrivals else replace(self.load, num_prompts=enough, duration=None)
         highest = saturation_rate(self.setting.scheduler(law), law, self._requests(several))
         return offered / highest if highest else None
 

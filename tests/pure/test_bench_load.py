@@ -61,7 +61,7 @@ def test_a_trace_is_played_faster_and_shortened(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     lines = [{"prompt_len": 900, "output_len": 40, "arrival_ms": at} for at in (1000, 3000)]
     path.write_text("\n".join(map(json.dumps, lines)))
-    found = made(LoadOptions(trace=path, speed=4.0), longest=512)
+    found = made(LoadOptions(arrivals=path, speed=4.0), longest=512)
     assert [one.at_s for one in found] == [0.0, 0.5]
     assert {(len(one.content), one.num_output_tokens) for one in found} == {(472, 40)}
     assert found[0].content != found[1].content
@@ -84,8 +84,8 @@ def test_a_long_prompt_is_sent_beside_the_load() -> None:
         {"random_range_ratio": 1.0},
         {"random_range_ratio": -0.1},
         {"max_concurrency": 0},
-        {"trace": Path("x"), "request_rate": 1.0},
-        {"trace": Path("x"), "dataset_path": Path("y")},
+        {"arrivals": Path("x"), "request_rate": 1.0},
+        {"arrivals": Path("x"), "dataset_path": Path("y")},
     ],
 )
 def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
@@ -99,7 +99,7 @@ def test_a_file_that_is_no_trace_is_named(tmp_path: Path, text: str | None) -> N
     if text is not None:
         path.write_text(text)
     with pytest.raises(ConfigError, match=r"trace\.jsonl"):
-        made(LoadOptions(trace=path))
+        made(LoadOptions(arrivals=path))
 
 
 def test_random_requests_that_the_server_cannot_take_are_refused() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -40,3 +42,24 @@ def test_without_a_recording_there_is_no_trace(server: Server, client: httpx.Cli
     reply = client.get("/trace")
     assert reply.status_code == 404
     assert "--record" in reply.text
+
+
+def test_a_measurement_writes_a_trace(tmp_path: Path) -> None:
+    path = tmp_path / "run.pftrace"
+    flags = ("--num-prompts", "3", "--random-input-len", "8", "--random-output-len", "4")
+    command = [sys.executable, "-m", "quire", "bench", "demo", *flags, "--trace", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert str(path) in done.stdout
+    found = slices_of(Trace.FromString(path.read_bytes()))
+    requests = {name for track, name, *_ in found if track.startswith("lane") and name not in PHASES}
+    assert len(requests) >= 3
+
+
+def test_a_server_that_keeps_no_trace_is_refused(server: Server, tmp_path: Path) -> None:
+    path = tmp_path / "run.pftrace"
+    command = [sys.executable, "-m", "quire", "bench", "--base-url", server.url, "--trace", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "--record" in done.stderr
+    assert not path.exists()
