@@ -75,8 +75,8 @@ def _path(name: str | None) -> Path | None:
 
 def _load(args: argparse.Namespace) -> LoadOptions:
     given = {field.name: getattr(args, field.name, None) for field in fields(LoadOptions)}
-    if given["trace"] is not None:
-        given["trace"] = Path(given["trace"]).expanduser()
+    if given["arrivals"] is not None:
+        given["arrivals"] = Path(given["arrivals"]).expanduser()
     return LoadOptions(**{name: value for name, value in given.items() if value is not None})
 
 
