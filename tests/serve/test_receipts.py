@@ -118,7 +118,7 @@ def test_others_are_told(server: Server, client: httpx.Client) -> None:
     """An answer alone has no interference; beside another one, both have."""
     wait_for(lambda: idle(server), 10, "nothing runs")
     alone = client.post("/v1/completions", json=SHORT).json()["timings"]
-    other = Background(server, LONG | {"max_tokens": 1900})  # as long as it may be: it must not end first
+    other = Background(server, LONG | {"n": 16})  # so many that it does not end first
     assert other.first.wait(30)
     beside = client.post("/v1/completions", json=SHORT | {"prompt": "word " * 40}).json()["timings"]
     others = json.loads(other.end()[-2])["timings"]
