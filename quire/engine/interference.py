@@ -12,6 +12,7 @@ from quire.engine.step_law import StepLaw
 from quire.types import Row, Step
 
 _BUCKET = 16  # positions: rows of one token that begin in the same bucket are predicted alike
+_MAX_KEPT = 4096  # predictions of steps
 
 
 class Interference:
@@ -30,11 +31,13 @@ class Interference:
         self._law: StepLaw | None = None
         self._last_s = -math.inf  # the end of the last step
         self._decoding: dict[int, tuple[float, float]] = {}  # `_decode_s` and the time at the roof
+        self._together: dict[tuple[int, int], float] = {}  # `_together_s` by number of rows and bucket
 
     def calibrate(self, law: StepLaw) -> None:
         """Divide by this law from now on."""
         self._law = law
         self._decoding.clear()
+        self._together.clear()
 
     def admit(self, sequence: Sequence, now: float) -> None:
         """Note the first admission of a sequence, and what its cached tokens save."""
@@ -59,6 +62,10 @@ class Interference:
                 sequence.receipt.grammar_s += mask_s
         law = self._law
         if law is None:
+            return
+        running = tuple(running)
+        if len(running) == len(sequences) and all(map(_is_alone, sequences, step.rows)):
+            self._count_decoding(step.rows, sequences, law, last_s, now)
             return
         alone, several = self._enter_rows(step.rows, sequences, law)
         delayed = [*running, *[one for one in sequences if one.slot < 0 and not one.finished]]
@@ -85,6 +92,37 @@ class Interference:
                 receipt.prefill_interference_s += (whole_s - kept_s) * scale
                 if own_s < kept_s:
                     receipt.decode_interference_s += (kept_s - own_s) * scale
+
+    def _count_decoding(
+        self, rows: Series[Row], sequences: Iterable[Sequence], law: StepLaw, last_s: float, now: float
+    ) -> None:
+        """Enter a step in which each running request decodes one token, as in most steps."""
+        whole_s = self._together_s(rows, law)
+        for sequence, row in zip(sequences, rows, strict=True):
+            receipt = sequence.receipt
+            alone_s, ideal_s = self._decode_s(row.start, law)
+            if row.start >= receipt.num_counted:
+                receipt.ideal_s += ideal_s
+                receipt.num_counted = row.start + 1
+            admitted_s = receipt.admitted_s
+            if alone_s < whole_s and admitted_s is not None and receipt.preempted_since_s is None:
+                lasted_s = now - (admitted_s if admitted_s > last_s else last_s)
+                receipt.decode_interference_s += (1.0 - alone_s / whole_s) * lasted_s
+
+    def _together_s(self, rows: Series[Row], law: StepLaw) -> float:
+        """Return the predicted time of a step with these rows of one token, as if all began at their mean."""
+        num_rows = len(rows)
+        if num_rows == 1:
+            return self._decode_s(rows[0].start, law)[0]
+        bucket = sum([row[1] for row in rows]) // (num_rows * _BUCKET)
+        seconds = self._together.get((num_rows, bucket))
+        if seconds is None:
+            if len(self._together) >= _MAX_KEPT:
+                self._together.clear()
+            middle = bucket * _BUCKET + _BUCKET // 2
+            values = law.values([(middle, 1)] * num_rows, num_rows)
+            seconds = self._together[num_rows, bucket] = law.seconds(values) + law.host_s
+        return seconds
 
     def _enter_rows(
         self, rows: Series[Row], sequences: Iterable[Sequence], law: StepLaw
@@ -126,6 +164,11 @@ class Interference:
             values = law.values([(start - start % _BUCKET + _BUCKET // 2, 1)], 1)
             times = self._decoding[start // _BUCKET] = law.seconds(values) + law.host_s, law.roof_s(values)
         return times
+
+
+def _is_alone(sequence: Sequence, row: Row) -> bool:
+    """Return True if the row is the only one of its request, which runs, and computes one token."""
+    return row[2] == 1 and row[4] and sequence.slot >= 0 and len(sequence.request.sequences) == 1
 
 
 def _ideal_s(receipt: Receipt, row: Row, law: StepLaw) -> float:

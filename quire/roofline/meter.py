@@ -11,7 +11,7 @@ from quire.types import Bound, Step
 if TYPE_CHECKING:
     from quire.roofline.calibrate import Calibration
 
-RENEWAL_S = 0.02  # of steps with the same rows until their time is predicted anew
+RENEWAL_S = 0.05  # of steps with the same rows until their time is predicted anew
 FIRST_FIT = 64  # records; each further fit waits for twice as many as the last one
 FIT_S = 5.0  # of steps between two fits, which take 5 ms; of more records fits are not better
 MAX_FIT = 512
