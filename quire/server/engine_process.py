@@ -44,19 +44,12 @@ class ServerSocket:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._reader = messages.engine_reader()
-        self._held = bytearray()
 
     def send(self, message: EngineMessage) -> None:
         self.send_frame(messages.encode(message))
 
-    def hold(self, frame: bytearray) -> None:
-        """Keep a frame and send it with the next one, so that both wake the server once."""
-        self._held += frame
-
     def send_frame(self, frame: bytearray) -> None:
         """Send a frame; wait while the socket is full. The server always reads, so this cannot deadlock."""
-        if self._held:
-            frame, self._held = self._held + frame, bytearray()
         self._socket.sendall(frame)
 
     def receive(self, wait: bool) -> list[ToEngine]:
@@ -90,10 +83,8 @@ def serve(server: ServerSocket, build: Build) -> None:
         if engine.has_work:
             outputs, report = step(engine)
             if report is not None:
-                # The journal sends the plan of the next step before it computes.
-                send = server.hold if first.journal is not None and engine.has_work else server.send_frame
                 for frame in messages.encode_step(outputs, report):
-                    send(frame)
+                    server.send_frame(frame)
         if time.monotonic() >= trim_s:
             malloc_arenas.trim()
             trim_s = time.monotonic() + malloc_arenas.PERIOD_S
