@@ -1,4 +1,4 @@
-"""What verdicts, receipts and recordings cost together: tokens a second of two installations, in turns.
+"""The cost of verdicts, receipts and recordings together: tokens a second of two installations, in turns.
 
     python benchmarks/explained_cost.py --other ../before/.venv/bin/python --rounds 16
 
