@@ -45,14 +45,16 @@ void bind_steps(nb::module_& m) {
       .def(
           "draft", [](Job& job, size_t row, Numbers ids) { job.rows.at(row).drafted = std::move(ids); },
           "row"_a, "token_ids"_a)
+      .def_rw("num_proposed", &Job::num_proposed)
       .def(
           "release", [](Job& job, Numbers slots) { job.deltas.released = std::move(slots); }, "slots"_a)
       .def(
           "admit",
-          [](Job& job, int64_t slot, int64_t variant, Numbers token_ids, const SlotParams& params) {
-            job.deltas.admitted.push_back({slot, variant, std::move(token_ids), params});
+          [](Job& job, int64_t slot, int64_t variant, Numbers token_ids, const SlotParams& params,
+             std::shared_ptr<Adapter> adapter) {
+            job.deltas.admitted.push_back({slot, variant, std::move(token_ids), params, std::move(adapter)});
           },
-          "slot"_a, "variant"_a, "token_ids"_a, "params"_a)
+          "slot"_a, "variant"_a, "token_ids"_a, "params"_a, "adapter"_a.none())
       .def(
           "frequencies",
           [](Job& job, const Native& native, int64_t table, int64_t variant, Floats values) {
@@ -72,11 +74,13 @@ void bind_steps(nb::module_& m) {
       .def(
           "save", [](Job& job, const Snapshots& of) { job.deltas.saved = snapshots(of); }, "snapshots"_a)
       .def_ro("results", &Job::results)
+      .def_ro("proposed", &Job::proposed)
       .def_ro("began_s", &Job::began_s)
       .def_ro("ended_s", &Job::ended_s)
       .def_ro("mask_s", &Job::mask_s)
       .def_ro("sampling_s", &Job::sampling_s)
-      .def_ro("core_wait_s", &Job::core_wait_s);
+      .def_ro("core_wait_s", &Job::core_wait_s)
+      .def_ro("draft_s", &Job::draft_s);
   nb::class_<Steps>(m, "Steps", "Computes the steps of a program in sequence.")
       .def(
           "__init__",
@@ -84,6 +88,18 @@ void bind_steps(nb::module_& m) {
             new (self) Steps(native.executor(), output, slots, groups, vocab_size);
           },
           "native"_a, "output"_a, "slots"_a, "groups"_a, "vocab_size"_a, nb::keep_alive<1, 2>())
+      .def(
+          "draft_with",
+          [](Steps& self, Native& native, int64_t output, int64_t width, int64_t groups, int64_t group,
+             int64_t window, int64_t reach, int64_t blocks, int64_t block_size, int64_t spare,
+             int64_t max_tokens, int64_t max_len, int64_t hidden, int64_t given, int64_t own) {
+            self.draft_with(native.executor(), {output, width, groups, group, window, reach, blocks,
+                                                block_size, spare, max_tokens, max_len, hidden, given, own});
+          },
+          "native"_a, nb::kw_only(), "output"_a, "width"_a, "groups"_a, "group"_a, "window"_a, "reach"_a,
+          "blocks"_a, "block_size"_a, "spare"_a, "max_tokens"_a, "max_len"_a, "hidden"_a, "given"_a, "own"_a,
+          nb::keep_alive<1, 2>())
+      .def("forget_drafted", &Steps::forget_drafted, "blocks"_a)
       .def("forward", &Steps::forward, "step"_a, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "sample",

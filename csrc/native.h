@@ -4,107 +4,77 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "core/adapters.h"
 #include "core/attention.h"
+#include "core/by_head.h"
+#include "core/delta.h"
 #include "core/executor.h"
 #include "core/experts.h"
 #include "core/isa.h"
 #include "core/ops.h"
 #include "core/state.h"
+#include "core/state_space.h"
+#include "kv_cache.h"
+#include "native_values.h"
+#include "row_functions.h"
 
 namespace quire {
-
-namespace nb = nanobind;
-
-using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Ints = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Table = nb::ndarray<const int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using MatrixPtr = std::shared_ptr<const Matrix>;
-
-inline Vector vector(const std::optional<Floats>& array) {
-  return array ? Vector(array->data(), array->data() + array->size()) : Vector();
-}
-
-inline Activation activation(const std::string& name) {
-  if (name == "none") return Activation::none;
-  if (name == "silu" || name == "swish") return Activation::silu;
-  if (name == "gelu_new" || name == "gelu_pytorch_tanh") return Activation::gelu_tanh;
-  if (name == "relu") return Activation::relu;
-  throw nb::value_error(("unknown activation " + name).c_str());
-}
-
-// Tuples (slot, group, position, snapshot) from Python.
-using Snapshots = std::vector<std::array<int64_t, 4>>;
-
-inline std::vector<Snapshot> snapshots(const Snapshots& tuples) {
-  std::vector<Snapshot> found;
-  for (const auto& [slot, group, position, snapshot] : tuples)
-    found.push_back({slot, group, position, snapshot});
-  return found;
-}
-
-inline Count count(const std::string& name) { return name == "T" ? Count::tokens : Count::logits; }
-
-inline KVFormat kv_format(const std::string& name) {
-  if (name == "float32") return KVFormat::f32;
-  if (name == "float16") return KVFormat::f16;
-  if (name == "bfloat16") return KVFormat::bf16;
-  if (name == "int8") return KVFormat::int8;
-  throw nb::value_error(("unknown format of keys and values " + name).c_str());
-}
-
-// The keys and values of the `layers` layers of one cache group.
-class KVCache {
- public:
-  KVCache(int64_t group, const std::string& name, int64_t layers, int64_t num_blocks, int64_t block_size,
-          int64_t heads, int64_t dim)
-      : group_(group) {
-    const KVFormat format = kv_format(name);
-    const int64_t bytes = format == KVFormat::f32 ? 4 : format == KVFormat::int8 ? 1 : 2;
-    const int64_t head = block_size * dim * bytes, stride = layers * heads;
-    keys_ = Memory((size_t)(num_blocks * stride * head));
-    values_ = Memory((size_t)(num_blocks * stride * head));
-    if (format == KVFormat::int8) {
-      key_scales_ = Memory((size_t)(num_blocks * stride * block_size) * sizeof(float));
-      value_scales_ = Memory((size_t)(num_blocks * stride * block_size) * sizeof(float));
-    }
-    for (int64_t layer = 0; layer < layers; ++layer) {
-      const int64_t first = layer * heads;
-      const bool scaled = format == KVFormat::int8;
-      layers_.push_back({format, heads, dim, block_size, stride, keys_.as<uint8_t>() + first * head,
-                         values_.as<uint8_t>() + first * head,
-                         scaled ? key_scales_.as<float>() + first * block_size : nullptr,
-                         scaled ? value_scales_.as<float>() + first * block_size : nullptr});
-    }
-  }
-  int64_t group() const { return group_; }
-  const KVLayer* layer(int64_t index) const { return &layers_.at((size_t)index); }
-
- private:
-  int64_t group_;
-  Memory keys_, values_, key_scales_, value_scales_;
-  std::vector<KVLayer> layers_;
-};
 
 // A program that is recorded op by op, then run. Values are identified by buffer numbers.
 class Native {
  public:
   Native(const std::string& isa, int threads)
-      : executor_(kernels_of(isa), threads), packed_(std::make_shared<Memory>()) {}
+      : executor_(kernels_of(isa), std::make_shared<ThreadPool>(threads)),
+        packed_(std::make_shared<Memory>()),
+        deltas_(std::make_shared<Memory>()) {}
+  // A program that runs with the threads of another one.
+  Native(const std::string& isa, const Native& beside)
+      : executor_(kernels_of(isa), beside.executor_.shared_pool()),
+        packed_(beside.packed_),
+        deltas_(beside.deltas_) {}
 
   int64_t buffer(const std::string& rows, int64_t width) { return executor_.add_buffer(count(rows), width); }
 
   void embed(int64_t out, MatrixPtr table, bool by_position) {
     executor_.add(std::make_unique<Embed>(out, std::move(table), by_position));
   }
+  void embed_stored(int64_t out, Stored table, const std::string& format, bool by_position) {
+    const Format kind = format == "f32" ? Format::f32 : format == "f16" ? Format::f16 : Format::bf16;
+    if (table.itemsize() != (kind == Format::f32 ? 4 : 2)) throw nb::value_error("table of another format");
+    const StoredTable stored{kind, (int64_t)table.shape(0), (int64_t)table.shape(1),
+                             (const uint8_t*)table.data()};
+    executor_.add(std::make_unique<EmbedStored>(out, stored, by_position));
+  }
   void sampled_rows(int64_t out, int64_t x, int64_t width) {
     executor_.add(std::make_unique<SampledRows>(out, x, width));
+  }
+
+  void embed_segments(int64_t out, MatrixPtr table, int64_t separator) {
+    executor_.add(std::make_unique<EmbedSegments>(out, std::move(table), separator));
+  }
+  void pool_rows(int64_t out, int64_t x, int64_t width, bool mean) {
+    executor_.add(std::make_unique<PoolRows>(out, x, width, mean));
+  }
+  void previous_hidden(int64_t out, int64_t width) {
+    executor_.add(std::make_unique<PreviousHidden>(out, width));
+  }
+  void join(const std::string& rows, int64_t out, int64_t x, int64_t m, int64_t y, int64_t n) {
+    row_wise(
+        rows, out, m + n, x, m, y,
+        [=](const Step&, const float* x, const float* y, float* out, int64_t count) {
+          for (; count > 0; --count, x += m, y += n) out = std::copy_n(y, n, std::copy_n(x, m, out));
+        },
+        n);
   }
 
   void add(const std::string& rows, int64_t out, int64_t x, int64_t y, int64_t width) {
@@ -119,10 +89,31 @@ class Native {
                s.kernels.scale(x, factor, out, n * width);
              });
   }
+  // The weight is as wide as the last axis of x, or one number.
+  void scale_by_weight(const std::string& rows, int64_t out, int64_t x, int64_t width, Floats weight) {
+    if (weight.size() == 1) return scale(rows, out, x, width, weight.data()[0]);
+    auto w = std::make_shared<Vector>(vector(weight));
+    row_wise(rows, out, width, x, width, -1,
+             [=](const Step& s, const float* x, const float*, float* out, int64_t n) {
+               const int64_t last = (int64_t)w->size();
+               for (int64_t at = 0; at < n * width; at += last)
+                 s.kernels.gate(Activation::none, x + at, w->data(), out + at, last);
+             });
+  }
+  void scale_by_position(int64_t out, int64_t x, int64_t width, double beta, int64_t period, int64_t first) {
+    executor_.add(std::make_unique<ScaleByPosition>(out, x, width, beta, period, first));
+  }
   void soft_cap(const std::string& rows, int64_t out, int64_t x, int64_t width, float cap) {
     row_wise(rows, out, width, x, width, -1,
              [=](const Step& s, const float* x, const float*, float* out, int64_t n) {
                s.kernels.soft_cap(x, cap, out, n * width);
+             });
+  }
+  void xielu(const std::string& rows, int64_t out, int64_t x, int64_t width, float positive, float negative,
+             float beta) {
+    row_wise(rows, out, width, x, width, -1,
+             [=](const Step&, const float* x, const float*, float* out, int64_t n) {
+               for (int64_t i = 0; i < n * width; ++i) out[i] = quire::xielu(x[i], positive, negative, beta);
              });
   }
   void unary(const std::string& rows, int64_t out, int64_t x, int64_t width, const std::string& name) {
@@ -138,6 +129,38 @@ class Native {
     row_wise(rows, out, width, gate, width, up,
              [=](const Step& s, const float* g, const float* u, float* out, int64_t n) {
                s.kernels.gate(a, g, u, out, n * width);
+             });
+  }
+  // The same with one gate for each row.
+  void gate_rows(const std::string& rows, int64_t out, int64_t gate, int64_t up, int64_t width,
+                 const std::string& name) {
+    const Activation a = activation(name);
+    row_wise(
+        rows, out, width, up, width, gate,
+        [=](const Step& s, const float* u, const float* g, float* out, int64_t n) {
+          for (int64_t i = 0; i < n; ++i) {
+            float factor;
+            s.kernels.activate(a, g + i, &factor, 1);
+            s.kernels.scale(u + i * width, factor, out + i * width, width);
+          }
+        },
+        1);
+  }
+  void match_magnitude(const std::string& rows, int64_t out, int64_t x, int64_t like, int64_t width,
+                       double floor) {
+    row_wise(rows, out, width, x, width, like,
+             [=](const Step& s, const float* x, const float* like, float* out, int64_t n) {
+               for (int64_t at = 0; at < n * width; at += width) {
+                 const double own = std::max(moments(x + at, width).square, floor);
+                 const float factor = (float)std::sqrt(moments(like + at, width).square / own);
+                 s.kernels.scale(x + at, factor, out + at, width);
+               }
+             });
+  }
+  void above_cutoff(const std::string& rows, int64_t out, int64_t x, int64_t width, double deviations) {
+    row_wise(rows, out, width, x, width, -1,
+             [=](const Step&, const float* x, const float*, float* out, int64_t n) {
+               for (int64_t i = 0; i < n; ++i) keep_above(x + i * width, out + i * width, width, deviations);
              });
   }
   void slice(const std::string& rows, int64_t out, int64_t width, int64_t x, int64_t x_width, int64_t first) {
@@ -158,6 +181,24 @@ class Native {
              });
   }
 
+  // Of each of `groups` parts of a vector of x, then multiplied by the activated gate; or (`gate_first`) of
+  // their product.
+  void gated_norm(const std::string& rows, int64_t out, int64_t x, int64_t gate, int64_t width, Floats weight,
+                  float eps, const std::string& name, bool gate_first, int64_t groups) {
+    auto w = std::make_shared<Vector>(vector(weight));
+    const Activation a = activation(name);
+    row_wise(rows, out, width, x, width, gate,
+             [=](const Step& s, const float* x, const float* g, float* out, int64_t n) {
+               const int64_t part = (int64_t)w->size() / groups;
+               if (gate_first) s.kernels.gate(a, g, x, out, n * width);
+               const float* from = gate_first ? out : x;
+               for (int64_t i = 0; i < n * width / part; ++i)
+                 s.kernels.norm({w->data() + i % groups * part, nullptr, part, eps, 0, false},
+                                from + i * part, out + i * part, 1);
+               if (!gate_first) s.kernels.gate(a, g, out, out, n * width);
+             });
+  }
+
   // Returns the number of the table, for `rotary` and `frequencies`.
   int64_t rope_table(int64_t pairs, double scale) {
     auto table = std::make_unique<RopeTable>(pairs, scale);
@@ -168,13 +209,15 @@ class Native {
   void frequencies(int64_t table, int64_t variant, Floats values) {
     ropes_.at((size_t)table)->set(variant, vector(values));
   }
-  void rotary(int64_t out, int64_t x, int64_t heads, int64_t dim, int64_t table, bool interleaved) {
-    executor_.add(std::make_unique<Rotary>(out, x, heads, dim, ropes_.at((size_t)table), interleaved));
+  void rotary(const std::string& rows, int64_t out, int64_t x, int64_t heads, int64_t dim, int64_t table,
+              bool interleaved) {
+    const RopeTable* of = ropes_.at((size_t)table);
+    executor_.add(std::make_unique<Rotary>(count(rows), out, x, heads, dim, of, interleaved));
   }
 
   // Packs the rows of x for the following products.
   void pack(const std::string& rows, int64_t x, int64_t width, const Matrix& like) {
-    executor_.add(std::make_unique<Pack>(count(rows), x, width, like.format(), packed_));
+    executor_.add(std::make_unique<Pack>(count(rows), x, width, like.panels(), packed_));
   }
   // Starts a phase of products; `linear` and `gated_linear` add to it.
   void products(const std::string& rows) {
@@ -189,14 +232,33 @@ class Native {
     multiply_->add({std::move(gate), std::move(up), {}, activation(name), out});
   }
 
-  void experts(int64_t out, int64_t x, int64_t scores, std::vector<MatrixPtr> matrices,
-               std::vector<std::optional<Floats>> biases, int64_t chosen, bool over_chosen,
-               const std::string& name, float limit) {
-    ExpertWeights weights{matrices.at(0),       matrices.at(1),       matrices.at(2),
-                          vector(biases.at(0)), vector(biases.at(1)), vector(biases.at(2))};
+  // Adds what adapters say to the products before. `targets` are pairs of a product's value and its site.
+  void add_adapters(const std::string& rows, int64_t x, int64_t width,
+                    const std::vector<std::pair<int64_t, int64_t>>& targets) {
+    AdapterTiles*& tiles = adapter_tiles_[(size_t)count(rows)];
+    if (tiles == nullptr) {
+      auto found = std::make_unique<AdapterTiles>(count(rows));
+      tiles = found.get();
+      executor_.add(std::move(found));
+    }
+    std::vector<AddAdapters::Target> places;
+    for (const auto& [out, site] : targets) places.push_back({out, site});
+    executor_.add(std::make_unique<AddAdapters>(tiles, x, width, std::move(places)));
+  }
+
+  void experts(int64_t out, int64_t x, int64_t scores, std::vector<std::optional<MatrixPtr>> matrices,
+               std::vector<std::optional<Floats>> biases, Routing routing, const std::string& name,
+               float limit) {
+    ExpertWeights weights{matrices.at(0).value_or(nullptr),
+                          matrices.at(1).value(),
+                          matrices.at(2).value(),
+                          vector(biases.at(0)),
+                          vector(biases.at(1)),
+                          vector(biases.at(2))};
     auto state =
-        std::make_shared<ExpertsState>(std::move(weights), chosen, over_chosen, activation(name), limit);
-    executor_.add(std::make_unique<RouteExperts>(state, scores));
+        std::make_shared<ExpertsState>(std::move(weights), std::move(routing), activation(name), limit);
+    executor_.add(std::make_unique<ChooseExperts>(state, scores));
+    executor_.add(std::make_unique<RouteExperts>(state));
     executor_.add(std::make_unique<GatherExperts>(state, x));
     executor_.add(std::make_unique<MultiplyExperts>(state, MultiplyExperts::Which::gate_up));
     executor_.add(std::make_unique<ActivateExperts>(state));
@@ -205,19 +267,40 @@ class Native {
   }
 
   void write_kv(int64_t k, int64_t v, std::shared_ptr<KVCache> cache, int64_t layer) {
-    executor_.add(std::make_unique<WriteKV>(k, v, cache->layer(layer), cache->group()));
+    executor_.add(std::make_unique<WriteKV>(k, v, cache->layer(layer), KVPlace{cache->group()}));
     caches_.push_back(std::move(cache));
   }
-  void attend(int64_t out, int64_t q, std::shared_ptr<KVCache> cache, int64_t layer, int64_t heads,
-              float scale, int64_t window, float softcap, std::optional<Floats> sinks) {
+  void attend(const std::string& rows, int64_t out, int64_t q, std::shared_ptr<KVCache> cache, int64_t layer,
+              int64_t heads, float scale, int64_t window, bool chunked, float softcap,
+              std::optional<Floats> sinks) {
     sinks_.push_back(std::make_unique<Vector>(vector(sinks)));
     const float* bias = sinks_.back()->empty() ? nullptr : sinks_.back()->data();
-    const Attention how{cache->layer(layer), heads, scale, window, softcap, bias};
-    auto attend = std::make_unique<Attend>(q, out, how, cache->group());
-    auto merge = std::make_unique<MergeSegments>(attend.get());
-    executor_.add(std::move(attend));
-    executor_.add(std::move(merge));
+    const KVLayer* of = cache->layer(layer);
+    add_attention(count(rows), q, -1, out,
+                  {of, heads, of->heads, scale, window, softcap, bias, chunked, false}, {cache->group()});
     caches_.push_back(std::move(cache));
+  }
+  void attend_latents(int64_t out, int64_t q, int64_t q_rest, std::shared_ptr<KVCache> cache, int64_t layer,
+                      int64_t heads, float scale) {
+    int64_t groups = 1;  // enough tasks for threads, enough rows to share the conversion of latents
+    while (heads / groups > kLatentHeads || heads % groups) ++groups;
+    const Attention how{cache->layer(layer), heads, groups, scale, 0, 0, nullptr, false, false};
+    add_attention(Count::tokens, q, q_rest, out, how, {cache->group()});
+    caches_.push_back(std::move(cache));
+  }
+  // Of q over the k and v of the same row, on both sides of each token; `reach` 0: over all of it.
+  void attend_rows(int64_t out, int64_t q, int64_t k, int64_t v, int64_t heads, int64_t groups, int64_t dim,
+                   int64_t value_dim, float scale, int64_t reach) {
+    auto& own = row_caches_[{groups, dim, value_dim}];
+    if (!own) own = std::make_shared<RowCache>(groups, dim, value_dim);
+    executor_.add(std::make_unique<WriteKV>(k, v, own->layer(), KVPlace{-1, own}));
+    const Attention how{own->layer(), heads, groups, scale, reach, 0, nullptr, false, true};
+    add_attention(Count::tokens, q, -1, out, how, {-1, own});
+  }
+  void linear_by_head(const std::string& rows, int64_t out, int64_t x, MatrixPtr weight) {
+    auto of = std::make_shared<HeadProducts>(HeadProducts{std::move(weight), count(rows), {}});
+    executor_.add(std::make_unique<PackByHead>(of, x));
+    executor_.add(std::make_unique<MultiplyByHead>(of, out));
   }
 
   // Must precede all ops that read these states.
@@ -225,11 +308,28 @@ class Native {
     executor_.add(std::make_unique<RestoreStates>(cache.get()));
     states_.push_back(std::move(cache));
   }
-  void convolve(int64_t out, int64_t x, const StateCache& cache, int64_t layer, Floats weight) {
-    executor_.add(std::make_unique<ShortConvolution>(out, x, &cache, layer, vector(weight)));
+  void convolve(int64_t out, int64_t x, const StateCache& cache, int64_t layer, Floats weight,
+                std::optional<Floats> bias, const std::string& name) {
+    executor_.add(std::make_unique<ShortConvolution>(out, x, &cache, layer, vector(weight), vector(bias),
+                                                     activation(name)));
   }
   void recur(int64_t out, int64_t x, int64_t decay, const StateCache& cache, int64_t layer) {
     executor_.add(std::make_unique<GatedRecurrence>(out, x, decay, &cache, layer));
+  }
+
+  void delta_rule(int64_t out, int64_t x, int64_t decay, int64_t beta, const StateCache& cache, int64_t layer,
+                  Floats log_rate, Floats bias, int64_t key_heads, int64_t key_dim) {
+    executor_.add(std::make_unique<DeltaRule>(out, x, decay, beta, &cache, layer, vector(log_rate),
+                                              vector(bias), key_heads, key_dim, deltas_));
+  }
+
+  void state_space(int64_t out, int64_t x, int64_t step, const StateCache& cache, int64_t layer,
+                   Floats log_rate, Floats bias, Floats skip, int64_t groups, int64_t state_dim, float low,
+                   float high) {
+    SpaceOptions options{groups, state_dim, low, high, vector(log_rate), vector(bias), vector(skip)};
+    const int64_t width = cache.shape().width / state_dim, shared = groups * state_dim;
+    executor_.add(std::make_unique<StateSpace>(out, x, step, &cache, layer, std::move(options), deltas_));
+    executor_.add(std::make_unique<KeepShared>(x, width + 2 * shared, width, shared, &cache, layer));
   }
 
   Executor& executor() { return executor_; }
@@ -238,7 +338,8 @@ class Native {
   nb::ndarray<nb::numpy, float, nb::ndim<2>> run(Ints token_ids, Ints positions, Ints row_offsets,
                                                  const std::vector<Table>& tables, Ints slots, Ints variants,
                                                  Ints logit_rows, const Snapshots& restored,
-                                                 const Snapshots& saved, int64_t output, int64_t width) {
+                                                 const Snapshots& saved, int64_t output, int64_t width,
+                                                 const Adapters& adapters) {
     std::vector<const int64_t*> rows;
     for (const auto& cache : caches_)
       if ((size_t)cache->group() >= tables.size())
@@ -246,6 +347,9 @@ class Native {
     for (const Table& table : tables)
       for (size_t row = 0; row < slots.size(); ++row) rows.push_back(table.data() + row * table.shape(1));
     const std::vector<Snapshot> before = snapshots(restored), after = snapshots(saved);
+    std::vector<const Adapter*> by_row(slots.size());
+    for (size_t row = 0; row < std::min(by_row.size(), adapters.size()); ++row)
+      by_row[row] = adapters[row] ? adapters[row]->get() : nullptr;
     const Batch batch{(int64_t)token_ids.size(),
                       (int64_t)slots.size(),
                       (int64_t)logit_rows.size(),
@@ -257,7 +361,8 @@ class Native {
                       variants.data(),
                       logit_rows.data(),
                       before,
-                      after};
+                      after,
+                      by_row.data()};
     float* logits;
     {
       nb::gil_scoped_release unlocked;
@@ -268,18 +373,28 @@ class Native {
   }
 
  private:
+  void add_attention(Count count, int64_t q, int64_t q_rest, int64_t out, const Attention& how,
+                     KVPlace place) {
+    auto attend = std::make_unique<Attend>(count, q, q_rest, out, how, std::move(place));
+    auto merge = std::make_unique<MergeSegments>(attend.get());
+    executor_.add(std::move(attend));
+    executor_.add(std::move(merge));
+  }
   void row_wise(const std::string& rows, int64_t out, int64_t out_width, int64_t x, int64_t x_width,
-                int64_t y, RowWise::Function function) {
-    executor_.add(std::make_unique<RowWise>(count(rows), out, out_width, x, x_width, y, std::move(function)));
+                int64_t y, RowWise::Function function, int64_t y_width = -1) {
+    executor_.add(std::make_unique<RowWise>(count(rows), out, out_width, x, x_width, y,
+                                            y_width < 0 ? x_width : y_width, std::move(function)));
   }
 
   Executor executor_;
-  std::shared_ptr<Memory> packed_;
+  std::shared_ptr<Memory> packed_, deltas_;
   std::vector<std::shared_ptr<KVCache>> caches_;  // keeps alive what ops refer to
   std::vector<std::shared_ptr<StateCache>> states_;
+  std::map<std::array<int64_t, 3>, std::shared_ptr<RowCache>> row_caches_;  // by heads and sizes
   std::vector<std::unique_ptr<Vector>> sinks_;
   std::vector<RopeTable*> ropes_;
   Multiply* multiply_ = nullptr;
+  std::array<AdapterTiles*, 2> adapter_tiles_{};  // by Count
 };
 
 }  // namespace quire

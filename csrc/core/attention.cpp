@@ -20,8 +20,24 @@ int64_t work(int64_t rows, int64_t positions) { return (rows + 4) * positions; }
 
 }  // namespace
 
+void RowCache::prepare(const Batch& batch) {
+  first_.clear();
+  int64_t count = 0;
+  for (int64_t sequence = 0; sequence < batch.sequences; ++sequence) {
+    first_.push_back(count);
+    count += ceil_div(batch.row_offsets[sequence + 1] - batch.row_offsets[sequence], kPartition);
+  }
+  for (int64_t block = (int64_t)blocks_.size(); block < count; ++block) blocks_.push_back(block);
+  const int64_t positions = count * layer_.heads * kPartition;
+  keys_.reserve((size_t)(positions * layer_.dim) * sizeof(float));
+  values_.reserve((size_t)(positions * layer_.value_dim) * sizeof(float));
+  layer_.keys = keys_.as<uint8_t>();
+  layer_.values = values_.as<uint8_t>();
+}
+
 void WriteKV::prepare(const Step& step) {
   const Batch& batch = step.batch;
+  if (place_.own) place_.own->prepare(batch);
   ends_.clear();
   int64_t first = 0;
   for (int64_t token = 1; token < batch.tokens; ++token) {
@@ -37,38 +53,65 @@ void WriteKV::prepare(const Step& step) {
 void WriteKV::run(const Step& step, int64_t task, int) {
   const Batch& batch = step.batch;
   const int64_t first = task > 0 ? ends_[(size_t)task - 1] : 0, last = ends_[(size_t)task];
-  const int64_t width = cache_->heads * cache_->dim;
+  const int64_t values = cache_->heads * cache_->value_dim;
+  const int64_t keys = cache_->heads * cache_->dim - (cache_->latent ? values : 0);
   int64_t sequence = sequence_of(batch, first);
   for (int64_t token = first; token < last; ++token) {
     while (token >= batch.row_offsets[sequence + 1]) ++sequence;
     const int64_t position = batch.positions[token];
-    const int64_t block = batch.table(group_, sequence)[position / cache_->block_size];
+    const int64_t block = place_.table(batch, sequence)[position / cache_->block_size];
     step.kernels.write_kv(*cache_, block, position % cache_->block_size,
-                          step.buffers[(size_t)k_] + token * width, step.buffers[(size_t)v_] + token * width);
+                          step.buffers[(size_t)k_] + token * keys, step.buffers[(size_t)v_] + token * values);
   }
 }
 
 void Attend::prepare(const Step& step) {
-  list_tiles(step.batch);
+  list_runs(step.batch);
+  list_tiles();
   cut_tiles(step.threads);
   list_pieces();
   int64_t rows = 0;
   for (const Tile& tile : tiles_) rows = std::max(rows, tile.tokens * how_.group());
-  scratch_floats_ = round_up(attention_scratch(rows, how_.cache->dim), 1024);  // whole pages
+  scratch_floats_ = round_up(attention_scratch(rows, *how_.cache), 1024);  // whole pages
   scratch_.reserve((size_t)(scratch_floats_ * step.threads) * sizeof(float));
 }
 
-void Attend::list_tiles(const Batch& batch) {
+void Attend::list_runs(const Batch& batch) {
+  runs_.clear();
+  if (count_ == Count::tokens) {
+    positions_ = batch.positions;
+    for (int64_t sequence = 0; sequence < batch.sequences; ++sequence) {
+      const int64_t begin = batch.row_offsets[sequence];
+      const int64_t count = batch.row_offsets[sequence + 1] - begin;
+      runs_.push_back({sequence, begin, count, batch.positions[begin] + count});
+    }
+    return;
+  }
+  sampled_.clear();
+  for (int64_t row = 0; row < batch.logits; ++row) {
+    const int64_t token = batch.logit_rows[row], sequence = sequence_of(batch, token);
+    const bool follows = row > 0 && token == batch.logit_rows[row - 1] + 1;
+    sampled_.push_back(batch.positions[token]);
+    if (follows && runs_.back().sequence == sequence) {
+      ++runs_.back().count;
+    } else {
+      runs_.push_back({sequence, row, 1});
+    }
+  }
+  positions_ = sampled_.data();
+}
+
+void Attend::list_tiles() {
   const int64_t most = std::max<int64_t>(1, kUnitRows / how_.group());
   tiles_.clear();
-  for (int64_t sequence = 0; sequence < batch.sequences; ++sequence) {
-    const int64_t begin = batch.row_offsets[sequence], count = batch.row_offsets[sequence + 1] - begin;
-    for (int64_t at = (ceil_div(count, most) - 1) * most; at >= 0; at -= most) {  // long contexts first
-      const int64_t first = begin + at, tokens = std::min(most, count - at);
-      const int64_t oldest = how_.oldest(batch.positions[first]);
-      const int64_t end = batch.positions[first + tokens - 1] + 1;
+  for (const Run& run : runs_) {
+    for (int64_t at = (ceil_div(run.count, most) - 1) * most; at >= 0; at -= most) {  // long contexts first
+      const int64_t first = run.first + at, tokens = std::min(most, run.count - at);
+      const int64_t oldest = how_.oldest(positions_[first]);
+      const int64_t end = how_.newest(positions_[first + tokens - 1], run.length) + 1;
       const int64_t first_segment = oldest / kSegment, segments = ceil_div(end, kSegment) - first_segment;
-      tiles_.push_back({sequence, first, tokens, first_segment, segments, end - oldest, 1, 0});
+      tiles_.push_back(
+          {run.sequence, first, tokens, first_segment, segments, end - oldest, 1, run.length, 0});
     }
   }
 }
@@ -78,14 +121,13 @@ void Attend::cut_tiles(int threads) {
   cut_.clear();
   if (threads == 1) return;
   int64_t total = 0, records = 0;
-  for (const Tile& tile : tiles_)
-    total += work(tile.tokens * how_.group(), tile.positions) * how_.cache->heads;
+  for (const Tile& tile : tiles_) total += work(tile.tokens * how_.group(), tile.positions) * how_.groups;
   const int64_t share = std::max(kWorthATask, total / (kTasksPerThread * threads));
   for (Tile& tile : tiles_) {
     tile.pieces = std::min(tile.segments, ceil_div(work(tile.tokens * how_.group(), tile.positions), share));
     if (tile.pieces == 1) continue;
     tile.records = records;
-    records += tile.tokens * how_.heads * tile.segments * record_floats(how_.cache->dim);
+    records += tile.tokens * how_.heads * tile.segments * record_floats(how_.cache->value_dim);
     cut_.push_back(&tile - tiles_.data());
   }
   records_.reserve((size_t)records * sizeof(float));
@@ -98,9 +140,9 @@ void Attend::list_pieces() {
   int64_t gathered = 0;
   for (size_t i = 0; i < tiles_.size(); ++i) {
     const Tile& tile = tiles_[i];
-    for (int64_t head = 0; head < how_.cache->heads; ++head) {
+    for (int64_t group = 0; group < how_.groups; ++group) {
       for (int64_t number = 0; number < tile.pieces; ++number) {
-        pieces_.push_back({(int64_t)i, head, number});
+        pieces_.push_back({(int64_t)i, group, number});
         gathered += work(tile.tokens * how_.group(), tile.positions) / tile.pieces;
         if (gathered < kWorthATask) continue;
         task_ends_.push_back((int64_t)pieces_.size());
@@ -114,22 +156,26 @@ void Attend::list_pieces() {
 AttentionUnit Attend::unit(const Step& step, const Piece& piece) const {
   const Tile& tile = tiles_[(size_t)piece.tile];
   const Batch& batch = step.batch;
-  const int64_t offset = tile.first * how_.heads * how_.cache->dim;
+  const KVLayer& cache = *how_.cache;
+  const int64_t heads = tile.first * how_.heads, rest = cache.dim - cache.value_dim;
   const int64_t first = tile.segments * piece.number / tile.pieces;
   const int64_t last = tile.segments * (piece.number + 1) / tile.pieces;
   AttentionUnit unit{};
-  unit.q = step.buffers[(size_t)q_] + offset;
-  unit.out = step.buffers[(size_t)out_] + offset;
-  unit.positions = batch.positions + tile.first;
+  unit.q = step.buffers[(size_t)q_] + heads * (cache.latent ? cache.value_dim : cache.dim);
+  unit.q_rest = cache.latent ? step.buffers[(size_t)q_rest_] + heads * rest : unit.q;
+  unit.out = step.buffers[(size_t)out_] + heads * cache.value_dim;
+  unit.positions = positions_ + tile.first;
   unit.tokens = tile.tokens;
-  unit.head = piece.head;
-  unit.block_table = batch.table(group_, tile.sequence);
+  unit.group = piece.group;
+  unit.block_table = place_.table(batch, tile.sequence);
+  unit.length = tile.length;
   unit.first_segment = tile.first_segment + first;
   unit.last_segment = tile.first_segment + last;
   if (tile.pieces > 1) {
-    const int64_t record = record_floats(how_.cache->dim), rows = tile.tokens * how_.group();
+    const int64_t record = record_floats(cache.value_dim), rows = tile.tokens * how_.group();
     unit.row_stride = tile.segments * record;
-    unit.records = records_.as<float>() + tile.records + piece.head * rows * unit.row_stride + first * record;
+    unit.records =
+        records_.as<float>() + tile.records + piece.group * rows * unit.row_stride + first * record;
   }
   return unit;
 }
@@ -142,7 +188,7 @@ void Attend::run(const Step& step, int64_t task, int thread) {
 
 void MergeSegments::run_rows(const Step& step, int64_t first, int64_t last) {
   const Attention& how = attend_->how_;
-  const int64_t dim = how.cache->dim, group = how.group();
+  const int64_t dim = how.cache->value_dim, group = how.group();
   for (const int64_t cut : attend_->cut_) {
     const Attend::Tile& tile = attend_->tiles_[(size_t)cut];
     const int64_t end = std::min(last, tile.first + tile.tokens);

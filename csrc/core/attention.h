@@ -1,6 +1,7 @@
 // Ops on the cache of keys and values: writing, and attention.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "../kernels/attention.h"
@@ -8,12 +9,42 @@
 
 namespace quire {
 
+constexpr int64_t kLatentHeads = 32;  // most heads that share a conversion of latents
+
+// Keys and values of the tokens of one step, for ops whose rows see only themselves: like a cache whose
+// blocks lie row after row. Ops that run one after the other may share it.
+class RowCache {
+ public:
+  RowCache(int64_t heads, int64_t dim, int64_t value_dim)
+      : layer_{KVFormat::f32, heads,   dim,     value_dim, kPartition, heads,
+               nullptr,       nullptr, nullptr, nullptr,   false} {}
+
+  void prepare(const Batch& batch);
+  const KVLayer* layer() const { return &layer_; }
+  const int64_t* table(int64_t sequence) const { return blocks_.data() + first_[(size_t)sequence]; }
+
+ private:
+  KVLayer layer_;
+  std::vector<int64_t> blocks_, first_;  // ids of all blocks, and where those of each sequence begin
+  Memory keys_, values_;
+};
+
+// Where the keys and values of a step are: in the blocks of a cache group, or in `own`.
+struct KVPlace {
+  int64_t group;
+  std::shared_ptr<RowCache> own = nullptr;
+
+  const int64_t* table(const Batch& batch, int64_t sequence) const {
+    return own ? own->table(sequence) : batch.table(group, sequence);
+  }
+};
+
 // Writes the keys and values of each token into the block and offset of its position. Adjacent tokens share
 // cache lines, so one thread writes all tokens of a block.
 class WriteKV : public Op {
  public:
-  WriteKV(int64_t k, int64_t v, const KVLayer* cache, int64_t group)
-      : k_(k), v_(v), cache_(cache), group_(group) {}
+  WriteKV(int64_t k, int64_t v, const KVLayer* cache, KVPlace place)
+      : k_(k), v_(v), cache_(cache), place_(std::move(place)) {}
 
   void prepare(const Step& step) override;
   int64_t tasks(const Step&) const override { return (int64_t)ends_.size(); }
@@ -22,17 +53,18 @@ class WriteKV : public Op {
  private:
   int64_t k_, v_;  // buffers
   const KVLayer* cache_;
-  int64_t group_;              // cache group of the block tables
+  KVPlace place_;
   std::vector<int64_t> ends_;  // task i writes tokens [end of i - 1, end of i)
 };
 
-// Attention in tasks of about equal work: tiles of tokens per cache head, split into runs of segments if few
-// tokens have a long context. Split tiles leave records, which the following MergeSegments combines; the sums
-// are the same either way.
+// Attention in tasks of about equal work: tiles of tokens per group of heads, split into runs of segments if
+// few tokens have a long context. Split tiles leave records, which the following MergeSegments combines; the
+// sums are the same either way.
 class Attend : public Op {
  public:
-  Attend(int64_t q, int64_t out, const Attention& how, int64_t group)
-      : q_(q), out_(out), how_(how), group_(group) {}
+  // Of all tokens, or of those that need logits. `q_rest` is -1 unless the cache has latents.
+  Attend(Count count, int64_t q, int64_t q_rest, int64_t out, const Attention& how, KVPlace place)
+      : count_(count), q_(q), q_rest_(q_rest), out_(out), how_(how), place_(std::move(place)) {}
 
   void prepare(const Step& step) override;
   int64_t tasks(const Step&) const override { return (int64_t)task_ends_.size(); }
@@ -41,26 +73,37 @@ class Attend : public Op {
  private:
   friend class MergeSegments;
 
-  // Tokens of one sequence computed together.
+  // Rows of q that are adjacent tokens of one sequence.
+  struct Run {
+    int64_t sequence, first, count;
+    int64_t length = 0;  // of the sequence
+  };
+  // Those computed together.
   struct Tile {
-    int64_t sequence, first, tokens;  // `first` is an index in the step
+    int64_t sequence, first, tokens;  // `first` is a row of q
     int64_t first_segment, segments;
     int64_t positions;  // visible to any of its tokens
-    int64_t pieces;     // consecutive units per head
+    int64_t pieces;     // consecutive units per group of heads
+    int64_t length;     // of the sequence
     int64_t records;    // start of its records, if split: [head][row][segment]
   };
   struct Piece {
-    int64_t tile, head, number;
+    int64_t tile, group, number;
   };
 
-  void list_tiles(const Batch& batch);
+  void list_runs(const Batch& batch);
+  void list_tiles();
   void cut_tiles(int threads);
   void list_pieces();
   AttentionUnit unit(const Step& step, const Piece& piece) const;
 
-  int64_t q_, out_;  // buffers
+  const Count count_;
+  int64_t q_, q_rest_, out_;  // buffers
   const Attention how_;
-  const int64_t group_;  // cache group of the block tables
+  const KVPlace place_;
+  std::vector<Run> runs_;
+  const int64_t* positions_ = nullptr;  // of the rows of q
+  std::vector<int64_t> sampled_;        // those of tokens that need logits
   std::vector<Tile> tiles_;
   std::vector<Piece> pieces_;
   std::vector<int64_t> task_ends_;  // task i computes pieces [end of i - 1, end of i)
@@ -75,6 +118,7 @@ class MergeSegments : public Op {
   explicit MergeSegments(const Attend* attend) : attend_(attend) {}
 
   bool row_wise() const override { return true; }
+  Count rows() const override { return attend_->count_; }
   void run_rows(const Step& step, int64_t first, int64_t last) override;
 
  private:

@@ -30,13 +30,13 @@ float* Executor::run(const Batch& batch, int64_t output) {
     places.push_back(buffer.memory.as<float>());
   }
   Step step(batch, kernels_, std::move(places));
-  step.threads = pool_.size();
+  step.threads = pool_->size();
   for (const auto& op : ops_) op->prepare(step);
   for (size_t i = 0; i < phases_.size(); ++i) {
     num_tasks_[i] = tasks(phases_[i], step);
     taken_[i].store(0, std::memory_order_relaxed);
   }
-  pool_.run([&](int thread) { work(step, thread); });
+  pool_->run([&](int thread) { work(step, thread); });
   return step.buffers[(size_t)output];
 }
 
@@ -46,12 +46,12 @@ void Executor::work(const Step& step, int thread) {
     if (count == 0) continue;
     if (count == 1) {  // the first thread runs a single task alone, without a barrier before the next phase
       if (thread == 0) run(phases_[i], step, 0, 0);
-      if (i + 1 == phases_.size() || num_tasks_[i + 1] != 1) pool_.barrier();
+      if (i + 1 == phases_.size() || num_tasks_[i + 1] != 1) pool_->barrier();
       continue;
     }
     for (int64_t task; (task = taken_[i].fetch_add(1, std::memory_order_relaxed)) < count;)
       run(phases_[i], step, task, thread);
-    pool_.barrier();
+    pool_->barrier();
   }
 }
 

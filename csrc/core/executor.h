@@ -22,18 +22,22 @@ struct Snapshot {
   int64_t slot, group, position, snapshot;
 };
 
+class Adapter;  // adapters.h
+
 // One step as arrays, as in quire.program.batch. Borrowed for the duration of a run.
 struct Batch {
   int64_t tokens, sequences, logits;
-  const int64_t* token_ids;                 // [tokens]
-  const int64_t* positions;                 // [tokens]
-  const int64_t* row_offsets;               // [sequences + 1]
-  const int64_t* const* tables;             // [groups, sequences], block tables
-  const int64_t* slots;                     // [sequences]
-  const int64_t* variants;                  // [sequences]
-  const int64_t* logit_rows;                // [logits]
-  std::span<const Snapshot> restored = {};  // restored before any row begins
-  std::span<const Snapshot> saved = {};     // saved as rows pass their positions
+  const int64_t* token_ids;                  // [tokens]
+  const int64_t* positions;                  // [tokens]
+  const int64_t* row_offsets;                // [sequences + 1]
+  const int64_t* const* tables;              // [groups, sequences], block tables
+  const int64_t* slots;                      // [sequences]
+  const int64_t* variants;                   // [sequences]
+  const int64_t* logit_rows;                 // [logits]
+  std::span<const Snapshot> restored = {};   // restored before any row begins
+  std::span<const Snapshot> saved = {};      // saved as rows pass their positions
+  const Adapter* const* adapters = nullptr;  // [sequences], null where a row has none; or null
+  const float* hidden = nullptr;             // [tokens, width], of the position before each token
 
   const int64_t* table(int64_t group, int64_t sequence) const { return tables[group * sequences + sequence]; }
 };
@@ -73,7 +77,9 @@ class Op {
 
 class Executor {
  public:
-  Executor(const Kernels& kernels, int threads) : kernels_(kernels), pool_(threads) {}
+  // Programs that never run at the same time may share their threads.
+  Executor(const Kernels& kernels, std::shared_ptr<ThreadPool> pool)
+      : kernels_(kernels), pool_(std::move(pool)) {}
 
   // Adds a buffer of `width` floats per row; returns its number.
   int64_t add_buffer(Count count, int64_t width);
@@ -82,8 +88,12 @@ class Executor {
   // Computes a step; returns the start of buffer `output`, valid until the next run.
   float* run(const Batch& batch, int64_t output);
 
+  // Returns the start of a buffer of the last run, valid until the next one.
+  const float* buffer(int64_t number) const { return buffers_.at((size_t)number).memory.as<float>(); }
+
   const Kernels& kernels() const { return kernels_; }
-  ThreadPool& pool() { return pool_; }
+  ThreadPool& pool() { return *pool_; }
+  const std::shared_ptr<ThreadPool>& shared_pool() const { return pool_; }
 
  private:
   struct Buffer {
@@ -102,7 +112,7 @@ class Executor {
   void run(const Phase& phase, const Step& step, int64_t task, int thread);
 
   const Kernels& kernels_;
-  ThreadPool pool_;
+  std::shared_ptr<ThreadPool> pool_;
   std::vector<Buffer> buffers_;
   std::vector<std::unique_ptr<Op>> ops_;
   std::vector<Phase> phases_;

@@ -22,65 +22,162 @@ std::vector<int64_t> first_of(int64_t count) {
   return order;
 }
 
-// Returns the indices of the largest scores, best first; ties go to the lower index.
-std::vector<int64_t> best(const float* scores, int64_t experts, int64_t chosen) {
-  std::vector<int64_t> order = first_of(experts);
+// Returns the indices of the largest numbers, best first; ties go to the lower index.
+std::vector<int64_t> best(const float* numbers, int64_t count, int64_t chosen) {
+  std::vector<int64_t> order = first_of(count);
   std::partial_sort(order.begin(), order.begin() + chosen, order.end(), [&](int64_t a, int64_t b) {
-    return scores[a] > scores[b] || (scores[a] == scores[b] && a < b);
+    return numbers[a] > numbers[b] || (numbers[a] == numbers[b] && a < b);
   });
   order.resize((size_t)chosen);
   return order;
 }
 
+// Computes the softmax of the scores, or the sigmoid of each.
+void find_affinities(bool sigmoid, const float* scores, std::vector<double>& out) {
+  const size_t count = out.size();
+  if (sigmoid) {
+    for (size_t e = 0; e < count; ++e) out[e] = 1 / (1 + std::exp(-(double)scores[e]));
+    return;
+  }
+  const double top = *std::max_element(scores, scores + count);
+  double total = 0;
+  for (size_t e = 0; e < count; ++e) total += out[e] = std::exp((double)scores[e] - top);
+  for (double& affinity : out) affinity /= total;
+}
+
+// Gives the experts of all groups but the best the rank minus infinity.
+void drop_groups(const Routing& how, std::vector<float>& ranks) {
+  const int64_t size = (int64_t)ranks.size() / how.groups;
+  std::vector<float> of_group;
+  for (int64_t g = 0; g < how.groups; ++g) {
+    const float* group = ranks.data() + g * size;
+    const std::vector<int64_t> two = best(group, size, how.by_two ? 2 : 1);
+    of_group.push_back(how.by_two ? group[two[0]] + group[two[1]] : group[two[0]]);
+  }
+  const std::vector<int64_t> order = best(of_group.data(), how.groups, how.groups);
+  for (int64_t i = how.kept_groups; i < how.groups; ++i)
+    std::fill_n(ranks.begin() + order[(size_t)i] * size, size, -INFINITY);
+}
+
+// Returns the experts of one token, best first, and computes the affinities of all.
+std::vector<int64_t> choose(const Routing& how, const float* scores, std::vector<double>& affinities,
+                            std::vector<float>& ranks) {
+  find_affinities(how.sigmoid, scores, affinities);
+  for (size_t e = 0; e < ranks.size(); ++e)
+    ranks[e] = (float)affinities[e] + (how.bias.empty() ? 0.0f : how.bias[e]);
+  if (std::any_of(ranks.begin(), ranks.end(), [](float rank) { return std::isnan(rank); })) {
+    std::fill(affinities.begin(), affinities.end(), NAN);
+    return first_of(how.chosen);
+  }
+  if (how.groups > 1) drop_groups(how, ranks);
+  return best(ranks.data(), (int64_t)ranks.size(), how.chosen);
+}
+
+// Chooses the experts of one token by score, and computes the share of each: its softmax among the scores
+// left that are near it.
+std::vector<int64_t> choose_apart(const Routing& how, const float* scores, std::vector<double>& shares) {
+  const int64_t count = (int64_t)shares.size();
+  if (std::any_of(scores, scores + count, [](float score) { return std::isnan(score); })) {
+    std::fill(shares.begin(), shares.end(), NAN);
+    return first_of(how.chosen);
+  }
+  std::vector<int64_t> picked = best(scores, count, how.chosen);
+  for (auto chosen = picked.begin(); chosen != picked.end(); ++chosen) {
+    const double top = scores[*chosen];
+    double total = 0;
+    for (int64_t e = 0; e < count; ++e) {
+      const double score = scores[e], scale = std::max(std::abs(score), top);
+      const bool far = (top - score) / scale > how.margin;
+      if (!far && std::find(picked.begin(), chosen, e) == chosen) total += std::exp(score - top);
+    }
+    shares[(size_t)*chosen] = 1 / total;
+  }
+  if (std::any_of(picked.begin(), picked.end(), [&](int64_t e) { return std::isnan(shares[(size_t)e]); }))
+    std::fill(shares.begin(), shares.end(), NAN);
+  return picked;
+}
+
+// Returns the bytes of a packed row that fit the form of activations of any expert.
+int64_t row_bytes(const Step& step, const Matrix& weight) {
+  int64_t most = 0;
+  for (int64_t i = 0; i < (weight.joined() ? weight.count() : 1); ++i) {
+    const ActivationFormat format = step.kernels.activation_format(weight.panels(i));
+    most = std::max(most, PackedActivations::row_bytes(format, weight.inputs()));
+  }
+  return most;
+}
+
 }  // namespace
 
 PackedActivations ExpertsState::packed(const Step& step, const Memory& from, const Group& group,
-                                       int64_t inputs) const {
-  const ActivationFormat format = step.kernels.activation_format(weights.gate->format());
-  return {format, group.rows, inputs,
-          from.as<uint8_t>() + group.first * PackedActivations::row_bytes(format, inputs)};
+                                       const Matrix& weight) const {
+  const ActivationFormat format = step.kernels.activation_format(weight.panels(group.expert));
+  return {format, group.rows, weight.inputs(), from.as<uint8_t>() + group.first * row_bytes(step, weight)};
+}
+
+bool ExpertsState::shared(const Step& step, int64_t expert) const {
+  if (!weights.gate) return true;
+  const Panels gate = weights.gate->panels(expert), up = weights.up->panels(expert);
+  if (step.kernels.activation_format(gate) != step.kernels.activation_format(up)) return false;
+  if (gate.order == nullptr || up.order == nullptr) return gate.order == up.order;
+  return std::equal(gate.order, gate.order + gate.inputs, up.order);
 }
 
 void RouteExperts::prepare(const Step& step) {
-  const int64_t slots = step.batch.tokens * s_->chosen;
-  const ActivationFormat format = step.kernels.activation_format(s_->weights.gate->format());
+  const int64_t slots = step.batch.tokens * s_->chosen();
   s_->gathered.reserve((size_t)(slots * s_->hidden()) * sizeof(float));
-  s_->gates.reserve((size_t)(slots * s_->inner()) * sizeof(float));
+  if (s_->weights.gate) s_->gates.reserve((size_t)(slots * s_->inner()) * sizeof(float));
   s_->ups.reserve((size_t)(slots * s_->inner()) * sizeof(float));
   s_->downs.reserve((size_t)(slots * s_->hidden()) * sizeof(float));
-  s_->packed_hidden.reserve((size_t)(slots * PackedActivations::row_bytes(format, s_->hidden())));
-  s_->packed_inner.reserve((size_t)(slots * PackedActivations::row_bytes(format, s_->inner())));
+  s_->packed_hidden.reserve((size_t)(slots * row_bytes(step, s_->weights.first())));
+  s_->packed_inner.reserve((size_t)(slots * row_bytes(step, *s_->weights.down)));
+}
+
+void ChooseExperts::prepare(const Step& step) {
+  s_->picked.resize((size_t)(step.batch.tokens * s_->chosen()));
+  s_->picked_shares.resize(s_->picked.size());
+}
+
+void ChooseExperts::run_rows(const Step& step, int64_t first, int64_t last) {
+  const Routing& how = s_->routing;
+  const int64_t experts = s_->experts();
+  std::vector<double> affinities((size_t)experts);
+  std::vector<float> ranks((size_t)experts);
+  for (int64_t t = first; t < last; ++t) {
+    const float* scores = step.buffers[scores_] + t * experts;
+    const std::vector<int64_t> picked =
+        how.margin < 0 ? choose(how, scores, affinities, ranks) : choose_apart(how, scores, affinities);
+    double total = 0;
+    for (int64_t e : picked) total += affinities[(size_t)e];
+    const double divisor = how.normalized ? total + how.floor : 1;
+    size_t at = (size_t)(t * how.chosen);
+    for (int64_t e : picked) {
+      const double factor = how.factors.empty() ? 1 : how.factors[(size_t)e];
+      s_->picked_shares[at] = (float)(how.scaling * (affinities[(size_t)e] / divisor) * factor);
+      s_->picked[at++] = e;
+    }
+  }
 }
 
 void RouteExperts::run(const Step& step, int64_t, int) {
   ExpertsState& s = *s_;
-  const int64_t tokens = step.batch.tokens, experts = s.experts();
-  std::vector<std::vector<std::pair<int64_t, float>>> of(static_cast<size_t>(experts));  // (token, share)
-  for (int64_t t = 0; t < tokens; ++t) {
-    const float* scores = step.buffers[scores_] + t * experts;
-    const bool numbers =
-        std::none_of(scores, scores + experts, [](float score) { return std::isnan(score); });
-    const std::vector<int64_t> picked = numbers ? best(scores, experts, s.chosen) : first_of(s.chosen);
-    const float top = numbers ? scores[picked[0]] : NAN;
-    float total = 0;
-    if (s.over_chosen) {
-      for (int64_t e : picked) total += std::exp(scores[e] - top);
-    } else {
-      for (int64_t e = 0; e < experts; ++e) total += std::exp(scores[e] - top);
-    }
-    for (int64_t e : picked) of[(size_t)e].push_back({t, std::exp(scores[e] - top) / total});
-  }
+  const int64_t tokens = step.batch.tokens;
+  of_.assign((size_t)s.experts(), {});
+  for (size_t i = 0; i < s.picked.size(); ++i)
+    of_[(size_t)s.picked[i]].push_back({(int64_t)i / s.chosen(), s.picked_shares[i]});
   s.token.clear();
   s.share.clear();
   s.groups.clear();
   s.tiles.clear();
   std::vector<int64_t> filled((size_t)tokens, 0);
-  s.slot_of.assign((size_t)(tokens * s.chosen), 0);
-  for (int64_t e = 0; e < experts; ++e) {
-    if (of[(size_t)e].empty()) continue;
-    s.groups.push_back({e, (int64_t)s.token.size(), (int64_t)of[(size_t)e].size()});
-    for (const auto& [token, share] : of[(size_t)e]) {
-      s.slot_of[(size_t)(token * s.chosen + filled[(size_t)token]++)] = (int64_t)s.token.size();
+  s.slot_of.assign((size_t)(tokens * s.chosen()), 0);
+  for (int64_t e = 0; e < s.experts(); ++e) {
+    if (of_[(size_t)e].empty()) continue;
+    s.groups.push_back({e, (int64_t)s.token.size(), (int64_t)of_[(size_t)e].size(), s.shared(step, e)});
+    if (!s.groups.back().shared)
+      s.packed_up.reserve((size_t)(tokens * s.chosen() * row_bytes(step, *s.weights.up)));
+    for (const auto& [token, share] : of_[(size_t)e]) {
+      s.slot_of[(size_t)(token * s.chosen() + filled[(size_t)token]++)] = (int64_t)s.token.size();
       s.token.push_back(token);
       s.share.push_back(share);
     }
@@ -96,28 +193,39 @@ void ExpertsPass::run(const Step& step, int64_t, int) {
 
 void GatherExperts::part(const Step& step, int64_t number) {
   const ExpertsState::Tile& tile = s_->tiles[(size_t)number];
-  const PackedActivations packed = s_->packed(step, s_->packed_hidden, *tile.group, s_->hidden());
+  const PackedActivations packed = s_->packed(step, s_->packed_hidden, *tile.group, s_->weights.first());
   const int64_t width = s_->hidden();
   float* gathered = s_->gathered.as<float>() + tile.group->first * width;
-  for (int64_t i = tile.number * kTile; i < tile.number * kTile + packed.tile_rows(tile.number); ++i)
-    std::memcpy(gathered + i * width, step.buffers[x_] + s_->token[(size_t)(tile.group->first + i)] * width,
-                (size_t)width * sizeof(float));
-  step.kernels.pack_activations(packed, gathered, width, tile.number);
+  for (int64_t i = tile.number * kTile; i < tile.number * kTile + packed.tile_rows(tile.number); ++i) {
+    const size_t slot = (size_t)(tile.group->first + i);
+    const float* from = step.buffers[x_] + s_->token[slot] * width;
+    if (s_->routing.on_inputs) {
+      step.kernels.scale(from, s_->share[slot], gathered + i * width, width);
+    } else {
+      std::memcpy(gathered + i * width, from, (size_t)width * sizeof(float));
+    }
+  }
+  pack_tile(step, packed, gathered, width, s_->weights.first().panels(tile.group->expert), tile.number);
+  if (tile.group->shared) return;
+  const Matrix& up = *s_->weights.up;
+  pack_tile(step, s_->packed(step, s_->packed_up, *tile.group, up), gathered, width,
+            up.panels(tile.group->expert), tile.number);
 }
 
 int64_t MultiplyExperts::chunks() const {
   const bool down = which_ == Which::down;
-  return ceil_div((down ? s_->weights.down : s_->weights.gate)->panels().panels(), kPanelsAPart);
+  return ceil_div((down ? s_->weights.down : s_->weights.up)->panels().panels(), kPanelsAPart);
 }
 
 int64_t MultiplyExperts::parts(const Step&) const {
-  return (int64_t)s_->groups.size() * chunks() * (which_ == Which::down ? 1 : 2);
+  return (int64_t)s_->groups.size() * chunks() * (which_ == Which::down ? 1 : s_->inner_matrices());
 }
 
 void MultiplyExperts::part(const Step& step, int64_t number) {
   const bool down = which_ == Which::down;
-  const bool second = !down && number % 2;  // gate and up alternate
-  if (!down) number /= 2;
+  const int64_t matrices = down ? 1 : s_->inner_matrices();  // gate and up alternate
+  const bool second = !down && number % matrices == matrices - 1;
+  number /= matrices;
   const ExpertsState::Group& group = s_->groups[(size_t)(number / chunks())];
   const ExpertWeights& w = s_->weights;
   const Matrix& matrix = down ? *w.down : second ? *w.up : *w.gate;
@@ -130,8 +238,9 @@ void MultiplyExperts::part(const Step& step, int64_t number) {
                         Activation::none,
                         out.as<float>() + group.first * matrix.outputs(),
                         matrix.outputs()};
-  const PackedActivations packed =
-      s_->packed(step, down ? s_->packed_inner : s_->packed_hidden, group, matrix.inputs());
+  const bool own = second && !group.shared;
+  const Memory& from = down ? s_->packed_inner : own ? s_->packed_up : s_->packed_hidden;
+  const PackedActivations packed = s_->packed(step, from, group, down || own ? matrix : w.first());
   const int64_t first = number % chunks() * kPanelsAPart;
   step.kernels.multiply(product, packed, first, std::min(first + kPanelsAPart, product.weight.panels()));
 }
@@ -139,16 +248,19 @@ void MultiplyExperts::part(const Step& step, int64_t number) {
 void ActivateExperts::part(const Step& step, int64_t number) {
   const ExpertsState::Tile& tile = s_->tiles[(size_t)number];
   const int64_t width = s_->inner();
-  const PackedActivations packed = s_->packed(step, s_->packed_inner, *tile.group, width);
+  const PackedActivations packed = s_->packed(step, s_->packed_inner, *tile.group, *s_->weights.down);
   float* gates = s_->gates.as<float>() + tile.group->first * width;
   float* ups = s_->ups.as<float>() + tile.group->first * width;
   const int64_t first = tile.number * kTile * width, count = packed.tile_rows(tile.number) * width;
-  if (s_->limit > 0) {
+  if (!s_->weights.gate) {
+    gates = ups;
+    step.kernels.activate(s_->activation, ups + first, ups + first, count);
+  } else if (s_->limit > 0) {
     step.kernels.bounded_gate(s_->limit, gates + first, ups + first, gates + first, count);
   } else {
     step.kernels.gate(s_->activation, gates + first, ups + first, gates + first, count);
   }
-  step.kernels.pack_activations(packed, gates, width, tile.number);
+  pack_tile(step, packed, gates, width, s_->weights.down->panels(tile.group->expert), tile.number);
 }
 
 void SumExperts::run_rows(const Step& step, int64_t first, int64_t last) {
@@ -156,10 +268,10 @@ void SumExperts::run_rows(const Step& step, int64_t first, int64_t last) {
   for (int64_t t = first; t < last; ++t) {
     float* out = step.buffers[out_] + t * width;
     std::memset(out, 0, (size_t)width * sizeof(float));
-    for (int64_t i = 0; i < s_->chosen; ++i) {
-      const int64_t slot = s_->slot_of[(size_t)(t * s_->chosen + i)];
+    for (int64_t i = 0; i < s_->chosen(); ++i) {
+      const int64_t slot = s_->slot_of[(size_t)(t * s_->chosen() + i)];
       const float* from = s_->downs.as<float>() + slot * width;
-      const float share = s_->share[(size_t)slot];
+      const float share = s_->routing.on_inputs ? 1.0f : s_->share[(size_t)slot];
       for (int64_t j = 0; j < width; ++j) out[j] += share * from[j];
     }
   }

@@ -10,23 +10,37 @@
 namespace quire {
 
 struct ExpertWeights {
-  std::shared_ptr<const Matrix> gate, up, down;  // one matrix for each expert
+  std::shared_ptr<const Matrix> gate, up, down;  // one matrix for each expert; gate may be null
   Vector gate_bias, up_bias, down_bias;          // [experts, outputs] or empty
+
+  // The first of those that multiply x.
+  const Matrix& first() const { return gate ? *gate : *up; }
+};
+
+// How experts are chosen (quire.program.ops.experts.Routing).
+struct Routing {
+  int64_t chosen;
+  bool sigmoid;     // affinities are sigmoids of the scores, else their softmax
+  bool normalized;  // shares are divided by the sum of the chosen affinities
+  Vector bias;      // added to affinities where experts are chosen, or empty
+  int64_t groups, kept_groups;
+  bool by_two;  // groups rank by the sum of their two best, else by their best
+  double scaling, floor;
+  Vector factors;  // of the shares, by expert, or empty
+  bool on_inputs;  // shares multiply the inputs of experts, else their results
+  double margin;   // each is chosen and weighed among the scores this near the best (SparseMixer), or -1
 };
 
 // The state of the experts op (quire.program.ops.experts). Each pair (token, chosen expert) has a slot; slots
 // are ordered by expert, then token.
 class ExpertsState {
  public:
-  ExpertsState(ExpertWeights weights, int64_t chosen, bool over_chosen, Activation activation, float limit)
-      : weights(std::move(weights)),
-        chosen(chosen),
-        over_chosen(over_chosen),
-        activation(activation),
-        limit(limit) {}
+  ExpertsState(ExpertWeights weights, Routing routing, Activation activation, float limit)
+      : weights(std::move(weights)), routing(std::move(routing)), activation(activation), limit(limit) {}
 
   struct Group {  // the slots of one expert
     int64_t expert, first, rows;
+    bool shared;  // gate and up take the same packed activations
   };
   struct Tile {
     const Group* group;
@@ -34,38 +48,60 @@ class ExpertsState {
   };
 
   const ExpertWeights weights;
-  const int64_t chosen;
-  const bool over_chosen;  // shares are a softmax over the chosen scores only, else over all
+  const Routing routing;
   const Activation activation;
   const float limit;  // of gpt-oss' bounded activation, or 0
 
-  int64_t experts() const { return weights.gate->count(); }
-  int64_t hidden() const { return weights.gate->inputs(); }
-  int64_t inner() const { return weights.gate->outputs(); }
+  int64_t experts() const { return weights.up->count(); }
+  int64_t chosen() const { return routing.chosen; }
+  int64_t hidden() const { return weights.up->inputs(); }
+  int64_t inner() const { return weights.up->outputs(); }
 
-  std::vector<int64_t> token;    // [slots]
-  std::vector<float> share;      // [slots]
-  std::vector<int64_t> slot_of;  // [tokens, chosen], by ascending expert index
+  std::vector<int64_t> picked;       // [tokens, chosen], best first
+  std::vector<float> picked_shares;  // likewise
+  std::vector<int64_t> token;        // [slots]
+  std::vector<float> share;          // [slots]
+  std::vector<int64_t> slot_of;      // [tokens, chosen], by ascending expert index
   std::vector<Group> groups;
   std::vector<Tile> tiles;
   Memory gathered, gates, ups, downs;  // [slots, hidden], [slots, inner] twice, [slots, hidden]
   Memory packed_hidden, packed_inner;  // packed activations of all slots, by group
+  Memory packed_up;                    // packed_hidden of groups whose `up` needs them in another form
 
-  // The packed activations of a group for a product with `inputs`; `from` has space for all slots.
-  PackedActivations packed(const Step& step, const Memory& from, const Group& group, int64_t inputs) const;
+  // The matrices that multiply x: gate and up, or up alone.
+  int64_t inner_matrices() const { return weights.gate ? 2 : 1; }
+
+  // The packed activations of a group for a product with `weight`; `from` has space for all slots.
+  PackedActivations packed(const Step& step, const Memory& from, const Group& group,
+                           const Matrix& weight) const;
+  // True if gate and up of an expert take the same packed activations.
+  bool shared(const Step& step, int64_t expert) const;
 };
 
 // The passes of the op, in order. All share its state.
-class RouteExperts : public Op {  // one task: assigns tokens to experts
+class ChooseExperts : public Op {  // the experts of each token, and their shares
  public:
-  RouteExperts(std::shared_ptr<ExpertsState> state, int64_t scores) : s_(std::move(state)), scores_(scores) {}
+  ChooseExperts(std::shared_ptr<ExpertsState> state, int64_t scores)
+      : s_(std::move(state)), scores_(scores) {}
+  void prepare(const Step& step) override;
+  bool row_wise() const override { return true; }
+  void run_rows(const Step& step, int64_t first, int64_t last) override;
+
+ private:
+  std::shared_ptr<ExpertsState> s_;
+  int64_t scores_;
+};
+
+class RouteExperts : public Op {  // one task: gathers tokens by expert
+ public:
+  explicit RouteExperts(std::shared_ptr<ExpertsState> state) : s_(std::move(state)) {}
   void prepare(const Step& step) override;
   int64_t tasks(const Step& step) const override { return step.batch.tokens > 0; }
   void run(const Step& step, int64_t task, int thread) override;
 
  private:
   std::shared_ptr<ExpertsState> s_;
-  int64_t scores_;
+  std::vector<std::vector<std::pair<int64_t, float>>> of_;  // (token, share) by expert
 };
 
 // A pass whose number of parts is known only after routing: each thread takes parts until none is left.
@@ -97,7 +133,8 @@ class GatherExperts : public ExpertsPass {  // a tile: gathers its rows of x, an
   int64_t x_;
 };
 
-class ActivateExperts : public ExpertsPass {  // a tile: activation(gate) * up, packed for down
+class ActivateExperts
+    : public ExpertsPass {  // a tile: activation(gate) * up, or activation(up), packed for down
  public:
   using ExpertsPass::ExpertsPass;
 

@@ -2,6 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
 
 #include "../kernels/kernels.h"
 #include "memory.h"
@@ -11,12 +14,14 @@ namespace quire {
 constexpr int64_t kAlignment = 64;  // bytes: alignment of matrices and their parts
 
 // All parts are in one buffer, which can be written to a file and mapped unchanged. For each of `count`
-// matrices: values of all panels, then block scales, then channel scales, each padded to kAlignment.
+// matrices: values of all panels, then block scales and channel scales, or the order of the inputs, each
+// padded to kAlignment.
 class Matrix {
  public:
   // Allocates zeros, to be filled by packing.
-  Matrix(Format format, int64_t count, int64_t outputs, int64_t inputs)
+  Matrix(Format format, Coding coding, int64_t count, int64_t outputs, int64_t inputs)
       : format_(format),
+        coding_(coding),
         count_(count),
         outputs_(outputs),
         inputs_(inputs),
@@ -24,38 +29,53 @@ class Matrix {
     data_ = memory_.as<uint8_t>();
   }
   // Uses packed bytes owned by the caller.
-  Matrix(Format format, int64_t count, int64_t outputs, int64_t inputs, uint8_t* data)
-      : format_(format), count_(count), outputs_(outputs), inputs_(inputs), data_(data) {}
+  Matrix(Format format, Coding coding, int64_t count, int64_t outputs, int64_t inputs, uint8_t* data)
+      : format_(format), coding_(coding), count_(count), outputs_(outputs), inputs_(inputs), data_(data) {}
 
+  // Joins matrices of one shape and of any formats, such as those of the experts of a layer.
+  explicit Matrix(std::vector<std::shared_ptr<const Matrix>> parts)
+      : Matrix(parts.at(0)->format_, parts[0]->coding_, (int64_t)parts.size(), parts[0]->outputs_,
+               parts[0]->inputs_, nullptr) {
+    parts_ = std::move(parts);
+  }
+
+  // Of the first one, if matrices are joined.
   Format format() const { return format_; }
+  const Coding& coding() const { return coding_; }
   int64_t count() const { return count_; }
   int64_t outputs() const { return outputs_; }
   int64_t inputs() const { return inputs_; }
+  bool joined() const { return !parts_.empty(); }
   int64_t nbytes() const { return count_ * stride(); }
   uint8_t* data() const { return data_; }
 
   Panels panels(int64_t index = 0) const {
+    if (joined()) return parts_.at((size_t)index)->panels();
     Panels p = shape();
     uint8_t* begin = data_ + index * stride();
     p.values = begin;
     p.block_scales = (const int8_t*)(begin + values_bytes());
     p.channels = (const float*)(begin + values_bytes() + block_scales_bytes());
+    if (coding_.ordered) p.order = (const int32_t*)(begin + values_bytes());
     return p;
   }
 
  private:
-  Panels shape() const { return {format_, outputs_, inputs_, nullptr, nullptr, nullptr}; }
+  Panels shape() const { return {format_, coding_, outputs_, inputs_, nullptr, nullptr, nullptr, nullptr}; }
   int64_t values_bytes() const { return round_up(shape().panels() * shape().panel_bytes(), kAlignment); }
   int64_t block_scales_bytes() const {
     return shape().quantized() ? round_up(shape().panels() * shape().groups() * kPanel, kAlignment) : 0;
   }
   int64_t channels_bytes() const { return shape().quantized() ? shape().panels() * kPanel * 4 : 0; }
-  int64_t stride() const { return values_bytes() + block_scales_bytes() + channels_bytes(); }
+  int64_t order_bytes() const { return coding_.ordered ? round_up(inputs_ * 4, kAlignment) : 0; }
+  int64_t stride() const { return values_bytes() + block_scales_bytes() + channels_bytes() + order_bytes(); }
 
   Format format_;
+  Coding coding_;
   int64_t count_, outputs_, inputs_;
   Memory memory_;
   uint8_t* data_ = nullptr;
+  std::vector<std::shared_ptr<const Matrix>> parts_;
 };
 
 }  // namespace quire

@@ -7,11 +7,81 @@
 
 namespace quire {
 
+namespace {
+
+// Returns memory of this thread for some rows.
+float* rows_of_thread(int64_t rows, int64_t width) {
+  thread_local Memory memory;
+  memory.reserve((size_t)(rows * width) * sizeof(float));
+  return memory.as<float>();
+}
+
+}  // namespace
+
+Moments moments(const float* x, int64_t count) {
+  constexpr int64_t kSums = 8;  // independent ones, for speed
+  double sums[kSums] = {}, squares[kSums] = {};
+  for (int64_t i = 0; i < count; ++i) {
+    const double value = x[i];
+    sums[i % kSums] += value;
+    squares[i % kSums] += value * value;
+  }
+  Moments total{0, 0};
+  for (int64_t i = 0; i < kSums; ++i) total = {total.mean + sums[i], total.square + squares[i]};
+  return {total.mean / (double)count, total.square / (double)count};
+}
+
 void Embed::run_rows(const Step& step, int64_t first, int64_t last) {
   const int64_t* ids = by_position_ ? step.batch.positions : step.batch.token_ids;
   const Panels table = table_->panels();
-  for (int64_t t = first; t < last; ++t)
-    step.kernels.lookup(table, ids[t], step.buffers[out_] + t * table.inputs);
+  for (int64_t t = first; t < last; ++t) {
+    float* out = step.buffers[out_] + t * table.inputs;
+    const int64_t id = ids[t] < table.outputs ? ids[t] : 0;
+    if (table.order == nullptr) {
+      step.kernels.lookup(table, id, out);
+      continue;
+    }
+    float* row = rows_of_thread(1, table.inputs);
+    step.kernels.lookup(table, id, row);
+    for (int64_t k = 0; k < table.inputs; ++k) out[table.order[k]] = row[k];
+  }
+}
+
+namespace {
+
+// Converts a row of numbers, as T, to float by `value`.
+template <typename T, typename Value>
+void convert(const uint8_t* from, int64_t count, float* out, const Value& value) {
+  for (int64_t i = 0; i < count; ++i) {
+    T stored;
+    std::memcpy(&stored, from + i * (int64_t)sizeof(T), sizeof(T));
+    out[i] = value(stored);
+  }
+}
+
+float of_bf16(uint16_t bits) {
+  const uint32_t wide = (uint32_t)bits << 16;
+  float value;
+  std::memcpy(&value, &wide, sizeof(value));
+  return value;
+}
+
+}  // namespace
+
+void EmbedStored::run_rows(const Step& step, int64_t first, int64_t last) {
+  const int64_t* ids = by_position_ ? step.batch.positions : step.batch.token_ids;
+  const int64_t width = table_.width, row_bytes = width * (table_.format == Format::f32 ? 4 : 2);
+  for (int64_t t = first; t < last; ++t) {
+    const uint8_t* row = table_.data + (ids[t] < table_.rows ? ids[t] : 0) * row_bytes;
+    float* out = step.buffers[out_] + t * width;
+    if (table_.format == Format::f32) {
+      std::memcpy(out, row, (size_t)row_bytes);
+    } else if (table_.format == Format::bf16) {
+      convert<uint16_t>(row, width, out, of_bf16);
+    } else {
+      convert<_Float16>(row, width, out, [](_Float16 value) { return (float)value; });
+    }
+  }
 }
 
 void SampledRows::run_rows(const Step& step, int64_t first, int64_t last) {
@@ -20,9 +90,50 @@ void SampledRows::run_rows(const Step& step, int64_t first, int64_t last) {
                 (size_t)width_ * sizeof(float));
 }
 
+void EmbedSegments::prepare(const Step& step) {
+  const Batch& batch = step.batch;
+  const int64_t most = table_->panels().outputs - 1;
+  segments_.clear();
+  for (int64_t sequence = 0; sequence < batch.sequences; ++sequence) {
+    int64_t segment = 0;
+    for (int64_t t = batch.row_offsets[sequence]; t < batch.row_offsets[sequence + 1]; ++t) {
+      segments_.push_back(segment);
+      if (batch.token_ids[t] == separator_) segment = std::min(segment + 1, most);
+    }
+  }
+}
+
+void EmbedSegments::run_rows(const Step& step, int64_t first, int64_t last) {
+  const Panels table = table_->panels();
+  for (int64_t t = first; t < last; ++t)
+    step.kernels.lookup(table, segments_[(size_t)t], step.buffers[out_] + t * table.inputs);
+}
+
+void PoolRows::run_rows(const Step& step, int64_t first, int64_t last) {
+  const Batch& batch = step.batch;
+  const int64_t* ends = batch.row_offsets + 1;
+  std::vector<double> sums((size_t)width_);
+  for (int64_t l = first; l < last; ++l) {
+    const int64_t* end = std::upper_bound(ends, ends + batch.sequences, batch.logit_rows[l]);
+    const int64_t begin = end[-1], count = mean_ ? *end - begin : 1;
+    const float* x = step.buffers[x_] + begin * width_;
+    std::fill(sums.begin(), sums.end(), 0.0);
+    for (int64_t t = 0; t < count; ++t)
+      for (int64_t i = 0; i < width_; ++i) sums[(size_t)i] += x[t * width_ + i];
+    float* out = step.buffers[out_] + l * width_;
+    for (int64_t i = 0; i < width_; ++i) out[i] = (float)(sums[(size_t)i] / (double)count);
+  }
+}
+
+void PreviousHidden::run_rows(const Step& step, int64_t first, int64_t last) {
+  if (!step.batch.hidden) throw std::invalid_argument("this batch brings no hidden states");
+  std::memcpy(step.buffers[out_] + first * width_, step.batch.hidden + first * width_,
+              (size_t)((last - first) * width_) * sizeof(float));
+}
+
 void RowWise::run_rows(const Step& step, int64_t first, int64_t last) {
   const float* x = step.buffers[x_] + first * x_width_;
-  const float* y = y_ < 0 ? nullptr : step.buffers[y_] + first * x_width_;
+  const float* y = y_ < 0 ? nullptr : step.buffers[y_] + first * y_width_;
   function_(step, x, y, step.buffers[out_] + first * out_width_, last - first);
 }
 
@@ -46,21 +157,43 @@ void RopeTable::run_rows(const Step& step, int64_t first, int64_t last) {
   }
 }
 
+void ScaleByPosition::run_rows(const Step& step, int64_t first, int64_t last) {
+  for (int64_t t = first; t < last; ++t) {
+    const double periods = (double)((step.batch.positions[t] + first_) / period_);
+    const float factor = (float)(1 + beta_ * std::log(1 + periods));
+    step.kernels.scale(step.buffers[x_] + t * width_, factor, step.buffers[out_] + t * width_, width_);
+  }
+}
+
 void Rotary::run_rows(const Step& step, int64_t first, int64_t last) {
   const int64_t width = heads_ * dim_;
-  for (int64_t t = first; t < last; ++t)
-    step.kernels.rotate(step.buffers[x_] + t * width, step.buffers[out_] + t * width, table_->cos(t),
-                        table_->sin(t), heads_, dim_, table_->pairs(), interleaved_);
+  for (int64_t row = first; row < last; ++row) {
+    const int64_t token = count_ == Count::tokens ? row : step.batch.logit_rows[row];
+    step.kernels.rotate(step.buffers[x_] + row * width, step.buffers[out_] + row * width, table_->cos(token),
+                        table_->sin(token), heads_, dim_, table_->pairs(), interleaved_);
+  }
 }
 
 namespace {
 
-PackedActivations packed_in(const Memory& memory, const Step& step, Count count, Format weight,
-                            int64_t inputs) {
-  return {step.kernels.activation_format(weight), step.count(count), inputs, memory.as<uint8_t>()};
+PackedActivations packed_in(const Memory& memory, const Step& step, Count count, const Panels& weight) {
+  return {step.kernels.activation_format(weight), step.count(count), weight.inputs, memory.as<uint8_t>()};
 }
 
 }  // namespace
+
+void pack_tile(const Step& step, const PackedActivations& packed, const float* x, int64_t stride,
+               const Panels& weight, int64_t tile) {
+  if (weight.order == nullptr) return step.kernels.pack_activations(packed, x, stride, tile);
+  const int64_t width = weight.inputs;
+  const PackedActivations one{packed.format, packed.tile_rows(tile), width, packed.tile(tile)};
+  float* ordered = rows_of_thread(one.rows, width);
+  for (int64_t m = 0; m < one.rows; ++m) {
+    const float* from = x + (tile * kTile + m) * stride;
+    for (int64_t k = 0; k < width; ++k) ordered[m * width + k] = from[weight.order[k]];
+  }
+  step.kernels.pack_activations(one, ordered, width, 0);
+}
 
 void Pack::prepare(const Step& step) {
   const int64_t rows = round_up(std::max<int64_t>(step.count(count_), 1), kTile);
@@ -69,8 +202,8 @@ void Pack::prepare(const Step& step) {
 }
 
 void Pack::run_rows(const Step& step, int64_t first, int64_t) {
-  step.kernels.pack_activations(packed_in(*packed_, step, count_, weight_, width_), step.buffers[x_], width_,
-                                first / kTile);
+  pack_tile(step, packed_in(*packed_, step, count_, weight_), step.buffers[x_], width_, weight_,
+            first / kTile);
 }
 
 namespace {
@@ -83,7 +216,7 @@ int64_t panels_a_task(const Panels& weight, bool gated, int64_t rows, int thread
   const int64_t bytes = weight.panel_bytes() * (gated ? 2 : 1);
   int64_t panels = ceil_div(weight.panels(), (rows > kFewRows ? kShares : kSharesOfFewRows) * threads);
   if (rows > kFewRows) panels = std::min(panels, std::max<int64_t>(1, kCached / bytes));
-  return panels;
+  return rows < kTile ? panels : round_up(panels, 2);  // two may be multiplied together
 }
 
 }  // namespace
@@ -117,8 +250,7 @@ void Multiply::run(const Step& step, int64_t task, int) {
   }
   const int64_t first = (task - first_task_[i]) * panels_a_task_[i];
   const int64_t last = std::min(first + panels_a_task_[i], product.weight.panels());
-  const PackedActivations packed =
-      packed_in(*packed_, step, count_, product.weight.format, product.weight.inputs);
+  const PackedActivations packed = packed_in(*packed_, step, count_, product.weight);
   step.kernels.multiply(product, packed, first, last);
 }
 

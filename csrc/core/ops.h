@@ -13,7 +13,19 @@ namespace quire {
 
 using Vector = std::vector<float>;
 
-// out[t] = table[ids[t]], where ids are token ids or positions.
+struct Moments {
+  double mean, square;  // the means of some numbers, and of their squares
+};
+Moments moments(const float* x, int64_t count);
+
+// Rows of f32, f16 or bf16 in memory that the caller keeps.
+struct StoredTable {
+  Format format;
+  int64_t rows, width;
+  const uint8_t* data;
+};
+
+// out[t] = table[ids[t]], where ids are token ids or positions; of ids beyond the table, its row 0.
 class Embed : public Op {
  public:
   Embed(int64_t out, std::shared_ptr<const Matrix> table, bool by_position)
@@ -24,6 +36,20 @@ class Embed : public Op {
  private:
   int64_t out_;
   std::shared_ptr<const Matrix> table_;
+  bool by_position_;
+};
+
+// The same with a table as a checkpoint stores it, row after row, which is read where it is.
+class EmbedStored : public Op {
+ public:
+  EmbedStored(int64_t out, const StoredTable& table, bool by_position)
+      : out_(out), table_(table), by_position_(by_position) {}
+  bool row_wise() const override { return true; }
+  void run_rows(const Step& step, int64_t first, int64_t last) override;
+
+ private:
+  int64_t out_;
+  StoredTable table_;
   bool by_position_;
 };
 
@@ -39,12 +65,52 @@ class SampledRows : public Op {
   int64_t out_, x_, width_;
 };
 
+// out[t] = table[number of `separator` tokens before t in its row], or its last row if that has fewer.
+class EmbedSegments : public Op {
+ public:
+  EmbedSegments(int64_t out, std::shared_ptr<const Matrix> table, int64_t separator)
+      : out_(out), table_(std::move(table)), separator_(separator) {}
+  void prepare(const Step& step) override;
+  bool row_wise() const override { return true; }
+  void run_rows(const Step& step, int64_t first, int64_t last) override;
+
+ private:
+  int64_t out_;
+  std::shared_ptr<const Matrix> table_;
+  int64_t separator_;
+  std::vector<int64_t> segments_;  // of each token
+};
+
+// out[l] = the mean of x over the tokens of the sequence of logit row l, or x of its first token.
+class PoolRows : public Op {
+ public:
+  PoolRows(int64_t out, int64_t x, int64_t width, bool mean) : out_(out), x_(x), width_(width), mean_(mean) {}
+  bool row_wise() const override { return true; }
+  Count rows() const override { return Count::logits; }
+  void run_rows(const Step& step, int64_t first, int64_t last) override;
+
+ private:
+  int64_t out_, x_, width_;
+  bool mean_;
+};
+
+// out[t] = the hidden states of the position before token t, which the batch brings.
+class PreviousHidden : public Op {
+ public:
+  PreviousHidden(int64_t out, int64_t width) : out_(out), width_(width) {}
+  bool row_wise() const override { return true; }
+  void run_rows(const Step& step, int64_t first, int64_t last) override;
+
+ private:
+  int64_t out_, width_;
+};
+
 // Applies a function to each row independently: out = function(x, y).
 class RowWise : public Op {
  public:
   using Function = std::function<void(const Step&, const float* x, const float* y, float* out, int64_t rows)>;
   // Widths are of one row; y may be absent (-1).
-  RowWise(Count count, int64_t out, int64_t out_width, int64_t x, int64_t x_width, int64_t y,
+  RowWise(Count count, int64_t out, int64_t out_width, int64_t x, int64_t x_width, int64_t y, int64_t y_width,
           Function function)
       : count_(count),
         out_(out),
@@ -52,6 +118,7 @@ class RowWise : public Op {
         x_(x),
         x_width_(x_width),
         y_(y),
+        y_width_(y_width),
         function_(std::move(function)) {}
   bool row_wise() const override { return true; }
   Count rows() const override { return count_; }
@@ -59,7 +126,7 @@ class RowWise : public Op {
 
  private:
   Count count_;
-  int64_t out_, out_width_, x_, x_width_, y_;
+  int64_t out_, out_width_, x_, x_width_, y_, y_width_;
   Function function_;
 };
 
@@ -87,22 +154,42 @@ class RopeTable : public Op {
 
 class Rotary : public Op {
  public:
-  Rotary(int64_t out, int64_t x, int64_t heads, int64_t dim, const RopeTable* table, bool interleaved)
-      : out_(out), x_(x), heads_(heads), dim_(dim), table_(table), interleaved_(interleaved) {}
+  Rotary(Count count, int64_t out, int64_t x, int64_t heads, int64_t dim, const RopeTable* table,
+         bool interleaved)
+      : count_(count), out_(out), x_(x), heads_(heads), dim_(dim), table_(table), interleaved_(interleaved) {}
   bool row_wise() const override { return true; }
+  Count rows() const override { return count_; }
   void run_rows(const Step& step, int64_t first, int64_t last) override;
 
  private:
+  Count count_;
   int64_t out_, x_, heads_, dim_;
   const RopeTable* table_;
   bool interleaved_;
 };
 
-// Packs the rows of a value for products with weights of one format. The memory is shared by all Pack ops of
-// a program: the next one overwrites it.
+class ScaleByPosition : public Op {
+ public:
+  ScaleByPosition(int64_t out, int64_t x, int64_t width, double beta, int64_t period, int64_t first)
+      : out_(out), x_(x), width_(width), beta_(beta), period_(period), first_(first) {}
+  bool row_wise() const override { return true; }
+  void run_rows(const Step& step, int64_t first, int64_t last) override;
+
+ private:
+  int64_t out_, x_, width_;
+  double beta_;
+  int64_t period_, first_;
+};
+
+// Packs tile `tile` of rows of x, `stride` apart, for products with a weight, in the order of its inputs.
+void pack_tile(const Step& step, const PackedActivations& packed, const float* x, int64_t stride,
+               const Panels& weight, int64_t tile);
+
+// Packs the rows of a value for products with weights that take the same packed activations. The memory is
+// shared by all Pack ops of a program: the next one overwrites it.
 class Pack : public Op {
  public:
-  Pack(Count count, int64_t x, int64_t width, Format weight, std::shared_ptr<Memory> packed)
+  Pack(Count count, int64_t x, int64_t width, const Panels& weight, std::shared_ptr<Memory> packed)
       : count_(count), x_(x), width_(width), weight_(weight), packed_(std::move(packed)) {}
   void prepare(const Step& step) override;
   bool row_wise() const override { return true; }
@@ -112,7 +199,7 @@ class Pack : public Op {
  private:
   Count count_;
   int64_t x_, width_;
-  Format weight_;
+  Panels weight_;  // one of them
   std::shared_ptr<Memory> packed_;
 };
 
@@ -126,7 +213,7 @@ class Multiply : public Op {
     int64_t out;
   };
   Multiply(Count count, std::shared_ptr<Memory> packed) : count_(count), packed_(std::move(packed)) {}
-  // All weights must have one format and width.
+  // All weights must have one width, and take the same packed activations.
   void add(Part part) { parts_.push_back(std::move(part)); }
   void prepare(const Step& step) override;
   int64_t tasks(const Step& step) const override;

@@ -164,10 +164,41 @@ int64_t Sampler::begin(const float* logits, const std::vector<SampledRow>& rows,
     for (int64_t i = 0; i < rows[row].num_sampled; ++i) tasks_.push_back({row, i, false});
   }
   if (outcomes_.size() < tasks_.size()) outcomes_.resize(tasks_.size());
-  if (scratch_.size() < (size_t)threads) scratch_.resize((size_t)threads);
-  for (ThreadScratch& scratch : scratch_) scratch.memory.reserve((size_t)choosing_scratch_bytes(vocab_size_));
+  reserve_scratch(threads);
   taken_.store(0, std::memory_order_relaxed);
   return (int64_t)tasks_.size();
+}
+
+void Sampler::reserve_scratch(int threads) {
+  if (scratch_.size() < (size_t)threads) scratch_.resize((size_t)threads);
+  for (ThreadScratch& scratch : scratch_) scratch.memory.reserve((size_t)choosing_scratch_bytes(vocab_size_));
+}
+
+void Sampler::propose(ThreadPool& pool, const float* logits, int64_t width,
+                      const std::vector<Proposing>& slots, std::vector<int64_t>& drawn) {
+  const int64_t count = (int64_t)slots.size();
+  drawn.resize(slots.size());
+  reserve_scratch(pool.size());
+  taken_.store(0, std::memory_order_relaxed);
+  const auto work = [&](int thread) {
+    ThreadScratch& scratch = scratch_[thread];
+    for (int64_t i; (i = taken_.fetch_add(1, std::memory_order_relaxed)) < count;) {
+      const float* row = logits + i * width;
+      if (width < vocab_size_) {
+        scratch.padded.assign((size_t)vocab_size_, -INFINITY);
+        std::copy_n(row, width, scratch.padded.begin());
+        row = scratch.padded.data();
+      }
+      const Proposing& one = slots[i];
+      const Chosen chosen = choose(row, *slots_[one.slot], one.following, one.count, nullptr, scratch);
+      drawn[i] = chosen.fault == Fault::none ? chosen.id : -1;
+    }
+  };
+  if (count > 1) {
+    pool.run(work);
+  } else {
+    work(0);
+  }
 }
 
 void Sampler::work(int thread) {
@@ -188,25 +219,22 @@ void Sampler::run(const Task& task, ThreadScratch& scratch, Outcome& outcome) co
     outcome.token = row.following[task.index];
     list_logprobs(logits, params.prompt_logprobs.value_or(0), scratch, outcome);
   } else {
-    choose(row, task.index, scratch, outcome);
+    const uint32_t* mask = row.masks ? row.masks[task.index] : nullptr;
+    const Chosen chosen = choose(logits, *slots_[row.slot], row.drafted, task.index, mask, scratch);
+    outcome.fault = chosen.fault;
+    outcome.token = chosen.id;
     if (outcome.fault == Fault::none && params.logprobs)
       list_logprobs(logits, *params.logprobs, scratch, outcome);
   }
 }
 
-void Sampler::choose(const SampledRow& row, int64_t index, ThreadScratch& scratch, Outcome& outcome) const {
-  const Slot& slot = *slots_[row.slot];
-  const SlotHistory* history = &slot.history;
-  if (index > 0) {  // as if the preceding drafted tokens had been emitted
-    scratch.history = slot.history;
-    slot.extend(scratch.history, row.drafted, index);
-    history = &scratch.history;
-  }
-  const float* logits = logits_ + (row.first_sampled + index) * vocab_size_;
-  const Chosen chosen =
-      choose_edited(logits, slot, *history, row.masks ? row.masks[index] : nullptr, scratch);
-  outcome.fault = chosen.fault;
-  outcome.token = chosen.id;
+// Chooses the token after those of a slot and `following`, as if these had been emitted.
+Chosen Sampler::choose(const float* logits, const Slot& slot, const int64_t* following, int64_t count,
+                       const uint32_t* mask, ThreadScratch& scratch) const {
+  if (count == 0) return choose_edited(logits, slot, slot.history, mask, scratch);
+  scratch.history = slot.history;
+  slot.extend(scratch.history, following, count);
+  return choose_edited(logits, slot, scratch.history, mask, scratch);
 }
 
 Chosen Sampler::choose_edited(const float* logits, const Slot& slot, const SlotHistory& history,

@@ -53,6 +53,13 @@ struct SampledRow {
   const uint32_t* const* masks;
 };
 
+// A slot whose next token is proposed: the one after those it has and these.
+struct Proposing {
+  int64_t slot;
+  const int64_t* following;
+  int64_t count;
+};
+
 // The results of the rows, flat, in order. The positions with log-probabilities are, for each row, those of
 // its scored tokens, then, if requested, those of its sampled ones.
 struct SampledResults {
@@ -84,6 +91,11 @@ class Sampler {
   void sample(ThreadPool& pool, const float* logits, const std::vector<SampledRow>& rows,
               SampledResults& results);
 
+  // Draws a token for each slot from its row of a draft model's logits [slots, width], by the parameters and
+  // the random number with which `sample` will; -1 if there is none. Records nothing.
+  void propose(ThreadPool& pool, const float* logits, int64_t width, const std::vector<Proposing>& slots,
+               std::vector<int64_t>& drawn);
+
   int64_t vocab_size() const { return vocab_size_; }
   bool holds(int64_t slot) const { return slot >= 0 && slot < (int64_t)slots_.size() && slots_[slot]; }
 
@@ -105,16 +117,19 @@ class Sampler {
     Memory memory;
     std::vector<int32_t> disallowed;
     std::vector<uint64_t> keys;
+    std::vector<float> padded;  // logits of a smaller vocabulary
     SlotHistory history;
   };
 
+  void reserve_scratch(int threads);
   // The parts of `sample`: one thread lists tasks and returns their number, all process them, one gathers.
   int64_t begin(const float* logits, const std::vector<SampledRow>& rows, int threads);
   void work(int thread);
   void finish(SampledResults& results);
 
   void run(const Task& task, ThreadScratch& scratch, Outcome& outcome) const;
-  void choose(const SampledRow& row, int64_t index, ThreadScratch& scratch, Outcome& outcome) const;
+  Chosen choose(const float* logits, const Slot& slot, const int64_t* following, int64_t count,
+                const uint32_t* mask, ThreadScratch& scratch) const;
   void list_logprobs(const float* logits, int64_t k, ThreadScratch& scratch, Outcome& outcome) const;
   Chosen choose_edited(const float* logits, const Slot& slot, const SlotHistory& history,
                        const uint32_t* mask, ThreadScratch& scratch) const;

@@ -5,11 +5,40 @@
 
 namespace quire {
 
+void BatchArrays::clear() {
+  token_ids.clear(), positions.clear(), slots.clear(), variants.clear(), logit_rows.clear(), tables.clear();
+  adapters.clear();
+  row_offsets.assign(1, 0);
+}
+
+void BatchArrays::end_row(int64_t slot, int64_t variant, const Adapter* adapter) {
+  row_offsets.push_back((int64_t)token_ids.size());
+  slots.push_back(slot);
+  variants.push_back(variant);
+  adapters.push_back(adapter);
+}
+
+Batch BatchArrays::batch() const {
+  Batch batch{(int64_t)token_ids.size(),
+              (int64_t)slots.size(),
+              (int64_t)logit_rows.size(),
+              token_ids.data(),
+              positions.data(),
+              row_offsets.data(),
+              tables.data(),
+              slots.data(),
+              variants.data(),
+              logit_rows.data()};
+  batch.adapters = adapters.data();
+  return batch;
+}
+
 void Slots::apply(const Deltas& deltas) {
   for (const Deltas::Frequencies& of : deltas.frequencies) of.table->set(of.variant, of.values);
   for (const int64_t number : deltas.released) {
     Slot& slot = slots_.at((size_t)number);
     slot.token_ids.clear();
+    slot.adapter.reset();
     for (auto& table : slot.tables) table.clear();
   }
   for (const Deltas::Admission& admission : deltas.admitted) {
@@ -18,6 +47,7 @@ void Slots::apply(const Deltas& deltas) {
     slot.num_prompt = admission.params.num_prompt_tokens;
     slot.scores_prompt = admission.params.prompt_logprobs.has_value();
     slot.token_ids = admission.token_ids;
+    slot.adapter = admission.adapter;
   }
   for (const Deltas::Grant& grant : deltas.granted) {
     std::vector<int64_t>& table = slots_.at((size_t)grant.slot).tables.at((size_t)grant.group);
@@ -28,33 +58,22 @@ void Slots::apply(const Deltas& deltas) {
 }
 
 Batch Slots::lay_out(const std::vector<PlannedRow>& rows) {
-  token_ids_.clear(), positions_.clear(), numbers_.clear(), variants_.clear(), logit_rows_.clear();
-  row_offsets_.assign(1, 0);
+  arrays_.clear();
+  std::vector<int64_t>& token_ids = arrays_.token_ids;
   for (const PlannedRow& row : rows) {
     Slot& slot = slots_.at((size_t)row.slot);
     slot.token_ids.insert(slot.token_ids.end(), row.drafted.begin(), row.drafted.end());
     const int64_t end = row.start + row.count;
     if (end > (int64_t)slot.token_ids.size()) throw std::out_of_range("a row computes unknown tokens");
-    token_ids_.insert(token_ids_.end(), slot.token_ids.begin() + row.start, slot.token_ids.begin() + end);
-    for (int64_t position = row.start; position < end; ++position) positions_.push_back(position);
-    row_offsets_.push_back((int64_t)token_ids_.size());
-    numbers_.push_back(row.slot);
-    variants_.push_back(slot.variant);
-    for (int64_t i = row.logits; i > 0; --i) logit_rows_.push_back((int64_t)token_ids_.size() - i);
+    token_ids.insert(token_ids.end(), slot.token_ids.begin() + row.start, slot.token_ids.begin() + end);
+    for (int64_t position = row.start; position < end; ++position) arrays_.positions.push_back(position);
+    for (int64_t i = row.logits; i > 0; --i) arrays_.logit_rows.push_back((int64_t)token_ids.size() - i);
+    arrays_.end_row(row.slot, slot.variant, slot.adapter.get());
   }
-  tables_.clear();
   for (size_t group = 0; group < groups_; ++group)
-    for (const PlannedRow& row : rows) tables_.push_back(slots_[(size_t)row.slot].tables[group].data());
-  return {(int64_t)token_ids_.size(),
-          (int64_t)rows.size(),
-          (int64_t)logit_rows_.size(),
-          token_ids_.data(),
-          positions_.data(),
-          row_offsets_.data(),
-          tables_.data(),
-          numbers_.data(),
-          variants_.data(),
-          logit_rows_.data()};
+    for (const PlannedRow& row : rows)
+      arrays_.tables.push_back(slots_[(size_t)row.slot].tables[group].data());
+  return arrays_.batch();
 }
 
 std::vector<SampledRow> Slots::sampled(const std::vector<PlannedRow>& rows) const {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "adapters.h"
 #include "executor.h"
 #include "ops.h"
 #include "sampler.h"
@@ -29,6 +30,7 @@ struct Deltas {
     int64_t slot, variant;
     std::vector<int64_t> token_ids;
     SlotParams params;
+    std::shared_ptr<const Adapter> adapter;  // or null
   };
   struct Grant {
     int64_t slot, group, first;
@@ -39,6 +41,19 @@ struct Deltas {
   std::vector<Admission> admitted;
   std::vector<Grant> granted;
   std::vector<Snapshot> restored, saved;
+};
+
+// The arrays of a Batch. Tokens, positions and logits are appended, then the row that they belong to is
+// ended.
+struct BatchArrays {
+  std::vector<int64_t> token_ids, positions, row_offsets{0}, slots, variants, logit_rows;
+  std::vector<const int64_t*> tables;
+  std::vector<const Adapter*> adapters;
+
+  void clear();
+  void end_row(int64_t slot, int64_t variant, const Adapter* adapter = nullptr);
+  // Returns the batch; its pointers are valid until the arrays change.
+  Batch batch() const;
 };
 
 class Slots {
@@ -53,6 +68,12 @@ class Slots {
   Batch lay_out(const std::vector<PlannedRow>& rows);
   // Returns the sampling input of the rows laid out last, which must outlive the result.
   std::vector<SampledRow> sampled(const std::vector<PlannedRow>& rows) const;
+  // Of a slot: its known tokens, its block table in a cache group, and its rope variant.
+  const std::vector<int64_t>& token_ids(int64_t slot) const { return slots_.at((size_t)slot).token_ids; }
+  const std::vector<int64_t>& table(int64_t slot, int64_t group) const {
+    return slots_.at((size_t)slot).tables.at((size_t)group);
+  }
+  int64_t variant(int64_t slot) const { return slots_.at((size_t)slot).variant; }
   // Replaces drafted tokens by the results of rows. A row that should have sampled but failed gets an
   // arbitrary token.
   void extend(const std::vector<PlannedRow>& rows, const SampledResults& results);
@@ -61,15 +82,14 @@ class Slots {
   struct Slot {
     int64_t variant = 0, num_prompt = 0;
     bool scores_prompt = false;
+    std::shared_ptr<const Adapter> adapter;
     std::vector<int64_t> token_ids;
     std::vector<std::vector<int64_t>> tables;  // by group
   };
 
   size_t groups_;
   std::vector<Slot> slots_;
-  // The batch laid out last.
-  std::vector<int64_t> token_ids_, positions_, row_offsets_, numbers_, variants_, logit_rows_;
-  std::vector<const int64_t*> tables_;
+  BatchArrays arrays_;  // of the batch laid out last
 };
 
 }  // namespace quire

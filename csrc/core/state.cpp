@@ -117,6 +117,8 @@ void ShortConvolution::compute(const Step& step, const Part& part, const std::ve
                          .width = width_,
                          .x = at(step, part, inputs_[0]),
                          .weight = weight_.data() + part.channel,
+                         .bias = bias_.empty() ? nullptr : bias_.data() + part.channel,
+                         .activation = activation_,
                          .out = at(step, part, out_)});
 }
 

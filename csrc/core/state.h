@@ -57,6 +57,9 @@ class StateCache {
     return of.position > shape_.reach ? of.position - shape_.reach : 0;
   }
 
+  // The memory of all snapshots, one after the other.
+  const Memory& snapshots() const { return snapshots_; }
+
   // Throws if a step uses slots or snapshots that do not exist.
   void check(const Batch& batch) const;
 
@@ -130,18 +133,24 @@ class StateOp : public Op {
   int64_t tasks_ = 0;
 };
 
-// weight [kernel, width].
+// weight [kernel, width], bias [width] or empty.
 class ShortConvolution : public StateOp {
  public:
-  ShortConvolution(int64_t out, int64_t x, const StateCache* cache, int64_t layer, std::vector<float> weight)
-      : StateOp(cache, layer, cache->shape().inputs, {x}), out_(out), weight_(std::move(weight)) {}
+  ShortConvolution(int64_t out, int64_t x, const StateCache* cache, int64_t layer, std::vector<float> weight,
+                   std::vector<float> bias, Activation activation)
+      : StateOp(cache, layer, cache->shape().inputs, {x}),
+        out_(out),
+        weight_(std::move(weight)),
+        bias_(std::move(bias)),
+        activation_(activation) {}
 
  private:
   int64_t positions(int64_t start, int64_t end) const override { return end - start; }
   void compute(const Step& step, const Part& part, const std::vector<Snapshot>& saved) const override;
 
   const int64_t out_;
-  const std::vector<float> weight_;
+  const std::vector<float> weight_, bias_;
+  const Activation activation_;
 };
 
 class GatedRecurrence : public StateOp {

@@ -29,6 +29,7 @@ void Steps::apply(const Job& job) {
   for (const int64_t slot : job.deltas.released) sampler_.release(slot);
   for (const Deltas::Admission& one : job.deltas.admitted)
     sampler_.admit(one.slot, one.params, one.token_ids.data(), (int64_t)one.token_ids.size());
+  if (draft_) draft_->apply(job.rows, job.deltas);
 }
 
 void Steps::compute(Job& job) {
@@ -39,6 +40,7 @@ void Steps::compute(Job& job) {
     batch.restored = job.deltas.restored;
     batch.saved = job.deltas.saved;
     job.logits = executor_.run(batch, output_);
+    if (draft_) draft_->keep(batch, executor_);
     job.core_wait_s = wait_.take();
     job.ended_s = now();
   });
@@ -75,7 +77,16 @@ void Steps::finish(Job& job, const std::vector<RowMasks>& masks) {
     job.ended_s = now();
     job.core_wait_s = std::min(waited_s, job.ended_s - job.began_s - job.mask_s);  // not before the step
     job.sampling_s = job.ended_s - began_s;
+    if (draft_ && job.num_proposed > 0) draft(job);
   });
+}
+
+void Steps::draft(Job& job) {
+  draft_->propose(job.rows, job.results, slots_, sampler_, job.num_proposed, job.proposed);
+  wait_.take(), executor_.pool().take_core_wait();  // no wait of the next step
+  const double ended_s = now();
+  job.draft_s = ended_s - job.ended_s;
+  job.ended_s = ended_s;
 }
 
 void Steps::launch(std::shared_ptr<Job> job) {

@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "draft.h"
 #include "executor.h"
 #include "sampler.h"
 #include "slots.h"
@@ -22,9 +23,11 @@ namespace quire {
 struct Job : std::enable_shared_from_this<Job> {
   std::vector<PlannedRow> rows;
   Deltas deltas;
+  int64_t num_proposed = 0;  // tokens that the draft model proposes after each row
   SampledResults results;
-  double began_s = 0, ended_s = 0;  // steady clock, as time.monotonic
-  double mask_s = 0, sampling_s = 0, core_wait_s = 0;
+  std::vector<std::vector<int64_t>> proposed;  // by row; empty if the draft model did not run
+  double began_s = 0, ended_s = 0;             // steady clock, as time.monotonic
+  double mask_s = 0, sampling_s = 0, core_wait_s = 0, draft_s = 0;
 
   const float* logits = nullptr;
   std::exception_ptr failure;
@@ -44,9 +47,21 @@ class Steps {
   Steps(Executor& executor, int64_t output, int64_t slots, int64_t groups, int64_t vocab_size)
       : executor_(executor),
         output_(output),
+        num_slots_(slots),
         slots_(slots, groups),
         sampler_(executor.kernels(), vocab_size, slots) {}
   ~Steps();
+
+  // Lets a draft model propose tokens. Its executor must share the threads of these steps.
+  void draft_with(Executor& executor, const DraftShape& shape) {
+    draft_ = std::make_unique<DraftModel>(executor, shape, num_slots_);
+  }
+
+  // Notes that the content of these blocks, of the group whose table the draft model shares, was replaced. No
+  // step may be in flight.
+  void forget_drafted(const std::vector<int64_t>& blocks) {
+    if (draft_) draft_->forget(blocks);
+  }
 
   // Compute a step in the calling thread, after all launched ones: first its logits, then, when the masks are
   // known, its tokens.
@@ -66,12 +81,14 @@ class Steps {
   void apply(const Job& job);
   void compute(Job& job);
   void finish(Job& job, const std::vector<RowMasks>& masks);
+  void draft(Job& job);
   void loop();
 
   Executor& executor_;
-  const int64_t output_;
+  const int64_t output_, num_slots_;
   Slots slots_;
   Sampler sampler_;
+  std::unique_ptr<DraftModel> draft_;
   std::mutex mutex_;
   std::condition_variable launched_, done_;
   std::deque<std::shared_ptr<Job>> queue_;

@@ -168,13 +168,13 @@ struct Tile {
 
 Tile tile_at(const Work& w, int64_t row, int64_t start) {
   const int64_t rows = least(kRows, w.rows - row);
-  const int64_t newest = w.position(row + rows - 1);
+  const int64_t newest = w.newest(row + rows - 1);
   return {row, rows, most(w.oldest(row) - start, 0), least(newest + 1 - start, kPartition)};
 }
 
 // Masks the scores of one row; returns their maximum by lane.
 QUIRE_INLINE F mask(const Work& w, const Tile& t, int64_t row, int64_t start) {
-  const int64_t oldest = w.oldest(row) - start, newest = w.position(row) - start;
+  const int64_t oldest = w.oldest(row) - start, newest = w.newest(row) - start;
   const int64_t end = t.last_panel() * kPanel;
   const float cap = w.how.softcap;
   float* scores = w.weights + row * kPartition;
@@ -246,7 +246,7 @@ void mix(const Work& w, const Tile& t, PartitionPrefetch& ahead) {
   const int64_t first = Pairs ? t.low / 2 : t.low, last = Pairs ? ceil_div(t.high, 2) : t.high;
   const Operands operands{w.values + first * kPanel,
                           kValueStride,
-                          w.width / kPanel,
+                          w.value_width / kPanel,
                           w.weights + t.row * kPartition + first,
                           kPartition,
                           last - first,
@@ -269,7 +269,11 @@ void attend_partition(const Work& w, int64_t start, int64_t end) {
   const int64_t low = most(w.oldest(0) - start, 0), high = least(end - start, kPartition);
   PartitionPrefetch ahead(w, sizeof(typename Stored<Form>::Type), start + kPartition, end);
   by_panel(low, high, [&](int64_t first, int64_t last) {
-    lay_keys<Form, Pairs>(w, start, first, last);
+    if (w.cache.latent) {
+      lay_latent_keys<Form, Pairs>(w, start, first, last);
+    } else {
+      lay_keys<Form, Pairs>(w, start, first, last);
+    }
     ahead.some();
   });
   for (int64_t row = 0; row < w.rows; row += kRows)
@@ -286,7 +290,7 @@ void attend_partition(const Work& w, int64_t start, int64_t end) {
 
 // The initial state of a merge: empty, or the sink, a score without a value.
 Merged begin(const Attention& how, int64_t head, float* out) {
-  __builtin_memset(out, 0, (size_t)how.cache->dim * sizeof(float));
+  __builtin_memset(out, 0, (size_t)how.cache->value_dim * sizeof(float));
   return how.sinks ? Merged{how.sinks[head], 1} : Merged{kNothing, 0};
 }
 
@@ -309,22 +313,6 @@ void finish(const Merged& merged, int64_t dim, float* out) {
     store_some(out + d, load_some(out + d, dim - d) / merged.total + 0.0f, dim - d);
 }
 
-template <bool Pairs>
-void lay_queries(const Work& w) {
-  for (int64_t row = 0; row < w.rows; ++row) {
-    const float* q = w.unit.q + (w.out(row) - w.unit.out);
-    float* to = w.queries + row * w.width;
-    for (int64_t d = 0; d < w.width; d += kLanes) {
-      const F x = load_some(q + d, w.dim - d) * w.how.scale;
-      if constexpr (Pairs) {
-        store_as(to + d / 2, to_bf16(x));
-      } else {
-        store(to + d, x);
-      }
-    }
-  }
-}
-
 template <KVFormat Form>
 void attend_segment(const Work& w, int64_t segment) {
   for (int64_t row = 0; row < w.rows; row += kRows) {
@@ -332,15 +320,15 @@ void attend_segment(const Work& w, int64_t segment) {
     store(w.state(row).totals, F{});
   }
   for (int64_t row = 0; row < w.rows; ++row)
-    __builtin_memset(w.record(row), 0, (size_t)w.width * sizeof(float));
+    __builtin_memset(w.record(row), 0, (size_t)w.value_width * sizeof(float));
   const int64_t first = most(segment * kSegment, w.oldest(0) / kPartition * kPartition);
-  const int64_t end = least(w.unit.last_segment * kSegment, w.position(w.rows - 1) + 1);
+  const int64_t end = least(w.unit.last_segment * kSegment, w.newest(w.rows - 1) + 1);
   const int64_t last = least((segment + 1) * kSegment, end);
   for (int64_t start = first; start < last; start += kPartition)
     attend_partition<Form, kPairs<Form>>(w, start, end);
   for (int64_t row = 0; row < w.rows; ++row) {
-    w.record(row)[w.width] = w.state(row).peaks[row % kRows];
-    w.record(row)[w.width + 1] = w.state(row).totals[row % kRows];
+    w.record(row)[w.value_width] = w.state(row).peaks[row % kRows];
+    w.record(row)[w.value_width + 1] = w.state(row).totals[row % kRows];
   }
 }
 
@@ -350,17 +338,17 @@ void attend_unit(Work& w) {
   const bool whole = !w.unit.records;
   if (whole)
     for (int64_t row = 0; row < w.rows; ++row)
-      w.merged[row] = begin(w.how, w.unit.head * w.group + row % w.group, w.out(row));
+      w.merged[row] = begin(w.how, w.unit.group * w.group + row % w.group, w.out(row));
   for (int64_t segment = w.unit.first_segment; segment < w.unit.last_segment; ++segment) {
     attend_segment<Form>(w, segment);
     if (whole) {
-      for (int64_t row = 0; row < w.rows; ++row) merge(w.merged[row], w.record(row), w.dim, w.out(row));
+      for (int64_t row = 0; row < w.rows; ++row) merge(w.merged[row], w.record(row), w.value_dim, w.out(row));
     } else {
-      w.records += record_floats(w.dim);
+      w.records += record_floats(w.value_dim);
     }
   }
   if (whole)
-    for (int64_t row = 0; row < w.rows; ++row) finish(w.merged[row], w.dim, w.out(row));
+    for (int64_t row = 0; row < w.rows; ++row) finish(w.merged[row], w.value_dim, w.out(row));
 }
 
 }  // namespace
@@ -380,7 +368,7 @@ void attend(const Attention& how, const AttentionUnit& unit, float* scratch) {
 }
 
 void merge_segments(const Attention& how, int64_t head, const float* records, int64_t count, float* out) {
-  const int64_t dim = how.cache->dim;
+  const int64_t dim = how.cache->value_dim;
   Merged merged = begin(how, head, out);
   for (int64_t i = 0; i < count; ++i) merge(merged, records + i * record_floats(dim), dim, out);
   finish(merged, dim, out);

@@ -15,28 +15,40 @@ constexpr int64_t kUnitRows = 64;  // most (token, query head) pairs that share 
 
 struct Attention {
   const KVLayer* cache;
-  int64_t heads;       // query heads; a multiple of those of the cache
+  int64_t heads;       // query heads; a multiple of `groups`
+  int64_t groups;      // of query heads that are computed together: the heads of the cache, but for latents
   float scale;         // of scores
-  int64_t window;      // visible positions of a token, its own included; 0: all up to its own
+  int64_t window;      // visible positions of a token, its own included, or those on either side; 0: all
   float softcap;       // 0: none
   const float* sinks;  // [heads] or null
+  bool chunked;        // windows begin anew at multiples of their length
+  bool both;           // tokens see positions on both sides, not only those up to their own
 
   // Always inlined: shared by kernels of several instruction sets.
-  [[gnu::always_inline]] int64_t group() const { return heads / cache->heads; }
+  [[gnu::always_inline]] int64_t group() const { return heads / groups; }
   [[gnu::always_inline]] int64_t oldest(int64_t position) const {
+    if (chunked) return position / window * window;
+    if (both) return window && position > window ? position - window : 0;
     return window && position >= window ? position + 1 - window : 0;
+  }
+  // `length`: of the sequence.
+  [[gnu::always_inline]] int64_t newest(int64_t position, int64_t length) const {
+    if (!both) return position;
+    return window && position + window < length ? position + window : length - 1;
   }
 };
 
-// Some tokens of one sequence, with the query heads that share one head of the cache. Its rows are pairs
-// (token, head of the group), ordered by token.
+// Some tokens of one sequence, with the query heads of one group. Its rows are pairs (token, head of the
+// group), ordered by token.
 struct AttentionUnit {
-  const float* q;            // from the first token on, [tokens, heads, dim]
-  float* out;                // likewise
+  const float* q;            // from the first token on, [tokens, heads, dim], of latents [.., value_dim]
+  const float* q_rest;       // of latents: the rest of the queries, [tokens, heads, dim - value_dim]
+  float* out;                // [tokens, heads, value_dim]
   const int64_t* positions;  // [tokens], ascending by one
   int64_t tokens;
-  int64_t head;                // a head of the cache
+  int64_t group;               // also the head of the cache, but for latents
   const int64_t* block_table;  // of the sequence
+  int64_t length;              // of the sequence, where tokens see both sides
   int64_t first_segment, last_segment;
   // Null if the unit covers all segments its tokens see: then it writes `out`. Otherwise the record of its
   // first segment for its first row; records of further segments follow, those of the next row are
@@ -45,14 +57,14 @@ struct AttentionUnit {
   int64_t row_stride;
 };
 
-// Floats of the record of a row for a segment: mixed values [padded dim], then peak and total of the weights.
+// Floats of the record of a row for a segment: mixed values [padded], then peak and total of the weights.
 [[gnu::always_inline]] constexpr int64_t record_floats(int64_t dim) { return round_up(dim, kPanel) + kPanel; }
 
 // Floats of scratch for a unit of `rows` rows.
-[[gnu::always_inline]] constexpr int64_t attention_scratch(int64_t rows, int64_t dim) {
-  const int64_t width = round_up(dim, kPanel);
-  const int64_t row = width + kPartition + record_floats(dim) + kPanel;
-  return (2 * kPartition + 1) * width + rows * row + 3 * kPanel;
+[[gnu::always_inline]] constexpr int64_t attention_scratch(int64_t rows, const KVLayer& cache) {
+  const int64_t width = round_up(cache.dim, kPanel), values = round_up(cache.value_dim, kPanel);
+  const int64_t row = width + kPartition + record_floats(cache.value_dim) + kPanel;
+  return kPartition * width + (kPartition + 1) * values + rows * row + 3 * kPanel;
 }
 
 }  // namespace quire

@@ -39,10 +39,11 @@ struct Work {
   const AttentionUnit& unit;
   const KVLayer& cache;
   int64_t group, rows, dim, width;  // width: dim rounded up to whole panels
+  int64_t value_dim, value_width;   // likewise
   int64_t size, shift;              // of a block: 2^shift positions
   // Scratch of the thread.
   float* keys;     // [4 panels][width][16], or half as many pairs
-  float* values;   // [width / 16][64 + 1][16], or half as many pairs
+  float* values;   // [value_width / 16][64 + 1][16], or half as many pairs
   float* queries;  // [rows][width], scaled; pairs fill the first half of each row
   float* weights;  // [rows][64], scores at first; pairs likewise
   State* states;   // by tile, in the current segment
@@ -54,12 +55,13 @@ struct Work {
   float* record(int64_t row) const { return records + row * row_stride; }
   int64_t position(int64_t row) const { return unit.positions[row / group]; }
   int64_t oldest(int64_t row) const { return how.oldest(position(row)); }
-  float* out(int64_t row) const {
-    return unit.out + (row / group * how.heads + unit.head * group + row % group) * dim;
-  }
+  int64_t newest(int64_t row) const { return how.newest(position(row), unit.length); }
+  // Returns the index of a row among the query heads of all tokens.
+  int64_t query(int64_t row) const { return row / group * how.heads + unit.group * group + row % group; }
+  float* out(int64_t row) const { return unit.out + query(row) * value_dim; }
   // Returns the index of the unit's head in the block of a position, in heads, and the offset in the block.
   int64_t page(int64_t position) const {
-    return unit.block_table[position >> shift] * cache.stride + unit.head;
+    return unit.block_table[position >> shift] * cache.stride + (cache.latent ? 0 : unit.group);
   }
   int64_t place(int64_t position) const { return position & (size - 1); }
 };
@@ -67,21 +69,51 @@ struct Work {
 inline Work start(const Attention& how, const AttentionUnit& unit, float* scratch) {
   const KVLayer& cache = *how.cache;
   const int64_t group = how.group(), rows = unit.tokens * group, width = round_up(cache.dim, kPanel);
+  const int64_t value_width = round_up(cache.value_dim, kPanel);
   const auto take = [&](int64_t count) { return scratch += count, scratch - count; };
   const int64_t size = cache.block_size, shift = __builtin_ctzll((unsigned long long)size);
-  Work w{how, unit, cache, group, rows, cache.dim, width,        size,           shift,
-         {},  {},   {},    {},    {},   {},        unit.records, unit.row_stride};
+  Work w{how,   unit, cache, group, rows, cache.dim, width, cache.value_dim, value_width,    size,
+         shift, {},   {},    {},    {},   {},        {},    unit.records,    unit.row_stride};
   w.keys = take(kPartition * width);
-  w.values = take(kValueStride * width / kPanel);
+  w.values = take(kValueStride * value_width / kPanel);
   w.queries = take(rows * width);
   w.weights = take(rows * kPartition);
   w.states = (State*)take(ceil_div(rows, kRows) * (int64_t)(sizeof(State) / sizeof(float)));
   w.merged = (Merged*)take(rows * 2);
   if (!unit.records) {
-    w.records = take(rows * record_floats(cache.dim));
-    w.row_stride = record_floats(cache.dim);
+    w.records = take(rows * record_floats(cache.value_dim));
+    w.row_stride = record_floats(cache.value_dim);
   }
   return w;
+}
+
+// Lays out the queries of a unit, scaled.
+template <bool Pairs>
+void lay_queries(const Work& w) {
+  const int64_t first = w.cache.latent ? w.value_dim : w.dim, rest = w.dim - first;
+  float joined[kLanes];
+  for (int64_t row = 0; row < w.rows; ++row) {
+    const float* q = w.unit.q + w.query(row) * first;
+    const float* q_rest = w.unit.q_rest + w.query(row) * rest;
+    float* to = w.queries + row * w.width;
+    for (int64_t d = 0; d < w.width; d += kLanes) {
+      F x;
+      if (d + kLanes <= first || !rest) {
+        x = load_some(q + d, first - d) * w.how.scale;
+      } else if (d >= first) {
+        x = load_some(q_rest + d - first, w.dim - d) * w.how.scale;
+      } else {
+        for (int64_t i = 0; i < kLanes; ++i)
+          joined[i] = d + i < first ? q[d + i] : d + i < w.dim ? q_rest[d + i - first] : 0.0f;
+        x = load(joined) * w.how.scale;
+      }
+      if constexpr (Pairs) {
+        store_as(to + d / 2, to_bf16(x));
+      } else {
+        store(to + d, x);
+      }
+    }
+  }
 }
 
 // Sixteen positions of each component of the keys, or of their scales (`inner` = 1).
@@ -139,18 +171,62 @@ void lay_keys(const Work& w, int64_t start, int64_t low, int64_t high) {
   }
 }
 
+// The same of latents, which are stored by position: squares of 16 positions are exchanged.
+template <KVFormat Form, bool Pairs>
+void lay_latent_keys(const Work& w, int64_t start, int64_t low, int64_t high) {
+  using T = typename Stored<Form>::Type;
+  constexpr int64_t kSide = Pairs ? 2 * kLanes : kLanes;  // components of a square
+  const int64_t panel = low / kPanel, first = start + panel * kPanel, dim = w.dim;
+  const T* rows[kLanes];
+  F scales[2];
+  for (int64_t i = 0; i < kLanes; ++i) {
+    const int64_t position = least(most(first + i, start + low), start + high - 1);
+    const int64_t at = w.page(position) * w.size + w.place(position);
+    rows[i] = (const T*)w.cache.values + at * dim;
+    if constexpr (Form == KVFormat::int8) {
+      scales[0][i] = w.cache.value_scales[at];
+      scales[1][i] = w.cache.key_scales[at];
+    }
+  }
+  float* to = w.keys + panel * w.width * kPanel;
+  for (int64_t d = 0; d < dim; d += kSide) {
+    U square[kLanes];
+    T copy[kSide];
+    for (int64_t i = 0; i < kLanes; ++i) {
+      const T* from = rows[i] + d;
+      if (dim - d < kSide) {
+        __builtin_memset(copy, 0, sizeof(copy));
+        __builtin_memcpy(copy, from, (size_t)(dim - d) * sizeof(T));
+        from = copy;
+      }
+      if constexpr (Pairs) {
+        square[i] = load_as<U>(from);
+      } else {
+        square[i] = (U)Stored<Form>::widen(from);
+      }
+    }
+    exchange(square);
+    const int64_t count = Pairs ? ceil_div(least(kSide, dim - d), 2) : least(kSide, dim - d);
+    for (int64_t k = 0; k < count; ++k, to += kPanel) {
+      F x = (F)square[k];
+      if constexpr (Form == KVFormat::int8) x *= scales[d + k >= w.value_dim];
+      store(to, x);
+    }
+  }
+}
+
 // Lays out values of positions [low, high) of the partition at `start`, with zeros to complete a pair.
 template <KVFormat Form, bool Pairs>
 void lay_values(const Work& w, int64_t start, int64_t low, int64_t high) {
   using T = typename Stored<Form>::Type;
-  const int64_t size = w.size, dim = w.dim;
-  const T* base = (const T*)w.cache.values;
-  const auto at = [&](int64_t i) { return base + (w.page(start + i) * size + w.place(start + i)) * dim; };
+  const int64_t size = w.size, dim = w.value_dim, stride = w.cache.value_stride();
+  const auto index = [&](int64_t i) { return w.page(start + i) * size + w.place(start + i); };
+  const auto at = [&](int64_t i) { return (const T*)w.cache.values + index(i) * stride; };
   T copies[2][kLanes];
   if constexpr (Pairs) {
     for (int64_t i = low / 2 * 2; i < high; i += 2) {
       const bool has_even = i >= low, has_odd = i + 1 < high;
-      const T *even = at(i), *odd = even + dim;  // both are in one block
+      const T *even = at(i), *odd = even + stride;  // both are in one block
       float* to = w.values + i / 2 * kPanel;
       int64_t d = 0;
       if (has_even && has_odd)
@@ -165,7 +241,7 @@ void lay_values(const Work& w, int64_t start, int64_t low, int64_t high) {
     for (int64_t i = low; i < high; ++i) {
       const T* from = at(i);
       float *to = w.values + i * kPanel, scale = 1;
-      if constexpr (Form == KVFormat::int8) scale = w.cache.value_scales[(from - base) / dim];
+      if constexpr (Form == KVFormat::int8) scale = w.cache.value_scales[index(i)];
       for (int64_t d = 0; d < dim; d += kPanel, to += kValueStride) {
         F x = Stored<Form>::widen(readable(from + d, dim - d, copies[0]));
         if constexpr (Form == KVFormat::int8) x *= scale;
@@ -179,22 +255,26 @@ void lay_values(const Work& w, int64_t start, int64_t low, int64_t high) {
 class PartitionPrefetch {
  public:
   PartitionPrefetch(const Work& w, int64_t item_bytes, int64_t start, int64_t end)
-      : bytes_(w.size * w.dim * item_bytes) {
+      : bytes_{w.size * w.dim * item_bytes, w.size * w.cache.value_stride() * item_bytes} {
     const uint8_t* const bases[] = {w.cache.keys, w.cache.values};
-    for (const uint8_t* base : bases)
+    for (int values = w.cache.latent; values < 2; ++values) {
       for (int64_t position = start; position < least(end, start + kPartition); position += w.size)
-        blocks_[count_++] = base + w.page(position) * bytes_;
-    share_ = ceil_div(count_ * ceil_div(bytes_, kLine), kCalls);
+        blocks_[count_++] = bases[values] + w.page(position) * bytes_[values];
+      if (!values) keys_ = count_;
+    }
+    share_ =
+        ceil_div(keys_ * ceil_div(bytes_[0], kLine) + (count_ - keys_) * ceil_div(bytes_[1], kLine), kCalls);
   }
 
   void some() {
     for (int64_t lines = share_; lines > 0 && at_ < count_;) {
-      const int64_t now = least(lines, ceil_div(bytes_ - offset_, kLine));
+      const int64_t bytes = bytes_[at_ >= keys_];
+      const int64_t now = least(lines, ceil_div(bytes - offset_, kLine));
       const uint8_t* from = blocks_[at_] + offset_;
       for (int64_t i = 0; i < now; ++i) __builtin_prefetch(from + i * kLine, 0, kSecondLevel);
       lines -= now;
       offset_ += now * kLine;
-      if (offset_ >= bytes_) offset_ = 0, ++at_;
+      if (offset_ >= bytes) offset_ = 0, ++at_;
     }
   }
 
@@ -202,7 +282,7 @@ class PartitionPrefetch {
   static constexpr int64_t kLine = 64, kCalls = 3 * kPanels;
   static constexpr int kSecondLevel = 2;  // into L2: L1 is filled by the current partition
   const uint8_t* blocks_[2 * kPartition / 8];
-  int64_t bytes_, count_ = 0, at_ = 0, offset_ = 0, share_;
+  int64_t bytes_[2], keys_ = 0, count_ = 0, at_ = 0, offset_ = 0, share_;  // keys come first
 };
 
 }  // namespace quire::QUIRE_ISA

@@ -6,14 +6,12 @@
 #include <cstddef>
 #include <cstdint>
 
-// Always inlined: the linker would merge functions of two instruction sets with the same name, possibly into
-// instructions that this machine does not support.
-#define QUIRE_INLINE inline __attribute__((always_inline))
+#include "coding.h"
 
 namespace quire {
 
 // Changes with the layout of Panels: part of the key of packed weights on disk.
-constexpr int kPackingVersion = 1;
+constexpr int kPackingVersion = 2;
 
 constexpr int kPanel = 16;  // outputs in a panel of a packed matrix
 constexpr int kTile = 8;    // rows of activations multiplied together
@@ -23,7 +21,7 @@ QUIRE_INLINE constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 
 QUIRE_INLINE constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 // The format of the values of a packed matrix.
-enum class Format : int32_t { f32, f16, bf16, int8, int4 };
+enum class Format : int32_t { f32, f16, bf16, int8, int4, coded };
 
 // A matrix [outputs, inputs] in panels of 16 outputs, the last one padded with zeros.
 //
@@ -32,14 +30,17 @@ enum class Format : int32_t { f32, f16, bf16, int8, int4 };
 //   int8       [panel][4 inputs][16][4], unsigned: q + 128; inputs padded to whole groups of 32
 //   int4       [panel][8 inputs][16][4]: of 4 bytes, the low halves are inputs 0..3 and the high ones 4..7,
 //              unsigned: q + 8
+//   coded      codes and scales of other formats: coding.h
 //
-// A quantized weight is channels[output] * block_scales[group of inputs][output] * q.
+// A weight of int8 or int4 is channels[output] * block_scales[group of inputs][output] * q.
 struct Panels {
   Format format;
+  Coding coding;  // coded only
   int64_t outputs, inputs;
   const uint8_t* values;
-  const int8_t* block_scales;  // [panel][group][16], quantized formats only
-  const float* channels;       // [panel][16], quantized formats only
+  const int8_t* block_scales;  // [panel][group][16], int8 and int4 only
+  const float* channels;       // [panel][16], int8 and int4 only
+  const int32_t* order;        // [inputs]: input k of a row is activation order[k]; null: k. coded only
 
   QUIRE_INLINE int64_t panels() const { return ceil_div(outputs, kPanel); }
   QUIRE_INLINE int64_t groups() const { return ceil_div(inputs, kGroup); }
@@ -57,25 +58,54 @@ struct Panels {
         return groups() * kGroup * kPanel;
       case Format::int4:
         return groups() * kGroup * kPanel / 2;
+      case Format::coded:
+        return coding.panel_bytes(inputs);
     }
     return 0;
   }
 };
 
+// The place of a code of e4m3 in a unit: one instruction takes each half of 64 codes apart into pairs of
+// inputs.
+QUIRE_INLINE constexpr int64_t float8_place(int64_t input, int64_t output) {
+  return input / 4 * 64 + output / 4 * 16 + input / 2 % 2 * 8 + output % 4 * 2 + input % 2;
+}
+
 // The layout of activations packed for a product, in tiles of 8 rows (the last with M <= 8 rows):
 //
 //   f32          [input][M]
-//   bf16         [pair of inputs][M][2]
+//   bf16         [pair of inputs][M][2]; with AMX rows [M][inputs], padded with zeros
+//   bf16_pairs   [pair of inputs][M][2], padded with zeros: for e4m3
+//   rows         int8 [4 inputs][M][4]; int32 [M]: initial values of the sums; f32 [M]: scales. For W8A8
 //   for_int8/4   int8 [4 inputs][M][4]; int32 [group of 32][M]: initial values of the accumulators of a group
 //                (minus the zero point of the weights times the sum of the row's values, plus a constant that
 //                saves the kernel an instruction); for_int8 also int16 [two groups][M][2]: block scales, that
 //                of the first group last; f32 [span][M]: scales
 //
+//   spans_128/32 int8 [4 inputs][M][4]; int32 [n inputs][M] for n = 16, 32, 64, 128: minus the sums of n
+//                values; f32 [span of 128 or 32][M]: scales. For coded weights of few bits, and of more
+//
 // For int4 weights an activation is scale * q; for int8 weights, whose own error is small, scale * block
 // scale * q, with a block scale of 0 to 127 per group.
-enum class ActivationFormat : int32_t { f32, bf16, for_int8, for_int4 };
+enum class ActivationFormat : int32_t {
+  f32,
+  bf16,
+  for_int8,
+  for_int4,
+  spans_128,
+  spans_32,
+  rows,
+  bf16_pairs
+};
 
 constexpr int kSpan = 128;  // inputs of a quantized activation that share a float32 scale
+
+// The sums of a row of spans_128 and spans_32: those of 16, 32, 64 and 128 inputs.
+QUIRE_INLINE constexpr int64_t sums_before(int64_t of, int64_t inputs) {
+  int64_t count = 0;
+  for (int64_t n = 16; n < of; n *= 2) count += ceil_div(round_up(inputs, kGroup), n);
+  return count;
+}
 
 struct PackedActivations {
   ActivationFormat format;
@@ -89,14 +119,20 @@ struct PackedActivations {
   QUIRE_INLINE static int64_t row_bytes(ActivationFormat format, int64_t inputs) {
     const int64_t padded = round_up(inputs, kGroup);
     if (format == ActivationFormat::f32) return padded * 4;
-    if (format == ActivationFormat::bf16) return padded * 2;
+    if (format == ActivationFormat::bf16 || format == ActivationFormat::bf16_pairs) return padded * 2;
+    if (format == ActivationFormat::rows) return padded + 8;
+    if (format == ActivationFormat::spans_128 || format == ActivationFormat::spans_32)
+      return padded + 4 * (sums_before(256, inputs) + ceil_div(padded, span_of(format)));
     const int64_t block_scales = format == ActivationFormat::for_int8 ? ceil_div(padded, 2 * kGroup) * 4 : 0;
     return padded + padded / kGroup * 4 + block_scales + ceil_div(padded, kSpan) * 4;
+  }
+  QUIRE_INLINE static int64_t span_of(ActivationFormat format) {
+    return format == ActivationFormat::spans_32 ? kGroup : kSpan;
   }
   QUIRE_INLINE uint8_t* tile(int64_t t) const { return data + t * kTile * row_bytes(format, inputs); }
 };
 
-enum class Activation : int32_t { none, silu, gelu_tanh, relu };
+enum class Activation : int32_t { none, silu, gelu, gelu_tanh, relu, relu2, sigmoid, tanh };
 
 // A product of activations with one matrix: out = act(x weight^T + bias), or, with `up`,
 // out = act(x weight^T) * (x up^T). out is [rows, stride].
@@ -122,13 +158,21 @@ struct Norm {
 // [block][head][block_size][dim]; int8 has a scale per token and head, [block][head][block_size], for keys
 // and for values. Layers of one shape share an array in which a block of all layers is contiguous, so blocks
 // of a layer are `stride` heads apart. So the first use of a block touches few pages of memory.
+//
+// A latent cache has no separate keys: one vector of a token, [block][block_size][dim], is the key of all
+// heads, and its first `value_dim` numbers are their value. int8 has one scale for these, and one for the
+// rest.
 enum class KVFormat : int32_t { f32, f16, bf16, int8 };
 
 struct KVLayer {
   KVFormat format;
-  int64_t heads, dim, block_size, stride;
+  int64_t heads, dim, value_dim, block_size, stride;
   uint8_t *keys, *values;
   float *key_scales, *value_scales;  // int8 only
+  bool latent;                       // one vector of each token, in `values`
+
+  // Always inlined: shared by kernels of several instruction sets.
+  [[gnu::always_inline]] int64_t value_stride() const { return latent ? dim : value_dim; }
 };
 
 struct Source;     // packing.h
@@ -136,7 +180,9 @@ struct Attention;  // attention.h
 struct AttentionUnit;
 struct Convolution;  // states.h
 struct Recurrence;
-struct Greatest;  // sampling.h
+struct DeltaPiece;  // delta.h
+struct SpacePiece;  // state_space.h
+struct Greatest;    // sampling.h
 struct Edits;
 struct Choosing;
 struct Chosen;
@@ -145,7 +191,7 @@ struct Chosen;
 struct Kernels {
   const char* isa;
 
-  ActivationFormat (*activation_format)(Format weight);
+  ActivationFormat (*activation_format)(const Panels& weight);
   // Pack tile `tile` of activations x [.., stride].
   void (*pack_activations)(const PackedActivations& packed, const float* x, int64_t stride, int64_t tile);
   void (*multiply)(const Product& product, const PackedActivations& packed, int64_t first_panel,
@@ -170,13 +216,14 @@ struct Kernels {
   void (*rotate)(const float* x, float* out, const float* cos, const float* sin, int64_t heads, int64_t dim,
                  int64_t pairs, bool interleaved);
 
-  // Write one token's keys and values [heads, dim] to the cache.
+  // Write one token's keys and values [heads, dim] to the cache. Of a latent vector, `v` is the first part.
   void (*write_kv)(const KVLayer& cache, int64_t block, int64_t offset, const float* k, const float* v);
   void (*attend)(const Attention& how, const AttentionUnit& unit, float* scratch);
   void (*merge_segments)(const Attention& how, int64_t head, const float* records, int64_t count, float* out);
 
   void (*convolve)(const Convolution& of);
   void (*recur)(const Recurrence& of);
+  void (*apply_delta_rule)(const DeltaPiece& piece);
   // Store count numbers in this format.
   void (*keep)(KVFormat format, const float* x, uint8_t* to, int64_t count);
 
@@ -186,6 +233,8 @@ struct Kernels {
   double (*exp_sum)(const float* logits, int64_t count, double maximum);
   int64_t (*rank)(const float* logits, int64_t count, int64_t id);
   void (*top_ids)(const float* logits, int64_t count, int64_t k, int64_t* ids, void* scratch);
+
+  void (*apply_state_space)(const SpacePiece& piece);
 };
 
 }  // namespace quire

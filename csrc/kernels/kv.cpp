@@ -51,18 +51,21 @@ QUIRE_INLINE bool write_head(const float* x, int64_t dim, int64_t stride, uint8_
 template <KVFormat Form>
 void write_token(const KVLayer& cache, int64_t block, int64_t offset, const float* k, const float* v) {
   constexpr int64_t kBytes = sizeof(typename Stored<Form>::Type);
-  const int64_t dim = cache.dim, size = cache.block_size;
-  for (int64_t head = 0; head < cache.heads; ++head, k += dim, v += dim) {
+  const int64_t size = cache.block_size, value_dim = cache.value_dim;
+  const int64_t dim = cache.latent ? cache.dim - value_dim : cache.dim;
+  const int64_t key_stride = cache.latent ? 1 : size;
+  for (int64_t head = 0; head < cache.heads; ++head, k += dim, v += value_dim) {
     const int64_t page = block * cache.stride + head;
-    uint8_t* key = cache.keys + (page * dim * size + offset) * kBytes;
-    uint8_t* value = cache.values + (page * size + offset) * dim * kBytes;
+    uint8_t* value = cache.values + (page * size + offset) * cache.value_stride() * kBytes;
+    uint8_t* key =
+        cache.latent ? value + value_dim * kBytes : cache.keys + (page * dim * size + offset) * kBytes;
     float* key_scale = cache.key_scales + page * size + offset;
     float* value_scale = cache.value_scales + page * size + offset;
-    write_head<Form>(k, dim, size, key, key_scale);
-    if (write_head<Form>(v, dim, 1, value, value_scale)) continue;
+    write_head<Form>(k, dim, key_stride, key, key_scale);
+    if (write_head<Form>(v, value_dim, 1, value, value_scale)) continue;
     const float lost = __builtin_nanf("");
-    write_head<Form>(&lost, 1, size, key, key_scale);
-    __builtin_memset(value, 0, (size_t)(dim * kBytes));
+    write_head<Form>(&lost, 1, key_stride, key, key_scale);
+    __builtin_memset(value, 0, (size_t)(value_dim * kBytes));
     if constexpr (Form == KVFormat::int8) *value_scale = 0;
   }
 }

@@ -41,6 +41,48 @@ QUIRE_INLINE U pair(H first, H second) {
 #endif
 }
 
+// Exchanges rows and columns of a square of 32-bit numbers.
+QUIRE_INLINE void exchange(U (&x)[kLanes]) {
+#if defined(__AVX512F__)
+#define QUIRE_HALF(step)                                                                 \
+  {                                                                                      \
+    const I lane{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};                  \
+    const I from_second = (lane & step) != 0;                                            \
+    const I low = from_second ? lane - step + kLanes : lane,                             \
+            high = from_second ? lane + kLanes : lane + step;                            \
+    for (int i = 0; i < kLanes; ++i) {                                                   \
+      if (i & step) continue;                                                            \
+      const U a = x[i], b = x[i + step];                                                 \
+      x[i] = (U)_mm512_permutex2var_epi32((__m512i)a, (__m512i)low, (__m512i)b);         \
+      x[i + step] = (U)_mm512_permutex2var_epi32((__m512i)a, (__m512i)high, (__m512i)b); \
+    }                                                                                    \
+  }
+  QUIRE_HALF(8)
+  QUIRE_HALF(4)
+  QUIRE_HALF(2)
+  QUIRE_HALF(1)
+#undef QUIRE_HALF
+#else
+  typedef uint32_t Quad __attribute__((vector_size(16)));
+  Quad from[kLanes][4], to[kLanes][4];
+  __builtin_memcpy(from, x, sizeof(x));
+  for (int i = 0; i < kLanes; i += 4) {
+    for (int j = 0; j < 4; ++j) {
+      const Quad a = from[i][j], b = from[i + 1][j], c = from[i + 2][j], d = from[i + 3][j];
+      const Quad ab = __builtin_shuffle(a, b, Quad{0, 4, 1, 5}),
+                 cd = __builtin_shuffle(c, d, Quad{0, 4, 1, 5});
+      const Quad AB = __builtin_shuffle(a, b, Quad{2, 6, 3, 7}),
+                 CD = __builtin_shuffle(c, d, Quad{2, 6, 3, 7});
+      to[4 * j][i / 4] = __builtin_shuffle(ab, cd, Quad{0, 1, 4, 5});
+      to[4 * j + 1][i / 4] = __builtin_shuffle(ab, cd, Quad{2, 3, 6, 7});
+      to[4 * j + 2][i / 4] = __builtin_shuffle(AB, CD, Quad{0, 1, 4, 5});
+      to[4 * j + 3][i / 4] = __builtin_shuffle(AB, CD, Quad{2, 3, 6, 7});
+    }
+  }
+  __builtin_memcpy(x, to, sizeof(x));
+#endif
+}
+
 // A load that also broadcasts; splat would add to zero.
 QUIRE_INLINE F spread(float x) { return F{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 

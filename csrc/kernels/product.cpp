@@ -1,6 +1,7 @@
 // Matrix products: packing of activations, and products of panels with them, including epilogues.
 
 #include "activation.h"
+#include "rounding.h"
 #include "table.h"
 #include "tile.h"
 #if defined(QUIRE_AMX)
@@ -25,41 +26,24 @@ void pack_f32(const float* x, int64_t stride, int64_t m_rows, int64_t inputs, ui
     for (int64_t m = 0; m < m_rows; ++m) to[k * m_rows + m] = x[m * stride + k];
 }
 
-void pack_bf16(const float* x, int64_t stride, int64_t m_rows, int64_t inputs, uint8_t* out) {
+// Contiguous rows, padded with zeros, as AMX takes them.
+void pack_bf16_rows(const float* x, int64_t stride, int64_t m_rows, int64_t inputs, uint8_t* out) {
+  const int64_t bytes = PackedActivations::row_bytes(ActivationFormat::bf16, inputs);
+  for (int64_t m = 0; m < m_rows; ++m)
+    for (int64_t k = 0; k < bytes / 2; k += kLanes)
+      store_as(out + m * bytes + k * 2,
+               to_bf16(k < inputs ? load_some(x + m * stride + k, inputs - k) : F{}));
+}
+
+void pack_bf16_pairs(const float* x, int64_t stride, int64_t m_rows, int64_t inputs, uint8_t* out) {
   uint32_t* to = (uint32_t*)out;
-  if constexpr (kAmx) {  // contiguous rows, padded with zeros
-    const int64_t bytes = PackedActivations::row_bytes(ActivationFormat::bf16, inputs);
-    for (int64_t m = 0; m < m_rows; ++m)
-      for (int64_t k = 0; k < bytes / 2; k += kLanes)
-        store_as(out + m * bytes + k * 2,
-                 to_bf16(k < inputs ? load_some(x + m * stride + k, inputs - k) : F{}));
-    return;
-  }
-  for (int64_t k = 0; k < inputs; k += kLanes) {
-    const int64_t count = inputs - k, words = count < kLanes ? ceil_div(count, 2) : kLanes / 2;
+  for (int64_t k = 0; k < round_up(inputs, kGroup); k += kLanes) {
     for (int64_t m = 0; m < m_rows; ++m) {
-      uint32_t pairs[kLanes / 2];
-      store_as(pairs, to_bf16(load_some(x + m * stride + k, count)));
-      for (int64_t i = 0; i < words; ++i) to[(k / 2 + i) * m_rows + m] = pairs[i];
+      uint32_t pairs[kLanes / 2]{};
+      if (k < inputs) store_as(pairs, to_bf16(load_some(x + m * stride + k, inputs - k)));
+      for (int64_t i = 0; i < kLanes / 2; ++i) to[(k / 2 + i) * m_rows + m] = pairs[i];
     }
   }
-}
-
-// Returns the largest magnitude as bits: greater than those of any finite number if one is not finite.
-int32_t magnitude(const float* x, int64_t count) {
-  I top{};
-  for (int64_t k = 0; k < count; k += kLanes) top = max(top, (I)abs(load_some(x + k, count - k)));
-  return reduce_max(top);
-}
-
-// Rounds 32 numbers times `inverse` to integers, as the bytes of 8 words; returns their sum.
-int32_t quantize_group(const float* x, int64_t count, float inverse, int32_t* words) {
-  const I low = to_int(load_some(x, count) * inverse);
-  const I high = count > kLanes ? to_int(load_some(x + kLanes, count - kLanes) * inverse) : I{};
-  store_as(words, to_s8(low));
-  store_as(words + 4, to_s8(high));
-  const I halves = add_halves(low + high);
-  return halves[0] + halves[8];
 }
 
 // The parts of a tile of quantized activations.
@@ -107,7 +91,7 @@ class QuantizedRows {
 
   void pack_group(const float* x, int64_t count, float inverse, int64_t m, int64_t group) const {
     int32_t words[kGroup / 4]{};
-    const int32_t sum = inverse > 0 ? quantize_group(x, count, inverse, words) : 0;
+    const int32_t sum = inverse > 0 ? total(quantize_group(x, count, inverse, words)) : 0;
     int32_t* to = quads_ + group * (kGroup / 4) * rows_ + m;
     for (int i = 0; i < kGroup / 4; ++i) to[i * rows_] = words[i];
     begin_[group * rows_ + m] = (Int4 ? -8 : -128) * sum + begin_of_group<Int4>(group, rows_);
@@ -133,32 +117,44 @@ void pack_quantized(const float* x, int64_t stride, int64_t m_rows, int64_t inpu
       rows.pack_span(x + m * stride + k, inputs - k < kSpan ? inputs - k : kSpan, m, k / kGroup);
 }
 
-// Computes one panel of a product for up to M rows; for a gated product, the gate first. `sums(weight, out)`
-// computes the dot products of the rows.
-template <int M, typename Sums>
-QUIRE_INLINE void panel_rows(const Product& p, int64_t panel, int64_t first_row, int64_t rows, Sums sums) {
-  F out[M], gate[M];
-  const int64_t column = panel * kPanel, count = p.weight.outputs - column;
+QUIRE_INLINE void store_rows(const Product& p, int64_t column, int64_t first_row, int64_t rows,
+                             const F* from) {
+  float* to = p.out + first_row * p.stride + column;
+  const int64_t count = p.weight.outputs - column;
+  if (count >= kLanes) {
+    for (int64_t m = 0; m < rows; ++m) store(to + m * p.stride, from[m]);
+  } else {
+    for (int64_t m = 0; m < rows; ++m) store_some(to + m * p.stride, from[m], count);
+  }
+}
+
+// Computes N panels of a product for up to M rows, or for `tiles` tiles of M; for a gated product, the gate
+// first. `sums(weight, out)` computes the dot products of the rows, [tile][N][M].
+template <int M, int N = 1, int Tiles = 1, typename Sums>
+QUIRE_INLINE void panel_rows(const Product& p, int64_t panel, int64_t first, int64_t rows, Sums sums,
+                             int64_t tiles = 1) {
+  F out[Tiles * N * M], gate[Tiles * N * M];
   for (const Panels* weight = &p.weight;; weight = p.up) {
     sums(*weight, out);
-    if (weight == p.up) {
-      for (int64_t m = 0; m < rows; ++m) out[m] *= gate[m];
-      break;
+    for (int64_t i = 0; i < tiles * N; ++i) {
+      const int64_t column = (panel + i % N) * kPanel, count = p.weight.outputs - column;
+      const int64_t first_row = first + i / N * M;
+      F *const own = out + i * M, *const own_gate = gate + i * M;
+      if (weight == p.up) {
+        for (int64_t m = 0; m < rows; ++m) own[m] *= own_gate[m];
+        store_rows(p, column, first_row, rows, own);
+        continue;
+      }
+      if (p.bias) {
+        const F bias = load_some(p.bias + column, count);
+        for (int64_t m = 0; m < rows; ++m) own[m] += bias;
+      }
+      if (p.activation != Activation::none)
+        for (int64_t m = 0; m < rows; ++m) own[m] = activate(p.activation, own[m]);
+      for (int64_t m = 0; m < rows; ++m) own_gate[m] = own[m];
+      if (!p.up) store_rows(p, column, first_row, rows, own);
     }
-    if (p.bias) {
-      const F bias = load_some(p.bias + column, count);
-      for (int64_t m = 0; m < rows; ++m) out[m] += bias;
-    }
-    if (p.activation != Activation::none)
-      for (int64_t m = 0; m < rows; ++m) out[m] = activate(p.activation, out[m]);
-    if (!p.up) break;
-    for (int64_t m = 0; m < rows; ++m) gate[m] = out[m];
-  }
-  float* to = p.out + first_row * p.stride + column;
-  if (count >= kLanes) {
-    for (int64_t m = 0; m < rows; ++m) store(to + m * p.stride, out[m]);
-  } else {
-    for (int64_t m = 0; m < rows; ++m) store_some(to + m * p.stride, out[m], count);
+    if (!p.up || weight == p.up) return;
   }
 }
 
@@ -188,25 +184,48 @@ const PanelTile* panel_tiles(Format weight) {
       return kPanelTiles<Format::int8>;
     case Format::int4:
       return kPanelTiles<Format::int4>;
+    case Format::coded:
+      return kPanelTiles<Format::coded>;
   }
   return nullptr;
 }
 
-// Calls run(panel, part, ahead) for panels [first, last) and all parts of the rows. Few rows are all
-// multiplied with a panel in the L1 cache while the next panel is fetched from memory. Many rows, which are
-// too large to be read again for every panel, are multiplied part by part with all panels, which stay in the
-// L2 cache.
+// Multiplies tiles of eight rows with two panels.
+void two_panels(const Product& p, int64_t panel, const Tiles& tiles, const PanelPrefetch& ahead,
+                int64_t first_row) {
+  panel_rows<kTile, 2, kWideTiles>(
+      p, panel, first_row, kTile,
+      [&](const Panels& weight, F* out) { wide_tiles(weight)(weight, panel, tiles, ahead, out); },
+      tiles.count);
+}
+
+// Returns how many tiles meet a block of two panels before its next one: scales are unpacked once for them.
+int64_t tiles_together(const Panels& weight) {
+  return weight.coding.meaning == Meaning::rows ? 1 : kWideTiles;
+}
+
+// True if two panels are multiplied together.
+bool in_two_panels(const Product& p, int64_t rows) {
+  return rows >= kTile && wide_tiles(p.weight) && (!p.up || wide_tiles(*p.up));
+}
+
+// Calls run(panel, part, ahead) for every panel of [first, last), or for the first of every `together`, and
+// all parts of the rows. Few rows are all multiplied with a panel in the L1 cache while the next panel is
+// fetched from memory. Many rows, which are too large to be read again for every panel, are multiplied part
+// by part with all panels, which stay in the L2 cache.
 template <typename Run>
-QUIRE_INLINE void walk(const Product& product, int64_t rows, int64_t parts, int64_t first, int64_t last,
-                       Run run) {
+QUIRE_INLINE void walk(const Product& product, int64_t rows, int64_t parts, int64_t together, int64_t first,
+                       int64_t last, Run run) {
   constexpr int64_t kFewRows = 4 * kTile;
   const int64_t bytes = product.weight.panel_bytes();
   if (rows <= kFewRows) {
-    for (int64_t panel = first; panel < last; ++panel)
-      for (int64_t part = 0; part < parts; ++part) run(panel, part, PanelPrefetch(bytes, part, parts));
+    for (int64_t panel = first; panel < last; panel += together)
+      for (int64_t part = 0; part < parts; ++part)
+        run(panel, part, PanelPrefetch(bytes, together, part, parts));
   } else {
     for (int64_t part = 0; part < parts; ++part)
-      for (int64_t panel = first; panel < last; ++panel) run(panel, part, PanelPrefetch(bytes, 0, 1));
+      for (int64_t panel = first; panel < last; panel += together)
+        run(panel, part, PanelPrefetch(bytes, together, 0, 1));
   }
 }
 
@@ -214,7 +233,7 @@ QUIRE_INLINE void walk(const Product& product, int64_t rows, int64_t parts, int6
 template <int M>
 void few_bf16(const Product& product, const PackedActivations& packed, int64_t first, int64_t last) {
   const int64_t row_bytes = PackedActivations::row_bytes(packed.format, packed.inputs);
-  walk(product, M, 1, first, last, [&](int64_t panel, int64_t, const PanelPrefetch& ahead) {
+  walk(product, M, 1, 1, first, last, [&](int64_t panel, int64_t, const PanelPrefetch& ahead) {
     panel_rows<M>(product, panel, 0, M, [&](const Panels& weight, F* out) {
       const uint8_t* values = weight.values + panel * weight.panel_bytes();
       few_rows_bf16<M>(values, packed.inputs, packed.data, row_bytes, ahead, out);
@@ -230,7 +249,7 @@ void amx_bf16(const Product& product, const PackedActivations& packed, int64_t b
   if (parts == 0) return;
   const int64_t row_bytes = PackedActivations::row_bytes(packed.format, packed.inputs);
   tiles_begin(AmxBf16::shapes(count));
-  walk(product, parts * count, parts, first, last,
+  walk(product, parts * count, parts, 1, first, last,
        [&](int64_t panel, int64_t part, const PanelPrefetch& ahead) {
          const int64_t row = begin + part * count;
          panel_rows<AmxBf16::kRows>(product, panel, row, count, [&](const Panels& weight, F* out) {
@@ -245,8 +264,32 @@ void amx_bf16(const Product& product, const PackedActivations& packed, int64_t b
 
 }  // namespace
 
-ActivationFormat activation_format(Format weight) {
-  switch (weight) {
+namespace {
+
+ActivationFormat activations_of(const Coding& coding) {
+#if defined(__AVX512BF16__)
+  constexpr ActivationFormat kFloats = ActivationFormat::bf16_pairs;
+#else
+  constexpr ActivationFormat kFloats = ActivationFormat::f32;
+#endif
+  switch (coding.meaning) {
+    case Meaning::rows:
+      return ActivationFormat::rows;
+    case Meaning::e4m3:
+      return kFloats;
+    case Meaning::nf4:
+      return ActivationFormat::f32;
+    default:
+      return coding.span() == kSpan ? ActivationFormat::spans_128 : ActivationFormat::spans_32;
+  }
+}
+
+}  // namespace
+
+ActivationFormat activation_format(const Panels& weight) {
+  switch (weight.format) {
+    case Format::coded:
+      return activations_of(weight.coding);
     case Format::int8:
       return ActivationFormat::for_int8;
     case Format::int4:
@@ -268,11 +311,19 @@ void pack_activations(const PackedActivations& packed, const float* x, int64_t s
     case ActivationFormat::f32:
       return pack_f32(from, stride, m_rows, packed.inputs, to);
     case ActivationFormat::bf16:
-      return pack_bf16(from, stride, m_rows, packed.inputs, to);
+      if constexpr (kAmx) return pack_bf16_rows(from, stride, m_rows, packed.inputs, to);
+      return pack_bf16_pairs(from, stride, m_rows, packed.inputs, to);
+    case ActivationFormat::bf16_pairs:
+      return pack_bf16_pairs(from, stride, m_rows, packed.inputs, to);
+    case ActivationFormat::rows:
+      return pack_rows(from, stride, m_rows, packed.inputs, to);
     case ActivationFormat::for_int8:
       return pack_quantized<false>(from, stride, m_rows, packed.inputs, to);
     case ActivationFormat::for_int4:
       return pack_quantized<true>(from, stride, m_rows, packed.inputs, to);
+    case ActivationFormat::spans_128:
+    case ActivationFormat::spans_32:
+      return pack_spans(from, stride, m_rows, packed.inputs, PackedActivations::span_of(packed.format), to);
   }
 }
 
@@ -289,9 +340,22 @@ void multiply(const Product& product, const PackedActivations& packed, int64_t f
   }
 #endif
   const PanelTile* const panel_tile = panel_tiles(product.weight.format);
-  walk(product, packed.rows, packed.tiles(), first, last,
-       [&](int64_t panel, int64_t t, const PanelPrefetch& ahead) {
-         panel_tile[packed.tile_rows(t) - 1](product, panel, packed.tile(t), ahead, t * kTile);
+  const int64_t tiles = packed.tiles();
+  const bool wide = in_two_panels(product, packed.rows);
+  const int64_t panels = wide ? 2 : 1, together = wide ? tiles_together(product.weight) : 1;
+  walk(product, packed.rows, ceil_div(tiles, together), panels, first, last,
+       [&](int64_t panel, int64_t part, const PanelPrefetch& ahead) {
+         int64_t t = part * together;
+         const int64_t end = t + together < tiles ? t + together : tiles;
+         const int64_t whole = end * kTile <= packed.rows ? end : end - 1;
+         if (wide && t < whole && panel + 2 <= last) {
+           const int64_t bytes = kTile * PackedActivations::row_bytes(packed.format, packed.inputs);
+           two_panels(product, panel, {packed.tile(t), bytes, whole - t}, ahead, t * kTile);
+           t = whole;
+         }
+         for (; t < end; ++t)
+           for (int64_t one = panel; one < panel + panels && one < last; ++one)
+             panel_tile[packed.tile_rows(t) - 1](product, one, packed.tile(t), ahead, t * kTile);
        });
 }
 

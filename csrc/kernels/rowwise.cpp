@@ -98,6 +98,7 @@ void rotate(const float* x, float* out, const float* cos, const float* sin, int6
 }
 
 void lookup(const Panels& table, int64_t row, float* out) {
+  if (table.format == Format::coded) return lookup_coded(table, row, out);
   const int64_t panel = row / kPanel, lane = row % kPanel, inputs = table.inputs;
   const uint8_t* values = table.values + panel * table.panel_bytes();
   if (table.quantized()) {

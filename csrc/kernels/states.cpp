@@ -2,6 +2,7 @@
 
 #include "states.h"
 
+#include "activation.h"
 #include "kv.h"
 #include "table.h"
 
@@ -49,7 +50,8 @@ void convolve_as(const Convolution& c) {
         const F product = x * load_some(c.weight + i * c.width + channel, n);
         sum = i ? sum + product : product;
       }
-      store_some(c.out + t * c.width + channel, sum, n);
+      if (c.bias) sum += load_some(c.bias + channel, n);
+      store_some(c.out + t * c.width + channel, activate(c.activation, sum), n);
     }
   }
 }

@@ -14,7 +14,8 @@ struct KeptInputs {
   int64_t history, pitch;
 };
 
-// out[t] = sum over i < kernel of weight[i] * x[t - kernel + 1 + i], from the oldest to the newest.
+// out[t] = activation(bias + sum over i < kernel of weight[i] * x[t - kernel + 1 + i]), from the oldest to
+// the newest.
 struct Convolution {
   KeptInputs kept;
   const uint8_t* kept_x;
@@ -23,6 +24,8 @@ struct Convolution {
   int64_t width;        // stride of x, out and weight
   const float* x;       // of the first position
   const float* weight;  // [kernel, width]
+  const float* bias;    // or null
+  Activation activation;
   float* out;
 };
 

@@ -28,12 +28,14 @@ const Kernels table = {
     .merge_segments = merge_segments,
     .convolve = convolve,
     .recur = recur,
+    .apply_delta_rule = apply_delta_rule,
     .keep = keep,
     .choose = choose,
     .greatest = greatest,
     .exp_sum = exp_sum,
     .rank = rank,
     .top_ids = top_ids,
+    .apply_state_space = apply_state_space,
 };
 
 }  // namespace quire::QUIRE_ISA

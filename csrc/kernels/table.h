@@ -5,11 +5,16 @@
 
 namespace quire::QUIRE_ISA {
 
-ActivationFormat activation_format(Format weight);
+ActivationFormat activation_format(const Panels& weight);
 void pack_activations(const PackedActivations& packed, const float* x, int64_t stride, int64_t tile);
+// Packs rows of one tile for coded weights.
+void pack_spans(const float* x, int64_t stride, int64_t m_rows, int64_t inputs, int64_t span, uint8_t* out);
+// The same for W8A8 weights.
+void pack_rows(const float* x, int64_t stride, int64_t m_rows, int64_t inputs, uint8_t* out);
 void multiply(const Product& product, const PackedActivations& packed, int64_t first, int64_t last);
 
 void lookup(const Panels& table, int64_t row, float* out);
+void lookup_coded(const Panels& table, int64_t row, float* out);
 void add(const float* x, const float* y, float* out, int64_t count);
 void scale(const float* x, float factor, float* out, int64_t count);
 void soft_cap(const float* x, float cap, float* out, int64_t count);
@@ -29,6 +34,8 @@ void merge_segments(const Attention& how, int64_t head, const float* records, in
 
 void convolve(const Convolution& of);
 void recur(const Recurrence& of);
+void apply_delta_rule(const DeltaPiece& piece);
+void apply_state_space(const SpacePiece& piece);
 void keep(KVFormat format, const float* x, uint8_t* to, int64_t count);
 
 Chosen choose(const float* logits, int64_t count, const Edits& edits, const Choosing& how, void* scratch);

@@ -16,9 +16,11 @@ namespace quire::QUIRE_ISA {
 // cached panel again, each prefetches its share of the next panel, so that memory is never idle.
 class PanelPrefetch {
  public:
-  QUIRE_INLINE PanelPrefetch(int64_t panel_bytes, int64_t tile, int64_t tiles) : alone_(tiles == 1) {
+  // For tile `tile` of the `tiles` that meet panels, `together` of them at once.
+  QUIRE_INLINE PanelPrefetch(int64_t panel_bytes, int64_t together, int64_t tile, int64_t tiles)
+      : alone_(tiles == 1) {
     while (tiles >> (shift_ + 1)) ++shift_;
-    distance_ = alone_ ? kNext : panel_bytes + ((tile * panel_bytes) >> shift_);
+    distance_ = alone_ ? kNext : together * panel_bytes + ((tile * panel_bytes) >> shift_);
   }
   // Called for each 64 bytes of the panel at `values`.
   QUIRE_INLINE void at(const void* values, int64_t offset) const {
@@ -27,7 +29,7 @@ class PanelPrefetch {
   }
 
  private:
-  static constexpr int64_t kNext = 2048;
+  static constexpr int64_t kNext = 4096;
   static constexpr int kSecondLevel = 2, kNearest = 3;
   bool alone_;
   int shift_ = 0;
@@ -226,6 +228,34 @@ class QuantizedTile {
   const PanelPrefetch& ahead_;
 };
 
+// The same for coded weights, one function per number of rows (coded.cpp).
+using CodedTile = void (*)(const Panels&, int64_t panel, const uint8_t* x, const PanelPrefetch&, F* out);
+const CodedTile* coded_tiles(const Coding& coding);
+const CodedTile* row_tiles();     // coded_rows.cpp
+const CodedTile* float8_tiles();  // coded_floats.cpp
+const CodedTile* nf4_tiles();
+
+// True if the sums of eight rows times two panels fit in registers, and dot products of bytes are fast.
+#if defined(__AVX512VNNI__)
+constexpr bool kWide = true;
+#else
+constexpr bool kWide = false;
+#endif
+
+// Up to four tiles of eight rows, `bytes` apart.
+constexpr int kWideTiles = 4;
+struct Tiles {
+  const uint8_t* x;
+  int64_t bytes, count;
+};
+
+// Return the function that multiplies tiles with two panels, out [tile][2][8], or one row with one panel; or
+// null (coded_wide.cpp).
+using CodedTiles = void (*)(const Panels&, int64_t panel, const Tiles&, const PanelPrefetch&, F* out);
+CodedTiles wide_tiles(const Panels& w);
+CodedTiles one_row(const Coding& coding);
+CodedTiles wide_row_tiles();  // coded_rows.cpp
+
 template <int M, Format Of>
 QUIRE_INLINE void tile(const Panels& w, int64_t panel, const uint8_t* x, const PanelPrefetch& ahead, F* out) {
   const uint8_t* values = w.values + panel * w.panel_bytes();
@@ -233,6 +263,10 @@ QUIRE_INLINE void tile(const Panels& w, int64_t panel, const uint8_t* x, const P
     QuantizedTile<M, Of == Format::int4>(w, panel, x, ahead).run(out);
     const F channel = load(w.channels + panel * kPanel);
     for (int m = 0; m < M; ++m) out[m] *= channel;
+  } else if constexpr (Of == Format::coded) {
+    if constexpr (M == 1 && kWide)
+      if (const CodedTiles one = one_row(w.coding)) return one(w, panel, {x, 0, 1}, ahead, out);
+    coded_tiles(w.coding)[M - 1](w, panel, x, ahead, out);
   } else if constexpr (Of == Format::f32) {
     tile_f32<M>((const float*)values, (const float*)x, w.inputs, ahead, out);
   } else if constexpr (Of == Format::f16) {

@@ -234,7 +234,7 @@ QUIRE_INLINE S8 to_s8(I x) {
 
 // Dot products. Lane i of `w` has the 4 bytes (2 bf16) of output i; `x` has those of one row, for all lanes.
 
-// acc[i] + sum over j < 4 of w[4i + j] * x[j], w unsigned (at most 15 if Small), x signed; exact. `x` points
+// acc[i] + sum over j < 4 of w[4i + j] * x[j], w unsigned (at most 127 if Small), x signed; exact. `x` points
 // to the four bytes.
 template <bool Small>
 QUIRE_INLINE I dot4(I acc, B64 w, const int32_t* x) {
@@ -287,6 +287,11 @@ QUIRE_INLINE I dot4(I acc, B64 w, const int32_t* x) {
 }
 
 #if defined(__AVX512VNNI__)
+// The same with x in a register, for several w.
+QUIRE_INLINE I dot4(I acc, B64 w, I x) {
+  return (I)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)x);
+}
+
 // acc[i] + a[2i] * b[2i] + a[2i + 1] * b[2i + 1] of 16-bit integers, exact.
 QUIRE_INLINE I dot2_s16(I acc, I a, I b) {
   return (I)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)a, (__m512i)b);

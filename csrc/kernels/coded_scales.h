@@ -1,0 +1,87 @@
+// The scales and minimums of coded panels as float32 (coding.h).
+#pragma once
+
+#include "kernels.h"
+#include "vec.h"
+
+namespace quire::QUIRE_ISA {
+
+// The scales of a block's groups, and the minimums, negated like the sums of activations.
+struct alignas(64) BlockScales {
+  float scales[kCodedBlock / 16][kPanel], minimums[kCodedBlock / 16][kPanel];
+};
+
+QUIRE_INLINE F from_e8m0(const uint8_t* from) {
+  const I byte = load_s8((const int8_t*)from) & 255;
+  const I tiny = byte == 0, nan = byte == 255;
+  return (F)((byte << 23) | (tiny & 0x00400000) | (nan & 0x7fc00000));
+}
+
+// A code without its sign is the upper bits of a float32 whose exponent is too small by 120.
+QUIRE_INLINE F from_e4m3(const uint8_t* from) {
+  const I code = load_s8((const int8_t*)from);
+  return (F)(((code & 0x7f) << 20) | (code & (int32_t)0x80000000)) * 0x1p120f;
+}
+
+// Returns the numbers of group `g`; `at` is where those of the block begin.
+QUIRE_INLINE F number_of(ScaleForm form, const uint8_t* at, int64_t g) {
+  switch (form) {
+    case ScaleForm::f16:
+      return load_f16((const uint16_t*)at + g * kPanel);
+    case ScaleForm::bf16:
+      return load_bf16((const uint16_t*)at + g * kPanel);
+    case ScaleForm::f32:
+      return load((const float*)at + g * kPanel);
+    case ScaleForm::e8m0:
+      return from_e8m0(at + g * kPanel);
+    case ScaleForm::f16_i8:
+      return load_f16((const uint16_t*)at) * to_float(load_s8((const int8_t*)at + 32 + g * kPanel));
+    case ScaleForm::f32_e4m3:
+      return load((const float*)at) * from_e4m3(at + 64 + g * kPanel);
+    case ScaleForm::e4m3_over_f32:
+      return from_e4m3(at + 64 + g * kPanel) / load((const float*)at);
+    default:
+      return F{};
+  }
+}
+
+QUIRE_INLINE F from_bytes(const uint8_t* from) { return to_float(load_s8((const int8_t*)from) & 255); }
+
+__attribute__((noinline)) inline void unpack_six_bits(const uint8_t* header, BlockScales& to) {
+  const F d = load_f16((const uint16_t*)header), least = -load_f16((const uint16_t*)header + kPanel);
+  const U scales = load_as<U>(header + 64), minimums = load_as<U>(header + 128),
+          high = load_as<U>(header + 192);
+#pragma GCC unroll 8
+  for (int g = 0; g < 8; ++g) {
+    const U s = ((scales >> (4 * g)) & 15) | (((high >> (2 * g)) & 3) << 4);
+    const U m = ((minimums >> (4 * g)) & 15) | (((high >> (16 + 2 * g)) & 3) << 4);
+    store(to.scales[g], d * to_float((I)s));
+    store(to.minimums[g], least * to_float((I)m));
+  }
+}
+
+// Unpacks scales of one form, which is known before the loop.
+template <ScaleForm Form>
+QUIRE_INLINE void unpack_form(int64_t groups, const uint8_t* header, BlockScales& to) {
+  for (int64_t g = 0; g < groups; ++g) store(to.scales[g], number_of(Form, header, g));
+}
+
+__attribute__((noinline)) inline void unpack_scales(const Coding& coding, const uint8_t* header,
+                                                    BlockScales& to) {
+  if (coding.scales == ScaleForm::f16_u6) return unpack_six_bits(header, to);
+  if (coding.meaning == Meaning::offset && coding.minimums == ScaleForm::none && !coding.zeros) {
+    if (coding.scales == ScaleForm::f16) return unpack_form<ScaleForm::f16>(coding.groups(), header, to);
+    if (coding.scales == ScaleForm::f16_i8)
+      return unpack_form<ScaleForm::f16_i8>(coding.groups(), header, to);
+  }
+  const uint8_t *minimums = header + coding.minimums_at(), *zeros = header + coding.zeros_at();
+  for (int64_t g = 0; g < coding.groups(); ++g) {
+    F scale = number_of(coding.scales, header, g);
+    if (coding.meaning == Meaning::fp4) scale *= 0.5f;  // of twice the numbers (tables.h)
+    store(to.scales[g], scale);
+    if (coding.zeros) store(to.minimums[g], scale * from_bytes(zeros + g * kPanel));
+    if (coding.minimums != ScaleForm::none) store(to.minimums[g], -number_of(coding.minimums, minimums, g));
+  }
+}
+
+}  // namespace quire::QUIRE_ISA

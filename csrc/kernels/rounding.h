@@ -1,0 +1,34 @@
+// Rounding of activations to int8.
+#pragma once
+
+#include "vec.h"
+
+namespace quire::QUIRE_ISA {
+
+// Returns the largest magnitude as bits: greater than those of any finite number if one is not finite.
+QUIRE_INLINE int32_t magnitude(const float* x, int64_t count) {
+  I top{};
+  for (int64_t k = 0; k < count; k += kLanes) top = max(top, (I)abs(load_some(x + k, count - k)));
+  return reduce_max(top);
+}
+
+struct HalfSums {
+  int32_t low, high;  // of inputs 0..15 and 16..31
+};
+QUIRE_INLINE int32_t total(HalfSums of) { return of.low + of.high; }
+
+QUIRE_INLINE int32_t sum_of(I x) {
+  const I halves = add_halves(x);
+  return halves[0] + halves[8];
+}
+
+// Rounds 32 numbers times `inverse` to integers, as the bytes of 8 words; returns their sums.
+QUIRE_INLINE HalfSums quantize_group(const float* x, int64_t count, float inverse, int32_t* words) {
+  const I low = to_int(load_some(x, count) * inverse);
+  const I high = count > kLanes ? to_int(load_some(x + kLanes, count - kLanes) * inverse) : I{};
+  store_as(words, to_s8(low));
+  store_as(words + 4, to_s8(high));
+  return {sum_of(low), sum_of(high)};
+}
+
+}  // namespace quire::QUIRE_ISA

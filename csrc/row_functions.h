@@ -1,0 +1,28 @@
+// Functions of rows that need no kernel of their own.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "core/ops.h"
+
+namespace quire {
+
+// Keeps what is beyond so many standard deviations above the mean of a row, less that cutoff.
+inline void keep_above(const float* x, float* out, int64_t width, double deviations) {
+  const Moments of = moments(x, width);
+  const double variance = std::max(of.square - of.mean * of.mean, 0.0);
+  const float cutoff = (float)(of.mean + deviations * std::sqrt(variance));
+  for (int64_t i = 0; i < width; ++i) {
+    const float above = x[i] - cutoff;
+    out[i] = above < 0 ? 0 : above;
+  }
+}
+
+// Returns positive x^2 + beta x above 0, negative (e^x - 1 - x) + beta x below (quire.program.ops.Xielu).
+inline float xielu(float x, float positive, float negative, float beta) {
+  return (x < 0 ? negative * (std::exp(x) - 1 - x) : positive * x * x) + beta * x;
+}
+
+}  // namespace quire
