@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from quire.program.numerics import GROUP, quantized_matmul
-from quire.quantize.kinds import Array, Floats, StoredWeight, require
+from quire.quantize.kinds import Array, Floats, StoredWeight, Which, require
 
 G = TypeVar("G", bound="GroupWeight")
 
@@ -100,10 +100,16 @@ class GroupWeight(StoredWeight):
         """Select along the first axis: an expert of [experts, out, in], or outputs of a matrix."""
         return self._with({name: array[index] for name, array in self._arrays().items()})
 
-    def every(self: G, first: int, step: int, axis: int = -2) -> G:
+    def outputs(self: G, which: Which, axis: int = -2) -> G:
         require(axis == -2, f"{self.kind} has no outputs along axis {axis}")
-        rows = {name: getattr(self, name)[..., first::step, :] for name in (self.values_in, "scales")}
-        return self._with(rows | {"channel_scales": self.channel_scales[..., first::step]})
+        rows = {name: getattr(self, name)[..., which, :] for name in (self.values_in, "scales")}
+        return self._with(rows | {"channel_scales": self.channel_scales[..., which]})
+
+    def split(self: G, count: int) -> G:
+        rows = self.shape[0] // count
+        return self._with(
+            {n: array.reshape(count, rows, *array.shape[1:]) for n, array in self._arrays().items()}
+        )
 
     def transposed(self: G) -> G:
         raise ValueError(f"{self.kind} cannot be transposed: its groups are along the inputs")

@@ -18,6 +18,7 @@ import numpy as np
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
+Which: TypeAlias = slice | list[int]  # the indices of some outputs
 W = TypeVar("W", bound="StoredWeight")
 
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -79,8 +80,12 @@ class StoredWeight(ABC):
         """Return rows `ids` [n] of a matrix as float32, [n, in]; no other row is expanded."""
 
     @abstractmethod
-    def every(self: W, first: int, step: int, axis: int = -2) -> W:
-        """Select every step-th output, from `first` on; outputs of vectors and biases are along axis -1."""
+    def outputs(self: W, which: Which, axis: int = -2) -> W:
+        """Select outputs; those of vectors and biases are along axis -1."""
+
+    @abstractmethod
+    def split(self: W, count: int) -> W:
+        """Split the outputs of a matrix into `count` equal parts, [count, out, in]."""
 
     @abstractmethod
     def transposed(self: W) -> W:
@@ -149,9 +154,11 @@ class Dense(StoredWeight):
     def rows(self, ids: Array) -> Floats:
         return to_float32(self.array[ids])
 
-    def every(self, first: int, step: int, axis: int = -2) -> Dense:
-        chosen = self.array[..., first::step] if axis == -1 else self.array[..., first::step, :]
-        return Dense(chosen)
+    def outputs(self, which: Which, axis: int = -2) -> Dense:
+        return Dense(self.array[..., which] if axis == -1 else self.array[..., which, :])
+
+    def split(self, count: int) -> Dense:
+        return Dense(self.array.reshape(count, -1, self.array.shape[-1]))
 
     def transposed(self) -> Dense:
         return Dense(self.array.swapaxes(-1, -2))

@@ -36,7 +36,7 @@ from quire.program.numerics import GROUP
 from quire.program.program import WeightSpec
 from quire.quantize.groups import GroupStorage
 from quire.quantize.integers import Int4, Int8, pack
-from quire.quantize.kinds import Array, Floats, Storage, StoredWeight, to_float32
+from quire.quantize.kinds import Array, Floats, FloatStorage, Storage, StoredWeight, to_float32
 
 # Offsets from the smallest block scale that clips nothing, for int8. On normally distributed weights the
 # first alone has 4% more squared error than Q8_0, the best of the five 10% less; nine give no better quality.
@@ -77,16 +77,16 @@ def kind_of(spec: WeightSpec, stored: Storage, scheme: str | None) -> Storage:
     """Return the storage kind a weight will have, from what is known before loading.
 
     `stored` is how the checkpoint has it; `scheme` None or one of SCHEMES. Weights that may not be quantized
-    are unchanged. Raises ConfigError for a weight that is already quantized.
+    are unchanged; one that is quantized already is rounded a second time, from the values that it has.
+    Matrices of heads whose outputs become inputs are bf16: their groups of inputs share no scale.
     """
     if scheme is None or not spec.quantizable:
-        return stored
+        exchanged = spec.by_head == "inputs" and not stored.is_float
+        return FloatStorage("bf16") if exchanged else stored
     if scheme not in SCHEMES:
         raise ConfigError(
             f"quantization = {scheme!r} is not supported", f"choose one of {', '.join(map(repr, SCHEMES))}"
         )
-    if not stored.is_float:
-        raise ConfigError(f"{spec.name} is quantized already: {stored}", "leave quantization out")
     return SCHEMES[scheme].storage
 
 

@@ -12,12 +12,22 @@ from typing import Any
 from quire.errors import ConfigError
 from quire.json_file import read_json
 from quire.regular_file import present, read_limited
+from quire.weights.formats.registry import open_tensors
 from quire.weights.safetensors import INDEX_NAME, PICKLES, Checkpoint, read_index, weight_files
+from quire.weights.sentence import SentenceSettings, read_settings
 from quire.weights.source import TokenizerData
 from quire.weights.templates import read_templates
+from quire.weights.tensors import Tensors
 
 TOKENIZER_LIMIT_BYTES = 128 << 20  # the largest published vocabularies have about 35 MB
 _CONFIG_LIMIT_BYTES = 8 << 20  # enough for a config with the ids and labels of a large vocabulary
+# Files that say how weights are quantized, where config.json does not, and the format that they are of
+_QUANTIZATION_FILES = {
+    "hf_quant_config.json": "modelopt",
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "quantization_config.json": "gptq",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +48,23 @@ class ModelFolder:
         return cls(path, path) if path.is_dir() else cls(path.parent, path)
 
     def config(self) -> dict[str, Any]:
-        """Read config.json, with the `quantization_config` that hf_quant_config.json may have instead.
+        """Read config.json, with the `quantization_config` that a file of its own may have instead.
 
         Raises ConfigError: missing, too large, not a JSON object.
         """
         path = self.path / "config.json"
         if not present(path):
             raise ConfigError(f"{path}: no such file", "a model folder holds config.json")
-        config, beside = read_json(path, _CONFIG_LIMIT_BYTES), self.path / "hf_quant_config.json"
-        if not config.get("quantization_config") and present(beside):  # as written by NVIDIA's ModelOpt
-            stated = read_json(beside, _CONFIG_LIMIT_BYTES).get("quantization")
-            if isinstance(stated, dict) and (method := stated.get("quant_algo")):
-                config["quantization_config"] = {**stated, "quant_method": method}
+        config = read_json(path, _CONFIG_LIMIT_BYTES)
+        if not config.get("quantization_config") and not config.get("quantization"):
+            for name, method in _QUANTIZATION_FILES.items():
+                if present(self.path / name):
+                    beside = read_json(self.path / name, _CONFIG_LIMIT_BYTES)
+                    modelopt = method == "modelopt"
+                    stated = beside.get("quantization") if modelopt else beside
+                    if isinstance(stated, dict) and (stated.get("quant_algo") if modelopt else stated):
+                        config["quantization_config"] = {"quant_method": method, **stated}
+                        break
         return config
 
     def generation_config(self) -> dict[str, Any]:
@@ -81,6 +96,10 @@ class ModelFolder:
         """Read chat_template.jinja and additional templates, else those of tokenizer_config.json."""
         return read_templates(self.path)
 
+    def sentence_settings(self) -> SentenceSettings | None:
+        """Read the settings of sentence-transformers; None if the model has none."""
+        return read_settings(self.path)
+
     @property
     def has_weights(self) -> bool:
         """True if all weight files are present. Without them the model can still be described.
@@ -103,8 +122,9 @@ class ModelFolder:
             return "not all are here"
         if kinds.intersection(PICKLES):
             return "only pickled files here, which are never opened"
-        return "only GGUF here, which is not supported yet" if ".gguf" in kinds else "none here"
+        return "only GGUF here: give the path of the file" if ".gguf" in kinds else "none here"
 
-    def tensors(self) -> Checkpoint:
-        """Open the weights by name, reading only headers. Raises ConfigError."""
-        return Checkpoint.open(self.weights)
+    def tensors(self) -> Tensors:
+        """Open the weights by name, reading only headers, also quantized ones. Raises ConfigError."""
+        checkpoint = Checkpoint.open(self.weights)
+        return open_tensors(checkpoint, self.config()) if present(self.path / "config.json") else checkpoint

@@ -12,7 +12,7 @@ import difflib
 import glob
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,19 @@ from typing import Any
 from quire.config import hub_offline
 from quire.errors import ConfigError
 from quire.weights.folder import ModelFolder
+from quire.weights.gguf.model import GgufModel, is_gguf, only_gguf
 from quire.weights.safetensors import INDEX_NAME, read_index, weight_files
-from quire.weights.source import ModelSource
+from quire.weights.sentence import MODULE_SETTINGS, SETTINGS
+from quire.weights.source import ModelSource, OverriddenSource
 
 DEMO = Path(__file__).parent.parent / "assets" / "demo"
+EMBEDDED = {"demo": DEMO, "demo-draft": DEMO.with_name("demo-draft")}
 
 # Files fetched besides weights. Weights are listed by name; code and pickles are never fetched.
 PATTERNS = (
     "config.json",
     "hf_quant_config.json",
+    "quant*_config.json",
     "generation_config.json",
     "tokenizer*.json",
     "tokenizer.model",
@@ -36,6 +40,7 @@ PATTERNS = (
     "added_tokens.json",
     "chat_template*.json",
     "chat_template*.jinja",
+    *SETTINGS,
     INDEX_NAME,
 )
 
@@ -55,19 +60,21 @@ def resolve(
     endpoint: str | None = None,
     cache_dir: Path | None = None,
 ) -> Path:
-    """Return the folder (or file) of a model: "demo", an existing path, or a hub id "organisation/name".
+    """Return the folder (or file) of an embedded model, an existing path, or a hub id "organisation/name".
 
     `revision` is a branch, tag or commit of a hub model (default "main"); without `weights` only the
     small files are fetched. `endpoint` and `cache_dir` default to those of huggingface_hub (HF_ENDPOINT,
     HF_HOME). Raises ConfigError if the model cannot be obtained: not found, no access, neither network nor
     cache, no safetensors.
     """
-    if model == "demo":
-        return DEMO
+    if model in EMBEDDED:
+        return EMBEDDED[model]
     if (path := _local(model)) is not None:
         if revision is not None:
             raise ConfigError(f"revision = {revision!r}, but {model!r} is a local folder", "leave it out")
         return path
+    if model.lower().endswith(".gguf"):
+        raise ConfigError(f"model {model[:200]!r}: no such file", _nearest(model))
     if not _ID.fullmatch(model) or ".." in model or "--" in model:
         raise ConfigError(
             f"model {model[:200]!r}: no such folder, and not a hub id",
@@ -79,9 +86,21 @@ def resolve(
     return _Repository(model, revision, endpoint, cache_dir, weights).fetch()
 
 
-def open_model(model: str, revision: str | None = None, *, weights: bool = True) -> ModelSource:
-    """Open the model of this name, found by `resolve`."""
-    return ModelFolder.at(resolve(model, revision, weights=weights))
+def open_model(
+    model: str,
+    revision: str | None = None,
+    *,
+    weights: bool = True,
+    overrides: Mapping[str, Any] | None = None,
+) -> ModelSource:
+    """Open the model of this name, found by `resolve`: a folder, or GGUF files.
+
+    `overrides` replace fields of its configuration.
+    """
+    path = resolve(model, revision, weights=weights)
+    gguf = path if is_gguf(path) else only_gguf(path)
+    source: ModelSource = ModelFolder.at(path) if gguf is None else GgufModel(gguf)
+    return OverriddenSource(source, overrides) if overrides else source
 
 
 def _local(model: str) -> Path | None:
@@ -178,7 +197,8 @@ class _Repository:
                     self.model,
                     revision=revision,
                     allow_patterns=[*patterns],
-                    ignore_patterns=["*/*"],  # otherwise a * in patterns also matches subfolders
+                    # A * in patterns would also match subfolders. Names as listed have none.
+                    ignore_patterns=["*/*"] if local else None,
                     local_files_only=local,
                     endpoint=self._endpoint,
                     cache_dir=self._cache_dir,
@@ -224,7 +244,8 @@ class _Repository:
 
 
 def _is_small(name: str) -> bool:
-    return "/" not in name and any(fnmatchcase(name, pattern) for pattern in PATTERNS)
+    patterns = PATTERNS if "/" not in name else MODULE_SETTINGS
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _brief(error: Exception) -> str:

@@ -13,9 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from quire.program.program import WeightSpec
-from quire.quantize.kinds import Dense, StoredWeight
+from quire.quantize.kinds import DTYPES, Dense, StoredWeight
+from quire.quantize.mixed import Mixed, MixedStorage
 from quire.quantize.round_to_nearest import Mapper, quantize
-from quire.weights.plan import HEAD, WeightPlan, outputs_axis
+from quire.weights.plan import HEAD, WeightPlan, as_stored, outputs_axis
 from quire.weights.tensors import Tensors
 
 Progress = Callable[[int, int], None]  # (bytes of the checkpoint done, total)
@@ -59,19 +60,30 @@ def has_own_head(tensors: Tensors, tied: str) -> bool:
 
 def canonical(spec: WeightSpec, weight: StoredWeight) -> StoredWeight:
     """Return a view of one source with the axes and outputs that the program needs."""
+    spec = as_stored(spec, weight)
     axis = outputs_axis(spec, weight.shape)
     if spec.transposed:
         weight = weight.transposed()
-    if spec.interleaved is None:
-        return weight
-    return weight.every(*spec.interleaved, -2 if axis is None else axis)
+    if spec.rows is not None:
+        axis = -2 if axis is None else axis
+        weight = weight.outputs(spec.rows.of(weight.shape[axis]), axis)
+    if spec.by_head == "outputs":
+        return weight.split(spec.shape[0])
+    if spec.by_head == "inputs":
+        floats = weight.split(spec.shape[0])
+        if not floats.storage.is_float:  # groups are along the inputs: others need other scales
+            floats = Dense(floats.dense().astype(DTYPES["bf16"]))
+        return floats.transposed()
+    return weight
 
 
 def _pull(spec: WeightSpec, plan: WeightPlan, tensors: Tensors, mapper: Mapper) -> StoredWeight:
     parts = [canonical(spec, tensors.pull(source)) for source in spec.sources]
-    if plan.storage[spec.name] != plan.stored[spec.name]:
+    if not plan.storage[spec.name].is_float and plan.storage[spec.name] != plan.stored[spec.name]:
         arrays = [part.floats() for part in parts]
         return quantize(spec, arrays[0] if len(arrays) == 1 else arrays, str(plan.quantization), mapper)
+    if isinstance(plan.storage[spec.name], MixedStorage):
+        return Mixed(tuple(type(part).stack([part]) for part in parts))
     if len({part.storage for part in parts}) == 1:
         return type(parts[0]).stack(parts)
     return Dense.stack([Dense(part.floats()) for part in parts])  # planned as float32

@@ -10,23 +10,26 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import translate
 from typing import Any
 
-from quire.errors import ConfigError, quoted, shortened
-from quire.program.program import WeightSpec
-from quire.quantize.kinds import FloatStorage, Storage
+from quire.errors import ConfigError, shortened
+from quire.program.program import LeftOut, WeightSpec
+from quire.quantize.kinds import FloatStorage, Storage, StoredWeight
+from quire.quantize.mixed import MixedStorage
 from quire.quantize.round_to_nearest import kind_of
-from quire.weights.tensors import Tensors
+from quire.weights.left_out import left_out_in_words
+from quire.weights.renamed import under_own_names
+from quire.weights.tensors import Tensor, Tensors
 
 _LISTED = 10  # maximum number of names in one error
-_BARE = "transformer."
 HEAD = "lm_head.weight"
 _PREFIXES = ("model.", "language_model.", "transformer.", "model.language_model.")
 
 # (weight, storage in the checkpoint, requested quantization) -> storage of the loaded weight
 Choose = Callable[[WeightSpec, Storage, str | None], Storage]
+Expect = Callable[[WeightSpec], Storage]  # weight -> storage in a checkpoint whose weights are not here
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ class WeightPlace:
     shape: tuple[int, ...]
     offset: int
     nbytes: int
+    expert: int | None = None
 
     def of(self, memory: Any) -> Any:
         """Return the slice of an array of all bytes."""
@@ -52,13 +56,18 @@ class Layout:
     nbytes: int = 0
 
     @classmethod
-    def of(cls, parts: Iterable[tuple[str, str, tuple[int, ...], int]], alignment: int = 1) -> Layout:
-        """Place (name, format, shape, bytes) in sequence, each at a multiple of `alignment`."""
+    def of(cls, parts: Iterable[WeightPlace], alignment: int = 1) -> Layout:
+        """Place parts in sequence, each at a multiple of `alignment`, whatever offsets they have."""
         placed, end = [], 0
-        for name, format, shape, nbytes in parts:
-            placed.append(WeightPlace(name, format, shape, end, nbytes))
-            end += -(-nbytes // alignment) * alignment
+        for part in parts:
+            placed.append(replace(part, offset=end))
+            end += -(-part.nbytes // alignment) * alignment
         return cls(tuple(placed), end)
+
+    @property
+    def in_place(self) -> frozenset[str]:
+        """The weights that stay in the checkpoint, and so have no bytes."""
+        return frozenset(part.name for part in self.parts if part.nbytes == 0)
 
     def digest(self) -> str:
         """Return a digest of this layout."""
@@ -80,6 +89,7 @@ class WeightPlan:
     tensors: Tensors | None = None
     quantization: str | None = None
     layout: Layout = field(default_factory=Layout)
+    left_out: str = ""  # a sentence about parts of the checkpoint that are not computed
 
     def stored_bytes(self, spec: WeightSpec) -> int:
         """Return the bytes of a weight in its storage kind, independent of the layout on the device."""
@@ -87,9 +97,26 @@ class WeightPlan:
 
     @property
     def floats(self) -> str:
-        """The number format of the model (bf16, f16 or f32): that of most unquantized weights."""
+        """The number format of the model (bf16, f16 or f32): that of most unquantized weights.
+
+        It is bf16 for a checkpoint whose matrices are all codes: the vectors beside them are often f32.
+        """
+        matrices = [self.stored[name] for name, spec in self.specs.items() if spec.quantizable]
+        if matrices and not any(how.is_float for how in matrices):
+            return "bf16"
         kept = Counter(how.kind for how in self.storage.values() if how.is_float)
         return kept.most_common(1)[0][0] if kept else "bf16"
+
+    @property
+    def summary(self) -> str:
+        """The format of quantized weights in a line, "" if the checkpoint has floats (see Tensors)."""
+        return "" if self.tensors is None else self.tensors.summary
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about what the files define and Quire does not use."""
+        notes = () if self.tensors is None else self.tensors.notes
+        return (self.left_out, *notes) if self.left_out else notes
 
     def need_tensors(self) -> Tensors:
         """Return the tensors. Raises ConfigError if the plan was made without any."""
@@ -104,23 +131,46 @@ def plan(
     quantization: str | None = None,
     ignored: Iterable[str] = ("*",),
     choose: Choose = kind_of,
+    left_out: Iterable[LeftOut] = (),
 ) -> WeightPlan:
     """Plan how every weight is stored, before any of its data is read.
 
-    `ignored` are patterns (fnmatch) of tensors that may be unused. Raises one ConfigError that lists tensors
-    that are missing, unused, of a wrong shape or in an unsupported number format.
+    `ignored` are patterns (fnmatch) of tensors that may be unused, `left_out` parts that are not computed.
+    Raises one ConfigError that lists tensors that are missing, unused, of a wrong shape or in an unsupported
+    number format.
     """
-    tensors = whole(specs, tensors)
-    check(specs, tensors, ignored)
+    left_out = tuple(left_out)
+    tensors = under_own_names(specs, tensors)
+    specs = {name: _as_held(spec, tensors) for name, spec in specs.items()}
+    check(specs, tensors, [*ignored, *(pattern for part in left_out for pattern in part.patterns)])
     stored = {name: _stored(spec, tensors) for name, spec in specs.items()}
-    return _chosen(specs, stored, tensors, quantization, choose)
+    sentence = left_out_in_words(left_out, tensors, {s for spec in specs.values() for s in spec.sources})
+    return replace(_chosen(specs, stored, tensors, quantization, choose), left_out=sentence)
+
+
+def _as_held(spec: WeightSpec, tensors: Tensors) -> WeightSpec:
+    """Return the spec of a weight that the files have as the program needs it, not as part of another."""
+    if spec.name not in tensors or any(source in tensors for source in spec.sources):
+        return spec
+    return replace(spec, sources=(spec.name,), transposed=False, rows=None, by_head=None)
+
+
+def all_in(format: str) -> Expect:
+    """Return the expectation of a checkpoint of floats: one number format for all weights."""
+    return lambda spec: FloatStorage(format)
 
 
 def plan_without(
-    specs: Mapping[str, WeightSpec], stated: str, quantization: str | None = None, choose: Choose = kind_of
+    specs: Mapping[str, WeightSpec],
+    expected: Expect,
+    quantization: str | None = None,
+    choose: Choose = kind_of,
+    left_out: Iterable[LeftOut] = (),
 ) -> WeightPlan:
-    """Plan weights without their files, as if all had the `stated` number format."""
-    return _chosen(specs, dict.fromkeys(specs, FloatStorage(stated)), None, quantization, choose)
+    """Plan weights without their files, as if each had the storage kind that is expected."""
+    stored = {name: expected(spec) for name, spec in specs.items()}
+    sentence = left_out_in_words(left_out, None)
+    return replace(_chosen(specs, stored, None, quantization, choose), left_out=sentence)
 
 
 def _chosen(
@@ -135,25 +185,22 @@ def _chosen(
 
 
 def _stored(spec: WeightSpec, tensors: Tensors) -> Storage:
-    """Return the storage kind of the sources; f32, which represents all of them, if they differ.
-
-    Raises ConfigError for quantized sources in another orientation than the program needs.
-    """
+    """Return the storage kind of the sources: f32, which represents all floats, for different floats."""
     kinds = [tensors[source].storage for source in spec.sources]
     first = kinds[0]
-    if not first.is_float and (spec.transposed or (spec.interleaved and len(spec.shape) < 2)):
-        what = f"tensor {quoted(spec.sources[0])} is stored as {first}"
-        raise ConfigError(f"{what}, which this model needs transposed", "use the unquantized checkpoint")
-    return first if all(kind == first for kind in kinds) else FloatStorage("f32")
+    if all(kind == first for kind in kinds):
+        return first
+    floats = all(kind.is_float for kind in kinds)
+    return FloatStorage("f32") if floats else MixedStorage(tuple(kinds))
 
 
-def whole(specs: Mapping[str, WeightSpec], tensors: Tensors) -> Tensors:
-    """Rename the tensors of a bare decoder, as GPT-2 was published; return others unchanged."""
-    wanted = {source for spec in specs.values() for source in spec.sources}
-    bare = wanted and all(name.startswith(_BARE) and name not in tensors for name in wanted)
-    if bare and all(name.removeprefix(_BARE) in tensors for name in wanted):
-        return tensors.under(_BARE)
-    return tensors
+def as_stored(spec: WeightSpec, source: Tensor | StoredWeight) -> WeightSpec:
+    """Return the spec that a source fulfils, either as it is or transposed; quantized ones never are."""
+    plain = replace(spec, transposed=False)
+    if spec.transposed == "either" and source.storage.is_float:
+        turned = replace(spec, transposed=True)
+        return plain if outputs_axis(turned, source.shape) is None else turned
+    return spec if source.storage.is_float else plain
 
 
 def check(specs: Mapping[str, WeightSpec], tensors: Tensors, ignored: Iterable[str] = ()) -> None:
@@ -165,9 +212,9 @@ def check(specs: Mapping[str, WeightSpec], tensors: Tensors, ignored: Iterable[s
     misshaped = []
     for spec in specs.values():
         for source in spec.sources:
-            if source in tensors and outputs_axis(spec, tensors[source].shape) is None:
-                entry = tensors[source]
-                expected = " or ".join(str(list(s)) for s in _source_shapes(spec))
+            entry = tensors.get(source)
+            if entry is not None and outputs_axis(as_stored(spec, entry), entry.shape) is None:
+                expected = " or ".join(str(list(s)) for s in _source_shapes(as_stored(spec, entry)))
                 name = shortened(source)
                 misshaped.append(f"{name} {list(entry.shape)} in {entry.place}, expected {expected}")
     faults = (
@@ -209,13 +256,16 @@ def _hint(missing: list[str], left: set[str], different: bool) -> str:
 def _source_shapes(spec: WeightSpec) -> list[tuple[int, ...]]:
     """Return the possible shapes of one source: one, or two if outputs may be the last axis."""
     shape = spec.shape[1:] if len(spec.sources) > 1 else spec.shape
-    if spec.interleaved is None:
+    if spec.by_head is not None:
+        heads, rows, width = shape if spec.by_head == "outputs" else _exchanged(shape)
+        shape = (heads * rows, width)
+    if spec.rows is None:
         return [_exchanged(shape) if spec.transposed else shape]
     shapes = []
     for axis in (-2, -1):  # the outputs of a matrix, or of the biases of several experts
         if len(shape) + axis >= 0:
             wide = list(shape)
-            wide[axis] *= spec.interleaved[1]
+            wide[axis] = wide[axis] // spec.rows.taken * spec.rows.period
             shapes.append(_exchanged(tuple(wide)) if spec.transposed else tuple(wide))
     return shapes[:1] if spec.transposed else shapes
 

@@ -40,6 +40,18 @@ _BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "BOOL": 8, "U8": 8, "I8": 8, "F8_E
 _BITS |= {"F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16}
 _BITS |= {"I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "C64": 64}
 
+# As arrays: floats of 8 bits by their bits
+_ARRAYS = {name: DTYPES[kind] for name, kind in _NATIVE.items()} | {
+    "U8": np.dtype(np.uint8),
+    "I8": np.dtype(np.int8),
+    "F8_E4M3": np.dtype(np.uint8),
+    "F8_E5M2": np.dtype(np.uint8),
+    "F8_E8M0": np.dtype(np.uint8),
+    "I32": np.dtype(np.int32),
+    "U32": np.dtype(np.uint32),
+    "I64": np.dtype(np.int64),
+}
+
 _DAMAGED = "the file is damaged or incomplete: fetch it again"
 
 
@@ -96,8 +108,16 @@ class Checkpoint(Tensors):
         Pages are read from disk on first access. The file must not be truncated meanwhile; replacing it by a
         rename, as downloads do, is safe.
         """
+        _ = self[name].storage  # raises for other formats
+        return self.raw(name)
+
+    def raw(self, name: str) -> Array:
+        """Return the data of a tensor of any number format that has an array, floats of 8 bits as uint8."""
         entry = self[name]
-        dtype = DTYPES[entry.storage.kind]
+        if (dtype := _ARRAYS.get(entry.dtype)) is None:
+            raise ConfigError(
+                f"{entry.file}: tensor {quoted(name)} is stored as {entry.dtype}, which is not read"
+            )
         if not entry.nbytes:
             return np.zeros(entry.shape, dtype)
         flat = np.frombuffer(self._map(entry.file), dtype, math.prod(entry.shape), entry.offset)
@@ -124,9 +144,6 @@ class Checkpoint(Tensors):
         if entry.nbytes:
             start = entry.offset // mmap.PAGESIZE * mmap.PAGESIZE
             self._map(entry.file).madvise(advice, start, entry.offset + entry.nbytes - start)
-
-    def under(self, prefix: str) -> Checkpoint:
-        return Checkpoint(self.path, {prefix + name: entry for name, entry in self._entries.items()})
 
     def identity(self) -> bytes:
         """Return a digest of path, size, modification time and header of each file."""
@@ -304,5 +321,5 @@ def _pickle_hint(names: list[str]) -> str:
             "transformers and call save_pretrained(folder, safe_serialization=True)"
         )
     if ggufs := [name for name in names if name.endswith(".gguf")]:
-        return f"{ggufs[0]} is not read: use the safetensors version of the model"
+        return f"to use {ggufs[0]}, fetch it and give the path of the file"
     return f"expected {SINGLE_NAME}, or {INDEX_NAME} and its shards"

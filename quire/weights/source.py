@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from quire.weights.sentence import SentenceSettings
 from quire.weights.tensors import Tensors
 
 
@@ -48,6 +49,10 @@ class ModelSource(Protocol):
         """Return the Jinja sources of the chat templates by name; {} if there are none."""
         ...
 
+    def sentence_settings(self) -> SentenceSettings | None:
+        """Return how the model makes embeddings of texts, None if no file says that."""
+        ...
+
     @property
     def has_weights(self) -> bool:
         """True if all weights are present."""
@@ -60,3 +65,51 @@ class ModelSource(Protocol):
     def tensors(self) -> Tensors:
         """Return the weights by name, without reading their data."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class OverriddenSource:
+    """A model with other values for some fields of its configuration; null takes a field away."""
+
+    source: ModelSource
+    overrides: Mapping[str, Any]
+
+    @property
+    def where(self) -> str:
+        return self.source.where
+
+    def config(self) -> dict[str, Any]:
+        config = self._changed(self.source.config())
+        if isinstance(
+            text := config.get("text_config"), Mapping
+        ):  # a composite: fields of its text model too
+            config["text_config"] = self._changed(text)
+        return config
+
+    def _changed(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        config = {**config, **self.overrides}
+        return {
+            name: value for name, value in config.items() if name not in self.overrides or value is not None
+        }
+
+    def generation_config(self) -> dict[str, Any]:
+        return self.source.generation_config()
+
+    def tokenizer(self) -> TokenizerData | None:
+        return self.source.tokenizer()
+
+    def chat_templates(self) -> dict[str, str]:
+        return self.source.chat_templates()
+
+    def sentence_settings(self) -> SentenceSettings | None:
+        return self.source.sentence_settings()
+
+    @property
+    def has_weights(self) -> bool:
+        return self.source.has_weights
+
+    def without_weights(self) -> str:
+        return self.source.without_weights()
+
+    def tensors(self) -> Tensors:
+        return self.source.tensors()

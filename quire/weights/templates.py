@@ -17,7 +17,7 @@ def read_templates(folder: Path) -> dict[str, str]:
     """Read the templates of a checkpoint by name, from all files that may contain them."""
     path = folder / "chat_template.jinja"
     if present(path):
-        return {"default": _read_text(path)} | {p.stem: _read_text(p) for p in _additional(folder)}
+        return {"default": read_template(path)} | {p.stem: read_template(p) for p in _additional(folder)}
     found: Any = None
     for name in ("chat_template.json", "tokenizer_config.json"):
         if found is None and present(folder / name):
@@ -53,7 +53,8 @@ def _check_number(where: Path, number: int) -> None:
         raise ConfigError(f"{where}: {number:,} chat templates are more than {MAX_TEMPLATES}")
 
 
-def _read_text(path: Path) -> str:
+def read_template(path: Path) -> str:
+    """Read one template. Raises ConfigError: too large, empty, not UTF-8."""
     try:
         if text := read_limited(path, MAX_TEMPLATE_BYTES).decode("utf-8"):
             return text

@@ -32,12 +32,25 @@ class Tensor(Protocol):
 
 
 class Tensors(Mapping[str, Tensor], ABC):
-    """Tensors by name. A quantized weight, with its integers and scales, counts as one tensor."""
+    """Tensors by name. A quantized weight, with its integers and scales, counts as one tensor.
+
+    Its shape is [..., out, in], however a checkpoint of floats would have it (WeightSpec.transposed).
+    """
 
     @property
     @abstractmethod
     def where(self) -> str:
         """A readable name of their location."""
+
+    @property
+    def summary(self) -> str:
+        """The format of quantized weights in a line: "GPTQ, 4 bits, groups of 128"; "" if all are floats."""
+        return ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about what the files define and Quire does not use."""
+        return ()
 
     @abstractmethod
     def pull(self, name: str) -> StoredWeight:
@@ -51,9 +64,9 @@ class Tensors(Mapping[str, Tensor], ABC):
     def release(self, name: str) -> None:
         """Release the memory of a tensor that was pulled. It may be pulled again."""
 
-    @abstractmethod
-    def under(self, prefix: str) -> Tensors:
-        """Return the same tensors with a prefix added to their names."""
+    def name_in_files(self, name: str) -> str:
+        """Return what a tensor is called in the files."""
+        return name
 
     @abstractmethod
     def identity(self) -> bytes:

@@ -1,0 +1,136 @@
+"""The architectures of GGUF files that Quire has, and how their tensors are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from quire.weights.gguf import tables
+from quire.weights.gguf.changes import Alteration
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """An architecture: its name in config.json, and the names of its tensors.
+
+    `paired`: rows of queries and keys are in pairs, where the model rotates halves. `one_plus`: norms are
+    stored plus one. `layers` is the module of the layers, `prediction` that of layers after the last, if they
+    have one of their own, and `predicting` are names of tensors in those alone. `transposed` are modules that
+    config.json's world stores [in, out], `bare` those whose tensor has no suffix there, with the name of
+    their bias. `alternating`: of a gate and what it multiplies in one matrix, rows alternate.
+    `tiled_values`: value heads of delta nets are in another order than their keys. `changes` are those of
+    tensors by their names in the file.
+    """
+
+    name: str
+    own: Mapping[str, str] = field(default_factory=dict)
+    paired: bool = False
+    one_plus: bool = False
+    layers: str = "model.layers"
+    prediction: str = ""
+    predicting: Mapping[str, str] = field(default_factory=dict)
+    transposed: frozenset[str] = frozenset()
+    bare: Mapping[str, str] = field(default_factory=dict)
+    alternating: bool = False
+    tiled_values: bool = False
+    changes: Mapping[str, Alteration] = field(default_factory=dict)
+
+
+_KERNEL, _VECTOR, _DECAY = (
+    Alteration(form="kernel"),
+    Alteration(form="vector"),
+    Alteration(numbers="decay", form="vector"),
+)
+_STATES = {"ssm_conv1d.weight": _KERNEL, "ssm_a": _DECAY, "ssm_d": _VECTOR, "ssm_norm.weight": _VECTOR}
+_GATED_SHARED = {"ffn_gate_inp_shexp.weight": Alteration(form="row")}
+_NET = {**_STATES, **_GATED_SHARED}
+_CONV = {"shortconv.conv.weight": _KERNEL}
+
+
+def _qwen(name: str, own: Mapping[str, str], tiled_values: bool) -> Architecture:
+    return Architecture(
+        name,
+        own,
+        one_plus=True,
+        prediction="mtp.layers",
+        predicting=tables.QWEN_PREDICTING,
+        tiled_values=tiled_values,
+        changes=_NET,
+    )
+
+
+_NEMOTRON = "NemotronHForCausalLM"
+ARCHITECTURES = {
+    "llama": Architecture("LlamaForCausalLM", paired=True),
+    "llama4": Architecture("Llama4ForCausalLM", tables.LLAMA4),
+    "mistral3": Architecture("Ministral3ForCausalLM", paired=True),
+    "qwen2": Architecture("Qwen2ForCausalLM"),
+    "qwen2moe": Architecture("Qwen2MoeForCausalLM", tables.QWEN2_MOE, changes=_GATED_SHARED),
+    "qwen3": Architecture("Qwen3ForCausalLM"),
+    "qwen3vl": Architecture("Qwen3ForCausalLM"),
+    "qwen3moe": Architecture("Qwen3MoeForCausalLM", tables.MOE),
+    "qwen3vlmoe": Architecture("Qwen3MoeForCausalLM", tables.MOE),
+    "qwen3next": _qwen("Qwen3NextForCausalLM", tables.QWEN3_NEXT, tiled_values=False),
+    "qwen35": _qwen("Qwen3_5ForCausalLM", tables.QWEN35, tiled_values=True),
+    "qwen35moe": _qwen("Qwen3_5MoeForCausalLM", tables.QWEN35_MOE, tiled_values=True),
+    "gemma": Architecture("GemmaForCausalLM", one_plus=True),
+    "gemma2": Architecture("Gemma2ForCausalLM", tables.GEMMA, one_plus=True),
+    "gemma3": Architecture("Gemma3ForCausalLM", tables.GEMMA, one_plus=True),
+    "gemma3n": Architecture("Gemma3nForCausalLM", tables.GEMMA3N),
+    "gemma4": Architecture("Gemma4ForCausalLM", tables.GEMMA4),
+    "phi3": Architecture("Phi3ForCausalLM", tables.PACKED),
+    "olmo2": Architecture("Olmo2ForCausalLM", tables.NORMS_AFTER),
+    "olmoe": Architecture("OlmoeForCausalLM", tables.MOE),
+    "smollm3": Architecture("SmolLM3ForCausalLM", paired=True),
+    "granite": Architecture("GraniteForCausalLM", paired=True),
+    "granitehybrid": Architecture(
+        "GraniteMoeHybridForCausalLM", tables.GRANITE_HYBRID, paired=True, changes=_STATES
+    ),
+    "falcon-h1": Architecture("FalconH1ForCausalLM", tables.FALCON_H1, changes=_STATES),
+    "nemotron_h": Architecture(
+        _NEMOTRON, tables.NEMOTRON_H, paired=True, layers="backbone.layers", changes=_STATES
+    ),
+    "nemotron_h_moe": Architecture(
+        _NEMOTRON,
+        tables.NEMOTRON_H,
+        paired=True,
+        layers="backbone.layers",
+        prediction="mtp.layers",
+        changes=_STATES,
+    ),
+    "lfm2": Architecture("Lfm2ForCausalLM", tables.LFM2, changes=_CONV),
+    "lfm2moe": Architecture("Lfm2MoeForCausalLM", tables.LFM2_MOE, changes=_CONV),
+    "deepseek2": Architecture("DeepseekV3ForCausalLM", tables.LATENT),
+    "minicpm3": Architecture("MiniCPM3ForCausalLM", tables.LATENT),
+    "glm4moe": Architecture("Glm4MoeForCausalLM", tables.GLM4_MOE),
+    "minimax-m2": Architecture("MiniMaxM2ForCausalLM", tables.MINIMAX_M2),
+    "ernie4_5": Architecture("Ernie4_5ForCausalLM"),
+    "exaone4": Architecture("Exaone4ForCausalLM", tables.NORMS_AFTER),
+    "hunyuan-dense": Architecture("HunYuanDenseV1ForCausalLM", tables.HUNYUAN),
+    "seed_oss": Architecture("SeedOssForCausalLM", tables.SEED_OSS),
+    "starcoder2": Architecture("Starcoder2ForCausalLM", tables.STARCODER2),
+    "cohere2": Architecture("Cohere2ForCausalLM"),
+    "glm4": Architecture("Glm4ForCausalLM", tables.GLM4),
+    "gpt2": Architecture(
+        "GPT2LMHeadModel",
+        tables.GPT2,
+        layers="transformer.h",
+        transposed=frozenset({"attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"}),
+    ),
+    "gpt-oss": Architecture(
+        "GptOssForCausalLM",
+        tables.GPT_OSS,
+        transposed=frozenset({"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}),
+        bare={
+            "self_attn.sinks": "self_attn.sinks",
+            "mlp.experts.gate_up_proj": "mlp.experts.gate_up_proj_bias",
+            "mlp.experts.down_proj": "mlp.experts.down_proj_bias",
+        },
+        alternating=True,
+    ),
+}
+# Variants that the name of the architecture does not tell
+MIXTRAL = Architecture("MixtralForCausalLM", tables.MIXTRAL, paired=True)  # "llama" with experts
+MISTRAL = Architecture("MistralForCausalLM", paired=True)  # "llama" with a sliding window, or "mistral3"
+OLMO3 = Architecture("Olmo3ForCausalLM", tables.NORMS_AFTER)  # "olmo2" with a sliding window
+DEEPSEEK_V2 = Architecture("DeepseekV2ForCausalLM", tables.LATENT)  # "deepseek2" with a softmax router

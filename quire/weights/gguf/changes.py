@@ -1,0 +1,71 @@
+"""Alterations of tensors by converters, besides their names, and their undoing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from quire.quantize.kinds import Array, to_float32
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """An order of rows or columns that a file has otherwise.
+
+    From `first` on, those of each of `outer` equal parts are there as [count, inner, each] and are needed as
+    [inner, count, each].
+    """
+
+    inner: int
+    each: int = 1
+    outer: int = 1
+    first: int = 0
+
+    def fits(self, total: int) -> bool:
+        """Return True if so many rows can have this order."""
+        return total >= self.first and (total - self.first) % (self.outer * self.inner * self.each) == 0
+
+    def of(self, total: int) -> Array:
+        """Return the number in the file of each of the rows that are needed."""
+        rest = np.arange(self.first, total).reshape(self.outer, -1, self.inner, self.each)
+        return np.concatenate((np.arange(self.first), rest.swapaxes(1, 2).reshape(-1)))
+
+
+@dataclass(frozen=True, slots=True)
+class Alteration:
+    """The difference between a tensor in a file and the one that the model needs.
+
+    `numbers`: "plus one" is stored plus one, "decay" is the logarithm of A in -exp(A). `form`: a vector that
+    is stored with more axes, a matrix of one row that may be stored as a vector, or a kernel of a convolution
+    without its axis of one channel. `transposed`: the last two axes are exchanged.
+    """
+
+    rows: Order | None = None
+    columns: Order | None = None
+    numbers: Literal["", "plus one", "decay"] = ""
+    form: Literal["", "vector", "row", "kernel"] = ""
+    transposed: bool = False
+
+    def shaped(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape that the model needs of a tensor stored in this one, apart from `transposed`."""
+        if self.form == "vector":
+            return (math.prod(shape),)
+        if self.form == "row":
+            return (1, math.prod(shape))
+        return (*shape[:-1], 1, shape[-1]) if self.form == "kernel" else shape
+
+    def restored(self, array: Array) -> Array:
+        """Return the numbers that the model needs: the same array, or float32."""
+        if not self.numbers:
+            return array
+        stored = to_float32(array)
+        if self.numbers == "plus one":
+            return stored - np.float32(1)
+        with np.errstate(invalid="ignore", divide="ignore"):  # numbers that no file should have
+            return np.asarray(np.log(-stored), np.float32)
+
+
+PLAIN = Alteration()

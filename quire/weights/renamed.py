@@ -1,0 +1,85 @@
+"""Tensors under the names that a program wants, whatever larger or smaller model stored them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from quire.program.program import WeightSpec
+from quire.quantize.kinds import StoredWeight
+from quire.weights.tensors import Tensor, Tensors
+
+# Ways of storing a decoder: beginnings of names in the files, and what they are called in a program
+LAYOUTS = (
+    {"language_model.model.": "model.", "language_model.lm_head.": "lm_head."},  # composites
+    {"model.language_model.": "model."},  # composites, as newer versions of transformers write them
+    {"": "model.", "lm_head.": "lm_head."},  # bare decoders
+    {"": "transformer."},  # bare decoders, as GPT-2 was published
+    {"bert.": ""},  # encoders beneath a head
+    {"roberta.": ""},
+    {"model.": ""},
+)
+
+
+def under_own_names(specs: Mapping[str, WeightSpec], tensors: Tensors) -> Tensors:
+    """Return the tensors under the names of `specs`: unchanged if no layout names more of them."""
+    wanted = {source for spec in specs.values() for source in spec.sources}
+    best, most = tensors, sum(name in tensors for name in wanted)
+    for layout in LAYOUTS if most < len(wanted) else ():
+        names = {renamed(name, layout): name for name in tensors}
+        found = sum(name in names for name in wanted)
+        if len(names) == len(tensors) and found > most:
+            best, most = RenamedTensors(tensors, names), found
+    return best
+
+
+def renamed(name: str, layout: Mapping[str, str]) -> str:
+    """Return a name with the longest beginning that the layout has replaced."""
+    begins = [old for old in layout if name.startswith(old)]
+    old = max(begins, key=len, default="")
+    return layout.get(old, "") + name[len(old) :]
+
+
+class RenamedTensors(Tensors):
+    """Tensors under other names: `names` has the name of each in `tensors`."""
+
+    def __init__(self, tensors: Tensors, names: Mapping[str, str]) -> None:
+        self._tensors, self._names = tensors, names
+
+    @property
+    def where(self) -> str:
+        return self._tensors.where
+
+    @property
+    def summary(self) -> str:
+        return self._tensors.summary
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self._tensors.notes
+
+    def pull(self, name: str) -> StoredWeight:
+        return self._tensors.pull(self._names[name])
+
+    def prefetch(self, name: str) -> None:
+        self._tensors.prefetch(self._names[name])
+
+    def release(self, name: str) -> None:
+        self._tensors.release(self._names[name])
+
+    def name_in_files(self, name: str) -> str:
+        return self._tensors.name_in_files(self._names[name])
+
+    def identity(self) -> bytes:
+        return self._tensors.identity()
+
+    def close(self) -> None:
+        self._tensors.close()
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[self._names[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
