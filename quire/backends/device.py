@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from quire.backends.backend import Backend, Capacity
+from quire.backends.draft_model import DraftModel
 from quire.backends.host import Kind
 from quire.backends.native.device import NativeDevice
 from quire.backends.null import NullDevice
@@ -21,7 +22,7 @@ from quire.program.caches import CacheSpec
 from quire.program.program import Op, Program, WeightSpec
 from quire.quantize.kinds import Storage
 from quire.weights.load import Progress
-from quire.weights.plan import Layout, WeightPlan, plan, plan_without
+from quire.weights.plan import Expect, Layout, WeightPlan, plan, plan_without
 from quire.weights.tensors import Tensors
 
 
@@ -46,7 +47,7 @@ class Device(Protocol):
     `computes` is False for a backend that only counts: it holds no weights and no cache, so everything fits.
     `tile_rows` are the rows of activations that are multiplied together. `keeps_floats_as` is the format that
     floating point weights are converted to, "" if they are kept. `kv_dtypes` are the formats of cached keys
-    and values.
+    and values. `shares_weights`: other processes use the memory of its weights, too.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Device(Protocol):
     tile_rows: int
     keeps_floats_as: str
     kv_dtypes: tuple[str, ...]
+    shares_weights: bool
 
     @property
     def arithmetic(self) -> str:
@@ -94,8 +96,13 @@ class Device(Protocol):
         """
         ...
 
-    def step_bytes(self, program: Program, weights: WeightPlan, num_tokens: int) -> int:
-        """Return the bytes a step of `num_tokens` needs besides weights and cache: values and scratch."""
+    def step_bytes(
+        self, program: Program, weights: WeightPlan, num_tokens: int, num_logits: int | None = None
+    ) -> int:
+        """Return the bytes a step of `num_tokens` needs besides weights and cache: values and scratch.
+
+        At most `num_logits` positions have logits; by default all may, for the logprobs of prompts.
+        """
         ...
 
     def loading_bytes(self, weights: WeightPlan) -> int:
@@ -112,8 +119,12 @@ class Device(Protocol):
         weights: WeightPlan,
         capacity: Capacity,
         progress: Progress | None = None,
+        draft: DraftModel[WeightPlan] | None = None,
     ) -> Backend:
-        """Load the weights and create the backend. `progress` is called with bytes loaded."""
+        """Load the weights and create the backend. `progress` is called with bytes loaded.
+
+        `draft` proposes tokens for it. Raises ConfigError if it cannot use the same block tables.
+        """
         ...
 
     def loops(self) -> Loops:
@@ -121,13 +132,16 @@ class Device(Protocol):
         ...
 
 
-def device_for(config: EngineConfig) -> Device:
-    """Return the device of a configuration. Raises ConfigError for options it does not support."""
+def device_for(config: EngineConfig, share_weights: bool = False) -> Device:
+    """Return the device of a configuration. Raises ConfigError for options it does not support.
+
+    With `share_weights` other processes use the same weights, and memory for them is taken once if possible.
+    """
     if config.device == "null":
         return NullDevice()
     if config.device == "reference":
         return ReferenceDevice(config.num_threads)
-    return NativeDevice(config.model, config.num_threads, config.packed_cache)
+    return NativeDevice(config.model, config.num_threads, config.packed_cache, share_weights)
 
 
 def kv_dtype(device: Device, asked: str, floats: str) -> str:
@@ -148,15 +162,15 @@ def plan_weights(
     program: Program,
     tensors: Tensors | None,
     quantization: str | None,
-    stated: str,
+    expected: Expect,
 ) -> WeightPlan:
-    """Plan the weights of a program on a device; without tensors, as if all had the `stated` format.
+    """Plan the weights of a program on a device; without tensors, as if each had the kind `expected`.
 
     Raises ConfigError for a checkpoint that does not match the program.
     """
     specs = program.weights()
     if tensors is None:
-        found = plan_without(specs, stated, quantization, device.storage)
+        found = plan_without(specs, expected, quantization, device.storage, program.left_out)
     else:
-        found = plan(specs, tensors, quantization, program.ignored, device.storage)
+        found = plan(specs, tensors, quantization, program.ignored, device.storage, program.left_out)
     return replace(found, layout=device.layout(program, found.storage))

@@ -24,6 +24,7 @@ class HostDevice:
     computes = True
     tile_rows = 1
     keeps_floats_as = ""
+    shares_weights = False
 
     name: str
 
@@ -40,9 +41,11 @@ class HostDevice:
     def block_bytes(self, spec: CacheSpec, kv_dtype: str, block_size: int) -> int:
         return spec.token_bytes(KV_ITEM_BYTES[kv_dtype], KV_SCALE_BYTES.get(kv_dtype, 0)) * block_size
 
-    def step_bytes(self, program: Program, weights: WeightPlan, num_tokens: int) -> int:
-        """Return the bytes of all values, with logits of every token: prompt logprobs may need all."""
-        return plan_buffers(program).nbytes(Load(((0, num_tokens),), num_tokens))
+    def step_bytes(
+        self, program: Program, weights: WeightPlan, num_tokens: int, num_logits: int | None = None
+    ) -> int:
+        """Return the bytes of all values."""
+        return plan_buffers(program).nbytes(Load(((0, num_tokens),), num_logits or num_tokens))
 
     def loading_bytes(self, weights: WeightPlan) -> int:
         return 0

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 import numpy as np
 
 from quire.backends.backend import Capacity, GetMasks
+from quire.backends.draft_model import DraftModel
 from quire.backends.host import HostDevice
 from quire.backends.kv_cache import KV_ITEM_BYTES, KV_SCALE_BYTES
 from quire.backends.slots import Deferred, Slots
 from quire.errors import ConfigError
 from quire.program.batch import Batch
-from quire.program.program import Cost, Load, Program, WeightBytes
+from quire.program.program import Cost, Load, LowRank, Program, WeightBytes
 from quire.quantize.kinds import Storage
 from quire.types import Step
 from quire.weights.load import Progress
@@ -42,6 +43,26 @@ class NullBackend:
 
     def launch(self, step: Step, masks: GetMasks | None = None) -> Deferred:
         return Deferred(lambda: self._slots.run(step, self.execute, masks))
+
+    def add_adapter(self, adapter: str, parts: Mapping[str, LowRank]) -> None:
+        pass
+
+    def drop_adapter(self, adapter: str) -> None:
+        pass
+
+    def block_layout(self) -> str:
+        return "null"
+
+    def block_bytes(self, group: int) -> int:
+        return 0
+
+    def read_blocks(self, group: int, block_ids: Sequence[int]) -> list[bytes]:
+        return [b""] * len(block_ids)
+
+    def write_blocks(
+        self, group: int, block_ids: Sequence[int], contents: Sequence[bytes | memoryview]
+    ) -> None:
+        pass
 
     def execute(self, batch: Batch) -> np.ndarray:
         counts = np.diff(batch.row_offsets)
@@ -76,7 +97,9 @@ class NullDevice(HostDevice):
         weights: WeightPlan,
         capacity: Capacity,
         progress: Progress | None = None,
+        draft: DraftModel[WeightPlan] | None = None,
     ) -> NullBackend:
+        """Create the backend, which has nothing to propose: a draft model is ignored."""
         item, scale = KV_ITEM_BYTES[capacity.kv_dtype], KV_SCALE_BYTES.get(capacity.kv_dtype, 0)
         return NullBackend(program, weights.stored_bytes, item, capacity.block_size, scale)
 

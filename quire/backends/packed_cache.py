@@ -10,11 +10,14 @@ than a mapped file and take 0.2 s per gigabyte to fill. Every byte is verified o
 memory, so files are not synced to disk: damage by a crash is detected, and the file is rebuilt. Files are
 created by renaming and never modified, so any number of processes may read and write concurrently. If the
 cache cannot be read or written, loading is only slower.
+
+Processes that share their weights map the file instead (`shared`), and one of them writes it for all.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import mmap
@@ -24,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +88,17 @@ class Damaged(Exception):
 class PackedCache:
     """The files of one folder, at most `limit_bytes` in total; the least recently used are removed."""
 
-    def __init__(self, folder: Path, limit_bytes: int = LIMIT_BYTES, least_bytes: int = LEAST_BYTES) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        limit_bytes: int = LIMIT_BYTES,
+        least_bytes: int = LEAST_BYTES,
+        shared: bool = False,
+    ) -> None:
         self.folder = folder
         self.limit_bytes = limit_bytes
         self.least_bytes = least_bytes
+        self.shared = shared
 
     def holds(self, nbytes: int) -> bool:
         """Return True if so many bytes are worth a file."""
@@ -102,7 +113,7 @@ class PackedCache:
             entry = read_entry(path)
             if (entry.key, entry.nbytes) != (key, nbytes):
                 raise Damaged("it belongs to another model")
-            data = read_checked(entry, mapper, progress)
+            data = read_checked(entry, mapper, progress, self.shared)
         except (Damaged, OSError) as error:
             _LOG.warning("%s is damaged, and made again: %s", path, error)
             _remove(path)
@@ -111,11 +122,34 @@ class PackedCache:
             os.utime(path)
         return data
 
+    @contextlib.contextmanager
+    def turn(self, key: str) -> Iterator[None]:
+        """Wait, where weights are shared, until no other process reads or writes the file of a key."""
+        if not self.shared:
+            yield
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self.folder / f".{key}{_UNFINISHED}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            self.give_up(error)
+            yield
+            return
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
     def create(self, key: str, nbytes: int) -> PackedFileWriter | None:
         """Create a file for so many packed bytes; None, after a warning, if that is impossible."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            return PackedFileWriter(self.folder / (key + _SUFFIX), nbytes) if self._evict(nbytes) else None
+            return (
+                PackedFileWriter(self.folder / (key + _SUFFIX), nbytes, self.shared)
+                if self._evict(nbytes)
+                else None
+            )
         except OSError as error:
             self.give_up(error)
         return None
@@ -179,8 +213,8 @@ class PackedCache:
 class PackedFileWriter:
     """A file that appears in the cache once it is complete. Its methods raise OSError."""
 
-    def __init__(self, path: Path, nbytes: int) -> None:
-        self.path, self.nbytes = path, nbytes
+    def __init__(self, path: Path, nbytes: int, shared: bool) -> None:
+        self.path, self.nbytes, self._shared = path, nbytes, shared
         self._file, self._name = tempfile.mkstemp(_UNFINISHED, ".", path.parent)
         try:
             os.posix_fallocate(self._file, 0, nbytes)  # detects a full disk
@@ -196,8 +230,9 @@ class PackedFileWriter:
 
     def finish(self, model: str, quantization: str, mapper: Mapper) -> Bytes:
         """Complete and rename the file; return its packed bytes."""
-        data = allocate(self.nbytes)
-        sums = list(mapper(lambda number: _read(self._file, data, number), _chunks(self.nbytes)))
+        data = map_file(self._file, self.nbytes) if self._shared else allocate(self.nbytes)
+        check = partial(_check if self._shared else _read, self._file, data)
+        sums = list(mapper(check, _chunks(self.nbytes)))
         about = {"model": name_of(model), "quantization": quantization, "nbytes": self.nbytes, "sums": sums}
         text = json.dumps({"key": self.path.stem, **about}).encode()
         tail = len(text).to_bytes(8, "little") + _sum_of(text).to_bytes(8, "little") + _MARK
@@ -236,13 +271,16 @@ def read_entry(path: Path) -> PackedFile:
     return entry
 
 
-def read_checked(entry: PackedFile, mapper: Mapper, progress: Progress | None = None) -> Bytes:
-    """Read and verify the packed bytes of a file. Raises Damaged, OSError."""
-    data = allocate(entry.nbytes)
+def read_checked(
+    entry: PackedFile, mapper: Mapper, progress: Progress | None = None, shared: bool = False
+) -> Bytes:
+    """Read and verify the packed bytes of a file, or map them. Raises Damaged, OSError."""
     with open_regular(entry.path) as file:
+        data = map_file(file.fileno(), entry.nbytes) if shared else allocate(entry.nbytes)
+        check = partial(_check if shared else _read, file.fileno(), data)
 
         def work(number: int) -> int:
-            if _read(file.fileno(), data, number) != entry.sums[number]:
+            if check(number) != entry.sums[number]:
                 raise Damaged(f"bytes from {number * CHUNK_BYTES:,} on are not what was written")
             return _chunk(data, number).nbytes
 
@@ -261,6 +299,20 @@ def allocate(nbytes: int) -> Bytes:
         with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.uint8)[:nbytes]
+
+
+def map_file(file: int, nbytes: int) -> Bytes:
+    """Map the beginning of a file, in huge pages where the file system has them in its cache."""
+    memory = mmap.mmap(file, nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
+
+
+def _check(file: int, data: Bytes, number: int) -> int:
+    """Return the checksum of one chunk of a mapped file."""
+    return int(_core.checksum(_chunk(data, number)))
 
 
 def _read(file: int, data: Bytes, number: int) -> int:

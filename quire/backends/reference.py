@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import ml_dtypes  # noqa: F401  # gives NumPy the name bfloat16
@@ -10,19 +10,22 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from quire.backends.backend import Capacity, GetMasks
+from quire.backends.block_memory import BlockMemory, layout_of
+from quire.backends.draft_model import DraftModel, shared_table, spare_blocks
+from quire.backends.drafting import ModelDrafts
 from quire.backends.host import HostDevice
 from quire.backends.kv_cache import KV_DTYPES
 from quire.backends.slots import Deferred, Slots
 from quire.errors import ConfigError
 from quire.program.batch import Batch
 from quire.program.caches import PagedKV, PagedLatent, SlotState
-from quire.program.ops.state import States
+from quire.program.ops.slot_states import States
 from quire.program.passes import plan_buffers
-from quire.program.program import Program, Quantized, Run, Weight
-from quire.quantize.kinds import FloatStorage, Storage
+from quire.program.program import LowRank, Program, Quantized, Run, Weight
+from quire.quantize.kinds import Dense, FloatStorage, Storage, to_float32
 from quire.types import Step
 from quire.weights.load import Progress, load
-from quire.weights.plan import Layout, WeightPlan
+from quire.weights.plan import Layout, WeightPlace, WeightPlan
 
 
 class ReferenceBackend:
@@ -30,7 +33,7 @@ class ReferenceBackend:
 
     Float weights are converted to float32 once, at load; quantized ones stay as stored and multiply quantized
     activations. `num_blocks` are the blocks of each cache group; a group of states has `num_slots` and
-    `num_snapshots` entries instead.
+    `num_snapshots` entries instead. `draft` proposes tokens, in caches of its own.
     """
 
     name = "reference"
@@ -45,6 +48,7 @@ class ReferenceBackend:
         kv_cache_dtype: str = "auto",
         num_slots: int = 0,
         num_snapshots: int = 0,
+        draft: DraftModel[Mapping[str, Weight]] | None = None,
     ) -> None:
         self.program = program
         # A BLAS may split a sum over K among threads, which changes its order: limit it to one thread.
@@ -56,7 +60,23 @@ class ReferenceBackend:
             if name not in self._quantized
         }
         self._groups = program.layer_groups
-        self._slots = Slots(program.output.width, block_size, len(num_blocks))
+        self._adapters: dict[str, Mapping[str, LowRank]] = {}
+        drafting = None
+        if draft is not None:
+            table = shared_table(program, draft.program)
+            own_blocks = num_blocks[table.group]
+            drafter = ReferenceBackend(
+                draft.program,
+                self._shared(draft.program, weights) if draft.weights is None else draft.weights,
+                num_blocks=[own_blocks + num_slots * spare_blocks(block_size)]
+                * len(draft.program.cache_groups),
+                block_size=block_size,
+                kv_cache_dtype=kv_cache_dtype,
+            )
+            width = program.output.width
+            drafting = ModelDrafts(draft, drafter.compute, table, own_blocks, block_size, width, num_slots)
+        self._drafting = drafting
+        self._slots = Slots(program.output.width, block_size, len(num_blocks), drafting)
         self._last_use = plan_buffers(program).last_use
         dtype = KV_DTYPES[kv_cache_dtype]
         self._caches: list[Any] = []
@@ -65,17 +85,69 @@ class ReferenceBackend:
                 self._caches.append(States.empty(spec, num_slots, num_snapshots))
             else:
                 self._caches.append(_paged(spec, num_blocks[group], block_size, dtype))
+        groups = program.cache_groups
+        self._memory = BlockMemory(self._arrays(group) for group in range(len(groups)))
+        self._layout = layout_of(self.name, kv_cache_dtype, block_size, groups, self._groups)
+
+    def _shared(self, program: Program, weights: Mapping[str, Weight]) -> dict[str, Weight]:
+        """Return the weights of a program among those of this one, converted already."""
+        kept, own = self._quantized, self._weights
+        return {name: weights[name] if name in kept else Dense(own[name]) for name in program.weights()}
+
+    def _arrays(self, group: int) -> Iterator[np.ndarray]:
+        """Yield the arrays with the blocks of a group, or its snapshots."""
+        for cache, of in zip(self._caches, self._groups, strict=True):
+            if of != group:
+                continue
+            if isinstance(cache, States):
+                yield from (cache.snapshot_borders, cache.snapshot_inputs)
+            else:
+                yield from cache if isinstance(cache, tuple) else (cache,)
+
+    def add_adapter(self, adapter: str, parts: Mapping[str, LowRank]) -> None:
+        self._adapters[adapter] = {
+            name: LowRank(to_float32(part.down), to_float32(part.up), part.scale)
+            for name, part in parts.items()
+        }
+
+    def drop_adapter(self, adapter: str) -> None:
+        del self._adapters[adapter]
+
+    def block_layout(self) -> str:
+        return self._layout
+
+    def block_bytes(self, group: int) -> int:
+        return self._memory.num_bytes[group]
+
+    def read_blocks(self, group: int, block_ids: Sequence[int]) -> list[bytes]:
+        return self._memory.read(group, block_ids)
+
+    def write_blocks(
+        self, group: int, block_ids: Sequence[int], contents: Sequence[bytes | memoryview]
+    ) -> None:
+        self._memory.write(group, block_ids, contents)
+        self._slots.replaced(group, block_ids)
 
     def launch(self, step: Step, masks: GetMasks | None = None) -> Deferred:
-        return Deferred(lambda: self._slots.run(step, self.execute, masks))
+        return Deferred(lambda: self._slots.run(step, self._logits, masks))
 
     def execute(self, batch: Batch) -> np.ndarray:
         """Return the logits [L, vocab] of the batch's logit rows."""
-        with self._blas.limit(limits=1):
-            return self._execute(batch)
+        return self.compute(batch)[0]
 
-    def _execute(self, batch: Batch) -> np.ndarray:
-        run = Run(batch, self._weights, self._caches, self._groups, self._quantized)
+    def compute(self, batch: Batch) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the same, and the hidden states that the program hands out, if it does."""
+        with self._blas.limit(limits=1):
+            return self._compute(batch)
+
+    def _logits(self, batch: Batch) -> np.ndarray:
+        logits, hidden = self.compute(batch)
+        if self._drafting is not None and hidden is not None:
+            self._drafting.keep(batch, hidden)
+        return logits
+
+    def _compute(self, batch: Batch) -> tuple[np.ndarray, np.ndarray | None]:
+        run = Run(batch, self._weights, self._caches, self._groups, self._quantized, self._adapters)
         values: dict[int, np.ndarray] = {}
         for number, op in enumerate(self.program):
             result = op.reference(run, *(_read(values[v.index]) for v in op.inputs()))
@@ -85,7 +157,8 @@ class ReferenceBackend:
             for value in (*op.inputs(), *op.outputs()):
                 if self._last_use[value.index] == number:
                     values.pop(value.index, None)
-        return _read(values[self.program.output.index])
+        logits, hidden = _read(values[self.program.output.index]), self.program.hidden
+        return logits, None if hidden is None else _read(values[hidden.index])
 
 
 def _read(stored: np.ndarray) -> np.ndarray:
@@ -124,14 +197,18 @@ class ReferenceDevice(HostDevice):
         """Lay out floats as float32, quantized weights as stored."""
         specs = program.weights()
         kept = {name: FloatStorage("f32") if storage[name].is_float else storage[name] for name in specs}
-        return Layout.of((n, kept[n].kind, s.shape, kept[n].nbytes(s.shape)) for n, s in specs.items())
+        return Layout.of(
+            WeightPlace(n, kept[n].kind, s.shape, 0, kept[n].nbytes(s.shape)) for n, s in specs.items()
+        )
 
     def own_kv_dtype(self, floats: str) -> str:
         return "float32"
 
-    def step_bytes(self, program: Program, weights: WeightPlan, num_tokens: int) -> int:
+    def step_bytes(
+        self, program: Program, weights: WeightPlan, num_tokens: int, num_logits: int | None = None
+    ) -> int:
         """Return the bytes of values, and of the largest quantized matrix unpacked."""
-        values = super().step_bytes(program, weights, num_tokens)
+        values = super().step_bytes(program, weights, num_tokens, num_logits)
         return values + max(weights.storage[w.name].product_bytes(w.shape) for w in weights.specs.values())
 
     def build(
@@ -140,8 +217,13 @@ class ReferenceDevice(HostDevice):
         weights: WeightPlan,
         capacity: Capacity,
         progress: Progress | None = None,
+        draft: DraftModel[WeightPlan] | None = None,
     ) -> ReferenceBackend:
         loaded = load(weights, progress, self._num_threads)
+        drafter = None
+        if draft is not None:
+            own = draft.weights
+            drafter = draft.having(None if own is None else load(own, None, self._num_threads))
         return ReferenceBackend(
             program,
             loaded,
@@ -150,6 +232,7 @@ class ReferenceDevice(HostDevice):
             kv_cache_dtype=capacity.kv_dtype,
             num_slots=capacity.max_num_seqs,
             num_snapshots=capacity.num_snapshots,
+            draft=drafter,
         )
 
     def loops(self) -> NoReturn:

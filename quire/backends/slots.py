@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from quire.backends.backend import GetMasks
+from quire.backends.drafting import Known, ModelDrafts
 from quire.program.batch import Batch
 from quire.sampling.faults import LogitsError
 from quire.sampling.logprobs import prompt_logprobs
@@ -30,14 +31,17 @@ class Slot:
 class Slots:
     """Applies the deltas of steps, lays steps out as batches, and turns logits into results.
 
-    Each slot has `num_tables` block tables, one per cache group.
+    Each slot has `num_tables` block tables, one per cache group. `drafting` proposes tokens, if given.
     """
 
-    def __init__(self, vocab_size: int, block_size: int, num_tables: int) -> None:
+    def __init__(
+        self, vocab_size: int, block_size: int, num_tables: int, drafting: ModelDrafts | None = None
+    ) -> None:
         self._vocab_size = vocab_size
         self._block_size = block_size
         self._slots: dict[int, Slot] = {}
         self._tables = [np.zeros((0, 0), np.int64)] * num_tables  # by group: [slots, blocks]
+        self._drafting = drafting
 
     def batch(self, step: Step) -> Batch:
         """Apply the deltas of a step, and lay it out for the ops."""
@@ -83,6 +87,8 @@ class Slots:
             self._table(grant.group, grant.slot, end)[grant.first : end] = grant.block_ids
             slot = self._slots[grant.slot]
             slot.num_blocks = max(slot.num_blocks, end)
+        if self._drafting is not None:
+            self._drafting.apply(step)
 
     def _table(self, group: int, slot: int, num_blocks: int) -> np.ndarray:
         """Return the block table of a slot, with space for `num_blocks`; ids already in it are kept."""
@@ -94,26 +100,45 @@ class Slots:
             self._tables[group][:slots, :blocks] = held
         return self._tables[group][slot]
 
+    def replaced(self, group: int, block_ids: Sequence[int]) -> None:
+        """Note that the contents of blocks were replaced: the draft model has nothing in them."""
+        if self._drafting is not None and group == self._drafting.table.group:
+            self._drafting.forget(block_ids)
+
     def run(self, step: Step, execute: Callable[[Batch], np.ndarray], masks: GetMasks | None) -> StepResult:
         """Compute a step in the calling thread; `execute` returns the logits [L, vocab] of a batch."""
         began_s, ran_s = time.monotonic(), time.thread_time()
         logits = execute(self.batch(step))
         ran_s, computed_s = time.thread_time() - ran_s, time.monotonic()
-        found: Mapping[int, Any | Failure] = {} if masks is None else masks()
+        found: Mapping[int, Sequence[Any] | Failure] = {} if masks is None else masks()
         masked_s = time.monotonic()
         rows = self._sample(step, logits, found)
-        ended_s = time.monotonic()
+        sampled_s, draft_s = time.monotonic(), 0.0
+        if self._drafting is not None and step.num_proposed:
+            rows, draft_s = self._propose(self._drafting, step, rows)
         return StepResult(
             rows,
             began_s=began_s,
-            ended_s=ended_s,
+            ended_s=sampled_s + draft_s,
             mask_s=masked_s - computed_s,
-            sampling_s=ended_s - masked_s,
+            sampling_s=sampled_s - masked_s,
             core_wait_s=max(0.0, computed_s - began_s - ran_s),
+            draft_s=draft_s,
         )
 
+    def _propose(
+        self, drafting: ModelDrafts, step: Step, results: tuple[RowResult, ...]
+    ) -> tuple[tuple[RowResult, ...], float]:
+        """Add what the draft model proposes to the results."""
+        tables, known = self._tables[drafting.table.group], {}
+        for row in step.rows:
+            slot = self._slots[row.slot]
+            if slot.sampler is not None:
+                known[row.slot] = Known(slot.token_ids, slot.sampler, tables[row.slot])
+        return drafting.propose(step, results, known)
+
     def _sample(
-        self, step: Step, logits: np.ndarray, found: Mapping[int, Any | Failure]
+        self, step: Step, logits: np.ndarray, found: Mapping[int, Sequence[Any] | Failure]
     ) -> tuple[RowResult, ...]:
         """Turn logits [L, vocab] into results, and append the sampled tokens to the slots."""
         results, first = [], 0
@@ -126,7 +151,9 @@ class Slots:
             first += row.num_logits
         return tuple(results)
 
-    def _finish(self, row: Row, slot: Slot, logits: np.ndarray, mask: Any | Failure | None) -> RowResult:
+    def _finish(
+        self, row: Row, slot: Slot, logits: np.ndarray, masks: Sequence[Any] | Failure | None
+    ) -> RowResult:
         if slot.sampler is None:
             return _vector(logits[-1])
         try:
@@ -135,26 +162,30 @@ class Slots:
             return RowResult(error=error.failure)
         if not row.sample:
             return RowResult(prompt_logprobs=scored)
-        if isinstance(mask, Failure):
-            return RowResult(error=mask)
-        result = self._verify(row, slot.sampler, logits[-1 - len(row.drafted) :], mask)
+        if isinstance(masks, Failure):
+            return RowResult(error=masks)
+        num_sampled = 1 + len(row.drafted)
+        each = [None] * num_sampled if masks is None else masks
+        result = self._verify(row, slot.sampler, logits[-num_sampled:], each)
         slot.token_ids += result.token_ids
         return result._replace(prompt_logprobs=scored)
 
-    def _verify(self, row: Row, sampler: SamplerState, logits: np.ndarray, mask: Any | None) -> RowResult:
-        """Sample tokens while they equal the drafted ones; `mask` is that of the first one.
+    def _verify(
+        self, row: Row, sampler: SamplerState, logits: np.ndarray, masks: Sequence[Any | None]
+    ) -> RowResult:
+        """Sample tokens while they equal the drafted ones, at the positions that have masks.
 
         An error after an accepted token recurs as the first of the next row.
         """
         token_ids: tuple[int, ...] = ()
         logprobs: tuple[PositionLogprobs, ...] = ()
-        for position, drafted in zip(logits, (*row.drafted, None), strict=True):
+        for position, mask, drafted in zip(logits, masks, (*row.drafted, None), strict=False):
             result = sample(position, sampler, mask)
             if result.error is not None and not token_ids:
                 return result
             token_ids, logprobs = token_ids + result.token_ids, logprobs + result.logprobs
             sampler.extend(result.token_ids)
-            if mask is not None or result.token_ids != (drafted,):
+            if result.token_ids != (drafted,):
                 break
         return RowResult(token_ids, logprobs)
 

@@ -12,7 +12,9 @@ from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from quire.errors import RequestError
+from quire.grammar.forced_runs import forced_run
 from quire.grammar.matcher import fault, make_matcher, make_vocabulary
+from quire.types import Draft
 
 if TYPE_CHECKING:
     from quire.text.tokenizer import Tokenizer  # which is above: tools are described by grammars
@@ -23,13 +25,18 @@ MAX_GRAMMARS, MAX_CHARACTERS = 256, 2 << 20  # compiled and kept
 class Matcher:
     """The position of one sequence in a grammar."""
 
-    def __init__(self, inner: LLMatcher, vocab_size: int) -> None:
+    def __init__(
+        self, inner: LLMatcher, vocabulary: LLTokenizer, vocab_size: int, output: Sequence[int] = ()
+    ) -> None:
         self._inner = inner
+        self._vocabulary = vocabulary
         self._vocab_size = vocab_size
+        self._output = list(output)
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Advance by tokens that were allowed, other than one that ends the output."""
         self._inner.consume_tokens(list(token_ids))
+        self._output += token_ids
 
     def allowed(self) -> tuple[NDArray[np.uint32], bool]:
         """Return a bit mask of the tokens that may follow, [ceil(V / 32)], and True if the output may end.
@@ -45,6 +52,14 @@ class Matcher:
         may_end = bool(bits[word] >> bit & 1)
         bits[word] &= (1 << bit) - 1
         return bits[: -(-self._vocab_size // 32)], may_end
+
+    def draft(self) -> Draft:
+        """Return the tokens that are forced, as far as that can be told; see `forced_runs`."""
+        return forced_run(self._inner, self._vocabulary, self._output)
+
+    def copy(self) -> Matcher:
+        """Return a matcher in the same state, in about a microsecond and 20 ns for each token taken."""
+        return Matcher(self._inner.deep_copy(), self._vocabulary, self._vocab_size, self._output)
 
 
 class Grammars:
@@ -63,7 +78,7 @@ class Grammars:
     def start(self, grammar: str) -> Matcher:
         """Return a matcher at the beginning of a grammar; if that does not compile, `allowed` raises."""
         with self._lock:
-            return Matcher(self._look_up(grammar).deep_copy(), self._vocab_size)
+            return Matcher(self._look_up(grammar).deep_copy(), self._vocabulary, self._vocab_size)
 
     def _look_up(self, grammar: str) -> LLMatcher:
         if grammar in self._compiled:

@@ -2,6 +2,6 @@
 
 from quire.models.config import ModelConfig
 from quire.models.model import Model
-from quire.models.registry import read_model
+from quire.models.registry import FAMILIES, check_overrides, read_model, read_prediction
 
-__all__ = ["Model", "ModelConfig", "read_model"]
+__all__ = ["FAMILIES", "Model", "ModelConfig", "check_overrides", "read_model", "read_prediction"]

@@ -9,9 +9,9 @@ from typing import Any
 from quire.errors import ConfigError, quoted
 from quire.program.rope import THETA, Rope, rope_from_config
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 # Far above any model. The total number of tensors is bounded when a program is recorded.
-MAX_LAYERS, MAX_EXPERTS, MAX_HEAD_DIM = 1 << 10, 1 << 12, 1 << 12
+MAX_LAYERS, MAX_EXPERTS, MAX_HEAD_DIM, MAX_KERNEL = 1 << 10, 1 << 12, 1 << 12, 64
 _LARGE, _SMALL = 1e6, 1e-6  # beyond any plausible factor, and well within float32
 
 # Aliases of field names, which take precedence: the attribute maps of transformers.
@@ -129,10 +129,16 @@ class ModelConfig(Fields):
         return stated
 
     def rope(
-        self, given: Mapping[str, Any] | None = None, *, base: str = "rope_theta", interleaved: bool = False
+        self,
+        given: Mapping[str, Any] | None = None,
+        *,
+        base: str = "rope_theta",
+        interleaved: bool = False,
+        dim: int | None = None,
     ) -> Rope:
         """Return the rotary embedding with the parameters `given`, or those of config.json.
 
+        `dim` numbers of each head are rotated, or the stated part of head_dim.
         Missing parameters are taken from config.json itself: the base from the field `base`.
         """
         given = self.rope_parameters() if given is None else given
@@ -142,10 +148,12 @@ class ModelConfig(Fields):
             )
         stated = {name: value for name, value in given.items() if value is not None}
         fields = Fields({**self.values, "rope_theta": self.get(base), **stated})
-        part = fields.number("partial_rotary_factor", 0, 1) if "partial_rotary_factor" in self.values else 1.0
+        part = 1.0
+        if dim is None and "partial_rotary_factor" in self.values:
+            part = fields.number("partial_rotary_factor", 0, 1)
         return rope_from_config(
             dict(given),
-            dim=int(self.head_dim * part),
+            dim=dim or int(self.head_dim * part),
             theta=fields.number("rope_theta", *THETA),
             max_position=self.max_position_embeddings,
             original_max_position=self.optional_size("original_max_position_embeddings"),
@@ -153,24 +161,37 @@ class ModelConfig(Fields):
         )
 
 
-def read_fields(raw: Mapping[str, Any], defaults: Mapping[str, Any], spelled: Mapping[str, str]) -> Fields:
-    """Read the keys in `defaults` from config.json; `spelled` are the family's own names for some.
+def read_fields(
+    raw: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    spelled: Mapping[str, str],
+    older: Mapping[str, str],
+) -> Fields:
+    """Read the keys in `defaults` from config.json; `spelled` are the family's own names for some, `older`
+    are names that take precedence.
 
     A missing key takes its default. A null one stays null, which only some keys may be.
     """
     values = {}
     for name, default in defaults.items():
         own = spelled.get(name, name)
-        stated = [raw[key] for key in (SYNONYMS.get(own, own), own) if key in raw]
+        usual = SYNONYMS.get(own, own)
+        stated = [raw[key] for key in (older.get(name, usual), usual, own) if key in raw]
         values[name] = next((value for value in stated if value is not None), None) if stated else default
     return Fields(values)
 
 
-def read_config(fields: Fields, slides: Slides) -> ModelConfig:
-    """Read the fields common to all families. Raises ConfigError for an impossible value."""
+def read_config(
+    fields: Fields, slides: Slides, kinds: tuple[str, ...] = (), listed: tuple[str, ...] = ()
+) -> ModelConfig:
+    """Read the fields common to all families. Raises ConfigError for an impossible value.
+
+    `kinds` are the types of layers that the family has besides attention with and without a window; `listed`
+    are those of all layers where the family lists them in its own way.
+    """
     heads, hidden = fields.size("num_attention_heads"), fields.size("hidden_size")
-    layers = fields.size("num_hidden_layers", most=MAX_LAYERS)
-    act = fields.get("hidden_act")
+    layers = len(listed) or fields.size("num_hidden_layers", most=MAX_LAYERS)
+    act = fields.values.get("hidden_act", "silu")
     if not isinstance(act, str):
         raise ConfigError(f"config.json: hidden_act = {quoted(act)} is not a name")
     dim = fields.get("head_dim")
@@ -187,20 +208,20 @@ def read_config(fields: Fields, slides: Slides) -> ModelConfig:
         norm_eps=fields.number("rms_norm_eps", 1e-20, 1),  # the smallest float32 is 1e-45
         hidden_act=act,
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
-        layer_types=_layer_types(fields, layers, slides),
+        layer_types=listed or _layer_types(fields, layers, slides, kinds),
         sliding_window=fields.optional_size("sliding_window"),
     )
 
 
-def _layer_types(fields: Fields, layers: int, slides: Slides) -> tuple[str, ...]:
-    """Return the attention type of each layer: as stated, or by the family's rule for older configs."""
-    stated = fields.get("layer_types") or []
-    if not isinstance(stated, list) or any(kind not in (FULL, SLIDING) for kind in stated):
-        raise ConfigError(
-            f"config.json: layer_types = {quoted(stated)}", f"only {FULL} and {SLIDING} are known"
-        )
+def _layer_types(fields: Fields, layers: int, slides: Slides, kinds: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the type of each layer: as stated, or by the family's rule for older configs."""
+    stated, known = fields.get("layer_types") or [], (FULL, SLIDING, *kinds)
+    if not isinstance(stated, list) or any(kind not in known for kind in stated):
+        raise ConfigError(f"config.json: layer_types = {quoted(stated)}", f"known are {', '.join(known)}")
     if stated and len(stated) < layers:
         raise ConfigError(f"config.json: {len(stated)} layer_types for {layers} layers")
+    if any(kind in kinds for kind in stated):
+        return tuple(stated[:layers])
     if fields.get("sliding_window") is None:
         return (FULL,) * layers
     if "use_sliding_window" in fields.values and not fields.flag("use_sliding_window"):

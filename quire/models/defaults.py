@@ -20,7 +20,7 @@ _ROPE: Defaults = {
     "original_max_position_embeddings": None,
 }
 _BIAS: Defaults = {"attention_bias": False}
-_PLAIN: Defaults = {
+PLAIN: Defaults = {
     "hidden_size": 4096,
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
@@ -35,23 +35,59 @@ _PLAIN: Defaults = {
 _WINDOW_IF_USED: Defaults = {"use_sliding_window": False, "sliding_window": 4096}
 
 LLAMA: Defaults = {
-    **_PLAIN,
+    **PLAIN,
     "vocab_size": 32000,
     "intermediate_size": 11008,
     "max_position_embeddings": 2048,
     **_BIAS,
     "mlp_bias": False,
 }
+LLAMA4: Defaults = {
+    **PLAIN,
+    "vocab_size": 202048,
+    "hidden_size": 5120,
+    "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "num_experts_per_tok": 1,
+    "num_experts": 16,
+    "moe_layers": None,
+    "interleave_moe_layer_step": 1,
+    "use_qk_norm": True,
+    "rope_theta": 500_000.0,
+    "no_rope_layers": None,
+    "no_rope_layer_interval": 4,
+    "attention_chunk_size": 8192,
+    "layer_types": None,
+    "attn_temperature_tuning": True,
+    "floor_scale": 8192,
+    "attn_scale": 0.1,
+    **_BIAS,
+}
 MISTRAL: Defaults = {
-    **_PLAIN,
+    **PLAIN,
     "vocab_size": 32000,
     "intermediate_size": 14336,
     "num_key_value_heads": 8,
     "max_position_embeddings": 131072,
     "sliding_window": 4096,
 }
+MINISTRAL3: Defaults = {
+    **MISTRAL,
+    "vocab_size": 131072,
+    "num_hidden_layers": 34,
+    "head_dim": 128,
+    "max_position_embeddings": 262144,
+    "rms_norm_eps": 1e-5,
+    "sliding_window": None,
+}
 QWEN2: Defaults = {
-    **_PLAIN,
+    **PLAIN,
     "vocab_size": 151936,
     "intermediate_size": 22016,
     "num_key_value_heads": 32,
@@ -62,7 +98,7 @@ QWEN2: Defaults = {
 }
 QWEN3: Defaults = {**QWEN2, **_BIAS, "head_dim": 128}
 QWEN3_MOE: Defaults = {
-    **_PLAIN,
+    **PLAIN,
     "vocab_size": 151936,
     "hidden_size": 2048,
     "intermediate_size": 6144,
@@ -78,8 +114,70 @@ QWEN3_MOE: Defaults = {
     "norm_topk_prob": False,
     "mlp_only_layers": None,
 }
+QWEN3_NEXT: Defaults = {
+    **{key: value for key, value in QWEN3_MOE.items() if key not in _WINDOW_IF_USED},
+    "intermediate_size": 5632,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "layer_types": None,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "num_experts_per_tok": 10,
+    "num_experts": 512,
+    "norm_topk_prob": True,
+}
+QWEN3_VL: Defaults = {
+    **PLAIN,
+    "vocab_size": 151936,
+    "intermediate_size": 22016,
+    "num_key_value_heads": 32,
+    "head_dim": 128,
+    "max_position_embeddings": 128000,
+    "rope_theta": 500_000.0,
+    **_BIAS,
+}
+QWEN3_VL_MOE: Defaults = {
+    **QWEN3_VL,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": None,
+    "decoder_sparse_step": 1,
+    "moe_intermediate_size": 1408,
+    "num_experts_per_tok": 4,
+    "num_experts": 60,
+    "mlp_only_layers": None,
+}
+_QWEN3_NEXT_ONLY = ("decoder_sparse_step", "mlp_only_layers", "norm_topk_prob")
+_EXPERTS = ("moe_intermediate_size", "shared_expert_intermediate_size", "num_experts_per_tok", "num_experts")
+QWEN3_5: Defaults = {
+    **{key: value for key, value in QWEN3_NEXT.items() if key not in (*_QWEN3_NEXT_ONLY, *_EXPERTS)},
+    "vocab_size": 248320,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 4,
+}
+QWEN3_5_MOE: Defaults = {
+    **{key: QWEN3_NEXT[key] for key in QWEN3_NEXT if key not in ("intermediate_size", *_QWEN3_NEXT_ONLY)},
+    "vocab_size": 248320,
+    "num_hidden_layers": 40,
+    "num_experts_per_tok": 8,
+    "num_experts": 256,
+}
 GEMMA2: Defaults = {
-    **_PLAIN,
+    **PLAIN,
     "vocab_size": 256000,
     "hidden_size": 2304,
     "intermediate_size": 9216,
@@ -108,7 +206,7 @@ GEMMA3: Defaults = {
     "rope_local_base_freq": 10_000.0,
 }
 PHI3: Defaults = {
-    **_PLAIN,
+    **PLAIN,
     "vocab_size": 32064,
     "hidden_size": 3072,
     "intermediate_size": 8192,
@@ -119,7 +217,7 @@ PHI3: Defaults = {
     "sliding_window": None,
 }
 OLMO2: Defaults = {
-    **_PLAIN,
+    **PLAIN,
     "vocab_size": 50304,
     "intermediate_size": 11008,
     "max_position_embeddings": 2048,
@@ -150,7 +248,7 @@ GRANITE: Defaults = {
     "attention_multiplier": 1.0,
 }
 COHERE2: Defaults = {
-    **_PLAIN,
+    **PLAIN,
     "vocab_size": 256000,
     "hidden_size": 8192,
     "intermediate_size": 22528,
@@ -166,7 +264,7 @@ COHERE2: Defaults = {
     "layer_types": None,
 }
 GLM4: Defaults = {
-    **_PLAIN,
+    **PLAIN,
     "vocab_size": 151552,
     "intermediate_size": 13696,
     "num_hidden_layers": 40,
@@ -191,6 +289,37 @@ GPT2: Defaults = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
 }
+LFM2: Defaults = {
+    **{key: value for key, value in PLAIN.items() if key != "hidden_act"},
+    "vocab_size": 65536,
+    "hidden_size": 2560,
+    "intermediate_size": 12288,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 128_000,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "rope_theta": 1_000_000.0,
+    "conv_bias": False,
+    "conv_L_cache": 3,
+    "block_multiple_of": 256,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_auto_adjust_ff_dim": True,
+    "full_attn_idxs": None,
+    "layer_types": None,
+}
+_LFM2_ONLY = ("block_multiple_of", "block_ffn_dim_multiplier", "block_auto_adjust_ff_dim", "full_attn_idxs")
+LFM2_MOE: Defaults = {
+    **{key: value for key, value in LFM2.items() if key not in _LFM2_ONLY},
+    "hidden_size": 2048,
+    "intermediate_size": 7168,
+    "moe_intermediate_size": 1792,
+    "num_dense_layers": 2,
+    "num_experts_per_tok": 4,
+    "num_experts": 32,
+    "use_expert_bias": True,
+    "routed_scaling_factor": 1.0,
+    "norm_topk_prob": True,
+}
 MIXTRAL: Defaults = {
     **MISTRAL,
     "rms_norm_eps": 1e-5,
@@ -211,7 +340,7 @@ OLMOE: Defaults = {
     "norm_topk_prob": False,
 }
 GPT_OSS: Defaults = {
-    **_PLAIN,
+    **PLAIN,
     "vocab_size": 201088,
     "hidden_size": 2880,
     "intermediate_size": 2880,
@@ -228,4 +357,26 @@ GPT_OSS: Defaults = {
     "num_experts_per_tok": 4,
     "num_experts": 128,
     "swiglu_limit": 7.0,
+}
+GLM4_MOE: Defaults = {
+    **PLAIN,
+    "vocab_size": 151552,
+    "intermediate_size": 10944,
+    "num_hidden_layers": 46,
+    "num_attention_heads": 96,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "partial_rotary_factor": 0.5,
+    **_BIAS,
+    "use_qk_norm": False,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "num_experts": 128,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 1408,
+    "routed_scaling_factor": 1.0,
 }

@@ -1,5 +1,5 @@
-"""Gemma 2 (arXiv:2408.00118) and Gemma 3, text (2503.19786): norms before and after each part, norm
-weights stored minus one, scaled embeddings, sliding windows between full layers.
+"""Gemma 1 (arXiv:2403.08295), 2 (2408.00118) and 3, text (2503.19786): norm weights stored minus one and
+scaled embeddings; from 2 on norms before and after each part, and sliding windows between full layers.
 """
 
 from __future__ import annotations
@@ -15,6 +15,21 @@ from quire.program import Builder, Names, Value
 from quire.program.rope import Rope
 
 Attend = Callable[[Builder, ModelConfig, int, Value, Names], Value]
+
+
+def gemma(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+    bias = cfg.flag("attention_bias")
+    x = b.scale(embed_tokens(b, cfg, w), math.sqrt(cfg.hidden_size))
+    for i in range(cfg.num_hidden_layers):
+        p = w / f"model.layers.{i}"
+        h = b.rms_norm(x, p / "input_layernorm", cfg.norm_eps, offset=1.0)
+        q, k, v = project_qkv(b, cfg, h, p / "self_attn", bias=bias)
+        q, k = rotate(b, q, k, cfg.rope())
+        h = b.linear(b.attention(q, k, v), p / "self_attn.o_proj", cfg.hidden_size, bias=bias)
+        x = b.add(x, h)
+        h = b.rms_norm(x, p / "post_attention_layernorm", cfg.norm_eps, offset=1.0)
+        x = b.add(x, gated_mlp(b, cfg, h, p / "mlp"))
+    return head(b, cfg, x, w, norm_offset=1.0)
 
 
 def gemma2(b: Builder, cfg: ModelConfig, w: Names) -> Value:
@@ -55,7 +70,7 @@ def _attention3(b: Builder, cfg: ModelConfig, layer: int, h: Value, p: Names) ->
     q, k, v = project_qkv(b, cfg, h, p, bias=bias)
     q = b.rms_norm(q, p / "q_norm", cfg.norm_eps, offset=1.0)
     k = b.rms_norm(k, p / "k_norm", cfg.norm_eps, offset=1.0)
-    q, k = rotate(b, q, k, _rope3(cfg, cfg.layer_types[layer]))
+    q, k = rotate(b, q, k, rope_of_type(cfg, cfg.layer_types[layer]))
     h = b.attention(q, k, v, scale=_scale(cfg), window=cfg.window(layer))
     return b.linear(h, p / "o_proj", cfg.hidden_size, bias=bias)
 
@@ -64,13 +79,16 @@ def _scale(cfg: ModelConfig) -> float:
     return cfg.positive("query_pre_attn_scalar") ** -0.5
 
 
-def _rope3(cfg: ModelConfig, kind: str) -> Rope:
-    """Read rope_parameters by layer type, or the older rope_scaling, which is only for full layers."""
+def rope_of_type(cfg: ModelConfig, kind: str, local_base: str = "rope_local_base_freq") -> Rope:
+    """Read rope_parameters by layer type, or the older rope_scaling, which is only for full layers.
+
+    `local_base` is the field with the base of window layers.
+    """
     stated = cfg.get("rope_parameters") or {}
     if not isinstance(stated, Mapping) or (stated and not stated.keys() & {FULL, SLIDING}):
         raise ConfigError("config.json: rope_parameters is not an object of layer types")
     if kind == SLIDING:
-        return cfg.rope(_object(stated.get(SLIDING)), base="rope_local_base_freq")
+        return cfg.rope(_object(stated.get(SLIDING)), base=local_base)
     return cfg.rope({**_object(stated.get(FULL)), **_object(cfg.get("rope_scaling"))})
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from quire.models.config import ModelConfig
+from collections.abc import Mapping
+from typing import Any
+
+from quire.models.config import Fields, ModelConfig
 from quire.program import Builder, Names, Value
 from quire.program.rope import Rope
 
@@ -30,10 +33,20 @@ def rotate(b: Builder, q: Value, k: Value, rope: Rope) -> tuple[Value, Value]:
     return b.rotary(q, rope), b.rotary(k, rope)
 
 
-def gated_mlp(b: Builder, cfg: ModelConfig, h: Value, p: Names, bias: bool = False) -> Value:
-    """Return down(activation(gate h) * up h)."""
-    gate = b.linear(h, p / "gate_proj", cfg.intermediate_size, bias=bias)
-    up = b.linear(h, p / "up_proj", cfg.intermediate_size, bias=bias)
+def query_growth(cfg: ModelConfig, given: Mapping[str, Any]) -> tuple[float, int]:
+    """Return beta and period of Builder.scale_by_position, from the parameters of the rope (Mistral)."""
+    fields = Fields(given)
+    period = cfg.optional_size("original_max_position_embeddings")
+    return fields.number("llama_4_scaling_beta"), period or fields.size("original_max_position_embeddings")
+
+
+def gated_mlp(
+    b: Builder, cfg: ModelConfig, h: Value, p: Names, bias: bool = False, width: int | None = None
+) -> Value:
+    """Return down(activation(gate h) * up h); `width` instead of intermediate_size."""
+    width = width or cfg.intermediate_size
+    gate = b.linear(h, p / "gate_proj", width, bias=bias)
+    up = b.linear(h, p / "up_proj", width, bias=bias)
     inner = b.gated_activation(gate, up, cfg.hidden_act)
     return b.linear(inner, p / "down_proj", cfg.hidden_size, bias=bias)
 

@@ -1,12 +1,16 @@
-"""Llama 1, 2, 3 (arXiv:2302.13971, 2307.09288, 2407.21783), Mistral (2310.06825), Qwen2 (2407.10671)
-and SmolLM3: pre-norm blocks of attention and a gated MLP, which differ in biases, windows and rope.
+"""Llama 1, 2, 3 (arXiv:2302.13971, 2307.09288, 2407.21783), Mistral (2310.06825), Ministral 3, Qwen2
+(2407.10671), SmolLM3 and Seed-OSS: pre-norm blocks of attention and a gated MLP, which differ in biases,
+windows and rope.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from quire.errors import ConfigError
 from quire.models.config import Fields, ModelConfig
-from quire.models.layers import embed_tokens, gated_mlp, head, project_qkv, rotate
+from quire.models.layers import embed_tokens, gated_mlp, head, project_qkv, query_growth, rotate
 from quire.program import Builder, Names, Value
 
 
@@ -15,18 +19,54 @@ def llama(b: Builder, cfg: ModelConfig, w: Names) -> Value:
     return _decoder(b, cfg, w, qkv_bias=bias, out_bias=bias)
 
 
+def seed_oss(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+    qkv_bias, out_bias = cfg.flag("attention_bias"), cfg.flag("attention_out_bias")
+    return _decoder(b, cfg, w, qkv_bias=qkv_bias, out_bias=out_bias)
+
+
 def qwen2(b: Builder, cfg: ModelConfig, w: Names) -> Value:
     return _decoder(b, cfg, w, qkv_bias=True, out_bias=False)
 
 
-def _decoder(b: Builder, cfg: ModelConfig, w: Names, *, qkv_bias: bool, out_bias: bool) -> Value:
+# Default rope parameters of Ministral 3.
+_MINISTRAL3_YARN = {
+    "rope_theta": 1_000_000.0,
+    "rope_type": "yarn",
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+
+
+def ministral3(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+    """Record Mistral's layers with queries that grow with the position."""
+    return _decoder(b, cfg, w, given=cfg.rope_parameters() or _MINISTRAL3_YARN, grows=True)
+
+
+def _decoder(
+    b: Builder,
+    cfg: ModelConfig,
+    w: Names,
+    *,
+    qkv_bias: bool = False,
+    out_bias: bool = False,
+    given: Mapping[str, Any] | None = None,
+    grows: bool = False,
+) -> Value:
+    """Record the layers, with the rope parameters `given` or those of config.json."""
+    given = cfg.rope_parameters() if given is None else given
+    rope, growth = cfg.rope(given), query_growth(cfg, given) if grows else None
     x = embed_tokens(b, cfg, w)
     for i in range(cfg.num_hidden_layers):
         p = w / f"model.layers.{i}"
         h = b.rms_norm(x, p / "input_layernorm", cfg.norm_eps)
         q, k, v = project_qkv(b, cfg, h, p / "self_attn", bias=qkv_bias)
         if rotates(cfg, i):
-            q, k = rotate(b, q, k, cfg.rope())
+            q, k = rotate(b, q, k, rope)
+        if growth is not None:
+            q = b.scale_by_position(q, *growth)
         h = b.attention(q, k, v, window=cfg.window(i))
         x = b.add(x, b.linear(h, p / "self_attn.o_proj", cfg.hidden_size, bias=out_bias))
         h = b.rms_norm(x, p / "post_attention_layernorm", cfg.norm_eps)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.models.config import ModelConfig
+from quire.models.purpose import Pooling
 from quire.program import Program
 from quire.program.ops import Embed, Rotary
 from quire.program.rope import Rope
@@ -12,15 +13,25 @@ from quire.program.rope import Rope
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The architecture of a checkpoint, its config and the recorded program, without weights."""
+    """The architecture of a checkpoint, its config and the recorded program, without weights.
+
+    `pooling` says what it gives for a text in place of more text, if it does. `longest` is the number of
+    positions that can be used, if not all are.
+    """
 
     architecture: str
     config: ModelConfig
     program: Program
+    pooling: Pooling | None = None
+    longest: int | None = None
 
     def context_variant(self, limit: int) -> int:
         """Return the set of rope frequencies for a request of at most `limit` tokens (quire.program.rope)."""
         return max((rope.variant(limit) for rope in self._ropes()), default=0)
+
+    @property
+    def embeds(self) -> bool:
+        return self.pooling is not None and self.pooling.task == "embed"
 
     @property
     def max_context(self) -> int:
@@ -29,7 +40,7 @@ class Model:
         Dynamic scaling always starts from max_position_embeddings. With other types, Gemma 3, whose window
         layers are not scaled, states the length after scaling.
         """
-        most, ropes = self.config.max_position_embeddings, self._ropes()
+        most, ropes = self.longest or self.config.max_position_embeddings, self._ropes()
         dynamic = {rope for rope in ropes if rope.rope_type == "dynamic"}
         return min((rope.longest(most) for rope in dynamic or ropes), default=most)
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from dataclasses import replace
+from typing import Literal, TypedDict
 
 from quire.models.config import ModelConfig
-from quire.models.layers import embed_tokens, head, project_qkv, rotate
-from quire.program import Builder, Names, Value, WeightSpec
+from quire.models.layers import embed_tokens, gated_mlp, head, project_qkv, rotate
+from quire.program import Builder, Names, Rows, Value, WeightSpec
 from quire.program.ops.experts import ExpertWeights, Routing
+
+Transposed = bool | Literal["either"]  # as WeightSpec has it
 
 
 class ExpertOptions(TypedDict):
     """The keywords of Builder.experts that routing() fills in."""
 
-    chosen: int
     routing: Routing
     activation: str
 
@@ -36,6 +38,18 @@ def expert_stack(
     return ExpertWeights(stack(gate, inner, hidden), stack(up, inner, hidden), stack(down, hidden, inner))
 
 
+def fused_experts(cfg: ModelConfig, p: Names, inner: int, transposed: Transposed = False) -> ExpertWeights:
+    """Return experts of which one tensor has gates, then what they multiply: gate_up_proj, down_proj."""
+    count, hidden = cfg.num_experts, cfg.hidden_size
+
+    def half(name: str, first: int) -> WeightSpec:
+        rows = Rows(2 * inner, ((first, inner),))
+        return WeightSpec(p / name, (count, inner, hidden), (p / "gate_up_proj",), transposed, rows, True)
+
+    down = WeightSpec(p / "down", (count, hidden, inner), (p / "down_proj",), transposed, quantizable=True)
+    return ExpertWeights(half("gate", 0), half("up", inner), down)
+
+
 def mixtral(b: Builder, cfg: ModelConfig, w: Names) -> Value:
     x = embed_tokens(b, cfg, w)
     for i in range(cfg.num_hidden_layers):
@@ -53,8 +67,7 @@ def mixtral(b: Builder, cfg: ModelConfig, w: Names) -> Value:
             h,
             scores,
             experts,
-            chosen=cfg.size("num_experts_per_tok"),
-            routing="softmax_of_chosen",
+            routing=Routing(cfg.size("num_experts_per_tok"), normalized=True),
             activation=cfg.hidden_act,
         )
         x = b.add(x, mixed)
@@ -77,10 +90,22 @@ def olmoe(b: Builder, cfg: ModelConfig, w: Names) -> Value:
 def routing(cfg: ModelConfig) -> ExpertOptions:
     """Return the routing options of OLMoE and Qwen."""
     return {
-        "chosen": cfg.size("num_experts_per_tok"),
-        "routing": "softmax_of_chosen" if cfg.flag("norm_topk_prob") else "softmax",
+        "routing": Routing(cfg.size("num_experts_per_tok"), normalized=cfg.flag("norm_topk_prob")),
         "activation": cfg.hidden_act,
     }
+
+
+def is_sparse(cfg: ModelConfig, layer: int) -> bool:
+    """Return True for a layer with experts: each, or every decoder_sparse_step-th, but those listed."""
+    if not cfg.get("num_experts") or layer in cfg.integers("mlp_only_layers"):
+        return False
+    return (layer + 1) % cfg.size("decoder_sparse_step") == 0
+
+
+def gated_shared_expert(b: Builder, cfg: ModelConfig, h: Value, p: Names) -> Value:
+    """Return the shared expert of Qwen, times a sigmoid of each token."""
+    shared = gated_mlp(b, cfg, h, p / "shared_expert", width=cfg.size("shared_expert_intermediate_size"))
+    return b.gated_activation(b.linear(h, p / "shared_expert_gate", 1), shared, "sigmoid")
 
 
 def _olmoe_attention(b: Builder, cfg: ModelConfig, h: Value, p: Names) -> Value:
@@ -123,8 +148,8 @@ def gpt_oss(b: Builder, cfg: ModelConfig, w: Names) -> Value:
         h = b.rms_norm(x, p / "post_attention_layernorm", cfg.norm_eps)
         scores = b.linear(h, p / "mlp.router", cfg.num_experts, bias=True)
         experts = _gpt_oss_experts(cfg, p / "mlp.experts")
-        chosen = cfg.size("num_experts_per_tok")
-        x = b.add(x, b.experts(h, scores, experts, chosen=chosen, routing="softmax_of_chosen", limit=limit))
+        chosen = Routing(cfg.size("num_experts_per_tok"), normalized=True)
+        x = b.add(x, b.experts(h, scores, experts, routing=chosen, limit=limit))
     return head(b, cfg, x, w)
 
 
@@ -132,13 +157,16 @@ def _gpt_oss_experts(cfg: ModelConfig, p: Names) -> ExpertWeights:
     """Return experts stored in one tensor [experts, in, out], with alternating columns of gate and up."""
     count, hidden, inner = cfg.num_experts, cfg.hidden_size, cfg.intermediate_size
 
+    def alternating(first: int) -> Rows | None:
+        return None if first < 0 else Rows(2, ((first, 1),))
+
     def part(name: str, source: str, first: int, rows: int, width: int) -> WeightSpec:
-        turns = None if first < 0 else (first, 2)
-        return WeightSpec(p / name, (count, rows, width), (p / source,), True, turns, quantizable=True)
+        return WeightSpec(
+            p / name, (count, rows, width), (p / source,), True, alternating(first), quantizable=True
+        )
 
     def bias(name: str, source: str, first: int, rows: int) -> WeightSpec:
-        turns = None if first < 0 else (first, 2)
-        return WeightSpec(p / name, (count, rows), (p / source,), interleaved=turns)
+        return WeightSpec(p / name, (count, rows), (p / source,), rows=alternating(first))
 
     return ExpertWeights(
         gate=part("gate", "gate_up_proj", 0, inner, hidden),
@@ -148,3 +176,28 @@ def _gpt_oss_experts(cfg: ModelConfig, p: Names) -> ExpertWeights:
         up_bias=bias("up_bias", "gate_up_proj_bias", 1, inner),
         down_bias=bias("down_bias", "down_proj_bias", -1, hidden),
     )
+
+
+def biased_routing(cfg: ModelConfig, p: Names) -> Routing:
+    """Return the routing of DeepSeek-V3: sigmoids, with a bias that only chooses."""
+    name = p / "gate.e_score_correction_bias"
+    bias = WeightSpec(name, (cfg.num_experts,), (name,))
+    return replace(pair_routing(cfg, p), affinity="sigmoid", bias=bias)
+
+
+def pair_routing(cfg: ModelConfig, p: Names) -> Routing:
+    """Return the routing of Mistral 4: groups rank by two experts."""
+    routing = Routing(
+        cfg.size("num_experts_per_tok"),
+        normalized=cfg.flag("norm_topk_prob"),
+        group_rank="top2",
+        scaling=cfg.positive("routed_scaling_factor"),
+        floor=1e-20,
+    )
+    return grouped(cfg, routing)
+
+
+def grouped(cfg: ModelConfig, routing: Routing) -> Routing:
+    """Return a routing with the groups of config.json."""
+    groups, kept = (cfg.optional_size(name) or 1 for name in ("n_group", "topk_group"))
+    return replace(routing, groups=groups, kept_groups=kept)

@@ -1,21 +1,38 @@
-"""Qwen3 and Qwen3-MoE (arXiv:2505.09388): Llama's block with a norm of each query and key head."""
+"""Qwen3, Qwen3-MoE (arXiv:2505.09388) and the text model of Qwen3-VL (2511.21631): Llama's block with a norm
+of each query and key head.
+
+The three positions by which Qwen3-VL rotates are equal for text, so its rope is the ordinary one.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from quire.models.config import ModelConfig
 from quire.models.layers import embed_tokens, gated_mlp, head, project_qkv, rotate
-from quire.models.moe import expert_stack, routing
+from quire.models.moe import expert_stack, fused_experts, is_sparse, routing
 from quire.program import Builder, Names, Value
+from quire.program.ops.experts import Routing
+
+Mlp = Callable[[Builder, ModelConfig, Value, Names], Value]
 
 
 def qwen3(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+    return _decoder(b, cfg, w, _experts)
+
+
+def qwen3_vl(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+    return _decoder(b, cfg, w, _fused_experts)
+
+
+def _decoder(b: Builder, cfg: ModelConfig, w: Names, experts: Mlp) -> Value:
     x = embed_tokens(b, cfg, w)
     for i in range(cfg.num_hidden_layers):
         p = w / f"model.layers.{i}"
         h = b.rms_norm(x, p / "input_layernorm", cfg.norm_eps)
         x = b.add(x, _attention(b, cfg, i, h, p / "self_attn"))
         h = b.rms_norm(x, p / "post_attention_layernorm", cfg.norm_eps)
-        mlp = _experts if _is_sparse(cfg, i) else gated_mlp
+        mlp = experts if is_sparse(cfg, i) else gated_mlp
         x = b.add(x, mlp(b, cfg, h, p / "mlp"))
     return head(b, cfg, x, w)
 
@@ -30,13 +47,14 @@ def _attention(b: Builder, cfg: ModelConfig, layer: int, h: Value, p: Names) -> 
     return b.linear(h, p / "o_proj", cfg.hidden_size, bias=bias)
 
 
-def _is_sparse(cfg: ModelConfig, layer: int) -> bool:
-    if not cfg.get("num_experts") or layer in cfg.integers("mlp_only_layers"):
-        return False
-    return (layer + 1) % cfg.size("decoder_sparse_step") == 0
-
-
 def _experts(b: Builder, cfg: ModelConfig, h: Value, p: Names) -> Value:
     scores = b.linear(h, p / "gate", cfg.num_experts)
     experts = expert_stack(cfg, p / "experts", cfg.size("moe_intermediate_size"))
     return b.experts(h, scores, experts, **routing(cfg))
+
+
+def _fused_experts(b: Builder, cfg: ModelConfig, h: Value, p: Names) -> Value:
+    scores = b.linear(h, p / "gate", cfg.num_experts)
+    experts = fused_experts(cfg, p / "experts", cfg.size("moe_intermediate_size"), transposed="either")
+    chosen = Routing(cfg.size("num_experts_per_tok"), normalized=True)
+    return b.experts(h, scores, experts, routing=chosen, activation=cfg.hidden_act)

@@ -2,18 +2,20 @@
 
 from quire.program.builder import Builder, Names
 from quire.program.caches import CacheSpec, PagedKV, PagedLatent, SlotState
-from quire.program.program import Cost, Load, Op, Program, Value, Weight, WeightSpec
+from quire.program.program import Cost, LeftOut, Load, Op, Program, Rows, Value, Weight, WeightSpec
 
 __all__ = [
     "Builder",
     "CacheSpec",
     "Cost",
+    "LeftOut",
     "Load",
     "Names",
     "Op",
     "PagedKV",
     "PagedLatent",
     "Program",
+    "Rows",
     "SlotState",
     "Value",
     "Weight",

@@ -36,6 +36,7 @@ class Batch:
     admissions: tuple[Admission, ...] = ()  # [R]
     restored: tuple[Snapshot, ...] = ()  # states loaded into slots before their rows begin
     saved: tuple[Snapshot, ...] = ()  # states saved as rows pass their positions
+    hidden: np.ndarray | None = None  # [T, width], of the position before each token, for a prediction layer
     memo: dict[Any, Any] = field(default_factory=dict)  # shared by several ops of this step
 
     @property
@@ -46,6 +47,19 @@ class Batch:
     def token_rows(self) -> Ints:
         """Return the row of every token, [T]."""
         return np.repeat(np.arange(len(self.context_lens)), np.diff(self.row_offsets))
+
+    def by_adapter(self, logits: bool) -> dict[str, Ints]:
+        """Return the tokens of each adapter; with `logits`, the logit rows of each."""
+        found: dict[str, Ints] | None = self.memo.get(("adapters", logits))
+        if found is None:
+            rows = self.token_rows[self.logit_rows] if logits else self.token_rows
+            names = [admission.adapter for admission in self.admissions]
+            found = {}
+            for name in dict.fromkeys(name for name in names if name):
+                own = np.array([number for number, other in enumerate(names) if other == name])
+                found[name] = np.flatnonzero(np.isin(rows, own))
+            self.memo["adapters", logits] = found
+        return found
 
     def places(self, group: int) -> tuple[Ints, Ints]:
         """Return (block id, offset in the block) of each token in the caches of a group, [T] each."""

@@ -35,16 +35,25 @@ class PagedKV:
 
 @dataclass(frozen=True, slots=True)
 class PagedLatent:
-    """One vector per token, in blocks, shared by all heads (MLA, arXiv:2405.04434)."""
+    """One vector of each token, in blocks, shared by all heads (MLA, arXiv:2405.04434).
 
-    dim: int
+    Its first `rank` numbers, the latent, are part of the key and all of the value of every head; the other
+    `rope_dim`, rotated by position, are the rest of the key.
+    """
+
+    rank: int
+    rope_dim: int
 
     window = None
     slot_bytes = snapshot_bytes = 0
 
+    @property
+    def dim(self) -> int:
+        return self.rank + self.rope_dim
+
     def token_bytes(self, item_bytes: int, scale_bytes: int = 0) -> int:
-        """Return the bytes of a token; `scale_bytes` are those of the scale of its vector."""
-        return self.dim * item_bytes + scale_bytes
+        """Return the bytes of a token; `scale_bytes` are those of the scale of each part of its vector."""
+        return self.dim * item_bytes + 2 * scale_bytes
 
 
 @dataclass(frozen=True, slots=True)

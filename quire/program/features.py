@@ -8,7 +8,7 @@ features.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from operator import add, mul
+from operator import add, mul, sub
 from typing import Literal, NamedTuple
 
 Kind = Literal[
@@ -19,6 +19,7 @@ Kind = Literal[
     "tiles",
     "positions",
     "pairs",
+    "chunk_pairs",
     "experts",
     "logit_experts",
     "earlier",
@@ -36,7 +37,8 @@ class Feature(NamedTuple):
 
     "one" is 1; "rows", "tokens" and "logits" are counts, the last of positions that need logits. "positions"
     are the cached positions that rows read, their own included, and "pairs" those of a token and a position
-    it sees, both within a `window` (0: none). "tiles" are groups of `window` tokens, the last one smaller.
+    it sees, both within a `window` (0: none); "chunk_pairs" those of a token that sees the positions from the
+    last multiple of `window` on. "tiles" are groups of `window` tokens, the last one smaller.
 
     "experts" is the expected share of `num_experts` experts that at least one token chooses, if each token
     chooses `chosen` of them at random; "logit_experts" the same for positions that need logits.
@@ -86,6 +88,8 @@ def values(features: Sequence[Feature], rows: Rows, num_logits: int) -> tuple[fl
                 if window not in visible:
                     visible[window] = _visible(single, longer, window)
                 value = visible[window][kind == "pairs"]
+            case "chunk_pairs":
+                value = sum([_before(start + n, window) - _before(start, window) for start, n in rows])
             case "experts":
                 value = 1 - (1 - chosen / num_experts) ** num_tokens
             case "logit_experts":
@@ -119,6 +123,36 @@ def plus(
             choosing = num_tokens if kind == "experts" else all_logits
             total[index] = 1 - (1 - chosen / num_experts) ** choosing
     return tuple(total)
+
+
+def one_more(features: Sequence[Feature], start: int) -> tuple[float, ...]:
+    """Return what a second token, with logits, adds to a row of one token at `start` (`extended`)."""
+    both, first = values(features, ((start, 2),), 1), values(features, ((start, 1),), 0)
+    return tuple(map(sub, both, first))
+
+
+def extended(
+    features: Sequence[Feature], found: Sequence[float], extra: Sequence[float], count: int
+) -> tuple[float, ...]:
+    """Return the values of a step with `count` more tokens, each of which adds `extra` (`one_more`).
+
+    `features` begin with LEADING.
+    """
+    total = [value + count * more for value, more in zip(found, extra, strict=True)]
+    num_tokens, num_logits = total[TOKENS], total[LOGITS]
+    for index, (kind, window, chosen, num_experts) in enumerate(features):
+        if kind == "tiles":
+            total[index] = -(-num_tokens // window)
+        elif kind in ("experts", "logit_experts"):
+            choosing = num_tokens if kind == "experts" else num_logits
+            total[index] = 1 - (1 - chosen / num_experts) ** choosing
+    return tuple(total)
+
+
+def _before(position: int, chunk: int) -> int:
+    """Return the pairs in chunks of all tokens before a position."""
+    chunks, rest = divmod(position, chunk)
+    return (chunks * chunk * (chunk + 1) + rest * (rest + 1)) // 2
 
 
 def _visible(single: list[int], longer: _Longer, window: int) -> tuple[int, int]:

@@ -10,6 +10,7 @@ does not matter, and the spans are added in sequence.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -39,11 +40,11 @@ GROUP = 32  # inputs of a quantized row that share an 8-bit block scale
 SPAN = 128  # inputs of a quantized activation that share a float32 scale
 
 
-def quantize_rows(x: Array, block_scaled: bool) -> tuple[Array, Array, Array]:
+def quantize_rows(x: Array, block_scaled: bool, span: int = SPAN) -> tuple[Array, Array, Array]:
     """Quantize x [T, in] as scale * block scale * q.
 
-    Returns q [T, in], block scales [T, groups of 32] and scales [T, spans of 128], all as float32: q are
-    integers -127..127, block scales 0..127, or all 1 unless `block_scaled`. In each span amax is the largest
+    Returns q [T, in], block scales [T, groups of 32] and scales [T, spans], all as float32: q are integers
+    -127..127, block scales 0..127, or all 1 unless `block_scaled`. In each span amax is the largest
     |x|, steps = 127, or 127 * 127 if block_scaled; inverse = steps / amax and scale = amax / steps. The block
     scale of a group is b = ceil(top * (inverse / 127)), at most 127, where top is its largest |x|; and q =
     rint(x * (inverse / b)), ties to even. q is 0 if inverse is not finite (amax is 0 or tiny). The last span
@@ -51,10 +52,10 @@ def quantize_rows(x: Array, block_scaled: bool) -> tuple[Array, Array, Array]:
     NaN.
     """
     rows, width = x.shape
-    spans = -(-width // SPAN)
-    padded = np.zeros((rows, spans * SPAN), np.float32)
+    spans = -(-width // span)
+    padded = np.zeros((rows, spans * span), np.float32)
     padded[:, :width] = x
-    padded = padded.reshape(rows, spans, SPAN // GROUP, GROUP)
+    padded = padded.reshape(rows, spans, span // GROUP, GROUP)
     tops = np.abs(padded).max(-1)
     amax = tops.max(-1)
     steps = np.float32(127 * 127 if block_scaled else 127)
@@ -68,8 +69,8 @@ def quantize_rows(x: Array, block_scaled: bool) -> tuple[Array, Array, Array]:
         q = np.where(own > 0, np.rint(padded * own), np.float32(0))
         scales = np.where(np.isfinite(amax), amax / steps, np.float32(np.nan))
     groups = -(-width // GROUP)
-    per_group = block_scales.reshape(rows, spans * (SPAN // GROUP))[:, :groups]
-    return q.reshape(rows, spans * SPAN)[:, :width], per_group, scales
+    per_group = block_scales.reshape(rows, spans * (span // GROUP))[:, :groups]
+    return q.reshape(rows, spans * span)[:, :width], per_group, scales
 
 
 def quantized_matmul(x: Array, q: Array, block_scales: Array, channels: Array, block_scaled: bool) -> Array:
@@ -130,14 +131,39 @@ def gelu_tanh(x: Array) -> Array:
     return np.float32(0.5) * x * (np.float32(1.0) + np.tanh(inner))
 
 
+def gelu(x: Array) -> Array:
+    """Return x times the probability that a normal variable is less (arXiv:1606.08415)."""
+    below = [0.5 * math.erfc(value) for value in (x.astype(np.float64) * -math.sqrt(0.5)).ravel().tolist()]
+    return x * np.array(below, np.float32).reshape(x.shape)
+
+
+def tanh(x: Array) -> Array:
+    return np.tanh(x)
+
+
 def relu(x: Array) -> Array:
     return np.maximum(x, np.float32(0.0))
 
 
+def relu2(x: Array) -> Array:
+    """Return the square of relu (arXiv:2109.08668)."""
+    return relu(x) * relu(x)
+
+
+def linear(x: Array) -> Array:
+    """Return x: as the gate of another value, their product."""
+    return x
+
+
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "linear": linear,
+    "sigmoid": sigmoid,
+    "relu2": relu2,
     "silu": silu,
     "swish": silu,
+    "gelu": gelu,
     "gelu_new": gelu_tanh,
     "gelu_pytorch_tanh": gelu_tanh,
     "relu": relu,
+    "tanh": tanh,
 }

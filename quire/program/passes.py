@@ -6,8 +6,37 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
-from quire.program.ops import Add, AddNorm, GatedActivation, GatedLinear, LayerNorm, Linear, RMSNorm
-from quire.program.program import Count, Load, Op, Program, Value
+from quire.program.ops import (
+    Add,
+    AddNorm,
+    GatedActivation,
+    GatedLinear,
+    LayerNorm,
+    Linear,
+    RMSNorm,
+    SampledRows,
+)
+from quire.program.program import Count, Load, Op, Program, Value, WeightSpec
+
+
+def adaptable(program: Program) -> Program:
+    """Let adapters add to each product with a weight of its own in the checkpoint.
+
+    It precedes `fuse`, which leaves such products alone.
+    """
+    ops = (
+        replace(op, adapted=True) if isinstance(op, Linear) and module_of(op.weight) else op
+        for op in program.ops
+    )
+    return replace(program, ops=tuple(ops))
+
+
+def module_of(weight: WeightSpec) -> str | None:
+    """Return the name of the module whose weight this is, or a part of it; None for one of several."""
+    if len(weight.sources) != 1 or weight.by_head is not None:
+        return None
+    module, _, parameter = weight.sources[0].rpartition(".")
+    return module if parameter == "weight" else None
 
 
 def fuse(program: Program) -> Program:
@@ -37,7 +66,7 @@ def _fuse_gates(ops: list[Op], output: Value) -> list[Op]:
     gone: set[int] = set()
     fused: list[Op] = []
     for op in ops:
-        if isinstance(op, GatedActivation):
+        if isinstance(op, GatedActivation) and op.gate.shape == op.up.shape:
             gate, up = writer[op.gate.index], writer[op.up.index]
             if _plain(gate, uses) and _plain(up, uses) and gate.x == up.x:
                 gone |= {gate.out.index, up.out.index}
@@ -47,8 +76,8 @@ def _fuse_gates(ops: list[Op], output: Value) -> list[Op]:
 
 
 def _plain(op: Op, uses: Counter[int]) -> TypeGuard[Linear]:
-    """Return True for a Linear without bias whose result has one reader."""
-    return isinstance(op, Linear) and op.bias is None and uses[op.out.index] == 1
+    """Return True for a Linear without bias and adapters whose result has one reader."""
+    return isinstance(op, Linear) and op.bias is None and not op.adapted and uses[op.out.index] == 1
 
 
 def gather_products(program: Program) -> Program:
@@ -73,6 +102,21 @@ def _after_last_product(op: Linear | GatedLinear, ops: list[Op]) -> int:
     return len(ops)
 
 
+def hand_out_hidden(program: Program) -> Program | None:
+    """Return the program with the hidden states of all tokens after its last norm; None if it has no such.
+
+    They are computed apart from those of the rows that need logits, so no bits of the logits change.
+    """
+    chosen = {op.out.index: op for op in program if isinstance(op, SampledRows)}
+    last = next((op for op in program if isinstance(op, RMSNorm) and op.x.index in chosen), None)
+    if last is None:
+        return None
+    x = chosen[last.x.index].x
+    index = 1 + max(value.index for op in program for value in op.outputs())
+    norm = replace(last, out=Value(index, x.count, last.out.shape), x=x)
+    return replace(program, ops=(*program.ops, norm), hidden=norm.out)
+
+
 @dataclass(frozen=True, slots=True)
 class BufferPlan:
     """The assignment of values to buffers. A buffer is reused after the last read of its value."""
@@ -93,7 +137,9 @@ def plan_buffers(program: Program) -> BufferPlan:
     rows before going on to the next ones, without overwriting anything that is still to be read.
     """
     last_use = {v.index: i for i, op in enumerate(program.ops) for v in (*op.inputs(), *op.outputs())}
-    last_use[program.output.index] = len(program.ops)
+    for kept in (program.output, program.hidden):
+        if kept is not None:
+            last_use[kept.index] = len(program.ops)
     sizes: list[tuple[Count, int]] = []
     free: list[int] = []
     buffer: dict[int, int] = {}

@@ -50,21 +50,50 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
+class Rows:
+    """Some outputs of a stored matrix: of every `period`, those of the `parts` (first, count).
+
+    All of a part come before those of the next: so queries and keys that alternate by head are separated.
+    """
+
+    period: int
+    parts: tuple[tuple[int, int], ...]
+
+    @property
+    def taken(self) -> int:
+        """Outputs taken of each period."""
+        return sum(count for _, count in self.parts)
+
+    def of(self, total: int) -> slice | list[int]:
+        """Return the indices of the outputs taken of so many."""
+        first, count = self.parts[0]
+        if len(self.parts) == 1 and count == 1:
+            return slice(first, total, self.period)
+        if len(self.parts) == 1 and self.period == total:
+            return slice(first, first + count)
+        starts = range(0, total, self.period)
+        return [start + first + i for first, count in self.parts for start in starts for i in range(count)]
+
+
+@dataclass(frozen=True, slots=True)
 class WeightSpec:
     """A weight in the form the program needs, and its sources in the checkpoint.
 
     Canonical matrices are [out, in] or [experts, out, in]; vectors are [n]. Several `sources` are
     stacked along a new first axis (one per expert). `transposed` sources are stored with the last two axes
-    swapped. `interleaved` = (first, step) takes every step-th output, from `first` on (packed gate and up
-    columns that alternate). Only `quantizable` weights (the matrices of linear layers) may be quantized.
+    swapped; "either" ones as their shape says, swapped if both fit. `rows` are the outputs taken of them, if
+    not all (gate and up in one matrix). `by_head` splits these into one matrix for each head: [heads, out,
+    in] ("outputs"), or with the outputs of a head as its inputs, [heads, in, out] ("inputs"). Only
+    `quantizable` weights (the matrices of linear layers) may be quantized.
     """
 
     name: str
     shape: tuple[int, ...]
     sources: tuple[str, ...]
-    transposed: bool = False
-    interleaved: tuple[int, int] | None = None
+    transposed: bool | Literal["either"] = False
+    rows: Rows | None = None
     quantizable: bool = False
+    by_head: Literal["outputs", "inputs"] | None = None
 
     @property
     def size(self) -> int:
@@ -100,6 +129,22 @@ class Quantized(Protocol):
         ...
 
     def __getitem__(self, expert: int) -> Quantized: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowRank:
+    """The part that an adapter adds to the product of x with one weight: up (scale * (down x)).
+
+    down [rank, in] and up [out, rank] are bfloat16, float16 or float32. Source: Hu et al., arXiv:2106.09685.
+    """
+
+    down: np.ndarray
+    up: np.ndarray
+    scale: float
+
+    @property
+    def nbytes(self) -> int:
+        return self.down.nbytes + self.up.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +199,17 @@ class Load:
         found: int = self.value(_SIZES[count])
         return found
 
-    def positions(self, window: int | None) -> float:
+    def positions(self, window: int | None, chunked: bool = False) -> float:
         """Return the cached positions that rows read: those visible to any of their tokens."""
+        if window and chunked:
+            return self.num_tokens + self.value(Feature("since_boundary", window))
         found: float = self.value(Feature("positions", window or 0))
         return found
 
-    def pairs(self, window: int | None) -> float:
+    def pairs(self, window: int | None, chunked: bool = False) -> float:
         """Return the pairs of a token and a position visible to it."""
-        found: float = self.value(Feature("pairs", window or 0))
+        kind: Literal["chunk_pairs", "pairs"] = "chunk_pairs" if chunked else "pairs"
+        found: float = self.value(Feature(kind, window or 0))
         return found
 
     def touched(self, count: Count, chosen: int, num_experts: int) -> float:
@@ -242,6 +290,8 @@ class Run:
     caches: Sequence[Any] = ()
     groups: Sequence[int] = ()
     quantized: Mapping[str, Quantized] = field(default_factory=dict)  # weights not in `weights`
+    # By the adapter of admissions, then by the name of a weight; in float32.
+    adapters: Mapping[str, Mapping[str, LowRank]] = field(default_factory=dict)
 
     def matrix(self, weight: WeightSpec) -> np.ndarray | Quantized:
         """Return a weight that may be quantized, for `matmul` and for indexing by expert."""
@@ -250,16 +300,37 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A part of a checkpoint that is not computed: its tensors, by patterns (fnmatch).
+
+    `stated` tells that config.json describes it. If it is for other input than text, the rest is `text_only`.
+    `use` says what would use it, if anything would.
+    """
+
+    part: str  # "the vision tower"
+    patterns: tuple[str, ...]
+    stated: bool = False
+    text_only: bool = True
+    use: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """A recorded model: its ops in order, the value of the logits [L, vocab], and the cache specs by layer.
 
-    `ignored` are patterns (fnmatch) of checkpoint tensors that the model does not need.
+    If `pooled`, the output is a vector [L, size] for each row, which is a whole text: no token is sampled.
+    `ignored` are patterns (fnmatch) of checkpoint tensors that the model does not need, `left_out` the parts
+    of the checkpoint that are not computed. `hidden` are the hidden states that it hands out: a model's, of
+    every token, to its prediction layer; that layer's own, of rows with logits, to its next pass.
     """
 
     ops: tuple[Op, ...]
     output: Value
     caches: tuple[CacheSpec, ...]
     ignored: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    pooled: bool = False
+    hidden: Value | None = None
 
     def weights(self) -> dict[str, WeightSpec]:
         """Return every weight by name, in the order of first use."""

@@ -2,7 +2,8 @@
 
 Rotation by position (Su et al., RoFormer, arXiv:2104.09864) with frequencies theta^(-2i/dim), scaled for
 longer contexts by one of: linear position interpolation (Chen et al., arXiv:2306.15595), dynamic NTK,
-YaRN (Peng et al., arXiv:2309.00071), Llama-3 (Meta's reference code) or longrope (arXiv:2402.13753).
+YaRN (Peng et al., arXiv:2309.00071), Llama-3 (Meta's reference code) or longrope (arXiv:2402.13753). Of a
+"proportional" rotation (Gemma 4) only the first pairs of a head rotate, at the frequencies of the whole head.
 
 Two rules, dynamic NTK and longrope, depend on the length of the context. That length must not change while
 keys are cached, so it is fixed when a request arrives: `variant(limit)` maps the longest context the request
@@ -21,7 +22,7 @@ import numpy as np
 from quire.errors import ConfigError, quoted
 from quire.program.numerics import Array
 
-ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class Rope:
     attention_factor: float = 1.0
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    rotated_pairs: int = 0  # of "proportional": the other pairs have the frequency 0
 
     def variant(self, limit: int) -> int:
         """Return the set of frequencies for contexts up to `limit` tokens; 0: unscaled, or the only one."""
@@ -95,6 +97,9 @@ def _frequencies(rope: Rope, variant: int) -> Array:
         return _yarn(rope, base)
     if rope.rope_type == "longrope":
         return base / np.asarray(rope.long_factor if variant else rope.short_factor, np.float32)
+    if rope.rope_type == "proportional":
+        base[rope.rotated_pairs :] = 0
+        return base / np.float32(rope.factor)
     return base
 
 
@@ -105,8 +110,8 @@ def _power(theta: float, exponents: Array) -> Array:
 def _llama3(rope: Rope, base: Array) -> Array:
     """Keep short wavelengths, divide long ones by the factor, blend between."""
     wavelength = 2 * math.pi / base
-    length = rope.original_max_position
-    smooth = (length / wavelength - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    turns, low, high = rope.original_max_position / wavelength, rope.low_freq_factor, rope.high_freq_factor
+    smooth = (turns - low) / (high - low) if low < high else np.where(turns > high, 1.0, 0.0)
     smooth = np.clip(smooth, 0.0, 1.0).astype(np.float32)
     return ((1 - smooth) * base / np.float32(rope.factor) + smooth * base).astype(np.float32)
 
@@ -151,7 +156,8 @@ def rope_from_config(
     if original % 1:
         problem = f"original_max_position_embeddings = {original!r} is not a length"
         raise ConfigError(f"config.json: rope scaling: {problem}")
-    if not (factor := scaling.get("factor")) and not stated and rope_type != "default":
+    unscaled = rope_type in ("default", "proportional")
+    if not (factor := scaling.get("factor")) and not stated and not unscaled:
         raise ConfigError(f"config.json: rope scaling {quoted(rope_type)} needs a factor")
     factor = float(factor or max_position / original)
     rope = Rope(
@@ -169,6 +175,7 @@ def rope_from_config(
         attention_factor=_attention_factor(rope_type, scaling, factor, int(original)),
         short_factor=_factors(scaling, "short_factor", dim // 2 if rope_type == "longrope" else 0),
         long_factor=_factors(scaling, "long_factor", dim // 2 if rope_type == "longrope" else 0),
+        rotated_pairs=_rotated_pairs(scaling, dim) if rope_type == "proportional" else 0,
     )
     _check(rope)
     return rope
@@ -185,6 +192,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "beta_fast": (1e-3, 1e6),
     "beta_slow": (1e-3, 1e6),
     "attention_factor": (1e-2, 100),
+    "partial_rotary_factor": (0, 1),
     "mscale": (0, 100),
     "mscale_all_dim": (0, 100),
 }
@@ -196,6 +204,12 @@ def _check_number(name: str, value: Any, between: tuple[float, float]) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         problem = f"{name} = {quoted(value)} is not a number from {low:g} to {high:g}"
         raise ConfigError(f"config.json: rope scaling: {problem}")
+
+
+def _rotated_pairs(scaling: dict[str, Any], dim: int) -> int:
+    """Return how many pairs of a head rotate, where the frequencies are those of the whole head."""
+    part = scaling.get("partial_rotary_factor")
+    return int((1.0 if part is None else part) * dim // 2)
 
 
 def _factors(scaling: dict[str, Any], name: str, size: int) -> tuple[float, ...]:
@@ -214,8 +228,8 @@ def _check(rope: Rope) -> None:
         raise ConfigError(f"config.json: rope scaling to {rope.longest(1):,} tokens: no context is so long")
     if rope.rope_type == "yarn" and rope.beta_fast < rope.beta_slow:
         raise ConfigError("config.json: rope scaling 'yarn' needs beta_slow < beta_fast")
-    if rope.rope_type == "llama3" and not 0 < rope.low_freq_factor < rope.high_freq_factor:
-        raise ConfigError("config.json: rope scaling 'llama3' needs low_freq_factor < high_freq_factor")
+    if rope.rope_type == "llama3" and not 0 < rope.low_freq_factor <= rope.high_freq_factor:
+        raise ConfigError("config.json: rope scaling 'llama3' needs low_freq_factor <= high_freq_factor")
     if rope.rope_type == "dynamic" and rope.dim <= 2:
         raise ConfigError(f"config.json: rope scaling 'dynamic' cannot scale {rope.dim} numbers per head")
 
@@ -228,11 +242,12 @@ def _attention_factor(rope_type: str, scaling: dict[str, Any], factor: float, or
         return math.sqrt(1 + math.log(factor) / math.log(max(original, 2))) if factor > 1 else 1.0
     if rope_type != "yarn":
         return 1.0
-    mscale, mscale_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
-    if mscale and mscale_all:
-        return _mscale(factor, mscale) / _mscale(factor, mscale_all)
-    return _mscale(factor, 1.0)
+    own, of_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    if own and of_all:
+        return mscale(factor, own) / mscale(factor, of_all)
+    return mscale(factor, 1.0)
 
 
-def _mscale(factor: float, weight: float) -> float:
+def mscale(factor: float, weight: float) -> float:
+    """Return YaRN's factor of queries and keys for a context that is `factor` times longer."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0

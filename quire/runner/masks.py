@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.errors import RequestError
-from quire.types import Admission, Failure
+from quire.types import Admission, Draft, Failure
 
 MAX_THREADS = 8  # and at most half of the cores: the model needs them too
 T = TypeVar("T")
@@ -32,6 +32,12 @@ class TokenMatcher(Protocol):
         Raises RequestError.
         """
 
+    def draft(self) -> Draft:
+        """Return the next tokens as far as the grammar forces them, with source "grammar"; maybe none."""
+
+    def copy(self) -> TokenMatcher:
+        """Return a matcher in the same state."""
+
 
 class GrammarSource(Protocol):
     """The grammars of a model. Thread-safe."""
@@ -41,37 +47,69 @@ class GrammarSource(Protocol):
 
 
 class GrammarState:
-    """The state of a sequence in its grammar, and the tokens allowed next.
+    """The state of a sequence in its grammar, and the tokens allowed at the sampled positions of its row.
 
-    A pure function of the admission and the emitted tokens: it is rebuilt identically after a preemption.
+    A pure function of the admission and the known tokens: it is rebuilt identically after a preemption.
+    Drafted tokens are followed in a copy.
     """
 
-    __slots__ = ("allowed", "error", "grammar", "matcher", "num_taken")
+    __slots__ = ("admission", "error", "masks", "matcher", "num_taken")
 
     def __init__(self, admission: Admission) -> None:
-        self.grammar = admission.grammar
+        self.admission = admission
         self.num_taken = admission.num_prompt_tokens  # tokens of the sequence already passed to the matcher
         self.matcher: TokenMatcher | None = None
-        self.allowed: NDArray[np.uint32] | None = None  # a bit for each token, in the current step
-        self.error: Failure | None = None  # why the sequence failed
+        self.masks: list[NDArray[np.uint32]] = []  # with a bit for each token, in the current step
+        self.error: Failure | None = None  # why there are no masks
 
-    def compute(
-        self, grammars: GrammarSource, token_ids: Sequence[int], end_token_ids: Sequence[int]
-    ) -> None:
-        """Advance to the end of the known tokens; set `allowed` for the next one."""
+    def compute(self, grammars: GrammarSource, token_ids: Sequence[int], drafted: Sequence[int]) -> None:
+        """Advance to the end of the known tokens; make `masks` for the next token and after drafted ones.
+
+        There are none behind a drafted token that may not follow or that ends the output. If this raises an
+        error when it has made some, the error recurs for the first token after those.
+        """
+        self.masks = []
         if self.matcher is None:
-            self.matcher = grammars.start(self.grammar)
-        self.matcher.advance(token_ids[self.num_taken :])
+            self.matcher = grammars.start(self.admission.grammar)
+        self._advance(self.matcher, token_ids)
+        matcher = self.matcher
+        for token_id in (*drafted, None):
+            allowed, may_end = matcher.allowed()
+            self.masks.append(self._with_ends(allowed) if may_end else allowed)
+            if token_id is None or not allowed[token_id // 32] >> token_id % 32 & 1:
+                return
+            if matcher is self.matcher:
+                matcher = matcher.copy()
+            matcher.advance([token_id])
+
+    def draft(self, token_ids: Sequence[int]) -> Draft | None:
+        """Advance to the end of the known tokens; return the draft of those that the grammar forces, if any.
+
+        An error recurs in `compute`.
+        """
+        if self.matcher is None or token_ids[-1] in self.admission.eos_token_ids:
+            return None
+        try:
+            self._advance(self.matcher, token_ids)
+            draft = self.matcher.draft()
+        except Exception:
+            return None
+        return draft if draft.token_ids else None
+
+    def _advance(self, matcher: TokenMatcher, token_ids: Sequence[int]) -> None:
+        matcher.advance(token_ids[self.num_taken :])
         self.num_taken = len(token_ids)
-        self.allowed, may_end = self.matcher.allowed()
-        for token_id in end_token_ids if may_end else ():
-            if token_id < 32 * len(self.allowed):  # the tokenizer may have one that the model cannot produce
-                self.allowed[token_id // 32] |= np.uint32(1 << token_id % 32)
+
+    def _with_ends(self, allowed: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        mask = allowed.copy()
+        for token_id in self.admission.eos_token_ids:
+            if token_id < 32 * len(mask):  # the tokenizer may have one that the model cannot produce
+                mask[token_id // 32] |= np.uint32(1 << token_id % 32)
+        return mask
 
 
-ConstrainedRows = Sequence[
-    tuple[GrammarState, Sequence[int], Sequence[int]]
-]  # states, all tokens, end tokens
+# Of each row its state, all known tokens of its sequence, and drafted ones.
+ConstrainedRows = Sequence[tuple[GrammarState, Sequence[int], Sequence[int]]]
 
 
 class Masks:
@@ -104,10 +142,9 @@ class Masks:
             threading.stack_size(before)
 
     def _compute(self, constrained: ConstrainedRows) -> None:
-        for state, token_ids, end_token_ids in constrained:
-            state.allowed = None
+        for state, token_ids, drafted in constrained:
             try:
-                state.compute(self._loaded(), token_ids, end_token_ids)
+                state.compute(self._loaded(), token_ids, drafted)
             except BaseException as error:  # a panic of the library is not an Exception; only this row fails
                 problem = str(error)[:500] or type(error).__name__
                 by_request = isinstance(error, RequestError)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from quire.backends.backend import Backend, LaunchedStep
+from quire.backends.backend import Backend, GetMasks, LaunchedStep
 from quire.runner.masks import GrammarSource, GrammarState, Masks
 from quire.types import Admission, Failure, Step, StepResult
 
@@ -18,20 +18,50 @@ class _ConstrainedSlot:
 
     admission: Admission
     token_ids: list[int]
+    drafted: tuple[int, ...] = ()  # after its last row
     state: GrammarState = field(init=False)
 
     def __post_init__(self) -> None:
         self.state = GrammarState(self.admission)
 
 
+class _Demand:
+    """Demand for drafts: each one that is not verified halves it, down to one draft for 32 rows."""
+
+    def __init__(self) -> None:
+        self._num_declined = 0  # since one was verified
+        self._num_skipped = 0  # rows since one was made
+
+    def wants(self) -> bool:
+        """Return True if a draft is to be made for a row."""
+        self._num_skipped += 1
+        if self._num_skipped < 1 << self._num_declined:
+            return False
+        self._num_skipped = 0
+        return True
+
+    def learn(self, drafted: tuple[int, ...], verified: tuple[int, ...]) -> None:
+        """Take a draft that was made, and what its row verified."""
+        used = verified and verified == drafted[: len(verified)]
+        self._num_declined = 0 if used else min(self._num_declined + 1, 5)
+
+
 class Runner:
     """Executes steps on a backend.
 
     `load_grammars` is called for the first grammar, or by `prepare_grammars`; without it none are allowed.
+    With `drafts`, results have the tokens that a grammar forces after theirs, as long as they are verified.
     """
 
-    def __init__(self, backend: Backend, load_grammars: Callable[[], GrammarSource] | None = None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        load_grammars: Callable[[], GrammarSource] | None = None,
+        *,
+        drafts: bool = True,
+    ) -> None:
         self._backend = backend
+        self._demand = _Demand() if drafts else None
         self._constrained: dict[int, _ConstrainedSlot] = {}  # by slot
         self._masks = Masks(load_grammars) if load_grammars else None
 
@@ -39,6 +69,20 @@ class Runner:
         """Load grammars in the background: for a large vocabulary this takes 0.5 s and 100 MB."""
         if self._masks is not None:
             self._masks.prepare()
+
+    def block_bytes(self, group: int) -> int:
+        """See Backend.block_bytes."""
+        return self._backend.block_bytes(group)
+
+    def read_blocks(self, group: int, block_ids: Sequence[int]) -> list[bytes]:
+        """See Backend.read_blocks."""
+        return self._backend.read_blocks(group, block_ids)
+
+    def write_blocks(
+        self, group: int, block_ids: Sequence[int], contents: Sequence[bytes | memoryview]
+    ) -> None:
+        """See Backend.write_blocks."""
+        self._backend.write_blocks(group, block_ids, contents)
 
     def launch(self, step: Step) -> LaunchedStep:
         """Start a step after those launched before it.
@@ -53,7 +97,12 @@ class Runner:
         constrained = {rows[slot]: one for slot, one in self._constrained.items() if slot in rows}
         if not constrained:
             return self._backend.launch(step)
-        return _Collected(self._backend.launch(step, self._begin_masks(constrained)), constrained)
+        pending = self._backend.launch(step, self._begin_masks(step, constrained))
+        if self._demand is not None:
+            for index, one in constrained.items():
+                if one.drafted:
+                    self._demand.learn(one.drafted, step.rows[index].drafted)
+        return _Collected(pending, constrained, self._demand)
 
     def _apply(self, step: Step) -> None:
         for slot in step.released:
@@ -63,22 +112,17 @@ class Runner:
             if admission.grammar:
                 self._constrained[admission.slot] = _ConstrainedSlot(admission, list(brought[admission.slot]))
 
-    def _begin_masks(
-        self, constrained: Mapping[int, _ConstrainedSlot]
-    ) -> Callable[[], Mapping[int, Any | Failure]]:
+    def _begin_masks(self, step: Step, constrained: Mapping[int, _ConstrainedSlot]) -> GetMasks:
         """Start computing the masks of these rows, by index; return a function that waits for them."""
-        asked = [(one.state, one.token_ids, one.admission.eos_token_ids) for one in constrained.values()]
+        asked = [(one.state, one.token_ids, step.rows[index].drafted) for index, one in constrained.items()]
         tasks: Sequence[Future[None]] = self._masks.begin(asked) if self._masks else ()
 
-        def collect() -> Mapping[int, Any | Failure]:
+        def collect() -> Mapping[int, Sequence[Any] | Failure]:
             for task in tasks:
                 task.result()
             lost = Failure("this engine has no grammars")
             masks = ((index, one.state) for index, one in constrained.items())
-            return {
-                index: (state.error or lost) if state.allowed is None else state.allowed
-                for index, state in masks
-            }
+            return {index: state.masks or state.error or lost for index, state in masks}
 
         return collect
 
@@ -89,9 +133,17 @@ class _Collected:
 
     pending: LaunchedStep
     constrained: Mapping[int, _ConstrainedSlot]
+    demand: _Demand | None
 
     def result(self) -> StepResult:
         result = self.pending.result()
+        rows = list(result.rows)
         for index, one in self.constrained.items():
-            one.token_ids += result.rows[index].token_ids
-        return result
+            row, one.drafted = rows[index], ()
+            one.token_ids += row.token_ids
+            if self.demand is None or not row.token_ids or not self.demand.wants():
+                continue
+            if (draft := one.state.draft(one.token_ids)) is not None:
+                one.drafted = draft.token_ids
+                rows[index] = row._replace(drafts=(draft, *row.drafts))
+        return replace(result, rows=tuple(rows))

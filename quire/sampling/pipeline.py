@@ -7,6 +7,7 @@ counts of tokens, which are determined by the tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +91,14 @@ class SamplerState:
             longest = max(map(len, self.params.bad_words_token_ids))
             self.recent = [*self.recent, *token_ids][-longest:]
 
+    def after(self, token_ids: Sequence[int]) -> SamplerState:
+        """Return the state after these tokens, without changing this one."""
+        state = copy(self)
+        state.seen = None if self.seen is None else self.seen.copy()
+        state.output_counts = None if self.output_counts is None else self.output_counts.copy()
+        state.extend(token_ids)
+        return state
+
     @property
     def suppresses_stop(self) -> bool:
         """True until `min_tokens` tokens have been emitted."""
@@ -105,19 +114,26 @@ def sample(logits: Logits, state: SamplerState, mask: Mask | None = None) -> Row
     """
     params = state.params
     try:
-        token_id, maximum = greatest(logits)
-        edited = logits
-        if state.edits_logits or state.suppresses_stop or mask is not None:
-            edited = edit_logits(logits, state, mask)
-            token_id, maximum = _greatest_edited(edited)
-        if params.temperature != 0:
-            u = uniform(state.seed, state.sequence, state.num_tokens)
-            token_id = draw(edited, maximum, params.temperature, params.top_k, params.top_p, params.min_p, u)
+        token_id = choose(logits, state, mask)
         if params.logprobs is None:
             return RowResult((token_id,))
         return RowResult((token_id,), (position_logprobs(logits, token_id, params.logprobs),))
     except LogitsError as error:
         return RowResult(error=error.failure)
+
+
+def choose(logits: Logits, state: SamplerState, mask: Mask | None = None) -> int:
+    """Return the token that `sample` would. Raises LogitsError if there is none.  # logits [V]"""
+    params = state.params
+    token_id, maximum = greatest(logits)
+    edited = logits
+    if state.edits_logits or state.suppresses_stop or mask is not None:
+        edited = edit_logits(logits, state, mask)
+        token_id, maximum = _greatest_edited(edited)
+    if params.temperature == 0:
+        return token_id
+    u = uniform(state.seed, state.sequence, state.num_tokens)
+    return draw(edited, maximum, params.temperature, params.top_k, params.top_p, params.min_p, u)
 
 
 def _greatest_edited(edited: Logits) -> tuple[int, float]:

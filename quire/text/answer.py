@@ -8,6 +8,7 @@ unless its arguments have begun: then it stays as far as it was streamed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -49,6 +50,7 @@ class CallReader(Protocol):
 
     marker: str  # begins calls anywhere in a text
     bare: bool  # an answer that begins with "{" is a call, too
+    whole: bool  # it reads all of an answer, and not only calls
 
     def begin(self, opening: str) -> None:
         """Start reading calls after `opening`: the marker, or "" where a call begins without one."""
@@ -63,22 +65,29 @@ class CallReader(Protocol):
 class AnswerParser:
     """Incremental parser of one answer.
 
-    With `inside`, the prompt has already opened the reasoning. Without a reader, calls are content.
+    With `inside`, the prompt has already opened the reasoning. Without a reader, calls are content. Marks
+    around the text of the answer, `wrapping`, are left out.
     """
 
     def __init__(
-        self, reasoning: ReasoningFormat | None = None, inside: bool = False, reader: CallReader | None = None
+        self,
+        reasoning: ReasoningFormat | None = None,
+        inside: bool = False,
+        reader: CallReader | None = None,
+        wrapping: Sequence[str] = (),
     ) -> None:
         self.has_calls = False
         self._reasoning = reasoning
         self._inside = inside
         self._reader = reader
-        self._part = AnswerParser._begin  # parses text, returns the rest for the next part
+        # parses text, returns the rest for the next part
+        self._part = AnswerParser._calls if reader and reader.whole else AnswerParser._begin
         self._held = ""  # at the beginning: a possible prefix of the reasoning's marker
         self._end_of_thought = _MarkerSearch(reasoning.end if reasoning else "")
         self._call = _MarkerSearch(reader.marker if reader else "")
         self._thought = _OutgoingText(trim=True)
         self._content = _OutgoingText(trim=inside)
+        self._unwrapped = _Unwrapped(wrapping)
         self._events: list[Event] = []
 
     def push(self, text: str) -> list[Event]:
@@ -96,7 +105,7 @@ class AnswerParser:
             self._think(self._held, last=True)
         else:
             self._emit(self._held + self._call.flush())
-        self._emit("", last=True)
+        self._show(self._unwrapped.flush(), last=True)
         return self._take_events()
 
     def _begin(self, text: str) -> str | None:
@@ -161,10 +170,14 @@ class AnswerParser:
                 continue
             if isinstance(event, CallStart):
                 self.has_calls = True
+                self._show(self._unwrapped.flush())
                 self._content = _OutgoingText(trim=True)  # drops the white space before the call
             self._events.append(event)
 
     def _emit(self, text: str, last: bool = False) -> None:
+        self._show(self._unwrapped.push(text), last)
+
+    def _show(self, text: str, last: bool = False) -> None:
         if shown := self._content.push(text, last):
             self._events.append(Content(shown))
 
@@ -193,6 +206,28 @@ class _OutgoingText:
         if last:
             self._space, body = [], body + "".join(self._space)
         return body
+
+
+class _Unwrapped:
+    """Text without certain marks; holds back a suffix that may be the beginning of one."""
+
+    def __init__(self, marks: Sequence[str]) -> None:
+        self._marks = tuple(marks)
+        self._found = re.compile("|".join(map(re.escape, marks)) or "(?!)")
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        *before, whole = self._found.split(self._held + text)
+        longest = max(map(len, self._marks), default=1) - 1
+        sizes = range(min(longest, len(whole)), 0, -1)
+        keep = (n for n in sizes if any(mark.startswith(whole[len(whole) - n :]) for mark in self._marks))
+        cut = len(whole) - next(keep, 0)
+        self._held = whole[cut:]
+        return "".join(before) + whole[:cut]
+
+    def flush(self) -> str:
+        held, self._held = self._held, ""
+        return held
 
 
 class _MarkerSearch:

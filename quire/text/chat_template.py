@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from quire.errors import ConfigError, RequestError, quoted
-from quire.text import call_arguments, late_system, user_turns
+from quire.text import assistant_turns, call_arguments, late_system, user_turns
 from quire.text.renderer import Segment, TemplateRenderer
 
 MAX_MESSAGES = 8192
@@ -74,6 +74,7 @@ class ChatTemplate:
         self.special_tokens = dict(special_tokens or {})
         self.renderer = renderer or TemplateRenderer()
         self._takes_parts: dict[str, bool] = {}
+        self._silences: dict[str, Any] = {}
         self._probed: dict[tuple[str, Probe], str | None] = {}
 
     def start(self) -> None:
@@ -113,6 +114,7 @@ class ChatTemplate:
             checked = [_flattened(message) for message in checked]
         if call_arguments.is_calling(checked) and self._wants_text(source):
             checked = call_arguments.as_text(checked, messages)
+        checked = self._fitted_turns(source, checked)
         if late_system.is_late(checked) and _PROBE not in (self._tried(source, late_system.probe) or ""):
             checked = late_system.folded(checked)
         if user_turns.repeats(checked) and self._tried(source, user_turns.probe) is None:
@@ -163,6 +165,29 @@ class ChatTemplate:
         if self._tried(source, call_arguments.probe_object) is not None:
             return False
         return _PROBE in (self._tried(source, call_arguments.probe_text) or "")
+
+    def _fitted_turns(self, source: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the messages with the assistant's in a form that the template takes."""
+        if assistant_turns.reads_thinking(source):
+            both = (self._tried(source, assistant_turns.probe_both) or "").count(_PROBE)
+            messages = assistant_turns.with_thinking(messages, both < 2)
+        if assistant_turns.is_silent(messages):
+            form = self._silence(source)
+            messages = assistant_turns.silenced(messages, form)
+        return messages
+
+    def _silence(self, source: str) -> Any:
+        """Return the first form of a content without text beside which the template writes calls.
+
+        If it never does, it is the first form with which it does not fail.
+        """
+        if source not in self._silences:
+            taken: list[tuple[bool, Any]] = []
+            for form, conversations in assistant_turns.probes_of_silence(_PROBE):
+                written = [text for one in conversations if (text := self._written(source, one)) is not None]
+                taken += [(any(_PROBE in text for text in written), form)] if written else []
+            self._silences[source] = max(taken, key=lambda form: form[0], default=(False, ""))[1]
+        return self._silences[source]
 
     def _written(self, source: str, messages: list[dict[str, Any]]) -> str | None:
         context = {"messages": messages, "add_generation_prompt": True}

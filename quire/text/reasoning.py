@@ -14,21 +14,43 @@ class ReasoningFormat:
     name: str
     start: str
     end: str
+    aliases: tuple[str, ...] = ()  # the names that vLLM has for it
+    wrapping: tuple[str, ...] = ()  # marks around the text of the answer, in pairs, which are left out
+    token: str = ""  # the part of `start` that may be a token, unless it is all of it
+    sign: str = ""  # by which a chat template is known, unless it is the closing mark
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return (self.token or self.start, self.end, *self.wrapping)
 
 
+_OF_THINK = (
+    *("deepseek_r1", "deepseek_v3", "glm45", "glm47", "granite_thinking_parser", "kimi_k2", "minimax_m2"),
+    *("nemotron_v3", "olmo3", "qwen3", "step3"),
+)
 FORMATS = (
-    ReasoningFormat("think", "<think>", "</think>"),  # DeepSeek, Qwen, GLM, Kimi and most others
+    ReasoningFormat("think", "<think>", "</think>", _OF_THINK),
+    ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>"),
     ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
-    ReasoningFormat("cohere", "<|START_THINKING|>", "<|END_THINKING|>"),
+    ReasoningFormat(
+        "cohere",
+        "<|START_THINKING|>",
+        "<|END_THINKING|>",
+        ("cohere_command3", "cohere_command4"),
+        ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    ),
+    ReasoningFormat("gemma4", "<|channel>thought\n", "<channel|>", token="<|channel>"),
+    # An answer in this format is parsed as a whole (see quire.text.tools.harmony).
+    ReasoningFormat("harmony", "<|channel|>", "<|end|>", ("openai_gptoss",), sign="<|channel|>analysis"),
 )
 
 
 def find_reasoning(source: str, chosen: str = "auto") -> ReasoningFormat | None:
-    """Return the format whose closing mark is in the chat template, or the one `chosen` by name."""
-    by_name = {known.name: known for known in FORMATS}
+    """Return the format whose mark is in the chat template, or the one `chosen` by name."""
+    by_name = {name: known for known in FORMATS for name in (known.name, *known.aliases)}
     if chosen in by_name:
         return by_name[chosen]
     if chosen not in ("auto", "none"):
         raise ConfigError(f"unknown reasoning parser {chosen!r}", f"known: auto, none, {', '.join(by_name)}")
-    known = (known for known in FORMATS if known.end in source)
+    known = (known for known in FORMATS if (known.sign or known.end) in source)
     return next(known, None) if chosen == "auto" else None

@@ -99,6 +99,27 @@ class Tokenizer:
                 return ids[1:]
         return ids
 
+    def encode_whole(self, text: str, other: str | None = None, limit: int | None = None) -> list[int]:
+        """Encode a text, or two as a pair, with the tokens that the tokenizer puts around and between them.
+
+        More than `limit` tokens are cut from the ends of the texts, of the longer one first.
+        """
+        ids = self.encode(text) if other is None else self._encode((text, other), True)
+        if limit is None or len(ids) <= limit:
+            return ids
+        first = self._library.encode(text, add_special_tokens=False)
+        second = None if other is None else self._library.encode(other, add_special_tokens=False)
+        num_added = len(ids) - len(first) - (0 if second is None else len(second))
+        room = max(0, limit - num_added)
+        if second is None:
+            first.truncate(room)
+        else:
+            shorter = min(len(first), len(second), room // 2)
+            longer = room - shorter
+            first.truncate(min(len(first), shorter if len(first) <= len(second) else longer))
+            second.truncate(min(len(second), room - len(first)))
+        return list(self._library.post_process(first, second).ids)
+
     def control_token_in(self, text: str) -> str | None:
         """Return the first name of a control token in a text, or None."""
         found = self._control.search(text) if self._control else None
@@ -212,9 +233,9 @@ class Tokenizer:
             self._strings[token_id] = token
         return token
 
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+    def _encode(self, text: str | tuple[str, str], add_special_tokens: bool) -> list[int]:
         try:
-            if len(text) > LONG_TEXT:  # encoding a batch releases the GIL
+            if isinstance(text, tuple) or len(text) > LONG_TEXT:  # encoding a batch releases the GIL
                 batch = self._library.encode_batch_fast([text], add_special_tokens=add_special_tokens)
                 return list(batch[0].ids)
             return list(self._library.encode(text, add_special_tokens=add_special_tokens).ids)

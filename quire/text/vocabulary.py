@@ -91,6 +91,13 @@ def load_vocabulary(text: bytes, where: str) -> Vocabulary:
     return Vocabulary(library, table, frozenset(_types(data.get("decoder"))))
 
 
+def spellings(vocabulary: Vocabulary) -> dict[int, str]:
+    """Return all tokens by their ids."""
+    named = {token.alias: token.content for token in vocabulary.added.values() if token.alias is not None}
+    tokens = vocabulary.library.get_vocab(with_added_tokens=True)
+    return {number: named.get(token, token) for token, number in tokens.items()}
+
+
 @contextlib.contextmanager
 def _panics_hidden() -> Iterator[None]:
     """Discard what a panic of the library writes to standard error, a page each: the error reports it.
@@ -194,7 +201,20 @@ def _rename_in_model(model: dict[str, Any], aliases: dict[str, str]) -> None:
     if model.get("unk_token") in resident:
         model["unk_token"] = aliases[model["unk_token"]]
     if "merges" in model:
-        model["merges"] = [merge for merge in model["merges"] if not _touches(merge, resident)]
+        model["merges"] = _without(model["merges"], resident)
+
+
+def _without(merges: list[str] | list[list[str]], names: set[str]) -> list[Any]:
+    """Return the merges that neither take nor make one of these tokens.
+
+    One that does begins as a name begins, or ends as one ends: of hundreds of thousands, few do.
+    """
+    begins, ends = (tuple({name[part] for name in names}) for part in (slice(1), slice(-1, None)))
+    return [
+        merge
+        for merge in merges
+        if not (merge[0].startswith(begins) or merge[-1].endswith(ends)) or not _touches(merge, names)
+    ]
 
 
 def _touches(merge: str | list[str], names: set[str]) -> bool:

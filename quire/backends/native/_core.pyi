@@ -1,7 +1,7 @@
 """Types of the native core; csrc/bindings.cpp and csrc/bind_*.cpp describe each."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,13 +34,33 @@ def pack(
     first: int,
     last: int,
 ) -> bool: ...
+def pack_codes(
+    matrix: Matrix,
+    index: int,
+    packed: NDArray[Any],
+    group: int,
+    is_signed: bool,
+    scales: NDArray[Any] | None,
+    scale_codes: NDArray[Any] | None,
+    minimums: NDArray[Any] | None,
+    minimum_codes: NDArray[Any] | None,
+    zeros: NDArray[Any] | None,
+    order: NDArray[np.int32] | None,
+    first: int,
+    last: int,
+) -> None: ...
+def activations(format: str) -> str: ...
 
 class Matrix:
     def __init__(self, format: str, count: int, outputs: int, inputs: int) -> None: ...
     @staticmethod
     def mapped(format: str, count: int, outputs: int, inputs: int, buffer: Bytes) -> Matrix: ...
+    @staticmethod
+    def joined(parts: Sequence[Matrix]) -> Matrix: ...
     @property
     def format(self) -> str: ...
+    @property
+    def order(self) -> NDArray[np.int32] | None: ...
     @property
     def shape(self) -> tuple[int, int, int]: ...
     @property
@@ -50,8 +70,17 @@ class Matrix:
 
 class KVCache:
     def __init__(
-        self, group: int, format: str, layers: int, num_blocks: int, block_size: int, heads: int, dim: int
+        self,
+        group: int,
+        format: str,
+        layers: int,
+        num_blocks: int,
+        block_size: int,
+        heads: int,
+        dim: int,
+        value_dim: int,
     ) -> None: ...
+    def blocks(self, num_blocks: int) -> list[Bytes]: ...
 
 class StateCache:
     def __init__(
@@ -67,6 +96,7 @@ class StateCache:
         history: int,
         chunk: int,
     ) -> None: ...
+    def snapshots(self, num_snapshots: int) -> Bytes: ...
 
 class SlotParams:
     def __init__(
@@ -115,16 +145,58 @@ class Sampler:
     def release(self, slot: int) -> None: ...
     def sample(self, logits: Floats, rows: list[SampledRow]) -> SampledResults: ...
 
+class Adapter:
+    def __init__(self, sites: int, shapes: Sequence[tuple[int, str, int, int, int, float]]) -> None: ...
+    def down(self, site: int) -> Matrix: ...
+    def up(self, site: int) -> Matrix: ...
+    @property
+    def nbytes(self) -> int: ...
+
+class Routing:
+    def __init__(
+        self,
+        chosen: int,
+        sigmoid: bool,
+        normalized: bool,
+        bias: Floats | None,
+        groups: int,
+        kept_groups: int,
+        by_two: bool,
+        scaling: float,
+        floor: float,
+        factors: Floats | None,
+        on_inputs: bool,
+        margin: float,
+    ) -> None: ...
+
 class Native:
+    @overload
     def __init__(self, isa: str, threads: int) -> None: ...
+    @overload
+    def __init__(self, isa: str, beside: Native) -> None: ...
     def buffer(self, rows: str, width: int) -> int: ...
     def embed(self, out: int, table: Matrix, by_position: bool) -> None: ...
+    def embed_stored(self, out: int, table: NDArray[Any], format: str, by_position: bool) -> None: ...
+    def embed_segments(self, out: int, table: Matrix, separator: int) -> None: ...
+    def pool_rows(self, out: int, x: int, width: int, mean: bool) -> None: ...
     def sampled_rows(self, out: int, x: int, width: int) -> None: ...
+    def previous_hidden(self, out: int, width: int) -> None: ...
+    def join(self, rows: str, out: int, x: int, x_width: int, y: int, y_width: int) -> None: ...
     def add(self, rows: str, out: int, x: int, y: int, width: int) -> None: ...
     def scale(self, rows: str, out: int, x: int, width: int, factor: float) -> None: ...
+    def scale_by_position(
+        self, out: int, x: int, width: int, beta: float, period: int, first: int
+    ) -> None: ...
+    def scale_by_weight(self, rows: str, out: int, x: int, width: int, weight: Floats) -> None: ...
     def soft_cap(self, rows: str, out: int, x: int, width: int, cap: float) -> None: ...
+    def xielu(
+        self, rows: str, out: int, x: int, width: int, positive: float, negative: float, beta: float
+    ) -> None: ...
     def unary(self, rows: str, out: int, x: int, width: int, activation: str) -> None: ...
     def gate(self, rows: str, out: int, gate: int, up: int, width: int, activation: str) -> None: ...
+    def gate_rows(self, rows: str, out: int, gate: int, up: int, width: int, activation: str) -> None: ...
+    def match_magnitude(self, rows: str, out: int, x: int, like: int, width: int, floor: float) -> None: ...
+    def above_cutoff(self, rows: str, out: int, x: int, width: int, deviations: float) -> None: ...
     def slice(self, rows: str, out: int, width: int, x: int, x_width: int, first: int) -> None: ...
     def norm(
         self,
@@ -138,28 +210,44 @@ class Native:
         offset: float,
         centered: bool,
     ) -> None: ...
+    def gated_norm(
+        self,
+        rows: str,
+        out: int,
+        x: int,
+        gate: int,
+        width: int,
+        weight: Floats,
+        eps: float,
+        activation: str,
+        gate_first: bool,
+        groups: int,
+    ) -> None: ...
     def rope_table(self, pairs: int, scale: float) -> int: ...
     def frequencies(self, table: int, variant: int, values: Floats) -> None: ...
-    def rotary(self, out: int, x: int, heads: int, dim: int, table: int, interleaved: bool) -> None: ...
+    def rotary(
+        self, rows: str, out: int, x: int, heads: int, dim: int, table: int, interleaved: bool
+    ) -> None: ...
     def pack(self, rows: str, x: int, width: int, like: Matrix) -> None: ...
     def products(self, rows: str) -> None: ...
     def linear(self, out: int, weight: Matrix, bias: Floats | None) -> None: ...
     def gated_linear(self, out: int, gate: Matrix, up: Matrix, activation: str) -> None: ...
+    def add_adapters(self, rows: str, x: int, width: int, targets: Sequence[tuple[int, int]]) -> None: ...
     def experts(
         self,
         out: int,
         x: int,
         scores: int,
-        matrices: Sequence[Matrix],
+        matrices: Sequence[Matrix | None],
         biases: Sequence[Floats | None],
-        chosen: int,
-        over_chosen: bool,
+        routing: Routing,
         activation: str,
         limit: float,
     ) -> None: ...
     def write_kv(self, k: int, v: int, cache: KVCache, layer: int) -> None: ...
     def attend(
         self,
+        rows: str,
         out: int,
         q: int,
         cache: KVCache,
@@ -167,12 +255,67 @@ class Native:
         heads: int,
         scale: float,
         window: int,
+        chunked: bool,
         softcap: float,
         sinks: Floats | None,
     ) -> None: ...
+    def attend_latents(
+        self, out: int, q: int, q_rest: int, cache: KVCache, layer: int, heads: int, scale: float
+    ) -> None: ...
+    def attend_rows(
+        self,
+        out: int,
+        q: int,
+        k: int,
+        v: int,
+        heads: int,
+        groups: int,
+        dim: int,
+        value_dim: int,
+        scale: float,
+        reach: int,
+    ) -> None: ...
+    def linear_by_head(self, rows: str, out: int, x: int, weight: Matrix) -> None: ...
     def restore_states(self, cache: StateCache) -> None: ...
-    def convolve(self, out: int, x: int, cache: StateCache, layer: int, weight: Floats) -> None: ...
+    def convolve(
+        self,
+        out: int,
+        x: int,
+        cache: StateCache,
+        layer: int,
+        weight: Floats,
+        bias: Floats | None,
+        activation: str,
+    ) -> None: ...
     def recur(self, out: int, x: int, decay: int, cache: StateCache, layer: int) -> None: ...
+    def delta_rule(
+        self,
+        out: int,
+        x: int,
+        decay: int,
+        beta: int,
+        cache: StateCache,
+        layer: int,
+        log_rate: Floats,
+        bias: Floats,
+        key_heads: int,
+        key_dim: int,
+    ) -> None: ...
+    def state_space(
+        self,
+        out: int,
+        x: int,
+        step: int,
+        cache: StateCache,
+        layer: int,
+        log_rate: Floats,
+        bias: Floats,
+        skip: Floats,
+        groups: int,
+        state_dim: int,
+        low: float,
+        high: float,
+    ) -> None: ...
     def run(
         self,
         token_ids: Ints,
@@ -186,7 +329,25 @@ class Native:
         saved: Snapshots,
         output: int,
         width: int,
+        adapters: Sequence[Adapter | None],
     ) -> Floats: ...
+
+BOUNDARY: int  # stands between texts
+LONGEST_MATCH: int
+
+class TextIndex:
+    def __init__(self, before: TextIndex | None = None, capacity: int = 0) -> None: ...
+    def append(self, token_ids: Sequence[int]) -> None: ...
+    def append_text(self, other: TextIndex) -> None: ...
+    def __len__(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+def continuations(
+    rows: list[tuple[TextIndex, TextIndex | None]], most_tokens: int, most_places: int
+) -> list[
+    tuple[int, tuple[int, ...], int, tuple[int, ...]]
+]: ...  # for each text: length of the match, token ids
 
 class Step:
     def __init__(
@@ -197,15 +358,25 @@ class Step:
         logits: Sequence[int],
         samples: Sequence[bool],
     ) -> None: ...
+    num_proposed: int
     results: SampledResults
+    proposed: list[list[int]]
     began_s: float
     ended_s: float
     mask_s: float
     sampling_s: float
     core_wait_s: float
+    draft_s: float
     def draft(self, row: int, token_ids: Sequence[int]) -> None: ...
     def release(self, slots: Sequence[int]) -> None: ...
-    def admit(self, slot: int, variant: int, token_ids: Sequence[int], params: SlotParams) -> None: ...
+    def admit(
+        self,
+        slot: int,
+        variant: int,
+        token_ids: Sequence[int],
+        params: SlotParams,
+        adapter: Adapter | None,
+    ) -> None: ...
     def grant(self, slot: int, group: int, first: int, block_ids: Sequence[int]) -> None: ...
     def restore(self, snapshots: Snapshots) -> None: ...
     def save(self, snapshots: Snapshots) -> None: ...
@@ -213,6 +384,26 @@ class Step:
 
 class Steps:
     def __init__(self, native: Native, output: int, slots: int, groups: int, vocab_size: int) -> None: ...
+    def draft_with(
+        self,
+        native: Native,
+        *,
+        output: int,
+        width: int,
+        groups: int,
+        group: int,
+        window: int,
+        reach: int,
+        blocks: int,
+        block_size: int,
+        spare: int,
+        max_tokens: int,
+        max_len: int,
+        hidden: int,
+        given: int,
+        own: int,
+    ) -> None: ...
+    def forget_drafted(self, blocks: Sequence[int]) -> None: ...
     def forward(self, step: Step) -> None: ...
     def sample(self, step: Step, masks: Sequence[tuple[int, Sequence[NDArray[np.uint32]]]]) -> None: ...
     def launch(self, step: Step) -> None: ...

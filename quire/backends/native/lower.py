@@ -6,8 +6,8 @@ adjacent (quire.program.passes.gather_products), so that these are packed once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import singledispatchmethod
+from collections.abc import Callable, Mapping
+from functools import partial, singledispatchmethod
 from itertools import groupby
 from typing import Any
 
@@ -17,16 +17,21 @@ from quire.backends.native import _core
 from quire.backends.native.caches import NativeCaches
 from quire.errors import ConfigError
 from quire.program import ops
+from quire.program.ops.experts import Routing
 from quire.program.passes import BufferPlan, plan_buffers
 from quire.program.program import Op, Program, Value, WeightSpec
 from quire.program.rope import Rope
+from quire.quantize.kinds import DTYPE_NAMES
 
 Matrices = Mapping[str, _core.Matrix]
 Vectors = Mapping[str, np.ndarray]
 
 
 class Lowering:
-    """Records a program's ops in the core. `ropes` are the rope tables by their parameters."""
+    """Records a program's ops in the core.
+
+    `ropes` are the rope tables by their parameters, `sites` the numbers of the weights that adapters add to.
+    """
 
     def __init__(
         self,
@@ -38,6 +43,7 @@ class Lowering:
     ) -> None:
         self.native = native
         self.ropes: dict[Rope, int] = {}
+        self.sites: dict[str, int] = {}
         self._matrices = matrices
         self._vectors = vectors
         self._caches = caches
@@ -57,6 +63,7 @@ class Lowering:
             else:
                 self._products(list(group))
         self.output = self._at(program.output)
+        self.hidden = -1 if program.hidden is None else self._at(program.hidden)
 
     def _at(self, value: Value) -> int:
         return self._buffers[self._plan.buffer[value.index]]
@@ -65,14 +72,43 @@ class Lowering:
         return None if spec is None else self._vectors[spec.name].reshape(-1)
 
     def _products(self, products: list[Op]) -> None:
-        """Record linears of one value. Weights of different formats need different packed activations."""
+        """Record linears of one value. Different weights may need different packed activations."""
         x: Value = products[0].x  # type: ignore[attr-defined]
-        for _, same in groupby(products, lambda op: self._matrices[op.weights()[0].name].format):
-            parts = list(same)
-            self.native.pack(x.count, self._at(x), x.width, self._matrices[parts[0].weights()[0].name])
+        linears: list[tuple[_core.Matrix, Callable[[], None]]] = []
+        gates: list[Callable[[], None]] = []
+        for op in products:
+            matrix = self._matrices[op.weights()[0].name]
+            if isinstance(op, ops.GatedLinear) and _form(matrix) != _form(self._matrices[op.up.name]):
+                parts, gate = self._apart(op)
+                linears += parts
+                gates.append(gate)
+            else:
+                linears.append((matrix, partial(self.record, op)))
+        for _, same in groupby(linears, lambda linear: _form(linear[0])):
+            together = list(same)
+            self.native.pack(x.count, self._at(x), x.width, together[0][0])
             self.native.products(x.count)
-            for op in parts:
-                self.record(op)
+            for _, record in together:
+                record()
+        for record in gates:
+            record()
+        adapted = [op for op in products if isinstance(op, ops.Linear) and op.adapted]
+        if adapted:
+            sites = [self.sites.setdefault(op.weight.name, len(self.sites)) for op in adapted]
+            targets = [(self._at(op.out), site) for op, site in zip(adapted, sites, strict=True)]
+            self.native.add_adapters(x.count, self._at(x), x.width, targets)
+
+    def _apart(
+        self, op: ops.GatedLinear
+    ) -> tuple[list[tuple[_core.Matrix, Callable[[], None]]], Callable[[], None]]:
+        """Return the two products of a gated linear, and the op that joins them."""
+        count, width = op.out.count, op.out.width
+        gate, up = self.native.buffer(count, width), self.native.buffer(count, width)
+        linears = list[tuple[_core.Matrix, Callable[[], None]]]()
+        for spec, place in ((op.gate, gate), (op.up, up)):
+            matrix = self._matrices[spec.name]
+            linears.append((matrix, partial(self.native.linear, place, matrix, None)))
+        return linears, partial(self.native.gate, count, self._at(op.out), gate, up, width, op.activation)
 
     @singledispatchmethod
     def record(self, op: Op) -> None:
@@ -83,12 +119,42 @@ class Lowering:
 
     @record.register
     def _(self, op: ops.Embed) -> None:
-        table, by_position = self._matrices[op.table.name], isinstance(op, ops.PositionEmbed)
-        self.native.embed(self._at(op.out), table, by_position)
+        out, name, by_position = self._at(op.out), op.table.name, isinstance(op, ops.PositionEmbed)
+        if name in self._vectors:  # read in place
+            table = self._vectors[name]
+            format = DTYPE_NAMES[table.dtype]
+            bits = table if format == "f32" else table.view(np.uint16)
+            self.native.embed_stored(out, bits, format, by_position)
+        else:
+            self.native.embed(out, self._matrices[name], by_position)
+
+    @record.register
+    def _(self, op: ops.EmbedSegments) -> None:
+        self.native.embed_segments(self._at(op.out), self._matrices[op.table.name], op.separator)
+
+    @record.register
+    def _(self, op: ops.PoolRows) -> None:
+        self.native.pool_rows(self._at(op.out), self._at(op.x), op.x.width, op.method == "mean")
+
+    @record.register
+    def _(self, op: ops.RowAttention) -> None:
+        out, q, k, v = (self._at(value) for value in (op.out, op.q, op.k, op.v))
+        (heads, _), (groups, dim), (_, value_dim) = op.q.shape, op.k.shape, op.v.shape
+        reach = op.reach or 0
+        self.native.attend_rows(out, q, k, v, heads, groups, dim, value_dim, op.scale, reach)
 
     @record.register
     def _(self, op: ops.SampledRows) -> None:
         self.native.sampled_rows(self._at(op.out), self._at(op.x), op.x.width)
+
+    @record.register
+    def _(self, op: ops.PreviousHidden) -> None:
+        self.native.previous_hidden(self._at(op.out), op.out.width)
+
+    @record.register
+    def _(self, op: ops.Join) -> None:
+        x, y = self._at(op.x), self._at(op.y)
+        self.native.join(op.x.count, self._at(op.out), x, op.x.width, y, op.y.width)
 
     @record.register
     def _(self, op: ops.Linear) -> None:
@@ -108,9 +174,25 @@ class Lowering:
         self._norm(op, op.bias, eps=op.eps, offset=0.0, centered=True)
 
     def _norm(self, op: ops.RMSNorm | ops.LayerNorm, bias: WeightSpec | None, **how: Any) -> None:
-        weight = self._vectors[op.weight.name]
+        weight = np.ones(op.x.shape[-1], np.float32) if op.weight is None else self._vectors[op.weight.name]
         x, out = self._at(op.x), self._at(op.out)
         self.native.norm(op.x.count, out, x, op.x.width, weight, self._vector(bias), **how)
+
+    @record.register
+    def _(self, op: ops.MatchMagnitude) -> None:
+        x, like, width = self._at(op.x), self._at(op.like), op.x.width
+        self.native.match_magnitude(op.x.count, self._at(op.out), x, like, width, op.floor)
+
+    @record.register
+    def _(self, op: ops.AboveCutoff) -> None:
+        out, x, width = self._at(op.out), self._at(op.x), op.x.width
+        self.native.above_cutoff(op.x.count, out, x, width, op.deviations)
+
+    @record.register
+    def _(self, op: ops.GatedRMSNorm) -> None:
+        out, x, gate = self._at(op.out), self._at(op.x), self._at(op.gate)
+        how = (self._vectors[op.weight.name], op.eps, op.activation, op.gate_first, op.groups)
+        self.native.gated_norm(op.x.count, out, x, gate, op.x.width, *how)
 
     @record.register
     def _(self, op: ops.AddNorm) -> None:
@@ -126,8 +208,28 @@ class Lowering:
         self.native.unary(op.x.count, self._at(op.out), self._at(op.x), op.x.width, op.activation)
 
     @record.register
+    def _(self, op: ops.Xielu) -> None:
+        factors = op.factors(*(self._vectors[spec.name] for spec in op.weights()))
+        self.native.xielu(op.x.count, self._at(op.out), self._at(op.x), op.x.width, *factors)
+
+    @record.register
     def _(self, op: ops.Scale) -> None:
         self.native.scale(op.x.count, self._at(op.out), self._at(op.x), op.x.width, op.factor)
+
+    @record.register
+    def _(self, op: ops.ScaleByPosition) -> None:
+        x, out = self._at(op.x), self._at(op.out)
+        self.native.scale_by_position(out, x, op.x.width, op.beta, op.period, op.first)
+
+    @record.register
+    def _(self, op: ops.ScaleByWeight) -> None:
+        weight, width = self._vectors[op.weight.name].reshape(-1), op.x.width
+        self.native.scale_by_weight(op.x.count, self._at(op.out), self._at(op.x), width, weight)
+
+    @record.register
+    def _(self, op: ops.ScaleParts) -> None:
+        x, out = self._at(op.x), self._at(op.out)
+        self.native.scale_by_weight(op.x.count, out, x, op.x.width, op.factors)
 
     @record.register
     def _(self, op: ops.SoftCap) -> None:
@@ -141,7 +243,9 @@ class Lowering:
     @record.register
     def _(self, op: ops.GatedActivation) -> None:
         gate, up = self._at(op.gate), self._at(op.up)
-        self.native.gate(op.up.count, self._at(op.out), gate, up, op.up.width, op.activation)
+        by_row = op.gate.width == 1 and op.up.width > 1
+        record = self.native.gate_rows if by_row else self.native.gate
+        record(op.up.count, self._at(op.out), gate, up, op.up.width, op.activation)
 
     @record.register
     def _(self, op: ops.Rotary) -> None:
@@ -149,13 +253,14 @@ class Lowering:
             self.ropes[op.rope] = self.native.rope_table(op.rope.dim // 2, op.rope.attention_factor)
         heads, dim = op.x.shape
         table, interleaved = self.ropes[op.rope], op.rope.interleaved
-        self.native.rotary(self._at(op.out), self._at(op.x), heads, dim, table, interleaved)
+        self.native.rotary(op.x.count, self._at(op.out), self._at(op.x), heads, dim, table, interleaved)
 
     @record.register
     def _(self, op: ops.Attention) -> None:
         cache, layer = self._caches.paged[op.layer]
         self.native.write_kv(self._at(op.k), self._at(op.v), cache, layer)
         self.native.attend(
+            op.q.count,
             self._at(op.out),
             self._at(op.q),
             cache,
@@ -163,15 +268,46 @@ class Lowering:
             heads=op.q.shape[0],
             scale=op.scale,
             window=op.window or 0,
+            chunked=op.chunked,
             softcap=op.softcap or 0.0,
             sinks=self._vector(op.sinks),
         )
 
     @record.register
+    def _(self, op: ops.SharedAttention) -> None:
+        cache, layer = self._caches.paged[op.layer]
+        self.native.attend(
+            op.q.count,
+            self._at(op.out),
+            self._at(op.q),
+            cache,
+            layer,
+            heads=op.q.shape[0],
+            scale=op.scale,
+            window=op.window or 0,
+            chunked=False,
+            softcap=0.0,
+            sinks=None,
+        )
+
+    @record.register
+    def _(self, op: ops.LatentAttention) -> None:
+        cache, layer = self._caches.paged[op.layer]
+        self.native.write_kv(self._at(op.r), self._at(op.c), cache, layer)
+        out, q, q_rest = self._at(op.out), self._at(op.q), self._at(op.q_rope)
+        self.native.attend_latents(out, q, q_rest, cache, layer, heads=op.q.shape[0], scale=op.scale)
+
+    @record.register
+    def _(self, op: ops.LinearByHead) -> None:
+        weight = self._matrices[op.weight.name]
+        self.native.linear_by_head(op.x.count, self._at(op.out), self._at(op.x), weight)
+
+    @record.register
     def _(self, op: ops.ShortConvolution) -> None:
         cache, layer = self._caches.states[op.layer]
         weight = np.ascontiguousarray(self._vectors[op.weight.name][:, 0].T)  # [kernel, channels]
-        self.native.convolve(self._at(op.out), self._at(op.x), cache, layer, weight.reshape(-1))
+        how = (weight.reshape(-1), self._vector(op.bias), op.activation)
+        self.native.convolve(self._at(op.out), self._at(op.x), cache, layer, *how)
 
     @record.register
     def _(self, op: ops.GatedRecurrence) -> None:
@@ -179,15 +315,48 @@ class Lowering:
         self.native.recur(self._at(op.out), self._at(op.x), self._at(op.decay), cache, layer)
 
     @record.register
+    def _(self, op: ops.DeltaRule) -> None:
+        cache, layer = self._caches.states[op.layer]
+        rate, bias = self._vectors[op.log_rate.name], self._vectors[op.bias.name]
+        out, x, decay, beta = (self._at(value) for value in (op.out, op.x, op.decay, op.beta))
+        self.native.delta_rule(out, x, decay, beta, cache, layer, rate, bias, op.key_heads, op.state.shape[1])
+
+    @record.register
+    def _(self, op: ops.StateSpace) -> None:
+        out, x, length = (self._at(value) for value in (op.out, op.x, op.step))
+        rate, bias, skip = (self._vectors[spec.name] for spec in op.weights())
+        how = (*self._caches.states[op.layer], rate, bias, skip, op.groups, op.state.shape[1], *op.limits)
+        self.native.state_space(out, x, length, *how)
+
+    @record.register
     def _(self, op: ops.Experts) -> None:
         w = op.experts
-        matrices = [self._matrices[spec.name] for spec in (w.gate, w.up, w.down)]
+        matrices = [self._matrices[spec.name] if spec else None for spec in (w.gate, w.up, w.down)]
         biases = [self._vector(spec) for spec in (w.gate_bias, w.up_bias, w.down_bias)]
         out, x, scores = self._at(op.out), self._at(op.x), self._at(op.scores)
-        over_chosen = op.routing == "softmax_of_chosen"
-        self.native.experts(
-            out, x, scores, matrices, biases, op.chosen, over_chosen, op.activation, op.limit or 0.0
+        routing = self._routing(op.routing)
+        self.native.experts(out, x, scores, matrices, biases, routing, op.activation, op.limit or 0.0)
+
+    def _routing(self, of: Routing) -> _core.Routing:
+        return _core.Routing(
+            of.chosen,
+            sigmoid=of.affinity == "sigmoid",
+            normalized=of.normalized,
+            bias=self._vector(of.bias),
+            groups=of.groups,
+            kept_groups=of.kept_groups,
+            by_two=of.group_rank == "top2",
+            scaling=of.scaling,
+            floor=of.floor,
+            factors=self._vector(of.factors),
+            on_inputs=of.on_inputs,
+            margin=-1.0 if of.margin is None else of.margin,
         )
+
+
+def _form(matrix: _core.Matrix) -> tuple[str, bytes]:
+    """Return what activations packed for a matrix depend on."""
+    return _core.activations(matrix.format), b"" if matrix.order is None else matrix.order.tobytes()
 
 
 def _product_of(op: Op) -> int | None:

@@ -3,8 +3,9 @@
 There is no intermediate form. The pages of the checkpoint are released tensor by tensor, so the peak memory
 of this process is the packed model and one tensor of the checkpoint.
 
-Quantized models are packed into a file of the packed cache and read from it into huge pages, now and at every
-later start. Others are not: a cache file would be as large as the checkpoint, to save a second of copying.
+Quantized models, by us or as they are stored, are packed into a file of the packed cache and read from it
+into huge pages, now and at every later start. Others are not: a cache file would be as large as the
+checkpoint, to save a second of copying. Engines that share their weights map the file instead, of any model.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from typing import Any
 import numpy as np
 
 from quire.backends.native import _core
-from quire.backends.native.layout import VECTOR
+from quire.backends.native.coding import packing_of
+from quire.backends.native.layout import IN_PLACE, VECTOR
 from quire.backends.packed_cache import Bytes, PackedCache, PackedFileWriter, allocate
 from quire.program.program import WeightSpec
-from quire.quantize.kinds import DTYPE_NAMES, Array, Floats, to_float32
+from quire.quantize.coded import Coded
+from quire.quantize.kinds import DTYPE_NAMES, Array, StoredWeight, to_float32
 from quire.quantize.round_to_nearest import SCHEMES, quantize
 from quire.weights.load import Progress, canonical
 from quire.weights.plan import Layout, WeightPlace, WeightPlan
@@ -35,10 +38,13 @@ _TASK = 1 << 20  # weights packed by one task
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """The weights of a program by name: matrices, and float32 vectors (with a first axis of experts)."""
+    """The weights of a program by name: matrices, and float32 vectors (with a first axis of experts).
+
+    Tables that are read in place are among the vectors, as the mapped checkpoint has them.
+    """
 
     matrices: Mapping[str, _core.Matrix]
-    vectors: Mapping[str, Floats]
+    vectors: Mapping[str, Array]
     from_cache: bool
 
 
@@ -59,20 +65,27 @@ def load_packed(
     tensors, layout, quantization = plan.need_tensors(), plan.layout, plan.quantization
     with ThreadPoolExecutor(num_threads, thread_name_prefix="quire-load") as pool:
         packer = _Packer(tensors, isa, pool, progress)
-        if quantization is None or cache is None or not cache.holds(layout.nbytes):
-            return _named(layout, plan.specs, packer.to_memory(layout, plan.specs), False)
+        if cache is None or not cache.holds(layout.nbytes) or not (converts(plan) or cache.shared):
+            return _named(plan, packer.to_memory(layout, plan.specs), False)
         key = packing_key(plan)
-        if (kept := cache.read(key, layout.nbytes, pool.map, progress)) is not None:
-            return _named(layout, plan.specs, kept, True)
-        if (writer := cache.create(key, layout.nbytes)) is not None:
-            try:
-                packer.to_file(layout, plan.specs, writer)
-                return _named(layout, plan.specs, writer.finish(model, quantization, pool.map), False)
-            except OSError as error:
-                cache.give_up(error)
-            finally:
-                writer.close()
-        return _named(layout, plan.specs, packer.to_memory(layout, plan.specs), False)
+        with cache.turn(key):
+            if (kept := cache.read(key, layout.nbytes, pool.map, progress)) is not None:
+                return _named(plan, kept, True)
+            if (writer := cache.create(key, layout.nbytes)) is not None:
+                try:
+                    packer.to_file(layout, plan.specs, writer)
+                    memory = writer.finish(model, quantization or "as stored", pool.map)
+                    return _named(plan, memory, False)
+                except OSError as error:
+                    cache.give_up(error)
+                finally:
+                    writer.close()
+        return _named(plan, packer.to_memory(layout, plan.specs), False)
+
+
+def converts(plan: WeightPlan) -> bool:
+    """True if packing does more than to move numbers, so that its result is worth a file."""
+    return plan.quantization is not None or any(not stored.is_float for stored in plan.stored.values())
 
 
 def packing_key(plan: WeightPlan) -> str:
@@ -88,15 +101,25 @@ def _matrix(part: WeightPlace, buffer: Bytes) -> _core.Matrix:
     return _core.Matrix.mapped(part.format, count, outputs, inputs, buffer)
 
 
-def _named(layout: Layout, specs: Mapping[str, WeightSpec], memory: Bytes, found: bool) -> Packed:
-    matrices, vectors = {}, {}
-    for part in layout.parts:
-        buffer = part.of(memory)
+def _named(plan: WeightPlan, memory: Bytes, found: bool) -> Packed:
+    matrices, experts = {}, dict[str, list[_core.Matrix]]()
+    vectors: dict[str, Array] = {}
+    for part in plan.layout.parts:
+        buffer, spec = part.of(memory), plan.specs[part.name]
         if part.format == VECTOR:
-            vectors[part.name] = buffer.view(np.float32).reshape(specs[part.name].shape)
-        else:
+            vectors[part.name] = buffer.view(np.float32).reshape(spec.shape)
+        elif part.format == IN_PLACE:
+            vectors[part.name] = canonical(spec, plan.need_tensors().pull(spec.sources[0])).floats()
+        elif part.expert is None:
             matrices[part.name] = _matrix(part, buffer)
-    return Packed(matrices, vectors, found)
+        else:
+            experts.setdefault(part.name, []).append(_matrix(part, buffer))
+    joined = {name: _core.Matrix.joined(parts) for name, parts in experts.items()}
+    return Packed(matrices | joined, vectors, found)
+
+
+def _sources(part: WeightPlace, spec: WeightSpec) -> tuple[str, ...]:
+    return spec.sources if part.expert is None else (spec.sources[part.expert],)
 
 
 class _Packer:
@@ -136,10 +159,11 @@ class _Packer:
 
     def _in_order(self, layout: Layout, specs: Mapping[str, WeightSpec]) -> Iterator[WeightPlace]:
         """Yield each part; prefetch the tensors of the next, release its own, and report progress."""
-        sources = [specs[part.name].sources for part in layout.parts]
+        parts = [part for part in layout.parts if part.format != IN_PLACE]
+        sources = [_sources(part, specs[part.name]) for part in parts]
         total = sum(self._tensors[source].nbytes for names in sources for source in names)
         done = 0
-        for part, names, following in zip(layout.parts, sources, [*sources[1:], ()], strict=True):
+        for part, names, following in zip(parts, sources, [*sources[1:], ()], strict=True):
             for source in following:
                 self._tensors.prefetch(source)
             yield part
@@ -154,7 +178,11 @@ class _Packer:
 
         That raises ConfigError if the weight is to be quantized and has numbers that are not finite.
         """
-        arrays = [canonical(spec, self._tensors.pull(source)).floats() for source in spec.sources]
+        weights = [canonical(spec, self._tensors.pull(source)) for source in _sources(part, spec)]
+        if part.format.startswith("coded"):
+            matrices = [matrix for weight in weights for matrix in _coded(weight)]
+            return self._submit_codes(_matrix(part, buffer), matrices)
+        arrays = [weight.floats() for weight in weights]
         if part.format == VECTOR:
             numbers = buffer.view(np.float32).reshape(len(arrays), -1)
             for row, array in zip(numbers, arrays, strict=True):
@@ -170,19 +198,47 @@ class _Packer:
 
         return end
 
+    def _submit_codes(self, matrix: _core.Matrix, weights: Sequence[Coded]) -> Callable[[], None]:
+        """Start packing codes as they are; return a function that waits for the end."""
+        tasks = list[Future[bool]]()
+        for index, weight in enumerate(weights):
+            pack = packing_of(matrix, index, weight)
+            tasks += [self._pool.submit(pack, first, last) for first, last in _cuts(matrix)]
+
+        def end() -> None:
+            for task in tasks:
+                task.result()
+
+        return end
+
     def _submit(self, matrix: _core.Matrix, sources: Sequence[Array]) -> list[Future[bool]]:
-        _, outputs, inputs = matrix.shape
-        panels = -(-outputs // _core.PANEL)
-        step = max(1, _TASK // (_core.PANEL * inputs))
         tries, tasks = _TRIES.get(matrix.format, []), []
         for index, source in enumerate(sources):
             kind = DTYPE_NAMES[source.dtype]
             bits: Any = source if kind == "f32" else source.view(np.uint16)
-            for first in range(0, panels, step):
-                last = min(first + step, panels)
+            for first, last in _cuts(matrix):
                 pack = partial(_core.pack, matrix, index, bits, kind, tries, self._isa, first, last)
                 tasks.append(self._pool.submit(pack))
         return tasks
+
+
+def _cuts(matrix: _core.Matrix) -> Iterator[tuple[int, int]]:
+    """Yield the first and last panel of each task."""
+    _, outputs, inputs = matrix.shape
+    panels = -(-outputs // _core.PANEL)
+    step = max(1, _TASK // (_core.PANEL * inputs))
+    for first in range(0, panels, step):
+        yield first, min(first + step, panels)
+
+
+def _coded(weight: StoredWeight) -> Iterator[Coded]:
+    """Yield the matrices [out, in] of a weight."""
+    if not isinstance(weight, Coded):
+        raise TypeError(f"{weight.storage} was planned as coded")
+    if len(weight.shape) == 2:
+        yield weight
+    else:
+        yield from (weight[expert] for expert in range(weight.shape[0]))
 
 
 def _matrices(arrays: Sequence[Array]) -> Sequence[Array]:

@@ -1,32 +1,70 @@
 """The ops, by topic. Each has its contract, its cost and its NumPy reference in one class."""
 
-from quire.program.ops.attention import Attention
-from quire.program.ops.elementwise import Add, GatedActivation, Scale, Slice, SoftCap, Unary
-from quire.program.ops.embedding import Embed, PositionEmbed, SampledRows
+from quire.program.ops.attention import Attention, LatentAttention, RowAttention, SharedAttention
+from quire.program.ops.delta import DeltaRule
+from quire.program.ops.elementwise import (
+    Add,
+    GatedActivation,
+    Join,
+    Scale,
+    ScaleByPosition,
+    ScaleByWeight,
+    ScaleParts,
+    Slice,
+    SoftCap,
+    Unary,
+    Xielu,
+)
+from quire.program.ops.embedding import (
+    Embed,
+    EmbedSegments,
+    PoolRows,
+    PositionEmbed,
+    PreviousHidden,
+    SampledRows,
+)
 from quire.program.ops.experts import Experts
-from quire.program.ops.linear import GatedLinear, Linear
-from quire.program.ops.norm import AddNorm, LayerNorm, RMSNorm
+from quire.program.ops.linear import GatedLinear, Linear, LinearByHead
+from quire.program.ops.norm import AboveCutoff, AddNorm, GatedRMSNorm, LayerNorm, MatchMagnitude, RMSNorm
 from quire.program.ops.rotary import Rotary
 from quire.program.ops.state import GatedRecurrence, ShortConvolution
+from quire.program.ops.state_space import StateSpace
 
 __all__ = [
+    "AboveCutoff",
     "Add",
     "AddNorm",
     "Attention",
+    "DeltaRule",
     "Embed",
+    "EmbedSegments",
     "Experts",
     "GatedActivation",
     "GatedLinear",
+    "GatedRMSNorm",
     "GatedRecurrence",
+    "Join",
+    "LatentAttention",
     "LayerNorm",
     "Linear",
+    "LinearByHead",
+    "MatchMagnitude",
+    "PoolRows",
     "PositionEmbed",
+    "PreviousHidden",
     "RMSNorm",
     "Rotary",
+    "RowAttention",
     "SampledRows",
     "Scale",
+    "ScaleByPosition",
+    "ScaleByWeight",
+    "ScaleParts",
+    "SharedAttention",
     "ShortConvolution",
     "Slice",
     "SoftCap",
+    "StateSpace",
     "Unary",
+    "Xielu",
 ]

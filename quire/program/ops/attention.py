@@ -1,12 +1,16 @@
-"""Paged causal attention: one op for prompt chunks, decode rows, mixed steps and verification rows."""
+"""Paged causal attention, over keys and values or over latents: one op for prompt chunks, decode rows, mixed
+steps and verification rows.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
-from quire.program.caches import PagedKV
+from quire.program.caches import PagedKV, PagedLatent
 from quire.program.numerics import Array
 from quire.program.program import Load, Op, Run, Value, WeightSpec
 
@@ -20,9 +24,9 @@ class Attention(Op):
     q [T, heads, dim], k [T, kv_heads, dim], v [T, kv_heads, value_dim], out [T, heads * value_dim]; heads is
     a multiple of kv_heads and query head h reads key head h // (heads / kv_heads). Keys and values are first
     written to the cache, then all are read back from it as stored. A token at position p sees positions
-    max(0, p - window + 1) ... p, and is not affected by any other position: if the value of a head is not
-    finite as stored, zeros are stored instead and NaN as its key. The score, and so the result, is then NaN
-    for exactly the tokens that see it.
+    max(0, p - window + 1) ... p, if `chunked` those from the last multiple of the window to p, and is not
+    affected by any other position: if the value of a head is not finite as stored, zeros are stored instead
+    and NaN as its key. The score, and so the result, is then NaN for exactly the tokens that see it.
     `softcap` replaces each score s by softcap * tanh(s / softcap). `sinks` [heads] are scores of a
     position that is part of the softmax but has no value (gpt-oss, arXiv:2309.17453).
 
@@ -39,74 +43,242 @@ class Attention(Op):
     window: int | None = None
     softcap: float | None = None
     sinks: WeightSpec | None = None
+    chunked: bool = False
 
     def weights(self) -> tuple[WeightSpec, ...]:
         return () if self.sinks is None else (self.sinks,)
 
     def flops(self, load: Load) -> float:
         """Count scores and weighted values of all visible pairs: a multiply-add per number of q and out."""
-        return 2 * load.pairs(self.window) * (self.q.width + self.out.width)
+        return 2 * load.pairs(self.window, self.chunked) * (self.q.width + self.out.width)
 
     def kv_bytes(self, load: Load) -> tuple[float, float]:
         """Return (read, written): each row reads the positions visible to any of its tokens once."""
         spec = PagedKV(self.k.shape[0], self.k.shape[1], self.v.shape[1])
         token = spec.token_bytes(load.kv_itemsize, load.kv_scale_bytes)
-        return token * load.positions(self.window), token * load.num_tokens
+        return token * load.positions(self.window, self.chunked), token * load.num_tokens
 
     def reference(self, run: Run, *inputs: np.ndarray) -> Array:
         q, k, v = inputs
         keys, values = run.caches[self.layer]
-        group = run.groups[self.layer]
-        places = run.batch.places(group)
+        places = run.batch.places(run.groups[self.layer])
         k, v = k.astype(keys.dtype), v.astype(values.dtype)
         lost = ~np.isfinite(v).all(axis=-1)  # 0, the weight of an invisible position, times these is not 0
         k[lost], v[lost] = np.nan, 0
         keys[places], values[places] = k, v
         sinks = None if self.sinks is None else run.weights[self.sinks.name]
-        out = np.empty((len(q), self.q.shape[0], self.v.shape[1]), np.float32)
-        batch = run.batch
-        for row, length in enumerate(batch.context_lens.tolist()):
-            tokens = slice(batch.row_offsets[row], batch.row_offsets[row + 1])
-            context = _Context(keys, values, batch.block_tables[group][row], length)
-            out[tokens] = self._attend(q[tokens], batch.positions[tokens], context, sinks)
-        return out.reshape(len(q), *self.out.shape)
-
-    def _attend(self, q: Array, positions: np.ndarray, context: _Context, sinks: Array | None) -> Array:
-        """Compute one row, [t, heads, value_dim]: a running softmax over the partitions of the context."""
-        tokens, heads, dim = q.shape
-        groups = self.k.shape[0]
-        q = (q * np.float32(self.scale)).reshape(tokens, groups, heads // groups, dim)
-        peak = np.full((*q.shape[:3], 1), -np.inf, np.float32)
-        total = np.zeros_like(peak)
-        if sinks is not None:
-            peak[:] = sinks.reshape(groups, -1, 1)
-            total[:] = 1.0
-        mixed = np.zeros((*q.shape[:3], self.v.shape[1]), np.float32)
-        oldest = max(0, positions[0] + 1 - self.window) if self.window else 0
-        for start in range(oldest // PARTITION * PARTITION, context.length, PARTITION):
-            keys, values = context.partition(start, oldest)
-            scores = np.matmul(q, keys)  # [t, groups, heads a group, PARTITION]
-            if self.softcap is not None:
-                scores = np.float32(self.softcap) * np.tanh(scores / np.float32(self.softcap))
-            scores[~self._sees(positions, start)] = -np.inf
-            higher = np.maximum(peak, scores.max(axis=-1, keepdims=True))
-            finite = np.where(np.isneginf(higher), np.float32(0), higher)
-            weights, keep = np.exp(scores - finite), np.exp(peak - finite)
-            total = total * keep + weights.sum(axis=-1, keepdims=True)
-            mixed = mixed * keep + np.matmul(weights, values)
-            peak = higher
-        return (mixed / total).reshape(tokens, heads, -1)
-
-    def _sees(self, positions: np.ndarray, start: int) -> np.ndarray:
-        """Return the positions of a partition visible to each token, [t, 1, 1, PARTITION], like scores."""
-        distance = positions[:, None] - np.arange(start, start + PARTITION)
-        seen = distance >= 0 if self.window is None else (distance >= 0) & (distance < self.window)
-        shape = (len(positions), self.k.shape[0], self.q.shape[0] // self.k.shape[0], PARTITION)
-        return np.broadcast_to(seen[:, None, None, :], shape)
+        how = (self.scale, self.window, self.softcap, sinks, self.chunked)
+        return _attend_rows(run, self.layer, q, *how).reshape(len(q), *self.out.shape)
 
 
 @dataclass(frozen=True, slots=True)
-class _Context:
+class SharedAttention(Op):
+    """Attention over the cache of another layer, which an Attention before it has written in the same step.
+
+    q [T, heads, dim], out [T, heads * value_dim]; `spec` is that of the cache of the layer. Or q and out are
+    [L, ...]: since nothing is written, only the rows that need logits have to be computed. Their cost is that
+    of one for each row of the batch.
+    """
+
+    q: Value
+    spec: PagedKV
+    layer: int
+    scale: float
+
+    @property
+    def window(self) -> int | None:
+        return self.spec.window
+
+    def flops(self, load: Load) -> float:
+        """Count scores and weighted values of all visible pairs."""
+        pairs = load.pairs(self.window) if self.q.count == "T" else load.positions(self.window)
+        return 2 * pairs * (self.q.width + self.out.width)
+
+    def kv_bytes(self, load: Load) -> tuple[float, float]:
+        """Return (read, written): each row reads the positions visible to any of its tokens once."""
+        token = self.spec.token_bytes(load.kv_itemsize, load.kv_scale_bytes)
+        return token * load.positions(self.window), 0
+
+    def reference(self, run: Run, *inputs: np.ndarray) -> Array:
+        sampled = None if self.q.count == "T" else run.batch.logit_rows
+        out = _attend_rows(run, self.layer, inputs[0], self.scale, self.window, sampled=sampled)
+        return out.reshape(len(out), *self.out.shape)
+
+
+def _attend_rows(
+    run: Run,
+    layer: int,
+    q: Array,
+    scale: float,
+    window: int | None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    chunked: bool = False,
+    sampled: np.ndarray | None = None,
+) -> Array:
+    """Compute all rows over the keys and values of a layer, [T, heads, value_dim].
+
+    `sampled` are the tokens that q has instead of all.
+    """
+    (keys, values), batch = run.caches[layer], run.batch
+    out = np.empty((*q.shape[:2], values.shape[3]), np.float32)
+    for row, length in enumerate(batch.context_lens.tolist()):
+        tokens: Any = slice(batch.row_offsets[row], batch.row_offsets[row + 1])
+        own: Any = tokens
+        if sampled is not None:
+            own = np.flatnonzero(batch.token_rows[sampled] == row)
+            tokens = sampled[own]
+        if len(positions := batch.positions[tokens]):
+            context = Context(keys, values, batch.block_tables[run.groups[layer]][row], length)
+            how = (scale, window, softcap, sinks, chunked)
+            out[own] = attend(q[own], positions, context, *how)
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention(Op):
+    """Multi-head latent attention in its absorbed form (MLA, DeepSeek-V2, arXiv:2405.04434):
+    out[t, h] = softmax(scale (q[t, h] C^T + q_rope[t, h] R^T)) C over the positions that a token may see.
+
+    The key and the value of a head are products of the cached latent with matrices of the head, and are never
+    computed: q [T, heads, rank] are queries multiplied by the key matrix of their head, and the result is for
+    its value matrix (LinearByHead). q_rope [T, heads, rope_dim] the
+    rotated part; c [T, rank] and r [T, rope_dim] are written to the cache as one vector, and all are read
+    back from it as stored: C and R. out [T, heads, rank] are mixed latents. A token sees all positions up to
+    its own. If c is not finite as stored, zeros are stored instead and NaN as the first number of r: so the
+    result is NaN for exactly the tokens that see it. Sums have the order of Attention, over the numbers of
+    c, then r.
+    """
+
+    q: Value
+    q_rope: Value
+    c: Value
+    r: Value
+    layer: int
+    scale: float
+
+    @property
+    def spec(self) -> PagedLatent:
+        return PagedLatent(self.c.width, self.r.width)
+
+    def flops(self, load: Load) -> float:
+        """Count scores and weighted latents of all visible pairs."""
+        return 2 * load.pairs(None) * (self.q.width + self.q_rope.width + self.out.width)
+
+    def kv_bytes(self, load: Load) -> tuple[float, float]:
+        """Return (read, written): each row reads the positions visible to any of its tokens once."""
+        token = self.spec.token_bytes(load.kv_itemsize, load.kv_scale_bytes)
+        return token * load.positions(None), token * load.num_tokens
+
+    def reference(self, run: Run, *inputs: np.ndarray) -> Array:
+        q, q_rope, c, r = inputs
+        vectors, group, rank = run.caches[self.layer], run.groups[self.layer], self.c.width
+        c, r = c.astype(vectors.dtype), r.reshape(len(r), -1).astype(vectors.dtype)
+        lost = ~np.isfinite(c).all(axis=-1)
+        c[lost], r[lost, 0] = 0, np.nan
+        vectors[run.batch.places(group)] = np.concatenate([c, r], axis=-1)
+        keys, values = vectors[:, :, None], vectors[:, :, None, :rank]
+        q = np.concatenate([q, q_rope], axis=-1)
+        out, batch = np.empty((len(q), *self.out.shape), np.float32), run.batch
+        for row, length in enumerate(batch.context_lens.tolist()):
+            tokens = slice(batch.row_offsets[row], batch.row_offsets[row + 1])
+            context = Context(keys, values, batch.block_tables[group][row], length)
+            out[tokens] = attend(q[tokens], batch.positions[tokens], context, self.scale)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class RowAttention(Op):
+    """out[t] = softmax(scale q[t] K^T) V over the tokens of the row on both sides, for each query head.
+
+    q [T, heads, dim], k [T, groups, dim], v [T, groups, value_dim], out [T, heads * value_dim], with heads
+    and sums as in Attention. With a `reach` a token sees the positions that far from its own, on either side.
+    Keys and values are float32 and belong to the step.
+    """
+
+    q: Value
+    k: Value
+    v: Value
+    scale: float
+    reach: int | None = None
+
+    def flops(self, load: Load) -> float:
+        """Count scores and weighted values of all visible pairs: those up to each token, mirrored."""
+        pairs = 2 * load.pairs(None if self.reach is None else self.reach + 1) + -1 * load.num_tokens
+        return 2 * pairs * (self.q.width + self.out.width)
+
+    def reference(self, run: Run, *inputs: np.ndarray) -> Array:
+        q, k, v = inputs
+        k, v = k.copy(), v.copy()
+        lost = ~np.isfinite(v).all(axis=-1)  # as in Attention
+        k[lost], v[lost] = np.nan, 0
+        out = np.empty((*q.shape[:2], v.shape[2]), np.float32)
+        for begin, end in pairwise(run.batch.row_offsets.tolist()):
+            count = end - begin
+            blocks = np.arange(-(-count // PARTITION))
+            context = Context(_in_blocks(k[begin:end]), _in_blocks(v[begin:end]), blocks, count)
+            positions = np.arange(count)
+            out[begin:end] = attend(q[begin:end], positions, context, self.scale, self.reach, both=True)
+        return out.reshape(len(q), *self.out.shape)
+
+
+def _in_blocks(x: Array) -> Array:
+    """Return the vectors of a row, [count, heads, dim], in blocks of a partition each, padded with zeros."""
+    padding = np.zeros((-len(x) % PARTITION, *x.shape[1:]), np.float32)
+    return np.concatenate([x, padding]).reshape(-1, PARTITION, *x.shape[1:])
+
+
+def attend(
+    q: Array,
+    positions: np.ndarray,
+    context: Context,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    chunked: bool = False,
+    both: bool = False,
+) -> Array:
+    """Compute one row, [t, heads, value_dim]: a running softmax over the partitions of the context.
+
+    With `both`, tokens see `window` positions on either side, or all.
+    """
+    tokens, heads, dim = q.shape
+    groups = context.keys.shape[2]
+    q = (q * np.float32(scale)).reshape(tokens, groups, heads // groups, dim)
+    peak = np.full((*q.shape[:3], 1), -np.inf, np.float32)
+    total = np.zeros_like(peak)
+    if sinks is not None:
+        peak[:] = sinks.reshape(groups, -1, 1)
+        total[:] = 1.0
+    mixed = np.zeros((*q.shape[:3], context.values.shape[3]), np.float32)
+    oldest = np.maximum(0, positions + 1 - window) if window else np.zeros_like(positions)
+    if window and chunked:
+        oldest = positions // window * window
+    newest = positions
+    if both:
+        oldest = np.maximum(0, positions - (window or context.length))
+        newest = positions + (window or context.length)
+    first = int(oldest[0])
+    for start in range(first // PARTITION * PARTITION, context.length, PARTITION):
+        keys, values = context.partition(start, first)
+        scores = np.matmul(q, keys)  # [t, groups, heads a group, PARTITION]
+        if softcap is not None:
+            scores = np.float32(softcap) * np.tanh(scores / np.float32(softcap))
+        at = np.arange(start, start + PARTITION)
+        seen = (at <= newest[:, None]) & (at < context.length) & (at >= oldest[:, None])
+        scores[~np.broadcast_to(seen[:, None, None, :], scores.shape)] = -np.inf
+        higher = np.maximum(peak, scores.max(axis=-1, keepdims=True))
+        finite = np.where(np.isneginf(higher), np.float32(0), higher)
+        weights, keep = np.exp(scores - finite), np.exp(peak - finite)
+        total = total * keep + weights.sum(axis=-1, keepdims=True)
+        mixed = mixed * keep + np.matmul(weights, values)
+        peak = higher
+    return (mixed / total).reshape(tokens, heads, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
     """The cached keys and values of one row."""
 
     keys: np.ndarray  # [blocks, block_size, groups, dim]

@@ -29,7 +29,8 @@ class Rotary(Op):
         if self.rope not in batch.memo:
             variants = batch.variants[batch.token_rows]
             batch.memo[self.rope] = self.rope.cos_sin(batch.positions, variants)
-        cos, sin = (part[:, None, :] for part in batch.memo[self.rope])
+        rows = slice(None) if self.x.count == "T" else batch.logit_rows
+        cos, sin = (part[rows, None, :] for part in batch.memo[self.rope])
         first, second = self._pairs()
         out = inputs[0].copy()
         a, b = inputs[0][..., first], inputs[0][..., second]

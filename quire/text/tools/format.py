@@ -13,8 +13,10 @@ class ToolFormat(Protocol):
     """A format of tool calls: the marker that begins them, their grammar, their reader."""
 
     name: str
+    aliases: tuple[str, ...]  # the names that vLLM has for it, where they differ
     marker: str  # begins calls anywhere in an answer
     bare: bool  # an answer that begins with "{" is a call, too
+    whole: bool  # its reader reads all of an answer, and not only calls
 
     def __init__(self, source: str) -> None:
         """`source` is the model's chat template, for differences between models of one format."""
@@ -33,5 +35,5 @@ class ToolFormat(Protocol):
     def reader(self, functions: Sequence[Function]) -> CallReader:
         """Make a reader of the calls of one answer."""
 
-    def new_id(self) -> str:
-        """Make an id for a call, by which the tool's result refers to it."""
+    def new_id(self, name: str) -> str:
+        """Make an id for a call of this function, by which the tool's result refers to it."""

@@ -34,17 +34,15 @@ class AnswerGrammar:
     content: str | None = None
     reasoning: ReasoningFormat | None = None
     inside: bool = False  # the prompt has begun the reasoning
+    wrapping: tuple[
+        str, ...
+    ] = ()  # marks that may be around the text: pairs of one before it and one after it
 
     def text(self) -> str:
         """Return the grammar in llguidance's JSON."""
         words = None if self.required else "TEXT" if self.content is None else "@content"
         rules = [*self._start(words), *self._answer(words), self._free_text() if words == "TEXT" else ""]
-        grammars = [{"name": "answer", "lark_grammar": "\n".join(filter(None, rules))}]
-        if words == "@content" and self.content is not None:
-            in_json = self.content.lstrip().startswith("{")
-            parts = json.loads(self.content)["grammars"] if in_json else [{"lark_grammar": self.content}]
-            grammars += [parts[0] | {"name": "content"}, *parts[1:]]
-        return json.dumps({"grammars": grammars})
+        return with_content("\n".join(filter(None, rules)), self.content if words else None)
 
     def _start(self, words: str | None) -> list[str]:
         """Return rule `start`: reasoning, if the model reasons, and the answer."""
@@ -52,22 +50,29 @@ class AnswerGrammar:
             return ["start: answer"]
         start, end = self.mark(self.reasoning.start), self.mark(self.reasoning.end)
         rules = [f"THOUGHT: {_ANY} & ~({_ANY} {json.dumps(self.reasoning.end)} {_ANY})"]
-        rules.append(f"thought{_lazy(end)}: THOUGHT {end}")
+        rules.append(f"thought{lazy(end)}: THOUGHT {end}")
         after = "thought answer" if words == "TEXT" else r"thought /\n{0,2}/ answer"
         if self.inside:
             return [f"start: {after}", *rules]
-        return [f"start: answer | think {after}", f"think{_lazy(start)}: {start}", *rules]
+        return [f"start: answer | think {after}", f"think{lazy(start)}: {start}", *rules]
 
     def _answer(self, words: str | None) -> list[str]:
         """Return rule `answer`: all that follows the reasoning."""
         marker = self.mark(self.marker)
         alone = f"{marker}? calls" if self.bare else f"{marker} calls"
+        said = self._said(words) if words else ""
         if not self.calls or words is None:
-            return [f"answer: {alone if self.calls else words}", self.calls]
+            return [f"answer: {alone if self.calls else said}", self.calls]
         if words == "@content":
-            return [f"answer: @content | {alone}", self.calls]
+            return [f"answer: {said} | {alone}", self.calls]
         bare = "calls | " if self.bare else ""
-        return [f"answer: TEXT | {bare}opening calls", f"opening{_lazy(marker)}: TEXT {marker}", self.calls]
+        return [f"answer: {said} | {bare}opening calls", f"opening{lazy(marker)}: TEXT {marker}", self.calls]
+
+    def _said(self, words: str) -> str:
+        """Return alternatives for the text of an answer, with marks around it or without."""
+        marks = [*map(self.mark, self.wrapping)]
+        pairs = zip(marks[::2], marks[1::2], strict=True)
+        return " | ".join((words, *(f"{before} {words} {after}?" for before, after in pairs)))
 
     def _free_text(self) -> str:
         """Return the terminal of free text: text that cannot be parsed as anything else."""
@@ -79,5 +84,16 @@ class AnswerGrammar:
         return text
 
 
-def _lazy(marker: str) -> str:
+def with_content(rules: str, content: str | None) -> str:
+    """Return llguidance's JSON for rules that refer to `@content`, a grammar in Lark or the same JSON."""
+    grammars = [{"name": "answer", "lark_grammar": rules}]
+    if content is not None:
+        in_json = content.lstrip().startswith("{")
+        parts = json.loads(content)["grammars"] if in_json else [{"lark_grammar": content}]
+        grammars += [parts[0] | {"name": "content"}, *parts[1:]]
+    return json.dumps({"grammars": grammars})
+
+
+def lazy(marker: str) -> str:
+    """Return the attribute of a rule that ends with this marker, in Lark."""
     return "" if marker.startswith("<[") else "[lazy]"

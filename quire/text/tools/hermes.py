@@ -12,6 +12,7 @@ class Hermes(JsonCalls):
     """`<tool_call>`, a line with the object, `</tool_call>`."""
 
     name = "hermes"
+    aliases: tuple[str, ...] = ("granite4", "qwen3_json")
     marker = "<tool_call>"
     closing = "</tool_call>"
 

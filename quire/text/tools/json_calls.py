@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
-from quire.text.answer import CallArguments, CallStart, Content, Event
+from quire.text.answer import CallArguments, CallReader, CallStart, Content, Event
 from quire.text.tools.functions import Function
 
 MAX_CALLS = 128
@@ -21,7 +21,12 @@ MAX_NESTING = 64
 MAX_SHORT = 512  # characters of a key, a name, or an id, which some models write
 _SPACE = " \t\r\n"
 _T = TypeVar("_T")
-_FIELDS = {"name": "name", "arguments": "arguments", "parameters": "arguments", "id": "id", "type": "type"}
+_FIELDS = {
+    **dict.fromkeys(("name", "tool_name"), "name"),
+    **dict.fromkeys(("arguments", "parameters"), "arguments"),
+    **dict.fromkeys(("id", "tool_call_id"), "id"),
+    "type": "type",
+}
 
 
 # A parser of a part of a call. It is sent one character at a time, and yields a scanner to hand over to.
@@ -35,11 +40,14 @@ class JsonCalls:
     """
 
     name: str
+    aliases: tuple[str, ...] = ()
     marker: str
     bare: bool = False
+    whole: bool = False
     opening: str = ""
     separator: str = ""
     closing: str = ""
+    name_key: str = "name"
     arguments_key: str = "arguments"
     arguments_first: bool = False
     max_calls: int = MAX_CALLS
@@ -63,25 +71,27 @@ class JsonCalls:
         more = f"({further}){{0,{self.max_calls - 1}}}" if several and self.max_calls > 1 else ""
         return "\n".join((f"calls: {first} {more} {end}", f"call: {' | '.join(each)}", *schemas))
 
-    def reader(self, functions: Sequence[Function]) -> JsonCallReader:
+    def reader(self, functions: Sequence[Function]) -> CallReader:
         """Make a reader of the calls of one answer."""
         return JsonCallReader(self, frozenset(function.name for function in functions))
 
-    def new_id(self) -> str:
-        """Make an id for a call, by which the tool's result refers to it."""
+    def new_id(self, name: str) -> str:
+        """Make an id for a call of this function, by which the tool's result refers to it."""
         return f"call_{secrets.token_hex(12)}"
 
     def call(self, number: int, name: str, mark: Callable[[str], str]) -> str:
         """Return Lark for a call of this function, whose arguments are the rule `args_NUMBER`."""
         if self.arguments_first:
-            opening, closing = f'{{"{self.arguments_key}": ', f', "name": "{name}"}}'
+            opening, closing = f'{{"{self.arguments_key}": ', f', "{self.name_key}": "{name}"}}'
         else:
-            opening, closing = f'{{"name": "{name}", "{self.arguments_key}": ', "}"
+            opening, closing = f'{{"{self.name_key}": "{name}", "{self.arguments_key}": ', "}"
         return f"{json.dumps(opening)} args_{number} {json.dumps(closing)}"
 
 
 class JsonCallReader:
     """Incremental parser of the calls of one answer (see `quire.text.answer.CallReader`)."""
+
+    whole = False
 
     def __init__(self, syntax: JsonCalls, names: frozenset[str]) -> None:
         self.marker, self.bare = syntax.marker, syntax.bare
@@ -177,10 +187,10 @@ class JsonCallReader:
             self._emit_arguments("{}")
         self._unparsed, self._whole = [], True
 
-    def _read_arguments(self, name: str) -> Reading[None]:
+    def _read_arguments(self, name: str, call_id: str = "") -> Reading[None]:
         """Parse the object of arguments that follows the name of its function."""
         yield from expect("{")
-        self._start(name)
+        self._start(name, call_id)
         yield JsonScanner("{", self._emit_arguments)
         self._unparsed, self._whole = [], True
 
@@ -189,8 +199,8 @@ class JsonCallReader:
             raise ValueError
         return name
 
-    def _start(self, name: str) -> None:
-        self._events.append(CallStart(self._num_calls, self._syntax.new_id(), name))
+    def _start(self, name: str, call_id: str = "") -> None:
+        self._events.append(CallStart(self._num_calls, call_id or self._syntax.new_id(name), name))
         self._num_calls += 1
         self._unparsed = None
 
@@ -218,6 +228,18 @@ def until(end: str) -> Reading[str]:
         text += char
         if len(text) > MAX_SHORT:
             raise ValueError
+    return text
+
+
+def one_of(*marks: str) -> Reading[str]:
+    """Skip white space, then take and return one of these marks, of which none begins another."""
+    text = ""
+    while text not in marks:
+        char = yield None
+        if text or char not in _SPACE:
+            text += char
+            if not any(mark.startswith(text) for mark in marks):
+                raise ValueError
     return text
 
 

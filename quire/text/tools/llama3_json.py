@@ -11,6 +11,7 @@ class Llama3Json(JsonCalls):
     """`{"name": ..., "parameters": {...}}`, and nothing before it."""
 
     name = "llama3_json"
+    aliases: tuple[str, ...] = ("llama4_json",)
     marker = "<|python_tag|>"
     bare = True
     separator = ";"

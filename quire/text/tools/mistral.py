@@ -16,6 +16,10 @@ class Mistral(JsonCalls):
     marker = "[TOOL_CALLS]"
     opening, separator, closing = "[", ",", "]"
 
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        return (self.marker,)
+
     @classmethod
     def matches(cls, source: str) -> bool:
         """Exclude newer models, which write name[ARGS]{...} after the same marker (see MistralArgs)."""
@@ -24,6 +28,6 @@ class Mistral(JsonCalls):
     def calls(self, mark: Callable[[str], str]) -> tuple[str, str, str]:
         return r"/ ?\[/ call", '", " call', '"]"'
 
-    def new_id(self) -> str:
+    def new_id(self, name: str) -> str:
         """Make an id of nine letters and digits: the templates refuse any other."""
         return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))

@@ -16,6 +16,7 @@ class MistralArgs(Mistral):
     """`[TOOL_CALLS]name[ARGS]{...}` for each call. Some models write `name[CALL_ID]id[ARGS]{...}`."""
 
     name = "mistral_args"
+    aliases: tuple[str, ...] = ("mistral",)
 
     def __init__(self, source: str) -> None:
         self._with_id = NAMED in source

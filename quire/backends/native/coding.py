@@ -1,0 +1,124 @@
+"""Weights of other formats in the native core: which have a kernel, by what name, and their packing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from quire.backends.native import _core
+from quire.errors import ConfigError
+from quire.quantize.coded import Coded, CodedStorage
+from quire.quantize.coded_product import summed_together
+from quire.quantize.groups import ceil_div
+from quire.quantize.kinds import Array, Storage
+from quire.quantize.scales import ScaleForm, Scales
+
+_BLOCK = 256  # inputs: kCodedBlock of csrc/kernels/coding.h
+_GROUPS = (16, 32, 64, 128)
+
+# The table of nf4 (csrc/kernels/tables.h).
+NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+
+
+def format_of(storage: Storage) -> str:
+    """Return the name of the packed format of a weight: "f32" if no kernel multiplies its kind."""
+    if not isinstance(storage, CodedStorage):
+        return storage.kind
+    meaning = _meaning(storage)
+    group = _packed_group(storage.group)
+    if not meaning or group not in (*_GROUPS, _BLOCK):
+        return "f32"
+    two_levels = any(form and form.codes for form in (storage.scales, storage.minimums))
+    if two_levels and storage.group not in (None, group):
+        return "f32"
+    scales, minimums = _form(storage.scales, group), _form(storage.minimums, group)
+    if (scales == "f16_u6") != (minimums == "f16_u6") or "" in (scales, minimums):
+        return "f32"
+    if meaning in ("e4m3", "nf4") and (group < 32 or minimums != "none"):
+        return "f32"
+    zeros, order = "zeros" if storage.zeros else "none", " ordered" if storage.ordered else ""
+    bits = 8 if storage.bits == 7 else storage.bits
+    return f"coded {bits} {group} {meaning} {scales} {minimums} {zeros}{order}"
+
+
+def _packed_group(group: int | None) -> int:
+    """Return the inputs that share a scale in panels: of groups of odd sizes, each part has a copy."""
+    if group is None or group % _BLOCK == 0:
+        return _BLOCK
+    return summed_together(group)
+
+
+def _meaning(storage: CodedStorage) -> str:
+    """Return what codes mean to the core (Meaning in csrc/kernels/coding.h); "" if nothing."""
+    if not isinstance(storage.table, str):
+        return "nf4" if storage.table == NF4 else ""
+    if storage.by_row:
+        return "rows"
+    names = {"signed": "offset"} | {name: name for name in ("unsigned", "offset", "e4m3", "iq4nl", "fp4")}
+    return names.get(storage.table, "")
+
+
+def _form(form: ScaleForm | None, group: int) -> str:
+    """Return the name of the core's ScaleForm; "" if it has none."""
+    if form is None:
+        return "none"
+    if form.codes is None:
+        return form.values if form.values in ("f16", "bf16", "f32", "e8m0") else ""
+    if (form.values, form.codes, form.together) == ("f32", "e4m3", 0):
+        return "e4m3_over_f32" if form.divided else "f32_e4m3"
+    if form.values != "f16" or group == _BLOCK or form.together not in (0, _BLOCK // group):
+        return ""
+    if form.codes == "u8" and form.code_bits <= 6 and group == 32:
+        return "f16_u6"
+    return "f16_i8" if form.codes == "i8" or form.code_bits < 8 else ""
+
+
+def packing_of(matrix: _core.Matrix, index: int, weight: Coded) -> Callable[[int, int], bool]:
+    """Return a function that fills panels [first, last) of a matrix from a weight [out, in]."""
+    scales, scale_codes = _arrays(weight.scales)
+    minimums, minimum_codes = _arrays(weight.minimums)
+    zeros = None if weight.zeros is None else np.ascontiguousarray(weight.zeros)
+    packed = weight.packed if weight.packed.strides[-1] == 1 else np.ascontiguousarray(weight.packed)
+    group, signed = weight.group or weight.width, weight.table == "signed"
+    if weight.bits == 7:
+        packed, signed = _as_bytes(weight), False
+    if weight.group is not None and (part := _packed_group(group)) < group and part != _BLOCK:
+        copies, groups = group // part, ceil_div(weight.width, part)
+        zeros, scales, minimums = (
+            None if numbers is None else np.ascontiguousarray(np.repeat(numbers, copies, axis=-1)[:, :groups])
+            for numbers in (zeros, scales, minimums)
+        )
+        group = part
+    if weight.table == "e4m3" and ((packed & 0x7F) == 0x7F).any():
+        raise ConfigError(f"a weight of {weight.storage} has codes that are not finite", "fetch it again")
+    order = None if weight.order is None else np.ascontiguousarray(weight.order)
+    parts = (packed, group, signed, scales, scale_codes, minimums, minimum_codes, zeros, order)
+
+    def pack(first: int, last: int) -> bool:
+        _core.pack_codes(matrix, index, *parts, first, last)
+        return True
+
+    return pack
+
+
+def _as_bytes(weight: Coded) -> Array:
+    """Return codes of 7 bits as those of 8 that mean the same, signed ones as offset."""
+    if weight.table == "unsigned":
+        return weight.codes()
+    half = np.uint8(64)
+    return (weight.codes() ^ half if weight.table == "signed" else weight.codes()) + half
+
+
+def _arrays(scales: Scales | None) -> tuple[Array | None, Array | None]:
+    """Return values and codes as contiguous integers of their size."""
+    if scales is None:
+        return None, None
+    values = np.ascontiguousarray(scales.values)
+    codes = None if scales.codes is None else np.ascontiguousarray(scales.codes).view(np.uint8)
+    return values.view(f"u{values.itemsize}"), codes

@@ -1,0 +1,49 @@
+"""Composite checkpoints: a text model beside towers for images and audio, described by one config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from quire.errors import ConfigError, did_you_mean, quoted
+from quire.models.left_out import VISION
+from quire.program import LeftOut
+
+TEXT = "text_config"
+# Fields of the whole model, which take precedence over those of the text model
+_OF_THE_WHOLE = ("tie_word_embeddings", "eos_token_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Composite:
+    """A composite architecture.
+
+    `texts` are the architectures of its text model, by the `model_type` in text_config, the first if there is
+    none; that under "" is meant by any other. `tied` is the default of tie_word_embeddings. `left_out` are
+    the parts that are not computed, by the fields that describe them.
+    """
+
+    texts: Mapping[str, str]
+    tied: bool
+    left_out: Mapping[str, LeftOut] = field(default_factory=lambda: {"vision_config": VISION})
+
+    def parts(self, raw: Mapping[str, Any]) -> tuple[LeftOut, ...]:
+        """Return the parts not computed, each noting whether this config.json describes it."""
+        return tuple(replace(part, stated=raw.get(key) is not None) for key, part in self.left_out.items())
+
+    def text(self, raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Return the text model's architecture and its own config.json. Raises ConfigError if unknown."""
+        text = raw.get(TEXT)
+        if not isinstance(text, Mapping):
+            problem = f"config.json: {TEXT} = {quoted(text)} is not an object"
+            raise ConfigError(problem, "a composite checkpoint describes its text model there")
+        kind = text.get("model_type", next(iter(self.texts)))
+        architecture = self.texts.get(str(kind)) or self.texts.get("")
+        if architecture is None:
+            known = "known are " + ", ".join(sorted(self.texts))
+            near = did_you_mean(str(kind), self.texts)
+            problem = f"config.json: the text model {quoted(kind)} of {TEXT} is not supported"
+            raise ConfigError(problem, f"{near} {known}" if near else known)
+        whole = {name: raw[name] for name in _OF_THE_WHOLE if name in raw}
+        return architecture, {**text, "tie_word_embeddings": self.tied, **whole}

@@ -1,0 +1,239 @@
+"""DeepSeek-V2 and V3 (arXiv:2405.04434, 2412.19437), and families with their latent attention or router.
+
+The heads' keys and values are products of one cached latent (quire.program.ops.latent). Experts are chosen
+among groups, beside shared ones that every token uses; the first layers are dense. GLM-4.5 to 4.7 have the
+router without the attention (arXiv:2508.06471), MiniCPM3 the attention without the router.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from quire.errors import ConfigError, quoted
+from quire.models.config import ModelConfig
+from quire.models.layers import embed_tokens, gated_mlp, head, project_qkv, query_growth, rotate
+from quire.models.moe import biased_routing, expert_stack, fused_experts, grouped, pair_routing
+from quire.models.prediction import Has, joined, shared_head
+from quire.program import Builder, Names, Program, Rows, Value, WeightSpec
+from quire.program.ops.experts import Routing
+from quire.program.rope import Rope, mscale
+
+Router = Callable[[ModelConfig, Names], Routing]
+_EPS = 1e-6  # of the norms of latents, whatever rms_norm_eps is
+
+
+def deepseek_v2(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+    rope = cfg.rope(dim=cfg.size("qk_rope_head_dim"), interleaved=True)
+    return _layers(b, cfg, w, rope, _softmax_routing)
+
+
+def deepseek_v3(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+    rope = cfg.rope(dim=cfg.size("qk_rope_head_dim"), interleaved=cfg.flag("rope_interleave"))
+    return _layers(b, cfg, w, rope, biased_routing)
+
+
+# Default rope parameters of Mistral 4.
+_MISTRAL4_YARN = {
+    "rope_theta": 10_000.0,
+    "rope_type": "yarn",
+    "factor": 128.0,
+    "original_max_position_embeddings": 8192,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+
+
+def mistral4(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+    """Record DeepSeek-V3's layers with a softmax router, and queries that grow with the position."""
+    given = cfg.rope_parameters() or _MISTRAL4_YARN
+    interleaved, dim = cfg.flag("rope_interleave"), cfg.size("qk_rope_head_dim")
+    rope = cfg.rope(given, dim=dim, interleaved=interleaved)
+    return _layers(b, cfg, w, rope, pair_routing, given, query_growth(cfg, given))
+
+
+def minicpm3(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+    rope = cfg.rope(dim=cfg.size("qk_rope_head_dim"))
+    depth = cfg.optional_positive("scale_depth")
+    residual = 1.0 if depth is None else depth / math.sqrt(cfg.num_hidden_layers)
+    x = b.scale(embed_tokens(b, cfg, w), cfg.positive("scale_emb"))
+    for i in range(cfg.num_hidden_layers):
+        p = w / f"model.layers.{i}"
+        h = b.rms_norm(x, p / "input_layernorm", cfg.norm_eps)
+        x = b.add(x, b.scale(latent_attention(b, cfg, h, p / "self_attn", rope), residual))
+        h = b.rms_norm(x, p / "post_attention_layernorm", cfg.norm_eps)
+        x = b.add(x, b.scale(gated_mlp(b, cfg, h, p / "mlp", bias=cfg.flag("mlp_bias")), residual))
+    base = cfg.optional_size("dim_model_base") or cfg.hidden_size
+    return b.scale(head(b, cfg, x, w), base / cfg.hidden_size)
+
+
+def glm4_moe(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+    x = embed_tokens(b, cfg, w)
+    for i in range(cfg.num_hidden_layers):
+        x = dense_attention_layer(b, cfg, i, x, w / f"model.layers.{i}")
+    return head(b, cfg, x, w)
+
+
+def dense_attention_layer(b: Builder, cfg: ModelConfig, layer: int, x: Value, p: Names) -> Value:
+    """Return the output of a layer with keys and values by head."""
+    h = b.rms_norm(x, p / "input_layernorm", cfg.norm_eps)
+    q, k, v = project_qkv(b, cfg, h, p / "self_attn", bias=cfg.flag("attention_bias"))
+    if cfg.flag("use_qk_norm"):
+        q = b.rms_norm(q, p / "self_attn.q_norm", cfg.norm_eps)
+        k = b.rms_norm(k, p / "self_attn.k_norm", cfg.norm_eps)
+    q, k = rotate(b, q, k, cfg.rope())
+    x = b.add(x, b.linear(b.attention(q, k, v), p / "self_attn.o_proj", cfg.hidden_size))
+    h = b.rms_norm(x, p / "post_attention_layernorm", cfg.norm_eps)
+    return b.add(x, experts_or_mlp(b, cfg, layer, h, p / "mlp", biased_routing))
+
+
+def mtp_v3(b: Builder, cfg: ModelConfig, w: Names, has: Has) -> Program:
+    """Record that of DeepSeek-V3 and GLM-4.7-Flash, which hands on its hidden states before the norm."""
+    p = _later_layer(cfg, w)
+    rope = cfg.rope(dim=cfg.size("qk_rope_head_dim"), interleaved=cfg.flag("rope_interleave"))
+    x = joined(b, cfg, w, p)
+    return shared_head(
+        b, cfg, w, p, latent_attention_layer(b, cfg, _like_last(cfg), x, p, rope, biased_routing)
+    )
+
+
+def mtp_glm4(b: Builder, cfg: ModelConfig, w: Names, has: Has) -> Program:
+    """Record that of GLM-4.5 to 4.7, which does the same."""
+    p = _later_layer(cfg, w)
+    x = joined(b, cfg, w, p)
+    return shared_head(b, cfg, w, p, dense_attention_layer(b, cfg, _like_last(cfg), x, p))
+
+
+def _later_layer(cfg: ModelConfig, w: Names) -> Names:
+    return w / f"model.layers.{cfg.num_hidden_layers}"
+
+
+def _like_last(cfg: ModelConfig) -> int:
+    """Return the number of the layer that has the same kind of MLP: the last one."""
+    return cfg.num_hidden_layers - 1
+
+
+def _layers(
+    b: Builder,
+    cfg: ModelConfig,
+    w: Names,
+    rope: Rope,
+    routing: Router,
+    given: Mapping[str, Any] | None = None,
+    growth: tuple[float, int] | None = None,
+) -> Value:
+    x = embed_tokens(b, cfg, w)
+    for i in range(cfg.num_hidden_layers):
+        x = latent_attention_layer(b, cfg, i, x, w / f"model.layers.{i}", rope, routing, given, growth)
+    return head(b, cfg, x, w)
+
+
+def latent_attention_layer(
+    b: Builder,
+    cfg: ModelConfig,
+    layer: int,
+    x: Value,
+    p: Names,
+    rope: Rope,
+    routing: Router,
+    given: Mapping[str, Any] | None = None,
+    growth: tuple[float, int] | None = None,
+) -> Value:
+    """Return the output of a layer; for the last two see latent_attention."""
+    h = b.rms_norm(x, p / "input_layernorm", cfg.norm_eps)
+    x = b.add(x, latent_attention(b, cfg, h, p / "self_attn", rope, given, growth))
+    h = b.rms_norm(x, p / "post_attention_layernorm", cfg.norm_eps)
+    return b.add(x, experts_or_mlp(b, cfg, layer, h, p / "mlp", routing))
+
+
+def experts_or_mlp(b: Builder, cfg: ModelConfig, layer: int, h: Value, p: Names, routing: Router) -> Value:
+    """Return the output of the layer's experts, or of its MLP if it is dense."""
+    bias = "mlp_bias" in cfg.values and cfg.flag("mlp_bias")
+    if not _is_sparse(cfg, layer):
+        return gated_mlp(b, cfg, h, p, bias)
+    inner = cfg.size("moe_intermediate_size")
+    scores = b.linear(h, p / "gate", cfg.num_experts)
+    fused = routing is pair_routing
+    experts = fused_experts(cfg, p / "experts", inner) if fused else expert_stack(cfg, p / "experts", inner)
+    mixed = b.experts(h, scores, experts, routing=routing(cfg, p), activation=cfg.hidden_act)
+    shared = gated_mlp(b, cfg, h, p / "shared_experts", bias, inner * cfg.size("n_shared_experts"))
+    return b.add(mixed, shared)
+
+
+def _is_sparse(cfg: ModelConfig, layer: int) -> bool:
+    """Return True for layers with experts."""
+    types = cfg.get("mlp_layer_types")
+    if types is None:
+        return layer >= (cfg.number("first_k_dense_replace") if "first_k_dense_replace" in cfg.values else 1)
+    if not isinstance(types, list) or layer >= len(types) or types[layer] not in ("dense", "sparse"):
+        problem = f"mlp_layer_types = {quoted(types)} does not say dense or sparse of each layer"
+        raise ConfigError(f"config.json: {problem}")
+    return bool(types[layer] == "sparse")
+
+
+def latent_attention(
+    b: Builder,
+    cfg: ModelConfig,
+    h: Value,
+    p: Names,
+    rope: Rope,
+    given: Mapping[str, Any] | None = None,
+    growth: tuple[float, int] | None = None,
+) -> Value:
+    """Return the output of MLA in its absorbed form: queries and mixed latents are multiplied by head.
+
+    `given` are the parameters of the rope, by default those of config.json; `growth` (beta, period) that of
+    queries (ScaleByPosition).
+    """
+    bias, heads, rank = cfg.flag("attention_bias"), cfg.num_attention_heads, cfg.size("kv_lora_rank")
+    plain, turned = cfg.size("qk_nope_head_dim"), rope.dim
+    values = cfg.optional_size("v_head_dim") or cfg.hidden_size // heads
+    source, x = p / "q_proj", h
+    if (compressed := cfg.optional_size("q_lora_rank")) is not None:
+        x = b.rms_norm(b.linear(h, p / "q_a_proj", compressed, bias=bias), p / "q_a_layernorm", _EPS)
+        source = p / "q_b_proj"
+    width = plain + turned
+    q = b.linear(x, source, (heads, plain), rows=Rows(width, ((0, plain),)), part="plain")
+    q_rope = b.linear(x, source, (heads, turned), rows=Rows(width, ((plain, turned),)), part="rotated")
+    both = b.linear(h, p / "kv_a_proj_with_mqa", rank + turned, bias=bias)
+    c = b.rms_norm(b.slice(both, 0, rank), p / "kv_a_layernorm", _EPS)
+    r = b.rotary(b.slice(both, rank, (1, turned)), rope)
+
+    kv_b, each = p / "kv_b_proj", plain + values
+    of_keys = WeightSpec(
+        kv_b / "keys.weight",
+        (heads, rank, plain),
+        (kv_b / "weight",),
+        rows=Rows(each, ((0, plain),)),
+        quantizable=True,
+        by_head="inputs",
+    )
+    of_values = WeightSpec(
+        kv_b / "values.weight",
+        (heads, values, rank),
+        (kv_b / "weight",),
+        rows=Rows(each, ((plain, values),)),
+        quantizable=True,
+        by_head="outputs",
+    )
+    q, q_rope = b.linear_by_head(q, of_keys), b.rotary(q_rope, rope)
+    if growth is not None:
+        q, q_rope = b.scale_by_position(q, *growth), b.scale_by_position(q_rope, *growth)
+    scale = _score_scale(cfg.rope_parameters() if given is None else given, rope, width)
+    mixed = b.latent_attention(q, q_rope, c, r, scale=scale)
+    return b.linear(b.linear_by_head(mixed, of_values), p / "o_proj", cfg.hidden_size, bias=bias)
+
+
+def _score_scale(given: Mapping[str, Any], rope: Rope, width: int) -> float:
+    """Return the factor of scores; a scaled rope with mscale_all_dim raises it (YaRN in DeepSeek-V2)."""
+    of_all = given.get("mscale_all_dim")
+    longer = mscale(rope.factor, of_all) if of_all and rope.rope_type != "default" else 1.0
+    return width**-0.5 * longer * longer
+
+
+def _softmax_routing(cfg: ModelConfig, p: Names) -> Routing:
+    """Return the routing of V2."""
+    routing = Routing(cfg.size("num_experts_per_tok"), scaling=cfg.positive("routed_scaling_factor"))
+    return grouped(cfg, routing) if cfg.get("topk_method") == "group_limited_greedy" else routing

@@ -1,0 +1,247 @@
+"""Encoders: BERT (arXiv:1810.04805), RoBERTa (1907.11692) with XLM-R (1911.02116), ModernBERT (2412.13663).
+
+Their attention goes both ways, so a text is computed whole. They give its embedding, or with a head the score
+of a pair of texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.errors import ConfigError, quoted
+from quire.models.config import FULL, SLIDING, ModelConfig, read_config, read_fields
+from quire.models.model import Model
+from quire.models.pooling import attend_both, embed_segments, ended, pool
+from quire.models.purpose import Pooling
+from quire.program import Builder, Names, Rows, Value, WeightSpec, ops
+from quire.program.rope import rope_from_config
+
+Record = Callable[[Builder, ModelConfig], Value]  # of the hidden states [T, hidden]
+Head = Callable[[Builder, ModelConfig, Value], Value]  # of [T, hidden], giving scores [L, 1]
+_W = Names("")
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """A family of encoders: how its layers and the head of its cross-encoders are recorded.
+
+    `defaults`, `spelled` and `only` are as in Family; `unused` are patterns of tensors that no part needs.
+    """
+
+    record: Callable[[Builder, ModelConfig, Pooling], Value]
+    head: Head
+    defaults: Mapping[str, Any]
+    spelled: Mapping[str, str] = field(default_factory=dict)
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+
+
+def bert(b: Builder, cfg: ModelConfig, pooling: Pooling) -> Value:
+    positions = b.position_embed(
+        _W / "embeddings.position_embeddings", cfg.max_position_embeddings, cfg.hidden_size
+    )
+    return _bert_layers(b, cfg, positions, pooling)
+
+
+def roberta(b: Builder, cfg: ModelConfig, pooling: Pooling) -> Value:
+    """Record BERT's layers with positions that begin after that of padding."""
+    first, name = _first_position(cfg), "embeddings.position_embeddings"
+    count = cfg.max_position_embeddings - first
+    rows = Rows(cfg.max_position_embeddings, ((first, count),))
+    table = WeightSpec(f"{name}.of_tokens.weight", (count, cfg.hidden_size), (f"{name}.weight",), rows=rows)
+    positions = b.record(ops.PositionEmbed(b.value((cfg.hidden_size,)), table)).out
+    return _bert_layers(b, cfg, positions, pooling)
+
+
+def _first_position(cfg: ModelConfig) -> int:
+    padding = cfg.get("pad_token_id")
+    first = 1 + padding if type(padding) is int else -1
+    if not 0 < first < cfg.max_position_embeddings:
+        raise ConfigError(f"config.json: pad_token_id = {quoted(padding)} is not the id of a token")
+    return first
+
+
+def _bert_layers(b: Builder, cfg: ModelConfig, positions: Value, pooling: Pooling) -> Value:
+    hidden, w = cfg.hidden_size, _W / "embeddings"
+    x = b.add(b.embed(w / "word_embeddings", cfg.vocab_size, hidden), positions)
+    types = embed_segments(
+        b, w / "token_type_embeddings", cfg.size("type_vocab_size"), hidden, pooling.separator
+    )
+    x = b.layer_norm(b.add(x, types), w / "LayerNorm", cfg.norm_eps)
+    for i in range(cfg.num_hidden_layers):
+        p = _W / f"encoder.layer.{i}"
+        heads = (cfg.num_attention_heads, cfg.head_dim)
+        q, k, v = (b.linear(x, p / f"attention.self.{name}", heads, bias=True) for name in _QKV)
+        h = b.linear(attend_both(b, q, k, v), p / "attention.output.dense", hidden, bias=True)
+        x = b.layer_norm(b.add(h, x), p / "attention.output.LayerNorm", cfg.norm_eps)
+        h = b.linear(x, p / "intermediate.dense", cfg.intermediate_size, bias=True)
+        h = b.linear(b.activation(h, cfg.hidden_act), p / "output.dense", hidden, bias=True)
+        x = b.layer_norm(b.add(h, x), p / "output.LayerNorm", cfg.norm_eps)
+    return x
+
+
+_QKV = ("query", "key", "value")
+
+
+def _bert_head(b: Builder, cfg: ModelConfig, x: Value) -> Value:
+    h = b.linear(pool(b, x, "cls"), _W / "pooler.dense", cfg.hidden_size, bias=True)
+    return b.linear(b.activation(h, "tanh"), _W / "classifier", 1, bias=True)
+
+
+def _roberta_head(b: Builder, cfg: ModelConfig, x: Value) -> Value:
+    h = b.linear(pool(b, x, "cls"), _W / "classifier.dense", cfg.hidden_size, bias=True)
+    return b.linear(b.activation(h, "tanh"), _W / "classifier.out_proj", 1, bias=True)
+
+
+def modernbert(b: Builder, cfg: ModelConfig, pooling: Pooling) -> Value:
+    """Record pre-norm layers with rotary positions, most of which see only what is near."""
+    hidden, bias, kinds = cfg.hidden_size, cfg.flag("norm_bias"), _modern_kinds(cfg)
+    ropes = {kind: _modern_rope(cfg, kind) for kind in dict.fromkeys(kinds)}
+    x = b.embed(_W / "embeddings.tok_embeddings", cfg.vocab_size, hidden)
+    x = b.layer_norm(x, _W / "embeddings.norm", cfg.norm_eps, bias)
+    for i, kind in enumerate(kinds):
+        p = _W / f"layers.{i}"
+        h = b.layer_norm(x, p / "attn_norm", cfg.norm_eps, bias) if i else x
+        packed = b.linear(h, p / "attn.Wqkv", 3 * hidden, bias=cfg.flag("attention_bias"))
+        heads = (cfg.num_attention_heads, cfg.head_dim)
+        q, k, v = (b.slice(packed, n * hidden, heads) for n in range(3))
+        q, k = b.rotary(q, ropes[kind]), b.rotary(k, ropes[kind])
+        h = attend_both(b, q, k, v, cfg.size("local_attention") // 2 if kind == SLIDING else None)
+        x = b.add(x, b.linear(h, p / "attn.Wo", hidden, bias=cfg.flag("attention_bias")))
+        h = b.layer_norm(x, p / "mlp_norm", cfg.norm_eps, bias)
+        packed = b.linear(h, p / "mlp.Wi", 2 * cfg.intermediate_size, bias=cfg.flag("mlp_bias"))
+        gate, up = (b.slice(packed, n * cfg.intermediate_size, cfg.intermediate_size) for n in range(2))
+        h = b.gated_activation(gate, up, cfg.hidden_act)
+        x = b.add(x, b.linear(h, p / "mlp.Wo", hidden, bias=cfg.flag("mlp_bias")))
+    return b.layer_norm(x, _W / "final_norm", cfg.norm_eps, bias)
+
+
+def _modern_kinds(cfg: ModelConfig) -> tuple[str, ...]:
+    """Return the kinds of the layers: as listed, or every n-th sees all of the text."""
+    listed = cfg.get("layer_types")
+    if listed is not None:
+        if not isinstance(listed, list) or len(listed) != cfg.num_hidden_layers:
+            raise ConfigError("config.json: layer_types does not list all layers")
+        if any(kind not in (FULL, SLIDING) for kind in listed):
+            raise ConfigError(f"config.json: layer_types = {quoted(listed)}", f"known are {FULL}, {SLIDING}")
+        return tuple(listed)
+    every = cfg.size("global_attn_every_n_layers")
+    return tuple(SLIDING if i % every else FULL for i in range(cfg.num_hidden_layers))
+
+
+def _modern_rope(cfg: ModelConfig, kind: str) -> Any:
+    """Return the rotary embedding of a kind of layer, from rope_parameters or the older fields."""
+    given = cfg.rope_parameters().get(kind, {})
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"config.json: rope_parameters of {kind} = {quoted(given)} is not an object")
+    theta = given.get("rope_theta", cfg.get("global_rope_theta" if kind == FULL else "local_rope_theta"))
+    if isinstance(theta, bool) or not isinstance(theta, int | float) or not 1 <= theta <= 1e12:
+        raise ConfigError(f"config.json: the rope_theta of {kind} = {quoted(theta)} is not a base")
+    return rope_from_config(
+        {"rope_type": "default"},
+        dim=cfg.head_dim,
+        theta=float(theta),
+        max_position=cfg.max_position_embeddings,
+        original_max_position=None,
+        interleaved=False,
+    )
+
+
+def _modern_head(b: Builder, cfg: ModelConfig, x: Value) -> Value:
+    method = cfg.get("classifier_pooling")
+    if method not in ("cls", "mean"):
+        raise ConfigError(f"config.json: classifier_pooling = {quoted(method)}", "known are cls and mean")
+    act = cfg.get("classifier_activation")
+    h = b.linear(pool(b, x, method), _W / "head.dense", cfg.hidden_size, bias=cfg.flag("classifier_bias"))
+    h = b.layer_norm(b.activation(h, str(act)), _W / "head.norm", cfg.norm_eps, cfg.flag("norm_bias"))
+    return b.linear(h, _W / "classifier", 1, bias=True)
+
+
+_SIZES = {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12, "eos_token_id": None}
+_BERT = {
+    **_SIZES,
+    "vocab_size": 30522,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "rms_norm_eps": 1e-12,
+    "pad_token_id": 0,
+}
+_ROBERTA = {**_BERT, "vocab_size": 50265, "pad_token_id": 1}
+_MODERN = {
+    **_SIZES,
+    "num_hidden_layers": 22,
+    "vocab_size": 50368,
+    "intermediate_size": 1152,
+    "hidden_act": "gelu",
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "norm_bias": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "global_attn_every_n_layers": 3,
+    "local_attention": 128,
+    "global_rope_theta": 160_000.0,
+    "local_rope_theta": 10_000.0,
+    "rope_parameters": None,
+    "layer_types": None,
+    "classifier_pooling": "cls",
+    "classifier_activation": "gelu",
+    "classifier_bias": False,
+}
+_EPS = {"rms_norm_eps": "layer_norm_eps"}
+_MODERN_NAMES = {"rms_norm_eps": "norm_eps", "hidden_act": "hidden_activation"}
+_PLAIN = {
+    "position_embedding_type": ("absolute", None),
+    "is_decoder": (False, None),
+    "add_cross_attention": (False, None),
+}
+_BUFFERS = ("embeddings.position_ids",)
+_UNUSED = (*_BUFFERS, "cls.*", "lm_head.*", "pooler.*")
+_bert = Encoder(bert, _bert_head, _BERT, _EPS, _PLAIN, _UNUSED)
+_roberta = Encoder(roberta, _roberta_head, _ROBERTA, _EPS, _PLAIN, _UNUSED)
+_modern = Encoder(modernbert, _modern_head, _MODERN, _MODERN_NAMES, unused=("head.*", "decoder.*"))
+ENCODERS: dict[str, Encoder] = {
+    "BertModel": _bert,
+    "BertForMaskedLM": _bert,
+    "RobertaModel": _roberta,
+    "RobertaForMaskedLM": _roberta,
+    "XLMRobertaModel": _roberta,
+    "XLMRobertaForMaskedLM": _roberta,
+    "ModernBertModel": _modern,
+    "ModernBertForMaskedLM": _modern,
+}
+CROSS_ENCODERS: dict[str, Encoder] = {
+    "BertForSequenceClassification": _bert,
+    "RobertaForSequenceClassification": _roberta,
+    "XLMRobertaForSequenceClassification": _roberta,
+    "ModernBertForSequenceClassification": _modern,
+}
+
+
+def read_encoder(name: str, raw: Mapping[str, Any], pooling: Pooling) -> Model:
+    """Record the program of an encoder. Raises ConfigError for what config.json has that is not supported."""
+    encoder = CROSS_ENCODERS[name] if pooling.task == "score" else ENCODERS[name]
+    for key, done in encoder.only.items():
+        if key in raw and raw[key] not in done:
+            raise ConfigError(f"config.json: {key} = {quoted(raw[key])} is not supported")
+    fields = read_fields(raw, encoder.defaults, encoder.spelled, {})
+    cfg = read_config(fields, lambda fields, layer: False, (FULL, SLIDING))
+    b = Builder()
+    x = encoder.record(b, cfg, pooling)
+    if pooling.task == "score":
+        program = ended(b.program(encoder.head(b, cfg, x), _BUFFERS), normalized=False)
+    else:
+        program = ended(b.program(pool(b, x, pooling.method), encoder.unused), pooling.normalized)
+    offset = _first_position(cfg) if encoder is _roberta else 0
+    return Model(name, cfg, program, pooling, cfg.max_position_embeddings - offset)
+
+
+def fields_of(name: str) -> set[str]:
+    """Return the fields of config.json that an encoder's family reads."""
+    encoder = ENCODERS.get(name) or CROSS_ENCODERS[name]
+    known = {encoder.spelled.get(field, field) for field in encoder.defaults} | encoder.defaults.keys()
+    return known | encoder.only.keys() | {"architectures", "id2label", "num_labels"}

@@ -1,0 +1,81 @@
+"""Programs that give a vector or a score for each text, of its hidden states."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.errors import ConfigError
+from quire.models.purpose import Method, Pooling
+from quire.program import Builder, Names, Program, Rows, Value, WeightSpec, ops
+from quire.program.ops.embedding import PoolingMethod
+
+_TINY = 1e-24  # of the mean square: a vector of zeros stays one
+
+
+def pooled_decoder(program: Program, pooling: Pooling) -> Program:
+    """Return the program of a decoder with another end: what it gives at the last position of a text."""
+    if pooling.method != "last":
+        problem = f"{pooling.method} pooling of a decoder is not supported"
+        raise ConfigError(problem, "pooling of the last token is")
+    place, head = _head(program)
+    if pooling.answers is None:
+        return ended(replace(program, ops=program.ops[:place], output=head.x), pooling.normalized)
+    vocab_size = head.weight.shape[0]
+    if max(pooling.answers) >= vocab_size:
+        raise ConfigError(f"token {max(pooling.answers):,} is not among the {vocab_size:,} of the model")
+    rows = Rows(vocab_size, tuple((token, 1) for token in pooling.answers))
+    out = Value(1 + max(value.index for op in program for value in op.outputs()), "L", (2,))
+    linear = ops.Linear(out, head.x, _some(head.weight, rows), head.bias and _some(head.bias, rows))
+    return replace(program, ops=(*program.ops[:place], linear), output=out, pooled=True)
+
+
+def _some(weight: WeightSpec, rows: Rows) -> WeightSpec:
+    """Return some outputs of a weight, as a weight with a name of its own."""
+    if weight.rows is not None:
+        raise ConfigError(f"{weight.name} is part of a matrix, of which no outputs can be taken")
+    name, shape = f"{weight.name}.answers", (rows.taken, *weight.shape[1:])
+    return replace(weight, name=name, shape=shape, rows=rows, quantizable=False)
+
+
+def _head(program: Program) -> tuple[int, ops.Linear]:
+    """Return the product that gives the logits, with its index."""
+    for place in range(len(program.ops) - 1, -1, -1):
+        op = program.ops[place]
+        if isinstance(op, ops.Linear) and op.out.count == "L":
+            return place, op
+    raise ConfigError("the model has no output matrix, so its last hidden states cannot be found")
+
+
+def ended(program: Program, normalized: bool) -> Program:
+    """Return a pooled program, with its vectors scaled to length 1 if `normalized`."""
+    if not normalized:
+        return replace(program, pooled=True)
+    x = program.output
+    first = 1 + max(value.index for op in program for value in op.outputs())
+    even, out = (replace(x, index=first + i) for i in range(2))
+    scaled = (ops.RMSNorm(even, x, None, _TINY, 0.0), ops.Scale(out, even, x.width**-0.5))
+    return replace(program, ops=(*program.ops, *scaled), output=out, pooled=True)
+
+
+def attend_both(b: Builder, q: Value, k: Value, v: Value, reach: int | None = None) -> Value:
+    """Attend from q over k and v of the same text, [T, heads, dim] each, on both sides of each token."""
+    (heads, dim), (groups, _), (_, value_dim) = q.shape, k.shape, v.shape
+    if heads % groups:
+        raise ConfigError(f"{heads} query heads cannot share {groups} key heads evenly")
+    if reach is not None and reach < 1:
+        raise ConfigError(f"tokens that see {reach} positions on either side are not supported")
+    out = b.value((heads * value_dim,))
+    return b.record(ops.RowAttention(out, q, k, v, dim**-0.5, reach)).out
+
+
+def embed_segments(b: Builder, w: Names, count: int, hidden_size: int, separator: int) -> Value:
+    table = WeightSpec(w / "weight", (count, hidden_size), (w / "weight",))
+    return b.record(ops.EmbedSegments(b.value((hidden_size,)), table, separator)).out
+
+
+def pool(b: Builder, x: Value, method: Method) -> Value:
+    """Return one vector for each text, [L, n]."""
+    if method == "last":
+        return b.sampled_rows(x)
+    kind: PoolingMethod = method
+    return b.record(ops.PoolRows(b.value(x.shape, "L"), x, kind)).out
