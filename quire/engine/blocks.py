@@ -12,6 +12,7 @@ import hashlib
 import struct
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 
 def root_hash(salt: str) -> bytes:
@@ -38,12 +39,36 @@ class BlockPool:
         self._block_of: dict[bytes, int] = {}
         self.num_revived = 0  # released blocks that were found and reused as prefixes, since the start
         self.num_registered = 0  # blocks that became findable, since the start
-        self._free = OrderedDict.fromkeys(range(num_blocks))  # the first is the next to be reused
+        self.changed: dict[bytes, None] | None = None  # hashes registered or forgotten, while it is followed
+        self.entered: dict[bytes, None] | None = None  # hashes registered, while blocks are kept in a store
+        # Free blocks in the order of reuse: those released without a hash, the last first; those never used;
+        # and those that can be found, the first first.
+        self._blank: list[int] = []
+        self._next = 0  # the first that was never used
+        self._idle: OrderedDict[int, None] = OrderedDict()
 
     @property
     def num_free(self) -> int:
         """Blocks that are not held, cached ones included."""
-        return len(self._free)
+        return len(self._blank) + self.num_blocks - self._next + len(self._idle)
+
+    @property
+    def num_findable(self) -> int:
+        """Blocks that can be found by their hash, held or not."""
+        return len(self._block_of)
+
+    def states(self, blocks: Iterable[int]) -> list[tuple[int, int, int]]:
+        """Return (block, references, 1 if it can be found by its hash or 0) of each."""
+        holders, hashes = self._num_holders, self._hash_of
+        return [(block, holders[block], int(hashes[block] is not None)) for block in blocks]
+
+    def idle_findable(self, count: int) -> list[int]:
+        """Return at most `count` findable blocks that are not held, the last to be reused first."""
+        return list(islice(reversed(self._idle), count))
+
+    def findable(self) -> Iterable[bytes]:
+        """Return the hashes of all blocks that can be found."""
+        return self._block_of.keys()
 
     def find(self, block_hash: bytes) -> int | None:
         """Return the block that holds this prefix, or None."""
@@ -57,18 +82,23 @@ class BlockPool:
         """Add a reference to each of these blocks."""
         for block in blocks:
             if not self._num_holders[block]:
-                del self._free[block]
+                del self._idle[block]
                 self.num_revived += 1
             self._num_holders[block] += 1
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` free blocks, least recently used first; their cached content is forgotten."""
-        if count > len(self._free):
-            raise RuntimeError(f"{count} blocks requested, {len(self._free)} free")
+        if count > self.num_free:
+            raise RuntimeError(f"{count} blocks requested, {self.num_free} free")
         blocks = []
         for _ in range(count):
-            block, _none = self._free.popitem(last=False)
-            self._forget(block)
+            if self._blank:
+                block = self._blank.pop()
+            elif self._next < self.num_blocks:
+                block, self._next = self._next, self._next + 1
+            else:
+                block, _none = self._idle.popitem(last=False)
+                self._forget(block)
             self._num_holders[block] = 1
             blocks.append(block)
         return blocks
@@ -83,11 +113,12 @@ class BlockPool:
             self._num_holders[block] -= 1
             if self._num_holders[block]:
                 continue
-            self._free[block] = None
             if not self._retain:
                 self._forget(block)
             if self._hash_of[block] is None:
-                self._free.move_to_end(block, last=False)
+                self._blank.append(block)
+            else:
+                self._idle[block] = None
 
     def register(self, block: int, block_hash: bytes) -> None:
         """Add a held, full and computed block to the prefix cache. Of equal blocks the first is kept."""
@@ -95,20 +126,29 @@ class BlockPool:
             self._block_of[block_hash] = block
             self._hash_of[block] = block_hash
             self.num_registered += 1
+            if self.entered is not None:
+                self.entered[block_hash] = None
+            if self.changed is not None:
+                self.changed[block_hash] = None
 
     def _forget(self, block: int) -> None:
         block_hash = self._hash_of[block]
         if block_hash is not None:
             del self._block_of[block_hash]
             self._hash_of[block] = None
+            if self.changed is not None:
+                self.changed[block_hash] = None
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Raise AssertionError unless the pool is consistent and `tables` hold exactly the held blocks."""
         held = Counter(block for table in tables for block in table)
+        free = {*self._blank, *range(self._next, self.num_blocks), *self._idle}
         for block, holders in enumerate(self._num_holders):
             assert holders == held[block], f"block {block}: {holders} holders counted, {held[block]} found"
-            assert (block in self._free) == (holders == 0), f"block {block}: held and free, or neither"
+            assert (block in free) == (holders == 0), f"block {block}: held and free, or neither"
             assert self._retain or holders or self._hash_of[block] is None, f"block {block} is findable"
-        assert len(self._free) <= self.num_blocks
+            found_idle = self._hash_of[block] is not None and not holders
+            assert not found_idle or block in self._idle, f"block {block} is reused too early"
+        assert len(free) == self.num_free, "a block is free twice"
         findable = {h: block for block, h in enumerate(self._hash_of) if h is not None}
         assert findable == self._block_of, "hashes and blocks disagree"

@@ -13,6 +13,7 @@ The bounds in tokens hold in any case. No clock is read: predictions follow from
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from collections.abc import Sequence as Series
 
@@ -87,6 +88,11 @@ class StepTime:
         self._num_later = len(generating) + len(others)
         self._is_bounded = bool(generating)
         self._has_chunk = False
+
+    @property
+    def limit_s(self) -> float:
+        """The most time that the step may be predicted to take."""
+        return self._limit_s if self._is_bounded else math.inf
 
     def admits(self, num_known: int) -> bool:
         """Return True if a sequence with so many tokens may join: a chunk fits in once all generate."""

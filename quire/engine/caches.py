@@ -47,7 +47,7 @@ Group = BlockGroup | StateGroup
 
 
 @dataclass(frozen=True, slots=True)
-class _Paged:
+class Paged:
     """A group of blocks, with its index among all groups."""
 
     index: int
@@ -90,23 +90,40 @@ class Caches:
         self.groups = tuple(groups)
         self.block_size = block_size
         self._num_batched_tokens = num_batched_tokens
-        self._retain = retain
+        self.retains = retain
+        self._entered: dict[bytes, None] | None = None
         self.forget()
 
     def forget(self) -> None:
         """Return to the state after the constructor. No sequence may hold anything."""
-        retain, block_size = self._retain, self.block_size
-        self.paged: list[_Paged] = []
+        retain, block_size = self.retains, self.block_size
+        self.paged: list[Paged] = []
         self.states: list[_States] = []
         for index, group in enumerate(self.groups):
             if isinstance(group, BlockGroup):
                 pool = BlockPool(group.num_blocks, retain)
-                self.paged.append(_Paged(index, group, pool, block_size))
+                self.paged.append(Paged(index, group, pool, block_size))
             else:
                 self.states.append(_States(index, group.every, BlockPool(group.num_snapshots)))
-        self._whole = [paged.pool for paged in self.paged if paged.group.window is None]
+        self.whole = [paged.pool for paged in self.paged if paged.group.window is None]
         self._windowed = [paged for paged in self.paged if paged.group.window is not None]
         self._partial = [paged.pool for paged in self._windowed] + [states.pool for states in self.states]
+        if self._entered is not None:
+            self.note_entered()
+
+    def note_entered(self) -> dict[bytes, None]:
+        """Return a collection of the hashes that are registered from now on, in any group."""
+        if self._entered is None:
+            self._entered = {}
+        for _, pool in self.pools:
+            pool.entered = self._entered
+        return self._entered
+
+    @property
+    def pools(self) -> list[tuple[int, BlockPool]]:
+        """The pool of each group, with the index of the group."""
+        paged = [(group.index, group.pool) for group in self.paged]
+        return paged + [(group.index, group.pool) for group in self.states]
 
     @property
     def num_blocks(self) -> int:
@@ -137,7 +154,7 @@ class Caches:
         if index >= sequence.num_reusable() // self.block_size:
             return False
         block_hash = sequence.block_hash(index, self.block_size)
-        return all(pool.find(block_hash) is not None for pool in self._whole)
+        return all(pool.find(block_hash) is not None for pool in self.whole)
 
     def match(self, sequence: Sequence) -> Match:
         """Find the longest cached prefix that the sequence can continue from; record the blocks it needs."""
@@ -160,7 +177,7 @@ class Caches:
         limit = sequence.num_reusable() // self.block_size
         for index in range(limit):
             block_hash = sequence.block_hash(index, self.block_size)
-            for pool in self._whole:
+            for pool in self.whole:
                 if pool.find(block_hash) is None:
                     return index
         return limit
@@ -180,7 +197,7 @@ class Caches:
                 usable = number
         return usable
 
-    def _end_of_admission(self, paged: _Paged, sequence: Sequence, first: int) -> int:
+    def _end_of_admission(self, paged: Paged, sequence: Sequence, first: int) -> int:
         """Return the end of a table at admission: at the known tokens, or at the limit of the group."""
         whole = -(-sequence.num_known // self.block_size)
         if paged.group.window is None:
@@ -223,10 +240,10 @@ class Caches:
         ends = [table.end for table in sequence.tables]
         return min(ends) * self.block_size if ends else sequence.request.max_known
 
-    def grow(self, sequence: Sequence, num_tokens: int) -> list[Grant] | None:
+    def grow(self, sequence: Sequence, num_tokens: int, num_spare: int = 0) -> list[Grant] | None:
         """Grant a running sequence blocks for `num_tokens`; None, and no blocks, if a group has too few free.
 
-        Blocks outside a window are released first.
+        Blocks outside a window are released first. `num_spare` free blocks are left.
         """
         end = -(-num_tokens // self.block_size)
         for paged, table in zip(self.paged, sequence.tables, strict=True):
@@ -235,7 +252,7 @@ class Caches:
                 paged.pool.release(table.blocks[:num_out])
                 del table.blocks[:num_out]
                 table.first += num_out
-            if end - table.end > paged.pool.num_free:
+            if end - table.end > max(0, paged.pool.num_free - num_spare):
                 return None
         grants = []
         for paged, table in zip(self.paged, sequence.tables, strict=True):
@@ -249,7 +266,7 @@ class Caches:
     def save(self, sequence: Sequence, start: int, end: int) -> list[Snapshot]:
         """Allocate snapshots for the block boundaries that a row passes, unless they exist already."""
         first, last = start // self.block_size + 1, end // self.block_size
-        if first > last or not (self._retain or sequence.request.followers):
+        if first > last or not (self.retains or sequence.request.followers):
             return []  # without a prefix cache only followers can use them
         saved = []
         border = (sequence.num_prompt - 1) // self.block_size

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from quire.engine.receipts import Receipt
+from quire.engine.speculation import SpeculationState
 from quire.engine.step_law import StepLaw
 from quire.types import NewRequest
 
@@ -19,6 +20,7 @@ class EpochSequence(NamedTuple):
     num_cached_tokens: int = 0
     receipt: Receipt = Receipt()
     follows: bool = False  # it waits until the first one has computed the prompt
+    num_resumed: int = 0  # tokens of `emitted` that another engine emitted
 
 
 class EpochRequest(NamedTuple):
@@ -44,3 +46,5 @@ class Epoch(NamedTuple):
     last_served: int = -1
     released: tuple[int, ...] = ()
     law: StepLaw | None = None
+    draft_law: StepLaw | None = None
+    speculation: SpeculationState | None = None

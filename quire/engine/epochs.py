@@ -51,6 +51,8 @@ class EpochScheduler(Scheduler):
             last_served=queue.last_served,
             released=self._slots.released,
             law=self._budget.law,
+            draft_law=self._speculation.draft_law,
+            speculation=self._speculation.begin_epoch(self._requests.values()),
         )
 
     def restore(self, epoch: Epoch) -> None:
@@ -74,7 +76,9 @@ class EpochScheduler(Scheduler):
         self._waiting.restore(first, QueueState(queued, epoch.tenants, epoch.last_served))
         self._num_steps = epoch.num_steps
         if epoch.law is not None:
-            self.calibrate(epoch.law)
+            self.calibrate(epoch.law, epoch.draft_law)
+        if epoch.speculation is not None:
+            self._speculation.restore(epoch.speculation)
 
     def _restored(self, opened: EpochRequest) -> ScheduledRequest:
         """Return the state of an open request. Raises ValueError."""
@@ -93,7 +97,8 @@ class EpochScheduler(Scheduler):
             sequence.num_known = sequence.num_ahead = sequence.num_prompt + len(one.emitted)
             if sequence.num_known >= request.max_known + bool(new.pooling):
                 raise ValueError("an open sequence has reached its length")
-            sequence.num_cached_tokens, sequence.receipt = one.num_cached_tokens, replace(one.receipt)
+            sequence.num_resumed, sequence.num_cached_tokens = one.num_resumed, one.num_cached_tokens
+            sequence.receipt = replace(one.receipt)
         request.followers = {request.sequences[one.number]: None for one in opened.sequences if one.follows}
         request.num_open = len(indices)
         return request
@@ -109,7 +114,8 @@ def _name(sequence: Sequence) -> SequenceName:
 
 
 def _epoch_request(request: ScheduledRequest) -> EpochRequest:
-    return EpochRequest(request.new, tuple(_epoch_sequences(request)), request.owes_prompt_logprobs)
+    new = replace(request.new, resumed=())  # the tokens are with the sequences
+    return EpochRequest(new, tuple(_epoch_sequences(request)), request.owes_prompt_logprobs)
 
 
 def _epoch_sequences(request: ScheduledRequest) -> Iterator[EpochSequence]:
@@ -122,4 +128,5 @@ def _epoch_sequences(request: ScheduledRequest) -> Iterator[EpochSequence]:
             sequence.num_cached_tokens,
             replace(sequence.receipt),
             sequence in request.followers,
+            sequence.num_resumed,
         )

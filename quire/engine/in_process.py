@@ -12,8 +12,9 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from types import FrameType
 
-from quire.engine.client import LoopClient, OpenRequest, OpenRequests, Stream, another
+from quire.engine.client import LoopClient, Stream
 from quire.engine.engine import Engine, step
+from quire.engine.open_request import OpenRequest, OpenRequests, another
 from quire.engine.status import Facts
 from quire.errors import EngineDead, RequestError
 from quire.types import NewRequest
@@ -38,7 +39,7 @@ class SharedEngine:
         with self._lock, _interrupts_deferred():
             self._send_aborts()
             self.engine.add(request)
-            return Stream(self, self._requests.open(request, wake))
+            return Stream(self._requests.open(OpenRequest(request, self, wake)))
 
     def step(self, wanted: Callable[[], bool]) -> None:
         """Run one step, if it is still wanted once no other thread is stepping the engine.
@@ -106,11 +107,12 @@ class EngineThread(LoopClient):
         """See EngineClient."""
         self.check_alive()
         self._enter_loop()
-        own = self._requests.open(request)
+        own = self._requests.open(OpenRequest(request, self))
+        own.take_fingerprint(self.status.facts.fingerprint)
         self._commands.put(partial(self._add, request))
         self.check_alive()  # again: from here on, a failure is reported to this loop
         self.status.take_work()
-        return Stream(self, own)
+        return Stream(own)
 
     def abort(self, request_id: str, sequence: int | None = None) -> None:
         """See EngineClient."""
@@ -119,6 +121,14 @@ class EngineThread(LoopClient):
     def abort_later(self, own: OpenRequest) -> None:
         """Abort from any thread that the garbage collector may run in: the queue is thread-safe."""
         self.abort(own.request.request_id)
+
+    def watch(self, on: bool) -> None:
+        """See EngineClient."""
+        self._commands.put(partial(self._engine.watch, on))
+
+    def follow_cache(self, on: bool) -> None:
+        """Ask for changes of what is cached with the reports, first for all of it; or for no more."""
+        self._commands.put(partial(self._engine.follow_cache, on))
 
     def check_alive(self) -> None:
         """Raise EngineDead if requests are no longer accepted."""
@@ -165,21 +175,23 @@ class EngineThread(LoopClient):
     def _run(self) -> None:
         try:
             while self._run_commands():
-                if self._engine.has_work:
+                if self._engine.wait_s == 0.0:
                     outputs, report = step(self._engine)
                     if report is not None:
                         self._post(self._served, self._take_step, outputs, report)
         except BaseException as failure:
             self._failure = failure if isinstance(failure, EngineDead) else _death(failure)
             self._post(self._loop, self._end, self._failure)
+        finally:
+            self._engine.close()
 
     def _run_commands(self) -> bool:
         """Run pending commands, waiting for one while there is no work. Return False to stop."""
-        wait = not self._engine.has_work
+        wait_s = self._engine.wait_s
         with suppress(Empty):
-            while (command := self._commands.get(block=wait)) is not None:
+            while (command := self._commands.get(wait_s != 0.0, wait_s)) is not None:
                 command()
-                wait = False
+                wait_s = 0.0
             return False
         return True
 

@@ -30,7 +30,7 @@ class Interference:
         self._chunk = chunk  # tokens of a prompt that a step computes
         self._law: StepLaw | None = None
         self._last_s = -math.inf  # the end of the last step
-        self._decoding: dict[int, tuple[float, float]] = {}  # `_decode_s` and the time at the roof
+        self._decoding: dict[tuple[int, int], tuple[float, float]] = {}  # `_decode_s` by bucket and count
         self._together: dict[tuple[int, int], float] = {}  # `_together_s` by number of rows and bucket
 
     def calibrate(self, law: StepLaw) -> None:
@@ -45,9 +45,7 @@ class Interference:
         receipt.admitted_s = now
         receipt.num_counted = max(receipt.num_counted, num_cached)
         if law is not None:
-            starts = range(0, num_cached, self._chunk)
-            steps = (law.values([(start, min(self._chunk, num_cached - start))], 0) for start in starts)
-            receipt.cached_saved_s = sum(law.seconds(values) + law.host_s for values in steps)
+            receipt.cached_saved_s = law.text_s(0, num_cached, self._chunk)
 
     def count(
         self, step: Step, sequences: Series[Sequence], running: Iterable[Sequence], mask_s: float, now: float
@@ -129,40 +127,42 @@ class Interference:
     ) -> tuple[dict[ScheduledRequest, float], dict[ScheduledRequest, list[Row]]]:
         """Enter what rows ideally take; return the predicted time of each request's rows alone.
 
-        It is still 0 for those of the second result: requests that have more than a row of one token.
+        It is still 0 for those of the second result: requests that have more than a row that decodes.
         """
         alone: dict[ScheduledRequest, float] = {}
         several: dict[ScheduledRequest, list[Row]] = {}
         for sequence, row in zip(sequences, rows, strict=True):
             request, receipt, alone_s = sequence.request, sequence.receipt, 0.0
-            if row.count == 1 and row.sample:
-                alone_s, ideal_s = self._decode_s(row.start, law)
+            decodes = not _is_prefill(row)
+            if decodes:
+                alone_s, ideal_s = self._decode_s(row.start, law, row.count)
                 if row.start >= receipt.num_counted:
                     receipt.ideal_s += ideal_s
                     receipt.num_counted = row.start + 1
             else:
                 receipt.ideal_s += _ideal_s(receipt, row, law)
-            if row.count > 1 or not row.sample or len(request.sequences) > 1:
+            if not decodes or len(request.sequences) > 1:
                 several.setdefault(request, []).append(row)
             alone[request] = alone_s
         return alone, several
 
     def _predict(self, rows: Series[Row], law: StepLaw) -> float:
         """Return the predicted time of a step with these rows and of what precedes it; 0 without rows."""
-        if len(rows) < 2 and all(row.count == 1 and row.sample for row in rows):
-            return self._decode_s(rows[0].start, law)[0] if rows else 0.0
+        if len(rows) < 2 and not any(map(_is_prefill, rows)):
+            return self._decode_s(rows[0].start, law, rows[0].count)[0] if rows else 0.0
         num_logits = sum([row.num_logits for row in rows])
         return law.seconds(law.values([(row.start, row.count) for row in rows], num_logits)) + law.host_s
 
-    def _decode_s(self, start: int, law: StepLaw) -> tuple[float, float]:
-        """Return the time of a step with one row of one token, predicted and at the roof.
+    def _decode_s(self, start: int, law: StepLaw, count: int = 1) -> tuple[float, float]:
+        """Return the time of a step with one row of one token, and drafted ones, predicted and at the roof.
 
         Nearly every row is such a one, so the times are kept.
         """
-        times = self._decoding.get(start // _BUCKET)
+        key = start // _BUCKET, count
+        times = self._decoding.get(key)
         if times is None:
-            values = law.values([(start - start % _BUCKET + _BUCKET // 2, 1)], 1)
-            times = self._decoding[start // _BUCKET] = law.seconds(values) + law.host_s, law.roof_s(values)
+            values = law.values([(start - start % _BUCKET + _BUCKET // 2, count)], count)
+            times = self._decoding[key] = law.seconds(values) + law.host_s, law.roof_s(values)
         return times
 
 

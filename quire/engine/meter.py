@@ -9,13 +9,18 @@ from quire.types import Bound, Step
 
 
 class Times(NamedTuple):
-    """Where the time from the end of the previous step to the end of a step went, as in its Record."""
+    """The parts of the time from the end of the previous step to the end of a step, as in its Record.
+
+    For `drafting_s` of `idle_s` drafts were looked for; 0 if they were not.
+    """
 
     device_s: float
     idle_s: float
     mask_s: float
     sampling_s: float
     core_wait_s: float
+    draft_s: float = 0.0
+    drafting_s: float = 0.0
 
 
 class Verdict(NamedTuple):
@@ -27,7 +32,13 @@ class Verdict(NamedTuple):
 
 
 class Meter(Protocol):
-    """Judges steps. An engine tells it of every step, in their order."""
+    """Judges steps. An engine tells it of every step, in their order.
+
+    `draft_law` is the law of the passes of the draft model, if there is one; it changes with that of steps.
+    """
+
+    @property
+    def draft_law(self) -> StepLaw | None: ...
 
     def judge(self, step: Step, times: Times) -> Verdict:
         """Judge a step that has ended."""

@@ -12,12 +12,11 @@ from quire.types import MAX_DRAFTED, Admission, Grant, Row, Snapshot, Step
 
 @dataclass(slots=True)
 class Plan:
-    """The parts of a step planned at `now`. Drafted tokens leave budget for one of each running sequence."""
+    """The parts of a step planned at `now`."""
 
     caches: Caches
     budget: int  # tokens left
     time: StepTime | None  # left, if it is bounded
-    num_running: int
     now: float
     sequences: list[Sequence] = field(default_factory=list)  # those of the rows
     rows: list[Row] = field(default_factory=list)
@@ -37,42 +36,48 @@ class Plan:
         return fitting
 
     def add_row(self, sequence: Sequence, count: int, token_ids: tuple[int, ...] = ()) -> None:
-        """Add a row for the next `count` tokens of a sequence that has blocks for them, and its draft."""
+        """Add a row for the next `count` tokens of a sequence that has blocks for them."""
         start, ahead = sequence.num_planned, sequence.num_ahead
         sequence.num_planned = end = start + count
         sample = end == ahead < sequence.request.max_known  # pooling gives no token
         num_logits = 1 if end == ahead else 0
-        drafted: tuple[int, ...] = ()
-        if sequence.drafted and sample:
-            drafted = self._cut_draft(sequence, self.budget - count)
-            count += len(drafted)
-            num_logits += len(drafted)
         if sequence.request.lacks_prompt_logprobs:
             num_logits = count
         if self.caches.states and not sequence.request.new.pooling:
-            self.saved += self.caches.save(sequence, start, start + count)
+            self.saved += self.caches.save(sequence, start, end)
         if sample:
             sequence.num_ahead = ahead + 1
         self.budget -= count
         self.sequences.append(sequence)
-        row = (sequence.slot, start, count, token_ids, sample, num_logits, drafted)
+        row = (sequence.slot, start, count, token_ids, sample, num_logits, ())
         self.rows.append(tuple.__new__(Row, row))  # takes half the time of Row(...)
 
-    def _cut_draft(self, sequence: Sequence, budget: int) -> tuple[int, ...]:
-        """Return the drafted tokens that fit, without taking blocks or tokens from other sequences."""
-        drafted, sequence.drafted = sequence.drafted, ()
-        num_others = max(0, self.num_running - len(self.rows) - 1)
-        num_known = sequence.num_known
-        most = min(len(drafted), MAX_DRAFTED, budget - num_others, sequence.request.max_known - num_known - 1)
+    def room(self, sequence: Sequence) -> int:
+        """Return how many drafted tokens a sequence may have in this step, if there are blocks for them."""
+        return min(MAX_DRAFTED, self.budget, sequence.request.max_known - sequence.num_known - 1)
+
+    def verify(self, index: int, token_ids: tuple[int, ...], num_spare: int) -> tuple[int, ...]:
+        """Let a row that samples verify drafted tokens, as far as there is room; return those.
+
+        It takes no blocks that others need: `num_spare` of each group remain free.
+        """
+        sequence, row = self.sequences[index], self.rows[index]
+        num_known, most = sequence.num_known, min(len(token_ids), self.room(sequence))
         if most > sequence.capacity - num_known:
-            self.granted += self.caches.grow(sequence, num_known + most) or ()
+            self.granted += self.caches.grow(sequence, num_known + most, num_spare) or ()
             most = min(most, sequence.capacity - num_known)
         if most <= 0:
             return ()
+        if self.caches.states:
+            self.saved += self.caches.save(sequence, num_known, num_known + most)
+        self.budget -= most
         self.drafted = True
-        return drafted[:most]
+        self.rows[index] = row._replace(
+            count=row.count + most, num_logits=row.num_logits + most, drafted=token_ids[:most]
+        )
+        return token_ids[:most]
 
-    def step(self, index: int, released: list[int]) -> Step:
+    def step(self, index: int, released: list[int], num_proposed: int) -> Step:
         """Return the finished step."""
         return Step(
             index,
@@ -82,4 +87,5 @@ class Plan:
             tuple(released),
             tuple(self.restored),
             tuple(self.saved),
+            num_proposed,
         )

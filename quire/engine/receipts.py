@@ -23,6 +23,9 @@ class Receipt:
     grammar_s: float = 0.0
     cached_saved_s: float = 0.0
     ideal_s: float = 0.0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    drafting_saved_s: float = 0.0
     num_counted: int = 0  # leading positions that `ideal_s` covers: computing them again is not ideal
     preempted_since_s: float | None = None
     preempted_again: bool = False  # before a token had come

@@ -6,9 +6,12 @@ import struct
 from dataclasses import dataclass, field, replace
 
 from quire.engine.blocks import BlockPool, chain_hash, root_hash
+from quire.engine.draft_worth import DraftHistory
 from quire.engine.receipts import Receipt
 from quire.types import (
     Admission,
+    Draft,
+    Drafting,
     Failure,
     FinishReason,
     NewRequest,
@@ -53,6 +56,7 @@ class ScheduledRequest:
         if private:
             salt = f"private:{new.request_id}"
         scored = params.prompt_logprobs is not None and num_prompt > 1 and not new.pooling
+        scored = scored and not any(new.resumed)  # they were given with the first tokens
         eos_token_ids = frozenset(() if params.ignore_eos else new.eos_token_ids)
         request = cls(
             new=new,
@@ -62,7 +66,7 @@ class ScheduledRequest:
             end_token_ids=eos_token_ids.union(params.stop_token_ids),
             # With a grammar the device gives an end token early only if nothing else can follow.
             min_known=num_prompt + (0 if new.grammar else params.min_tokens),
-            num_open=params.num_sequences,
+            num_open=0,
             lacks_prompt_logprobs=scored,
             owes_prompt_logprobs=scored,
         )
@@ -70,10 +74,17 @@ class ScheduledRequest:
             block = position // block_size
             packed = struct.pack("<QI", position, len(key)) + key
             request.keys[block] = request.keys.get(block, b"") + packed
-        indices = range(params.num_sequences)
-        request.sequences = tuple(Sequence(request, i, *(num_prompt,) * 3) for i in indices)
-        request.followers = dict.fromkeys(request.sequences[1:])
+        emitted = new.resumed or ((),) * params.num_sequences
+        request.sequences = tuple(Sequence.of(request, index, ids) for index, ids in enumerate(emitted))
+        opened = [one for one in request.sequences if not one.finished]
+        request.followers = dict.fromkeys(opened[1:])
+        request.num_open = len(opened)
         return request
+
+    @property
+    def leader(self) -> Sequence:
+        """The first sequence that has not ended: the others may follow it."""
+        return next(one for one in self.sequences if not one.finished)
 
     def ends_with(self, token_id: int, num_known: int) -> tuple[FinishReason | None, int | None]:
         """Return (finish reason, stop reason) after known token number `num_known`."""
@@ -148,7 +159,10 @@ class Sequence:
     slot: int = -1
     finished: bool = False
     emitted: list[int] = field(default_factory=list)
-    drafted: tuple[int, ...] = ()  # to be verified with the next row that samples
+    num_resumed: int = 0  # tokens of them that another engine emitted
+    drafts: tuple[Draft, ...] = ()  # offered for the next row that samples
+    drafting: Drafting | None = None  # what was chosen of them for the row in flight
+    history: DraftHistory = field(default_factory=DraftHistory)
     tables: list[Table] = field(default_factory=list)
     capacity: int = 0  # positions that all tables have blocks for
     num_registered: int = 0  # leading blocks registered in the prefix cache
@@ -161,6 +175,17 @@ class Sequence:
     num_entered: int = -1
     num_cached_tokens: int = 0
     receipt: Receipt = field(default_factory=Receipt)
+
+    @classmethod
+    def of(cls, request: ScheduledRequest, index: int, emitted: tuple[int, ...] | None) -> Sequence:
+        """Create a sequence that has emitted these tokens, or that has ended if they are None."""
+        num_prompt, token_ids = len(request.new.prompt_token_ids), emitted or ()
+        num_known = num_prompt + len(token_ids)
+        sequence = cls(request, index, num_prompt, num_known, num_known, finished=emitted is None)
+        sequence.emitted, sequence.num_resumed = [*token_ids], len(token_ids)
+        if token_ids:
+            sequence.receipt.num_counted = num_known - 1
+        return sequence
 
     def known_tokens(self) -> tuple[int, ...]:
         """Return the prompt and all emitted tokens."""
@@ -230,11 +255,11 @@ class Sequence:
     def output(self, token_ids: tuple[int, ...], logprobs: tuple[PositionLogprobs, ...]) -> Output:
         """Return an output that is not the last. Inlined, since it runs for every token."""
         request, metrics = self.request, None
-        if len(self.emitted) == len(token_ids):
+        if len(self.emitted) == len(token_ids) + self.num_resumed:
             metrics = self._metrics(None)
         prompt_logprobs = request.take_prompt_logprobs() if request.owes_prompt_logprobs else ()
         name, num_cached = request.new.request_id, self.num_cached_tokens
-        given = (token_ids, logprobs, prompt_logprobs, None, None, None, num_cached, metrics, ())
+        given = (token_ids, logprobs, prompt_logprobs, None, None, None, num_cached, metrics, (), None)
         return tuple.__new__(Output, (name, self.index, *given))  # takes half the time of Output(...)
 
     def final_output(
@@ -278,6 +303,9 @@ class Sequence:
             receipt.grammar_s,
             receipt.cached_saved_s,
             receipt.ideal_s,
+            receipt.num_drafted,
+            receipt.num_accepted,
+            receipt.drafting_saved_s,
         )
 
     def check(self, block_size: int) -> None:
@@ -294,3 +322,16 @@ class Sequence:
             own = token_ids[index * block_size : (index + 1) * block_size]
             parent = chain_hash(parent, own, keys.get(index, b""))
             assert block_hash == parent, "a hash is not that of its tokens"
+
+
+def prompt_hashes(new: NewRequest, block_size: int) -> tuple[bytes, ...]:
+    """Return the hashes of those full blocks of a new request that it may find in a cache, in order."""
+    request = ScheduledRequest.of(new, len(new.prompt_token_ids), block_size, private=False)
+    sequence = next(one for one in request.sequences if not one.finished)
+    return tuple(sequence.block_hash(i, block_size) for i in range(sequence.num_reusable() // block_size))
+
+
+def drafting_of(sequence: Sequence, row: Row, token_ids: tuple[int, ...]) -> Drafting:
+    """Return what a row of a sequence verified that gave these tokens, and why."""
+    drafting = sequence.drafting or Drafting(None, 0, 1.0, why_none="nothing proposed")
+    return drafting._replace(num_accepted=len(token_ids) - 1 if row.drafted else 0)

@@ -34,6 +34,8 @@ class RequestLimits:
             )
         self._check_prompt(request)
         self._check_lengths(request)
+        if request.resumed:
+            self._check_resumed(request)
 
     def _check_pooled(self, request: NewRequest) -> None:
         if request.params.num_sequences > 1:
@@ -53,6 +55,9 @@ class RequestLimits:
             raise RequestError("the prompt is empty", "give at least one token", "prompt")
         if len(token_ids) + (not request.pooling) > self.max_model_len:
             raise ContextOverflow(self.max_model_len, f"{len(token_ids)} tokens")
+        self._check_token_ids(token_ids + request.predicted_token_ids)
+
+    def _check_token_ids(self, token_ids: tuple[int, ...]) -> None:
         limit = 1 << 32 if self.vocab_size is None else self.vocab_size
         low, high = min(token_ids), max(token_ids)
         if low < 0 or high >= limit:
@@ -60,6 +65,27 @@ class RequestLimits:
             raise RequestError(
                 f"token id {wrong} is not in the vocabulary (0 to {limit - 1:,})", None, "prompt"
             )
+
+    def _check_resumed(self, request: NewRequest) -> None:
+        """Check what another engine emitted: an open sequence that it cannot have left open is refused."""
+        params, resumed = request.params, request.resumed
+        opened = [emitted for emitted in resumed if emitted is not None]
+        longest = self.max_model_len - len(request.prompt_token_ids)
+        if params.max_tokens is not None:
+            longest = min(longest, params.max_tokens)
+        problem = ""
+        if len(resumed) != params.num_sequences:
+            problem = f"{len(resumed)} sequences are resumed, but the request has {params.num_sequences}"
+        elif not opened:
+            problem = "all sequences of the resumed request have ended"
+        elif request.pooling and any(opened):
+            problem = "a request for pooling has no tokens to be resumed from"
+        elif not request.pooling and max(map(len, opened)) >= longest:
+            problem = "a resumed sequence has reached its length already"
+        if problem:
+            raise RequestError(problem, "resume only sequences without a final output", "resumed")
+        if token_ids := sum(opened, ()):
+            self._check_token_ids(token_ids)
 
     def _check_lengths(self, request: NewRequest) -> None:
         params, num_prompt = request.params, len(request.prompt_token_ids)

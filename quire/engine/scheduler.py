@@ -21,29 +21,36 @@ A plan is a pure function of the preceding calls: no clock is read, and every co
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from collections.abc import Sequence as Series
 
+from quire.engine.block_loads import load
 from quire.engine.budget import Budget
 from quire.engine.caches import Caches, Group
 from quire.engine.interference import Interference
+from quire.engine.places import SequencePlaces
 from quire.engine.plan import Plan
-from quire.engine.request import ScheduledRequest, Sequence
-from quire.engine.slot_table import SlotTable
+from quire.engine.request import ScheduledRequest, Sequence, drafting_of
+from quire.engine.speculation import NOTHING, Speculation
 from quire.engine.step_law import StepLaw
-from quire.engine.waiting import WaitingLine
-from quire.types import Failure, NewRequest, Output, Row, RowResult, Step, StepResult
+from quire.types import BlockLoad, Draft, NewRequest, Output, Row, RowResult, Step, StepResult
 
 
-class Scheduler:
+class Scheduler(SequencePlaces):
     """Plans steps, and turns their results into outputs: `commit` takes the steps in the order planned.
 
     `groups` are the cache groups of the model; a Grant refers to one by its index.
 
     At most `max_steps_in_flight` steps are planned and not committed; only one while a sequence with a
-    grammar runs (its last token decides which tokens may follow) or while drafted tokens are verified.
+    grammar runs (its last token decides which tokens may follow), while drafted tokens are verified, or while
+    a draft model, if there is one (`draft_model`), proposes some.
 
-    `add` and `abort` may be called at any time. The time of a step grows with its rows and admitted tokens,
-    not with the queue or the pool. Requests must be within the limits, which `engine.validate` checks.
+    With `speculation` the drafted tokens of a step are chosen by what they are expected to give
+    (`speculation.py`); without it the first draft of a sequence is verified as far as there is room.
+
+    `add` and `abort` may be called at any time, `load` between steps. The time of a step grows with its rows
+    and admitted tokens, not with the queue or the pool. Requests must be within the limits, which
+    `engine.validate` checks.
 
     `budget.py` says how many tokens a step has, and with `itl_goal_s` how long it may take.
 
@@ -65,42 +72,27 @@ class Scheduler:
         policy: str = "fcfs",
         num_spare_blocks: int = 1,
         max_steps_in_flight: int = 1,
+        speculation: bool = False,
+        draft_model: bool = False,
     ) -> None:
+        caches = Caches(groups, block_size, max_num_batched_tokens, retain=enable_prefix_caching)
+        super().__init__(caches, max_num_seqs, policy)
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.max_steps_in_flight = max_steps_in_flight
-        self.caches = Caches(groups, block_size, max_num_batched_tokens, retain=enable_prefix_caching)
         self.num_preemptions = 0  # since the start
         self.num_cached_tokens = 0  # taken from the prefix cache since the start
         self._budget = Budget(max_num_batched_tokens, max_num_prefill_tokens, itl_goal_s)
         self._num_spare_blocks = num_spare_blocks
         self._private = not enable_prefix_caching
-        self._requests: dict[str, ScheduledRequest] = {}
-        self._slots = SlotTable(max_num_seqs)
-        self._running = self._slots.sequences  # by slot, in the order of admission
-        self._waiting = WaitingLine(policy)
-        self._num_open = 0  # sequences
         self._interference = Interference(max_num_batched_tokens)
         self._in_flight: deque[list[Sequence]] = deque()  # those with rows, oldest step first
         self._num_steps = 0
-        self._drafted = False  # the newest step in flight verifies drafted tokens
-
-    @property
-    def num_running(self) -> int:
-        """Sequences with a slot."""
-        return len(self._running)
-
-    @property
-    def num_waiting(self) -> int:
-        """Sequences waiting for admission, at first or again."""
-        return self._num_open - len(self._running)
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Blocks not held by any sequence."""
-        return self.caches.num_free
+        self._speculation = Speculation(speculation, draft_model)
+        self.verified = NOTHING  # by the step committed last
+        self._drafted = False  # the newest step in flight verifies drafted tokens, or proposes some
 
     @property
     def law(self) -> StepLaw | None:
@@ -108,28 +100,55 @@ class Scheduler:
         return self._budget.law
 
     @property
-    def has_work(self) -> bool:
-        """True while any sequence lacks its final output."""
-        return self._num_open > 0
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._requests
+    def oldest_in_flight(self) -> Iterable[Sequence]:
+        """The sequences of the rows of the oldest step in flight."""
+        return self._in_flight[0]
 
     def add(self, new: NewRequest) -> None:
-        """Add a request. Raises ValueError if its id is that of an open one."""
+        """Add a request; one that has emitted tokens elsewhere waits before the queue, as if preempted.
+
+        Raises ValueError if its id is that of an open one.
+        """
         if new.request_id in self._requests:
             raise ValueError(f"request {new.request_id!r} is open already")
         request = ScheduledRequest.of(
             new, self.max_model_len, self.block_size, self._private or bool(new.pooling)
         )
         self._requests[new.request_id] = request
-        self._num_open += new.params.num_sequences
-        self._waiting.push(request.sequences[0])
+        self._num_open += request.num_open
+        if any(new.resumed):
+            self._waiting.put_before_queue(request.leader)
+        else:
+            self._waiting.push(request.leader)
 
-    def calibrate(self, law: StepLaw) -> None:
-        """Predict the time of steps by this law from now on."""
+    def adapters(self) -> set[str]:
+        """Return the adapters of open requests and of rows in flight."""
+        in_flight = (sequence.request for step in self._in_flight for sequence in step)
+        return {request.new.adapter for request in (*self._requests.values(), *in_flight)}
+
+    def calibrate(self, law: StepLaw, draft_law: StepLaw | None = None) -> None:
+        """Predict the time of steps by this law from now on, and that of the draft model's passes."""
         self._budget.law = law
         self._interference.calibrate(law)
+        self._speculation.calibrate(law, draft_law)
+
+    def load(self, new: NewRequest, first: int, groups: Series[Collection[int]]) -> list[BlockLoad]:
+        """Make room for the contents of full blocks first, first + 1, ... of a request's text.
+
+        `groups` are the cache groups that there is content for, by block. Return the blocks to be written at
+        once: the request, or any other, will find them in the prefix cache. No step may be in flight.
+
+        Blocks that are there already, or of no use, are left out, as is what has no room: blocks that running
+        sequences will need are not taken.
+        """
+        if self._in_flight:
+            raise RuntimeError("blocks are loaded between steps")
+        if self._private or new.pooling:
+            return []
+        request = ScheduledRequest.of(new, self.max_model_len, self.block_size, private=False)
+        num_spare = self._num_spare_blocks * len(self._running)
+        sequence = next(one for one in request.sequences if not one.finished)
+        return load(self.caches, sequence, first, groups, num_spare)
 
     def abort(self, request_id: str, now: float, sequence: int | None = None) -> list[Output]:
         """Abort a request, or one sequence of it; return a final output for each that was open.
@@ -146,19 +165,25 @@ class Scheduler:
         outputs = [self._finish(c, c.final_output(now, "abort")) for c in ending if not c.finished]
         return outputs[::-1]
 
-    def draft(self, request_id: str, sequence: int, token_ids: Iterable[int]) -> bool:
-        """Set the drafted tokens of a running sequence, to be verified with its next row.
+    def drafting(self) -> list[tuple[str, int]]:
+        """Return the sequences, (request id, sequence) each, for which drafts should be looked for now."""
+        if self._in_flight:
+            return []
+        return self._speculation.names(self._running.values(), self._slots.num_constrained)
 
-        As many are kept as length, budget and blocks allow. Return False, and change nothing, if the sequence
-        is not running, has rows in flight (which will add known tokens), or follows a grammar.
+    def draft(self, request_id: str, sequence: int, drafts: tuple[Draft, ...]) -> bool:
+        """Offer drafts for a running sequence, of which its next row that samples may verify one.
+
+        Return False, and change nothing, if the sequence is not running, or has rows in flight, which will
+        add known tokens.
         """
         request = self._requests.get(request_id)
-        if request is None or request.new.grammar or not 0 <= sequence < len(request.sequences):
+        if request is None or not 0 <= sequence < len(request.sequences):
             return False
         drafting = request.sequences[sequence]
         if drafting.slot < 0 or drafting.num_planned > drafting.num_computed:
             return False
-        drafting.drafted = tuple(token_ids)
+        self._speculation.offer(drafting, drafts)
         return True
 
     def schedule(self, now: float) -> Step | None:
@@ -168,9 +193,10 @@ class Scheduler:
         """
         if len(self._in_flight) >= self.max_steps_in_flight:
             raise RuntimeError("too many steps were not committed")
-        if self._in_flight and (self._slots.num_constrained or self._drafted):
+        looks = self._speculation.looks
+        if self._in_flight and (looks or self._drafted or self._slots.num_constrained):
             return None
-        plan = Plan(self.caches, *self._budget.of_step(self._running.values()), len(self._running), now)
+        plan = Plan(self.caches, *self._budget.of_step(self._running.values()), now)
         self._plan_running(plan)
         self._plan_waiting(plan, now)
         if not plan.rows:
@@ -178,9 +204,16 @@ class Scheduler:
                 raise RuntimeError("requests wait, nothing runs, and none of them fits the KV cache")
             return None
         self._in_flight.append(plan.sequences)
-        self._drafted = plan.drafted
+        num_proposed = self._speculation.plan(plan, self._num_steps, looks, self._num_kept())
+        self._drafted = plan.drafted or num_proposed > 0
         self._num_steps += 1
-        return plan.step(self._num_steps - 1, self._slots.take_released())
+        return plan.step(self._num_steps - 1, self._slots.take_released(), num_proposed)
+
+    def _num_kept(self) -> int:
+        """Return how many free blocks of each group drafts leave to those that run and the next to join."""
+        head = self._waiting.peek()
+        joining = 0 if head is None else -(-head.num_known // self.block_size)
+        return self._num_spare_blocks * len(self._running) + joining
 
     def _plan_running(self, plan: Plan) -> None:
         """Add rows for the running sequences, oldest first."""
@@ -279,12 +312,16 @@ class Scheduler:
         self._drafted = self._drafted and len(self._in_flight) > 1
         outputs, sequences = [], self._in_flight.popleft()
         self._interference.count(step, sequences, self._running.values(), result.mask_s, now)
+        self._speculation.begin(step.index, result)
         for sequence, row, got in zip(sequences, step.rows, result.rows, strict=True):
             if sequence.finished:  # while the step was in flight
                 continue
             output = self._commit_row(sequence, row, got, now)
             if output is not None:
+                if row.sample and sequence.request.new.report_drafting:
+                    output = output._replace(drafting=drafting_of(sequence, row, output.token_ids))
                 outputs.append(output)
+        self.verified = self._speculation.end()
         return outputs
 
     def _commit_row(self, sequence: Sequence, row: Row, got: RowResult, now: float) -> Output | None:
@@ -296,6 +333,8 @@ class Scheduler:
         if row.sample:
             token_ids, finish_reason, stop_reason = sequence.take(got.token_ids, now)
             self._waiting.charge(sequence, 0, len(token_ids))
+            if self._speculation.committed is not None:
+                self._speculation.take(sequence, row, len(token_ids), finish_reason is not None)
             end = sequence.num_known - 1
             if row.drafted:
                 sequence.num_planned, sequence.num_ahead = end, sequence.num_known
@@ -319,68 +358,7 @@ class Scheduler:
             return sequence.output(token_ids, got.logprobs)
         return self._finish_pooled(sequence, got, now) if request.new.pooling else None
 
-    def _finish_pooled(self, sequence: Sequence, got: RowResult, now: float) -> Output:
-        if not got.vector:
-            return self._fail(sequence, Failure("the device returned no vector"), now)
-        return self._finish(sequence, sequence.final_output(now, "stop", vector=got.vector))
-
-    def _release_followers(self, leader: Sequence) -> None:
-        """Queue the other sequences once the prompt is computed and its full blocks can be shared."""
-        request = leader.request
-        for follower in request.followers:
-            follower.chain = leader.chain[: leader.num_prompt // self.block_size]
-            follower.receipt.inherit(leader.receipt)
-            self._waiting.put_before_queue(follower)
-        request.followers = {}
-
-    def _fail(self, sequence: Sequence, error: Failure, now: float) -> Output:
-        """End one sequence with the error of its row."""
-        return self._finish(sequence, sequence.final_output(now, "error", error=error))
-
-    def _finish(self, sequence: Sequence, output: Output) -> Output:
-        """End a sequence in any state. Every final output passes through here, once."""
-        request = sequence.request
-        leads = sequence not in request.followers
-        if not leads:
-            del request.followers[sequence]
-        elif sequence.slot >= 0:
-            self._vacate(sequence)
-        else:
-            self._waiting.remove(sequence)
-        sequence.finished = True
-        self._num_open -= 1
-        request.num_open -= 1
-        if not request.num_open:
-            del self._requests[request.new.request_id]
-            request.sequences = ()  # avoids a reference cycle
-        elif leads and request.followers:  # it ended before computing the prompt: the next one leads
-            follower = next(iter(request.followers))
-            del request.followers[follower]
-            self._waiting.put_before_queue(follower)
-        return output
-
-    def _vacate(self, sequence: Sequence) -> None:
-        """Free the slot and the blocks of a running sequence."""
-        self._slots.leave(sequence)
-        self.caches.release(sequence)
-        sequence.drafted = ()
-        sequence.num_registered = sequence.num_computed = sequence.num_planned = 0
-
     def check(self) -> None:
         """Raise AssertionError unless all state is consistent. Takes time proportional to open requests."""
         self.caches.check(self._running.values(), self.max_steps_in_flight)
-        self._waiting.check()
-        self._slots.check()
-        places = [*self._running.values(), *self._waiting.before_queue]
-        for request_id, request in self._requests.items():
-            assert request.new.request_id == request_id
-            open_sequences = [sequence for sequence in request.sequences if not sequence.finished]
-            assert len(open_sequences) == request.num_open > 0
-            places += request.followers
-        assert len(places) == len(set(places)), "a sequence is in two places"
-        assert not any(sequence.finished for sequence in places)
-        for sequence in places[len(self._running) :]:
-            assert (sequence.slot, sequence.tables, sequence.num_planned) == (-1, [], 0)
-        for sequence in places:
-            sequence.check(self.block_size)
-        assert len(places) + self._waiting.num_queued == self._num_open >= len(self._running)
+        self._check_open()

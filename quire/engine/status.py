@@ -4,15 +4,52 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from quire.block_store import StoreCounters
 from quire.engine.request_limits import RequestLimits
-from quire.engine.step_law import StepLaw
+from quire.engine.step_law import StepCosts, StepLaw
+from quire.engine.view import View
 from quire.types import Bound, Record
 
 NUM_RECORDS = 4096  # kept for whoever asks what happened
 State = Literal["starting", "ready", "restarting", "stopped"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Sizes of a model as it is served. Weights and cached tokens are counted as stored, not as packed.
+
+    `windows` has the positions that the layers of each cache group see, None for all.
+    """
+
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    num_parameters: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    max_model_len: int
+    quantization: str | None
+    kv_cache_dtype: str
+    windows: list[int | None]
+
+
+class AdapterFacts(NamedTuple):
+    """A loaded adapter: what requests have as `adapter`, its name and folder, and what its files say."""
+
+    adapter: str
+    name: str
+    path: str
+    rank: int
+    nbytes: int
+    modules: tuple[str, ...]
 
 
 class Facts(NamedTuple):
@@ -20,7 +57,8 @@ class Facts(NamedTuple):
 
     `longest_context` is the maximum number of tokens of a sequence, memory permitting. `fingerprint`
     identifies everything that determines the bits of an answer. `ceilings` are measured rates of the machine,
-    and when they were measured (`measured_at`, seconds since 1970).
+    and when they were measured (`measured_at`, seconds since 1970). `law` is assumed for them until one is
+    calibrated. `costs` are those of all steps. `adapters` are those loaded with the model.
     """
 
     chosen: dict[str, str]
@@ -28,12 +66,32 @@ class Facts(NamedTuple):
     longest_context: int
     fingerprint: str = ""
     ceilings: dict[str, float] | None = None
+    law: StepLaw | None = None
+    model: ModelFacts | None = None
+    costs: StepCosts | None = None
+    adapters: tuple[AdapterFacts, ...] = ()
+
+
+HASH_PREFIX_BYTES = 8  # of a block's hash, in reports of what is cached
+
+
+class CacheChanges(NamedTuple):
+    """Blocks that became findable and that were evicted: the first HASH_PREFIX_BYTES of each hash, joined.
+
+    With `whole`, `stored` are all blocks that can be found, and nothing told before holds any more.
+    """
+
+    stored: bytes
+    evicted: bytes
+    whole: bool = False
 
 
 class StepReport(NamedTuple):
-    """The record of a step, and the engine's counters after it. No record: only aborts were processed.
+    """The record of a step, and the engine's counters after it. No record: no step has ended.
 
-    `law` is the law of the time of steps, if it has changed.
+    `law` is the law of the time of steps, if it has changed; `view` is there while somebody watches, `cache`
+    while somebody follows what is cached. `stores` are the counters of a block store, if there is one, by
+    place. Where there are several replicas, their owner says which one it is.
     """
 
     record: Record | None
@@ -41,6 +99,10 @@ class StepReport(NamedTuple):
     num_waiting: int
     num_free_blocks: int
     law: StepLaw | None = None
+    view: View | None = None
+    cache: CacheChanges | None = None
+    replica: int = 0
+    stores: Mapping[str, StoreCounters] | None = None
 
 
 @dataclass(slots=True)
@@ -82,6 +144,7 @@ class EngineStatus:
     totals: Totals = field(default_factory=Totals)
     records: deque[Record] = field(default_factory=lambda: deque(maxlen=NUM_RECORDS))  # of the last steps
     law: StepLaw | None = None  # of the time of steps, as calibrated last
+    stores: Mapping[str, StoreCounters] = field(default_factory=dict)  # of the engine's process, by place
 
     @property
     def num_blocks(self) -> int:
@@ -105,6 +168,8 @@ class EngineStatus:
         self.num_free_blocks = report.num_free_blocks
         if report.law is not None:
             self.law = report.law
+        if report.stores is not None:
+            self.stores = report.stores
         if report.record is not None:
             self.totals.add(report.record)
             self.records.append(report.record)

@@ -37,6 +37,7 @@ class StepLaw(NamedTuple):
     are the stages at the measured ceilings, without overhead: what no implementation could beat. `host_s` is
     the mean time between two steps. `tail` is the 99th percentile of measured over predicted times, both from
     the end of one step to that of the next; 0 until it is known, and no goal is kept by the law until then.
+    `drafting_s` is how much longer the device waits for a step before which drafts were looked for.
     """
 
     features: tuple[Feature, ...]
@@ -45,6 +46,7 @@ class StepLaw(NamedTuple):
     roof: tuple[Stage, ...]
     host_s: float = 0.0
     tail: float = 0.0
+    drafting_s: float = 0.0
 
     def values(self, rows: Rows, num_logits: int) -> tuple[float, ...]:
         """Return the features of a step with these rows, (start, count) each."""
@@ -57,6 +59,11 @@ class StepLaw(NamedTuple):
     def seconds(self, found: tuple[float, ...]) -> float:
         """Return the predicted time of a step with these features."""
         return _dot(self.overhead, found) + _bound_s(self.stages, found)
+
+    def text_s(self, start: int, end: int, chunk: int) -> float:
+        """Return the predicted time of computing tokens [start, end) of one text alone, `chunk` in a step."""
+        steps = [self.values([(first, min(chunk, end - first))], 0) for first in range(start, end, chunk)]
+        return sum([self.seconds(found) + self.host_s for found in steps])
 
     def limit_s(self, goal_s: float) -> float:
         """Return the predicted time of steps with which 99% of the times between tokens are within a goal."""
@@ -74,6 +81,22 @@ class StepLaw(NamedTuple):
             limit: Limit = stage.place if memory >= arithmetic else stage.kind
             limits[limit] = limits.get(limit, 0.0) + max(memory, arithmetic)
         return limits
+
+
+class StepCosts(NamedTuple):
+    """The cost of every step as sums of features: coefficients of each quantity, by feature."""
+
+    features: tuple[Feature, ...]
+    flops: tuple[float, ...]
+    weight_bytes: tuple[float, ...]
+    kv_read_bytes: tuple[float, ...]
+    kv_write_bytes: tuple[float, ...]
+    activation_bytes: tuple[float, ...]
+
+    def of(self, rows: Rows, num_logits: int) -> tuple[float, ...]:
+        """Return the five quantities, in the order above, of a step with these rows of (start, count)."""
+        found = values(self.features, rows, num_logits)
+        return tuple([_dot(coefficients, found) for coefficients in self[1:]])
 
 
 def _dot(coefficients: tuple[float, ...], found: tuple[float, ...]) -> float:

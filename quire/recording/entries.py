@@ -12,14 +12,24 @@ import msgspec
 
 from quire.engine.epoch_state import Epoch, EpochSequence
 from quire.engine.step_law import StepLaw
-from quire.types import Grant, NewRequest, Snapshot, Step
+from quire.types import Draft, Grant, NewRequest, Snapshot, Step
 
 Blocks = tuple[bytes, ...]  # one HMAC for each full block, in order
 NUM_MAC_BYTES = 16
 
 
+class OutlinedTokens(NamedTuple):
+    """Tokens that another engine emitted. `blocks` are those after the full blocks of the prompt."""
+
+    num_tokens: int
+    blocks: Blocks
+
+
 class Outline(NamedTuple):
-    """A request without its contents: what scheduling depends on. `blocks` are those of the prompt."""
+    """A request without its contents: what scheduling depends on. `blocks` are those of the prompt.
+
+    `resumed` has those of its sequences that had not ended, as in NewRequest.
+    """
 
     request: int
     num_tokens: int
@@ -32,6 +42,7 @@ class Outline(NamedTuple):
     grammar: bool
     pooling: bool
     prompt_logprobs: bool
+    resumed: tuple[OutlinedTokens | None, ...] = ()
 
 
 class OutlinedSequence(NamedTuple):
@@ -79,6 +90,7 @@ class Composition(NamedTuple):
     released: tuple[int, ...] = ()
     restored: tuple[Snapshot, ...] = ()
     saved: tuple[Snapshot, ...] = ()
+    num_proposed: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -118,17 +130,18 @@ class Aborted(Entry, tag=3):
 
 
 class Drafted(Entry, tag=4):
-    """Tokens were drafted for a sequence; in a redacted recording they are zeros."""
+    """Drafts were offered for a sequence; in a redacted recording all their tokens are zeros."""
 
     request: int
     sequence: int
-    token_ids: tuple[int, ...]
+    drafts: tuple[Draft, ...]
 
 
 class Calibrated(Entry, tag=5):
-    """The scheduler was given a law."""
+    """The scheduler was given laws, of steps and of the passes of the draft model."""
 
     law: StepLaw
+    draft_law: StepLaw | None = None
 
 
 class Planned(Entry, tag=6):
@@ -146,6 +159,7 @@ class DeviceTimes(NamedTuple):
     mask_s: float
     sampling_s: float
     core_wait_s: float
+    draft_s: float = 0.0
 
 
 class Committed(Entry, tag=7):
@@ -173,7 +187,38 @@ class CommittedOutline(Entry, tag=8):
     blocks: tuple[tuple[int, Blocks], ...]
 
 
-AnyEntry = Began | Added | Outlined | Aborted | Drafted | Calibrated | Planned | Committed | CommittedOutline
+class Loaded(Entry, tag=9):
+    """Contents of full blocks `first`, ... of a text were offered, `groups` by block. They are not recorded.
+
+    `request` has all known tokens of a request as its prompt.
+    """
+
+    request: NewRequest
+    first: int
+    groups: tuple[tuple[int, ...], ...]
+
+
+class LoadedOutline(Entry, tag=10):
+    """The same, of which only the outline is recorded."""
+
+    outline: Outline
+    first: int
+    groups: tuple[tuple[int, ...], ...]
+
+
+AnyEntry = (
+    Began
+    | Added
+    | Outlined
+    | Aborted
+    | Drafted
+    | Calibrated
+    | Planned
+    | Committed
+    | CommittedOutline
+    | Loaded
+    | LoadedOutline
+)
 
 
 def composition_of(step: Step, number_of: dict[str, int]) -> Composition:
@@ -182,5 +227,12 @@ def composition_of(step: Step, number_of: dict[str, int]) -> Composition:
     shapes = [make(RowShape, (row[0], row[1], row[2], row[4], row[5], len(row[6]))) for row in rows]
     admitted = [Admitted(one.slot, number_of[one.request_id], one.sequence) for one in step.admitted]
     return Composition(
-        step.index, tuple(shapes), tuple(admitted), step.granted, step.released, step.restored, step.saved
+        step.index,
+        tuple(shapes),
+        tuple(admitted),
+        step.granted,
+        step.released,
+        step.restored,
+        step.saved,
+        step.num_proposed,
     )

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from importlib.util import find_spec
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import quire
-from quire.description import Description
+from quire.build_digest import NUM_DIGITS, build_digest
 from quire.recording.incident import GroupShape, Header
 from quire.recording.journal import JournaledScheduler
 
-NUM_DIGITS = 16
+if TYPE_CHECKING:
+    from quire.description import Description
+
+NUM_SAMPLES = 256  # numbers of the beginning, the middle and the end of each tensor
 
 
 def header_of(description: Description, scheduler: JournaledScheduler) -> Header:
@@ -30,18 +32,6 @@ def header_of(description: Description, scheduler: JournaledScheduler) -> Header
     )
 
 
-def build_digest() -> str:
-    """Return a digest of the package's source and of its native library."""
-    folder, found = Path(quire.__file__).parent, hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        found.update(repr(str(path.relative_to(folder))).encode())
-        found.update(hashlib.sha256(path.read_bytes()).digest())
-    core = find_spec("quire.backends.native._core")
-    if core is not None and core.origin is not None:
-        found.update(hashlib.sha256(Path(core.origin).read_bytes()).digest())
-    return found.hexdigest()[:NUM_DIGITS]
-
-
 def checkpoint_digest(description: Description) -> str:
     """Return a digest of the configuration, and of the names, shapes and formats of all tensors."""
     found = hashlib.sha256(json.dumps(description.source.config(), sort_keys=True).encode())
@@ -50,3 +40,21 @@ def checkpoint_digest(description: Description) -> str:
         tensor = tensors[name]
         found.update(repr((name, tensor.shape, str(tensor.storage), tensor.nbytes)).encode())
     return found.hexdigest()[:NUM_DIGITS]
+
+
+def link_fingerprint(description: Description, layout: str) -> bytes:
+    """Return a digest of what determines the content of a block, beside its tokens and their salt.
+
+    That is the build, the instruction set, number formats, the layout of blocks, and the checkpoint: names
+    and shapes of its tensors and samples of each, as paths and times differ between hosts.
+    """
+    found = hashlib.sha256()
+    for part in (build_digest(), description.fingerprint, checkpoint_digest(description), layout):
+        found.update(hashlib.sha256(part.encode()).digest())
+    tensors = description.weights.need_tensors()
+    for name in sorted(tensors):
+        numbers = tensors.pull(name).floats().reshape(-1)
+        for begin in (0, numbers.size // 2, max(0, numbers.size - NUM_SAMPLES)):
+            found.update(numbers[begin : begin + NUM_SAMPLES].tobytes())
+    tensors.close()
+    return found.digest()

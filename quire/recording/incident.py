@@ -20,7 +20,7 @@ from quire.errors import ConfigError, quoted
 from quire.recording.entries import AnyEntry, Began
 from quire.regular_file import read_limited
 
-MAGIC = b"quire incident 1\n"
+MAGIC = b"quire incident 2\n"
 MAX_FILE_BYTES = 2 << 30
 MAX_SLOTS, MAX_BLOCKS, MAX_VOCABULARY = 1 << 16, 1 << 24, 1 << 31  # that a file may ask for
 _LENGTH = struct.Struct(">I")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from collections.abc import Sequence as Series
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,8 @@ from quire.engine.step_law import StepLaw
 from quire.recording import entries
 from quire.recording.chunks import ChunkKind, JournalLimits
 from quire.recording.entries import NUM_MAC_BYTES, Blocks, DeviceTimes, Entry
-from quire.types import NewRequest, Output, RowResult, Step, StepResult
+from quire.sampling_params import SamplingParams
+from quire.types import BlockLoad, Draft, NewRequest, Output, RowResult, Step, StepResult
 
 Send = Callable[[bytes, ChunkKind], None]
 _ENCODER = msgspec.msgpack.Encoder()
@@ -97,6 +99,7 @@ class JournaledScheduler(EpochScheduler):
         self._journal = journal
         self._number_of: dict[str, int] = {}  # of open requests
         self._num_added = 0
+        self._now = 0.0  # of the last call
         self._blocks: dict[Sequence, list[bytes]] = {}  # HMACs of the full blocks, if redacted
 
     @property
@@ -116,10 +119,45 @@ class JournaledScheduler(EpochScheduler):
         if self._journal.contents:
             self._journal.write(entries.Added(self._renamed(new, number)))
             return
-        blocks = self._extend([], request.sequences[0])
+        num_full = len(new.prompt_token_ids) // self.block_size
+        blocks = self._extend([], request.leader)[:num_full]
         for sequence in request.sequences:
-            self._blocks[sequence] = list(blocks)
-        self._journal.write(entries.Outlined(self._outline(request, number)))
+            if not sequence.finished:
+                self._blocks[sequence] = self._extend(list(blocks), sequence)
+        outline = self._outline(request, number)
+        if new.resumed:
+            outline = outline._replace(resumed=tuple(map(self._outlined_tokens, request.sequences)))
+        self._journal.write(entries.Outlined(outline))
+
+    def _outlined_tokens(self, sequence: Sequence) -> entries.OutlinedTokens | None:
+        """Return what stands for the tokens that another engine emitted."""
+        if sequence.finished:
+            return None
+        after = self._blocks[sequence][sequence.num_prompt // self.block_size :]
+        return entries.OutlinedTokens(sequence.num_resumed, tuple(after))
+
+    def load(self, new: NewRequest, first: int, groups: Series[Collection[int]]) -> list[BlockLoad]:
+        """See Scheduler.load. An epoch that is due begins before: it would forget what is loaded."""
+        now = max(self._now, new.arrival_s)
+        if self.idle and self._journal.due(now, self.num_running / self.max_num_seqs):
+            self._begin(now)
+        loads = super().load(new, first, groups)  # without any it may still change the order of free blocks
+        self._write_load(new, first, tuple([tuple(sorted(own)) for own in groups]))
+        return loads
+
+    def _write_load(self, new: NewRequest, first: int, groups: tuple[tuple[int, ...], ...]) -> None:
+        request = ScheduledRequest.of(new, self.max_model_len, self.block_size, private=False)
+        known = next(one for one in request.sequences if not one.finished).known_tokens()
+        text = replace(new, prompt_token_ids=known, params=SamplingParams(), resumed=())
+        if self._journal.contents:
+            self._journal.write(entries.Loaded(self._renamed(text, 0), first, groups))
+            return
+        request = ScheduledRequest.of(text, self.max_model_len, self.block_size, private=False)
+        (leader,) = request.sequences
+        self._blocks[leader] = self._extend([], leader)
+        outline = self._outline(request, 0)
+        del self._blocks[leader]
+        self._journal.write(entries.LoadedOutline(outline, first, groups))
 
     def abort(self, request_id: str, now: float, sequence: int | None = None) -> list[Output]:
         """See Scheduler.abort."""
@@ -132,22 +170,23 @@ class JournaledScheduler(EpochScheduler):
         self._drop(sequences)
         return outputs
 
-    def draft(self, request_id: str, sequence: int, token_ids: Iterable[int]) -> bool:
+    def draft(self, request_id: str, sequence: int, drafts: tuple[Draft, ...]) -> bool:
         """See Scheduler.draft."""
-        token_ids = tuple(token_ids)
-        drafted = super().draft(request_id, sequence, token_ids)
-        if drafted:
-            known = token_ids if self._journal.contents else (0,) * len(token_ids)
-            self._journal.write(entries.Drafted(self._number_of[request_id], sequence, known))
-        return drafted
+        drafting = super().draft(request_id, sequence, drafts)
+        if drafting:
+            if not self._journal.contents:
+                drafts = tuple([one._replace(token_ids=(0,) * len(one.token_ids)) for one in drafts])
+            self._journal.write(entries.Drafted(self._number_of[request_id], sequence, drafts))
+        return drafting
 
-    def calibrate(self, law: StepLaw) -> None:
+    def calibrate(self, law: StepLaw, draft_law: StepLaw | None = None) -> None:
         """See Scheduler.calibrate."""
-        super().calibrate(law)
-        self._journal.write(entries.Calibrated(law))
+        super().calibrate(law, draft_law)
+        self._journal.write(entries.Calibrated(law, draft_law))
 
     def schedule(self, now: float) -> Step | None:
         """See Scheduler.schedule. Before an epoch begins, the steps in flight are waited for."""
+        self._now = now
         if self._journal.due(now, self.num_running / self.max_num_seqs):
             if not self.idle:
                 return None
@@ -163,8 +202,14 @@ class JournaledScheduler(EpochScheduler):
 
     def commit(self, step: Step, result: StepResult, now: float) -> list[Output]:
         """See Scheduler.commit."""
+        self._now = now
         times = DeviceTimes(
-            result.began_s, result.ended_s, result.mask_s, result.sampling_s, result.core_wait_s
+            result.began_s,
+            result.ended_s,
+            result.mask_s,
+            result.sampling_s,
+            result.core_wait_s,
+            result.draft_s,
         )
         failed = tuple([i for i, row in enumerate(result.rows) if row.error is not None])
         if self._journal.contents:
@@ -287,8 +332,7 @@ class JournaledScheduler(EpochScheduler):
 
     def _outline(self, request: ScheduledRequest, number: int) -> entries.Outline:
         new, params = request.new, request.new.params
-        leader = next(c for c in request.sequences if not c.finished)
-        blocks: Blocks = tuple(self._blocks[leader][: leader.num_prompt // self.block_size])
+        blocks: Blocks = tuple(self._blocks[request.leader][: len(new.prompt_token_ids) // self.block_size])
         return entries.Outline(
             request=number,
             num_tokens=len(new.prompt_token_ids),

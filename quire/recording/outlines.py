@@ -27,6 +27,10 @@ class Contents:
 
     def request(self, outline: Outline) -> NewRequest:
         """Return a request with this outline. Raises ValueError for one that is not possible."""
+        resumed = [
+            None if one is None else self._emitted_before(outline, one.num_tokens, one.blocks)
+            for one in outline.resumed
+        ]
         return NewRequest(
             request_id=str(outline.request),
             prompt_token_ids=self._tokens(outline.num_tokens, outline.blocks),
@@ -41,17 +45,22 @@ class Contents:
             eos_token_ids=(END,),
             grammar="redacted" if outline.grammar else "",
             pooling="redacted" if outline.pooling else "",
+            resumed=tuple(resumed),
         )
 
     def open_request(self, opened: OutlinedRequest) -> EpochRequest:
         """Return a request that is open at the beginning of an epoch. Raises ValueError."""
         new = self.request(opened.outline)
-        num_prompt = len(new.prompt_token_ids)
-        sequences = []
-        for sequence, num_emitted, blocks in opened.sequences:
-            known = self._tokens(num_prompt + num_emitted, opened.outline.blocks + blocks)
-            sequences.append(sequence._replace(emitted=known[num_prompt:]))
+        sequences = [
+            sequence._replace(emitted=self._emitted_before(opened.outline, num_emitted, blocks))
+            for sequence, num_emitted, blocks in opened.sequences
+        ]
         return EpochRequest(new, tuple(sequences), opened.owes_prompt_logprobs)
+
+    def _emitted_before(self, outline: Outline, num_emitted: int, blocks: Blocks) -> tuple[int, ...]:
+        """Return emitted tokens, given the blocks after the full ones of the prompt."""
+        known = self._tokens(outline.num_tokens + num_emitted, outline.blocks + blocks)
+        return known[outline.num_tokens :]
 
     def _tokens(self, count: int, blocks: Blocks) -> tuple[int, ...]:
         size = self._block_size

@@ -7,10 +7,11 @@ from typing import Any
 
 import quire
 from quire.build import Built, Progress, assemble
+from quire.build_digest import build_digest
 from quire.config import EngineConfig
 from quire.description import describe
 from quire.errors import ConfigError
-from quire.recording.identity import build_digest, checkpoint_digest
+from quire.recording.identity import checkpoint_digest
 from quire.recording.incident import Header
 
 
@@ -28,7 +29,8 @@ def rebuild(header: Header, changes: dict[str, Any] | None = None, progress: Pro
 
     Raises ConfigError, before the weights are loaded, for another checkpoint or instruction set.
     """
-    config: EngineConfig = replace(header.config, **(changes or {}))
+    alone = {"prefix_cache_dir": None, "prefix_cache_memory_bytes": None}  # nothing comes from elsewhere
+    config: EngineConfig = replace(header.config, **(alone | (changes or {})))
     description = describe(config)
     if (own := checkpoint_digest(description)) != header.checkpoint:
         raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import stat
@@ -14,13 +15,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from quire.errors import ConfigError, RequestError
+from quire.errors import ConfigError, Overloaded, QuireError, RequestError
 from quire.recording.chunks import ChunkKind, JournalLimits
 from quire.recording.incident import Incident, write_incident
 from quire.recording.ring import Ring
 
 MAX_FILES = 20  # incident files in the folder: then no more are written until some are removed
 PAUSE_S = 60.0  # between two files written by themselves: one fault may fail many requests
+MAX_TRACE_S = 120.0  # for making a trace
+TRACE_RETRY_S = 5
+LOWER_PRIORITY = 10  # than the server's, as `nice` has it
+LOWEST_PRIORITY = 19
 SUFFIX = ".quire-incident"
 _LOG = logging.getLogger(__name__)
 
@@ -55,6 +60,7 @@ class Recorder:
         self._clock = clock
         self._last_s: float | None = None  # when a file was last written by itself
         self._writing: set[asyncio.Task[None]] = set()
+        self._tracing = asyncio.Lock()
 
     @property
     def limits(self) -> JournalLimits:
@@ -97,29 +103,27 @@ class Recorder:
             raise RequestError(f"the incident file cannot be written: {error.strerror}") from error
 
     async def trace(self, last_s: float) -> bytes:
-        """Return a trace of the last seconds, for Perfetto. Raises RequestError if nothing was recorded.
+        """Return a trace of the last seconds, for Perfetto.
 
         A process of low priority makes it: plans are computed anew, and streams must not wait for that.
+        Raises RequestError if nothing was recorded, Overloaded while another trace is made, and QuireError if
+        none can be made.
         """
+        if self._tracing.locked():
+            raise Overloaded("another trace is being made", "ask again when it is done", TRACE_RETRY_S)
         header, chunks = self._ring.header, self._ring.chunks(self._clock(), last_s)
         if header is None or not chunks:
             raise RequestError("nothing was recorded yet", "send a request first")
-        with tempfile.TemporaryDirectory(dir=self.folder, prefix="trace-") as folder:
-            recording, trace = Path(folder) / "recording", Path(folder) / "trace"
-            incident = Incident("trace", time.time())
-            await asyncio.to_thread(write_incident, recording, incident, header, chunks)
-            command = ("nice", sys.executable, "-P", "-m", "quire", "replay", str(recording))
-            flags = ("--trace", str(trace), "--last", f"{last_s:f}s", "--json")
-            pipe = asyncio.subprocess.PIPE
-            process = await asyncio.create_subprocess_exec(*command, *flags, stderr=pipe)
+        async with self._tracing:
             try:
-                _, problem = await process.communicate()
-            except asyncio.CancelledError:
-                process.kill()
-                raise
-            if process.returncode:
-                raise RuntimeError(f"no trace was made: {problem.decode(errors='replace')[-500:]}")
-            return await asyncio.to_thread(trace.read_bytes)
+                with tempfile.TemporaryDirectory(dir=self.folder, prefix="trace-") as folder:
+                    recording, trace = Path(folder) / "recording", Path(folder) / "trace"
+                    incident = Incident("trace", time.time())
+                    await asyncio.to_thread(write_incident, recording, incident, header, chunks)
+                    await _make_trace(recording, trace, last_s)
+                    return await asyncio.to_thread(trace.read_bytes)
+            except OSError as error:
+                raise QuireError(f"no trace was made: {error.strerror}") from error
 
     async def close(self) -> None:
         """Wait for the files being written."""
@@ -155,3 +159,28 @@ def _private_folder(name: str) -> Path:
     if not usable:
         raise ConfigError(f"record: no files can be written in {name!r}")
     return folder
+
+
+async def _make_trace(recording: Path, trace: Path, last_s: float) -> None:
+    """Write a trace of a recording, in a process of its own. Raises QuireError, or OSError."""
+    command = (sys.executable, "-P", "-m", "quire", "replay", str(recording))
+    flags = ("--trace", str(trace), "--last", f"{last_s:f}s", "--json")
+    process = await asyncio.create_subprocess_exec(*command, *flags, stderr=asyncio.subprocess.PIPE)
+    try:
+        with contextlib.suppress(ProcessLookupError):  # it has ended already
+            own = os.getpriority(os.PRIO_PROCESS, 0)
+            os.setpriority(os.PRIO_PROCESS, process.pid, min(own + LOWER_PRIORITY, LOWEST_PRIORITY))
+        async with asyncio.timeout(MAX_TRACE_S):
+            _, said = await process.communicate()
+    except TimeoutError:
+        raise QuireError(f"no trace was made in {MAX_TRACE_S:g} s", "ask for a shorter time") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        text = said.decode(errors="replace")
+        _LOG.warning("no trace was made: %s", text[-2000:])
+        errors = [line.removeprefix("error: ") for line in text.splitlines() if line.startswith("error: ")]
+        reason = errors[-1] if errors else f"its process ended with status {process.returncode}"
+        raise QuireError(f"no trace was made: {reason}", "the server's log has the details")

@@ -7,7 +7,7 @@ tokens and the bits of its log-probabilities are compared; a redacted recording 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -27,6 +27,8 @@ from quire.recording.entries import (
     CommittedOutline,
     Composition,
     Drafted,
+    Loaded,
+    LoadedOutline,
     Outlined,
     Planned,
     composition_of,
@@ -111,13 +113,15 @@ def replay(
     runner: StepRunner | None,
     progress: Progress = lambda num_steps: None,
     observer: Observer | None = None,
+    adapters: Container[str] = (),
 ) -> ReplayResult:
     """Replay a recording up to the first difference.
 
     `runner` computes the steps of a recording with contents; without one its results are those recorded, and
-    only plans are compared. Raises ConfigError for entries that no scheduler can have given.
+    only plans are compared. `adapters` are those that it has. Raises ConfigError for entries that no
+    scheduler can have given.
     """
-    replaying, outcome = _Replay(recording.header, runner, observer), ReplayResult()
+    replaying, outcome = _Replay(recording.header, runner, observer, adapters), ReplayResult()
     try:
         for entry in recording.entries():
             replaying.feed(entry, outcome)
@@ -134,7 +138,9 @@ def replay(
 class _Replay:
     """A scheduler that is given recorded calls, and the steps in flight."""
 
-    def __init__(self, header: Header, runner: StepRunner | None, observer: Observer | None) -> None:
+    def __init__(
+        self, header: Header, runner: StepRunner | None, observer: Observer | None, adapters: Container[str]
+    ) -> None:
         groups = [shape.group() for shape in header.groups]
         try:
             self.scheduler = EpochScheduler(groups=groups, **header.arguments)
@@ -143,6 +149,7 @@ class _Replay:
         self._vocab_size = header.vocab_size if header.contents else None
         self._runner = runner
         self._observer = observer
+        self._adapters = adapters
         self._contents = Contents(self.scheduler.block_size, self.scheduler.max_model_len)
         self._began = False
         self._released: tuple[int, ...] = ()  # by the first step, before the recording
@@ -159,14 +166,18 @@ class _Replay:
                 self._add(_checked(request))
             case Outlined(outline):
                 self._add(self._contents.request(outline))
+            case Loaded(request, first, groups):
+                self._load(_checked(request), first, groups, outcome)
+            case LoadedOutline(outline, first, groups):
+                self._load(self._contents.request(outline), first, groups, outcome)
             case Aborted(now_s, request, sequence):
                 outputs = scheduler.abort(str(request), now_s, sequence)
                 if self._observer is not None:
                     self._observer.ended(outputs)
-            case Drafted(request, sequence, token_ids):
-                scheduler.draft(str(request), sequence, token_ids)
-            case Calibrated(law):
-                scheduler.calibrate(law)
+            case Drafted(request, sequence, drafts):
+                scheduler.draft(str(request), sequence, drafts)
+            case Calibrated(law, draft_law):
+                scheduler.calibrate(law, draft_law)
             case Planned(now_s, composition):
                 self._plan(now_s, composition, outcome)
             case Committed() | CommittedOutline():
@@ -183,10 +194,27 @@ class _Replay:
                 outcome.failure = f"step {step.index}: {_described(error)}"
                 return
 
-    def _add(self, new: NewRequest) -> None:
+    def _check(self, new: NewRequest) -> None:
         validate(new, self.scheduler, self._vocab_size)
+        if new.adapter and self._runner is not None and new.adapter not in self._adapters:
+            raise ConfigError(
+                f"recorded with the adapter {shortened(new.adapter)}, which is not in adapter_dir as it was",
+                "put its files back, or name their folder with --adapter-dir; --times and --trace need none",
+            )
+
+    def _add(self, new: NewRequest) -> None:
+        self._check(new)
         self.scheduler.add(new)
         self._number_of[new.request_id] = int(new.request_id)
+
+    def _load(
+        self, new: NewRequest, first: int, groups: tuple[tuple[int, ...], ...], outcome: ReplayResult
+    ) -> None:
+        if self.scheduler.load(new, first, groups) and self._runner is not None:
+            raise ConfigError(
+                f"after {outcome.num_steps:,} steps, blocks were loaded whose contents are not recorded",
+                "--times and --trace work; to replay tokens, record without a prefix cache outside memory",
+            )
 
     def _begin(self, entry: Began, num_steps: int) -> None:
         epoch = entry.epoch
@@ -209,7 +237,7 @@ class _Replay:
             _compare(epoch.num_steps, None, f"epoch.{name}", getattr(epoch, name), getattr(own, name))
 
     def _check_opened(self, opened: EpochRequest) -> None:
-        validate(opened.new, self.scheduler, self._vocab_size)
+        self._check(opened.new)
         emitted = [token_id for one in opened.sequences for token_id in one.emitted]
         if (
             self._vocab_size is not None

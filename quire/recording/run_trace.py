@@ -174,7 +174,10 @@ class RunTrace:
                 self._events.slice(track, stay.name, stay.rows[0][0], stay.rows[-1][1])
                 for began_s, ended_s, row in stay.rows:
                     notes: dict[str, Note] = {"start": row.start, "count": row.count}
-                    kind = "decode" if row.sample and row.count == 1 else f"compute {row.count}"
+                    if row.drafted:
+                        notes["drafted"] = len(row.drafted)
+                    is_decode = row.sample and row.count == 1 + len(row.drafted)
+                    kind = "decode" if is_decode else f"compute {row.count}"
                     self._events.slice(track, kind, began_s, ended_s, notes)
 
 
@@ -202,7 +205,7 @@ def _name(request_id: str, sequence: int) -> str:
 
 def _notes(step: Step, result: StepResult, law: StepLaw | None) -> dict[str, Note]:
     """Return what the slice of a step tells: its rows, where its time went, and the predicted time."""
-    device_s = result.ended_s - result.began_s - result.mask_s
+    device_s = result.ended_s - result.began_s - result.mask_s - result.draft_s
     notes: dict[str, Note] = {
         "step": step.index,
         "rows": len(step.rows),
@@ -210,6 +213,7 @@ def _notes(step: Step, result: StepResult, law: StepLaw | None) -> dict[str, Not
         "mask_ms": result.mask_s * 1e3,
         "sampling_ms": result.sampling_s * 1e3,
         "core_wait_ms": result.core_wait_s * 1e3,
+        "draft_ms": result.draft_s * 1e3,
     }
     if law is None or device_s <= 0:
         return notes
@@ -234,4 +238,7 @@ def _receipt(metrics: RequestMetrics | None) -> dict[str, Note]:
         "grammar_ms": metrics.grammar_s * 1e3,
         "cached_saved_ms": metrics.cached_saved_s * 1e3,
         "ideal_ms": metrics.ideal_s * 1e3,
+        "drafted_tokens": metrics.num_drafted,
+        "accepted_tokens": metrics.num_accepted,
+        "drafting_saved_ms": metrics.drafting_saved_s * 1e3,
     }

@@ -11,8 +11,17 @@ from dataclasses import dataclass, field, fields
 from operator import mul
 from typing import Any, Literal
 
+from quire.engine.step_law import StepCosts
 from quire.program.features import LEADING, Feature, Rows, values
-from quire.program.ops import Attention, Experts, GatedLinear, GatedRecurrence, Linear, ShortConvolution
+from quire.program.ops import (
+    Attention,
+    Experts,
+    GatedLinear,
+    GatedRecurrence,
+    Linear,
+    RowAttention,
+    ShortConvolution,
+)
 from quire.program.program import Cost, Load, Op, Program, WeightBytes
 
 PartName = Literal["products", "head", "attention", "states", "rest"]
@@ -57,6 +66,18 @@ class FoldedCost:
     def cost(self, rows: Rows, num_logits: int) -> Cost:
         """Return what `Program.cost` would, for rows of (start, count)."""
         return self.total.cost(values(self.features, rows, num_logits))
+
+    def coefficients(self) -> StepCosts:
+        """Return the cost of all parts in plain numbers."""
+        one = self.total
+        return StepCosts(
+            self.features,
+            one.flops,
+            one.weight_bytes,
+            one.kv_read_bytes,
+            one.kv_write_bytes,
+            one.activation_bytes,
+        )
 
     def flops(self, found: tuple[float, ...]) -> dict[str, float]:
         """Return the operations by data type, of a step with these values of the features."""
@@ -109,7 +130,7 @@ def _part(op: Op) -> PartName:
     match op:
         case Linear() | GatedLinear() | Experts():
             return "products" if op.out.count == "T" else "head"
-        case Attention():
+        case Attention() | RowAttention():
             return "attention"
         case ShortConvolution() | GatedRecurrence():
             return "states"

@@ -12,13 +12,25 @@ from quire.roofline.probe import Ceilings, level_bytes
 
 if TYPE_CHECKING:
     from quire.description import Description
+    from quire.program.program import Program
+    from quire.weights.plan import WeightPlan
 
 
 def fold_costs(description: Description) -> FoldedCost:
     """Fold the costs of a model on its device."""
-    device, weights, kv_dtype = description.device, description.weights, description.kv_dtype
+    return _fold(description, description.program, description.weights)
+
+
+def fold_draft_costs(description: Description) -> FoldedCost | None:
+    """Fold the costs of the model that drafts for it, if there is one."""
+    draft = description.draft
+    return None if draft is None else _fold(description, draft.program, draft.weights or description.weights)
+
+
+def _fold(description: Description, program: Program, weights: WeightPlan) -> FoldedCost:
+    device, kv_dtype = description.device, description.kv_dtype
     return fold(
-        description.program,
+        program,
         weights.stored_bytes,
         kv_itemsize=KV_ITEM_BYTES[kv_dtype],
         kv_scale_bytes=KV_SCALE_BYTES.get(kv_dtype, 0),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quire.engine.meter import Times, Verdict
 from quire.engine.step_law import StepLaw
+from quire.roofline.drafting import DraftPasses, LookingTime
 from quire.types import Bound, Step
 
 if TYPE_CHECKING:
@@ -32,11 +33,18 @@ class StepMeter:
     each, their times, which are linear in the growing contexts, are continued for RENEWAL_S.
 
     `calibration` takes the records of the steps that are predicted anew; the law that fits them replaces
-    `law` at growing intervals.
+    `law` at growing intervals. `draft_law` is that of the passes of the draft model at the roof.
     """
 
-    def __init__(self, law: StepLaw | None = None, calibration: Calibration | None = None) -> None:
+    def __init__(
+        self,
+        law: StepLaw | None = None,
+        calibration: Calibration | None = None,
+        draft_law: StepLaw | None = None,
+    ) -> None:
         self._law = law
+        self._looking = LookingTime()
+        self._passes = None if draft_law is None else DraftPasses(draft_law)
         self._calibration = calibration
         self._num_records = 0  # since the last fit
         self._records_to_fit = FIRST_FIT
@@ -49,6 +57,11 @@ class StepMeter:
         self._seconds = self._roof_s = 0.0  # of the last step
         self._growth: tuple[float, float] | None = None  # of both from step to step, while they are continued
 
+    @property
+    def draft_law(self) -> StepLaw | None:
+        """The law of the passes of the draft model."""
+        return None if self._passes is None else self._passes.law
+
     def new_law(self) -> StepLaw | None:
         """Return the law if it has changed since the last call."""
         if self._law is self._announced:
@@ -59,7 +72,10 @@ class StepMeter:
     def judge(self, step: Step, times: Times) -> Verdict:
         """Judge a step that has ended."""
         if self._law is not None:
+            self._looking.add(times.idle_s, times.drafting_s)
             self._predict(self._law, step, times)
+            if self._passes is not None:
+                self._passes.add(step, times.draft_s)
         share = self._roof_s / times.device_s if times.device_s > 0 else 0.0
         return Verdict(self._seconds, share, bound_of(times, self._computed.bound))
 
@@ -88,11 +104,14 @@ class StepMeter:
         """Take the record of a step, and fit the law anew if it is time."""
         if self._calibration is None:
             return
-        self._calibration.add(found, times.device_s, times.idle_s, times.core_wait_s)
+        between_s = times.idle_s
+        if times.drafting_s > 0.0:
+            between_s = max(0.0, between_s - self._looking.seconds)
+        self._calibration.add(found, times.device_s, between_s, times.core_wait_s)
         self._num_records += 1
         self._since_fit_s += self._since_s + times.idle_s
         if self._num_records >= self._records_to_fit and self._since_fit_s >= FIT_S:
-            self._law = self._calibration.law()
+            self._law = self._calibration.law()._replace(drafting_s=self._looking.seconds)
             self._num_records, self._since_fit_s = 0, 0.0
             self._records_to_fit = min(2 * self._records_to_fit, MAX_FIT)
 
@@ -111,7 +130,7 @@ def bound_of(times: Times, computing: Bound) -> Bound:
 
     `computing` is what bounds the time that is left of a step without sampling and waiting.
     """
-    device_s, overhead_s, mask_s, sampling_s, waiting_s = times
+    device_s, overhead_s, mask_s, sampling_s, waiting_s, *_ = times
     work_s = device_s - sampling_s - waiting_s
     sampling_s += mask_s
     if computing == "overhead":

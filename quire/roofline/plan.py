@@ -10,6 +10,7 @@ from quire.cache_plan import Sizing
 from quire.config import EngineConfig
 from quire.engine.step_law import StepLaw
 from quire.program.features import Rows
+from quire.roofline.folded import dot
 from quire.roofline.machines import Machine
 from quire.roofline.shares import Rate, Span
 
@@ -98,6 +99,12 @@ class MachinePlan:
         """Return a step in which `batch` sequences have `context` tokens and get one more each."""
         return self.step(((max(context - 1, 0), 1),) * batch, batch)
 
+    def verifying(self, batch: int, context: int, num_drafted: int) -> float:
+        """Return how many times as long `decode` takes if each sequence verifies some drafted tokens."""
+        rows = ((max(context - 1, 0), 1 + num_drafted),) * batch
+        verifying = self.step(rows, batch * (1 + num_drafted))
+        return verifying.seconds.typical / self.decode(batch, context).seconds.typical
+
     def prefill(self, num_tokens: int, step_tokens: int | None = None, cached: int = 0) -> Phase:
         """Return all steps of one prompt, alone, in chunks of `step_tokens` (max_num_batched_tokens).
 
@@ -122,7 +129,7 @@ class MachinePlan:
 
         def bound(batch: int) -> bool:
             found = self.law.values(((0, 1),) * batch, batch)
-            terms = [(_dot(stage.memory, found), _dot(stage.arithmetic, found)) for stage in products]
+            terms = [(dot(stage.memory, found), dot(stage.arithmetic, found)) for stage in products]
             return sum(memory for memory, _ in terms) > sum(arithmetic for _, arithmetic in terms)
 
         batch = _most(bound, LARGEST_BATCH) + 1
@@ -139,7 +146,3 @@ def _most(fits: Callable[[int], bool], limit: int) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
     return low
-
-
-def _dot(coefficients: tuple[float, ...], found: tuple[float, ...]) -> float:
-    return sum([a * b for a, b in zip(coefficients, found, strict=True)])

@@ -48,21 +48,25 @@ def write_law(path: Path, known: KnownLaw) -> None:
 def read_law(path: Path) -> KnownLaw:
     """Read a file. Raises ConfigError for one that is not a law."""
     try:
-        content = json.loads(path.read_text("utf-8"))
-        if content["quire_law"] != VERSION:
-            raise ValueError(f"version {content['quire_law']} instead of {VERSION}")
-        fields = dict(content["law"])
-        fields["features"] = tuple(Feature(**one) for one in fields["features"])
-        for name in ("stages", "roof"):
-            fields[name] = tuple(_stage(one, len(fields["features"])) for one in fields[name])
-        fields["overhead"] = _row(fields["overhead"], len(fields["features"]))
-        delays = Delays(**{name: float(value) for name, value in content["delays"].items()})
-        return KnownLaw(StepLaw(**fields), delays, str(content.get("source", "")))
+        return from_json(json.loads(path.read_text("utf-8")))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{path}: not a law of steps: {type(error).__name__}: {error}",
             "'quire simulate --save-law FILE' writes one",
         ) from error
+
+
+def from_json(content: Any) -> KnownLaw:
+    """Return the law of a file's content. Raises ValueError, LookupError, TypeError or AttributeError."""
+    if content["quire_law"] != VERSION:
+        raise ValueError(f"version {content['quire_law']} instead of {VERSION}")
+    fields = dict(content["law"])
+    fields["features"] = tuple(Feature(**one) for one in fields["features"])
+    for name in ("stages", "roof"):
+        fields[name] = tuple(_stage(one, len(fields["features"])) for one in fields[name])
+    fields["overhead"] = _row(fields["overhead"], len(fields["features"]))
+    delays = Delays(**{name: float(value) for name, value in content["delays"].items()})
+    return KnownLaw(StepLaw(**fields), delays, str(content.get("source", "")))
 
 
 def _stage(content: dict[str, Any], num_features: int) -> Stage:

@@ -45,9 +45,14 @@ class SimulatedModel:
         memory = replace(description.memory, blocks=blocks, max_model_len=length)
         return cls(config, description, memory, plan)
 
+    @property
+    def kv_token_bytes(self) -> float:
+        """Bytes of the blocks of a prompt in all cache groups, for each token."""
+        return self.memory.kv_block_bytes / self.config.block_size
+
     def scheduler(self, law: StepLaw) -> Scheduler:
-        """Return a fresh scheduler, which knows the law of steps if it has a goal."""
-        scheduler = make_scheduler(self.config, self.memory)
+        """Return a fresh scheduler, which knows the law of steps if it has a goal, and drafts nothing."""
+        scheduler = make_scheduler(replace(self.config, speculative="off"), self.memory)
         if self.config.itl_goal is not None:
             scheduler.calibrate(law if law.tail else law._replace(tail=1.0))
         return scheduler
