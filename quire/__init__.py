@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING, Any
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
 
 if TYPE_CHECKING:
+    from quire.adapters import LoRARequest
     from quire.async_llm import AsyncLLM
     from quire.llm import LLM
     from quire.outputs import CompletionOutput, RequestOutput
 
-__version__ = "0.1.0"
+    __version__: str  # of the installed package, named after a tag of git
+
 __all__ = [
     "LLM",
     "AsyncLLM",
     "CompletionOutput",
+    "LoRARequest",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputsParams",
@@ -25,6 +28,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import LLM or AsyncLLM (and with them NumPy) on first use, so that `import quire` stays cheap."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version(__name__)
     if name == "LLM":
         from quire.llm import LLM
 
@@ -33,6 +40,10 @@ def __getattr__(name: str) -> Any:
         from quire.async_llm import AsyncLLM
 
         return AsyncLLM
+    if name == "LoRARequest":
+        from quire.adapters import LoRARequest
+
+        return LoRARequest
     if name in ("CompletionOutput", "RequestOutput"):
         from quire import outputs
 

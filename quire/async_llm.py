@@ -10,12 +10,20 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from quire.adapters import LoRARequest
 from quire.build import Progress
 from quire.engine.in_process import EngineThread
 from quire.errors import RequestError
 from quire.frontend import Encoded, Prompt, RequestReader
 from quire.loaded import LoadedModel, Message, check_messages
-from quire.outputs import RequestOutput
+from quire.outputs import (
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
+from quire.pooled_texts import text_of
 from quire.sampling_params import SamplingParams
 
 
@@ -48,17 +56,20 @@ class AsyncLLM(LoadedModel):
         request_id: str | None = None,
         *,
         priority: int | None = None,
+        lora_request: LoRARequest | str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete a prompt: text, token ids or {"prompt_token_ids": [...]}. Yield after each advance.
 
         The same object is yielded each time, updated in place, with all output so far; `outputs[i].delta` is
         the new text. The last one is `finished`. Leaving the loop, an exception in it or cancelling its task
-        aborts the request. Lower `priority` goes first when scheduling_policy is "priority".
+        aborts the request. Lower `priority` goes first when scheduling_policy is "priority". `lora_request`
+        is an adapter, or the name of one that is loaded.
 
         The first iteration raises RequestError if the prompt or its parameters are invalid, or if
         `request_id` is in use; any iteration may raise EngineDead.
         """
-        return self._follow(partial(self._encode, prompt, priority), sampling_params, request_id)
+        encode = partial(self._encode, prompt, priority)
+        return self._follow(encode, sampling_params, request_id, lora_request)
 
     def chat(
         self,
@@ -69,12 +80,46 @@ class AsyncLLM(LoadedModel):
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: LoRARequest | str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one conversation, a list of {"role": ..., "content": ...}; see generate."""
         check_messages(messages)
         encode = self.frontend.encode_chat
         asked = partial(encode, messages, tools, add_generation_prompt, chat_template_kwargs)
-        return self._follow(asked, sampling_params, request_id)
+        return self._follow(asked, sampling_params, request_id, lora_request)
+
+    async def embed(
+        self,
+        prompt: Prompt,
+        request_id: str | None = None,
+        *,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> EmbeddingRequestOutput:
+        """Return the embedding of one text, or of token ids; see LLM.embed."""
+        self.pooled.check_dimensions(dimensions)
+        how: dict[str, Any] = {"prompt_name": prompt_name, "truncate": truncate_prompt_tokens}
+        found = await self._pooled(partial(self.pooled.encode, text_of(prompt), **how), request_id)
+        numbers = self.pooled.embedding(found.vector, dimensions)
+        return EmbeddingRequestOutput(found.request_id, found.prompt_token_ids, EmbeddingOutput(numbers))
+
+    async def score(
+        self,
+        query: str,
+        document: str,
+        request_id: str | None = None,
+        *,
+        instruction: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> ScoringRequestOutput:
+        """Return the score of a pair of texts, of a model that reads both together; see LLM.score."""
+        how: dict[str, Any] = {"instruction": instruction, "truncate": truncate_prompt_tokens}
+        if self.pooled.pooling.task == "embed":
+            raise RequestError("this model reads no pairs", "compare what AsyncLLM.embed returns", "model")
+        found = await self._pooled(partial(self.pooled.encode_pair, query, document, **how), request_id)
+        score = ScoringOutput(self.pooled.score(found.vector))
+        return ScoringRequestOutput(found.request_id, found.prompt_token_ids, score)
 
     async def abort(self, request_id: str) -> None:
         """Abort a request: its last output has the finish reason "abort". Unknown ids are ignored."""
@@ -93,10 +138,15 @@ class AsyncLLM(LoadedModel):
         await self.close()
 
     async def _follow(
-        self, encode: Callable[[], Encoded], params: SamplingParams | None, request_id: str | None
+        self,
+        encode: Callable[[], Encoded],
+        params: SamplingParams | None,
+        request_id: str | None,
+        lora_request: LoRARequest | str | None,
     ) -> AsyncGenerator[RequestOutput, None]:
         self._client.check_alive()
-        prepare = partial(self._prepare, encode, self._checked(params), self._named(request_id))
+        adapted = partial(self._encode_adapted, encode, lora_request)
+        prepare = partial(self._prepare, adapted, self._checked(params), self._named(request_id))
         reader = await asyncio.get_running_loop().run_in_executor(self._text, prepare, self.engine.clock())
         stream = self._client.submit(reader.request)
         try:
@@ -108,6 +158,11 @@ class AsyncLLM(LoadedModel):
                 yield reader.output
         finally:
             stream.abort()
+
+    async def _pooled(self, encode: Callable[[], Encoded], request_id: str | None) -> RequestOutput:
+        async for output in self._follow(encode, SamplingParams(detokenize=False), request_id, None):
+            found = output
+        return found
 
     def _checked(self, params: Any) -> SamplingParams:
         if params is None:
@@ -128,6 +183,11 @@ class AsyncLLM(LoadedModel):
     def _encode(self, prompt: Prompt, priority: int | None) -> Encoded:
         encoded = self.frontend.encode(prompt)
         return encoded if priority is None else replace(encoded, priority=priority)
+
+    def _encode_adapted(
+        self, encode: Callable[[], Encoded], lora_request: LoRARequest | str | None
+    ) -> Encoded:
+        return self._adapted([encode()], lora_request)[0]
 
     def _prepare(
         self, encode: Callable[[], Encoded], params: SamplingParams, request_id: str, arrival_s: float

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from quire.adapters import Adapters
 from quire.backends.backend import Backend, Capacity
 from quire.backends.device import Device
 from quire.cache_plan import SNAPSHOT_TOKENS
@@ -16,13 +18,17 @@ from quire.engine.scheduler import Scheduler
 from quire.engine.status import Facts
 from quire.errors import ConfigError
 from quire.memory import MemoryPlan, gigabytes, misfit, summary
+from quire.prefix_store import open_store, store_summary
 from quire.roofline.calibrate import Calibration
-from quire.roofline.law import fold_costs, law_at_the_roof
+from quire.roofline.folded import FoldedCost
+from quire.roofline.law import fold_costs, fold_draft_costs, law_at_the_roof
 from quire.roofline.meter import StepMeter
 from quire.roofline.probe import Ceilings, cached, keep, measure
 from quire.runner.masks import GrammarSource
 from quire.runner.runner import Runner
+from quire.speculate.text_drafter import TextDrafter
 from quire.text.tokenizer import need_tokenizer
+from quire.weights.kinds_report import in_a_line
 
 Progress = Callable[[int, int], None]  # (bytes done, bytes in total)
 Announce = Callable[[str, int], None]
@@ -38,16 +44,27 @@ class Built:
     engine: Engine
     runner: Runner
     backend: Backend
+    costs: FoldedCost
+    drafter: TextDrafter | None  # none if nothing is to be drafted
+    adapters: Adapters | None  # none if no folder of them is configured
     chosen: dict[str, str] = field(default_factory=dict)
     ceilings: Ceilings | None = None  # of this machine, if they are known
 
     @property
     def facts(self) -> Facts:
         """Return the facts for the clients of the engine."""
-        limits = request_limits(self.engine.scheduler, self.engine.vocab_size)
-        ceilings = self.ceilings.by_name() if self.ceilings is not None else None
         described = self.description
-        return Facts(self.chosen, limits, described.longest_context, described.fingerprint, ceilings)
+        return Facts(
+            self.chosen,
+            request_limits(self.engine.scheduler, self.engine.vocab_size),
+            described.longest_context,
+            described.fingerprint,
+            self.ceilings.by_name() if self.ceilings is not None else None,
+            self.engine.scheduler.law,
+            described.model_facts,
+            self.costs.coefficients(),
+            () if self.adapters is None else self.adapters.loaded,
+        )
 
 
 def build(
@@ -56,14 +73,20 @@ def build(
     announce: Announce | None = None,
     measuring: Measuring | None = None,
     create: CreateScheduler = Scheduler,
+    available_bytes: int | None = None,
+    num_sharing: int = 1,
+    adapters: Mapping[str, str] | None = None,
 ) -> Built:
     """Load a model and assemble its engine.
 
     `announce` is called before loading, with a summary of the memory plan and the bytes of weights;
     `progress` is called with bytes loaded. With `measuring` the ceilings of this machine are measured if they
     are not in the cache, after a call of it. `create` makes the scheduler from its arguments.
+    `available_bytes` of memory are planned with; by default all that is free. `num_sharing` engines of this
+    machine share their weights. `adapters` are those to be loaded, folders by name, by default all.
     """
-    return assemble(describe(config), progress, announce, measuring, create)
+    described = describe(config, available_bytes=available_bytes, num_sharing=num_sharing)
+    return assemble(described, progress, announce, measuring, create, adapters)
 
 
 def assemble(
@@ -72,6 +95,7 @@ def assemble(
     announce: Announce | None = None,
     measuring: Measuring | None = None,
     create: CreateScheduler = Scheduler,
+    chosen_adapters: Mapping[str, str] | None = None,
 ) -> Built:
     """Load the weights of a model and assemble its engine, as `build` does."""
     config, memory = description.config, description.memory
@@ -89,17 +113,34 @@ def assemble(
         num_snapshots=memory.num_snapshots,
         max_steps_in_flight=steps_in_flight,
     )
-    backend = description.device.build(description.program, description.weights, capacity, progress)
-    description.weights.need_tensors().close()
+    draft = description.draft
+    backend = description.device.build(description.program, description.weights, capacity, progress, draft)
+    for plan in (description.weights, *([draft.weights] if draft and draft.weights else [])):
+        plan.need_tensors().close()
+    adapters = Adapters.of(config, backend, description.program, chosen_adapters)
     scheduler = make_scheduler(config, memory, create)
     vocab_size = description.model.config.vocab_size
-    runner = Runner(backend, lambda: _grammars(description))
-    meter = _meter(description, ceilings)
-    engine = Engine(scheduler, runner, vocab_size=vocab_size, meter=meter)
+    drafter = None if config.speculative == "off" else TextDrafter()
+    runner = Runner(backend, lambda: _grammars(description), drafts=drafter is not None)
+    costs = fold_costs(description)
+    meter = _meter(costs, fold_draft_costs(description), ceilings)
+    engine = Engine(
+        scheduler,
+        runner,
+        vocab_size=vocab_size,
+        meter=meter,
+        drafter=drafter,
+        blocks=runner,
+        store=open_store(description, backend.block_layout()),
+        adapters=adapters,
+    )
     chosen = _chosen(description)
+    if adapters is not None:
+        nbytes = sum(own.nbytes for own in adapters.loaded)
+        chosen["adapters"] = f"{len(adapters.loaded)}, {gigabytes(nbytes)}"
     if ceilings is not None:
         chosen["ceilings"] = str(ceilings)
-    return Built(description, engine, runner, backend, chosen, ceilings)
+    return Built(description, engine, runner, backend, costs, drafter, adapters, chosen, ceilings)
 
 
 def make_scheduler(
@@ -117,6 +158,8 @@ def make_scheduler(
         enable_prefix_caching=config.enable_prefix_caching,
         policy=config.scheduling_policy,
         max_steps_in_flight=config.max_steps_in_flight or 1,
+        speculation=config.speculative != "off",
+        draft_model=memory.draft is not None,
     )
 
 
@@ -133,12 +176,13 @@ def _ceilings(device: Device, measuring: Measuring | None) -> Ceilings | None:
     return found
 
 
-def _meter(description: Description, ceilings: Ceilings | None) -> StepMeter:
-    """Return a meter that begins with the law assumed for these ceilings."""
+def _meter(costs: FoldedCost, draft_costs: FoldedCost | None, ceilings: Ceilings | None) -> StepMeter:
+    """Return a meter that begins with the laws assumed for these ceilings."""
     if ceilings is None:
         return StepMeter()
-    calibration = Calibration(law_at_the_roof(fold_costs(description), ceilings))
-    return StepMeter(calibration.law(), calibration)
+    calibration = Calibration(law_at_the_roof(costs, ceilings))
+    draft_law = None if draft_costs is None else law_at_the_roof(draft_costs, ceilings)
+    return StepMeter(calibration.law(), calibration, draft_law)
 
 
 def _groups(memory: MemoryPlan) -> list[Group]:
@@ -171,7 +215,16 @@ def _chosen(description: Description) -> dict[str, str]:
         "kv_cache_memory": f"{gigabytes(memory.kv_bytes)} ({memory.kv_reason})",
         "max_model_len": f"{memory.max_model_len:,}",
         "memory": gigabytes(memory.total_bytes),
+        "drafts": config.drafts,
     }
+    chosen |= store_summary(config)
+    if (draft := description.draft) is not None:
+        name = "prediction layer" if draft.weights is None else Path(draft.name).name
+        chosen["draft_model"] = f"{name}, {gigabytes(memory.draft_bytes)}"
     if description.own_head:
         chosen["output_matrix"] = "lm_head.weight, though config.json ties it to the embedding"
+    if description.weights.summary:
+        chosen["checkpoint"] = in_a_line(description.weights)
+    if description.weights.notes:
+        chosen["unused"] = "; ".join(description.weights.notes)
     return chosen | {name: str(fact) for name, fact in description.device.facts().items()}

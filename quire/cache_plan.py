@@ -8,7 +8,7 @@ of that is added for prefix hits. States are kept for every slot, used or not.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.program.caches import CacheSpec
 from quire.program.program import Program
@@ -40,6 +40,14 @@ def by_spec(program: Program, block_bytes: BlockBytes) -> tuple[CacheGroup, ...]
     return tuple(
         CacheGroup.of([spec] * program.caches.count(spec), block_bytes, spec.window)
         for spec in program.cache_groups
+    )
+
+
+def with_more(groups: Sequence[CacheGroup], group: int, block_bytes: int) -> tuple[CacheGroup, ...]:
+    """Return the groups with more bytes in each block of one: those of a draft model on its block table."""
+    return tuple(
+        replace(one, block_bytes=one.block_bytes + block_bytes * (index == group))
+        for index, one in enumerate(groups)
     )
 
 

@@ -55,6 +55,10 @@ class QuireError(Exception):
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
 
+class Conflict(QuireError):
+    """Something that cannot be begun because of what else is done."""
+
+
 class ConfigError(QuireError, ValueError):
     """An invalid flag, file or checkpoint, found at startup. Nothing has been loaded."""
 

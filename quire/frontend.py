@@ -15,6 +15,7 @@ from typing import Any
 from quire.errors import ConfigError, ContextOverflow, RequestError, did_you_mean, quoted
 from quire.grammar.compiler import GrammarCompiler
 from quire.models.model import Model
+from quire.models.purpose import check_task
 from quire.outputs import CompletionOutput, Logprob, Logprobs, RequestOutput
 from quire.sampling_params import SamplingParams, default_sampling_params
 from quire.text.chat_template import MAX_CHARACTERS, ChatTemplate, LongConversation, PromptText
@@ -34,18 +35,25 @@ MAX_LOGPROB_ENTRIES = 1 << 22  # maximum of one request with logprobs=-1: about 
 MAX_END_TOKENS = 1024
 LONGEST_TOKEN = 256  # characters, in common vocabularies
 CHARACTERS_PER_TOKEN = 4  # of prose, about
-_PROMPT_KEYS = ("prompt", "prompt_token_ids", "trusted", "cache_salt", "tenant", "priority")
+_PROMPT_KEYS = ("prompt", "prompt_token_ids", "trusted", "cache_salt", "tenant", "priority", "prediction")
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A prompt as token ids, its text, and the caller's options for it."""
+    """A prompt as token ids, its text, and the caller's options for it.
+
+    `predicted_token_ids` are what the caller expects of the answer. `pooling` asks for a vector instead.
+    """
 
     token_ids: tuple[int, ...]
     text: str | None = None
     priority: int = 0
     tenant: str = ""
     cache_salt: str = ""
+    report_drafting: bool = False
+    predicted_token_ids: tuple[int, ...] = ()
+    adapter: str = ""  # NewRequest.adapter
+    pooling: str = ""
 
 
 Prompt = str | Sequence[int] | Mapping[str, Any] | Encoded
@@ -64,6 +72,7 @@ class Frontend:
     ) -> None:
         generation = source.generation_config()
         self.model = model
+        self.sentence_settings = source.sentence_settings() if model.embeds else None
         self.max_model_len = max_model_len
         self.longest_context = longest_context
         self.tokenizer = find_tokenizer(source)
@@ -117,7 +126,8 @@ class Frontend:
 
         Text that looks like a control token stays text. Control tokens are recognized only in the output of
         the tokenizer's `apply_chat_template` and in text that the caller trusts: {"prompt": ..., "trusted":
-        True}. A dict may also have "cache_salt", "tenant" and "priority".
+        True}. A dict may also have "cache_salt", "tenant", "priority" and "prediction", the text that is
+        expected of the answer.
         """
         if isinstance(prompt, Encoded):
             return prompt
@@ -126,7 +136,7 @@ class Frontend:
         if isinstance(prompt, str):
             return Encoded(self._encode_text(prompt, trusted=False), prompt)
         if not isinstance(prompt, Mapping):
-            return Encoded(_token_ids(prompt))
+            return Encoded(token_ids_of(prompt))
         if unknown := [key for key in prompt if key not in _PROMPT_KEYS]:
             near = did_you_mean(str(unknown[0]), _PROMPT_KEYS) or f"known are {', '.join(_PROMPT_KEYS)}"
             raise RequestError(f"unknown prompt field {str(unknown[0])[:64]!r}", near, "prompt")
@@ -135,7 +145,7 @@ class Frontend:
     def _encode_mapping(self, prompt: Mapping[str, Any]) -> Encoded:
         text = prompt.get("prompt")
         if "prompt_token_ids" in prompt:
-            token_ids = _token_ids(prompt["prompt_token_ids"])
+            token_ids = token_ids_of(prompt["prompt_token_ids"])
         elif isinstance(text, str):
             token_ids = self._encode_text(text, trusted=prompt.get("trusted") is True)
         else:
@@ -145,7 +155,23 @@ class Frontend:
         for key, value in said.items():
             if type(value) is not (int if key == "priority" else str):
                 raise RequestError(f"{key} = {value!r:.40} is of the wrong type", None, key)
-        return Encoded(token_ids, text, **said)
+        predicted = self.encode_prediction(prompt["prediction"]) if "prediction" in prompt else ()
+        return Encoded(token_ids, text, predicted_token_ids=predicted, **said)
+
+    def encode_prediction(self, text: str) -> tuple[int, ...]:
+        """Encode the text that a caller expects of an answer, which may be as long as the context."""
+        if not isinstance(text, str):
+            raise RequestError("prediction must be text", None, "prediction")
+        if len(text) > self.max_model_len * LONGEST_TOKEN:
+            raise self._long_prediction(f"more than {len(text) // LONGEST_TOKEN:,}")
+        ids = tuple(self.need_tokenizer().encode(text, add_special_tokens=False))
+        if len(ids) > self.max_model_len:
+            raise self._long_prediction(f"{len(ids):,}")
+        return ids
+
+    def _long_prediction(self, size: str) -> RequestError:
+        problem = f"prediction has {size} tokens, and no answer more than {self.max_model_len:,}"
+        return RequestError(problem, "send the part that is expected next, or no prediction", "prediction")
 
     def check_length(self, text: str, what: str = "prompt") -> None:
         """Refuse early a text too long for the context however it is tokenized. `what` names the field."""
@@ -173,6 +199,7 @@ class Frontend:
         continue_final_message: bool = False,
     ) -> Encoded:
         """Encode a conversation. User text never becomes control tokens."""
+        check_task(self.model.pooling, "")
         tokenizer = self.need_tokenizer()
         try:
             rendered = self.chat_template.render(
@@ -192,6 +219,7 @@ class Frontend:
         self, prompt: Encoded, params: SamplingParams, *, request_id: str, arrival_s: float
     ) -> NewRequest:
         """Build a request: add the seed, bad words as token ids, rope variant and grammar."""
+        check_task(self.model.pooling, prompt.pooling)
         params, grammar = self._complete(params), self._grammar(params)
         vocab_size, num_prompt = self.model.config.vocab_size, len(prompt.token_ids)
         params.check_vocabulary(vocab_size)
@@ -212,6 +240,10 @@ class Frontend:
             eos_token_ids=self.eos_token_ids,
             context_variant=self.model.context_variant(limit),
             grammar=grammar,
+            predicted_token_ids=prompt.predicted_token_ids,
+            report_drafting=prompt.report_drafting,
+            adapter=prompt.adapter,
+            pooling=prompt.pooling,
         )
 
     def _complete(self, params: SamplingParams) -> SamplingParams:
@@ -252,7 +284,7 @@ class Frontend:
         return RequestReader(request, prompt, self.tokenizer)
 
 
-def _token_ids(ids: Any) -> tuple[int, ...]:
+def token_ids_of(ids: Any) -> tuple[int, ...]:
     ids = ids.tolist() if hasattr(ids, "tolist") else ids
     if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
         raise RequestError("a prompt is text or a list of token ids", None, "prompt")
@@ -282,6 +314,8 @@ class RequestReader:
             self.output.prompt_logprobs = [None, *named]
         if output.num_cached_tokens > self.output.num_cached_tokens:
             self.output.num_cached_tokens = output.num_cached_tokens
+        if output.vector:
+            self.output.vector = output.vector
         stopped = self._sequences[output.sequence].push(output)
         for same in self._repeated:
             same.push(output)
@@ -318,6 +352,8 @@ class _SequenceReader:
         """Add an output, token by token if a stop string may truncate tokens along with the text."""
         if output.metrics is not None:
             self.output.metrics = output.metrics
+        if output.drafting is not None:
+            self.output.drafting.append((output.token_ids, output.drafting))
         if output.finish_reason is None and not self.params.stop and not output.logprobs:
             self.output.token_ids += output.token_ids
             if self._text is not None:

@@ -18,8 +18,8 @@ STATISTICS = ("p50", "p90", "p95", "p99", "mean")
 DEFAULT_STATISTIC = "p99"
 EXAMPLE = "ttft_p90<500ms,itl_p99<60ms"
 
-_UNITS_MS = {"ms": 1.0, "s": 1e3}
-_DURATION = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(ms|s)\s*")
+_UNITS_MS = {"ms": 1.0, "s": 1e3, "m": 60e3, "h": 3600e3}
+_DURATION = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h)\s*")
 _LIMIT = re.compile(r"\s*([a-z0-9]+)(?:_([a-z0-9]+))?\s*<=?\s*(.*)")
 # As a report's JSON names them: by vLLM, where it differs from the goal's word.
 _JSON_MEASURE = {"e2e": "e2el"}

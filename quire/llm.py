@@ -10,12 +10,20 @@ from numbers import Integral
 from typing import Any, cast
 
 from quire.build import Progress
-from quire.engine.client import OpenRequest, Stream
+from quire.engine.client import Stream
 from quire.engine.in_process import SharedEngine
+from quire.engine.open_request import OpenRequest
 from quire.errors import QuireError, RequestError
 from quire.frontend import Encoded, Prompt, RequestReader
-from quire.loaded import LoadedModel, Message, check_messages
-from quire.outputs import RequestOutput
+from quire.loaded import LoadedModel, Lora, Message, check_messages
+from quire.outputs import (
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
+from quire.pooled_texts import cosine, pairs_of, text_of
 from quire.progress import generation_bar
 from quire.sampling_params import SamplingParams
 
@@ -46,12 +54,14 @@ class LLM(LoadedModel):
         sampling_params: Params = None,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
+        lora_request: Lora = None,
     ) -> list[RequestOutput]:
         """Complete prompts: text, token ids, {"prompt_token_ids": [...]}, or a list of these.
 
         All are batched together; outputs are in the order of the prompts. Lower `priority` goes first when
-        scheduling_policy is "priority". Raises RequestError if a prompt or its parameters are invalid; then
-        none is run.
+        scheduling_policy is "priority". `lora_request` is the adapter of all prompts, or one or None for
+        each: a LoRARequest, or the name of one that is loaded. Raises RequestError if a prompt or its
+        parameters are invalid; then none is run.
         """
         encoded = [self.frontend.encode(prompt) for prompt in _listed(prompts)]
         if priority is not None:
@@ -59,7 +69,7 @@ class LLM(LoadedModel):
                 problem = f"{len(priority)} priorities for {len(encoded)} prompts"
                 raise RequestError(problem, "give one for each", "priority")
             encoded = [replace(one, priority=rank) for one, rank in zip(encoded, priority, strict=True)]
-        return self._run(encoded, sampling_params, use_tqdm)
+        return self._run(self._adapted(encoded, lora_request), sampling_params, use_tqdm)
 
     def chat(
         self,
@@ -69,20 +79,22 @@ class LLM(LoadedModel):
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: Lora = None,
     ) -> list[RequestOutput]:
         """Answer a conversation, or each of several: lists of {"role": ..., "content": ...}."""
         encoded = self._encode_chats(messages, tools, add_generation_prompt, chat_template_kwargs)
-        return self._run(encoded, sampling_params, use_tqdm)
+        return self._run(self._adapted(encoded, lora_request), sampling_params, use_tqdm)
 
     def stream(
-        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None
+        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None, lora_request: Lora = None
     ) -> Iterator[RequestOutput]:
         """Like generate, but yield each request whenever it has advanced, while all keep running.
 
         A request is yielded as the same object each time, updated in place; `outputs[i].delta` is the new
         text. Leaving the loop aborts the unfinished requests.
         """
-        return self._stream([self.frontend.encode(p) for p in _listed(prompts)], sampling_params)
+        encoded = [self.frontend.encode(prompt) for prompt in _listed(prompts)]
+        return self._stream(self._adapted(encoded, lora_request), sampling_params)
 
     def stream_chat(
         self,
@@ -90,16 +102,77 @@ class LLM(LoadedModel):
         sampling_params: Params = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: Lora = None,
     ) -> Iterator[RequestOutput]:
         """Like chat, for one conversation, yielding as it advances (see stream)."""
-        return self._stream(self._encode_chats(messages, tools, True, chat_template_kwargs), sampling_params)
+        encoded = self._encode_chats(messages, tools, True, chat_template_kwargs)
+        return self._stream(self._adapted(encoded, lora_request), sampling_params)
+
+    # Vectors and scores
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        use_tqdm: bool = True,
+        *,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Return the embeddings of texts, or of token ids, in their order.
+
+        `prompt_name` is one of the model's own prompts, which is put before each text. A text that is too
+        long is an error, unless `truncate_prompt_tokens` cuts it to so many tokens (-1: as many as the model
+        reads). `dimensions` keeps the first numbers, for models trained for it. Raises RequestError.
+        """
+        self.pooled.check_dimensions(dimensions)
+        how: dict[str, Any] = {"prompt_name": prompt_name, "truncate": truncate_prompt_tokens}
+        encoded = [self.pooled.encode(text_of(prompt), **how) for prompt in _listed(prompts)]
+        found = self._run(encoded, SamplingParams(detokenize=False), use_tqdm)
+        vectors = [self.pooled.embedding(one.vector, dimensions) for one in found]
+        return [
+            EmbeddingRequestOutput(one.request_id, one.prompt_token_ids, EmbeddingOutput(vector))
+            for one, vector in zip(found, vectors, strict=True)
+        ]
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        use_tqdm: bool = True,
+        *,
+        instruction: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """Return the scores of pairs: of one text with each of `data_2`, or of the texts of both in turn.
+
+        Those of an embedding model are cosines of embeddings. Raises RequestError.
+        """
+        pairs = pairs_of(data_1, data_2)
+        params, limit = SamplingParams(detokenize=False), truncate_prompt_tokens
+        if self.pooled.pooling.task == "embed":
+            encoded = [self.pooled.encode(text, truncate=limit) for pair in pairs for text in pair]
+            found = self._run(encoded, params, use_tqdm)
+            both = list(zip(found[::2], found[1::2], strict=True))
+            scores = [cosine(a.vector, b.vector) for a, b in both]
+            ids = [a.prompt_token_ids + b.prompt_token_ids for a, b in both]
+        else:
+            how: dict[str, Any] = {"instruction": instruction, "truncate": limit}
+            found = self._run([self.pooled.encode_pair(*pair, **how) for pair in pairs], params, use_tqdm)
+            scores = [self.pooled.score(one.vector) for one in found]
+            ids = [one.prompt_token_ids for one in found]
+        return [
+            ScoringRequestOutput(str(number), own, ScoringOutput(score))
+            for number, (own, score) in enumerate(zip(ids, scores, strict=True))
+        ]
 
     def close(self) -> None:
-        """Stop the processes that render chat templates and compile grammars.
+        """Stop the processes that render chat templates and compile grammars, and close the block store.
 
         The memory of the model is freed with this object.
         """
         self.frontend.close()
+        self.engine.close()
 
     def __enter__(self) -> LLM:
         return self

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from quire.adapters import LoRARequest
 from quire.build import Progress, build
 from quire.config import EngineConfig
 from quire.errors import RequestError
-from quire.frontend import Frontend
+from quire.frontend import Encoded, Frontend
+from quire.pooled_texts import PooledTexts
 from quire.progress import announce, loading_bar
 from quire.sampling_params import SamplingParams
 from quire.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
+Lora = LoRARequest | str | Sequence[LoRARequest | str | None] | None  # the adapters of prompts
 
 
 class LoadedModel:
@@ -31,6 +35,7 @@ class LoadedModel:
         self._facts = built.facts
         self.chosen = built.chosen
         self.engine = built.engine
+        self.adapters = built.adapters
         self.frontend = Frontend(
             built.description.source,
             built.description.model,
@@ -38,6 +43,7 @@ class LoadedModel:
             longest_context=self._facts.longest_context,
             seed=config.seed,
         )
+        self.pooled = PooledTexts(self.frontend)
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer. Raises RequestError when it has none."""
@@ -46,6 +52,19 @@ class LoadedModel:
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the default parameters of requests: those of the model's generation_config.json."""
         return SamplingParams(**self.frontend.default_params)
+
+    def _adapted(self, prompts: list[Encoded], asked: Lora) -> list[Encoded]:
+        """Return prompts with the adapters that are asked for: one for all, or one or None for each."""
+        if asked is None:
+            return prompts
+        each = [asked] * len(prompts) if isinstance(asked, LoRARequest | str) else list(asked)
+        if len(each) != len(prompts):
+            problem = f"{len(each)} adapters for {len(prompts)} prompts"
+            raise RequestError(problem, "give one for all, or one for each", "lora_request")
+        if self.adapters is None:
+            raise RequestError("no adapters are loaded", "give adapter_dir, a folder of them", "lora_request")
+        found = ["" if own is None else self.adapters.asked(own) for own in each]
+        return [replace(one, adapter=adapter) for one, adapter in zip(prompts, found, strict=True)]
 
     def __repr__(self) -> str:
         chosen = (f"{name}: {value}" for name, value in self.chosen.items() if name != "model")

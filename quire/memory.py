@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from quire.backends.device import Device, kv_dtype
-from quire.cache_plan import Sizing, by_spec
+from quire.backends.draft_model import DraftModel, shared_table, spare_blocks
+from quire.cache_plan import Sizing, by_spec, with_more
 from quire.config import QUANTIZATIONS, EngineConfig
 from quire.errors import ConfigError
 from quire.program.program import Program
+from quire.weights.adapters import stored_bytes
 from quire.weights.plan import WeightPlan
 
 # Default size of the KV cache. Few requests fill a context of 100,000 tokens, and memory reserved for them is
@@ -20,6 +23,20 @@ SNAPSHOT_SHARE = 0.05  # maximum share of that memory for snapshots of states
 
 
 @dataclass(frozen=True, slots=True)
+class DraftMemory:
+    """Bytes of a draft model by purpose: `block_bytes` in each block of a cache group of the target.
+
+    The activations contain its spare blocks.
+    """
+
+    group: int
+    block_bytes: int
+    weight_bytes: int
+    activation_bytes: int
+    loading_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """Bytes by purpose. The cache has `blocks` of each group; sequences may have `max_model_len` tokens.
 
@@ -28,7 +45,8 @@ class MemoryPlan:
     """
 
     weight_bytes: int  # as stored
-    working_bytes: int  # as the backend keeps them: packed, or as float32 in the reference backend
+    working_bytes: int  # as the backend keeps them: packed, or as float32 in the reference backend; the part
+    # of this engine, if several share them
     activation_bytes: int
     sizing: Sizing
     blocks: tuple[int, ...]
@@ -38,6 +56,7 @@ class MemoryPlan:
     loading_bytes: int = 0  # in addition to the weights, while they are packed
     num_slots: int = 0
     num_snapshots: int = 0
+    draft: DraftMemory | None = None
 
     @property
     def kv_block_bytes(self) -> int:
@@ -61,6 +80,13 @@ class MemoryPlan:
         )
 
     @property
+    def draft_bytes(self) -> int:
+        """Bytes of the draft model, which the other numbers contain."""
+        if (draft := self.draft) is None:
+            return 0
+        return draft.weight_bytes + draft.activation_bytes + self.blocks[draft.group] * draft.block_bytes
+
+    @property
     def total_bytes(self) -> int:
         return self.needed_bytes(self.kv_bytes)
 
@@ -78,24 +104,45 @@ def plan_memory(
     config: EngineConfig,
     longest: int,
     available_bytes: int | None = None,
+    draft: DraftModel[WeightPlan] | None = None,
+    num_sharing: int = 1,
 ) -> MemoryPlan:
     """Decide the size of each cache group and the longest sequence.
 
     `longest` is the maximum context of the model. `available_bytes` defaults to what the device reports.
+    Of weights that `num_sharing` engines share, this one counts its part.
+    Raises ConfigError if the draft model cannot use the block tables of the model.
     """
     dtype = kv_dtype(device, config.kv_cache_dtype, weights.floats)
     groups = by_spec(program, lambda spec: device.block_bytes(spec, dtype, config.block_size))
+    drafting = None
+    if draft is not None:
+        drafting = _draft_memory(device, program, weights, draft, config, dtype)
+        groups = with_more(groups, drafting.group, drafting.block_bytes)
     sizing = Sizing(groups, config.block_size, config.max_num_batched_tokens)
     available = device.available_bytes() if available_bytes is None else available_bytes
     working = weights.layout.nbytes
+    if drafting and draft and draft.weights is not None:
+        working += drafting.weight_bytes
+    if device.shares_weights:
+        working = -(-working // num_sharing)
     activations = device.step_bytes(program, weights, config.max_num_batched_tokens)
-    left = available - working - activations - config.max_num_seqs * sum(group.slot_bytes for group in groups)
+    activations += drafting.activation_bytes if drafting else 0
+    left = available - working - activations - (config.prefix_cache_memory_bytes or 0)
+    if config.adapter_dir is not None:
+        left -= stored_bytes(Path(config.adapter_dir).expanduser())
+    left -= config.max_num_seqs * sum(group.slot_bytes for group in groups)
     longest = config.max_model_len or longest
+    if program.pooled:  # a step computes whole texts, and nothing outlives it
+        longest = min(longest, config.max_num_batched_tokens)
     num_snapshots = sizing.snapshots(
         int(max(left, 0) * SNAPSHOT_SHARE), config.max_num_seqs, min(longest, REQUEST_TOKENS)
     )
     left -= num_snapshots * sum(group.snapshot_bytes for group in groups)
-    blocks, reason = _blocks(sizing, config, longest, max(left, 0) if device.computes else None)
+    if program.pooled:
+        blocks, reason = _blocks_of_steps(sizing, config), "the texts of a step"
+    else:
+        blocks, reason = _blocks(sizing, config, longest, max(left, 0) if device.computes else None)
     return MemoryPlan(
         weight_bytes=sum(map(weights.stored_bytes, weights.specs.values())),
         working_bytes=working,
@@ -105,10 +152,46 @@ def plan_memory(
         kv_reason=reason,
         max_model_len=config.max_model_len or sizing.longest(blocks, longest),
         available_bytes=available,
-        loading_bytes=device.loading_bytes(weights),
+        loading_bytes=max(device.loading_bytes(weights), drafting.loading_bytes if drafting else 0),
         num_slots=config.max_num_seqs,
         num_snapshots=num_snapshots,
+        draft=drafting,
     )
+
+
+def _draft_memory(
+    device: Device,
+    program: Program,
+    weights: WeightPlan,
+    draft: DraftModel[WeightPlan],
+    config: EngineConfig,
+    dtype: str,
+) -> DraftMemory:
+    """Count what a draft model needs: logits of one position of each sequence, and its spare blocks.
+
+    `weights` are those of the model, among which a prediction layer has its own.
+    """
+    block_bytes = sum(device.block_bytes(spec, dtype, config.block_size) for spec in draft.program.caches)
+    block_bytes += draft.block_bytes(config.block_size)
+    logits, used = min(draft.max_tokens, config.max_num_seqs), draft.weights or weights
+    spare = config.max_num_seqs * spare_blocks(config.block_size) * block_bytes
+    names = program.weights()
+    own_bytes = sum(part.nbytes for part in weights.layout.parts if part.name not in names)
+    return DraftMemory(
+        group=shared_table(program, draft.program).group,
+        block_bytes=block_bytes,
+        weight_bytes=draft.weights.layout.nbytes if draft.weights else own_bytes,
+        activation_bytes=device.step_bytes(draft.program, used, draft.max_tokens, logits) + spare,
+        loading_bytes=device.loading_bytes(draft.weights) if draft.weights else 0,
+    )
+
+
+def _blocks_of_steps(sizing: Sizing, config: EngineConfig) -> tuple[int, ...]:
+    """Return the blocks of each group that the texts of the steps in flight fill, some of them in part."""
+    num_tokens = config.max_num_batched_tokens
+    each = -(-num_tokens // config.block_size) + min(config.max_num_seqs, num_tokens)
+    count = each * (config.max_steps_in_flight or 1)
+    return tuple(count if group.block_bytes else 0 for group in sizing.groups)
 
 
 def _blocks(
@@ -182,7 +265,9 @@ def summary(plan: MemoryPlan) -> str:
         cache += f", states {gigabytes(plan.state_bytes)} ({of})"
     weights, activations = gigabytes(plan.working_bytes), gigabytes(plan.activation_bytes)
     available = gigabytes(plan.available_bytes)
-    return f"memory: weights {weights}, {cache}, activations {activations}, of {available} available"
+    drafting = f", {gigabytes(plan.draft_bytes)} of it for the draft model" if plan.draft else ""
+    needed = f"weights {weights}, {cache}, activations {activations}{drafting}"
+    return f"memory: {needed}, of {available} available"
 
 
 def gigabytes(nbytes: float) -> str:

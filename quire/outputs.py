@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quire.types import FinishReason, RequestMetrics
+from quire.types import Drafting, FinishReason, RequestMetrics
 
 
 @dataclass(slots=True)
@@ -23,7 +23,8 @@ Logprobs = dict[int, Logprob]
 class CompletionOutput:
     """One choice. `stop_reason` is the stop string or token id that ended it, None if the model did.
 
-    `delta` is the text added since the request was last yielded by a stream.
+    `delta` is the text added since the request was last yielded by a stream. `drafting` has the tokens that
+    each step gave and what it verified, if the request asked for them, until a stream takes them.
     """
 
     index: int
@@ -36,6 +37,7 @@ class CompletionOutput:
     delta: str = ""
     error: str | None = None  # the reason, if finish_reason is "error"
     metrics: RequestMetrics | None = None
+    drafting: list[tuple[tuple[int, ...], Drafting]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -50,3 +52,46 @@ class RequestOutput:
     finished: bool = False
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
+    vector: tuple[float, ...] = ()  # in place of choices, if the model gives vectors
+
+
+@dataclass(slots=True)
+class EmbeddingOutput:
+    """An embedding: float32 numbers."""
+
+    embedding: list[float]
+
+
+@dataclass(slots=True)
+class EmbeddingRequestOutput:
+    """A text and its embedding."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: EmbeddingOutput
+    finished: bool = True
+
+
+@dataclass(slots=True)
+class ScoringOutput:
+    """The score of a pair of texts."""
+
+    score: float
+
+
+@dataclass(slots=True)
+class ScoringRequestOutput:
+    """A pair of texts, as the model read it, and its score."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: ScoringOutput
+    finished: bool = True
+
+
+def drafts_in_words(num_accepted: int, num_drafted: int, decode_s: float, saved_s: float) -> str:
+    """Say how many drafted tokens were right and, if the law of steps is known, what that gained."""
+    words = f"drafts: {num_accepted:,} of {num_drafted:,} accepted"
+    if not saved_s or decode_s <= 0:
+        return words
+    return f"{words}, {(decode_s + saved_s) / decode_s:.2f} times as fast"

@@ -13,6 +13,8 @@ from quire.outputs import RequestOutput
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+Advance = Callable[[str, int, int], None]  # (what is done, steps done, steps in total)
+
 LONG_BYTES = 64_000_000  # loading less than this is too fast for a bar
 REFRESH_S = 0.1
 
@@ -72,6 +74,20 @@ def generation_bar(num_requests: int, enabled: bool) -> Iterator[Callable[[Reque
                 bar.update(task, completed=count.finished, speed=speed)
 
         yield advance
+
+
+@contextmanager
+def steps_bar(first: str, before: str = "") -> Iterator[Advance]:
+    """Show what is done, after the words `before`, and how much of it; begin with `first`."""
+    if not in_terminal():
+        yield lambda name, done, total: None
+        return
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+
+    text = TextColumn(f"{before}{{task.description}}", markup=False)
+    with progress_bar(text, BarColumn(), TimeRemainingColumn()) as bar:
+        task = bar.add_task(first, total=None)
+        yield lambda name, done, total: bar.update(task, description=name, completed=done, total=total)
 
 
 class TokenCount:

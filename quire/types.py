@@ -33,6 +33,11 @@ class NewRequest:
     replace those of some prompt tokens, in a format known only to the device; the token ids there are
     placeholders. `block_keys`, as (position, key), identify whatever besides token ids determines the cache
     from a position on, such as the digest of an image: equal prefixes must have equal keys.
+    `predicted_token_ids` are what the caller expects of the output: drafts are taken from them too.
+    `report_drafting`: its outputs say what was drafted for them.
+    `resumed` continues a request that another engine began: for each computed sequence the tokens that it has
+    emitted, or None if it has ended. Outputs then have the tokens after these, with the bits that the other
+    engine would have given; prompt logprobs are not given again once a sequence has emitted tokens.
     `pooling` names a pooling method, and asks for a vector instead of tokens: the prompt is then computed in
     one row, which neither uses nor fills the prefix cache, and `params` are ignored.
     """
@@ -51,6 +56,9 @@ class NewRequest:
     embeddings: object | None = field(default=None, compare=False)
     block_keys: tuple[tuple[int, bytes], ...] = ()
     pooling: str = ""
+    predicted_token_ids: tuple[int, ...] = ()
+    report_drafting: bool = False
+    resumed: tuple[tuple[int, ...] | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,44 @@ class Admission:
 
 
 MAX_DRAFTED = 32  # maximum of a row; backends keep what they need to roll back that far
+# Where drafted tokens come from: the text of the sequence itself, earlier answers, what its grammar leaves no
+# choice about, the draft model.
+DraftSource = Literal["text", "store", "grammar", "model"]
+
+
+class Draft(NamedTuple):
+    """Guesses at the next tokens of a sequence, in order.
+
+    `match` says how much speaks for them, by which their acceptance is estimated: of texts, how many of the
+    last known tokens stand before the continuation that was found; of grammars, 16 if the first is the only
+    token allowed; otherwise 0.
+    """
+
+    token_ids: tuple[int, ...]
+    source: DraftSource
+    match: int = 0
+
+
+# Why a row verifies no draft: none was proposed, verifying would take longer than it saves, the request's
+# drafts did not pay so far, or no positions were left in the step, the blocks or the sequence.
+WhyNone = Literal["nothing proposed", "slower", "off", "no room"]
+
+
+class Drafting(NamedTuple):
+    """The draft that a row verified and the reasons for its length, for those who look at their own request.
+
+    Of `draft`, the tokens that were verified, the first `num_accepted` were accepted: those that the row gave
+    but for its last one, which is not counted even where it was drafted and ended the answer. With all drafts
+    of the step, this row was expected to give `expected_tokens` and the step to take `predicted_s`; without
+    them one and `plain_s`. The predictions are 0 where there is no law.
+    """
+
+    draft: Draft | None = None
+    num_accepted: int = 0
+    expected_tokens: float = 0.0
+    predicted_s: float = 0.0
+    plain_s: float = 0.0
+    why_none: WhyNone | None = None
 
 
 class Row(NamedTuple):
@@ -115,13 +161,22 @@ class Snapshot(NamedTuple):
     snapshot: int
 
 
+class BlockLoad(NamedTuple):
+    """A block of a cache group (of states: a snapshot) to be given the content of full block `index`."""
+
+    group: int
+    block_id: int
+    index: int  # type: ignore[assignment]  # the method of tuples by this name is not missed
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The immutable plan of one forward pass, the only thing that passes from scheduler to device.
+    """The immutable plan of one forward pass, all that passes from scheduler to device but BlockLoads.
 
     Order on the device, when the step begins: free the slots `released`, apply `admitted`, write the
     `granted` block ids into their block tables, restore the states of `restored`, compute `rows`, and save
-    the states of `saved` as the rows pass their positions.
+    the states of `saved` as the rows pass their positions. Then the draft model, if there is one, proposes
+    `num_proposed` tokens, at most MAX_DRAFTED, after each row that samples; with 0 it does not run.
     """
 
     index: int
@@ -131,6 +186,7 @@ class Step:
     released: tuple[int, ...] = ()  # slots
     restored: tuple[Snapshot, ...] = ()
     saved: tuple[Snapshot, ...] = ()
+    num_proposed: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -163,6 +219,7 @@ class RowResult(NamedTuple):
     token, and its result is dropped, as is that of a row whose request ended with the token before.
     `token_ids` are the accepted drafted tokens and the one after them. `prompt_logprobs` has one entry for
     each position start + 1 ... start + count inside the prompt. `vector` is the result of pooling.
+    `drafts` are guesses at the tokens after these, by the grammar and by the draft model.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -170,6 +227,7 @@ class RowResult(NamedTuple):
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()
     error: Failure | None = None
     vector: tuple[float, ...] = ()
+    drafts: tuple[Draft, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +236,8 @@ class StepResult:
 
     `began_s` and `ended_s` are the times when the device began and ended it, on the clock of
     `time.monotonic`. Between them it waited `mask_s` for the masks of grammars, sampled for `sampling_s`, and
-    one of its threads waited `core_wait_s` for a core, the one that waited longest.
+    one of its threads waited `core_wait_s` for a core, the one that waited longest. The draft model took
+    `draft_s`, at the end of that time.
     """
 
     rows: tuple[RowResult, ...]
@@ -187,6 +246,7 @@ class StepResult:
     mask_s: float = 0.0
     sampling_s: float = 0.0
     core_wait_s: float = 0.0
+    draft_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +261,13 @@ class RequestMetrics:
     `grammar_s`: waiting for the masks of its grammar. `cached_saved_s`: what computing the cached part of its
     prompt would have taken. `ideal_s`: its own steps, alone, at the roof. All but `grammar_s` are predictions
     of the engine's StepLaw, for interference scaled to the measured time; they are 0 without one.
+
+    Of `num_drafted` tokens that steps verified, `num_accepted` were right. `drafting_saved_s` is how much
+    longer its tokens would have taken without drafts, by the same predictions; less than 0 if not worth it.
+    `fetch_s`, a part of `queue_s`, is how long its request waited for blocks from a store.
+
+    `num_continuations` engines went on with it after another one; the time until each gave a token counts as
+    preempted. Of one that died, interference, drafts and the like since the first token are not known.
     """
 
     arrival_s: float
@@ -215,6 +282,11 @@ class RequestMetrics:
     grammar_s: float = 0.0
     cached_saved_s: float = 0.0
     ideal_s: float = 0.0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    drafting_saved_s: float = 0.0
+    num_continuations: int = 0
+    fetch_s: float = 0.0
 
     @property
     def queue_s(self) -> float:
@@ -237,6 +309,11 @@ class RequestMetrics:
             return 0.0
         return self.finished_s - self.first_token_s - (self.preempted_s - self.prefill_preempted_s)
 
+    @property
+    def drafting_gain(self) -> float:
+        """The speed of its tokens after the first, in multiples of that without drafts."""
+        return (self.decode_s + self.drafting_saved_s) / self.decode_s if self.decode_s > 0 else 1.0
+
 
 class Output(NamedTuple):
     """The output of one sequence after a step.
@@ -244,7 +321,8 @@ class Output(NamedTuple):
     `token_ids` are the new tokens, including a stop token. Exactly one output of a sequence has a
     `finish_reason`: the last. `stop_reason` is the id of the requested stop token that ended it, or None if
     the model ended it. `prompt_logprobs` are in the first output (an empty tuple otherwise), `vector` in the
-    only output of a pooling request, `metrics` in the first and the last one.
+    only output of a pooling request, `metrics` in the first one of an engine and in the last, `drafting` in
+    each that has tokens, of requests with `report_drafting`.
     """
 
     request_id: str
@@ -258,6 +336,7 @@ class Output(NamedTuple):
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     vector: tuple[float, ...] = ()
+    drafting: Drafting | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +351,13 @@ class Record:
 
     `predicted_s` is the time that the engine's StepLaw expects. `roof_share` is the time at the measured
     ceilings over `device_s`; above 1 the ceilings are stale. `bound` says what took most of the time.
+
+    `num_drafts` of its rows verified `num_drafted` tokens and accepted `num_accepted` of them.
+    `drafting_saved_s` is how much longer steps without drafts would have taken for as many tokens of each
+    sequence, on average, by the law. The draft model took `draft_s`, which `device_s` does not contain.
+
+    Before the step, blocks of `num_loaded_tokens` tokens and `loaded_bytes` came into the cache from a store;
+    copying them took `load_s`.
     """
 
     index: int
@@ -290,8 +376,16 @@ class Record:
     predicted_s: float = 0.0
     roof_share: float = 0.0
     bound: Bound = ""
+    num_drafted: int = 0
+    num_accepted: int = 0
+    drafting_saved_s: float = 0.0
+    draft_s: float = 0.0
+    num_drafts: int = 0
+    num_loaded_tokens: int = 0
+    loaded_bytes: int = 0
+    load_s: float = 0.0
 
     @property
     def wall_s(self) -> float:
         """The time from the end of the previous step, or from planning this one, to its end."""
-        return self.idle_s + self.device_s + self.mask_s
+        return self.idle_s + self.device_s + self.mask_s + self.draft_s

@@ -29,6 +29,10 @@ class Timeline:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0  # as the server counts them; chunks if it does not
     num_cached_tokens: int = 0
+    num_drafted: int = 0  # of these and the next ones, what Quire's `timings` say
+    num_accepted: int = 0
+    decode_s: float = 0.0
+    drafting_saved_s: float = 0.0
     error: str = ""  # the kind of failure; empty if there was none
     is_rejected: bool = False  # the server said that it is full
     retry_after: str = ""
@@ -120,6 +124,10 @@ class Summary:
     num_prompt_tokens: int
     num_output_tokens: int
     num_cached_tokens: int
+    num_drafted: int
+    num_accepted: int
+    decode_s: float
+    drafting_saved_s: float
     max_concurrency: int
     ttft: Spread | None
     tpot: Spread | None
@@ -155,6 +163,10 @@ def summarize(timelines: Sequence[Timeline], duration_s: float, goal: Goal) -> S
         num_prompt_tokens=sum(timeline.num_prompt_tokens for timeline in done),
         num_output_tokens=sum(timeline.num_output_tokens for timeline in done),
         num_cached_tokens=sum(timeline.num_cached_tokens for timeline in done),
+        num_drafted=sum(timeline.num_drafted for timeline in done),
+        num_accepted=sum(timeline.num_accepted for timeline in done),
+        decode_s=sum(timeline.decode_s for timeline in done),
+        drafting_saved_s=sum(timeline.drafting_saved_s for timeline in done),
         max_concurrency=max_concurrency(timelines),
         ttft=_milliseconds(timeline.ttft_s for timeline in done),
         tpot=_milliseconds(timeline.tpot_s for timeline in done),

@@ -159,6 +159,11 @@ def _count(timeline: Timeline, chunk: Mapping[str, Any]) -> None:
         timeline.num_output_tokens = usage.get("completion_tokens") or 0
         details = usage.get("prompt_tokens_details") or {}
         timeline.num_cached_tokens = details.get("cached_tokens") or 0
+    if timings := chunk.get("timings"):
+        timeline.num_drafted = timings.get("drafted_tokens") or 0
+        timeline.num_accepted = timings.get("accepted_tokens") or 0
+        timeline.decode_s = (timings.get("decode_ms") or 0.0) / 1e3
+        timeline.drafting_saved_s = (timings.get("drafting_saved_ms") or 0.0) / 1e3
 
 
 def _read_refusal(timeline: Timeline, reply: HttpReply) -> None:

@@ -11,6 +11,7 @@ from quire.bench.definitions import MEASURES, OTHERS
 from quire.bench.driver import LoadRun
 from quire.bench.metrics import Spread, Summary, Timeline, bins, gaps_within, in_json, summarize
 from quire.goals import Goal
+from quire.outputs import drafts_in_words
 
 SPARKS = " ▁▂▃▄▅▆▇█"
 BAR = "█"
@@ -40,6 +41,9 @@ def heading(summary: Summary, run: LoadRun, goal: Goal) -> str:
         f"{tokens:,} output tokens; {summary.num_prompt_tokens:,} of prompts, "
         f"{summary.num_cached_tokens:,} of them from the server's cache",
     ]
+    if summary.num_drafted:
+        drafting = summary.num_accepted, summary.num_drafted, summary.decode_s, summary.drafting_saved_s
+        lines.append(drafts_in_words(*drafting))
     if goal:
         share = summary.good / max(len(run.timelines), 1)
         lines.append(f"goodput {summary.per_s(summary.good):.2f} requests/s ({goal}: {share:.1%} kept it)")
@@ -169,6 +173,8 @@ def as_json(run: LoadRun, goal: Goal, settings: dict[str, Any], detailed: bool =
         "total_input_tokens": summary.num_prompt_tokens,
         "total_output_tokens": tokens,
         "total_cached_tokens": summary.num_cached_tokens,
+        "total_drafted_tokens": summary.num_drafted,
+        "total_accepted_tokens": summary.num_accepted,
         "request_throughput": summary.per_s(summary.completed),
         "request_goodput": summary.per_s(summary.good) if goal else None,
         "output_throughput": summary.per_s(tokens),

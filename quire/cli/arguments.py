@@ -98,14 +98,10 @@ def is_path(model: str) -> bool:
 
 def check_model(model: str, revision: str | None = None, *, ask_hub: bool = False) -> None:
     """Raise ConfigError for an invalid model name; with `ask_hub`, also for one not on the Hub."""
-    if model.lower().endswith(".gguf") or _only_gguf(model):
-        raise ConfigError(
-            f"model {model!r}: GGUF is not supported yet", "use the safetensors version of the model"
-        )
-    if model == "demo" or is_path(model):
+    if model in ("demo", "demo-draft") or is_path(model):
         return
     if model and "/" not in model:  # Hub ids are "organisation/name"
-        folders = [entry.name for entry in Path().iterdir() if entry.is_dir()]
+        folders = [one.name for one in Path().iterdir() if one.is_dir() and not one.name.startswith(".")]
         near = did_you_mean(model[:80], ["demo", *folders])
         ask = f"to ask the demo model: quire run demo {_quoted(model)}"
         raise ConfigError(f"model {shortened(model)!r}: no such folder, and not a Hub id", near or ask)
@@ -113,14 +109,6 @@ def check_model(model: str, revision: str | None = None, *, ask_hub: bool = Fals
         from quire.weights.hub import resolve
 
         resolve(model, revision, weights=False)
-
-
-def _only_gguf(model: str) -> bool:
-    """Return True for a folder with GGUF weights and without a config.json."""
-    if not is_path(model):
-        return False
-    folder = Path(model).expanduser()
-    return folder.is_dir() and not (folder / "config.json").exists() and any(folder.glob("*.gguf"))
 
 
 def _piped(must: bool) -> str:

@@ -27,7 +27,8 @@ DESCRIPTION = """Answer a file of requests, many of them at a time. Needs no ser
 Each line of INPUT is a request, as for OpenAI's batch API:
   {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions",
    "body": {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 50}}
-url is /v1/chat/completions, /v1/completions or /v1/responses; body is what 'quire serve' takes there.
+url is /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings, /v1/score or /v1/rerank; body is
+what 'quire serve' takes there.
 A "model" in a body must be MODEL, or a --served-model-name ('*' accepts any name).
 
 Each line of OUTPUT is a response, in order of completion; custom_id identifies the request:

@@ -15,7 +15,10 @@ import msgspec
 
 from quire.errors import QuireError, did_you_mean, quoted
 
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+URLS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses"),
+    *("/v1/embeddings", "/v1/score", "/v1/rerank"),
+)
 MAX_LINE_BYTES = 33 << 20  # the server's limit for a body, and some space for the other fields
 READ_AHEAD = 16  # lines
 T = TypeVar("T")

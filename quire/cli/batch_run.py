@@ -15,6 +15,7 @@ import msgspec
 from quire.cli.batch_input import BatchRequest, LineError, items, read_ahead
 from quire.cli.batch_output import OutputLine, OutputResponse, StreamOutput
 from quire.cli.terminal import counted, note
+from quire.outputs import drafts_in_words
 from quire.progress import REFRESH_S, in_terminal, progress_bar
 
 if TYPE_CHECKING:
@@ -30,8 +31,16 @@ class _Usage(msgspec.Struct):
     output_tokens: int = 0  # in responses
 
 
+class _Timings(msgspec.Struct):
+    decode_ms: float = 0.0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    drafting_saved_ms: float = 0.0
+
+
 class _Answer(msgspec.Struct):
     usage: _Usage = msgspec.field(default_factory=_Usage)
+    timings: _Timings = msgspec.field(default_factory=_Timings)
 
 
 class _Failure(msgspec.Struct):
@@ -51,6 +60,10 @@ class Tally:
     skipped: int = 0
     failed: int = 0
     tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    decode_s: float = 0.0
+    drafting_saved_s: float = 0.0
     first_error: str = ""
     begin_s: float = field(default_factory=time.monotonic)
     end_s: float | None = None
@@ -97,7 +110,20 @@ class Tally:
         if self.skipped:
             words.append(f"{self.skipped:,} skipped (answered before)")
         words += [counted(self.tokens, "output token"), _duration(self.seconds), self.rates()]
+        if self.drafted:
+            drafting = self.accepted, self.drafted, self.decode_s, self.drafting_saved_s
+            words.append(drafts_in_words(*drafting))
         return " · ".join(words)
+
+    def answer(self, answer: _Answer) -> None:
+        """Count an answer."""
+        usage, timings = answer.usage, answer.timings
+        self.answered += 1
+        self.tokens += usage.completion_tokens or usage.output_tokens
+        self.drafted += timings.drafted_tokens
+        self.accepted += timings.accepted_tokens
+        self.decode_s += timings.decode_ms / 1e3
+        self.drafting_saved_s += timings.drafting_saved_ms / 1e3
 
 
 def _duration(seconds: float) -> str:
@@ -163,9 +189,7 @@ def _output_line(request: BatchRequest, reply: Reply, tally: Tally) -> OutputLin
     """Count a reply and return its line."""
     error = None
     if reply.status == 200:
-        usage = _ANSWER.decode(reply.body).usage
-        tally.answered += 1
-        tally.tokens += usage.completion_tokens or usage.output_tokens
+        tally.answer(_ANSWER.decode(reply.body))
     else:
         error = {**_FAILURE.decode(reply.body).error, "line": request.line}
         tally.fail(f"line {request.line}: {error['message']}")

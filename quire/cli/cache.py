@@ -1,14 +1,17 @@
-"""`quire cache`: list, check and remove cached quantized weights."""
+"""`quire cache`: list, check and remove cached quantized weights, and blocks of a prefix cache."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import time
+from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.cli.option_types import TEXT
 from quire.cli.terminal import bold, complain, counted
-from quire.errors import did_you_mean
+from quire.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from quire.backends.packed_cache import PackedCache, PackedFile
@@ -17,6 +20,8 @@ DESCRIPTION = """List, check or remove cached quantized weights.
 
 The native backend keeps them in its packed format, so that a model is quantized only once. Entries
 can be recreated at any time; the least recently used ones are evicted.
+
+With --prefix-cache-dir it lists or removes the blocks of prompts and answers in that folder instead.
 """
 WORDS = """ls               list all entries (default)
 verify           read all entries and remove damaged ones
@@ -28,12 +33,14 @@ def add_parser(commands: Any) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "cache",
-        help="list, check or remove cached quantized weights",
-        usage="quire cache [ls | verify | clear [MODEL]]",
+        help="list, check or remove cached quantized weights and prefixes",
+        usage="quire cache [ls | verify | clear [MODEL]] [--prefix-cache-dir DIR]",
         description=DESCRIPTION,
     )
     words = parser.add_argument_group("arguments", WORDS)
     words.add_argument("words", nargs="*", help=argparse.SUPPRESS)
+    text = "list (ls) or remove (clear) what 'quire serve --prefix-cache-dir DIR' keeps"
+    words.add_argument("--prefix-cache-dir", type=TEXT, metavar="DIR", help=text)
     parser.set_defaults(function=run, parser=parser)
 
 
@@ -42,8 +49,12 @@ def run(args: argparse.Namespace) -> int:
     action, *rest = args.words or ["ls"]
     if action not in ACTIONS:
         args.parser.refuse(f"unknown action {action[:60]!r}", did_you_mean(action[:80], ACTIONS))
-    if len(rest) > (action == "clear"):
+    if len(rest) > (action == "clear" and args.prefix_cache_dir is None):
         args.parser.refuse_unknown(rest[-1])
+    if args.prefix_cache_dir is not None:
+        if action == "verify":
+            args.parser.refuse("verify is for weights", "blocks are verified whenever they are read")
+        return _blocks(args.prefix_cache_dir, clear=action == "clear")
     from quire.backends.packed_cache import PackedCache, packed_folder
 
     cache = PackedCache(packed_folder())
@@ -65,6 +76,31 @@ def _list(cache: PackedCache) -> int:
             print(line if number else bold(line))
     total = gigabytes(sum(entry.nbytes for entry in entries))
     print(f"{counted(len(entries), 'model')}, {total} in {cache.folder}")
+    return 0
+
+
+def _blocks(folder: str, clear: bool) -> int:
+    """List the blocks in a folder by what they belong to, or remove them."""
+    from quire.memory import gigabytes
+    from quire.transfer.segment_folder import SegmentFolder
+
+    path = Path(folder).expanduser()
+    if not path.is_dir():
+        raise ConfigError(f"{path}: no such folder")
+    opened = SegmentFolder(path, 0)
+    files = opened.files()
+    total = gigabytes(sum(file.nbytes for file in files))
+    if clear:
+        for file in files:
+            opened.remove(file.name)
+        print(f"removed {counted(len(files), 'file')}, {total}")
+        return 0
+    for fingerprint, own in groupby(sorted(files), lambda file: file.name.split("-")[0]):
+        some = list(own)
+        used = _ago(time.time() - max(file.used_s for file in some))
+        size = gigabytes(sum(file.nbytes for file in some))
+        print(f"{fingerprint}  {counted(len(some), 'file')}, {size}, last used {used}")
+    print(f"{counted(len(files), 'file')}, {total} in {path}")
     return 0
 
 

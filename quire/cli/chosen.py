@@ -10,13 +10,17 @@ _WORDS = {
     "architecture": "{}",
     "backend": "{} backend",
     "weights": "weights {}",
+    "checkpoint": "{}",
     "max_model_len": "context of {} tokens",
     "kv_cache_tokens": "KV cache of {} tokens",
     "kv_cache_dtype": "in {}",
     "kv_cache_memory": "{}",
     "memory": "{} in total",
+    "prefix_cache": "blocks kept: {}",
+    "drafts": "drafts {}",
     "isa": "{} kernels",
     "num_threads": "{} threads",
+    "unused": "{}",
 }
 
 

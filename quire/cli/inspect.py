@@ -18,6 +18,7 @@ from quire.cli.terminal import bold, counted
 if TYPE_CHECKING:
     from quire.cli.quality_report import Loss
     from quire.description import Description
+    from quire.weights.kinds_report import KindReport
 
 DESCRIPTION = """Describe a checkpoint before running it: architecture, parameters, size of the weights by
 format, KV cache per token, and whether it fits in this machine's memory.
@@ -73,21 +74,28 @@ def inspect(args: argparse.Namespace) -> int:
 
 
 def _measured(model: str, options: dict[str, Any]) -> list[Loss]:
-    from quire.cli.quality_report import bar, measure
+    from quire.cli.quality_report import measure
+    from quire.progress import steps_bar
 
-    with bar() as advance:
+    with steps_bar("loading", "measuring: ") as advance:
         return measure(model, options, advance)
 
 
 def as_dict(facts: Description) -> dict[str, Any]:
     """Return all facts as numbers with full names."""
     from quire.memory import misfit
+    from quire.weights.kinds_report import bits_per_weight, report
 
     cfg, memory, program = facts.model.config, facts.memory, facts.program
     specs = program.weights().values()
     by_kind: Counter[str] = Counter()
-    for spec in specs:
-        by_kind[str(facts.weights.storage[spec.name])] += facts.weights.stored_bytes(spec)
+    kinds = report(facts.weights)
+    for kind in kinds:
+        by_kind[str(kind.kept)] += kind.kept_bytes
+    in_checkpoint, kept = bits_per_weight(kinds)
+    in_place = sum(
+        facts.weights.stored_bytes(spec) for spec in specs if spec.name in facts.weights.layout.in_place
+    )
     error = misfit(memory, facts.config, facts.device)
     return {
         "model": facts.config.model,
@@ -96,6 +104,8 @@ def as_dict(facts: Description) -> dict[str, Any]:
         "backend": facts.device.name,
         **facts.device.facts(),
         "kv_cache_dtype": facts.kv_dtype,
+        "drafts": facts.config.drafts if facts.model.pooling is None else "off",
+        "gives": _gives(facts),
         "num_hidden_layers": cfg.num_hidden_layers,
         "hidden_size": cfg.hidden_size,
         "num_attention_heads": cfg.num_attention_heads,
@@ -106,6 +116,10 @@ def as_dict(facts: Description) -> dict[str, Any]:
         "parameters": sum(spec.size for spec in specs),
         "weights_here": facts.weights_here,
         "weight_bytes": dict(by_kind),
+        "weight_format": facts.weights.summary,
+        "weight_kinds": [_kind_as_dict(kind) for kind in kinds],
+        "bits_per_weight": {"checkpoint": round(in_checkpoint, 3), "memory": round(kept, 3)},
+        "notes": list(facts.weights.notes),
         "kv_bytes_per_token": memory.kv_block_bytes // facts.config.block_size,
         "fits": error is None,
         "problem": error.message if error else None,
@@ -113,41 +127,101 @@ def as_dict(facts: Description) -> dict[str, Any]:
         "memory": {
             "available_bytes": memory.available_bytes,
             "working_weight_bytes": memory.working_bytes,
+            **({"in_place_weight_bytes": in_place} if in_place else {}),
             "activation_bytes": memory.activation_bytes,
             "kv_cache_bytes": memory.kv_bytes,
             "kv_cache_tokens": memory.num_tokens,
             "kv_cache_reason": memory.kv_reason,
             "state_bytes": memory.state_bytes,
             "max_model_len": memory.max_model_len,
+            **({"draft_model_bytes": memory.draft_bytes} if memory.draft else {}),
         },
+        **({"draft_model": facts.draft.name} if facts.draft else {}),
     }
+
+
+def _kind_as_dict(kind: KindReport) -> dict[str, Any]:
+    return {
+        "stored": str(kind.stored),
+        "kept": str(kind.kept),
+        "stored_bytes": kind.stored_bytes,
+        "kept_bytes": kind.kept_bytes,
+        "computed": kind.computed,
+        "rounded_twice": kind.rounded_twice,
+        "weights": [spec.name for spec in kind.specs],
+    }
+
+
+def _gives(facts: Description) -> str:
+    """Return in words what the model gives for a text."""
+    pooling, width = facts.model.pooling, facts.program.output.width
+    if pooling is None:
+        return "text"
+    if pooling.task == "score":
+        return "scores of pairs of texts"
+    ways = {"mean": "the mean", "cls": "of the first token", "last": "of the last token"}
+    scaled = ", scaled to length 1" if pooling.normalized else ""
+    return f"embeddings of {width:,} numbers: {ways[pooling.method]}{scaled}"
+
+
+def _heads(facts: Description, d: dict[str, Any]) -> str:
+    from quire.program import PagedLatent
+
+    queries = f"{d['num_attention_heads']} query"
+    if latent := next((spec for spec in facts.program.caches if isinstance(spec, PagedLatent)), None):
+        return f"{queries} heads over latents of {latent.rank} + {latent.rope_dim} numbers"
+    return f"{queries} and {d['num_key_value_heads']} key/value heads of {d['head_dim']}"
 
 
 def _rows(facts: Description) -> Iterator[tuple[str, str]]:
     """Yield the rows of the table."""
     from quire.memory import gigabytes
+    from quire.weights.left_out import in_words
 
     d = as_dict(facts)
     yield "model", d["model"] if d["model"] == d["path"] else f"{d['model']}  ({d['path']})"
     yield "architecture", d["architecture"]
-    heads = (
-        f"{d['num_attention_heads']} query and {d['num_key_value_heads']} key/value heads of {d['head_dim']}"
-    )
+    heads = _heads(facts, d)
     yield "shape", f"{counted(d['num_hidden_layers'], 'layer')}, hidden {d['hidden_size']:,}, {heads}"
     context = f"{d['max_position_embeddings']:,} positions"
     yield "vocabulary, context", f"{d['vocab_size']:,} tokens, {context}"
-    yield "parameters", _count(d["parameters"])
-    for kind, nbytes in d["weight_bytes"].items():
-        yield "weights", f"{gigabytes(nbytes)} in {kind}"
-    if len(d["weight_bytes"]) > 1:
-        yield "  total", gigabytes(sum(d["weight_bytes"].values()))
+    parameters = d["parameters"]
+    yield "parameters", f"{parameters:,} ({in_words(parameters)})" if parameters >= 1000 else str(parameters)
+    yield from _weight_rows(facts, d)
     if not d["weights_here"]:
         yield "weight files", f"{facts.source.without_weights()}: sizes from config.json"
     yield "KV cache per token", gigabytes(d["kv_bytes_per_token"])
     yield "backend", f"{d['backend']}: {facts.device.in_words()}"
+    yield ("drafts", d["drafts"]) if facts.model.pooling is None else ("gives", d["gives"])
     yield from _memory_rows(d, _kept_as(facts))
     if d["hint"]:
         yield "", f"hint: {in_flags(d['hint'])}"
+
+
+def _weight_rows(facts: Description, d: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the rows about the kinds of weights: of a quantized checkpoint, which weights have which."""
+    from quire.memory import gigabytes
+    from quire.weights.kinds_report import report
+
+    if all(kind.stored.is_float for kind in report(facts.weights)):
+        for name, nbytes in d["weight_bytes"].items():
+            yield "weights", f"{gigabytes(nbytes)} in {name}"
+    else:
+        if facts.weights.summary:
+            yield "checkpoint", facts.weights.summary
+        for kind in report(facts.weights):
+            yield "weights", f"{gigabytes(kind.stored_bytes)} in {kind.stored}: {kind.roles()}"
+            if kind.computed:
+                yield "  computed", kind.computed
+        bits = d["bits_per_weight"]
+        kept = f", {bits['memory']:.3g} in memory" if bits["memory"] != bits["checkpoint"] else ""
+        yield "  average", f"{bits['checkpoint']:.3g} bits a weight{kept}"
+    if len(d["weight_bytes"]) > 1:
+        yield "  total", gigabytes(sum(d["weight_bytes"].values()))
+    if any(kind["rounded_twice"] for kind in d["weight_kinds"]):
+        yield "", "hint: these weights are rounded already: without --quantization they stay as they are"
+    for note in d["notes"]:
+        yield "  note", note
 
 
 def _memory_rows(d: dict[str, Any], kept_as: str) -> Iterator[tuple[str, str]]:
@@ -159,6 +233,8 @@ def _memory_rows(d: dict[str, Any], kept_as: str) -> Iterator[tuple[str, str]]:
     tokens, longest = memory["kv_cache_tokens"], memory["max_model_len"]
     yield "memory available", gigabytes(available)
     yield "  weights in use", gigabytes(working) + kept_as
+    if in_place := memory.get("in_place_weight_bytes"):
+        yield "  read in place", f"{gigabytes(in_place)} more stay in the files, read by row"
     yield "  activations", f"{gigabytes(memory['activation_bytes'])} at most"
     if tokens:
         sequences = counted(tokens // max(longest, 1), "sequence")
@@ -169,6 +245,8 @@ def _memory_rows(d: dict[str, Any], kept_as: str) -> Iterator[tuple[str, str]]:
         yield "  KV cache", f"{reserved} ({memory['kv_cache_reason']})"
     if memory["state_bytes"]:
         yield "  states", gigabytes(memory["state_bytes"])
+    if "draft_model_bytes" in memory:
+        yield "  draft model", f"{gigabytes(memory['draft_model_bytes'])} of these"
     fixed = working + memory["activation_bytes"] + memory["state_bytes"]
     short = fixed + memory["kv_cache_bytes"] - available
     if d["fits"]:
@@ -197,10 +275,3 @@ def _print_row(name: str, value: str) -> None:
         width = max(shutil.get_terminal_size().columns - WIDTH, 20)
         lines = textwrap.wrap(value, width, break_long_words=False, break_on_hyphens=False) or [""]
     print(bold(f"{name:<{WIDTH}}") + ("\n" + " " * WIDTH).join(lines))
-
-
-def _count(parameters: int) -> str:
-    for unit, size in (("billion", 1e9), ("million", 1e6), ("thousand", 1e3)):
-        if parameters >= size:
-            return f"{parameters:,} ({parameters / size:.3g} {unit})"
-    return str(parameters)

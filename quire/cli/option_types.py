@@ -66,6 +66,13 @@ def _whole(text: str) -> int:
         raise _refusal(f"{shortened(text)!r} is not a whole number") from None
 
 
+def _range(text: str) -> int | tuple[int, int]:
+    if (match := re.fullmatch(r"(\d{1,6})-(\d{1,6})", text)) is None:
+        return _whole(text)
+    least, most = int(match[1]), int(match[2])
+    return (least, most) if least != most else least
+
+
 def _fraction(text: str) -> float:
     try:
         return float(text)
@@ -88,13 +95,24 @@ def _duration(text: str) -> float:
         raise _refusal(error.message, error.hint) from None
 
 
+def _models(text: str) -> Any:
+    raise _refusal("models cannot be given on the command line", "write `models:` in a --config file")
+
+
+def _drafts(text: str) -> str:
+    return "off" if text == "False" else text  # YAML reads off as false
+
+
 def _refusal(message: str, hint: str | None = None) -> argparse.ArgumentTypeError:
     return argparse.ArgumentTypeError(f"{message}\nhint: {hint}" if hint else message)
 
 
 TEXT = OptionType("text", (str,), str)
 WHOLE = OptionType("a whole number", (int,), _whole)
+RANGE = OptionType("a whole number, or two such as 2-8", (int, str), _range)
+DRAFTS = OptionType("auto, off or the name of a model", (str, bool), _drafts)
 FRACTION = OptionType("a number", (int, float), _fraction)
 # 512M and 4G are in powers of 1000, as Quire prints them; 4Gi is in powers of 1024.
 DURATION = OptionType("a duration such as 60ms or 1.5s", (str,), _duration)
 SIZE = OptionType("a size such as 512M", (int, str), _size)
+MODELS = OptionType("a mapping of names to flags", (dict,), _models)

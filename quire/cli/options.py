@@ -8,8 +8,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
-from quire.cli.option_types import DURATION, FRACTION, SIZE, TEXT, WHOLE, Repeated, choice_of
-from quire.config import EngineConfig, ServerConfig, check_value
+from quire.cli.option_types import DRAFTS, DURATION, FRACTION, RANGE, SIZE, TEXT, WHOLE, Repeated, choice_of
+from quire.config import EngineConfig, ServerConfig
+from quire.config_option import check_value
 from quire.sampling_params import SamplingParams
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "stop")
@@ -19,16 +20,25 @@ HELP = {
     "max_tokens": "maximum tokens per answer (default: the rest of the context)",
     "stop": "text that ends the answer; repeatable",
     "kv_cache_memory_bytes": "size of the KV cache, such as 512M or 4G",
+    "prefix_cache_bytes": "maximum size of all files in --prefix-cache-dir, such as 20G; what was used least "
+    "recently is removed",
     "itl_goal": "time between two tokens, such as 60ms, to be kept in 99 of 100 cases: prompts are computed "
     "in chunks, and sequences together, as that allows",
+    "replicas": "engines that serve the model, each in a process with its own share of the cores and of the "
+    "memory; more than one get requests by a router that knows what each has cached; MIN-MAX: as many as are "
+    "predicted to keep --ttft-goal and --itl-goal",
+    "idle_unload": "time without a request, such as 10m, after which one of several models is unloaded",
+    "load_wait": "time that a request waits at most, such as 2m, until its model is loaded, where there are "
+    "several",
     "ttft_goal": "time until the first token, such as 1s; a request whose first token would come later is "
     "refused with a 503",
 }
 UNSET = {"kv_cache_memory_bytes": "what fits in memory, up to what --max-num-seqs can use"}
-# Names that can only be fields: "seed" and "stop" are also ordinary words.
+# Names that can only be fields: "seed", "stop" and, but for the beginning of errors, "speculative" are also
+# ordinary words.
 _CONFIGURED = [f.name for f in (*fields(EngineConfig), *fields(ServerConfig))]
-_FIELDS = [name for name in (*SAMPLING, *_CONFIGURED) if "_" in name]
-_NAMES = re.compile(rf"\b({'|'.join(_FIELDS)})\b( = )?")
+_FIELDS = {name for name in (*SAMPLING, *_CONFIGURED) if "_" in name}
+_WORD = re.compile(r"\b(\w+)\b( = )?")  # one of all names would take longer to compile than all the rest here
 
 
 def add_engine_flags(
@@ -105,8 +115,12 @@ def check_option(name: str, value: Any) -> None:
 
 def in_flags(text: str) -> str:
     """Rewrite a message for the command line: max_num_seqs = 0 becomes --max-num-seqs 0."""
-    text = _NAMES.sub(lambda found: _flag(found[1]) + (" " if found[2] else ""), text)
-    return text.replace(", or None", "")
+
+    def renamed(found: re.Match[str]) -> str:
+        is_field = found[1] in _FIELDS or (found[1] == "speculative" and found[2])
+        return _flag(found[1]) + (" " if found[2] else "") if is_field else found[0]
+
+    return _WORD.sub(renamed, text).replace(", or None", "")
 
 
 def _flag(name: str) -> str:
@@ -126,6 +140,8 @@ def _describe(field: Field[Any], default: Any = None, unset: str | None = None) 
         return {"action": argparse.BooleanOptionalAction, "help": text, "default": default}
     if shown in (None, (), MISSING):
         shown = unset or UNSET.get(field.name, rule.get("unset"))
+    if rule.get("duration") and isinstance(shown, float):
+        shown = f"{shown:g}s"
     if shown is not None:
         text += f" (default: {shown})"
     if rule.get("many"):
@@ -134,10 +150,14 @@ def _describe(field: Field[Any], default: Any = None, unset: str | None = None) 
     if choices := rule.get("choices"):
         metavar = "{" + ",".join(map(str, choices)) + "}"
         return described | {"type": choice_of(choices), "metavar": metavar}
+    if field.name == "speculative":
+        return described | {"type": DRAFTS, "metavar": rule["metavar"]}
     if rule.get("duration"):
         return described | {"type": DURATION, "metavar": "TIME"}
-    if field.name.endswith("_bytes"):
+    if field.name.endswith("_bytes") or rule.get("size"):
         return described | {"type": SIZE, "metavar": "BYTES"}
+    if rule.get("range"):
+        return described | {"type": RANGE, "metavar": "N|MIN-MAX"}
     if "low" in rule:
         return described | {"type": WHOLE, "metavar": "N"}
     metavar = rule.get("metavar", "FILE" if field.name.endswith("file") else "TEXT")

@@ -5,8 +5,21 @@ from __future__ import annotations
 import argparse
 from typing import Any, NoReturn
 
-from quire import __version__
-from quire.cli import batch, bench, cache, inspect, plan, probe, replay, run, serve, simulate
+from quire.cli import (
+    batch,
+    bench,
+    cache,
+    deploy,
+    inspect,
+    page,
+    plan,
+    probe,
+    quantize,
+    replay,
+    run,
+    serve,
+    simulate,
+)
 from quire.cli.option_types import TEXT
 from quire.cli.options import check_option
 from quire.cli.terminal import complain
@@ -20,8 +33,10 @@ EXAMPLES = """examples:
   echo "What is 3 + 4?" | quire run demo --json
   cat notes.txt | quire run demo "Summarize this."
   quire serve demo                           OpenAI-compatible server at http://127.0.0.1:8000/v1
+  quire deploy ray demo --replicas 2         the same on a Ray cluster, by several engines
   quire batch in.jsonl -o out.jsonl          answer a file of requests in OpenAI's batch format
   quire inspect path/to/checkpoint           architecture, size, and whether it fits in memory
+  quire quantize demo -o demo-int4           write a copy with weights of 4 or 8 bits, rounded with care
   quire plan Qwen/Qwen3-8B --machine L40S    predicted speed, what fits, and what reaches a goal
   quire probe                                measure this machine's memory bandwidth and arithmetic
   quire bench --goal "itl_p99<50ms"          the highest rate of requests that keeps a goal
@@ -29,6 +44,7 @@ EXAMPLES = """examples:
   quire cache ls                             list the packed weights kept on disk
   quire help run                             show all flags of a command
   quire replay FILE                          repeat a recorded run of a server, and compare every step
+  quire page --out site                      the server's page with a recorded demo, as files
   quire serve --config serve.yaml            read flags from a file
 """
 
@@ -100,6 +116,22 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return args
 
 
+class PrintVersion(argparse.Action):
+    """The flag --version, which looks for the version only when it is given."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        from quire import __version__
+
+        print(f"quire {__version__}")
+        parser.exit()
+
+
 def _owners(commands: dict[str, CommandParser]) -> dict[str, str]:
     """Return the commands that have each flag, in words."""
     owners: dict[str, list[str]] = {}
@@ -116,9 +148,12 @@ def _make_parsers() -> tuple[CommandParser, dict[str, CommandParser]]:
         description="Run large language models in the terminal, as a server, or over a file of requests.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("--version", action="version", version=f"quire {__version__}")
+    leave = "print the version and leave"
+    parser.add_argument("--version", action=PrintVersion, nargs=0, default=argparse.SUPPRESS, help=leave)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (run, serve, batch, bench, inspect, plan, simulate, probe, cache, replay):
+    for command in (
+        *(run, serve, deploy, batch, bench, inspect, quantize, plan, simulate, probe, cache, replay, page),
+    ):
         command.add_parser(commands)
     for made in commands.choices.values():
         made.add_argument("--config", type=TEXT, metavar="FILE", help=CONFIG)

@@ -23,6 +23,7 @@ from quire.roofline.shares import SPREAD, Span
 BATCHES = (1, 4, 16, 64, 256)
 CONTEXTS = (1024, 8192, 65536)
 PROMPTS = (128, 1024, 8192)
+NUM_DRAFTED, DRAFTING = 3, (1, 16, 64)  # tokens that a step verifies for each sequence; batches
 PLOT_WIDTH, PLOT_HEIGHT = 61, 12  # characters
 
 
@@ -111,7 +112,18 @@ class Report:
         )
         turning = plan.turning_batch()
         told = f"B* = {turning:,}" if turning else f"more than {LARGEST_BATCH:,}"
-        return [*lines, f"batch at which decoding turns compute-bound: {told}"]
+        lines.append(f"batch at which decoding turns compute-bound: {told}")
+        ratios = self._verifying()
+        longer = ", ".join(f"{ratio:.2f} at batch {batch}" for batch, ratio in ratios.items())
+        pays = ", ".join(f"{max(ratio - 1, 0):.2f}" for ratio in ratios.values())
+        told = (
+            f"a step that verifies {NUM_DRAFTED} drafted tokens a sequence is longer by a factor of {longer}"
+        )
+        return [*lines, f"{told}: drafts pay from {pays} accepted tokens on"]
+
+    def _verifying(self) -> dict[int, float]:
+        """Return how many times as long a step takes if it verifies drafts, by batch."""
+        return {n: self.plan.verifying(n, self.workload.prompt, NUM_DRAFTED) for n in DRAFTING}
 
     def _decode_table(self) -> Table:
         contexts = _contexts(self.plan)
@@ -183,6 +195,10 @@ class Report:
                 "sequences": {tokens: fit.batch(tokens) for tokens in (*_contexts(plan), fit.longest)},
             },
             "turning_batch": plan.turning_batch(),
+            "verifying": [
+                {"batch": batch, "drafted_tokens": NUM_DRAFTED, "time_ratio": ratio}
+                for batch, ratio in self._verifying().items()
+            ],
             "decode": [
                 {"batch": batch, "context": context, "fits": batch <= fit.batch(context)}
                 | _as_dict(plan.decode(batch, context))

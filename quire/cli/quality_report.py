@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from typing import Any
@@ -13,6 +11,7 @@ from quire.backends.device import device_for
 from quire.build import Built, build
 from quire.config import QUANTIZATIONS, EngineConfig
 from quire.errors import ConfigError
+from quire.progress import Advance
 from quire.quantize.kinds import Array
 from quire.quantize.quality import Quality, compare, text_logits
 from quire.text.tokenizer import find_tokenizer
@@ -24,8 +23,6 @@ HOW_TO_READ = (
     "KL: divergence of the next-token probabilities from those of the original, in nats per token "
     "(0: equal, 0.01: negligible, 0.1: noticeable). Same best: how often both rank the same token first."
 )
-
-Advance = Callable[[str, int, int], None]  # (format being measured, tokens done, total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,21 +108,6 @@ def _bits(built: Built, change: Mapping[str, Any]) -> float:
         )
     specs = program.weights().values()
     return 8 * sum(map(built.description.weights.stored_bytes, specs)) / sum(spec.size for spec in specs)
-
-
-@contextmanager
-def bar() -> Iterator[Advance]:
-    """Show a progress bar in a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    text = TextColumn("measuring: {task.description}", markup=False)
-    console, shown = Console(stderr=True), sys.stderr.isatty()
-    with Progress(
-        text, BarColumn(), TimeRemainingColumn(), console=console, transient=True, disable=not shown
-    ) as progress:
-        task = progress.add_task("loading", total=None)
-        yield lambda name, done, total: progress.update(task, description=name, completed=done, total=total)
 
 
 def print_table(losses: list[Loss]) -> None:

@@ -89,12 +89,13 @@ def _replay(recording: Recording, figures: Figures, changes: dict[str, Any], qui
     from quire.recording.replay import replay
 
     check_build(recording.header)
-    runner = None
+    runner, adapters = None, None
     if recording.header.contents:
         with loading_bar(recording.header.config.model) as show:
-            runner = rebuild(recording.header, changes, show).runner
+            built = rebuild(recording.header, changes, show)
+            runner, adapters = built.runner, built.adapters
     with _step_bar(len(figures.steps), quiet) as show_steps:
-        return replay(recording, runner, show_steps)
+        return replay(recording, runner, show_steps, adapters=adapters or ())
 
 
 def _trace(recording: Recording, figures: Figures, path: Path, last_s: float | None, quiet: bool) -> int:

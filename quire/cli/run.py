@@ -64,7 +64,11 @@ def run(args: argparse.Namespace) -> int:
         defaults = {"max_tokens": None, **llm.frontend.default_params}
         params = SamplingParams.from_dict(sampling_options(args), defaults)
         chat = TerminalChat(llm, params, raw=raw, system=args.system, as_json=args.json)
-        return chat.hold() if prompt is None else chat.answer(prompt)
+        if prompt is None:
+            return chat.hold()
+        if (checkpoint := llm.chosen.get("checkpoint")) is not None:
+            note(f"{llm.chosen['model']}: {checkpoint}")
+        return chat.answer(prompt)
     finally:
         llm.close()
 

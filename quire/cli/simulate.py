@@ -6,10 +6,10 @@ import argparse
 from typing import Any
 
 from quire.cli.arguments import add_words, check_model
+from quire.cli.fleet_flags import add_fleet_flags, check_fleet
 from quire.cli.load_flags import GOAL, add_arrival_flags, add_length_flags
 from quire.cli.option_types import FRACTION, TEXT, WHOLE
 from quire.cli.options import add_engine_flags, add_server_flags, engine_options
-from quire.cli.serve import MAX_NUM_PREFILL_TOKENS
 
 DESCRIPTION = """Predict the latencies of a load on a model, without computing any token: the scheduler and
 engine of quire serve run on a virtual clock, with steps as long as a law says. The report is that of
@@ -22,6 +22,10 @@ quire bench, in seconds instead of hours.
   quire simulate demo --fit run.json --request-rate 8
                                                a server as measured: by quire bench --request-rate 4
                                                --json run.json --save-detailed
+  quire simulate demo --arrivals TRACE --replicas 8 --router prefix,two-choices
+                                               several replicas: routers side by side
+  quire simulate demo --arrivals TRACE --autoscale 2-20 --goal ttft<2s --html fleet.html
+                                               as many as the goal needs, with plots (docs/scale.md)
 Above 0.9 of saturation small errors of the law become large ones of waiting times: the report then says
 how latencies change with steps that are 2% faster or slower.
 """
@@ -70,8 +74,10 @@ def add_parser(commands: Any) -> None:
     add("--duration", type=FRACTION, metavar="S", help="send requests for this time")
     add_arrival_flags(add)
     add("--goal", type=GOAL, metavar="GOAL", help="limits of latency that a good request keeps")
+    add_fleet_flags(parser.add_argument_group("replicas").add_argument)
     add = parser.add_argument_group("report").add_argument
     add("--json", type=TEXT, metavar="FILE", help="write all figures to FILE")
+    add("--html", type=TEXT, metavar="FILE", help="of replicas: write the report and its plots as a page")
     add("--save-detailed", action="store_true", default=None, help="with the times of every token")
     add_engine_flags(parser, names=ENGINE)
     add_server_flags(parser, ("max_queued_requests", "max_queued_tokens"))
@@ -85,7 +91,7 @@ def simulate(args: argparse.Namespace) -> int:
         args.parser.refuse_unknown(more[0])
     check_model(model)
     from quire.cli.simulate_run import run
-    from quire.config import EngineConfig
+    from quire.config import SERVED_PREFILL_TOKENS, EngineConfig
 
     given = [f"--{name}" for name in ("law", "fit", "calibrate") if getattr(args, name)]
     if len(given) > 1:
@@ -94,7 +100,8 @@ def simulate(args: argparse.Namespace) -> int:
         args.parser.refuse(
             "--machine and --calibrate exclude each other", "only this machine can be measured"
         )
+    check_fleet(args)
     options = engine_options(args)
     if not args.machine:
-        options.setdefault("max_num_prefill_tokens", MAX_NUM_PREFILL_TOKENS)  # as in quire serve
+        options.setdefault("max_num_prefill_tokens", SERVED_PREFILL_TOKENS)  # as in quire serve
     return run(args, EngineConfig.from_keywords(model=model, **options))

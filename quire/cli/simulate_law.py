@@ -67,6 +67,8 @@ def _kept_at(setting: SimulatedModel) -> Path:
 class _Recorder:
     """A meter that passes every step on to a calibration."""
 
+    draft_law = None
+
     def __init__(self, law: StepLaw) -> None:
         self.calibration = Calibration(law)
         self._law = law
@@ -84,7 +86,7 @@ class _Recorder:
 
 def _calibrated(setting: SimulatedModel) -> StepLaw:
     """Run the model with batches of many sizes, and return the law of its steps."""
-    config = replace(setting.config, itl_goal=None, enable_prefix_caching=False)
+    config = replace(setting.config, itl_goal=None, enable_prefix_caching=False, speculative="off")
     with loading_bar(config.model) as progress:
         built = build(config, progress)
     recorder = _Recorder(setting.roof())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from quire.bench import report
 from quire.bench.driver import LoadRun
 from quire.bench.load import LoadOptions, load_requests
 from quire.bench.workload import Request
+from quire.cli.simulate_fleet import run_fleet, simulated_by
 from quire.cli.simulate_law import known_law
 from quire.config import EngineConfig, ServerConfig
 from quire.engine.step_law import StepLaw
@@ -43,6 +44,10 @@ def run(args: argparse.Namespace, config: EngineConfig) -> int:
     if args.save_law:
         write_law(Path(args.save_law).expanduser(), known)
     runs = _Runs(setting, known, load, _queue(args))
+    if args.is_fleet:
+        options = {"bounds": runs.bounds, "is_open": load.is_open}
+        simulated = simulated_by(setting, known, runs.requests, **options)
+        return run_fleet(args, setting, known, _settings(load, config, args), simulated)
     begin_s = time.perf_counter()
     done = runs.at(known.law)
     took_s = time.perf_counter() - begin_s
@@ -99,7 +104,7 @@ class _Runs:
 
     def __init__(self, setting: SimulatedModel, known: KnownLaw, load: LoadOptions, queue: Bounds) -> None:
         self.setting, self.known, self.load = setting, known, load
-        self._bounds = queue._replace(max_concurrency=load.max_concurrency, until_s=load.duration)
+        self.bounds = queue._replace(max_concurrency=load.max_concurrency, until_s=load.duration)
         if not load.is_open and load.duration and not load.num_prompts and not load.max_concurrency:
             raise ConfigError("--duration alone sends requests without end", "give --max-concurrency as well")
 
@@ -108,11 +113,15 @@ class _Runs:
         return simulate(
             self.setting.scheduler(law),
             law,
-            load_requests(self.load, BlockVocabulary(), "", self.setting.memory.max_model_len),
+            self.requests(),
             delays=self.known.delays,
-            bounds=self._bounds,
+            bounds=self.bounds,
             is_open=self.load.is_open,
         )
+
+    def requests(self) -> Iterable[Request]:
+        """Return the requests of the load."""
+        return load_requests(self.load, BlockVocabulary(), "", self.setting.memory.max_model_len)
 
     def utilisation(self) -> float | None:
         """Return the rate of an open loop as a share of saturation."""

@@ -14,6 +14,7 @@ from quire.cli.chosen import in_words
 from quire.cli.options import in_flags
 from quire.cli.terminal import AnswerWriter, complain, counted, note
 from quire.errors import RequestError
+from quire.outputs import drafts_in_words
 
 if TYPE_CHECKING:
     from quire.frontend import Encoded
@@ -216,6 +217,9 @@ def _report(output: RequestOutput | None, failure: str | None, interrupted: bool
         "tokens_per_s": None,
     }
     times = output.metrics if output else None
+    if times is not None and times.num_drafted:
+        report |= {"drafted_tokens": times.num_drafted, "accepted_tokens": times.num_accepted}
+        report["drafting_gain"] = round(times.drafting_gain, 3)
     if times is not None and times.first_token_s is not None and times.finished_s is not None:
         report["time_to_first_token_s"] = round(times.first_token_s - times.arrival_s, 4)
         seconds = times.finished_s - times.first_token_s
@@ -241,7 +245,9 @@ def _summary(output: RequestOutput) -> str:
 
 
 def _receipt(times: RequestMetrics) -> list[str]:
-    """Say what took or saved a notable part of the time."""
+    """Say what drafts gained, and what took or saved a notable part of the time."""
+    drafting = times.num_accepted, times.num_drafted, times.decode_s, times.drafting_saved_s
+    drafts = [drafts_in_words(*drafting)] if times.num_drafted else []
     total_s = (times.finished_s or times.arrival_s) - times.arrival_s
     seconds = {
         "queued": times.queue_s,
@@ -251,7 +257,7 @@ def _receipt(times: RequestMetrics) -> list[str]:
         "waiting for the grammar": times.grammar_s,
     }
     notable = {name: value for name, value in seconds.items() if value >= max(0.001, _NOTABLE * total_s)}
-    return [f"{_duration(value)} {name}" for name, value in notable.items()]
+    return drafts + [f"{_duration(value)} {name}" for name, value in notable.items()]
 
 
 def _duration(seconds: float) -> str:

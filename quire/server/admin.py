@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire import __version__
+from quire.engine.status import ModelFacts
 from quire.errors import RequestError
 from quire.frontend import Frontend
 from quire.server import body
@@ -147,7 +148,7 @@ class ServerLoad(msgspec.Struct):
 
 
 class ServerInfo(msgspec.Struct):
-    """Settings of the server; `chosen` has those it chose for the model and machine."""
+    """Settings of the server; `chosen` has those it chose for the model and machine, `model` its sizes."""
 
     version: str
     system_fingerprint: str
@@ -155,6 +156,7 @@ class ServerInfo(msgspec.Struct):
     chosen: dict[str, str]
     engine: dict[str, Any]
     limits: dict[str, int]
+    model: ModelFacts | None
 
 
 class IncidentFile(msgspec.Struct):
@@ -175,10 +177,13 @@ def service_of(request: Request) -> ServiceState:
     return service
 
 
-def _card(service: ServiceState, name: str) -> ModelCard:
-    created, max_model_len = service.created_s, service.frontend.max_model_len
+def _card(service: ServiceState, name: str, adapter: str = "") -> ModelCard:
+    created, max_model_len, own = service.created_s, service.frontend.max_model_len, service.names[0]
     created_at = datetime.fromtimestamp(created, UTC).isoformat()
-    return ModelCard(name, created, max_model_len, service.names[0], name, created_at, max_model_len)
+    card = ModelCard(name, created, max_model_len, own, name, created_at, max_model_len)
+    if adapter:  # named by its content
+        card.root, card.parent = adapter, own
+    return card
 
 
 @describes("Confirm that a server is there, for clients that probe it first")
@@ -189,20 +194,22 @@ async def root(request: Request) -> Response:
 @describes("List the served model names", reply=ModelList)
 async def models(request: Request) -> Response:
     service = service_of(request)
-    return reply(ModelList([_card(service, name) for name in service.names]))
+    cards = [_card(service, name) for name in service.names]
+    cards += [_card(service, own.name, own.adapter) for own in service.adapters.values()]
+    return reply(ModelList(cards))
 
 
 @describes("Describe one model", reply=ModelCard)
 async def model(request: Request) -> Response:
     service = service_of(request)
-    return reply(_card(service, service.check_model(request.path_params["model"])))
+    return reply(_card(service, *service.check_name(request.path_params["model"])))
 
 
 @describes("Tokenize a text or a conversation", TokenizeRequest, TokenizeReply)
 async def tokenize(request: Request) -> Response:
     service = service_of(request)
     asked, *_ = await read(request, TokenizeRequest)
-    service.check_model(asked.model)
+    service.check_name(asked.model)
     return reply(await service.in_thread(_tokenize, service.frontend, asked))
 
 
@@ -236,7 +243,7 @@ def _piece(token: bytes) -> str | list[int]:
 async def detokenize(request: Request) -> Response:
     service = service_of(request)
     asked, *_ = await read(request, DetokenizeRequest)
-    service.check_model(asked.model)
+    service.check_name(asked.model)
     return reply(await service.in_thread(_detokenize, service.frontend, asked.tokens))
 
 
@@ -288,25 +295,31 @@ async def version(request: Request) -> Response:
 @describes("Report running and waiting requests, and free KV cache blocks", reply=ServerLoad)
 async def load(request: Request) -> Response:
     """Report the requests by state, and the blocks of the KV cache."""
-    service = service_of(request)
+    return reply(load_of(service_of(request)))
+
+
+def load_of(service: ServiceState) -> ServerLoad:
+    """Return the load of a model's server."""
     status = service.engine.status
-    return reply(
-        ServerLoad(
-            len(service.requests),
-            status.num_running,
-            status.num_waiting,
-            service.num_queued_requests,
-            service.num_queued_tokens,
-            status.num_blocks,
-            status.num_free_blocks,
-        )
+    return ServerLoad(
+        len(service.requests),
+        status.num_running,
+        status.num_waiting,
+        service.num_queued_requests,
+        service.num_queued_tokens,
+        status.num_blocks,
+        status.num_free_blocks,
     )
 
 
 @describes("Report the settings chosen for this model on this machine", reply=ServerInfo)
 async def server_info(request: Request) -> Response:
     """Report settings, without secrets or paths."""
-    service = service_of(request)
+    return reply(info_of(service_of(request)))
+
+
+def info_of(service: ServiceState) -> ServerInfo:
+    """Return the settings of a server."""
     config, engine = service.config, service.engine_config
     limits = {
         "max_queued_requests": config.max_queued_requests,
@@ -322,7 +335,8 @@ async def server_info(request: Request) -> Response:
         "tool_calls": output_format.tools.name if output_format.tools else "none",
         "reasoning": output_format.reasoning.name if output_format.reasoning else "none",
     }
-    return reply(ServerInfo(__version__, service.fingerprint, list(service.names), chosen, options, limits))
+    names, model = list(service.names), service.engine.status.facts.model
+    return ServerInfo(__version__, service.fingerprint, names, chosen, options, limits, model)
 
 
 @describes("Write an incident file of what was recorded, see --record", reply=IncidentFile)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -10,46 +11,86 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from quire.config import ServerConfig
+from quire.config import EngineConfig, ServerConfig
 from quire.errors import QuireError
-from quire.server import admin, steps, traces
+from quire.server import admin, replica_routes, steps, traces
 from quire.server.anthropic import messages
-from quire.server.auth import AllowedHosts, ApiKeys
+from quire.server.auth import AllowedHosts, ApiKeys, OwnPage
 from quire.server.body import MAX_BODY_BYTES, too_large
 from quire.server.errors import HTTPRefusal, response_for
 from quire.server.llamacpp import routes as llamacpp
 from quire.server.logs import RequestLog
-from quire.server.metrics import Metrics
+from quire.server.metrics import HttpCounts
+from quire.server.ollama import embeddings as ollama_embeddings
 from quire.server.ollama import models as ollama
-from quire.server.openai import chat, completions, responses
+from quire.server.openai import adapters, chat, completions, responses
+from quire.server.page import events, experiments
+from quire.server.page.static import StaticPage
+from quire.server.pooling import embeddings, scores
 from quire.server.request import RequestMiddleware
 from quire.server.service import QueueFull, ServiceState
+from quire.transfer.segment_folder import folder_secret
 
+LIVE_ROUTES = (*events.ROUTES, *experiments.ROUTES)  # of the page, about the engine that runs
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
-_EXPOSED = ("x-request-id", "retry-after")
+_EXPOSED = ("x-request-id", "x-quire-tag", "retry-after")
 
 
-def make_app(service: ServiceState, keys: tuple[str, ...]) -> ASGIApp:
-    """Return all routes over one ServiceState, with their middleware. No `keys`: no key is required."""
+def make_app(service: ServiceState, keys: tuple[str, ...], *, named_outside: bool = False) -> ASGIApp:
+    """Return all routes over one ServiceState, with their middleware. No `keys`: no key is required.
+
+    `named_outside`: see RequestLog.
+    """
+    if service.config.load_adapters:
+        adapters.check(service.engine_config, bool(keys))
+    page = StaticPage() if service.config.page else None
+    app = model_app(service, page)
+    open_paths = page.paths if page is not None else ()
+    secret = kept_secret(service.config, service.engine_config) if keys else None
+    return guarded(app, service.config, keys, service.metrics.http, open_paths, secret, named_outside)
+
+
+def model_app(service: ServiceState, page: StaticPage | None) -> Starlette:
+    """Return the routes of one model, without the checks in front of them."""
     app = Starlette(
         routes=[
-            *(*chat.ROUTES, *completions.ROUTES, *responses.ROUTES, *messages.ROUTES, *admin.ROUTES),
-            *steps.ROUTES,
-            *traces.ROUTES,
-            *llamacpp.ROUTES,
-            *ollama.ROUTES,
+            *routes_of(page),
+            *(adapters.ROUTES if service.config.load_adapters else ()),
+            *(replica_routes.ROUTES if service.replicas is not None else ()),
         ],
         middleware=[Middleware(RequestMiddleware, service)],
-        exception_handlers={QuireError: _refuse, HTTPException: _refuse, Exception: _refuse},
+        exception_handlers=HANDLERS,
     )
     app.router.redirect_slashes = False
     app.state.service = service
-    return guarded(app, service.config, keys, service.metrics)
+    return app
 
 
-async def _refuse(request: Request, error: Exception) -> Response:
+def routes_of(page: StaticPage | None) -> list[BaseRoute]:
+    """Return the routes of every model."""
+    return [
+        *((*LIVE_ROUTES, *page.routes) if page is not None else ()),
+        *(*chat.ROUTES, *completions.ROUTES, *responses.ROUTES, *messages.ROUTES, *admin.ROUTES),
+        *(*embeddings.ROUTES, *scores.ROUTES, *steps.ROUTES),
+        *traces.ROUTES,
+        *llamacpp.ROUTES,
+        *ollama_embeddings.ROUTES,
+        *ollama.ROUTES,
+    ]
+
+
+def kept_secret(config: ServerConfig, engine_config: EngineConfig) -> bytes | None:
+    """Return the secret for salts of keys, if blocks under them are kept in files. Raises ConfigError."""
+    if not config.cache_per_key or engine_config.prefix_cache_dir is None:
+        return None
+    return folder_secret(Path(engine_config.prefix_cache_dir).expanduser())
+
+
+async def refuse(request: Request, error: Exception) -> Response:
+    """Return the response for an error of an endpoint."""
     path = request.url.path
     request.state.shed = isinstance(error, QueueFull)
     if isinstance(error, HTTPException) and error.status_code in (404, 405):
@@ -59,16 +100,29 @@ async def _refuse(request: Request, error: Exception) -> Response:
     return response_for(error, path)
 
 
-def guarded(app: ASGIApp, config: ServerConfig, keys: Iterable[str], metrics: Metrics) -> ASGIApp:
-    """Return an application behind checks of the host, the key and the body's head, CORS, and the log.
+HANDLERS = {QuireError: refuse, HTTPException: refuse, Exception: refuse}
+
+
+def guarded(
+    app: ASGIApp,
+    config: ServerConfig,
+    keys: Iterable[str],
+    count: HttpCounts,
+    open_paths: Iterable[str] = (),
+    secret: bytes | None = None,
+    named_outside: bool = False,
+) -> ASGIApp:
+    """Return an application behind checks of the host, the key, the origin and the body's head, CORS, and
+    the log. `open_paths` need no key; `secret` is that of ApiKeys, `named_outside` of RequestLog.
 
     Keys are checked after CORS: browsers send preflight requests without one.
     """
-    app = Guard(Guard(app, check_body), ApiKeys(keys))
+    app = Guard(Guard(app, check_body), OwnPage(config.allowed_origins))
+    app = Guard(app, ApiKeys(keys, open_paths, secret))
     if config.allowed_origins:
         app = CORSMiddleware(app, config.allowed_origins, _METHODS, ("*",), expose_headers=_EXPOSED)
     app = Guard(app, AllowedHosts(config.host, config.allowed_hosts))
-    return RequestLog(app, metrics, log_prompts=config.log_prompts)
+    return RequestLog(app, count, log_prompts=config.log_prompts, named_outside=named_outside)
 
 
 class Guard:

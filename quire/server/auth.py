@@ -1,4 +1,4 @@
-"""Access control: API keys, and the names accepted in the Host header."""
+"""Access control: API keys, the names accepted in the Host header, and the origins of pages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.types import Scope
 
 from quire.server.errors import HTTPRefusal
 
-# The only paths that need no key, for GET and HEAD: load balancers probe them.
+# Paths that need no key, for GET and HEAD: load balancers probe them.
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/v1/health"})
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _HOST = re.compile(rb"(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::\d{1,5})?")
@@ -22,17 +22,21 @@ _HOST = re.compile(rb"(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::\d{1,5}
 class ApiKeys:
     """Check that a request has one of the keys, as `Authorization: Bearer` or `x-api-key`, if there are keys.
 
-    Every path needs a key except OPEN_PATHS, so paths added later are protected, too. Sets
-    scope["state"]["tenant"], which identifies the key while the process lives, and is not reversible.
+    Every path needs a key except OPEN_PATHS and `open_paths`, so paths added later are protected, too. Sets
+    scope["state"]["tenant"], which identifies the key to whoever has the `secret`, and is not reversible.
+    Without one, a secret of this process is taken.
     """
 
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._secret = secrets.token_bytes(32)
+    def __init__(
+        self, keys: Iterable[str], open_paths: Iterable[str] = (), secret: bytes | None = None
+    ) -> None:
+        self._open_paths = OPEN_PATHS.union(open_paths)
+        self._secret = secret or secrets.token_bytes(32)
         self._digests = [self._digest(key.encode()) for key in keys]
 
     def __call__(self, scope: Scope) -> HTTPRefusal | None:
         tenant = self._tenant(scope) if self._digests else ""
-        if tenant is None and not (scope["method"] in ("GET", "HEAD") and scope["path"] in OPEN_PATHS):
+        if tenant is None and not (scope["method"] in ("GET", "HEAD") and scope["path"] in self._open_paths):
             hint = "send Authorization: Bearer KEY, or x-api-key: KEY"
             return HTTPRefusal(
                 401, "a valid API key is required", hint, headers={"WWW-Authenticate": "Bearer"}
@@ -88,6 +92,29 @@ class AllowedHosts:
         if match is not None and (not self._names or match[1].lower() in self._names):
             return None
         return HTTPRefusal(421, "the Host header is not one of this server's names", "see --allowed-hosts")
+
+
+class OwnPage:
+    """Refuse requests for the page's data that come from other pages.
+
+    Another page cannot read the answer, but it could open streams of events and start experiments. Browsers
+    say where a request comes from in Sec-Fetch-Site and Origin, which no script can set; other clients send
+    neither. Behind a proxy that changes the Host header, an old browser's Origin is not the Host: the proxy's
+    is then one of `allowed`.
+    """
+
+    def __init__(self, allowed: Iterable[str]) -> None:
+        self._allowed = frozenset(origin.encode() for origin in allowed)
+
+    def __call__(self, scope: Scope) -> HTTPRefusal | None:
+        headers = dict(scope["headers"])
+        origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
+        if not scope["path"].startswith("/page/") or origin in self._allowed:
+            return None
+        own = origin is None or origin.partition(b"://")[2].lower() == headers.get(b"host", b"").lower()
+        if own if site is None else site in (b"same-origin", b"none"):
+            return None
+        return HTTPRefusal(403, "the request comes from another page", "see --allowed-origins")
 
 
 def is_loopback(bind: str) -> bool:

@@ -52,7 +52,7 @@ def parse(body: bytes | bytearray, type_: type[T]) -> tuple[T, list[str]]:
     except msgspec.ValidationError as error:
         raise _field_error(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-        raise _malformed(body, error) from None
+        raise malformed(body, error) from None
     if body.count(b"{") + body.count(b"[") > MAX_DEPTH and any(
         _depth_exceeds(one, MAX_DEPTH) for one in (value, unknown)
     ):
@@ -107,7 +107,7 @@ def _depth_exceeds(value: Any, limit: int) -> bool:
     return True
 
 
-def _malformed(body: bytes | bytearray, error: Exception) -> RequestError:
+def malformed(body: bytes | bytearray, error: Exception) -> RequestError:
     """Return the error for a body that is not UTF-8, contains a lone surrogate, or is not JSON."""
     try:
         text = str(body, "utf-8")

@@ -29,15 +29,21 @@ class Finish(NamedTuple):
 
 
 ChatEvent = Event | Finish
+PREDICTED_RUN = 4
 
 
 class TokenUsage(NamedTuple):
-    """Token counts of a request. A prompt counts once, however many sequences continue it."""
+    """Token counts of a request. A prompt counts once, however many sequences continue it.
+
+    `accepted_tokens` and `rejected_tokens` are those of a predicted answer, as `count_predicted` counts them.
+    """
 
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
     reasoning_tokens: int = 0
+    accepted_tokens: int = 0
+    rejected_tokens: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,6 +69,8 @@ class ChatTask:
     include_reasoning: bool = True
     priority: int = 0
     cache_salt: str = ""
+    report_drafting: bool = False
+    prediction: str = ""  # what the client expects of the answer
     warnings: list[str] = field(default_factory=list)
 
 
@@ -97,7 +105,13 @@ def _prepare(
     limit, side = task.truncate_prompt_tokens, task.truncation_side
     prompt = fitted(prompt, limit, params, frontend, side=side, what="messages")
     check_size([prompt], params, frontend.model.config.vocab_size)
-    prompt = replace(prompt, priority=task.priority, cache_salt=task.cache_salt)
+    prompt = replace(
+        prompt,
+        priority=task.priority,
+        cache_salt=task.cache_salt,
+        report_drafting=task.report_drafting,
+        predicted_token_ids=frontend.encode_prediction(task.prediction) if task.prediction else (),
+    )
     parsers = [output_format.answer_parser(functions, task.tool_choice, text) for _ in range(params.n)]
     return prompt, params, parsers
 
@@ -180,6 +194,21 @@ def count_tokens(outputs: Sequence[RequestOutput]) -> TokenUsage:
     )
 
 
+def count_predicted(predicted: Sequence[int], answers: Sequence[Sequence[int]]) -> int:
+    """Return how many predicted tokens appear in answers: in runs of PREDICTED_RUN, or all of fewer.
+
+    They are no more than the tokens of the answers. Single tokens would appear in any text.
+    """
+    length = min(PREDICTED_RUN, len(predicted))
+    runs = {run for ids in answers for run in zip(*(ids[i:] for i in range(length)), strict=False)}
+    count = end = 0
+    for start, run in enumerate(zip(*(predicted[i:] for i in range(length)), strict=False)):
+        if run in runs:
+            count += start + length - max(start, end)
+            end = start + length
+    return min(count, sum(map(len, answers)))
+
+
 class ChatRun:
     """A running conversation. Iterate over `batches()`, which end with the Finish of each sequence.
 
@@ -210,8 +239,13 @@ class ChatRun:
                 yield batch
 
     def usage(self) -> TokenUsage:
-        """Return token counts so far. Reasoning is counted when a sequence ends."""
-        return count_tokens([self.output])._replace(reasoning_tokens=self._num_reasoning_tokens)
+        """Return token counts so far. Reasoning is counted when a sequence ends, a prediction at the end."""
+        usage = count_tokens([self.output])._replace(reasoning_tokens=self._num_reasoning_tokens)
+        predicted = self.handle.prompts[0].request.predicted_token_ids
+        if not predicted or not self.output.finished:
+            return usage
+        accepted = count_predicted(predicted, [one.token_ids for one in self.output.outputs])
+        return usage._replace(accepted_tokens=accepted, rejected_tokens=len(predicted) - accepted)
 
     def _new_events(self, sequence: CompletionOutput) -> list[ChatEvent]:
         parser, thoughts = self._parsers[sequence.index], self._thoughts[sequence.index]

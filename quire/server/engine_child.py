@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 from quire.errors import ConfigError, EngineDead, QuireError
@@ -38,18 +40,21 @@ class EngineChild(asyncio.Protocol):
         self._reader = messages.server_reader()
 
     @classmethod
-    async def spawn(cls, command: Sequence[str], receive: Callable[[FromEngine], None]) -> EngineChild:
-        """Start a new interpreter. Raises OSError if the system cannot."""
+    async def spawn(
+        cls, command: Sequence[str], receive: Callable[[FromEngine], None], processors: Sequence[int] = ()
+    ) -> EngineChild:
+        """Start a new interpreter, on these processors if there are any. Raises OSError if that fails."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         child = cls(receive)
         with theirs:
             await asyncio.get_running_loop().create_unix_connection(lambda: child, sock=ours)
-            child.process = subprocess.Popen(
-                (*command, str(theirs.fileno())),
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C in the terminal is for the parent alone
-            )
+            with _on(processors):
+                child.process = subprocess.Popen(
+                    (*command, str(theirs.fileno())),
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C in the terminal is for the parent alone
+                )
         return child
 
     def send(self, message: EngineMessage) -> None:
@@ -84,17 +89,33 @@ class EngineChild(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Decode what the event loop has read."""
         try:
-            received = self._reader.feed(data)
+            for message in self._reader.feed(data):
+                if isinstance(message, messages.Failed):
+                    self.failed = message
+                self._receive(message)
         except BadFrame as error:
-            self.bad_frame, received = str(error), []
+            self.bad_frame = str(error)
             self._transport.abort()
-        for message in received:
-            if isinstance(message, messages.Failed):
-                self.failed = message
-            self._receive(message)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.ended.set_result(None)
+
+
+@contextlib.contextmanager
+def _on(processors: Sequence[int]) -> Iterator[None]:
+    """Let processes that this thread starts meanwhile run on these processors only, all their threads.
+
+    A new process inherits the mask of the thread that starts it, before any library in it starts threads.
+    """
+    if not processors:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, processors)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def describe_exit(status: int) -> str:

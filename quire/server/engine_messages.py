@@ -14,9 +14,10 @@ from typing import Generic, TypeVar
 import msgspec
 
 from quire.config import EngineConfig
-from quire.engine.status import Facts, StepReport
+from quire.engine.status import AdapterFacts, Facts, StepReport
 from quire.errors import RequestError
 from quire.recording.chunks import ChunkKind, JournalLimits
+from quire.transfer.parcels import AnyParcel
 from quire.types import NewRequest, Output
 
 MAX_FRAME_BYTES = 256 << 20  # twice the largest output: logprobs of the whole vocabulary at each position
@@ -36,15 +37,20 @@ class Start(EngineMessage):
     """Load a model. Always the first message.
 
     `measure`: measure the machine if its ceilings are unknown. With limits, a journal is sent.
+    `available_bytes`: the memory that it may plan with, None for all that is free. `num_sharing` engines use
+    the same weights. `adapters` are those to be loaded, folders by name, None for all.
     """
 
     config: EngineConfig
     measure: bool = False
     journal: JournalLimits | None = None
+    available_bytes: int | None = None
+    num_sharing: int = 1
+    adapters: dict[str, str] | None = None
 
 
 class Submit(EngineMessage):
-    """Run a request. The reply is outputs, or RequestRefused."""
+    """Run a request. The reply is RequestAccepted, RequestsAdmitted and outputs, or RequestRefused."""
 
     request: NewRequest
 
@@ -58,6 +64,52 @@ class Abort(EngineMessage):
 
     request_id: str
     sequence: int | None = None
+
+
+class Bring(EngineMessage):
+    """Blocks for a request that will be submitted next."""
+
+    request_id: str
+    parcel: AnyParcel
+
+
+class ReadBlocks(EngineMessage):
+    """Send the leading blocks of this chain that are in the cache, as BlocksRead.
+
+    `shared`: in shared memory.
+    """
+
+    request_id: str
+    hashes: list[bytes]
+    shared: bool
+
+
+class WatchSteps(EngineMessage):
+    """Add views to the reports of steps from now on, or no longer."""
+
+    on: bool
+
+
+class FollowCache(EngineMessage):
+    """Add changes of what is cached to the reports, beginning with all that is; or no longer."""
+
+    on: bool
+
+
+class ChangeAdapter(EngineMessage):
+    """Load an adapter from a folder or, without one, unload it. The reply is AdapterChanged."""
+
+    number: int
+    name: str
+    path: str | None
+
+
+class AdapterChanged(EngineMessage):
+    """The adapters that are loaded after a ChangeAdapter, or why it failed: the fields of a RequestError."""
+
+    number: int
+    adapters: tuple[AdapterFacts, ...]
+    error: tuple[str, str | None, str | None] | None = None
 
 
 class Announced(EngineMessage):
@@ -101,11 +153,30 @@ class RequestRefused(EngineMessage):
         return RequestError(self.message, self.hint, self.param, self.code)
 
 
+class RequestAccepted(EngineMessage):
+    """A request waits: from now on, it is not what ends the process."""
+
+    request_id: str
+
+
+class RequestsAdmitted(EngineMessage):
+    """These requests are computed from the next step on."""
+
+    request_ids: list[str]
+
+
 class Stepped(EngineMessage):
     """Outputs of a step. A step of many outputs may take several frames; the last has the report."""
 
     outputs: list[Output]
     report: StepReport | None
+
+
+class BlocksRead(EngineMessage):
+    """Blocks that were asked for by ReadBlocks; None after the last of them."""
+
+    request_id: str
+    parcel: AnyParcel | None
 
 
 class Journaled(EngineMessage):
@@ -123,8 +194,21 @@ class Failed(EngineMessage):
     config: bool = False
 
 
-ToEngine = Start | Submit | Abort
-FromEngine = Announced | Measuring | Loading | Ready | RequestRefused | Stepped | Journaled | Failed
+ToEngine = Start | Submit | Abort | Bring | ReadBlocks | WatchSteps | FollowCache | ChangeAdapter
+FromEngine = (
+    Announced
+    | Measuring
+    | Loading
+    | Ready
+    | RequestRefused
+    | RequestAccepted
+    | RequestsAdmitted
+    | Stepped
+    | BlocksRead
+    | Journaled
+    | AdapterChanged
+    | Failed
+)
 M = TypeVar("M")
 
 
@@ -158,9 +242,9 @@ class FrameReader(Generic[M]):
         self._decoder = decoder
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> list[M]:
-        """Return the messages that `data` completes. Raises BadFrame for anything else than messages."""
-        buffer, messages, begin = self._buffer, [], 0
+    def feed(self, data: bytes) -> Iterator[M]:
+        """Yield the messages that `data` completes. Raises BadFrame, after them, for anything else."""
+        buffer, begin = self._buffer, 0
         buffer += data
         while len(buffer) - begin >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(buffer, begin)
@@ -169,10 +253,9 @@ class FrameReader(Generic[M]):
             end = begin + _LENGTH.size + length
             if len(buffer) < end:
                 break
-            messages.append(self._decode(buffer[begin + _LENGTH.size : end]))
+            yield self._decode(buffer[begin + _LENGTH.size : end])
             begin = end
         del buffer[:begin]
-        return messages
 
     def _decode(self, payload: bytearray) -> M:
         try:

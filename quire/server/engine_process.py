@@ -10,22 +10,29 @@ import ctypes
 import gc
 import logging
 import secrets
+import select
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
+from typing import Any
 
 from quire.build import Built, build
 from quire.engine.engine import Engine, step
 from quire.errors import ConfigError, QuireError, RequestError
 from quire.recording.chunks import ChunkKind
-from quire.recording.identity import header_of
+from quire.recording.identity import header_of, link_fingerprint
 from quire.recording.journal import Journal, JournaledScheduler
 from quire.server import engine_messages as messages
 from quire.server import malloc_arenas
+from quire.server.engine_adapters import AdapterTraffic
+from quire.server.engine_blocks import BlockTraffic
 from quire.server.engine_messages import BadFrame, EngineMessage, ToEngine
+from quire.types import Admission
 
 NAME = b"quire-engine"
 PROGRESS_S = 0.05  # between two Loading messages
@@ -44,18 +51,25 @@ class ServerSocket:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._reader = messages.engine_reader()
+        self._sending = threading.Lock()
 
     def send(self, message: EngineMessage) -> None:
         self.send_frame(messages.encode(message))
 
     def send_frame(self, frame: bytearray) -> None:
-        """Send a frame; wait while the socket is full. The server always reads, so this cannot deadlock."""
-        self._socket.sendall(frame)
+        """Send a frame, from any thread; wait while the socket is full.
 
-    def receive(self, wait: bool) -> list[ToEngine]:
-        """Return the messages received so far; with `wait`, wait for data first."""
+        The server always reads, so this cannot deadlock.
+        """
+        with self._sending:
+            self._socket.sendall(frame)
+
+    def receive(self, wait_s: float | None) -> list[ToEngine]:
+        """Return the messages received so far, after waiting at most so long for data; None: for any time."""
         received: list[ToEngine] = []
-        flags = 0 if wait else socket.MSG_DONTWAIT
+        if wait_s:
+            select.select((self._socket,), (), (), wait_s)
+        flags = 0 if wait_s is None else socket.MSG_DONTWAIT
         while True:
             try:
                 data = self._socket.recv(_CHUNK_BYTES, flags)
@@ -71,16 +85,41 @@ def serve(server: ServerSocket, build: Build) -> None:
     """Load the model that the first message names, then run requests until the socket closes."""
     waiting: list[ToEngine] = []
     while not waiting:
-        waiting = server.receive(wait=True)
+        waiting = server.receive(None)
     first = waiting.pop(0)
     if not isinstance(first, messages.Start):
         raise BadFrame(f"{type(first).__name__} before Start")
-    engine = _load(server, first, build)
+    built = _load(server, first, build)
+    engine = built.engine
+    engine.on_admitted = partial(_tell_admitted, server)
+    traffic = BlockTraffic(engine.exchange, partial(_fingerprint, built), server.send)
+    adapters = AdapterTraffic(built.adapters, server.send)
+    with closing(engine):
+        _run(server, engine, traffic, adapters, waiting)
+
+
+def _fingerprint(built: Built) -> bytes:
+    return link_fingerprint(built.description, built.backend.block_layout())
+
+
+def _run(
+    server: ServerSocket,
+    engine: Engine,
+    traffic: BlockTraffic,
+    adapters: AdapterTraffic,
+    waiting: list[ToEngine],
+) -> None:
+    """Run requests, beginning with the messages that wait, until the socket closes."""
     trim_s = time.monotonic() + malloc_arenas.PERIOD_S
     while True:
         for message in waiting:
-            _handle(server, engine, message)
-        if engine.has_work:
+            if isinstance(message, messages.ChangeAdapter):
+                adapters.change(message)
+            else:
+                _handle(server, engine, traffic, message)
+        if traffic.busy:
+            traffic.send_some()
+        if engine.wait_s == 0.0:
             outputs, report = step(engine)
             if report is not None:
                 for frame in messages.encode_step(outputs, report):
@@ -88,10 +127,14 @@ def serve(server: ServerSocket, build: Build) -> None:
         if time.monotonic() >= trim_s:
             malloc_arenas.trim()
             trim_s = time.monotonic() + malloc_arenas.PERIOD_S
-        waiting = server.receive(wait=not engine.has_work)
+        waiting = server.receive(0.0 if traffic.busy else engine.wait_s)
 
 
-def _load(server: ServerSocket, start: messages.Start, build: Build) -> Engine:
+def _tell_admitted(server: ServerSocket, admitted: tuple[Admission, ...]) -> None:
+    server.send(messages.RequestsAdmitted(sorted({one.request_id for one in admitted})))
+
+
+def _load(server: ServerSocket, start: messages.Start, build: Build) -> Built:
     last_s = 0.0
 
     def progress(done: int, total: int) -> None:
@@ -104,11 +147,14 @@ def _load(server: ServerSocket, start: messages.Start, build: Build) -> Engine:
         server.send(messages.Announced(line, nbytes))
 
     measuring = (lambda: server.send(messages.Measuring())) if start.measure else None
-    built = _build(server, start, partial(build, start.config, progress, announce, measuring))
+    more: dict[str, Any] = {"available_bytes": start.available_bytes, "num_sharing": start.num_sharing}
+    if start.adapters is not None:
+        more["adapters"] = start.adapters
+    built = _build(server, start, partial(build, start.config, progress, announce, measuring, **more))
     _make_collections_rare()
     server.send(messages.Ready(built.facts))
     built.runner.prepare_grammars()  # later, streams would wait while the first grammar did it
-    return built.engine
+    return built
 
 
 def _build(server: ServerSocket, start: messages.Start, build: Callable[..., Built]) -> Built:
@@ -134,15 +180,24 @@ def _make_collections_rare() -> None:
     gc.set_threshold(GC_THRESHOLD)
 
 
-def _handle(server: ServerSocket, engine: Engine, message: ToEngine) -> None:
+def _handle(server: ServerSocket, engine: Engine, traffic: BlockTraffic, message: ToEngine) -> None:
     match message:
         case messages.Submit(request):
             try:
-                engine.add(message.checked())
+                engine.add(message.checked(), traffic.take(request.request_id))
+                server.send(messages.RequestAccepted(request.request_id))
             except RequestError as error:
                 server.send(messages.RequestRefused.of(request.request_id, error))
         case messages.Abort(request_id, sequence):
             engine.abort(request_id, sequence)
+        case messages.Bring():
+            traffic.bring(message)
+        case messages.ReadBlocks():
+            traffic.read(message)
+        case messages.WatchSteps(on):
+            engine.watch(on)
+        case messages.FollowCache(on):
+            engine.follow_cache(on)
         case _:
             raise BadFrame("a second Start")
 

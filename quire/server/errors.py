@@ -20,11 +20,16 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from quire.errors import ContextOverflow, EngineDead, Overloaded, QuireError, RequestError
+from quire.errors import Conflict, ContextOverflow, EngineDead, Overloaded, QuireError, RequestError
 
 UNEXPECTED = "the server failed to process this request; its log has the details"
 RESTART_S = 5  # Retry-After when the engine has died
 MAX_MESSAGE = 4096  # characters of an error's text that are sent
+
+
+class GenerationFailed(QuireError):
+    """A request failed while it ran, and no other did: NaN logits, or a grammar that could not continue."""
+
 
 # status -> (type, code) of errors that have none of their own
 _KINDS = {
@@ -34,6 +39,7 @@ _KINDS = {
     404: ("not_found_error", "not_found"),
     405: ("invalid_request_error", "method_not_allowed"),
     408: ("invalid_request_error", "request_timeout"),
+    409: ("invalid_request_error", "conflict"),
     413: ("invalid_request_error", "request_too_large"),
     415: ("invalid_request_error", "unsupported_media_type"),
     421: ("invalid_request_error", "unknown_host"),
@@ -107,6 +113,8 @@ def report(error: BaseException) -> ErrorReport:
         status = 400
     elif isinstance(error, HTTPRefusal):
         status, headers = error.status, error.headers
+    elif isinstance(error, Conflict):
+        status = 409
     elif isinstance(error, Overloaded):
         status, headers = 503, {"Retry-After": str(max(1, round(error.retry_after_s)))}
     elif isinstance(error, EngineDead) and error.retry:

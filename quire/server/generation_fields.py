@@ -10,7 +10,13 @@ from starlette.requests import Request
 
 from quire.errors import RequestError
 from quire.sampling_params import MAX_INT32, StructuredOutputsParams
-from quire.server.unsupported_fields import IGNORED, OF_PENALTIES, REFUSED, has_effect
+from quire.server.unsupported_fields import (
+    IGNORED,
+    IGNORED_PREFIX,
+    OF_PENALTIES,
+    REFUSED,
+    has_effect,
+)
 
 MAX_PROMPTS = 1024
 MAX_CHOICES = 1024  # over all prompts
@@ -92,6 +98,7 @@ def structure_of(kind: str, schema: dict[str, Any] | None, name: str) -> Structu
 
 def response_warnings(request: Request, unknown: Sequence[str], others: Sequence[str] = ()) -> list[str]:
     """Return the warnings of a response: unknown fields, then `others`. They are logged as well."""
+    unknown = [name for name in unknown if not name.startswith(IGNORED_PREFIX)]
     warnings = [f"unknown field {name[:MAX_NAME]!r} has no effect" for name in unknown[:MAX_WARNINGS]]
     if len(unknown) > MAX_WARNINGS:
         warnings.append(f"{len(unknown) - MAX_WARNINGS:,} more unknown fields have no effect")

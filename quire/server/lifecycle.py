@@ -13,7 +13,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -22,7 +22,7 @@ from quire.config import EngineConfig, ServerConfig, api_keys
 from quire.engine.client import EngineClient
 from quire.errors import ConfigError, Overloaded
 from quire.frontend import Frontend
-from quire.models import read_model
+from quire.models import FAMILIES, read_model
 from quire.recording.recorder import Recorder
 from quire.server import malloc_arenas
 from quire.server.app import make_app
@@ -30,12 +30,19 @@ from quire.server.connection import MAX_HEAD_BYTES, Protocol
 from quire.server.engine_process import GC_THRESHOLD
 from quire.server.local import LocalServer
 from quire.server.metrics import Metrics
+from quire.server.page.feed import Feed
 from quire.server.remote import RemoteEngine
+from quire.server.served import Served
 from quire.server.service import DRAIN_RETRY_S, ServiceState, served_names
 from quire.server.telemetry import Spans
+from quire.task import read_for
 from quire.text.tokenizer import Tokenizer
 from quire.text.tools import OutputFormat, output_format_of
 from quire.weights.hub import open_model
+
+if TYPE_CHECKING:
+    from quire.cluster.link_counts import LinkCounts
+    from quire.cluster.replicas import Replicas
 
 IN_TRANSIT_S = 0.1  # for requests that were sent before a signal
 INTERRUPT_DRAIN_S = 5  # for open requests after Ctrl-C
@@ -47,14 +54,39 @@ OPEN_FILES = 1 << 16
 _LOG = logging.getLogger(__name__)
 
 Ready = Callable[[ServiceState, str], None]
+Opened = tuple[Served, ASGIApp, Callable[[str], None]]  # the last is called with the URL
+Context = contextlib.AbstractAsyncContextManager[Opened]
+MakeSeveral = Callable[[ServerConfig, EngineConfig, bool], "Replicas"]  # the last: measure the ceilings
+InRole = Callable[
+    [ServerConfig, RemoteEngine],
+    contextlib.AbstractAsyncContextManager[tuple[EngineClient, Mapping[str, "LinkCounts"]]],
+]
 
 
-async def serve(config: ServerConfig, engine_config: EngineConfig, ready: Ready) -> int:
-    """Serve until a signal. Returns the exit status: 0 when every open request could end.
+async def serve(
+    config: ServerConfig,
+    engine_config: EngineConfig,
+    ready: Ready,
+    several: MakeSeveral | None = None,
+    in_role: InRole | None = None,
+) -> int:
+    """Serve a model until a signal, by one engine or by several. Return 0 when every open request could end.
 
+    One engine may have a role beside others: then `in_role` gives the client for this server's requests.
     `ready` is called with the URL once requests are accepted. Raises ConfigError when the model or the
     server's configuration is wrong.
     """
+
+    @contextlib.asynccontextmanager
+    async def opened(keys: tuple[str, ...]) -> AsyncIterator[Opened]:
+        async with loaded(config, engine_config, bool(keys), several, in_role, measure=True) as service:
+            yield service, make_app(service, keys), lambda url: ready(service, url)
+
+    return await serve_opened(config, opened)
+
+
+async def serve_opened(config: ServerConfig, opened: Callable[[tuple[str, ...]], Context]) -> int:
+    """Serve what `opened` yields until a signal, as `serve` does. It is called with the API keys."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     caught: list[int] = []
 
@@ -70,11 +102,11 @@ async def serve(config: ServerConfig, engine_config: EngineConfig, ready: Ready)
     _find_output_format(config, {})
     listener = bind(config.host, config.port)
     try:
-        async with _loaded(config, engine_config, bool(keys), measure=True) as service:
+        async with opened(keys) as (served, app, ready):
             gc.collect()
             gc.freeze()  # collections, which all streams wait for, need not visit loaded objects
             gc.set_threshold(GC_THRESHOLD)
-            return await _Server(service, keys, ready).run(listener)
+            return await _Server(served, app, ready).run(listener)
     except asyncio.CancelledError:
         if not caught:
             raise
@@ -89,29 +121,51 @@ async def local_server(config: ServerConfig, engine_config: EngineConfig) -> Asy
 
     Raises ConfigError for a model that cannot be served.
     """
-    config = replace(config, max_queued_requests=UNBOUNDED, max_queued_tokens=UNBOUNDED)
-    async with _loaded(config, engine_config, keyed=False) as service:
+    config = replace(config, max_queued_requests=UNBOUNDED, max_queued_tokens=UNBOUNDED, page=False)
+    async with loaded(config, engine_config, keyed=False) as service:
         yield LocalServer(make_app(service, ()), config.host, service.engine.status)
 
 
 @contextlib.asynccontextmanager
-async def _loaded(
-    config: ServerConfig, engine_config: EngineConfig, keyed: bool, measure: bool = False
+async def loaded(
+    config: ServerConfig,
+    engine_config: EngineConfig,
+    keyed: bool,
+    several: MakeSeveral | None = None,
+    in_role: InRole | None = None,
+    measure: bool = False,
+    available_bytes: int | None = None,
+    num_sharing: int = 1,
 ) -> AsyncIterator[ServiceState]:
-    """Start the engine's process, yield what the endpoints need, and end both."""
+    """Start the engine's process, or those of several, yield what the endpoints need, and end both.
+
+    `available_bytes` and `num_sharing` are those of RemoteEngine.
+    """
     malloc_arenas.share()
     recorder = _recorder(config)
-    engine = RemoteEngine(engine_config, measure=measure, recorder=recorder)
-    try:
+    replicas = None if several is None else several(config, engine_config, measure)
+    engine = replicas or RemoteEngine(
+        engine_config,
+        measure=measure,
+        recorder=recorder,
+        available_bytes=available_bytes,
+        num_sharing=num_sharing,
+    )
+    async with contextlib.AsyncExitStack() as ended:
+        ended.push_async_callback(engine.close)
         await engine.start()
-        service = await asyncio.to_thread(make_service, config, engine_config, engine, keyed)
+        client: EngineClient = engine
+        links: Mapping[str, LinkCounts] = {}
+        if in_role is not None and isinstance(engine, RemoteEngine):
+            client, links = await ended.enter_async_context(in_role(config, engine))
+        service = await asyncio.to_thread(make_service, config, engine_config, client, keyed)
+        ended.callback(service.close)
         service.recorder = recorder
-        try:
-            yield service
-        finally:
-            service.close()
-    finally:
-        await engine.close()
+        if links:
+            service.metrics.watch_links(links)
+        if replicas is not None:
+            service.take_several(replicas)
+        yield service
 
 
 def _recorder(config: ServerConfig) -> Recorder | None:
@@ -131,21 +185,24 @@ def make_service(
 ) -> ServiceState:
     """Return the state of a service for an engine that is ready, wherever it runs."""
     facts = engine.status.facts
-    source = open_model(engine_config.model, engine_config.revision, weights=False)
+    own = engine_config
+    source = open_model(own.model, own.revision, weights=False, overrides=own.overrides)
     frontend = Frontend(
         source,
-        read_model(source.config()),
+        read_for(source, own.task, read_model, FAMILIES),
         max_model_len=facts.limits.max_model_len,
         longest_context=facts.longest_context,
         seed=engine_config.seed,
     )
     names = served_names(config, engine_config.model)
-    metrics = Metrics(names[0], engine_config, lambda: engine.status)
+    metrics = Metrics(names[0], engine_config, lambda: engine.statuses)
     frontend.chat_template.check()
     output_format = _find_output_format(config, frontend.chat_template.templates, frontend.tokenizer)
     if (problem := output_format.self_check(frontend.chat_template)) is not None:
         _LOG.warning("tool calls: %s", problem)
     service = ServiceState(config, engine_config, frontend, engine, metrics, names, keyed, output_format)
+    if config.page:
+        service.feed = Feed(service)
     engine.on_record = service.take_report
     if (endpoint := config.otlp_traces_endpoint) is not None:
         service.spans = Spans(endpoint, names[0])
@@ -206,11 +263,11 @@ def _check_certificate(config: ServerConfig) -> None:
 class _Server(uvicorn.Server):
     """uvicorn with a drain of our own in place of its signal handlers."""
 
-    def __init__(self, service: ServiceState, keys: tuple[str, ...], ready: Ready) -> None:
-        config = http_config(make_app(service, keys), service.config)
+    def __init__(self, served: Served, app: ASGIApp, ready: Callable[[str], None]) -> None:
+        config = http_config(app, served.config)
         config.lifespan, config.timeout_graceful_shutdown = "off", int(END_S)
         super().__init__(config)
-        self._service = service
+        self._served = served
         self._ready = ready
         self._drain: asyncio.Task[None] | None = None
         self._forced = asyncio.Event()
@@ -218,7 +275,7 @@ class _Server(uvicorn.Server):
 
     async def run(self, listener: socket.socket) -> int:  # type: ignore[override]
         loop = asyncio.get_running_loop()
-        drain_s = self._service.config.drain_timeout_s
+        drain_s = self._served.config.drain_timeout_s
         loop.add_signal_handler(signal.SIGTERM, self._begin_drain, drain_s)
         loop.add_signal_handler(signal.SIGINT, self._begin_drain, min(drain_s, INTERRUPT_DRAIN_S))
         await self.serve([listener])
@@ -234,11 +291,16 @@ class _Server(uvicorn.Server):
             host, port = listener.getsockname()[:2]
             scheme = "https" if self.config.is_ssl else "http"
             shown = f"[{host}]" if ":" in host else host
-            self._ready(self._service, f"{scheme}://{shown}:{port}")
+            self._ready(f"{scheme}://{shown}:{port}")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the feeds, whose viewers would stay, and then as uvicorn does."""
+        self._served.end_feeds()
+        await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:
         """Return True to exit: also when the engine is given up, so that a supervisor can start anew."""
-        if self._service.engine.status.state == "stopped":
+        if self._served.is_over:
             _LOG.critical("the engine cannot be restarted: the server ends")
             self._harmed = True
             return True
@@ -251,7 +313,7 @@ class _Server(uvicorn.Server):
         if self._drain is not None:
             self._forced.set()
         else:
-            self._service.draining = True
+            self._served.draining = True
             self._drain = asyncio.create_task(self._drain_then_exit(patience_s))
 
     async def _drain_then_exit(self, patience_s: float) -> None:
@@ -260,10 +322,10 @@ class _Server(uvicorn.Server):
         Requests that were sent before the signal are served: they may still be in a socket's buffer.
         """
         await asyncio.sleep(IN_TRANSIT_S)
-        self._service.refusing = True
-        _LOG.info("draining: %d open requests have %g s to end", len(self._service.requests), patience_s)
+        self._served.refusing = True
+        _LOG.info("draining: %d open requests have %g s to end", len(self._served.requests), patience_s)
         await self._until_idle(patience_s, self._forced)
-        for request in list(self._service.requests):
+        for request in list(self._served.requests):
             self._harmed = True
             request.end(Overloaded("the server is shutting down", "ask again", DRAIN_RETRY_S))
         await self._until_idle(END_S)
@@ -272,7 +334,7 @@ class _Server(uvicorn.Server):
     async def _until_idle(self, patience_s: float, forced: asyncio.Event | None = None) -> None:
         """Wait until no request is open, at most so long."""
         deadline = asyncio.get_running_loop().time() + patience_s
-        while self._service.requests and asyncio.get_running_loop().time() < deadline:
+        while self._served.requests and asyncio.get_running_loop().time() < deadline:
             if forced is not None and forced.is_set():
                 return
             await asyncio.sleep(0.02)

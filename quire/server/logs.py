@@ -24,11 +24,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.errors import QuireError, escape
 from quire.server.errors import response_for
-from quire.server.metrics import Metrics
+from quire.server.metrics import HttpCounts
 
 CLIENT_GONE = 499  # in logs and metrics, when the client disconnected before a status was sent
 MAX_TEXT = 2000  # characters of a prompt or an answer that are logged
-PROBES = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/v1/health", "/metrics"})
+QUIET = frozenset(  # logged only where they fail
+    {"/health", "/health/live", "/health/ready", "/ping", "/v1/health", "/metrics", "/page/{file}"}
+)
 _LOG = logging.getLogger("quire.server.http")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 # Beginnings of uvicorn's messages about errors that are logged here as well
@@ -94,13 +96,16 @@ class RequestLog:
 
     Endpoints may add to scope["state"], Starlette's request.state: `tokens`, the counts of prompt and answer;
     `error`, the error that ended a stream; `warnings`, those of the response; `prompt` and `answer`, which
-    are logged only with --log-prompts.
+    are logged only with --log-prompts. `named_outside`: the caller adds X-Request-Id to responses.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, *, log_prompts: bool = False) -> None:
+    def __init__(
+        self, app: ASGIApp, count: HttpCounts, *, log_prompts: bool = False, named_outside: bool = False
+    ) -> None:
         self._app = app
-        self._metrics = metrics
+        self._count = count
         self._log_prompts = log_prompts
+        self._named_outside = named_outside
         self._num_shed = 0  # requests that a full queue refused, not logged yet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,7 +121,7 @@ class RequestLog:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
-                for name in id_headers(scope["path"]):
+                for name in id_headers(scope["path"])[self._named_outside :]:
                     headers[name] = request_id
             await send(message)
 
@@ -134,7 +139,7 @@ class RequestLog:
 
     def _end(self, scope: Scope, status: int, seconds: float) -> None:
         method, path, state = scope["method"], route_path(scope), scope["state"]
-        self._metrics.http(method, path, status)
+        self._count(method, path, status)
         if state.get("shed"):  # there may be thousands a second: they are logged together
             if not self._num_shed:
                 asyncio.get_running_loop().call_later(SHED_LOG_S, self._log_shed)
@@ -152,7 +157,7 @@ class RequestLog:
         if warnings := state.get("warnings"):
             fields["warnings"] = "; ".join(warnings)[:MAX_TEXT]
         fields["request_id"] = state["request_id"]
-        level = logging.DEBUG if path in PROBES and status < 400 else logging.INFO
+        level = logging.DEBUG if path in QUIET and status < 400 else logging.INFO
         _LOG.log(level, "request", extra={"fields": fields})
 
     def _log_shed(self) -> None:

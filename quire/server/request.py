@@ -18,8 +18,8 @@ from quire.frontend import Encoded, RequestReader
 from quire.outputs import RequestOutput
 from quire.sampling_params import SamplingParams
 from quire.server.body import LARGE_BYTES, MAX_BODY_BYTES, parse, too_large
-from quire.server.errors import report, response_for
-from quire.server.metrics import Metrics
+from quire.server.engine_metrics import EngineMetrics
+from quire.server.errors import GenerationFailed, report, response_for
 from quire.server.service import DRAIN_RETRY_S, ServiceState
 from quire.server.timings import Deliveries, delivery_ms, logged, receipt_ms, server_timing
 from quire.text.tokenizer import Tokenizer
@@ -33,10 +33,6 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
-
-
-class GenerationFailed(QuireError):
-    """A request failed while it ran, and no other did: NaN logits, or a grammar that could not continue."""
 
 
 class PromptRun(RequestReader):
@@ -54,7 +50,7 @@ class PromptRun(RequestReader):
     def finished(self) -> bool:
         return self.output.finished
 
-    def take(self, outputs: list[Output], now: float, metrics: Metrics) -> None:
+    def take(self, outputs: list[Output], now: float, metrics: EngineMetrics) -> None:
         """Read outputs of the engine.
 
         Raises GenerationFailed for a sequence that failed, RequestError where its parameters caused that.
@@ -88,8 +84,8 @@ class ServerRequest:
     """
 
     def __init__(self, service: ServiceState, tenant: str = "") -> None:
-        self.service = service
-        self.tenant = tenant
+        self.service, self.tenant = service, tenant
+        self.adapter = ""  # of its prompts
         self.arrival_s = time.monotonic()
         self.end_s: float | None = None
         self.prompts: list[PromptRun] = []
@@ -173,7 +169,8 @@ class ServerRequest:
         prompt = self.prompts[index]
         self._start(prompt, outputs[0].num_cached_tokens)
         num_entries = sum(len(p) for output in outputs for p in (*output.prompt_logprobs, *output.logprobs))
-        await offloaded(num_entries, prompt.take, outputs, time.monotonic(), self.service.metrics)
+        metrics = self.service.metrics.of(prompt.stream.replica)
+        await offloaded(num_entries, prompt.take, outputs, time.monotonic(), metrics)
         return index, prompt.output
 
     async def _merged(self) -> AsyncIterator[tuple[int, list[Output]]]:
@@ -210,9 +207,8 @@ class ServerRequest:
     def timings(self) -> dict[str, float | int]:
         """Return milliseconds from the arrival of the HTTP request, and counts of tokens.
 
-        Of several prompts, deliveries are those of the slowest in each respect, the other times those of the
-        choice that ends last; counts are sums. Those of a request that has not ended cover what is known so
-        far.
+        Of several prompts, deliveries are those of the slowest in each respect, `replica` (where there are
+        several) that of the first, other times those of the choice that ends last; counts are sums so far.
         """
         end_s = self.end_s or time.monotonic()
         prompts = [(one.output, one.deliveries) for one in self.prompts]
@@ -221,17 +217,27 @@ class ServerRequest:
             gaps = [delivery_ms(*one, self.arrival_s, end_s) for one in prompts]
             times = {name: max(one[name] for one in gaps) for name in gaps[0]}
             times |= receipt_ms(prompts, self.arrival_s, end_s)
-        outputs = [prompt.output for prompt in self.prompts]
-        num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
-        num_cached = sum(output.num_cached_tokens for output in outputs)
+            if self.service.replicas is not None:
+                times["replica"] = self.prompts[0].stream.replica
+        outputs = [one.output for one in self.prompts]
+        num_prompt = sum(len(one.prompt_token_ids) for one in outputs)
+        num_cached = sum(one.num_cached_tokens for one in outputs)
         sequences = [sequence for output in outputs for sequence in output.outputs]
+        metrics = [one.metrics for one in sequences if one.metrics is not None]
         return {name: round(value, 3) for name, value in times.items()} | {
             "prompt_tokens": num_prompt,
             "cached_tokens": num_cached,
             "computed_tokens": num_prompt - num_cached,
             "completion_tokens": sum(len(sequence.token_ids) for sequence in sequences),
-            "preemptions": sum(one.metrics.num_preemptions for one in sequences if one.metrics is not None),
+            "drafted_tokens": sum(one.num_drafted for one in metrics),
+            "accepted_tokens": sum(one.num_accepted for one in metrics),
+            "preemptions": sum(one.num_preemptions for one in metrics),
+            "continuations": sum(one.num_continuations for one in metrics),
         }
+
+    @property
+    def fingerprint(self) -> str:
+        return "+".join(dict.fromkeys(one.stream.fingerprint for one in self.prompts))
 
     # The end
 
@@ -253,7 +259,8 @@ class ServerRequest:
                 prompt.stream.abort()
             if (first_s := prompt.deliveries.first_s) is not None:
                 self.service.forecast.ended(prompt.deliveries.last_s - first_s)
-            self.service.metrics.request_finished(prompt.request, prompt.output, self.failure is not None)
+            metrics = self.service.metrics.of(prompt.stream.replica)
+            metrics.request_finished(prompt.request, prompt.output, self.failure is not None)
 
     async def serve(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Run an ASGI application that answers this request, and cancel it when the client leaves.
@@ -289,7 +296,9 @@ class ServerRequest:
             ended = message["type"] == "http.response.body" and not message.get("more_body")
             if message["type"] == "http.response.start" and self.prompts:
                 timing = server_timing(self.timings(), all(one.finished for one in self.prompts))
-                MutableHeaders(scope=message)["server-timing"] = timing
+                headers = MutableHeaders(scope=message)
+                headers["server-timing"] = timing
+                headers["x-quire-tag"] = self.service.tag(self.prompts[0].request.request_id)
             await send(message)
 
         self.service.requests.add(self)

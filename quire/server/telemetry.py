@@ -106,7 +106,11 @@ class Spans:
         }
         if request.params.max_tokens is not None:
             attributes["gen_ai.request.max_tokens"] = request.params.max_tokens
-        return attributes | {f"quire.{name}": value for name, value in timings.items() if name.endswith("ms")}
+        return attributes | {
+            f"quire.{name}": value
+            for name, value in timings.items()
+            if name.endswith("ms") or name == "replica"
+        }
 
     def close(self) -> None:
         """Send what is left, and stop the thread."""

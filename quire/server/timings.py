@@ -1,4 +1,4 @@
-"""Where the time of an HTTP request went: for answers, the Server-Timing header and the log."""
+"""The parts of the time of an HTTP request: for answers, the Server-Timing header and the log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from quire.outputs import RequestOutput
 from quire.types import RequestMetrics
 
 _PARTS = ("queue", "prefill", "decode", "preempted", "total")
-_RECEIPT = ("interference_prefill", "interference_decode", "grammar", "cached_saved", "ideal")
+_RECEIPT = (
+    "interference_prefill",
+    "interference_decode",
+    "grammar",
+    "fetch",
+    "cached_saved",
+    "drafting_saved",
+    "ideal",
+)
 _NOTHING = RequestMetrics(0.0)
 
 
@@ -86,7 +94,9 @@ def receipt_ms(
         "interference_prefill": times.prefill_interference_s,
         "interference_decode": times.decode_interference_s,
         "grammar": times.grammar_s,
+        "fetch": times.fetch_s,
         "cached_saved": times.cached_saved_s,
+        "drafting_saved": times.drafting_saved_s,
         "ideal": times.ideal_s,
     }
     return {f"{name}_ms": value * 1e3 for name, value in seconds.items()}
@@ -103,6 +113,7 @@ def logged(timings: Mapping[str, float]) -> dict[str, float]:
     """Return the fields of a log line. What others added is there if it is anything."""
     fields = {f"{name}_ms": round(timings[f"{name}_ms"], 1) for name in _PARTS[:-1]}
     interference_ms = round(timings["interference_ms"], 1)
+    fields |= {name: timings[name] for name in ("replica",) if name in timings}
     return fields | ({"interference_ms": interference_ms} if interference_ms else {})
 
 

@@ -13,7 +13,7 @@ from typing import Any
 _OTHER_CONSTRAINT = "use structured_outputs or response_format"
 _ONE_PROMPT = "include it in the prompt"
 _NO_MEDIA = "this server reads and writes text only"
-_ONE_MODEL = "the model is served without adapters"
+_ONE_MODEL = "name an adapter as the model"
 _ONE_ENGINE = "prompts and answers are computed by the same engine"
 _THINK_LESS = "use max_tokens, or chat_template_kwargs where the template has a switch"
 _OWN_SAMPLERS = "leave it out: the samplers are temperature, top_k, top_p, min_p and penalties"
@@ -32,7 +32,7 @@ OFF_FROM = {"typical_p": 1, "tfs_z": 1}
 REFUSED = {
     # OpenAI's
     **dict.fromkeys(("audio", "image", "modalities"), _NO_MEDIA),
-    **dict.fromkeys(("moderation", "prediction", "web_search_options"), None),
+    **dict.fromkeys(("moderation", "web_search_options"), None),
     "best_of": "request n choices and choose among them",
     "function_call": "use tool_choice",
     "functions": "use tools",
@@ -101,8 +101,15 @@ OF_PENALTIES = frozenset({"repeat_last_n", "penalize_nl"})
 # fields.
 IGNORED = (
     # OpenAI's
-    *("access_programs", "background_options", "client_metadata", "metadata", "prompt_cache_key"),
-    *("prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier", "store"),
+    *("access_programs", "background_options", "client_metadata", "metadata", "prediction"),
+    *(
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+    ),
     # vLLM's
     *("request_id", "return_mm_kwargs", "return_token_offsets", "routed_experts_prompt_start", "session_id"),
     *("spaces_between_special_tokens", "stream_interval"),
@@ -118,6 +125,7 @@ IGNORED = (
     *("reasoning_budget_message", "reasoning_budget_start_tag", "reasoning_control", "response_fields"),
     *("return_progress", "sse_ping_interval", "timings_per_token", "verbose"),
 )
+IGNORED_PREFIX = "speculative."  # llama.cpp's lengths of drafts, which change no answer
 
 
 def has_effect(name: str, value: Any) -> bool:

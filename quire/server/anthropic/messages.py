@@ -53,13 +53,14 @@ async def create(request: Request) -> Response:
     """Return a message, or the stream of its events."""
     service: ServiceState = request.app.state.service
     asked, unknown, task = await read(request, MessagesRequest, protocol.task_of)
-    model = service.check_model(asked.model)
+    handle = handle_of(request)
+    model, handle.adapter = service.check_name(asked.model)
     message_id = f"msg_{token_hex(12)}"
     edits: protocol.Edits | UnsetType = UNSET
     with _own_field_names(asked):
         if asked.context_management is not None:
             edits = protocol.Edits(await service.in_thread(_edit, service, asked, task))
-        run = await start_chat(handle_of(request), task)
+        run = await start_chat(handle, task)
     message = MessageReply(id=message_id, model=model, usage=_usage(run))
     idle = protocol.without_effect(asked, service.template_reads("reasoning_effort"))
     message.warnings = response_warnings(request, unknown, task.warnings + idle) or UNSET
@@ -74,7 +75,7 @@ async def count_tokens(request: Request) -> Response:
     """Return the number of input tokens that /v1/messages would read."""
     service: ServiceState = request.app.state.service
     asked, _, task = await read(request, CountRequest, protocol.task_of)
-    service.check_model(asked.model)
+    service.check_name(asked.model)
 
     def counted() -> protocol.MessageTokenCount:
         before = len(encoded(service.frontend, task).token_ids)

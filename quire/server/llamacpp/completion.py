@@ -47,7 +47,7 @@ async def completion(request: Request) -> Response:
     service = handle.service
     convert = partial(params_of, frontend=service.frontend)
     asked, unknown, params = await read(request, LlamacppCompletionRequest, convert)
-    model = service.check_model(asked.model)
+    model, handle.adapter = service.check_name(asked.model)
     prompts = await service.in_thread(_encode, service.frontend, asked, params)
     with protocol.named():
         await handle.submit(prompts, [params] * len(prompts))
@@ -204,11 +204,14 @@ class LlamacppCompletionRun:
         prompt_ms, predicted_ms = generation_ms(output, prompt.run.deliveries)
         num_prompt = len(output.prompt_token_ids) - output.num_cached_tokens
         num_predicted = len(prompt.choice.token_ids)
-        return Timings(
+        timings = Timings(
             output.num_cached_tokens,
             *_rates(num_prompt, prompt_ms),
             *_rates(num_predicted, predicted_ms),
         )
+        if (times := prompt.choice.metrics) is not None and times.num_drafted:
+            timings.draft_n, timings.draft_n_accepted = times.num_drafted, times.num_accepted
+        return timings
 
     def _text(self, prompt: _PromptCursor) -> str:
         output = prompt.run.output

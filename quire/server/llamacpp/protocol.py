@@ -81,7 +81,10 @@ class LlamacppCompletionRequest(LlamaSampling, kw_only=True):
 
 
 class Timings(Struct):
-    """Times of a prompt and its continuation, in milliseconds and tokens per second."""
+    """Times of a prompt and its continuation, in milliseconds and tokens per second.
+
+    `draft_n` tokens were drafted and verified, if any, and `draft_n_accepted` of them were right.
+    """
 
     cache_n: int
     prompt_n: int
@@ -92,6 +95,8 @@ class Timings(Struct):
     predicted_ms: float
     predicted_per_token_ms: float
     predicted_per_second: float
+    draft_n: int | UnsetType = UNSET
+    draft_n_accepted: int | UnsetType = UNSET
 
 
 class PartialContinuation(Struct, kw_only=True):

@@ -101,7 +101,7 @@ async def props(request: Request) -> Response:
     return admin.reply(
         Props(
             Defaults(settings_of(params, frontend.max_model_len), frontend.max_model_len),
-            service.engine_config.max_num_seqs,
+            service.num_slots,
             model_alias=name,
             model_path=name,
             chat_template=frontend.chat_template.templates.get("default", ""),
@@ -118,7 +118,7 @@ async def props(request: Request) -> Response:
 async def slots(request: Request) -> Response:
     """Report the slots; with ?fail_on_no_slot=1, return 503 if none is idle."""
     service: ServiceState = request.app.state.service
-    n_ctx, total = service.frontend.max_model_len, service.engine_config.max_num_seqs
+    n_ctx, total = service.frontend.max_model_len, service.num_slots
     prompts = [prompt for handle in service.requests for prompt in handle.prompts if not prompt.is_queued]
     prompts.sort(key=lambda prompt: int(prompt.request.request_id))
     found = [slot for prompt in prompts for slot in _running(prompt, n_ctx)][:total]
@@ -127,7 +127,7 @@ async def slots(request: Request) -> Response:
         nothing = NextToken(False, -1, 0)
         found.append(SlotInfo(id=0, n_ctx=n_ctx, is_processing=number < num_busy, next_token=nothing))
     for number, slot in enumerate(found):
-        slot.id = number
+        slot.id, slot.speculative = number, service.engine_config.speculative != "off"
     if request.query_params.get("fail_on_no_slot") and num_busy == total:
         raise HTTPRefusal(503, "no slot is available", "ask again in a moment")
     return Response(encode(found), media_type="application/json")
@@ -158,7 +158,7 @@ async def apply_template(request: Request) -> Response:
     """Render a conversation as a prompt that /completion takes verbatim."""
     service: ServiceState = request.app.state.service
     asked, *_ = await read(request, TemplateRequest)
-    service.check_model(asked.model)
+    service.check_name(asked.model)
     return admin.reply(RenderedPrompt(await service.in_thread(_rendered, service.frontend, asked)))
 
 

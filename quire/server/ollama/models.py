@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from quire.engine.status import ModelFacts
 from quire.server.admin import Version, reply
 from quire.server.errors import HTTPRefusal
 from quire.server.ollama import answers
@@ -148,7 +150,12 @@ async def refuse(request: Request) -> Response:
 
 def _names(service: ServiceState) -> list[str]:
     """Return the names with a tag each, as clients add one before they look for a name."""
-    return [name if ":" in name.rpartition("/")[2] else name + LATEST for name in service.names]
+    return tagged(service.names)
+
+
+def tagged(names: Iterable[str]) -> list[str]:
+    """Return names as Ollama's clients know them."""
+    return [name if ":" in name.rpartition("/")[2] else name + LATEST for name in names]
 
 
 def _family(service: ServiceState) -> str:
@@ -170,18 +177,35 @@ def _weights(service: ServiceState) -> str:
 
 
 def _digest(service: ServiceState) -> str:
-    return hashlib.sha256(f"{service.names[0]} {service.fingerprint}".encode()).hexdigest()
+    return digest_of(service.names[0], service.fingerprint)
+
+
+def digest_of(name: str, fingerprint: str) -> str:
+    """Return what identifies a model."""
+    return hashlib.sha256(f"{name} {fingerprint}".encode()).hexdigest()
+
+
+def details_of(facts: ModelFacts) -> Details:
+    """Return the details of a model that may not be loaded."""
+    family = facts.architecture.removesuffix("ForCausalLM").lower()
+    size, weights = _count(facts.num_parameters), facts.quantization or "as stored"
+    return Details(family, [family], size, weights, facts.max_model_len, facts.hidden_size)
 
 
 def _details(service: ServiceState) -> Details:
     family, config = _family(service), service.frontend.model.config
-    count = _num_parameters(service)
-    unit, letter = next(((unit, letter) for unit, letter in _UNITS if count >= unit), (1, ""))
-    max_model_len, size = service.frontend.max_model_len, f"{count / unit:.1f}{letter}"
+    max_model_len, size = service.frontend.max_model_len, _count(_num_parameters(service))
     return Details(family, [family], size, _weights(service), max_model_len, config.hidden_size)
 
 
+def _count(num_parameters: int) -> str:
+    unit, letter = next(((unit, letter) for unit, letter in _UNITS if num_parameters >= unit), (1, ""))
+    return f"{num_parameters / unit:.1f}{letter}"
+
+
 def _capabilities(service: ServiceState) -> list[str]:
+    if (pooling := service.frontend.model.pooling) is not None:
+        return ["embedding"] if pooling.task == "embed" else []
     can = {"tools": service.output_format.tools, "thinking": service.output_format.reasoning}
     return ["completion", *(name for name, how in can.items() if how is not None)]
 
@@ -212,10 +236,7 @@ ROUTES = [
     Route("/api/ps", processes),
     Route("/api/show", show, methods=["POST"]),
     Route("/api/version", version),
-    *(
-        Route(f"/api/{name}", refuse, methods=["POST"])
-        for name in ("embed", "embeddings", "pull", "push", "create", "copy")
-    ),
+    *(Route(f"/api/{name}", refuse, methods=["POST"]) for name in ("pull", "push", "create", "copy")),
     Route("/api/delete", refuse, methods=["DELETE"]),
     Route("/api/blobs/{digest}", refuse, methods=["HEAD", "POST"]),
 ]

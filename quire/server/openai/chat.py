@@ -28,6 +28,7 @@ from quire.server.openai.chunks import (
     ToolCallDelta,
     event_of,
     head_of,
+    take_drafting,
     token_details,
 )
 from quire.server.openai.protocol import ChatChoice, ChatCompletion, ChatMessage, ChatRequest
@@ -41,7 +42,7 @@ async def chat(request: Request) -> Response:
     """Return an answer, or the stream of one."""
     handle = handle_of(request)
     asked, unknown, task = await read(request, ChatRequest, task_of)
-    model = handle.service.check_model(asked.model)
+    model, handle.adapter = handle.service.check_name(asked.model)
     with protocol.structure_named(asked):
         run = await start_chat(handle, task)
     head = head_of(handle.service, f"chatcmpl-{token_hex(12)}", model)
@@ -83,6 +84,8 @@ def task_of(asked: ChatRequest) -> ChatTask:
         include_reasoning=asked.include_reasoning is not False,
         priority=asked.priority or 0,
         cache_salt=asked.cache_salt or "",
+        report_drafting=protocol.reports_drafting(asked),
+        prediction=asked.prediction.text if asked.prediction is not None else "",
     )
 
 
@@ -143,7 +146,7 @@ def _response(
 ) -> bytes:
     with_ids, output = asked.return_token_ids is True, run.output
     response = ChatCompletion(
-        **head,
+        **head | {"system_fingerprint": run.handle.fingerprint},
         choices=[turn.choice(index, with_ids) for index, turn in enumerate(turns)],
         usage=protocol.usage_of(*run.usage()),
         timings=run.timings(),
@@ -185,11 +188,14 @@ async def stream(
 
     def serialized(batch: list[tuple[int, ChatEvent]]) -> bytes:
         nonlocal num_open
+        chunk.system_fingerprint = run.handle.fingerprint
         events: list[bytes] = []
         counts = usage() if options.continuous_usage_stats else UNSET
         for index, event in batch:
             if index not in begun:
                 events += opening(index, counts)
+            for drafting in take_drafting(run.output.outputs[index], run.tokenizer):
+                events.append(event_of(chunk, [ChatChunkChoice(index, Delta(), drafting=drafting)], counts))
             parts = [*zip_longest(deltas_of(event), token_details(cursors[index], with_ids))]
             for number, (delta, details) in enumerate(parts, 1):
                 logprobs, ids = details or NO_DETAILS

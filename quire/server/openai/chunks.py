@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any, TypeVar
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from quire.outputs import CompletionOutput
 from quire.server.event_stream import encode, grouped, id_groups
 from quire.server.logprob_json import LogprobCursor
 from quire.server.openai.protocol import TokenCounts
 from quire.server.service import ServiceState
+from quire.text.tokenizer import Tokenizer
 
+TOKEN_CHARACTERS = 64  # of a token's text: some are long runs of spaces
 Timings = dict[str, float]
 # Log-probabilities and ids of the tokens of one chunk.
 TokenDetails = tuple[Raw | None, Sequence[int] | UnsetType]
@@ -45,6 +48,25 @@ class Delta(Struct):
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
+class StepDrafting(Struct, omit_defaults=True):
+    """The tokens that a step gave to a choice, and the drafted ones that it verified, as text.
+
+    The first `num_accepted` drafted tokens were accepted (see Drafting). A token that is part of a character
+    is U+FFFD; wrong ones from the store of earlier answers, which may be somebody else's, are empty. The step
+    was expected to give `expected_tokens` in `predicted_ms`; without drafts, one in `plain_ms`.
+    """
+
+    tokens: list[str]
+    drafted: list[str] = []
+    num_accepted: int = 0
+    source: str = ""
+    match: int = 0
+    expected_tokens: float = 0.0
+    predicted_ms: float = 0.0
+    plain_ms: float = 0.0
+    why_none: str = ""
+
+
 class ChatChunkChoice(Struct):
     """New content of one choice."""
 
@@ -54,6 +76,7 @@ class ChatChunkChoice(Struct):
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
     token_ids: Sequence[int] | UnsetType = UNSET
+    drafting: StepDrafting | UnsetType = UNSET
 
 
 class CompletionChunkChoice(Struct):
@@ -66,6 +89,7 @@ class CompletionChunkChoice(Struct):
     stop_reason: str | int | UnsetType | None = UNSET
     token_ids: Sequence[int] | UnsetType = UNSET
     prompt_token_ids: Sequence[int] | UnsetType = UNSET
+    drafting: StepDrafting | UnsetType = UNSET
 
 
 class _StreamChunk(Struct, kw_only=True):
@@ -130,3 +154,24 @@ def token_details(cursor: LogprobCursor, with_ids: bool) -> list[TokenDetails]:
     logprobs = [Raw(shape.join(group)) for group in grouped(positions)] if shape else []
     parts = zip_longest(logprobs, id_groups(token_ids) if with_ids else ())
     return [(entry, UNSET if ids is None else ids) for entry, ids in parts] or [NO_DETAILS]
+
+
+def take_drafting(output: CompletionOutput, tokenizer: Tokenizer) -> Iterator[StepDrafting]:
+    """Yield what the steps since the last call verified, and forget it."""
+
+    def texts(token_ids: Iterable[int]) -> list[str]:
+        return [tokenizer.token_text(one)[:TOKEN_CHARACTERS] for one in token_ids]
+
+    taken, output.drafting = output.drafting, []
+    for token_ids, drafting in taken:
+        entry = StepDrafting(texts(token_ids), why_none=drafting.why_none or "")
+        if (draft := drafting.draft) is not None:
+            entry.drafted, entry.num_accepted = texts(draft.token_ids), drafting.num_accepted
+            if draft.source == "store":  # those that were wrong are words of somebody else's answer
+                entry.drafted[drafting.num_accepted :] = [""] * (len(draft.token_ids) - drafting.num_accepted)
+            entry.source, entry.match = draft.source, draft.match
+        if drafting.plain_s:
+            entry.expected_tokens = round(drafting.expected_tokens, 3)
+            entry.predicted_ms = round(drafting.predicted_s * 1e3, 3)
+            entry.plain_ms = round(drafting.plain_s * 1e3, 3)
+        yield entry

@@ -38,6 +38,7 @@ from quire.server.openai.chunks import (
     CompletionChunkChoice,
     event_of,
     head_of,
+    take_drafting,
     token_details,
 )
 from quire.server.openai.protocol import Completion, CompletionChoice, CompletionRequest
@@ -56,7 +57,7 @@ async def completions(request: Request) -> Response:
     service = handle.service
     convert = partial(params_of, frontend=service.frontend)
     asked, unknown, params = await read(request, CompletionRequest, convert)
-    model = service.check_model(asked.model)
+    model, handle.adapter = service.check_name(asked.model)
     prompts, echoes = await service.in_thread(_encode, service.frontend, asked, params)
     with protocol.structure_named(asked):
         await handle.submit(prompts, [params] * len(prompts))
@@ -93,7 +94,8 @@ def _encode(
         prompt = _encode_one(frontend, one, asked.add_special_tokens is not False)
         limit, side = asked.truncate_prompt_tokens, asked.truncation_side
         prompt = fitted(prompt, limit, params, frontend, side=side)
-        prompts.append(replace(prompt, priority=asked.priority or 0, cache_salt=asked.cache_salt or ""))
+        prompt = replace(prompt, priority=asked.priority or 0, cache_salt=asked.cache_salt or "")
+        prompts.append(replace(prompt, report_drafting=protocol.reports_drafting(asked)))
     check_size(prompts * params.n, params, frontend.model.config.vocab_size)
     if len(prompts) * len(encode(params)) > MAX_PARAMS_BYTES:
         raise RequestError("the parameters are too long for so many prompts", "send fewer at once", "prompt")
@@ -209,7 +211,7 @@ class CompletionRun:
 
     def _response(self) -> bytes:
         response = Completion(
-            **self._head,
+            **self._head | {"system_fingerprint": self._handle.fingerprint},
             choices=[self._choice(prompt, choice) for prompt in self._prompts for choice in prompt.choices],
             usage=self._usage(self._prompts),
             timings=self._handle.timings(),
@@ -245,6 +247,7 @@ class CompletionRun:
     def _events(self, chunk: CompletionChunk, prompt: _Prompt) -> bytes:
         """Return the chunks of one delivery; none where its tokens have no text or details yet."""
         usage = self._usage([prompt]) if self._options.continuous_usage_stats else UNSET
+        chunk.system_fingerprint = self._handle.fingerprint
         events: list[bytes] = []
         for choice in prompt.choices:
             if choice.ended:
@@ -267,6 +270,10 @@ class CompletionRun:
         if not choice.begun:
             choice.begun = True
             yield from self._opening(prompt, choice)
+        if choice.output.drafting and not self._silent:
+            tokenizer = self._handle.service.frontend.need_tokenizer()
+            for drafting in take_drafting(choice.output, tokenizer):
+                yield CompletionChunkChoice(choice.index, "", drafting=drafting)
         details = [] if self._silent else token_details(choice.cursor, self._with_ids)
         texts = pieces("" if self._silent else choice.output.delta)
         for text, detail in zip_longest(texts, details):

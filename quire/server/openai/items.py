@@ -11,7 +11,7 @@ from quire.sampling_params import MAX_LOGPROBS
 from quire.server.chat_task import ChatTask
 from quire.server.generation_fields import GenerationFields, given_of, refuse, structure_of
 from quire.server.openai.history import Item, messages_of
-from quire.server.openai.protocol import CompletionDetails, PromptDetails, StreamOptions
+from quire.server.openai.protocol import OutputDetails, PromptDetails, StreamOptions
 from quire.server.openai.response_tools import CallItem, Name, ResponsesTool, Toolbox
 from quire.server.unsupported_fields import REFUSED
 
@@ -133,7 +133,7 @@ class ResponseUsage(Struct):
     input_tokens: int
     input_tokens_details: PromptDetails
     output_tokens: int
-    output_tokens_details: CompletionDetails
+    output_tokens_details: OutputDetails
     total_tokens: int
 
 

@@ -19,10 +19,14 @@ from quire.server.unsupported_fields import REFUSED
 
 
 class StreamOptions(Struct, kw_only=True):
-    """Additional content of a stream. (Events are never padded, so there is no obfuscation.)"""
+    """Additional content of a stream. (Events are never padded, so there is no obfuscation.)
+
+    With `include_drafting` a chunk of its own tells of each step what it verified and which tokens it gave.
+    """
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_drafting: bool | None = None
     include_obfuscation: bool | None = None
 
 
@@ -63,6 +67,25 @@ class TextRequest(GenerationFields, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
 
 
+class TextPart(Struct, kw_only=True):
+    """A piece of text."""
+
+    text: str
+    type: Literal["text"] = "text"
+
+
+class PredictedAnswer(Struct, kw_only=True):
+    """The answer as the client expects it, such as a file of which it asks to change a line."""
+
+    content: str | list[TextPart]
+    type: Literal["content"] = "content"
+
+    @property
+    def text(self) -> str:
+        parts = self.content
+        return parts if isinstance(parts, str) else "".join(part.text for part in parts)
+
+
 class ChatRequest(TextRequest, kw_only=True):
     """The body of /v1/chat/completions."""
 
@@ -78,6 +101,7 @@ class ChatRequest(TextRequest, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Annotated[str, Meta(max_length=32)] | None = None
     include_reasoning: bool | None = None
+    prediction: PredictedAnswer | None = None
 
 
 class CompletionRequest(TextRequest, kw_only=True):
@@ -93,10 +117,17 @@ class PromptDetails(Struct):
     cached_tokens: int
 
 
-class CompletionDetails(Struct):
+class OutputDetails(Struct):
     """Tokens of the answer that are reasoning."""
 
     reasoning_tokens: int
+
+
+class CompletionDetails(OutputDetails):
+    """And those of a prediction that do and do not appear in the answer."""
+
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 class TokenCounts(Struct):
@@ -186,9 +217,11 @@ class Completion(_Reply, kw_only=True):
     object: str = "text_completion"
 
 
-def usage_of(prompt: int, cached: int, completion: int, reasoning: int = 0) -> TokenCounts:
+def usage_of(
+    prompt: int, cached: int, completion: int, reasoning: int = 0, accepted: int = 0, rejected: int = 0
+) -> TokenCounts:
     """Return token counts in OpenAI's shape."""
-    details = PromptDetails(cached), CompletionDetails(reasoning)
+    details = PromptDetails(cached), CompletionDetails(reasoning, accepted, rejected)
     return TokenCounts(prompt, completion, prompt + completion, *details)
 
 
@@ -200,6 +233,11 @@ def check(request: TextRequest) -> None:
     if request.stream and request.prompt_logprobs is not None:
         problem = "prompt_logprobs come with the whole response"
         raise RequestError(problem, "set stream to false, or use echo with logprobs", "prompt_logprobs")
+
+
+def reports_drafting(request: TextRequest) -> bool:
+    """Return True if the stream is to tell what was drafted for it."""
+    return request.stream_options is not None and request.stream_options.include_drafting is True
 
 
 def sampling_of(request: TextRequest) -> dict[str, Any]:

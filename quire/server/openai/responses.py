@@ -44,10 +44,11 @@ async def create(request: Request) -> Response:
     """Return a response, or the stream of its events."""
     service: ServiceState = request.app.state.service
     asked, unknown, (task, toolbox) = await read(request, ResponseRequest, items.task_of)
-    model = service.check_model(asked.model)
+    handle = handle_of(request)
+    model, handle.adapter = service.check_name(asked.model)
     response_id = f"resp_{token_hex(12)}"
     with _own_field_names(asked, toolbox):
-        run = await start_chat(handle_of(request), task)
+        run = await start_chat(handle, task)
     params = run.params
     response = _begun(asked, service, params, response_id, model)
     idle = items.without_effect(asked, service.template_reads("reasoning_effort"))
@@ -144,6 +145,7 @@ class ResponseWriter:
     def _finish(self) -> None:
         """Fill in the fields that are known at the end."""
         response, usage = self._response, self._run.usage()
+        response.system_fingerprint = self._run.handle.fingerprint
         if self._blocks.finish.reason == "length":
             response.status, response.incomplete_details = "incomplete", {"reason": "max_output_tokens"}
         else:
@@ -153,7 +155,7 @@ class ResponseWriter:
             usage.prompt_tokens,
             protocol.PromptDetails(usage.cached_tokens),
             usage.completion_tokens,
-            protocol.CompletionDetails(usage.reasoning_tokens),
+            protocol.OutputDetails(usage.reasoning_tokens),
             usage.prompt_tokens + usage.completion_tokens,
         )
         response.timings = self._run.timings()
@@ -243,7 +245,7 @@ async def count_tokens(request: Request) -> Response:
     """Return the number of input tokens that /v1/responses would read."""
     service: ServiceState = request.app.state.service
     asked, _, (task, toolbox) = await read(request, ResponseRequest, items.task_of)
-    service.check_model(asked.model)
+    service.check_name(asked.model)
     with _own_field_names(asked, toolbox):
         prompt = await service.in_thread(encoded, service.frontend, task)
     return Response(encode(items.InputTokens(len(prompt.token_ids))), media_type="application/json")
