@@ -28,7 +28,7 @@ if "QUIRE_TEST_CORE" in os.environ:
 
     _use_core(os.environ["QUIRE_TEST_CORE"])
 
-collect_ignore = ["agents"]  # they need agents installed: `make agents`
+collect_ignore = ["agents", "browser", "ray"]  # they need more installed: `make agents` and so on
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

@@ -11,7 +11,7 @@ from sources import Source, dotted, package, snippet
 
 HOME = "quire/backends/"
 # What is said of every backend; all other files of quire/backends are one backend's own.
-SHARED = frozenset({"backend", "device", "kv_cache", "packed_cache"})
+SHARED = frozenset({"backend", "checksum", "device", "draft_model", "kv_cache", "packed_cache", "text_index"})
 _OWN = re.compile("is_native|(Native|Reference|Null)(Backend|Device)")
 NAMES = frozenset({"native", "reference"})  # "null" is a word of JSON, too
 

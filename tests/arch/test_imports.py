@@ -15,13 +15,14 @@ from sources import ROOT, Import, Source, module_imported, package, snippet, uni
 # Low to high. A unit imports from lower levels and, where the level is not "apart", from its own.
 # "" is the package itself: `from quire import LLM`.
 LEVELS: tuple[frozenset[str], ...] = (
-    frozenset({"types", "errors", "sampling_params"}),
-    frozenset({"config", "goals", "json_file", "regular_file", "sandbox"}),
+    frozenset({"types", "errors", "sampling_params", "block_store"}),
+    frozenset({"config", "config_option", "vllm_options", "goals", "json_file", "regular_file", "sandbox"}),
     frozenset({"program", "quantize", "grammar", "text", "weights", "sampling"}),
     frozenset({"models", "backends"}),
-    frozenset({"engine", "speculate", "runner"}),
+    frozenset({"engine", "speculate", "runner", "transfer"}),
     frozenset(
         {
+            "adapters",
             "llm",
             "async_llm",
             "loaded",
@@ -29,15 +30,19 @@ LEVELS: tuple[frozenset[str], ...] = (
             "description",
             "memory",
             "cache_plan",
+            "prefix_store",
+            "build_digest",
             "frontend",
             "outputs",
+            "pooled_texts",
             "progress",
+            "task",
         }
     )
-    | frozenset({"roofline", "simulation", "recording", "bench", "plots", ""}),
+    | frozenset({"roofline", "routing", "simulation", "experiments", "recording", "bench", "plots", ""}),
     frozenset({"server", "cluster", "cli", "console", "__main__"}),
 )
-APART = frozenset({"engine", "speculate", "runner"})  # of one level, and knowing nothing of each other
+APART = frozenset({"engine", "speculate", "runner", "transfer"})  # they know nothing of each other
 LEVEL_OF = {unit: level for level, units in enumerate(LEVELS) for unit in units}
 
 # unit -> what of Quire it may import besides itself, where that is narrower than its level
@@ -61,6 +66,7 @@ APIS: dict[str, frozenset[str]] = {
     "llamacpp": frozenset(),
     "ollama": frozenset(),
     "openai": frozenset(),
+    "pooling": frozenset(),
 }
 # Imported where installed, declared by no extra.
 UNDECLARED = frozenset({"triton"})

@@ -39,7 +39,7 @@ def test_class_names_are_defined_once() -> None:
 
 
 def test_docstrings_open_with_what_they_say() -> None:
-    folders = ("benchmarks", "scripts", "tests/arch", "tests/endurance")
+    folders = ("benchmarks", "scripts", "tests/arch", "tests/endurance", "tests/exactness")
     paths = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
     others = (Source(str(path.relative_to(ROOT)), path.read_text("utf-8")) for path in paths)
     found = [line for source in (*package(), *others) for line in questions(source)]

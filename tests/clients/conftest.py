@@ -6,16 +6,31 @@ has older lines of those packages that .venv has the newest of.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 from readme import model_names
-from server import Server, running
+from server import Server, asked_flags, running
+
+
+class RunningServer(Server):
+    """A server that others started, at this address."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    """A server that goes by the names which the packages' own examples ask for. Leave it as it was."""
+    """A server that goes by the names which the packages' own examples ask for. Leave it as it was.
+
+    QUIRE_TEST_SERVER is the address of one that runs already.
+    """
+    if url := os.environ.get("QUIRE_TEST_SERVER"):
+        yield RunningServer(url)
+        return
     names = ("demo", *model_names("openai"), *model_names("anthropic"))
-    with running(*(flag for name in names for flag in ("--served-model-name", name))) as server:
+    flags = [flag for name in names for flag in ("--served-model-name", name)]
+    with running(*flags, *asked_flags()) as server:
         yield server

@@ -97,7 +97,9 @@ def test_errors(client: Any) -> None:
         client.chat("demo", STORY, options={"num_ctx": 1 << 20})
     with pytest.raises(ollama.ResponseError, match="think"):
         next(client.generate("demo", "Hi", think=True, stream=True))
-    for refused in (lambda: client.embed("demo", "Hi"), lambda: client.pull("demo")):
-        with pytest.raises(ollama.ResponseError, match="not supported") as caught:
-            refused()
-        assert caught.value.status_code == 501
+    with pytest.raises(ollama.ResponseError, match="gives no embeddings") as caught:
+        client.embed("demo", "Hi")
+    assert caught.value.status_code == 400
+    with pytest.raises(ollama.ResponseError, match="not supported") as caught:
+        client.pull("demo")
+    assert caught.value.status_code == 501

@@ -46,6 +46,19 @@ def test_models(client: Any) -> None:
     assert client.models.retrieve("demo") == cards[0]
 
 
+def test_predicted_outputs(client: Any) -> None:
+    """As its guide sends them: the answer is the same, and the usage tells how good the prediction was."""
+    asked = {"messages": STORY, "max_tokens": 60, **SEEDED}
+    plain = client.chat.completions.create(**asked)
+    text = plain.choices[0].message.content
+    found = client.chat.completions.create(**asked, prediction={"type": "content", "content": text})
+    assert found.choices[0].message.content == text
+    details = found.usage.completion_tokens_details
+    assert 30 < details.accepted_prediction_tokens <= found.usage.completion_tokens == 60
+    assert details.rejected_prediction_tokens < 30
+    assert plain.usage.completion_tokens_details.accepted_prediction_tokens == 0
+
+
 def test_chat_whole_and_streamed(client: Any) -> None:
     asked = {"messages": STORY, "n": 2, "logprobs": True, "top_logprobs": 3, "max_tokens": 30, **SEEDED}
     whole = client.chat.completions.create(**asked)

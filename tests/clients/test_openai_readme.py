@@ -47,4 +47,4 @@ def test_an_example(
     if example.heading == "Handling errors":
         assert "\n404\n" in printed
     if "_request_id" in example.code:
-        assert printed.startswith("req-")
+        assert re.fullmatch(r"[\w-]+", printed)  # Ray Serve gives ids of its own

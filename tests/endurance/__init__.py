@@ -3,6 +3,7 @@
     make endurance                                         all three, with their defaults: about an hour
     make endurance ARGS="faults"                           100 kills, 100 drains, 10,000 aborts: half an hour
     make endurance ARGS="faults --parts drains --drains 10"
+    make endurance ARGS="replicas --folder soak"           an hour of several engines that die
     make endurance ARGS="schemas"                          512 JSON schemas, 160 tool calls: some minutes
     make endurance ARGS="soak --minutes 30 --report soak.md"
     make endurance ARGS="soak --help"                      the options, and the promises that are checked

@@ -1,17 +1,23 @@
 """Repeat faults, and check that a Quire server keeps its promises; the report is Markdown.
 
-    make endurance ARGS="faults"                           all three parts: half an hour
+    make endurance ARGS="faults"                           all four parts: three quarters of an hour
     make endurance ARGS="faults --parts drains --drains 10"
+    make endurance ARGS="faults --parts storm --storm 50 --replicas 2"
     make endurance ARGS="faults --report faults.md"
+    .ray/bin/python tests/endurance faults --parts storm --storm 200 --replicas 2 --on-ray
 
 Starts `quire serve demo` as often as needed. The promises; the status is 1 if one is broken:
 
-    kills    The engine's process is killed (SIGKILL) at random moments, while 12 streams and 4 other
-             requests run or wait, and 3 more come while there is no engine. Each is answered in full or gets
-             an error for the engine's death: open streams within a second, all others within 5 s of the
-             next engine, which starts by itself. Then prompts give what they gave before, to the bit, and no
-             block of the KV cache is held. At the tenth death the server gives up and ends with status 1, as
-             it should: a supervisor would start another, and so does this.
+    kills    The engine's process is killed (SIGKILL) at random moments, while 16 requests of all kinds run or
+             wait: chats, completions, tools, grammars, log-probabilities, several choices, most of them
+             streams. Each goes on in the next engine, which starts by itself, and is answered in full with
+             the bits of a server that was not killed; 3 more that come while there is no engine may be
+             refused. Then no block of the KV cache is held. At the tenth death a server gives up and ends
+             with status 1, as the first one here does: a supervisor would start another, and so does this.
+    storm    Engines that start again at once are killed 1.5 s at most after they are ready, one at a time,
+             while 6 clients ask the same kinds of requests without end. Each is answered in full with the
+             bits of before. Without engine requests are refused; with --replicas 2 none is. With --on-ray
+             they are those of a deployment on a Ray cluster of this machine; its replicas are killed, too.
     drains   Servers are sent SIGTERM while 12 clients ask without end. Every request that was sent before
              is answered in full; those sent after it get a 503 or no connection; the exit status is 0.
     aborts   Clients leave at random moments: while they wait, while their prompt is computed, in the middle
@@ -35,11 +41,18 @@ from endurance.aborting import Aborter, Aborts
 from endurance.clock import Clock
 from endurance.draining import Drainer, Drains
 from endurance.killing import Killer, Kills
+from endurance.storm import Stormer, Storms
 from endurance.verdict import processor
 from quire.bench.openai_api import Unusable
 from quire.bench.report import columns
 
-PARTS: dict[str, type[Killer | Drainer | Aborter]] = {"kills": Killer, "drains": Drainer, "aborts": Aborter}
+PARTS: dict[str, type[Killer | Stormer | Drainer | Aborter]] = {
+    "kills": Killer,
+    "storm": Stormer,
+    "drains": Drainer,
+    "aborts": Aborter,
+}
+Found = Kills | Storms | Drains | Aborts
 
 
 def read_options() -> argparse.Namespace:
@@ -49,6 +62,10 @@ def read_options() -> argparse.Namespace:
     add = parser.add_argument
     add("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
     add("--kills", type=int, default=100, metavar="N", help="default: 100")
+    add("--storm", type=int, default=100, metavar="N", help="kills; default: 100")
+    add("--replicas", type=int, default=1, metavar="N", help="of the server in the storm (default: 1)")
+    add("--on-ray", action="store_true", help="in the storm (see above; 'make ray' makes .ray)")
+    add("--fronts", action="store_true", help="with --on-ray: kill the front, which cuts what it answers")
     add("--drains", type=int, default=100, metavar="N", help="default: 100")
     add("--aborts", type=int, default=10_000, metavar="N", help="default: 10,000")
     add("--seed", type=int, default=0, help="of the traffic and the moments (default: 0)")
@@ -62,13 +79,18 @@ def show(line: str) -> None:
         print(end=f"\r\x1b[K{line}", file=sys.stderr, flush=True)
 
 
-async def run(options: argparse.Namespace, log: Path) -> dict[str, tuple[Kills | Drains | Aborts, float]]:
+async def run(options: argparse.Namespace, log: Path) -> dict[str, tuple[Found, float]]:
     """Run the parts; return findings and seconds of each. What a pause of the machine spoilt is repeated."""
     found, clock = {}, Clock()
     watch = asyncio.create_task(clock.watch())
     for name in options.parts:
         begin_s = clock.now_s()
-        part = PARTS[name](getattr(options, name), options.seed, log, clock, show)
+        more = (
+            {"num_replicas": options.replicas, "on_ray": options.on_ray, "fronts": options.fronts}
+            if name == "storm"
+            else {}
+        )
+        part = PARTS[name](getattr(options, name), options.seed, log, clock, show, **more)
         found[name] = (await part.run(), clock.now_s() - begin_s)
     watch.cancel()
     show("")

@@ -14,7 +14,7 @@ from endurance.refusals import WRONG
 from quire.bench.openai_api import CHAT, COMPLETIONS
 from quire.bench.workload import WORDS
 
-RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+RESPONSES, MESSAGES, TOKENIZE = "/v1/responses", "/v1/messages", "/tokenize"
 # Of all requests: how many are hung up on, refused, constrained by a grammar, or call tools.
 ABORTED, INVALID, CONSTRAINED, TOOLS = 0.20, 0.05, 0.10, 0.05
 NUM_PREFIXES = 4  # beginnings that prompts have in common
@@ -82,6 +82,10 @@ class Mixture:
     def plain(self) -> Case:
         """The next request that is answered whole, without a grammar."""
         return self._dice.choice(self._plain)()
+
+    def ruled(self) -> Case:
+        """The next request with a grammar or tools."""
+        return self._dice.choice([*self._constrained, self._tools])()
 
     def stream(self) -> Case:
         """The next chat that is streamed, for as long as an answer may be."""
@@ -174,7 +178,7 @@ class Mixture:
         def check(answer: Answer) -> str:
             return "" if answer.body["count"] == len(answer.body["tokens"]) else "tokens were miscounted"
 
-        return Case("tokenize", "/tokenize", json.dumps({"prompt": text}).encode(), check)
+        return Case("tokenize", TOKENIZE, json.dumps({"prompt": text}).encode(), check)
 
     def _response(self) -> Case:
         body = {"model": self._model, "input": self._prompt(), "max_output_tokens": self._output}

@@ -108,7 +108,7 @@ class Soak:
 
     async def run(self) -> None:
         """Goldens on the idle server, then traffic with the periodic checks, then a last look."""
-        model = (await find_model(self._client, None)).model
+        model = (await find_model(self._client, None)).name
         mixture = Mixture(
             model, self.settings.seed, self.settings.num_prompt_words, self.settings.num_output_tokens
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import median
 
@@ -39,3 +40,31 @@ def drift(parts: Sequence[float | None]) -> float | None:
     """By how much the last part is larger than the first, as a share of it."""
     first, last = parts[0], parts[-1]
     return last / first - 1 if first and last is not None else None
+
+
+def slope_range(points: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
+    """The range in which the slope of Theil and Sen lies with 95%, if the points are independent.
+
+    By ranks (Sen): as many slopes as chance would turn around are left out at either end. None for fewer
+    than four points.
+    """
+    count = len(points)
+    if count < 4:
+        return None
+    slopes = sorted(
+        (y2 - y1) / (x2 - x1)
+        for index, (x1, y1) in enumerate(points)
+        for x2, y2 in points[index + 1 :]
+        if x2 != x1
+    )
+    spread = 1.96 * math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    skipped = max(0, round((len(slopes) - spread) / 2) - 1)
+    return slopes[skipped], slopes[-1 - skipped]
+
+
+def by_minute(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Medians of each minute: neighbouring samples are not independent."""
+    minutes: dict[int, list[tuple[float, float]]] = {}
+    for x, y in points:
+        minutes.setdefault(int(x // 60), []).append((x, y))
+    return [(median(x for x, _ in part), median(y for _, y in part)) for part in minutes.values()]

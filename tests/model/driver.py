@@ -63,10 +63,11 @@ class Driver:
         params: SamplingParams = ALL,
         start: int = 0,
         shared: DrivenSequence | None = None,
+        ends: tuple[int, ...] = (),
         **more: Any,
     ) -> DrivenSequence:
         """A sequence that begins with its next row at `start`; `shared` has the blocks before."""
-        admission = Admission(slot, f"r{slot}", 0, params, (), len(tokens), **more)
+        admission = Admission(slot, f"r{slot}", 0, params, ends, len(tokens), **more)
         self.admitted.append(admission)
         sequence = DrivenSequence(
             admission, list(tokens), start, {group: [] for group in self.groups}, began=start
@@ -84,6 +85,7 @@ class Driver:
         *rows: tuple[DrivenSequence, int] | tuple[DrivenSequence, int, tuple[int, ...]],
         restored: tuple[Snapshot, ...] = (),
         saved: tuple[Snapshot, ...] = (),
+        num_proposed: int = 0,
     ) -> tuple[RowResult, ...]:
         """Compute `count` known tokens, and those drafted, of each sequence."""
         planned, granted = [], []
@@ -93,7 +95,9 @@ class Driver:
             granted += self._grants(sequence, sequence.computed + count + len(drafted))
         admitted, self.admitted = tuple(self.admitted), []
         released, self.released = tuple(self.released), []
-        step = Step(self.index, tuple(planned), admitted, tuple(granted), released, restored, saved)
+        step = Step(
+            self.index, tuple(planned), admitted, tuple(granted), released, restored, saved, num_proposed
+        )
         self.index += 1
         result = self.backend.launch(step).result()
         for row, got, (sequence, *_) in zip(planned, result.rows, rows, strict=True):

@@ -28,6 +28,7 @@ class Shape:
     sinks: bool = False
     scale: float | None = None
     value_dim: int = 0  # 0: dim
+    chunked: bool = False
 
     @property
     def dims(self) -> tuple[int, int]:
@@ -50,6 +51,8 @@ SHAPES = [
     Shape(scale=1.7),
     Shape(scale=0.01, softcap=3.0, sinks=True, window=33),
     Shape(value_dim=3),
+    Shape(window=7, chunked=True),
+    Shape(window=100, chunked=True, sinks=True),
     Shape(dim=5, value_dim=12, window=20, sinks=True),
 ]
 
@@ -68,6 +71,7 @@ class Layer:
             v,
             scale=shape.scale,
             window=shape.window,
+            chunked=shape.chunked,
             softcap=shape.softcap,
             sinks=Names("s") if shape.sinks else None,
         )
@@ -111,6 +115,9 @@ class Layer:
         n, out = len(q), np.empty((len(q), s.heads, s.dims[1]))
         ahead = np.arange(n)[:, None] - np.arange(n)[None, :]
         hidden = (ahead < 0) | (ahead >= (s.window or n + 1))
+        if s.chunked:
+            chunk = np.arange(n) // s.window
+            hidden |= chunk[:, None] != chunk[None, :]
         for h in range(s.heads):
             group = h // (s.heads // s.groups)
             scores = q[:, h] @ k[:, group].T * (s.dim**-0.5 if s.scale is None else s.scale)

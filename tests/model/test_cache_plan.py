@@ -16,14 +16,15 @@ from tiny import CONFIGS, random_weights
 
 from quire import LLM, SamplingParams, build, memory
 from quire.backends.device import device_for, plan_weights
+from quire.backends.native.caches import allocate
 from quire.cache_plan import SNAPSHOT_TOKENS, BlockBytes, CacheGroup, Sizing, by_spec
 from quire.cli.quality_report import logits_of
 from quire.config import EngineConfig
-from quire.errors import ConfigError
 from quire.memory import MemoryPlan, misfit, plan_memory, summary
 from quire.models import read_model
-from quire.program import Program
+from quire.program import Program, Value
 from quire.program.caches import CacheSpec, PagedKV, PagedLatent, SlotState
+from quire.weights.plan import all_in
 
 BLOCK, STEP, GB = 16, 512, 10**9
 # As published; the sizes that do not change what is cached are small, so that recording is quick.
@@ -123,7 +124,7 @@ def _holds(blocks: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
 def test_the_memory_plan_goes_by_group() -> None:
     config = EngineConfig(device="reference", max_num_seqs=2)
     device, program = device_for(config), read_model(CONFIGS["gemma3"]).program
-    weights = plan_weights(device, program, None, None, "bf16")
+    weights = plan_weights(device, program, None, None, all_in("bf16"))
     plan = plan_memory(device, program, weights, config, 256, GB)
     local, whole = plan.sizing.groups
     assert (local.window, whole.window) == (24, None)
@@ -188,17 +189,13 @@ def test_rounding_is_measured_of_models_with_windows(tmp_path: Path) -> None:
 STATE = SlotState((64, 32), inputs=8, reach=63)
 
 
-@pytest.mark.parametrize(
-    ("spec", "what"),
-    [
-        (PagedKV(2, 8, 4), "keys of 8 numbers beside values of 4"),
-        (PagedLatent(576), "a cache of latent vectors"),
-    ],
-)
-def test_a_cache_that_a_device_lacks_is_refused_before_loading(spec: CacheSpec, what: str) -> None:
-    with pytest.raises(ConfigError, match=f"native backend has no attention over {what}") as raised:
-        device_for(EngineConfig()).block_bytes(spec, "float32", BLOCK)
-    assert raised.value.hint == "use device='reference'"
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("spec", [PagedKV(2, 8, 4), PagedLatent(512, 64)])
+def test_native_blocks_have_the_bytes_that_are_planned(spec: CacheSpec, kv_dtype: str) -> None:
+    layers = Program((), Value(0, "T", (1,)), (spec, spec))
+    sizes = {"num_blocks": [3], "block_size": BLOCK, "num_slots": 1, "num_snapshots": 0}
+    memory = allocate(layers, kv_dtype=kv_dtype, **sizes).memory
+    assert memory.num_bytes == [2 * device_for(EngineConfig()).block_bytes(spec, kv_dtype, BLOCK)]
 
 
 def test_native_layers_that_keep_a_state_have_no_blocks() -> None:
@@ -210,7 +207,7 @@ def with_states(available: int, **options: Any) -> MemoryPlan:
     config = EngineConfig(device="reference", max_num_seqs=4, **options)
     device, small = device_for(config), read_model(CONFIGS["llama"]).program
     program = Program(small.ops, small.output, (STATE, STATE, PagedKV(2, 4, 4)))
-    weights = plan_weights(device, program, None, None, "bf16")
+    weights = plan_weights(device, program, None, None, all_in("bf16"))
     return plan_memory(device, program, weights, config, 4096, available)
 
 

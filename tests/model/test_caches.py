@@ -26,7 +26,7 @@ def test_layers_of_equal_spec_form_a_group_in_order_of_first_appearance() -> Non
 def test_bytes_of_a_token() -> None:
     assert PagedKV(2, 8, 4).token_bytes(2) == 2 * (8 + 4) * 2
     assert PagedKV(2, 8, 4).token_bytes(1, 4) == 2 * (8 + 4 + 2 * 4)
-    assert PagedLatent(576).token_bytes(2) == 1152
+    assert PagedLatent(512, 64).token_bytes(2) == 1152
     assert tiny("gemma3").program.kv_token_bytes(1, 4) == 3 * 2 * (4 + 4 + 8)
 
 

@@ -15,6 +15,7 @@ from tiny import CONFIGS, FAMILIES
 from quire.errors import ConfigError
 from quire.models import read_model
 from quire.models.registry import FAMILIES as KNOWN
+from quire.models.registry import TEXTS
 from quire.program import Program
 from quire.program.ops import Attention, Rotary
 
@@ -22,20 +23,38 @@ CLASSES = json.loads(Path(__file__).with_name("class_defaults.json").read_text()
 # These change no logits of a model that is not being trained.
 TRAINING = {
     *("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "initializer_range"),
-    *("router_aux_loss_coef", "router_jitter_noise", "pretraining_tp"),
+    *("residual_dropout", "embedding_dropout", "hidden_dropout", "input_jitter_noise"),
+    *("altup_coef_clip", "router_aux_loss_coef", "router_jitter_noise", "pretraining_tp", "num_mtp_layers"),
 }
+CHUNKS = {"mamba_chunk_size", "chunk_size"}  # positions computed at once: another order of sums
 OUTPUTS = {"use_cache", "output_router_logits", "reorder_and_upcast_attn"}  # the last: in which precision
 HEADS_OF_OTHER_TASKS = {
     *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels"),
     "summary_first_dropout",
 }
-TOKENS = {"bos_token_id", "pad_token_id", "eos_token_id"}
-HARMLESS = TRAINING | OUTPUTS | HEADS_OF_OTHER_TASKS | TOKENS
-NOT_READ = {("GptOssForCausalLM", "hidden_act"), ("Gemma3ForCausalLM", "attn_logit_softcapping")}
+TOKENS = {"bos_token_id", "pad_token_id", "eos_token_id", "eod_token_id", "sep_token_id"}
+HARMLESS = TRAINING | CHUNKS | OUTPUTS | HEADS_OF_OTHER_TASKS | TOKENS
+# The class ties nothing, has no window and no biases in attention, and has no largest step.
+_NEMOTRON_UNUSED = {
+    *("tie_word_embeddings", "sliding_window", "time_step_limit", "time_step_max", "time_step_floor"),
+    *("expand", "mamba_proj_bias", "mamba_ssm_cache_dtype", "use_mamba_kernels", "num_logits_to_keep"),
+    *("moe_shared_expert_overlap", "num_nextn_predict_layers", "mtp_layers_block_type", "residual_in_fp32"),
+    *("hidden_dropout", "rescale_prenorm_residual", "n_shared_experts", "attention_bias"),
+}
+NOT_READ = {
+    ("FalconH1ForCausalLM", "num_logits_to_keep"),
+    *(("NemotronHForCausalLM", key) for key in _NEMOTRON_UNUSED),
+    ("GptOssForCausalLM", "hidden_act"),
+    ("Gemma3ForCausalLM", "attn_logit_softcapping"),
+    ("DeepseekV2ForCausalLM", "head_dim"),  # the class replaces it by qk_rope_head_dim
+    ("MiniCPM3ForCausalLM", "head_dim"),
+}
 # Of older checkpoints: no class defines them any more, but each takes them in.
 OLDER = {
     *("rope_theta", "rope_scaling", "original_max_position_embeddings", "partial_rotary_factor"),
-    *("sliding_window_pattern", "rope_local_base_freq", "head_dim"),
+    *("hybrid_override_pattern", "rotary_dim", "architectures"),
+    *("sliding_window_pattern", "rope_local_base_freq", "head_dim", "full_attention_interval"),
+    *("global_head_dim", "num_global_key_value_heads", "per_layer_config"),  # of Gemma 4
 }
 KEYS = [(name, key) for name in FAMILIES for key in CLASSES[CONFIGS[name]["architectures"][0]]]
 
@@ -51,16 +70,17 @@ def without(name: str, *keys: str) -> dict[str, Any]:
     return {key: value for key, value in CONFIGS[name].items() if key not in keys}
 
 
-@pytest.mark.parametrize("architecture", KNOWN)
+@pytest.mark.parametrize("architecture", [*KNOWN, *TEXTS])
 def test_every_key_of_a_class_is_read_refused_or_harmless(architecture: str) -> None:
-    family, stated = KNOWN[architecture], CLASSES[architecture]
+    family, stated = {**KNOWN, **TEXTS}[architecture], CLASSES[architecture]
+    of_the_whole = {"tie_word_embeddings", "eos_token_id"} if architecture in TEXTS else set()
     for key, default in stated.items():
         name = next((name for name, own in family.spelled.items() if own == key), key)
         if key in family.only:
             assert default in family.only[key], key
-        elif key not in HARMLESS and (architecture, key) not in NOT_READ:
+        elif key not in HARMLESS | of_the_whole and (architecture, key) not in NOT_READ:
             assert family.defaults[name] == default, key
-    known = {*stated, *OLDER}
+    known = {*stated, *OLDER, *of_the_whole}
     assert not [name for name in family.defaults if not {name, family.spelled.get(name)} & known]
 
 

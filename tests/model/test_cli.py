@@ -7,11 +7,13 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from tiny import CONFIGS
 
+import quire
 from quire.cli import arguments, terminal
 from quire.cli.main import main
 from quire.cli.terminal import counted
@@ -65,6 +67,12 @@ def stdin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):  # type: ignore[no-u
     yield given
     monkeypatch.undo()
     given.close()
+
+
+def test_version_is_that_of_the_installed_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--version") == 0
+    assert capsys.readouterr().out == f"quire {version('quire')}\n"
+    assert quire.__version__ == version("quire")
 
 
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,7 +154,7 @@ def test_sizes_take_units(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "no/such/folder", "hi"], 1, "no such folder"),
         (["run", "hello"], 1, 'to ask the demo model: quire run demo "hello"'),
         (["run", "demos"], 1, "did you mean 'demo'?"),
-        (["inspect", "some/model.gguf"], 1, "GGUF is not supported yet"),
+        (["inspect", "some/model.gguf"], 1, "no such file"),
         (["run", "demo", "hi", "--max-num-seqs", "0"], 1, "error: --max-num-seqs 0 is out of range"),
         (["run", "demo", "hi", "--max-tokens", "0"], 1, "--max-tokens must be an integer from 1 to"),
         (["inspect", "demo", "--quantization", "int3"], 2, "did you mean 'int8'?"),
@@ -288,6 +296,7 @@ def test_inspect(capsys: pytest.CaptureFixture[str], demo_folder: Path) -> None:
     assert (facts["fits"], facts["problem"], facts["weights_here"]) == (True, None, True)
     assert (facts["backend"], facts["kv_cache_dtype"]) == ("native", "bfloat16")
     assert facts["num_threads"] >= 1
+    assert facts["drafts"] == "from texts and grammars"
     assert call("inspect", "demo", "--quantization", "int4") == 0
     shown = capsys.readouterr().out
     for word in ("int4", "parameters", "KV cache", "total", "backend", f"C++ for {facts['isa']}"):
@@ -343,6 +352,12 @@ def test_a_config_that_lies_is_one_error(
     assert len(err) < 1000
 
 
+def test_inspect_of_latents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["minicpm3"]))
+    assert call("inspect", str(tmp_path)) == 0
+    assert "2 layers, hidden 16, 4 query heads over latents of 12 + 4 numbers" in capsys.readouterr().out
+
+
 def test_inspect_of_what_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = _model(tmp_path / "large", hidden_size=1 << 17, intermediate_size=1 << 20)
     assert call("inspect", str(folder)) == 0
@@ -356,11 +371,11 @@ def test_inspect_of_what_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "hint" not in facts["problem"]
 
 
-def test_gguf_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_gguf_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     for model in (tmp_path, tmp_path / "model.gguf"):
         assert call("run", str(model), "hi") == 1
-        assert "GGUF is not supported yet" in capsys.readouterr().err
+        assert "4 bytes are too few for a GGUF file" in capsys.readouterr().err
 
 
 def test_plural() -> None:

@@ -66,6 +66,13 @@ def test_a_file_says_what_flags_say(path: Path) -> None:
     assert server_options(args) == {**names, "log_prompts": True, "ttft_goal": 1.5}
 
 
+def test_off_needs_no_quotes(path: Path) -> None:
+    """YAML reads `off` as false."""
+    for text in ("off", "'off'", "false"):
+        assert engine_options(parsed("run", path, f"speculative: {text}"))["speculative"] == "off"
+    assert engine_options(parsed("run", path, "speculative: org/small"))["speculative"] == "org/small"
+
+
 def test_a_goal_lifts_the_bound_of_prompts(path: Path) -> None:
     for text, expected in (
         ("", 48),
@@ -116,6 +123,11 @@ def test_json_is_yaml(path: Path) -> None:
         ("kv-cache-memory-bytes: 4X", "'4X' is not a size"),
         ("itl-goal: 60", "itl-goal must be a duration such as 60ms or 1.5s, got a whole number"),
         ("itl-goal: 60 minutes", "itl-goal: '60 minutes' is not a duration|write a number and its unit"),
+        (
+            "speculative: on",
+            "--speculative 'True' is not possible|choose 'auto', which drafts from texts, 'off'",
+        ),
+        ("speculative: 5", "speculative must be auto, off or the name of a model, got a whole number"),
         ("json: 1", "json must be true or false, got a whole number"),
         ("revision: 1.10", "revision must be text, got a number|put it in quotes"),
         ("stop: [a, no]", "stop must be text, got true or false|put it in quotes"),
@@ -127,7 +139,7 @@ def test_json_is_yaml(path: Path) -> None:
         ("a: !!python/object/apply:os.system [exit]", "line 1: not YAML"),
         ("a: 2020-99-99", "not YAML"),
         ("a: &x [1]\nb: *x", "line 1: anchors and aliases are not supported"),
-        ("a: [[1]]", "line 1: nested too deep"),
+        ("a: [[[[1]]]]", "line 1: nested too deep"),
         ("[" * 5000, "nested too deep"),
         ("a: 1\n---\nb: 2", "not YAML"),
         ("a: \x00", "not YAML"),

@@ -38,7 +38,7 @@ def scales(name: str, **changes: Any) -> list[float]:
 
 
 def test_published_configs(shared_data: Path) -> None:
-    """Every one is recorded with exactly its parameters, or refused by architecture or quantization."""
+    """Every one is recorded with exactly its parameters, or refused by architecture."""
     folder = shared_data / "configs"
     counted = json.loads((folder / "parameters.json").read_text())["models"]
     read, refused = {}, {}
@@ -47,35 +47,22 @@ def test_published_configs(shared_data: Path) -> None:
         try:
             read[name] = read_model(raw).program
         except ConfigError as error:
-            architecture = raw["architectures"][0]
-            method = (raw.get("quantization_config") or {}).get("quant_method", "unknown")
-            refused[name] = (error, method if architecture in KNOWN else architecture)
+            refused[name] = (error, raw["architectures"][0])
     assert all(reason in error.message for error, reason in refused.values())
     for name, program in read.items():
-        parameters = sum(w.size for w in program.weights().values())
+        if program.left_out and program.left_out[0].text_only:
+            continue  # those counted have its towers
+        kept = (w.size for w in program.weights().values() if "correction_bias" not in w.name)
+        parameters = sum(kept)  # as counted: without buffers
         assert parameters == counted.get(name, {"parameters": parameters})["parameters"], name
         cost = fuse(program).cost(Load(((1000, 1),), 1), lambda spec: 2 * spec.size)
         assert 0 < cost.weight_bytes < 2.001 * parameters  # the row of a tied table is read once more
         assert plan_buffers(program).nbytes(Load(((0, 512),), 64)) < 1 << 31
     assert len(read) >= 12
-    assert {"Qwen--Qwen3-0.6B", "mistralai--Mixtral-8x7B-v0.1"} <= set(read)
-    assert {"openai--gpt-oss-20b", "deepseek-ai--DeepSeek-V3"} <= set(refused)
-    assert "is quantized (FP8)" in refused["nvidia--Llama-3.1-70B-Instruct-FP8"][0].message
-
-
-def test_sizes_of_published_quantized_configs(shared_data: Path) -> None:
-    """What is refused only because it is quantized has the right size all the same."""
-    folder = shared_data / "configs"
-    counted = json.loads((folder / "parameters.json").read_text())["models"]
-    seen = 0
-    for path in sorted(folder.glob("*/config.json")):
-        raw = json.loads(path.read_text())
-        if raw.pop("quantization_config", None) and raw["architectures"][0] in KNOWN:
-            weights = read_model(raw).program.weights().values()
-            if path.parent.name in counted:
-                assert sum(w.size for w in weights) == counted[path.parent.name]["parameters"]
-                seen += 1
-    assert seen >= 5
+    quantized = {"openai--gpt-oss-20b", "nvidia--Llama-3.1-70B-Instruct-FP8"}
+    assert {"Qwen--Qwen3-0.6B", "mistralai--Mixtral-8x7B-v0.1", *quantized} <= set(read)
+    assert "deepseek-ai--DeepSeek-V3" in read
+    assert "nvidia--DeepSeek-V3.2-NVFP4" in refused
 
 
 # Architectures
@@ -91,22 +78,13 @@ def test_sizes_of_published_quantized_configs(shared_data: Path) -> None:
 def test_an_unknown_architecture_lists_the_known(names: Any, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem) as caught:
         read_model({**CONFIGS["llama"], "architectures": names})
-    assert all(known in (caught.value.hint or "") for known in KNOWN)
+    assert all(known.removesuffix("ForCausalLM") in (caught.value.hint or "") for known in KNOWN)
 
 
 def test_a_near_miss_is_named() -> None:
     with pytest.raises(ConfigError) as caught:
         read_model({**CONFIGS["llama"], "architectures": ["LLamaForCausalLM"]})
     assert "did you mean 'LlamaForCausalLM'?" in (caught.value.hint or "")
-
-
-@pytest.mark.parametrize(
-    ("stored", "method"),
-    [({"quant_method": "gptq", "bits": 4}, "gptq"), ({"x": 1}, "unknown"), ("?", "unknown")],
-)
-def test_a_quantized_checkpoint_is_named(stored: Any, method: str) -> None:
-    with pytest.raises(ConfigError, match=method):
-        read_model({**CONFIGS["llama"], "quantization_config": stored})
 
 
 # Options that change the mathematics
@@ -360,8 +338,7 @@ def test_extreme_numbers_are_refused(name: str, changes: dict[str, Any], named: 
 
 @pytest.mark.parametrize("name", ["A" * 10**6, "\x1b[2J\u202e"], ids=["long", "steering"])
 def test_what_is_quoted_is_short_and_steers_no_terminal(name: str) -> None:
-    stored = {"quant_method": name}
-    for changes in ({"architectures": [name]}, {"hidden_act": name}, {"quantization_config": stored}):
+    for changes in ({"architectures": [name]}, {"hidden_act": name}):
         with pytest.raises(ConfigError) as caught:
             read_model({**CONFIGS["llama"], **changes})
         assert len(str(caught.value)) < 800

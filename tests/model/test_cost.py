@@ -14,10 +14,21 @@ from tiny import CONFIGS, FAMILIES, VOCAB, Dense, Paged, batch_of, load_of, rand
 from quire.backends.null import NullBackend
 from quire.program import Builder, Cost, Load, Names, Op, Program, WeightSpec
 from quire.program.numerics import matmul
-from quire.program.ops import Attention, Embed, Experts, Linear, SampledRows, Slice
+from quire.program.ops import (
+    Attention,
+    DeltaRule,
+    Embed,
+    Experts,
+    Linear,
+    SampledRows,
+    ShortConvolution,
+    Slice,
+    StateSpace,
+)
 from quire.program.ops import experts as experts_module
 from quire.program.ops import linear as linear_module
-from quire.program.ops.experts import ExpertWeights
+from quire.program.ops.experts import ExpertWeights, Routing
+from quire.program.ops.slot_states import States
 from quire.program.passes import fuse
 from quire.program.program import Run
 
@@ -28,6 +39,9 @@ LOADS = {
     "decode": [(5, 1), (70, 1), (0, 1), (64, 1)],
     "mixed": [(0, 40), (31, 1), (60, 9), (17, 4)],
 }
+
+
+OF_STATES = (ShortConvolution, DeltaRule, StateSpace)
 
 
 def nbytes(spec: WeightSpec) -> int:
@@ -101,6 +115,13 @@ def test_a_step_that_reads_everything_reads_the_whole_checkpoint() -> None:
     assert cost.weight_bytes == sum(weight.nbytes for weight in weights.values())
 
 
+def sees(op: Attention, position: int, other: int) -> bool:
+    window = op.window or position + 1
+    if op.chunked:
+        return other // window == position // window
+    return 0 <= position - other < window
+
+
 @pytest.mark.parametrize("rows", LOADS.values(), ids=LOADS)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_flops_are_the_products_that_were_computed(
@@ -118,14 +139,15 @@ def test_flops_are_the_products_that_were_computed(
     traced = Traced(tiny(name).program, rows)
     for op, _, _, _ in traced.ops():
         if isinstance(op, Experts):
-            inner, hidden = op.experts.gate.shape[-2:]
-            pairs = traced.load.num_tokens * op.chosen  # of a token and an expert
-            assert op.flops(traced.load) == 2 * done + pairs * (5 * inner + 2 * hidden)
+            inner, hidden = op.experts.up.shape[-2:]
+            pairs = traced.load.num_tokens * op.routing.chosen  # of a token and an expert
+            each = 5 if op.experts.gate else 4
+            assert op.flops(traced.load) == 2 * done + pairs * (each * inner + 2 * hidden)
         elif isinstance(op, Linear):
             assert op.flops(traced.load) == 2 * done
         elif isinstance(op, Attention):
             pairs = sum(
-                sum(0 <= p - other < (op.window or p + 1) for other in range(p + 1))
+                sum(sees(op, p, other) for other in range(p + 1))
                 for start, count in rows
                 for p in range(start, start + count)
             )
@@ -184,12 +206,13 @@ def test_kv_bytes_are_what_a_row_depends_on(window: int | None, rows: list[tuple
 def test_kv_token_bytes_are_those_of_the_cache(name: str, dtype: str) -> None:
     program = tiny(name).program
     paged = Paged(program, random_weights(program), kv_cache_dtype=dtype)
-    arrays = [part for layer in paged.backend._caches for part in layer]
+    arrays = [part for layer in paged.backend._caches if not isinstance(layer, States) for part in layer]
     itemsize = arrays[0].itemsize
     per_token = sum(part.nbytes for part in arrays) / (paged.num_blocks * paged.block_size)
     assert program.kv_token_bytes(itemsize) == per_token
     load = Load(((7, 3), (0, 2)), 0, itemsize)
-    assert program.cost(load, nbytes).kv_write_bytes == 5 * per_token
+    written = sum(op.kv_bytes(load)[1] for op in program if not isinstance(op, OF_STATES))
+    assert written == 5 * per_token
 
 
 def test_scales_of_a_quantized_cache_are_counted() -> None:
@@ -214,7 +237,7 @@ def experts_of(count: int, chosen: int) -> Experts:
         spec("gate", 6, 8), spec("up", 6, 8), spec("down", 8, 6), spec("gb", 6), spec("ub", 6), spec("db", 8)
     )
     scores = b.linear(x, Names("router"), count)
-    op = b.program(b.experts(x, scores, weights, chosen=chosen, routing="softmax")).ops[-1]
+    op = b.program(b.experts(x, scores, weights, routing=Routing(chosen))).ops[-1]
     assert isinstance(op, Experts)
     return op
 
@@ -236,7 +259,7 @@ def test_expert_bytes_are_the_mean_of_random_routing(count: int, chosen: int, to
     one = sum(nbytes(w) for w in op.weights()) / count
     touched = np.array(
         [
-            len(np.unique(op.route(rng.standard_normal((tokens, count)).astype(np.float32))[0]))
+            len(np.unique(op.routing.shares(rng.standard_normal((tokens, count)).astype(np.float32))[0]))
             for _ in range(400)
         ]
     )
@@ -267,7 +290,7 @@ def test_experts_that_a_batch_touches_are_the_bytes_it_reads(monkeypatch: pytest
     weights = {w.name: rng.standard_normal(w.shape).astype(np.float32) for w in op.weights()}
     x, scores = (rng.standard_normal((3, 8)).astype(np.float32) for _ in range(2))
     op.reference(Run(None, weights), x, scores)
-    assert sorted(touched) == np.unique(op.route(scores)[0]).tolist()
+    assert sorted(touched) == np.unique(op.routing.shares(scores)[0]).tolist()
 
 
 # The null backend

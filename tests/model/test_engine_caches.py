@@ -4,6 +4,7 @@ the cache, after a preemption, with drafts and with two steps in flight.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from quire.engine.scheduler import Scheduler
 from quire.program import Builder, Names, Program, SlotState
 from quire.runner.runner import Runner
 from quire.sampling_params import SamplingParams
-from quire.types import MAX_DRAFTED, NewRequest, Output
+from quire.types import MAX_DRAFTED, Draft, NewRequest, Output
 
 W = Names("w")
 WINDOW = 40
@@ -37,7 +38,7 @@ PARAMS = [replace(ANY, seed=seed, prompt_logprobs=2 if seed == 1 else None) for 
 
 
 def mixed() -> Program:
-    """A recurrence, a window and full attention, each in two layers."""
+    """A recurrence, a window, full attention and latents, each in two layers."""
     b = Builder()
     x = b.embed(W / "e", VOCAB, 8)
     for i in range(2):
@@ -49,6 +50,13 @@ def mixed() -> Program:
             a = p / f"{window}"
             q, k, v = (b.linear(b.rms_norm(x, a / "norm", 1e-5), a / name, (2, 4)) for name in "qkv")
             x = b.add(x, b.linear(b.attention(q, k, v, window=window), a / "o", 8))
+        a = p / "latent"
+        h = b.rms_norm(x, a / "norm", 1e-5)
+        q, rest = b.linear(h, a / "q", (2, 5)), b.linear(h, a / "rest", (2, 2))
+        latents = b.latent_attention(
+            q, rest, b.linear(h, a / "c", 5), b.linear(h, a / "r", (1, 2)), scale=0.4
+        )
+        x = b.add(x, b.linear(latents, a / "o", 8))
     return b.program(b.linear(b.sampled_rows(x), W / "head", VOCAB))
 
 
@@ -93,7 +101,8 @@ def run(
         for i, known in (drafts or {}).items():
             count = sum(len(output.token_ids) for output in outputs[i])
             right = known[0][count : count + 5]
-            engine.scheduler.draft(str(i), 0, [t if t % 6 else (t + 1) % VOCAB for t in right])
+            draft = Draft(tuple(t if t % 6 else (t + 1) % VOCAB for t in right), "text")
+            engine.scheduler.draft(str(i), 0, (draft,))
         engine.scheduler.check()
     found = {}
     for i, got in outputs.items():
@@ -157,7 +166,7 @@ def test_no_more_is_drafted_than_states_can_go_back() -> None:
         for output in engine.step():
             token_ids += output.token_ids
         right = expected[len(token_ids) : len(token_ids) + 1]
-        engine.scheduler.draft("0", 0, [*right, *[(t + 1) % VOCAB for t in right] * 59])
+        engine.scheduler.draft("0", 0, (Draft((*right, *[(t + 1) % VOCAB for t in right] * 59), "text"),))
         most = max(most, *(record.num_tokens for record in list(engine.records)[1:]), 0)
     assert token_ids == expected
     assert most == MAX_DRAFTED + 1
@@ -217,6 +226,15 @@ def test_vectors_in_place_of_tokens_behind_the_scheduler() -> None:
         assert one_by_one(make(program), [request])[0].logprobs == output.logprobs
 
 
+class Loaded(frozenset[str]):
+    """Adapters that are part of the program (quire.engine.adapter_table)."""
+
+    has_unloaded = False
+
+    def free(self, used: Container[str]) -> None:
+        raise AssertionError
+
+
 def test_adapters_behind_the_scheduler() -> None:
     """What one adapter computed, another does not find."""
     program = plain(adapters=True)
@@ -224,7 +242,9 @@ def test_adapters_behind_the_scheduler() -> None:
     requests = [
         NewRequest(str(i), tuple(SHARED[:70]), PARAMS[0], adapter=name) for i, name in enumerate(names)
     ]
-    found = one_by_one(make(program), requests)
+    engine = make(program)
+    engine.adapters = Loaded(names)
+    found = one_by_one(engine, requests)
     assert [output.num_cached_tokens for output in found] == [0, 0, 0, 64, 64]
     assert found[0].logprobs == found[3].logprobs
     assert found[1].logprobs == found[4].logprobs

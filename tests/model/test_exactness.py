@@ -81,10 +81,10 @@ def run_together(llm: LLM) -> list[str]:
 
 @pytest.fixture(scope="module")
 def alone(make: Maker) -> list[str]:
-    """Every request by itself in a new engine, the prompt in one chunk, nothing cached."""
+    """Every request by itself in a new engine, the prompt in one chunk, nothing cached, nothing drafted."""
     prints = []
     for prompt, params in zip(PROMPTS, PARAMS, strict=True):
-        llm = make(enable_prefix_caching=False)
+        llm = make(enable_prefix_caching=False, speculative="off")
         prints.append(fingerprint(llm.generate(prompt, params, use_tqdm=False)[0]))
         llm.close()
     return prints
@@ -100,6 +100,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "four at a time": {"max_num_seqs": 4, "max_num_batched_tokens": 90},
     "two in flight": {"max_steps_in_flight": 2},
     "two in flight, chunks of 7": {"max_steps_in_flight": 2, "max_num_batched_tokens": 7, "max_num_seqs": 3},
+    "no drafts": {"speculative": "off", "max_num_batched_tokens": 60},
+    "a draft model": {"speculative": "demo-draft"},
+    "a draft model, two in flight": {"speculative": "demo-draft", "max_steps_in_flight": 2, "block_size": 8},
     "fair policy": {"scheduling_policy": "fair", "max_num_batched_tokens": 40},
 }
 
@@ -125,7 +128,7 @@ def test_same_bits_after_preemption(num_steps: int, make: Maker, device: str, al
     program = make().engine.runner._backend.program  # type: ignore[attr-defined]
     token_bytes = program.kv_token_bytes(4 if device == "reference" else 2)
     memory = {"max_model_len": 160, "kv_cache_memory_bytes": token_bytes * 176}
-    llm = make(**memory, max_num_batched_tokens=64, max_steps_in_flight=num_steps)
+    llm = make(**memory, max_num_batched_tokens=64, max_steps_in_flight=num_steps, speculative="off")
     assert run_together(llm) == alone
     assert llm.engine.scheduler.num_preemptions > 0
     llm.close()

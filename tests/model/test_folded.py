@@ -16,7 +16,7 @@ from quire.models import read_model
 from quire.program import Builder, Cost, Load, Names, Program, WeightSpec
 from quire.program.features import values
 from quire.program.ops import Attention, Linear
-from quire.program.ops.experts import ExpertWeights
+from quire.program.ops.experts import ExpertWeights, Routing
 from quire.program.passes import fuse
 from quire.roofline.folded import fold
 
@@ -81,7 +81,7 @@ def stateful() -> Program:
     x = b.sampled_rows(x)
     weights = ExpertWeights(spec("gate", 5, hidden), spec("up", 5, hidden), spec("down", hidden, 5))
     scores = b.linear(x, Names("router"), 6)
-    return b.program(b.experts(x, scores, weights, chosen=2, routing="softmax"))
+    return b.program(b.experts(x, scores, weights, routing=Routing(2)))
 
 
 def test_folded_costs_of_states_and_of_experts_over_logits() -> None:

@@ -13,6 +13,7 @@ from checkpoints import read_weights
 from tiny import CONFIGS, FAMILIES, VOCAB, Paged, batch_of, random_weights, same_bits, tiny
 
 from quire.models import Model, read_model
+from quire.models.registry import COMPOSITES
 from quire.models.registry import FAMILIES as KNOWN
 from quire.program.passes import fuse
 
@@ -30,6 +31,13 @@ TINY_RANDOM = [
     ),
     *("llama-bias-headdim", "llama-rope-llama3", "llama-rope-yarn", "llama-tied", "mistral", "mixtral"),
     *("olmo2", "olmoe", "phi3", "phi3-longrope", "qwen2", "qwen3", "qwen3_moe", "smollm3"),
+]
+TINY_RANDOM_2 = [
+    *("deepseek_v2", "deepseek_v3", "gemma3_vlm", "gemma3n", "gemma4_dense", "gemma4_e", "gemma4_moe"),
+    *("glm4_moe", "glm4_moe_lite", "granite4_h", "lfm2", "llama4", "minicpm3", "mistral3_vlm", "qwen3_5"),
+    *("qwen3_5_moe", "qwen3_next"),
+    *("falcon_h1", "nemotron_h", "gemma", "qwen2_moe", "starcoder2", "ernie4_5", "ernie4_5_moe"),
+    *("minimax_m2", "phimoe"),
 ]
 
 
@@ -57,13 +65,13 @@ def greedy(
     return first, tokens
 
 
-def check_tiny_random(folder: Path, model: Model, paged: Paged, coarse: bool = False) -> None:
-    """Logits of the last prompt token and, unless `coarse`, greedy tokens, as transformers gives them."""
+def check_tiny_random(folder: Path, model: Model, paged: Paged, coarse: float | None = None) -> None:
+    """Logits of the last prompt token and, unless those are `coarse`, greedy tokens, as published."""
     prompts = json.loads((folder / "golden.json").read_text())["prompts"]
     results = greedy(model, paged, [p["ids"] for p in prompts], [len(p["greedy"]) for p in prompts])
     for prompt, logits, tokens in zip(prompts, *results, strict=True):
         expected = np.array(prompt["last_logits"], np.float32)
-        close = (2e-2 if coarse else 1e-4) * np.abs(expected).max()
+        close = (coarse or 1e-4) * np.abs(expected).max()
         assert np.abs(logits[-1] - expected).max() <= close
         if not coarse:
             assert logits.argmax(axis=-1).tolist() == prompt["argmax"]
@@ -76,11 +84,28 @@ def test_tiny_random(name: str, shared_data: Path) -> None:
     check_tiny_random(folder, *load(folder))
 
 
+@pytest.mark.parametrize("name", TINY_RANDOM_2)
+def test_tiny_random_2(name: str, shared_data: Path) -> None:
+    folder = shared_data / "models" / "tiny-random-2" / name
+    check_tiny_random(folder, *load(folder))
+
+
 def test_every_checkpoint_and_architecture_is_tested(shared_data: Path) -> None:
     folders = [f.parent for f in (shared_data / "models" / "tiny-random").glob("*/config.json")]
     assert sorted(f.name for f in folders) == sorted(TINY_RANDOM)
+    folders += [shared_data / "models" / "tiny-random-2" / name for name in TINY_RANDOM_2]
     tested = {json.loads((f / "config.json").read_text())["architectures"][0] for f in folders}
-    assert tested == set(KNOWN)
+    without = {  # tests/oracle compares them with transformers
+        *("Mistral4ForCausalLM", "Lfm2MoeForCausalLM", "Ministral3ForCausalLM"),
+        *("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
+        *("Gemma4UnifiedForCausalLM", "Gemma4ForConditionalGeneration", "Gemma3nForConditionalGeneration"),
+        *("Gemma4UnifiedForConditionalGeneration", "Llama4ForConditionalGeneration"),
+        *("SeedOssForCausalLM", "Olmo3ForCausalLM", "Exaone4ForCausalLM", "StableLmForCausalLM"),
+        *("ApertusForCausalLM", "MiniCPMForCausalLM"),
+        *("HunYuanDenseV1ForCausalLM", "HunYuanMoEV1ForCausalLM"),
+    }
+    tested |= {text for name in tested & set(COMPOSITES) for text in COMPOSITES[name].texts.values()}
+    assert tested | without == {*KNOWN, *COMPOSITES}
 
 
 def check_stories(folder: Path, model: Model, paged: Paged) -> None:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -97,8 +98,7 @@ def test_greedy_choices_are_computed_once(llm: LLM) -> None:
     for choice in several.outputs:
         assert replace(choice, index=0, metrics=None) == replace(alone.outputs[0], metrics=None)
     assert several.outputs[0].token_ids is not several.outputs[1].token_ids
-    steps = list(llm.engine.records)[-len(alone.outputs[0].token_ids) :]
-    assert {step.num_rows for step in steps} == {1}
+    assert llm.engine.records[-1].num_rows == 1
     streamed = list(llm.stream(prompt, SamplingParams(n=2, temperature=0, max_tokens=5)))[-1]
     assert streamed.finished
     assert streamed.outputs[0].text == streamed.outputs[1].text
@@ -244,7 +244,7 @@ def test_stream_is_generate_in_pieces(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
     whole = ask(llm, "Tell me a story.", params).outputs[0]
     pieces = [output.outputs[0].delta for output in llm.stream("Tell me a story.", params)]
-    assert len(pieces) == 30
+    assert 1 < len(pieces) <= 30
     assert "".join(pieces) == whole.text
 
 
@@ -257,9 +257,9 @@ def test_a_conversation_streams_like_it_is_answered(llm: LLM) -> None:
 def test_streams_may_be_read_in_turns(llm: LLM) -> None:
     first, second = llm.stream("Tell me a story.", GREEDY), llm.stream("Hello!", GREEDY)
     texts = ["", ""]
-    for number, (a, b) in enumerate(zip(first, second, strict=True)):
-        texts[0] += a.outputs[0].delta
-        texts[1] += b.outputs[0].delta
+    for number, outputs in enumerate(zip_longest(first, second)):
+        for i, output in enumerate(outputs):
+            texts[i] += output.outputs[0].delta if output else ""
         if number == 3:  # advances both streams to their end
             ask(llm, "something else in between")
     assert texts == [ask(llm, p).outputs[0].text for p in ("Tell me a story.", "Hello!")]
@@ -303,7 +303,7 @@ def test_a_stream_may_be_dropped_in_the_middle_of_a_step(llm: LLM, monkeypatch: 
 
 def test_an_interrupt_ends_the_call_and_not_the_engine(llm: LLM) -> None:
     expected = ask(llm, "Hello!").outputs[0].text
-    params = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
+    params = SamplingParams(temperature=2, max_tokens=900, ignore_eos=True)
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
@@ -360,19 +360,19 @@ def test_a_request_that_cannot_be_read_is_not_left_open(llm: LLM, monkeypatch: p
 
 
 def test_a_request_whose_logits_break_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = LLM("demo", device="reference")
+    llm = LLM("demo", device="reference", speculative="off")
     backend = llm.engine.runner._backend  # type: ignore[attr-defined]
-    execute, steps = backend.execute, []
+    compute, steps = backend.compute, []
 
-    def broken(batch: Any) -> np.ndarray:
-        logits = execute(batch)
+    def broken(batch: Any) -> tuple[np.ndarray, None]:
+        logits, _ = compute(batch)
         steps.append(len(logits))
         if len(steps) == 3:
             logits[1] = np.nan
-        return logits
+        return logits, None
 
     expected = [output.outputs[0].text for output in llm.generate(["a", "b", "c"], GREEDY, use_tqdm=False)]
-    monkeypatch.setattr(backend, "execute", broken)
+    monkeypatch.setattr(backend, "compute", broken)
     outputs = llm.generate(["a", "b", "c"], GREEDY, use_tqdm=False)
     assert [output.outputs[0].finish_reason for output in outputs] == ["length", "error", "length"]
     assert "NaN" in (outputs[1].outputs[0].error or "")
@@ -400,7 +400,7 @@ def test_options_that_do_not_exist_or_fit() -> None:
         LLM("demo", quantization="int5")
     with pytest.raises(ConfigError, match="made for"):
         LLM("demo", max_model_len=1 << 20)
-    with pytest.raises(ConfigError, match="Quire runs on one device"):
+    with pytest.raises(ConfigError, match="NUMA node"):
         LLM("demo", tensor_parallel_size=2)
     with pytest.raises(ConfigError, match="KV cache has room for"):
         LLM("demo", max_model_len=512, kv_cache_memory_bytes=20_000)
@@ -419,14 +419,14 @@ def test_the_reference_computes_on_one_thread(monkeypatch: pytest.MonkeyPatch) -
     """OpenBLAS splits some sums over several threads, in another order."""
     llm = LLM("demo", device="reference")
     backend = llm.engine.runner._backend  # type: ignore[attr-defined]
-    execute, seen = backend._execute, []
+    compute, seen = backend._compute, []
 
-    def watched(batch: Any) -> np.ndarray:
+    def watched(batch: Any) -> Any:
         seen.extend(library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas")
-        return execute(batch)
+        return compute(batch)
 
     before = threadpool_info()
-    monkeypatch.setattr(backend, "_execute", watched)
+    monkeypatch.setattr(backend, "_compute", watched)
     ask(llm, "Hello!")
     assert set(seen) == {1}
     assert threadpool_info() == before

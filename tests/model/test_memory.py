@@ -28,6 +28,7 @@ from quire.models import read_model
 from quire.program import WeightSpec
 from quire.program.passes import fuse
 from quire.quantize.round_to_nearest import quantize
+from quire.weights.plan import all_in
 
 PROGRAM = fuse(read_model(CONFIGS["llama"]).program)
 TOKEN_BYTES = PROGRAM.kv_token_bytes(4)
@@ -40,7 +41,7 @@ def device(**options: object) -> Device:
 def plan(available: int, longest: int = 256, **options: object) -> tuple[MemoryPlan, EngineConfig]:
     config = EngineConfig(**{"device": "reference", **options})  # type: ignore[arg-type]
     chosen = device_for(config)
-    weights = plan_weights(chosen, PROGRAM, None, config.quantization, "bf16")
+    weights = plan_weights(chosen, PROGRAM, None, config.quantization, all_in("bf16"))
     return plan_memory(chosen, PROGRAM, weights, config, longest, available), config
 
 
@@ -306,7 +307,7 @@ def test_the_format_of_the_cache_follows_the_checkpoint() -> None:
     native, reference = device(device="native"), device()
     for stored, expected in (("bf16", "bfloat16"), ("f16", "float16"), ("f32", "float32")):
         for quantization in (None, "int8"):
-            weights = plan_weights(native, PROGRAM, None, quantization, stored)
+            weights = plan_weights(native, PROGRAM, None, quantization, all_in(stored))
             assert weights.floats == stored
         assert kv_dtype(native, "auto", stored) == expected
         assert kv_dtype(reference, "auto", stored) == "float32"
@@ -342,3 +343,12 @@ def test_the_fingerprint_names_what_decides_the_bits() -> None:
 
 def test_readable_numbers() -> None:
     assert [gigabytes(n) for n in (12, 2050, 5.5e6, 16.4e9)] == ["12 B", "2.05 kB", "5.5 MB", "16.4 GB"]
+
+
+@pytest.mark.parametrize(("name", "each"), [("native", 3), ("reference", 1)])
+def test_shared_weights_count_once(name: str, each: int) -> None:
+    config = EngineConfig(device=name)
+    sharing = device_for(config, share_weights=True)
+    weights = plan_weights(sharing, PROGRAM, None, None, all_in("bf16"))
+    got = plan_memory(sharing, PROGRAM, weights, config, 256, 10**9, num_sharing=3)
+    assert got.working_bytes == -(-weights.layout.nbytes // each)

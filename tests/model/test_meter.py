@@ -82,8 +82,8 @@ def test_backends_tell_where_the_time_of_steps_goes(device: str, monkeypatch: py
     """Masks that take 10 ms, with sampling and computing in the rest of the time."""
     begin = Runner._begin_masks
 
-    def slow_masks(self: Runner, constrained: Any) -> Any:
-        collect = begin(self, constrained)
+    def slow_masks(*arguments: Any) -> Any:
+        collect = begin(*arguments)
 
         def slowly() -> Any:
             time.sleep(0.01)
@@ -128,7 +128,7 @@ def test_an_engine_judges_by_the_ceilings_that_are_known(
     monkeypatch.setattr(NativeLoops, "read_bytes", lambda *_: 1e13)
     if known:
         probe.ceilings(device_for(EngineConfig(device="native", num_threads=1)).loops())
-    with LLM("demo", device="native", num_threads=1) as llm:
+    with LLM("demo", device="native", num_threads=1, speculative="off") as llm:
         llm.generate("Once", SamplingParams(max_tokens=20, ignore_eos=True), use_tqdm=False)
         records = list(llm.engine.records)
     assert len(records) == 20

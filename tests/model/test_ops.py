@@ -193,6 +193,10 @@ FORMULAS = {
     "gelu_pytorch_tanh": lambda x: x * 0.5 * (1 + tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3))),
     "gelu": lambda x: x * 0.5 * (1 + erf(x / 2**0.5)),
     "relu": lambda x: max(x, 0.0),
+    "relu2": lambda x: max(x, 0.0) ** 2,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "linear": lambda x: x,
+    "tanh": tanh,
 }
 
 
@@ -211,9 +215,11 @@ def test_activations(name: str) -> None:
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations_at_the_ends(name: str) -> None:
-    """Large numbers give the limits without a warning: x or 0."""
+    """Large numbers give the limits without a warning: x or 0 of most."""
+    limits = {"sigmoid": [0, 1, 0, 1, 0.5], "relu2": [0, 1e8, 0, 1e4, 0], "linear": [-1e4, 1e4, -100, 100, 0]}
+    limits["tanh"] = [-1, 1, -1, 1, 0]
     x = np.array([[-1e4, 1e4, -100.0, 100.0, 0.0]], np.float32)
-    np.testing.assert_allclose(ACTIVATIONS[name](x), [[0, 1e4, 0, 100, 0]], atol=1e-6)
+    np.testing.assert_allclose(ACTIVATIONS[name](x), [limits.get(name, [0, 1e4, 0, 100, 0])], atol=1e-6)
 
 
 def test_add_scale_soft_cap_slice() -> None:
@@ -315,3 +321,13 @@ def test_builder_refuses_what_does_not_fit() -> None:
     for record in broken:
         with pytest.raises(ConfigError):
             record()
+
+
+def test_factors_of_positions() -> None:
+    b = Builder()
+    op = last(b, b.scale_by_position(source(b, 2, 3), 0.3, 4))
+    x = draw(10, 2, 3)
+    growth = np.array([1, 1, 1, 1, 2, 2, 2, 2, 3, 3])
+    expected = x * (1 + 0.3 * np.log(growth))[:, None, None]
+    np.testing.assert_allclose(run(op, x), expected, **TOLERANCE)
+    assert same_bits(run(op, x)[:4], x[:4])

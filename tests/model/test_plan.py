@@ -102,6 +102,14 @@ def test_the_turning_batch_is_the_ridge_in_weights(on_h100: MachinePlan) -> None
     assert int8.turning_batch() == pytest.approx(1978.9e12 / 3350e9 / 2, rel=0.1)
 
 
+def test_verifying_drafts_is_free_while_weights_are_read(on_h100: MachinePlan) -> None:
+    """Below the turning batch a step reads the same weights; above it, it computes as many times more."""
+    assert on_h100.verifying(1, 1024, 0) == 1
+    assert 1 < on_h100.verifying(1, 1024, 3) < 1.02
+    assert on_h100.verifying(16, 1024, 3) < 1.1
+    assert on_h100.verifying(512, 16, 3) > 2
+
+
 def test_the_typical_time_is_slower_by_the_shares(on_h100: MachinePlan) -> None:
     shares, phase = TYPICAL["gpu"], on_h100.decode(1, 1024)
     overhead = 32 * shares.layer_s + shares.row_s
@@ -250,6 +258,7 @@ def test_the_command_prints_tables_a_plot_and_knobs(
     for part in (
         "H100 SXM",
         "B* = 296",
+        "3 drafted tokens a sequence is longer by a factor of 1.00 at batch 1, 1.00 at batch 16, 1.05",
         "fits",
         "decode: batch",
         "●",

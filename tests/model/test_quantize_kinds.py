@@ -73,7 +73,7 @@ def test_every_nth_output_of_dense_is_dense_of_it(weight: Dense | Int8 | Int4, f
     dense = weight.dense()
     assert dense.dtype == np.float32
     assert dense.shape == weight.shape
-    part = weight.every(first, step)
+    part = weight.outputs(slice(first, None, step))
     np.testing.assert_array_equal(part.dense(), dense[..., first::step, :])
     assert part.storage.nbytes(part.shape) == part.nbytes
 
@@ -138,7 +138,7 @@ def test_arrays_that_do_not_belong_together_are_refused() -> None:
         with pytest.raises(ValueError, match="along the inputs"):
             weight.transposed()
         with pytest.raises(ValueError, match="axis -1"):
-            weight.every(0, 2, -1)
+            weight.outputs(slice(0, None, 2), -1)
 
 
 def test_storage_for_planning() -> None:

@@ -14,7 +14,7 @@ from tiny import VOCAB, Dense, Paged, Sequence, batch_of, random_weights, tiny
 from quire.program import WeightSpec
 from quire.program.numerics import fma, quantize_rows, silu
 from quire.program.ops import Embed, Experts, GatedLinear, Linear
-from quire.program.ops.experts import ExpertWeights
+from quire.program.ops.experts import ExpertWeights, Routing
 from quire.program.passes import fuse
 from quire.program.program import Run, Value
 from quire.quantize.integers import Int4, Int8, unpack
@@ -230,7 +230,7 @@ def test_experts_multiply_quantized_weights(scheme: str) -> None:
     weights = {name: quantize(specs[name], a, scheme) for name, a in arrays.items()}
     x, scores = random(3, 5, 64), random(4, 5, 3)
     values = Value(0, "T", (64,)), Value(1, "T", (3,)), Value(2, "T", (64,))
-    op = Experts(values[2], *values[:2], ExpertWeights(**specs), 1, "softmax_of_chosen", "silu")
+    op = Experts(values[2], *values[:2], ExpertWeights(**specs), Routing(1, normalized=True), "silu")
     out = op.reference(Run(batch_of([(Sequence([0] * 5, [0]), 5)], 64), {}, quantized=weights), x, scores)
     for token, expert in enumerate(scores.argmax(-1)):
         gate, up, down = (

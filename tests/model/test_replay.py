@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from compiled import compiled
 from test_engine_caches import make, mixed
 from tiny import VOCAB
 
@@ -23,15 +24,14 @@ from quire.build import build
 from quire.config import EngineConfig
 from quire.engine.engine import Engine
 from quire.errors import ConfigError
-from quire.grammar.compiler import GrammarCompiler
 from quire.recording.chunks import ChunkKind, JournalLimits
 from quire.recording.identity import header_of
 from quire.recording.incident import GroupShape, Header, Incident, Recording, read_incident, write_incident
 from quire.recording.journal import Journal, JournaledScheduler
 from quire.recording.rebuild import check_build, rebuild
 from quire.recording.replay import replay
-from quire.sampling_params import SamplingParams, StructuredOutputsParams
-from quire.types import NewRequest
+from quire.sampling_params import SamplingParams
+from quire.types import Draft, NewRequest
 
 TIMES = int(os.environ.get("QUIRE_TEST_TIMES", "1"))
 REGEX = "(one|two|three)( and (one|two|three)){2,5}"
@@ -41,11 +41,7 @@ SHARED = tuple(Random(0).choices(range(3, 32), k=40))
 @pytest.fixture(scope="module")
 def grammar() -> str:
     """As the engine gets it."""
-    compiler = GrammarCompiler(400, {})
-    try:
-        return compiler.compile(StructuredOutputsParams(regex=REGEX))
-    finally:
-        compiler.close()
+    return compiled(REGEX)
 
 
 def pool(seed: int, grammar: str, eos_token_ids: tuple[int, ...], vocab_size: int) -> list[NewRequest]:
@@ -111,7 +107,8 @@ class Incidents:
             for key, token_ids in begun.items():
                 known = answers.get((chosen[key[0]], key[1]), [])[len(token_ids) :][:4]
                 if known and self.rng.random() < 0.5:
-                    engine.scheduler.draft(str(key[0]), key[1], [*known, self.rng.randrange(3, 32)])
+                    draft = Draft((*known, self.rng.randrange(3, 32)), "store", len(known))
+                    engine.scheduler.draft(str(key[0]), key[1], (draft,))
         while engine.has_work:
             engine.step()
         self.journal.flush()
@@ -190,7 +187,7 @@ def test_incidents_of_windows_and_states_replay(tmp_path: Path) -> None:
 def recorded_demo(folder: Path, contents: bool) -> Recording:
     """A recording of one request."""
     incidents = Incidents(0, contents)
-    config = EngineConfig(max_model_len=64, max_num_seqs=2, num_threads=1)
+    config = EngineConfig(max_model_len=64, max_num_seqs=2, num_threads=1, speculative="off")
     built = build(config, create=partial(JournaledScheduler, incidents.journal))
     scheduler = built.engine.scheduler
     assert isinstance(scheduler, JournaledScheduler)
@@ -198,6 +195,21 @@ def recorded_demo(folder: Path, contents: bool) -> Recording:
     while built.engine.has_work:
         built.engine.step()
     return incidents.recording(header_of(built.description, scheduler), folder)
+
+
+def test_a_recording_whose_adapter_is_gone(tmp_path: Path) -> None:
+    incidents = Incidents(0, contents=True)
+    config = EngineConfig(max_model_len=64, max_num_seqs=2, num_threads=1, speculative="off")
+    built = build(config, create=partial(JournaledScheduler, incidents.journal))
+    scheduler = built.engine.scheduler
+    assert isinstance(scheduler, JournaledScheduler)
+    scheduler.add(NewRequest("0", (5, 6, 7), SamplingParams(max_tokens=1), adapter="fox@12"))
+    scheduler.schedule(0.0)
+    incidents.journal.flush()
+    recording = incidents.recording(header_of(built.description, scheduler), tmp_path)
+    with pytest.raises(ConfigError, match="recorded with the adapter fox@12"):
+        replay(recording, built.runner)
+    assert replay(recording, None).equal
 
 
 def quire(*words: str) -> SimpleNamespace:

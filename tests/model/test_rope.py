@@ -78,6 +78,13 @@ def test_llama3(original: int, theta: float) -> None:
     close(r.frequencies(), expected)
 
 
+def test_llama3_with_one_threshold() -> None:
+    """Llama 4 Scout: a wavelength is scaled or not, none in part."""
+    how = {"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0}
+    r = rope({**how, "original_max_position_embeddings": 64})
+    close(r.frequencies(), [f if 2 * math.pi / f < 64 else f / 16 for f in plain()])
+
+
 @pytest.mark.parametrize("truncate", [True, False])
 @pytest.mark.parametrize(("dim", "original"), [(16, 64), (64, 2048), (128, 4096), (8, 32768)])
 def test_yarn(truncate: bool, dim: int, original: int) -> None:
@@ -227,7 +234,7 @@ BROKEN: list[dict[str, Any]] = [
     {"type": "linear", "factor": True},
     {"type": "linear", "factor": 0},
     {"type": "llama3", "factor": 8.0},
-    {"type": "llama3", **LLAMA3, "high_freq_factor": 1.0},
+    {"type": "llama3", **LLAMA3, "high_freq_factor": 0.5},
     {"type": "llama3", **LLAMA3, "original_max_position_embeddings": "8192"},
     {"type": "yarn", "factor": 2.0, "beta_fast": "32"},
     {"type": "yarn", "factor": 2.0, "attention_factor": [1]},

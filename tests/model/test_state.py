@@ -18,7 +18,7 @@ from quire.backends.reference import ReferenceBackend
 from quire.program import Builder, Load, Names, PagedKV, Program, SlotState, Value
 from quire.program.dtypes import DType
 from quire.program.ops import GatedRecurrence, ShortConvolution, state
-from quire.program.ops.state import CHUNK, States
+from quire.program.ops.slot_states import CHUNK, States
 from quire.program.program import Run
 from quire.types import MAX_DRAFTED, Snapshot
 

@@ -8,11 +8,12 @@ import re
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import jsonschema
 import numpy as np
 import pytest
+from constrained import verify_all
 
 from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.errors import RequestError
@@ -182,6 +183,22 @@ def test_the_same_alone_and_together(llm: LLM, alone: list[list[Any]]) -> None:
     assert len({str(ids) for ids, *_ in alone[1]}) == 3  # each choice has its own way through the grammar
 
 
+def test_the_same_with_drafts_and_without(
+    llm: LLM, device: str, alone: list[list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.engine.speculation.choose_lengths", verify_all)
+    llm.engine.records.clear()  # type: ignore[attr-defined]
+    with LLM("demo", device=device, speculative="off") as plain:
+        for model in (llm, plain):
+            assert together(model) == alone
+        accepted = [
+            sum(record.num_accepted for record in model.engine.records)  # type: ignore[attr-defined]
+            for model in (llm, plain)
+        ]
+    assert accepted[0] > 0
+    assert accepted[1] == 0
+
+
 def test_the_same_after_a_preemption(llm: LLM, device: str, alone: list[list[Any]]) -> None:
     program = llm.engine.runner._backend.program  # type: ignore[attr-defined]
     token_bytes = program.kv_token_bytes(4 if device == "reference" else 2)
@@ -198,23 +215,20 @@ def test_the_same_with_two_steps_in_flight(device: str, max_num_seqs: int, alone
 
 
 def test_a_fault_ends_one_request(llm: LLM, monkeypatch: pytest.MonkeyPatch, alone: list[list[Any]]) -> None:
-    advance = Matcher.advance
+    advance, copy, start = Matcher.advance, Matcher.copy, Grammars.start
 
     def fail_at_five(self: Any, token_ids: Any) -> None:
-        self.count = getattr(self, "count", 0) + len(token_ids)
-        if self.count >= 5 and self.doomed:
+        if len(self._output) + len(token_ids) >= 5 and self.doomed:
             raise RuntimeError("the matcher broke")
         advance(self, token_ids)
 
-    start = Grammars.start
-
-    def doom(self: Any, grammar: str) -> Matcher:
-        matcher = start(self, grammar)
-        matcher.doomed = "doomed" in grammar  # type: ignore[attr-defined]
-        return matcher
+    def doom(matcher: Any, doomed: bool) -> Matcher:
+        matcher.doomed = doomed
+        return cast("Matcher", matcher)
 
     monkeypatch.setattr(Matcher, "advance", fail_at_five)
-    monkeypatch.setattr(Grammars, "start", doom)
+    monkeypatch.setattr(Matcher, "copy", lambda self: doom(copy(self), self.doomed))
+    monkeypatch.setattr(Grammars, "start", lambda self, text: doom(start(self, text), "doomed" in text))
     doomed = SamplingParams(
         max_tokens=50, structured_outputs=StructuredOutputsParams(regex="(very ){20}doomed")
     )
@@ -253,7 +267,7 @@ def test_grammars_can_be_made_ready_beforehand() -> None:
     masks = Masks(load, 2)
     masks.prepare()
     assert loaded.wait(10)
-    state: Any = SimpleNamespace(compute=lambda grammars, token_ids, ends: used.append(grammars))
+    state: Any = SimpleNamespace(compute=lambda grammars, token_ids, drafted: used.append(grammars))
     for mask in masks.begin([(state, (), ())] * 3):
         mask.result()
     assert used == ["grammars"] * 3
@@ -267,11 +281,10 @@ def test_end_tokens_may_follow_where_the_output_may_end(may_end: bool, words: li
     taken: list[int] = []
     matcher = SimpleNamespace(advance=taken.extend, allowed=lambda: (np.array([0b10, 0], np.uint32), may_end))
     grammars: Any = SimpleNamespace(start=lambda grammar: matcher)
-    state = GrammarState(Admission(0, "r", 0, SamplingParams(), (), 1, grammar="any"))
-    state.compute(grammars, [5, 6], (0, 33, 10**6))
+    state = GrammarState(Admission(0, "r", 0, SamplingParams(), (0, 33, 10**6), 1, grammar="any"))
+    state.compute(grammars, [5, 6], ())
     assert taken == [6]
-    assert state.allowed is not None
-    assert state.allowed.tolist() == words
+    assert [mask.tolist() for mask in state.masks] == [words]
 
 
 def test_refused_before_anything_runs(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

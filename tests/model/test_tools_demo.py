@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from constrained import verify_all
 
 from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.outputs import CompletionOutput
@@ -112,6 +114,33 @@ def test_a_required_call_is_always_valid(
             assert not any(isinstance(event, Content) for event in events)
             for function, arguments in calls:
                 check(arguments, schemas[function])
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[LLM]:
+    with contextlib.closing(LLM("demo", max_model_len=1024, max_num_seqs=16, speculative="off")) as model:
+        yield model
+
+
+@pytest.mark.parametrize("choice", ["required", "auto"])
+def test_drafts_change_no_call(
+    llm: LLM, plain: LLM, output_format: OutputFormat, choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither those of the grammar nor those of the conversation, which lists the tools."""
+    monkeypatch.setattr("quire.engine.speculation.choose_lengths", verify_all)
+    prompts, each = [], []
+    for (name, tools), text in itertools.product(TOOL_SETS.items(), ASKED[:2]):
+        prompts.append(llm.frontend.encode_chat([{"role": "user", "content": text}], tools))
+        grammar = output_format.grammar(tools, choice, prompt=prompts[-1].text or "")
+        each.append(params(grammar, temperature=0.9, seed=len(name), logprobs=1, max_tokens=100))
+    found, expected = (
+        [output.outputs[0] for output in model.generate(prompts, each, use_tqdm=False)]
+        for model in (llm, plain)
+    )
+    assert [(one.token_ids, one.logprobs) for one in found] == [
+        (one.token_ids, one.logprobs) for one in expected
+    ]
+    assert sum(one.metrics.num_accepted for one in found if one.metrics is not None) > 50
 
 
 def test_a_named_call(llm: LLM, output_format: OutputFormat) -> None:

@@ -388,7 +388,7 @@ def latent(paged: bool) -> Program:
     x = b.embed(W / "e", VOCAB, 8)
     q, c = b.linear(x, W / "q", (3, 8)), b.linear(x, W / "c", (1, 8))
     if paged:
-        layer = b.cache(PagedLatent(8))
+        layer = b.cache(PagedLatent(8, 0))
         mixed = b.record(LatentAttention(b.value((24,)), q, c, c, layer=layer, scale=0.4)).out
     else:
         mixed = b.attention(q, c, c, scale=0.4)
@@ -399,7 +399,7 @@ def latent(paged: bool) -> Program:
 @pytest.mark.parametrize("chunk", [99, 10])
 def test_a_latent_cache_is_half_of_keys_and_values(chunk: int) -> None:
     program, both = latent(paged=True), latent(paged=False)
-    assert (program.caches, both.caches) == ((PagedLatent(8),), (PagedKV(1, 8, 8),))
+    assert (program.caches, both.caches) == ((PagedLatent(8, 0),), (PagedKV(1, 8, 8),))
     weights = random_weights(both)
     assert run(program, TEXTS, weights, chunk) == run(both, TEXTS, weights)
     load = Load(((7, 5), (0, 3)), 2)

@@ -14,8 +14,8 @@ from tiny import CONFIGS
 from quire.config import EngineConfig
 from quire.description import describe
 from quire.errors import ConfigError
-from quire.models import read_model
 from quire.weights.folder import ModelFolder
+from quire.weights.formats.registry import quantization_of
 from quire.weights.safetensors import INDEX_NAME
 
 
@@ -50,7 +50,7 @@ def test_config_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("stated", "method"),
     [
-        ({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}, "FP8"),
+        ({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}, "modelopt"),
         ({"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}, None),
         ({"quantization": "FP8"}, None),
         ({}, None),
@@ -66,8 +66,6 @@ def test_quantization_may_be_stated_beside_the_config(
     if method is None:
         assert config == CONFIGS["llama"]
         return
-    with pytest.raises(ConfigError, match=f"is quantized \\({method}\\)"):
-        read_model(config)
     own = {**CONFIGS["llama"], "quantization_config": {"quant_method": "gptq"}}
     (tmp_path / "config.json").write_text(json.dumps(own))
     assert ModelFolder.at(tmp_path).config() == own
@@ -79,7 +77,8 @@ def test_published_checkpoints_state_quantization_beside_the_config(shared_data:
         stated = json.loads((path.parent / "config.json").read_text()).get("quantization_config")
         config = ModelFolder.at(path.parent).config()["quantization_config"]
         algorithm = json.loads(path.read_text())["quantization"]["quant_algo"]
-        assert config == stated if stated else config["quant_method"] == algorithm
+        assert config == stated if stated else config["quant_algo"] == algorithm
+        assert quantization_of({"quantization_config": config}) is not None
         found += 1
     assert found >= 5
 

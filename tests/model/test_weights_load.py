@@ -10,20 +10,22 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from written_formats import write
 
 from quire.errors import ConfigError
-from quire.program.program import WeightSpec
+from quire.program.program import Rows, WeightSpec
 from quire.quantize.integers import Int4, Int8
 from quire.quantize.kinds import Dense
 from quire.quantize.round_to_nearest import quantize
 from quire.weights import load as loading
 from quire.weights.plan import check, plan
 from quire.weights.safetensors import Checkpoint
+from quire.weights.tensors import Tensors
 
 
 def load(
     specs: Mapping[str, WeightSpec],
-    source: Checkpoint,
+    source: Tensors,
     ignored: Iterable[str] = (),
     quantization: str | None = None,
     **how: Any,
@@ -70,6 +72,7 @@ def test_dense_weights_keep_their_bits_and_are_not_copied(tmp_path: Path, dtype:
 def test_sources_are_turned_taken_apart_and_stacked(tmp_path: Path) -> None:
     arrays = {
         "conv": numbers(4, 6),  # [in, out]
+        "plain": numbers(6, 4),
         "e.0": numbers(5, 4),
         "e.1": numbers(5, 4),
         "turned.0": numbers(4, 5),
@@ -83,15 +86,24 @@ def test_sources_are_turned_taken_apart_and_stacked(tmp_path: Path) -> None:
         spec("conv", 6, 4, transposed=True),
         spec("experts", 2, 5, 4, sources=("e.0", "e.1")),
         spec("experts_turned", 2, 5, 4, sources=("turned.0", "turned.1"), transposed=True),
-        spec("gate", 3, 5, 4, sources=("packed",), transposed=True, interleaved=(0, 2)),
-        spec("up", 3, 5, 4, sources=("packed",), transposed=True, interleaved=(1, 2)),
-        spec("up_bias", 3, 5, sources=("packed_bias",), interleaved=(1, 2)),
-        spec("second", 5, 4, sources=("both",), interleaved=(1, 2)),
-        spec("second_bias", 5, sources=("both_bias",), interleaved=(1, 2)),
+        spec("gate", 3, 5, 4, sources=("packed",), transposed=True, rows=Rows(2, ((0, 1),))),
+        spec("up", 3, 5, 4, sources=("packed",), transposed=True, rows=Rows(2, ((1, 1),))),
+        spec("plain", 6, 4, sources=("plain",), transposed="either"),
+        spec("swapped", 6, 4, sources=("conv",), transposed="either"),
+        spec("up_bias", 3, 5, sources=("packed_bias",), rows=Rows(2, ((1, 1),))),
+        spec("second", 5, 4, sources=("both",), rows=Rows(2, ((1, 1),))),
+        spec("second_bias", 5, sources=("both_bias",), rows=Rows(2, ((1, 1),))),
+        spec("half", 5, 4, sources=("both",), rows=Rows(10, ((5, 5),))),
+        spec("regrouped", 6, 4, sources=("both",), rows=Rows(5, ((3, 2), (0, 1)))),
+        spec("of_values", 2, 3, 4, sources=("both",), rows=Rows(5, ((2, 3),)), by_head="outputs"),
+        spec("of_keys", 2, 4, 2, sources=("both",), rows=Rows(5, ((0, 2),)), by_head="inputs"),
+        spec("one_head", 1, 4, 10, sources=("both",), by_head="inputs"),
     )
     loaded = load(specs, checkpoint(tmp_path, arrays))
     expected = {
         "conv": arrays["conv"].T,
+        "plain": arrays["plain"],
+        "swapped": arrays["conv"].T,
         "experts": np.stack([arrays["e.0"], arrays["e.1"]]),
         "experts_turned": np.stack([arrays["turned.0"].T, arrays["turned.1"].T]),
         "gate": arrays["packed"].swapaxes(1, 2)[:, 0::2],
@@ -99,6 +111,11 @@ def test_sources_are_turned_taken_apart_and_stacked(tmp_path: Path) -> None:
         "up_bias": arrays["packed_bias"][:, 1::2],
         "second": arrays["both"][1::2],
         "second_bias": arrays["both_bias"][1::2],
+        "half": arrays["both"][5:],
+        "regrouped": arrays["both"][[3, 4, 8, 9, 0, 5]],
+        "of_values": arrays["both"].reshape(2, 5, 4)[:, 2:],
+        "of_keys": arrays["both"].reshape(2, 5, 4)[:, :2].swapaxes(1, 2),
+        "one_head": arrays["both"].T[None],
     }
     assert set(loaded) == set(expected)
     for name, array in expected.items():
@@ -188,9 +205,9 @@ def test_long_lists_are_cut(tmp_path: Path) -> None:
         ((6, 4), {"transposed": True}),
         ((6, 4, 1), {}),
         ((24,), {}),
-        ((6, 4), {"interleaved": (0, 2)}),
-        ((11, 4), {"interleaved": (0, 2)}),
-        ((12, 4), {"transposed": True, "interleaved": (0, 2)}),
+        ((6, 4), {"rows": Rows(2, ((0, 1),))}),
+        ((11, 4), {"rows": Rows(2, ((0, 1),))}),
+        ((12, 4), {"transposed": True, "rows": Rows(2, ((0, 1),))}),
     ],
 )
 def test_shapes_are_taken_literally(tmp_path: Path, stored: tuple[int, ...], how: dict[str, Any]) -> None:
@@ -212,8 +229,7 @@ def test_unread_number_formats_name_the_tensor(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wanted", "stored", "hint"),
     [
-        ("model.norm.weight", "norm.weight", "without the prefix 'model.'"),
-        ("model.norm.weight", "language_model.model.norm.weight", "with the prefix 'language_model.'"),
+        ("model.norm.weight", "transformer.model.norm.weight", "with the prefix 'transformer.'"),
         ("lm_head.weight", None, "tie_word_embeddings"),
         ("w", None, "incomplete"),
         ("w", "v", "different models"),
@@ -234,21 +250,22 @@ def test_gpt2_as_it_was_published(tmp_path: Path) -> None:
     assert str(plan(specs, source, ignored=["*.attn.bias"]).storage["transformer.wte.weight"]) == "f32"
     loaded = load(specs, source, ["*.attn.bias"])["transformer.wte.weight"]
     np.testing.assert_array_equal(loaded.dense(), arrays["wte.weight"])
-    with pytest.raises(ConfigError, match=r"2 tensors missing .*transformer\.ln_f\.weight"):
+    with pytest.raises(ConfigError, match=r"1 tensor missing .*transformer\.ln_f\.weight"):
         load(by_name(spec("transformer.wte.weight", 3, 2), spec("transformer.ln_f.weight", 2)), source)
 
 
 def test_planning_raises_what_loading_would(tmp_path: Path) -> None:
-    source = checkpoint(tmp_path, {"a": numbers(2), "norm.weight": numbers(2), "i": np.zeros(2, np.int8)})
+    arrays = {"a": numbers(2), "b": numbers(2), "norm.weight": numbers(2), "i": np.zeros(2, np.int8)}
+    source = checkpoint(tmp_path, arrays)
     assert str(plan(by_name(spec("a", 2)), source).storage["a"]) == "f32"
     with pytest.raises(ConfigError, match=r"1 tensor missing \(model\.norm\.weight\)") as caught:
-        plan(by_name(spec("a", 2), spec("model.norm.weight", 2)), source)
+        plan(by_name(spec("a", 2), spec("b", 2), spec("model.norm.weight", 2)), source)
     assert "without the prefix" in str(caught.value.hint)
     with pytest.raises(ConfigError, match="of another shape"):
         plan(by_name(spec("a", 3)), source)
     with pytest.raises(ConfigError, match="stored as I8"):
         plan(by_name(spec("i", 2)), source)
-    with pytest.raises(ConfigError, match="2 tensors not part of this model"):
+    with pytest.raises(ConfigError, match="3 tensors not part of this model"):
         plan(by_name(spec("a", 2)), source, ignored=())
 
 
@@ -280,3 +297,15 @@ def test_published_checkpoints(shared_data: Path) -> None:
             for name, weight in load(specs, source, quantization=scheme).items():
                 wide = exact[name].dense()
                 assert np.linalg.norm(weight.dense() - wide) <= bound * np.linalg.norm(wide)
+
+
+def test_quantized_sources_are_not_turned(tmp_path: Path) -> None:
+    """Checkpoints of floats have [experts, in, gate and up in turns], as the spec says; others never."""
+    blocks = RNG.integers(0, 255, (3, 10, 1, 16)).astype(np.uint8)
+    scales = np.full((3, 10, 1), 127, np.uint8)
+    found = write(tmp_path, {"quant_method": "mxfp4"}, {"packed_blocks": blocks, "packed_scales": scales})
+    whole, turned = found.pull("packed").dense(), {"transposed": True, "rows": Rows(2, ((1, 1),))}
+    loaded = load(by_name(spec("up", 3, 5, 32, sources=("packed",), **turned)), found)
+    np.testing.assert_array_equal(loaded["up"].dense(), whole[:, 1::2])
+    with pytest.raises(ConfigError, match=r"expected \[3, 64, 5\]"):
+        load(by_name(spec("up", 3, 32, 5, sources=("packed",), **turned)), found)

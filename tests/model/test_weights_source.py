@@ -20,7 +20,7 @@ from quire.errors import ConfigError
 from quire.frontend import Frontend
 from quire.models import read_model
 from quire.program import numerics
-from quire.quantize.kinds import Dense, StoredWeight
+from quire.quantize.kinds import Dense, StoredWeight, Which
 from quire.quantize.round_to_nearest import SCHEMES
 from quire.weights.folder import ModelFolder
 from quire.weights.source import TokenizerData
@@ -95,8 +95,11 @@ class Shifted(StoredWeight):
     def __getitem__(self, index: Any) -> Shifted:
         return Shifted(*(array[index] for array in self.arrays))
 
-    def every(self, first: int, step: int, axis: int = -2) -> Shifted:
-        return Shifted(*(array[..., first::step, :] for array in self.arrays))
+    def outputs(self, which: Which, axis: int = -2) -> Shifted:
+        return Shifted(*(array[..., which, :] for array in self.arrays))
+
+    def split(self, count: int) -> Shifted:
+        return Shifted(*(array.reshape(count, -1, array.shape[-1]) for array in self.arrays))
 
     def transposed(self) -> Shifted:
         raise ValueError("groups of inputs cannot become outputs")
@@ -142,9 +145,6 @@ class Held(Tensors):
 
     def release(self, name: str) -> None: ...
 
-    def under(self, prefix: str) -> Held:
-        return Held({prefix + name: weight for name, weight in self.weights.items()})
-
     def identity(self) -> bytes:
         return b"held"
 
@@ -170,6 +170,9 @@ class OneThing:
 
     def tokenizer(self) -> TokenizerData | None:
         return self.words
+
+    def sentence_settings(self) -> None:
+        """It is not for embeddings."""
 
     def chat_templates(self) -> dict[str, str]:
         return {"default": "{{ messages[0].content }}"}
@@ -229,18 +232,13 @@ def test_what_cannot_be_done_with_it_is_said(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ConfigError, match=r"stored as shifted .* native backend has no kernel") as raised:
         description.describe(EngineConfig())
     assert "device='reference'" in (raised.value.hint or "")
-    with pytest.raises(ConfigError, match="is quantized already: shifted"):
-        description.describe(EngineConfig(device="reference", quantization="int8"))
-    monkeypatch.setattr(description, "open_model", lambda *names, **how: one_thing("gpt2", shifted=True))
-    with pytest.raises(ConfigError, match=r"stored as shifted .*, which this model needs transposed"):
-        description.describe(EngineConfig(device="reference"))  # GPT-2 keeps its matrices as [in, out]
 
 
 def test_parts_of_it_are_parts_of_its_values() -> None:
     weight = Shifted.of(np.random.default_rng(0).standard_normal((3, 6, 20), np.float32))
     dense = weight.dense()
     assert weight.storage.nbytes(weight.shape) == weight.nbytes
-    np.testing.assert_array_equal(weight.every(1, 2).dense(), dense[:, 1::2])
+    np.testing.assert_array_equal(weight.outputs(slice(1, None, 2)).dense(), dense[:, 1::2])
     np.testing.assert_array_equal(Shifted.stack([weight[0], weight[2]]).dense(), dense[[0, 2]])
 
 

@@ -35,14 +35,61 @@ _LLAMA3 = {
 }
 _LONGROPE = {"type": "longrope", "short_factor": [1.0, 1.2], "long_factor": [1.5, 4.0]}
 _MOE = {"num_experts": 4, "num_experts_per_tok": 2}
+_MOE4 = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 8}
 _GPT2 = {"vocab_size": VOCAB, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 256}
+_ROUTED = {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+_LATENT = {
+    **_SIZES,
+    **_ROUTED,
+    "q_lora_rank": 10,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 5,
+}
+_MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 6}
+_DELTA = {
+    "head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 3,
+}
 _LOCAL = {"num_hidden_layers": 3, "sliding_window": 24, "query_pre_attn_scalar": 4}
 
-# name -> config.json: the 17 families, then settings of theirs that change what a context means
+# name -> config.json: the families, then settings of theirs (with a "-") that change what a context means
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"architectures": ["LlamaForCausalLM"], **_SIZES},
     "mistral": {"architectures": ["MistralForCausalLM"], **_SIZES, "sliding_window": 20},
+    "llama4": {
+        "architectures": ["Llama4ForCausalLM"],
+        **_SIZES,
+        "num_hidden_layers": 3,
+        "intermediate_size_mlp": 24,
+        "num_local_experts": 4,
+        "interleave_moe_layer_step": 2,
+        "no_rope_layer_interval": 3,
+        "attention_chunk_size": 20,
+        "floor_scale": 8,
+        "attn_scale": 0.4,
+        "head_dim": 6,
+        "rope_scaling": {**_LLAMA3, "high_freq_factor": 1.0},
+    },
+    "ministral3": {
+        "architectures": ["Ministral3ForCausalLM"],
+        **_SIZES,
+        "head_dim": 6,
+        "rope_parameters": {**_YARN, "llama_4_scaling_beta": 0.3},
+    },
     "qwen2": {"architectures": ["Qwen2ForCausalLM"], **_SIZES, "tie_word_embeddings": True},
+    "qwen2_moe": {
+        "architectures": ["Qwen2MoeForCausalLM"],
+        **_SIZES,
+        **_MOE,
+        "mlp_only_layers": [0],
+        "moe_intermediate_size": 8,
+        "shared_expert_intermediate_size": 6,
+    },
     "qwen3": {"architectures": ["Qwen3ForCausalLM"], **_SIZES},
     "qwen3_moe": {
         "architectures": ["Qwen3MoeForCausalLM"],
@@ -52,6 +99,35 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [0],
         "norm_topk_prob": True,
     },
+    "qwen3_next": {
+        "architectures": ["Qwen3NextForCausalLM"],
+        **_SIZES,
+        **_MOE,
+        "num_hidden_layers": 3,
+        "full_attention_interval": 2,
+        "mlp_only_layers": [2],
+        "moe_intermediate_size": 8,
+        "shared_expert_intermediate_size": 6,
+        **_DELTA,
+    },
+    "qwen3_5": {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        **_SIZES,
+        **_DELTA,
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
+    "qwen3_5_moe": {
+        "architectures": ["Qwen3_5MoeForCausalLM"],
+        **_SIZES,
+        **_MOE,
+        **_DELTA,
+        "num_hidden_layers": 2,
+        "full_attention_interval": 2,
+        "moe_intermediate_size": 8,
+        "shared_expert_intermediate_size": 6,
+    },
+    "gemma": {"architectures": ["GemmaForCausalLM"], **_SIZES, "num_key_value_heads": 1},
     "gemma2": {
         "architectures": ["Gemma2ForCausalLM"],
         "model_type": "gemma2",
@@ -68,6 +144,48 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "sliding_window_pattern": 3,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
     },
+    "gemma3n": {
+        "architectures": ["Gemma3nForCausalLM"],
+        "model_type": "gemma3n_text",
+        **_SIZES,
+        "intermediate_size": [24, 20, 24],
+        "num_hidden_layers": 3,
+        "num_kv_shared_layers": 1,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "sliding_window": 24,
+        "vocab_size_per_layer_input": VOCAB - 3,
+        "hidden_size_per_layer_input": 6,
+        "altup_num_inputs": 3,
+        "altup_active_idx": 1,
+        "laurel_rank": 6,
+        "activation_sparsity_pattern": [0.6, 0.0, 0.3],
+        "final_logit_softcapping": 3.0,
+    },
+    "gemma4": {
+        "architectures": ["Gemma4ForCausalLM"],
+        "model_type": "gemma4_text",
+        **_SIZES,
+        **_MOE4,
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "sliding_window": 24,
+        "global_head_dim": 8,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "use_double_wide_mlp": True,
+        "vocab_size_per_layer_input": VOCAB - 3,
+        "hidden_size_per_layer_input": 6,
+        "final_logit_softcapping": 3.0,
+    },
+    "gemma4_unified": {
+        "architectures": ["Gemma4UnifiedForCausalLM"],
+        "model_type": "gemma4_unified_text",
+        **_SIZES,
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "global_head_dim": 6,
+    },
     "phi3": {"architectures": ["Phi3ForCausalLM"], **_SIZES},
     "olmo2": {"architectures": ["Olmo2ForCausalLM"], **_SIZES},
     "smollm3": {"architectures": ["SmolLM3ForCausalLM"], **_SIZES, "no_rope_layers": [1, 0]},
@@ -78,6 +196,41 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.5,
         "attention_multiplier": 0.3,
         "logits_scaling": 2.0,
+    },
+    "granite4_h": {
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        **_SIZES,
+        **_MAMBA,
+        "num_hidden_layers": 3,
+        "layer_types": ["mamba", "attention", "mamba"],
+        "num_local_experts": 4,
+        "shared_intermediate_size": 12,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.3,
+        "logits_scaling": 2.0,
+    },
+    "falcon_h1": {
+        "architectures": ["FalconH1ForCausalLM"],
+        **_SIZES,
+        **_MAMBA,
+        "mamba_d_ssm": 32,
+        "mamba_rms_norm": True,
+        "key_multiplier": 0.5,
+        "ssm_multipliers": [0.7, 0.5, 0.6, 0.8, 0.9],
+        "mlp_multipliers": [0.9, 0.6],
+    },
+    "nemotron_h": {
+        "architectures": ["NemotronHForCausalLM"],
+        **_SIZES,
+        **_ROUTED,
+        "hybrid_override_pattern": "ME*-MEM-",
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 6,
+        "n_groups": 2,
+        "ssm_state_size": 5,
+        "moe_shared_expert_intermediate_size": 12,
+        "moe_latent_size": 10,
     },
     "cohere2": {
         "architectures": ["Cohere2ForCausalLM"],
@@ -98,6 +251,155 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0,
         "rope_scaling": {**_YARN, "truncate": False},
+    },
+    "deepseek_v2": {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        **_LATENT,
+        "q_lora_rank": None,
+        "n_group": 2,
+        "topk_group": 1,
+        "topk_method": "group_limited_greedy",
+        "routed_scaling_factor": 2.0,
+        "rope_scaling": {**_YARN, "mscale": 0.7, "mscale_all_dim": 1.3},
+    },
+    "deepseek_v3": {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        **_LATENT,
+        "first_k_dense_replace": 1,
+        "n_group": 2,
+        "topk_group": 1,
+        "v_head_dim": 3,
+    },
+    "glm4_moe_lite": {
+        "architectures": ["Glm4MoeLiteForCausalLM"],
+        **_LATENT,
+        "attention_bias": True,
+        "routed_scaling_factor": 1.8,
+    },
+    "minicpm": {
+        "architectures": ["MiniCPMForCausalLM"],
+        **_SIZES,
+        "scale_emb": 3.0,
+        "scale_depth": 0.7,
+        "dim_model_base": 8,
+    },
+    "minicpm3": {
+        "architectures": ["MiniCPM3ForCausalLM"],
+        **_LATENT,
+        "scale_emb": 3.0,
+        "scale_depth": 0.7,
+        "dim_model_base": 8,
+        "mlp_bias": True,
+    },
+    "mistral4": {
+        "architectures": ["Mistral4ForCausalLM"],
+        **_LATENT,
+        "n_group": 2,
+        "topk_group": 1,
+        "rope_parameters": {**_YARN, "llama_4_scaling_beta": 0.3, "mscale_all_dim": 1.0},
+    },
+    "glm4_moe": {
+        "architectures": ["Glm4MoeForCausalLM"],
+        **_SIZES,
+        **_ROUTED,
+        "attention_bias": True,
+        "use_qk_norm": True,
+    },
+    "seed_oss": {"architectures": ["SeedOssForCausalLM"], **_SIZES},
+    "olmo3": {
+        "architectures": ["Olmo3ForCausalLM"],
+        **_SIZES,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 20,
+        "rope_scaling": _YARN,
+    },
+    "exaone4": {
+        "architectures": ["Exaone4ForCausalLM"],
+        **_SIZES,
+        "sliding_window": 20,
+        "sliding_window_pattern": 2,
+    },
+    "stablelm": {
+        "architectures": ["StableLmForCausalLM"],
+        **_SIZES,
+        "partial_rotary_factor": 0.5,
+        "qk_layernorm": True,
+        "use_qkv_bias": True,
+    },
+    "hunyuan": {
+        "architectures": ["HunYuanDenseV1ForCausalLM"],
+        **_SIZES,
+        "rope_scaling": {"type": "dynamic", "alpha": 20.0, "factor": 1.0},
+    },
+    "hunyuan_moe": {
+        "architectures": ["HunYuanMoEV1ForCausalLM"],
+        **_SIZES,
+        "num_experts": 4,
+        "moe_topk": [1, 2],
+    },
+    "apertus": {"architectures": ["ApertusForCausalLM"], **_SIZES, "head_dim": 6},
+    "phimoe": {
+        "architectures": ["PhimoeForCausalLM"],
+        **_SIZES,
+        "num_local_experts": 4,
+        "router_jitter_noise": 0.3,
+        "attention_bias": True,
+        "lm_head_bias": True,
+        "rope_scaling": {
+            **_LONGROPE,
+            "original_max_position_embeddings": 64,
+            "short_mscale": 1.2,
+            "long_mscale": 1.2,
+        },
+    },
+    "starcoder2": {"architectures": ["Starcoder2ForCausalLM"], **_SIZES, "sliding_window": 20},
+    "ernie4_5": {"architectures": ["Ernie4_5ForCausalLM"], **_SIZES, "head_dim": 6},
+    "ernie4_5_moe": {
+        "architectures": ["Ernie4_5_MoeForCausalLM"],
+        **_SIZES,
+        "moe_num_experts": 4,
+        "moe_k": 2,
+        "moe_intermediate_size": 8,
+        "moe_num_shared_experts": 2,
+    },
+    "minimax_m2": {
+        "architectures": ["MiniMaxM2ForCausalLM"],
+        **_SIZES,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "head_dim": 6,
+        "rotary_dim": 4,
+    },
+    "lfm2": {
+        "architectures": ["Lfm2ForCausalLM"],
+        **_SIZES,
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "conv_bias": True,
+        "block_multiple_of": 8,
+        "tie_embedding": False,
+    },
+    "lfm2_moe": {
+        "architectures": ["Lfm2MoeForCausalLM"],
+        **_SIZES,
+        **_MOE,
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "moe_intermediate_size": 8,
+        "num_dense_layers": 1,
+        "routed_scaling_factor": 1.5,
+    },
+    "composite-qwen3_vl": {
+        "architectures": ["Qwen3VLForConditionalGeneration"],
+        "text_config": {
+            **_SIZES,
+            "head_dim": 6,
+            "rope_scaling": {"mrope_section": [1, 1, 1]},
+        },
+    },
+    "composite-qwen3_vl_moe": {
+        "architectures": ["Qwen3VLMoeForConditionalGeneration"],
+        "text_config": {**_SIZES, **_MOE, "moe_intermediate_size": 8, "mlp_only_layers": [0]},
     },
     "llama-mqa-bias": {
         "architectures": ["LlamaForCausalLM"],
@@ -121,7 +423,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rope_scaling": _LONGROPE,
     },
 }
-FAMILIES = tuple(CONFIGS)[:17]
+FAMILIES = tuple(name for name in CONFIGS if "-" not in name)
 
 
 def tiny(name: str) -> Model:
@@ -152,7 +454,7 @@ def random_weights(program: Program, seed: int = 0) -> dict[str, Dense]:
     out = {}
     for name, spec in program.weights().items():
         scale = 2.0 / np.sqrt(spec.shape[-1]) if len(spec.shape) > 1 else 0.3
-        mean = 1.0 if "norm" in name or "ln_" in name else 0.0
+        mean = 1.0 if any(part in name for part in ("norm", "ln_", "scal")) else 0.0
         out[name] = Dense((mean + scale * rng.standard_normal(spec.shape)).astype(np.float32))
     return out
 
@@ -181,6 +483,7 @@ class Paged:
     num_blocks: int = 80
     kv_cache_dtype: str = "auto"
     seed: int = 0
+    num_slots: int = 32
     make: Callable[..., Backend] = ReferenceBackend
     free: list[int] = field(init=False)
     num_sequences: int = 0
@@ -193,6 +496,7 @@ class Paged:
             num_blocks=[self.num_blocks] * num_tables,
             block_size=self.block_size,
             kv_cache_dtype=self.kv_cache_dtype,
+            num_slots=self.num_slots,
         )
         rng = np.random.default_rng(self.seed)
         self.free = rng.permutation(self.num_blocks).tolist()

@@ -23,7 +23,7 @@ from quire.program.ops import experts, linear
 from quire.program.passes import fuse
 from quire.quantize.kinds import DTYPES
 from quire.weights.load import load
-from quire.weights.plan import WeightPlan, plan
+from quire.weights.plan import WeightPlan, all_in, plan
 from quire.weights.safetensors import Checkpoint, TensorEntry
 
 ISAS: tuple[str, ...] = tuple(_core.isas())  # of this machine, best first
@@ -56,7 +56,7 @@ class Tensors(Checkpoint):
 def plain(thing: Any) -> Any:
     """A program whose weights lie in the checkpoint by their own names, in canonical shape."""
     if isinstance(thing, WeightSpec):
-        return replace(thing, sources=(thing.name,), transposed=False, interleaved=None)
+        return replace(thing, sources=(thing.name,), transposed=False, rows=None, by_head=None)
     if isinstance(thing, tuple):
         return tuple(plain(part) for part in thing)
     if is_dataclass(thing) and not isinstance(thing, type):
@@ -80,7 +80,7 @@ def scheme(format: str) -> str | None:
 
 def planned(program: Program, checkpoint: Checkpoint, quantization: str | None = None) -> WeightPlan:
     """How the native backend keeps the weights of a program."""
-    return plan_weights(NativeDevice("test"), program, checkpoint, quantization, "bf16")
+    return plan_weights(NativeDevice("test"), program, checkpoint, quantization, all_in("bf16"))
 
 
 def native(isa: str, threads: int = 1) -> Callable[..., NativeBackend]:
@@ -89,10 +89,18 @@ def native(isa: str, threads: int = 1) -> Callable[..., NativeBackend]:
 
 
 def _make(
-    isa: str, threads: int, program: Program, packed: Packed, *, kv_cache_dtype: str, **size: Any
+    isa: str,
+    threads: int,
+    program: Program,
+    packed: Packed,
+    *,
+    kv_cache_dtype: str,
+    num_slots: int,
+    **size: Any,
 ) -> NativeBackend:
     dtype = "float32" if kv_cache_dtype == "auto" else kv_cache_dtype
     how: dict[str, Any] = {"kv_cache_dtype": dtype, "isa": isa, "num_threads": threads, **size}
+    how["max_num_seqs"] = num_slots
     return NativeBackend(program, packed.matrices, packed.vectors, **how)
 
 

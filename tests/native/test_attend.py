@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from lowered import BF16_ISAS, ISAS, OneOp, distance, on_native
 from test_attention import Shape
-from tiny import same_bits
+from tiny import batch_of, same_bits
 
-from quire.errors import ConfigError
 from quire.program import Builder, Names, Value
+from quire.program.rope import Rope
 
 LENGTHS = (150, 1, 65, 64, 20)
 CLOSE = 3e-6
@@ -30,23 +30,41 @@ SHAPES = [
     Shape(heads=2, dim=80, scale=0.3),
     Shape(scale=0.01, softcap=3.0, sinks=True, window=33),
     Shape(heads=70, groups=1, dim=4),
+    Shape(value_dim=3),
+    Shape(window=50, chunked=True),
+    Shape(dim=5, value_dim=40, window=20, sinks=True),
 ]
 
 
 def draw(shape: Shape, tokens: int, seed: int = 0) -> list[np.ndarray]:
     """Queries, keys and values of all tokens."""
     rng = np.random.default_rng(seed)
-    heads = (shape.heads, shape.groups, shape.groups)
-    return [2 * rng.standard_normal((tokens, n, shape.dim)).astype(np.float32) for n in heads]
+    key, value = shape.dims
+    sizes = ((shape.heads, key), (shape.groups, key), (shape.groups, value))
+    return [2 * rng.standard_normal((tokens, *size)).astype(np.float32) for size in sizes]
 
 
 def attention(shape: Shape, inputs: list[np.ndarray], lengths: tuple[int, ...] = LENGTHS) -> OneOp:
     def record(b: Builder, q: Value, k: Value, v: Value) -> Value:
         sinks = Names("s") if shape.sinks else None
-        how = {"scale": shape.scale, "window": shape.window, "softcap": shape.softcap}
-        return b.attention(q, k, v, **how, sinks=sinks)
+        how = {"scale": shape.scale, "softcap": shape.softcap, "sinks": sinks}
+        return b.attention(q, k, v, window=shape.window, chunked=shape.chunked, **how)
 
     return OneOp(inputs, record, lengths)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_layer_that_reads_the_cache_of_another(isa: str) -> None:
+    """Its queries see what those of that layer do, in heads as wide as any model has."""
+    for shape in (Shape(window=70), Shape(heads=8, groups=1, dim=512)):
+        inputs = draw(shape, sum(LENGTHS))
+        alone = attention(shape, inputs).native(isa)
+
+        def record(b: Builder, q: Value, k: Value, v: Value, of: Shape = shape) -> Value:
+            b.attention(b.scale(q, 3.0), k, v, window=of.window)
+            return b.shared_attention(q, 0, scale=of.dim**-0.5)
+
+        assert same_bits(OneOp(inputs, record, LENGTHS).native(isa), alone), shape
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -83,19 +101,13 @@ def test_attention_over_an_int8_cache(shape: Shape, isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("window", [None, 600])
-def test_a_context_of_several_segments(isa: str, window: int | None) -> None:
-    shape = Shape(heads=2, groups=1, window=window, sinks=True)
+@pytest.mark.parametrize(("window", "chunked"), [(None, False), (600, False), (530, True)])
+def test_a_context_of_several_segments(isa: str, window: int | None, chunked: bool) -> None:
+    shape = Shape(heads=2, groups=1, window=window, sinks=True, chunked=chunked)
     op = attention(shape, draw(shape, 1100), (1100,))
     whole = op.native(isa)
     assert distance(whole, op.reference()) < CLOSE
     assert same_bits(op.native(isa, threads=3), whole)
-
-
-def test_values_of_another_width_than_keys_are_refused() -> None:
-    q, k, v = draw(Shape(), 5)
-    with pytest.raises(ConfigError, match="beside values of 3"):
-        attention(Shape(), [q, k, np.ascontiguousarray(v[..., :3])], (5,)).native(ISAS[-1])
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -170,3 +182,28 @@ def test_nothing_beside_the_context_is_read(window: int | None, dtype: str, isa:
         results.append(np.concatenate([*paged.step([(after, 50)]), *paged.step([(after, 20)])]))
     assert np.isfinite(results[0]).all()
     assert all(same_bits(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_cache_read_by_some_rows(isa: str) -> None:
+    """Rows that need logits, apart and adjacent, of several sequences: with the bits of all rows."""
+    shape = Shape(window=70)
+    inputs = draw(shape, sum(LENGTHS))
+
+    def record(b: Builder, q: Value, k: Value, v: Value) -> Value:
+        b.attention(q, k, v, window=shape.window)
+        return b.shared_attention(b.rotary(b.sampled_rows(q), Rope(8, 100.0)), 0, scale=0.3)
+
+    op = OneOp(inputs, record, LENGTHS)
+    some = np.array([0, 80, 81, 149, 150, 151, 214, 299])
+    for threads in (1, 2):
+        paged = on_native(op.program, op.checkpoint(), "f32", isa, threads=threads)
+        ends = np.cumsum(LENGTHS)
+        tokens = zip(ends - LENGTHS, ends, strict=True)
+        rows = [(paged.sequence(range(first, last)), last - first) for first, last in tokens]
+        whole, part = (
+            np.array(paged.backend.execute(batch_of(rows, paged.block_size, logits, paged.ids)))
+            for logits in (None, some)
+        )
+        assert same_bits(part, whole[some])
+        assert distance(whole.reshape(len(whole), -1), op.reference()) < CLOSE

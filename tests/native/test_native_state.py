@@ -60,10 +60,12 @@ def record(kind: str, dtype: DType) -> Callable[..., Value]:
     """An op over values of which a convolution takes the first alone; the number is that of its positions."""
     if kind == "recurrence":
         return lambda b, x, decay: b.gated_recurrence(x, decay, dtype)
+    if kind == "biased convolution":
+        return lambda b, x, decay: b.short_convolution(x, W / "conv", 4, dtype, bias=True, activation="relu")
     return lambda b, x, decay: b.short_convolution(x, W / "conv", int(kind[-1]), dtype)
 
 
-KINDS = ("recurrence", "convolution 1", "convolution 2", "convolution 4")
+KINDS = ("recurrence", "convolution 1", "convolution 2", "convolution 4", "biased convolution")
 
 
 def one_op(kind: str, dtype: DType, width: int) -> OneOp:
@@ -78,7 +80,7 @@ def one_op(kind: str, dtype: DType, width: int) -> OneOp:
 def expected(kind: str, dtype: DType, width: int) -> list[np.ndarray]:
     """What the reference gives for each sequence, computed as one row."""
     op = one_op(kind, dtype, width)
-    paged = on_reference(op.program, op.checkpoint(), "f32", make=partial(ReferenceBackend, num_slots=8))
+    paged = on_reference(op.program, op.checkpoint(), "f32")
     return paged.step([(sequence, len(sequence.token_ids)) for sequence in sequences(paged)])
 
 
@@ -90,8 +92,8 @@ def sequences(paged: Paged) -> list[Sequence]:
 def new(op: OneOp, isa: str, threads: int = 2) -> Paged:
     """A program on the native backend whose slots and snapshots hold what is not a number."""
     packed = load_packed(planned(op.program, op.checkpoint()), isa=isa, num_threads=1)
-    make = partial(native(isa, threads), max_num_seqs=8, num_snapshots=8)
-    paged = Paged(op.program, packed, make=make, num_blocks=400)
+    make = partial(native(isa, threads), num_snapshots=8)
+    paged = Paged(op.program, packed, make=make, num_blocks=400, num_slots=8)
     spoilt = [Sequence([SPOILT] * 192, [0] * 12, slot=slot) for slot in range(8)]
     saved = tuple(Snapshot(slot, 0, 192, slot) for slot in range(8))
     step(paged, [(sequence, 192) for sequence in spoilt], saved=saved)
@@ -223,17 +225,17 @@ def alone() -> dict[int, Answer]:
 def test_what_is_imported_runs_here(alone: dict[int, Answer]) -> None:
     assert isinstance(test_state.drive(hybrid()).backend, NativeBackend)
     assert isinstance(
-        test_engine_caches.new_backend(mixed(), Capacity([9] * 4, 16, "float32", 2)), NativeBackend
+        test_engine_caches.new_backend(mixed(), Capacity([9] * 5, 16, "float32", 2)), NativeBackend
     )
 
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_a_program_gives_the_logits_of_the_reference(isa: str) -> None:
     """Convolutions, recurrences, windows and full attention; rounding adds up over 300 positions."""
-    program, ids = plain(mixed()), [np.arange(20)] * 4
+    program, ids = plain(mixed()), [np.arange(20)] * 5
     reference = ReferenceBackend(
-        program, random_weights(program), num_blocks=[20] * 4, block_size=16, num_slots=1
+        program, random_weights(program), num_blocks=[20] * 5, block_size=16, num_slots=1
     )
-    backend = load(program, Capacity([20] * 4, 16, "float32", 1), isa)
+    backend = load(program, Capacity([20] * 5, 16, "float32", 1), isa)
     batch = batch_of([(Sequence(TOKENS, list(range(20))), 300)], 16, ids=ids)
     assert distance(np.array(backend.execute(batch)), reference.execute(batch)) < 5e-5

@@ -22,9 +22,10 @@ from lowered import (
 )
 from tiny import same_bits
 
+from quire.models.apertus import xielu
 from quire.program import Builder, Names, Value, WeightSpec
 from quire.program.numerics import ACTIVATIONS
-from quire.program.ops.experts import ExpertWeights
+from quire.program.ops.experts import ExpertWeights, Routing
 from quire.program.rope import Rope
 from quire.quantize.kinds import DTYPES
 
@@ -123,7 +124,7 @@ def test_matrices_of_experts_in_unlike_formats(isa: str) -> None:
     weights = stack(4, 40, 24, biases=False)
 
     def record(b: Builder, x: Value) -> Value:
-        return b.experts(x, b.linear(x, W / "router", 4), weights, chosen=2, routing="softmax")
+        return b.experts(x, b.linear(x, W / "router", 4), weights, routing=Routing(2))
 
     assert_close_in_formats(isa, record, {"w.down": "bf16"})
     assert_close_in_formats(isa, record, {"w.up": "bf16"})
@@ -138,6 +139,8 @@ def test_embeddings(format: str, isa: str) -> None:
     """Rows of a table that is the output head too are widened exactly; `start` moves the positions."""
     for width in (1, 31, 33, 64, 130):
         op = OneOp([draw(40, 1)], lambda b, x, n=width: b.embed(W, 40, n, tied=True))
+        assert same_bits(op.native(isa, format), op.reference(format)), width
+        op = OneOp([draw(40, 1)], lambda b, x, n=width: b.embed(W, 25, (1, n)))  # ids beyond it: row 0
         assert same_bits(op.native(isa, format), op.reference(format)), width
         op = OneOp([draw(20, 1)], lambda b, x, n=width: b.position_embed(W, 40, n))
         assert same_bits(op.native(isa, format, 13), op.reference(format, 13)), width
@@ -154,6 +157,10 @@ def test_norms(isa: str) -> None:
     kinds: list[Record] = [
         lambda b, x: b.rms_norm(x, W, 1e-5),
         lambda b, x: b.rms_norm(x, W, 1e-6, 1.0),
+        lambda b, x: b.rms_norm(x, None, 1e-6),
+        lambda b, x: b.match_magnitude(x, b.scale(x, 7.0), 1e-5),
+        lambda b, x: b.match_magnitude(x, b.activation(x, "relu"), 4.0),
+        lambda b, x: b.above_cutoff(x, 0.7),
         lambda b, x: layer_norm(b, x, bias=True),
         lambda b, x: layer_norm(b, x, bias=False),
     ]
@@ -191,6 +198,9 @@ def test_sums_products_and_parts_have_the_bits_of_the_reference(isa: str) -> Non
     kinds: list[Record] = [
         lambda b, x, y: b.add(x, y),
         lambda b, x, y: b.scale(x, 0.3),
+        lambda b, x, y: b.scale_by_weight(x, W, 1),
+        lambda b, x, y: b.gated_activation(b.slice(y, 3, 1), x, "linear"),
+        lambda b, x, y: b.scale_by_weight(b.slice(x, 2, (3, 5)), W, 5),
         lambda b, x, y: b.slice(x, 5, (4, 3)),
         lambda b, x, y: b.slice(y, 16, 1),
         lambda b, x, y: b.activation(x, "relu"),
@@ -198,6 +208,14 @@ def test_sums_products_and_parts_have_the_bits_of_the_reference(isa: str) -> Non
     for record in kinds:
         op = OneOp([draw(12, 17), draw(12, 17, seed=1) * 5], record)
         assert same_bits(op.native(isa), op.reference())
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_factors_of_positions_have_the_bits_of_the_reference(isa: str) -> None:
+    for first in (0, 1):
+        op = OneOp([draw(60, 3, 7)], lambda b, x, first=first: b.scale_by_position(x, 0.3, 16, first))
+        for start in (0, 13, 900):
+            assert same_bits(op.native(isa, start=start), op.reference(start=start)), start
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -209,9 +227,28 @@ def test_activations(isa: str) -> None:
     for name in ACTIVATIONS:
         kinds.append((lambda b, v, w, n=name: b.activation(v, n), 1.0))
         kinds.append((lambda b, v, w, n=name: b.gated_activation(v, w, n), 1.0))
+        kinds.append((lambda b, v, w, n=name: b.gated_activation(b.slice(v, 3, 1), w, n), 1.0))
+    kinds.append((lambda b, v, w: xielu(b, v, W), 1.0))
     for record, unit in kinds:
         op = OneOp([x, up], record)
         np.testing.assert_allclose(op.native(isa), op.reference(), rtol=3e-6, atol=1e-6 * unit)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_gated_norms(isa: str) -> None:
+    for first, heads, width, groups in (
+        (False, 3, 5, 1),
+        (True, 1, 34, 2),
+        (False, 2, 33, 3),
+        (True, 4, 16, 1),
+    ):
+        op = OneOp(
+            [draw(19, heads, width), draw(19, heads, width, seed=1)],
+            lambda b, x, g, f=first, n=groups: b.gated_rms_norm(
+                x, g, W / "norm", 1e-3, gate_first=f, groups=n
+            ),
+        )
+        np.testing.assert_allclose(op.native(isa), op.reference(), rtol=1e-5, atol=1e-6)
 
 
 # Rotary
@@ -245,14 +282,14 @@ def stack(count: int, hidden: int, inner: int, biases: bool) -> ExpertWeights:
 def test_experts(format: str, isa: str) -> None:
     """Tokens in plenty and alone, all experts chosen or one, biases or none, the bounded activation."""
     cases = [
-        (40, 2, "softmax", "silu", False, None),
-        (9, 5, "softmax_of_chosen", "gelu_new", True, None),
-        (1, 1, "softmax", "relu", True, None),
-        (23, 3, "softmax_of_chosen", "silu", True, 0.5),
-        (18, 1, "softmax_of_chosen", "silu", False, 7.0),
+        (40, Routing(2), "silu", False, None),
+        (9, Routing(5, normalized=True), "gelu_new", True, None),
+        (1, Routing(1), "relu", True, None),
+        (23, Routing(3, normalized=True), "silu", True, 0.5),
+        (18, Routing(1, normalized=True), "silu", False, 7.0),
     ]
-    for tokens, chosen, routing, activation, biases, limit in cases:
-        how = {"chosen": chosen, "routing": routing, "activation": activation, "limit": limit}
+    for tokens, routing, activation, biases, limit in cases:
+        how = {"routing": routing, "activation": activation, "limit": limit}
         weights = stack(5, 33, 140, biases)
         x, scores = draw(tokens, 33), np.round(draw(tokens, 5, seed=1) * 2) / 2  # ties
         op = OneOp([x, scores], lambda b, v, s, w=weights, h=how: b.experts(v, s, w, **h))
@@ -263,3 +300,31 @@ def test_experts(format: str, isa: str) -> None:
         far = sum(error > 5e-6 for error in errors)
         assert far <= (2 if rounds else 0), (tokens, limit)  # where a number between the products rounds over
         assert max(errors) < (1e-2 if rounds else 5e-6), (tokens, limit)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_routing_has_the_bits_of_the_reference(isa: str) -> None:
+    """Experts whose matrices are of ones: what differs between tokens are their experts' shares."""
+    count = 24
+    bias, factors = (WeightSpec(W / name, (count,), (W / name,)) for name in ("bias", "factors"))
+    weights = stack(count, 1, 1, biases=False)
+    spread = {f"w.{n}": np.ones((count, 1, 1), np.float32) for n in ("gate", "up")}
+    spread["w.down"] = 3.0 ** -np.arange(count, dtype=np.float32)[:, None, None]
+    x = np.ones((200, 1), np.float32)
+    scores = np.concatenate([np.round(draw(60, count) * 2) / 2, draw(80, count), draw(60, count) * 40])
+    scores[7, 3], scores[8, 4], scores[9] = np.nan, np.inf, -np.inf
+    for how in (
+        Routing(4, "sigmoid", True, bias, 4, 2, "top2", 2.5, 1e-20),
+        Routing(6, "softmax", False, None, 3, 1, "max", 16.0),
+        Routing(8, "softmax", True, bias, 6, 3, "top2"),
+        Routing(3, "sigmoid", False),
+        Routing(2, "sigmoid", on_inputs=True),
+        Routing(24, "softmax"),
+        Routing(5, "softmax", True, scaling=0.7, factors=factors),
+        Routing(4, margin=0.6),
+    ):
+        op = OneOp([x, scores], lambda b, v, s, h=how: b.experts(v, s, weights, routing=h, activation="relu"))
+        kept = spread | {spec.name: draw(count, seed=3) for spec in how.weights()}
+        checkpoint = op.checkpoint(**kept)
+        found = op.run(on_native(op.program, checkpoint, "f32", isa, threads=2))
+        assert same_bits(found, op.run(on_reference(op.program, checkpoint, "f32"))), how

@@ -36,9 +36,9 @@ def write(folder: Path, name: str = "llama", kind: str = "bf16", seed: int = 0) 
     arrays = {}
     for spec in program.weights().values():
         shape = list(spec.shape[1:] if len(spec.sources) > 1 else spec.shape)
-        if spec.interleaved:
-            axis = -1 if len(shape) < 2 or (len(shape) == 2 and not spec.transposed) else -2
-            shape[axis] *= spec.interleaved[1]
+        if spec.rows:
+            axis = -2 if spec.quantizable else -1
+            shape[axis] = shape[axis] // spec.rows.taken * spec.rows.period
         if spec.transposed:
             shape[-2:] = shape[:-3:-1]
         for source in spec.sources:
@@ -102,6 +102,25 @@ def test_weights_are_those_of_the_reference(tmp_path: Path, name: str, quantizat
     total = sum(entry.nbytes for name, entry in checkpoint.items())
     assert heard[-1][0] == heard[-1][1] >= total
     assert contents(read(tmp_path / name, program, quantization, num_threads=1)) == contents(packed)
+
+
+def test_a_table_read_in_place(tmp_path: Path, cache: PackedCache) -> None:
+    """It is the mapped file: no part of what is packed, and still there when the file has gone."""
+    program = write(tmp_path / "m", "gemma4")
+    name = "model.embed_tokens_per_layer.weight"
+    spec = program.weights()[name]
+    for found in (
+        read(tmp_path / "m", program, "int8", cache) for _ in range(2)
+    ):  # packed, then from the cache
+        table = found.vectors[name]
+        assert (table.shape, table.dtype) == (spec.shape, DTYPES["bf16"])
+        assert not table.flags.owndata
+        assert not table.flags.writeable
+        assert name not in found.matrices
+    plan = planned(program, Checkpoint.open(tmp_path / "m"), "int8")
+    assert plan.layout.in_place == {name}
+    (tmp_path / "m" / "model.safetensors").unlink()
+    assert np.isfinite(table.astype(np.float32)).all()
 
 
 def test_bits_do_not_depend_on_the_instruction_set(model: tuple[Path, Any]) -> None:
@@ -255,6 +274,47 @@ def test_many_may_read_and_write_at_once(model: tuple[Path, Any], cache: PackedC
     assert len(found) == 18
     assert all(other == found[0] for other in found)
     assert len(files(cache)) == 1
+
+
+def mapped_files(folder: Path) -> set[str]:
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {line.split(maxsplit=5)[5] for line in lines if f"{folder}/" in line}
+
+
+@pytest.mark.parametrize("quantization", [None, "int4"])
+def test_engines_share_one_mapped_file(
+    model: tuple[Path, Any], tmp_path: Path, quantization: str | None
+) -> None:
+    alone = read(*model, quantization)
+    shared = PackedCache(tmp_path / "cache" / "packed", least_bytes=0, shared=True)
+    start, loaded = threading.Barrier(4), []
+
+    def work() -> None:
+        start.wait()
+        loaded.append(read(*model, quantization, shared))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(one.from_cache for one in loaded) == [False, True, True, True]  # packed once, for all
+    assert all(contents(one) == contents(alone) for one in loaded)
+    (path,) = shared.folder.glob("*.packed")
+    assert mapped_files(shared.folder) == {str(path)}
+    assert not loaded[0].vectors or not any(vector.flags.writeable for vector in loaded[0].vectors.values())
+
+
+def test_a_damaged_file_is_not_shared(model: tuple[Path, Any], tmp_path: Path) -> None:
+    shared = PackedCache(tmp_path / "cache" / "packed", least_bytes=0, shared=True)
+    first = contents(read(*model, "int4", shared))
+    (path,) = shared.folder.glob("*.packed")
+    damaged = bytearray(path.read_bytes())
+    damaged[100] ^= 1
+    path.unlink()
+    path.write_bytes(damaged)
+    again = read(*model, "int4", shared)
+    assert (again.from_cache, contents(again)) == (False, first)
 
 
 def put(cache: PackedCache, key: str, used: float, size: int = 1000) -> None:

@@ -144,7 +144,7 @@ def test_steps_in_flight_give_what_they_give_one_by_one() -> None:
 
 def test_steps_after_one_with_masks_wait_for_it() -> None:
     steps, calls = history(), []
-    masks = {4: {1: mask_of(7, 9)}, 6: {0: mask_of(8), 2: mask_of(30, 31)}}
+    masks = {4: {1: [mask_of(7, 9)]}, 6: {0: [mask_of(8)], 2: [mask_of(30, 31)]}}
 
     def of(index: int) -> Any:
         return lambda: calls.append(index) or masks[index]
@@ -161,28 +161,28 @@ def test_steps_after_one_with_masks_wait_for_it() -> None:
     assert found[6][0].token_ids == (8,)
     # When all that was deferred is collected, steps compute ahead again.
     own = backend()
-    own.launch(steps[0], lambda: {0: mask_of(7)}).result()
+    own.launch(steps[0], lambda: {0: [mask_of(7)]}).result()
     assert not isinstance(own.launch(steps[1]), Deferred)
 
 
 def test_a_deferred_step_computes_after_those_launched_before() -> None:
     """Also if it is collected first."""
-    steps, masks = history()[:4], {0: mask_of(9, 10, 11)}
+    steps, masks = history()[:4], {0: [mask_of(9, 10, 11)]}
     own = backend()
     *before, last = [own.launch(step) for step in steps[:3]] + [own.launch(steps[3], lambda: masks)]
     found = [last.result().rows, *(one.result().rows for one in before)]
     assert [*found[1:], found[0]] == one_by_one(steps, {3: masks})
 
 
-def test_a_mask_is_that_of_the_first_position() -> None:
-    """Of a row with drafts, too: what was drafted was not looked at by the grammar."""
+def test_positions_without_a_mask_give_no_token() -> None:
+    """Of a row with drafts whose grammar ends before them."""
     plans = Plans()
     own = backend()
     first = own.launch(plans.step(0, 1, admit={0: prompt(5), 1: prompt(5)})).result().rows
     guess = one_by_one([plans.step(2, admit={2: [*prompt(5), *first[0].token_ids]})])[0][0].token_ids
     drafted = {0: (*guess, 9), 1: (*guess, 9)}
     step = plans.step(0, 1, drafted=drafted)
-    found = own.launch(step, lambda: {0: mask_of(*guess, 8)}).result().rows
+    found = own.launch(step, lambda: {0: [mask_of(*guess, 8)]}).result().rows
     assert len(found[0].token_ids) == 1
     assert found[0].token_ids[0] in (*guess, 8)
     assert found[0].token_ids == found[1].token_ids[:1] == guess
@@ -193,19 +193,19 @@ def test_a_row_without_a_mask_fails_alone() -> None:
     """Why its grammar cannot go on is told; a row of it that is in flight is computed for nothing."""
     steps, lost = history()[:4], Failure("no mask")
     own = backend()
-    pending = [own.launch(steps[0]), own.launch(steps[1], lambda: {1: lost, 0: mask_of(8)})]
+    pending = [own.launch(steps[0]), own.launch(steps[1], lambda: {1: lost, 0: [mask_of(8)]})]
     pending += [own.launch(step) for step in steps[2:]]
     found = [one.result().rows for one in pending]
     assert found[1][1] == RowResult(error=lost)
     assert found[1][0].token_ids == (8,)
     assert all(row.token_ids for row in (*found[2], *found[3]))
-    whole = one_by_one(steps, {1: {0: mask_of(8)}})
+    whole = one_by_one(steps, {1: {0: [mask_of(8)]}})
     assert found[2][1:] == whole[2][1:]
 
 
 def test_a_mask_of_another_vocabulary_is_refused() -> None:
     with pytest.raises(ValueError, match="one bit per token"):
-        backend().launch(history()[0], lambda: {0: np.zeros(2, np.uint32)}).result()
+        backend().launch(history()[0], lambda: {0: [np.zeros(2, np.uint32)]}).result()
 
 
 @pytest.mark.parametrize("ahead", [True, False])
@@ -231,7 +231,7 @@ def test_the_time_of_masks_and_of_sampling_is_told() -> None:
 
     def masks() -> Masks:
         time.sleep(0.02)
-        return {0: mask_of(7)}
+        return {0: [mask_of(7)]}
 
     first, second = history()[:2]
     own = backend()

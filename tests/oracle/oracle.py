@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from checkpoints import read_weights
+from safetensors.numpy import load_file, save_file
 
 from quire.backends.reference import ReferenceBackend
 from quire.models import read_model
-from quire.program import Program, WeightSpec
+from quire.program import Program
 from quire.program.batch import Batch
 from quire.program.passes import fuse
 
@@ -23,8 +24,11 @@ with warnings.catch_warnings():
     transformers = pytest.importorskip("transformers")
 
 LENGTH = 75
-_CONFIGS = {"Gemma3": "Gemma3TextConfig"}
-_MODELS = {"GPT2": "GPT2LMHeadModel"}
+COMPOSITE = ("Mistral3", "Qwen3VL", "Qwen3VLMoe")
+WITHOUT_CLASS = ("MiniCPM",)  # transformers has none: only the code that is published with checkpoints
+OF_TEXT = ("Gemma3", "Gemma3n", "Gemma4", "Gemma4Unified", "Llama4", "Qwen3_5", "Qwen3_5Moe")
+_CONFIGS = {kind: f"{kind}TextConfig" for kind in OF_TEXT}
+_MODELS = {"GPT2": "GPT2LMHeadModel", **{kind: f"{kind}ForConditionalGeneration" for kind in COMPOSITE}}
 
 
 def architecture(kind: str) -> str:
@@ -43,24 +47,6 @@ def token_ids(vocab_size: int) -> np.ndarray:
     return np.random.default_rng(0).integers(3, vocab_size, LENGTH)
 
 
-class Dense:
-    def __init__(self, array: np.ndarray) -> None:
-        self.array, self.shape, self.nbytes = array, array.shape, array.nbytes
-
-    def dense(self) -> np.ndarray:
-        return self.array
-
-
-def read(spec: WeightSpec, tensors: dict[str, np.ndarray]) -> Dense:
-    parts = [tensors[name] for name in spec.sources]
-    array = np.stack(parts) if len(parts) > 1 or parts[0].ndim < len(spec.shape) else parts[0]
-    array = np.swapaxes(array, -1, -2) if spec.transposed else array
-    if spec.interleaved:
-        array = array[:, spec.interleaved[0] :: spec.interleaved[1]]
-    assert array.shape == spec.shape
-    return Dense(np.ascontiguousarray(array))
-
-
 def randomize(model: Any) -> None:
     """Random weights of a size that keeps every layer alive; norms, biases and sinks random too."""
     with torch.no_grad():
@@ -69,6 +55,11 @@ def randomize(model: Any) -> None:
                 weight.add_(torch.randn_like(weight) * 0.3)
             else:
                 torch.nn.init.normal_(weight, std=0.3 if "embed" in name else 2 / weight.shape[-1] ** 0.5)
+        for name, bias in model.named_buffers():
+            if "correction_bias" in name:
+                bias.normal_(std=0.3)
+            if "layer_scalar" in name:
+                bias.uniform_(0.5, 1.5)
 
 
 def theirs(model: Any, ids: np.ndarray) -> np.ndarray:
@@ -77,14 +68,31 @@ def theirs(model: Any, ids: np.ndarray) -> np.ndarray:
         return model(torch.tensor(ids)[None]).logits[0].float().numpy()
 
 
+def write_as_released(path: Path, program: Program) -> None:
+    """Write one tensor for all experts where the program reads one and the file has a matrix of each."""
+    tensors = load_file(path)
+    wanted = {source for spec in program.weights().values() for source in spec.sources}
+    missing = wanted - set(tensors)
+    for name in missing:
+        start, part = name.rsplit(".", 1)
+        count = sum(key.startswith(f"{start}.") and key.endswith(".down_proj.weight") for key in tensors)
+        if not count:
+            continue  # its name is another in this checkpoint
+        parts = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
+        experts = ([tensors[f"{start}.{i}.{part}.weight"] for part in parts] for i in range(count))
+        tensors[name] = np.stack([np.concatenate(matrices) for matrices in experts])
+    if missing and wanted <= set(tensors):
+        save_file({name: tensors[name] for name in wanted}, path, {"format": "pt"})
+
+
 def ours(folder: Path, ids: np.ndarray) -> np.ndarray:
     """Logits [tokens, vocab] of the checkpoint in the folder, in two chunks."""
     model = read_model(json.loads((folder / "config.json").read_text()))
     program: Program = fuse(model.program)
-    tensors = load_file(folder / "model.safetensors")
-    weights = {name: read(spec, tensors) for name, spec in program.weights().items()}
+    write_as_released(folder / "model.safetensors", program)
+    weights = read_weights(folder, program)
     groups = len(program.cache_groups)
-    backend = ReferenceBackend(program, weights, num_blocks=[8] * groups, block_size=16)
+    backend = ReferenceBackend(program, weights, num_blocks=[8] * groups, block_size=16, num_slots=1)
 
     def step(start: int, count: int) -> np.ndarray:
         return backend.execute(

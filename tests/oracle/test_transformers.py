@@ -5,17 +5,30 @@ The families of the goldens in settings that those lack. Needs torch and transfo
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from oracle import architecture, config_class, model_class, ours, randomize, theirs, token_ids, torch
+from oracle import (
+    COMPOSITE,
+    OF_TEXT,
+    WITHOUT_CLASS,
+    architecture,
+    config_class,
+    model_class,
+    ours,
+    randomize,
+    theirs,
+    token_ids,
+    torch,
+)
 from safetensors.numpy import load_file, save_file
 
 from quire.config import EngineConfig
 from quire.description import describe
-from quire.models.registry import FAMILIES
+from quire.models.registry import COMPOSITES, FAMILIES
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs are not ours to fix
 
@@ -34,10 +47,85 @@ SIZES = {
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LONG = {"short_factor": [1.0, 1.1, 1.2, 1.5], "long_factor": [1.0, 1.7, 3.0, 8.0]}
 ORIGINAL = {"original_max_position_embeddings": 32}
+ALPHA = {"type": "dynamic", "alpha": 50.0, "factor": 1.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, **ORIGINAL}
 MOE = {"num_experts": 6, "num_experts_per_tok": 3}
+LATENT = {"kv_lora_rank": 14, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 7}
+ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20, **LATENT}
+NET = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 10,
+    "linear_value_head_dim": 7,
+    "full_attention_interval": 2,
+}
+DELTA = {
+    **NET,
+    "head_dim": 16,
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 12,
+}
+MAMBA = {"mamba_n_heads": 6, "mamba_n_groups": 2, "mamba_d_state": 10, "shared_intermediate_size": 28}
+FALCON_MULTIPLIERS = ("embedding_multiplier", "lm_head_multiplier", "key_multiplier")
+FALCON_MULTIPLIERS += ("attention_in_multiplier", "attention_out_multiplier")
+FALCON_MULTIPLIERS += ("ssm_in_multiplier", "ssm_out_multiplier")
+NEMOTRON = {
+    "num_hidden_layers": None,
+    "head_dim": 10,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "moe_shared_expert_intermediate_size": 28,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 7,
+    "n_groups": 3,
+    "ssm_state_size": 10,
+    "routed_scaling_factor": 2.5,
+}
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 2.0,
+}
+ALL_HEADS = {"num_key_value_heads": 6}
+FULL, SLIDING = "full_attention", "sliding_attention"
+PART = {"rope_type": "proportional", "rope_theta": 700.0, "partial_rotary_factor": 0.6, "factor": 2.0}
+DEEP = {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3}
 
-# (name, class, config)
+GEMMA3N = {
+    "head_dim": 8,
+    "sliding_window": 9,
+    "vocab_size_per_layer_input": 90,
+    "hidden_size_per_layer_input": 5,
+    "num_kv_shared_layers": 0,
+    "laurel_rank": 6,
+    "activation_sparsity_pattern": [0.8, 0.0, 0.3],
+    "final_logit_softcapping": 4.0,
+}
+GEMMA4 = {
+    "head_dim": 8,
+    "global_head_dim": 12,
+    "sliding_window": 9,
+    "hidden_size_per_layer_input": 0,
+    "layer_types": [FULL, SLIDING, FULL],
+}
+
+TOWER = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "image_size": 16,
+    "patch_size": 4,
+    "head_dim": 8,
+    "depth": 1,
+    "num_hidden_layers": 1,
+    "num_heads": 2,
+    "num_attention_heads": 2,
+    "out_hidden_size": SIZES["hidden_size"],
+    "deepstack_visual_indexes": [0],
+}
+
+# (name, class, config), of composites the config of their text model
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("mqa", "Llama", {"num_key_value_heads": 1}),
     ("head-dim", "Llama", {"head_dim": 10, "attention_bias": True}),
@@ -59,6 +147,46 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("yarn-no-original", "Llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
     ("plain", "Mistral", {"sliding_window": None}),
     ("window", "Mistral", {"sliding_window": 9, "head_dim": 10}),
+    (
+        "scout",
+        "Llama4",
+        {
+            "head_dim": 8,
+            "num_local_experts": 4,
+            "attention_chunk_size": 20,
+            "intermediate_size_mlp": 50,
+            "floor_scale": 8,
+            "attn_scale": 0.3,
+            "no_rope_layer_interval": 2,
+            "rope_scaling": {"rope_type": "llama3", **LLAMA3, **ORIGINAL, "high_freq_factor": 1.0},
+        },
+    ),
+    (
+        "maverick",
+        "Llama4",
+        {
+            "head_dim": 10,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_layers": [1],
+            "use_qk_norm": False,
+            "no_rope_layers": [1, 0, 1],
+            "attention_chunk_size": 9,
+            "attn_temperature_tuning": False,
+            "intermediate_size_mlp": 30,
+            "attention_bias": True,
+        },
+    ),
+    ("unstated", "Ministral3", {"head_dim": 8, "sliding_window": 9}),
+    ("growth", "Ministral3", {"rope_parameters": {**YARN, "llama_4_scaling_beta": 0.3, "rope_theta": 500.0}}),
+    ("growth", "Mistral3", {"model_type": "ministral3", "head_dim": 8}),
+    (
+        "mrope",
+        "Qwen3VL",
+        {"head_dim": 8, "rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1]}},
+    ),
+    ("yarn", "Qwen3VL", {"head_dim": 12, "attention_bias": True, "rope_parameters": YARN}),
+    ("sparse", "Qwen3VLMoe", {**MOE, "moe_intermediate_size": 20, "mlp_only_layers": [1]}),
     ("window-layers", "Qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
     ("window-unused", "Qwen2", {"use_sliding_window": False, "sliding_window": 9, "max_window_layers": 1}),
     (
@@ -69,10 +197,77 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("bias", "Qwen3", {"attention_bias": True, "head_dim": 12, "rope_scaling": YARN}),
     ("window", "Qwen3Moe", {**MOE, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2}),
     ("sparse-step", "Qwen3Moe", {**MOE, "decoder_sparse_step": 2, "norm_topk_prob": True}),
+    (
+        "bias",
+        "Qwen3Next",
+        {**MOE, **DELTA, "attention_bias": True, "mlp_only_layers": [1]},
+    ),
+    (
+        "types",
+        "Qwen3Next",
+        {
+            **MOE,
+            **DELTA,
+            "linear_num_value_heads": 2,
+            "linear_conv_kernel_dim": 2,
+            "norm_topk_prob": False,
+            "decoder_sparse_step": 2,
+            "partial_rotary_factor": 0.5,
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+        },
+    ),
+    ("net", "Qwen3_5", {**NET, "attention_bias": True, "tie_word_embeddings": True, "head_dim": 8}),
+    ("sparse", "Qwen3_5Moe", {**DELTA, **MOE, "full_attention_interval": 3, "linear_conv_kernel_dim": 3}),
     ("pattern", "Gemma2", {"sliding_window": 9, "head_dim": 8, "query_pre_attn_scalar": 20}),
     ("yarn", "Gemma2", {"head_dim": 8, "final_logit_softcapping": None, "rope_scaling": YARN}),
     ("pattern", "Gemma3", {"sliding_window": 9, "sliding_window_pattern": 2, "head_dim": 8}),
     ("final-cap", "Gemma3", {"head_dim": 8, "final_logit_softcapping": 4.0, "rope_local_base_freq": 200.0}),
+    (
+        "streams",
+        "Gemma3n",
+        {
+            **GEMMA3N,
+            "altup_num_inputs": 4,
+            "altup_active_idx": 2,
+            "num_kv_shared_layers": 1,
+            "layer_types": [SLIDING, FULL, FULL],
+            "attention_bias": True,
+        },
+    ),
+    (
+        "plain",
+        "Gemma3n",
+        {**GEMMA3N, "intermediate_size": [40, 24, 40], "altup_num_inputs": 1, "altup_correct_scale": False},
+    ),
+    (
+        "shared",
+        "Gemma4",
+        {
+            **GEMMA4,
+            "num_hidden_layers": 5,
+            "layer_types": [SLIDING, FULL, SLIDING, FULL, FULL],
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 5,
+            "vocab_size_per_layer_input": 96,
+        },
+    ),
+    (
+        "experts",
+        "Gemma4",
+        {
+            **GEMMA4,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 3,
+            "attention_bias": True,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 20,
+            "final_logit_softcapping": 4.0,
+        },
+    ),
+    ("ropes", "Gemma4Unified", {**GEMMA4, "rope_parameters": {FULL: PART, SLIDING: {"rope_theta": 50.0}}}),
     ("window", "Phi3", {"sliding_window": 9}),
     ("longrope-short", "Phi3", {"rope_scaling": {"type": "longrope", **LONG}, **ORIGINAL}),
     ("scaled", "Olmo2", {"rope_scaling": {"type": "linear", "factor": 2.0}, "attention_bias": True}),
@@ -81,10 +276,208 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("pattern", "Cohere2", {"sliding_window": 9, "sliding_window_pattern": 2, "attention_bias": True}),
     ("no-bias", "Glm4", {"head_dim": 8, "partial_rotary_factor": 1.0}),
     ("tied", "Glm4", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
+    ("conv-bias", "Lfm2", {"layer_types": ["conv", "full_attention", "conv"], "conv_bias": True}),
+    (
+        "sparse",
+        "Lfm2Moe",
+        {
+            **MOE,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_dense_layers": 1,
+            "moe_intermediate_size": 20,
+            "routed_scaling_factor": 1.7,
+        },
+    ),
+    ("kernel", "Lfm2", {"full_attn_idxs": [0], "conv_L_cache": 5, "block_multiple_of": 12}),
     ("window", "Mixtral", {"sliding_window": 9, "num_local_experts": 3, "hidden_act": "gelu_pytorch_tanh"}),
     ("normed", "Olmoe", {**MOE, "norm_topk_prob": True}),
     ("no-scaling", "GptOss", {"head_dim": 8, "num_local_experts": 5, "rope_scaling": None}),
     ("window", "GptOss", {"head_dim": 8, "num_local_experts": 5, "sliding_window": 9}),
+    ("greedy", "DeepseekV2", {**ROUTED, **ALL_HEADS, "q_lora_rank": None, "first_k_dense_replace": 1}),
+    (
+        "groups",
+        "DeepseekV2",
+        {
+            **ROUTED,
+            **ALL_HEADS,
+            "q_lora_rank": 12,
+            "n_group": 4,
+            "topk_group": 2,
+            "topk_method": "group_limited_greedy",
+            "routed_scaling_factor": 3.0,
+            "rope_scaling": DEEP,
+        },
+    ),
+    ("dense", "DeepseekV3", {**ROUTED, **ALL_HEADS, "q_lora_rank": 9, "attention_bias": True}),
+    (
+        "groups",
+        "DeepseekV3",
+        {
+            **ROUTED,
+            **ALL_HEADS,
+            "q_lora_rank": None,
+            "n_group": 4,
+            "topk_group": 2,
+            "rope_scaling": DEEP,
+            "first_k_dense_replace": 1,
+            "n_shared_experts": 2,
+            "v_head_dim": 13,
+        },
+    ),
+    (
+        "halves",
+        "DeepseekV3",
+        {
+            **ROUTED,
+            **ALL_HEADS,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 0,
+            "rope_interleave": False,
+            "norm_topk_prob": False,
+            "num_nextn_predict_layers": 0,
+        },
+    ),
+    ("types", "Glm4MoeLite", {**ROUTED, **ALL_HEADS, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    ("bias", "Glm4MoeLite", {**ROUTED, **ALL_HEADS, "q_lora_rank": 11, "attention_bias": True}),
+    ("long", "MiniCPM3", {**LATENT, **ALL_HEADS, "q_lora_rank": 12, "mlp_bias": True, "scale_depth": 0.9}),
+    ("plain", "MiniCPM3", {**LATENT, **ALL_HEADS, "q_lora_rank": None, "v_head_dim": None, "scale_emb": 3}),
+    ("unstated", "Mistral4", {**ROUTED, **ALL_HEADS, "q_lora_rank": 12, "n_shared_experts": 2}),
+    (
+        "growth",
+        "Mistral4",
+        {
+            **ROUTED,
+            **ALL_HEADS,
+            "q_lora_rank": None,
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+            "norm_topk_prob": False,
+            "rope_parameters": {**DEEP, "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 16},
+        },
+    ),
+    (
+        "hybrid",
+        "GraniteMoeHybrid",
+        {
+            **MAMBA,
+            "layer_types": ["mamba", "attention", "mamba"],
+            "num_local_experts": 5,
+            "position_embedding_type": "rope",
+            "attention_bias": True,
+            "mamba_proj_bias": True,
+            "time_step_limit": (0.2, 1.5),
+            **MULTIPLIERS,
+        },
+    ),
+    (
+        "dense",
+        "GraniteMoeHybrid",
+        {
+            **MAMBA,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "num_local_experts": 0,
+            "mamba_conv_bias": False,
+            "tie_word_embeddings": True,
+        },
+    ),
+    ("plain", "FalconH1", {**MAMBA, "mamba_d_ssm": 42, "mamba_n_heads": 6, "mamba_n_groups": 3}),
+    (
+        "multipliers",
+        "FalconH1",
+        {
+            **MAMBA,
+            "mamba_d_ssm": None,
+            "mamba_rms_norm": True,
+            "mamba_proj_bias": True,
+            "projectors_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "ssm_multipliers": [0.7, 1.5, 0.6, 0.8, 0.9],
+            "mlp_multipliers": [1.3, 0.6],
+            **{name: 0.5 + number / 4 for number, name in enumerate(FALCON_MULTIPLIERS)},
+        },
+    ),
+    (
+        "pattern",
+        "NemotronH",
+        {**NEMOTRON, "hybrid_override_pattern": "M-*EM", "use_bias": True, "mlp_bias": True, "n_group": 2},
+    ),
+    (
+        "latent",
+        "NemotronH",
+        {
+            **NEMOTRON,
+            "layers_block_type": ["moe", "mamba", "attention"],
+            "moe_latent_size": 12,
+            "mlp_hidden_act": "silu",
+            "use_conv_bias": False,
+            "norm_topk_prob": False,
+            "time_step_min": 0.5,
+        },
+    ),
+    ("norms", "Glm4Moe", {**ROUTED, "head_dim": 8, "use_qk_norm": True, "attention_bias": True}),
+    ("groups", "Glm4Moe", {**ROUTED, "head_dim": 12, "n_group": 2, "first_k_dense_replace": 0}),
+    ("bias", "Gemma", {"head_dim": 12, "attention_bias": True, "hidden_act": "silu"}),
+    (
+        "windows",
+        "Qwen2Moe",
+        {
+            **MOE,
+            "moe_intermediate_size": 20,
+            "shared_expert_intermediate_size": 12,
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "max_window_layers": 2,
+            "qkv_bias": False,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
+    ("plain", "Starcoder2", {"use_bias": False, "tie_word_embeddings": False}),
+    ("scaled", "Ernie4_5", {"head_dim": 10, "rope_scaling": {"type": "linear", "factor": 3.0}}),
+    (
+        "interval",
+        "Ernie4_5_Moe",
+        {
+            "num_hidden_layers": 5,
+            "moe_num_experts": 6,
+            "moe_k": 3,
+            "moe_intermediate_size": 20,
+            "moe_layer_start_index": 0,
+            "moe_layer_end_index": 3,
+            "moe_layer_interval": 2,
+            "moe_num_shared_experts": 0,
+        },
+    ),
+    (
+        "part",
+        "MiniMaxM2",
+        {"num_local_experts": 6, "num_experts_per_tok": 3, "head_dim": 12, "rotary_dim": 6},
+    ),
+    ("xielu", "Apertus", {"head_dim": 10, "attention_bias": True, "rope_scaling": YARN}),
+    ("unstated", "Apertus", {"hidden_act": "relu2"}),
+    (
+        "margin",
+        "Phimoe",
+        {"num_local_experts": 6, "router_jitter_noise": 0.4, "attention_bias": True, "lm_head_bias": True},
+    ),
+    ("biases", "SeedOss", {"head_dim": 10, "attention_out_bias": True, "mlp_bias": True}),
+    ("no-bias", "SeedOss", {"head_dim": 8, "attention_bias": False, "tie_word_embeddings": True}),
+    (
+        "windows",
+        "Olmo3",
+        {"sliding_window": 9, "layer_types": [SLIDING, FULL, SLIDING], "rope_scaling": YARN},
+    ),
+    ("hybrid", "Exaone4", {"sliding_window": 9, "sliding_window_pattern": 2}),
+    ("full", "Exaone4", {"sliding_window": None, "layer_types": [FULL] * 3, "rope_scaling": YARN}),
+    ("beside", "StableLm", {"use_parallel_residual": True, "partial_rotary_factor": 0.5}),
+    ("by-head", "StableLm", {"qk_layernorm": True, "use_qkv_bias": True, "partial_rotary_factor": 1.0}),
+    ("alpha", "HunYuanDenseV1", {"head_dim": 10, "rope_scaling": ALPHA, "attention_bias": True}),
+    ("plain", "HunYuanDenseV1", {"head_dim": 8, "tie_word_embeddings": True}),
+    ("experts", "HunYuanMoEV1", {"head_dim": 8, "num_experts": 6, "moe_topk": [2, 3, 1]}),
     ("inverse-layers", "GPT2", {"scale_attn_by_inverse_layer_idx": True, "n_inner": 70}),
     ("unscaled", "GPT2", {"scale_attn_weights": False, "activation_function": "relu"}),
 ]
@@ -95,7 +488,10 @@ def make(kind: str, changes: dict[str, Any], folder: Path) -> Any:
     torch.manual_seed(0)
     foreign = ("intermediate_size", "num_key_value_heads") if kind == "GPT2" else ()
     sizes = {name: size for name, size in SIZES.items() if name not in foreign}
-    config = config_class(kind)(**{**sizes, **changes}, attn_implementation="eager")
+    text: dict[str, Any] = {**sizes, **changes}
+    if kind in COMPOSITE:
+        text = {"text_config": text, "vision_config": TOWER}
+    config = config_class(kind)(**text, attn_implementation="eager")
     model = model_class(kind)(config).float().eval()
     randomize(model)
     model.save_pretrained(folder)
@@ -125,5 +521,22 @@ def test_a_tied_head_that_differs(change: float, own: bool, tmp_path: Path) -> N
     assert describe(EngineConfig(model=str(tmp_path))).own_head is own
 
 
+def test_minicpm_is_granite_with_other_names(tmp_path: Path) -> None:
+    multipliers = {
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 1.4 / 3**0.5,
+        "logits_scaling": 48 / 16,
+    }
+    model = make("Granite", {**multipliers, "attention_multiplier": 8**-0.5}, tmp_path)
+    ids = token_ids(SIZES["vocab_size"])
+    expected = theirs(model, ids)
+    own = {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 16, "tie_word_embeddings": False}
+    raw = {**SIZES, **own, "architectures": ["MiniCPMForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert np.abs(ours(tmp_path, ids) - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
 def test_every_family_is_compared() -> None:
-    assert {architecture(kind) for _, kind, _ in CASES} == set(FAMILIES)
+    composites = {*COMPOSITES} - {f"{kind}ForConditionalGeneration" for kind in OF_TEXT}
+    compared = {architecture(kind) for kind in (*(kind for _, kind, _ in CASES), *WITHOUT_CLASS)}
+    assert compared == {*FAMILIES, *composites}

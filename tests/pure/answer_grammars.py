@@ -62,11 +62,11 @@ class Bytes:
             mask = matcher.compute_bitmask()
             allowed = [i for i in range(len(self.tokens)) if mask[i // 8] >> (i % 8) & 1]
             if end_of_text and len(allowed) > 150 and draw.random() < 0.2:
-                assert matcher.consume_tokens(list(end_of_text.encode()))
+                assert matcher.consume_tokens(self.encode(end_of_text))
                 written += end_of_text.encode()
                 continue
             liked = [i for i in allowed if i >= END or i in b'"}],{' or 97 <= i < 100]
-            token = draw.choice(liked or allowed)
+            token = draw.choice(liked if liked and draw.random() < 0.9 else allowed)
             if token == END:
                 return written.decode()
             matcher.consume_token(token)

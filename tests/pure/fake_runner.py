@@ -10,7 +10,7 @@ tells what the token should have been.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from quire.engine.caches import BlockGroup, Group, StateGroup
@@ -18,6 +18,7 @@ from quire.engine.step_law import Stage, StepLaw
 from quire.program.features import LEADING
 from quire.types import (
     Admission,
+    Draft,
     Failure,
     FinishReason,
     NewRequest,
@@ -38,6 +39,11 @@ LAW = StepLaw(  # 1 s, 0.25 s a row, and 0.5 s for the weights or 0.125 s a toke
     (Stage((0.5, 0.0, 0.0, 0.0), (0.0, 0.0, 0.125, 0.0)),),
     tail=1.0,
 )
+
+
+def text(token_ids: Iterable[int]) -> tuple[Draft, ...]:
+    """One draft of these tokens."""
+    return (Draft(tuple(token_ids), "text", 8),)
 
 
 def mix(*parts: object) -> int:
@@ -145,6 +151,25 @@ class FakeRunner:
             launched.compute()
         return launched
 
+    def block_bytes(self, group: int) -> int:
+        return 8 * (1 if isinstance(self.groups[group], StateGroup) else self.block_size)
+
+    def read_blocks(self, group: int, block_ids: Sequence[int]) -> list[bytes]:
+        return [b"".join(v.to_bytes(8, "little") for v in self._content(group, b)) for b in block_ids]
+
+    def _content(self, group: int, block: int) -> list[int]:
+        if isinstance(self.groups[group], StateGroup):
+            return [self.snapshots[group, block]]
+        return [self.kv[group, block, offset] for offset in range(self.block_size)]
+
+    def write_blocks(self, group: int, block_ids: Sequence[int], contents: Sequence[bytes]) -> None:
+        for block, content in zip(block_ids, contents, strict=True):
+            values = [int.from_bytes(content[i : i + 8], "little") for i in range(0, len(content), 8)]
+            if isinstance(self.groups[group], StateGroup):
+                (self.snapshots[group, block],) = values
+            else:
+                self.kv.update({(group, block, offset): value for offset, value in enumerate(values)})
+
     def compute(self, step: Step) -> StepResult:
         assert step.index == self.num_steps, "steps compute in their order"
         self.num_steps += 1
@@ -174,7 +199,7 @@ class FakeRunner:
             self.snapshots[one.group, one.snapshot] = state.states[one.group][
                 one.position - state.state_start
             ]
-        return StepResult(tuple(self._answer(row) for row in step.rows))
+        return StepResult(tuple(self._answer(row) for row in step.rows), draft_s=step.num_proposed / 16)
 
     def _append(self, row: Row) -> None:
         state = self.slots[row.slot]
@@ -392,7 +417,7 @@ def check_times(times: RequestMetrics, shares_prompt: bool = False) -> None:
     assert all(part >= -1e-9 for part in (*parts, times.prefill_preempted_s))
     assert abs(sum(parts) - (times.finished_s - times.arrival_s)) < 1e-9
     assert times.prefill_preempted_s <= times.preempted_s
-    assert bool(times.preempted_s) <= bool(times.num_preemptions)
+    assert bool(times.preempted_s) <= bool(times.num_preemptions + times.num_continuations)
     computed_s = times.prefill_s + times.decode_s + (times.queue_s if shares_prompt else 0.0)
     interference = (times.prefill_interference_s, times.decode_interference_s)
     assert all(part >= 0.0 for part in (*interference, times.cached_saved_s, times.ideal_s))
@@ -428,6 +453,14 @@ class Received:
                 self.prompt_logprobs[out.request_id] = list(out.prompt_logprobs)
             if out.finish_reason is not None:
                 self.final[key] = out
+
+    def take_resumed(self, new: NewRequest, expected: Sequence[Solo]) -> None:
+        """Take what another engine gave before: all of a sequence that it ended."""
+        for index, (emitted, whole) in enumerate(zip(new.resumed, expected, strict=True)):
+            key, count = (new.request_id, index), len(whole.token_ids if emitted is None else emitted)
+            self.token_ids[key], self.logprobs[key] = whole.token_ids[:count], whole.logprobs[:count]
+            if emitted is None:
+                self.final[key] = whole
 
     def verify(self, new: NewRequest, sequence: int, max_model_len: int) -> None:
         """Compare what a sequence received with its solo output; an ended one may have a part of it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -71,6 +72,20 @@ PIECES = st.lists(
             *("<think", "</", "<tool", "_call>", "[TOOL", "<|py", "thon_tag|>", "<", "[", "]", "{", "}", ";"),
             *('"', "\\", ",", ":", '"name"', '"arguments"', '"parameters"', '"id"', '"f"', '"get_weather"'),
             *('{"name": "f", "arguments": {"a": 1}}', '{"a": "}"}', '{"parameters": {}, "name": "f"}', CALL),
+            *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{}\n```"),
+            *("<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+            *("<|tool_calls_section_begin|>", "<|tool_call_begin|>f:0<|tool_call_argument_begin|>{}"),
+            *("<|tool_call_end|>", "<|START_ACTION|>[", "]<|END_ACTION|>", "Action:\n```json", "```"),
+            *("<tool_call>f<arg_key>a</arg_key>", "<arg_value>1</arg_value>", "<minimax:tool_call>"),
+            *(
+                "<|tool_call_start|>[",
+                "f(a='x', b=[True])",
+                "]<|tool_call_end|>",
+                "<|tool_call>call:",
+                "f{a:1}",
+            ),
+            *('<|tool_call>call:f{a:<|"|>x<|"|>', "}<tool_call|>", "(", ")", "=", "'"),
+            *('<invoke name="f">', '<parameter name="a">1</parameter>', "</invoke>", "<TOOLCALL>["),
             *("f", "[ARGS]", "[CALL_ID]", "word", " ", "\n", "\t", "é"),
         ]
     ),
@@ -96,7 +111,7 @@ def test_without_marks_nothing_is_changed(text: str) -> None:
 
 
 @given(
-    PIECES.map(lambda text: text.replace('"name"', '"nom"').replace("[ARGS]", "").replace(CALL, "")),
+    PIECES.map(lambda text: re.sub(r"f[({]|\[ARGS\]", "", text.replace('"name"', '"nom"').replace(CALL, ""))),
     st.sampled_from([*FORMAT.values()]),
 )
 def test_what_is_not_a_call_is_content_character_for_character(text: str, tools: ToolFormat) -> None:
@@ -113,6 +128,16 @@ def test_reasoning_content_and_calls() -> None:
 @pytest.mark.parametrize("opening", ["", "\n", "<think>", "<think>\n"])
 def test_a_prompt_that_opens_the_reasoning(opening: str) -> None:
     assert told(f"{opening}Hm.</think>Yes", inside=True) == [("Reasoning", "Hm."), ("Content", "Yes")]
+
+
+@pytest.mark.parametrize("step", [1, 7, 100])
+@pytest.mark.parametrize("mark", ["RESPONSE", "TEXT"])
+def test_marks_around_the_text_are_left_out(mark: str, step: int) -> None:
+    written = f"<|START_THINKING|>Hm.<|END_THINKING|><|START_{mark}|>Yes <|START<|END_{mark}|>"
+    (cohere,) = (known for known in REASONING if known.wrapping)
+    reading = AnswerParser(cohere, False, None, cohere.wrapping)
+    told = story(read(reading, (written[at : at + step] for at in range(0, len(written), step))))
+    assert told == [("Reasoning", "Hm."), ("Content", "Yes <|START")]
 
 
 def test_reasoning_that_never_ends() -> None:
@@ -145,6 +170,57 @@ def test_calls_within_reasoning_are_thoughts() -> None:
         (MISTRAL_ARGS, "[TOOL_CALLS] f[CALL_ID]abc[ARGS] {}\n", "[TOOL_CALLS]f[ARGS]%s\n"),
         (LLAMA, '{"name": "f", "parameters": {}}; ', '{"name": "f", "parameters": %s}'),
         (LLAMA, '<|python_tag|>{"type": "function", "name": "f"};', '{"name": "f", "parameters": %s}'),
+        (
+            FORMAT["deepseek_v3"],
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{}\n```<｜tool▁call▁end｜>\n",
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n%s\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        ),
+        (
+            FORMAT["deepseek_v31"],
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
+            "<｜tool▁call▁begin｜>f<｜tool▁sep｜>%s<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        ),
+        (
+            FORMAT["kimi_k2"],
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}",
+            "<|tool_call_end|><|tool_call_begin|>f:1 <|tool_call_argument_begin|> %s<|tool_call_end|>",
+        ),
+        (
+            FORMAT["cohere_command3"],
+            '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "f", "parameters": {}},',
+            '{"tool_name": "f", "parameters": %s}\n]<|END_ACTION|>',
+        ),
+        (
+            FORMAT["command_r"],
+            'Action:\n```json\n[\n    {\n        "tool_name": "f",\n        "parameters": {}\n    },',
+            '{"tool_name": "f", "parameters": %s}]```',
+        ),
+        (
+            FORMAT["seed_oss"],
+            "<seed:tool_call>\n<function=f>\n</function>\n</seed:tool_call>\n",
+            "<seed:tool_call><function=f><parameter=a>x</parameter></function></seed:tool_call>",
+        ),
+        (
+            FORMAT["glm45"],
+            "<tool_call>f</tool_call>",
+            "\n<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>x</arg_value>\n</tool_call>",
+        ),
+        (
+            FORMAT["minimax_m2"],
+            '<minimax:tool_call>\n<invoke name="f">\n</invoke>\n',
+            '<invoke name="f">\n<parameter name="a">x</parameter>\n</invoke>\n</minimax:tool_call>',
+        ),
+        (FORMAT["lfm2"], "<|tool_call_start|>[f(), ", "f( a = 'x' )]<|tool_call_end|>"),
+        (
+            FORMAT["gemma4"],
+            "<|tool_call>call:f{}<tool_call|>",
+            '<|tool_call>call:f{a:<|"|>x<|"|>}<tool_call|>',
+        ),
+        (
+            FORMAT["nemotron_json"],
+            '<TOOLCALL>[{"name": "f", "arguments": {}}, ',
+            '{"name": "f", "arguments": %s}]</TOOLCALL>',
+        ),
     ],
 )
 def test_each_format_with_two_calls(tools: ToolFormat, first: str, second: str) -> None:
@@ -192,7 +268,16 @@ def test_a_malformed_call_is_content(broken: str) -> None:
     assert told(f"{broken}{CALL}")[1:] == called(0, "f", '{"a": "x"}')
 
 
-PLACE = Function("f", {"properties": {"city": {"type": "string"}, "days": {"type": "array"}, "any": {}}})
+PROPERTIES = {
+    "city": {"type": "string"},
+    "days": {"type": "array"},
+    "any": {},
+    "named": {"type": ["string", "null"]},
+    "either": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+    "choice": {"enum": ["1", 2]},
+    "code": {"$ref": "#/$defs/code"},
+}
+PLACE = Function("f", {"properties": PROPERTIES, "$defs": {"code": {"type": "string"}}})
 XML = "<tool_call>\n<function=f>\n%s</function>\n</tool_call>"
 
 
@@ -221,6 +306,13 @@ def told_xml(text: str, step: int) -> Story:
         ("<parameter=any>\n NaN\n</parameter>\n", {"any": " NaN"}),
         ("<parameter=any>\n[Oslo]\n</parameter>\n", {"any": "[Oslo]"}),
         ("<parameter=more>\n1.5\n</parameter>\n", {"more": 1.5}),
+        ("<parameter=named>\n123\n</parameter>\n", {"named": "123"}),
+        ("<parameter=named>\nnull\n</parameter>\n", {"named": None}),
+        ("<parameter=either>\n123\n</parameter>\n", {"either": 123}),
+        ("<parameter=either>\n1 2\n</parameter>\n", {"either": "1 2"}),
+        ("<parameter=choice>\n2\n</parameter>\n", {"choice": 2}),
+        ("<parameter=choice>\n1\n</parameter>\n", {"choice": "1"}),
+        ("<parameter=code>\ntrue\n</parameter>\n", {"code": "true"}),
     ],
 )
 def test_parameters_in_tags_become_json(written: str, arguments: dict[str, object], step: int) -> None:
@@ -229,6 +321,54 @@ def test_parameters_in_tags_become_json(written: str, arguments: dict[str, objec
     assert (content, start) == (("Content", "So."), ("CallStart", "0", "f"))
     assert json.loads(found[2]) == arguments
     assert second == called(1, "f", "{}")
+
+
+@pytest.mark.parametrize("step", [1, 1000])
+@pytest.mark.parametrize(
+    ("name", "written", "arguments"),
+    [
+        (
+            "lfm2",
+            """a='it\\'s', b="say "hi" x", c=None""",
+            {"a": "it's", "b": 'say "hi" x', "c": None},
+        ),
+        (
+            "lfm2",
+            """a={"b": [True, 'c'], 'd': (1, 2.5e3)}, e=''""",
+            {"a": {"b": [True, "c"], "d": [1, 2500]}, "e": ""},
+        ),
+        ("lfm2", r"a='\u0041\n\q', b=Oslo, c=1e999", {"a": "A\n\\q", "b": "Oslo", "c": float("inf")}),
+        (
+            "gemma4",
+            'a:<|"|>"x"\\, {<|"|>,b:[true,<|"|><|"|>],c:{d:null}',
+            {"a": '"x"\\, {', "b": [True, ""], "c": {"d": None}},
+        ),
+        ("gemma4", 'a: "x\\n", <|"|>b c<|"|>: 1 ,d:Oslo', {"a": "x\n", "b c": 1, "d": "Oslo"}),
+    ],
+)
+def test_values_in_other_notations_become_json(name: str, written: str, arguments: object, step: int) -> None:
+    begin, end = {"lfm2": ("<|tool_call_start|>[f(", ")]"), "gemma4": ("<|tool_call>call:f{", "}")}[name]
+    whole = begin + written + end + FORMAT[name].closing  # type: ignore[attr-defined]
+    start, found = story(
+        read(parser(FORMAT[name]), (whole[at : at + step] for at in range(0, len(whole), step)))
+    )
+    assert start == ("CallStart", "0", "f")
+    assert json.loads(found[2]) == arguments
+
+
+def test_a_parameter_given_twice_breaks_the_call_off() -> None:
+    written = "<parameter=city>\nA\n</parameter>\n"
+    *_, arguments, rest = told_xml(XML % (written + written), 5)
+    assert arguments == ("CallArguments", "0", '{"city": "A"')
+    assert rest == ("Content", "A\n</parameter>\n</function>\n</tool_call>")
+
+
+def test_the_beginning_of_a_mark_before_a_call_is_text() -> None:
+    (cohere,) = (known for known in REASONING if known.wrapping)
+    reader = FORMAT["cohere_command3"].reader(FUNCTIONS)
+    written = 'Yes <|START<|START_ACTION|>[{"tool_name": "f", "parameters": {}}]<|END_ACTION|>'
+    events = read(AnswerParser(cohere, False, reader, cohere.wrapping), written)
+    assert story(events) == [("Content", "Yes <|START"), *called(0, "f", "{}")]
 
 
 @pytest.mark.parametrize("broken", ["<function=g>", "<f", "<function=f", "{}", "<parameter=city>"])
@@ -289,6 +429,10 @@ def test_ids_are_fresh() -> None:
     assert all(name.startswith("call_") for name in ids)
     mistral = read(parser(MISTRAL), ['[TOOL_CALLS][{"name": "f", "arguments": {}}]'])[0]
     assert isinstance(mistral, CallStart)
+    written = "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:7<|tool_call_argument_begin|>{}"
+    kimi = read(parser(FORMAT["kimi_k2"]), [written])[0]
+    assert isinstance(kimi, CallStart)
+    assert kimi.id == "functions.f:7"  # which the model reads again in the next turn
     assert mistral.id.isalnum()
     assert len(mistral.id) == 9
 

@@ -49,7 +49,7 @@ def test_a_body_is_kept_byte_for_byte() -> None:
         (line(custom_id=7), "invalid_field", "custom_id", "custom_id must be a non-empty string"),
         (line(custom_id=""), "invalid_field", "custom_id", "non-empty"),
         (line(method="GET"), "invalid_method", "method", "method 'GET' is not supported; use POST"),
-        (line(url="/v1/embeddings"), "invalid_url", "url", "'/v1/embeddings' is not one of /v1/chat/comp"),
+        (line(url="/v1/images"), "invalid_url", "url", "'/v1/images' is not one of /v1/chat/comp"),
         (line(url="/v1/chat/completion"), "invalid_url", "url", "did you mean '/v1/chat/completions'?"),
         (line().replace(b', "body": {}', b""), "missing_field", "body", "body is missing"),
         (line(body={"stream": True}), "stream_not_supported", "body.stream", "body.stream is true"),

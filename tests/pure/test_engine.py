@@ -144,6 +144,7 @@ class CountingMeter:
     """A meter with a new law after the second step, and no verdicts."""
 
     num_steps = 0
+    draft_law = None
 
     def judge(self, step, times):
         self.num_steps += 1

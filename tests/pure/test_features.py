@@ -38,6 +38,10 @@ def defined(feature: Feature, rows: tuple[tuple[int, int], ...], num_logits: int
             return sum(len({p for t in row for p in visible(t, window)}) for row in tokens)
         case "pairs":
             return sum(len(visible(t, window)) for row in tokens for t in row)
+        case "chunk_pairs":
+            return sum(
+                len([p for p in range(t + 1) if p // window == t // window]) for row in tokens for t in row
+            )
         case "experts" | "logit_experts":
             missed = 1.0
             for _ in range(choosing):
@@ -60,6 +64,7 @@ SIZED = (
     "tiles",
     "positions",
     "pairs",
+    "chunk_pairs",
     "earlier",
     "latest",
     "since_boundary",

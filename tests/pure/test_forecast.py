@@ -9,12 +9,12 @@ import pytest
 from quire.config import EngineConfig
 from quire.engine.caches import BlockGroup
 from quire.engine.engine import Engine, request_limits, step
+from quire.engine.forecast import Forecast, mean_context
 from quire.engine.scheduler import Scheduler
 from quire.engine.status import EngineStatus, Facts, StepReport
 from quire.engine.step_law import Stage, StepLaw
 from quire.program.features import LEADING, Feature
 from quire.sampling_params import SamplingParams
-from quire.server.forecast import Forecast, Work
 from quire.simulation.clock import VirtualClock
 from quire.simulation.runner import VirtualRunner
 from quire.types import NewRequest
@@ -53,8 +53,10 @@ class Service:
         self.forecast.take_report(StepReport(None, 0, 0, self.status.num_free_blocks, LAW))
 
     def expect(self, num_tokens: int, num_requests: int = 1) -> tuple[float, float] | None:
-        queued = Work(len(self.queued), sum(len(new.prompt_token_ids) for new in self.queued.values()))
-        return self.forecast.ttft_s(queued, Work(num_requests, num_tokens), self.status)
+        num_queued = sum(len(new.prompt_token_ids) for new in self.queued.values())
+        queued = self.forecast.uncached(len(self.queued), num_queued)
+        new, status = self.forecast.uncached(num_requests, num_tokens), self.status
+        return self.forecast.ttft_s(queued, new, status.num_running, mean_context(status))
 
     def add(self, num_prompt: int, max_tokens: int) -> str:
         name = str(next(self.names))
@@ -85,7 +87,10 @@ def test_without_a_law_there_is_none():
     service = Service()
     assert service.expect(100) is None
     service.forecast.take_report(StepReport(None, 0, 0, 1, LAW._replace(tail=0.0)))
-    assert service.expect(100) is None
+    assert service.expect(100) is not None
+    assert not service.forecast.is_calibrated
+    service.calibrate()
+    assert service.forecast.is_calibrated
 
 
 @pytest.mark.parametrize("options", [{"itl_goal": 0.06}, {"max_num_prefill_tokens": 48}, {}])

@@ -62,7 +62,8 @@ def test_other_pairs_are_refused(pair: str) -> None:
 
 def test_durations_have_a_unit() -> None:
     assert (duration_ms("60ms"), duration_ms("1.5s"), duration_ms(" 2 s ")) == (60, 1500, 2000)
-    for text in ("60", "0s", "1m", "ms", "1_0ms"):
+    assert (duration_ms("30m"), duration_ms("1.5h")) == (1_800_000, 5_400_000)
+    for text in ("60", "0s", "1d", "ms", "1_0ms"):
         with pytest.raises(ConfigError, match="is not a duration"):
             duration_ms(text)
 

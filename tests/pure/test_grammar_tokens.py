@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 
 from quire.errors import RequestError
 from quire.grammar.compile_job import llguidance_text
+from quire.grammar.forced_runs import SURE
 from quire.grammar.grammars import Grammars, Matcher
 from quire.text.tokenizer import Tokenizer
+from quire.types import Draft
 
 TEXTS = [
     "hello world",
@@ -165,6 +167,77 @@ def test_copies_do_not_share_their_state(grammars: Grammars, tokenizer: Tokenize
     assert not np.array_equal(one.allowed()[0], before)
     assert np.array_equal(two.allowed()[0], before)
     assert np.array_equal(grammars.start(grammar).allowed()[0], before)
+
+
+def test_a_copy_goes_its_own_way(grammars: Grammars) -> None:
+    """Also down a wrong one, which leaves what a new matcher would allow."""
+    grammar, rng = llguidance_text({"json": SCHEMA}), random.Random(3)
+    ids = walk(grammars, {"json": SCHEMA}, 3)
+    matcher = grammars.start(grammar)
+    for at, token_id in enumerate(ids):
+        expected, may_end = allowed_by(matcher)
+        copy = matcher.copy()
+        for _ in range(6):
+            allowed, _ = allowed_by(copy)
+            if allowed.any():
+                copy.advance([rng.choice(np.flatnonzero(allowed).tolist())])
+        fresh = grammars.start(grammar)
+        fresh.advance(ids[:at])
+        for one in (matcher, fresh):
+            found = allowed_by(one)
+            assert np.array_equal(found[0], expected)
+            assert found[1] == may_end
+        matcher.advance([token_id])
+
+
+def test_control_tokens_are_drafted(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    token_id = next(iter(tokenizer.control_tokens))
+    for text in ("hello", "hello "):
+        matcher = grammars.start(
+            llguidance_text({"grammar": f'start: "x" {json.dumps(text)} <[{token_id}]> "1"'})
+        )
+        matcher.advance(within(tokenizer, "x"))
+        drafted = matcher.draft().token_ids
+        assert drafted[drafted.index(token_id) :][:1] == (token_id,)
+        assert text_of(tokenizer, list(drafted[: drafted.index(token_id)])) == text
+
+
+def test_a_forced_token_is_the_only_one_that_may_follow(grammars: Grammars) -> None:
+    tight = {"json": SCHEMA | {"x-guidance": {"whitespace_flexible": False}}}
+    for structure in (tight, {"json": SCHEMA}, {"choice": ["hello world"]}):
+        matcher, num_sure = grammars.start(llguidance_text(structure)), 0
+        for token_id in walk(grammars, structure, 4):
+            draft = matcher.draft()
+            if draft.match == SURE:
+                assert np.flatnonzero(allowed_by(matcher)[0]).tolist() == [draft.token_ids[0]] == [token_id]
+                num_sure += 1
+            matcher.advance([token_id])
+        assert num_sure >= 2
+        assert matcher.draft() == Draft((), "grammar", 0)
+
+
+@pytest.mark.parametrize(
+    ("style", "most"), [({}, 8), ({"separators": (",", ":")}, 8), ({"indent": 2}, 24)], ids=repr
+)
+def test_runs_go_on_over_blanks(
+    grammars: Grammars, tokenizer: Tokenizer, style: dict[str, Any], most: int
+) -> None:
+    """With those that the answer had before."""
+    text = json.dumps({"first": {"second": 12, "third": ["a", "b"]}, "last": True}, **style)
+    names = {"second": {"const": 12}, "third": {"type": "array", "items": {"enum": ["a", "b"]}}}
+    first = {"type": "object", "properties": names, "required": ["second", "third"]}
+    schema = {"properties": {"first": first, "last": {"const": True}}, "required": ["first", "last"]}
+    for one in (first, schema):
+        one |= {"type": "object", "additionalProperties": False}
+    matcher, ids = grammars.start(llguidance_text({"json": schema})), within(tokenizer, text)
+    at = num_rows = 0
+    while at < len(ids):
+        drafted = matcher.draft().token_ids
+        same = [mine == other for mine, other in zip(drafted, ids[at:], strict=False)]
+        count = min((*same, False).index(False) + 1, len(ids) - at)
+        matcher.advance(ids[at : at + count])
+        at, num_rows = at + count, num_rows + 1
+    assert num_rows <= most
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ import pytest
 from fake_runner import FakeRunner, Received
 
 from quire.engine.caches import BlockGroup
-from quire.engine.client import OpenRequest, OpenRequests, Stream
+from quire.engine.client import Stream
 from quire.engine.engine import Engine, request_limits
 from quire.engine.in_process import EngineThread, SharedEngine
+from quire.engine.open_request import OpenRequest, OpenRequests
 from quire.engine.scheduler import Scheduler
 from quire.engine.status import Facts, StepReport
 from quire.errors import EngineDead, RequestError
@@ -117,12 +118,28 @@ def kernel_fails() -> None:
 # What is open
 
 
+class Nobody:
+    """Runs no request."""
+
+    def abort(self, request_id: str, sequence: int | None = None) -> None:
+        raise AssertionError(request_id)
+
+    def abort_later(self, own: OpenRequest) -> None:
+        raise AssertionError(own.request.request_id)
+
+
+def opened_in(
+    requests: OpenRequests, name: str = "a", wake: Callable[[OpenRequest], None] | None = None, **params: Any
+) -> OpenRequest:
+    return requests.open(OpenRequest(ask(name, **params), Nobody(), wake))
+
+
 def test_every_request_ends_once() -> None:
     requests, woken = OpenRequests(), list[tuple[str, Exception | None]]()
     wake = lambda own: woken.append((own.request.request_id, own.error))  # noqa: E731
-    opened = {name: requests.open(ask(name, n=2), wake) for name in "abc"}
+    opened = {name: opened_in(requests, name, wake, n=2) for name in "abc"}
     with pytest.raises(RequestError, match="request id 'a' is in use"):
-        requests.open(ask("a"))
+        opened_in(requests, "a")
     requests.deliver([Output("a", 0, (5,)), Output("a", 0, (6,), finish_reason="length")])
     requests.deliver([Output("a", 1, (7,), finish_reason="length"), Output("unknown", 0, (1,))])
     requests.fail("b", RequestError("no"))
@@ -142,7 +159,7 @@ def test_every_request_ends_once() -> None:
 
 def test_what_has_come_is_read_before_the_error() -> None:
     requests = OpenRequests()
-    own = requests.open(ask())
+    own = opened_in(requests)
     requests.deliver([Output("a", 0, (5,))])
     requests.fail_all(EngineDead("gone"))
     assert [output.token_ids for output in own.take()] == [(5,)]
@@ -152,7 +169,7 @@ def test_what_has_come_is_read_before_the_error() -> None:
 
 def test_one_death_is_an_exception_for_each() -> None:
     requests = OpenRequests()
-    first, second = requests.open(ask("a")), requests.open(ask("b"))
+    first, second = opened_in(requests, "a"), opened_in(requests, "b")
     death = EngineDead("gone", "load it again", retry=False)
     death.__cause__ = ValueError("why")
     requests.fail_all(death)
@@ -270,6 +287,24 @@ def test_streams_give_what_the_engine_gives() -> None:
         for sequence in range(one.params.n):
             received.verify(one, sequence, 64)
     assert empty(engine)
+
+
+def test_an_idle_engine_is_viewed_when_it_is_asked() -> None:
+    async def check() -> None:
+        reports: list[StepReport] = []
+        async with running(make_engine()) as client:
+            client.on_record = reports.append
+            await follow(client.submit(ask("a")), 1)
+            await until(lambda: not client.status.has_work)
+            reports.clear()
+            client.watch(True)
+            await until(lambda: reports)
+            (report,) = reports
+            assert report.record is None
+            assert report.view is not None
+            assert report.view.groups is not None
+
+    run(check())
 
 
 def test_the_loop_is_called_once_a_step_and_never_waits() -> None:

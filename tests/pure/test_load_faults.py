@@ -15,6 +15,7 @@ from endurance.answers import Answer, Case
 from endurance.asking import Exchange
 from endurance.clock import Clock
 from endurance.draining import Drainer, Drains
+from endurance.essence import essence
 from endurance.killing import FAILED, GONE, WHOLE, WRONG, Killer, Kills
 from endurance.structures import random_schema, schema_size, tool_prompt, tool_sets
 from endurance.verdict import Promise
@@ -33,14 +34,14 @@ def exchange(problem: str = "", status: int = 200, error: str = "", begin_s: flo
 
 
 def test_what_kills_may_do():
-    kills = Kills(stream_ends=[0.4], answer_ends=[2.0], recoveries=[1.0], goldens=["a", "a"], held=[0])
+    kills = Kills(num_continued=5, answer_ends=[2.0], recoveries=[1.0], goldens=["a", "a"], held=[0])
     kills.outcomes.update({WHOLE: 3, FAILED: 2, GONE: 1})
     kills.statuses = [1]
     assert broken(kills.judged()) == set()
     kills.outcomes[WRONG] += 1
     kills.num_hung = 1
-    kills.stream_ends.append(1.5)
-    kills.answer_ends.append(9.0)
+    kills.num_continued = 0
+    kills.answer_ends.append(39.0)
     kills.recoveries.append(31.0)
     kills.goldens.append("b")
     kills.held.append(2)
@@ -50,13 +51,35 @@ def test_what_kills_may_do():
 
 def test_what_comes_of_a_request_when_the_engine_dies(tmp_path):
     killer = Killer(1, 0, tmp_path / "log", Clock(), lambda _: None)
+    same, other = exchange(), exchange()
+    same.answer.body, other.answer.body = {"id": 1, "text": "a"}, {"id": 1, "text": "b"}
+    killer._expected = {same.case: {"text": "a"}, other.case: {"text": "a"}}
     failed, gone = exchange("HTTP 503", 503), exchange("Lost: connection lost", 0)
-    first = [exchange(), exchange("error", error="engine_dead"), failed, exchange("Lost: connection lost", 0)]
-    killer._judge(first, [gone], is_up=True)
-    assert killer.found.outcomes == {WHOLE: 1, FAILED: 2, WRONG: 2}
-    killer._judge([], [gone], is_up=False)
-    assert killer.found.outcomes[GONE] == 1
-    assert "Lost" in killer.found.problems[0]
+    killer._judge([same, other, exchange("error", error="engine_dead")], [failed, gone], is_up=True)
+    assert killer.found.outcomes == {WHOLE: 1, FAILED: 1, WRONG: 3}
+    killer._judge([exchange("error", 200, error="engine_dead")], [gone], is_up=False)
+    assert (killer.found.outcomes[FAILED], killer.found.outcomes[GONE]) == (2, 1)
+    assert "undisturbed" in killer.found.problems[0]
+
+
+def chunk(**delta: object) -> dict[str, object]:
+    return {"id": str(delta), "choices": [{"index": 0, "delta": delta}], "system_fingerprint": "f"}
+
+
+def test_the_essence_of_an_answer_does_not_depend_on_its_pieces():
+    call = {"index": 0, "function": {"arguments": "{"}}
+    events = [chunk(content="a"), chunk(content="b"), chunk(tool_calls=[call]), chunk(tool_calls=[call])]
+    joined = [chunk(content="ab"), chunk(tool_calls=[{"index": 0, "function": {"arguments": "{{"}}])]
+    assert essence(Answer(events=events)) == essence(Answer(events=joined))
+    assert essence(Answer(events=events)) != essence(Answer(events=events[1:]))
+    typed = [{"type": "response.output_text.delta", "output_index": 0, "delta": one} for one in ("a", "b")]
+    whole = [{**typed[0], "delta": "ab", "sequence_number": 7}]
+    assert essence(Answer(events=typed)) == essence(Answer(events=whole)) != essence(Answer(events=typed[:1]))
+    blocks = [
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": one}}
+        for one in ("a", "b", "ab")
+    ]
+    assert essence(Answer(events=blocks[:2])) == essence(Answer(events=blocks[2:]))
 
 
 def test_what_drains_may_do(tmp_path):

@@ -16,11 +16,12 @@ from test_scheduler_machine import SchedulerMachine
 
 from quire.config import EngineConfig
 from quire.engine.caches import BlockGroup
+from quire.engine.request import prompt_hashes
 from quire.engine.step_law import Stage, StepLaw
 from quire.errors import ConfigError
 from quire.program.features import LEADING
 from quire.recording.chunks import JournalLimits
-from quire.recording.entries import Began
+from quire.recording.entries import Began, Loaded, LoadedOutline
 from quire.recording.incident import GroupShape, Header, Incident, Recording
 from quire.recording.journal import Journal, JournaledScheduler
 from quire.recording.replay import Difference, replay
@@ -102,10 +103,10 @@ class RecordedMachine(SchedulerMachine):
         recordings = self.recorded.recordings(self.scheduler)
         for recording in recordings[:: max(1, len(recordings) // 3)]:
             runner = None
-            if self.contents:
+            if self.contents and not self.num_loaded:  # contents that were loaded are not recorded
                 runner = FakeRunner(self.runner.groups, self.runner.block_size, failing, self.runner.eager)
                 runner.num_steps = first_step(recording)
-            verdict = replay(recording, runner)
+            verdict = replay(recording, runner, adapters=("x",))
             assert verdict.equal, str(verdict.difference)
             assert verdict.num_steps + first_step(recording) == self.runner.num_steps
             assert verdict.open_steps == ()
@@ -226,6 +227,73 @@ def test_a_recording_without_its_last_result_tells_which_step_was_open(contents)
     recorded = run_history(contents, num_steps=5)
     result = replay(recorded.recordings_of_it(), Numbers() if contents else None)
     assert (result.equal, result.num_steps, result.open_steps) == (True, 4, (4,))
+
+
+def run_with_a_load(contents: bool) -> tuple[Recorded, int]:
+    """Two requests, of which the second finds blocks that were loaded; and how many those are."""
+    kept: dict[bytes, bytes] = {}
+    for attempt in range(2):
+        recorded, groups = Recorded(contents, 1 << 20), [BlockGroup(20)]
+        limits = {"max_num_seqs": 2, "max_num_batched_tokens": 8, "max_model_len": 40}
+        scheduler = JournaledScheduler(recorded.journal, groups=groups, block_size=4, **limits)
+        recorded.scheduler, runner = scheduler, FakeRunner(groups, 4)
+        num_loaded = 0
+        for number, salt in enumerate(("", "salt-secret")):
+            ids = tuple(t % 23 for t in PROMPT)
+            new = NewRequest(f"r{number}", ids, SamplingParams(max_tokens=9), cache_salt=salt)
+            hashes = prompt_hashes(new, 4)
+            if attempt and salt:
+                for group, block, index in scheduler.load(new, 0, [(0,)] * len(hashes)):
+                    runner.write_blocks(group, [block], [kept[hashes[index]]])
+                    num_loaded += 1
+            scheduler.add(new)
+            while scheduler.has_work:
+                step = scheduler.schedule(1.0)
+                scheduler.commit(step, runner.launch(step).result(), 2.0)
+            pool = scheduler.caches.paged[0].pool
+            kept |= {one: runner.read_blocks(0, [pool.find(one)])[0] for one in hashes}
+    return recorded, num_loaded
+
+
+@pytest.mark.parametrize("contents", [True, False])
+def test_plans_replay_with_loaded_blocks(contents):
+    recorded, num_loaded = run_with_a_load(contents)
+    assert num_loaded == 2
+    recording = recorded.recordings_of_it()
+    (load,) = [entry for entry in recording.entries() if isinstance(entry, Loaded | LoadedOutline)]
+    assert isinstance(load, Loaded) == contents
+    result = replay(recording, None)
+    assert (result.equal, result.num_steps) == (True, recorded.scheduler._num_steps)
+    assert b"salt-secret" not in content(recorded)
+
+
+@pytest.mark.parametrize("contents", [True, False])
+def test_what_is_loaded_is_not_forgotten_by_an_epoch_that_is_due(contents):
+    """Such as the first one: after a restart, the first request finds its blocks."""
+    recorded, groups = Recorded(contents), [BlockGroup(20)]
+    limits = {"max_num_seqs": 2, "max_num_batched_tokens": 64, "max_model_len": 40}
+    scheduler = JournaledScheduler(recorded.journal, groups=groups, block_size=4, **limits)
+    for number in range(6):
+        new = NewRequest(
+            f"r{number}", tuple(range(number, number + 12)), SamplingParams(max_tokens=1), number
+        )
+        loads = scheduler.load(new, 0, [(0,)] * 2)
+        scheduler.add(new)
+        step = scheduler.schedule(number + 0.25)
+        assert (len(loads), step.rows[0].start) == (2, 8)
+        result = StepResult((RowResult((5,)),), 1.0, 2.0)
+        scheduler.commit(step, result, number + 0.5)
+    recorded.journal.flush()
+    recordings = recorded.recordings(scheduler)
+    assert len(recordings) > 1
+    for recording in recordings:
+        assert replay(recording, None).equal
+
+
+def test_tokens_do_not_replay_with_blocks_that_came_from_elsewhere():
+    recording = run_with_a_load(True)[0].recordings_of_it()
+    with pytest.raises(ConfigError, match="blocks were loaded whose contents are not recorded"):
+        replay(recording, FakeRunner([BlockGroup(20)], 4))
 
 
 def test_other_tokens_are_a_difference():

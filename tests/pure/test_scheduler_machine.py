@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
-from fake_runner import LAW, FakeRunner, Received, mix, solo
+from fake_runner import LAW, FakeRunner, Received, mix, solo, text
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from quire.engine.caches import BlockGroup, StateGroup
 from quire.engine.engine import validate
+from quire.engine.request import ScheduledRequest
 from quire.engine.scheduler import Scheduler
 from quire.errors import RequestError
 from quire.sampling_params import SamplingParams
-from quire.types import NewRequest
+from quire.types import Draft, NewRequest
 
 MAX_MODEL_LEN = 40
 SEQUENCES = st.one_of(st.none(), st.integers(0, 3))
@@ -71,6 +73,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         drafts=st.integers(0, 2),
         law=st.sampled_from([None, LAW]),
         itl_goal_s=st.sampled_from([None, 3.0, 4.0]),
+        speculation=st.booleans(),
+        draft_model=st.booleans(),
     )
     def start(
         self,
@@ -86,6 +90,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         drafts,
         law,
         itl_goal_s,
+        speculation,
+        draft_model,
     ):
         self.scheduler = self.make_scheduler(
             groups=groups,
@@ -98,6 +104,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_spare_blocks=num_spare_blocks,
             max_steps_in_flight=max_steps_in_flight,
             itl_goal_s=itl_goal_s,
+            speculation=speculation,
+            draft_model=draft_model,
         )
         if law is not None:
             self.scheduler.calibrate(law)
@@ -108,6 +116,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.expected: dict[tuple[str, int], list[int]] = {}
         self.requests: list[NewRequest] = []
         self.now = 0.0
+        self.store: dict[bytes, dict[int, bytes]] = {}  # contents of blocks, by hash and group
+        self.num_loaded = 0
 
     def make_scheduler(self, **arguments):
         return Scheduler(**arguments)
@@ -123,8 +133,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         adapter=st.sampled_from(["", "", "x"]),
         embedding=st.sampled_from([None, None, "cat", "dog"]),
         pooling=st.sampled_from(["", "", "", "mean"]),
+        resumed=st.sampled_from([False, False, False, True]),
     )
-    def add(self, prompt, params, embedding=None, **fields):
+    def add(self, prompt, params, embedding=None, resumed=False, **fields):
         request_id = f"r{len(self.requests)}"
         if embedding:  # in place of the first tokens, which are all the same then
             prompt = [0] * min(2, len(prompt)) + prompt[2:]
@@ -134,14 +145,82 @@ class SchedulerMachine(RuleBasedStateMachine):
             validate(new, self.scheduler)
         except RequestError:
             return
+        if resumed and not new.pooling:
+            new = self._resumed(new)
         self.requests.append(new)
         self.scheduler.add(new)
+
+    def _resumed(self, new):
+        """The request as another engine left it: each sequence somewhere, if one of them is open."""
+        groups, sequences = self.scheduler.caches.groups, range(new.params.n)
+        expected = [solo(new, index, MAX_MODEL_LEN, groups) for index in sequences]
+        emitted = []
+        for index, whole in enumerate(expected):
+            count = mix(new.request_id, index, "resumed") % (len(whole.token_ids) + 1)
+            emitted.append(tuple(whole.token_ids[:count]) if count < len(whole.token_ids) else None)
+        if not any(one is not None for one in emitted):
+            return new
+        params = replace(new.params, prompt_logprobs=None) if any(emitted) else new.params
+        new = replace(new, params=params, resumed=tuple(emitted))
+        validate(new, self.scheduler)
+        self.received.take_resumed(new, expected)
+        return new
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data(), sequence=SEQUENCES)
     def abort(self, data, sequence):
         new = data.draw(st.sampled_from(self.requests))
         self.received.take(self.scheduler.abort(new.request_id, self.now, sequence))
+
+    @rule(groups=st.sets(st.integers(0, 2), min_size=1))
+    def keep(self, groups):
+        """Copy out the blocks that can be found, of some groups."""
+        caches = self.scheduler.caches
+        for group in (*caches.paged, *caches.states):
+            if group.index not in groups:
+                continue
+            for block_hash, block in group.pool._block_of.items():
+                (content,) = self.runner.read_blocks(group.index, [block])
+                kept = self.store.setdefault(block_hash, {})
+                assert kept.setdefault(group.index, content) == content, "one hash, two contents"
+
+    @precondition(lambda self: self.store and not self.in_flight)
+    @rule(
+        prompt=prompts,
+        data=st.data(),
+        first=st.sampled_from([0, 0, 1, 2]),
+        cache_salt=st.sampled_from(["", "s"]),
+    )
+    def load(self, prompt, data, first, cache_salt):
+        """Load what was kept of some text, the beginning or not."""
+        params = SamplingParams()
+        new = NewRequest("loaded", tuple(prompt), params, self.now, cache_salt=cache_salt)
+        if self.requests and data.draw(st.booleans()):
+            new = data.draw(st.sampled_from(self.requests))
+        size = self.scheduler.block_size
+        one = ScheduledRequest.of(new, MAX_MODEL_LEN, size, private=False).sequences[0]
+        hashes = [one.block_hash(i, size) for i in range(one.num_prompt // size)][first:]
+        contents = [self.store.get(block_hash, {}) for block_hash in hashes]
+        self.scheduler.load(new, first, [])  # a recorded scheduler may forget everything before a load, once
+        before = [pool.num_free for pool in self._pools()]
+        usable = self._num_usable(new)
+        loads = self.scheduler.load(new, first, contents)
+        assert [pool.num_free for pool in self._pools()] == before, "a load holds blocks"
+        for load in loads:
+            content = contents[load.index - first][load.group]
+            self.runner.write_blocks(load.group, [load.block_id], [content])
+        after = self._num_usable(new)
+        assert after > usable or not loads, "what was loaded is of no use"
+        assert all(load.index < after for load in loads)
+        self.num_loaded += len(loads)
+
+    def _pools(self):
+        return [one.pool for one in (*self.scheduler.caches.paged, *self.scheduler.caches.states)]
+
+    def _num_usable(self, new):
+        size = self.scheduler.block_size
+        one = ScheduledRequest.of(new, MAX_MODEL_LEN, size, private=False).sequences[0]
+        return self.scheduler.caches.match(one).num_blocks
 
     @rule(count=st.integers(1, 8))
     def steps(self, count):
@@ -190,12 +269,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         if oldest is not None and alone:
             assert step.rows[0].slot == oldest.slot, "the oldest does not advance"
         assert alone or not ruled, "a step was planned ahead of a grammar"
-        assert alone or not any(row.drafted for row in self.in_flight[-1][0].rows), "ahead of a draft"
+        if not alone:
+            newest = self.in_flight[-1][0]
+            assert not any(row.drafted for row in newest.rows), "a step was planned ahead of a draft"
+            assert not newest.num_proposed, "a step was planned ahead of what a draft model proposes"
         self.in_flight.append((step, self.runner.launch(step)))
         return True
 
     def _draft(self):
         """Guess for all that run: some right tokens, some wrong ones, for each and each time others."""
+        names = self.scheduler.drafting()
+        assert not (self.in_flight and names), "drafts are asked for before the last tokens are known"
         for sequence in self.scheduler._running.values():
             new, index = sequence.request.new, sequence.index
             num_right, num_wrong = divmod(mix(self.now, new.request_id, index) % 20, 4)
@@ -205,8 +289,12 @@ class SchedulerMachine(RuleBasedStateMachine):
                     alone = solo(new, index, MAX_MODEL_LEN, self.scheduler.caches.groups)
                     self.expected[new.request_id, index] = alone.token_ids
                 right = self.expected[new.request_id, index][len(sequence.emitted) :][:num_right]
-            taken = self.scheduler.draft(new.request_id, index, [*right, *range(num_wrong)])
-            assert taken == (sequence.num_planned == sequence.num_computed and not new.grammar)
+            drafts = text([*right, *range(num_wrong)])
+            if mix(self.now, "sources", index) % 2:
+                others = [Draft(tuple(right[:3]), "grammar"), Draft((*right[:1], 5), "model")]
+                drafts = (drafts[0]._replace(source="store", match=len(right)), *others)
+            taken = self.scheduler.draft(new.request_id, index, drafts)
+            assert taken == (sequence.num_planned == sequence.num_computed)
 
     def _collect(self):
         step, pending = self.in_flight.popleft()

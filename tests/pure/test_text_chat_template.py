@@ -342,6 +342,35 @@ def test_a_template_that_fails_at_both_forms_of_arguments_gets_the_object(render
     assert "f\n7" in text
 
 
+@pytest.mark.parametrize(
+    ("condition", "form"),
+    [
+        ("true", ""),
+        ("m.content is none", None),
+        ("m.content[0].text is defined", [{"type": "text", "text": ""}]),
+        ("false", ""),
+    ],
+)
+def test_calls_without_text_come_with_the_content_that_a_template_wants(renderer, condition, form) -> None:
+    source = "{% for m in messages %}{% if m.tool_calls and " + condition + " %}{{ m.content | tojson }}"
+    source += "{{ m.tool_calls[0].function.arguments.a }}{{ m.tool_calls | tojson }}{% endif %}{% endfor %}"
+    call = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    for content in ("", None):
+        messages = [{"role": "assistant", "content": content, "tool_calls": [call]}]
+        written = template(renderer, source).render(messages).text
+        assert written == ("" if condition == "false" else f"{json.dumps(form)}1{json.dumps([call])}")
+
+
+@pytest.mark.parametrize(("both", "written"), [(True, "A. B. "), (False, "A.\n\nB. ")])
+def test_thoughts_have_the_name_that_a_template_reads(renderer, both: bool, written: str) -> None:
+    refuse = "" if both else "{% if m.thinking and m.content %}{{ raise_exception('both') }}{% endif %}"
+    source = "{% for m in messages if m.tool_calls %}" + refuse
+    source += "{% if m.thinking %}{{ m.thinking }} {% endif %}{% if m.content %}{{ m.content }} {% endif %}"
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    message = {"role": "assistant", "reasoning_content": "A.", "content": "B.", "tool_calls": [call]}
+    assert template(renderer, source + "{% endfor %}").render([message]).text == written
+
+
 def test_arguments_given_as_json_text_become_objects(chatml) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"b": 1, "a": "é"}'}}
     text = chatml.render([*HI, {"role": "assistant", "content": None, "tool_calls": [call]}]).text

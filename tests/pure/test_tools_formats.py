@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +16,30 @@ from answer_grammars import Bytes
 from model_folders import chat_template_of, tokenizer_of
 
 from quire.errors import ConfigError
-from quire.text.answer import CallArguments, CallStart
+from quire.text.answer import CallArguments, CallStart, Reasoning
 from quire.text.chat_template import ChatTemplate
 from quire.text.renderer import TemplateRenderer
-from quire.text.tools import FORMATS, OutputFormat, output_format_of
+from quire.text.tools import FORMATS, SAMPLE_TOOL, OutputFormat, output_format_of, sample_call
 
 # case -> format of tool calls, format of reasoning; the others have neither
 SPOKEN = {
     "CISCai_Mistral-7B-Instruct-v0.3-SOTA-GGUF": ("mistral", None),
-    "CohereLabs_command-a-reasoning-08-2025": (None, "cohere"),
-    "LiquidAI_LFM2.5-VL-450M": (None, "think"),
+    "CohereForAI_c4ai-command-r-v01_JSON_Schema": ("command_r", None),
+    "CohereLabs_command-a-reasoning-08-2025": ("cohere_command3", "cohere"),
+    "LiquidAI_LFM2.5-VL-450M": ("lfm2", "think"),
     "NousResearch_Hermes-2-Pro-Llama-3-8B_JSON_Schema": ("hermes", None),
     "Qwen_Qwen2.5-7B-Instruct": ("hermes", None),
     "Qwen_Qwen3-0.6B": ("hermes", "think"),
-    "deepseek-ai_DeepSeek-R1": (None, "think"),
+    "deepseek-ai_DeepSeek-R1": ("deepseek_v3", "think"),
     "meta-llama_Llama-3.1-8B-Instruct": ("llama3_json", None),
     "mistralai_Mistral-Nemo-Instruct-2407": ("mistral", None),
-    "moonshotai_Kimi-K2-Thinking": (None, "think"),
-    "zai-org_GLM-5.1": (None, "think"),
+    "moonshotai_Kimi-K2-Thinking": ("kimi_k2", "think"),
+    "zai-org_GLM-5.1": ("glm45", "think"),
 }
 WITH_TOOLS = [name for name, (tools, _) in SPOKEN.items() if tools]
+ENDS = re.compile(
+    r"(?s)\s*(<\|im_end\|>|<\|eot_id\|>|</s>|<｜end▁of▁sentence｜>|<\|(END|START)_OF_TURN_TOKEN\|>).*"
+)
 TOOL = {
     "type": "function",
     "function": {
@@ -93,16 +98,11 @@ def test_what_a_template_writes_the_grammar_allows(
     )
     output_format = output_format_of(chat.templates, None)
     assert output_format.tools is not None
-    function = {"name": "get_weather", "arguments": {"city": "Łódź"}}
-    answer = {"role": "assistant", "content": ""}
-    answer["tool_calls"] = [{"id": output_format.tools.new_id(), "type": "function", "function": function}]  # type: ignore[assignment]
-    user = {"role": "user", "content": "Hi"}
-    prompt = chat.render([user], [TOOL]).text
-    written = chat.render([user, answer], [TOOL], add_generation_prompt=False).text.removeprefix(prompt)
-    written = re.sub(r"\s*(<\|im_end\|>|<\|eot_id\|>|</s>)\s*$", "", written)
+    prompt, written = sample_call(chat, output_format.tools.new_id("get_weather"))
+    written = ENDS.sub("", written).replace(' "Nowa"', " Nowa")  # LFM2's templates do not escape quotes
     written = re.sub(r', "id": "\w+"|"id": "\w+", ', "", written)  # given by whoever serves, not by the model
     written = written.replace('{ "arguments"', '{"arguments"')  # as Hermes 2 is told, not as it is shown
-    grammar = output_format.grammar([TOOL], prompt=prompt)
+    grammar = output_format.grammar([SAMPLE_TOOL], prompt=prompt)
     assert grammar is not None
     assert Bytes().allows(grammar, written), written
 
@@ -111,7 +111,7 @@ def test_what_a_template_writes_the_grammar_allows(
     "source",
     [
         "<tool_call>\n<function={{ call.name }}>{% for name, value in call.arguments|items %}",
-        "<tool_call>{{ call.name }}<arg_key>",
+        "<tool_call>{{ call.name }}<arg>",
         '{"name": "{{ call.name }}"}',
         "",
     ],
@@ -130,6 +130,7 @@ def test_newer_templates_of_mistral(renderer: TemplateRenderer, call_id: str) ->
     chat = ChatTemplate({"default": MISTRAL.replace("%s", call_id)}, {}, renderer)
     output_format = output_format_of(chat.templates, None)
     assert names(output_format) == ("mistral_args", None)
+    assert names(output_format_of(chat.templates, None, "mistral")) == ("mistral_args", None)
     assert output_format.self_check(chat) is None
     grammar = output_format.grammar([TOOL])
     assert grammar is not None
@@ -162,6 +163,43 @@ def test_templates_with_a_tag_for_each_parameter(renderer: TemplateRenderer) -> 
     assert not Bytes().begins(grammar, "<tool_call>\n<function=other>")
 
 
+GEMMA = """{% macro value(v) %}{% if v is string %}<|"|>{{ v }}<|"|>{% elif v is sequence %}[\
+{% for one in v %}{{ value(one) }}{{ "," if not loop.last }}{% endfor %}]\
+{% else %}{{ v }}{% endif %}{% endmacro %}\
+{% for m in messages %}{{ "<|turn>" + ("model" if m.role == "assistant" else m.role) + "\n" }}\
+{% for call in m.tool_calls or () %}{{ "<|tool_call>call:" + call.function.name + "{" }}\
+{% for key, v in call.function.arguments | dictsort %}{{ key }}:{{ value(v) }}\
+{{ "," if not loop.last }}{% endfor %}\
+}<tool_call|>{% endfor %}{{ m.content + "<turn|>\n" }}{% endfor %}\
+{% if add_generation_prompt %}{{ "<|turn>model\n" }}\
+{{ "<|channel>thought\n<channel|>" if not enable_thinking }}{% endif %}"""
+
+
+def test_templates_of_gemma_4(renderer: TemplateRenderer) -> None:
+    chat = ChatTemplate({"default": GEMMA}, {}, renderer)
+    output_format = output_format_of(chat.templates, None)
+    assert names(output_format) == ("gemma4", "gemma4")
+    assert output_format.self_check(chat) is None
+    written = '<|tool_call>call:get_weather{city:<|"|>Łódź<|"|>}<tool_call|>'
+    thought = "<|channel>thought\nHm.\n<channel|>"
+    ids = {mark: 300 + place for place, mark in enumerate(output_format.marks)}
+    assert ids.keys() == {"<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"}
+    tokens = Bytes(tuple(ids))
+    for thinking, vocabulary in ((True, Bytes()), (True, tokens), (False, tokens)):
+        prompt = chat.render(
+            [{"role": "user", "content": "Hi"}], [TOOL], chat_template_kwargs={"enable_thinking": thinking}
+        )
+        known = replace(output_format, token_ids=vocabulary.ids)
+        grammar = known.grammar([TOOL], prompt=prompt.text)
+        assert grammar is not None
+        assert vocabulary.allows(grammar, f"So. {written}")
+        assert vocabulary.allows(grammar, f"{thought}{written}{written}") == thinking
+        if thinking:
+            events = known.answer_parser([TOOL], prompt=prompt.text).push(f"{thought}{written}")
+            assert events[0] == Reasoning("Hm.")
+            assert events[-1] == CallArguments(0, '{"city": "Łódź"}')
+
+
 def test_a_mismatch_is_reported(renderer: TemplateRenderer) -> None:
     wrong = ChatTemplate(
         {"default": "<tool_call>{{ '\"arguments\"' }}{{ messages[0].content }}"}, {}, renderer
@@ -187,9 +225,9 @@ def test_a_format_can_be_switched_off(shared_data: Path, renderer: TemplateRende
 
 
 def test_an_unknown_format_is_refused() -> None:
-    with pytest.raises(ConfigError, match="hermes, qwen_xml, mistral, mistral_args, llama3_json"):
+    with pytest.raises(ConfigError, match=r"hermes, granite4, qwen3_json, qwen_xml, .*, llama3_json"):
         output_format_of({}, None, "herems")
-    with pytest.raises(ConfigError, match="think, mistral, cohere"):
+    with pytest.raises(ConfigError, match=r"think, deepseek_r1, .*, mistral, cohere"):
         output_format_of({}, None, "auto", "thought")
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,10 +17,14 @@ from quire.text.reasoning import FORMATS as REASONING
 from quire.text.tools import FORMATS, OutputFormat
 from quire.text.tools.functions import Function, read_functions, warnings_of, widened
 
-MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>", "</think>")
-TEXT, TOKENS = Bytes(), Bytes(MARKS)
-FORMAT = {known.name: known("") for known in FORMATS}
+FORMAT = {known.name: known("") for known in FORMATS if not known("").whole}
 NAMES = list(FORMAT)
+MARKS = tuple(
+    dict.fromkeys(
+        ("<think>", "</think>", *(mark for known in FORMAT.values() for mark in known.tokens if mark))
+    )
+)
+TEXT, TOKENS = Bytes(), Bytes(MARKS)
 
 
 def tool(name: str, parameters: Any = None, **more: Any) -> dict[str, Any]:
@@ -39,21 +44,56 @@ SUM = {
 }
 TOOLS = [tool("now"), tool("get_weather", CITY), tool("sum.up-2", SUM)]
 
-WRITTEN = {  # name, arguments -> a call after its marker
-    "hermes": '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>',
-    "mistral": '[TOOL_CALLS][{"name": "%s", "arguments": %s}]',
-    "mistral_args": "[TOOL_CALLS]%s[ARGS]%s",
-    "qwen_xml": "<tool_call>\n<function=%s>\n%s</function>\n</tool_call>",
-    "llama3_json": '<|python_tag|>{"name": "%s", "parameters": %s}',
+DEEPSEEK = "<｜tool▁call▁begin｜>%s<｜tool▁call▁end｜>"
+IN_BLOCK = DEEPSEEK % "function<｜tool▁sep｜>%s\n```json\n%s\n```"
+AFTER_NAME = DEEPSEEK % "%s<｜tool▁sep｜>%s"
+KIMI = "<|tool_call_begin|>functions.%s:0<|tool_call_argument_begin|>%s<|tool_call_end|>"
+COHERE = '{"tool_call_id": "0", "tool_name": "%s", "parameters": %s}'
+COMMAND_R = '{\n"tool_name": "%s",\n"parameters": %s\n}'
+# name -> the beginning of calls, a call with %s for its name and arguments, what is between calls, the end
+SYNTAX = {
+    "hermes": ("", '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>', "\n", ""),
+    "mistral": ("[TOOL_CALLS][", '{"name": "%s", "arguments": %s}', ", ", "]"),
+    "mistral_args": ("", "[TOOL_CALLS]%s[ARGS]%s", "", ""),
+    "qwen_xml": ("", "<tool_call>\n<function=%s>\n%s</function>\n</tool_call>", "\n", ""),
+    "seed_oss": ("", "<seed:tool_call>\n<function=%s>\n%s</function>\n</seed:tool_call>", "\n", ""),
+    "llama3_json": ("<|python_tag|>", '{"name": "%s", "parameters": %s}', "; ", ""),
+    "deepseek_v3": ("<｜tool▁calls▁begin｜>", IN_BLOCK, "\n", "<｜tool▁calls▁end｜>"),
+    "deepseek_v31": ("<｜tool▁calls▁begin｜>", AFTER_NAME, "", "<｜tool▁calls▁end｜>"),
+    "kimi_k2": ("<|tool_calls_section_begin|>", KIMI, "", "<|tool_calls_section_end|>"),
+    "cohere_command3": ("<|START_ACTION|>[\n    ", COHERE, ",\n    ", "\n]<|END_ACTION|>"),
+    "command_r": ("Action:\n```json\n[\n", COMMAND_R, ",\n", "\n]```"),
+    "glm45": ("", "<tool_call>%s%s</tool_call>", "", ""),
+    "minimax_m2": ("<minimax:tool_call>\n", '<invoke name="%s">\n%s</invoke>\n', "", "</minimax:tool_call>"),
+    "lfm2": ("<|tool_call_start|>[", "%s(%s)", ", ", "]<|tool_call_end|>"),
+    "gemma4": ("", "<|tool_call>call:%s%s<tool_call|>", "", ""),
+    "nemotron_json": ("<TOOLCALL>[", '{"name": "%s", "arguments": %s}', ", ", "]</TOOLCALL>"),
 }
-ENDS = {"qwen_xml": "\n</parameter>"}  # of texts
-ANOTHER = {  # the same, after a first one without its last `]`
-    "hermes": '\n<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>',
-    "mistral": ', {"name": "%s", "arguments": %s}]',
-    "mistral_args": "[TOOL_CALLS]%s[ARGS]%s",
-    "qwen_xml": "\n<tool_call>\n<function=%s>\n%s</function>\n</tool_call>",
-    "llama3_json": '; {"name": "%s", "parameters": %s}',
+PARAMETERS = {  # of the formats that write each by itself
+    "qwen_xml": ("<parameter=%s>\n%s", "\n</parameter>", "\n"),
+    "seed_oss": ("<parameter=%s>%s", "</parameter>", "\n"),
+    "glm45": ("<arg_key>%s</arg_key><arg_value>%s", "</arg_value>", ""),
+    "minimax_m2": ('<parameter name="%s">%s', "</parameter>", "\n"),
 }
+END_OF_TEXT = {name: end for name, (_, end, _) in PARAMETERS.items()} | {"lfm2": "'", "gemma4": '<|"|>'}
+
+
+def as_python(arguments: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in arguments.items())
+
+
+def as_gemma(value: Any) -> str:
+    """Write a value as Gemma 4 does."""
+    if isinstance(value, str):
+        return f'<|"|>{value}<|"|>'
+    if isinstance(value, list):
+        return f"[{','.join(map(as_gemma, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{as_gemma(value[key])}' for key in sorted(value))}}}"
+    return json.dumps(value)
+
+
+LITERALS: dict[str, Callable[[Any], str]] = {"lfm2": as_python, "gemma4": as_gemma}
 
 
 def output_format(name: str, vocabulary: Bytes, think: bool = False) -> OutputFormat:
@@ -61,23 +101,26 @@ def output_format(name: str, vocabulary: Bytes, think: bool = False) -> OutputFo
 
 
 def call(name: str, function: str = "get_weather", arguments: str = '{"city": "Oslo"}') -> str:
-    return WRITTEN[name] % (function, spelled(name, arguments))
+    begin, each, _, end = SYNTAX[name]
+    return begin + each % (function, spelled(name, arguments)) + end
 
 
 def spelled(name: str, arguments: str) -> str:
     """Write arguments, given as JSON, in a format."""
-    if name != "qwen_xml":
+    if name in LITERALS:
+        return LITERALS[name](json.loads(arguments))
+    if name not in PARAMETERS:
         return arguments
     values = json.loads(arguments).items()
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values}
-    return "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items())
+    begin, end, after = PARAMETERS[name]
+    return "".join(f"{begin % (key, text)}{end}{after}" for key, text in texts.items())
 
 
 def calls(name: str, count: int) -> str:
     """Write `count` calls of now()."""
-    ends = "]" if name == "mistral" else ""
-    more = [(ANOTHER[name] % ("now", spelled(name, "{}"))).removesuffix(ends) for _ in range(count - 1)]
-    return call(name, "now", "{}").removesuffix(ends) + "".join(more) + ends
+    begin, each, between, end = SYNTAX[name]
+    return begin + between.join([each % ("now", spelled(name, "{}"))] * count) + end
 
 
 both = pytest.mark.parametrize("vocabulary", [TEXT, TOKENS], ids=["text", "tokens"])
@@ -118,22 +161,26 @@ def test_a_day_among_arguments_is_one_of_the_calendar(vocabulary: Bytes) -> None
 
 
 @both
-@each
+@pytest.mark.parametrize("name", ["hermes", *PARAMETERS, *LITERALS])
 @pytest.mark.parametrize(
-    ("pattern", "allowed", "barred"),
+    ("schema", "allowed", "barred"),
     [
-        ("^[ab]+$", "abba", "abc"),
-        ("[0-9]", "a 1\n", "a"),
-        ("^/(?:\\\\|x\\/)", "/\\y", "x/"),
-        ("\\\\\\$$", "1 \\$", "1$"),
-        ("^(?:a\nb)+\\n?$", "a\nba\nb\n", "a\nb\na"),
-        (r"^(?:[\s\S]+)$", "anything <b>\n", ""),
+        ({"pattern": "^[ab]+$"}, "abba", "abc"),
+        ({"pattern": "[0-9]"}, "a 1\n", "a"),
+        ({"pattern": "^/(?:\\\\|x\\/)"}, "/\\y", "x/"),
+        ({"pattern": "\\\\\\$$"}, "1 \\$", "1$"),
+        ({"pattern": "^(?:a\nb)+\\n?$"}, "a\nba\nb\n", "a\nb\na"),
+        ({"pattern": r"^(?:[\s\S]+)$"}, "anything <b>\n", ""),
+        ({"minLength": 2, "maxLength": 3}, "123", "1"),
+        ({"format": "date"}, "2024-02-28", "2024-2-28"),
+        ({"enum": ["12", "<b>"]}, "12", "1"),
+        ({"anyOf": [{"type": "string", "maxLength": 2}, {"type": "null"}]}, "12", "123"),
     ],
 )
-def test_texts_follow_their_patterns(
-    name: str, vocabulary: Bytes, pattern: str, allowed: str, barred: str
+def test_texts_follow_their_schemas(
+    name: str, vocabulary: Bytes, schema: Mapping[str, Any], allowed: str, barred: str
 ) -> None:
-    text = {"type": "string", "pattern": pattern}
+    text = schema if "anyOf" in schema else {"type": "string", **schema}
     parameters = {"type": "object", "properties": {"text": text}, "required": ["text"]}
     made = output_format(name, vocabulary).grammar([tool("say", parameters)], "required")
     assert made is not None
@@ -144,21 +191,72 @@ def test_texts_follow_their_patterns(
 
 @both
 @each
-@pytest.mark.parametrize(
-    ("function", "arguments"),
-    [
+def test_arguments_follow_the_schema(name: str, vocabulary: Bytes) -> None:
+    made = grammar(name, vocabulary)
+    for function, arguments in (
         ("now", '{"a": 1}'),
         ("get_weather", "{}"),
-        ("get_weather", '{"city": 1}'),
         ("get_weather", '{"city": "Oslo", "more": 1}'),
         ("sum.up-2", '{"unit": "a", "numbers": [100]}'),
         ("sum.up-2", '{"unit": "c", "numbers": [1]}'),
         ("sum.up-2", '{"unit": "a", "numbers": []}'),
-    ],
-)
-def test_arguments_follow_the_schema(name: str, vocabulary: Bytes, function: str, arguments: str) -> None:
-    is_text = name == "qwen_xml" and arguments == '{"city": 1}'  # where texts are written as they are
-    assert vocabulary.begins(grammar(name, vocabulary), call(name, function, arguments)) == is_text
+    ):
+        assert not vocabulary.begins(made, call(name, function, arguments))
+    is_text = name in PARAMETERS  # where texts are written as they are
+    assert vocabulary.begins(made, call(name, "get_weather", '{"city": 1}')) == is_text
+
+
+NESTED = {
+    "kind": {"enum": ["a", None, True, 2]},
+    "at": {"$ref": "#/$defs/place"},
+    "tags": {"type": "array", "items": {"type": ["string", "boolean"]}, "minItems": 1, "maxItems": 2},
+    "more": {"type": "object", "additionalProperties": {"type": "number"}},
+    "any": {},
+}
+PLACE = {
+    "type": "object",
+    "properties": {"x": {"type": "integer", "maximum": 9}, "near": {"$ref": "#/$defs/place"}},
+}
+DEEP = {
+    "type": "object",
+    "properties": NESTED,
+    "required": ["at"],
+    "$defs": {"place": PLACE | {"required": ["x"]}},
+}
+
+
+@both
+@pytest.mark.parametrize("name", ["hermes", *LITERALS])
+def test_nested_values_in_other_notations(name: str, vocabulary: Bytes) -> None:
+    known = output_format(name, vocabulary)
+    made = known.grammar([tool("f", DEEP)], "required")
+    assert made is not None
+    for arguments in (
+        {"at": {"x": 1}},
+        {"kind": "a", "at": {"x": 1, "near": {"x": 2, "near": {"x": 3}}}},
+        {"kind": None, "at": {"x": -1}, "tags": ["b", True], "more": {}},
+        {"kind": 2, "at": {"x": 1}, "more": {"a": 1.5, "b": -2}, "any": [1, {"a": ["é", None]}]},
+        {"kind": True, "at": {"x": 1}, "any": 'a "b" }'},
+    ):
+        written = call(name, "f", json.dumps(arguments, ensure_ascii=False))
+        assert vocabulary.allows(made, written), written
+        parser = known.answer_parser([tool("f", DEEP)], "required")
+        events = [event for char in written for event in parser.push(char)] + parser.finish()
+        read = "".join(event.text for event in events if isinstance(event, CallArguments))
+        assert json.loads(read) == arguments
+    for arguments in (
+        {},
+        {"kind": "a", "any": 1},
+        {"at": {}},
+        {"at": {"x": 10}},
+        {"at": {"x": 1, "near": {"x": "1"}}},
+        {"at": {"x": 1}, "tags": []},
+        {"at": {"x": 1}, "tags": ["a", "b", "c"]},
+        {"at": {"x": 1}, "tags": [1]},
+        {"at": {"x": 1}, "more": {"a": "b"}},
+        {"kind": "b", "at": {"x": 1}},
+    ):
+        assert not vocabulary.allows(made, call(name, "f", json.dumps(arguments))), arguments
 
 
 @both
@@ -185,15 +283,15 @@ def test_a_call_that_is_named(name: str, vocabulary: Bytes) -> None:
 def test_no_call_where_none_is_to_be(name: str, vocabulary: Bytes) -> None:
     none = grammar(name, vocabulary, "none")
     assert vocabulary.allows(none, "Words, <tags> and {braces}.")
-    assert not vocabulary.begins(none, WRITTEN[name].split("{")[0].strip())
+    assert not vocabulary.begins(none, FORMAT[name].marker + "x")
 
 
-@each
+@pytest.mark.parametrize("name", [name for name in NAMES if FORMAT[name].marker in MARKS])
 def test_a_marker_that_is_a_token_cannot_be_spelled(name: str) -> None:
     marker = FORMAT[name].marker
     for choice in ("auto", "none", "required"):
         matcher = TOKENS.matcher(grammar(name, TOKENS, choice))
-        assert matcher.validate_tokens(list(marker.encode())) < len(marker)
+        assert matcher.validate_tokens(list(marker.encode())) < len(marker.encode())
 
 
 @both
@@ -280,6 +378,31 @@ def test_content_that_follows_a_grammar(name: str, vocabulary: Bytes) -> None:
     assert vocabulary.allows(thinking, "no")
 
 
+@both
+def test_glm_up_to_4_6_has_a_line_for_each_tag(vocabulary: Bytes) -> None:
+    older = FORMATS[NAMES.index("glm45")]("<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}</arg_value>")
+    made = OutputFormat(older, None, vocabulary.ids).grammar(TOOLS, "required")
+    assert made is not None
+    lines = "get_weather", "<arg_key>city</arg_key>", "<arg_value>Oslo</arg_value>", "</tool_call>"
+    assert vocabulary.allows(made, "<tool_call>" + "\n".join(lines))
+    assert not vocabulary.allows(made, call("glm45"))
+
+
+@pytest.mark.parametrize("spelled", [True, False])
+def test_marks_around_the_text_come_in_pairs(spelled: bool) -> None:
+    (cohere,) = (known for known in REASONING if known.wrapping)
+    found = OutputFormat(FORMAT["cohere_command3"], cohere, {})
+    vocabulary = Bytes(() if spelled else found.marks)
+    made = replace(found, token_ids=vocabulary.ids).grammar(TOOLS)
+    assert made is not None
+    thought = "<|START_THINKING|>Hm.<|END_THINKING|>"
+    for mark in ("RESPONSE", "TEXT"):
+        assert vocabulary.allows(made, f"{thought}<|START_{mark}|>Yes.<|END_{mark}|>")
+    assert vocabulary.allows(made, f"{thought}Yes.")
+    assert vocabulary.allows(made, f"{thought}{call('cohere_command3')}")
+    assert spelled or not vocabulary.begins(made, "<|START_TEXT|>Yes.<|END_RESPONSE|>")
+
+
 def test_without_tools_an_answer_is_free() -> None:
     assert output_format("hermes", TEXT, think=True).grammar(None) is None
     assert OutputFormat(None, None, {}).grammar(TOOLS, "none") is None
@@ -291,8 +414,8 @@ def test_without_tools_an_answer_is_free() -> None:
 def test_whatever_is_written_can_be_read(name: str, vocabulary: Bytes, choice: str) -> None:
     made = grammar(name, vocabulary, choice, think=True)
     begin = "<think>Hm.</think>" + (f"So: {FORMAT[name].marker}" if choice == "auto" else "")
-    for seed in range(25):
-        text = vocabulary.write(made, begin, random.Random(seed), end_of_text=ENDS.get(name, ""))
+    for seed in range(10):
+        text = vocabulary.write(made, begin, random.Random(seed), end_of_text=END_OF_TEXT.get(name, ""))
         parser: AnswerParser = output_format(name, vocabulary, think=True).answer_parser(TOOLS, choice)
         events = [event for char in text for event in parser.push(char)] + parser.finish()
         arguments = dict.fromkeys((e.index for e in events if isinstance(e, CallStart)), "")

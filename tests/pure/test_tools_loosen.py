@@ -178,9 +178,10 @@ def test_a_schema_that_does_not_compile_is_widened(
 
 def test_a_schema_is_widened_for_one_format_of_calls(compiler: GrammarCompiler) -> None:
     """Parameters that are written separately cannot refer to each other."""
-    schema = {"properties": {"x": {"$ref": "#/properties/y"}, "y": {"type": "integer"}}}
+    lists = {"type": "array", "items": {"$ref": "#/properties/y"}}
+    schema = {"properties": {"x": lists, "y": {"type": "integer"}}}
     (function,) = widened(read_functions([tool(schema)]), alone(compiler))
-    assert function.schema["properties"] == {"x": {}, "y": {"type": "integer"}}
+    assert function.schema["properties"] == {"x": {"type": "array"}, "y": {"type": "integer"}}
     warning = "only the names and types of its parameters are enforced"
     assert function.warnings == (f"{warning}: $ref: /properties/y does not exist in this schema",)
 

@@ -217,7 +217,7 @@ def test_the_scheduler_gets_the_law() -> None:
     laws: list[StepLaw] = []
 
     class Recorded(Scheduler):
-        def calibrate(self, law: StepLaw) -> None:
+        def calibrate(self, law: StepLaw, draft_law: StepLaw | None = None) -> None:
             laws.append(law)
             super().calibrate(law)
 

@@ -62,8 +62,8 @@ def misbehave(token_id: int) -> None:
         time.sleep(SLEEP_S)
 
 
-def faulty_build(*args: Any) -> Built:
-    built = build(*args)
+def faulty_build(*args: Any, **keywords: Any) -> Built:
+    built = build(*args, **keywords)
     built.engine.runner = FaultyRunner(built.engine.runner, float(sys.argv[1]) / 1000)
     return replace(built)
 

@@ -115,7 +115,7 @@ def make_metrics(model_name: str = "demo", **engine: Any) -> Metrics:
         facts=Facts({}, RequestLimits(2048, (BlockGroup(100),), 16, 64), 2048),
         num_free_blocks=75,
     )
-    return Metrics(model_name, EngineConfig(**engine), lambda: status)
+    return Metrics(model_name, EngineConfig(**engine), lambda: {0: status})
 
 
 def application(seen: list[str]) -> Starlette:
@@ -195,7 +195,7 @@ def serve(
     if app is None:
         app = application(guarded.seen)
         app.add_middleware(RequestMiddleware, service=service)
-    guards = wrapped or guarded_app(app, chosen, keys, guarded.metrics)
+    guards = wrapped or guarded_app(app, chosen, keys, guarded.metrics.http)
     settings = http_config(guards, chosen)
     settings.http = protocol or settings.http
     settings.timeout_graceful_shutdown = 1

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -41,6 +42,7 @@ class ScriptedRun:
 
     def __init__(self, *batches: list[ChatEvent], error: Exception | None = None) -> None:
         self.timings = lambda: defaultdict(float)
+        self.handle = SimpleNamespace(fingerprint="f")
         self._batches, self._error = batches, error
 
     async def batches(self) -> AsyncIterator[list[tuple[int, ChatEvent]]]:

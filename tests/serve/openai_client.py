@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -39,12 +39,19 @@ def refused(client: httpx.Client, path: str, **body: Any) -> Object:
     return error
 
 
-def chunks(client: httpx.Client, path: str, **body: Any) -> list[Object]:
-    """The chunks of a stream, whose form is checked."""
+def chunks(
+    client: httpx.Client, path: str, begun: Callable[[], None] | None = None, **body: Any
+) -> list[Object]:
+    """The chunks of a stream, whose form is checked. `begun` is called when some of it has come."""
+    content = b""
     with client.stream("POST", path, json={**body, "stream": True}) as reply:
         assert reply.status_code == 200, reply.read()
         assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
-        events = b"".join(reply.iter_raw()).decode().split("\n\n")
+        for piece in reply.iter_raw():
+            content += piece
+            if begun is not None:
+                begun()
+    events = content.decode().split("\n\n")
     assert events.pop() == ""
     assert all(event.startswith("data: ") and "\n" not in event for event in events)
     assert max(len(event.encode()) for event in events) < MAX_LINE_BYTES

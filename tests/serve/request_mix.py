@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -57,9 +58,10 @@ WRONG: list[Body] = [
 
 
 def words(rng: random.Random) -> str:
-    """A prompt; many share a beginning."""
+    """A prompt; many share a beginning, or repeat themselves."""
     shared = SHARED * rng.choice([0, 0, 1, 2])
-    return shared + " ".join(rng.choices(WORDS, k=rng.randrange(1, 30)))
+    own = " ".join(rng.choices(WORDS, k=rng.randrange(1, 30)))
+    return shared + " ".join([own[:80]] * rng.choice([2, 4])) if rng.random() < 0.3 else shared + own
 
 
 def sampling(rng: random.Random) -> Body:
@@ -112,6 +114,8 @@ def _chat(rng: random.Random) -> tuple[str, Body]:
     body = {"messages": turns, "return_token_ids": True, **sampling(rng)}
     if rng.random() < 0.5:
         body |= {"logprobs": True, "top_logprobs": rng.choice([0, 3])}
+    if rng.random() < 0.2:
+        body["prediction"] = {"type": "content", "content": words(rng)}
     kind = rng.random()
     if "allowed_token_ids" not in body and kind < 0.3:
         body |= {"tools": TOOLS, "tool_choice": rng.choice(["required", "auto"])}
@@ -120,18 +124,56 @@ def _chat(rng: random.Random) -> tuple[str, Body]:
     return CHAT, body
 
 
-def answer(client: httpx.Client, path: str, body: Body, stream: bool) -> Any:
-    """The choices of an answer without what differs each time: ids of calls. None: it was refused."""
+def message(rng: random.Random) -> Body:
+    """A body for /v1/messages."""
+    calls = [{"name": tool["function"]["name"], "input_schema": SCHEMA} for tool in TOOLS]
+    body = {"messages": [{"role": "user", "content": words(rng)}], "max_tokens": rng.choice([1, 60, 200])}
+    more: list[Body] = [
+        {"stop_sequences": [" the", ". "]},
+        {"tools": calls, "tool_choice": {"type": rng.choice(["any", "auto"])}},
+        {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+        {},
+    ]
+    return body | _drawn(rng) | rng.choice(more)
+
+
+def response(rng: random.Random) -> Body:
+    """A body for /v1/responses."""
+    calls = [{"type": "function", **tool["function"], "strict": True} for tool in TOOLS]
+    body = {"input": words(rng), "max_output_tokens": rng.choice([1, 60, 200])}
+    more: list[Body] = [
+        {"stop": [" the", ". "]},
+        {"tools": calls, "tool_choice": rng.choice(["required", "auto"])},
+        {"text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}},
+        {},
+    ]
+    return body | _drawn(rng) | rng.choice(more)
+
+
+def _drawn(rng: random.Random) -> Body:
+    values: Body = {"seed": rng.getrandbits(40), "temperature": rng.choice([0, 0.6, 1.0])}
+    return values | rng.choice([{}, {"top_p": 0.9}, {"top_k": 5}, {"repetition_penalty": 1.2}])
+
+
+def answer(
+    client: httpx.Client, path: str, body: Body, stream: bool, begun: Callable[[], None] | None = None
+) -> Any:
+    """The choices of an answer without what differs each time, the ids of calls; and the tokens counted.
+
+    None: it was refused. `begun` is called when some of a stream has come.
+    """
     if stream:
         join = joined_chat if path == CHAT else joined_completions
-        choices = join(chunks(client, path, **body))
+        found = chunks(client, path, begun, **body, stream_options={"include_usage": True})
+        choices, usage = join(found), found[-1]["usage"]
     else:
         reply = client.post(path, json=body)
         if reply.status_code == 400:
             return None
         assert reply.status_code == 200, reply.text
-        choices = reply.json()["choices"]
-    return [_plain(choice) for choice in choices]
+        choices, usage = reply.json()["choices"], reply.json()["usage"]
+    counts = [usage[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")]
+    return [_plain(choice) for choice in choices], counts
 
 
 def _plain(choice: Any) -> Any:

@@ -11,8 +11,10 @@ from typing import Any
 import httpx
 from server import Server
 
-LONG: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 1000, "ignore_eos": True, "seed": 1}
-SHORT: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 8, "ignore_eos": True, "seed": 1}
+STORY = "Once upon a time"
+# Another text each time, in which nothing repeats: drafts would end it soon.
+LONG: dict[str, Any] = {"prompt": STORY, "max_tokens": 1000, "ignore_eos": True, "temperature": 2}
+SHORT: dict[str, Any] = {"prompt": STORY, "max_tokens": 8, "ignore_eos": True, "seed": 1}
 
 
 def wait_for(condition: Callable[[], bool], seconds: float, what: str) -> None:

@@ -71,7 +71,7 @@ class ScriptedBackend:
         for row, token_id in wanted.items():
             own, bits = found.get(row), np.zeros(-(-self._vocab_size // 32), np.uint32)
             bits[token_id // 32] = 1 << token_id % 32
-            forced[row] = bits if own is None else own if isinstance(own, Failure) else bits & own
+            forced[row] = [bits] if own is None else own if isinstance(own, Failure) else [bits & own[0]]
         return forced
 
 
@@ -90,8 +90,8 @@ class Scripted:
         return result
 
 
-def scripted_build(*args: Any) -> Built:
-    built = build(*args)
+def scripted_build(*args: Any, **keywords: Any) -> Built:
+    built = build(*args, **keywords)
     description = built.description
     scripts = json.loads(Path(sys.argv[1]).read_text("utf-8"))
     tokenizer, vocab_size = need_tokenizer(description.source), description.program.output.width

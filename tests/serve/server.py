@@ -44,15 +44,27 @@ def cache_folder() -> str:
     return folder
 
 
+def asked_flags() -> tuple[str, ...]:
+    """Return the flags of session servers: QUIRE_TEST_REPLICAS=2 runs tests with so many replicas."""
+    count = os.environ.get("QUIRE_TEST_REPLICAS")
+    return ("--replicas", count) if count else ()
+
+
 class Server:
     """`quire serve` with these flags; `url` has no path. Other keywords are variables of its environment.
 
     `before` is Python that its process runs first.
     """
 
-    def __init__(self, *flags: str, model: str = "demo", before: str = "", **environment: str) -> None:
+    def __init__(self, *flags: str, model: str | None = "demo", before: str = "", **environment: str) -> None:
         self._output = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115  closed by stop
-        command = [PYTHON, "-c", f"{before}\nfrom quire.cli.main import main; main()", "serve", model]
+        command = [
+            PYTHON,
+            "-c",
+            f"{before}\nfrom quire.cli.main import main; main()",
+            "serve",
+            *([model] if model else []),
+        ]
         command += ["--port", "0", "--num-threads", "1", *flags]
         self.process = subprocess.Popen(
             command,
@@ -111,7 +123,7 @@ class Server:
 
 
 @contextmanager
-def running(*flags: str, **keywords: str) -> Iterator[Server]:
+def running(*flags: str, **keywords: Any) -> Iterator[Server]:
     """A server that is ready, and gone at the end. Arguments are those of Server."""
     server = Server(*flags, **keywords)
     try:

@@ -13,7 +13,7 @@ import pytest
 from guarded import Guarded, error_of, make_metrics, parse, serve
 from starlette.applications import Starlette
 
-from quire.config import ServerConfig
+from quire.config import EngineConfig, ServerConfig
 from quire.server.app import make_app
 from quire.server.auth import OPEN_PATHS
 from quire.server.service import ServiceState
@@ -78,8 +78,9 @@ def test_nothing_else_opens(locked: Guarded, path: str, headers: dict[str, str])
 
 
 def test_every_route_of_the_server_is_closed() -> None:
-    """Whatever is added to it, too: only the paths named are answered without a key."""
-    serving = SimpleNamespace(config=ServerConfig(), metrics=make_metrics())
+    """Whatever is added to it, too: only the paths named and the files of the page are open without a key."""
+    config = {"config": ServerConfig(), "engine_config": EngineConfig()}
+    serving = SimpleNamespace(metrics=make_metrics(), replicas=None, **config)
     guards = make_app(cast(ServiceState, serving), (KEY,))
     app: Any = guards
     while not isinstance(app, Starlette):
@@ -93,7 +94,7 @@ def test_every_route_of_the_server_is_closed() -> None:
             for headers in ({}, bearer("wrong"), {"x-api-key": "wrong"})
             if running.ask(method, path, JSON | headers)[0] != 401
         }
-    assert answered == {(path, method) for path in OPEN_PATHS for method in ("GET", "HEAD")}
+    assert answered == {(path, method) for path in (*OPEN_PATHS, "/") for method in ("GET", "HEAD")}
 
 
 def test_forwarding_headers_are_not_believed(unlocked: Guarded) -> None:

@@ -39,12 +39,14 @@ def test_one_load_with_all_its_files(
     text = capsys.readouterr().out
     assert "12 requests in" in text
     assert "100.0% kept it" in text
-    for definition in MEASURES.values():
-        assert f"{definition.name:6}{definition.title}" in text
-        assert definition.meaning[:30] in text
     figures = json.loads(files["json"].read_text())
+    for name, definition in MEASURES.items():
+        has_figures = figures[f"mean_{name}_ms"] is not None  # no ITL where all tokens came together
+        assert (f"{definition.name:6}{definition.title}" in text) == has_figures
+        assert definition.meaning[:30] in text
     assert (figures["completed"], figures["failed"], figures["total_output_tokens"]) == (12, 0, 48)
-    assert figures["p99_itl_ms"] >= figures["median_itl_ms"] >= 0  # 0: tokens that came together
+    if figures["mean_itl_ms"] is not None:
+        assert figures["p99_itl_ms"] >= figures["median_itl_ms"] >= 0
     assert figures["median_e2el_ms"] >= figures["median_ttft_ms"] > 0
     assert all(len(one["chunk_s"]) >= 1 for one in figures["requests"])
     assert figures["options"]["max_concurrency"] == 3
@@ -60,8 +62,9 @@ def test_several_rates(server: Server, tmp_path: Path, capsys: pytest.CaptureFix
     assert call("--base-url", server.url, *SMALL, *rates, "--json", str(path), "--svg", str(picture)) == 0
     text = capsys.readouterr().out
     assert "alone: TTFT" in text
-    assert text.count("keeps the goal") == 2
     found = json.loads(path.read_text())
+    for trial in found["trials"]:  # a busy machine may be saturated
+        assert f"  {trial['problem'] or 'keeps the goal'}\n" in text
     assert [trial["request_rate"] for trial in found["trials"]] == [20, 40]
     assert {trial["completed"] for trial in found["trials"]} == {10}
     assert "TTFT p90" in picture.read_text() or "ttft_p90" in picture.read_text()

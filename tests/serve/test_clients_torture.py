@@ -108,7 +108,7 @@ def test_a_connection_that_is_closed_for_writing(server: Server) -> None:
     """Who says no more has left: what was asked for is given up, and the connection ends."""
     with connect(server) as connection:
         connection.sendall(written(LONG))
-        wait_for(lambda: server.load()["num_requests_running"] == 1, 10, "it runs")
+        wait_for(lambda: server.load()["num_requests_running"] == 1, 60, "it runs")
         connection.shutdown(socket.SHUT_WR)
         wait_for(lambda: free(server), 1.0, "all is free")
         assert connection.recv(1) == b""

@@ -22,9 +22,14 @@ GROUPED = re.compile(r"by \((\w+)\) \((?:rate\()?((?:vllm|quire):\w+)")
 
 
 @pytest.fixture(scope="module")
-def labels() -> dict[str, set[str]]:
-    """The names of all samples after a request and a refusal, with their labels."""
-    with running() as server, server.client() as client:
+def labels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """The names of all samples of a server with a link, after a request, with their labels."""
+    folder = tmp_path_factory.mktemp("link")
+    key = folder / "key"
+    key.write_bytes(b"a key of enough bytes")
+    key.chmod(0o600)
+    link = ("--role", "decode", "--link", f"unix:{folder / 'nobody'}", "--link-key-file", str(key))
+    with running(*link) as server, server.client() as client:
         assert client.post("/v1/completions", json={"prompt": "a fox", "max_tokens": 4}).status_code == 200
         text = client.get("/metrics").text
     samples = [one for family in text_string_to_metric_families(text) for one in family.samples]

@@ -28,7 +28,7 @@ from quire.server.app import make_app
 from quire.server.lifecycle import make_service
 from quire.types import NewRequest, Output
 
-CONFIG = EngineConfig(model="demo", max_model_len=512, max_num_seqs=8, num_threads=1)
+CONFIG = EngineConfig(model="demo", max_model_len=512, max_num_seqs=8, num_threads=1, speculative="off")
 CHAT = {"messages": [{"role": "user", "content": "Tell me a story."}], "temperature": 0, "max_tokens": 16}
 LONG = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "stream": True}
 SUMMED = ("num_running", "num_waiting", "num_free_blocks", "steps")
@@ -53,6 +53,14 @@ class TwoEngines:
         limits = replace(each[0].facts.limits, groups=groups)
         facts = each[0].facts._replace(limits=limits)
         return EngineStatus(state="ready" if "ready" in states else "stopped", facts=facts, **sums)
+
+    @property
+    def statuses(self) -> dict[int, EngineStatus]:
+        return {0: self.status}
+
+    def watch(self, on: bool) -> None:
+        for engine in self.engines:
+            engine.watch(on)
 
     def submit(self, request: NewRequest) -> Stream:
         able = [engine for engine in self.engines if engine.healthy(time.monotonic()) is None]
@@ -132,12 +140,12 @@ def test_answers_of_both_are_those_of_one(served: Served) -> None:
             if line.startswith("data: {"):
                 pieces += [choice["delta"].get("content") or "" for choice in json.loads(line[6:])["choices"]]
     assert "".join(pieces) == expected
-    wait_for(served.idle, 10, "idle")
+    wait_for(served.idle, 60, "idle")
 
 
 def test_what_is_told_is_of_both(served: Served) -> None:
     served.post("/v1/chat/completions", CHAT)
-    wait_for(served.idle, 10, "idle")
+    wait_for(served.idle, 60, "idle")
     num_blocks = [engine.scheduler.caches.num_blocks for engine in served.engines]
     assert served.client.get("/load").json()["num_blocks"] == sum(num_blocks)
     text = served.client.get("/metrics").text
@@ -153,7 +161,7 @@ def test_who_leaves_frees_the_engine(served: Served, monkeypatch: pytest.MonkeyP
     before = sum(len(engine.records) for engine in served.engines)
     with served.client.stream("POST", "/v1/completions", json=LONG) as reply:
         next(reply.iter_lines())
-    wait_for(served.idle, 10, "idle")
+    wait_for(served.idle, 60, "idle")
     assert sum(len(engine.records) for engine in served.engines) - before < 300
 
 

@@ -99,6 +99,7 @@ VALUES: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Hello"}],
     "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
     "parse_tool_calls": False,
+    "prediction": {"type": "content", "content": "x"},
     "prompt": "Hello",
     "reasoning": {"effort": "low"},
     "reasoning_effort": "low",
@@ -133,7 +134,8 @@ TOLD = {"model", "stream", "stream_options", "return_token_ids", "return_tokens_
 class Interface:
     """One interface: its request, how that becomes a task, what its package sends, and where it differs.
 
-    `more` are its own values; `refused`, `warned` and `harmless` are fields beside those of the two tables.
+    `more` are its own values; `refused`, `warned` and `harmless` are fields beside those of the two tables,
+    `done` those of the tables that it does have.
     """
 
     def __init__(
@@ -147,10 +149,12 @@ class Interface:
         refused: Set[str] = frozenset(),
         warned: Set[str] = frozenset(),
         harmless: Set[str] = frozenset(),
+        done: Set[str] = frozenset(),
         idle: Callable[[Any], list[str]] = lambda asked: [],
     ) -> None:
         self.type, self.task, self.base, self.sdk, self.more = type_, task, base, sdk, more
         self.refused, self.warned, self.harmless, self.idle = refused, warned, harmless, idle
+        self.done = done
 
     def value(self, name: str) -> Any:
         return self.more.get(name, VALUES.get(name, OTHER))
@@ -170,6 +174,8 @@ class Interface:
         return "done" if name in TOLD and name in self.type.__struct_fields__ else "harmless"
 
     def expected(self, name: str) -> str:
+        if name in self.done:
+            return "done"
         if name in self.harmless:
             return "harmless"
         if name in self.warned:
@@ -211,6 +217,7 @@ INTERFACES = {
         more={"logprobs": True, "add_special_tokens": True},
         refused={"echo", "add_special_tokens"},
         warned={"verbosity", "prompt"},
+        done={"prediction"},
     ),
     "completions": Interface(
         CompletionRequest,

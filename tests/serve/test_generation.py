@@ -16,10 +16,11 @@ from quire.errors import QuireError, RequestError
 from quire.outputs import CompletionOutput, Logprob, RequestOutput
 from quire.sampling_params import SamplingParams
 from quire.server import logprob_json as logprobs
+from quire.server.errors import GenerationFailed
 from quire.server.logprob_json import finite
 from quire.server.openai.completions import CompletionRun
 from quire.server.openai.protocol import CompletionRequest
-from quire.server.request import GenerationFailed, PromptRun
+from quire.server.request import PromptRun
 from quire.text.tokenizer import Tokenizer
 from quire.types import Failure, NewRequest, Output
 
@@ -54,6 +55,7 @@ def completion_run(tokenizer: Tokenizer, num_prompt: int, **body: Any) -> Comple
     output.prompt_logprobs, output.outputs[0].logprobs = [None] + [position] * (num_prompt - 1), [position]
 
     class Script:
+        fingerprint = "f"
         service = SimpleNamespace(frontend=SimpleNamespace(need_tokenizer=lambda: tokenizer))
         prompts = (
             SimpleNamespace(output=output, request=SimpleNamespace(params=SamplingParams(logprobs=1))),

@@ -94,6 +94,7 @@ def test_a_response(client: httpx.Client) -> None:
     assert timings["cache_n"] + timings["prompt_n"] == found["tokens_evaluated"]
     assert timings["predicted_n"] == 12
     assert timings["prompt_per_second"] > 0
+    assert timings.get("draft_n_accepted", 0) <= timings.get("draft_n", 0) < 64 * 12
     settings = found["generation_settings"]
     assert (settings["n_predict"], settings["seed"], settings["top_p"]) == (12, 5, 1.0)
     assert ask(client)["tokens"] == []
@@ -237,6 +238,16 @@ def test_what_is_not_done_is_refused_by_its_name(client: httpx.Client, name: str
     assert refused(client, **{name: ASKED_FOR[name]}).startswith(name)
 
 
+def test_lengths_of_drafts_change_nothing(client: httpx.Client) -> None:
+    lengths = {"speculative.n_max": 16, "speculative.n_min": 0, "speculative.p_min": 0.75}
+    found, plain = ask(client, **SAMPLED, **lengths), ask(client, **SAMPLED)
+    assert "warnings" not in found
+    assert found["content"] == plain["content"]
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    assert "warnings" not in client.post("/v1/chat/completions", json=body | lengths).json()
+    assert "warnings" in ask(client, **{"speculativ.n_max": 1})
+
+
 def test_what_asks_for_nothing_is_taken(client: httpx.Client) -> None:
     """All that a front end sends, at its defaults, and what only says how an absent sampler would work."""
     plain = ask(client, **SAMPLED)
@@ -322,16 +333,17 @@ def test_what_is_refused_whatever_is_sent(client: httpx.Client, path: str) -> No
 
 
 def test_slots_tell_lengths_and_no_text(server: Server, client: httpx.Client) -> None:
-    wait_for(lambda: idle(server), 5, "nothing runs")
+    wait_for(lambda: idle(server), 60, "nothing runs")
     assert not any(slot["is_processing"] for slot in client.get("/slots").json())
     ids = client.post("/tokenize", json={"content": "Once upon a time"}).json()["tokens"]
-    body = {"prompt": ids, "n_predict": 900, "ignore_eos": True, "stream": True, "seed": 1}
+    body = {"prompt": ids, "n_predict": 900, "ignore_eos": True, "stream": True, "temperature": 2}
     with server.client() as other, client.stream("POST", PATH, json=body) as reply:
         lines = reply.iter_lines()
         next(lines)
         answered = other.get("/slots", params={"fail_on_no_slot": 1})
     found = answered.json()
     assert [slot["id"] for slot in found] == list(range(64))
+    assert all(slot["speculative"] for slot in found)
     (busy,) = (slot for slot in found if slot["is_processing"])
     assert busy["n_prompt_tokens"] == len(ids)
     assert busy["next_token"]["n_decoded"] > 0
@@ -343,10 +355,15 @@ def test_slots_tell_lengths_and_no_text(server: Server, client: httpx.Client) ->
 def test_no_slot_is_idle() -> None:
     """What computes its prompt is busy, too, though nothing is known of it yet."""
     status, handle = SimpleNamespace(num_running=2), SimpleNamespace(prompts=[])
-    config, frontend = SimpleNamespace(max_num_seqs=2), SimpleNamespace(max_model_len=8)
+    config, frontend = SimpleNamespace(speculative="off"), SimpleNamespace(max_model_len=8)
     engine = SimpleNamespace(status=status)
     serving = SimpleNamespace(
-        engine=engine, engine_config=config, frontend=frontend, requests=[handle], names=("demo",)
+        engine=engine,
+        engine_config=config,
+        frontend=frontend,
+        requests=[handle],
+        names=("demo",),
+        num_slots=2,
     )
     app = SimpleNamespace(state=SimpleNamespace(service=serving))
 

@@ -32,10 +32,11 @@ request_inference_time_seconds_sum request_prompt_tokens_bucket request_generati
 request_params_n_bucket request_params_max_tokens_sum request_num_preemptions_count
 iteration_tokens_total_bucket iteration_tokens_total_sum prompt_tokens_cached_total
 request_max_num_generation_tokens_bucket request_prefill_kv_computed_tokens_sum
+spec_decode_num_drafts_total spec_decode_num_draft_tokens_total spec_decode_num_accepted_tokens_total
 """
 OWN = ["engine_step_total", "step_seconds_bucket", "engine_restarts_total", "http_requests_total"]
 OWN += ["request_interference_seconds_bucket", "request_preempted_seconds_sum", "request_ideal_seconds_count"]
-OWN += ["prefix_cache_saved_seconds_total"]
+OWN += ["prefix_cache_saved_seconds_total", "drafting_saved_seconds", "draft_seconds_total"]
 
 
 class Values:
@@ -59,8 +60,8 @@ def happen(metrics: Metrics) -> None:
     """A request of two choices: one ends, one is aborted; steps; a rejection."""
     now = time.monotonic()
     request = NewRequest("1", tuple(range(30)), SamplingParams(n=2, max_tokens=100), arrival_s=now - 10)
-    metrics.first_tokens(request, 2, 16)
-    metrics.next_tokens(3, 0.03)
+    metrics.of(0).first_tokens(request, 2, 16)
+    metrics.of(0).next_tokens(3, 0.03)
     receipt = {"preempted_s": 0.5, "prefill_interference_s": 0.25, "decode_interference_s": 2.0}
     saved = {"cached_saved_s": 0.125, "ideal_s": 1.5}
     times = RequestMetrics(now - 10, now - 8, now - 7, now - 3, num_preemptions=2, **receipt, **saved)
@@ -69,9 +70,9 @@ def happen(metrics: Metrics) -> None:
         "1", None, list(range(30)), [ended, CompletionOutput(1, token_ids=[1], metrics=times)]
     )
     output.num_cached_tokens = 16
-    metrics.request_finished(request, output)
-    metrics.step(StepReport(Record(0, 2, 34, 1, 70, 16, 3, 0.02), 2, 1, 70))
-    metrics.step(StepReport(None, 0, 0, 100))
+    metrics.of(0).request_finished(request, output)
+    metrics.of(0).step(StepReport(Record(0, 2, 34, 1, 70, 16, 3, 0.02), 2, 1, 70))
+    metrics.of(0).step(StepReport(None, 0, 0, 100))
     metrics.rejected("requests")
 
 
@@ -125,10 +126,25 @@ def test_who_was_told_an_error_did_not_leave() -> None:
     metrics = make_metrics("demo")
     ended, stopped = (CompletionOutput(i, finish_reason=r) for i, r in enumerate(("stop", "abort")))
     output = RequestOutput("1", None, [1], [ended, stopped, CompletionOutput(2)])
-    metrics.request_finished(NewRequest("1", (1,), SamplingParams(n=3)), output, failed=True)
+    metrics.of(0).request_finished(NewRequest("1", (1,), SamplingParams(n=3)), output, failed=True)
     value = Values(metrics)
     for reason, count in {"stop": 1, "error": 2, "abort": 0}.items():
         assert value("vllm:request_success_total", finished_reason=reason) == count
+
+
+def test_drafts_of_steps() -> None:
+    """What drafts saved may be less than nothing, so it is no counter."""
+    metrics = make_metrics("demo")
+    drafted = {"num_drafts": 2, "num_drafted": 9, "num_accepted": 5, "draft_s": 0.25}
+    for saved_s in (0.5, -0.75):
+        record = Record(0, 3, 12, 0, 70, 0, 0, 0.02, drafting_saved_s=saved_s, **drafted)  # type: ignore[arg-type]
+        metrics.of(0).step(StepReport(record, 2, 1, 70))
+    value = Values(metrics)
+    assert value("vllm:spec_decode_num_drafts_total") == 4
+    assert value("vllm:spec_decode_num_draft_tokens_total") == 18
+    assert value("vllm:spec_decode_num_accepted_tokens_total") == 10
+    assert value("quire:draft_seconds_total") == 0.5
+    assert value("quire:drafting_saved_seconds") == -0.25
 
 
 def test_times_of_requests(metrics: Metrics) -> None:
@@ -154,7 +170,7 @@ def test_numbers_of_steps(metrics: Metrics) -> None:
 def test_the_state_of_the_engine_is_that_of_now() -> None:
     facts = Facts({}, RequestLimits(64, (BlockGroup(100),), 16, 64), 64)
     status = EngineStatus(facts=facts, num_running=3, num_waiting=2, num_free_blocks=25)
-    metrics = Metrics("demo", EngineConfig(), lambda: status)
+    metrics = Metrics("demo", EngineConfig(), lambda: {0: status})
     value = Values(metrics)
     assert value("vllm:num_requests_running") == 3
     assert value("vllm:num_requests_waiting") == 2
@@ -171,8 +187,25 @@ def test_the_state_of_the_engine_is_that_of_now() -> None:
     assert value("vllm:cache_config_info", num_gpu_blocks="50") == 1
 
 
+def test_each_of_several_engines_has_its_own_label() -> None:
+    facts = Facts({}, RequestLimits(64, (BlockGroup(100),), 16, 64), 64)
+    statuses = {n: EngineStatus(facts=facts, num_running=n, num_free_blocks=100) for n in (0, 1)}
+    metrics = Metrics("demo", EngineConfig(), lambda: statuses)
+    metrics.of(1).step(StepReport(Record(0, 2, 34, 1, 70, 16, 3, 0.02), 2, 1, 70))
+    for number in (0, 1):
+        value, engine = Values(metrics), str(number)
+        assert value("vllm:num_requests_running", engine=engine) == number
+        assert value("quire:engine_step_total", engine=engine) == number
+        assert value("vllm:cache_config_info", engine=engine) == 1
+        assert value("vllm:request_success_total", engine=engine, finished_reason="stop") == 0
+    del statuses[1]
+    assert Values(metrics)("vllm:cache_config_info") == 1
+    metrics.of(2)
+    assert Values(metrics)("quire:engine_step_total", engine="2") == 0
+
+
 def test_an_engine_that_is_not_there_yet() -> None:
-    value = Values(Metrics("demo", EngineConfig(), EngineStatus))
+    value = Values(Metrics("demo", EngineConfig(), lambda: {0: EngineStatus()}))
     assert value("vllm:kv_cache_usage_perc") == 0
     assert value("vllm:request_success_total", finished_reason="error") == 0
     assert value("vllm:admission_rejections_total", reason="tokens") == 0
@@ -222,5 +255,5 @@ def test_requests_are_counted_by_route() -> None:
 def test_counting_a_delivery_costs_microseconds(metrics: Metrics) -> None:
     begin = time.perf_counter()
     for _ in range(1000):
-        metrics.next_tokens(1, 0.02)
+        metrics.of(0).next_tokens(1, 0.02)
     assert time.perf_counter() - begin < 0.1  # 100 microseconds each; some 5 are usual

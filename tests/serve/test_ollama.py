@@ -504,7 +504,7 @@ def test_the_version_is_one_that_clients_can_compare(client: httpx.Client) -> No
     assert re.fullmatch(r"\d+\.\d+\.\d+", client.get("/api/version").json()["version"])
 
 
-@pytest.mark.parametrize("name", ["embed", "embeddings", "pull", "push", "create", "copy", "blobs/sha256:00"])
+@pytest.mark.parametrize("name", ["pull", "push", "create", "copy", "blobs/sha256:00"])
 def test_what_is_not_done_here(client: httpx.Client, name: str) -> None:
     assert "not supported" in refused(client, f"/api/{name}", status=501)
     assert client.request("DELETE", "/api/delete", json={"model": "demo"}).status_code == 501

@@ -31,8 +31,10 @@ class Script:
 
     def __init__(self, texts: list[str], finish_reason: str = "stop") -> None:
         self.output = RequestOutput("1", "p", [1, 2], [CompletionOutput(0)])
-        self.prompts = [SimpleNamespace(output=self.output, request=SimpleNamespace(params=None))]
+        request = SimpleNamespace(params=None, predicted_token_ids=())
+        self.prompts = [SimpleNamespace(output=self.output, request=request)]
         self.service: Any = None
+        self.fingerprint = "f"
         self._texts, self._finish_reason = texts, finish_reason
 
     def timings(self) -> dict[str, float]:

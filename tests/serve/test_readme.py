@@ -237,9 +237,12 @@ def test_figures_are_those_of_performance() -> None:
         assert [cell.strip() for cell in known[1].split("|")][: len(figures)] == figures
 
 
-def test_the_picture_is_small_and_needs_no_network() -> None:
-    (path,) = re.findall(r"!\[[^]]+\]\((\S+)\)", README)
-    picture = (ROOT / path).read_text("utf-8")
+def test_the_pictures_are_small_and_need_no_network() -> None:
+    terminal, page = (ROOT / path for path in re.findall(r"!\[[^]]+\]\((\S+)\)", README))
+    picture = terminal.read_text("utf-8")
     assert len(picture) < 60_000
     assert set(re.findall(r"https?://[^\"]+", picture)) == {"http://www.w3.org/2000/svg"}
     assert "quire&#160;run" in picture
+    content = page.read_bytes()
+    assert content[8:12] == b"WEBP"
+    assert len(content) < 150_000

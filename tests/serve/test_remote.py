@@ -9,10 +9,11 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from faulty_engine import HANG
+from faulty_engine import HANG, KILL
 from remote_engines import (
     DEMO,
     NULL,
@@ -31,7 +32,9 @@ from remote_engines import (
 )
 
 from quire.config import EngineConfig
-from quire.engine.status import StepReport
+from quire.engine.request import prompt_hashes
+from quire.engine.status import CacheChanges, StepReport
+from quire.engine.view import View
 from quire.errors import ConfigError, EngineDead, RequestError
 from quire.server.remote import RemoteEngine
 
@@ -66,7 +69,7 @@ def test_outputs_are_those_of_the_engine_in_this_process() -> None:
 def test_status_follows_the_engine() -> None:
     async def check() -> None:
         reports: list[StepReport] = []
-        async with running(DEMO) as engine:
+        async with running(replace(DEMO, speculative="off")) as engine:
             status = engine.status
             assert (status.state, status.steps, status.has_work) == ("ready", 0, False)
             assert status.facts.chosen["model"] == "demo"
@@ -89,6 +92,67 @@ def test_status_follows_the_engine() -> None:
             assert (reports[0].num_running, reports[-1].num_running) == (1, 0)
             assert engine.healthy(time.monotonic()) is None
         assert engine.healthy(time.monotonic()) == "the engine is stopped"
+
+    run(check())
+
+
+def test_views_come_while_they_are_asked_for() -> None:
+    """From an idle engine at once, and from the next one after a death."""
+
+    async def check() -> None:
+        reports: list[StepReport] = []
+
+        def views() -> list[View]:
+            return [report.view for report in reports if report.view is not None]
+
+        async with running(command=faulty(5)) as engine:
+            engine.on_record = reports.append
+            await follow(engine.submit(request("a")))
+            assert views() == []
+            engine.watch(True)
+            await until(views)
+            assert views()[0].groups is not None
+            deadly = engine.submit(request("b", KILL))
+            with pytest.raises(EngineDead):
+                await follow(deadly)
+            reports.clear()
+            await until(views)
+            await follow(engine.submit(request("c")))
+            await until(lambda: sum(len(view.steps) for view in views()) == 16)
+            engine.watch(False)
+            reports.clear()
+            await follow(engine.submit(request("d")))
+            assert views() == []
+
+    run(check())
+
+
+def test_what_is_cached_is_told_whole_by_each_process() -> None:
+    async def check() -> None:
+        told: list[CacheChanges] = []
+
+        def take(report: StepReport) -> None:
+            if report.cache is not None:
+                told.append(report.cache)
+
+        async with running(command=faulty(5)) as engine:
+            engine.on_record = take
+            await follow(engine.submit(request("a", *range(40))))
+            assert told == []
+            engine.follow_cache(True)
+            await until(lambda: told)
+            stored = told[0].stored
+            hashes = prompt_hashes(request("a", *range(40)), engine.status.facts.limits.block_size)
+            assert told[0].whole
+            assert {one[:8] for one in hashes} <= {stored[i : i + 8] for i in range(0, len(stored), 8)}
+            with pytest.raises(EngineDead):
+                await follow(engine.submit(request("b", KILL)))
+            told.clear()
+            await until(lambda: CacheChanges(b"", b"", whole=True) in told)
+            engine.follow_cache(False)
+            told.clear()
+            await follow(engine.submit(request("c", *range(40, 80))))
+            assert told == []
 
     run(check())
 
@@ -252,6 +316,25 @@ def test_a_start_that_is_given_up_leaves_nothing() -> None:
 
     run(check())
     assert num_files() <= before
+
+
+def test_an_engine_keeps_to_its_processors_and_its_memory() -> None:
+    """All threads of its process, those of libraries too; this process runs where it ran before."""
+    allowed = os.sched_getaffinity(0)
+    last = max(allowed)
+
+    async def check() -> None:
+        async with running(DEMO, processors=(last,), available_bytes=1 << 30) as engine:
+            assert engine.status.pid is not None
+            for thread in os.listdir(f"/proc/{engine.status.pid}/task"):
+                assert os.sched_getaffinity(int(thread)) == {last}
+            assert engine.status.facts.chosen["num_threads"] == "1"
+        with pytest.raises(ConfigError, match=r"10\.5 MB of memory are available"):
+            async with running(DEMO, available_bytes=10 << 20):
+                pass
+
+    run(check())
+    assert os.sched_getaffinity(0) == allowed
 
 
 def test_signals_are_for_the_server() -> None:

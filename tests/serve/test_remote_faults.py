@@ -54,30 +54,37 @@ async def ready(engine: RemoteEngine) -> None:
     await until(lambda: engine.healthy(time.monotonic()) is None)
 
 
-def test_a_death_ends_what_has_begun_and_nothing_else() -> None:
+def test_a_death_ends_nothing() -> None:
+    """What has begun goes on after the last token that came; what waited is sent again."""
     config = replace(DEMO, max_num_seqs=4)
-    requests = [request(str(i), 3 + i, 4, max_tokens=60, temperature=1, logprobs=2) for i in range(12)]
+    sampled = {"max_tokens": 60, "temperature": 1, "logprobs": 2, "prompt_logprobs": 1}
+    requests = [request(str(i), 3 + i, 4, **sampled, n=1 + i % 3) for i in range(12)]
     expected = local(config, requests)
 
     async def check() -> None:
         async with running(config, command=faulty(10), policy=SLOW_BACK) as engine:
             streams = [engine.submit(one) for one in requests]
-            for stream in streams[:4]:
-                await stream.get()
-            begun = [asyncio.create_task(ending(stream)) for stream in streams[:4]]
-            later = [asyncio.create_task(ending(stream)) for stream in streams[4:]]
+            first = await streams[0].get()
+            tasks = [
+                asyncio.create_task(follow(stream, one.params.n))
+                for one, stream in zip(requests, streams, strict=True)
+            ]
             kill(engine)
-            begin_s = time.monotonic()
-            problems = await asyncio.gather(*begun)
-            assert time.monotonic() - begin_s < 1
-            assert problems == ["the engine died: it was killed by signal 9 (Killed)"] * 4
-            assert engine.status.state == "restarting"
+            await until(lambda: engine.status.state == "restarting")
             assert engine.healthy(time.monotonic()) == "the engine is restarting"
             assert engine.status.num_running == 0
             with pytest.raises(EngineDead, match="restarting"):
                 engine.submit(request("new"))
-            for one, outputs in zip(requests[4:], await asyncio.gather(*later), strict=True):
+            found = await asyncio.gather(*tasks)
+            found[0] = first + found[0]
+            for one, outputs in zip(requests, found, strict=True):
                 assert gist(outputs) == gist(expected[one.request_id])
+            metrics = [outputs[-1].metrics for outputs in (found[0], found[-1])]
+            assert [one and one.num_continuations for one in metrics] == [1, 0]
+            assert metrics[0] is not None
+            assert metrics[0].preempted_s > SLOW_BACK.first_delay_s
+            assert first[0].metrics is not None
+            assert metrics[0].first_token_s == first[0].metrics.first_token_s
             assert engine.status.num_restarts == 1
             assert engine.healthy(time.monotonic()) is None
             assert gist(await follow(engine.submit(requests[0]))) == gist(expected["0"])
@@ -97,17 +104,18 @@ def test_a_death_is_seen_at_once() -> None:
     run(check())
 
 
-def test_outputs_that_nobody_fetched_are_computed_again() -> None:
-    expected = local(DEMO, [request("a", max_tokens=8, temperature=1)])
+def test_outputs_that_nobody_fetched_are_not_computed_again() -> None:
+    config = replace(DEMO, speculative="off")  # a token a step
+    expected = local(config, [request("a", max_tokens=8, temperature=1)])
 
     async def check() -> None:
-        async with running(DEMO, command=faulty(20)) as engine:
+        async with running(config, command=faulty(20)) as engine:
             stream = engine.submit(request("a", max_tokens=8, temperature=1))
             await until(lambda: engine.status.steps == 3)
             kill(engine)
             await until(lambda: engine.status.num_restarts == 1)
             assert gist(await follow(stream)) == gist(expected["a"])
-            assert engine.status.steps == 11
+            assert engine.status.steps == 8
 
     run(check())
 
@@ -122,14 +130,15 @@ def test_killed_over_and_over_no_stream_hangs() -> None:
                 await until(lambda count=number: engine.status.num_restarts == count)
                 await ready(engine)
                 streams = [engine.submit(request(f"{number} {i}", 3, max_tokens=40)) for i in range(24)]
-                tasks = [asyncio.create_task(ending(stream)) for stream in streams]
+                tasks = [asyncio.create_task(follow(stream)) for stream in streams]
+                steps = engine.status.steps
+                await until(lambda before=steps: engine.status.steps > before)
                 await asyncio.sleep(number * 0.006)
                 kill(engine)
                 ended += tasks
             endings = await asyncio.gather(*ended)
-            completed = [one for one in endings if isinstance(one, list)]
-            assert all(sum(len(output.token_ids) for output in one) == 40 for one in completed)
-            assert 0 < len(completed) < len(endings)
+            lengths = [sum(len(output.token_ids) for output in one) for one in endings]
+            assert lengths == [40] * 20 * 24
             await until(lambda: engine.status.num_restarts == 20)
             await ready(engine)
             assert not engine.status.has_work
@@ -184,15 +193,60 @@ def test_nothing_is_left_of_streams_that_come_and_go() -> None:
     ],
     ids=["kill", "raise", "garbage"],
 )
-def test_a_request_that_kills_is_run_twice_at_most(token_id: int, cause: str) -> None:
+def test_a_request_that_kills_is_run_three_times_at_most(token_id: int, cause: str) -> None:
     async def check() -> None:
         async with running(command=faulty(5)) as engine:
             poison = engine.submit(request("poison", token_id))
             assert await ending(poison) == cause
             await ready(engine)
-            assert engine.status.num_restarts == 2
-            assert engine.status.num_bad_frames == (2 if token_id == GARBAGE else 0)
+            assert engine.status.num_restarts == 3
+            assert engine.status.num_bad_frames == (3 if token_id == GARBAGE else 0)
             assert len(await follow(engine.submit(request("good")))) == 16
+
+    run(check())
+
+
+def test_a_request_that_kills_takes_no_other_with_it() -> None:
+    """It is found among others, and those that come while it is computed alone wait."""
+    good = [request(str(number), 3 + number, temperature=1, max_tokens=60) for number in range(12)]
+    expected = local(DEMO, good)
+
+    async def check() -> None:
+        async with running(DEMO, command=faulty(5)) as engine:
+            streams = [engine.submit(one) for one in good[:6]]
+            poison = engine.submit(request("poison", KILL))
+            ended = asyncio.create_task(ending(poison))
+            tasks = [asyncio.create_task(follow(stream)) for stream in streams]
+            for least, one in zip((0, 1, 2, 3, 4, 5), good[6:], strict=True):
+                await until(lambda least=least: engine.status.num_restarts >= least)
+                await ready(engine)
+                tasks.append(asyncio.create_task(follow(engine.submit(one))))
+            assert await ended == "the engine died: it was killed by signal 9 (Killed)"
+            for one, outputs in zip(good, await asyncio.gather(*tasks), strict=True):
+                assert gist(outputs) == gist(expected[one.request_id])
+            assert engine.status.num_restarts <= 6  # two with all, one beside those cleared, three alone
+
+    run(check())
+
+
+def test_no_request_ends_for_kills_from_outside() -> None:
+    """Engines are killed before they give any token, until one stream lost four, two of them alone."""
+    good = [request(str(number), 3 + number, temperature=1, max_tokens=4) for number in range(4)]
+    expected = local(DEMO, good)
+
+    async def check() -> None:
+        async with running(DEMO, command=faulty(300)) as engine:
+            streams = [engine.submit(one) for one in good]
+            tasks = [asyncio.create_task(follow(stream)) for stream in streams]
+            while max(own.num_deaths_alone for own in engine._requests) < 2:
+                await until(lambda: any(own.sent and own.exposed for own in engine._requests))
+                await asyncio.sleep(0.05)
+                restarts = engine.status.num_restarts
+                kill(engine)
+                await until(lambda before=restarts: engine.status.num_restarts > before)
+            assert max(own.num_deaths for own in engine._requests) >= 4
+            for one, outputs in zip(good, await asyncio.gather(*tasks), strict=True):
+                assert gist(outputs) == gist(expected[one.request_id])
 
     run(check())
 
@@ -227,7 +281,7 @@ def test_restarts_wait_longer_and_longer() -> None:
     assert [policy.delay_s(n) for n in (1, 2, 3, 5, 6, 100)] == [0.5, 1, 2, 8, 10, 10]
 
 
-def test_an_aborted_stream_is_not_run_again() -> None:
+def test_an_aborted_stream_does_not_go_on() -> None:
     async def check() -> None:
         async with running(command=faulty(5), policy=SLOW_BACK) as engine:
             before = engine.submit(request("before", HANG))
@@ -237,8 +291,8 @@ def test_an_aborted_stream_is_not_run_again() -> None:
             kill(engine)
             await until(lambda: engine.status.state == "restarting")
             during.abort()
-            assert await ending(before) == "the engine died: it was killed by signal 9 (Killed)"
-            assert await ending(during) == "aborted while the engine was restarting"
+            for stream in (before, during):
+                assert [output.finish_reason for output in await follow(stream)] == ["abort"]
             await ready(engine)
             assert not engine.status.has_work
 
@@ -269,7 +323,7 @@ def test_health_is_that_of_the_steps(stand_still: str) -> None:
             stream = engine.submit(request("a", prompt))
             if stand_still == "stopped":
                 kill(engine, signal.SIGSTOP)
-            assert 0.1 < await until(lambda: engine.healthy(time.monotonic())) < 1
+            assert await until(lambda: engine.healthy(time.monotonic())) > 0.1
             assert "no step of the engine has ended" in str(engine.healthy(time.monotonic()))
             if stand_still == "stopped":
                 kill(engine, signal.SIGCONT)
@@ -291,7 +345,7 @@ def test_an_engine_that_hangs_is_replaced(number: int | None) -> None:
             await ready(engine)
             if number is None:
                 assert ended == "no step of the engine ended for 0.4 s"
-            assert engine.status.num_restarts == (2 if number is None else 1)
+            assert engine.status.num_restarts == (3 if number is None else 1)
 
     run(check())
 
@@ -329,7 +383,7 @@ def test_a_failure_of_the_supervisor_ends_every_stream(
     async def check() -> None:
         async with running(NULL, command=faulty(5)) as engine:
             stream = engine.submit(request("a", max_tokens=100))
-            monkeypatch.setattr(engine, "_end_or_keep_requests", lambda cause: 1 // 0)
+            monkeypatch.setattr(engine, "_lose_requests", lambda cause: 1 // 0)
             kill(engine)
             assert await ending(stream) == "the engine is no longer supervised"
             assert engine.status.state == "stopped"

@@ -19,7 +19,7 @@ from quire import SamplingParams
 from quire.config import EngineConfig
 from quire.engine.caches import BlockGroup
 from quire.engine.request_limits import RequestLimits
-from quire.engine.status import Facts, StepReport
+from quire.engine.status import Facts, ModelFacts, StepReport
 from quire.engine.step_law import Stage, StepLaw
 from quire.program.features import Feature
 from quire.server import engine_messages as messages
@@ -45,7 +45,11 @@ RECORD = Record(7, 2, 65, 3, 100, 16, 1, 0.1 + 0.2)
 STAGE = Stage((0.1, 0.2), (0.3, 0.4), "products", "cache", "int8")
 LAW = StepLaw((Feature("one"), Feature("experts", 0, 2, 8)), (STAGE,), (0.5, 0.0), (STAGE,), 0.1 + 0.2, 1.5)
 REPORT = StepReport(RECORD, 2, 3, 100, LAW)
-FACTS = Facts({"isa": "avx2"}, RequestLimits(64, (BlockGroup(10), BlockGroup(5, 32)), 16, 64, 500), 128)
+LIMITS = RequestLimits(64, (BlockGroup(10), BlockGroup(5, 32)), 16, 64, 500)
+MODEL = ModelFacts(
+    "LlamaForCausalLM", 4, 256, 8, 4, 32, 2048, 10**6, 10**7, 4096, 1024, None, "int8", [512, None]
+)
+FACTS = Facts({"isa": "avx2"}, LIMITS, 128, "f", {"memory": 1e9}, LAW, MODEL)
 PICKLE = b"cposix\nsystem\n(S'touch canary'\ntR."
 
 
@@ -67,7 +71,7 @@ def test_outputs_arrive_bit_for_bit(floats: list[float], size: int) -> None:
     data = b"".join([*encode_step(sent, REPORT), encode(Failed("x"))])
     reader, received = server_reader(), list[Any]()
     for begin in range(0, len(data), size):
-        received += reader.feed(data[begin : begin + size])
+        received += list(reader.feed(data[begin : begin + size]))
     assert received == [Stepped(sent, REPORT), Failed("x")]
     got = [entry.logprob for position in received[0].outputs[0].logprobs for entry in position]
     assert [x.hex() for x in got] == [x.hex() for x in floats]
@@ -86,7 +90,7 @@ def test_an_engine_that_is_ready_makes_ready_for_grammars(monkeypatch: pytest.Mo
     )
     server: Any = SimpleNamespace(send=told.append)
     start = messages.Start(EngineConfig())
-    assert engine_process._load(server, start, lambda *_: built) == "the engine"  # type: ignore[arg-type,return-value,comparison-overlap]
+    assert engine_process._load(server, start, lambda *_, **__: built) is built  # type: ignore[arg-type,return-value,comparison-overlap]
     assert told == [messages.Ready(FACTS), "grammars"]
 
 
@@ -123,7 +127,7 @@ def test_requests_arrive_as_they_were(seed: int | None) -> None:
 
 
 def test_a_configuration_arrives_as_it_was() -> None:
-    assert engine_reader().feed(bytes(encode(Start(NULL)) + encode(Abort("a", 2)))) == [
+    assert list(engine_reader().feed(bytes(encode(Start(NULL)) + encode(Abort("a", 2))))) == [
         Start(NULL),
         Abort("a", 2),
     ]
@@ -131,13 +135,13 @@ def test_a_configuration_arrives_as_it_was() -> None:
 
 def test_a_long_step_takes_several_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     outputs = [output(str(i), *range(20)) for i in range(10)]
-    monkeypatch.setattr(messages, "MAX_FRAME_BYTES", 1000)
+    monkeypatch.setattr(messages, "MAX_FRAME_BYTES", 1200)
     frames = list(encode_step(outputs, REPORT))
     assert len(frames) == 10
-    received = server_reader().feed(b"".join(frames))
+    received = list(server_reader().feed(b"".join(frames)))
     assert [one for step in received for one in step.outputs] == outputs  # type: ignore[union-attr]
     assert [step.report for step in received] == [None] * 9 + [REPORT]  # type: ignore[union-attr]
-    with pytest.raises(BadFrame, match="at most 1,000 are sent"):
+    with pytest.raises(BadFrame, match="at most 1,200 are sent"):
         list(encode_step([output("a", *range(100))], REPORT))
 
 
@@ -160,14 +164,14 @@ BAD = {
 @pytest.mark.parametrize("data", BAD.values(), ids=BAD)
 def test_what_is_no_message_is_refused(data: bytes) -> None:
     with pytest.raises(BadFrame):
-        engine_reader().feed(data)
+        list(engine_reader().feed(data))
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_messages_or_refused(data: bytes) -> None:
     for reader in (engine_reader(), server_reader()):
         try:
-            received = reader.feed(frame(data))
+            received = list(reader.feed(frame(data)))
         except BadFrame:
             continue
         assert all(isinstance(message, EngineMessage) for message in received)
@@ -204,7 +208,7 @@ def test_the_engine_ends_with_one_error(data: bytes, problem: str) -> None:
 def _read_all(connection: socket.socket) -> list[Any]:
     reader, received = server_reader(), list[Any]()
     while data := connection.recv(1 << 16):
-        received += reader.feed(data)
+        received += list(reader.feed(data))
     return received
 
 

@@ -30,7 +30,7 @@ def make_service(num_taken: int = 99, **limits: float) -> ServiceState:
         left[0] -= 1
         if left[0] < 0:
             raise EngineDead("the engine died")
-        return SimpleNamespace(abort=lambda *_: None)
+        return SimpleNamespace(abort=lambda *_: None, replica=0)
 
     def request(prompt: Encoded, params: SamplingParams, *, request_id: str, arrival_s: float) -> NewRequest:
         return NewRequest(request_id, prompt.token_ids, params, arrival_s=arrival_s)
@@ -38,19 +38,12 @@ def make_service(num_taken: int = 99, **limits: float) -> ServiceState:
     limits_of_engine = SimpleNamespace(check=lambda _: None, groups=(), block_size=16)
     facts = SimpleNamespace(limits=limits_of_engine)
     counters = {"num_running": 0, "num_blocks": 8, "num_free_blocks": 8}
-    engine: Any = SimpleNamespace(
-        healthy=lambda _: None,
-        submit=submit,
-        status=SimpleNamespace(facts=facts, **counters),
-    )
+    status = SimpleNamespace(state="ready", facts=facts, **counters)
+    engine: Any = SimpleNamespace(healthy=lambda _: None, submit=submit, status=status, statuses={0: status})
     frontend: Any = SimpleNamespace(request=request, tokenizer=None)
     rejected: list[str] = []
-    metrics: Any = SimpleNamespace(
-        rejected=rejected.append,
-        reasons=rejected,
-        request_finished=lambda *_: None,
-        step=lambda _: None,
-    )
+    of_engine = SimpleNamespace(request_finished=lambda *_: None, step=lambda _: None)
+    metrics: Any = SimpleNamespace(rejected=rejected.append, reasons=rejected, of=lambda _: of_engine)
     config = ServerConfig(**limits)  # type: ignore[arg-type]
     unused: Any = None
     return ServiceState(config, EngineConfig(), frontend, engine, metrics, ("demo",), False, unused)

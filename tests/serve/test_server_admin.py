@@ -9,6 +9,9 @@ import pytest
 from server import Server
 
 from quire import __version__
+from quire.cli.inspect import as_dict
+from quire.config import EngineConfig
+from quire.description import describe
 
 TEXT = "Once upon a time, in a small village"
 
@@ -145,9 +148,24 @@ def test_what_was_chosen_is_told(server: Server, client: httpx.Client) -> None:
     info = client.get("/server_info").json()
     assert info["models"] == ["demo"]
     assert info["chosen"]["backend"] == "native"
+    assert info["chosen"]["drafts"] == "from texts and grammars"
     assert info["chosen"]["isa"] in info["system_fingerprint"]
     assert info["system_fingerprint"].startswith(f"quire-{__version__}-")
     assert "/" not in json.dumps(info)
+
+
+def test_the_sizes_of_the_model_are_those_of_inspect(client: httpx.Client) -> None:
+    model = client.get("/server_info").json()["model"]
+    shown = as_dict(describe(EngineConfig()))
+    assert model["architecture"] == shown["architecture"]
+    assert model["num_layers"] == shown["num_hidden_layers"]
+    assert (model["num_heads"], model["num_kv_heads"]) == (8, 4)
+    for name in ("hidden_size", "head_dim", "vocab_size", "kv_bytes_per_token", "kv_cache_dtype"):
+        assert model[name] == shown[name], name
+    assert model["num_parameters"] == shown["parameters"]
+    assert model["weight_bytes"] == sum(shown["weight_bytes"].values())
+    assert model["max_model_len"] == shown["memory"]["max_model_len"] == 1024
+    assert (model["quantization"], model["windows"]) == (None, [None])
 
 
 def test_the_metrics_are_there(client: httpx.Client) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -14,37 +15,35 @@ import pytest
 from requests_over_http import LONG, SHORT, Background, address, idle, wait_for, written
 from server import Server, running
 
-SLOW = ("--device", "reference")
+SLOW = ("--device", "reference", "--speculative", "off")
 
 
 def test_an_engine_that_is_killed() -> None:
-    """Its streams end with an error within a second; what waited runs in the next one; all is well again."""
+    """Its streams go on in the next one, to the same text, and what waited runs; new requests are refused."""
     with running(*SLOW, "--max-num-seqs", "1") as server, server.client() as client:
-        stream = Background(server, LONG)
+        body = LONG | {"max_tokens": 60, "seed": 5}
+        expected = client.post("/v1/completions", json=body | {"stream": False}).json()
+        stream = Background(server, body)
         assert stream.first.wait(30)
         waiting = Background(server, SHORT, stream=False)
-        wait_for(lambda: server.load()["num_requests_waiting"] == 1, 10, "it waits")
-        begin = time.monotonic()
+        wait_for(lambda: server.load()["num_requests_waiting"] == 1, 60, "it waits")
         os.kill(server.engine_pid, signal.SIGKILL)
-        lines = stream.end(5)
-        assert time.monotonic() - begin < 1.0
-        assert '"error"' in lines[-2]
-        assert '"engine_dead"' in lines[-2]
-        assert lines[-1] == "[DONE]"
-        counts = client.get("/metrics").text
-        for why, count in {"error": 1.0, "abort": 0.0}.items():
-            labels = f'engine="0",finished_reason="{why}",model_name="demo"'
-            assert f"vllm:request_success_total{{{labels}}} {count}" in counts
-        (line,) = (line for line in server.log.splitlines() if "completion_tokens" in line)
-        assert "status=200" in line
-        assert 'error="the engine died' in line
-        unready = client.get("/health/ready")
-        assert unready.status_code == 503
+        wait_for(lambda: client.get("/health/ready").status_code == 503, 60, "not ready")
         refused = client.post("/v1/completions", json=SHORT)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_dead")
-        wait_for(lambda: client.get("/health/ready").status_code == 200, 20, "ready again")
+        lines = stream.end(30)
+        assert lines[-1] == "[DONE]"
+        chunks = [json.loads(line) for line in lines[:-1]]
+        text = "".join(one["text"] for chunk in chunks for one in chunk["choices"])
+        assert text == expected["choices"][0]["text"]
+        assert {chunk["system_fingerprint"] for chunk in chunks} == {expected["system_fingerprint"]}
         waiting.end(20)
         assert waiting.status == 200
+        counts = client.get("/metrics").text
+        for why, count in {"error": 0.0, "abort": 0.0, "length": 3.0}.items():
+            labels = f'engine="0",finished_reason="{why}",model_name="demo"'
+            assert f"vllm:request_success_total{{{labels}}} {count}" in counts
+        assert "error=" not in server.log
         assert client.post("/v1/completions", json=SHORT).status_code == 200
         wait_for(lambda: idle(server), 1, "all is free")
 
@@ -64,12 +63,12 @@ def test_an_engine_that_stands_still() -> None:
         stream = Background(server, LONG | {"max_tokens": 200})
         assert stream.first.wait(30)
         os.kill(server.engine_pid, signal.SIGSTOP)
-        wait_for(lambda: client.get("/health/ready").status_code == 503, 15, "not ready")
+        wait_for(lambda: client.get("/health/ready").status_code == 503, 60, "not ready")
         assert "no step" in client.get("/health/ready").json()["reason"]
         assert client.get("/health/live").status_code == 200
         assert client.post("/v1/completions", json=SHORT).status_code == 503
         os.kill(server.engine_pid, signal.SIGCONT)
-        wait_for(lambda: client.get("/health/ready").status_code == 200, 5, "ready again")
+        wait_for(lambda: client.get("/health/ready").status_code == 200, 60, "ready again")
         assert stream.end()[-1] == "[DONE]"
 
 
@@ -128,7 +127,7 @@ def test_prompt_tokens_that_wait_are_bounded() -> None:
         first = Background(server, LONG | {"max_tokens": 150})
         assert first.first.wait(30)
         large = Background(server, SHORT | {"prompt": [5] * 200})
-        wait_for(lambda: server.load()["num_tokens_queued"] == 200, 10, "it waits")
+        wait_for(lambda: server.load()["num_tokens_queued"] == 200, 60, "it waits")
         with server.client() as client:
             reply = client.post("/v1/completions", json=SHORT)
             assert reply.status_code == 503
@@ -188,7 +187,7 @@ def test_nothing_of_an_answer_is_kept() -> None:
         left = Background(server, LONG)
         assert left.first.wait(30)
         left.leave()
-        wait_for(lambda: idle(server), 5, "all is free")
+        wait_for(lambda: idle(server), 60, "all is free")
         server.process.send_signal(signal.SIGUSR1)
-        wait_for(lambda: "left:" in server.log, 5, "it tells")
+        wait_for(lambda: "left:" in server.log, 60, "it tells")
         assert "left: 0" in server.log

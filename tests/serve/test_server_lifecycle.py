@@ -18,7 +18,8 @@ import pytest
 from requests_over_http import LONG, SHORT, Background, address, idle, wait_for, written
 from server import Server, running
 
-SLOW = ("--device", "reference")  # some 100 tokens a second: long enough to do something meanwhile
+# Some 100 tokens a second: long enough to do something meanwhile
+SLOW = ("--device", "reference", "--speculative", "off")
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def test_a_client_that_leaves_a_stream_frees_its_blocks(slow: Server) -> None:
 def test_a_client_that_leaves_while_it_waits_for_a_whole_answer(slow: Server) -> None:
     with socket.create_connection(address(slow)) as connection:
         connection.sendall(written(LONG))
-        wait_for(lambda: slow.load()["num_requests_running"] == 1, 10, "it runs")
+        wait_for(lambda: slow.load()["num_requests_running"] == 1, 60, "it runs")
     wait_for(lambda: idle(slow), 1.0, "blocks are free")
 
 
@@ -60,7 +61,7 @@ def test_a_full_queue_is_told_at_once(slow: Server) -> None:
     running_ones = [Background(slow, LONG | {"max_tokens": 500}) for _ in range(2)]
     assert all(one.first.wait(30) for one in running_ones)
     waiting = [Background(slow, SHORT) for _ in range(3)]
-    wait_for(lambda: slow.load()["num_requests_queued"] == 3, 10, "three wait")
+    wait_for(lambda: slow.load()["num_requests_queued"] == 3, 60, "three wait")
     times = []
     with slow.client() as client:
         for _ in range(20):
@@ -210,7 +211,7 @@ def test_nothing_is_left_when_the_server_is_killed() -> None:
     with running() as server:
         engine = server.engine_pid
         server.process.kill()
-        wait_for(lambda: not _alive(engine), 5, "the engine ends")
+        wait_for(lambda: not _alive(engine), 60, "the engine ends")
 
 
 def _alive(pid: int) -> bool:
@@ -250,7 +251,7 @@ def test_a_port_that_is_taken() -> None:
     ("flags", "words"),
     [
         (("no-such-model",), "no such folder"),
-        (("demo", "demo"), "one MODEL"),
+        (("demo", "demo"), "2 models with 1 names"),
         (("--host", "no.such.host.invalid"), "no.such.host.invalid"),
         (("--port", "70000"), "70,000 is out of range"),
         (("--api-key-file", "/nothing"), "--api-key-file"),

@@ -1,0 +1,117 @@
+"""GGUF files of families whose converters change more than names: they must give the program and the weights
+of the checkpoint they were made of, or its published logits where factors are in the weights.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf_converted import FOLDERS, converted, in_f32, read, written
+from gguf_files import F32, Q8_0, write
+from test_goldens import check_tiny_random
+from tiny import Dense as Numbers
+from tiny import Paged
+
+from quire.models import Model, read_model
+from quire.program.passes import fuse
+from quire.quantize.coded import Coded
+from quire.quantize.kinds import StoredWeight
+from quire.weights.gguf.model import GgufModel
+from quire.weights.hub import open_model
+from quire.weights.load import load
+from quire.weights.plan import plan
+
+# What a file cannot state: llama.cpp knows these of the published models.
+UNSTATED = {"llama4": ("attention_chunk_size", "floor_scale"), "minicpm3": ("dim_model_base",)}
+# Falcon-H1's multipliers and Llama 4's rope are in the tensors of a file.
+BY_LOGITS = ("falcon_h1", "llama4")
+
+
+def checkpoint(name: str, shared_data: Path) -> tuple[Path, dict[str, Any]]:
+    folder = shared_data / "models" / "tiny-random-2" / name
+    return folder, json.loads((folder / "config.json").read_text())
+
+
+def loaded(source: Any, model: Model) -> dict[str, StoredWeight]:
+    program = model.program
+    ignored, left_out = program.ignored, program.left_out
+    return load(plan(program.weights(), source.tensors(), ignored=ignored, left_out=left_out))
+
+
+def model_of(source: GgufModel, name: str, raw: dict[str, Any]) -> Model:
+    return read_model(source.config() | {key: raw[key] for key in UNSTATED.get(name, ())})
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_program_and_weights(name: str, shared_data: Path, tmp_path: Path) -> None:
+    folder, raw = checkpoint(name, shared_data)
+    source = GgufModel(written(folder, tmp_path / "tiny.gguf", in_f32))
+    model, weights = model_of(source, name, raw), {}
+    if name in BY_LOGITS:
+        program = fuse(model.program)
+        weights = {key: Numbers(weight.dense()) for key, weight in loaded(source, model).items()}
+        check_tiny_random(folder, model, Paged(program, weights, num_blocks=300))
+        return
+    expected = read_model(raw)
+    assert repr([*model.program]) == repr([*expected.program])
+    weights, known = loaded(source, model), loaded(open_model(str(folder)), expected)
+    assert weights.keys() == known.keys()
+    for key, weight in weights.items():
+        close = 1e-6 if key.endswith(("A_log", "norm.weight")) else 0
+        np.testing.assert_allclose(weight.dense(), known[key].dense(), rtol=close, atol=close, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "deepseek_v3", "granite4_h", "gemma4_moe"])
+def test_codes(name: str, shared_data: Path, tmp_path: Path) -> None:
+    """Blocks move with their rows, and those of a reordered matrix keep their place: the numbers are near."""
+
+    def kinds(name: str, array: np.ndarray) -> int:
+        floats = array.ndim < 2 or array.shape[-1] % 32 or "conv" in name or "norm" in name
+        return F32 if floats else Q8_0
+
+    folder, raw = checkpoint(name, shared_data)
+    exact = GgufModel(written(folder, tmp_path / "exact.gguf", in_f32))
+    rounded = GgufModel(written(folder, tmp_path / "rounded.gguf", kinds))
+    model = model_of(exact, name, raw)
+    numbers, codes = loaded(exact, model), loaded(rounded, model)
+    assert sum(weight.storage.kind == "q8_0" for weight in codes.values()) > 10
+    for key, weight in codes.items():
+        known = numbers[key].dense()
+        assert np.abs(weight.dense() - known).max() <= np.abs(known).max() / 250, key
+
+
+@pytest.mark.parametrize("kind", [F32, Q8_0])
+def test_inputs_in_the_order_of_keys(kind: int, shared_data: Path, tmp_path: Path) -> None:
+    """Blocks of a matrix keep their place; its inputs, heads of values, are those of the model."""
+    folder, _ = checkpoint("qwen3_5", shared_data)
+    keys, of_key, dim, hidden = 2, 2, 32, 64
+    metadata = {**converted(folder)[0], "qwen35.ssm.inner_size": keys * of_key * dim}
+    draw = np.random.default_rng(0)
+    needed = draw.standard_normal((hidden, keys, of_key, dim)).astype(np.float32)
+    tiled = needed.swapaxes(1, 2).reshape(hidden, -1)
+    tensors = {"token_embd.weight": (np.zeros((4, 64)), F32), "blk.0.ssm_out.weight": (tiled, kind)}
+    source = GgufModel(write(tmp_path / "m.gguf", metadata, tensors))
+    weight = source.tensors().pull("model.layers.0.linear_attn.out_proj.weight")
+    assert weight.storage == source.tensors()["model.layers.0.linear_attn.out_proj.weight"].storage
+    needed = needed.reshape(hidden, -1)
+    assert np.abs(weight.dense() - needed).max() <= (0 if kind == F32 else 4 / 127)
+    if isinstance(weight, Coded):
+        x = draw.standard_normal((3, needed.shape[1])).astype(np.float32)
+        assert np.abs(weight.product(x) - x @ needed.T).max() < 1
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe", "glm4_moe"])
+def test_prediction_layers_have_the_names_of_the_checkpoint(
+    name: str, shared_data: Path, tmp_path: Path
+) -> None:
+    folder, _ = checkpoint(name, shared_data)
+    tensors = GgufModel(written(folder, tmp_path / "m.gguf", in_f32)).tensors()
+    last = "mtp." if name.startswith("qwen") else "model.layers.3."
+    known = {key: value for key, value in read(folder).items() if key.startswith(last)}
+    assert {key for key in tensors if key.startswith(last)} == set(known)
+    for key, value in known.items():
+        np.testing.assert_allclose(tensors.pull(key).dense(), value, rtol=1e-6, atol=1e-6, err_msg=key)

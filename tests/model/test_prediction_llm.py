@@ -1,0 +1,74 @@
+"""The prediction layer of a checkpoint, asked for by name: outputs, memory and what is told of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.config import EngineConfig
+from quire.description import describe
+from quire.errors import ConfigError
+
+PROMPTS = [np.random.default_rng(i).integers(0, 200, n).tolist() for i, n in enumerate((70, 1, 23, 40))]
+PARAMS = [
+    SamplingParams(max_tokens=40, temperature=heat, seed=3, logprobs=1, ignore_eos=True, detokenize=False)
+    for heat in (0.0, 0.0, 0.7, 1.2)
+]
+
+
+@pytest.mark.parametrize(("name", "device"), [("qwen3_5_moe", "native"), ("glm4_moe_lite", "native")])
+def test_outputs_are_those_without_it(name: str, device: str, shared_data: Path) -> None:
+    """In a cache so small that requests are preempted, in chunks, and again over cached blocks."""
+    found = []
+    options: dict[str, Any] = {"max_num_batched_tokens": 32, "max_model_len": 112, "max_num_seqs": 3}
+    for speculative in ("off", "mtp"):
+        folder = str(shared_data / "models" / "tiny-random-2" / name)
+        config = EngineConfig(model=folder, device=device, speculative=speculative, num_threads=1, **options)
+        facts = describe(config)
+        room = facts.memory.sizing.nbytes(facts.memory.sizing.blocks(1, 128))
+        llm = LLM(
+            folder,
+            device=device,
+            speculative=speculative,
+            num_threads=1,
+            kv_cache_memory_bytes=room,
+            **options,
+        )
+        prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+        outs = [one for _ in range(2) for one in llm.generate(prompts, PARAMS, use_tqdm=False)]
+        assert llm.engine.scheduler.num_preemptions > 0
+        drafted = sum(out.metrics.num_drafted for out in outs)
+        assert (drafted > 0) == (speculative == "mtp")
+        found.append([(out.outputs[0].token_ids, out.outputs[0].logprobs) for out in outs])
+        assert ("draft_model" in llm.chosen) == (speculative == "mtp")
+        assert ("speculative = 'mtp' drafts with it" in llm.chosen.get("unused", "")) == (
+            speculative == "off"
+        )
+        llm.close()
+    assert found[0] == found[1]
+
+
+def test_its_memory_and_weights_are_the_models(shared_data: Path) -> None:
+    folder = str(shared_data / "models" / "tiny-random-2" / "deepseek_v3")
+    off, mtp = (describe(EngineConfig(model=folder, speculative=one)) for one in ("off", "mtp"))
+    assert mtp.draft is not None
+    assert mtp.draft.weights is None
+    assert off.fingerprint == mtp.fingerprint
+    layer = mtp.draft.program
+    assert layer.weights().keys() < mtp.weights.specs.keys()
+    memory, draft = mtp.memory, mtp.memory.draft
+    assert draft is not None
+    assert memory.kv_block_bytes - off.memory.kv_block_bytes == draft.block_bytes
+    assert draft.block_bytes == 16 * (2 * 64 + layer.kv_token_bytes(2))  # hidden states and latents, bf16
+    more = memory.working_bytes - off.memory.working_bytes - draft.weight_bytes
+    assert 0 <= more < 4096  # between weights
+    assert mtp.weights.left_out.startswith("the rest of the prediction layer")
+
+
+def test_models_without_one() -> None:
+    with pytest.raises(ConfigError, match=r"speculative = 'mtp': 'demo' has no prediction layer"):
+        describe(EngineConfig(speculative="mtp"))
