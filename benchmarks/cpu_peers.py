@@ -21,10 +21,12 @@ engines whose threads spin lose most.
     context     like decode1 after a prompt of 4096 tokens; at most 3 rounds
 
 int4 is 4 bits for every matrix (llama.cpp Q4_0; OpenVINO symmetric, groups of 128), int8 is 8 (Q8_0),
-bf16 the checkpoint as it is. The mixture of experts (moe) is converted for no other engine, and measured
-against the bytes that a token meets. On a CPU CTranslate2 has int8 only and transformers is run in bf16
-only; their other cells stay empty. An engine that cannot be installed or fails is named, with the reason, and
-left out.
+bf16 the checkpoint as it is. q4_k_m and q8_0 are GGUF files that Quire and llama.cpp load as they are. The
+mixture of experts (moe) is converted for no other engine, and measured against the bytes that a token meets;
+the ones with latent attention (mla) and delta nets (q08) for llama.cpp alone; LFM2, Granite 4 H and Gemma 4
+E2B (lfm2, granite4h, gemma4e) are GGUF files only. On a CPU CTranslate2 has int8
+only and transformers is run in bf16 only; their other cells stay empty. An engine that cannot be installed or
+fails is named, with the reason, and left out.
 """
 
 from __future__ import annotations
@@ -38,20 +40,30 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from peers import checkpoints, roof
-from peers.environments import KINDS, PEERS, InstallFailed, ensure
+from peers import checkpoints, gguf_file, roof
+from peers.environments import GGUF, KINDS, PEERS, InstallFailed, ensure
 from peers.process import EngineFailed, Worker
 from peers.report import Report, Row
 from peers.roof import Case
+from peers.shapes import SHAPES
 from rich.console import Console
 
+HYBRID = ("lfm2", "granite4h", "gemma4e")
+SHORT = ("l1b", "s135", "mla", "q08", *HYBRID)
 CASES = (
     Case("load", "load"),
-    Case("prefill", "prefill 512", prompt=512),
-    Case("decode1", "decode, 1 stream", prompt=16, num_new=64, models=("l1b", "s135", "moe")),
+    Case("prefill", "prefill 512", prompt=512, models=SHORT),
+    Case("decode1", "decode, 1 stream", prompt=16, num_new=64, models=(*SHORT, "moe")),
     Case("decode4", "decode, 4 streams", prompt=16, streams=4, num_new=64),
-    Case("decode16", "decode, 16 streams", prompt=16, streams=16, num_new=64),
-    Case("context", "decode at 4096", prompt=4096, num_new=64, models=("l1b",)),
+    Case(
+        "decode16",
+        "decode, 16 streams",
+        prompt=16,
+        streams=16,
+        num_new=64,
+        models=SHORT,
+    ),
+    Case("context", "decode at 4096", prompt=4096, num_new=64, models=("l1b", "mla")),
 )
 LONG_PROMPT, LONG_ROUNDS, WARMUP_TOKENS = 1024, 3, 4
 TABLE_WIDTH = 150  # of a narrower terminal the lines break, but nothing is cut off
@@ -62,7 +74,7 @@ class Benchmark:
 
     def __init__(self, options: argparse.Namespace, console: Console) -> None:
         self.options, self.console = options, console
-        self.work: Path = options.work.expanduser()
+        self.work: Path = options.work
         self.report = Report(tuple(options.engines), options.threads, options.rounds)
         self.pythons: dict[str, Path] = {}
         self.has_roof = False
@@ -109,7 +121,11 @@ class Benchmark:
 
     def prepare(self, model: str, kind: str) -> dict[str, str]:
         """Return the checkpoint of each engine; missing ones are written."""
-        checkpoint = checkpoints.make(model, self.work)
+        try:
+            checkpoint = self.checkpoint(model, kind)
+        except ValueError as problem:
+            self.leave_out(f"{model} {kind}", problem)
+            return {}
         paths = {}
         for name in self.pythons:
             if kind not in PEERS[name].kinds:
@@ -124,6 +140,14 @@ class Benchmark:
                 except EngineFailed as problem:
                     self.leave_out(f"{name} {model} {kind}", problem)
         return paths
+
+    def checkpoint(self, model: str, kind: str) -> Path:
+        """Return what engines convert or load; ValueError if the model cannot be had in this kind."""
+        if kind in GGUF:
+            return gguf_file.make(model, kind, self.work)
+        if model not in checkpoints.SHAPES:
+            raise ValueError(f"{SHAPES[model].title} is made as a GGUF file only")
+        return (checkpoints.rounded if kind == "w8a8" else checkpoints.make)(model, self.work)
 
     def measure_loads(self, row: Row, paths: dict[str, str]) -> None:
         """Every sample is a new process, so what it imports counts too, as for a user."""
@@ -163,7 +187,7 @@ class Benchmark:
                     row.add(name, case.rate(found), worker)
             if index >= 0 and self.has_roof and (peaks := roof.measure(self.options.threads)):
                 row.peaks.append(peaks)
-        row.roof = roof.limit(case, checkpoints.SHAPES[row.model], row.kind, roof.median(row.peaks))
+        row.roof = roof.limit(case, SHAPES[row.model], row.kind, roof.median(row.peaks))
         self.keep(row)
 
     def worker(self, name: str) -> Worker:
@@ -200,7 +224,7 @@ def rotated(names: list[str], index: int) -> Iterator[str]:
 def token_ids(model: str, case: Case, index: int) -> list[list[int]]:
     """Prompts of words, new ones every round: no cache of an engine may know them."""
     draw = random.Random(f"{case.name} {index}")
-    top = checkpoints.SHAPES[model].vocab - 1
+    top = SHAPES[model].vocab - 1
     return [
         [draw.randint(checkpoints.FIRST_WORD, top) for _ in range(case.prompt)] for _ in range(case.streams)
     ]
@@ -210,10 +234,10 @@ def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, usage="%(prog)s [options]"
     )
-    titles = [f"{name}: {shape.title}" for name, shape in checkpoints.SHAPES.items()]
+    titles = [f"{name}: {shape.title}" for name, shape in SHAPES.items()]
     choices = {
         "engines": (PEERS, f"of {', '.join(PEERS)}"),
-        "models": (checkpoints.SHAPES, f"of {', '.join(titles)}"),
+        "models": (SHAPES, f"of {', '.join(titles)}"),
         "kinds": (KINDS, f"of {', '.join(KINDS)}"),
         "cases": ([case.name for case in CASES], "of those above"),
     }
@@ -224,7 +248,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="measures of each (default: 5)")
     parser.add_argument("--threads", type=int, default=2, metavar="N", help="of each engine (default: 2)")
     parser.add_argument("--quick", action="store_true", help="the same as --models s135 --rounds 2")
-    parser.add_argument("--work", type=Path, default=Path("~/.cache/quire-peers"), metavar="FOLDER")
+    checkpoints.add_work_option(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round here")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table here")
     options = parser.parse_args()

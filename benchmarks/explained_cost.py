@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--other", required=True, metavar="PYTHON", help="of the other installation")
     parser.add_argument("--rounds", type=int, default=16, metavar="N", help="default: 16")
     parser.add_argument("--num-prompts", type=int, default=24, metavar="N", help="of a turn; default: 24")
-    parser.add_argument("--work", type=Path, default=Path("/tmp/peers"), metavar="FOLDER")
+    checkpoints.add_work_option(parser)
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(compare(parser.parse_args(), Path(folder)))
 

@@ -18,23 +18,21 @@ those whose turn it is not compute nothing. The model is made once in --work (27
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
-import sys
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from serving import processes
+from serving import measuring
 from serving.processes import ServerProcess
 
-from quire.bench.driver import Done, LoadRun, Progress, drive
+from quire.bench.driver import LoadRun
 from quire.bench.http_client import Client
 from quire.bench.metrics import Spread, Timeline, summarize
-from quire.bench.openai_api import COMPLETIONS, Api, Unusable, begin, find_model
+from quire.bench.openai_api import COMPLETIONS, Api, Unusable, find_model
 from quire.bench.report import columns
 from quire.bench.workload import Lengths, PromptVocabulary, Request, first, poisson, random_requests
 from quire.goals import Goal, duration_ms
@@ -63,11 +61,7 @@ class Target:
     tokens_per_s: list[float] = field(default_factory=list)  # of prompts and answers, by round
 
     async def run(self, requests: Iterable[Request], **how: Any) -> LoadRun:
-        def send(request: Request, planned_s: float | None, done: Done) -> None:
-            begin(self.client, self.api, request, done, planned_s, progress.chunk)
-
-        progress = Progress(len(requests) if isinstance(requests, list) else None, how.get("until_s"))
-        return await drive(requests, send, progress, **{"is_open": False, **how})
+        return await measuring.send(self.client, self.api, requests, **how)
 
     def gaps(self) -> Spread:
         spread = Spread.of(1e3 * (end - begin) for one in self.timelines for begin, end in one.gaps())
@@ -229,8 +223,7 @@ def read_options() -> argparse.Namespace:
     )
     parts = ("itl", "ttft")
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts, help="default: both")
-    parser.add_argument("--model", metavar="MODEL", help="default: 135M random weights, made in --work")
-    parser.add_argument("--kind", choices=("bf16", "int8", "int4"), default="int4", help="default: int4")
+    measuring.add_options(parser, "int4")
     parser.add_argument("--law", metavar="MS", help="of a device that sleeps: a step, a token, a row")
     parser.add_argument("--itl-goal", default="60ms", metavar="TIME", help="default: 60ms")
     parser.add_argument("--ttft-goal", default="1s", metavar="TIME", help="default: 1s")
@@ -240,28 +233,13 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=50, metavar="N", help="of a turn (default: 50)")
     parser.add_argument("--seconds", type=float, default=15.0, metavar="S", help="of a turn; default: 15")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="default: 5")
-    parser.add_argument("--work", type=Path, default=Path("~/.cache/quire-peers"), metavar="FOLDER")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures here")
-    options = parser.parse_args()
-    options.work = options.work.expanduser()
-    options.work.mkdir(parents=True, exist_ok=True)
-    return options
+    return parser.parse_args()
 
 
 def main() -> None:
     options = read_options()
-    if options.model is None:
-        from peers import checkpoints
-
-        options.model = checkpoints.make("s135", options.work)
-    goals = Goals(options)
-    try:
-        processes.run(goals.run())
-    except Unusable as problem:
-        sys.exit(str(problem))
-    finally:
-        if options.json:
-            options.json.write_text(json.dumps(goals.figures, indent=1) + "\n", "utf-8")
+    measuring.prepare(options)
+    measuring.measure(Goals(options), options.json)
 
 
 if __name__ == "__main__":

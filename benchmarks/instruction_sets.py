@@ -34,6 +34,7 @@ def load(path: Path, kind: str, isa: str, threads: int | None) -> LLM:
             max_model_len=1024,
             max_num_seqs=32,
             enable_prefix_caching=False,
+            speculative="off",
         )
     finally:
         del os.environ["QUIRE_ISA"]
@@ -61,10 +62,10 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=[*CASES], choices=[*CASES])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--work", type=Path, default=Path("~/.cache/quire-peers"))
+    checkpoints.add_work_option(parser)
     options = parser.parse_args()
     for model in options.models:
-        path = checkpoints.make(model, options.work.expanduser())
+        path = checkpoints.make(model, options.work)
         for kind in options.kinds:
             llms = {isa: load(path, kind, isa, options.threads) for isa in options.isas}
             found = {(isa, case): [] for isa in options.isas for case in options.cases}

@@ -16,7 +16,6 @@ import argparse
 import itertools
 import random
 import statistics
-from pathlib import Path
 
 from peers import checkpoints
 
@@ -124,11 +123,9 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=2000, help="tokens of the neighbour's prompt")
     parser.add_argument("--answer", type=int, default=1, help="tokens of the neighbour's answer")
     parser.add_argument("--streams", type=int, default=0, help="that generate in both runs of a pair")
-    parser.add_argument(
-        "--work", type=Path, default=Path("/tmp/quire-peers"), help="where checkpoints are made"
-    )
+    checkpoints.add_work_option(parser)
     asked = parser.parse_args()
-    model = checkpoints.make(asked.model, asked.work / "checkpoints")
+    model = checkpoints.make(asked.model, asked.work)
     quantization = None if asked.kind == "bf16" else asked.kind
     llm = LLM(
         str(model),
@@ -136,6 +133,7 @@ def main() -> None:
         max_model_len=4096,
         max_num_seqs=asked.streams + 16,
         enable_prefix_caching=False,
+        speculative="off",
     )
     pairs = Pairs(llm.engine, asked)
     pairs.warm_up()

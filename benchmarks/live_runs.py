@@ -66,6 +66,7 @@ class LiveRuns:
             max_num_seqs=options.max_num_seqs,
             max_num_prefill_tokens=PREFILL_TOKENS,
             enable_prefix_caching=False,  # repetitions have the same prompts
+            speculative="off",  # the simulation drafts nothing
         )
         self.description = describe(self.config)
 
@@ -75,6 +76,7 @@ class LiveRuns:
     async def measure(self) -> list[Part]:
         """Start the server and make all runs."""
         flags = [self.config.model, "--quantization", "int4", "--no-enable-prefix-caching"]
+        flags += ["--speculative", "off"]
         flags += ["--max-num-seqs", str(self.config.max_num_seqs)]
         async with ServerProcess(flags, self.options.work / "live.log") as server:
             client = Client(server.url, timeout_s=300.0)
@@ -177,7 +179,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-num-seqs", type=int, default=16, metavar="N", help="of the server (default: 16)"
     )
-    parser.add_argument("--work", type=Path, default=Path("/tmp/peers"), metavar="FOLDER")
+    checkpoints.add_work_option(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the latencies of live runs here")
 
 

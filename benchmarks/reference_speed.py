@@ -29,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
-    llm = LLM("demo", device="reference", enable_prefix_caching=False)
+    llm = LLM("demo", device="reference", enable_prefix_caching=False, speculative="off")
     cases = {f"prompt of {PROMPT_TOKENS}": (1, PROMPT_TOKENS, 1, PROMPT_TOKENS)}
     for streams in (1, 4, 16, 64):
         cases[f"decode, {streams} streams"] = (streams, 16, OUTPUT_TOKENS, streams * OUTPUT_TOKENS)

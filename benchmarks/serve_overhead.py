@@ -18,22 +18,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from serving import processes
+from serving import measuring
 from serving.offline import Offline
 from serving.processes import ServerProcess
 from serving.turns import arrivals, cores, in_turns, row
 
-from quire.bench.driver import Done, LoadRun, Progress, drive
+from quire.bench.driver import LoadRun
 from quire.bench.http_client import Client
 from quire.bench.metrics import summarize
-from quire.bench.openai_api import COMPLETIONS, Api, Unusable, begin, find_model
+from quire.bench.openai_api import COMPLETIONS, Api, Unusable, find_model
 from quire.bench.report import columns
 from quire.bench.workload import Lengths, PromptVocabulary, Request, first, random_requests
 from quire.goals import Goal
@@ -57,12 +55,7 @@ class Target:
         self.server, self.client, self.api = server, client, api
 
     async def run(self, requests: Iterable[Request], **how: Any) -> LoadRun:
-        progress = Progress(len(requests) if isinstance(requests, list) else None, how.get("until_s"))
-
-        def send(request: Request, planned_s: float | None, done: Done) -> None:
-            begin(self.client, self.api, request, done, planned_s, progress.chunk)
-
-        return await drive(requests, send, progress, **{"is_open": False, **how})
+        return await measuring.send(self.client, self.api, requests, **how)
 
 
 class Overhead:
@@ -76,6 +69,7 @@ class Overhead:
             "quantization": None if options.kind == "bf16" else options.kind,
             "max_num_seqs": STREAMS,
             "enable_prefix_caching": False,
+            "speculative": "off",
         }
         for name in ("max_num_batched_tokens", "num_threads"):
             if value := getattr(options, name):
@@ -227,8 +221,7 @@ def read_options() -> argparse.Namespace:
     )
     parts = ("ratio", "gap", "overload")
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts, help="default: all")
-    parser.add_argument("--model", metavar="MODEL", help="default: 135M random weights, made in --work")
-    parser.add_argument("--kind", choices=("bf16", "int8", "int4"), default="int8", help="default: int8")
+    measuring.add_options(parser, "int8")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="default: 5")
     parser.add_argument("--long-prompt", type=int, default=2048, metavar="TOKENS", help="default: 2048")
     parser.add_argument("--times", type=float, default=10.0, metavar="X", help="overload; default: 10")
@@ -238,29 +231,17 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=9.0, metavar="S", help=words)
     parser.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="default: the engine's")
     parser.add_argument("--num-threads", type=int, metavar="N", help="default: the engine's")
-    parser.add_argument("--work", type=Path, default=Path("~/.cache/quire-peers"), metavar="FOLDER")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures here")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables here")
-    options = parser.parse_args()
-    options.work = options.work.expanduser()
-    options.work.mkdir(parents=True, exist_ok=True)
-    return options
+    return parser.parse_args()
 
 
 def main() -> None:
     options = read_options()
-    if options.model is None:
-        from peers import checkpoints
-
-        options.model = checkpoints.make("s135", options.work)
+    measuring.prepare(options)
     overhead = Overhead(options)
     try:
-        processes.run(overhead.run())
-    except Unusable as problem:
-        sys.exit(str(problem))
+        measuring.measure(overhead, options.json)
     finally:
-        if options.json:
-            options.json.write_text(json.dumps(overhead.figures, indent=1) + "\n", "utf-8")
         if options.markdown:
             options.markdown.write_text(markdown(overhead.figures), "utf-8")
 

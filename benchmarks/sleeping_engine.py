@@ -38,9 +38,9 @@ def use(law_ms: str = LAW_MS) -> None:
     lifecycle.RemoteEngine = functools.partial(lifecycle.RemoteEngine, command=command)  # type: ignore
 
 
-def sleeping_build(*args: Any) -> Built:
+def sleeping_build(*args: Any, **keywords: Any) -> Built:
     """Build the engine, and replace its runner."""
-    built = build(*args)
+    built = build(*args, **keywords)
     built.engine.runner = SleepingRunner(law_of(sys.argv[1]), time.monotonic, time.sleep, TOKEN_ID)
     return built
 

@@ -17,7 +17,6 @@ import argparse
 import random
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -141,7 +140,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=50, help="steps from one law to the next")
     parser.add_argument("--sizes", action="store_true", help="fit the median step of each of many sizes")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--work", type=Path, default=Path("/tmp/quire-peers"))
+    checkpoints.add_work_option(parser)
     asked = parser.parse_args()
     config = EngineConfig(
         model="demo" if asked.model == "demo" else str(checkpoints.make(asked.model, asked.work)),
@@ -149,6 +148,7 @@ def main() -> None:
         num_threads=asked.threads,
         max_num_seqs=32,
         kv_cache_memory_bytes=3 << 30,
+        speculative="off",
     )
     built = build(config)
     device = built.description.device

@@ -91,20 +91,23 @@ def main() -> None:
     parser.add_argument("--steps-in-flight", type=int, nargs="+", default=[1])
     parser.add_argument("--against", help="python of another installation of Quire")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--work", type=Path, default=Path("/tmp/quire-peers"), help="where checkpoints are made"
-    )
+    checkpoints.add_work_option(parser)
     parser.add_argument("--serve", nargs=2, metavar=("MODEL", "OPTIONS"), help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.serve:
         serve(asked.serve[0], json.loads(asked.serve[1]))
         return
-    model = checkpoints.make(asked.model, asked.work / "checkpoints")
+    model = checkpoints.make(asked.model, asked.work)
     options: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": max(asked.rows)}
     if asked.kind != "bf16":
         options["quantization"] = asked.kind
     variants = [
-        Variant(f"{n} in flight", sys.executable, model, {**options, "max_steps_in_flight": n})
+        Variant(
+            f"{n} in flight",
+            sys.executable,
+            model,
+            {**options, "max_steps_in_flight": n, "speculative": "off"},
+        )
         for n in asked.steps_in_flight
     ]
     if asked.against:

@@ -159,6 +159,7 @@ def load(model: Model, work: Path) -> Built:
         max_model_len=model.long_context + 120,
         max_num_seqs=16,
         enable_prefix_caching=False,
+        speculative="off",
     )
     built = build(config, measuring=lambda: print("measuring this machine", flush=True))
     if built.ceilings is None:
@@ -278,7 +279,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=[one.name for one in MODELS])
     parser.add_argument("--cost", action="store_true", help="measure what judging costs instead")
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--work", type=Path, default=Path("/tmp/peers"), help="where checkpoints are made")
+    checkpoints.add_work_option(parser)
     asked = parser.parse_args()
     models = [one for one in MODELS if asked.models is None or one.name in asked.models]
     if asked.cost:

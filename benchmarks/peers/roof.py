@@ -18,7 +18,16 @@ from peers.checkpoints import Shape
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 120.0
-BITS = {"int4": 4.25, "int8": 8.25, "bf16": 16.0}  # of a weight of Quire, with an 8-bit scale for every 32
+# Bits of a weight of the layers and of the head. int4 and int8 are Quire's, with an 8-bit scale for every 32;
+# a GGUF file's are its own.
+BITS = {
+    "int4": (4.25, 4.25),
+    "int8": (8.25, 8.25),
+    "bf16": (16.0, 16.0),
+    "w8a8": (8.0, 16.0),
+    "q4_k_m": (4.8, 6.5625),
+    "q8_0": (8.5, 8.5),
+}
 
 
 @dataclass(frozen=True)
@@ -75,11 +84,12 @@ def limit(case: Case, shape: Shape, kind: str, peaks: Peaks | None) -> float | N
     if peaks is None or not case.prompt:
         return None
     macs_per_s = peaks.bf16 if kind == "bf16" else peaks.int8
-    num_bytes = (shape.layer_weights + shape.head_weights) * BITS[kind] / 8
-    cached = 2 * 2 * shape.layers * shape.kv_heads * shape.head_dim * case.prompt  # 16 bits a number
-    attention = 2 * shape.layers * shape.heads * shape.head_dim
+    layer_bits, head_bits = BITS[kind]
+    num_bytes = (shape.layer_weights * layer_bits + shape.head_weights * head_bits) / 8
+    cached = 2 * shape.cached_numbers * case.prompt  # 16 bits a number
+    attention = shape.pair_macs
     if case.num_new:
-        read = num_bytes + case.streams * cached
+        read = num_bytes + case.streams * (cached + shape.state_bytes)
         macs = case.streams * (shape.layer_weights + shape.head_weights + attention * case.prompt)
         return case.streams / max(read / peaks.read, macs / macs_per_s)
     macs = case.prompt * (shape.layer_weights + attention * case.prompt / 2) + shape.head_weights

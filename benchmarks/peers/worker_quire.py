@@ -17,11 +17,12 @@ class Quire(Engine):
     def load(self, path: Path, kind: str, threads: int) -> None:
         self.llm = LLM(
             str(path),
-            quantization=None if kind == "bf16" else kind,
+            quantization=kind if kind in ("int8", "int4") else None,
             num_threads=threads,
             max_model_len=LONGEST,
             max_num_seqs=16,
             enable_prefix_caching=False,
+            speculative="off",  # a token a step, as the others
         )
 
     def prefill(self, prompt: list[int]) -> float:

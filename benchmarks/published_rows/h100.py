@@ -16,6 +16,7 @@ from published_rows.fitting import is_fitted
 from published_rows.models import CostedModel, costed
 from quire.engine.step_law import StepLaw
 from quire.program.features import Rows
+from quire.roofline.folded import dot
 from quire.roofline.law import law_at_the_roof
 from quire.roofline.machines import find
 from quire.roofline.shares import Span, TypicalShares
@@ -107,11 +108,7 @@ def _bound(terms: Terms, memory: float, arithmetic: float) -> float:
 
 def _terms(law: StepLaw, rows: Rows, num_logits: int) -> Terms:
     found = law.values(rows, num_logits)
-    return [(_dot(stage.memory, found), _dot(stage.arithmetic, found)) for stage in law.roof]
-
-
-def _dot(coefficients: tuple[float, ...], found: tuple[float, ...]) -> float:
-    return sum([a * b for a, b in zip(coefficients, found, strict=True)])
+    return [(dot(stage.memory, found), dot(stage.arithmetic, found)) for stage in law.roof]
 
 
 def read_rows(data: Path) -> list[H100Row]:

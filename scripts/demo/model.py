@@ -28,7 +28,7 @@ class Shape:
 
 SHAPES = {
     "demo": Shape(2048, 256, 512, 4, 8, 4),
-    "draft": Shape(2048, 128, 352, 3, 4, 2),
+    "draft": Shape(2048, 256, 512, 1, 8, 4),
 }
 
 
@@ -176,4 +176,20 @@ class LlamaForCausalLM(nn.Module):
         wanted = weights.flatten().nonzero().squeeze(1)
         hidden, targets, weights = (x.flatten(0, 1)[wanted] for x in (self.hidden(ids), targets, weights))
         losses = F.cross_entropy(self.logits(hidden).float(), targets, reduction="none")
+        return (losses * weights).sum(), weights.sum().item()
+
+    def begin_as(self, teacher: "LlamaForCausalLM") -> None:
+        """Take over the teacher's embedding, its last norm and as many of its first layers as there are."""
+        own = self.state_dict()
+        self.load_state_dict({name: teacher.state_dict()[name] for name in own})
+
+    def summed_divergence(
+        self, ids: Tensor, weights: Tensor, teacher: "LlamaForCausalLM"
+    ) -> tuple[Tensor, float]:
+        """Like `summed_loss`, but the cross-entropy with what the teacher would say."""
+        wanted = weights.flatten().nonzero().squeeze(1)
+        with torch.no_grad():
+            said = teacher.logits(teacher.hidden(ids).flatten(0, 1)[wanted]).float().softmax(-1)
+        hidden, weights = self.hidden(ids).flatten(0, 1)[wanted], weights.flatten(0, 1)[wanted]
+        losses = F.cross_entropy(self.logits(hidden).float(), said, reduction="none")
         return (losses * weights).sum(), weights.sum().item()

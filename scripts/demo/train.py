@@ -4,6 +4,9 @@
 
 The schedule follows the clock, not the step count: a short warm-up, a plateau, and a linear decay over the
 last part. So a run ends when it is told to on any machine, and can be resumed with fewer minutes.
+
+With `--teacher`, an exported model of the same widths, the model learns what that one would say, and begins
+with its embedding and first layers: this is how the draft model is made.
 """
 
 import argparse
@@ -15,6 +18,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
+from scripts.demo.generate import Chat
 from scripts.demo.model import SHAPES, LlamaForCausalLM
 from scripts.demo.packing import batches
 from scripts.demo.render import Encoder
@@ -60,10 +64,15 @@ def rate_factor(step: int, progress: float) -> float:
 class Run:
     """The state of a training run, which a checkpoint holds."""
 
-    def __init__(self, shape_name: str, tokenizer_path: str, out: Path, seed: int):
+    def __init__(
+        self, shape_name: str, tokenizer_path: str, out: Path, seed: int, teacher: Path | None = None
+    ):
         torch.manual_seed(seed)
         self.shape_name, self.tokenizer_path, self.out, self.seed = shape_name, tokenizer_path, out, seed
         self.model = LlamaForCausalLM(SHAPES[shape_name])
+        self.teacher = Chat(teacher).model if teacher is not None else None
+        if self.teacher is not None:
+            self.model.begin_as(self.teacher)
         self.optimizers = build_optimizers(self.model)
         self.step = self.tokens = 0
         self.elapsed_s = 0.0
@@ -91,7 +100,7 @@ class Run:
         """One optimizer step; returns the loss."""
         loss = pool.accumulate(
             ROW_TOKENS if progress < LONG_ROWS_FROM else LONG_ROW_TOKENS,
-            COPY_SHARE if progress < COPY_UNTIL else 0.0,
+            COPY_SHARE if progress < COPY_UNTIL and self.teacher is None else 0.0,
         )
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
@@ -112,7 +121,8 @@ class Run:
 
     def train(self, minutes: float, workers: int) -> None:
         """Train until the clock has run out; report, and save now and then."""
-        pool = Pool(self.model, self.tokenizer_path, self.seed + self.step, workers, BATCH_TOKENS)
+        seed = self.seed + self.step
+        pool = Pool(self.model, self.tokenizer_path, seed, workers, BATCH_TOKENS, self.teacher)
         start, saved_at, smooth = time.monotonic() - self.elapsed_s, time.monotonic(), 0.0
         while (progress := self.elapsed_s / (60 * minutes)) < 1:
             loss = self.update(pool, progress)
@@ -140,11 +150,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--teacher", type=Path, help="exported model to learn from")
     parser.add_argument("--resume", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)  # what is left to this process is small, and threads would wait for each other
     args.out.mkdir(parents=True, exist_ok=True)
-    run = Run(args.shape, args.tokenizer, args.out, args.seed)
+    run = Run(args.shape, args.tokenizer, args.out, args.seed, args.teacher)
     if args.resume:
         run.resume()
     run.train(args.minutes, args.workers)

@@ -18,7 +18,14 @@ SHARE_TOKENS = 1024
 PROMPT_WEIGHT = 0.05  # tool lists and schemas repeat names, which teaches copying
 
 
-def work(rank: int, pool: "Pool", model: LlamaForCausalLM, tokenizer_path: str, seed: int) -> None:
+def work(
+    rank: int,
+    pool: "Pool",
+    model: LlamaForCausalLM,
+    tokenizer_path: str,
+    seed: int,
+    teacher: LlamaForCausalLM | None,
+) -> None:
     """The life of one worker: shares while there are any, then hand over their summed gradient."""
     torch.set_num_threads(1)
     encoder = Encoder(Tokenizer.from_file(tokenizer_path))
@@ -46,7 +53,11 @@ def work(rank: int, pool: "Pool", model: LlamaForCausalLM, tokenizer_path: str, 
         while pool.take():
             source = copying if dice.random() < pool.copy_share.value else dialogues[row_tokens]
             with torch.autocast("cpu", torch.bfloat16):
-                loss, weight = model.summed_loss(*next(source))
+                ids, targets, weights = next(source)
+                if teacher is None:
+                    loss, weight = model.summed_loss(ids, targets, weights)
+                else:
+                    loss, weight = model.summed_divergence(ids, weights, teacher)
             loss.backward()
             pool.totals[rank] += torch.tensor([loss.item(), weight])
         for shared, parameter in zip(pool.gradients[rank], model.parameters(), strict=True):
@@ -58,7 +69,13 @@ class Pool:
     """The workers of a model whose parameters lie in shared memory."""
 
     def __init__(
-        self, model: LlamaForCausalLM, tokenizer_path: str, seed: int, workers: int, batch_tokens: int
+        self,
+        model: LlamaForCausalLM,
+        tokenizer_path: str,
+        seed: int,
+        workers: int,
+        batch_tokens: int,
+        teacher: LlamaForCausalLM | None = None,
     ):
         self.model, self.batch_tokens = model.share_memory(), batch_tokens
         context = mp.get_context("spawn")
@@ -70,7 +87,7 @@ class Pool:
             [torch.zeros_like(p).share_memory_() for p in model.parameters()] for _ in range(workers)
         ]
         processes = [
-            context.Process(target=work, args=(rank, self, model, tokenizer_path, seed), daemon=True)
+            context.Process(target=work, args=(rank, self, model, tokenizer_path, seed, teacher), daemon=True)
             for rank in range(workers)
         ]
         for process in processes:

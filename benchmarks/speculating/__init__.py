@@ -1,0 +1,1 @@
+"""Parts of the measurements of speculation, benchmarks/speculation_*.py."""

@@ -1,0 +1,96 @@
+"""Check what is in packages of Quire: every file that belongs there and no other.
+
+    python scripts/check_package.py dist/*.tar.gz dist/*.whl
+
+A source package has what a build needs. A wheel has the Python package, the native core with the kernels of
+all instruction sets, and the licences; in wheels that auditwheel has named, the core needs no library beside
+those of the C library. Run it in the clone that they were built from.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from email.parser import BytesParser
+from pathlib import Path
+
+SOURCE = ("CMakeLists.txt", "LICENSE", "README.md", "pyproject.toml", "csrc/", "licenses/", "quire/")
+C_LIBRARY = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "ld-linux-x86-64.so.2"}
+CORE = re.compile(r"quire/backends/native/_core\.(abi3|cpython-311-x86_64-linux-gnu)\.so")
+
+
+def tracked(*prefixes: str) -> set[str]:
+    """Return the files in git that are one of these names, or begin with them."""
+    listed = subprocess.run(["git", "ls-files", "-z"], check=True, capture_output=True, text=True).stdout
+    return {name for name in listed.split("\0") if name and name.startswith(prefixes)}
+
+
+def differences(found: set[str], expected: set[str]) -> list[str]:
+    """Return what is wrong with a list of files."""
+    stray, missing = sorted(found - expected), sorted(expected - found)
+    return [f"stray: {name}" for name in stray] + [f"missing: {name}" for name in missing]
+
+
+def check_source(path: Path) -> list[str]:
+    """Return what is wrong with a source package."""
+    folder = path.name.removesuffix(".tar.gz") + "/"
+    with tarfile.open(path) as package:
+        found = {member.name.removeprefix(folder) for member in package if member.isfile()}
+    return differences(found, tracked(*SOURCE) | {"PKG-INFO"})
+
+
+def instruction_sets() -> list[str]:
+    """Return the instruction sets that CMakeLists.txt names for x86-64."""
+    text = Path("CMakeLists.txt").read_text("utf-8")
+    return re.findall(r"set\(QUIRE_ISAS (.*avx512_amx .*)\)", text)[0].split()
+
+
+def needed_libraries(core: bytes) -> set[str]:
+    """Return the shared libraries that a module names."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(core)
+        file.flush()
+        read = subprocess.run(["readelf", "--dynamic", file.name], check=True, capture_output=True, text=True)
+    return set(re.findall(r"\(NEEDED\).*\[(.*)\]", read.stdout))
+
+
+def check_wheel(path: Path) -> list[str]:
+    """Return what is wrong with a wheel."""
+    _, version, python, _, platform = path.stem.split("-")
+    with zipfile.ZipFile(path) as package:
+        names = {name for name in package.namelist() if not name.endswith("/")}
+        cores = [name for name in names if CORE.fullmatch(name)]
+        core = package.read(cores[0]) if cores else b""
+        facts = f"quire-{version}.dist-info/"
+        metadata = BytesParser().parsebytes(package.read(facts + "METADATA"))
+    licences = {facts + "licenses/" + name for name in tracked("LICENSE", "licenses/")}
+    own = {facts + name for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt")}
+    wrong = differences(names - set(cores), tracked("quire/") | licences | own)
+    if len(cores) != 1:
+        wrong.append(f"{len(cores)} native cores: one is expected")
+    if ("abi3" in path.stem) != (python != "cp311"):
+        wrong.append(f"{python} is not for the stable interface of Python 3.12, or not the wheel for 3.11")
+    if metadata["Version"] != version:
+        wrong.append(f"its metadata has the version {metadata['Version']}")
+    wrong += [f"no kernels for {isa}" for isa in instruction_sets() if f"{isa}\0".encode() not in core]
+    if platform.startswith("manylinux"):
+        wrong += [f"it needs {name}" for name in needed_libraries(core) - C_LIBRARY]
+    return wrong
+
+
+def main() -> int:
+    """Check each file; return 0 if nothing is wrong."""
+    status = 0
+    for path in map(Path, sys.argv[1:]):
+        wrong = (check_wheel if path.suffix == ".whl" else check_source)(path)
+        print(f"{path.name} ({path.stat().st_size / 2**20:.1f} MiB): {'; '.join(wrong) or 'as expected'}")
+        status |= bool(wrong)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

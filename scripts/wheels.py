@@ -1,0 +1,156 @@
+"""Build the wheels for Linux on x86-64 in chroots of Debian, and try them where there is no compiler.
+
+    sudo make wheel                                        # writes dist/quire-*.tar.gz and dist/quire-*.whl
+
+Each wheel is built from the source package in dist/, in the release of Debian that has its Python, by one
+compiler, against the C library of the oldest release on Debian's mirrors; the C++ library is linked in. So it
+runs with that C library and later ones, which auditwheel checks and the oldest release's own loader confirms.
+Then it is installed in a fresh release without a compiler, where it must answer. Needs what debian_chroot.py
+needs. The exit status is 0 if all of it worked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+
+from debian_chroot import Chroot, new_chroot, unmount
+
+OLDEST = "bullseye"  # has glibc 2.31
+PLATFORM = "manylinux_2_31_x86_64"
+RELEASES = ("bookworm", "trixie")  # they have Python 3.11; and 3.13, whose wheel is for 3.12 and later
+COMPILER = "g++-12"  # what docs/performance.md was measured with
+UNWINDER = "usr/lib/gcc/x86_64-linux-gnu/10/libgcc_eh.a"  # that of a newer compiler needs a newer C library
+# The C++ library asks a newer C library whether there is one thread, to leave atomic operations out. Here it
+# finds a variable that says no.
+THREADS = 'extern "C" __attribute__((visibility("hidden"))) char __libc_single_threaded = 0;'
+QUESTION = "What is 3 + 4?"
+
+
+def run(*argv: str | Path, **environment: str) -> None:
+    subprocess.run([str(word) for word in argv], check=True, env={**os.environ, **environment})
+
+
+def commit_time() -> str:
+    """Return the time of the last commit, which the files of the packages are given."""
+    logged = subprocess.run(["git", "log", "-1", "--format=%ct"], check=True, capture_output=True, text=True)
+    return logged.stdout.strip()
+
+
+def add_oldest(oldest: Path, builder: Chroot) -> None:
+    """Copy the headers and libraries of the oldest release to /oldest, and name them to the compiler."""
+    root = builder.root / "oldest"
+    root.mkdir()
+    run("cp", "-a", oldest / "usr", oldest / "lib", oldest / "lib64", root)
+    for link in (*root.glob("usr/lib64/*"), *root.glob("usr/lib/x86_64-linux-gnu/*.so")):
+        if link.is_symlink() and link.readlink().is_absolute():
+            target = f"/oldest{link.readlink()}"
+            link.unlink()
+            link.symlink_to(target)
+    headers = root / "usr/include/x86_64-linux-gnu"
+    for python in (builder.root / "usr/include/x86_64-linux-gnu").glob("python3.*"):
+        (headers / python.name).symlink_to(f"/usr/include/x86_64-linux-gnu/{python.name}")
+    (builder.root / "static").mkdir()
+    shutil.copy(oldest / UNWINDER, builder.root / "static")
+    (builder.root / "static/threads.cpp").write_text(THREADS + "\n")
+    builder.read(f"{COMPILER} -fPIC -c /static/threads.cpp -o /static/threads.o")
+    libraries = "/oldest/usr/lib/x86_64-linux-gnu"
+    builder.environment |= {
+        "CXX": COMPILER,
+        "CXXFLAGS": "--sysroot=/oldest",
+        "LDFLAGS": f"-B{libraries}/ -L/static -L{libraries} /static/threads.o"
+        " -static-libstdc++ -static-libgcc -Wl,--exclude-libs,ALL,--gc-sections",
+    }
+
+
+def build(source: Path, release: str, oldest: Path, folder: Path, cert: Path | None) -> Path:
+    """Build a wheel with the Python of a release; return the audited one, in dist/."""
+    builder = new_chroot(release, folder, f"build-{release}", cert)
+    builder.install(COMPILER, "ca-certificates", "python3-dev", "python3-venv")
+    add_oldest(oldest, builder)
+    builder.environment["SOURCE_DATE_EPOCH"] = commit_time()
+    unpacked = builder.root / "source"
+    unpacked.mkdir()
+    run("tar", "-xzf", source, "-C", unpacked, "--strip-components=1")
+    builder.read("python3 -m venv /venv")
+    builder.read("/venv/bin/pip wheel --no-deps --wheel-dir /wheels /source")
+    built = next((builder.root / "wheels").glob("*.whl"))
+    audited = folder / f"audited-{release}"
+    repair = (sys.executable, "-m", "auditwheel", "repair", "--plat", PLATFORM, "--wheel-dir", audited, built)
+    run(*repair, SOURCE_DATE_EPOCH=commit_time())
+    if "abi3" in built.name:
+        run(sys.executable, "-m", "abi3audit", "--strict", built)
+    return Path(shutil.copy(next(audited.glob("*.whl")), "dist"))
+
+
+def check_loader(wheel: Path, oldest: Path) -> None:
+    """Raise an error unless the oldest release's loader finds what the native core needs, except Python."""
+    with zipfile.ZipFile(wheel) as package:
+        name = next(name for name in package.namelist() if name.endswith(".so"))
+        (oldest / "core.so").write_bytes(package.read(name))
+    report = Chroot(oldest).read("ldd -r /core.so || true")
+    python = ("undefined symbol: Py", "undefined symbol: _Py")
+    wrong = [line for line in report.splitlines() if "undefined symbol" in line or "not found" in line]
+    missing = [line for line in wrong if not line.startswith(python)]
+    if missing:
+        raise RuntimeError(f"{wheel.name}: not in {OLDEST}: {missing}")
+
+
+def answer(wheel: Path, release: str, folder: Path, cert: Path | None) -> None:
+    """Install a wheel in a fresh release without a compiler, let it answer, and print the times."""
+    user = new_chroot(release, folder, f"use-{release}", cert)
+    user.install("ca-certificates", "python3", "python3-venv")
+    compilers = [name for name in ("cc", "gcc", "g++", "clang") if (user.root / "usr/bin" / name).exists()]
+    if compilers:
+        raise RuntimeError(f"{release} has compilers: {compilers}")
+    shutil.copy(wheel, user.root)
+    user.read("python3 -m venv /venv")
+    times_s = []
+    for command in (f"pip install --no-cache-dir /{wheel.name}", f"quire run demo '{QUESTION}'"):
+        began_s = time.perf_counter()
+        said = user.read(f"/venv/bin/{command}")
+        times_s.append(time.perf_counter() - began_s)
+    version = user.read("/venv/bin/quire --version").split()[-1]
+    own = user.read("/venv/bin/python -c 'import quire; print(quire.__version__)'").strip()
+    if not version == own == wheel.name.split("-")[1]:
+        raise RuntimeError(f"{wheel.name}: quire --version prints {version}, quire.__version__ is {own}")
+    print(f"== {release}: {wheel.name} is installed in {times_s[0]:.1f} s with what it depends on")
+    print(f"== {release}: it answers {said.strip()!r} in {times_s[1]:.1f} s, from the command to its end")
+
+
+def main() -> int:
+    """Build, check and try all packages; remove the chroots unless they are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--folder", type=Path, help="work in this folder, which must be empty, and keep it")
+    parser.add_argument("--cert", type=Path, help="certificates that pip trusts, where a proxy has its own")
+    given = parser.parse_args()
+    if os.geteuid() or not shutil.which("debootstrap"):
+        print("quire: chroots need root and debootstrap (apt install debootstrap).", file=sys.stderr)
+        print("hint: `pip wheel --no-deps .` builds a wheel for systems like this one.", file=sys.stderr)
+        return 1
+    folder = given.folder or Path(tempfile.mkdtemp(prefix="wheels-"))
+    source = next(Path("dist").glob("quire-*.tar.gz"))
+    try:
+        oldest = new_chroot(OLDEST, folder, "oldest", given.cert)
+        oldest.install("libc6-dev", "libgcc-10-dev")
+        for release in RELEASES:
+            wheel = build(source, release, oldest.root, folder, given.cert)
+            check_loader(wheel, oldest.root)
+            answer(wheel, release, folder, given.cert)
+    finally:
+        for root in folder.glob("*"):
+            unmount(root)
+        if given.folder is None:
+            shutil.rmtree(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
