@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -148,9 +148,9 @@ def _own_file(folder: Path, inside: Path, name: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Config:
-    """The ranks and scales that adapter_config.json states."""
+    """The ranks and scales that adapter_config.json states. Its representation is part of a digest."""
 
-    where: str
+    where: str = field(repr=False)
     rank: int
     alpha: float
     by_root: bool  # alpha / sqrt(rank): Kalajdzievski, arXiv:2312.03732
@@ -200,9 +200,9 @@ class _Config:
 
 
 def _check_supported(raw: Mapping[str, Any], where: str) -> None:
-    for field, what in _UNSUPPORTED.items():
-        if raw.get(field):
-            raise ConfigError(f"{where}: {field}: adapters with {what} are not supported", "train it without")
+    for name, what in _UNSUPPORTED.items():
+        if raw.get(name):
+            raise ConfigError(f"{where}: {name}: adapters with {what} are not supported", "train it without")
     if raw.get("bias", "none") != "none":
         problem = f"bias = {quoted(raw['bias'])}: adapters with biases are not supported"
         raise ConfigError(f"{where}: {problem}", "train it with bias='none'")
@@ -212,14 +212,14 @@ def _check_supported(raw: Mapping[str, Any], where: str) -> None:
         raise ConfigError(f"{where}: init_lora_weights = {quoted(start)} changes the model's weights", hint)
 
 
-def _patterns(raw: Mapping[str, Any], field: str, where: str) -> Mapping[str, Any]:
+def _patterns(raw: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:
     """Return a dict by module. Its keys are names, whole or their ends: no expressions are evaluated."""
-    found = raw.get(field) or {}
+    found = raw.get(name) or {}
     if not isinstance(found, dict):
-        raise ConfigError(f"{where}: {field} is not an object")
+        raise ConfigError(f"{where}: {name} is not an object")
     for key in found:
         if not _PATTERN.fullmatch(key):
-            raise ConfigError(f"{where}: {field}: {quoted(key)} is not the name of modules")
+            raise ConfigError(f"{where}: {name}: {quoted(key)} is not the name of modules")
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,17 @@ def test_paths(serving: tuple[LLM, Path], model: Path, tmp_path: Path) -> None:
         llm.adapters.load("a", "a")
     with pytest.raises(RequestError, match="no adapters are loaded"), load(model, None) as bare:
         bare.generate(PROMPTS[:1], lora_request="a")
+
+
+def test_a_copy_elsewhere_is_the_same_adapter(model: Path, folder: Path, tmp_path: Path) -> None:
+    """Its digest keys the prefix cache and recordings, here and on other machines."""
+    shutil.copytree(folder, tmp_path / "copy")
+    weights = tiny("llama").program.weights().values()
+    at, copy = (read_adapter(place / "a", place, weights, 64) for place in (folder, tmp_path / "copy"))
+    assert at.digest == copy.digest
+    assert read_adapter(folder / "b", folder, weights, 64).digest != at.digest
+    stated(lora_alpha=7)(tmp_path / "copy" / "a")
+    assert read_adapter(tmp_path / "copy" / "a", tmp_path / "copy", weights, 64).digest != at.digest
 
 
 def test_a_bad_folder_at_the_start(model: Path, folder: Path) -> None:
