@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 from remote_engines import until
 from starlette.responses import PlainTextResponse
+from tiny_encoders import write_bert, write_cross_encoder
 
 from quire.config import EngineConfig, ServerConfig
 from quire.errors import ConfigError, Overloaded, QuireError
@@ -20,6 +22,7 @@ from quire.server.hosted.budget import Allotment, ModelSpec, budgets
 from quire.server.hosted.door import Door
 from quire.server.hosted.host import Host, HostedModel
 from quire.server.hosted.policy import Need
+from quire.server.ollama.models import capabilities_of
 from quire.server.service import QueueFull
 
 UNUSED: Any = None
@@ -51,7 +54,7 @@ class FakeModels:
         for name in names:
             spec = ModelSpec(name, ServerConfig(served_model_name=(name, f"{name}-*")), EngineConfig())
             models.append(
-                HostedModel(spec, Allotment(10, Need(name, 4, 2), 1, UNUSED), self.config.idle_unload)
+                HostedModel(spec, Allotment(10, Need(name, 4, 2), 1, UNUSED, None), self.config.idle_unload)
             )
         self.host = Host(self.config, models, 10, self.open)
 
@@ -264,6 +267,16 @@ def test_memory_is_divided_and_what_cannot_fit_is_refused() -> None:
     assert "max-loaded-memory" in str(error.value.hint)
     with pytest.raises(ConfigError, match="are free"):
         budgets(specs(), 1 << 60)
+
+
+def test_the_use_of_a_model_is_known_before_it_is_loaded(tmp_path: Path) -> None:
+    """Ollama's clients list models by what they can do."""
+    embedder, scorer = (
+        ModelSpec(own.name, ServerConfig(), EngineConfig(model=str(own)))
+        for own in (write_bert(tmp_path / "embedder"), write_cross_encoder(tmp_path / "scorer"))
+    )
+    _, found = budgets([specs()[0], embedder, scorer], None)
+    assert [capabilities_of(one.pooling) for one in found] == [["completion"], ["embedding"], []]
 
 
 def test_models_with_the_same_weights_share_them() -> None:

@@ -12,6 +12,7 @@ from quire.description import Description, describe
 from quire.engine.status import ModelFacts
 from quire.errors import ConfigError, QuireError
 from quire.memory import gigabytes, misfit
+from quire.models.purpose import Pooling
 from quire.server.hosted.policy import Need, nbytes
 from quire.weights.adapters import stored_bytes
 
@@ -32,13 +33,15 @@ class ModelSpec:
 class Allotment:
     """The memory of one model: its engine plans with `available_bytes`, and needs `need` of it.
 
-    `num_sharing` models have the same weights, this one included. `facts` are its sizes.
+    `num_sharing` models have the same weights, this one included. `facts` are its sizes; `pooling` tells how
+    it gives vectors or scores, None if it generates text.
     """
 
     available_bytes: int
     need: Need
     num_sharing: int
     facts: ModelFacts
+    pooling: Pooling | None
 
     @property
     def engine_bytes(self) -> int:
@@ -78,8 +81,9 @@ def budgets(specs: Sequence[ModelSpec], limit_bytes: int | None) -> tuple[int, l
             available, planned = limit, one  # the others make room
         working = planned.memory.working_bytes
         other = planned.memory.total_bytes - working + _beside(spec.engine_config)
-        facts = planned.model_facts
-        found.append(Allotment(available, Need(name, working, other), weights.count(name), facts))
+        need = Need(name, working, other)
+        facts, pooling = planned.model_facts, planned.model.pooling
+        found.append(Allotment(available, need, weights.count(name), facts, pooling))
     return limit, found
 
 

@@ -62,16 +62,9 @@ class HostHealth(msgspec.Struct):
     reason: str | None = None
 
 
-class HostLoad(msgspec.Struct):
+class HostLoad(admin.ServerLoad):
     """Load of the server as one model's server reports it, in sums; and of each loaded model."""
 
-    server_load: int
-    num_requests_running: int
-    num_requests_waiting: int
-    num_requests_queued: int
-    num_tokens_queued: int
-    num_blocks: int
-    num_free_blocks: int
     num_requests_loading: int
     memory_bytes: int
     max_memory_bytes: int
@@ -183,9 +176,10 @@ async def tags(request: Request) -> Response:
     for one in host.models.values():
         facts = one.budget.facts
         size, details = facts.weight_bytes, ollama.details_of(facts)
+        capabilities = ollama.capabilities_of(one.budget.pooling)
         for name in ollama.tagged(one.names):
             digest = ollama.digest_of(one.name, "")
-            found.append(ollama.Tag(name, name, started, size, digest, details, ["completion"]))
+            found.append(ollama.Tag(name, name, started, size, digest, details, capabilities))
     return reply(ollama.Tags(found))
 
 

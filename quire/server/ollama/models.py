@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.engine.status import ModelFacts
+from quire.models.purpose import Pooling
 from quire.server.admin import Version, reply
 from quire.server.errors import HTTPRefusal
 from quire.server.ollama import answers
@@ -203,11 +204,18 @@ def _count(num_parameters: int) -> str:
     return f"{num_parameters / unit:.1f}{letter}"
 
 
+def capabilities_of(pooling: Pooling | None) -> list[str]:
+    """Return the uses of a model that may not be loaded."""
+    if pooling is None:
+        return ["completion"]
+    return ["embedding"] if pooling.task == "embed" else []
+
+
 def _capabilities(service: ServiceState) -> list[str]:
-    if (pooling := service.frontend.model.pooling) is not None:
-        return ["embedding"] if pooling.task == "embed" else []
     can = {"tools": service.output_format.tools, "thinking": service.output_format.reasoning}
-    return ["completion", *(name for name, how in can.items() if how is not None)]
+    formats = [name for name, how in can.items() if how is not None]
+    pooling = service.frontend.model.pooling
+    return [*capabilities_of(pooling), *(formats if pooling is None else ())]
 
 
 def _info(service: ServiceState) -> dict[str, Any]:
