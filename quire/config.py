@@ -52,8 +52,8 @@ class EngineConfig:
     task: str = option(
         "auto",
         "use of the model: 'generate' text, 'embed' texts or 'score' pairs of texts; auto takes what its "
-        "files say. Texts to embed or score are computed whole: a step then has as many tokens as the "
-        "model reads, up to 8,192, unless max_num_batched_tokens is given",
+        "files say. Texts to embed or score are computed whole: with the default of max_num_batched_tokens "
+        "a step then has as many tokens as the model reads, up to 8,192",
         choices=TASKS,
     )
     quantization: str | None = option(
