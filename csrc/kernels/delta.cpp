@@ -31,12 +31,7 @@ QUIRE_INLINE F dots(const float* x, const float* vectors, int64_t stride) {
     const F v = load(x + i);
     for (int s = 0; s < kLanes; ++s) sums[s] = fma(v, load(vectors + s * stride + i), sums[s]);
   }
-  U lanes[kLanes];
-  __builtin_memcpy(lanes, sums, sizeof(lanes));
-  exchange(lanes);
-  F sum = (F)lanes[0];
-  for (int s = 1; s < kLanes; ++s) sum += (F)lanes[s];
-  return sum;
+  return sum_each(sums);
 }
 
 // out[r] = sum over i of x[r, i] * rows[i], with lanes over some columns of the rows; all have `stride`.

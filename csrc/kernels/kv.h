@@ -83,6 +83,16 @@ QUIRE_INLINE void exchange(U (&x)[kLanes]) {
 #endif
 }
 
+// Returns the sum of each of sixteen vectors, one in a lane.
+QUIRE_INLINE F sum_each(const F (&vectors)[kLanes]) {
+  U lanes[kLanes];
+  __builtin_memcpy(lanes, vectors, sizeof(lanes));
+  exchange(lanes);
+  F sum = (F)lanes[0];
+  for (int i = 1; i < kLanes; ++i) sum += (F)lanes[i];
+  return sum;
+}
+
 // A load that also broadcasts; splat would add to zero.
 QUIRE_INLINE F spread(float x) { return F{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 

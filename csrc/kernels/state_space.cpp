@@ -28,12 +28,7 @@ QUIRE_INLINE F dots(const float* x, const float* const* vectors, int64_t first, 
     for (int s = 0; s < kLanes; ++s)
       sums[s] = fma(v, load_some(vectors[least(first + s, last)] + i, dim - i), sums[s]);
   }
-  U lanes[kLanes];
-  __builtin_memcpy(lanes, sums, sizeof(lanes));
-  exchange(lanes);
-  F sum = (F)lanes[0];
-  for (int s = 1; s < kLanes; ++s) sum += (F)lanes[s];
-  return sum;
+  return sum_each(sums);
 }
 
 // out[t] = sum over i of c[t, i] * state[i], of some columns.
