@@ -66,7 +66,7 @@ class AnswerParser:
     """Incremental parser of one answer.
 
     With `inside`, the prompt has already opened the reasoning. Without a reader, calls are content. Marks
-    around the text of the answer, `wrapping`, are left out.
+    around the text of the answer, `wrapping`, are left out, and the white space around them.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class AnswerParser:
 
     def _text(self, text: str) -> str | None:
         if self._reader is None:
-            self._emit(text, last=True)
+            self._emit(text, last=not self._unwrapped.marks)
             return None
         shown, rest = self._call.push(text)
         self._emit(shown)
@@ -175,7 +175,11 @@ class AnswerParser:
             self._events.append(event)
 
     def _emit(self, text: str, last: bool = False) -> None:
-        self._show(self._unwrapped.push(text), last)
+        first, *others = self._unwrapped.push(text)
+        self._show(first, last)
+        for part in others:
+            self._content = _OutgoingText(trim=True)  # drops the white space before the mark
+            self._show(part, last)
 
     def _show(self, text: str, last: bool = False) -> None:
         if shown := self._content.push(text, last):
@@ -209,21 +213,22 @@ class _OutgoingText:
 
 
 class _Unwrapped:
-    """Text without certain marks; holds back a suffix that may be the beginning of one."""
+    """Text between certain marks; holds back a suffix that may be the beginning of one."""
 
     def __init__(self, marks: Sequence[str]) -> None:
-        self._marks = tuple(marks)
+        self.marks = tuple(marks)
         self._found = re.compile("|".join(map(re.escape, marks)) or "(?!)")
         self._held = ""
 
-    def push(self, text: str) -> str:
+    def push(self, text: str) -> list[str]:
+        """Add text. Return the parts of it that marks separate."""
         *before, whole = self._found.split(self._held + text)
-        longest = max(map(len, self._marks), default=1) - 1
+        longest = max(map(len, self.marks), default=1) - 1
         sizes = range(min(longest, len(whole)), 0, -1)
-        keep = (n for n in sizes if any(mark.startswith(whole[len(whole) - n :]) for mark in self._marks))
+        keep = (n for n in sizes if any(mark.startswith(whole[len(whole) - n :]) for mark in self.marks))
         cut = len(whole) - next(keep, 0)
         self._held = whole[cut:]
-        return "".join(before) + whole[:cut]
+        return [*before, whole[:cut]]
 
     def flush(self) -> str:
         held, self._held = self._held, ""

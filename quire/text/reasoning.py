@@ -15,9 +15,9 @@ class ReasoningFormat:
     start: str
     end: str
     aliases: tuple[str, ...] = ()  # the names that vLLM has for it
-    wrapping: tuple[str, ...] = ()  # marks around the text of the answer, in pairs, which are left out
+    wrapping: tuple[str, ...] = ()  # marks around the text of the answer, in pairs, and its calls perhaps
     token: str = ""  # the part of `start` that may be a token, unless it is all of it
-    sign: str = ""  # by which a chat template is known, unless it is the closing mark
+    sign: str = ""  # what a chat template has, too, beside the closing mark
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -29,6 +29,12 @@ _OF_THINK = (
     *("nemotron_v3", "olmo3", "qwen3", "step3"),
 )
 FORMATS = (
+    ReasoningFormat(
+        "ernie45", "<think>", "</think>", wrapping=("<response>", "</response>"), sign="<response>"
+    ),
+    ReasoningFormat(
+        "hunyuan_a13b", "<think>", "</think>", wrapping=("<answer>", "</answer>"), sign="<tool_calls>"
+    ),
     ReasoningFormat("think", "<think>", "</think>", _OF_THINK),
     ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>"),
     ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
@@ -46,11 +52,11 @@ FORMATS = (
 
 
 def find_reasoning(source: str, chosen: str = "auto") -> ReasoningFormat | None:
-    """Return the format whose mark is in the chat template, or the one `chosen` by name."""
+    """Return the first format whose marks are in the chat template, or the one `chosen` by name."""
     by_name = {name: known for known in FORMATS for name in (known.name, *known.aliases)}
     if chosen in by_name:
         return by_name[chosen]
     if chosen not in ("auto", "none"):
         raise ConfigError(f"unknown reasoning parser {chosen!r}", f"known: auto, none, {', '.join(by_name)}")
-    known = (known for known in FORMATS if (known.sign or known.end) in source)
+    known = (known for known in FORMATS if known.sign in source and known.end in source)
     return next(known, None) if chosen == "auto" else None

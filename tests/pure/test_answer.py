@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.text.answer import AnswerParser, CallArguments, CallStart, Content, Event, Reasoning
-from quire.text.reasoning import FORMATS as REASONING
+from quire.text.reasoning import find_reasoning
 from quire.text.tools import FORMATS
 from quire.text.tools.format import ToolFormat
 from quire.text.tools.functions import Function
 
-THINK = REASONING[0]
+THINK, COHERE = find_reasoning("", "think"), find_reasoning("", "cohere")
 FORMAT = {known.name: known("") for known in FORMATS}
 HERMES, MISTRAL, LLAMA = FORMAT["hermes"], FORMAT["mistral"], FORMAT["llama3_json"]
 MISTRAL_ARGS, QWEN_XML = FORMAT["mistral_args"], FORMAT["qwen_xml"]
@@ -86,6 +86,7 @@ PIECES = st.lists(
             ),
             *('<|tool_call>call:f{a:<|"|>x<|"|>', "}<tool_call|>", "(", ")", "=", "'"),
             *('<invoke name="f">', '<parameter name="a">1</parameter>', "</invoke>", "<TOOLCALL>["),
+            *("<tool_calls>", "<tool_call>f\n```json\n{}\n```</tool_call>", "</tool_calls>", "</answer>"),
             *("f", "[ARGS]", "[CALL_ID]", "word", " ", "\n", "\t", "é"),
         ]
     ),
@@ -134,10 +135,32 @@ def test_a_prompt_that_opens_the_reasoning(opening: str) -> None:
 @pytest.mark.parametrize("mark", ["RESPONSE", "TEXT"])
 def test_marks_around_the_text_are_left_out(mark: str, step: int) -> None:
     written = f"<|START_THINKING|>Hm.<|END_THINKING|><|START_{mark}|>Yes <|START<|END_{mark}|>"
-    (cohere,) = (known for known in REASONING if known.wrapping)
-    reading = AnswerParser(cohere, False, None, cohere.wrapping)
+    assert COHERE is not None
+    reading = AnswerParser(COHERE, False, None, COHERE.wrapping)
     told = story(read(reading, (written[at : at + step] for at in range(0, len(written), step))))
     assert told == [("Reasoning", "Hm."), ("Content", "Yes <|START")]
+
+
+@pytest.mark.parametrize("step", [1, 7, 100])
+@pytest.mark.parametrize("tools", ["hunyuan_a13b", None])
+def test_white_space_around_the_marks_of_an_answer_is_left_out(tools: str | None, step: int) -> None:
+    hunyuan = find_reasoning("", "hunyuan_a13b")
+    assert hunyuan is not None
+    written = "<think>\nHm.\n</think>\n<answer>\n Yes.\n\nNo. \n</answer>\n"
+    reader = FORMAT[tools].reader(FUNCTIONS) if tools else None
+    reading = AnswerParser(hunyuan, False, reader, hunyuan.wrapping)
+    told = story(read(reading, (written[at : at + step] for at in range(0, len(written), step))))
+    assert told == [("Reasoning", "Hm."), ("Content", "Yes.\n\nNo.")]
+
+
+@pytest.mark.parametrize("step", [1, 7, 100])
+def test_calls_between_the_marks_of_an_answer(step: int) -> None:
+    hunyuan = find_reasoning("", "hunyuan_a13b")
+    assert hunyuan is not None
+    written = '<answer>\n<tool_calls>[{"name": "f", "arguments": {}}]</tool_calls>\n</answer>'
+    reading = AnswerParser(hunyuan, False, FORMAT["hunyuan_a13b"].reader(FUNCTIONS), hunyuan.wrapping)
+    told = story(read(reading, (written[at : at + step] for at in range(0, len(written), step))))
+    assert told == called(0, "f", "{}")
 
 
 def test_reasoning_that_never_ends() -> None:
@@ -209,6 +232,16 @@ def test_calls_within_reasoning_are_thoughts() -> None:
             FORMAT["minimax_m2"],
             '<minimax:tool_call>\n<invoke name="f">\n</invoke>\n',
             '<invoke name="f">\n<parameter name="a">x</parameter>\n</invoke>\n</minimax:tool_call>',
+        ),
+        (
+            FORMAT["hunyuan_a13b"],
+            '<tool_calls>[{"name": "f", "arguments": {}},\n',
+            '{"name": "f", "arguments": %s}]</tool_calls>',
+        ),
+        (
+            FORMAT["hunyuan"],
+            "<tool_calls>\n<tool_call>f\n```json\n{}\n```</tool_call>",
+            "\n<tool_call>f \n```json\n%s\n```\n</tool_call>\n</tool_calls>",
         ),
         (FORMAT["lfm2"], "<|tool_call_start|>[f(), ", "f( a = 'x' )]<|tool_call_end|>"),
         (
@@ -364,10 +397,10 @@ def test_a_parameter_given_twice_breaks_the_call_off() -> None:
 
 
 def test_the_beginning_of_a_mark_before_a_call_is_text() -> None:
-    (cohere,) = (known for known in REASONING if known.wrapping)
+    assert COHERE is not None
     reader = FORMAT["cohere_command3"].reader(FUNCTIONS)
     written = 'Yes <|START<|START_ACTION|>[{"tool_name": "f", "parameters": {}}]<|END_ACTION|>'
-    events = read(AnswerParser(cohere, False, reader, cohere.wrapping), written)
+    events = read(AnswerParser(COHERE, False, reader, COHERE.wrapping), written)
     assert story(events) == [("Content", "Yes <|START"), *called(0, "f", "{}")]
 
 

@@ -16,7 +16,7 @@ from answer_grammars import Bytes
 from model_folders import chat_template_of, tokenizer_of
 
 from quire.errors import ConfigError
-from quire.text.answer import CallArguments, CallStart, Reasoning
+from quire.text.answer import CallArguments, CallStart, Content, Reasoning
 from quire.text.chat_template import ChatTemplate
 from quire.text.renderer import TemplateRenderer
 from quire.text.tools import FORMATS, SAMPLE_TOOL, OutputFormat, output_format_of, sample_call
@@ -200,6 +200,96 @@ def test_templates_of_gemma_4(renderer: TemplateRenderer) -> None:
             assert events[-1] == CallArguments(0, '{"city": "Łódź"}')
 
 
+HUNYUAN_A13B = """{% for m in messages %}{% if m.role == "user" %}\
+{{ "Answer, or call <tool_calls>[{...}]</tool_calls>." if tools }}{{ m.content + "<|extra_0|>" }}\
+{% elif m.tool_calls %}{{ "<tool_calls>[" }}{% for call in m.tool_calls %}\
+{{ '{"name": "' + call.function.name + '", "arguments": ' }}{{ call.function.arguments | tojson }}}\
+{{ ", " if not loop.last }}{% endfor %}{{ "]</tool_calls><|eos|>" }}\
+{% else %}{{ m.content + "<|eos|>" }}{% endif %}{% endfor %}\
+{{ "<think>\\n\\n</think>\\n" if enable_thinking is false }}"""
+HUNYUAN = """{{ "Write <tool_calls><tool_call>name\\n```json\\n{}\\n```</tool_call></tool_calls>" if tools }}\
+{% for m in messages %}{% if m.role == "user" %}{{ "<｜hy_User｜>" + m.content + "<｜hy_Assistant｜>" }}\
+{% elif m.tool_calls %}{{ "<tool_calls>" }}{% for call in m.tool_calls %}\
+{{ "<tool_call>" + call.function.name + "\\n```json\\n" }}{{ call.function.arguments | tojson }}\
+{{ "\\n```</tool_call>" }}{{ "\\n" if not loop.last }}{% endfor %}{{ "</tool_calls></s>" }}\
+{% else %}{{ m.content.split("<answer>")[-1] }}{% endif %}{% endfor %}\
+{{ "<think>\\n\\n</think>\\n" if enable_thinking is false }}"""
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "written"),
+    [
+        (
+            HUNYUAN_A13B,
+            "hunyuan_a13b",
+            '<tool_calls>[{"name": "get_weather", "arguments": {"city": "Łódź"}}]</tool_calls>',
+        ),
+        (
+            HUNYUAN,
+            "hunyuan",
+            '<tool_calls><tool_call>get_weather\n```json\n{"city": "Łódź"}\n```</tool_call></tool_calls>',
+        ),
+    ],
+)
+def test_templates_of_hunyuan(renderer: TemplateRenderer, source: str, name: str, written: str) -> None:
+    chat = ChatTemplate({"default": source}, {}, renderer)
+    output_format = output_format_of(chat.templates, None)
+    assert names(output_format) == (name, "hunyuan_a13b")
+    assert output_format.self_check(chat) is None
+    thought = "<think>\nHm.\n</think>\n"
+    grammar = output_format.grammar([TOOL])
+    required = output_format.grammar([TOOL], "required")
+    assert grammar is not None
+    assert required is not None
+    assert Bytes().allows(grammar, f"{thought}<answer>\n{written}")
+    assert Bytes().allows(grammar, f"{thought}<answer>\nYes.\n</answer>")
+    assert Bytes().allows(required, f"{thought}{written}")
+    assert not Bytes().allows(required, f"{thought}<answer>\nYes.\n</answer>")
+    parser = output_format.answer_parser([TOOL])
+    events = parser.push(f"{thought}<answer>\n{written}\n</answer>") + parser.finish()
+    assert events[0] == Reasoning("Hm.")
+    assert events[2:] == [CallArguments(0, '{"city": "Łódź"}')]
+
+
+ERNIE = """{% for m in messages %}{{ "<|im_start|>" + m.role + "\\n" }}\
+{% if m.role == "user" %}{{ m.content }}\
+{% elif m.content %}{{ "<response>\\n" + m.content + "\\n</response>\\n" }}{% endif %}\
+{% for call in m.tool_calls or () %}\
+{{ '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}\
+{{ call.function.arguments | tojson }}{{ "}\\n</tool_call>\\n" }}{% endfor %}\
+{{ "<|im_end|>\\n\\n" }}{% endfor %}\
+{{ "<|im_start|>assistant\\n<think>\\n" if add_generation_prompt }}{# </think> #}"""
+
+
+def test_templates_of_ernie(renderer: TemplateRenderer) -> None:
+    chat = ChatTemplate({"default": ERNIE}, {}, renderer)
+    output_format = output_format_of(chat.templates, None)
+    assert names(output_format) == ("hermes", "ernie45")
+    assert names(output_format_of({}, None, "ernie45", "ernie45")) == ("hermes", "ernie45")
+    assert output_format.self_check(chat) is None
+    prompt = chat.render([{"role": "user", "content": "Hi"}], [TOOL]).text
+    thought, call = "Hm.\n</think>\n\n", '{"name": "get_weather", "arguments": {"city": "Łódź"}}'
+    ids = {mark: 300 + place for place, mark in enumerate(output_format.marks)}
+    assert ids.keys() == {"<tool_call>", "</tool_call>", "<think>", "</think>", "<response>", "</response>"}
+    for vocabulary in (Bytes(), Bytes(tuple(ids))):
+        known = replace(output_format, token_ids=vocabulary.ids)
+        grammar = known.grammar([TOOL], prompt=prompt)
+        assert grammar is not None
+        assert vocabulary.allows(grammar, f"{thought}<response>\nYes.\n</response>")
+        assert vocabulary.allows(grammar, f"{thought}<tool_call>\n{call}\n</tool_call>")
+        limited = known.grammar([TOOL], prompt=prompt, content='start: "yes"')
+        assert limited is not None
+        assert vocabulary.allows(limited, f"{thought}<response>\nyes\n</response>")
+        assert not vocabulary.begins(limited, f"{thought}<response>\nno")
+    parser = output_format.answer_parser([TOOL], prompt=prompt)
+    events = parser.push(f"{thought}<response>\nYes.\n</response>\n") + parser.finish()
+    assert events == [Reasoning("Hm."), Content("Yes.")]
+    parser = output_format.answer_parser([TOOL], prompt=prompt)
+    events = parser.push(f"{thought}<tool_call>\n{call}\n</tool_call>\n") + parser.finish()
+    assert events[0] == Reasoning("Hm.")
+    assert events[2:] == [CallArguments(0, '{"city": "Łódź"}')]
+
+
 def test_a_mismatch_is_reported(renderer: TemplateRenderer) -> None:
     wrong = ChatTemplate(
         {"default": "<tool_call>{{ '\"arguments\"' }}{{ messages[0].content }}"}, {}, renderer
@@ -225,7 +315,7 @@ def test_a_format_can_be_switched_off(shared_data: Path, renderer: TemplateRende
 
 
 def test_an_unknown_format_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"hermes, granite4, qwen3_json, qwen_xml, .*, llama3_json"):
+    with pytest.raises(ConfigError, match=r"hermes, .*, qwen3_json, qwen_xml, .*, llama3_json"):
         output_format_of({}, None, "herems")
     with pytest.raises(ConfigError, match=r"think, deepseek_r1, .*, mistral, cohere"):
         output_format_of({}, None, "auto", "thought")

@@ -13,7 +13,7 @@ from answer_grammars import Bytes
 
 from quire.errors import RequestError
 from quire.text.answer import AnswerParser, CallArguments, CallStart, Content
-from quire.text.reasoning import FORMATS as REASONING
+from quire.text.reasoning import find_reasoning
 from quire.text.tools import FORMATS, OutputFormat
 from quire.text.tools.functions import Function, read_functions, warnings_of, widened
 
@@ -24,6 +24,7 @@ MARKS = tuple(
         ("<think>", "</think>", *(mark for known in FORMAT.values() for mark in known.tokens if mark))
     )
 )
+THINK = find_reasoning("", "think")
 TEXT, TOKENS = Bytes(), Bytes(MARKS)
 
 
@@ -67,6 +68,8 @@ SYNTAX = {
     "minimax_m2": ("<minimax:tool_call>\n", '<invoke name="%s">\n%s</invoke>\n', "", "</minimax:tool_call>"),
     "lfm2": ("<|tool_call_start|>[", "%s(%s)", ", ", "]<|tool_call_end|>"),
     "gemma4": ("", "<|tool_call>call:%s%s<tool_call|>", "", ""),
+    "hunyuan_a13b": ("<tool_calls>[", '{"name": "%s", "arguments": %s}', ", ", "]</tool_calls>"),
+    "hunyuan": ("<tool_calls>", "<tool_call>%s\n```json\n%s\n```</tool_call>", "\n", "</tool_calls>"),
     "nemotron_json": ("<TOOLCALL>[", '{"name": "%s", "arguments": %s}', ", ", "]</TOOLCALL>"),
 }
 PARAMETERS = {  # of the formats that write each by itself
@@ -97,7 +100,7 @@ LITERALS: dict[str, Callable[[Any], str]] = {"lfm2": as_python, "gemma4": as_gem
 
 
 def output_format(name: str, vocabulary: Bytes, think: bool = False) -> OutputFormat:
-    return OutputFormat(FORMAT[name], REASONING[0] if think else None, vocabulary.ids)
+    return OutputFormat(FORMAT[name], THINK if think else None, vocabulary.ids)
 
 
 def call(name: str, function: str = "get_weather", arguments: str = '{"city": "Oslo"}') -> str:
@@ -390,7 +393,7 @@ def test_glm_up_to_4_6_has_a_line_for_each_tag(vocabulary: Bytes) -> None:
 
 @pytest.mark.parametrize("spelled", [True, False])
 def test_marks_around_the_text_come_in_pairs(spelled: bool) -> None:
-    (cohere,) = (known for known in REASONING if known.wrapping)
+    cohere = find_reasoning("", "cohere")
     found = OutputFormat(FORMAT["cohere_command3"], cohere, {})
     vocabulary = Bytes(() if spelled else found.marks)
     made = replace(found, token_ids=vocabulary.ids).grammar(TOOLS)

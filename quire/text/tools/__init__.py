@@ -27,6 +27,7 @@ from quire.text.tools.glm45 import Glm45
 from quire.text.tools.grammar import AnswerGrammar
 from quire.text.tools.harmony import Harmony, opened
 from quire.text.tools.hermes import Hermes
+from quire.text.tools.hunyuan import Hunyuan, HunyuanA13B
 from quire.text.tools.kimi_k2 import KimiK2
 from quire.text.tools.lfm2 import Lfm2
 from quire.text.tools.llama3_json import Llama3Json
@@ -39,7 +40,7 @@ from quire.text.tools.qwen_xml import QwenXml, SeedOss
 # Tried in this order: the template of Hermes quotes that of Llama.
 FORMATS: tuple[type[ToolFormat], ...] = (
     *(Hermes, QwenXml, SeedOss, Glm45, MiniMaxM2, Mistral, MistralArgs, DeepSeekV3, DeepSeekV31, KimiK2),
-    *(CohereCommand, CommandR, NemotronJson, Harmony, Lfm2, Gemma4, Llama3Json),
+    *(CohereCommand, CommandR, NemotronJson, HunyuanA13B, Hunyuan, Harmony, Lfm2, Gemma4, Llama3Json),
 )
 
 Tools = Sequence[Mapping[str, Any] | Function] | None

@@ -72,7 +72,9 @@ class AnswerGrammar:
         """Return alternatives for the text of an answer, with marks around it or without."""
         marks = [*map(self.mark, self.wrapping)]
         pairs = zip(marks[::2], marks[1::2], strict=True)
-        return " | ".join((words, *(f"{before} {words} {after}?" for before, after in pairs)))
+        return " | ".join(
+            (words, *(rf"/\n{{0,2}}/ {before} /\n?/ {words} (/\n?/ {after})?" for before, after in pairs))
+        )
 
     def _free_text(self) -> str:
         """Return the terminal of free text: text that cannot be parsed as anything else."""

@@ -1,4 +1,4 @@
-"""The format of Hermes, Qwen and Quire's demo model: one JSON object in each pair of tags."""
+"""The format of Hermes, Qwen, Ernie and Quire's demo model: one JSON object in each pair of tags."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Hermes(JsonCalls):
     """`<tool_call>`, a line with the object, `</tool_call>`."""
 
     name = "hermes"
-    aliases: tuple[str, ...] = ("granite4", "qwen3_json")
+    aliases: tuple[str, ...] = ("ernie45", "granite4", "qwen3_json")
     marker = "<tool_call>"
     closing = "</tool_call>"
 
