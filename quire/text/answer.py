@@ -49,7 +49,7 @@ class CallReader(Protocol):
     """Incremental parser of the calls of one format, from a marker to the end of the calls."""
 
     marker: str  # begins calls anywhere in a text
-    bare: bool  # an answer that begins with "{" is a call, too
+    bare: str  # an answer that begins with this character is a call, too; "" if there is none
     whole: bool  # it reads all of an answer, and not only calls
 
     def begin(self, opening: str) -> None:
@@ -126,7 +126,7 @@ class AnswerParser:
                 return head.removeprefix(start)
         if head:
             self._part = AnswerParser._text
-            if self._reader and self._reader.bare and head[0] == "{":
+            if self._reader and head[0] == self._reader.bare:
                 self._begin_calls("")
         return head
 

@@ -17,10 +17,12 @@ from quire.text.reasoning import find_reasoning
 from quire.text.tools import FORMATS
 from quire.text.tools.format import ToolFormat
 from quire.text.tools.functions import Function
+from quire.text.tools.llama_pythonic import LlamaPythonic
 
 THINK, COHERE = find_reasoning("", "think"), find_reasoning("", "cohere")
 FORMAT = {known.name: known("") for known in FORMATS}
 HERMES, MISTRAL, LLAMA = FORMAT["hermes"], FORMAT["mistral"], FORMAT["llama3_json"]
+LLAMA_4 = LlamaPythonic("<|header_start|>")
 MISTRAL_ARGS, QWEN_XML = FORMAT["mistral_args"], FORMAT["qwen_xml"]
 FUNCTIONS = [Function("f", {}), Function("get_weather", {})]
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "x"}}\n</tool_call>'
@@ -244,6 +246,10 @@ def test_calls_within_reasoning_are_thoughts() -> None:
             "\n<tool_call>f \n```json\n%s\n```\n</tool_call>\n</tool_calls>",
         ),
         (FORMAT["lfm2"], "<|tool_call_start|>[f(), ", "f( a = 'x' )]<|tool_call_end|>"),
+        (FORMAT["pythonic"], "[f(),", " f(a='x')]"),
+        (FORMAT["pythonic"], "<|python_tag|>[f(),", 'f(a="x")]'),
+        (LLAMA_4, "<|python_start|>[f(), ", "f(a='x') ] <|python_end|>"),
+        (LLAMA_4, "[f(), ", "f(a='x')]"),
         (
             FORMAT["gemma4"],
             "<|tool_call>call:f{}<tool_call|>",
@@ -260,6 +266,19 @@ def test_each_format_with_two_calls(tools: ToolFormat, first: str, second: str) 
     arguments = '{"a": "x"}'
     expected = called(0, "f", "{}") + called(1, "f", arguments)
     assert told(first + second.replace("%s", arguments), tools) == expected
+
+
+@pytest.mark.parametrize("tools", [FORMAT["pythonic"], LLAMA_4])
+@pytest.mark.parametrize("text", ["[1] of 2", "[a](b)", "[]", "[g(a=1)]", "[f"])
+def test_text_that_begins_as_pythonic_calls_do(tools: ToolFormat, text: str) -> None:
+    assert told(text, tools) == [("Content", text)]
+
+
+@pytest.mark.parametrize("step", [1, 100])
+def test_text_after_calls_without_a_mark_at_their_end(step: int) -> None:
+    written = "[f()] There.<|python_end"
+    pieces = (written[at : at + step] for at in range(0, len(written), step))
+    assert story(read(parser(LLAMA_4), pieces)) == [*called(0, "f", "{}"), ("Content", "There.<|python_end")]
 
 
 def test_arguments_are_streamed_as_they_come() -> None:

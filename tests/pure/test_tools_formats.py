@@ -290,6 +290,49 @@ def test_templates_of_ernie(renderer: TemplateRenderer) -> None:
     assert events[2:] == [CallArguments(0, '{"city": "Łódź"}')]
 
 
+LLAMA_4 = """{% for m in messages %}{{ "<|header_start|>" + m.role + "<|header_end|>\\n\\n" }}\
+{% if tools and loop.first %}{{ "Call by [func_name1(param1=value1), func_name2()]\\n" }}{% endif %}\
+{{ m.content }}{% if m.tool_calls %}[{% for call in m.tool_calls %}{{ call.function.name }}(\
+{% for name in call.function.arguments %}{{ name }}="{{ call.function.arguments[name] }}"\
+{{ ", " if not loop.last }}{% endfor %}){{ ", " if not loop.last }}{% endfor %}]{% endif %}<|eot|>\
+{% endfor %}{{ "<|header_start|>assistant<|header_end|>\\n\\n" if add_generation_prompt }}"""
+LLAMA_3 = LLAMA_4.replace("header_start", "start_header_id").replace("header_end", "end_header_id")
+
+
+@pytest.mark.parametrize(
+    ("source", "marks"),
+    [(LLAMA_4, ("<|python_start|>", "<|python_end|>")), (LLAMA_3, ("<|python_tag|>",))],
+)
+def test_templates_of_llama_with_calls_as_in_python(
+    renderer: TemplateRenderer, source: str, marks: tuple[str, ...]
+) -> None:
+    chat = ChatTemplate({"default": source}, {}, renderer)
+    output_format = output_format_of(chat.templates, None)
+    assert names(output_format) == ("pythonic", None)
+    assert names(output_format_of({}, None, "llama4_pythonic")) == ("pythonic", None)
+    assert output_format.marks == marks
+    prompt = chat.render([{"role": "user", "content": "Hi"}], [TOOL]).text
+    called = {"function": {"name": "get_weather", "arguments": {"city": 'Łódź "x"'}}}
+    turn = {"role": "assistant", "content": "", "tool_calls": [called, called]}
+    written = chat.render([{"role": "user", "content": "Hi"}, turn], [TOOL], add_generation_prompt=False).text
+    answer = written.removeprefix(prompt).removesuffix("<|eot|>")
+    before, after = (*marks, "")[:2]
+    for text in (answer, before + answer, before + answer + after):
+        events = (parser := output_format.answer_parser([TOOL])).push(text) + parser.finish()
+        assert [event.text for event in events if isinstance(event, CallArguments)] == [
+            '{"city": "Łódź \\"x\\""}'
+        ] * 2
+        assert not any(isinstance(event, Content) for event in events)
+    for vocabulary in (Bytes(), Bytes(marks)):
+        grammar = replace(output_format, token_ids=vocabulary.ids).grammar([TOOL], "required")
+        assert grammar is not None
+        allowed = answer.replace(' "x"', "")
+        assert vocabulary.allows(grammar, allowed)
+        assert vocabulary.allows(grammar, before + allowed + after)
+        assert not vocabulary.begins(grammar, "So: ")
+    assert "writes calls in another format" in (output_format.self_check(chat) or "")  # a list as a text
+
+
 def test_a_mismatch_is_reported(renderer: TemplateRenderer) -> None:
     wrong = ChatTemplate(
         {"default": "<tool_call>{{ '\"arguments\"' }}{{ messages[0].content }}"}, {}, renderer

@@ -67,6 +67,7 @@ SYNTAX = {
     "glm45": ("", "<tool_call>%s%s</tool_call>", "", ""),
     "minimax_m2": ("<minimax:tool_call>\n", '<invoke name="%s">\n%s</invoke>\n', "", "</minimax:tool_call>"),
     "lfm2": ("<|tool_call_start|>[", "%s(%s)", ", ", "]<|tool_call_end|>"),
+    "pythonic": ("<|python_tag|>[", "%s(%s)", ", ", "]"),
     "gemma4": ("", "<|tool_call>call:%s%s<tool_call|>", "", ""),
     "hunyuan_a13b": ("<tool_calls>[", '{"name": "%s", "arguments": %s}', ", ", "]</tool_calls>"),
     "hunyuan": ("<tool_calls>", "<tool_call>%s\n```json\n%s\n```</tool_call>", "\n", "</tool_calls>"),
@@ -78,7 +79,11 @@ PARAMETERS = {  # of the formats that write each by itself
     "glm45": ("<arg_key>%s</arg_key><arg_value>%s", "</arg_value>", ""),
     "minimax_m2": ('<parameter name="%s">%s', "</parameter>", "\n"),
 }
-END_OF_TEXT = {name: end for name, (_, end, _) in PARAMETERS.items()} | {"lfm2": "'", "gemma4": '<|"|>'}
+END_OF_TEXT = {name: end for name, (_, end, _) in PARAMETERS.items()} | {
+    "lfm2": "'",
+    "pythonic": "'",
+    "gemma4": '<|"|>',
+}
 
 
 def as_python(arguments: Mapping[str, Any]) -> str:
@@ -96,7 +101,7 @@ def as_gemma(value: Any) -> str:
     return json.dumps(value)
 
 
-LITERALS: dict[str, Callable[[Any], str]] = {"lfm2": as_python, "gemma4": as_gemma}
+LITERALS: dict[str, Callable[[Any], str]] = {"lfm2": as_python, "pythonic": as_python, "gemma4": as_gemma}
 
 
 def output_format(name: str, vocabulary: Bytes, think: bool = False) -> OutputFormat:
@@ -317,6 +322,18 @@ def test_llama_needs_no_marker(vocabulary: Bytes) -> None:
     for wrong in ("{}", '\n {"a": 1}', '{"name": "x'):
         assert not vocabulary.begins(auto, wrong)
     assert vocabulary.allows(grammar("llama3_json", vocabulary, "none"), '{"a": 1}')
+
+
+@both
+def test_pythonic_calls_need_no_marker(vocabulary: Bytes) -> None:
+    bare = call("pythonic").removeprefix("<|python_tag|>")
+    auto = grammar("pythonic", vocabulary)
+    assert vocabulary.allows(auto, bare)
+    assert vocabulary.allows(grammar("pythonic", vocabulary, "required"), bare)
+    assert vocabulary.allows(auto, "See [the list](x).")
+    for wrong in ("[]", "\n [1, 2]", '[now(), {"name": '):
+        assert not vocabulary.begins(auto, wrong)
+    assert vocabulary.allows(grammar("pythonic", vocabulary, "none"), "[1, 2]")
 
 
 @both

@@ -31,6 +31,7 @@ from quire.text.tools.hunyuan import Hunyuan, HunyuanA13B
 from quire.text.tools.kimi_k2 import KimiK2
 from quire.text.tools.lfm2 import Lfm2
 from quire.text.tools.llama3_json import Llama3Json
+from quire.text.tools.llama_pythonic import LlamaPythonic
 from quire.text.tools.minimax_m2 import MiniMaxM2
 from quire.text.tools.mistral import Mistral
 from quire.text.tools.mistral_args import MistralArgs
@@ -41,6 +42,7 @@ from quire.text.tools.qwen_xml import QwenXml, SeedOss
 FORMATS: tuple[type[ToolFormat], ...] = (
     *(Hermes, QwenXml, SeedOss, Glm45, MiniMaxM2, Mistral, MistralArgs, DeepSeekV3, DeepSeekV31, KimiK2),
     *(CohereCommand, CommandR, NemotronJson, HunyuanA13B, Hunyuan, Harmony, Lfm2, Gemma4, Llama3Json),
+    LlamaPythonic,
 )
 
 Tools = Sequence[Mapping[str, Any] | Function] | None

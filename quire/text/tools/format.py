@@ -15,7 +15,7 @@ class ToolFormat(Protocol):
     name: str
     aliases: tuple[str, ...]  # the names that vLLM has for it, where they differ
     marker: str  # begins calls anywhere in an answer
-    bare: bool  # an answer that begins with "{" is a call, too
+    bare: str  # an answer that begins with this character is a call, too; "" if there is none
     whole: bool  # its reader reads all of an answer, and not only calls
 
     def __init__(self, source: str) -> None:

@@ -15,7 +15,6 @@ from quire.text.reasoning import ReasoningFormat
 
 _ANY = "/(?s:.*)/"
 _BLANK = r"/[\s\x1c-\x1f]*/"  # white space as in str.strip()
-_NO_BRACE = r"/[\s\x1c-\x1f]*([^\s\x1c-\x1f{](?s:.*))?/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +27,7 @@ class AnswerGrammar:
 
     mark: Callable[[str], str]
     marker: str = ""
-    bare: bool = False
+    bare: str = ""
     calls: str = ""
     required: bool = False
     content: str | None = None
@@ -78,7 +77,8 @@ class AnswerGrammar:
 
     def _free_text(self) -> str:
         """Return the terminal of free text: text that cannot be parsed as anything else."""
-        text = f"TEXT: {_NO_BRACE if self.bare and self.calls else _ANY}"
+        not_bare = rf"/[\s\x1c-\x1f]*([^\s\x1c-\x1f\{self.bare}](?s:.*))?/"
+        text = f"TEXT: {not_bare if self.bare and self.calls else _ANY}"
         if self.marker:
             text += f" & ~({_ANY} {json.dumps(self.marker)} {_ANY})"
         if self.reasoning is not None:

@@ -89,7 +89,7 @@ def opened(prompt: str) -> str:
 class HarmonyReader:
     """Incremental parser of a whole answer (see `quire.text.answer.CallReader`)."""
 
-    bare, whole = False, True
+    bare, whole = "", True
 
     def __init__(self, syntax: Harmony, names: frozenset[str]) -> None:
         self.marker = syntax.marker

@@ -42,7 +42,7 @@ class JsonCalls:
     name: str
     aliases: tuple[str, ...] = ()
     marker: str
-    bare: bool = False
+    bare: str = ""
     whole: bool = False
     opening: str = ""
     separator: str = ""

@@ -13,7 +13,7 @@ class Llama3Json(JsonCalls):
     name = "llama3_json"
     aliases: tuple[str, ...] = ("llama4_json",)
     marker = "<|python_tag|>"
-    bare = True
+    bare = "{"
     separator = ";"
     arguments_key = "parameters"
 
