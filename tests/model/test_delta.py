@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
-from dataclasses import replace
-from itertools import pairwise
-from typing import Any
-
 import numpy as np
 import pytest
-from test_state import TOKENS, W, alone, drive
-from tiny import VOCAB, Sequence, batch_of, same_bits
+from slot_ops import NUM_TOKENS, OneOp, W, check_ends, check_kv_bytes
+from test_state import TOKENS, alone, drive
+from tiny import VOCAB, Sequence, batch_of
 
 from quire.errors import ConfigError
-from quire.program import Builder, Load, Program
-from quire.program.ops.slot_states import States
+from quire.program import Builder, Program
 from quire.program.program import Run
 from quire.types import Snapshot
 
@@ -24,24 +19,11 @@ RATE = np.array([-1.0, 0.5, -3.0, 1.0], np.float32)
 BIAS = np.array([0.1, -2.0, 1.0, 0.0], np.float32)
 
 
-class One:
-    """One delta rule over inputs that are fixed by position."""
-
-    def __init__(self) -> None:
-        b = Builder()
-        h = b.embed(W / "e", 4, 4)
-        x, decay, beta = (b.linear(h, W / n, s) for n, s in (("x", WIDTH), ("a", HEADS), ("b", HEADS)))
-        self.program = b.program(b.delta_rule(x, decay, beta, W, KEY_HEADS, DK))
-        self.op = self.program.ops[-1]
-        rng = np.random.default_rng(0)
-        self.inputs = [rng.standard_normal((300, n)).astype(np.float32) for n in (WIDTH, HEADS, HEADS)]
-        self.states = States.empty(self.program.caches[0], 2, 2)
-
-    def run(self, start: int, count: int, slot: int = 0, **more: Any) -> np.ndarray:
-        batch = batch_of([(Sequence([0] * 300, [0] * 5, computed=start, slot=slot), count)], 64)
-        weights = {"w.A_log": RATE, "w.dt_bias": BIAS}
-        run = Run(replace(batch, **more), weights, [self.states], [0])
-        return self.op.reference(run, *(x[start : start + count] for x in self.inputs))
+def one_op() -> OneOp:
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal((NUM_TOKENS, n)).astype(np.float32) for n in (WIDTH, HEADS, HEADS)]
+    weights = {"w.A_log": RATE, "w.dt_bias": BIAS}
+    return OneOp(lambda b, x, decay, beta: b.delta_rule(x, decay, beta, W, KEY_HEADS, DK), inputs, weights)
 
 
 def recurrence(x: np.ndarray, decay: np.ndarray, beta: np.ndarray) -> np.ndarray:
@@ -62,35 +44,18 @@ def recurrence(x: np.ndarray, decay: np.ndarray, beta: np.ndarray) -> np.ndarray
 
 
 def test_it_is_the_recurrence() -> None:
-    one = One()
-    np.testing.assert_allclose(one.run(0, 300), recurrence(*one.inputs), rtol=1e-4, atol=1e-5)
+    one = one_op()
+    np.testing.assert_allclose(one.run(0, NUM_TOKENS), recurrence(*one.inputs), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("ends", [[1, 2, 3, 64, 65, 300], [63, 127, 128, 129, 250, 300], [64, 300]], ids=str)
 def test_rows_may_end_anywhere(ends: list[int]) -> None:
-    whole, one = One().run(0, 300), One()
-    parts = [one.run(start, end - start) for start, end in pairwise([0, *ends])]
-    assert same_bits(np.concatenate(parts), whole)
+    check_ends(one_op, ends)
 
 
 @pytest.mark.parametrize("row", [(0, 50), (70, 1), (64, 3), (2, 1), (120, 20), (3, 290)], ids=str)
 def test_cost_is_what_is_read_and_kept(row: tuple[int, int]) -> None:
-    """Numbers are read when NaN in their place shows in the output, and kept when they change."""
-    one, read = One(), 0
-    if row[0]:
-        one.run(0, row[0])
-    before = deepcopy(one.states)
-    for name in ("borders", "inputs"):
-        for place in range(getattr(before, name).shape[1]):
-            one.states = deepcopy(before)
-            spoilt = getattr(one.states, name)[0, place]
-            spoilt[:] = np.nan
-            read += spoilt.nbytes * bool(np.isnan(one.run(*row)).any())
-    one.states = deepcopy(before)
-    one.run(*row)
-    pairs = ((before.borders, one.states.borders), (before.inputs, one.states.inputs))
-    written = sum(4 * np.count_nonzero(old != new) for old, new in pairs)
-    assert one.op.kv_bytes(Load((row,), 1)) == (read, written)
+    check_kv_bytes(one_op(), row)
 
 
 def test_heads_that_do_not_fit_are_refused() -> None:

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
-from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 from driver import DrivenSequence, Driver
-from tiny import VOCAB, Sequence, batch_of, random_weights, same_bits
+from slot_ops import NUM_TOKENS, OneOp, W, check_ends, check_kv_bytes
+from tiny import VOCAB, random_weights, same_bits
 
 from quire.backends.null import NullBackend
 from quire.backends.reference import ReferenceBackend
-from quire.program import Builder, Load, Names, PagedKV, Program, SlotState, Value
+from quire.program import Builder, Load, PagedKV, Program, SlotState
 from quire.program.dtypes import DType
 from quire.program.ops import GatedRecurrence, ShortConvolution, state
 from quire.program.ops.slot_states import CHUNK, States
-from quire.program.program import Run
 from quire.types import MAX_DRAFTED, Snapshot
 
-W = Names("w")
 TOKENS = np.random.default_rng(3).integers(0, VOCAB, 300).tolist()
 CONV, RECURRENCE = SlotState((0,), 8, 3), SlotState((8,), 16, CHUNK - 1)
 
@@ -82,61 +78,42 @@ def test_bytes_are_those_of_the_arrays(spec: SlotState) -> None:
 # Each op by itself, against float64
 
 
-class One:
-    """One op over inputs that are fixed by position, [T, 8] each."""
-
-    def __init__(self, record: Callable[[Builder, Value, Value], Value], tokens: int = 300) -> None:
-        b = Builder()
-        x, y = (b.linear(b.embed(W / "e", 4, 4), W / name, 8) for name in "xy")
-        self.program = b.program(record(b, x, y))
-        self.op = self.program.ops[-1]
-        rng = np.random.default_rng(0)
-        self.x = rng.standard_normal((tokens, 8)).astype(np.float32)
-        self.decay = rng.uniform(0.5, 1, (tokens, 8)).astype(np.float32)
-        self.weight = rng.standard_normal((8, 1, 4)).astype(np.float32)
-        self.states = States.empty(self.program.caches[0], 2, 2)
-
-    def run(self, start: int, count: int, slot: int = 0, **more: Any) -> np.ndarray:
-        batch = batch_of([(Sequence([0] * 300, [0] * 5, computed=start, slot=slot), count)], 64)
-        run = Run(replace(batch, **more), {"w.conv.weight": self.weight}, [self.states], [0])
-        taken = slice(start, start + count)
-        inputs = (self.x[taken], self.decay[taken])[: len(self.op.inputs())]
-        return self.op.reference(run, *inputs)
+INPUTS = [
+    np.random.default_rng(0).standard_normal((NUM_TOKENS, 8)).astype(np.float32),
+    np.random.default_rng(1).uniform(0.5, 1, (NUM_TOKENS, 8)).astype(np.float32),
+]
+CONV_WEIGHT = np.random.default_rng(2).standard_normal((8, 1, 4)).astype(np.float32)
 
 
-def convolution(dtype: DType = "float32") -> One:
-    return One(lambda b, x, y: b.short_convolution(x, W / "conv", 4, dtype))
+def convolution(dtype: DType = "float32") -> OneOp:
+    weights = {"w.conv.weight": CONV_WEIGHT}
+    return OneOp(lambda b, x: b.short_convolution(x, W / "conv", 4, dtype), INPUTS[:1], weights)
 
 
-def recurrence(dtype: DType = "float32") -> One:
-    return One(lambda b, x, y: b.gated_recurrence(x, y, dtype))
+def recurrence(dtype: DType = "float32") -> OneOp:
+    return OneOp(lambda b, x, decay: b.gated_recurrence(x, decay, dtype), INPUTS, {})
 
 
 def test_convolution_is_the_formula() -> None:
-    one = convolution()
-    padded = np.concatenate([np.zeros((3, 8)), one.x])
-    expected = sum(padded[i : i + 300] * one.weight[:, 0, i].astype(np.float64) for i in range(4))
-    np.testing.assert_allclose(one.run(0, 300), expected, rtol=1e-5, atol=1e-5)
+    padded = np.concatenate([np.zeros((3, 8)), INPUTS[0]])
+    expected = sum(padded[i : i + 300] * CONV_WEIGHT[:, 0, i].astype(np.float64) for i in range(4))
+    np.testing.assert_allclose(convolution().run(0, 300), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_recurrence_is_the_formula() -> None:
-    one = recurrence()
     h, expected = np.zeros(8), []
-    for x, decay in zip(one.x.astype(np.float64), one.decay, strict=True):
+    for x, decay in zip(INPUTS[0].astype(np.float64), INPUTS[1], strict=True):
         h = decay * h + x
         expected.append(h)
-    np.testing.assert_allclose(one.run(0, 300), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(recurrence().run(0, 300), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("make", [convolution, recurrence])
 @pytest.mark.parametrize("ends", [[1, 2, 3, 64, 65, 300], [63, 127, 128, 129, 250, 300], [64, 300]], ids=str)
-def test_rows_may_end_anywhere(make: Callable[..., One], dtype: DType, ends: list[int]) -> None:
+def test_rows_may_end_anywhere(make: Callable[..., OneOp], dtype: DType, ends: list[int]) -> None:
     """Also where the state is rounded at each border: there, and nowhere else."""
-    whole = make(dtype).run(0, 300)
-    one = make(dtype)
-    parts = [one.run(start, end - start) for start, end in pairwise([0, *ends])]
-    assert same_bits(np.concatenate(parts), whole)
+    check_ends(lambda: make(dtype), ends)
 
 
 def test_where_a_chunk_ends_shows_in_a_rounded_state(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,23 +125,9 @@ def test_where_a_chunk_ends_shows_in_a_rounded_state(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("row", [(0, 50), (70, 1), (64, 3), (2, 1), (120, 20), (3, 290)], ids=str)
 @pytest.mark.parametrize("make", [convolution, recurrence])
-def test_cost_is_what_is_read_and_kept(make: Callable[..., One], row: tuple[int, int]) -> None:
-    """Numbers are read when NaN in their place shows in the output, and kept when they change."""
-    one, read = make(), 0
-    if row[0]:
-        one.run(0, row[0])
-    before = deepcopy(one.states)
-    for name in ("borders", "inputs"):
-        for place in range(getattr(before, name).shape[1]):
-            one.states = deepcopy(before)
-            spoilt = getattr(one.states, name)[0, place]
-            spoilt[:] = np.nan
-            read += spoilt.nbytes * bool(np.isnan(one.run(*row)).any())
-    one.states = deepcopy(before)
-    one.run(*row)
-    pairs = ((before.borders, one.states.borders), (before.inputs, one.states.inputs))
-    written = sum(4 * np.count_nonzero(old != new) for old, new in pairs)
-    assert one.op.kv_bytes(Load((row,), 1)) == (read, written)
+def test_cost_is_what_is_read_and_kept(make: Callable[..., OneOp], row: tuple[int, int]) -> None:
+    one = make()
+    check_kv_bytes(one, row)
     flops = 2 * 8 * (4 * row[1] if isinstance(one.op, ShortConvolution) else row[0] % CHUNK + row[1])
     assert one.op.flops(Load((row,), 1)) == flops
 
