@@ -17,7 +17,7 @@ from quire.text.reasoning import find_reasoning
 from quire.text.tools import FORMATS
 from quire.text.tools.format import ToolFormat
 from quire.text.tools.functions import Function
-from quire.text.tools.llama_pythonic import LlamaPythonic
+from quire.text.tools.pythonic import LlamaPythonic
 
 THINK, COHERE = find_reasoning("", "think"), find_reasoning("", "cohere")
 FORMAT = {known.name: known("") for known in FORMATS}

@@ -29,13 +29,12 @@ from quire.text.tools.harmony import Harmony, opened
 from quire.text.tools.hermes import Hermes
 from quire.text.tools.hunyuan import Hunyuan, HunyuanA13B
 from quire.text.tools.kimi_k2 import KimiK2
-from quire.text.tools.lfm2 import Lfm2
 from quire.text.tools.llama3_json import Llama3Json
-from quire.text.tools.llama_pythonic import LlamaPythonic
 from quire.text.tools.minimax_m2 import MiniMaxM2
 from quire.text.tools.mistral import Mistral
 from quire.text.tools.mistral_args import MistralArgs
 from quire.text.tools.nemotron import NemotronJson
+from quire.text.tools.pythonic import Lfm2, LlamaPythonic
 from quire.text.tools.qwen_xml import QwenXml, SeedOss
 
 # Tried in this order: the template of Hermes quotes that of Llama.

@@ -1,4 +1,4 @@
-"""Shared parts of the formats whose calls are a list as in Python."""
+"""The formats of LFM2 and Llama whose calls are a list as in Python."""
 
 from __future__ import annotations
 
@@ -37,7 +37,45 @@ class Pythonic(JsonCalls):
 
     def reader(self, functions: Sequence[Function]) -> JsonCallReader:
         """Make a reader of the calls of one answer."""
-        return PythonReader(self, frozenset(function.name for function in functions))
+        return _PythonReader(self, frozenset(function.name for function in functions))
+
+
+class Lfm2(Pythonic):
+    """`[NAME(KEY="text", KEY=[1, 2]), NAME()]` between two marks."""
+
+    name = "lfm2"
+    marker = "<|tool_call_start|>"
+    closing = "<|tool_call_end|>"
+
+    @classmethod
+    def matches(cls, source: str) -> bool:
+        """Look for the marker, or for the one of older templates, which print no calls."""
+        return cls.marker in source or "<|tool_list_start|>" in source
+
+
+class LlamaPythonic(Pythonic):
+    """`[NAME(KEY="text", KEY=[1, 2]), NAME()]`, and nothing before it; in Llama 4 perhaps between marks."""
+
+    name = "pythonic"
+    aliases: tuple[str, ...] = ("llama4_pythonic",)
+    marker = "<|python_tag|>"
+    bare = "["
+
+    def __init__(self, source: str) -> None:
+        if "<|header_start|>" in source:
+            self.marker, self.closing = "<|python_start|>", "<|python_end|>"
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        return (self.marker, *filter(None, (self.closing,)))
+
+    @classmethod
+    def matches(cls, source: str) -> bool:
+        """Look for the list that the template shows to the model."""
+        return "[func_name1(" in source
+
+    def end(self, mark: Callable[[str], str]) -> str:
+        return f"({mark(self.closing)})?" if self.closing else ""
 
 
 class _PythonRules(LiteralRules):
@@ -68,7 +106,7 @@ class _PythonRules(LiteralRules):
         return " | ".join(parts)
 
 
-class PythonReader(LiteralReader):
+class _PythonReader(LiteralReader):
     """Reader of calls in Python's notation.
 
     Templates print texts as they are: a quote in one ends it only before a character that may follow it.
