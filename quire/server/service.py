@@ -66,6 +66,7 @@ class ServiceState:
     recorder: Recorder | None = None
     replicas: Several | None = None  # the engine, where it is several
     spans: Spans | None = None  # where traces of requests go
+    names_elsewhere: Callable[[], Collection[str]] = tuple  # those of the server's other models
     draining: bool = False  # not ready any more
     refusing: bool = False  # nothing new is taken in
     is_experimenting: bool = False  # a process of quire.experiments runs

@@ -14,7 +14,7 @@ from quire.errors import ConfigError, QuireError
 from quire.memory import gigabytes, misfit
 from quire.models.purpose import Pooling
 from quire.server.hosted.policy import Need, nbytes
-from quire.weights.adapters import stored_bytes
+from quire.weights.adapters import found_in, stored_bytes
 
 # Fields that decide what weights are in memory
 OF_WEIGHTS = ("model", "revision", "hf_overrides", "quantization", "speculative", "task", "adapter_dir")
@@ -27,6 +27,11 @@ class ModelSpec:
     name: str
     config: ServerConfig
     engine_config: EngineConfig
+
+    def adapter_names(self) -> list[str]:
+        """Return the names of the adapters in its folder. Raises ConfigError if that cannot be read."""
+        folder = self.engine_config.adapter_dir
+        return [] if folder is None else found_in(Path(folder).expanduser())
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,21 +6,19 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp
 
 from quire.config import ServerConfig
-from quire.errors import Overloaded, QuireError
+from quire.errors import ConfigError, Overloaded, QuireError, RequestError
 from quire.server.errors import HTTPRefusal, NotFound
 from quire.server.hosted.policy import Standing, State, decide, nbytes
 from quire.server.request import ServerRequest
 from quire.server.service import QueueFull, ServiceState, is_served, patterns_of, served_names
-from quire.weights.adapters import found_in
 
 if TYPE_CHECKING:
     from quire.server.hosted.budget import Allotment, ModelSpec
@@ -83,12 +81,13 @@ class HostedModel:
         return patterns_of(self.spec.config)
 
     @property
-    def adapter_names(self) -> Collection[str]:
-        """The names of its adapters: of those in its folder while it is not loaded."""
+    def adapters(self) -> dict[str, str]:
+        """What identifies its adapters, by name; while it is not loaded, the names of those in its folder."""
         if self.service is not None:
-            return self.service.adapters
-        folder = self.spec.engine_config.adapter_dir
-        return () if folder is None else found_in(Path(folder).expanduser())
+            return {own.name: own.adapter for own in self.service.adapters.values()}
+        with suppress(ConfigError):  # which loading it reports
+            return {name: name for name in self.spec.adapter_names()}
+        return {}
 
     @property
     def max_model_len(self) -> int:
@@ -183,20 +182,29 @@ class Host:
         return nbytes(one.budget.need for one in self.models.values() if one.state != "unloaded")
 
     def find(self, name: str | None) -> HostedModel:
-        """Return the model of a name, the first one without a name. Raises NotFound."""
+        """Return the model of a name, or of an adapter's; the first one without a name.
+
+        Raises NotFound, and RequestError for an adapter that two models have.
+        """
         models = list(self.models.values())
         if name is None:
             return models[0]
         for asked in dict.fromkeys((name, name.removesuffix(LATEST))):
-            found = [one for one in models if asked in one.names]
-            found += [one for one in models if asked in one.adapter_names]
-            found += [one for one in models if is_served(asked, one.names, one.patterns)]
-            if found:
+            if found := [one for one in models if asked in one.names]:
+                return found[0]
+            if found := [one for one in models if asked in one.adapters]:
+                return _only(found, asked)
+            if found := [one for one in models if is_served(asked, one.names, one.patterns)]:
                 return found[0]
         known = ", ".join(word for one in models for word in (*one.names, *one.patterns))
         raise NotFound(
             f"model {name[:200]!r} is not served here", f"served are {known}", "model", "model_not_found"
         )
+
+    def names_beside(self, model: str) -> set[str]:
+        """Return the names of all other models and of their adapters."""
+        others = (one for name, one in self.models.items() if name != model)
+        return {word for one in others for word in (*one.names, *one.adapters)}
 
     def last_used(self) -> HostedModel | None:
         """Return the loaded model that was used last."""
@@ -332,3 +340,12 @@ class Host:
         waiters, model.waiters = model.waiters, []
         for waiter in waiters:
             waiter.end(refusal)
+
+
+def _only(models: Sequence[HostedModel], adapter: str) -> HostedModel:
+    """Return the model that has an adapter of this name. Raises RequestError if several have one."""
+    if len(models) > 1:
+        having = ", ".join(one.name for one in models)
+        problem = f"several models have an adapter {adapter[:200]!r}: {having}"
+        raise RequestError(problem, "rename one of the folders, or unload one adapter", "model")
+    return models[0]

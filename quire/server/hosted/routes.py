@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Route
 
 from quire.server import admin
 from quire.server.admin import ModelCard, reply
-from quire.server.hosted.host import Host, HostedModel
+from quire.server.hosted.host import LATEST, Host, HostedModel
 from quire.server.hosted.metrics import HostMetrics
 from quire.server.metrics import CONTENT_TYPE
 from quire.server.ollama import models as ollama
@@ -26,7 +26,10 @@ _ENCODER = msgspec.json.Encoder()
 
 
 class HostedCard(ModelCard, kw_only=True):
-    """A name of one of several models, with its state; `memory_bytes` is what it needs while it is loaded."""
+    """A name of one of several models, or of an adapter of one, with the state of the model.
+
+    `memory_bytes` is what the model needs while it is loaded.
+    """
 
     state: str
     memory_bytes: int
@@ -88,6 +91,8 @@ def _host(request: Request) -> Host:
 
 
 def _card(host: Host, model: HostedModel, name: str) -> HostedCard:
+    """Return the card of a model under one of its names, or under that of one of its adapters."""
+    adapter = None if name in model.names else model.adapters.get(name.removesuffix(LATEST))
     facts, need = model.budget.facts, model.budget.need
     loaded = model.state == "loaded"
     idle_s = round(time.monotonic() - model.used_s, 3) if loaded and not model.num_users else None
@@ -95,7 +100,8 @@ def _card(host: Host, model: HostedModel, name: str) -> HostedCard:
         id=name,
         created=host.created_s,
         max_model_len=model.max_model_len,
-        root=model.name,
+        root=adapter or model.name,
+        parent=model.name if adapter else None,
         display_name=name,
         created_at=datetime.fromtimestamp(host.created_s, UTC).isoformat(),
         max_input_tokens=model.max_model_len,
@@ -109,10 +115,10 @@ def _card(host: Host, model: HostedModel, name: str) -> HostedCard:
     )
 
 
-@describes("List all model names, with the states of their models", reply=HostedList)
+@describes("List the names of all models and adapters, with the states of the models", reply=HostedList)
 async def models(request: Request) -> Response:
     host = _host(request)
-    cards = [_card(host, model, name) for model in host.models.values() for name in model.names]
+    cards = [_card(host, one, name) for one in host.models.values() for name in (*one.names, *one.adapters)]
     return reply(HostedList(cards, host.used_bytes, host.limit_bytes))
 
 

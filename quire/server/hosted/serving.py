@@ -53,6 +53,7 @@ def open_models(
                 num_sharing=budget.num_sharing,
             )
             async with opening as service:
+                service.names_elsewhere = lambda: host.names_beside(spec.name)
                 yield service, model_app(service, page)
 
         if config.load_adapters:
@@ -80,7 +81,7 @@ def open_models(
 
 
 def _check(config: ServerConfig, specs: Sequence[ModelSpec]) -> None:
-    """Raise ConfigError for options that are for one model, and for names of two."""
+    """Raise ConfigError for options that are for one model, and for names of two, or of their adapters."""
     if config.replicas != 1 or config.role != "both":
         what = "replicas" if config.replicas != 1 else "role"
         raise ConfigError(f"{what} with several models", "start a server for each model")
@@ -92,6 +93,12 @@ def _check(config: ServerConfig, specs: Sequence[ModelSpec]) -> None:
             ):
                 hint = "name them in `models:` of a --config file"
                 raise ConfigError(f"two models have the name {name[:200]!r}", hint)
+    for spec in specs:
+        for name in spec.adapter_names():
+            if (other := seen.setdefault(name, spec.name)) != spec.name:
+                words = f"the adapter {name[:200]!r} of model {spec.name!r} has the name of"
+                hint = "rename its folder, or give each model an adapter-dir in `models:` of a --config file"
+                raise ConfigError(f"{words} model {other!r}, or of an adapter of that", hint)
 
 
 def _count(specs: Sequence[ModelSpec], name: str) -> int:

@@ -21,12 +21,14 @@ class LoadAdapterRequest(msgspec.Struct):
 
     lora_name: str
     lora_path: str
+    model: str | None = None  # of a server with several, by default the first
 
 
 class UnloadAdapterRequest(msgspec.Struct):
     """An adapter to be unloaded. Requests that have it keep it until they end."""
 
     lora_name: str
+    model: str | None = None
 
 
 def check(engine_config: EngineConfig, keyed: bool) -> None:
@@ -44,8 +46,10 @@ async def load(request: Request) -> Response:
     """Load an adapter; streams of other requests go on meanwhile."""
     service: ServiceState = request.app.state.service
     asked, *_ = await read(request, LoadAdapterRequest)
-    if asked.lora_name in service.names:
-        raise RequestError(f"{asked.lora_name!r} is the name of the model", "give another one", "lora_name")
+    service.check_name(asked.model)
+    if asked.lora_name in (*service.names, *service.names_elsewhere()):
+        problem = f"{asked.lora_name[:200]!r} is the name of a model, or of an adapter of another model"
+        raise RequestError(problem, "give another one", "lora_name")
     await _changed(service).change_adapter(asked.lora_name, asked.lora_path)
     return Response(f"Success: LoRA adapter '{asked.lora_name}' added successfully.", media_type="text/plain")
 
@@ -55,6 +59,7 @@ async def unload(request: Request) -> Response:
     """Unload an adapter: new requests for it are refused."""
     service: ServiceState = request.app.state.service
     asked, *_ = await read(request, UnloadAdapterRequest)
+    service.check_name(asked.model)
     if asked.lora_name not in service.adapters:
         problem = f"the adapter {asked.lora_name[:200]!r} is not loaded"
         raise NotFound(problem, "/v1/models lists all", "lora_name", "model_not_found")
