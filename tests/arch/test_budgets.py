@@ -67,13 +67,13 @@ ROOMS = (
     ),
     Room(
         "hosted",
-        870,
+        890,
         "several models in one server: could be deleted, with its lines in cli/serve.py",
         ("server/hosted",),
     ),
     Room(
         "apis",
-        3_380,
+        3_390,
         "the APIs of OpenAI, Anthropic, Ollama and llama.cpp: each could be deleted with its line in app.py",
         ("server/openai", "server/anthropic", "server/ollama", "server/llamacpp"),
     ),

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from starlette.responses import PlainTextResponse
 from tiny_encoders import write_bert, write_cross_encoder
 
 from quire.config import EngineConfig, ServerConfig
-from quire.errors import ConfigError, Overloaded, QuireError
+from quire.errors import ConfigError, Overloaded, QuireError, RequestError
 from quire.server.errors import HTTPRefusal
 from quire.server.hosted import policy
 from quire.server.hosted.budget import Allotment, ModelSpec, budgets
@@ -208,6 +209,23 @@ def test_names_patterns_and_tags_are_found() -> None:
         assert {name: host.find(name).name for name in asked} == asked
         with refused(404):
             host.find("c")
+
+    run(test)
+
+
+def test_an_adapter_of_two_models_is_an_error_for_its_name_alone() -> None:
+    async def test() -> None:
+        host = FakeModels("a", "b").host
+        for name, adapters in (("a", ("x", "b", "b-large")), ("b", ("x", "y"))):
+            service: Any = FakeService()
+            service.adapters = {own: SimpleNamespace(name=own, adapter=f"{own}@{name}") for own in adapters}
+            host.models[name].service = service
+        # Names of models come first, and patterns last.
+        asked = {"y": "b", "y:latest": "b", "b": "b", "b-large": "a", "b-small": "b"}
+        assert {name: host.find(name).name for name in asked} == asked
+        with pytest.raises(RequestError, match="several models have an adapter 'x': a, b"):
+            host.find("x")
+        assert host.names_beside("a") == {"b", "x", "y"}
 
     run(test)
 

@@ -82,7 +82,7 @@ class HostedModel:
 
     @property
     def adapters(self) -> dict[str, str]:
-        """What identifies its adapters, by name; while it is not loaded, the names of those in its folder."""
+        """The identities of its adapters by name; while it is not loaded, the names in its folder."""
         if self.service is not None:
             return {own.name: own.adapter for own in self.service.adapters.values()}
         with suppress(ConfigError):  # which loading it reports

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -173,18 +173,25 @@ async def openapi(request: Request) -> Response:
     return Response(_ENCODER.encode(request.app.state.document), media_type="application/json")
 
 
-@describes("List all model names, in Ollama's form", reply=ollama.Tags)
+def _listed(model: HostedModel) -> Iterator[tuple[str, str, ollama.Details]]:
+    """Yield the names of a model and its adapters, each with its digest and details, in Ollama's form."""
+    details = ollama.details_of(model.budget.facts)
+    for name in model.names:
+        yield ollama.tagged(name), ollama.digest_of(model.name, ""), details
+    for name in model.adapters:
+        digest = ollama.digest_of(f"{model.name} {name}", "")
+        yield ollama.tagged(name), digest, ollama.adapted(details, model.name)
+
+
+@describes("List the names of all models and adapters, in Ollama's form", reply=ollama.Tags)
 async def tags(request: Request) -> Response:
     """List the names of all models, loaded or not."""
     host = _host(request)
     started = datetime.fromtimestamp(host.created_s, UTC)
     found = []
     for one in host.models.values():
-        facts = one.budget.facts
-        size, details = facts.weight_bytes, ollama.details_of(facts)
-        capabilities = ollama.capabilities_of(one.budget.pooling)
-        for name in ollama.tagged(one.names):
-            digest = ollama.digest_of(one.name, "")
+        size, capabilities = one.budget.facts.weight_bytes, ollama.capabilities_of(one.budget.pooling)
+        for name, digest, details in _listed(one):
             found.append(ollama.Tag(name, name, started, size, digest, details, capabilities))
     return reply(ollama.Tags(found))
 
@@ -198,9 +205,8 @@ async def processes(request: Request) -> Response:
             continue
         left_s = one.used_s + one.idle_unload_s - time.monotonic()
         expires = now + timedelta(seconds=left_s) if left_s < MAX_S else ollama.NEVER
-        details, size = ollama.details_of(one.budget.facts), one.budget.need.total_bytes
-        digest = ollama.digest_of(one.name, "")
-        for name in ollama.tagged(one.names):
+        size = one.budget.need.total_bytes
+        for name, digest, details in _listed(one):
             found.append(ollama.Running(name, name, size, digest, details, expires, one.max_model_len))
     return reply(ollama.Processes(found))
 

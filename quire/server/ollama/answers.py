@@ -75,14 +75,18 @@ async def generate(request: Request) -> Response:
     return await _answer(request, OllamaGenerateRequest, protocol.generate_task, _generate_reply)
 
 
-def served_name(service: ServiceState, name: str | None) -> str:
-    """Return the name for the response, with ":latest" if the client added that. Raises NotFound."""
+def served_name(service: ServiceState, name: str | None) -> tuple[str, str]:
+    """Return what a service's `check_name` says of a name, also if the client added ":latest" to it.
+
+    Raises NotFound.
+    """
     try:
-        return service.check_model(name)
+        return service.check_name(name)
     except NotFound:
         if name is None or not name.endswith(LATEST):
             raise
-        return service.check_model(name.removesuffix(LATEST)) + LATEST
+        found, adapter = service.check_name(name.removesuffix(LATEST))
+        return found + LATEST, adapter
 
 
 async def _answer(
@@ -90,12 +94,14 @@ async def _answer(
 ) -> Response:
     service: ServiceState = request.app.state.service
     asked, unknown, task = await read(request, type_, lambda asked: task_of(asked, service))
-    make_reply = partial(make_reply, model=served_name(service, asked.model))
+    handle = handle_of(request)
+    model, handle.adapter = served_name(service, asked.model)
+    make_reply = partial(make_reply, model=model)
     if task.chat is None:  # clients send this to have the model loaded
         line = make_reply(NewOutput(), done=True, done_reason="load")
         return Response(encode(line), media_type="application/json")
     with renaming_fields(protocol.NAMES):
-        run = await _start(handle_of(request), task.chat, task.raw)
+        run = await _start(handle, task.chat, task.raw)
     shape = ChatLogprobs(run.tokenizer, asked.top_logprobs or 0, as_ids=False) if asked.logprobs else None
     cursor = LogprobCursor(run.output.outputs[0], shape)
     answer = OllamaAnswer(run, cursor, make_reply, response_warnings(request, unknown, task.chat.warnings))

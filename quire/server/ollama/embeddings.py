@@ -20,6 +20,7 @@ from quire.server.ollama.answers import served_name
 from quire.server.ollama.protocol import IGNORED
 from quire.server.openapi import describes
 from quire.server.request import handle_of, read
+from quire.server.service import ServiceState
 from quire.server.vectors import MAX_INPUTS, PooledFields, vectors_of
 
 
@@ -68,7 +69,7 @@ async def embed(request: Request) -> Response:
     """Return the embeddings of all inputs."""
     began = time.monotonic_ns()
     asked, unknown, _ = await read(request, OllamaEmbedRequest)
-    model = served_name(request.app.state.service, asked.model)
+    model = _model(request, asked)
     inputs = [asked.input] if isinstance(asked.input, str) else asked.input
     cut = asked.truncate is not False
     found, num_tokens = await _embeddings(request, inputs, asked.dimensions, cut)
@@ -86,11 +87,18 @@ async def embed(request: Request) -> Response:
 async def embed_one(request: Request) -> Response:
     """Return the embedding of the prompt; without one, none, as when clients have the model loaded."""
     asked, unknown, _ = await read(request, OllamaOneEmbeddingRequest)
-    served_name(request.app.state.service, asked.model)
+    _model(request, asked)
     found, _ = await _embeddings(request, [asked.prompt] if asked.prompt else [], None, cut=True)
     warnings = _warnings(request, unknown, asked.options)
     reply = OllamaOneEmbedding(embedding=found[0] if found else [], warnings=warnings)
     return Response(encode(reply), media_type="application/json")
+
+
+def _model(request: Request, asked: OllamaEmbedFields) -> str:
+    """Return the name of the model for the response. Raises NotFound, also for that of an adapter."""
+    service: ServiceState = request.app.state.service
+    name, adapter = served_name(service, asked.model)
+    return service.check_model(name) if adapter else name
 
 
 async def _embeddings(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -42,7 +42,7 @@ class Details(Struct):
 
 
 class Tag(Struct):
-    """One served model name. `size` is that of the weights, in bytes."""
+    """One served name, of the model or an adapter. `size` is that of the model's weights, in bytes."""
 
     name: str
     model: str
@@ -60,7 +60,7 @@ class Tags(Struct):
 
 
 class Running(Struct):
-    """One name of the loaded model, which never expires."""
+    """One name of the loaded model, which never expires, or of an adapter of it."""
 
     name: str
     model: str
@@ -73,7 +73,7 @@ class Running(Struct):
 
 
 class Processes(Struct):
-    """All names of the loaded model."""
+    """All names of the loaded model and its adapters."""
 
     models: list[Running]
 
@@ -100,20 +100,17 @@ class Shown(Struct):
 @describes("List the served model names, in Ollama's form", reply=Tags)
 async def tags(request: Request) -> Response:
     service: ServiceState = request.app.state.service
-    names, started = _names(service), datetime.fromtimestamp(service.created_s, UTC)
-    size, digest, details = _size(service), _digest(service), _details(service)
-    capabilities = _capabilities(service)
-    return reply(Tags([Tag(name, name, started, size, digest, details, capabilities) for name in names]))
+    started, size = datetime.fromtimestamp(service.created_s, UTC), _size(service)
+    can = _capabilities(service)
+    return reply(Tags([Tag(own[0], own[0], started, size, *own[1:], can) for own in _listed(service)]))
 
 
 @describes("List the loaded model, in Ollama's form", reply=Processes)
 async def processes(request: Request) -> Response:
     service: ServiceState = request.app.state.service
-    size, digest, details = _size(service), _digest(service), _details(service)
-    max_model_len = service.frontend.max_model_len
-    names = _names(service)
+    size, longest = _size(service), service.frontend.max_model_len
     return reply(
-        Processes([Running(name, name, size, digest, details, NEVER, max_model_len) for name in names])
+        Processes([Running(own[0], own[0], size, *own[1:], NEVER, longest) for own in _listed(service)])
     )
 
 
@@ -122,15 +119,19 @@ async def show(request: Request) -> Response:
     """Describe a model, without paths."""
     service: ServiceState = request.app.state.service
     asked, *_ = await read(request, ShowRequest)
-    name = served_name(service, asked.model or asked.name)
-    frontend = service.frontend
+    name, adapter = served_name(service, asked.model or asked.name)
+    details, frontend = _details(service), service.frontend
+    made = [f"FROM {name}"]
+    if adapter:
+        made = [f"FROM {service.names[0]}", f"ADAPTER {name}"]
+        details = adapted(details, service.names[0])
     parameters = [f"{name} {value}" for name, value in frontend.default_params.items()]
     return reply(
         Shown(
-            "\n".join([f"FROM {name}", *(f"PARAMETER {line}" for line in parameters)]),
+            "\n".join([*made, *(f"PARAMETER {line}" for line in parameters)]),
             "\n".join(parameters),
             frontend.chat_template.templates.get("default", ""),
-            _details(service),
+            details,
             _info(service),
             _capabilities(service),
             datetime.fromtimestamp(service.created_s, UTC),
@@ -149,14 +150,23 @@ async def refuse(request: Request) -> Response:
     raise HTTPRefusal(501, words, "the server has one model for text generation, chosen at startup")
 
 
-def _names(service: ServiceState) -> list[str]:
-    """Return the names with a tag each, as clients add one before they look for a name."""
-    return tagged(service.names)
+def _listed(service: ServiceState) -> Iterator[tuple[str, str, Details]]:
+    """Yield the names of the model and of its adapters, each with its digest and details."""
+    own, details = service.names[0], _details(service)
+    for name in service.names:
+        yield tagged(name), digest_of(own, service.fingerprint), details
+    for one in service.adapters.values():
+        yield tagged(one.name), digest_of(one.adapter, service.fingerprint), adapted(details, own)
 
 
-def tagged(names: Iterable[str]) -> list[str]:
-    """Return names as Ollama's clients know them."""
-    return [name if ":" in name.rpartition("/")[2] else name + LATEST for name in names]
+def tagged(name: str) -> str:
+    """Return a name with a tag: Ollama's clients add one before they look for a name."""
+    return name if ":" in name.rpartition("/")[2] else name + LATEST
+
+
+def adapted(details: Details, model: str) -> Details:
+    """Return the details of an adapter of a model."""
+    return structs.replace(details, parent_model=model)
 
 
 def _family(service: ServiceState) -> str:
@@ -175,10 +185,6 @@ def _size(service: ServiceState) -> int:
 
 def _weights(service: ServiceState) -> str:
     return service.engine.status.facts.chosen.get("weights", "")
-
-
-def _digest(service: ServiceState) -> str:
-    return digest_of(service.names[0], service.fingerprint)
 
 
 def digest_of(name: str, fingerprint: str) -> str:
