@@ -23,6 +23,7 @@ from quire.text.vocabulary import load_vocabulary, spellings
 from quire.weights.formats.expected import expected_storage
 from quire.weights.formats.registry import check_format
 from quire.weights.hub import open_model
+from quire.weights.joined import with_modules
 from quire.weights.load import has_own_head
 from quire.weights.plan import Expect, WeightPlan
 from quire.weights.renamed import under_own_names
@@ -170,6 +171,8 @@ def _open(
     tensors = None
     if weights or source.has_weights:
         tensors = under_own_names(model.program.weights(), source.tensors())
+        if model.pooling is not None:
+            tensors = with_modules(tensors, source, (module.folder for module in model.pooling.dense))
     tied = model.tied_tensor if model.pooling is None else None
     own_head = tensors is not None and tied is not None and has_own_head(tensors, tied)
     if own_head:

@@ -11,12 +11,14 @@ from quire.models.encoders import CROSS_ENCODERS, ENCODERS, fields_of, read_enco
 from quire.models.model import Model
 from quire.models.pooling import pooled_decoder
 from quire.models.purpose import Pooling
+from quire.program.ops import RowAttention
 from quire.text.tokenizer import Tokenizer, find_tokenizer
 from quire.weights.sentence import SentenceSettings
 from quire.weights.source import ModelSource
 
 ReadDecoder = Callable[[Mapping[str, Any]], Model]
 _DECODER, _BARE, _SCORER = "ForCausalLM", "Model", "ForSequenceClassification"
+_BARE_TEXT = "TextModel"  # of families whose other models read images too
 # The tokens of a decoder that answers whether a document meets a query, unless config.json names others
 _ANSWERS = ("no", "yes")
 # Fields of config.json that say how scores are made; the last is vLLM's and always so here.
@@ -47,14 +49,12 @@ def read_for(source: ModelSource, task: str, read: ReadDecoder, decoders: Collec
     if name in CROSS_ENCODERS or name in ENCODERS:
         return _encoder(name, raw, task, settings, source)
     if task == "generate":
-        return read(raw)
+        return _generating(read(raw))
     if name.endswith(_BARE) and name not in decoders and _as_decoder(name, decoders) == name:
         hint = f"known are {', '.join(ENCODERS)}, and decoders"
         raise ConfigError(f"unknown architecture {quoted(name)} of a model for embeddings", hint)
     decoder = {**raw, "architectures": [_as_decoder(name, decoders)]}
-    pooling = Pooling("embed", "last", settings is None or settings.normalized)
-    if settings is not None and task == "embed":
-        pooling = replace(pooling, method=settings.method)
+    pooling = _embedding(settings) if settings else Pooling("embed", "last", normalized=True)
     if task == "score":
         pooling = Pooling("score", answers=_answers(raw, find_tokenizer(source)))
     model = read(decoder)
@@ -92,6 +92,18 @@ def check_fields(
             raise ConfigError(f"hf_overrides: the model reads no field {quoted(name)}", hint)
 
 
+def _embedding(settings: SentenceSettings) -> Pooling:
+    return Pooling("embed", settings.method, settings.normalized, settings.dense)
+
+
+def _generating(model: Model) -> Model:
+    """Return a model that generates text. Raises ConfigError for one whose tokens see those after them."""
+    if any(isinstance(op, RowAttention) for op in model.program):
+        problem = "config.json: the tokens of this model see those after them, so it generates no text"
+        raise ConfigError(problem, "start it with task = 'embed'")
+    return model
+
+
 def _architecture(raw: Mapping[str, Any]) -> str:
     names = raw.get("architectures")
     name = names[0] if isinstance(names, list) and names else names
@@ -100,7 +112,7 @@ def _architecture(raw: Mapping[str, Any]) -> str:
 
 def _as_decoder(name: str, decoders: Collection[str]) -> str:
     """Return the architecture with a head whose layers are those of a bare or a classifying one."""
-    for end in (_BARE, _SCORER):
+    for end in (_BARE_TEXT, _BARE, _SCORER):
         if name.endswith(end) and (whole := name.removesuffix(end) + _DECODER) in decoders:
             return whole
     return name
@@ -114,8 +126,7 @@ def _encoder(
         what = "scores of pairs of texts" if own == "score" else "embeddings"
         raise ConfigError(f"{name} gives {what}, so it cannot be used for task = {task!r}", "leave task out")
     if own == "embed":
-        method, normalized = (settings.method, settings.normalized) if settings else ("mean", False)
-        model = read_encoder(name, raw, Pooling("embed", method, normalized))
+        model = read_encoder(name, raw, _embedding(settings) if settings else Pooling("embed", "mean"))
     else:
         _check_one_label(raw)
         tokenizer = find_tokenizer(source)

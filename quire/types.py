@@ -339,6 +339,16 @@ class Output(NamedTuple):
     drafting: Drafting | None = None
 
 
+class DenseModule(NamedTuple):
+    """A layer after pooling (sentence-transformers), of linear.weight and linear.bias in its folder."""
+
+    folder: str
+    in_features: int
+    out_features: int
+    bias: bool
+    activation: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """The cost of a step: for the live view, the metrics and recordings.
@@ -356,8 +366,7 @@ class Record:
     `drafting_saved_s` is how much longer steps without drafts would have taken for as many tokens of each
     sequence, on average, by the law. The draft model took `draft_s`, which `device_s` does not contain.
 
-    Before the step, blocks of `num_loaded_tokens` tokens and `loaded_bytes` came into the cache from a store;
-    copying them took `load_s`.
+    Before the step, blocks of `num_loaded_tokens` tokens, `loaded_bytes`, came from a store, in `load_s`.
     """
 
     index: int

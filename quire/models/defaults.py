@@ -201,6 +201,7 @@ GEMMA3: Defaults = {
     "vocab_size": 262208,
     "max_position_embeddings": 131072,
     "final_logit_softcapping": None,
+    "use_bidirectional_attention": False,
     "sliding_window_pattern": 6,
     "rope_theta": 1_000_000.0,
     "rope_local_base_freq": 10_000.0,

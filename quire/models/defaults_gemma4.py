@@ -12,7 +12,7 @@ _NOT_READ = (
         "rope_scaling",
         "rope_local_base_freq",
     ),
-    "original_max_position_embeddings",
+    *("original_max_position_embeddings", "use_bidirectional_attention"),
 )
 HEADS_BY_TYPE = "heads by layer type"  # of per_layer_config: as global_head_dim and so on say
 _GEMMA4: Defaults = {
@@ -39,7 +39,7 @@ GEMMA4: Defaults = {
 GEMMA4_UNIFIED: Defaults = {**_GEMMA4, "sliding_window": 1024, "max_position_embeddings": 262144}
 _NOT_IN_3N = (
     *("query_pre_attn_scalar", "sliding_window_pattern", "original_max_position_embeddings"),
-    "intermediate_size",
+    *("intermediate_size", "use_bidirectional_attention"),
 )
 GEMMA3N: Defaults = {
     **{key: value for key, value in GEMMA3.items() if key not in _NOT_IN_3N},

@@ -233,9 +233,9 @@ def read_encoder(name: str, raw: Mapping[str, Any], pooling: Pooling) -> Model:
     b = Builder()
     x = encoder.record(b, cfg, pooling)
     if pooling.task == "score":
-        program = ended(b.program(encoder.head(b, cfg, x), _BUFFERS), normalized=False)
+        program = ended(b.program(encoder.head(b, cfg, x), _BUFFERS), pooling)
     else:
-        program = ended(b.program(pool(b, x, pooling.method), encoder.unused), pooling.normalized)
+        program = ended(b.program(pool(b, x, pooling.method), encoder.unused), pooling)
     offset = _first_position(cfg) if encoder is _roberta else 0
     return Model(name, cfg, program, pooling, cfg.max_position_embeddings - offset)
 

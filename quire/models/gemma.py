@@ -11,6 +11,7 @@ from typing import Any
 from quire.errors import ConfigError, quoted
 from quire.models.config import FULL, SLIDING, ModelConfig
 from quire.models.layers import embed_tokens, gated_mlp, head, project_qkv, rotate
+from quire.models.pooling import attend_both
 from quire.program import Builder, Names, Value
 from quire.program.rope import Rope
 
@@ -71,7 +72,11 @@ def _attention3(b: Builder, cfg: ModelConfig, layer: int, h: Value, p: Names) ->
     q = b.rms_norm(q, p / "q_norm", cfg.norm_eps, offset=1.0)
     k = b.rms_norm(k, p / "k_norm", cfg.norm_eps, offset=1.0)
     q, k = rotate(b, q, k, rope_of_type(cfg, cfg.layer_types[layer]))
-    h = b.attention(q, k, v, scale=_scale(cfg), window=cfg.window(layer))
+    window = cfg.window(layer)
+    if cfg.flag("use_bidirectional_attention"):  # EmbeddingGemma (arXiv:2509.20354)
+        h = attend_both(b, q, k, v, window // 2 if window else None, _scale(cfg))
+    else:
+        h = b.attention(q, k, v, scale=_scale(cfg), window=window)
     return b.linear(h, p / "o_proj", cfg.hidden_size, bias=bias)
 
 

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import fields, replace
 
 from quire.errors import ConfigError
 from quire.models.purpose import Method, Pooling
-from quire.program import Builder, Names, Program, Rows, Value, WeightSpec, ops
+from quire.program import Builder, Names, Op, Program, Rows, Value, WeightSpec, ops
 from quire.program.ops.embedding import PoolingMethod
 
 _TINY = 1e-24  # of the mean square: a vector of zeros stays one
 
 
 def pooled_decoder(program: Program, pooling: Pooling) -> Program:
-    """Return the program of a decoder with another end: what it gives at the last position of a text."""
-    if pooling.method != "last":
-        problem = f"{pooling.method} pooling of a decoder is not supported"
-        raise ConfigError(problem, "pooling of the last token is")
+    """Return the program of a decoder with another end: a vector of its last hidden states, or a score."""
     place, head = _head(program)
     if pooling.answers is None:
-        return ended(replace(program, ops=program.ops[:place], output=head.x), pooling.normalized)
+        ignored = (*program.ignored, *(source for spec in head.weights() for source in spec.sources))
+        body = replace(program, ops=program.ops[:place], output=head.x, ignored=ignored)
+        if pooling.method != "last":
+            body = _of_all_tokens(body)
+            b = Builder(body)
+            out = pool(b, body.output, pooling.method)
+            body = b.program(out, ignored, program.left_out)
+        return ended(body, pooling)
     vocab_size = head.weight.shape[0]
     if max(pooling.answers) >= vocab_size:
         raise ConfigError(f"token {max(pooling.answers):,} is not among the {vocab_size:,} of the model")
@@ -46,18 +51,41 @@ def _head(program: Program) -> tuple[int, ops.Linear]:
     raise ConfigError("the model has no output matrix, so its last hidden states cannot be found")
 
 
-def ended(program: Program, normalized: bool) -> Program:
-    """Return a pooled program, with its vectors scaled to length 1 if `normalized`."""
-    if not normalized:
-        return replace(program, pooled=True)
-    x = program.output
-    first = 1 + max(value.index for op in program for value in op.outputs())
-    even, out = (replace(x, index=first + i) for i in range(2))
-    scaled = (ops.RMSNorm(even, x, None, _TINY, 0.0), ops.Scale(out, even, x.width**-0.5))
-    return replace(program, ops=(*program.ops, *scaled), output=out, pooled=True)
+def _of_all_tokens(program: Program) -> Program:
+    """Return the program with every token computed where only those that need logits were."""
+    chosen = {op.out.index: op.x for op in program if isinstance(op, ops.SampledRows)}
+
+    def of_all(value: Value) -> Value:
+        return chosen.get(value.index) or replace(value, count="T")
+
+    kept = tuple(_changed(op, of_all) for op in program if op.out.index not in chosen)
+    return replace(program, ops=kept, output=of_all(program.output))
 
 
-def attend_both(b: Builder, q: Value, k: Value, v: Value, reach: int | None = None) -> Value:
+def _changed(op: Op, change: Callable[[Value], Value]) -> Op:
+    """Return an op with other values in place of those that it reads and writes."""
+    values = {f.name: getattr(op, f.name) for f in fields(op)}
+    return replace(op, **{name: change(x) for name, x in values.items() if isinstance(x, Value)})
+
+
+def ended(program: Program, pooling: Pooling) -> Program:
+    """Return a pooled program, with the layers that follow pooling."""
+    b, x = Builder(program), program.output
+    for module in pooling.dense:
+        if module.in_features != x.width:
+            problem = f"{module.folder} takes {module.in_features:,} numbers, and gets {x.width:,}"
+            raise ConfigError(f"{problem} of the module before it", "its config.json is of another model")
+        w = Names(module.folder) / "linear"
+        x = b.linear(x, w, module.out_features, bias=module.bias)
+        x = b.activation(x, module.activation) if module.activation else x
+    if pooling.normalized:
+        x = b.scale(b.rms_norm(x, None, _TINY), x.width**-0.5)
+    return replace(b.program(x, program.ignored, program.left_out), pooled=True)
+
+
+def attend_both(
+    b: Builder, q: Value, k: Value, v: Value, reach: int | None = None, scale: float | None = None
+) -> Value:
     """Attend from q over k and v of the same text, [T, heads, dim] each, on both sides of each token."""
     (heads, dim), (groups, _), (_, value_dim) = q.shape, k.shape, v.shape
     if heads % groups:
@@ -65,7 +93,7 @@ def attend_both(b: Builder, q: Value, k: Value, v: Value, reach: int | None = No
     if reach is not None and reach < 1:
         raise ConfigError(f"tokens that see {reach} positions on either side are not supported")
     out = b.value((heads * value_dim,))
-    return b.record(ops.RowAttention(out, q, k, v, dim**-0.5, reach)).out
+    return b.record(ops.RowAttention(out, q, k, v, dim**-0.5 if scale is None else scale, reach)).out
 
 
 def embed_segments(b: Builder, w: Names, count: int, hidden_size: int, separator: int) -> Value:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quire.errors import RequestError
+from quire.types import DenseModule
 
 Method = Literal["mean", "cls", "last"]
 
@@ -14,15 +15,16 @@ Method = Literal["mean", "cls", "last"]
 class Pooling:
     """The vectors that a model gives in place of text: embeddings, or scores of pairs of texts.
 
-    `method` makes one vector of a text's hidden states, `normalized` scales it to length 1. The score of a
-    decoder is that of the second of the tokens `answers` against the first, at the last position; `sigmoid`
-    is applied to it.
+    `method` makes one vector of a text's hidden states, the layers `dense` change it, `normalized` scales it
+    to length 1. The score of a decoder is that of the second of the tokens `answers` against the first, at
+    the last position; `sigmoid` is applied to it.
     `separator` is the token after which the second segment of a pair begins, -1 if segments do not matter.
     """
 
     task: Literal["embed", "score"]
     method: Method = "last"
     normalized: bool = False
+    dense: tuple[DenseModule, ...] = ()
     answers: tuple[int, int] | None = None
     separator: int = -1
     sigmoid: bool = True

@@ -157,7 +157,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "GemmaForCausalLM": Family(gemma, defaults_later.GEMMA, only=_CAUSAL),
     "Gemma2ForCausalLM": Family(gemma2, defaults.GEMMA2, every_other, _GELU, _CAUSAL),
-    "Gemma3ForCausalLM": Family(gemma3, defaults.GEMMA3, by_pattern, _GELU, _CAUSAL),
+    "Gemma3ForCausalLM": Family(gemma3, defaults.GEMMA3, by_pattern, _GELU),
     "Gemma3nForCausalLM": Family(
         gemma3n,
         GEMMA3N,

@@ -28,12 +28,12 @@ class Names(str):
 
 
 class Builder:
-    """Records ops in order. Every method returns the Value it writes; nothing is computed."""
+    """Records ops in order, after those of the program `begun`. Every method returns the Value it writes."""
 
-    def __init__(self) -> None:
-        self._ops: list[Op] = []
-        self._caches: list[CacheSpec] = []
-        self._num_values = 0
+    def __init__(self, begun: Program | None = None) -> None:
+        self._ops: list[Op] = list(begun.ops) if begun else []
+        self._caches: list[CacheSpec] = list(begun.caches) if begun else []
+        self._num_values = 1 + max((value.index for op in self._ops for value in op.outputs()), default=-1)
         self._num_tensors = 0
 
     def program(

@@ -100,6 +100,10 @@ class ModelFolder:
         """Read the settings of sentence-transformers; None if the model has none."""
         return read_settings(self.path)
 
+    def module_tensors(self, folder: str) -> Tensors:
+        """Open the weights of a module that has them in a folder of its own."""
+        return Checkpoint.open(self.path / folder)
+
     @property
     def has_weights(self) -> bool:
         """True if all weight files are present. Without them the model can still be described.

@@ -22,7 +22,7 @@ from quire.errors import ConfigError
 from quire.weights.folder import ModelFolder
 from quire.weights.gguf.model import GgufModel, is_gguf, only_gguf
 from quire.weights.safetensors import INDEX_NAME, read_index, weight_files
-from quire.weights.sentence import MODULE_SETTINGS, SETTINGS
+from quire.weights.sentence import MODULE_SETTINGS, MODULE_WEIGHTS, SETTINGS
 from quire.weights.source import ModelSource, OverriddenSource
 
 DEMO = Path(__file__).parent.parent / "assets" / "demo"
@@ -185,6 +185,7 @@ class _Repository:
             weights = sorted(set(read_index(folder / INDEX_NAME).values()))
             if names is not None and (absent := sorted(set(weights) - set(names))):
                 raise ConfigError(f"{self.model}: {INDEX_NAME} names {absent[0]!r}, which is not there")
+        weights += [name for name in names or () if fnmatchcase(name, MODULE_WEIGHTS)]
         self._snapshot(revision, [glob.escape(name) for name in weights], local)
         if absent := [name for name in weights if not (folder / name).exists()]:
             raise ConfigError(f"{folder / absent[0]}: no such file")

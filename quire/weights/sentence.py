@@ -1,6 +1,6 @@
 """Settings of sentence-transformers: modules of a model, the length of texts, prompts in front of them.
 
-The files are modules.json, which lists the modules, a config.json in the folder of each, and
+The files are modules.json, which lists the modules, a config.json in the folder of each that has one, and
 sentence_bert_config.json and config_sentence_transformers.json, named after the classes of that library.
 """
 
@@ -16,9 +16,11 @@ import msgspec
 from quire.errors import ConfigError, quoted
 from quire.json_file import read_json
 from quire.regular_file import present, read_limited
+from quire.types import DenseModule
 
 SETTINGS = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
-MODULE_SETTINGS = ("*_Pooling/config.json",)
+MODULE_SETTINGS = ("*_Pooling/config.json", "*_Dense/config.json")
+MODULE_WEIGHTS = "*_Dense/model.safetensors"
 _LIMIT_BYTES = 1 << 20
 _PREFIX = "pooling_mode_"
 _METHODS: dict[str, Literal["mean", "cls", "last"]] = {
@@ -28,14 +30,31 @@ _METHODS: dict[str, Literal["mean", "cls", "last"]] = {
     "mean": "mean",
     "cls": "cls",
 }
+_ACTIVATIONS = {  # of dense modules: the names of their classes in torch
+    "Identity": None,
+    "Tanh": "tanh",
+    "ReLU": "relu",
+    "SiLU": "silu",
+    "Sigmoid": "sigmoid",
+}
+_OF_DENSE = {  # what it may say besides
+    "module_input_name": (None, "sentence_embedding"),
+    "module_output_name": (None, "sentence_embedding"),
+    "use_residual": (None, False),
+}
+_MAX_FEATURES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class SentenceSettings:
-    """The settings of a model for embeddings: `prompts` are beginnings of texts, by the names of tasks."""
+    """The settings of a model for embeddings: `prompts` are beginnings of texts, by the names of tasks.
+
+    The vector that pooling by `method` gives goes through the modules `dense`.
+    """
 
     method: Literal["mean", "cls", "last"]
     normalized: bool
+    dense: tuple[DenseModule, ...] = ()
     max_tokens: int | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
@@ -49,21 +68,24 @@ def read_settings(folder: Path) -> SentenceSettings | None:
     path = folder / "modules.json"
     if not present(path):
         return None
-    first, *others = _modules(path)
+    first, pooling, *others = _modules(path)
     if first[0] != "Transformer" or first[1]:
         raise ConfigError(f"{path}: the first module is not a Transformer in the folder itself")
-    kinds = [kind for kind, _ in others]
-    if kinds not in (["Pooling"], ["Pooling", "Normalize"]):
-        problem = f"the modules {', '.join(kinds) or 'after the first'} are not supported"
-        raise ConfigError(f"{path}: {problem}", "supported are Pooling, and Normalize after it")
-    method = _method(folder / others[0][1] / "config.json")
+    normalized = others[-1:] != [] and others[-1][0] == "Normalize"
+    layers = others[:-1] if normalized else others
+    if pooling[0] != "Pooling" or any(kind != "Dense" for kind, _ in layers):
+        problem = f"the modules {', '.join(kind for kind, _ in (pooling, *others))} are not supported"
+        hint = "supported are Pooling, Dense modules after it, and Normalize at the end"
+        raise ConfigError(f"{path}: {problem}", hint)
+    method = _method(folder / pooling[1] / "config.json")
+    dense = tuple(_dense(folder / where / "config.json", where) for _, where in layers)
     sizes = _optional(folder / "sentence_bert_config.json")
     stated = _optional(folder / "config_sentence_transformers.json")
     prompts, default = _prompts(stated)
     length = sizes.get("max_seq_length")
     if length is not None and (type(length) is not int or length < 1):
         raise ConfigError(f"sentence_bert_config.json: max_seq_length = {quoted(length)} is not a size")
-    return SentenceSettings(method, len(kinds) == 2, length, prompts, default)
+    return SentenceSettings(method, normalized, dense, length, prompts, default)
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:
@@ -103,6 +125,33 @@ def _method(path: Path) -> Literal["mean", "cls", "last"]:
     if config.get("include_prompt") is False:
         raise ConfigError(f"{path}: pooling without the prompt is not supported")
     return _METHODS[chosen[0]]
+
+
+def _dense(path: Path, folder: str) -> DenseModule:
+    """Read the config.json of a dense module."""
+    if not folder:
+        raise ConfigError(f"{path}: a Dense module without a folder of its own")
+    config = read_json(path, _LIMIT_BYTES)
+    width, size = (_features(path, config, key) for key in ("in_features", "out_features"))
+    bias = config.get("bias", True)
+    if not isinstance(bias, bool):
+        raise ConfigError(f"{path}: bias = {quoted(bias)} is not a boolean")
+    stated = config.get("activation_function", "Tanh")
+    activation = str(stated).rpartition(".")[2]
+    if activation not in _ACTIVATIONS:
+        problem = f"the activation {quoted(stated)} is not supported"
+        raise ConfigError(f"{path}: {problem}", f"supported are {', '.join(_ACTIVATIONS)}")
+    for key, done in _OF_DENSE.items():
+        if config.get(key) not in done:
+            raise ConfigError(f"{path}: {key} = {quoted(config[key])} is not supported")
+    return DenseModule(folder, width, size, bias, _ACTIVATIONS[activation])
+
+
+def _features(path: Path, config: Mapping[str, Any], key: str) -> int:
+    size = config.get(key)
+    if type(size) is not int or not 0 < size <= _MAX_FEATURES:
+        raise ConfigError(f"{path}: {key} = {quoted(size)} is not a size")
+    return size
 
 
 def _optional(path: Path) -> dict[str, Any]:

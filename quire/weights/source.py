@@ -66,6 +66,10 @@ class ModelSource(Protocol):
         """Return the weights by name, without reading their data."""
         ...
 
+    def module_tensors(self, folder: str) -> Tensors:
+        """Return those of a module that `sentence_settings` names, which has them in a folder of its own."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class OverriddenSource:
@@ -113,3 +117,6 @@ class OverriddenSource:
 
     def tensors(self) -> Tensors:
         return self.source.tensors()
+
+    def module_tensors(self, folder: str) -> Tensors:
+        return self.source.module_tensors(folder)

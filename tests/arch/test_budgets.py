@@ -164,7 +164,7 @@ ROOMS = (
             "models/encoders.py",
             "models/pooling.py",
             "models/purpose.py",
-            "weights/sentence.py",
+            *("weights/sentence.py", "weights/joined.py"),
             "pooled_texts.py",
             "task.py",
             "server/pooling",

@@ -159,7 +159,6 @@ def test_null_means_absent() -> None:
 NOT_DONE: list[tuple[str, dict[str, Any]]] = [
     ("olmoe", {"clip_qkv": 8.0}),
     ("gemma2", {"use_bidirectional_attention": True}),
-    ("gemma3", {"use_bidirectional_attention": True}),
     ("gpt2", {"add_cross_attention": True}),
     ("gpt_oss", {"swiglu_alpha": 1.5}),
     ("llama", {"per_layer_config": {"0": {"hidden_act": "relu"}}}),

@@ -13,7 +13,13 @@ import tokenizers
 from checkpoints import read_weights
 from safetensors.numpy import load_file, save_file
 from tiny import CONFIGS, Paged, random_weights
-from tiny_encoders import write_bert, write_cross_encoder
+from tiny_encoders import (
+    write_bert,
+    write_cross_encoder,
+    write_decoder,
+    write_embedding_gemma,
+    write_modules,
+)
 from tokenizers import models, pre_tokenizers, processors, trainers
 
 from quire import LLM, AsyncLLM
@@ -22,6 +28,7 @@ from quire.frontend import Encoded
 from quire.models import read_model
 from quire.models.encoders import read_encoder
 from quire.models.purpose import Pooling
+from quire.program.ops import RowAttention
 from quire.sampling_params import SamplingParams
 from quire.text.tokenizer import Tokenizer
 from quire.text.vocabulary import load_vocabulary
@@ -86,8 +93,9 @@ def cross(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("device", ["reference", "native"])
-def test_an_embedding_has_its_bits_in_any_batch(device: str, bert: Path) -> None:
-    with LLM(str(bert), device=device, max_num_batched_tokens=40) as llm:
+@pytest.mark.parametrize("write", [write_bert, write_embedding_gemma])
+def test_an_embedding_has_its_bits_in_any_batch(device: str, write: Any, tmp_path: Path) -> None:
+    with LLM(str(write(tmp_path / "model")), device=device, max_num_batched_tokens=40) as llm:
         together = [one.outputs.embedding for one in llm.embed(TEXTS, use_tqdm=False)]
         alone = [llm.embed(text, use_tqdm=False)[0].outputs.embedding for text in TEXTS]
         assert together == alone
@@ -192,6 +200,16 @@ def test_a_model_refuses_what_it_is_not_for(bert: Path, cross: Path, demo_folder
         ),
         (
             "modules.json",
+            f'[{_FIRST}, {{"type": "a.Pooling", "path": "1_Pooling"}}, {{"type": "a.LayerNorm"}}]',
+            "Pooling, LayerNorm are not supported",
+        ),
+        (
+            "modules.json",
+            f'[{_FIRST}, {{"type": "a.Pooling", "path": "1_Pooling"}}, {{"type": "a.Dense"}}]',
+            "without a folder",
+        ),
+        (
+            "modules.json",
             '[{"type": "a.Transformer", "path": ""}, {"type": "a.P", "path": "../x"}]',
             "folder",
         ),
@@ -207,6 +225,96 @@ def test_settings_that_are_refused(name: str, content: str, message: str, tmp_pa
     (folder / name).write_text(content)
     with pytest.raises(QuireError, match=message):
         read_settings(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"in_features": 0}, "is not a size"),
+        ({"out_features": "9"}, "is not a size"),
+        ({"bias": 1}, "bias = 1"),
+        (
+            {"activation_function": "torch.nn.Softmax"},
+            "activation 'torch.*Softmax' is not",
+        ),
+        ({"module_input_name": "token_embeddings"}, "module_input_name = 'token_embeddings'"),
+        ({"use_residual": True}, "use_residual = True"),
+    ],
+)
+def test_dense_modules_that_are_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    folder = write_embedding_gemma(tmp_path / "model")
+    path = folder / "3_Dense" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ConfigError, match="3_Dense/config.json.*" + message):
+        read_settings(folder)
+
+
+def test_dense_modules_that_do_not_fit(tmp_path: Path) -> None:
+    folder = write_embedding_gemma(tmp_path / "model")
+    path = folder / "3_Dense" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"in_features": 39}))
+    with pytest.raises(ConfigError, match="3_Dense takes 39 numbers, and gets 40"):
+        load(folder)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"in_features": 40, "out_features": 13}))
+    with pytest.raises(ConfigError, match=r"3_Dense\.linear\.weight"):
+        load(folder)
+    (folder / "2_Dense" / "model.safetensors").rename(folder / "2_Dense" / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match="2_Dense: no safetensors weights"):
+        load(folder)
+
+
+@pytest.mark.parametrize("device", ["reference", "native"])
+def test_dense_modules_follow_pooling(device: str, tmp_path: Path) -> None:
+    folder = write_bert(tmp_path / "model")
+    write_modules(folder, 16, "mean", normalized=False)
+    with LLM(str(folder), device=device) as llm:
+        plain = [one.outputs.embedding for one in llm.embed(TEXTS, use_tqdm=False)]
+    write_modules(folder, 16, "mean", (("Tanh", 24), ("Identity", 10)), bias=True)
+    with LLM(str(folder), device=device) as llm:
+        found = [one.outputs.embedding for one in llm.embed(TEXTS, use_tqdm=False)]
+        assert len(llm.embed("a", dimensions=9, use_tqdm=False)[0].outputs.embedding) == 9
+        with pytest.raises(RequestError, match="have 10 numbers"):
+            llm.embed("a", dimensions=11)
+    first, second = (load_file(folder / f"{i}_Dense" / "model.safetensors") for i in (2, 3))
+    x = np.tanh(np.array(plain) @ first["linear.weight"].T + first["linear.bias"])
+    x = x @ second["linear.weight"].T + second["linear.bias"]
+    np.testing.assert_allclose(found, x / np.linalg.norm(x, axis=1, keepdims=True), atol=1e-5)
+
+
+def test_the_layers_of_embedding_gemma_see_both_sides(tmp_path: Path) -> None:
+    """Half a window on either side, and the whole text in the last of three layers. No more is cached."""
+    with load(write_embedding_gemma(tmp_path / "model")) as llm:
+        program = llm.frontend.model.program
+        reaches = [op.reach for op in program if isinstance(op, RowAttention)]
+        assert (reaches, program.caches) == ([12, 12, None], ())
+        assert (program.output.shape, llm.frontend.model.pooling.method) == ((12,), "mean")
+        text = "a b c d e f g h i j k l m n o p q r s t u v w x y z"
+        same, other = (llm.embed(start + text, use_tqdm=False)[0].outputs for start in ("z ", "y "))
+        assert same != other
+        with pytest.raises(RequestError, match="it generates none"):
+            llm.generate("a")
+    with pytest.raises(ConfigError, match="see those after them") as error:
+        load(tmp_path / "model", task="generate", hf_overrides={"architectures": ["Gemma3ForCausalLM"]})
+    assert error.value.hint == "start it with task = 'embed'"
+
+
+@pytest.mark.parametrize("device", ["reference", "native"])
+@pytest.mark.parametrize("name", ["llama", "gemma4", "gemma3n", "falcon_h1", "deepseek_v3"])
+def test_the_mean_of_a_decoder_is_that_of_all_its_last_hidden_states(
+    name: str, device: str, tmp_path: Path
+) -> None:
+    ids = np.random.default_rng(0).integers(5, 60, 37).tolist()
+    folder = write_decoder(tmp_path / "model", CONFIGS[name], "last", normalized=False)
+    with LLM(str(folder), device=device) as llm:
+        prompts = [{"prompt_token_ids": ids[: count + 1]} for count in range(len(ids))]
+        hidden = [one.outputs.embedding for one in llm.embed(prompts, use_tqdm=False)]
+    for pooling, expected in (("mean", np.mean(hidden, axis=0)), ("cls", hidden[0])):
+        write_modules(folder, 16, pooling)
+        with LLM(str(folder), device=device) as llm:
+            (found,) = llm.embed({"prompt_token_ids": ids}, use_tqdm=False)
+        np.testing.assert_allclose(
+            found.outputs.embedding, expected / np.linalg.norm(expected), atol=1e-5, err_msg=pooling
+        )
 
 
 def test_the_length_of_texts_is_a_setting(tmp_path: Path) -> None:

@@ -1,18 +1,22 @@
-"""Tiny encoders in folders as sentence-transformers has them, with a tokenizer of BERT's kind."""
+"""Tiny models for vectors in folders as sentence-transformers has them, with a tokenizer of BERT's kind."""
 
 from __future__ import annotations
 
 import json
 import string
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors.numpy import save_file
-from tiny import random_weights
+from tiny import CONFIGS, random_weights
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
+from quire.models import read_model
 from quire.models.encoders import read_encoder
 from quire.models.purpose import Pooling
+from quire.program import Program
 
 CONFIG: dict[str, Any] = {
     "architectures": ["BertModel"],
@@ -28,37 +32,80 @@ CONFIG: dict[str, Any] = {
 }
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _MODULES = "sentence_transformers.models."
+# The dense modules of EmbeddingGemma, of another size: name of the activation, outputs
+WIDER_AND_BACK = (("Identity", 40), ("Identity", 12))
 
 
 def write_bert(folder: Path, pooling: str = "mean", **more: Any) -> Path:
     """Write an embedding model with normalized vectors and a prompt for queries."""
-    folder.mkdir(exist_ok=True)
     config = {**CONFIG, **more}
-    modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
-    listed = [{"idx": i, "path": path, "type": _MODULES + kind} for i, (path, kind) in enumerate(modules)]
+    write_modules(folder, config["hidden_size"], pooling)
+    _write(folder, config, read_encoder("BertModel", config, Pooling("embed")).program)
+    return folder
+
+
+def write_embedding_gemma(folder: Path, **more: Any) -> Path:
+    """Write the layers of Gemma 3, with attention both ways, and two dense modules."""
+    config = {**CONFIGS["gemma3"], "vocab_size": 64, "use_bidirectional_attention": True, **more}
+    write_modules(folder, config["hidden_size"], "mean", WIDER_AND_BACK)
+    _write(folder, {**config, "architectures": ["Gemma3TextModel"]}, read_model(config).program, "model.")
+    return folder
+
+
+def write_decoder(folder: Path, config: dict[str, Any], pooling: str, normalized: bool = True) -> Path:
+    """Write a decoder that embeds."""
+    config = {**config, "vocab_size": 64}
+    write_modules(folder, 16, pooling, normalized=normalized)
+    _write(folder, config, read_model(config).program)
+    return folder
+
+
+def write_modules(
+    folder: Path,
+    hidden_size: int,
+    pooling: str,
+    dense: Sequence[tuple[str, int]] = (),
+    normalized: bool = True,
+    bias: bool = False,
+) -> None:
+    """Write modules.json, and the folders of its modules."""
+    kinds = ["Transformer", "Pooling", *["Dense"] * len(dense), *["Normalize"] * normalized]
+    paths = [f"{i}_{kind}" if i else "" for i, kind in enumerate(kinds)]
+    for path in paths:
+        (folder / path).mkdir(parents=True, exist_ok=True)
+    listed = [{"path": path, "type": _MODULES + kind} for path, kind in zip(paths, kinds, strict=True)]
     (folder / "modules.json").write_text(json.dumps(listed))
-    (folder / "1_Pooling").mkdir(exist_ok=True)
     modes = {f"pooling_mode_{name}": name == f"{pooling}_tokens" for name in ("mean_tokens", "max_tokens")}
-    modes["pooling_mode_cls_token"] = pooling == "cls"
+    modes |= {"pooling_mode_cls_token": pooling == "cls", "pooling_mode_lasttoken": pooling == "last"}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(modes))
     prompts = {"prompts": {"query": "find: "}, "default_prompt_name": None}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
-    _write(folder, config, Pooling("embed"))
-    return folder
+    rng, width = np.random.default_rng(1), hidden_size
+    for number, (activation, size) in enumerate(dense, 2):
+        said = {"in_features": width, "out_features": size, "bias": bias}
+        said["activation_function"] = f"torch.nn.modules.some.{activation}"
+        (folder / f"{number}_Dense" / "config.json").write_text(json.dumps(said))
+        arrays = {"linear.weight": rng.standard_normal((size, width)).astype(np.float32)}
+        if bias:
+            arrays["linear.bias"] = rng.standard_normal(size).astype(np.float32)
+        save_file(arrays, folder / f"{number}_Dense" / "model.safetensors")
+        width = size
 
 
 def write_cross_encoder(folder: Path, **more: Any) -> Path:
     """Write a model that scores pairs."""
     folder.mkdir(exist_ok=True)
     own = {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
-    _write(folder, {**CONFIG, **own, **more}, Pooling("score"))
+    config = {**CONFIG, **own, **more}
+    _write(folder, config, read_encoder(config["architectures"][0], config, Pooling("score")).program)
     return folder
 
 
-def _write(folder: Path, config: dict[str, Any], pooling: Pooling) -> None:
-    model = read_encoder(config["architectures"][0], config, pooling)
+def _write(folder: Path, config: dict[str, Any], program: Program, without: str = "") -> None:
+    """Write config.json, a tokenizer and random weights, their names without this beginning."""
     (folder / "config.json").write_text(json.dumps(config))
-    arrays = {name: weight.array for name, weight in random_weights(model.program).items()}
+    weights = random_weights(program)
+    arrays = {name.removeprefix(without): weight.array for name, weight in weights.items()}
     save_file(arrays, folder / "model.safetensors", {"format": "pt"})
     _tokenizer().save(str(folder / "tokenizer.json"))
     names = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]"}

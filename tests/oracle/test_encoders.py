@@ -13,6 +13,7 @@ from tiny_encoders import _tokenizer
 
 from quire import LLM
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # theirs are not ours to fix
 TEXTS = ["a cat sat on the mat", "b", "dogs run: far away from here " * 5, "a cat sat"]
 SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
 BERT = {**SIZES, "num_hidden_layers": 2, "max_position_embeddings": 200}
@@ -28,19 +29,38 @@ MODERN = {
     "cls_token_id": 2,
     "sep_token_id": 3,
 }
+DECODER = {
+    **BERT,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+}
+GEMMA = {
+    **DECODER,
+    "use_bidirectional_attention": True,
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "query_pre_attn_scalar": 8,
+}
+DECODERS = {"Gemma3Text": GEMMA, "Qwen3": DECODER}
 KINDS = {"Bert": BERT, "Roberta": ROBERTA, "XLMRoberta": ROBERTA, "ModernBert": MODERN}
 
 
 def save(folder: Path, kind: str, suffix: str, **more: Any) -> Any:
     """Write a model of transformers with random weights, and a tokenizer; return the model."""
     torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**KINDS[kind], **more)
+    config = getattr(transformers, f"{kind}Config")(**{**KINDS, **DECODERS}[kind], **more)
     config._attn_implementation = "eager"
     model = getattr(transformers, kind + suffix)(config).eval()
     randomize(model)
     model.save_pretrained(folder)
     _tokenizer().save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"sep_token": "[SEP]"}))
+    names = {"sep_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]"}
+    names["tokenizer_class"] = "PreTrainedTokenizerFast"
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
     return model
 
 
@@ -85,3 +105,31 @@ def test_scores(kind: str, tmp_path: Path) -> None:
                     logit = model(torch.tensor(ids)[None], **given).logits[0, 0]
                 expected = float(torch.sigmoid(logit.double()))
                 assert output.outputs.score == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"), [("Gemma3Text", "mean"), ("Qwen3", "mean"), ("Qwen3", "lasttoken")]
+)
+@pytest.mark.parametrize("activation", ["Identity", "Tanh"])
+def test_models_that_sentence_transformers_saves(
+    kind: str, method: str, activation: str, tmp_path: Path
+) -> None:
+    """EmbeddingGemma's modules; and decoders, whose tokens see those before them alone."""
+    sentences = pytest.importorskip("sentence_transformers")
+    of = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+    save(tmp_path / "body", kind, "Model")
+    layers = [of.Transformer(str(tmp_path / "body")), of.Pooling(32, method)]
+    layers += [
+        of.Dense(32, 72, bias=activation == "Tanh", activation_function=getattr(torch.nn, activation)()),
+        of.Dense(72, 20, bias=False, activation_function=torch.nn.Identity()),
+        of.Normalize(),
+    ]
+    torch.manual_seed(1)
+    model = sentences.SentenceTransformer(modules=layers, device="cpu")
+    model.save(str(tmp_path / "whole"))
+    texts = [*TEXTS, "the window reaches that far and no farther " * 3]
+    expected = model.encode(texts, batch_size=1)
+    for device in ("reference", "native"):
+        with LLM(str(tmp_path / "whole"), device=device) as llm:
+            found = [output.outputs.embedding for output in llm.embed(texts, use_tqdm=False)]
+            np.testing.assert_allclose(found, expected, atol=1e-5)

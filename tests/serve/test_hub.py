@@ -217,6 +217,21 @@ def test_without_weights_only_small_files_are_fetched(hub: Hub, cache: Path) -> 
     assert fetch(hub, cache).has_weights
 
 
+def test_modules_of_sentence_transformers_are_fetched_with_their_weights(hub: Hub, cache: Path) -> None:
+    dense = {"2_Dense/config.json": b"{}", "2_Dense/model.safetensors": save({"linear.weight": WEIGHTS["w"]})}
+    files = {**COMMON, **dense, "modules.json": b"[]", "1_Pooling/config.json": b"{}"}
+    more = {"model.safetensors": save(WEIGHTS), "2_Dense/pytorch_model.bin": b"\x80\x04pickle"}
+    hub.repositories[MODEL][OLD] = {**files, **more}
+    modules = {"modules.json", "1_Pooling/config.json", "2_Dense/config.json"}
+    resolve(MODEL, weights=False, endpoint=hub.url, cache_dir=cache)
+    assert hub.files_asked() == wanted_files() | modules
+    folder = fetch(hub, cache)
+    np.testing.assert_array_equal(
+        folder.module_tensors("2_Dense").pull("linear.weight").dense(), WEIGHTS["w"]
+    )
+    assert hub.files_asked() == wanted_files("model.safetensors", "2_Dense/model.safetensors") | modules
+
+
 def test_every_file_comes_from_one_commit_though_the_branch_moves(hub: Hub, cache: Path) -> None:
     hub.move_to = NEW
     folder = fetch(hub, cache)

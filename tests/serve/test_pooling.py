@@ -5,13 +5,14 @@ from __future__ import annotations
 import struct
 from base64 import b64decode
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openai
 import pytest
 from server import Server, running
-from tiny_encoders import write_bert, write_cross_encoder
+from tiny_encoders import write_bert, write_cross_encoder, write_embedding_gemma
 
 TEXTS = ["a cat sat on the mat", "b", "dogs run far away"]
 
@@ -51,6 +52,21 @@ def test_ollama_embeds_texts(embedder: Server) -> None:
     assert status == 400
     assert "40 tokens" in error
     assert ask(embedder, "/api/show")["capabilities"] == ["embedding"]
+
+
+def test_openai_embeds_with_dense_modules(tmp_path: Path) -> None:
+    with (
+        running(model=str(write_embedding_gemma(tmp_path / "model"))) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        (name,) = (model.id for model in client.models.list())
+        found = client.embeddings.create(model=name, input=TEXTS)
+        assert [len(one.embedding) for one in found.data] == [12, 12, 12]
+        assert len(client.embeddings.create(model=name, input="a", dimensions=6).data[0].embedding) == 6
+        with pytest.raises(openai.BadRequestError, match="embeddings of this model have 12 numbers"):
+            client.embeddings.create(model=name, input="a", dimensions=16)
+        with pytest.raises(openai.BadRequestError, match="use /v1/embeddings"):
+            client.completions.create(model=name, prompt="a")
 
 
 def test_openai_embeds_texts_and_tokens(embedder: Server) -> None:

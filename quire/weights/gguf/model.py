@@ -125,6 +125,10 @@ class GgufModel:
         keys, architecture = keys_of(self._files)
         return GgufTensors.of(self.where, self._files, architecture, sizes_of(keys, architecture))
 
+    def module_tensors(self, folder: str) -> GgufTensors:
+        """Raise ConfigError: such a file has no modules."""
+        raise ConfigError(f"{self.where} has no module {quoted(folder)}")
+
 
 def _parts(path: Path) -> list[Path]:
     """Return the paths of all parts of a model, by the name of one. Raises ConfigError if one is missing."""
