@@ -86,7 +86,7 @@ ROOMS = (
     ),
     Room(
         "text",
-        4_110,
+        4_160,
         "tokenizers, chat templates in a sandbox, tool and reasoning formats, grammars",
         ("text", "grammar", "sandbox"),
     ),

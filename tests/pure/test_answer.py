@@ -17,6 +17,7 @@ from quire.text.reasoning import find_reasoning
 from quire.text.tools import FORMATS
 from quire.text.tools.format import ToolFormat
 from quire.text.tools.functions import Function
+from quire.text.tools.phi4 import Phi4Mini
 from quire.text.tools.pythonic import LlamaPythonic
 
 THINK, COHERE = find_reasoning("", "think"), find_reasoning("", "cohere")
@@ -88,6 +89,7 @@ PIECES = st.lists(
             ),
             *('<|tool_call>call:f{a:<|"|>x<|"|>', "}<tool_call|>", "(", ")", "=", "'"),
             *('<invoke name="f">', '<parameter name="a">1</parameter>', "</invoke>", "<TOOLCALL>["),
+            *("functools[", "<|tool_call|>", "<|/tool_call|>"),
             *("<tool_calls>", "<tool_call>f\n```json\n{}\n```</tool_call>", "</tool_calls>", "</answer>"),
             *("f", "[ARGS]", "[CALL_ID]", "word", " ", "\n", "\t", "é"),
         ]
@@ -246,6 +248,26 @@ def test_calls_within_reasoning_are_thoughts() -> None:
             "\n<tool_call>f \n```json\n%s\n```\n</tool_call>\n</tool_calls>",
         ),
         (FORMAT["lfm2"], "<|tool_call_start|>[f(), ", "f( a = 'x' )]<|tool_call_end|>"),
+        (
+            FORMAT["phi4_mini"],
+            '<|tool_call|>[{"name": "f", "arguments": {}},',
+            '{"name": "f", "arguments": %s}]<|/tool_call|>',
+        ),
+        (
+            Phi4Mini("<|tool_call|>{"),
+            '<|tool_call|>{"name": "f", "arguments": {}}<|/tool_call|>',
+            '<|tool_call|>{"name": "f", "arguments": %s} <|/tool_call|>',
+        ),
+        (
+            FORMAT["phi4_mini_json"],
+            'functools[{"name": "f", "arguments": {}}, ',
+            '{"name": "f", "arguments": %s}]',
+        ),
+        (
+            FORMAT["granite"],
+            '<|tool_call|> [{"name": "f", "arguments": {}},\n',
+            '{"arguments": %s, "name": "f"}]',
+        ),
         (FORMAT["pythonic"], "[f(),", " f(a='x')]"),
         (FORMAT["pythonic"], "<|python_tag|>[f(),", 'f(a="x")]'),
         (LLAMA_4, "<|python_start|>[f(), ", "f(a='x') ] <|python_end|>"),

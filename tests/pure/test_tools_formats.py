@@ -333,6 +333,51 @@ def test_templates_of_llama_with_calls_as_in_python(
     assert "writes calls in another format" in (output_format.self_check(chat) or "")  # a list as a text
 
 
+PHI = """{% for m in messages %}{{ "<|" + m.role + "|>" }}\
+{% if tools and loop.first %}{{ "Call with <|tool_call|>EXAMPLE<|/tool_call|>. " }}{% endif %}{{ m.content }}\
+CALLS<|end|>{% endfor %}{{ "<|assistant|>" if add_generation_prompt }}"""
+PHI_EACH = PHI.replace("EXAMPLE", "{...}").replace(
+    "CALLS",
+    "{% for call in m.tool_calls or () %}<|tool_call|>{{ call.function | tojson }}<|/tool_call|>{% endfor %}",
+)
+PHI_LIST = PHI.replace("EXAMPLE", "[{...}]").replace(
+    "CALLS",
+    "{% if m.tool_calls %}<|tool_call|>[{% for call in m.tool_calls %}{{ call.function | tojson }}"
+    '{{ ", " if not loop.last }}{% endfor %}]<|/tool_call|>{% endif %}',
+)
+PHI_FUNCTOOLS = PHI_LIST.replace("<|tool_call|>", "functools").replace("<|/tool_call|>", "")
+GRANITE = """{% for m in messages %}<|start_of_role|>{{ m.role }}<|end_of_role|>\
+{% if tools and loop.first %}{{ "Respond only with <|tool_call|> and a list. " }}{% endif %}{{ m.content }}\
+{% if m.tool_calls %}<|tool_call|>{{ m.tool_calls | map(attribute="function") | list | tojson }}{% endif %}\
+<|end_of_text|>{% endfor %}\
+{{ "<|start_of_role|>assistant<|end_of_role|>" if add_generation_prompt }}"""
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "begin", "between", "end"),
+    [
+        (PHI_EACH, "phi4_mini", "<|tool_call|>", "<|/tool_call|><|tool_call|>", "<|/tool_call|>"),
+        (PHI_LIST, "phi4_mini", "<|tool_call|>[", ", ", "]<|/tool_call|>"),
+        (PHI_FUNCTOOLS, "phi4_mini_json", "functools[", ", ", "]"),
+        (GRANITE, "granite", "<|tool_call|>[", ", ", "]"),
+    ],
+)
+def test_templates_of_phi_and_granite(
+    renderer: TemplateRenderer, source: str, name: str, begin: str, between: str, end: str
+) -> None:
+    chat = ChatTemplate({"default": source}, {}, renderer)
+    output_format = output_format_of(chat.templates, None)
+    assert names(output_format) == (name, None)
+    assert output_format.self_check(chat) is None
+    call = '{"name": "get_weather", "arguments": {"city": "Łódź"}}'
+    for vocabulary in (Bytes(), Bytes(output_format.marks)):
+        grammar = replace(output_format, token_ids=vocabulary.ids).grammar([TOOL])
+        assert grammar is not None
+        assert vocabulary.allows(grammar, f"So. {begin}{call}{end}")
+        assert vocabulary.allows(grammar, f"{begin}{call}{between}{call}{end}")
+        assert not vocabulary.begins(grammar, f"{begin}{call}.")
+
+
 def test_a_mismatch_is_reported(renderer: TemplateRenderer) -> None:
     wrong = ChatTemplate(
         {"default": "<tool_call>{{ '\"arguments\"' }}{{ messages[0].content }}"}, {}, renderer

@@ -25,6 +25,7 @@ from quire.text.tools.functions import Function, choose, read_functions
 from quire.text.tools.gemma4 import Gemma4
 from quire.text.tools.glm45 import Glm45
 from quire.text.tools.grammar import AnswerGrammar
+from quire.text.tools.granite import Granite
 from quire.text.tools.harmony import Harmony, opened
 from quire.text.tools.hermes import Hermes
 from quire.text.tools.hunyuan import Hunyuan, HunyuanA13B
@@ -34,6 +35,7 @@ from quire.text.tools.minimax_m2 import MiniMaxM2
 from quire.text.tools.mistral import Mistral
 from quire.text.tools.mistral_args import MistralArgs
 from quire.text.tools.nemotron import NemotronJson
+from quire.text.tools.phi4 import Phi4Functools, Phi4Mini
 from quire.text.tools.pythonic import Lfm2, LlamaPythonic
 from quire.text.tools.qwen_xml import QwenXml, SeedOss
 
@@ -41,7 +43,7 @@ from quire.text.tools.qwen_xml import QwenXml, SeedOss
 FORMATS: tuple[type[ToolFormat], ...] = (
     *(Hermes, QwenXml, SeedOss, Glm45, MiniMaxM2, Mistral, MistralArgs, DeepSeekV3, DeepSeekV31, KimiK2),
     *(CohereCommand, CommandR, NemotronJson, HunyuanA13B, Hunyuan, Harmony, Lfm2, Gemma4, Llama3Json),
-    LlamaPythonic,
+    *(LlamaPythonic, Phi4Mini, Phi4Functools, Granite),
 )
 
 Tools = Sequence[Mapping[str, Any] | Function] | None
