@@ -107,7 +107,7 @@ ROOMS = (
     ),
     Room(
         "gguf",
-        2_250,
+        2_290,
         "GGUF files: container, blocks, configuration, tokenizers: could be deleted, with its lines in "
         "weights/hub.py",
         ("weights/gguf",),

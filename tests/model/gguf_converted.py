@@ -22,6 +22,7 @@ Config = dict[str, Any]
 FOLDERS = {
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
+    "ernie4_5_moe": "ernie4_5-moe",
     "falcon_h1": "falcon-h1",
     "gemma3n": "gemma3n",
     "gemma4_dense": "gemma4",
@@ -38,6 +39,8 @@ FOLDERS = {
     "qwen3_5_moe": "qwen35moe",
     "qwen3_next": "qwen3next",
 }
+# Made of random numbers, as there is no checkpoint
+MADE = {"hunyuan_moe": "hunyuan-moe", "minicpm": "minicpm", "stablelm": "stablelm"}
 
 NAMES = {
     "model.embed_tokens": "token_embd",
@@ -98,6 +101,8 @@ LAST = {
     "k_norm": "attn_k_norm",
     "q_layernorm": "attn_q_norm",
     "k_layernorm": "attn_k_norm",
+    "query_layernorm": "attn_q_norm",
+    "key_layernorm": "attn_k_norm",
     "q_a_proj": "attn_q_a",
     "q_b_proj": "attn_q_b",
     "q_a_layernorm": "attn_q_a_norm",
@@ -109,6 +114,7 @@ LAST = {
     "w2": "ffn_down",
     "gate": "ffn_gate_inp",
     "router": "ffn_gate_inp",
+    "wg": "ffn_gate_inp",
     "shared_expert_gate": "ffn_gate_inp_shexp",
 }
 # The same in delta nets and mixers
@@ -136,7 +142,7 @@ def converted(folder: Path) -> tuple[dict[str, Any], Arrays]:
     """The metadata and the tensors of a GGUF file."""
     raw = json.loads((folder / "config.json").read_text())
     config = {**raw, **raw.get("text_config", {})}
-    architecture = FOLDERS[folder.name]
+    architecture = {**FOLDERS, **MADE}[folder.name]
     stacks: dict[str, dict[int, np.ndarray]] = {}
     found: Arrays = {}
     for name, array in sorted(read(folder).items()):
@@ -211,6 +217,8 @@ def tensors_of(
         yield f"{layer}exp_probs_b.bias", array
     elif match := re.search(r"experts\.(\d+)\.(\w+)\.weight", rest):
         yield f"{layer}{LAST[match[2]]}_exps.weight@{match[1]}", array
+    elif match := re.search(r"([qk])_layernorm\.norms\.(\d+)\.weight", rest):
+        yield f"{layer}attn_{match[1]}_norm.weight@{match[2]}", array
     else:
         yield _one(architecture, config, layer, rest, array)
 
@@ -246,7 +254,7 @@ def _one(
         array = array + 1
     if architecture.startswith("qwen35") and "linear_attn" in rest:
         array = _tiled(config, part, array)
-    if architecture in ("granitehybrid", "nemotron_h_moe") and part in ("attn_q", "attn_k"):
+    if architecture in ("granitehybrid", "nemotron_h_moe", "minicpm") and part in ("attn_q", "attn_k"):
         heads = config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"]
         array = array.reshape(heads, 2, -1, array.shape[-1]).swapaxes(1, 2).reshape(array.shape)
     if architecture == "falcon-h1":
@@ -281,13 +289,16 @@ def _part(architecture: str, module: str, suffix: str) -> str:
         "minicpm3",
         "granitehybrid",
         "llama4",
+        "ernie4_5-moe",
+        *MADE.values(),
     ):
         return "ffn_norm"
     if module in NAMES:
         return NAMES[module]
     if first in _MODULES and suffix in ("A_log", "D", "dt_bias"):
         return ""
-    shared = "_shexp" if "shared_expert" in module and last != "shared_expert_gate" else ""
+    is_shared = re.search("shared_(expert|mlp)", module) and last != "shared_expert_gate"
+    shared = "_shexp" if is_shared else ""
     return LAST[last] + shared
 
 

@@ -55,9 +55,53 @@ def metadata_of(architecture: str, config: Config, later: int) -> dict[str, Any]
         "gemma4": _gemma4,
         "gemma3n": _gemma3n,
         "glm4moe": _partial,
+        "ernie4_5-moe": _ernie,
+        "hunyuan-moe": _hunyuan,
+        "minicpm": _minicpm,
+        "stablelm": _stablelm,
     }
     change = _qwen if architecture.startswith("qwen3") else more.get(architecture)
     return own | (change(config) if change else {})
+
+
+def _ernie(config: Config) -> dict[str, Any]:
+    count = config["moe_num_shared_experts"]
+    return {
+        "expert_count": config["moe_num_experts"],
+        "expert_used_count": config["moe_k"],
+        "interleave_moe_layer_step": config["moe_layer_interval"],
+        "leading_dense_block_count": config["moe_layer_start_index"],
+        "expert_shared_count": count,
+        # of this the converter says something else than the width of the shared experts
+        "expert_shared_feed_forward_length": config["intermediate_size"] // config["num_key_value_heads"],
+    }
+
+
+def _hunyuan(config: Config) -> dict[str, Any]:
+    return {
+        "expert_used_count": config["moe_topk"][0],
+        "expert_shared_count": 1,
+        "expert_feed_forward_length": config["intermediate_size"],
+        "expert_shared_feed_forward_length": config["intermediate_size"],
+        "rope.scaling.type": "none",
+        "rope.scaling.factor": 1.0,
+    }
+
+
+def _minicpm(config: Config) -> dict[str, Any]:
+    return {
+        "embedding_scale": config["scale_emb"],
+        "residual_scale": config["scale_depth"] / config["num_hidden_layers"] ** 0.5,
+        "logit_scale": config["hidden_size"] / config["dim_model_base"],
+    }
+
+
+def _stablelm(config: Config) -> dict[str, Any]:
+    return {
+        "attention.layer_norm_epsilon": config["layer_norm_eps"],
+        "rope.dimension_count": int(config["head_dim"] * config["partial_rotary_factor"]),
+        "use_parallel_residual": config["use_parallel_residual"],
+    }
 
 
 def _latent(architecture: str, config: Config) -> dict[str, Any]:

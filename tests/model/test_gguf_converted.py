@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf_converted import FOLDERS, converted, in_f32, read, written
+from gguf_converted import FOLDERS, MADE, converted, in_f32, read, written
 from gguf_files import F32, Q8_0, write
+from safetensors.numpy import save_file
 from test_goldens import check_tiny_random
+from tiny import CONFIGS, Paged
 from tiny import Dense as Numbers
-from tiny import Paged
 
 from quire.models import Model, read_model
 from quire.program.passes import fuse
@@ -34,6 +35,48 @@ BY_LOGITS = ("falcon_h1", "llama4")
 def checkpoint(name: str, shared_data: Path) -> tuple[Path, dict[str, Any]]:
     folder = shared_data / "models" / "tiny-random-2" / name
     return folder, json.loads((folder / "config.json").read_text())
+
+
+# What the checkpoints of random numbers state beside the config of their family
+STATED: dict[str, tuple[dict[str, Any], ...]] = {
+    "hunyuan_moe": ({"moe_topk": [2, 2], "rope_theta": 11158839.0},),
+    "minicpm": (
+        # numbers that a file has exactly
+        {"num_hidden_layers": 4, "scale_depth": 1.5},
+        {"num_hidden_layers": 4, "scale_depth": 1.5, "tie_word_embeddings": False},
+    ),
+    "stablelm": (
+        {"use_parallel_residual": False},
+        {"use_parallel_residual": True, "num_key_value_heads": 1},
+        {"use_parallel_residual": False, "qk_layernorm": False, "use_qkv_bias": False},
+    ),
+}
+PLAIN = {"rope_theta": 10000.0, "rms_norm_eps": 1e-6, "layer_norm_eps": 1e-5}
+
+
+def made(name: str, stated: dict[str, Any], folder: Path) -> tuple[Path, dict[str, Any]]:
+    """A checkpoint of random numbers."""
+    raw = {**PLAIN, **CONFIGS[name], **stated}
+    rng, tensors = np.random.default_rng(0), {}
+    for spec in read_model(raw).program.weights().values():
+        shape = spec.shape if len(spec.sources) == 1 else spec.shape[1:]
+        tensors |= {source: rng.standard_normal(shape).astype(np.float32) for source in spec.sources}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(raw))
+    save_file(tensors, folder / "model.safetensors")
+    return folder, raw
+
+
+@pytest.mark.parametrize(("name", "stated"), [(name, each) for name in MADE for each in STATED[name]])
+def test_program_and_weights_of_random_checkpoints(name: str, stated: dict[str, Any], tmp_path: Path) -> None:
+    folder, raw = made(name, stated, tmp_path / name)
+    source = GgufModel(written(folder, tmp_path / "tiny.gguf", in_f32))
+    model, expected = read_model(source.config()), read_model(raw)
+    assert repr([*model.program]) == repr([*expected.program])
+    weights, known = loaded(source, model), loaded(open_model(str(folder)), expected)
+    assert weights.keys() == known.keys()
+    for key, weight in weights.items():
+        np.testing.assert_array_equal(weight.dense(), known[key].dense(), err_msg=key)
 
 
 def loaded(source: Any, model: Model) -> dict[str, StoredWeight]:

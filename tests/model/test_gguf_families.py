@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf_converted import FOLDERS as CONVERTED
+from gguf_converted import MADE
 from gguf_files import F16, F32, Q8_0, write
 from safetensors import safe_open
 from test_goldens import check_tiny_random
@@ -229,15 +230,14 @@ def rope_factors(config: dict[str, Any]) -> Arrays:
 
 # Families whose GGUF files are refused, or whose files are read as those of a family that computes the same.
 NOT_IN_GGUF = {"Mistral4ForCausalLM", "Glm4MoeLiteForCausalLM", "Gemma4UnifiedForCausalLM"}
-NOT_IN_GGUF |= {"Ernie4_5_MoeForCausalLM", "StableLmForCausalLM", "HunYuanMoEV1ForCausalLM"}
-NOT_IN_GGUF |= {"ApertusForCausalLM", "PhimoeForCausalLM", "MiniCPMForCausalLM"}
+NOT_IN_GGUF |= {"ApertusForCausalLM", "PhimoeForCausalLM"}
 # Not compared with a checkpoint: there is none.
 WITHOUT_CHECKPOINT = {"qwen3vl", "qwen3vlmoe", "mistral3", "lfm2moe", "nemotron_h"}
 WITHOUT_CHECKPOINT |= {"exaone4", "hunyuan-dense", "seed_oss"}
 
 
 def test_every_architecture_is_tested() -> None:
-    compared = {*FOLDERS.values(), *FOLDERS_2.values(), *CONVERTED.values()}
+    compared = {*FOLDERS.values(), *FOLDERS_2.values(), *CONVERTED.values(), *MADE.values()}
     assert compared | WITHOUT_CHECKPOINT == set(ARCHITECTURES)
     variants = (MISTRAL, MIXTRAL, OLMO3, DEEPSEEK_V2)
     names = {architecture.name for architecture in (*ARCHITECTURES.values(), *variants)}

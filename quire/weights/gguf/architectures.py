@@ -105,9 +105,15 @@ ARCHITECTURES = {
     "glm4moe": Architecture("Glm4MoeForCausalLM", tables.GLM4_MOE),
     "minimax-m2": Architecture("MiniMaxM2ForCausalLM", tables.MINIMAX_M2),
     "ernie4_5": Architecture("Ernie4_5ForCausalLM"),
+    "ernie4_5-moe": Architecture(
+        "Ernie4_5_MoeForCausalLM", tables.ERNIE4_5_MOE, changes={"exp_probs_b.bias": Alteration(form="row")}
+    ),
     "exaone4": Architecture("Exaone4ForCausalLM", tables.NORMS_AFTER),
     "hunyuan-dense": Architecture("HunYuanDenseV1ForCausalLM", tables.HUNYUAN),
+    "hunyuan-moe": Architecture("HunYuanMoEV1ForCausalLM", tables.HUNYUAN_MOE),
+    "minicpm": Architecture("MiniCPMForCausalLM", paired=True),
     "seed_oss": Architecture("SeedOssForCausalLM", tables.SEED_OSS),
+    "stablelm": Architecture("StableLmForCausalLM", tables.STABLELM),
     "starcoder2": Architecture("Starcoder2ForCausalLM", tables.STARCODER2),
     "cohere2": Architecture("Cohere2ForCausalLM"),
     "glm4": Architecture("Glm4ForCausalLM", tables.GLM4),

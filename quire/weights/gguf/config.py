@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.errors import ConfigError, did_you_mean, quoted
-from quire.weights.gguf import config_gemma, config_latent, config_states
+from quire.weights.gguf import config_experts, config_gemma, config_latent, config_states
 from quire.weights.gguf.architectures import ARCHITECTURES, DEEPSEEK_V2, MISTRAL, MIXTRAL, OLMO3, Architecture
 from quire.weights.gguf.config_gemma import window
 from quire.weights.gguf.config_latent import scores_are_sigmoids
@@ -26,7 +26,7 @@ _NO_MODELS = {
 _BY_LAYER = ("gemma3n", "gemma4", "lfm2", "lfm2moe", "granitehybrid", "nemotron_h", "nemotron_h_moe")
 _ONLY_EXPERTS = ("qwen35moe",)
 _OWN_HEADS = ("gemma4", "deepseek2", "minicpm3", "nemotron_h", "nemotron_h_moe")  # checked by their families
-_ROTATE_PART = ("phi3", "minimax-m2", "glm4", "glm4moe", "qwen3next", "qwen35", "qwen35moe")
+_ROTATE_PART = ("phi3", "stablelm", "minimax-m2", "glm4", "glm4moe", "qwen3next", "qwen35", "qwen35moe")
 _NULL = ("q_lora_rank",)  # whose absence means something else than null
 
 
@@ -220,6 +220,26 @@ def _starcoder2(keys: Keys) -> dict[str, Any]:
     return {"norm_epsilon": eps, "use_bias": biased, "sliding_window": window}
 
 
+def _stablelm(keys: Keys) -> dict[str, Any]:
+    return _partial(keys) | {
+        "layer_norm_eps": keys.number("attention.layer_norm_epsilon"),
+        "use_qkv_bias": keys.has("attn_q.bias"),
+        "qk_layernorm": keys.has("attn_q_norm.weight"),
+        "use_parallel_residual": not keys.has("ffn_norm.weight"),
+    }
+
+
+def _minicpm(keys: Keys) -> dict[str, Any]:
+    """Older files state no factors: theirs are those of the first models, as in llama.cpp."""
+    hidden = keys.size("embedding_length")
+    residual, root = keys.number("residual_scale"), math.sqrt(keys.layers)
+    return {
+        "scale_emb": keys.number("embedding_scale") or 12.0,
+        "scale_depth": residual * root if residual else 1.4,
+        "dim_model_base": round(hidden / (keys.number("logit_scale") or hidden / 256)),
+    }
+
+
 def _gpt2(keys: Keys) -> dict[str, Any]:
     eps = keys.number("attention.layer_norm_epsilon")
     return {"layer_norm_epsilon": eps, "n_inner": _inner(keys)}
@@ -290,6 +310,10 @@ _OWN: dict[str, Callable[[Keys], dict[str, Any]]] = {
     "Glm4ForCausalLM": _partial,
     "GPT2LMHeadModel": _gpt2,
     "Starcoder2ForCausalLM": _starcoder2,
+    "StableLmForCausalLM": _stablelm,
+    "MiniCPMForCausalLM": _minicpm,
+    "Ernie4_5_MoeForCausalLM": config_experts.ernie4_5_moe,
+    "HunYuanMoEV1ForCausalLM": config_experts.hunyuan_moe,
     "Qwen2MoeForCausalLM": _qwen2_moe,
     "MiniMaxM2ForCausalLM": _minimax_m2,
     "Olmo3ForCausalLM": window,

@@ -33,6 +33,10 @@ GEMMA = {**NORMS_AFTER, "ffn_norm": "pre_feedforward_layernorm"}
 GLM4 = {**PACKED, "post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"}
 SEED_OSS = {"post_attention_norm": "post_attention_layernorm"}
 HUNYUAN = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+STABLELM = {  # of each head a norm of its own
+    "attn_q_norm": "self_attn.q_layernorm.norms.*",
+    "attn_k_norm": "self_attn.k_layernorm.norms.*",
+}
 STARCODER2 = {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
 GPT2 = {
     "token_embd": "transformer.wte",
@@ -85,6 +89,16 @@ def _mamba(module: str) -> dict[str, str]:
 
 MIXTRAL = _experts("block_sparse_moe", "gate", "w1", "w3", "w2")
 MOE = _experts("mlp", "gate", "gate_proj", "up_proj", "down_proj")
+HUNYUAN_MOE = {
+    **HUNYUAN,
+    **_experts("mlp", "gate.wg", "gate_proj", "up_proj", "down_proj"),
+    **_shared("mlp.shared_mlp"),
+}
+ERNIE4_5_MOE = {
+    **MOE,
+    **_shared("mlp.shared_experts"),
+    "exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias",
+}
 MINIMAX_M2 = {**MIXTRAL, "exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias"}
 GPT_OSS = {
     "post_attention_norm": "post_attention_layernorm",
