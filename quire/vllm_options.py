@@ -1,4 +1,4 @@
-"""Options of vLLM's LLM that scripts pass, and what they mean here."""
+"""Options of vLLM that scripts pass to its LLM and its commands, and what they mean here."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ VLLM_OPTIONS: dict[str, tuple[tuple[Any, ...] | None, str]] = {
     "tokenizer_mode": (("auto", "fast"), "the tokenizers library reads tokenizer.json"),
     "skip_tokenizer_init": ((False,), "pass token ids and SamplingParams(detokenize=False)"),
     "enable_lora": ((True, False, None), "adapter_dir, a folder of adapters, enables them"),
+    "lora_modules": ((None,), "adapter_dir loads each sub-folder of a folder as the adapter of its name"),
     "max_loras": (None, "any number of the adapters that are loaded can be in one batch; see max_adapters"),
     "max_cpu_loras": (None, "adapters are in CPU memory; see max_adapters"),
+    "lora_dtype": (("auto", None), "adapters keep their number format"),
+    "fully_sharded_loras": ((False,), "adapters are not divided"),
     "runner": (("auto",), "task = 'generate', 'embed' or 'score' says what the model is used for"),
     "convert": (("auto", "none"), "task = 'embed' or 'score' takes vectors or scores of a decoder"),
     "disable_log_stats": ((True, False), "no statistics are logged"),

@@ -21,9 +21,10 @@ from quire.cli import (
     simulate,
 )
 from quire.cli.option_types import TEXT
-from quire.cli.options import check_option
+from quire.cli.options import check_option, in_flags
 from quire.cli.terminal import complain
 from quire.errors import did_you_mean, shortened
+from quire.vllm_options import VLLM_OPTIONS
 
 CONFIG = "YAML file with flags, such as 'max-num-seqs: 16'; flags on the command line take precedence"
 EXAMPLES = """examples:
@@ -81,10 +82,12 @@ class CommandParser(argparse.ArgumentParser):
         return {name: action for name, action in named.items() if name not in ("help", "config")}
 
     def refuse_unknown(self, argument: str) -> NoReturn:
-        """End with exit status 2, naming the flag nearest to an unknown one."""
+        """End with exit status 2; say what to use for an option of vLLM, or name the flag nearest."""
         flags = [option for action in self._actions for option in action.option_strings]
-        near = did_you_mean(argument[:80].split("=")[0], flags) if argument.startswith("-") else None
-        self.refuse(f"unknown argument {shortened(argument)!r}", near)
+        flag = argument[:80].split("=")[0]
+        near = did_you_mean(flag, flags) if argument.startswith("-") else None
+        _, instead = VLLM_OPTIONS.get(flag.removeprefix("--").replace("-", "_"), (None, near))
+        self.refuse(f"unknown argument {shortened(argument)!r}", in_flags(instead) if instead else None)
 
 
 def parse(argv: list[str]) -> argparse.Namespace:

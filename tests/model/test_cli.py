@@ -162,6 +162,10 @@ def test_sizes_take_units(capsys: pytest.CaptureFixture[str]) -> None:
         (["inspect", "demo", "demo"], 2, "unknown argument 'demo'"),
         (["runn"], 2, "did you mean 'run'?"),
         (["--json"], 2, "unknown argument '--json'"),
+        (["serve", "--lora-modules", "a=b"], 2, "hint: --adapter-dir loads each sub-folder"),
+        (["serve", "--enable-lora"], 2, "hint: --adapter-dir, a folder of adapters"),
+        (["run", "--max-loras=4"], 2, "see --max-adapters"),
+        (["run", "--enforce-eager"], 2, "there is no compile step"),
     ],
 )
 def test_errors_say_what_to_do(

@@ -67,6 +67,17 @@ def test_what_is_refused(config: Any, message: str) -> None:
     assert message in str(refused.value)
 
 
+def test_options_of_adapters(caplog: pytest.LogCaptureFixture) -> None:
+    given: dict[str, Any] = {"enable_lora": True, "fully_sharded_loras": False, "lora_dtype": "auto"}
+    assert EngineConfig.from_keywords(**given, max_lora_rank=16).max_lora_rank == 16
+    assert not caplog.messages
+    EngineConfig.from_keywords(max_loras=4)
+    assert "see max_adapters" in caplog.messages[0]
+    with pytest.raises(ConfigError) as refused:
+        EngineConfig.from_keywords(lora_modules=["name=folder"])
+    assert "hint: adapter_dir loads each sub-folder" in str(refused.value)
+
+
 def test_the_two_options_exclude_each_other() -> None:
     with pytest.raises(ConfigError, match="give one of them"):
         EngineConfig.from_keywords(speculative="off", speculative_config={"method": "ngram"})
