@@ -1,4 +1,5 @@
-"""Encoders: BERT (arXiv:1810.04805), RoBERTa (1907.11692) with XLM-R (1911.02116), ModernBERT (2412.13663).
+"""Encoders: BERT (arXiv:1810.04805), RoBERTa (1907.11692) with XLM-R (1911.02116) and CamemBERT (1911.03894),
+DistilBERT (1910.01108), ModernBERT (2412.13663).
 
 Their attention goes both ways, so a text is computed whole. They give its embedding, or with a head the score
 of a pair of texts.
@@ -7,8 +8,8 @@ of a pair of texts.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from quire.errors import ConfigError, quoted
 from quire.models.config import FULL, SLIDING, ModelConfig, read_config, read_fields
@@ -28,6 +29,7 @@ class Encoder:
     """A family of encoders: how its layers and the head of its cross-encoders are recorded.
 
     `defaults`, `spelled` and `only` are as in Family; `unused` are patterns of tensors that no part needs.
+    `first_position` returns the position of the first token, if that is not 0.
     """
 
     record: Callable[[Builder, ModelConfig, Pooling], Value]
@@ -36,6 +38,30 @@ class Encoder:
     spelled: Mapping[str, str] = field(default_factory=dict)
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
+    first_position: Callable[[ModelConfig], int] = lambda cfg: 0
+
+
+class _Names(NamedTuple):
+    """The names of the matrices and norms of a layer."""
+
+    query: str
+    key: str
+    value: str
+    attended: str
+    attention_norm: str
+    wide: str = "intermediate.dense"
+    narrow: str = "output.dense"
+    norm: str = "output.LayerNorm"
+
+
+_OF_BERT = _Names(
+    *("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"),
+    "attention.output.LayerNorm",
+)
+_OF_DISTILBERT = _Names(
+    *("attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "sa_layer_norm"),
+    *("ffn.lin1", "ffn.lin2", "output_layer_norm"),
+)
 
 
 def bert(b: Builder, cfg: ModelConfig, pooling: Pooling) -> Value:
@@ -47,7 +73,7 @@ def bert(b: Builder, cfg: ModelConfig, pooling: Pooling) -> Value:
 
 def roberta(b: Builder, cfg: ModelConfig, pooling: Pooling) -> Value:
     """Record BERT's layers with positions that begin after that of padding."""
-    first, name = _first_position(cfg), "embeddings.position_embeddings"
+    first, name = _after_padding(cfg), "embeddings.position_embeddings"
     count = cfg.max_position_embeddings - first
     rows = Rows(cfg.max_position_embeddings, ((first, count),))
     table = WeightSpec(f"{name}.of_tokens.weight", (count, cfg.hidden_size), (f"{name}.weight",), rows=rows)
@@ -55,7 +81,20 @@ def roberta(b: Builder, cfg: ModelConfig, pooling: Pooling) -> Value:
     return _bert_layers(b, cfg, positions, pooling)
 
 
-def _first_position(cfg: ModelConfig) -> int:
+def distilbert(b: Builder, cfg: ModelConfig, pooling: Pooling) -> Value:
+    """Record BERT's layers without segments."""
+    positions = b.position_embed(
+        _W / "embeddings.position_embeddings", cfg.max_position_embeddings, cfg.hidden_size
+    )
+    w = _W / "embeddings"
+    x = b.add(b.embed(w / "word_embeddings", cfg.vocab_size, cfg.hidden_size), positions)
+    x = b.layer_norm(x, w / "LayerNorm", cfg.norm_eps)
+    for i in range(cfg.num_hidden_layers):
+        x = _post_norm_layer(b, cfg, x, _W / f"transformer.layer.{i}", _OF_DISTILBERT)
+    return x
+
+
+def _after_padding(cfg: ModelConfig) -> int:
     padding = cfg.get("pad_token_id")
     first = 1 + padding if type(padding) is int else -1
     if not 0 < first < cfg.max_position_embeddings:
@@ -71,18 +110,18 @@ def _bert_layers(b: Builder, cfg: ModelConfig, positions: Value, pooling: Poolin
     )
     x = b.layer_norm(b.add(x, types), w / "LayerNorm", cfg.norm_eps)
     for i in range(cfg.num_hidden_layers):
-        p = _W / f"encoder.layer.{i}"
-        heads = (cfg.num_attention_heads, cfg.head_dim)
-        q, k, v = (b.linear(x, p / f"attention.self.{name}", heads, bias=True) for name in _QKV)
-        h = b.linear(attend_both(b, q, k, v), p / "attention.output.dense", hidden, bias=True)
-        x = b.layer_norm(b.add(h, x), p / "attention.output.LayerNorm", cfg.norm_eps)
-        h = b.linear(x, p / "intermediate.dense", cfg.intermediate_size, bias=True)
-        h = b.linear(b.activation(h, cfg.hidden_act), p / "output.dense", hidden, bias=True)
-        x = b.layer_norm(b.add(h, x), p / "output.LayerNorm", cfg.norm_eps)
+        x = _post_norm_layer(b, cfg, x, _W / f"encoder.layer.{i}", _OF_BERT)
     return x
 
 
-_QKV = ("query", "key", "value")
+def _post_norm_layer(b: Builder, cfg: ModelConfig, x: Value, p: Names, names: _Names) -> Value:
+    hidden, heads = cfg.hidden_size, (cfg.num_attention_heads, cfg.head_dim)
+    q, k, v = (b.linear(x, p / name, heads, bias=True) for name in (names.query, names.key, names.value))
+    h = b.linear(attend_both(b, q, k, v), p / names.attended, hidden, bias=True)
+    x = b.layer_norm(b.add(h, x), p / names.attention_norm, cfg.norm_eps)
+    h = b.linear(x, p / names.wide, cfg.intermediate_size, bias=True)
+    h = b.linear(b.activation(h, cfg.hidden_act), p / names.narrow, hidden, bias=True)
+    return b.layer_norm(b.add(h, x), p / names.norm, cfg.norm_eps)
 
 
 def _bert_head(b: Builder, cfg: ModelConfig, x: Value) -> Value:
@@ -93,6 +132,11 @@ def _bert_head(b: Builder, cfg: ModelConfig, x: Value) -> Value:
 def _roberta_head(b: Builder, cfg: ModelConfig, x: Value) -> Value:
     h = b.linear(pool(b, x, "cls"), _W / "classifier.dense", cfg.hidden_size, bias=True)
     return b.linear(b.activation(h, "tanh"), _W / "classifier.out_proj", 1, bias=True)
+
+
+def _distilbert_head(b: Builder, cfg: ModelConfig, x: Value) -> Value:
+    h = b.linear(pool(b, x, "cls"), _W / "pre_classifier", cfg.hidden_size, bias=True)
+    return b.linear(b.activation(h, "relu"), _W / "classifier", 1, bias=True)
 
 
 def modernbert(b: Builder, cfg: ModelConfig, pooling: Pooling) -> Value:
@@ -171,6 +215,9 @@ _BERT = {
     "pad_token_id": 0,
 }
 _ROBERTA = {**_BERT, "vocab_size": 50265, "pad_token_id": 1}
+_CAMEMBERT = {**_ROBERTA, "vocab_size": 30522}
+_DISTILBERT = {key: value for key, value in _BERT.items() if key not in ("type_vocab_size", "pad_token_id")}
+_DISTILBERT["num_hidden_layers"] = 6
 _MODERN = {
     **_SIZES,
     "num_hidden_layers": 22,
@@ -193,6 +240,13 @@ _MODERN = {
     "classifier_bias": False,
 }
 _EPS = {"rms_norm_eps": "layer_norm_eps"}
+_DISTILBERT_NAMES = {
+    "hidden_size": "dim",
+    "num_attention_heads": "n_heads",
+    "num_hidden_layers": "n_layers",
+    "intermediate_size": "hidden_dim",
+    "hidden_act": "activation",
+}
 _MODERN_NAMES = {"rms_norm_eps": "norm_eps", "hidden_act": "hidden_activation"}
 _PLAIN = {
     "position_embedding_type": ("absolute", None),
@@ -202,15 +256,22 @@ _PLAIN = {
 _BUFFERS = ("embeddings.position_ids",)
 _UNUSED = (*_BUFFERS, "cls.*", "lm_head.*", "pooler.*")
 _bert = Encoder(bert, _bert_head, _BERT, _EPS, _PLAIN, _UNUSED)
-_roberta = Encoder(roberta, _roberta_head, _ROBERTA, _EPS, _PLAIN, _UNUSED)
+_roberta = Encoder(roberta, _roberta_head, _ROBERTA, _EPS, _PLAIN, _UNUSED, _after_padding)
+_camembert = replace(_roberta, defaults=_CAMEMBERT)
+_distilbert = Encoder(distilbert, _distilbert_head, _DISTILBERT, _DISTILBERT_NAMES, unused=("vocab_*",))
 _modern = Encoder(modernbert, _modern_head, _MODERN, _MODERN_NAMES, unused=("head.*", "decoder.*"))
 ENCODERS: dict[str, Encoder] = {
     "BertModel": _bert,
     "BertForMaskedLM": _bert,
+    "BertForPreTraining": _bert,
     "RobertaModel": _roberta,
     "RobertaForMaskedLM": _roberta,
     "XLMRobertaModel": _roberta,
     "XLMRobertaForMaskedLM": _roberta,
+    "CamembertModel": _camembert,
+    "CamembertForMaskedLM": _camembert,
+    "DistilBertModel": _distilbert,
+    "DistilBertForMaskedLM": _distilbert,
     "ModernBertModel": _modern,
     "ModernBertForMaskedLM": _modern,
 }
@@ -218,6 +279,8 @@ CROSS_ENCODERS: dict[str, Encoder] = {
     "BertForSequenceClassification": _bert,
     "RobertaForSequenceClassification": _roberta,
     "XLMRobertaForSequenceClassification": _roberta,
+    "CamembertForSequenceClassification": _camembert,
+    "DistilBertForSequenceClassification": _distilbert,
     "ModernBertForSequenceClassification": _modern,
 }
 
@@ -232,12 +295,9 @@ def read_encoder(name: str, raw: Mapping[str, Any], pooling: Pooling) -> Model:
     cfg = read_config(fields, lambda fields, layer: False, (FULL, SLIDING))
     b = Builder()
     x = encoder.record(b, cfg, pooling)
-    if pooling.task == "score":
-        program = ended(b.program(encoder.head(b, cfg, x), _BUFFERS), pooling)
-    else:
-        program = ended(b.program(pool(b, x, pooling.method), encoder.unused), pooling)
-    offset = _first_position(cfg) if encoder is _roberta else 0
-    return Model(name, cfg, program, pooling, cfg.max_position_embeddings - offset)
+    output = encoder.head(b, cfg, x) if pooling.task == "score" else pool(b, x, pooling.method)
+    program = ended(b.program(output, encoder.unused), pooling)
+    return Model(name, cfg, program, pooling, cfg.max_position_embeddings - encoder.first_position(cfg))
 
 
 def fields_of(name: str) -> set[str]:

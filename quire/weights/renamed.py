@@ -9,15 +9,19 @@ from quire.quantize.kinds import StoredWeight
 from quire.weights.tensors import Tensor, Tensors
 
 # Ways of storing a decoder: beginnings of names in the files, and what they are called in a program
-LAYOUTS = (
+LAYOUTS: tuple[dict[str, str], ...] = (
     {"language_model.model.": "model.", "language_model.lm_head.": "lm_head."},  # composites
     {"model.language_model.": "model."},  # composites, as newer versions of transformers write them
     {"": "model.", "lm_head.": "lm_head."},  # bare decoders
     {"": "transformer."},  # bare decoders, as GPT-2 was published
     {"bert.": ""},  # encoders beneath a head
     {"roberta.": ""},
+    {"distilbert.": ""},
     {"model.": ""},
+    {},  # but for OLDER_ENDS
 )
+# Ends of names in checkpoints of BERT as it was published, and what they are called since
+OLDER_ENDS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
 def under_own_names(specs: Mapping[str, WeightSpec], tensors: Tensors) -> Tensors:
@@ -33,10 +37,11 @@ def under_own_names(specs: Mapping[str, WeightSpec], tensors: Tensors) -> Tensor
 
 
 def renamed(name: str, layout: Mapping[str, str]) -> str:
-    """Return a name with the longest beginning that the layout has replaced."""
+    """Return a name with the longest beginning that the layout has replaced, and an older end too."""
     begins = [old for old in layout if name.startswith(old)]
     old = max(begins, key=len, default="")
-    return layout.get(old, "") + name[len(old) :]
+    end = next((end for end in OLDER_ENDS if name.endswith(end)), "")
+    return layout.get(old, "") + name[len(old) : len(name) - len(end)] + OLDER_ENDS.get(end, "")
 
 
 class RenamedTensors(Tensors):

@@ -95,7 +95,7 @@ ROOMS = (
     ),
     Room(
         "formats",
-        1_950,
+        1_960,
         "reading checkpoints, and storing weights in fewer bits, ours and those of other formats",
         ("weights", "quantize"),
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tiny_encoders import (
     write_cross_encoder,
     write_decoder,
     write_embedding_gemma,
+    write_encoder,
     write_modules,
 )
 from tokenizers import models, pre_tokenizers, processors, trainers
@@ -26,7 +28,7 @@ from quire import LLM, AsyncLLM
 from quire.errors import ConfigError, QuireError, RequestError
 from quire.frontend import Encoded
 from quire.models import read_model
-from quire.models.encoders import read_encoder
+from quire.models.encoders import CROSS_ENCODERS, ENCODERS, read_encoder
 from quire.models.purpose import Pooling
 from quire.program.ops import RowAttention
 from quire.sampling_params import SamplingParams
@@ -358,6 +360,48 @@ def test_fields_that_no_one_reads_are_refused(bert: Path, shared_data: Path) -> 
     (bert / "no").rename(bert / "modules.json")
     with load(bert, hf_overrides={"layer_norm_eps": 1e-3}) as llm:
         assert llm.frontend.model.config.norm_eps == 1e-3
+
+
+@pytest.mark.parametrize("architecture", ENCODERS)
+def test_every_encoder_embeds(architecture: str, tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path / "model", architecture, "embed")
+    with load(folder) as llm:
+        assert llm.frontend.max_model_len == 40
+        expected = [one.outputs.embedding for one in llm.embed(TEXTS, use_tqdm=False)]
+        assert len({str(one) for one in expected}) == len(TEXTS)
+    with LLM(str(folder), device="native", max_num_batched_tokens=40) as llm:
+        found = [one.outputs.embedding for one in llm.embed(TEXTS, use_tqdm=False)]
+        alone = [llm.embed(text, use_tqdm=False)[0].outputs.embedding for text in TEXTS]
+    assert found == alone
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", CROSS_ENCODERS)
+def test_every_cross_encoder_scores(architecture: str, tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path / "model", architecture, "score")
+    with load(folder) as llm:
+        expected = [one.outputs.score for one in llm.score("a cat", TEXTS, use_tqdm=False)]
+        assert len(set(expected)) == len(TEXTS)
+    with LLM(str(folder), device="native") as llm:
+        found = [one.outputs.score for one in llm.score("a cat", TEXTS, use_tqdm=False)]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("begin", ["bert.", ""])
+def test_names_of_bert_as_it_was_published(begin: str, tmp_path: Path) -> None:
+    """With gamma and beta in norms, and the heads of pre-training."""
+    folder = write_encoder(tmp_path / "model", "BertForPreTraining", "embed")
+    with load(folder) as llm:
+        expected = llm.embed(TEXTS, use_tqdm=False)
+    ends = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    tensors, heads = {}, ("cls.seq_relationship.weight", "cls.predictions.transform.LayerNorm.gamma")
+    for name, array in load_file(folder / "model.safetensors").items():
+        tensors[begin + re.sub("LayerNorm.*", lambda end: ends[end[0]], name)] = array
+    assert any(name.endswith(".gamma") for name in tensors)
+    more = dict.fromkeys((*heads, f"{begin}pooler.dense.bias"), np.zeros(16, np.float32))
+    save_file({**tensors, **more}, folder / "model.safetensors")
+    with load(folder) as llm:
+        assert llm.embed(TEXTS, use_tqdm=False) == expected
 
 
 def _trained(model: Any, trainer: Any, post: Any, split: Any) -> tokenizers.Tokenizer:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import string
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -30,6 +31,26 @@ CONFIG: dict[str, Any] = {
     "type_vocab_size": 2,
     "pad_token_id": 0,
 }
+_DISTILBERT = {
+    "vocab_size": 64,
+    "dim": 16,
+    "hidden_dim": 24,
+    "n_layers": 2,
+    "n_heads": 4,
+    "activation": "relu",
+    "max_position_embeddings": 40,
+}
+_ROBERTA = {**CONFIG, "type_vocab_size": 1, "pad_token_id": 1, "max_position_embeddings": 42}
+_MODERN = {**CONFIG, "local_attention": 8, "max_position_embeddings": 40}
+# By what the names of architectures begin with
+ENCODERS: dict[str, dict[str, Any]] = {
+    "Bert": CONFIG,
+    "Roberta": _ROBERTA,
+    "XLMRoberta": _ROBERTA,
+    "Camembert": _ROBERTA,
+    "DistilBert": _DISTILBERT,
+    "ModernBert": _MODERN,
+}
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _MODULES = "sentence_transformers.models."
 # The dense modules of EmbeddingGemma, of another size: name of the activation, outputs
@@ -41,6 +62,15 @@ def write_bert(folder: Path, pooling: str = "mean", **more: Any) -> Path:
     config = {**CONFIG, **more}
     write_modules(folder, config["hidden_size"], pooling)
     _write(folder, config, read_encoder("BertModel", config, Pooling("embed")).program)
+    return folder
+
+
+def write_encoder(folder: Path, architecture: str, task: Literal["embed", "score"]) -> Path:
+    """Write any encoder, without modules.json."""
+    folder.mkdir(exist_ok=True)
+    (config,) = (own for name, own in ENCODERS.items() if re.match(f"{name}(Model|For)", architecture))
+    config = {**config, "architectures": [architecture], "id2label": {"0": "LABEL_0"}}
+    _write(folder, config, read_encoder(architecture, config, Pooling(task, "mean")).program)
     return folder
 
 

@@ -46,7 +46,15 @@ GEMMA = {
     "query_pre_attn_scalar": 8,
 }
 DECODERS = {"Gemma3Text": GEMMA, "Qwen3": DECODER}
-KINDS = {"Bert": BERT, "Roberta": ROBERTA, "XLMRoberta": ROBERTA, "ModernBert": MODERN}
+DISTILBERT = {"vocab_size": 64, "dim": 32, "hidden_dim": 48, "n_heads": 4, "n_layers": 2}
+KINDS = {
+    "Bert": BERT,
+    "Roberta": ROBERTA,
+    "XLMRoberta": ROBERTA,
+    "Camembert": ROBERTA,
+    "DistilBert": {**DISTILBERT, "max_position_embeddings": 200},
+    "ModernBert": MODERN,
+}
 
 
 def save(folder: Path, kind: str, suffix: str, **more: Any) -> Any:
