@@ -40,7 +40,7 @@ FOLDERS = {
     "qwen3_next": "qwen3next",
 }
 # Made of random numbers, as there is no checkpoint
-MADE = {"hunyuan_moe": "hunyuan-moe", "minicpm": "minicpm", "stablelm": "stablelm"}
+MADE = {"hunyuan_moe": "hunyuan-moe", "minicpm": "minicpm", "phimoe": "phimoe", "stablelm": "stablelm"}
 
 NAMES = {
     "model.embed_tokens": "token_embd",

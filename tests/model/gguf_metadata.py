@@ -58,6 +58,7 @@ def metadata_of(architecture: str, config: Config, later: int) -> dict[str, Any]
         "ernie4_5-moe": _ernie,
         "hunyuan-moe": _hunyuan,
         "minicpm": _minicpm,
+        "phimoe": _phimoe,
         "stablelm": _stablelm,
     }
     change = _qwen if architecture.startswith("qwen3") else more.get(architecture)
@@ -93,6 +94,18 @@ def _minicpm(config: Config) -> dict[str, Any]:
         "embedding_scale": config["scale_emb"],
         "residual_scale": config["scale_depth"] / config["num_hidden_layers"] ** 0.5,
         "logit_scale": config["hidden_size"] / config["dim_model_base"],
+    }
+
+
+def _phimoe(config: Config) -> dict[str, Any]:
+    """With the factor of cosine and sine of LongRoPE's paper, which is not that of the models."""
+    if not (scaling := config["rope_scaling"]):
+        return {}
+    original = scaling["original_max_position_embeddings"]
+    factor = config["max_position_embeddings"] / original
+    return {
+        "rope.scaling.original_context_length": original,
+        "rope.scaling.attn_factor": float(np.sqrt(1 + np.log(factor) / np.log(original))),
     }
 
 
@@ -185,7 +198,16 @@ def _llama4(config: Config) -> dict[str, Any]:
 
 
 def rope_divisors(architecture: str, config: Config) -> dict[str, np.ndarray]:
-    """Divisors of each frequency: Llama 3's, by the formula of Meta's code; Gemma 4's end the rope."""
+    """Divisors of each frequency: Llama 3's, by the formula of Meta's code; Gemma 4's end the rope.
+
+    Those of LongRoPE are as stated.
+    """
+    if "short_factor" in (config.get("rope_scaling") or {}):
+        kinds = ("short", "long")
+        return {
+            f"rope_factors_{kind}.weight": np.array(config["rope_scaling"][f"{kind}_factor"])
+            for kind in kinds
+        }
     if architecture == "gemma4":
         return {"rope_freqs.weight": np.array([1.0] * 4 + [1e30] * 12)}
     if architecture != "llama4":

@@ -45,6 +45,25 @@ STATED: dict[str, tuple[dict[str, Any], ...]] = {
         {"num_hidden_layers": 4, "scale_depth": 1.5},
         {"num_hidden_layers": 4, "scale_depth": 1.5, "tie_word_embeddings": False},
     ),
+    "phimoe": tuple(
+        {
+            "architectures": ["PhiMoEForCausalLM"],
+            "num_experts_per_tok": 2,
+            "router_jitter_noise": 0.01,
+            "rope_scaling": scaling,
+        }
+        for scaling in (
+            None,
+            {
+                "type": "longrope",
+                "original_max_position_embeddings": 64,
+                "short_factor": [1.0, 1.25],
+                "long_factor": [1.5, 4.0],
+                "short_mscale": 1.243163121016122,
+                "long_mscale": 1.243163121016122,
+            },
+        )
+    ),
     "stablelm": (
         {"use_parallel_residual": False},
         {"use_parallel_residual": True, "num_key_value_heads": 1},

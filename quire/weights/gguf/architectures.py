@@ -79,6 +79,7 @@ ARCHITECTURES = {
     "gemma3n": Architecture("Gemma3nForCausalLM", tables.GEMMA3N),
     "gemma4": Architecture("Gemma4ForCausalLM", tables.GEMMA4),
     "phi3": Architecture("Phi3ForCausalLM", tables.PACKED),
+    "phimoe": Architecture("PhimoeForCausalLM", tables.MIXTRAL),
     "olmo2": Architecture("Olmo2ForCausalLM", tables.NORMS_AFTER),
     "olmoe": Architecture("OlmoeForCausalLM", tables.MOE),
     "smollm3": Architecture("SmolLM3ForCausalLM", paired=True),

@@ -209,6 +209,17 @@ def _phi3(keys: Keys) -> dict[str, Any]:
     return {**_partial(keys), "original_max_position_embeddings": original, "sliding_window": window}
 
 
+def _phimoe(keys: Keys) -> dict[str, Any]:
+    """A file states another factor of cosine and sine than the published models have."""
+    scaling = _rope_scaling(keys)
+    return experts(keys) | {
+        "architectures": ["PhiMoEForCausalLM"],  # the published code's name, with factors for longer contexts
+        "sliding_window": keys.optional_size("attention.sliding_window"),
+        "lm_head_bias": "output.bias" in keys.tensors,
+        "rope_scaling": scaling and scaling | dict.fromkeys(("short_mscale", "long_mscale"), _PHIMOE_MSCALE),
+    }
+
+
 def _cohere2(keys: Keys) -> dict[str, Any]:
     eps = keys.number("attention.layer_norm_epsilon")
     return {**window(keys), "layer_norm_eps": eps, "logit_scale": keys.number("logit_scale")}
@@ -279,6 +290,7 @@ def _llama4(keys: Keys) -> dict[str, Any]:
     return experts(keys) | own
 
 
+_PHIMOE_MSCALE = 1.243163121016122
 _MAVERICK = 128  # experts of the Llama 4 whose queries and keys are not normalized
 
 _OWN: dict[str, Callable[[Keys], dict[str, Any]]] = {
@@ -305,6 +317,7 @@ _OWN: dict[str, Callable[[Keys], dict[str, Any]]] = {
     "Ministral3ForCausalLM": _ministral3,
     "Llama4ForCausalLM": _llama4,
     "Phi3ForCausalLM": _phi3,
+    "PhimoeForCausalLM": _phimoe,
     "GraniteForCausalLM": config_states.granite,
     "Cohere2ForCausalLM": _cohere2,
     "Glm4ForCausalLM": _partial,
