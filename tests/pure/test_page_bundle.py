@@ -28,28 +28,24 @@ def test_modules_come_before_those_that_need_them() -> None:
     assert re.findall(r"^const (m\d) =", code, re.MULTILINE) == ["m0", "m1", "m2", "m3"]
     b, a, c, main = re.split(r"^const m\d = \(\(\) => \{\n", code, flags=re.MULTILINE)[1:]
     assert b.startswith("var a=1,c=2;")
-    assert "return { x: a, y: c };" in b
-    assert a.startswith("const { x, y: z } = m0;\nconst K = x + z;\nasync function* f() {}\n")
-    assert "return { K, f, p, q };" in a
-    assert c.startswith("const { K } = m1;\nfunction Part()")
-    assert "return { default: Part, C };" in c
-    assert main.startswith("const { f: g, K } = m1;\nconst b = m0;\ng(K, b.x);\n")
+    assert "return {x: a, y: c};" in b
+    assert a.startswith("const {x, y: z} = m0;\nconst K = x + z;\nasync function* f() {}\n")
+    assert "return {K, f, p, q};" in a
+    assert c.startswith("const {K} = m1;\nfunction Part()")
+    assert "return {default: Part, C};" in c
+    assert main.startswith("const {f: g, K} = m1;\nconst b = m0;\ng(K, b.x);\n")
     assert "() => Promise.resolve(m2);" in main
     assert 'import("./lost.js")' in main  # fails when it is wanted, and not before
-    listed = '{ "lib/b.js": m0, "js/a.js": m1, "js/parts/c.js": m2, "js/main.js": m3 }'
-    assert code.endswith(f"export const modules = {listed};\n")
+    assert code.endswith("export {m0, m1, m2, m3};\n")
 
 
 def test_a_module_of_its_own_is_the_same_module() -> None:
     found = bundle(SOURCES, "js/main.js")
-    assert found["js/a.js"] == (
-        'import { modules } from "./main.js";\nexport const { K, f, p, q } = modules["js/a.js"];\n'
-    )
+    assert found["js/a.js"] == ('import { m1 } from "./main.js";\nexport const { K, f, p, q } = m1;\n')
     assert found["js/parts/c.js"] == (
-        'import { modules } from "../main.js";\nexport const { C } = modules["js/parts/c.js"];\n'
-        'export default modules["js/parts/c.js"].default;\n'
+        'import { m2 } from "../main.js";\nexport const { C } = m2;\nexport default m2.default;\n'
     )
-    assert found["lib/b.js"].startswith('import { modules } from "../js/main.js";\n')
+    assert found["lib/b.js"].startswith('import { m0 } from "../js/main.js";\n')
 
 
 def test_the_script_runs() -> None:

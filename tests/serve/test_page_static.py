@@ -196,7 +196,7 @@ def test_comments_and_indentation_are_for_readers(tmp_path: Path) -> None:
  * Now. */
 export function f(a) {
   // Why.
-  const url = "http://a // kept"; // not in scripts
+  const url = "http://a // kept"; // not kept
   f(); // what's kept (
   return html`<p>
     two words
@@ -205,21 +205,35 @@ export function f(a) {
   too */
   /* not
    ** kept **/
+  if (a && b === c) {
+    g();
+  }
+  g([
+    1,
+    [2], // ])
+  ]);
 }
 """
-    left = """export function f(a) {const url = "http://a // kept"; // not in scripts
+    left = """export function f(a){const url = "http://a // kept";
 f(); // what's kept (
 return html`<p>
 two words
 </p>` + "/*" + a * 2 / 3; /* kept */
 /* kept */ g(); /*
 too */
-}
+if (a&&b===c){g();}
+g([1,
+[2]]);}
 """
-    script = left.replace(" // not in scripts", "")
-    for name, content in (("a.js", script), ("a.css", left), ("a.md", source), ("vendor/a.js", source)):
+    style = "/* A\n file. */\na:hover, .b :is(i, b) {\n  c: 1px 2px;\n    d: e;\n}\n"
+    for name, given, content in (
+        ("a.js", source, left),
+        ("a.css", style, "a:hover,.b :is(i,b){c:1px 2px;d:e;}"),
+        ("a.md", source, source),
+        ("vendor/a.js", source, source),
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(source)
+        (tmp_path / name).write_text(given)
         assert sent(tmp_path / name).decode() == content
 
 

@@ -29,14 +29,14 @@ def bundle(sources: Mapping[str, str], entry: str) -> dict[str, str]:
     modules: dict[str, _Module] = {}
     _add(modules, sources, entry, ())
     code = [
-        f"const {one.variable} = (() => {{\n{one.code}return {{ {one.shown} }};\n}})();\n"
+        f"const {one.variable} = (() => {{\n{one.code}return {{{one.shown}}};\n}})();\n"
         for one in modules.values()
     ]
-    listed = ", ".join(f'"{name}": {one.variable}' for name, one in modules.items())
-    scripts = {entry: f"{''.join(code)}export const modules = {{ {listed} }};\n"}
+    listed = ", ".join(one.variable for one in modules.values())
+    scripts = {entry: f"{''.join(code)}export {{{listed}}};\n"}
     for name, module in modules.items():
         if name != entry:
-            scripts[name] = module.script(name, posixpath.relpath(entry, posixpath.dirname(name)))
+            scripts[name] = module.script(posixpath.relpath(entry, posixpath.dirname(name)))
     return scripts
 
 
@@ -52,12 +52,12 @@ class _Module:
     def shown(self) -> str:
         return _fields(self.exports.items())
 
-    def script(self, name: str, entry: str) -> str:
+    def script(self, entry: str) -> str:
         """Return a script that exports what this module does."""
-        named = ", ".join(one for one in self.exports if one != "default")
-        lines = [f'import {{ modules }} from "./{entry}";'.replace("./../", "../")]
-        lines += [f'export const {{ {named} }} = modules["{name}"];'] if named else []
-        lines += [f'export default modules["{name}"].default;'] if "default" in self.exports else []
+        own, named = self.variable, ", ".join(one for one in self.exports if one != "default")
+        lines = [f'import {{ {own} }} from "./{entry}";'.replace("./../", "../")]
+        lines += [f"export const {{ {named} }} = {own};"] if named else []
+        lines += [f"export default {own}.default;"] if "default" in self.exports else []
         return "\n".join(lines) + "\n"
 
 
@@ -84,7 +84,7 @@ def _add(modules: dict[str, _Module], sources: Mapping[str, str], name: str, abo
         pairs = _pairs(match[2])
         if missing := [own for own, _ in pairs if own not in module.exports]:
             raise ValueError(f"{name} imports {', '.join(missing)} of {match[3]}, which does not export it")
-        return f"const {{ {_fields(pairs)} }} = {module.variable};\n"
+        return f"const {{{_fields(pairs)}}} = {module.variable};\n"
 
     def later(match: re.Match[str]) -> str:
         if posixpath.normpath(posixpath.join(folder, match[1])) not in sources:
