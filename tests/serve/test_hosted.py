@@ -241,13 +241,15 @@ def test_the_door_reads_the_model_and_passes_the_body_on() -> None:
         assert (await sent(door, [(b'{"model": 7}', 0)], "/v1/completions"))[0] == 400
         assert (await sent(door, [(b'{"model": "c"}', 0)], "/v1/completions"))[0] == 404
         assert (await sent(door, [], "/props", "GET"))[0] == 503
+        assert await sent(door, [(b"{}", 0)], "/page/experiments/fleet", query=b"model=b") == (200, b"b")
+        assert await sent(door, [(b'{"model": "a"}', 0)], "/v1/completions", query=b"model=b") == (200, b"a")
         await fake.host.close()
 
     run(test)
 
 
 async def sent(
-    door: Door, body: list[tuple[bytes, int]], path: str, method: str = "POST"
+    door: Door, body: list[tuple[bytes, int]], path: str, method: str = "POST", query: bytes = b""
 ) -> tuple[int, bytes]:
     """Send a request in these pieces; return the status and the body of the answer."""
     messages = [{"type": "http.request", "body": piece, "more_body": bool(more)} for piece, more in body]
@@ -261,7 +263,14 @@ async def sent(
     async def send(message: Any) -> None:
         answers.append(message)
 
-    scope = {"type": "http", "method": method, "path": path, "headers": [], "query_string": b"", "state": {}}
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "headers": [],
+        "query_string": query,
+        "state": {},
+    }
     await door(scope, receive, send)
     return answers[0]["status"], answers[1]["body"]
 

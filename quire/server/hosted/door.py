@@ -40,8 +40,8 @@ class Door:
     """ASGI application of several models. `own` are the routes about all of them, `passed` those under the
     paths of `own` that are for one model nevertheless.
 
-    A request with a body is for the model that its `model` names, which is loaded for it; one without a body
-    for the loaded model that its query names, by default the one used last.
+    A request with a body is for the model that its `model` names, or else its query, which is loaded for it;
+    one without a body for the loaded model that its query names, by default the one used last.
     """
 
     def __init__(self, host: Host, own: ASGIApp, routes: Sequence[Route], passed: Sequence[Route]) -> None:
@@ -69,7 +69,7 @@ class Door:
 
     def _loaded(self, scope: Scope) -> ASGIApp:
         """Return the routes of a loaded model. Raises Overloaded if it is not."""
-        name = QueryParams(scope["query_string"]).get("model")
+        name = _queried(scope)
         model = self._host.last_used() if name is None else self._host.find(name)
         if model is None or model.app is None:
             words = "no model is loaded" if model is None else f"model {model.name!r} is {model.state}"
@@ -85,7 +85,8 @@ class Door:
             if body is None:
                 return
             asked = await _asked(body)
-            model = self._host.find(_name(asked))
+            name = _name(asked)
+            model = self._host.find(_queried(scope) if name is None else name)
             left = asyncio.ensure_future(_until_left(receive))
             try:
                 await self._host.enter(model, left)
@@ -166,6 +167,11 @@ def _decode(body: bytes) -> Asked:
         return _ASKED.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise malformed(body, error) from None
+
+
+def _queried(scope: Scope) -> str | None:
+    name: str | None = QueryParams(scope["query_string"]).get("model")
+    return name
 
 
 def _name(asked: Asked) -> str | None:
