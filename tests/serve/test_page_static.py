@@ -206,7 +206,7 @@ export function f(a) {
   /* not
    ** kept **/
   if (a && b === c) {
-    g();
+    g({ a, b });
   }
   g([
     1,
@@ -221,7 +221,7 @@ two words
 </p>` + "/*" + a * 2 / 3; /* kept */
 /* kept */ g(); /*
 too */
-if (a&&b===c){g();}
+if (a&&b===c){g({a, b});}
 g([1,
 [2]]);}
 """
@@ -235,6 +235,17 @@ g([1,
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(given)
         assert sent(tmp_path / name).decode() == content
+
+
+def test_statements_of_the_script_follow_each_other(tmp_path: Path) -> None:
+    (tmp_path / "js").mkdir()
+    (tmp_path / "page.css").write_text("")
+    (tmp_path / "js/a.js").write_text("export const b = 1;\n")
+    (tmp_path / "js/main.js").write_text(
+        'import { b } from "./a.js";\nf(b);\ng(); // it\'s kept;\nh();\ni();\n'
+    )
+    lines = contents(tmp_path)["js/main.js"].decode().splitlines()
+    assert lines[-2:] == ["const {b} = m0;f(b);g(); // it's kept;", "h();i();return {};})();export {m0, m1};"]
 
 
 @pytest.mark.parametrize(

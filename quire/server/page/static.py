@@ -56,14 +56,16 @@ HEADERS = {
 # Comments with lines of their own, empty lines, and indentation; in scripts also comments behind code, of
 # which none has a quote: then it could be the end of a string. Then the ends of lines behind an opening
 # bracket, and before a closing one with the comma there, where no comment is left that would go on; and the
-# space around operators that are in no text for people. In style sheets all space around punctuation.
+# space around operators and inside braces, which are in no text for people. At last, when no import is left,
+# the ends of lines behind a semicolon. In style sheets all space around punctuation.
 _FOR_READERS = re.compile(
     rb"^[ \t]*(?:/\*(?:[^*]|\*(?!/))*\*/[ \t]*\n|(?://[^\n]*)?\n)|^[ \t]+", re.MULTILINE
 )
 _BEHIND_CODE = re.compile(rb"[ \t]+// [^\n\"'`]*$", re.MULTILINE)
 _OPENED = re.compile(rb"^((?:(?!//)[^\n])*[\[({])\n", re.MULTILINE)
 _CLOSED = re.compile(rb"^((?:(?!//)[^\n])*?),?\n(?=[\])}])", re.MULTILINE)
-_OPERATOR = re.compile(rb" (=>|[!=]==|&&|\|\||\?\?) |(?<=\)) (?=\{)")
+_OPERATOR = re.compile(rb" (=>|[!=]==|&&|\|\||\?\?) |(?<=\)) (?=\{)|(?<=\{) | (?=\})")
+_ENDED = re.compile(rb"^((?:(?!//)[^\n])*;)\n", re.MULTILINE)
 _SPACED = re.compile(rb"\s*([{};,]|:(?= ))\s*")
 _IMPORTED = re.compile(rb'@import "([^"]+)";')
 
@@ -100,7 +102,8 @@ def contents(folder: Path = FOLDER) -> dict[str, bytes]:
     found = {path.relative_to(folder).as_posix(): sent(path) for path in paths}
     found[STYLE] = _IMPORTED.sub(lambda match: found[match[1].decode()], found[STYLE])
     scripts = {name: content.decode() for name, content in found.items() if name.endswith(".js")}
-    return found | {name: script.encode() for name, script in bundle(scripts, SCRIPT).items()}
+    bundled = bundle(scripts, SCRIPT).items()
+    return found | {name: _ENDED.sub(rb"\1", script.encode()) for name, script in bundled}
 
 
 def is_loaded(name: str) -> bool:

@@ -13,6 +13,9 @@ export class ApiError extends Error {
   }
 }
 
+/** The name that requests give of a model, where the server has several. */
+export const chosen = {};
+
 export const setKey = (key) => sessionStorage.setItem(KEY, key);
 const headers = () => {
   const key = sessionStorage.getItem(KEY);
@@ -26,9 +29,11 @@ async function send(path, body, signal) {
     options.headers["content-type"] = "application/json";
     options.body = JSON.stringify(body);
   }
+  const url = new URL(path.slice(1), document.baseURI);
+  if (chosen.name) url.searchParams.set("model", chosen.name);
   let reply;
   try {
-    reply = await fetch(path.replace(/^\//, ""), options);
+    reply = await fetch(url, options);
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, "The server does not answer.", "Is it still running?");
@@ -124,7 +129,7 @@ export async function* chunks(path, body, signal, onTag = () => {}) {
       "This page shows a recording.",
       "Start quire serve to ask an engine of your own.",
     );
-  const reply = await send(path, body, signal);
+  const reply = await send(path, { ...body, model: chosen.name }, signal);
   onTag(reply.headers.get("x-quire-tag"));
   for await (const line of textLines(reply)) {
     if (!line.startsWith("data: ") || line === "data: [DONE]") continue;
@@ -181,7 +186,6 @@ export async function tryPrompt({
   numPrompt,
   numTokens,
   vocabSize,
-  model,
   promptIds,
   salt,
   signal,
@@ -190,7 +194,6 @@ export async function tryPrompt({
 }) {
   if (recorded) return nearest(promptIds?.length ?? numPrompt, onTag);
   const body = {
-    model,
     prompt: promptIds ?? randomIds(numPrompt, vocabSize),
     max_tokens: numTokens,
     ignore_eos: true,

@@ -13,7 +13,7 @@ export const button = (words, onClick, more) =>
   html`<button type="button" onClick=${onClick} ...${more}>${words}</button>`;
 export const quiet = (words, onClick, more) => button(words, onClick, { class: "quiet", ...more });
 
-function Summary({ timings, usage, finish, seed, tag }) {
+function Summary({ timings, usage, finish, seed, tag, model }) {
   const [open, setOpen] = useState(false);
   const box = useRef(null);
   useEffect(() => open && box.current.scrollIntoView({ block: "nearest" }), [open]);
@@ -26,7 +26,7 @@ function Summary({ timings, usage, finish, seed, tag }) {
   return html`<details class="receipt" ref=${box} onToggle=${({ target }) => setOpen(target.open)}>
     <summary>${value("completion_tokens", integer)} tokens in ${value("total_ms", ms)}
       ${rate > 0 && ` · ${number(rate)} tokens/s`} · first ${value("ttft_ms", ms)}
-      ${finish === "length" && " · cut"}</summary>
+      ${finish === "length" && " · cut"}${model && ` · ${model}`}</summary>
     ${
       open &&
       html`<${Receipt} timings=${timings} />

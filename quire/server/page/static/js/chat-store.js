@@ -1,8 +1,7 @@
 // The conversations of this browser, and how they are answered.
 
-import { ask } from "./api.js";
+import { ask, chosen } from "./api.js";
 import { news } from "./live.js";
-import { modelName } from "./parts.js";
 
 const KEY = "quire-chat:";
 const SAVE_MS = 1000;
@@ -26,7 +25,7 @@ const FULL = {
 // A conversation is a tree: an edited message, or another answer, is one more child of its parent. Of several
 // children the one picked last is shown. Nodes are replaced, not changed: the same node is not drawn again.
 const NODE = {
-  ...texts("id parent role content reasoning callId finish error tag"),
+  ...texts("id parent role content reasoning callId finish error tag model"),
   ...{ picked: 0, seed: 0, usage: {}, timings: {}, calls: [texts("id name args")] },
 };
 const TALK = { id: "", title: "", at: 0, setup: {}, nodes: [NODE] };
@@ -202,8 +201,8 @@ export async function answer(talk, parent, seed) {
   const asked = messages.filter((node) => node.content || node.calls.length).map(messageOf);
   if (talk.setup.system) asked.unshift({ role: "system", content: talk.setup.system });
   const stream_options = { include_usage: true, continuous_usage_stats: true, include_drafting: true };
-  const body = { model: modelName(), messages: asked, ...fields, stream_options };
-  const id = add(talk, { role: "assistant", parent, seed: fields.seed });
+  const body = { messages: asked, ...fields, stream_options };
+  const id = add(talk, { role: "assistant", parent, seed: fields.seed, model: chosen.name });
   const abort = new AbortController();
   book.runs.set(id, abort);
   const node = { content: "", reasoning: "", calls: [], finish: "" };

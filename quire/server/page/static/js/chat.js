@@ -7,7 +7,7 @@ import * as store from "./chat-store.js";
 import { book, show, touch } from "./chat-store.js";
 import { integer } from "./format.js";
 import { live, useLive } from "./live.js";
-import { Problem } from "./parts.js";
+import { Problem, modelName } from "./parts.js";
 
 const PROMPTS = [
   "Tell me a story about a fox and a lantern.",
@@ -21,13 +21,15 @@ const EXAMPLES = { schema: CITY, tools: [{ type: "function", function: WEATHER }
 
 function Setup({ talk }) {
   const [defaults, setDefaults] = useState({});
+  const { facts } = useLive();
   useEffect(() => {
-    json("/props").then(
-      ({ default_generation_settings: { params } }) =>
-        setDefaults({ ...params, repetition_penalty: params.repeat_penalty }),
-      () => {},
-    );
-  }, []);
+    if (facts)
+      json("/props").then(
+        ({ default_generation_settings: { params } }) =>
+          setDefaults({ ...params, repetition_penalty: params.repeat_penalty }),
+        () => {},
+      );
+  }, [facts]);
   const write = (name, text) => {
     talk.setup = { ...talk.setup, [name]: text };
     touch(talk);
@@ -93,8 +95,8 @@ function Talks({ onDone }) {
 }
 
 function Greeting({ talk }) {
-  const { facts } = useLive();
-  return html`<div class="panel greeting"><h2>Ask ${facts?.names[0] ?? "the model"} something</h2>
+  useLive();
+  return html`<div class="panel greeting"><h2>Ask ${modelName() ?? "the model"} something</h2>
     <p>The chapters show how the engine computes your answer, while it does.</p>
     ${PROMPTS.map((content) => button(content, () => say(talk, { content })))}</div>`;
 }

@@ -5,7 +5,8 @@ import { recorded, setKey } from "./api.js";
 import { Chat } from "./chat.js";
 import { integer } from "./format.js";
 import { follow, live, tokenRate, useLive } from "./live.js";
-import { Problem } from "./parts.js";
+import { ModelChoice } from "./models.js";
+import { Problem, modelName } from "./parts.js";
 import { TraceButton } from "./trace.js";
 
 const CHAPTERS = [
@@ -21,6 +22,7 @@ const CHAPTERS = [
   ["roofline", "The roofline", () => import("./chapters/roofline.js")],
   ["scale", "At scale", () => import("./chapters/scale.js")],
 ];
+const WORDS = { lost: "no connection", unloaded: "not loaded" };
 const LOST = { message: "The connection to the server was lost." };
 const NO_CHAPTER = "This chapter could not be loaded.";
 
@@ -31,19 +33,13 @@ function chapterOf() {
 }
 
 function Header() {
-  const { facts, counts, state } = useLive();
-  const about = facts ? [facts.names[0], facts.model?.quantization] : [];
-  const words = {
-    live: "live",
-    recorded: "recorded",
-    lost: "no connection",
-    locked: "locked",
-    connecting: "connecting",
-  };
+  const { facts, counts, state, model } = useLive();
+  const about = [!model && modelName(), facts?.model?.quantization];
   return html`<header class="top">
     <h1><a class="wordmark" href="#/prefill">
       <img src="page/icon.svg" alt="" width="26" height="26" />Quire</a></h1>
-    <span class=${`pulse ${state}`} role="status">${words[state]}</span>
+    <span class=${`pulse ${state}`} role="status">${WORDS[state] ?? state}</span>
+    ${model && html`<${ModelChoice} />`}
     <span class="model">${about.filter(Boolean).join(" · ")}</span>
     <span class="counts" aria-hidden="true">
       ${
@@ -127,7 +123,7 @@ function Inside({ index }) {
 }
 
 function App() {
-  const { state, error } = useLive();
+  const { state, error, model } = useLive();
   const [index, setIndex] = useState(chapterOf),
     [tab, setTab] = useState("inside");
   useEffect(() => {
@@ -149,7 +145,7 @@ function App() {
     }
     ${state === "lost" && html`<${Problem} error=${error ?? LOST} />`}
     <div class="tabs">${choose("chat", "Chat")}${choose("inside", "Inside the engine")}</div>
-    <main class=${`split show-${tab}`}><${Chat} /><${Inside} index=${index} /></main>`;
+    <main class=${`split show-${tab}`}><${Chat} /><${Inside} key=${model?.id} index=${index} /></main>`;
 }
 
 follow();

@@ -156,4 +156,4 @@ export function useWidth(first = 640) {
 /** True if the viewer prefers no motion. */
 export const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
-export const modelName = () => live.facts?.names[0];
+export const modelName = () => live.model?.id ?? live.facts?.names[0];

@@ -4,7 +4,7 @@ import { html, useRef, useState } from "../vendor/preact.js";
 import { file } from "./api.js";
 import { bytes } from "./format.js";
 import { live } from "./live.js";
-import { Action, Choice } from "./parts.js";
+import { Action, Choice, modelName } from "./parts.js";
 
 const PERFETTO = "https://ui.perfetto.dev";
 const NAME = "quire.pftrace";
@@ -82,7 +82,7 @@ export function TraceButton() {
           ? html`<${Making} />`
           : html`<p>Nothing is recorded. A server that was started with <code>--record DIR</code> keeps
             its last steps in memory, without prompts and answers:</p>
-            <p><code>quire serve ${live.facts.names[0]} --record traces</code></p>`
+            <p><code>quire serve ${modelName()} --record traces</code></p>`
       }
       <p><button type="button" onClick=${() => dialog.current.close()}>Close</button></p>
     </dialog>`;

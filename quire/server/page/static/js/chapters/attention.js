@@ -5,7 +5,7 @@ import { tryPrompt } from "../api.js";
 import { bytes, integer, number } from "../format.js";
 import { sum } from "../law.js";
 import { asRow, live, useLive } from "../live.js";
-import { Action, Chapter, Empty, Figure, Formula, Slider, Stat, modelName, useWidth } from "../parts.js";
+import { Action, Chapter, Empty, Figure, Formula, Slider, Stat, useWidth } from "../parts.js";
 import { Plot } from "../plot.js";
 
 const PARTITION = 64, // positions: csrc/kernels/attention.h
@@ -148,7 +148,7 @@ export default function Attention() {
     <div class="controls"><${Slider} label="prompt" value=${length} min=${PARTITION} max=${131072} log=${true}
       onInput=${setLength} format=${(count) => `${integer(count)} tokens`} />
       <${Action} label=${`Send ${integer(sizes.numPrompt)} tokens`}
-        work=${(signal) => tryPrompt({ ...sizes, model: modelName(), signal })} /></div>
+        work=${(signal) => tryPrompt({ ...sizes, signal })} /></div>
     <${Computed} tone="prefill" words="A piece of a prompt" />
     <${Computed} tone="decode" words="A token of an answer" />
     <${Lengths} length=${length} />

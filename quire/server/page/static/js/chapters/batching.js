@@ -6,7 +6,7 @@ import { bytes, duration, integer, percent, percentile } from "../format.js";
 import * as law from "../law.js";
 import { asRow, live, useLive } from "../live.js";
 import { Action, Chapter, Choice, Empty, Figure, Formula, Slider, Stat } from "../parts.js";
-import { modelName, ownerOf, useWidth } from "../parts.js";
+import { ownerOf, useWidth } from "../parts.js";
 import { Plot } from "../plot.js";
 import { BOUNDS } from "../verdict.js";
 
@@ -175,7 +175,7 @@ export default function Batching() {
       lengths.map(async (max_tokens, first) => {
         const own = prompts.filter((_, index) => index % lengths.length === first);
         const prompt = own.map((length) => randomIds(length, facts.model.vocab_size));
-        const body = { model: modelName(), prompt, max_tokens, ignore_eos: true, stream: true };
+        const body = { prompt, max_tokens, ignore_eos: true, stream: true };
         for await (const _ of chunks("/v1/completions", body, signal));
       }),
     );

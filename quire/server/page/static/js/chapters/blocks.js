@@ -5,7 +5,7 @@ import { answers, randomIds, recorded, recordedFrame, tryPrompt } from "../api.j
 import { bytes, integer, ms } from "../format.js";
 import { live, useLive } from "../live.js";
 import { Action, Chapter, Choice, Empty, Figure, Formula, Legend, Slider, Stat } from "../parts.js";
-import { modelName, ownerOf, useWidth } from "../parts.js";
+import { ownerOf, useWidth } from "../parts.js";
 
 const NUM_TOKENS = [512, 192], // of the answers, at most: long enough for both to be seen
   ATTEMPTS = 3, // on a busy machine the second may come too late
@@ -127,7 +127,7 @@ async function sendTwo(numShared, signal, tags) {
     const promptIds = [...shared, ...randomIds(TAIL, size)],
       numTokens = Math.min(NUM_TOKENS[number], longest - promptIds.length);
     const onTag = (tag) => (tags[number] = tag);
-    return tryPrompt({ promptIds, numTokens, model: modelName(), salt, signal, onChunk, onTag });
+    return tryPrompt({ promptIds, numTokens, salt, signal, onChunk, onTag });
   };
   let first;
   await new Promise((resolve, reject) => {

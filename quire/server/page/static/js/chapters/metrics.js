@@ -4,7 +4,7 @@ import { html, useEffect, useState } from "../../vendor/preact.js";
 import { answers, tryPrompt } from "../api.js";
 import { duration, integer, number, percentile } from "../format.js";
 import { useLive } from "../live.js";
-import { Action, Chapter, Empty, Figure, Formula, Slider, Stat, modelName, useWidth } from "../parts.js";
+import { Action, Chapter, Empty, Figure, Formula, Slider, Stat, useWidth } from "../parts.js";
 import { Receipt } from "../receipt.js";
 
 const SHOWN = 12; // answers, and requests of a load
@@ -123,7 +123,7 @@ function load(perSecond, facts, signal) {
       const numPrompt = 16 + Math.floor(400 * Math.random()),
         numTokens = 16 + Math.floor(48 * Math.random());
       const sizes = { numPrompt, numTokens, vocabSize: facts.model.vocab_size };
-      await tryPrompt({ ...sizes, model: modelName(), signal });
+      await tryPrompt({ ...sizes, signal });
     }
   };
   return Promise.all(Array.from({ length: CONNECTIONS }, send));

@@ -5,7 +5,7 @@ import { tryPrompt } from "../api.js";
 import { bytes, duration, integer, ms, percent, rate } from "../format.js";
 import * as law from "../law.js";
 import { asRow, live, rowsOf } from "../live.js";
-import { Action, Chapter, Figure, Formula, Legend, Slider, Versus, modelName } from "../parts.js";
+import { Action, Chapter, Figure, Formula, Legend, Slider, Versus } from "../parts.js";
 import { Plot } from "../plot.js";
 import { BOUNDS, Judged, planned, total } from "../verdict.js";
 
@@ -155,7 +155,7 @@ function Body() {
   const send = async (signal) => {
     const sizes = { numPrompt, numTokens: NUM_TOKENS, vocabSize: facts.model.vocab_size };
     const onTag = (tag) => setSent({ tag });
-    setSent(await tryPrompt({ ...sizes, model: modelName(), signal, onTag }));
+    setSent(await tryPrompt({ ...sizes, signal, onTag }));
   };
   const steps = byPhase(sent.tag ? rowsOf(sent.tag) : []);
   return html`<div class="controls">

@@ -4,7 +4,7 @@ import { html, useMemo } from "../../vendor/preact.js";
 import { chunks, randomIds, recorded } from "../api.js";
 import { bytes, duration, integer, number, percent, percentile, rate } from "../format.js";
 import { live } from "../live.js";
-import { Action, Chapter, Figure, Formula, Kind, Legend, modelName } from "../parts.js";
+import { Action, Chapter, Figure, Formula, Kind, Legend } from "../parts.js";
 import { Plot } from "../plot.js";
 import { BOUNDS, Judged, bytesOf, planned } from "../verdict.js";
 
@@ -99,7 +99,7 @@ function Body() {
   );
   const send = (count, numPrompt, numTokens) => async (signal) => {
     const prompt = Array.from({ length: count }, () => randomIds(numPrompt, model.vocab_size));
-    const body = { model: modelName(), prompt, max_tokens: numTokens, ignore_eos: true, stream: true };
+    const body = { prompt, max_tokens: numTokens, ignore_eos: true, stream: true };
     for await (const _ of chunks("/v1/completions", body, signal));
   };
   const newest = shown.at(-1);

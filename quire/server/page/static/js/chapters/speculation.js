@@ -5,18 +5,7 @@ import { answers, ask, recorded } from "../api.js";
 import { duration, integer, ms, number } from "../format.js";
 import * as law from "../law.js";
 import { live, useLive } from "../live.js";
-import {
-  Action,
-  Chapter,
-  Choice,
-  Empty,
-  Figure,
-  Formula,
-  Legend,
-  Slider,
-  Stat,
-  modelName,
-} from "../parts.js";
+import { Action, Chapter, Choice, Empty, Figure, Formula, Legend, Slider, Stat } from "../parts.js";
 import { Plot } from "../plot.js";
 import { BOUNDS } from "../verdict.js";
 
@@ -64,7 +53,6 @@ async function attempt(name, signal) {
   const fieldsOf = TRIES[name];
   if (fieldsOf.length && !story) await attempt(FIRST, signal);
   const body = {
-    model: modelName(),
     max_tokens: 200,
     temperature: 0,
     stream_options: { include_usage: true, include_drafting: true },
