@@ -119,6 +119,9 @@ def test_a_message_loads_the_chosen_model(opener: Opener) -> None:
     expect(other.locator(".message.assistant summary").last).to_contain_text("demo-draft")
     expect(said(page)).to_have_text("demo · loaded")  # each tab has its own
     expect(choice(page).locator("option", has_text="demo-draft")).to_have_text("demo-draft · loaded")
+    other.reload()
+    expect(said(other)).to_have_text("demo-draft · loaded")  # and not the first that is loaded
+    until_live(other)
     opener.watch.forget("401")
 
 
