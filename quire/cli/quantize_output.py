@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -101,12 +102,19 @@ class QuantizedFolder:
         products = [op for op in self._original.program if not hasattr(op, "table")]
         used = {s for op in products for w in op.weights() if len(w.shape) > 1 for s in w.sources}
         plain = {self._module(name) for name in used - self._grids.keys()}
+        plain |= {self._module(name) for name in self._plain if self._is_matrix_beside(name)}
         if self._original.model.tied_tensor is not None:
             plain.add(HEAD.removesuffix(".weight"))  # a module of its own elsewhere
         config["quantization_config"] = quantization_config(modules, plain)
         (self.path / "config.json").write_text(
             json.dumps(config, indent=2, ensure_ascii=False) + "\n", "utf-8"
         )
+
+    def _is_matrix_beside(self, name: str) -> bool:
+        """Return True for a matrix of a part that the program leaves out, as a prediction layer."""
+        parts = [pattern for part in self._original.program.left_out for pattern in part.patterns]
+        matrix = name.endswith(".weight") and len(self._original.tensors[name].shape) == 2
+        return matrix and any(fnmatchcase(name, pattern) for pattern in parts)
 
     def _module(self, source: str) -> str:
         """Return the name in the files of the module that has a matrix."""

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from tiny import CONFIGS
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from quire import LLM, SamplingParams
 from quire.cli.main import main
@@ -64,6 +65,35 @@ def test_a_model_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "quantized already" in capsys.readouterr().err
     assert quantize("demo-draft", "-o", str(out)) == 1
     assert "exists already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "layer"), [("qwen3_5", "mtp."), ("glm4_moe", "model.layers.3.")])
+def test_a_prediction_layer_is_kept_and_drafts(
+    name: str, layer: str, shared_data: Path, tmp_path: Path
+) -> None:
+    """Its weights are those of the original, which the configuration says, and the bits those without it."""
+    folder, out = tmp_path / "model", tmp_path / "out"
+    shutil.copytree(shared_data / "models" / "tiny-random-2" / name, folder)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    assert quantize(str(folder), "-o", str(out), *FEW) == 0
+    before, after = (ModelFolder.at(one).tensors() for one in (folder, out))
+    own = [key for key in before if key.startswith(layer)]
+    assert all(np.array_equal(before.pull(key).floats(), after.pull(key).floats()) for key in own)
+    ignored = json.loads((out / "config.json").read_text())["quantization_config"]["ignore"]
+    matrices = {key.removesuffix(".weight") for key in own if len(before[key].shape) == 2}
+    assert matrices
+    assert {key for key in ignored if key.startswith(layer)} == matrices
+    params = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True, detokenize=False)
+    found = []
+    for speculative in ("off", "mtp"):
+        with LLM(str(out), speculative=speculative, num_threads=1, packed_cache=False) as llm:
+            (answer,) = llm.generate([{"prompt_token_ids": [*range(20)]}], params, use_tqdm=False)
+        found.append(answer.outputs[0].token_ids)
+    assert answer.metrics.num_drafted > 0
+    assert found[0] == found[1]
 
 
 def test_a_composite_keeps_its_names_and_its_towers(tmp_path: Path) -> None:
