@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import adapter_files as files
 import numpy as np
 import pytest
 
@@ -12,6 +13,7 @@ from quire import LLM, SamplingParams
 from quire.config import EngineConfig
 from quire.description import describe
 from quire.errors import ConfigError
+from quire.program.passes import module_of
 
 PROMPTS = [np.random.default_rng(i).integers(0, 200, n).tolist() for i, n in enumerate((70, 1, 23, 40))]
 PARAMS = [
@@ -50,6 +52,31 @@ def test_outputs_are_those_without_it(name: str, device: str, shared_data: Path)
         )
         llm.close()
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("name", "device"), [("qwen3_5_moe", "native"), ("glm4_moe_lite", "reference")])
+def test_adapters(name: str, device: str, shared_data: Path, tmp_path: Path) -> None:
+    """Requests with adapters, in one batch with others, have the bits that they have without drafts."""
+    folder = str(shared_data / "models" / "tiny-random-2" / name)
+    draw, arrays = np.random.default_rng(1), {}
+    for spec in describe(EngineConfig(model=folder)).program.weights().values():
+        if module_of(spec) is not None and spec.name.endswith(("o_proj.weight", "down_proj.weight")):
+            (source,), (rows, width) = spec.sources, spec.shape
+            for part, shape in (("lora_A", (4, width)), ("lora_B", (rows, 4))):
+                key = f"base_model.model.{source.removesuffix('.weight')}.{part}.weight"
+                arrays[key] = 0.5 * draw.standard_normal(shape, np.float32)
+    files.write_adapter(tmp_path / "a", files.config(), arrays)
+    prompts, found = [{"prompt_token_ids": prompt} for prompt in PROMPTS], []
+    options: dict[str, Any] = {"max_num_batched_tokens": 32, "max_model_len": 112, "num_threads": 1}
+    for speculative in ("off", "mtp"):
+        own = {"device": device, "speculative": speculative, "adapter_dir": str(tmp_path)}
+        with LLM(folder, packed_cache=False, **own, **options) as llm:
+            for adapters in (["a", None, "a", "a"], [None] * 4):
+                outs = llm.generate(prompts, PARAMS, use_tqdm=False, lora_request=adapters)
+                assert (sum(out.metrics.num_drafted for out in outs) > 0) == (speculative == "mtp")
+                found.append([(out.outputs[0].token_ids, out.outputs[0].logprobs) for out in outs])
+    assert found[:2] == found[2:]
+    assert [one == other for one, other in zip(*found[:2], strict=True)] == [False, True, False, False]
 
 
 def test_its_memory_and_weights_are_the_models(shared_data: Path) -> None:
