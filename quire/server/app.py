@@ -46,6 +46,7 @@ def make_app(service: ServiceState, keys: tuple[str, ...], *, named_outside: boo
     """
     if service.config.load_adapters:
         adapters.check(service.engine_config, bool(keys))
+        adapters.changing(service)
     page = StaticPage() if service.config.page else None
     app = model_app(service, page)
     open_paths = page.paths if page is not None else ()

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import adapter_files as files
@@ -16,9 +17,12 @@ import pytest
 from server import Server, running
 
 from quire.cli.main import main
-from quire.config import EngineConfig
+from quire.cluster.called_replicas import CalledReplicas
+from quire.cluster.split import SplitEngine
+from quire.config import EngineConfig, ServerConfig
 from quire.description import describe
 from quire.errors import ConfigError
+from quire.server.app import make_app
 from quire.server.openai.adapters import check
 
 KEY = "secret"
@@ -192,6 +196,29 @@ def test_two_models_cannot_share_names_of_adapters(folder: Path, capsys: pytest.
     assert ended.value.code != 0
     said = "the adapter 'first' of model 'demo-draft' has the name of model 'demo', or of an adapter of that"
     assert said in capsys.readouterr().err
+
+
+class Changing:
+    """An engine whose adapters change, as one in a process of its own."""
+
+    async def change_adapter(self, name: str, path: str | None) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize(
+    ("role", "engine"),
+    [
+        ("prefill", Changing()),
+        ("decode", SplitEngine.__new__(SplitEngine)),
+        ("both", CalledReplicas.__new__(CalledReplicas)),  # as on Ray
+    ],
+)
+def test_servers_that_change_no_adapters_do_not_start(role: str, engine: Any) -> None:
+    link: Any = {} if role == "both" else {"link": ("127.0.0.1:1",), "link_key_file": "key"}
+    config = ServerConfig(role=role, load_adapters=True, **link)
+    service: Any = SimpleNamespace(config=config, engine_config=EngineConfig(adapter_dir="."), engine=engine)
+    with pytest.raises(ConfigError, match="with a role, or on Ray: adapters do not change there"):
+        make_app(service, (KEY,))
 
 
 def test_a_key_is_needed(adapted: Server, server: Server) -> None:

@@ -50,7 +50,7 @@ async def load(request: Request) -> Response:
     if asked.lora_name in (*service.names, *service.names_elsewhere()):
         problem = f"{asked.lora_name[:200]!r} is the name of a model, or of an adapter of another model"
         raise RequestError(problem, "give another one", "lora_name")
-    await _changed(service).change_adapter(asked.lora_name, asked.lora_path)
+    await changing(service).change_adapter(asked.lora_name, asked.lora_path)
     return Response(f"Success: LoRA adapter '{asked.lora_name}' added successfully.", media_type="text/plain")
 
 
@@ -63,16 +63,17 @@ async def unload(request: Request) -> Response:
     if asked.lora_name not in service.adapters:
         problem = f"the adapter {asked.lora_name[:200]!r} is not loaded"
         raise NotFound(problem, "/v1/models lists all", "lora_name", "model_not_found")
-    await _changed(service).change_adapter(asked.lora_name, None)
+    await changing(service).change_adapter(asked.lora_name, None)
     return Response(
         f"Success: LoRA adapter '{asked.lora_name}' removed successfully.", media_type="text/plain"
     )
 
 
-def _changed(service: ServiceState) -> ChangesAdapters:
-    if not isinstance(service.engine, ChangesAdapters):
-        hint = "restart it with other folders in --adapter-dir"
-        raise RequestError("the adapters of this engine do not change while it serves", hint)
+def changing(service: ServiceState) -> ChangesAdapters:
+    """Return the engine that changes its adapters. Raises ConfigError with a role, and on Ray."""
+    if not isinstance(service.engine, ChangesAdapters) or service.config.role != "both":
+        hint = "leave it out: the adapters in adapter_dir are served, and others after a new start"
+        raise ConfigError("load_adapters with a role, or on Ray: adapters do not change there", hint)
     return service.engine
 
 
