@@ -4,9 +4,11 @@
 // weights of a panel are read once per tile, in memory order. With 8 rows, AVX-512 executes 8 multiply-add
 // instructions per load of weights: bf16 and f32 reach 97 to 99% of the peak of a core, int4 about 86% and
 // int8 80%, since two groups of 32 inputs take 16 such instructions and, on the same ports, one for their
-// block scales (int8: two), and each span one more.
+// block scales (int8: two), and each span one more. With AVX2, quantized rows are multiplied with half a
+// panel (half.h).
 #pragma once
 
+#include "half.h"
 #include "kernels.h"
 #include "vec.h"
 
@@ -153,7 +155,67 @@ class QuantizedTile {
 
   // Computes out[m] without the channel scale.
   QUIRE_INLINE void run(F* out) const {
-    constexpr int64_t kTogether = kSpan / kGroup;
+#if defined(QUIRE_HALF_PANELS)
+    if constexpr (M <= 2) {
+      run_halves<M, 2>(0, 0, out);
+    } else {
+      constexpr int kFirst = M > 4 ? 4 : M;
+      for (int half = 0; half < 2; ++half) {
+        run_halves<kFirst, 1>(half, 0, out);
+        if constexpr (M > kFirst) run_halves<M - kFirst, 1>(half, kFirst, out);
+      }
+    }
+#else
+    run_panel(out);
+#endif
+  }
+
+ private:
+  static constexpr int64_t kBytes = Int4 ? kGroup * kPanel / 2 : kGroup * kPanel;
+  static constexpr int64_t kTogether = kSpan / kGroup;
+
+  QUIRE_INLINE int32_t row_scale(int64_t group, int m) const {
+    return ((const int16_t*)(row_scales_ + group / 2 * M + m))[1 - group % 2];
+  }
+
+#if defined(QUIRE_HALF_PANELS)
+  // Computes rows from `row` on, of eight outputs from `half` on, or of all.
+  template <int Rows, int Halves>
+  QUIRE_INLINE void run_halves(int half, int row, F* out) const {
+    const uint8_t* const values = values_ + half * 32;
+    HalfF acc[Halves * Rows]{};
+    for (int64_t first = 0; first < groups_; first += kTogether) {
+      const int64_t last = first + kTogether < groups_ ? first + kTogether : groups_;
+      HalfI sum[Halves * Rows]{};
+      for (int64_t g = first; g < last; ++g) {
+        HalfI dots[Halves * Rows];
+        if (half == 0 && row == 0)
+          for (int64_t i = 0; i < kBytes; i += 64) ahead_.at(values_, g * kBytes + i);
+        dot_halves<Rows, Halves, Int4>(values + g * kBytes, quads_ + g * (kGroup / 4) * M + row, M,
+                                       begin_ + g * M + row, begin_of_group<Int4>(g, M), dots);
+        for (int h = 0; h < Halves; ++h) {
+          const HalfI block_scale = load_half_s8(block_scales_ + g * kPanel + (half + h) * 8);
+          for (int m = 0; m < Rows; ++m) {
+            HalfI& own = sum[h * Rows + m];
+            if constexpr (Int4) {
+              own = multiply_add_s16(own, dots[h * Rows + m], block_scale);
+            } else {
+              own = multiply_add_s16(own, dots[h * Rows + m] >> 4,
+                                     multiply_s16(block_scale, row_scale(g, row + m)));
+            }
+          }
+        }
+      }
+      prefetch(block_scales_ + first * kPanel + kScalesAhead);
+      const float* scales = scales_ + first / kTogether * M + row;
+      for (int i = 0; i < Halves * Rows; ++i)
+        acc[i] = fma(__builtin_convertvector(sum[i], HalfF), HalfF{} + scales[i % Rows], acc[i]);
+    }
+    for (int h = 0; h < Halves; ++h)
+      for (int m = 0; m < Rows; ++m) store_as((HalfF*)(out + row + m) + half + h, acc[h * Rows + m]);
+  }
+#else
+  QUIRE_INLINE void run_panel(F* out) const {
     F acc[M]{};
     for (int64_t first = 0; first < groups_; first += kTogether) {
       const int64_t last = first + kTogether < groups_ ? first + kTogether : groups_;
@@ -171,9 +233,6 @@ class QuantizedTile {
     for (int m = 0; m < M; ++m) out[m] = acc[m];
   }
 
- private:
-  static constexpr int64_t kBytes = Int4 ? kGroup * kPanel / 2 : kGroup * kPanel;
-
   QUIRE_INLINE void dot(int64_t group, I* acc) const {
     group_dot<M, Int4>(values_, group * kBytes, quads_ + group * (kGroup / 4) * M, ahead_, acc);
   }
@@ -187,11 +246,11 @@ class QuantizedTile {
       if constexpr (Int4) {
         sum[m] += dots[m] * block_scale;
       } else {
-        const int32_t row_scale = ((const int16_t*)(row_scales_ + group / 2 * M + m))[1 - group % 2];
-        sum[m] += (dots[m] >> 4) * (block_scale * row_scale);
+        sum[m] += (dots[m] >> 4) * (block_scale * row_scale(group, m));
       }
     }
   }
+#endif
 
 #if defined(__AVX512VNNI__)
   // Scales two groups by one instruction on pairs of 16 bits, the first group in the upper half.
