@@ -63,6 +63,18 @@ def test_linear(format: str, isa: str) -> None:
             assert distance(found, expected) < 2e-6, (inputs, outputs)
 
 
+@pytest.mark.parametrize("isa", [isa for isa in ISAS if fused_multiply_add(isa)])
+@pytest.mark.parametrize("format", ["int8", "int4"])
+def test_the_largest_sums_of_quantized_products_fit(format: str, isa: str) -> None:
+    """Whether products of a group have one sign, or half of them each."""
+    signs = np.sign(draw(6, 96))
+    op = OneOp([np.concatenate([signs, np.ones_like(signs), -signs])], lambda b, x: b.linear(x, W, 24))
+    op.weights["w.weight"].array[:] = np.concatenate(
+        [signs, np.ones_like(signs), -signs, -np.ones_like(signs)]
+    )
+    assert same_bits(op.native(isa, format), op.reference(format))
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_row_has_its_bits_beside_any_number_of_others(format: str, isa: str) -> None:
