@@ -172,7 +172,7 @@ ROOMS = (
     ),
     Room("rest", 2_330, "LLM and AsyncLLM, configuration, memory planning, also of draft models", ("",)),
 )
-NATIVE_LINES = 12_100  # of C++, every line counted: also recurrences, latents, adapters, encoders
+NATIVE_LINES = 12_300  # of C++, every line counted: also recurrences, latents, adapters, encoders
 FILE_LINES = 400  # every line counted, as in an editor
 FUNCTION_LINES = 60
 DEEPEST_BLOCK = 4  # of loops, conditions and the like within a function, one inside the other
