@@ -273,28 +273,28 @@ class Native {
   void attend(const std::string& rows, int64_t out, int64_t q, std::shared_ptr<KVCache> cache, int64_t layer,
               int64_t heads, float scale, int64_t window, bool chunked, float softcap,
               std::optional<Floats> sinks) {
-    sinks_.push_back(std::make_unique<Vector>(vector(sinks)));
-    const float* bias = sinks_.back()->empty() ? nullptr : sinks_.back()->data();
     const KVLayer* of = cache->layer(layer);
-    add_attention(count(rows), q, -1, out,
-                  {of, heads, of->heads, scale, window, softcap, bias, chunked, false}, {cache->group()});
+    const Attention how{of, heads, of->heads, scale, window, softcap, of_scores_.keep(sinks), chunked, false};
+    add_attention(count(rows), q, -1, out, how, {cache->group()});
     caches_.push_back(std::move(cache));
   }
   void attend_latents(int64_t out, int64_t q, int64_t q_rest, std::shared_ptr<KVCache> cache, int64_t layer,
                       int64_t heads, float scale) {
-    int64_t groups = 1;  // enough tasks for threads, enough rows to share the conversion of latents
-    while (heads / groups > kLatentHeads || heads % groups) ++groups;
-    const Attention how{cache->layer(layer), heads, groups, scale, 0, 0, nullptr, false, false};
+    const Attention how{cache->layer(layer), heads, latent_groups(heads), scale, 0, 0, nullptr, false, false};
     add_attention(Count::tokens, q, q_rest, out, how, {cache->group()});
     caches_.push_back(std::move(cache));
   }
   // Of q over the k and v of the same row, on both sides of each token; `reach` 0: over all of it.
   void attend_rows(int64_t out, int64_t q, int64_t k, int64_t v, int64_t heads, int64_t groups, int64_t dim,
-                   int64_t value_dim, float scale, int64_t reach) {
+                   int64_t value_dim, float scale, int64_t reach, std::optional<Floats> biases,
+                   int64_t first_after) {
     auto& own = row_caches_[{groups, dim, value_dim}];
     if (!own) own = std::make_shared<RowCache>(groups, dim, value_dim);
     executor_.add(std::make_unique<WriteKV>(k, v, own->layer(), KVPlace{-1, own}));
-    const Attention how{own->layer(), heads, groups, scale, reach, 0, nullptr, false, true};
+    Attention how{own->layer(), heads, groups, scale, reach, 0, nullptr, false, true};
+    how.biases = of_scores_.keep(biases);
+    how.num_biases = biases ? (int64_t)biases->size() / heads : 0;
+    how.first_after = first_after;
     add_attention(Count::tokens, q, -1, out, how, {-1, own});
   }
   void linear_by_head(const std::string& rows, int64_t out, int64_t x, MatrixPtr weight) {
@@ -391,7 +391,7 @@ class Native {
   std::vector<std::shared_ptr<KVCache>> caches_;  // keeps alive what ops refer to
   std::vector<std::shared_ptr<StateCache>> states_;
   std::map<std::array<int64_t, 3>, std::shared_ptr<RowCache>> row_caches_;  // by heads and sizes
-  std::vector<std::unique_ptr<Vector>> sinks_;
+  KeptNumbers of_scores_;                                                   // sinks and biases of attention
   std::vector<RopeTable*> ropes_;
   Multiply* multiply_ = nullptr;
   std::array<AdapterTiles*, 2> adapter_tiles_{};  // by Count

@@ -30,6 +30,19 @@ inline Vector vector(const std::optional<Floats>& array) {
   return array ? Vector(array->data(), array->data() + array->size()) : Vector();
 }
 
+// Numbers that stay where they are until the program goes.
+class KeptNumbers {
+ public:
+  // Returns the place of a copy; null if there are none.
+  const float* keep(const std::optional<Floats>& numbers) {
+    if (!numbers) return nullptr;
+    return kept_.emplace_back(std::make_unique<Vector>(vector(numbers)))->data();
+  }
+
+ private:
+  std::vector<std::unique_ptr<Vector>> kept_;
+};
+
 inline Activation activation(const std::string& name) {
   if (name == "linear") return Activation::none;
   if (name == "silu" || name == "swish") return Activation::silu;

@@ -11,6 +11,13 @@ namespace quire {
 
 constexpr int64_t kLatentHeads = 32;  // most heads that share a conversion of latents
 
+// Returns in how many groups heads read latents: enough for threads, few enough to share conversions.
+inline int64_t latent_groups(int64_t heads) {
+  int64_t groups = 1;
+  while (heads / groups > kLatentHeads || heads % groups) ++groups;
+  return groups;
+}
+
 // Keys and values of the tokens of one step, for ops whose rows see only themselves: like a cache whose
 // blocks lie row after row. Ops that run one after the other may share it.
 class RowCache {

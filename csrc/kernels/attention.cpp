@@ -172,19 +172,27 @@ Tile tile_at(const Work& w, int64_t row, int64_t start) {
   return {row, rows, most(w.oldest(row) - start, 0), least(newest + 1 - start, kPartition)};
 }
 
-// Masks the scores of one row; returns their maximum by lane.
+// Returns the biases of the scores of one row, from position `start` on.
+QUIRE_INLINE const float* biases(const Work& w, int64_t row, int64_t start) {
+  const int64_t head = w.unit.group * w.group + row % w.group;
+  return w.how.biases + head * w.how.num_biases + w.how.first_after + start - w.position(row);
+}
+
+// Adds biases to the scores of one row and masks them; returns their maximum by lane.
 QUIRE_INLINE F mask(const Work& w, const Tile& t, int64_t row, int64_t start) {
   const int64_t oldest = w.oldest(row) - start, newest = w.newest(row) - start;
   const int64_t end = t.last_panel() * kPanel;
   const float cap = w.how.softcap;
+  const float* added = w.how.biases ? biases(w, row, start) : nullptr;
   float* scores = w.weights + row * kPartition;
   F top = splat(kNothing);
   for (int64_t i = t.first_panel() * kPanel; i < end; i += kPanel) {
     F s = load(scores + i);
     const bool seen = oldest <= i && newest >= i + kPanel - 1;
     if (cap != 0) s = cap * tanh(s / cap);
+    if (added) s += load(added + i);
     if (!seen) s = see(s, i, oldest, newest);
-    if (!seen || cap != 0) store(scores + i, s);
+    if (!seen || cap != 0 || added) store(scores + i, s);
     top = max(top, s);
   }
   return top;

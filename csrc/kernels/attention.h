@@ -23,6 +23,10 @@ struct Attention {
   const float* sinks;  // [heads] or null
   bool chunked;        // windows begin anew at multiples of their length
   bool both;           // tokens see positions on both sides, not only those up to their own
+  // Added to scores, by head and how far a position is from the token's own: [heads][num_biases], that of its
+  // own at `first_after`. Whole panels of positions from the first of a sequence on have one. Null: none.
+  const float* biases = nullptr;
+  int64_t num_biases = 0, first_after = 0;
 
   // Always inlined: shared by kernels of several instruction sets.
   [[gnu::always_inline]] int64_t group() const { return heads / groups; }

@@ -1,5 +1,5 @@
 """Encoders: BERT (arXiv:1810.04805), RoBERTa (1907.11692) with XLM-R (1911.02116) and CamemBERT (1911.03894),
-DistilBERT (1910.01108), ModernBERT (2412.13663).
+DistilBERT (1910.01108), MPNet (2004.09297), ModernBERT (2412.13663).
 
 Their attention goes both ways, so a text is computed whole. They give its embedding, or with a head the score
 of a pair of texts.
@@ -17,6 +17,7 @@ from quire.models.model import Model
 from quire.models.pooling import attend_both, embed_segments, ended, pool
 from quire.models.purpose import Pooling
 from quire.program import Builder, Names, Rows, Value, WeightSpec, ops
+from quire.program.ops.attention import Distances
 from quire.program.rope import rope_from_config
 
 Record = Callable[[Builder, ModelConfig], Value]  # of the hidden states [T, hidden]
@@ -62,6 +63,10 @@ _OF_DISTILBERT = _Names(
     *("attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "sa_layer_norm"),
     *("ffn.lin1", "ffn.lin2", "output_layer_norm"),
 )
+_FIRST_OF_MPNET = 2  # the first token's position: that of padding is 1, whatever its id is
+_OF_MPNET = _Names(
+    *("attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o", "attention.LayerNorm")
+)
 
 
 def bert(b: Builder, cfg: ModelConfig, pooling: Pooling) -> Value:
@@ -73,12 +78,7 @@ def bert(b: Builder, cfg: ModelConfig, pooling: Pooling) -> Value:
 
 def roberta(b: Builder, cfg: ModelConfig, pooling: Pooling) -> Value:
     """Record BERT's layers with positions that begin after that of padding."""
-    first, name = _after_padding(cfg), "embeddings.position_embeddings"
-    count = cfg.max_position_embeddings - first
-    rows = Rows(cfg.max_position_embeddings, ((first, count),))
-    table = WeightSpec(f"{name}.of_tokens.weight", (count, cfg.hidden_size), (f"{name}.weight",), rows=rows)
-    positions = b.record(ops.PositionEmbed(b.value((cfg.hidden_size,)), table)).out
-    return _bert_layers(b, cfg, positions, pooling)
+    return _bert_layers(b, cfg, _positions_after(b, cfg, _after_padding(cfg)), pooling)
 
 
 def distilbert(b: Builder, cfg: ModelConfig, pooling: Pooling) -> Value:
@@ -86,12 +86,31 @@ def distilbert(b: Builder, cfg: ModelConfig, pooling: Pooling) -> Value:
     positions = b.position_embed(
         _W / "embeddings.position_embeddings", cfg.max_position_embeddings, cfg.hidden_size
     )
-    w = _W / "embeddings"
-    x = b.add(b.embed(w / "word_embeddings", cfg.vocab_size, cfg.hidden_size), positions)
-    x = b.layer_norm(x, w / "LayerNorm", cfg.norm_eps)
+    x = _embedded(b, cfg, positions)
     for i in range(cfg.num_hidden_layers):
         x = _post_norm_layer(b, cfg, x, _W / f"transformer.layer.{i}", _OF_DISTILBERT)
     return x
+
+
+def mpnet(b: Builder, cfg: ModelConfig, pooling: Pooling) -> Value:
+    """Record BERT's layers without segments; scores also depend on the distance, in all layers alike."""
+    x = _embedded(b, cfg, _positions_after(b, cfg, _FIRST_OF_MPNET))
+    name, buckets = "encoder.relative_attention_bias.weight", cfg.size("relative_attention_num_buckets")
+    table = WeightSpec(name, (buckets, cfg.num_attention_heads), (name,))
+    biases = Distances(table, cfg.max_position_embeddings - _FIRST_OF_MPNET)
+    for i in range(cfg.num_hidden_layers):
+        x = _post_norm_layer(b, cfg, x, _W / f"encoder.layer.{i}", _OF_MPNET, biases)
+    return x
+
+
+def _positions_after(b: Builder, cfg: ModelConfig, first: int) -> Value:
+    """Embed positions by the rows of a table from `first` on."""
+    name, count = "embeddings.position_embeddings", cfg.max_position_embeddings - first
+    if count < 1:
+        raise ConfigError(f"config.json: max_position_embeddings = {cfg.max_position_embeddings} is too few")
+    rows = Rows(cfg.max_position_embeddings, ((first, count),))
+    table = WeightSpec(f"{name}.of_tokens.weight", (count, cfg.hidden_size), (f"{name}.weight",), rows=rows)
+    return b.record(ops.PositionEmbed(b.value((cfg.hidden_size,)), table)).out
 
 
 def _after_padding(cfg: ModelConfig) -> int:
@@ -114,10 +133,19 @@ def _bert_layers(b: Builder, cfg: ModelConfig, positions: Value, pooling: Poolin
     return x
 
 
-def _post_norm_layer(b: Builder, cfg: ModelConfig, x: Value, p: Names, names: _Names) -> Value:
+def _embedded(b: Builder, cfg: ModelConfig, positions: Value) -> Value:
+    """Return the normalized embeddings of tokens at positions."""
+    w = _W / "embeddings"
+    x = b.add(b.embed(w / "word_embeddings", cfg.vocab_size, cfg.hidden_size), positions)
+    return b.layer_norm(x, w / "LayerNorm", cfg.norm_eps)
+
+
+def _post_norm_layer(
+    b: Builder, cfg: ModelConfig, x: Value, p: Names, names: _Names, biases: Distances | None = None
+) -> Value:
     hidden, heads = cfg.hidden_size, (cfg.num_attention_heads, cfg.head_dim)
     q, k, v = (b.linear(x, p / name, heads, bias=True) for name in (names.query, names.key, names.value))
-    h = b.linear(attend_both(b, q, k, v), p / names.attended, hidden, bias=True)
+    h = b.linear(attend_both(b, q, k, v, biases=biases), p / names.attended, hidden, bias=True)
     x = b.layer_norm(b.add(h, x), p / names.attention_norm, cfg.norm_eps)
     h = b.linear(x, p / names.wide, cfg.intermediate_size, bias=True)
     h = b.linear(b.activation(h, cfg.hidden_act), p / names.narrow, hidden, bias=True)
@@ -218,6 +246,7 @@ _ROBERTA = {**_BERT, "vocab_size": 50265, "pad_token_id": 1}
 _CAMEMBERT = {**_ROBERTA, "vocab_size": 30522}
 _DISTILBERT = {key: value for key, value in _BERT.items() if key not in ("type_vocab_size", "pad_token_id")}
 _DISTILBERT["num_hidden_layers"] = 6
+_MPNET = {**_DISTILBERT, "num_hidden_layers": 12, "vocab_size": 30527, "relative_attention_num_buckets": 32}
 _MODERN = {
     **_SIZES,
     "num_hidden_layers": 22,
@@ -259,6 +288,12 @@ _bert = Encoder(bert, _bert_head, _BERT, _EPS, _PLAIN, _UNUSED)
 _roberta = Encoder(roberta, _roberta_head, _ROBERTA, _EPS, _PLAIN, _UNUSED, _after_padding)
 _camembert = replace(_roberta, defaults=_CAMEMBERT)
 _distilbert = Encoder(distilbert, _distilbert_head, _DISTILBERT, _DISTILBERT_NAMES, unused=("vocab_*",))
+_mpnet = Encoder(
+    *(mpnet, _roberta_head, _MPNET, _EPS),
+    only={"relative_attention_num_buckets": (32,)},
+    unused=_UNUSED,
+    first_position=lambda cfg: _FIRST_OF_MPNET,
+)
 _modern = Encoder(modernbert, _modern_head, _MODERN, _MODERN_NAMES, unused=("head.*", "decoder.*"))
 ENCODERS: dict[str, Encoder] = {
     "BertModel": _bert,
@@ -272,6 +307,8 @@ ENCODERS: dict[str, Encoder] = {
     "CamembertForMaskedLM": _camembert,
     "DistilBertModel": _distilbert,
     "DistilBertForMaskedLM": _distilbert,
+    "MPNetModel": _mpnet,
+    "MPNetForMaskedLM": _mpnet,
     "ModernBertModel": _modern,
     "ModernBertForMaskedLM": _modern,
 }
@@ -281,6 +318,7 @@ CROSS_ENCODERS: dict[str, Encoder] = {
     "XLMRobertaForSequenceClassification": _roberta,
     "CamembertForSequenceClassification": _camembert,
     "DistilBertForSequenceClassification": _distilbert,
+    "MPNetForSequenceClassification": _mpnet,
     "ModernBertForSequenceClassification": _modern,
 }
 

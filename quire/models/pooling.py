@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from quire.errors import ConfigError
 from quire.models.purpose import Method, Pooling
 from quire.program import Builder, Names, Op, Program, Rows, Value, WeightSpec, ops
+from quire.program.ops.attention import Distances
 from quire.program.ops.embedding import PoolingMethod
 
 _TINY = 1e-24  # of the mean square: a vector of zeros stays one
@@ -84,7 +85,13 @@ def ended(program: Program, pooling: Pooling) -> Program:
 
 
 def attend_both(
-    b: Builder, q: Value, k: Value, v: Value, reach: int | None = None, scale: float | None = None
+    b: Builder,
+    q: Value,
+    k: Value,
+    v: Value,
+    reach: int | None = None,
+    scale: float | None = None,
+    biases: Distances | None = None,
 ) -> Value:
     """Attend from q over k and v of the same text, [T, heads, dim] each, on both sides of each token."""
     (heads, dim), (groups, _), (_, value_dim) = q.shape, k.shape, v.shape
@@ -93,7 +100,8 @@ def attend_both(
     if reach is not None and reach < 1:
         raise ConfigError(f"tokens that see {reach} positions on either side are not supported")
     out = b.value((heads * value_dim,))
-    return b.record(ops.RowAttention(out, q, k, v, dim**-0.5 if scale is None else scale, reach)).out
+    scale = dim**-0.5 if scale is None else scale
+    return b.record(ops.RowAttention(out, q, k, v, scale, reach, biases)).out
 
 
 def embed_segments(b: Builder, w: Names, count: int, hidden_size: int, separator: int) -> Value:

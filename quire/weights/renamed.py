@@ -17,6 +17,7 @@ LAYOUTS: tuple[dict[str, str], ...] = (
     {"bert.": ""},  # encoders beneath a head
     {"roberta.": ""},
     {"distilbert.": ""},
+    {"mpnet.": ""},
     {"model.": ""},
     {},  # but for OLDER_ENDS
 )

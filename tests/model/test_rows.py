@@ -9,21 +9,39 @@ import pytest
 from tiny import Paged, random_weights, same_bits
 
 from quire.models.pooling import attend_both
-from quire.program import Builder, Load, Names, Program, Value
+from quire.program import Builder, Load, Names, Program, WeightSpec
+from quire.program.ops.attention import Distances
 
 LENGTHS = (70, 1, 23)
 
 
-def program(reach: int | None) -> Program:
+def program(reach: int | None, distances: Distances | None = None) -> Program:
     b = Builder()
     x = b.embed(Names("x"), sum(LENGTHS), 4 * 8 + 2 * 8 + 2 * 8)
-    parts: list[Value] = [b.slice(x, 0, (4, 8)), b.slice(x, 32, (2, 8)), b.slice(x, 48, (2, 8))]
-    return b.program(b.sampled_rows(attend_both(b, parts[0], parts[1], parts[2], reach)))
+    q, k, v = (b.slice(x, 0, (4, 8)), b.slice(x, 32, (2, 8)), b.slice(x, 48, (2, 8)))
+    return b.program(b.sampled_rows(attend_both(b, q, k, v, reach, biases=distances)))
 
 
-@pytest.mark.parametrize("reach", [None, 1, 3, 40])
-def test_a_token_sees_both_sides(reach: int | None) -> None:
-    of = program(reach)
+def bucket(distance: int) -> int:
+    """Of 32: T5's, for distances up to 128, in integers."""
+    far = abs(distance)
+    own = far if far < 8 else min(15, 8 + ((far * far) // 64).bit_length() - 1)
+    return own + (16 if distance > 0 else 0)
+
+
+def test_buckets_of_distances() -> None:
+    table = np.arange(64, dtype=np.float32).reshape(32, 2)
+    found = Distances(WeightSpec("d", (32, 2), ("d",)), 300).biases(table)
+    assert found.shape == (2, 299 + 320)
+    assert found[0].tolist() == [2 * bucket(distance) for distance in range(-299, 320)]
+    assert (found[1] == found[0] + 1).all()
+
+
+@pytest.mark.parametrize(
+    ("reach", "biased"), [(None, False), (1, False), (3, False), (40, False), (None, True), (3, True)]
+)
+def test_a_token_sees_both_sides(reach: int | None, biased: bool) -> None:
+    of = program(reach, Distances(WeightSpec("d", (32, 4), ("d",)), 70) if biased else None)
     weights = random_weights(of)
     table, first = weights["x.weight"].array.astype(np.float64), 0
     paged = Paged(of, weights)
@@ -34,6 +52,12 @@ def test_a_token_sees_both_sides(reach: int | None) -> None:
         q, k, v = x[:, :32].reshape(-1, 4, 8), x[:, 32:48].reshape(-1, 2, 8), x[:, 48:].reshape(-1, 2, 8)
         k, v = np.repeat(k, 2, axis=1), np.repeat(v, 2, axis=1)
         scores = np.einsum("thd,shd->hts", q, k) / math.sqrt(8)
+        if biased:
+            biases = weights["d"].array
+            scores += [
+                [[biases[bucket(j - i), head] for j in range(length)] for i in range(length)]
+                for head in range(4)
+            ]
         apart = np.abs(np.arange(length)[:, None] - np.arange(length))
         scores[:, apart > (length if reach is None else reach)] = -np.inf
         odds = np.exp(scores - scores.max(axis=-1, keepdims=True))

@@ -49,6 +49,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "XLMRoberta": _ROBERTA,
     "Camembert": _ROBERTA,
     "DistilBert": _DISTILBERT,
+    "MPNet": {**CONFIG, "max_position_embeddings": 42},
     "ModernBert": _MODERN,
 }
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

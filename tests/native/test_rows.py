@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from lowered import ISAS, OneOp, distance
-from tiny import same_bits
+from tiny import Dense, same_bits
 
 from quire.models.pooling import attend_both, embed_segments, pool
-from quire.program import Builder, Names, Value
+from quire.program import Builder, Names, Value, WeightSpec
+from quire.program.ops.attention import Distances
 
 LENGTHS = (150, 1, 65, 64, 20)
 
@@ -24,17 +25,22 @@ def attention(
     value_dim: int = 8,
     reach: int | None = None,
     alone: slice | None = None,
+    longest: int | None = None,
 ) -> OneOp:
     """Of texts of these lengths, or of one of them alone."""
     sizes = ((heads, dim), (groups, dim), (groups, value_dim))
     inputs = [2 * draw(sum(LENGTHS), *size, seed=i) for i, size in enumerate(sizes)]
 
     def record(b: Builder, q: Value, k: Value, v: Value) -> Value:
-        return attend_both(b, q, k, v, reach)
+        distances = None
+        if longest is not None:
+            distances = Distances(WeightSpec("distances", (32, heads), ("distances",)), longest)
+        return attend_both(b, q, k, v, reach, biases=distances)
 
-    if alone is not None:
-        return OneOp([x[alone] for x in inputs], record)
-    return OneOp(inputs, record, LENGTHS)
+    op = OneOp(inputs, record, LENGTHS) if alone is None else OneOp([x[alone] for x in inputs], record)
+    if longest is not None:
+        op.weights["distances"] = Dense(draw(32, heads))
+    return op
 
 
 SHAPES = [
@@ -46,6 +52,9 @@ SHAPES = [
     {"reach": 64},
     {"reach": 20, "dim": 33},
     {"reach": 500},
+    {"longest": 150},
+    {"longest": 512, "heads": 3, "groups": 1},
+    {"longest": 200, "reach": 30, "heads": 6, "groups": 6},
 ]
 
 
@@ -57,14 +66,16 @@ def test_attention_on_both_sides(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("reach", [None, 30])
-def test_a_text_has_its_bits_alone_and_with_any_number_of_threads(reach: int | None, isa: str) -> None:
-    op = attention(reach=reach)
+@pytest.mark.parametrize(("reach", "longest"), [(None, None), (30, None), (None, 160)])
+def test_a_text_has_its_bits_alone_and_with_any_number_of_threads(
+    reach: int | None, longest: int | None, isa: str
+) -> None:
+    op = attention(reach=reach, longest=longest)
     whole = op.native(isa, threads=3)
     first = 0
     for length in LENGTHS:
         rows = slice(first, first + length)
-        assert same_bits(attention(reach=reach, alone=rows).native(isa), whole[rows]), length
+        assert same_bits(attention(reach=reach, longest=longest, alone=rows).native(isa), whole[rows]), length
         first += length
 
 

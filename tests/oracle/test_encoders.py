@@ -47,12 +47,14 @@ GEMMA = {
 }
 DECODERS = {"Gemma3Text": GEMMA, "Qwen3": DECODER}
 DISTILBERT = {"vocab_size": 64, "dim": 32, "hidden_dim": 48, "n_heads": 4, "n_layers": 2}
+MPNET = {**BERT, "hidden_size": 48, "num_attention_heads": 3}
 KINDS = {
     "Bert": BERT,
     "Roberta": ROBERTA,
     "XLMRoberta": ROBERTA,
     "Camembert": ROBERTA,
     "DistilBert": {**DISTILBERT, "max_position_embeddings": 200},
+    "MPNet": MPNET,
     "ModernBert": MODERN,
 }
 

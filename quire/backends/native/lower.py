@@ -140,8 +140,12 @@ class Lowering:
     def _(self, op: ops.RowAttention) -> None:
         out, q, k, v = (self._at(value) for value in (op.out, op.q, op.k, op.v))
         (heads, _), (groups, dim), (_, value_dim) = op.q.shape, op.k.shape, op.v.shape
-        reach = op.reach or 0
-        self.native.attend_rows(out, q, k, v, heads, groups, dim, value_dim, op.scale, reach)
+        biases, own = None, 0
+        if op.distances is not None:
+            biases = op.distances.biases(self._vectors[op.distances.table.name]).reshape(-1)
+            own = op.distances.longest - 1
+        how = (op.scale, op.reach or 0, biases, own)
+        self.native.attend_rows(out, q, k, v, heads, groups, dim, value_dim, *how)
 
     @record.register
     def _(self, op: ops.SampledRows) -> None:

@@ -4,6 +4,7 @@ steps and verification rows.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -15,6 +16,7 @@ from quire.program.numerics import Array
 from quire.program.program import Load, Op, Run, Value, WeightSpec
 
 PARTITION = 64  # context positions summed together; a multiple of every block size
+FARTHEST = 128  # positions apart: what is farther has the bias of this distance
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +190,34 @@ class LatentAttention(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class Distances:
+    """Biases of scores by how far a position is from the token's own, for each head (T5, arXiv:1910.10683).
+
+    `table` [buckets, heads]: the second half of the buckets is for positions after the token's own. Of each
+    half, the first half are for distances one by one, the others for ever longer ranges up to `FARTHEST`.
+    No text has more than `longest` tokens.
+    """
+
+    table: WeightSpec
+    longest: int
+
+    def biases(self, table: Array) -> Array:
+        """Return those of distances from 1 - `longest` on, [heads, distances], as far as partitions reach."""
+        distances = np.arange(1 - self.longest, -(-self.longest // PARTITION) * PARTITION)
+        half = len(table) // 2
+        exact, far = half // 2, np.abs(distances)
+        steps = np.log(np.maximum(far, exact) / exact) / math.log(FARTHEST / exact) * (half - exact)
+        buckets = np.where(far < exact, far, np.minimum(exact + steps.astype(np.int64), half - 1))
+        return np.ascontiguousarray(table[buckets + half * (distances > 0)].T)
+
+
+@dataclass(frozen=True, slots=True)
 class RowAttention(Op):
     """out[t] = softmax(scale q[t] K^T) V over the tokens of the row on both sides, for each query head.
 
     q [T, heads, dim], k [T, groups, dim], v [T, groups, value_dim], out [T, heads * value_dim], with heads
     and sums as in Attention. With a `reach` a token sees the positions that far from its own, on either side.
-    Keys and values are float32 and belong to the step.
+    `distances` has what is added to scores. Keys and values are float32 and belong to the step.
     """
 
     q: Value
@@ -201,6 +225,10 @@ class RowAttention(Op):
     v: Value
     scale: float
     reach: int | None = None
+    distances: Distances | None = None
+
+    def weights(self) -> tuple[WeightSpec, ...]:
+        return () if self.distances is None else (self.distances.table,)
 
     def flops(self, load: Load) -> float:
         """Count scores and weighted values of all visible pairs: those up to each token, mirrored."""
@@ -213,12 +241,19 @@ class RowAttention(Op):
         lost = ~np.isfinite(v).all(axis=-1)  # as in Attention
         k[lost], v[lost] = np.nan, 0
         out = np.empty((*q.shape[:2], v.shape[2]), np.float32)
+        biases = None
+        if self.distances is not None:
+            biases = self.distances.biases(run.weights[self.distances.table.name])
         for begin, end in pairwise(run.batch.row_offsets.tolist()):
             count = end - begin
             blocks = np.arange(-(-count // PARTITION))
             context = Context(_in_blocks(k[begin:end]), _in_blocks(v[begin:end]), blocks, count)
-            positions = np.arange(count)
-            out[begin:end] = attend(q[begin:end], positions, context, self.scale, self.reach, both=True)
+            positions, at = np.arange(count), np.arange(len(blocks) * PARTITION)
+            how: Any = {"both": True}
+            if self.distances is not None and biases is not None:
+                apart = self.distances.longest - 1 + at - positions[:, None]
+                how["biases"] = biases[:, apart].transpose(1, 0, 2)
+            out[begin:end] = attend(q[begin:end], positions, context, self.scale, self.reach, **how)
         return out.reshape(len(q), *self.out.shape)
 
 
@@ -238,10 +273,12 @@ def attend(
     sinks: Array | None = None,
     chunked: bool = False,
     both: bool = False,
+    biases: Array | None = None,
 ) -> Array:
     """Compute one row, [t, heads, value_dim]: a running softmax over the partitions of the context.
 
-    With `both`, tokens see `window` positions on either side, or all.
+    With `both`, tokens see `window` positions on either side, or all. `biases` [t, heads, positions], to the
+    end of the last partition, are added to scores.
     """
     tokens, heads, dim = q.shape
     groups = context.keys.shape[2]
@@ -266,6 +303,8 @@ def attend(
         if softcap is not None:
             scores = np.float32(softcap) * np.tanh(scores / np.float32(softcap))
         at = np.arange(start, start + PARTITION)
+        if biases is not None:
+            scores += biases[..., start : start + PARTITION].reshape(scores.shape)
         seen = (at <= newest[:, None]) & (at < context.length) & (at >= oldest[:, None])
         scores[~np.broadcast_to(seen[:, None, None, :], scores.shape)] = -np.inf
         higher = np.maximum(peak, scores.max(axis=-1, keepdims=True))
