@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from server import cache_folder
 
 import quire
 
@@ -35,6 +36,12 @@ DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 # The suite gives the same verdict on every machine; `--hypothesis-profile=default` searches further.
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("ci")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache() -> None:
+    """Take a cache of our own: whether drafts pay, for one, depends on the ceilings measured before."""
+    os.environ["QUIRE_CACHE_DIR"] = cache_folder()
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ START_S = 60.0
 _URL = re.compile(r"(https?://[^\s/]+)/v1")
 # The one that quire is installed in: clients may have an environment of their own.
 PYTHON = os.environ.get("QUIRE_TEST_PYTHON") or sys.executable
-# Ceilings that no machine has; a server without them measures its own for three seconds.
+# Ceilings that no machine has: all plan alike, and no server measures its own for three seconds.
 CEILINGS = """
 from quire.backends.native import _core
 from quire.roofline import probe
@@ -37,7 +37,7 @@ for isa in _core.isas():
 
 @functools.cache
 def cache_folder() -> str:
-    """Return the cache of all servers of this process, which has ceilings."""
+    """Return the cache of the tests of this process and of their servers, which has ceilings."""
     folder = tempfile.mkdtemp(prefix="quire-cache-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     subprocess.run([PYTHON, "-c", CEILINGS], check=True, env={**os.environ, "QUIRE_CACHE_DIR": folder})
