@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from server import cache_folder
 
 import quire
 
@@ -41,6 +40,8 @@ settings.load_profile("ci")
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache() -> None:
     """Take a cache of our own: whether drafts pay, for one, depends on the ceilings measured before."""
+    from server import cache_folder  # a folder on the path of pytest alone
+
     os.environ["QUIRE_CACHE_DIR"] = cache_folder()
 
 
