@@ -55,6 +55,21 @@ def ask(client: httpx.Client, model: str, max_tokens: int = 8) -> httpx.Response
     return client.post("/v1/chat/completions", json=body)
 
 
+def streamed(client: httpx.Client, model: str, max_tokens: int, at_first: Callable[[], None]) -> str:
+    """Stream the same answer, and call `at_first` when its first text has come."""
+    messages = [{"role": "user", "content": "Tell me a story about a fox."}]
+    body = {"model": model, "messages": messages, "max_tokens": max_tokens, "temperature": 0, "stream": True}
+    text = ""
+    with client.stream("POST", "/v1/chat/completions", json=body) as stream:
+        for line in stream.iter_lines():
+            if line.startswith("data: {"):
+                content = json.loads(line[6:])["choices"][0]["delta"].get("content") or ""
+                if content and not text:
+                    at_first()
+                text += content
+    return text
+
+
 def states(client: httpx.Client) -> dict[str, str]:
     listed = client.get("/v1/models").json()
     assert listed["memory_bytes"] <= listed["max_memory_bytes"] == LIMIT
@@ -94,15 +109,8 @@ def test_a_stream_is_whole_while_another_model_waits_for_its_memory(
         with several.client() as other:
             answers["two"] = ask(other, "two")
 
-    body = {"model": "one", "messages": [{"role": "user", "content": "Tell me a story about a fox."}]}
-    body |= {"max_tokens": 400, "temperature": 0, "stream": True}
-    text, thread = "", threading.Thread(target=ask_other)
-    with client.stream("POST", "/v1/chat/completions", json=body) as stream:
-        for line in stream.iter_lines():
-            if line.startswith("data: {"):
-                text += json.loads(line[6:])["choices"][0]["delta"].get("content") or ""
-                if text and thread.ident is None:
-                    thread.start()
+    thread = threading.Thread(target=ask_other)
+    text = streamed(client, "one", 400, thread.start)
     thread.join(60)
     assert text == alone
     assert answers["two"].status_code == 200
@@ -117,10 +125,11 @@ def test_a_model_that_cannot_be_loaded_is_an_error_of_its_own(client: httpx.Clie
     assert ask(client, "one").status_code == 200
 
 
-def test_the_death_of_an_engine_is_not_noticed(several: Server, client: httpx.Client) -> None:
-    before = ask(client, "two").json()["choices"]
-    os.kill(several.engine_pid, signal.SIGKILL)
-    assert ask(client, "two").json()["choices"] == before
+def test_the_death_of_an_engine_ends_no_stream(several: Server, client: httpx.Client) -> None:
+    alone = ask(client, "two", 200).json()["choices"][0]["message"]["content"]
+    pid = several.engine_pid
+    assert streamed(client, "two", 200, lambda: os.kill(pid, signal.SIGKILL)) == alone
+    assert several.engine_pid != pid
 
 
 def test_ollama_unloads_by_keep_alive(client: httpx.Client) -> None:
