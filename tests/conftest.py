@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -38,11 +39,12 @@ settings.load_profile("ci")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_cache() -> None:
-    """Take a cache of our own: whether drafts pay, for one, depends on the ceilings measured before."""
-    from server import cache_folder  # a folder on the path of pytest alone
-
-    os.environ["QUIRE_CACHE_DIR"] = cache_folder()
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Take a cache without ceilings: with them, whether drafts pay depends on how fast the machine is."""
+    folder = tmp_path_factory.mktemp("cache")
+    os.environ["QUIRE_CACHE_DIR"] = str(folder)
+    yield
+    assert not (folder / "ceilings").exists(), "a test has measured this machine"
 
 
 @pytest.fixture(scope="session")

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-from server import Server, asked_flags, running
+from server import Server, asked_flags, cache_folder, running
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache() -> None:
+    """Take the cache of servers, whose ceilings spare engines in processes of their own from measuring."""
+    os.environ["QUIRE_CACHE_DIR"] = cache_folder()
 
 
 @pytest.fixture(scope="session")

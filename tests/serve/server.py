@@ -37,7 +37,7 @@ for isa in _core.isas():
 
 @functools.cache
 def cache_folder() -> str:
-    """Return the cache of the tests of this process and of their servers, which has ceilings."""
+    """Return the cache of all servers of this process, which has ceilings."""
     folder = tempfile.mkdtemp(prefix="quire-cache-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     subprocess.run([PYTHON, "-c", CEILINGS], check=True, env={**os.environ, "QUIRE_CACHE_DIR": folder})
