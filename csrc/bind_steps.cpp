@@ -25,6 +25,7 @@ namespace {
 
 using Bits = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Numbers = std::vector<int64_t>;
+using Patches = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 std::shared_ptr<Job> plan(const Numbers& slots, const Numbers& starts, const Numbers& counts,
                           const Numbers& logits, const std::vector<bool>& samples) {
@@ -56,6 +57,23 @@ void bind_steps(nb::module_& m) {
           },
           "slot"_a, "variant"_a, "token_ids"_a, "params"_a, "adapter"_a.none())
       .def(
+          "rotate",
+          [](Job& job, int64_t slot, Ints known, int64_t shift) {
+            job.deltas.rotated.push_back({slot, {{known.data(), known.data() + known.size()}, shift}});
+          },
+          "slot"_a, "known"_a, "shift"_a,
+          "The tokens of an admitted slot rotate by `known` [n * 3] positions, later ones by their own and "
+          "`shift`.")
+      .def(
+          "show",
+          [](Job& job, int64_t slot, int64_t first, int64_t tokens, bool whole, Patches patches) {
+            Vector values(patches.data(), patches.data() + patches.size());
+            const int64_t columns = (int64_t)patches.shape(1);
+            job.deltas.shown.push_back({slot, {first, tokens, columns, whole, std::move(values), {}}});
+          },
+          "slot"_a, "first"_a, "tokens"_a, "whole"_a, "patches"_a,
+          "An image whose `tokens` begin at position `first`, before a row computes the first of them.")
+      .def(
           "frequencies",
           [](Job& job, const Native& native, int64_t table, int64_t variant, Floats values) {
             job.deltas.frequencies.push_back({native.rope(table), variant, vector(values)});
@@ -80,7 +98,8 @@ void bind_steps(nb::module_& m) {
       .def_ro("mask_s", &Job::mask_s)
       .def_ro("sampling_s", &Job::sampling_s)
       .def_ro("core_wait_s", &Job::core_wait_s)
-      .def_ro("draft_s", &Job::draft_s);
+      .def_ro("draft_s", &Job::draft_s)
+      .def_ro("image_s", &Job::image_s);
   nb::class_<Steps>(m, "Steps", "Computes the steps of a program in sequence.")
       .def(
           "__init__",
@@ -99,6 +118,12 @@ void bind_steps(nb::module_& m) {
           "native"_a, nb::kw_only(), "output"_a, "width"_a, "groups"_a, "group"_a, "window"_a, "reach"_a,
           "blocks"_a, "block_size"_a, "spare"_a, "max_tokens"_a, "max_len"_a, "hidden"_a, "given"_a, "own"_a,
           nb::keep_alive<1, 2>())
+      .def(
+          "see_with",
+          [](Steps& self, Native& native, int64_t output, int64_t width) {
+            self.see_with(native.executor(), output, width);
+          },
+          "native"_a, "output"_a, "width"_a, nb::keep_alive<1, 2>())
       .def("forget_drafted", &Steps::forget_drafted, "blocks"_a)
       .def("forward", &Steps::forward, "step"_a, nb::call_guard<nb::gil_scoped_release>())
       .def(

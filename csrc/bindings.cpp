@@ -135,7 +135,12 @@ NB_MODULE(_core, m) {
            "offset"_a, "centered"_a)
       .def("gated_norm", &Native::gated_norm, "rows"_a, "out"_a, "x"_a, "gate"_a, "width"_a, "weight"_a,
            "eps"_a, "activation"_a, "gate_first"_a, "groups"_a)
-      .def("rope_table", &Native::rope_table, "pairs"_a, "scale"_a)
+      .def("rope_table", &Native::rope_table, "pairs"_a, "scale"_a, "axes"_a)
+      .def("place_table", &Native::place_table, "places"_a, "axes"_a, "pairs"_a, "frequencies"_a)
+      .def("mixed_rows", &Native::mixed_rows, "out"_a, "places"_a, "table"_a, "number"_a)
+      .def("join_rows", &Native::join_rows, "out"_a, "x"_a, "width"_a)
+      .def("mean_of_rows", &Native::mean_of_rows, "out"_a, "x"_a, "number"_a, "width"_a)
+      .def("place_images", &Native::place_images, "out"_a, "x"_a, "width"_a, "column"_a, "added"_a)
       .def("frequencies", &Native::frequencies, "table"_a, "variant"_a, "values"_a)
       .def("rotary", &Native::rotary, "rows"_a, "out"_a, "x"_a, "heads"_a, "dim"_a, "table"_a,
            "interleaved"_a)
@@ -152,7 +157,7 @@ NB_MODULE(_core, m) {
       .def("attend_latents", &Native::attend_latents, "out"_a, "q"_a, "q_rest"_a, "cache"_a, "layer"_a,
            "heads"_a, "scale"_a)
       .def("attend_rows", &Native::attend_rows, "out"_a, "q"_a, "k"_a, "v"_a, "heads"_a, "groups"_a, "dim"_a,
-           "value_dim"_a, "scale"_a, "reach"_a, "biases"_a.none(), "first_after"_a)
+           "value_dim"_a, "scale"_a, "reach"_a, "biases"_a.none(), "first_after"_a, "halves"_a)
       .def("linear_by_head", &Native::linear_by_head, "rows"_a, "out"_a, "x"_a, "weight"_a)
       .def("restore_states", &Native::restore_states, "cache"_a)
       .def("convolve", &Native::convolve, "out"_a, "x"_a, "cache"_a, "layer"_a, "weight"_a, "bias"_a.none(),
@@ -164,7 +169,7 @@ NB_MODULE(_core, m) {
            "bias"_a, "skip"_a, "groups"_a, "state_dim"_a, "low"_a, "high"_a)
       .def("run", &Native::run, "token_ids"_a, "positions"_a, "row_offsets"_a, "block_tables"_a, "slots"_a,
            "variants"_a, "logit_rows"_a, "restored"_a, "saved"_a, "output"_a, "width"_a, "adapters"_a,
-           nb::rv_policy::reference_internal);
+           "visible_ends"_a.none(), nb::rv_policy::reference_internal);
   bind_texts(m);
   bind_steps(m);
 }

@@ -20,6 +20,7 @@
 #include "core/delta.h"
 #include "core/executor.h"
 #include "core/experts.h"
+#include "core/images.h"
 #include "core/isa.h"
 #include "core/ops.h"
 #include "core/state.h"
@@ -200,11 +201,11 @@ class Native {
   }
 
   // Returns the number of the table, for `rotary` and `frequencies`.
-  int64_t rope_table(int64_t pairs, double scale) {
-    auto table = std::make_unique<RopeTable>(pairs, scale);
-    ropes_.push_back(table.get());
-    executor_.add(std::move(table));
-    return (int64_t)ropes_.size() - 1;
+  int64_t rope_table(int64_t pairs, double scale, std::vector<int64_t> axes) {
+    return add_rope(std::make_unique<RopeTable>(pairs, scale, std::move(axes)));
+  }
+  int64_t place_table(int64_t places, int64_t axes, int64_t pairs, Floats frequencies) {
+    return add_rope(std::make_unique<RopeTable>(pairs, places, axes, vector(frequencies)));
   }
   void frequencies(int64_t table, int64_t variant, Floats values) {
     ropes_.at((size_t)table)->set(variant, vector(values));
@@ -284,12 +285,14 @@ class Native {
     add_attention(Count::tokens, q, q_rest, out, how, {cache->group()});
     caches_.push_back(std::move(cache));
   }
-  // Of q over the k and v of the same row, on both sides of each token; `reach` 0: over all of it.
+  // Of q over the k and v of the same row, on both sides of each token; `reach` 0: over all of it. With
+  // `halves` keys and values are kept in bfloat16.
   void attend_rows(int64_t out, int64_t q, int64_t k, int64_t v, int64_t heads, int64_t groups, int64_t dim,
                    int64_t value_dim, float scale, int64_t reach, std::optional<Floats> biases,
-                   int64_t first_after) {
+                   int64_t first_after, bool halves) {
     auto& own = row_caches_[{groups, dim, value_dim}];
-    if (!own) own = std::make_shared<RowCache>(groups, dim, value_dim);
+    const KVFormat format = halves ? KVFormat::bf16 : KVFormat::f32;
+    if (!own) own = std::make_shared<RowCache>(format, groups, dim, value_dim);
     executor_.add(std::make_unique<WriteKV>(k, v, own->layer(), KVPlace{-1, own}));
     Attention how{own->layer(), heads, groups, scale, reach, 0, nullptr, false, true};
     how.biases = of_scores_.keep(biases);
@@ -335,44 +338,38 @@ class Native {
   Executor& executor() { return executor_; }
   RopeTable* rope(int64_t table) const { return ropes_.at((size_t)table); }
 
+  // Computes a batch; returns the logits [L, width] in buffer `output`, valid until the next run.
   nb::ndarray<nb::numpy, float, nb::ndim<2>> run(Ints token_ids, Ints positions, Ints row_offsets,
                                                  const std::vector<Table>& tables, Ints slots, Ints variants,
                                                  Ints logit_rows, const Snapshots& restored,
                                                  const Snapshots& saved, int64_t output, int64_t width,
-                                                 const Adapters& adapters) {
-    std::vector<const int64_t*> rows;
-    for (const auto& cache : caches_)
-      if ((size_t)cache->group() >= tables.size())
-        throw nb::value_error("expected a block table per cache group");
-    for (const Table& table : tables)
-      for (size_t row = 0; row < slots.size(); ++row) rows.push_back(table.data() + row * table.shape(1));
-    const std::vector<Snapshot> before = snapshots(restored), after = snapshots(saved);
-    std::vector<const Adapter*> by_row(slots.size());
-    for (size_t row = 0; row < std::min(by_row.size(), adapters.size()); ++row)
-      by_row[row] = adapters[row] ? adapters[row]->get() : nullptr;
-    const Batch batch{(int64_t)token_ids.size(),
-                      (int64_t)slots.size(),
-                      (int64_t)logit_rows.size(),
-                      token_ids.data(),
-                      positions.data(),
-                      row_offsets.data(),
-                      rows.data(),
-                      slots.data(),
-                      variants.data(),
-                      logit_rows.data(),
-                      before,
-                      after,
-                      by_row.data()};
-    float* logits;
-    {
-      nb::gil_scoped_release unlocked;
-      logits = executor_.run(batch, output);
-    }
-    return nb::ndarray<nb::numpy, float, nb::ndim<2>>(logits, {logit_rows.size(), (size_t)width},
-                                                      nb::handle());
+                                                 const Adapters& adapters,
+                                                 const std::optional<Ints>& visible_ends);
+
+  // Of images: patches become rows of tokens, and these get their places among the tokens of a prompt.
+  void mixed_rows(int64_t out, int64_t places, MatrixPtr table, int64_t number) {
+    const int64_t width = table->panels().inputs;
+    row_wise("T", out, width, places, 2 * number, -1, quire::mixed_rows(std::move(table), number));
+  }
+  void join_rows(int64_t out, int64_t x, int64_t width) {
+    row_wise("L", out, width, x, width, -1,
+             [width](const Step&, const float* x, const float*, float* out, int64_t n) {
+               std::copy_n(x, n * width, out);
+             });
+  }
+  void mean_of_rows(int64_t out, int64_t x, int64_t number, int64_t width) {
+    row_wise("L", out, width, x, number * width, -1, quire::mean_of_rows(number, width));
+  }
+  void place_images(int64_t out, int64_t x, int64_t width, int64_t column, bool added) {
+    executor_.add(std::make_unique<PlaceImages>(out, x, width, column, added));
   }
 
  private:
+  int64_t add_rope(std::unique_ptr<RopeTable> table) {
+    ropes_.push_back(table.get());
+    executor_.add(std::move(table));
+    return (int64_t)ropes_.size() - 1;
+  }
   void add_attention(Count count, int64_t q, int64_t q_rest, int64_t out, const Attention& how,
                      KVPlace place) {
     auto attend = std::make_unique<Attend>(count, q, q_rest, out, how, std::move(place));

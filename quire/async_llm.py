@@ -14,7 +14,7 @@ from quire.adapters import LoRARequest
 from quire.build import Progress
 from quire.engine.in_process import EngineThread
 from quire.errors import RequestError
-from quire.frontend import Encoded, Prompt, RequestReader
+from quire.frontend import Encoded, Prompt
 from quire.loaded import LoadedModel, Message, check_messages
 from quire.outputs import (
     EmbeddingOutput,
@@ -24,6 +24,7 @@ from quire.outputs import (
     ScoringRequestOutput,
 )
 from quire.pooled_texts import text_of
+from quire.request_reader import RequestReader
 from quire.sampling_params import SamplingParams
 
 
@@ -194,4 +195,4 @@ class AsyncLLM(LoadedModel):
     ) -> RequestReader:
         prompt = encode()
         request = self.frontend.request(prompt, params, request_id=request_id, arrival_s=arrival_s)
-        return self.frontend.read(request, prompt.text)
+        return RequestReader(request, prompt.text, self.frontend.tokenizer)

@@ -114,7 +114,9 @@ def assemble(
         max_steps_in_flight=steps_in_flight,
     )
     draft = description.draft
-    backend = description.device.build(description.program, description.weights, capacity, progress, draft)
+    backend = description.device.build(
+        description.program, description.weights, capacity, progress, draft, description.model.vision
+    )
     for plan in (description.weights, *([draft.weights] if draft and draft.weights else [])):
         plan.need_tensors().close()
     adapters = Adapters.of(config, backend, description.program, chosen_adapters)
@@ -221,6 +223,8 @@ def _chosen(description: Description) -> dict[str, str]:
     if (draft := description.draft) is not None:
         name = "prediction layer" if draft.weights is None else Path(draft.name).name
         chosen["draft_model"] = f"{name}, {gigabytes(memory.draft_bytes)}"
+    if (vision := description.model.vision) is not None:
+        chosen["images"] = f"{config.max_images} in a request, of up to {vision.patching.most[1]:,} tokens"
     if description.own_head:
         chosen["output_matrix"] = "lm_head.weight, though config.json ties it to the embedding"
     if description.weights.summary:

@@ -1,12 +1,8 @@
-"""Configuration of the engine and the server: the one list behind LLM keywords, CLI flags and config files.
-
-This is also the only module that reads the environment, or changes it.
-"""
+"""Configuration of engine and server: the one list behind LLM keywords, CLI flags and config files."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -17,10 +13,10 @@ from quire.errors import ConfigError, did_you_mean
 from quire.vllm_options import (
     FROM_TEXTS,
     OTHER_METHODS,
+    VLLM_NAMES,
     VLLM_OPTIONS,
     check_elsewhere,
     read_overrides,
-    speculative_of,
 )
 
 QUANTIZATIONS = ("int8", "int4")
@@ -37,7 +33,6 @@ NO_DRAFTERS = ("", "true", "false", "on", "none", "no", "yes", *FROM_TEXTS, *OTH
 # Streams wait while a prompt is computed, so a server computes chunks of it that take not much longer than
 # their own tokens do.
 SERVED_PREFILL_TOKENS = 48
-_KEYS = ("OPENAI_API_KEY", "QUIRE_API_KEY")  # of clients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +126,24 @@ class EngineConfig:
         unset="no adapters",
         metavar="DIR",
     )
+    max_images: int = option(
+        8,
+        "maximum images of a request, for models that see; 0 leaves out what encodes them, to save memory",
+        low=0,
+        high=256,
+    )
+    max_image_tokens: int = option(
+        1280,
+        "maximum tokens of an image: larger ones are resized further than their model asks",
+        low=16,
+        high=1 << 16,
+    )
+    allowed_local_media_path: str | None = option(
+        None,
+        "folder whose files requests may name as images, by file:// URLs",
+        unset="no files",
+        metavar="DIR",
+    )
     max_lora_rank: int = option(64, "maximum rank of an adapter", low=1, high=1024)
     max_adapters: int = option(64, "maximum adapters loaded together", low=1, high=65536)
     num_threads: int | None = option(
@@ -194,12 +207,13 @@ class EngineConfig:
         Raises ConfigError for an unknown one, suggesting the nearest name.
         """
         known = [f.name for f in fields(cls)]
-        if (asked := keywords.pop("speculative_config", None)) is not None:
-            if "speculative" in keywords:
-                raise ConfigError(
-                    "speculative and speculative_config contradict each other", "give one of them"
-                )
-            keywords["speculative"] = speculative_of(asked)
+        for theirs, (name, read) in VLLM_NAMES.items():
+            if (asked := keywords.pop(theirs, None)) is None:
+                continue
+            if name in keywords:
+                raise ConfigError(f"{name} and {theirs} contradict each other", "give one of them")
+            if (value := read(asked)) is not None:
+                keywords[name] = value
         if isinstance(overrides := keywords.get("hf_overrides"), Mapping):
             keywords["hf_overrides"] = json.dumps(overrides)
         own = {name: value for name, value in keywords.items() if name not in VLLM_OPTIONS}
@@ -350,51 +364,7 @@ class ServerConfig:
             raise ConfigError("a prefill server has one link", "decode servers may have several")
 
 
-def api_keys(key_file: str | None) -> tuple[str, ...]:
-    """Return the keys in QUIRE_API_KEY and in a file with one per line. Raises ConfigError if it has none."""
-    keys = [os.environ.get("QUIRE_API_KEY", "").strip()]
-    if key_file is not None:
-        try:
-            lines = Path(key_file).expanduser().read_text("utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"api_key_file {key_file!r} cannot be read: {error}") from error
-        found = [line.strip() for line in lines if line.strip()]
-        if not found:
-            raise ConfigError(f"api_key_file {key_file!r} contains no key", "write one key per line")
-        keys += found
-    return tuple(dict.fromkeys(key for key in keys if key))
-
-
-def client_key() -> str:
-    """Return the API key for requests to a server: OPENAI_API_KEY, or QUIRE_API_KEY, or nothing."""
-    return next((key for name in _KEYS if (key := os.environ.get(name, "").strip())), "")
-
-
 def served(given: dict[str, Any]) -> dict[str, Any]:
     """Return fields of EngineConfig as given, with a server's default for chunks of prompts."""
     default = {} if given.get("itl_goal") is not None else {"max_num_prefill_tokens": SERVED_PREFILL_TOKENS}
     return default | given
-
-
-def hand_down(variables: dict[str, str]) -> None:
-    """Set variables of the environment for the processes that a library starts."""
-    os.environ.update(variables)
-
-
-def hub_offline() -> bool:
-    """Return True if network access is disabled (HF_HUB_OFFLINE=1 or QUIRE_OFFLINE=1)."""
-    names = ("HF_HUB_OFFLINE", "QUIRE_OFFLINE")
-    return any(os.environ.get(name, "") in ("1", "true", "TRUE") for name in names)
-
-
-def instruction_set() -> str | None:
-    """Return the instruction set requested by QUIRE_ISA, or None for the best available."""
-    return os.environ.get("QUIRE_ISA") or None
-
-
-def cache_folder() -> Path:
-    """Return the directory for files that can be recreated: QUIRE_CACHE_DIR, or the XDG cache directory."""
-    if chosen := os.environ.get("QUIRE_CACHE_DIR"):
-        return Path(chosen).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "quire"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from quire import __version__
@@ -79,6 +80,7 @@ class Description:
             quantization=self.config.quantization,
             kv_cache_dtype=self.kv_dtype,
             windows=[group.window for group in memory.sizing.groups],
+            sees=self.model.vision is not None,
         )
 
 
@@ -96,7 +98,9 @@ def describe(
     downloaded. `num_sharing` engines share the weights.
     """
     adapters = config.adapter_dir is not None
-    own = _open(config.model, config.revision, weights, config.overrides, adapters, config.task)
+    images = config.max_images > 0
+    own = _open(config.model, config.revision, weights, config.overrides, adapters, config.task, images)
+    own = replace(own, model=own.model.seeing(config.max_image_tokens))
     _check_length(config, own.model)
     longest = config.max_model_len or own.model.max_context
     if own.model.pooling is not None and config.max_num_batched_tokens == STEP_TOKENS:
@@ -119,7 +123,9 @@ def describe(
         device=device,
         weights=plan,
         kv_dtype=kv_dtype(device, config.kv_cache_dtype, plan.floats),
-        memory=plan_memory(device, own.program, plan, config, longest, available_bytes, draft, num_sharing),
+        memory=plan_memory(
+            device, own.program, plan, config, longest, available_bytes, draft, num_sharing, own.model.vision
+        ),
         longest_context=longest,
         weights_here=own.source.has_weights,
         own_head=own.own_head,
@@ -148,8 +154,10 @@ class _Opened:
         return any(fnmatch.filter(self.tensors, pattern) for pattern in patterns)
 
     def plan(self, device: Device, quantization: str | None, layer: Program | None = None) -> WeightPlan:
-        """Plan the weights, with those of the prediction layer if it is used."""
+        """Plan the weights, with those of the vision tower, and of the prediction layer if it is used."""
         program = self.program
+        if (vision := self.model.vision) is not None:
+            program = replace(program, ops=(*program.ops, *vision.program.ops))
         if layer is not None:
             program = replace(program, ops=(*program.ops, *layer.ops), left_out=in_use(program.left_out))
         return plan_weights(device, program, self.tensors, quantization, self.expected)
@@ -162,11 +170,13 @@ def _open(
     overrides: Mapping[str, Any] | None = None,
     adapters: bool = False,
     task: str = "generate",
+    images: bool = False,
 ) -> _Opened:
     source = open_model(name, revision, weights=weights, overrides=overrides)
     raw = source.config()
     check_format(raw)
-    model = read_for(source, task, read_model, FAMILIES)
+    processor = source.image_processor() if images else None
+    model = read_for(source, task, partial(read_model, processor=processor), FAMILIES)
     check_fields(model, raw, overrides or {}, check_overrides, FAMILIES)
     tensors = None
     if weights or source.has_weights:
@@ -174,13 +184,22 @@ def _open(
         if model.pooling is not None:
             tensors = with_modules(tensors, source, (module.folder for module in model.pooling.dense))
     tied = model.tied_tensor if model.pooling is None else None
+    if tensors is not None and model.vision is not None and not _has(tensors, model.vision.program):
+        model = read_model(raw)
     own_head = tensors is not None and tied is not None and has_own_head(tensors, tied)
     if own_head:
         raw = {**raw, "tie_word_embeddings": False}
-        model = read_model(raw)
+        model = read_model(raw, processor if model.vision else None)
     stated = DTYPE_NAMES.get(_stated_dtype(raw), "bf16")
     program = fuse(adaptable(model.program) if adapters else model.program)
     return _Opened(source, model, program, tensors, expected_storage(raw, stated), own_head, raw)
+
+
+def _has(tensors: Tensors, program: Program) -> bool:
+    """Return True if a checkpoint has weights of a part of the model."""
+    specs = program.weights()
+    tensors = under_own_names(specs, tensors)
+    return any(source in tensors for spec in specs.values() for source in spec.sources)
 
 
 def _stated_dtype(raw: Mapping[str, Any]) -> str:

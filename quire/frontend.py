@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 from quire.errors import ConfigError, ContextOverflow, RequestError, did_you_mean, quoted
 from quire.grammar.compiler import GrammarCompiler
+from quire.images.prompt import PromptImages, Source, given, take_images
 from quire.models.model import Model
 from quire.models.purpose import check_task
-from quire.outputs import CompletionOutput, Logprob, Logprobs, RequestOutput
 from quire.sampling_params import SamplingParams, default_sampling_params
 from quire.text.chat_template import MAX_CHARACTERS, ChatTemplate, LongConversation, PromptText
-from quire.text.detokenize import Detokenizer
-from quire.text.stop import StopStrings
+from quire.text.renderer import Segment
 from quire.text.tokenizer import Tokenizer, find_tokenizer
-from quire.types import NewRequest, Output, PositionLogprobs
+from quire.types import NewRequest, PromptImage
 from quire.weights.source import ModelSource
 
 _LOG = logging.getLogger(__name__)
@@ -35,7 +35,16 @@ MAX_LOGPROB_ENTRIES = 1 << 22  # maximum of one request with logprobs=-1: about 
 MAX_END_TOKENS = 1024
 LONGEST_TOKEN = 256  # characters, in common vocabularies
 CHARACTERS_PER_TOKEN = 4  # of prose, about
-_PROMPT_KEYS = ("prompt", "prompt_token_ids", "trusted", "cache_salt", "tenant", "priority", "prediction")
+_PROMPT_KEYS = (
+    "prompt",
+    "prompt_token_ids",
+    "trusted",
+    "cache_salt",
+    "tenant",
+    "priority",
+    "prediction",
+    "multi_modal_data",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +63,8 @@ class Encoded:
     predicted_token_ids: tuple[int, ...] = ()
     adapter: str = ""  # NewRequest.adapter
     pooling: str = ""
+    images: tuple[PromptImage, ...] = ()
+    block_keys: tuple[tuple[int, bytes], ...] = ()
 
 
 Prompt = str | Sequence[int] | Mapping[str, Any] | Encoded
@@ -65,10 +76,19 @@ class Frontend:
     `max_model_len` is the context a request has; `longest_context` what it would have with enough memory,
     which decides its rope frequencies. A request without a seed gets one from the engine's `seed` and the
     number of the request, so a program that sends the same requests in the same order gets the same answers.
+    Of a model that sees, prompts have at most `max_images`, among them files in the folder `media`.
     """
 
     def __init__(
-        self, source: ModelSource, model: Model, *, max_model_len: int, longest_context: int, seed: int
+        self,
+        source: ModelSource,
+        model: Model,
+        *,
+        max_model_len: int,
+        longest_context: int,
+        seed: int,
+        max_images: int = 0,
+        media: str | None = None,
     ) -> None:
         generation = source.generation_config()
         self.model = model
@@ -83,11 +103,20 @@ class Frontend:
             self.tokenizer.chat_template = self.chat_template
         names = self.tokenizer.control_tokens if self.tokenizer else {}
         self.grammars = GrammarCompiler(model.config.vocab_size, names)
+        self.images: PromptImages | None = None
+        if (vision := model.vision) is not None and max_images:
+            allowed = None if media is None else Path(media).expanduser()
+            self.images = PromptImages(vision.patching, vision.token, max_images, allowed, vision.whole)
         self.default_params = default_sampling_params(generation)
         self.eos_token_ids = self._find_eos(generation)
         self._seed = seed
         self._num_requests = 0
         self._warned = False
+
+    @property
+    def sees(self) -> bool:
+        """True if prompts may have images."""
+        return self.images is not None
 
     def _check_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Refuse a tokenizer that adds a token to every text that is not in the model's vocabulary."""
@@ -127,7 +156,8 @@ class Frontend:
         Text that looks like a control token stays text. Control tokens are recognized only in the output of
         the tokenizer's `apply_chat_template` and in text that the caller trusts: {"prompt": ..., "trusted":
         True}. A dict may also have "cache_salt", "tenant", "priority" and "prediction", the text that is
-        expected of the answer.
+        expected of the answer. With "multi_modal_data": {"image": [...]}, a trusted text has the token of the
+        model for an image once in place of each.
         """
         if isinstance(prompt, Encoded):
             return prompt
@@ -156,7 +186,21 @@ class Frontend:
             if type(value) is not (int if key == "priority" else str):
                 raise RequestError(f"{key} = {value!r:.40} is of the wrong type", None, key)
         predicted = self.encode_prediction(prompt["prediction"]) if "prediction" in prompt else ()
-        return Encoded(token_ids, text, predicted_token_ids=predicted, **said)
+        encoded = Encoded(token_ids, text, predicted_token_ids=predicted, **said)
+        return (
+            self._with_images(encoded, given(prompt["multi_modal_data"]))
+            if "multi_modal_data" in prompt
+            else encoded
+        )
+
+    def _with_images(self, prompt: Encoded, sources: Sequence[Source]) -> Encoded:
+        """Return a prompt with the tokens of its images."""
+        if not sources:
+            return prompt
+        if self.images is None:
+            raise self._blind(sources)
+        token_ids, images, keys = self.images.place(prompt.token_ids, sources)
+        return replace(prompt, token_ids=token_ids, images=images, block_keys=keys)
 
     def encode_prediction(self, text: str) -> tuple[int, ...]:
         """Encode the text that a caller expects of an answer, which may be as long as the context."""
@@ -198,9 +242,12 @@ class Frontend:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
     ) -> Encoded:
-        """Encode a conversation. User text never becomes control tokens."""
+        """Encode a conversation. User text never becomes control tokens. Parts of messages may be images."""
         check_task(self.model.pooling, "")
         tokenizer = self.need_tokenizer()
+        messages, sources = take_images(messages)
+        if sources and self.images is None:
+            raise self._blind(sources)
         try:
             rendered = self.chat_template.render(
                 messages,
@@ -213,7 +260,19 @@ class Frontend:
             size = f"about {MAX_CHARACTERS // CHARACTERS_PER_TOKEN} tokens or more"
             raise ContextOverflow(self.max_model_len, size, "messages") from None
         self.check_length(rendered.text, "messages")
-        return Encoded(tuple(tokenizer.encode_segments(rendered.segments)), rendered.text)
+        ids = tokenizer.encode_segments(self._written(rendered.segments))
+        return self._with_images(Encoded(tuple(ids), rendered.text), sources)
+
+    def _blind(self, sources: Sequence[Source]) -> RequestError:
+        hint = "ask one that sees: it has preprocessor_config.json, and max_images must not be 0"
+        where = sources[0].where
+        return RequestError(f"{where}: this model reads no images", hint, where)
+
+    def _written(self, segments: Sequence[Segment]) -> Iterable[Segment]:
+        """Return the text of a template with what the model's own processor writes for each image."""
+        if self.model.vision is None or (written := self.model.vision.written) is None:
+            return segments
+        return [own._replace(text=own.text.replace(*written)) if own.trusted else own for own in segments]
 
     def request(
         self, prompt: Encoded, params: SamplingParams, *, request_id: str, arrival_s: float
@@ -244,6 +303,8 @@ class Frontend:
             report_drafting=prompt.report_drafting,
             adapter=prompt.adapter,
             pooling=prompt.pooling,
+            images=prompt.images,
+            block_keys=prompt.block_keys,
         )
 
     def _complete(self, params: SamplingParams) -> SamplingParams:
@@ -275,13 +336,11 @@ class Frontend:
         return self.grammars.compile(params.structured_outputs)
 
     def close(self) -> None:
-        """Stop the processes that render chat templates and compile grammars."""
+        """Stop the processes that render chat templates, compile grammars and decode images."""
+        if self.images is not None:
+            self.images.close()
         self.chat_template.close()
         self.grammars.close()
-
-    def read(self, request: NewRequest, prompt: str | None) -> RequestReader:
-        """Return the reader that turns this request's outputs into text."""
-        return RequestReader(request, prompt, self.tokenizer)
 
 
 def token_ids_of(ids: Any) -> tuple[int, ...]:
@@ -291,110 +350,3 @@ def token_ids_of(ids: Any) -> tuple[int, ...]:
     if not all(isinstance(i, Integral) and not isinstance(i, bool) for i in ids):
         raise RequestError("the token ids of a prompt must be integers", None, "prompt")
     return tuple(map(int, ids))
-
-
-class RequestReader:
-    """Accumulate the engine outputs of one request in a RequestOutput."""
-
-    def __init__(self, request: NewRequest, prompt: str | None, tokenizer: Tokenizer | None) -> None:
-        self.request = request
-        self._tokenizer = tokenizer
-        self._sequences = [_SequenceReader(request, i, tokenizer) for i in range(request.params.n)]
-        self._repeated = self._sequences[1:] if request.params.num_sequences < request.params.n else ()
-        self.output = RequestOutput(
-            request.request_id, prompt, list(request.prompt_token_ids), [c.output for c in self._sequences]
-        )
-        if request.params.prompt_logprobs is not None and len(request.prompt_token_ids) == 1:
-            self.output.prompt_logprobs = [None]  # nothing precedes the first token
-
-    def push(self, output: Output) -> bool:
-        """Add an output. Return True if its text reached a stop string: abort the sequence then."""
-        if output.prompt_logprobs and self.output.prompt_logprobs is None:
-            named = (_named(position, self._tokenizer) for position in output.prompt_logprobs)
-            self.output.prompt_logprobs = [None, *named]
-        if output.num_cached_tokens > self.output.num_cached_tokens:
-            self.output.num_cached_tokens = output.num_cached_tokens
-        if output.vector:
-            self.output.vector = output.vector
-        stopped = self._sequences[output.sequence].push(output)
-        for same in self._repeated:
-            same.push(output)
-        if output.metrics is not None:
-            self.output.metrics = output.metrics
-        if output.finish_reason is not None:
-            self.output.finished = all(c.output.finish_reason for c in self._sequences)
-        return stopped
-
-    def take_deltas(self) -> None:
-        """Set the delta of every sequence to the text added since the last call."""
-        for sequence in self._sequences:
-            sequence.output.delta = sequence.output.text[sequence.taken :]
-            sequence.taken = len(sequence.output.text)
-
-
-class _SequenceReader:
-    """Turn the tokens of one sequence into text, up to a stop string. The engine's final output ends it."""
-
-    def __init__(self, request: NewRequest, index: int, tokenizer: Tokenizer | None) -> None:
-        self.params = request.params
-        self.output = CompletionOutput(index)
-        self.taken = 0  # characters already returned in deltas
-        self._tokenizer = tokenizer
-        self._text: Detokenizer | None = None
-        if tokenizer is not None and self.params.detokenize:
-            skip = self.params.skip_special_tokens
-            self._text = Detokenizer(tokenizer, request.prompt_token_ids, skip)
-        self._stops = StopStrings(self.params.stop, self.params.include_stop_str_in_output)
-        if self.params.logprobs is not None:
-            self.output.logprobs, self.output.cumulative_logprob = [], 0.0
-
-    def push(self, output: Output) -> bool:
-        """Add an output, token by token if a stop string may truncate tokens along with the text."""
-        if output.metrics is not None:
-            self.output.metrics = output.metrics
-        if output.drafting is not None:
-            self.output.drafting.append((output.token_ids, output.drafting))
-        if output.finish_reason is None and not self.params.stop and not output.logprobs:
-            self.output.token_ids += output.token_ids
-            if self._text is not None:
-                self.output.text += self._text.push(output.token_ids)
-            return False
-        hidden = output.finish_reason == "stop" and not self.params.include_stop_str_in_output
-        for number, token_id in enumerate(output.token_ids):
-            if self._stops.matched is not None:
-                break
-            self.output.token_ids.append(token_id)
-            if output.logprobs:
-                self._take_logprobs(output.logprobs[number])
-            if not (hidden and number == len(output.token_ids) - 1):
-                self._show(self._text.push((token_id,)) if self._text else "")
-        if output.finish_reason is not None:
-            self._finish(output)
-            return False
-        return self._stops.matched is not None
-
-    def _show(self, text: str) -> None:
-        early = len(self.output.token_ids) <= self.params.min_tokens
-        shown, _ = self._stops.push(text, ignore=early)
-        self.output.text += shown
-
-    def _finish(self, output: Output) -> None:
-        if self._text is not None:
-            self._show(self._text.finish())
-        stop = self._stops.matched
-        if stop is None:
-            self.output.text += self._stops.flush()
-        self.output.finish_reason = output.finish_reason if stop is None else "stop"
-        self.output.stop_reason = output.stop_reason if stop is None else stop
-        self.output.error = output.error and output.error.message
-
-    def _take_logprobs(self, position: PositionLogprobs) -> None:
-        if self.output.logprobs is not None and self.output.cumulative_logprob is not None:
-            self.output.logprobs.append(_named(position, self._tokenizer))
-            self.output.cumulative_logprob += position[0].logprob
-
-
-def _named(position: PositionLogprobs, tokenizer: Tokenizer | None) -> Logprobs:
-    """Return Logprob by token id, the sampled token first."""
-    text = tokenizer.token_text if tokenizer else lambda token_id: None
-    return {entry.token_id: Logprob(entry.logprob, entry.rank, text(entry.token_id)) for entry in position}

@@ -14,7 +14,7 @@ from quire.engine.client import Stream
 from quire.engine.in_process import SharedEngine
 from quire.engine.open_request import OpenRequest
 from quire.errors import QuireError, RequestError
-from quire.frontend import Encoded, Prompt, RequestReader
+from quire.frontend import Encoded, Prompt
 from quire.loaded import LoadedModel, Lora, Message, check_messages
 from quire.outputs import (
     EmbeddingOutput,
@@ -25,6 +25,7 @@ from quire.outputs import (
 )
 from quire.pooled_texts import cosine, pairs_of, text_of
 from quire.progress import generation_bar
+from quire.request_reader import RequestReader
 from quire.sampling_params import SamplingParams
 
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -220,7 +221,7 @@ class LLM(LoadedModel):
         self._num_requests += 1
         name, now = str(self._num_requests - 1), self.engine.clock()
         request = self.frontend.request(prompt, params, request_id=name, arrival_s=now)
-        reader = self.frontend.read(request, prompt.text)
+        reader = RequestReader(request, prompt.text, self.frontend.tokenizer)
         call.readers.append(reader)
         call.streams.append(self._client.submit(request, partial(self._take, reader, call)))
 

@@ -42,6 +42,8 @@ class LoadedModel:
             max_model_len=self._facts.limits.max_model_len,
             longest_context=self._facts.longest_context,
             seed=config.seed,
+            max_images=config.max_images,
+            media=config.allowed_local_media_path,
         )
         self.pooled = PooledTexts(self.frontend)
 

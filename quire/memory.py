@@ -10,6 +10,7 @@ from quire.backends.draft_model import DraftModel, shared_table, spare_blocks
 from quire.cache_plan import Sizing, by_spec, with_more
 from quire.config import QUANTIZATIONS, EngineConfig
 from quire.errors import ConfigError
+from quire.images.vision import Vision
 from quire.program.program import Program
 from quire.weights.adapters import stored_bytes
 from quire.weights.plan import WeightPlan
@@ -19,6 +20,7 @@ from quire.weights.plan import WeightPlan
 REQUEST_TOKENS = 8192  # tokens reserved for each of max_num_seqs requests
 KV_SHARE = 0.5  # maximum share of the memory that weights and activations leave,
 KV_MOST = 0.9  # and its maximum if one request of full length needs more
+FLOAT_BYTES = 4
 SNAPSHOT_SHARE = 0.05  # maximum share of that memory for snapshots of states
 
 
@@ -106,18 +108,18 @@ def plan_memory(
     available_bytes: int | None = None,
     draft: DraftModel[WeightPlan] | None = None,
     num_sharing: int = 1,
+    vision: Vision | None = None,
 ) -> MemoryPlan:
     """Decide the size of each cache group and the longest sequence.
 
     `longest` is the maximum context of the model. `available_bytes` defaults to what the device reports.
-    Of weights that `num_sharing` engines share, this one counts its part.
-    Raises ConfigError if the draft model cannot use the block tables of the model.
+    Of weights that `num_sharing` engines share, this one counts its part. Raises ConfigError if the draft
+    model cannot use the block tables of the model.
     """
     dtype = kv_dtype(device, config.kv_cache_dtype, weights.floats)
     groups = by_spec(program, lambda spec: device.block_bytes(spec, dtype, config.block_size))
-    drafting = None
-    if draft is not None:
-        drafting = _draft_memory(device, program, weights, draft, config, dtype)
+    drafting = None if draft is None else _draft_memory(device, program, weights, draft, config, dtype)
+    if drafting is not None:
         groups = with_more(groups, drafting.group, drafting.block_bytes)
     sizing = Sizing(groups, config.block_size, config.max_num_batched_tokens)
     available = device.available_bytes() if available_bytes is None else available_bytes
@@ -128,9 +130,9 @@ def plan_memory(
         working = -(-working // num_sharing)
     activations = device.step_bytes(program, weights, config.max_num_batched_tokens)
     activations += drafting.activation_bytes if drafting else 0
-    left = available - working - activations - (config.prefix_cache_memory_bytes or 0)
-    if config.adapter_dir is not None:
-        left -= stored_bytes(Path(config.adapter_dir).expanduser())
+    activations += _image_bytes(device, weights, vision, config) if vision else 0
+    adapters = stored_bytes(Path(config.adapter_dir).expanduser()) if config.adapter_dir is not None else 0
+    left = available - working - activations - adapters - (config.prefix_cache_memory_bytes or 0)
     left -= config.max_num_seqs * sum(group.slot_bytes for group in groups)
     longest = config.max_model_len or longest
     if program.pooled:  # a step computes whole texts, and nothing outlives it
@@ -183,6 +185,16 @@ def _draft_memory(
         weight_bytes=draft.weights.layout.nbytes if draft.weights else own_bytes,
         activation_bytes=device.step_bytes(draft.program, used, draft.max_tokens, logits) + spare,
         loading_bytes=device.loading_bytes(draft.weights) if draft.weights else 0,
+    )
+
+
+def _image_bytes(device: Device, weights: WeightPlan, vision: Vision, config: EngineConfig) -> int:
+    """Return the bytes of encoding the largest image, with its patches, and of embeddings a step may read."""
+    patches, tokens = vision.patching.most
+    columns = vision.program.ops[0].out.width
+    kept = (tokens + config.max_num_batched_tokens) * vision.program.output.width
+    return device.step_bytes(vision.program, weights, patches, tokens) + FLOAT_BYTES * (
+        patches * columns + kept
     )
 
 

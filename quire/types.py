@@ -7,7 +7,7 @@ cache). A *step* is the plan of one forward pass: its *rows* say which known tok
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from quire.sampling_params import SamplingParams
@@ -16,6 +16,31 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 # What bound a step: reading memory or a cache, arithmetic by type, the time between steps, sampling with the
 # masks of grammars, waiting for a core. "": unknown.
 Bound = Literal["", "memory", "cache", "int8", "bf16", "f32", "overhead", "sampling", "waiting"]
+
+
+class PromptImage(NamedTuple):
+    """An image in a prompt: its tokens, `rows` x `columns` placeholders, begin at position `first`.
+
+    `pixels` are `height` x `width` x 3 bytes, as the processor of the model resizes it. Tokens of a `whole`
+    one see each other, so a step computes all of them or none.
+    """
+
+    first: int
+    rows: int
+    columns: int
+    height: int
+    width: int
+    pixels: bytes
+    whole: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def end(self) -> int:
+        """The position after its last token."""
+        return self.first + self.rows * self.columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +54,10 @@ class NewRequest:
     (0 unless the model scales rope by length); it also salts the cache. `grammar` is what the output must
     match, in llguidance's format ("": anything); it replaces `params.structured_outputs`, which is None here.
 
-    `adapter` names an addition to the model's weights ("": none); it also salts the cache. `embeddings`
-    replace those of some prompt tokens, in a format known only to the device; the token ids there are
-    placeholders. `block_keys`, as (position, key), identify whatever besides token ids determines the cache
-    from a position on, such as the digest of an image: equal prefixes must have equal keys.
+    `adapter` names an addition to the model's weights ("": none); it also salts the cache. `images` are in
+    the order of the prompt, where the token ids in their place stand for them. `block_keys`, as (position,
+    key), identify whatever besides token ids determines the cache from a position on, such as the digest of
+    an image: equal prefixes must have equal keys.
     `predicted_token_ids` are what the caller expects of the output: drafts are taken from them too.
     `report_drafting`: its outputs say what was drafted for them.
     `resumed` continues a request that another engine began: for each computed sequence the tokens that it has
@@ -53,7 +78,7 @@ class NewRequest:
     context_variant: int = 0
     grammar: str = ""
     adapter: str = ""
-    embeddings: object | None = field(default=None, compare=False)
+    images: tuple[PromptImage, ...] = ()
     block_keys: tuple[tuple[int, bytes], ...] = ()
     pooling: str = ""
     predicted_token_ids: tuple[int, ...] = ()
@@ -77,7 +102,7 @@ class Admission:
     context_variant: int = 0
     grammar: str = ""
     adapter: str = ""
-    embeddings: object | None = field(default=None, compare=False)
+    images: tuple[PromptImage, ...] = ()
     pooling: str = ""
 
 
@@ -236,8 +261,8 @@ class StepResult:
 
     `began_s` and `ended_s` are the times when the device began and ended it, on the clock of
     `time.monotonic`. Between them it waited `mask_s` for the masks of grammars, sampled for `sampling_s`, and
-    one of its threads waited `core_wait_s` for a core, the one that waited longest. The draft model took
-    `draft_s`, at the end of that time.
+    one of its threads waited `core_wait_s` for a core, the one that waited longest. Encoding images took
+    `image_s`, at the beginning of that time, and the draft model `draft_s`, at the end of it.
     """
 
     rows: tuple[RowResult, ...]
@@ -247,6 +272,12 @@ class StepResult:
     sampling_s: float = 0.0
     core_wait_s: float = 0.0
     draft_s: float = 0.0
+    image_s: float = 0.0
+
+    @property
+    def device_s(self) -> float:
+        """The time of the step itself, as in its Record."""
+        return self.ended_s - self.began_s - self.mask_s - self.draft_s - self.image_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,54 +378,3 @@ class DenseModule(NamedTuple):
     out_features: int
     bias: bool
     activation: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """The cost of a step: for the live view, the metrics and recordings.
-
-    `seconds` is the time from planning the step to its outputs; steps in flight together overlap. `device_s`
-    is the time the device computed it, of which `sampling_s` sampling and `core_wait_s` waiting for a core;
-    `mask_s` is the time it waited for masks. `idle_s` is the time before that in which the device was idle
-    although requests were open: from the end of the previous step, or from planning this one if nothing was
-    open then, to its start. No time is counted twice.
-
-    `predicted_s` is the time that the engine's StepLaw expects. `roof_share` is the time at the measured
-    ceilings over `device_s`; above 1 the ceilings are stale. `bound` says what took most of the time.
-
-    `num_drafts` of its rows verified `num_drafted` tokens and accepted `num_accepted` of them.
-    `drafting_saved_s` is how much longer steps without drafts would have taken for as many tokens of each
-    sequence, on average, by the law. The draft model took `draft_s`, which `device_s` does not contain.
-
-    Before the step, blocks of `num_loaded_tokens` tokens, `loaded_bytes`, came from a store, in `load_s`.
-    """
-
-    index: int
-    num_rows: int
-    num_tokens: int
-    num_waiting: int
-    num_free_blocks: int
-    num_cached_tokens: int  # taken from the prefix cache by the requests admitted in this step
-    num_preemptions: int
-    seconds: float
-    device_s: float = 0.0
-    idle_s: float = 0.0
-    mask_s: float = 0.0
-    sampling_s: float = 0.0
-    core_wait_s: float = 0.0
-    predicted_s: float = 0.0
-    roof_share: float = 0.0
-    bound: Bound = ""
-    num_drafted: int = 0
-    num_accepted: int = 0
-    drafting_saved_s: float = 0.0
-    draft_s: float = 0.0
-    num_drafts: int = 0
-    num_loaded_tokens: int = 0
-    loaded_bytes: int = 0
-    load_s: float = 0.0
-
-    @property
-    def wall_s(self) -> float:
-        """The time from the end of the previous step, or from planning this one, to its end."""
-        return self.idle_s + self.device_s + self.mask_s + self.draft_s

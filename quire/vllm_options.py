@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from quire.errors import ConfigError, did_you_mean, quoted
@@ -39,6 +39,11 @@ VLLM_OPTIONS: dict[str, tuple[tuple[Any, ...] | None, str]] = {
     "runner": (("auto",), "task = 'generate', 'embed' or 'score' says what the model is used for"),
     "convert": (("auto", "none"), "task = 'embed' or 'score' takes vectors or scores of a decoder"),
     "disable_log_stats": ((True, False), "no statistics are logged"),
+    "limit_mm_per_prompt": ((), "max_images is the maximum of a request"),
+    "mm_processor_kwargs": ((None, {}), "max_image_tokens bounds the size to which images are resized"),
+    "media_io_kwargs": ((None, {}), "images are read as RGB, of a film the first"),
+    "mm_processor_cache_gb": (None, "what an image became is in the prefix cache"),
+    "allowed_media_domains": ((None, [], ()), "nothing is fetched from the network: send images themselves"),
 }
 # Methods of speculative_config that draft from texts, as "auto" does.
 FROM_TEXTS = ("ngram", "[ngram]", "ngram_gpu", "suffix")
@@ -99,6 +104,19 @@ def read_overrides(text: str) -> dict[str, Any]:
     return found
 
 
+def max_images_of(limits: Any) -> int | None:
+    """Return the value of `max_images` that vLLM's limit_mm_per_prompt asks for, None if it has no images.
+
+    Limits of sound and films are ignored: none are read.
+    """
+    count = limits.get("image") if isinstance(limits, Mapping) else limits
+    count = count.get("count") if isinstance(count, Mapping) else count
+    if count is not None and (type(count) is not int or count < 0):
+        problem = f"limit_mm_per_prompt = {quoted(limits)} states no number of images"
+        raise ConfigError(problem, "max_images = 3 says the same")
+    return count
+
+
 def speculative_of(config: Any) -> str:
     """Return the value of `speculative` that vLLM's speculative_config asks for. Raises ConfigError.
 
@@ -145,3 +163,10 @@ def _drafter(given: Mapping[str, Any]) -> str:
         hint = "download that revision, and name its folder as the model"
         raise ConfigError("speculative_config: a revision of the draft model is not supported", hint)
     return model
+
+
+# Options of vLLM that say in their own way what an option of Quire says: its name, and how they are read
+VLLM_NAMES: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "speculative_config": ("speculative", speculative_of),
+    "limit_mm_per_prompt": ("max_images", max_images_of),
+}

@@ -29,8 +29,9 @@ void RowCache::prepare(const Batch& batch) {
   }
   for (int64_t block = (int64_t)blocks_.size(); block < count; ++block) blocks_.push_back(block);
   const int64_t positions = count * layer_.heads * kPartition;
-  keys_.reserve((size_t)(positions * layer_.dim) * sizeof(float));
-  values_.reserve((size_t)(positions * layer_.value_dim) * sizeof(float));
+  const size_t bytes = layer_.format == KVFormat::f32 ? sizeof(float) : sizeof(uint16_t);
+  keys_.reserve((size_t)(positions * layer_.dim) * bytes);
+  values_.reserve((size_t)(positions * layer_.value_dim) * bytes);
   layer_.keys = keys_.as<uint8_t>();
   layer_.values = values_.as<uint8_t>();
 }
@@ -80,6 +81,7 @@ void Attend::list_runs(const Batch& batch) {
   runs_.clear();
   if (count_ == Count::tokens) {
     positions_ = batch.positions;
+    ends_ = batch.visible_ends;
     for (int64_t sequence = 0; sequence < batch.sequences; ++sequence) {
       const int64_t begin = batch.row_offsets[sequence];
       const int64_t count = batch.row_offsets[sequence + 1] - begin;
@@ -87,11 +89,12 @@ void Attend::list_runs(const Batch& batch) {
     }
     return;
   }
-  sampled_.clear();
+  sampled_.clear(), sampled_ends_.clear();
   for (int64_t row = 0; row < batch.logits; ++row) {
     const int64_t token = batch.logit_rows[row], sequence = sequence_of(batch, token);
     const bool follows = row > 0 && token == batch.logit_rows[row - 1] + 1;
     sampled_.push_back(batch.positions[token]);
+    if (batch.visible_ends) sampled_ends_.push_back(batch.visible_ends[token]);
     if (follows && runs_.back().sequence == sequence) {
       ++runs_.back().count;
     } else {
@@ -99,6 +102,7 @@ void Attend::list_runs(const Batch& batch) {
     }
   }
   positions_ = sampled_.data();
+  ends_ = batch.visible_ends ? sampled_ends_.data() : nullptr;
 }
 
 void Attend::list_tiles() {
@@ -108,7 +112,8 @@ void Attend::list_tiles() {
     for (int64_t at = (ceil_div(run.count, most) - 1) * most; at >= 0; at -= most) {  // long contexts first
       const int64_t first = run.first + at, tokens = std::min(most, run.count - at);
       const int64_t oldest = how_.oldest(positions_[first]);
-      const int64_t end = how_.newest(positions_[first + tokens - 1], run.length) + 1;
+      const int64_t last = first + tokens - 1;
+      const int64_t end = ends_ ? ends_[last] : how_.newest(positions_[last], run.length) + 1;
       const int64_t first_segment = oldest / kSegment, segments = ceil_div(end, kSegment) - first_segment;
       tiles_.push_back(
           {run.sequence, first, tokens, first_segment, segments, end - oldest, 1, run.length, 0});
@@ -165,6 +170,7 @@ AttentionUnit Attend::unit(const Step& step, const Piece& piece) const {
   unit.q_rest = cache.latent ? step.buffers[(size_t)q_rest_] + heads * rest : unit.q;
   unit.out = step.buffers[(size_t)out_] + heads * cache.value_dim;
   unit.positions = positions_ + tile.first;
+  unit.ends = ends_ ? ends_ + tile.first : nullptr;
   unit.tokens = tile.tokens;
   unit.group = piece.group;
   unit.block_table = place_.table(batch, tile.sequence);

@@ -22,9 +22,8 @@ inline int64_t latent_groups(int64_t heads) {
 // blocks lie row after row. Ops that run one after the other may share it.
 class RowCache {
  public:
-  RowCache(int64_t heads, int64_t dim, int64_t value_dim)
-      : layer_{KVFormat::f32, heads,   dim,     value_dim, kPartition, heads,
-               nullptr,       nullptr, nullptr, nullptr,   false} {}
+  RowCache(KVFormat format, int64_t heads, int64_t dim, int64_t value_dim)
+      : layer_{format, heads, dim, value_dim, kPartition, heads, nullptr, nullptr, nullptr, nullptr, false} {}
 
   void prepare(const Batch& batch);
   const KVLayer* layer() const { return &layer_; }
@@ -109,8 +108,9 @@ class Attend : public Op {
   const Attention how_;
   const KVPlace place_;
   std::vector<Run> runs_;
-  const int64_t* positions_ = nullptr;  // of the rows of q
-  std::vector<int64_t> sampled_;        // those of tokens that need logits
+  const int64_t* positions_ = nullptr;           // of the rows of q
+  const int64_t* ends_ = nullptr;                // of what they see, or null
+  std::vector<int64_t> sampled_, sampled_ends_;  // those of tokens that need logits
   std::vector<Tile> tiles_;
   std::vector<Piece> pieces_;
   std::vector<int64_t> task_ends_;  // task i computes pieces [end of i - 1, end of i)

@@ -37,7 +37,13 @@ struct Batch {
   std::span<const Snapshot> restored = {};   // restored before any row begins
   std::span<const Snapshot> saved = {};      // saved as rows pass their positions
   const Adapter* const* adapters = nullptr;  // [sequences], null where a row has none; or null
-  const float* hidden = nullptr;             // [tokens, width], of the position before each token
+  const float* hidden = nullptr;             // [tokens, width], of the position before each token; or patches
+  const int64_t* rotary = nullptr;           // [tokens, 3], positions by which tokens rotate; or null
+  // Tokens of images, ascending, and what the tower gave for each.
+  std::span<const int64_t> image_tokens = {};
+  const float* const* image_rows = nullptr;
+  // [tokens], the ends of what tokens see, where some see more than the positions up to their own; or null.
+  const int64_t* visible_ends = nullptr;
 
   const int64_t* table(int64_t group, int64_t sequence) const { return tables[group * sequences + sequence]; }
 };

@@ -142,17 +142,27 @@ void RopeTable::prepare(const Step& step) {
   sin_.resize((size_t)(step.batch.tokens * pairs_));
 }
 
+float RopeTable::angle(const Step& step, int64_t token, int64_t pair, const Vector* frequencies) const {
+  if (places_ >= 0) {
+    const int64_t each = pairs_ / num_axes_;
+    return step.buffers[places_][token * num_axes_ + pair / each] * of_places_[(size_t)(pair % each)];
+  }
+  const bool three = !axes_.empty() && step.batch.rotary != nullptr;
+  const int64_t position =
+      three ? step.batch.rotary[3 * token + axes_[(size_t)pair]] : step.batch.positions[token];
+  return (float)position * (*frequencies)[(size_t)pair];
+}
+
 void RopeTable::run_rows(const Step& step, int64_t first, int64_t last) {
   const Batch& batch = step.batch;
   const int64_t* ends = batch.row_offsets + 1;
   for (int64_t t = first; t < last; ++t) {
     const int64_t sequence = std::upper_bound(ends, ends + batch.sequences, t) - ends;
-    const Vector& frequencies = frequencies_.at(batch.variants[sequence]);
+    const Vector* frequencies = places_ < 0 ? &frequencies_.at(batch.variants[sequence]) : nullptr;
     for (int64_t i = 0; i < pairs_; ++i) {
-      // The angle is rounded to float32, as in training; its cosine and sine are exact.
-      const double angle = (float)batch.positions[t] * frequencies[(size_t)i];
-      cos_[(size_t)(t * pairs_ + i)] = (float)(std::cos(angle) * scale_);
-      sin_[(size_t)(t * pairs_ + i)] = (float)(std::sin(angle) * scale_);
+      const double rotated = angle(step, t, i, frequencies);  // its cosine and sine are exact
+      cos_[(size_t)(t * pairs_ + i)] = (float)(std::cos(rotated) * scale_);
+      sin_[(size_t)(t * pairs_ + i)] = (float)(std::sin(rotated) * scale_);
     }
   }
 }

@@ -133,8 +133,13 @@ class RowWise : public Op {
 // The cosines and sines of a step, computed once for all layers with the same rotation.
 class RopeTable : public Op {
  public:
-  // `scale` is a factor of cosine and sine.
-  RopeTable(int64_t pairs, double scale) : pairs_(pairs), scale_(scale) {}
+  // `scale` is a factor of cosine and sine. With `axes` [pairs], tokens have three positions where the batch
+  // says so, by one of which each pair rotates.
+  RopeTable(int64_t pairs, double scale, std::vector<int64_t> axes = {})
+      : pairs_(pairs), scale_(scale), axes_(std::move(axes)) {}
+  // By the places [tokens, axes] that are the value `places`; each rotates an equal part of the pairs.
+  RopeTable(int64_t pairs, int64_t places, int64_t axes, Vector frequencies)
+      : pairs_(pairs), places_(places), num_axes_(axes), of_places_(std::move(frequencies)) {}
   // Sets the frequencies [pairs] of a context variant (quire.program.rope).
   void set(int64_t variant, Vector frequencies) { frequencies_[variant] = std::move(frequencies); }
   void prepare(const Step& step) override;
@@ -146,8 +151,14 @@ class RopeTable : public Op {
   const float* sin(int64_t token) const { return sin_.data() + token * pairs_; }
 
  private:
+  // Returns the angle of a pair of a token, rounded to float as in training.
+  float angle(const Step& step, int64_t token, int64_t pair, const Vector* frequencies) const;
+
   int64_t pairs_;
-  double scale_;
+  double scale_ = 1;
+  std::vector<int64_t> axes_;
+  int64_t places_ = -1, num_axes_ = 0;
+  Vector of_places_;
   std::map<int64_t, Vector> frequencies_;
   Vector cos_, sin_;
 };

@@ -7,7 +7,8 @@ namespace quire {
 
 void BatchArrays::clear() {
   token_ids.clear(), positions.clear(), slots.clear(), variants.clear(), logit_rows.clear(), tables.clear();
-  adapters.clear();
+  adapters.clear(), rotary.clear(), image_tokens.clear(), image_rows.clear();
+  visible_ends.clear();
   row_offsets.assign(1, 0);
 }
 
@@ -30,6 +31,10 @@ Batch BatchArrays::batch() const {
               variants.data(),
               logit_rows.data()};
   batch.adapters = adapters.data();
+  if (!rotary.empty()) batch.rotary = rotary.data();
+  batch.image_tokens = image_tokens;
+  batch.image_rows = image_rows.data();
+  if (!visible_ends.empty()) batch.visible_ends = visible_ends.data();
   return batch;
 }
 
@@ -39,6 +44,7 @@ void Slots::apply(const Deltas& deltas) {
     Slot& slot = slots_.at((size_t)number);
     slot.token_ids.clear();
     slot.adapter.reset();
+    slot.positions.reset(), slot.images.clear();
     for (auto& table : slot.tables) table.clear();
   }
   for (const Deltas::Admission& admission : deltas.admitted) {
@@ -49,6 +55,8 @@ void Slots::apply(const Deltas& deltas) {
     slot.token_ids = admission.token_ids;
     slot.adapter = admission.adapter;
   }
+  for (const Deltas::Rotation& rotation : deltas.rotated)
+    slots_.at((size_t)rotation.slot).positions = std::make_unique<RotaryPositions>(rotation.positions);
   for (const Deltas::Grant& grant : deltas.granted) {
     std::vector<int64_t>& table = slots_.at((size_t)grant.slot).tables.at((size_t)grant.group);
     const size_t end = (size_t)grant.first + grant.blocks.size();
@@ -57,9 +65,40 @@ void Slots::apply(const Deltas& deltas) {
   }
 }
 
+void Slots::drop_images(const std::vector<PlannedRow>& rows) {
+  for (const PlannedRow& row : rows)
+    std::erase_if(slots_.at((size_t)row.slot).images,
+                  [&](const Image& image) { return image.first + image.tokens <= row.start + row.count; });
+}
+
+void Slots::lay_out_images(const PlannedRow& row, const Slot& slot, bool whole) {
+  const int64_t end = row.start + row.count, offset = (int64_t)arrays_.token_ids.size() - end;
+  for (int64_t position = row.start; position < end; ++position)
+    for (int64_t axis = 0; axis < 3; ++axis)
+      arrays_.rotary.push_back(slot.positions ? slot.positions->of(position, axis) : position);
+  for (int64_t position = row.start; whole && position < end; ++position)
+    arrays_.visible_ends.push_back(position + 1);
+  for (const Image& image : slot.images) {
+    const int64_t width = (int64_t)image.embedded.size() / image.tokens;
+    const int64_t last = std::min(end, image.first + image.tokens);
+    for (int64_t position = std::max(row.start, image.first); position < last; ++position) {
+      arrays_.image_tokens.push_back(offset + position);
+      if (image.whole) arrays_.visible_ends[(size_t)(offset + position)] = image.first + image.tokens;
+      arrays_.image_rows.push_back(image.embedded.data() + (position - image.first) * width);
+    }
+  }
+}
+
 Batch Slots::lay_out(const std::vector<PlannedRow>& rows) {
   arrays_.clear();
   std::vector<int64_t>& token_ids = arrays_.token_ids;
+  const bool seeing = std::any_of(rows.begin(), rows.end(), [&](const PlannedRow& row) {
+    return slots_.at((size_t)row.slot).positions != nullptr;
+  });
+  const bool whole = std::any_of(rows.begin(), rows.end(), [&](const PlannedRow& row) {
+    const std::vector<Image>& images = slots_[(size_t)row.slot].images;
+    return std::any_of(images.begin(), images.end(), [](const Image& image) { return image.whole; });
+  });
   for (const PlannedRow& row : rows) {
     Slot& slot = slots_.at((size_t)row.slot);
     slot.token_ids.insert(slot.token_ids.end(), row.drafted.begin(), row.drafted.end());
@@ -68,6 +107,7 @@ Batch Slots::lay_out(const std::vector<PlannedRow>& rows) {
     token_ids.insert(token_ids.end(), slot.token_ids.begin() + row.start, slot.token_ids.begin() + end);
     for (int64_t position = row.start; position < end; ++position) arrays_.positions.push_back(position);
     for (int64_t i = row.logits; i > 0; --i) arrays_.logit_rows.push_back((int64_t)token_ids.size() - i);
+    if (seeing) lay_out_images(row, slot, whole);
     arrays_.end_row(row.slot, slot.variant, slot.adapter.get());
   }
   for (size_t group = 0; group < groups_; ++group)

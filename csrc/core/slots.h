@@ -6,6 +6,7 @@
 
 #include "adapters.h"
 #include "executor.h"
+#include "images.h"
 #include "ops.h"
 #include "sampler.h"
 
@@ -32,6 +33,14 @@ struct Deltas {
     SlotParams params;
     std::shared_ptr<const Adapter> adapter;  // or null
   };
+  struct Rotation {
+    int64_t slot;
+    RotaryPositions positions;
+  };
+  struct Shown {
+    int64_t slot;
+    Image image;
+  };
   struct Grant {
     int64_t slot, group, first;
     std::vector<int64_t> blocks;
@@ -40,6 +49,8 @@ struct Deltas {
   std::vector<int64_t> released;
   std::vector<Admission> admitted;
   std::vector<Grant> granted;
+  std::vector<Rotation> rotated;
+  std::vector<Shown> shown;
   std::vector<Snapshot> restored, saved;
 };
 
@@ -49,6 +60,8 @@ struct BatchArrays {
   std::vector<int64_t> token_ids, positions, row_offsets{0}, slots, variants, logit_rows;
   std::vector<const int64_t*> tables;
   std::vector<const Adapter*> adapters;
+  std::vector<int64_t> rotary, image_tokens, visible_ends;
+  std::vector<const float*> image_rows;
 
   void clear();
   void end_row(int64_t slot, int64_t variant, const Adapter* adapter = nullptr);
@@ -63,6 +76,10 @@ class Slots {
   }
 
   void apply(const Deltas& deltas);
+  // Adds an image that was encoded.
+  void show(int64_t slot, Image image) { slots_.at((size_t)slot).images.push_back(std::move(image)); }
+  // Drops the images whose tokens these rows have all computed.
+  void drop_images(const std::vector<PlannedRow>& rows);
   // Returns the step for the ops; its pointers are valid until the next call. Drafted tokens are stored as if
   // they were known.
   Batch lay_out(const std::vector<PlannedRow>& rows);
@@ -83,9 +100,15 @@ class Slots {
     int64_t variant = 0, num_prompt = 0;
     bool scores_prompt = false;
     std::shared_ptr<const Adapter> adapter;
+    std::unique_ptr<const RotaryPositions> positions;  // null: those of text
+    std::vector<Image> images;                         // encoded, of which tokens are to be computed
     std::vector<int64_t> token_ids;
     std::vector<std::vector<int64_t>> tables;  // by group
   };
+
+  // Adds the tokens of images of a row, and by which positions all of its tokens rotate. With `whole`, also
+  // what they see.
+  void lay_out_images(const PlannedRow& row, const Slot& slot, bool whole);
 
   size_t groups_;
   std::vector<Slot> slots_;

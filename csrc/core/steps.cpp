@@ -36,11 +36,20 @@ void Steps::compute(Job& job) {
   guard([&] {
     job.began_s = now();
     apply(job);
+    if (!job.deltas.shown.empty() && tower_) {
+      const double began_s = now();
+      for (Deltas::Shown& shown : job.deltas.shown) {
+        tower_->encode(shown.image);
+        slots_.show(shown.slot, std::move(shown.image));
+      }
+      job.image_s = now() - began_s;
+    }
     Batch batch = slots_.lay_out(job.rows);
     batch.restored = job.deltas.restored;
     batch.saved = job.deltas.saved;
     job.logits = executor_.run(batch, output_);
     if (draft_) draft_->keep(batch, executor_);
+    slots_.drop_images(job.rows);
     job.core_wait_s = wait_.take();
     job.ended_s = now();
   });

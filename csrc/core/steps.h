@@ -27,7 +27,7 @@ struct Job : std::enable_shared_from_this<Job> {
   SampledResults results;
   std::vector<std::vector<int64_t>> proposed;  // by row; empty if the draft model did not run
   double began_s = 0, ended_s = 0;             // steady clock, as time.monotonic
-  double mask_s = 0, sampling_s = 0, core_wait_s = 0, draft_s = 0;
+  double mask_s = 0, sampling_s = 0, core_wait_s = 0, draft_s = 0, image_s = 0;
 
   const float* logits = nullptr;
   std::exception_ptr failure;
@@ -55,6 +55,11 @@ class Steps {
   // Lets a draft model propose tokens. Its executor must share the threads of these steps.
   void draft_with(Executor& executor, const DraftShape& shape) {
     draft_ = std::make_unique<DraftModel>(executor, shape, num_slots_);
+  }
+
+  // Lets prompts have images, which the tower encodes. Its executor must share the threads of these steps.
+  void see_with(Executor& executor, int64_t output, int64_t width) {
+    tower_ = std::make_unique<Tower>(executor, output, width);
   }
 
   // Notes that the content of these blocks, of the group whose table the draft model shares, was replaced. No
@@ -89,6 +94,7 @@ class Steps {
   Slots slots_;
   Sampler sampler_;
   std::unique_ptr<DraftModel> draft_;
+  std::unique_ptr<Tower> tower_;
   std::mutex mutex_;
   std::condition_variable launched_, done_;
   std::deque<std::shared_ptr<Job>> queue_;

@@ -49,6 +49,7 @@ struct AttentionUnit {
   const float* q_rest;       // of latents: the rest of the queries, [tokens, heads, dim - value_dim]
   float* out;                // [tokens, heads, value_dim]
   const int64_t* positions;  // [tokens], ascending by one
+  const int64_t* ends;       // [tokens], ascending, of what tokens see beyond their own positions; or null
   int64_t tokens;
   int64_t group;               // also the head of the cache, but for latents
   const int64_t* block_table;  // of the sequence

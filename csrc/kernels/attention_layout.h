@@ -55,7 +55,9 @@ struct Work {
   float* record(int64_t row) const { return records + row * row_stride; }
   int64_t position(int64_t row) const { return unit.positions[row / group]; }
   int64_t oldest(int64_t row) const { return how.oldest(position(row)); }
-  int64_t newest(int64_t row) const { return how.newest(position(row), unit.length); }
+  int64_t newest(int64_t row) const {
+    return unit.ends ? unit.ends[row / group] - 1 : how.newest(position(row), unit.length);
+  }
   // Returns the index of a row among the query heads of all tokens.
   int64_t query(int64_t row) const { return row / group * how.heads + unit.group * group + row % group; }
   float* out(int64_t row) const { return unit.out + query(row) * value_dim; }

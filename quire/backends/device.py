@@ -18,6 +18,7 @@ from quire.backends.null import NullDevice
 from quire.backends.reference import ReferenceDevice
 from quire.config import EngineConfig
 from quire.errors import ConfigError
+from quire.images.vision import Vision
 from quire.program.caches import CacheSpec
 from quire.program.program import Op, Program, WeightSpec
 from quire.quantize.kinds import Storage
@@ -120,10 +121,12 @@ class Device(Protocol):
         capacity: Capacity,
         progress: Progress | None = None,
         draft: DraftModel[WeightPlan] | None = None,
+        vision: Vision | None = None,
     ) -> Backend:
         """Load the weights and create the backend. `progress` is called with bytes loaded.
 
-        `draft` proposes tokens for it. Raises ConfigError if it cannot use the same block tables.
+        `draft` proposes tokens for it, and `vision`, whose weights are among these, embeds images. Raises
+        ConfigError if the draft model cannot use the same block tables.
         """
         ...
 

@@ -13,6 +13,7 @@ from quire.backends.host import HostDevice
 from quire.backends.kv_cache import KV_ITEM_BYTES, KV_SCALE_BYTES
 from quire.backends.slots import Deferred, Slots
 from quire.errors import ConfigError
+from quire.images.vision import Vision
 from quire.program.batch import Batch
 from quire.program.program import Cost, Load, LowRank, Program, WeightBytes
 from quire.quantize.kinds import Storage
@@ -98,6 +99,7 @@ class NullDevice(HostDevice):
         capacity: Capacity,
         progress: Progress | None = None,
         draft: DraftModel[WeightPlan] | None = None,
+        vision: Vision | None = None,
     ) -> NullBackend:
         """Create the backend, which has nothing to propose: a draft model is ignored."""
         item, scale = KV_ITEM_BYTES[capacity.kv_dtype], KV_SCALE_BYTES.get(capacity.kv_dtype, 0)

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from quire.backends.native import _core
-from quire.config import cache_folder
+from quire.environment import cache_folder
 from quire.errors import ConfigError
 from quire.json_file import parse_object
 from quire.regular_file import open_regular

@@ -15,8 +15,10 @@ from quire.backends.draft_model import DraftModel, shared_table, spare_blocks
 from quire.backends.drafting import ModelDrafts
 from quire.backends.host import HostDevice
 from quire.backends.kv_cache import KV_DTYPES
+from quire.backends.slot_images import SlotImages
 from quire.backends.slots import Deferred, Slots
 from quire.errors import ConfigError
+from quire.images.vision import Vision
 from quire.program.batch import Batch
 from quire.program.caches import PagedKV, PagedLatent, SlotState
 from quire.program.ops.slot_states import States
@@ -49,6 +51,7 @@ class ReferenceBackend:
         num_slots: int = 0,
         num_snapshots: int = 0,
         draft: DraftModel[Mapping[str, Weight]] | None = None,
+        vision: Vision | None = None,
     ) -> None:
         self.program = program
         # A BLAS may split a sum over K among threads, which changes its order: limit it to one thread.
@@ -76,7 +79,13 @@ class ReferenceBackend:
             width = program.output.width
             drafting = ModelDrafts(draft, drafter.compute, table, own_blocks, block_size, width, num_slots)
         self._drafting = drafting
-        self._slots = Slots(program.output.width, block_size, len(num_blocks), drafting)
+        images = None
+        if vision is not None:
+            tower = ReferenceBackend(
+                vision.program, self._shared(vision.program, weights), num_blocks=[], block_size=block_size
+            )
+            images = SlotImages(vision, tower.execute)
+        self._slots = Slots(program.output.width, block_size, len(num_blocks), drafting, images)
         self._last_use = plan_buffers(program).last_use
         dtype = KV_DTYPES[kv_cache_dtype]
         self._caches: list[Any] = []
@@ -218,6 +227,7 @@ class ReferenceDevice(HostDevice):
         capacity: Capacity,
         progress: Progress | None = None,
         draft: DraftModel[WeightPlan] | None = None,
+        vision: Vision | None = None,
     ) -> ReferenceBackend:
         loaded = load(weights, progress, self._num_threads)
         drafter = None
@@ -233,6 +243,7 @@ class ReferenceDevice(HostDevice):
             num_slots=capacity.max_num_seqs,
             num_snapshots=capacity.num_snapshots,
             draft=drafter,
+            vision=vision,
         )
 
     def loops(self) -> NoReturn:

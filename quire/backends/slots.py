@@ -11,6 +11,7 @@ import numpy as np
 
 from quire.backends.backend import GetMasks
 from quire.backends.drafting import Known, ModelDrafts
+from quire.backends.slot_images import SlotImages
 from quire.program.batch import Batch
 from quire.sampling.faults import LogitsError
 from quire.sampling.logprobs import prompt_logprobs
@@ -31,17 +32,24 @@ class Slot:
 class Slots:
     """Applies the deltas of steps, lays steps out as batches, and turns logits into results.
 
-    Each slot has `num_tables` block tables, one per cache group. `drafting` proposes tokens, if given.
+    Each slot has `num_tables` block tables, one per cache group. `drafting` proposes tokens, and
+    `images` embeds those of prompts, if given.
     """
 
     def __init__(
-        self, vocab_size: int, block_size: int, num_tables: int, drafting: ModelDrafts | None = None
+        self,
+        vocab_size: int,
+        block_size: int,
+        num_tables: int,
+        drafting: ModelDrafts | None = None,
+        images: SlotImages | None = None,
     ) -> None:
         self._vocab_size = vocab_size
         self._block_size = block_size
         self._slots: dict[int, Slot] = {}
         self._tables = [np.zeros((0, 0), np.int64)] * num_tables  # by group: [slots, blocks]
         self._drafting = drafting
+        self._images = images
 
     def batch(self, step: Step) -> Batch:
         """Apply the deltas of a step, and lay it out for the ops."""
@@ -56,6 +64,11 @@ class Slots:
         lasts = [
             np.arange(end - row.num_logits, end) for end, row in zip(offsets[1:], step.rows, strict=True)
         ]
+        images = ends_seen = None
+        if self._images is not None:
+            self._images.encode(step.rows)
+            ends_seen = self._images.visible_ends(step.rows)
+            images = self._images.tokens(step.rows, offsets)
         return Batch(
             token_ids=np.concatenate(tokens),
             positions=np.arange(offsets[-1]) + np.repeat(ends - counts - offsets[:-1], counts),
@@ -69,6 +82,10 @@ class Slots:
             admissions=tuple(slot.admission for _, slot in rows),
             restored=step.restored,
             saved=step.saved,
+            image_tokens=images and images[0],
+            image_embeddings=images and images[1],
+            visible_ends=ends_seen,
+            rotary_positions=None if self._images is None else self._images.positions(step.rows),
         )
 
     def _apply(self, step: Step) -> None:
@@ -89,6 +106,8 @@ class Slots:
             slot.num_blocks = max(slot.num_blocks, end)
         if self._drafting is not None:
             self._drafting.apply(step)
+        if self._images is not None:
+            self._images.apply(step)
 
     def _table(self, group: int, slot: int, num_blocks: int) -> np.ndarray:
         """Return the block table of a slot, with space for `num_blocks`; ids already in it are kept."""
@@ -124,6 +143,7 @@ class Slots:
             sampling_s=sampled_s - masked_s,
             core_wait_s=max(0.0, computed_s - began_s - ran_s),
             draft_s=draft_s,
+            image_s=self._images.encode_s if self._images is not None else 0.0,
         )
 
     def _propose(

@@ -22,7 +22,7 @@ from quire.bench.openai_api import Unusable
 from quire.bench.search import Trial
 from quire.bench.target import Target
 from quire.bench.trials import Outcome, Tester
-from quire.config import client_key
+from quire.environment import client_key
 from quire.errors import ConfigError
 from quire.goals import Goal
 from quire.plots import Chart, page, preformatted, svg

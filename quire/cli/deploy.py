@@ -122,7 +122,8 @@ def _configured(args: argparse.Namespace) -> RayConfig:
     """Return what the arguments ask for. Raises ConfigError."""
     model = args.words[1:]
     from quire.cluster.ray import RayConfig
-    from quire.config import EngineConfig, api_keys
+    from quire.config import EngineConfig
+    from quire.environment import api_keys
 
     server = ServerConfig(**server_options(args) | {"replicas": 1})
     if server.port == 0:

@@ -41,7 +41,7 @@ def page(args: argparse.Namespace) -> int:
         args.parser.refuse_unknown(args.words[0])
     if args.out is None:
         args.parser.refuse("--out DIR is missing", "try: quire page --out site")
-    from quire.config import api_keys
+    from quire.environment import api_keys
     from quire.server.page.export import export
 
     folder = Path(args.out).expanduser()

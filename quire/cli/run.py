@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.arguments import add_words, model_and_prompt
-from quire.cli.option_types import TEXT
+from quire.cli.option_types import TEXT, Repeated
 from quire.cli.options import add_engine_flags, add_sampling_flags, engine_options, sampling_options
 from quire.cli.terminal import note
 from quire.errors import ConfigError
@@ -41,6 +41,15 @@ def add_parser(commands: Any) -> None:
     add_words(parser, WORDS)
     parser.add_argument("--system", type=TEXT, metavar="TEXT", help="system message")
     parser.add_argument(
+        "--image",
+        type=TEXT,
+        action=Repeated,
+        default=[],
+        metavar="FILE",
+        help="picture in PNG, JPEG, WebP or GIF, for a model that sees; goes before PROMPT or the first "
+        "message; repeatable",
+    )
+    parser.add_argument(
         "--raw", action="store_true", help="continue PROMPT as plain text, without chat template"
     )
     parser.add_argument("--json", action="store_true", help="print each answer as one line of JSON")
@@ -53,17 +62,22 @@ def run(args: argparse.Namespace) -> int:
     """Answer the prompt if there is one, else start a conversation."""
     if args.system is not None and args.raw:
         args.parser.refuse("--system cannot be combined with --raw", "leave one of them out")
+    if args.image and args.raw:
+        args.parser.refuse("--image cannot be combined with --raw", "leave one of them out")
     model, prompt = model_and_prompt(args)
-    from quire.cli.terminal_chat import TerminalChat
+    from quire.cli.terminal_chat import TerminalChat, picture
     from quire.llm import LLM
     from quire.sampling_params import SamplingParams
 
+    pictures = [picture(name) for name in args.image]
     llm = LLM(model, **engine_options(args))
     try:
         raw = _is_raw(llm, args)
         defaults = {"max_tokens": None, **llm.frontend.default_params}
         params = SamplingParams.from_dict(sampling_options(args), defaults)
         chat = TerminalChat(llm, params, raw=raw, system=args.system, as_json=args.json)
+        for part in pictures:
+            chat.attach(part)
         if prompt is None:
             return chat.hold()
         if (checkpoint := llm.chosen.get("checkpoint")) is not None:

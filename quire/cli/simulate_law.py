@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.build import build
-from quire.config import EngineConfig, cache_folder
+from quire.config import EngineConfig
 from quire.engine.engine import Engine
 from quire.engine.meter import Times, Verdict
 from quire.engine.step_law import StepLaw
+from quire.environment import cache_folder
 from quire.progress import loading_bar
 from quire.roofline.calibrate import Calibration
 from quire.sampling_params import SamplingParams

@@ -8,13 +8,17 @@ import sys
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from quire.cli.chosen import in_words
 from quire.cli.options import in_flags
 from quire.cli.terminal import AnswerWriter, complain, counted, note
-from quire.errors import RequestError
+from quire.errors import ConfigError, RequestError
+from quire.images.prompt import image_part
+from quire.images.reader import MAX_BYTES
 from quire.outputs import drafts_in_words
+from quire.regular_file import read_limited
 
 if TYPE_CHECKING:
     from quire.frontend import Encoded
@@ -24,12 +28,14 @@ if TYPE_CHECKING:
     from quire.types import RequestMetrics
 
 HELP = """  /new           start a new conversation
+  /image FILE    put a picture before the next message
   /system TEXT   set the system message; without TEXT show it, with - remove it
   /help          show this list
   /exit          exit (also Ctrl-D, or Ctrl-C twice)
 To send a line that starts with a /, put a space before it."""
 EXIT_S = 1.0  # a second Ctrl-C within this time exits
 _IN_LINE = 4  # settings in the first line
+Content = str | list[dict[str, Any]]
 _NOTABLE = 0.02  # parts of the time of an answer below this share are left out of its last line
 
 
@@ -43,6 +49,7 @@ class TerminalChat:
     system: str | None
     as_json: bool
     messages: list[dict[str, Any]] = field(default_factory=list)
+    images: list[dict[str, Any]] = field(default_factory=list)  # of the next message
     _interrupted_s: float = -math.inf  # time of the last Ctrl-C
 
     def hold(self) -> int:
@@ -98,6 +105,8 @@ class TerminalChat:
                 exchanges = counted(len(self.messages) // 2, "exchange")
                 note(f"{exchanges} removed" if self.messages else "the conversation is empty")
                 self.messages.clear()
+            case "/image":
+                self._attach_file(rest[0].strip() if rest else "")
             case "/system":
                 self._set_system(rest[0].strip() if rest else None)
             case "/help":
@@ -115,13 +124,31 @@ class TerminalChat:
         is_now = f"system message{' is now' if text else ''}: {self.system}"
         note(is_now if self.system else "no system message")
 
+    def attach(self, image: dict[str, Any]) -> None:
+        """Put an image before the next message. Raises RequestError if the model cannot read it."""
+        if self.raw:
+            raise RequestError("an image needs a chat template, and none is in use")
+        if not self.llm.frontend.sees:
+            raise RequestError("this model reads no images", "choose one that does, such as Qwen3-VL")
+        self.images.append(image)
+
+    def _attach_file(self, name: str) -> None:
+        try:
+            self.attach(picture(name))
+        except ConfigError as error:
+            complain(error.message, error.hint)
+        else:
+            note(f"{counted(len(self.images), 'image')} before the next message")
+
     def answer(self, prompt: str) -> int:
         """Stream the answer to one prompt, then its statistics. Returns 0, 1 on failure, 130 after Ctrl-C."""
+        content = [*self.images, {"type": "text", "text": prompt}] if self.images else prompt
+        self.images = []  # also of a message that is refused because of them
         output: RequestOutput | None = None
         failure, status = None, 0
         writer = AnswerWriter()
         try:
-            encoded = self.llm.frontend.encode(prompt) if self.raw else self._fit(prompt)
+            encoded = self.llm.frontend.encode(prompt) if self.raw else self._fit(content)
             stream = cast("Generator[RequestOutput]", self.llm.stream(encoded, self.params))
             try:
                 for output in stream:
@@ -140,13 +167,13 @@ class TerminalChat:
         if output is not None and output.outputs[0].error is not None:
             failure, status = output.outputs[0].error, 1
         if output is not None and not failure:
-            self._remember(prompt, output.outputs[0].text)
+            self._remember(content, output.outputs[0].text)
         self._conclude(output, failure, interrupted=status == 130)
         return status
 
-    def _remember(self, prompt: str, text: str) -> None:
+    def _remember(self, content: Content, text: str) -> None:
         if not self.raw:
-            self.messages += [{"role": "user", "content": prompt}, {"role": "assistant", "content": text}]
+            self.messages += [{"role": "user", "content": content}, {"role": "assistant", "content": text}]
 
     def _conclude(self, output: RequestOutput | None, failure: str | None, interrupted: bool) -> None:
         """Print the line after an answer: JSON, or a summary for people."""
@@ -163,32 +190,37 @@ class TerminalChat:
         elif output is not None and not self.as_json:
             note(_summary(output))
 
-    def _fit(self, prompt: str) -> Encoded:
+    def _fit(self, content: Content) -> Encoded:
         """Encode the conversation, dropping its oldest exchanges until there is room for an answer.
 
-        If even the prompt alone leaves no room, it is sent alone, and the engine reports the error.
+        If even the last message alone leaves no room, it is sent alone, and the engine reports the error.
         """
         longest = self.llm.frontend.max_model_len
         room = longest - min(self.params.max_tokens or longest, longest // 4)
-        encoded = self._encode(prompt, forget=0)
+        encoded = self._encode(content, forget=0)
         if len(encoded.token_ids) <= room or not self.messages:
             return encoded
         count = len(self.messages) // 2
-        alone = self._encode(prompt, forget=count)
+        alone = self._encode(content, forget=count)
         if len(alone.token_ids) >= longest:
             return alone  # it will be refused: keep the conversation
         forget = 0
         while len(encoded.token_ids) > room and forget < count:
             forget += 1
-            encoded = self._encode(prompt, forget)
+            encoded = self._encode(content, forget)
         del self.messages[: 2 * forget]
         note(f"{counted(forget, 'exchange')} dropped: the conversation exceeded {longest:,} tokens")
         return encoded
 
-    def _encode(self, prompt: str, forget: int) -> Encoded:
+    def _encode(self, content: Content, forget: int) -> Encoded:
         system = [{"role": "system", "content": self.system}] if self.system else []
         kept = self.messages[2 * forget :]
-        return self.llm.frontend.encode_chat([*system, *kept, {"role": "user", "content": prompt}])
+        return self.llm.frontend.encode_chat([*system, *kept, {"role": "user", "content": content}])
+
+
+def picture(name: str) -> dict[str, Any]:
+    """Return the picture in a file as a part of a message. Raises ConfigError if it cannot be read."""
+    return image_part(read_limited(Path(name).expanduser(), MAX_BYTES), name)
 
 
 def _read_line() -> str:

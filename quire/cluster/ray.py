@@ -34,7 +34,8 @@ from quire.cluster.autoscaling import Autoscaler, goal_of
 from quire.cluster.called_replicas import CalledReplicas
 from quire.cluster.deployment_failure import check_reachable, why_failed
 from quire.cluster.engine_calls import EngineCalls
-from quire.config import EngineConfig, ServerConfig, api_keys, cache_folder, hand_down, served
+from quire.config import EngineConfig, ServerConfig, served
+from quire.environment import api_keys, cache_folder, hand_down
 from quire.errors import ConfigError, did_you_mean
 from quire.routing.prefix_router import PrefixRouter
 from quire.server import malloc_arenas
@@ -49,11 +50,8 @@ SERVE_ENV = {
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
 }
 # A worker may need minutes to start on a machine that has other work; Ray gives up after one.
-CLUSTER_ENV = {
-    **SERVE_ENV,
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_register_timeout_seconds": "300",
-}
+_OWN_ENV = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_register_timeout_seconds": "300"}
+CLUSTER_ENV = {**SERVE_ENV, **_OWN_ENV}
 UNBOUNDED = 1 << 20  # calls at once: the front bounds its queue, and the engine how many it runs
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 30.0
 DRAIN_POLL_S = 0.2

@@ -25,7 +25,7 @@ def load(
     for index in range(limit):
         sequence.block_hash(index, caches.block_size)
     offered = {(group, i) for i, own in enumerate(groups, first) for group in own}
-    number = _num_usable(caches, sequence.chain[:limit], offered, num_spare)
+    number = _num_usable(caches, sequence, limit, offered, num_spare)
     ranges = _needed(caches, number)
     if not all(_has_room(pool, sequence.chain[start:number], num_spare) for _, pool, start in ranges):
         return []  # groups with windows or states are too small: without them the others are of no use
@@ -46,12 +46,13 @@ def _needed(caches: Caches, number: int) -> list[Range]:
 
 
 def _num_usable(
-    caches: Caches, chain: Series[bytes], offered: Collection[tuple[int, int]], num_spare: int
+    caches: Caches, sequence: Sequence, limit: int, offered: Collection[tuple[int, int]], num_spare: int
 ) -> int:
-    """Return the most leading blocks to continue after, with what is cached and what is offered.
+    """Return the most leading blocks to continue after, up to `limit`, with what is cached and offered.
 
     Groups without a window must have room for theirs.
     """
+    chain = sequence.chain[:limit]
     usable, runs = 0, dict.fromkeys((one.index for one in caches.paged), 0)  # consecutive blocks, up to this
     rooms = {one.index: _room(one.pool, chain, num_spare) for one in caches.paged if not one.group.window}
     for number, block_hash in enumerate(chain, 1):
@@ -67,7 +68,7 @@ def _num_usable(
         for states in caches.states:
             cached = states.pool.find(block_hash) is not None
             fits = fits and (cached or (states.index, number - 1) in offered)
-        if fits:
+        if fits and sequence.request.whole_at(number * caches.block_size) is None:
             usable = number
     return usable
 

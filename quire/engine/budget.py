@@ -104,7 +104,7 @@ class StepTime:
         return True
 
     def cut(self, start: int, count: int, scored: bool = False) -> int:
-        """Return how many of `count` tokens of a prompt fit in, and count them in.
+        """Return how many of `count` tokens of a prompt fit in.
 
         `scored`: logits of each token are needed, not only of the last. The first chunk of a step has at
         least LEAST_CHUNK tokens; a later one that would have fewer gets none.
@@ -122,10 +122,12 @@ class StepTime:
             least = min(count, LEAST_CHUNK)
             if kept < least:
                 kept = 0 if self._has_chunk else least
-        if kept:
-            self._found = self._law.plus(self._found, start, kept, kept if scored else 1)
-            self._has_chunk = True
         return kept
+
+    def add(self, start: int, count: int, scored: bool = False) -> None:
+        """Count in a chunk of a prompt."""
+        self._found = self._law.plus(self._found, start, count, count if scored else 1)
+        self._has_chunk = True
 
     def _fits(self, start: int, count: int, scored: bool) -> bool:
         return self._seconds(self._found, start, count, count if scored else 1) <= self._limit_s

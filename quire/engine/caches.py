@@ -184,7 +184,10 @@ class Caches:
 
     def _num_usable(self, sequence: Sequence, num_found: int) -> int:
         """Return how many of these leading blocks every group can continue from, in one pass."""
+        request = sequence.request
         if not self._partial:
+            while request.whole_at(num_found * self.block_size) is not None:
+                num_found -= 1
             return num_found
         usable = 0
         runs = [0] * len(self._windowed)  # consecutive blocks found, up to this one
@@ -193,7 +196,7 @@ class Caches:
             for i, paged in enumerate(self._windowed):
                 runs[i] = 0 if paged.pool.find(block_hash) is None else runs[i] + 1
                 fits = fits and number - runs[i] <= paged.first_visible(number * self.block_size)
-            if fits:
+            if fits and request.whole_at(number * self.block_size) is None:
                 usable = number
         return usable
 

@@ -21,7 +21,8 @@ from quire.engine.scheduler import Scheduler
 from quire.engine.status import CacheChanges, StepReport
 from quire.engine.view import View, Views
 from quire.errors import EngineDead, RequestError
-from quire.types import Admission, Draft, NewRequest, Output, Record, Step, StepResult
+from quire.step_record import Record
+from quire.types import Admission, Draft, NewRequest, Output, Step, StepResult
 
 
 class PendingStep(Protocol):
@@ -282,17 +283,7 @@ class Engine:
         }
         if self._drafter is not None:
             self._drafter.observe(outputs)
-        idle_since_s = result.began_s if self._idle_since_s is None else self._idle_since_s
-        self._idle_since_s = max(result.ended_s, idle_since_s) if self.scheduler.has_work else None
-        times = Times(
-            result.ended_s - result.began_s - result.mask_s - result.draft_s,
-            max(0.0, result.began_s - idle_since_s),
-            result.mask_s,
-            result.sampling_s,
-            result.core_wait_s,
-            result.draft_s,
-            oldest.drafting_s,
-        )
+        times = self._times(result, oldest.drafting_s)
         verified = self.scheduler.verified
         verdict = Verdict() if self.meter is None else self.meter.judge(step, times)
         self.records.append(
@@ -321,12 +312,28 @@ class Engine:
                 num_loaded_tokens=oldest.loaded.num_tokens,
                 loaded_bytes=oldest.loaded.num_bytes,
                 load_s=oldest.loaded.seconds,
+                image_s=times.image_s,
             )
         )
         self._calibrate()
         if self.adapters is not None and self.adapters.has_unloaded and not self._holds:
             self.adapters.free(self.scheduler.adapters())
         return outputs
+
+    def _times(self, result: StepResult, drafting_s: float) -> Times:
+        """Return where the time since the step before went, and note since when the device is idle."""
+        idle_since_s = result.began_s if self._idle_since_s is None else self._idle_since_s
+        self._idle_since_s = max(result.ended_s, idle_since_s) if self.scheduler.has_work else None
+        return Times(
+            result.device_s,
+            max(0.0, result.began_s - idle_since_s),
+            result.mask_s,
+            result.sampling_s,
+            result.core_wait_s,
+            result.draft_s,
+            drafting_s,
+            result.image_s,
+        )
 
     def _calibrate(self) -> None:
         """Give the scheduler a new law of steps, if there is one."""

@@ -21,6 +21,7 @@ class Times(NamedTuple):
     core_wait_s: float
     draft_s: float = 0.0
     drafting_s: float = 0.0
+    image_s: float = 0.0
 
 
 class Verdict(NamedTuple):

@@ -18,6 +18,7 @@ class Plan:
     budget: int  # tokens left
     time: StepTime | None  # left, if it is bounded
     now: float
+    most: int  # tokens that it may have in any case
     sequences: list[Sequence] = field(default_factory=list)  # those of the rows
     rows: list[Row] = field(default_factory=list)
     admitted: list[Admission] = field(default_factory=list)
@@ -28,12 +29,29 @@ class Plan:
 
     def cut(self, sequence: Sequence, start: int, count: int) -> int:
         """Return how many of the next `count` tokens of a prompt fit in; after a cut one, no prompt does."""
-        fitting = min(count, self.budget)
+        fitting, scored = min(count, self.budget), sequence.request.lacks_prompt_logprobs
         if self.time is not None:
-            fitting = self.time.cut(start, fitting, sequence.request.lacks_prompt_logprobs)
-        if fitting < count:
+            fitting = self.time.cut(start, fitting, scored)
+        if (image := sequence.request.whole_at(start + fitting)) is not None:
+            fitting = self._around(image, start)
+        if self.time is not None and fitting:
+            self.time.add(start, fitting, scored)
+        if fitting < count or fitting > self.budget:
             self.budget = fitting
         return fitting
+
+    def _around(self, image: tuple[int, int], start: int) -> int:
+        """Return how many tokens from `start` on are computed where a step would divide an image.
+
+        They end before it. One that they begin with is computed whole, if the step has no other chunk: it may
+        exceed what prompts have of a step, but not the step.
+        """
+        first, end = image
+        if start < first:
+            return first - start
+        has_chunk = any(row.count > 1 for row in self.rows)
+        has_room = end - start <= self.most - sum(row.count for row in self.rows)
+        return end - start if has_room and not has_chunk else 0
 
     def add_row(self, sequence: Sequence, count: int, token_ids: tuple[int, ...] = ()) -> None:
         """Add a row for the next `count` tokens of a sequence that has blocks for them."""

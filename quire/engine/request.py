@@ -44,6 +44,7 @@ class ScheduledRequest:
     lacks_prompt_logprobs: bool = False
     owes_prompt_logprobs: bool = False
     keys: dict[int, bytes] = field(default_factory=dict)  # `block_keys`, by block
+    whole: tuple[tuple[int, int], ...] = ()  # (first, end) of images that are computed whole
 
     @classmethod
     def of(cls, new: NewRequest, max_model_len: int, block_size: int, private: bool) -> ScheduledRequest:
@@ -69,6 +70,7 @@ class ScheduledRequest:
             num_open=0,
             lacks_prompt_logprobs=scored,
             owes_prompt_logprobs=scored,
+            whole=tuple((image.first, image.end) for image in new.images if image.whole),
         )
         for position, key in sorted(new.block_keys):
             block = position // block_size
@@ -85,6 +87,10 @@ class ScheduledRequest:
     def leader(self) -> Sequence:
         """The first sequence that has not ended: the others may follow it."""
         return next(one for one in self.sequences if not one.finished)
+
+    def whole_at(self, position: int) -> tuple[int, int] | None:
+        """Return (first, end) of the whole image that a row from or up to `position` would divide, if any."""
+        return next((one for one in self.whole if one[0] < position < one[1]), None)
 
     def ends_with(self, token_id: int, num_known: int) -> tuple[FinishReason | None, int | None]:
         """Return (finish reason, stop reason) after known token number `num_known`."""
@@ -248,7 +254,7 @@ class Sequence:
             new.context_variant,
             new.grammar,
             new.adapter,
-            new.embeddings,
+            new.images,
             new.pooling,
         )
 

@@ -28,10 +28,8 @@ class RequestLimits:
         """Raise RequestError unless every sequence of the request can run to completion."""
         if request.pooling:
             self._check_pooled(request)
-        if request.embeddings is not None and not request.block_keys:
-            raise RequestError(
-                "embeddings without block_keys", "set block_keys, which identify them in the prefix cache"
-            )
+        if request.images:
+            self._check_images(request)
         self._check_prompt(request)
         self._check_lengths(request)
         if request.resumed:
@@ -48,6 +46,28 @@ class RequestLimits:
                 "prompt",
                 "context_length_exceeded",
             )
+
+    def _check_images(self, request: NewRequest) -> None:
+        """Check that images are in order, inside the prompt, and identified in the prefix cache."""
+        end = 0
+        for image in request.images:
+            size = image.height * image.width * 3
+            if not (end <= image.first < image.end and image.rows > 0 and len(image.pixels) == size):
+                raise RequestError(
+                    "the images of the prompt are not in order, or have other sizes than stated"
+                )
+            end = image.end
+            if image.whole and image.num_tokens > self.num_batched_tokens:
+                raise RequestError(
+                    f"an image has {image.num_tokens} tokens, but this model computes it in one step, and "
+                    f"a step has {self.num_batched_tokens}",
+                    "start the engine with a greater max_num_batched_tokens",
+                )
+        if end > len(request.prompt_token_ids):
+            raise RequestError("an image is not inside the prompt")
+        if {image.first for image in request.images} - {position for position, _ in request.block_keys}:
+            hint = "set block_keys, which identify them in the prefix cache"
+            raise RequestError("images without block_keys", hint)
 
     def _check_prompt(self, request: NewRequest) -> None:
         token_ids = request.prompt_token_ids

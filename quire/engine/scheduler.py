@@ -196,7 +196,9 @@ class Scheduler(SequencePlaces):
         looks = self._speculation.looks
         if self._in_flight and (looks or self._drafted or self._slots.num_constrained):
             return None
-        plan = Plan(self.caches, *self._budget.of_step(self._running.values()), now)
+        plan = Plan(
+            self.caches, *self._budget.of_step(self._running.values()), now, self.max_num_batched_tokens
+        )
         self._plan_running(plan)
         self._plan_waiting(plan, now)
         if not plan.rows:
@@ -218,16 +220,13 @@ class Scheduler(SequencePlaces):
     def _plan_running(self, plan: Plan) -> None:
         """Add rows for the running sequences, oldest first."""
         for sequence in tuple(self._running.values()):
-            budget = plan.budget
-            if not budget or sequence.slot < 0:  # preempted by an older one, as are all younger ones
+            if not plan.budget or sequence.slot < 0:  # preempted by an older one, as are all younger ones
                 return
             count = sequence.num_ahead - sequence.num_planned
             if sequence.num_ahead == sequence.request.max_known:  # the last token is promised
                 continue
-            if count > budget:
-                count = budget
-            if count > 1 and plan.time is not None:
-                count = plan.cut(sequence, sequence.num_planned, count)
+            if count > 1 and not (count := plan.cut(sequence, sequence.num_planned, count)):
+                return  # an image that does not fit in
             if sequence.num_planned + count > sequence.capacity and not self._grow(sequence, count, plan):
                 plan.budget = 0
                 return

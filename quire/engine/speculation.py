@@ -297,7 +297,7 @@ class Speculation:
         self._verified = NOTHING
         if step is None:
             return
-        step.compare(result.ended_s - result.began_s - result.mask_s)
+        step.compare(result.device_s + result.draft_s)
         if step.in_vain:
             self._found_nothing(step)
 

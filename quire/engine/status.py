@@ -12,7 +12,8 @@ from quire.block_store import StoreCounters
 from quire.engine.request_limits import RequestLimits
 from quire.engine.step_law import StepCosts, StepLaw
 from quire.engine.view import View
-from quire.types import Bound, Record
+from quire.step_record import Record
+from quire.types import Bound
 
 NUM_RECORDS = 4096  # kept for whoever asks what happened
 State = Literal["starting", "ready", "restarting", "stopped"]
@@ -22,7 +23,8 @@ State = Literal["starting", "ready", "restarting", "stopped"]
 class ModelFacts:
     """Sizes of a model as it is served. Weights and cached tokens are counted as stored, not as packed.
 
-    `windows` has the positions that the layers of each cache group see, None for all.
+    `windows` has the positions that the layers of each cache group see, None for all. `sees`: prompts may
+    have images.
     """
 
     architecture: str
@@ -39,6 +41,7 @@ class ModelFacts:
     quantization: str | None
     kv_cache_dtype: str
     windows: list[int | None]
+    sees: bool = False
 
 
 class AdapterFacts(NamedTuple):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quire.errors import ConfigError, did_you_mean, quoted
+from quire.images.vision import Vision
 from quire.models.left_out import VISION
 from quire.program import LeftOut
 
-TEXT = "text_config"
+Tower = Callable[
+    [Mapping[str, Any], Mapping[str, Any]], Vision
+]  # of config.json and preprocessor_config.json
+TEXT, _VISION = "text_config", "vision_config"
 # Fields of the whole model, which take precedence over those of the text model
 _OF_THE_WHOLE = ("tie_word_embeddings", "eos_token_id")
 
@@ -21,16 +25,28 @@ class Composite:
 
     `texts` are the architectures of its text model, by the `model_type` in text_config, the first if there is
     none; that under "" is meant by any other. `tied` is the default of tie_word_embeddings. `left_out` are
-    the parts that are not computed, by the fields that describe them.
+    the parts that are not computed, by the fields that describe them. `tower` records the one for images.
     """
 
     texts: Mapping[str, str]
     tied: bool
-    left_out: Mapping[str, LeftOut] = field(default_factory=lambda: {"vision_config": VISION})
+    left_out: Mapping[str, LeftOut] = field(default_factory=lambda: {_VISION: VISION})
+    tower: Tower | None = None
 
-    def parts(self, raw: Mapping[str, Any]) -> tuple[LeftOut, ...]:
+    def vision(self, raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Vision | None:
+        """Record the vision tower that config.json describes.
+
+        Return None if there is none that is supported, or no file says how images are resized.
+        """
+        stated = raw.get(_VISION)
+        if self.tower is None or not isinstance(stated, Mapping) or not processor:
+            return None
+        return self.tower(raw, processor)
+
+    def parts(self, raw: Mapping[str, Any], vision: Vision | None = None) -> tuple[LeftOut, ...]:
         """Return the parts not computed, each noting whether this config.json describes it."""
-        return tuple(replace(part, stated=raw.get(key) is not None) for key, part in self.left_out.items())
+        left = {key: part for key, part in self.left_out.items() if vision is None or key != _VISION}
+        return tuple(replace(part, stated=raw.get(key) is not None) for key, part in left.items())
 
     def text(self, raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """Return the text model's architecture and its own config.json. Raises ConfigError if unknown."""

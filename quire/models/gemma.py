@@ -1,5 +1,5 @@
-"""Gemma 1 (arXiv:2403.08295), 2 (2408.00118) and 3, text (2503.19786): norm weights stored minus one and
-scaled embeddings; from 2 on norms before and after each part, and sliding windows between full layers.
+"""Gemma 1 (arXiv:2403.08295), 2 (2408.00118) and 3 (2503.19786): norm weights stored minus one and scaled
+embeddings; from 2 on norms before and after each part, and sliding windows between full layers.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from quire.errors import ConfigError, quoted
+from quire.images.vision import Vision
 from quire.models.config import FULL, SLIDING, ModelConfig
 from quire.models.layers import embed_tokens, gated_mlp, head, project_qkv, rotate
 from quire.models.pooling import attend_both
+from quire.models.tower import place_images
 from quire.program import Builder, Names, Value
 from quire.program.rope import Rope
 
@@ -37,15 +39,17 @@ def gemma2(b: Builder, cfg: ModelConfig, w: Names) -> Value:
     return _decoder(b, cfg, w, _attention2)
 
 
-def gemma3(b: Builder, cfg: ModelConfig, w: Names) -> Value:
-    return _decoder(b, cfg, w, _attention3)
+def gemma3(b: Builder, cfg: ModelConfig, w: Names, vision: Vision | None = None) -> Value:
+    return _decoder(b, cfg, w, _attention3, vision)
 
 
-def _decoder(b: Builder, cfg: ModelConfig, w: Names, attend: Attend) -> Value:
+def _decoder(b: Builder, cfg: ModelConfig, w: Names, attend: Attend, vision: Vision | None = None) -> Value:
     def norm(x: Value, name: Names) -> Value:
         return b.rms_norm(x, name, cfg.norm_eps, offset=1.0)
 
     x = b.scale(embed_tokens(b, cfg, w), math.sqrt(cfg.hidden_size))
+    if vision is not None:
+        x = place_images(b, x)
     for i in range(cfg.num_hidden_layers):
         p = w / f"model.layers.{i}"
         h = attend(b, cfg, i, norm(x, p / "input_layernorm"), p / "self_attn")

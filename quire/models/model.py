@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from quire.images.vision import Vision
 from quire.models.config import ModelConfig
 from quire.models.purpose import Pooling
 from quire.program import Program
@@ -16,7 +17,7 @@ class Model:
     """The architecture of a checkpoint, its config and the recorded program, without weights.
 
     `pooling` says what it gives for a text in place of more text, if it does. `longest` is the number of
-    positions that can be used, if not all are.
+    positions that can be used, if not all are. `vision` is the tower for images, if it sees them.
     """
 
     architecture: str
@@ -24,10 +25,15 @@ class Model:
     program: Program
     pooling: Pooling | None = None
     longest: int | None = None
+    vision: Vision | None = None
 
     def context_variant(self, limit: int) -> int:
         """Return the set of rope frequencies for a request of at most `limit` tokens (quire.program.rope)."""
         return max((rope.variant(limit) for rope in self._ropes()), default=0)
+
+    def seeing(self, max_tokens: int) -> Model:
+        """Return this model for images of at most so many tokens, if it sees them at all."""
+        return self if self.vision is None else replace(self, vision=self.vision.bounded(max_tokens))
 
     @property
     def embeds(self) -> bool:

@@ -1,19 +1,23 @@
 """Qwen3, Qwen3-MoE (arXiv:2505.09388) and the text model of Qwen3-VL (2511.21631): Llama's block with a norm
 of each query and key head.
 
-The three positions by which Qwen3-VL rotates are equal for text, so its rope is the ordinary one.
+Qwen3-VL rotates tokens of images by three positions, and adds features of its tower's layers behind its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from quire.images.vision import Vision
 from quire.models.config import ModelConfig
 from quire.models.layers import embed_tokens, gated_mlp, head, project_qkv, rotate
 from quire.models.moe import expert_stack, fused_experts, is_sparse, routing
+from quire.models.tower import add_images, place_images
+from quire.models.vision import by_place
 from quire.program import Builder, Names, Value
 from quire.program.ops.experts import Routing
 
+_SECTIONS = (24, 20, 20)  # of Qwen3-VL
 Mlp = Callable[[Builder, ModelConfig, Value, Names], Value]
 
 
@@ -21,28 +25,33 @@ def qwen3(b: Builder, cfg: ModelConfig, w: Names) -> Value:
     return _decoder(b, cfg, w, _experts)
 
 
-def qwen3_vl(b: Builder, cfg: ModelConfig, w: Names) -> Value:
-    return _decoder(b, cfg, w, _fused_experts)
+def qwen3_vl(b: Builder, cfg: ModelConfig, w: Names, vision: Vision | None = None) -> Value:
+    return _decoder(b, cfg, w, _fused_experts, vision)
 
 
-def _decoder(b: Builder, cfg: ModelConfig, w: Names, experts: Mlp) -> Value:
+def _decoder(b: Builder, cfg: ModelConfig, w: Names, experts: Mlp, vision: Vision | None = None) -> Value:
     x = embed_tokens(b, cfg, w)
+    if vision is not None:
+        x = place_images(b, x)
     for i in range(cfg.num_hidden_layers):
         p = w / f"model.layers.{i}"
         h = b.rms_norm(x, p / "input_layernorm", cfg.norm_eps)
-        x = b.add(x, _attention(b, cfg, i, h, p / "self_attn"))
+        x = b.add(x, _attention(b, cfg, i, h, p / "self_attn", vision is not None))
         h = b.rms_norm(x, p / "post_attention_layernorm", cfg.norm_eps)
         mlp = experts if is_sparse(cfg, i) else gated_mlp
         x = b.add(x, mlp(b, cfg, h, p / "mlp"))
+        if vision is not None and i < vision.num_added:
+            x = add_images(b, x, 1 + i)
     return head(b, cfg, x, w)
 
 
-def _attention(b: Builder, cfg: ModelConfig, layer: int, h: Value, p: Names) -> Value:
+def _attention(b: Builder, cfg: ModelConfig, layer: int, h: Value, p: Names, images: bool) -> Value:
     bias = cfg.flag("attention_bias")
     q, k, v = project_qkv(b, cfg, h, p, bias=bias)
     q = b.rms_norm(q, p / "q_norm", cfg.norm_eps)
     k = b.rms_norm(k, p / "k_norm", cfg.norm_eps)
-    q, k = rotate(b, q, k, cfg.rope())
+    rope = by_place(cfg.rope(), cfg, _SECTIONS) if images else cfg.rope()
+    q, k = rotate(b, q, k, rope)
     h = b.attention(q, k, v, window=cfg.window(layer))
     return b.linear(h, p / "o_proj", cfg.hidden_size, bias=bias)
 

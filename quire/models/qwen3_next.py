@@ -6,32 +6,40 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.errors import ConfigError
+from quire.images.vision import Vision
 from quire.models.config import FULL, LINEAR, MAX_HEAD_DIM, MAX_KERNEL, ModelConfig
 from quire.models.layers import embed_tokens, gated_mlp, head, rotate
 from quire.models.moe import expert_stack, fused_experts, gated_shared_expert, is_sparse
 from quire.models.prediction import Has, joined, predicting
+from quire.models.tower import place_images
+from quire.models.vision import by_place
 from quire.program import Builder, Names, Program, Rows, Value
 from quire.program.ops.experts import Routing
+from quire.program.rope import Rope
+
+_SECTIONS = (11, 11, 10)  # of Qwen3.5
 
 
 def qwen3_next(b: Builder, cfg: ModelConfig, w: Names) -> Value:
     return _decoder(b, cfg, w, _packed_inputs)
 
 
-def qwen3_5(b: Builder, cfg: ModelConfig, w: Names) -> Value:
-    return _decoder(b, cfg, w, _inputs)
+def qwen3_5(b: Builder, cfg: ModelConfig, w: Names, vision: Vision | None = None) -> Value:
+    return _decoder(b, cfg, w, _inputs, vision)
 
 
-def _decoder(b: Builder, cfg: ModelConfig, w: Names, inputs: Inputs) -> Value:
-    kinds = _kinds(cfg)
+def _decoder(b: Builder, cfg: ModelConfig, w: Names, inputs: Inputs, vision: Vision | None = None) -> Value:
+    kinds, rope = _kinds(cfg), cfg.rope()
     x = embed_tokens(b, cfg, w)
+    if vision is not None:
+        x, rope = place_images(b, x), by_place(rope, cfg, _SECTIONS)
     for i in range(cfg.num_hidden_layers):
         p = w / f"model.layers.{i}"
         if kinds[i] == LINEAR:
             h = b.rms_norm(x, p / "input_layernorm", cfg.norm_eps, 1.0)
             x = _with_mlp(b, cfg, i, b.add(x, _delta_net(b, cfg, h, p / "linear_attn", inputs)), p)
         else:
-            x = full_layer(b, cfg, i, x, p)
+            x = full_layer(b, cfg, i, x, p, rope)
     return head(b, cfg, x, w, norm_offset=1.0)
 
 
@@ -39,19 +47,21 @@ def qwen_prediction(b: Builder, cfg: ModelConfig, w: Names, has: Has) -> Program
     """Record that of Qwen3-Next and Qwen3.5. It hands on hidden states after the norm, as the model does."""
     p, names = w / "mtp", ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc")
     x = joined(b, cfg, w, p, names, 1.0)
-    x = full_layer(b, cfg, 0, x, p / "layers.0", fused=has(p / "layers.0.mlp.experts.gate_up_proj"))
+    x = full_layer(
+        b, cfg, 0, x, p / "layers.0", cfg.rope(), fused=has(p / "layers.0.mlp.experts.gate_up_proj")
+    )
     x = b.rms_norm(b.sampled_rows(x), p / "norm", cfg.norm_eps, 1.0)
     return predicting(b, cfg, w, x, x)
 
 
 def full_layer(
-    b: Builder, cfg: ModelConfig, layer: int, x: Value, p: Names, fused: bool | None = None
+    b: Builder, cfg: ModelConfig, layer: int, x: Value, p: Names, rope: Rope, fused: bool | None = None
 ) -> Value:
     """Return the output of a layer with attention. `fused` experts are in one tensor, by default as the
     family has them.
     """
     h = b.rms_norm(x, p / "input_layernorm", cfg.norm_eps, 1.0)
-    return _with_mlp(b, cfg, layer, b.add(x, _attention(b, cfg, h, p / "self_attn")), p, fused)
+    return _with_mlp(b, cfg, layer, b.add(x, _attention(b, cfg, h, p / "self_attn", rope)), p, fused)
 
 
 def _with_mlp(
@@ -69,7 +79,7 @@ def _kinds(cfg: ModelConfig) -> tuple[str, ...]:
     return tuple(LINEAR if (i + 1) % every else FULL for i in range(cfg.num_hidden_layers))
 
 
-def _attention(b: Builder, cfg: ModelConfig, h: Value, p: Names) -> Value:
+def _attention(b: Builder, cfg: ModelConfig, h: Value, p: Names, rope: Rope) -> Value:
     """Return attention whose outputs are gated; queries and gates alternate by head in one matrix."""
     heads, groups, dim = cfg.num_attention_heads, cfg.num_key_value_heads, cfg.head_dim
     bias = cfg.flag("attention_bias")
@@ -78,7 +88,7 @@ def _attention(b: Builder, cfg: ModelConfig, h: Value, p: Names) -> Value:
     k, v = (b.linear(h, p / name, (groups, dim), bias=bias) for name in ("k_proj", "v_proj"))
     q = b.rms_norm(q, p / "q_norm", cfg.norm_eps, 1.0)
     k = b.rms_norm(k, p / "k_norm", cfg.norm_eps, 1.0)
-    q, k = rotate(b, q, k, cfg.rope())
+    q, k = rotate(b, q, k, rope)
     gated = b.gated_activation(gate, b.attention(q, k, v), "sigmoid")
     return b.linear(gated, p / "o_proj", cfg.hidden_size, bias=bias)
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.errors import ConfigError, did_you_mean, quoted
+from quire.images.vision import Vision
 from quire.models import defaults, defaults_latent, defaults_later, defaults_mamba
 from quire.models.apertus import apertus
 from quire.models.apertus import unused as unused_of_apertus
 from quire.models.cohere2 import cohere2
-from quire.models.composite import Composite
+from quire.models.composites import COMPOSITES
 from quire.models.config import LINEAR, SYNONYMS, Fields, ModelConfig, Slides, read_config, read_fields
 from quire.models.deepseek import deepseek_v2, deepseek_v3, glm4_moe, minicpm3, mistral4, mtp_glm4, mtp_v3
 from quire.models.defaults_gemma4 import GEMMA3N, GEMMA4, GEMMA4_UNIFIED
@@ -27,7 +28,7 @@ from quire.models.gpt2 import gpt2
 from quire.models.granite import granite
 from quire.models.granite_hybrid import HYBRID, granite_hybrid
 from quire.models.hunyuan import hunyuan
-from quire.models.left_out import AUDIO, VISION, later_layers, mtp, usable
+from quire.models.left_out import later_layers, mtp, usable
 from quire.models.lfm2 import CONV, lfm2
 from quire.models.llama import llama, ministral3, qwen2, rotates, seed_oss
 from quire.models.llama4 import CHUNKED, llama4
@@ -69,7 +70,8 @@ class Family:
     unsupported ways, with the values that are accepted; `kinds` are types of layers besides attention,
     `layers` lists those of all layers where the family has its own keys for them;
     `left_out` tells which parts of the checkpoint are not computed, `unused` are patterns of tensors that it
-    may have and no part needs; `prediction` records the layer that predicts further tokens.
+    may have and no part needs; `prediction` records the layer that predicts further tokens; `seeing` records
+    a model that takes the embeddings of images.
     """
 
     record: Record
@@ -83,6 +85,7 @@ class Family:
     layers: Callable[[Fields], tuple[str, ...]] | None = None
     left_out: Callable[[ModelConfig], tuple[LeftOut, ...]] = lambda cfg: ()
     prediction: RecordPrediction | None = None
+    seeing: Callable[[Builder, ModelConfig, Names, Vision], Value] | None = None
 
 
 _EXPERTS = {"num_experts": "num_local_experts"}
@@ -145,6 +148,7 @@ FAMILIES: dict[str, Family] = {
         kinds=(LINEAR,),
         left_out=mtp,
         prediction=qwen_prediction,
+        seeing=qwen3_5,
     ),
     "Qwen3_5MoeForCausalLM": Family(
         qwen3_5,
@@ -154,10 +158,11 @@ FAMILIES: dict[str, Family] = {
         kinds=(LINEAR,),
         left_out=mtp,
         prediction=qwen_prediction,
+        seeing=qwen3_5,
     ),
     "GemmaForCausalLM": Family(gemma, defaults_later.GEMMA, only=_CAUSAL),
     "Gemma2ForCausalLM": Family(gemma2, defaults.GEMMA2, every_other, _GELU, _CAUSAL),
-    "Gemma3ForCausalLM": Family(gemma3, defaults.GEMMA3, by_pattern, _GELU),
+    "Gemma3ForCausalLM": Family(gemma3, defaults.GEMMA3, by_pattern, _GELU, seeing=gemma3),
     "Gemma3nForCausalLM": Family(
         gemma3n,
         GEMMA3N,
@@ -290,50 +295,34 @@ FAMILIES: dict[str, Family] = {
 }
 # Text models that only composites have, by their model_type
 TEXTS: dict[str, Family] = {
-    "qwen3_vl_text": Family(qwen3_vl, defaults.QWEN3_VL),
-    "qwen3_vl_moe_text": Family(qwen3_vl, defaults.QWEN3_VL_MOE),
-}
-_TOWERS = {"vision_config": VISION, "audio_config": AUDIO}
-COMPOSITES: dict[str, Composite] = {
-    "Gemma3ForConditionalGeneration": Composite({"": "Gemma3ForCausalLM"}, tied=True),
-    "Gemma3nForConditionalGeneration": Composite({"gemma3n_text": "Gemma3nForCausalLM"}, True, _TOWERS),
-    "Gemma4ForConditionalGeneration": Composite({"gemma4_text": "Gemma4ForCausalLM"}, True, _TOWERS),
-    "Gemma4UnifiedForConditionalGeneration": Composite(
-        {"gemma4_unified_text": "Gemma4UnifiedForCausalLM"}, True, _TOWERS
-    ),
-    "Llama4ForConditionalGeneration": Composite({"": "Llama4ForCausalLM"}, tied=False),
-    "Mistral3ForConditionalGeneration": Composite(
-        {
-            "mistral": "MistralForCausalLM",
-            "ministral3": "Ministral3ForCausalLM",
-            "mistral4": "Mistral4ForCausalLM",
-        },
-        tied=True,
-    ),
-    "Qwen3VLForConditionalGeneration": Composite({"": "qwen3_vl_text"}, tied=False),
-    "Qwen3VLMoeForConditionalGeneration": Composite({"": "qwen3_vl_moe_text"}, tied=False),
-    "Qwen3_5ForConditionalGeneration": Composite({"": "Qwen3_5ForCausalLM"}, tied=False),
-    "Qwen3_5MoeForConditionalGeneration": Composite({"": "Qwen3_5MoeForCausalLM"}, tied=False),
+    "qwen3_vl_text": Family(qwen3_vl, defaults.QWEN3_VL, seeing=qwen3_vl),
+    "qwen3_vl_moe_text": Family(qwen3_vl, defaults.QWEN3_VL_MOE, seeing=qwen3_vl),
 }
 OTHER_NAMES = {PUBLISHED: "PhimoeForCausalLM"}  # names of the same architecture
 IGNORED = ("*.rotary_emb.inv_freq", "*.attn.bias", "*.attn.masked_bias")
 
 
-def read_model(raw: Mapping[str, Any]) -> Model:
+def read_model(raw: Mapping[str, Any], processor: Mapping[str, Any] | None = None) -> Model:
     """Find the family of a config.json and record its program.
 
+    With the preprocessor_config.json of its images, it sees them, if that is supported.
     Raises ConfigError for an unknown architecture, listing the known ones.
     """
     name = _architecture(raw)
-    parts = COMPOSITES[name].parts(raw) if name in COMPOSITES else ()
+    composite = COMPOSITES.get(name)
+    vision = None if composite is None or processor is None else composite.vision(raw, processor)
+    parts = () if composite is None else composite.parts(raw, vision)
     family, raw = _family(name, raw)
     cfg = _config(family, raw)
     builder = Builder()
-    output = family.record(builder, cfg, Names(""))
+    if vision is not None and family.seeing is not None:
+        output = family.seeing(builder, cfg, Names(""), vision)
+    else:
+        output = family.record(builder, cfg, Names(""))
     ignored = (*IGNORED, "lm_head.weight") if cfg.tie_word_embeddings else IGNORED
     ignored = (*ignored, *family.unused(cfg))
     own_parts = family.left_out(cfg) if family.prediction is None else usable(family.left_out(cfg))
-    return Model(name, cfg, builder.program(output, ignored, (*parts, *own_parts)))
+    return Model(name, cfg, builder.program(output, ignored, (*parts, *own_parts)), vision=vision)
 
 
 def read_prediction(raw: Mapping[str, Any], has: Has) -> Program | None:

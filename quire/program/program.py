@@ -84,7 +84,9 @@ class WeightSpec:
     swapped; "either" ones as their shape says, swapped if both fit. `rows` are the outputs taken of them, if
     not all (gate and up in one matrix). `by_head` splits these into one matrix for each head: [heads, out,
     in] ("outputs"), or with the outputs of a head as its inputs, [heads, in, out] ("inputs"). Only
-    `quantizable` weights (the matrices of linear layers) may be quantized.
+    `quantizable` weights (the matrices of linear layers) may be quantized. `stored` is the shape of the
+    source if it has more axes than the matrix: those after the first are its inputs (convolutions of
+    patches).
     """
 
     name: str
@@ -94,6 +96,7 @@ class WeightSpec:
     rows: Rows | None = None
     quantizable: bool = False
     by_head: Literal["outputs", "inputs"] | None = None
+    stored: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:

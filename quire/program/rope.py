@@ -31,6 +31,8 @@ class Rope:
 
     `interleaved` pairs neighbours (2i, 2i + 1); otherwise i pairs with i + dim/2. The other fields are
     those of a checkpoint's rope_scaling, 0 if the type does not use them.
+    With `sections` tokens of images have three positions, in time, height and width, by which the pairs
+    rotate in turns: pair i by number i % 3 if i < 3 * sections[i % 3], else by the first (Qwen3-VL).
     """
 
     dim: int
@@ -48,6 +50,7 @@ class Rope:
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
     rotated_pairs: int = 0  # of "proportional": the other pairs have the frequency 0
+    sections: tuple[int, ...] = ()
 
     def variant(self, limit: int) -> int:
         """Return the set of frequencies for contexts up to `limit` tokens; 0: unscaled, or the only one."""
@@ -69,15 +72,22 @@ class Rope:
         """Return radians per position, [dim / 2] float32."""
         return _frequencies(self, variant)
 
+    @property
+    def axes(self) -> np.ndarray:
+        """Return by which of three positions each pair rotates, [dim / 2]."""
+        pairs = np.arange(self.dim // 2)
+        return np.where(pairs < 3 * np.array(self.sections)[pairs % 3], pairs % 3, 0)
+
     def cos_sin(self, positions: np.ndarray, variants: np.ndarray) -> tuple[Array, Array]:
-        """Return cosine and sine for positions [T] of rows with `variants` [T], each [T, dim / 2].
+        """Return cosine and sine for positions [T] or [T, 3] of rows with `variants` [T], each [T, dim / 2].
 
         The angle is rounded to float32, as in training; its cosine and sine are exact.
         """
         frequencies = np.empty((len(positions), self.dim // 2), np.float32)
         for variant in np.unique(variants):
             frequencies[variants == variant] = self.frequencies(int(variant))
-        angles = (positions[:, None].astype(np.float32) * frequencies).astype(np.float64)
+        own = positions[:, None] if positions.ndim == 1 else positions[:, self.axes]
+        angles = (own.astype(np.float32) * frequencies).astype(np.float64)
         scale = self.attention_factor
         return (np.cos(angles) * scale).astype(np.float32), (np.sin(angles) * scale).astype(np.float32)
 

@@ -160,6 +160,7 @@ class DeviceTimes(NamedTuple):
     sampling_s: float
     core_wait_s: float
     draft_s: float = 0.0
+    image_s: float = 0.0
 
 
 class Committed(Entry, tag=7):

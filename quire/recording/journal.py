@@ -210,6 +210,7 @@ class JournaledScheduler(EpochScheduler):
             result.sampling_s,
             result.core_wait_s,
             result.draft_s,
+            result.image_s,
         )
         failed = tuple([i for i, row in enumerate(result.rows) if row.error is not None])
         if self._journal.contents:

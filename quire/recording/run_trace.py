@@ -205,7 +205,7 @@ def _name(request_id: str, sequence: int) -> str:
 
 def _notes(step: Step, result: StepResult, law: StepLaw | None) -> dict[str, Note]:
     """Return what the slice of a step tells: its rows, where its time went, and the predicted time."""
-    device_s = result.ended_s - result.began_s - result.mask_s - result.draft_s
+    device_s = result.device_s
     notes: dict[str, Note] = {
         "step": step.index,
         "rows": len(step.rows),
@@ -214,6 +214,7 @@ def _notes(step: Step, result: StepResult, law: StepLaw | None) -> dict[str, Not
         "sampling_ms": result.sampling_s * 1e3,
         "core_wait_ms": result.core_wait_s * 1e3,
         "draft_ms": result.draft_s * 1e3,
+        "image_ms": result.image_s * 1e3,
     }
     if law is None or device_s <= 0:
         return notes

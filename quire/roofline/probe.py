@@ -15,7 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.config import cache_folder
+from quire.environment import cache_folder
 
 if TYPE_CHECKING:
     from quire.backends.device import Loops

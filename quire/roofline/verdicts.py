@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import get_args
 
-from quire.types import Bound, Record
+from quire.step_record import Record
+from quire.types import Bound
 
 
 @dataclass(slots=True)

@@ -210,7 +210,7 @@ async def tokenize(request: Request) -> Response:
     service = service_of(request)
     asked, *_ = await read(request, TokenizeRequest)
     service.check_name(asked.model)
-    return reply(await service.in_thread(_tokenize, service.frontend, asked))
+    return reply(await service.in_thread_for(asked.messages or (), _tokenize, service.frontend, asked))
 
 
 def _tokenize(frontend: Frontend, asked: TokenizeRequest) -> TokenizeReply:

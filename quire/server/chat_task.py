@@ -78,7 +78,7 @@ async def start_chat(handle: ServerRequest, task: ChatTask) -> ChatRun:
     """Render, encode and submit. Raises RequestError, Overloaded or EngineDead; then nothing runs."""
     service = handle.service
     params = SamplingParams.from_dict(task.sampling, {"max_tokens": None, **service.frontend.default_params})
-    prompt, params, parsers = await service.in_thread(_prepare, service, task, params)
+    prompt, params, parsers = await service.in_thread_for(task.messages, _prepare, service, task, params)
     await handle.submit([prompt], [params])
     return ChatRun(handle, parsers, include_reasoning=task.include_reasoning)
 
@@ -171,13 +171,16 @@ def fitted(
 ) -> Encoded:
     """Return the last `limit` tokens of a prompt; -1: as many as leave room for the answer; None: all.
 
-    With `side` "right" the first ones are kept instead. Raises ContextOverflow when they exceed the context;
-    `what` names the field that the caller can shorten.
+    With `side` "right" the first ones are kept instead. Raises ContextOverflow when they exceed the context,
+    RequestError where images would be cut; `what` names the field that the caller can shorten.
     """
     num_tokens, room = len(prompt.token_ids), frontend.max_model_len
     if limit == -1:
         limit = max(room - (params.max_tokens or 1), 1)
     if limit is not None and num_tokens > limit:
+        if prompt.images:
+            problem = f"a prompt with images cannot be cut, and this one has {num_tokens:,} tokens"
+            raise RequestError(problem, "send fewer messages, or smaller images", "truncate_prompt_tokens")
         kept = slice(limit) if side == "right" else slice(num_tokens - limit, None)
         prompt = replace(prompt, token_ids=prompt.token_ids[kept], text=None)
     if len(prompt.token_ids) >= room:

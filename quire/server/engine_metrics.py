@@ -11,7 +11,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from quire.block_store import StoreCounters
 from quire.config import EngineConfig
 from quire.outputs import CompletionOutput, RequestOutput
-from quire.types import Bound, FinishReason, NewRequest, Record, RequestMetrics
+from quire.step_record import Record
+from quire.types import Bound, FinishReason, NewRequest, RequestMetrics
 
 if TYPE_CHECKING:
     from quire.engine.status import EngineStatus, StepReport
@@ -104,6 +105,7 @@ class EngineMetrics:
         )
         self._accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens accepted")
         self._draft_s = self._counter("quire:draft_seconds", "Time of the draft model")
+        self._image_s = self._counter("quire:image_seconds", "Time of encoding images")
         self._drafting_saved = self._gauge(
             "quire:drafting_saved_seconds",
             "Predicted time of the same tokens without drafts, less that of their steps, since the start",
@@ -205,6 +207,7 @@ class EngineMetrics:
             self._drafted.inc(record.num_drafted)
             self._accepted.inc(record.num_accepted)
             self._draft_s.inc(record.draft_s)
+            self._image_s.inc(record.image_s)
             self._drafting_saved.inc(record.drafting_saved_s)
             self._loaded_tokens.inc(record.num_loaded_tokens)
             self._loaded_bytes.inc(record.loaded_bytes)

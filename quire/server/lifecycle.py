@@ -13,13 +13,15 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from quire.config import EngineConfig, ServerConfig, api_keys
+from quire.config import EngineConfig, ServerConfig
 from quire.engine.client import EngineClient
+from quire.environment import api_keys
 from quire.errors import ConfigError, Overloaded
 from quire.frontend import Frontend
 from quire.models import FAMILIES, read_model
@@ -187,12 +189,16 @@ def make_service(
     facts = engine.status.facts
     own = engine_config
     source = open_model(own.model, own.revision, weights=False, overrides=own.overrides)
+    processor = source.image_processor() if facts.model and facts.model.sees else None
+    model = read_for(source, own.task, partial(read_model, processor=processor), FAMILIES)
     frontend = Frontend(
         source,
-        read_for(source, own.task, read_model, FAMILIES),
+        model.seeing(own.max_image_tokens),
         max_model_len=facts.limits.max_model_len,
         longest_context=facts.longest_context,
-        seed=engine_config.seed,
+        seed=own.seed,
+        max_images=own.max_images,
+        media=own.allowed_local_media_path,
     )
     names = served_names(config, engine_config.model)
     metrics = Metrics(names[0], engine_config, lambda: engine.statuses)

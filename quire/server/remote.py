@@ -369,7 +369,7 @@ class RemoteEngine(LoopClient):
                 self._child.send(messages.Bring(own.request.request_id, parcel))
             self._child.send(messages.Submit(own.continued()))
         except messages.BadFrame as bad:
-            error = RequestError(f"the request is {bad}", "shorten the prompt", "prompt")
+            error = RequestError(f"the request is {bad}", "shorten the prompt, send fewer images", "prompt")
             self._requests.fail(own.request.request_id, error)
             raise error from None
         self.status.take_work()

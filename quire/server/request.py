@@ -14,8 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.engine.client import Stream
 from quire.errors import EngineDead, Overloaded, QuireError, RequestError
-from quire.frontend import Encoded, RequestReader
+from quire.frontend import Encoded
 from quire.outputs import RequestOutput
+from quire.request_reader import RequestReader
 from quire.sampling_params import SamplingParams
 from quire.server.body import LARGE_BYTES, MAX_BODY_BYTES, parse, too_large
 from quire.server.engine_metrics import EngineMetrics
@@ -38,10 +39,8 @@ S = TypeVar("S", bound=msgspec.Struct)
 class PromptRun(RequestReader):
     """One prompt of a request in the engine: its stream, its text so far, and its deliveries."""
 
-    def __init__(
-        self, request: NewRequest, prompt: str | None, tokenizer: Tokenizer | None, stream: Stream
-    ) -> None:
-        super().__init__(request, prompt, tokenizer)
+    def __init__(self, request: NewRequest, prompt: Encoded, tokenizer: Tokenizer | None, stream: Stream):
+        super().__init__(request, prompt.text, tokenizer)
         self.stream = stream
         self.is_queued = True  # no output has come
         self.deliveries = Deliveries()
@@ -133,7 +132,7 @@ class ServerRequest:
                 if number % SUBMITTED_AT_ONCE == 0:
                     await asyncio.sleep(0)  # let other requests have the event loop
                 stream = service.engine.submit(request)
-                self.prompts.append(PromptRun(request, prompt.text, service.frontend.tokenizer, stream))
+                self.prompts.append(PromptRun(request, prompt, service.frontend.tokenizer, stream))
                 self._num_held -= 1
         except BaseException:
             service.num_queued_tokens -= sum(len(one.token_ids) for one in prompts[len(self.prompts) :])
@@ -383,7 +382,7 @@ async def read(
     """
     handle = handle_of(request)
     handle.service.check_queue()
-    body = await request.body()
+    body = b"".join([piece async for piece in request.stream()])  # request.body() would keep it
     handle.enter_queue()
 
     def parsed() -> tuple[S, list[str], Any]:

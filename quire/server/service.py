@@ -8,13 +8,13 @@ import itertools
 import math
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 from quire.config import EngineConfig, ServerConfig
 from quire.engine.client import EngineClient
@@ -22,6 +22,7 @@ from quire.engine.forecast import Forecast, mean_context
 from quire.engine.status import AdapterFacts, EngineStatus, StepReport
 from quire.errors import Overloaded
 from quire.frontend import Encoded, Frontend
+from quire.images.prompt import has_images
 from quire.sampling_params import SamplingParams
 from quire.server.errors import NotFound
 from quire.server.metrics import Metrics
@@ -84,6 +85,8 @@ class ServiceState:
     _threads: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(NUM_TEXT_THREADS, "quire-text")
     )
+
+    _image_thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "quire-images"))
 
     def __post_init__(self) -> None:
         self.forecast = Forecast(self.engine_config)
@@ -198,6 +201,20 @@ class ServiceState:
         """Call a function that computes, such as tokenization or rendering, off the event loop."""
         return await asyncio.wrap_future(self._threads.submit(function, *args, **keywords))
 
+    async def in_thread_for(
+        self,
+        messages: Sequence[Any],
+        function: Callable[P, T],
+        *args: P.args,
+        **keywords: P.kwargs,
+    ) -> T:
+        """Call a function that encodes these messages: those with images, which take long, one by one.
+
+        So texts of other requests never wait for pictures.
+        """
+        threads = self._image_thread if has_images(messages) and self.frontend.sees else self._threads
+        return await asyncio.wrap_future(threads.submit(function, *args, **keywords))
+
     def new_request(self, handle: ServerRequest, prompt: Encoded, params: SamplingParams) -> NewRequest:
         """Return the engine's request for a prompt. Raises RequestError when it can never run.
 
@@ -240,7 +257,8 @@ class ServiceState:
 
     def close(self) -> None:
         """Stop the threads and the process that renders templates."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._image_thread):
+            threads.shutdown(wait=False, cancel_futures=True)
         self.frontend.close()
         if self.spans is not None:
             self.spans.close()

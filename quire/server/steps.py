@@ -20,7 +20,7 @@ from quire.server.errors import NotFound
 from quire.server.openapi import describes
 from quire.server.service import ServiceState
 from quire.simulation.law_file import KnownLaw, as_json
-from quire.types import Record
+from quire.step_record import Record
 
 DEFAULT_LAST = 100
 

@@ -12,7 +12,9 @@ from typing import Any
 
 _OTHER_CONSTRAINT = "use structured_outputs or response_format"
 _ONE_PROMPT = "include it in the prompt"
-_NO_MEDIA = "this server reads and writes text only"
+_NO_MEDIA = "this server reads text and images, and writes text"
+_IN_MESSAGES = "send images as parts of messages"
+_RESIZED = "images are resized as their model asks, to at most --max-image-tokens tokens"
 _ONE_MODEL = "name an adapter as the model"
 _ONE_ENGINE = "prompts and answers are computed by the same engine"
 _THINK_LESS = "use max_tokens, or chat_template_kwargs where the template has a switch"
@@ -31,7 +33,8 @@ OFF_FROM = {"typical_p": 1, "tfs_z": 1}
 # their value has no effect: None or one in NEUTRAL.
 REFUSED = {
     # OpenAI's
-    **dict.fromkeys(("audio", "image", "modalities"), _NO_MEDIA),
+    **dict.fromkeys(("audio", "modalities"), _NO_MEDIA),
+    "image": _IN_MESSAGES,
     **dict.fromkeys(("moderation", "web_search_options"), None),
     "best_of": "request n choices and choose among them",
     "function_call": "use tool_choice",
@@ -41,7 +44,8 @@ REFUSED = {
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), _OTHER_CONSTRAINT),
     **dict.fromkeys(("guided_decoding_backend", "guided_whitespace_pattern"), _OTHER_CONSTRAINT),
     **dict.fromkeys(("kv_transfer_params", "ec_transfer_params"), _ONE_ENGINE),
-    **dict.fromkeys(("images", "mm_processor_kwargs", "media_io_kwargs"), _NO_MEDIA),
+    **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs"), _RESIZED),
+    "images": _IN_MESSAGES,
     **dict.fromkeys(("use_beam_search", "length_penalty", "repetition_detection"), None),
     **dict.fromkeys(("vllm_xargs", "watermarking"), None),
     "chat_template": "the model's own template is used; chat_template_kwargs sets its variables",
@@ -53,7 +57,7 @@ REFUSED = {
     # SGLang's
     **dict.fromkeys(("bootstrap_host", "bootstrap_port", "bootstrap_room"), _ONE_ENGINE),
     **dict.fromkeys(("custom_logit_processor", "custom_params"), "use logit_bias or bad_words"),
-    **dict.fromkeys(("images_config", "max_dynamic_patch", "min_dynamic_patch"), _NO_MEDIA),
+    **dict.fromkeys(("images_config", "max_dynamic_patch", "min_dynamic_patch"), _RESIZED),
     **dict.fromkeys(("regex", "ebnf"), _OTHER_CONSTRAINT),
     **dict.fromkeys(("return_hidden_states", "return_meta_info", "return_routed_experts", "task"), None),
     "input_ids": "use /v1/completions, whose prompt may be token ids",

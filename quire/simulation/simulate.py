@@ -12,7 +12,7 @@ from quire.engine.scheduler import Scheduler
 from quire.engine.step_law import StepLaw
 from quire.simulation.clients import NO_BOUNDS, NO_DELAYS, Bounds, Clients, Delays
 from quire.simulation.fleet import Fleet, FleetPlan
-from quire.types import Record
+from quire.step_record import Record
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import groupby
 from typing import Any
 
 from quire.errors import ConfigError, RequestError, quoted
@@ -213,7 +214,8 @@ class ChatTemplate:
 def check_messages(messages: Any) -> list[dict[str, Any]]:
     """Return a copy of the messages in the form that templates expect. Raises RequestError if malformed.
 
-    Arguments of tool calls, JSON text in the OpenAI API, become objects.
+    Arguments of tool calls, JSON text in the OpenAI API, become objects. A part of a content is a text or the
+    place of an image, {"type": "image"}.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
         raise RequestError("messages is not a list of messages", "give at least one message", "messages")
@@ -236,9 +238,9 @@ def _checked_message(message: Any, where: str) -> dict[str, Any]:
         raise RequestError(f"{where}: a {role} message has no content", None, "messages")
     for part in content if isinstance(content, list) else ():
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind != "text" or not isinstance(part.get("text"), str):
+        if kind != "image" and (kind != "text" or not isinstance(part.get("text"), str)):
             problem = f"{where}: a content part of type {repr(kind)[:64]} is not supported"
-            raise RequestError(problem, "give parts of type text", "messages")
+            raise RequestError(problem, "give parts of type text, or images to a model that sees", "messages")
     if left_out := [name for name in _UNREAD if message.get(name)]:
         problem = f"{where}.{left_out[0]} is not supported"
         raise RequestError(problem, _UNREAD[left_out[0]], "messages")
@@ -289,7 +291,8 @@ def _mark_end(message: dict[str, Any]) -> str:
     """Append a mark to the text of an assistant's message, where the prompt is to be cut."""
     end = f"[end {secrets.token_hex(16)}]"
     content = message.get("content")
-    if message["role"] != "assistant" or not content or message.get("tool_calls"):
+    ends = content[-1]["type"] if isinstance(content, list) and content else "text"
+    if message["role"] != "assistant" or not content or ends != "text" or message.get("tool_calls"):
         problem = "continue_final_message needs an assistant's text as the last message"
         raise RequestError(problem, None, "continue_final_message")
     if isinstance(content, str):
@@ -309,10 +312,17 @@ def _cut(rendered: Rendered, end: str) -> Rendered:
 
 
 def _flattened(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message whose texts are one; if it has images, those between them."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
-    return message | {"content": "\n".join(part["text"] for part in content)}
+    parts = list[dict[str, Any]]()
+    for kind, run in groupby(content, lambda part: part["type"]):
+        same = [*run]
+        texts = [part["text"] for part in same if kind == "text"]
+        parts += [{"type": kind, "text": "\n".join(texts)}] if texts else same
+    is_text = all(part["type"] == "text" for part in parts)
+    return message | {"content": "".join(part["text"] for part in parts) if is_text else parts}
 
 
 def _measure(value: Any, param: str) -> None:

@@ -100,6 +100,15 @@ class ModelFolder:
         """Read the settings of sentence-transformers; None if the model has none."""
         return read_settings(self.path)
 
+    def image_processor(self) -> dict[str, Any]:
+        """Read preprocessor_config.json, or that part of processor_config.json; {} if there is neither."""
+        path = self.path / "preprocessor_config.json"
+        if present(path):
+            return read_json(path, _CONFIG_LIMIT_BYTES)
+        path = self.path / "processor_config.json"
+        found = read_json(path, _CONFIG_LIMIT_BYTES).get("image_processor") if present(path) else None
+        return found if isinstance(found, dict) else {}
+
     def module_tensors(self, folder: str) -> Tensors:
         """Open the weights of a module that has them in a folder of its own."""
         return Checkpoint.open(self.path / folder)

@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from quire.config import hub_offline
+from quire.environment import hub_offline
 from quire.errors import ConfigError
 from quire.weights.folder import ModelFolder
 from quire.weights.gguf.model import GgufModel, is_gguf, only_gguf
@@ -34,6 +34,7 @@ PATTERNS = (
     "hf_quant_config.json",
     "quant*_config.json",
     "generation_config.json",
+    "*processor_config.json",
     "tokenizer*.json",
     "tokenizer.model",
     "special_tokens_map.json",

@@ -62,6 +62,8 @@ def canonical(spec: WeightSpec, weight: StoredWeight) -> StoredWeight:
     """Return a view of one source with the axes and outputs that the program needs."""
     spec = as_stored(spec, weight)
     axis = outputs_axis(spec, weight.shape)
+    if spec.stored:
+        return Dense(weight.floats().reshape(spec.shape))
     if spec.transposed:
         weight = weight.transposed()
     if spec.rows is not None:

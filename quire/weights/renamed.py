@@ -8,10 +8,17 @@ from quire.program.program import WeightSpec
 from quire.quantize.kinds import StoredWeight
 from quire.weights.tensors import Tensor, Tensors
 
+# The tower for images of composites, whose parts some have in a module of their own
+_TOWER = {
+    "vision_tower.vision_model.": "model.vision_tower.",
+    "vision_tower.": "model.vision_tower.",
+    "multi_modal_projector.": "model.multi_modal_projector.",
+}
 # Ways of storing a decoder: beginnings of names in the files, and what they are called in a program
 LAYOUTS: tuple[dict[str, str], ...] = (
-    {"language_model.model.": "model.", "language_model.lm_head.": "lm_head."},  # composites
-    {"model.language_model.": "model."},  # composites, as newer versions of transformers write them
+    # composites, and as newer versions of transformers write them
+    {"language_model.model.": "model.", "language_model.lm_head.": "lm_head.", **_TOWER},
+    {"model.language_model.": "model.", **{f"model.{old}": new for old, new in _TOWER.items()}},
     {"": "model.", "lm_head.": "lm_head."},  # bare decoders
     {"": "transformer."},  # bare decoders, as GPT-2 was published
     {"bert.": ""},  # encoders beneath a head

@@ -53,6 +53,10 @@ class ModelSource(Protocol):
         """Return how the model makes embeddings of texts, None if no file says that."""
         ...
 
+    def image_processor(self) -> dict[str, Any]:
+        """Return how images are resized, in the terms of preprocessor_config.json; {} if no file says it."""
+        ...
+
     @property
     def has_weights(self) -> bool:
         """True if all weights are present."""
@@ -107,6 +111,9 @@ class OverriddenSource:
 
     def sentence_settings(self) -> SentenceSettings | None:
         return self.source.sentence_settings()
+
+    def image_processor(self) -> dict[str, Any]:
+        return self.source.image_processor()
 
     @property
     def has_weights(self) -> bool:

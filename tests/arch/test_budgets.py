@@ -31,9 +31,18 @@ class Room:
 ROOMS = (
     Room(
         "core",
-        9_910,
+        10_060,
         "scheduling, the programs of all model families, and sampling: the part to read in a weekend",
-        ("types.py", "sampling_params.py", "engine", "program", "models", "runner", "sampling"),
+        (
+            "types.py",
+            "step_record.py",
+            "sampling_params.py",
+            "engine",
+            "program",
+            "models",
+            "runner",
+            "sampling",
+        ),
     ),
     Room(
         "exchange",
@@ -49,19 +58,19 @@ ROOMS = (
     ),
     Room(
         "reference",
-        1_240,
+        1_260,
         "the backend in NumPy, draft models there, and what every backend shares",
         ("backends",),
     ),
     Room(
         "native",
-        1_080,
+        1_150,
         "the Python side of the C++ backend: lowering, memory, calls, a draft model beside the program",
         ("backends/native",),
     ),
     Room(
         "server",
-        4_490,
+        4_520,
         "HTTP and its limits, requests and the queue, the engine's process, metrics, what all APIs share",
         ("server",),
     ),
@@ -73,7 +82,7 @@ ROOMS = (
     ),
     Room(
         "apis",
-        3_390,
+        3_470,
         "the APIs of OpenAI, Anthropic, Ollama and llama.cpp: each could be deleted with its line in app.py",
         ("server/openai", "server/anthropic", "server/ollama", "server/llamacpp"),
     ),
@@ -86,7 +95,7 @@ ROOMS = (
     ),
     Room(
         "text",
-        4_160,
+        4_165,
         "tokenizers, chat templates in a sandbox, tool and reasoning formats, grammars",
         ("text", "grammar", "sandbox"),
     ),
@@ -95,7 +104,7 @@ ROOMS = (
     ),
     Room(
         "formats",
-        1_960,
+        1_980,
         "reading checkpoints, and storing weights in fewer bits, ours and those of other formats",
         ("weights", "quantize"),
     ),
@@ -133,7 +142,7 @@ ROOMS = (
             *("server/adapter_changes.py", "server/engine_adapters.py", "server/openai/adapters.py"),
         ),
     ),
-    Room("cli", 3_900, "the commands of `quire`, their options and their help", ("cli",)),
+    Room("cli", 3_960, "the commands of `quire`, their options and their help", ("cli",)),
     Room(
         "explained",
         3_950,
@@ -170,9 +179,22 @@ ROOMS = (
             "server/pooling",
         ),
     ),
-    Room("rest", 2_330, "LLM and AsyncLLM, configuration, memory planning, also of draft models", ("",)),
+    Room(
+        "images",
+        850,
+        "images of prompts: decoding, patches, towers, positions, and how backends keep what they give",
+        (
+            "images",
+            "models/tower.py",
+            "models/vision.py",
+            "models/vision_gemma.py",
+            "program/ops/images.py",
+            "backends/slot_images.py",
+        ),
+    ),
+    Room("rest", 2_440, "LLM and AsyncLLM, configuration, memory planning, also of draft models", ("",)),
 )
-NATIVE_LINES = 12_300  # of C++, every line counted: also recurrences, latents, adapters, encoders
+NATIVE_LINES = 12_600  # of C++, every line counted: also recurrences, latents, adapters, encoders, images
 FILE_LINES = 400  # every line counted, as in an editor
 FUNCTION_LINES = 60
 DEEPEST_BLOCK = 4  # of loops, conditions and the like within a function, one inside the other

@@ -58,9 +58,18 @@ SHAPES = [
 
 
 class Layer:
-    """One attention op with queries, keys and values that are fixed by sequence and position."""
+    """One attention op with queries, keys and values that are fixed by sequence and position.
 
-    def __init__(self, shape: Shape, lengths: list[int], seed: int = 0) -> None:
+    The last sequences have `images`, (first, end) each.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        lengths: list[int],
+        seed: int = 0,
+        images: tuple[tuple[tuple[int, int], ...], ...] = (),
+    ) -> None:
         b = Builder()
         q = b.linear(b.embed(Names("e"), 4, 4), Names("q"), (shape.heads, shape.dim))
         pairs = zip("kv", shape.dims, strict=True)
@@ -82,6 +91,7 @@ class Layer:
             return [rng.standard_normal((n, heads, dim)).astype(np.float32) * 2 for n in lengths]
 
         self.shape, self.lengths = shape, lengths
+        self.images = (*[()] * (len(lengths) - len(images)), *images)
         self.q, self.k, self.v = draw(shape.heads), draw(shape.groups), draw(shape.groups, shape.dims[1])
         self.sinks = rng.standard_normal(shape.heads).astype(np.float32)
 
@@ -94,8 +104,10 @@ class Layer:
         needs = [-(-n // block_size) for n in self.lengths]
         blocks = rng.permutation(sum(needs) + spare).tolist()
         tables = [[blocks.pop() for _ in range(need)] for need in needs]
-        pairs = zip(self.lengths, tables, strict=True)
-        return [Sequence([0] * n, table) for n, table in pairs], sum(needs) + spare
+        made = [Sequence([0] * n, table) for n, table in zip(self.lengths, tables, strict=True)]
+        for sequence, images in zip(made, self.images, strict=True):
+            sequence.images = images
+        return made, sum(needs) + spare
 
     def run(self, kv: list, rows: list[tuple[int, int]], sequences: list, block_size: int) -> list:
         """One batch: for each (sequence number, count) its outputs [count, heads * dim]."""
@@ -114,7 +126,10 @@ class Layer:
         q, k, v = (part[i].astype(np.float64) for part in (self.q, self.k, self.v))
         n, out = len(q), np.empty((len(q), s.heads, s.dims[1]))
         ahead = np.arange(n)[:, None] - np.arange(n)[None, :]
-        hidden = (ahead < 0) | (ahead >= (s.window or n + 1))
+        hidden = ahead < 0
+        for first, end in self.images[i]:
+            hidden[first:end, first:end] = False
+        hidden |= ahead >= (s.window or n + 1)
         if s.chunked:
             chunk = np.arange(n) // s.window
             hidden |= chunk[:, None] != chunk[None, :]
@@ -144,8 +159,10 @@ def _steps(rng: np.random.Generator, layer: Layer, kv: list, sequences: list, bl
         some = rng.permutation(left)[: rng.integers(1, len(left) + 1)].tolist()
         rows = []
         for i in some:
+            own = sequences[i]
             wanted = int(rng.choice([1, 1, 4, rng.integers(1, 90)]))
-            rows.append((i, min(wanted, len(sequences[i].token_ids) - sequences[i].computed)))
+            wanted = min(wanted, len(own.token_ids) - own.computed)
+            rows.append((i, max(wanted, int(own.visible_ends(wanted)[-1]) - own.computed)))
         for (i, _), out in zip(rows, layer.run(kv, rows, sequences, block_size), strict=True):
             parts[i].append(out)
     return [np.concatenate(part) for part in parts]
@@ -159,6 +176,22 @@ def test_equals_dense_softmax_and_is_exact_in_every_schedule(shape: Shape) -> No
     for i, out in enumerate(whole):
         np.testing.assert_allclose(out, layer.dense(i), rtol=2e-5, atol=2e-5)
     for block_size in (8, 16, 32, 64):
+        rng = np.random.default_rng(block_size)
+        sequences, num_blocks = layer.sequences(block_size, rng)
+        outs = _steps(rng, layer, layer.cache(num_blocks, block_size), sequences, block_size)
+        assert all(same_bits(a, b) for a, b in zip(outs, whole, strict=True))
+
+
+@pytest.mark.parametrize(
+    "shape", [Shape(), Shape(window=7), Shape(heads=6, window=40, sinks=True), Shape(softcap=0.7)], ids=str
+)
+def test_tokens_of_an_image_see_each_other(shape: Shape) -> None:
+    """They see to the end of their image, from where their window begins; others see as ever."""
+    layer = Layer(shape, [40, 150, 70], images=(((10, 90), (90, 94), (100, 130)), ((0, 70),)))
+    whole = [layer.alone(i) for i in range(3)]
+    for i, out in enumerate(whole):
+        np.testing.assert_allclose(out, layer.dense(i), rtol=2e-5, atol=2e-5)
+    for block_size in (8, 64):
         rng = np.random.default_rng(block_size)
         sequences, num_blocks = layer.sequences(block_size, rng)
         outs = _steps(rng, layer, layer.cache(num_blocks, block_size), sequences, block_size)

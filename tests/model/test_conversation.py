@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from pseudo_terminal import Terminal
+from tiny_vision import NUM_TOKENS, picture, write_qwen3_vl
 
 from quire.cli import terminal_chat
 from quire.cli.terminal_chat import TerminalChat
@@ -151,6 +153,41 @@ def test_commands() -> None:
     terminal.type("/EXIT now\n")
     assert terminal.process.wait(30) == 0
     os.close(terminal.master)
+
+
+def test_pictures_go_before_the_next_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in (1, 2):
+        (tmp_path / f"my cat {seed}.png").write_bytes(picture(seed))
+    (tmp_path / "text.png").write_text("no picture")
+    cat, dog, text, none = (tmp_path / name for name in ("my cat 1.png", "my cat 2.png", "text.png", "none"))
+    typed = [f"/image {cat}", "Hi", "Hi", f"/image {dog}", f"/image {cat}", "Hi"]
+    typed += [f"/image {none}", "/image", f"/image {text}", "Hi", "Hi", "/exit"]
+    lines = iter(typed)
+    monkeypatch.setattr(terminal_chat, "_read_line", lambda: next(lines))
+    with contextlib.closing(LLM(str(write_qwen3_vl(tmp_path / "model")), device="reference")) as seeing:
+        held = chat(seeing, as_json=True, max_tokens=1)
+        held.hold()
+    out, err = capsys.readouterr()
+    answers = [json.loads(line) for line in out.splitlines()]
+    first, second, third, failed, fifth = (answer["prompt_tokens"] for answer in answers)
+    assert NUM_TOKENS < first < second < first + NUM_TOKENS  # a picture is sent once, and stays
+    assert 2 * NUM_TOKENS < third - second < 3 * NUM_TOKENS
+    assert failed is None
+    assert third < fifth < third + NUM_TOKENS
+    assert "2 images before the next message" in err
+    assert f"{none}: no such file" in err
+    assert "not a picture" in answers[3]["error"]
+    assert [type(message["content"]) for message in held.messages[::2]] == [list, str, list, str]
+
+
+def test_a_model_that_reads_no_pictures_says_so(llm: LLM, tmp_path: Path) -> None:
+    part = {"type": "image", "image": picture(1)}
+    with pytest.raises(RequestError, match="this model reads no images"):
+        chat(llm).attach(part)
+    with pytest.raises(RequestError, match="needs a chat template"):
+        chat(llm, raw=True).attach(part)
 
 
 def test_ctrl_c_stops_an_answer_and_not_the_program() -> None:

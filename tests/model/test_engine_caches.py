@@ -4,13 +4,15 @@ the cache, after a preemption, with drafts and with two steps in flight.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from test_waist import Given, encoder, multimodal, plain
+from seeing import image, prompt_of, seeing, weights_of
+from test_waist import encoder, plain
 from tiny import VOCAB, random_weights
 
 from quire.backends.backend import Backend, Capacity
@@ -21,7 +23,7 @@ from quire.engine.scheduler import Scheduler
 from quire.program import Builder, Names, Program, SlotState
 from quire.runner.runner import Runner
 from quire.sampling_params import SamplingParams
-from quire.types import MAX_DRAFTED, Draft, NewRequest, Output
+from quire.types import MAX_DRAFTED, Draft, NewRequest, Output, PromptImage
 
 W = Names("w")
 WINDOW = 40
@@ -71,18 +73,26 @@ def new_backend(program: Program, capacity: Capacity) -> Backend:
     )
 
 
-def make(program: Program, *, num_blocks: int = 200, num_windowed: int = 200, **limits: Any) -> Engine:
+def make(
+    program: Program,
+    *,
+    num_blocks: int = 200,
+    num_windowed: int = 200,
+    backend: Callable[[Program, Capacity], Backend] | None = None,
+    **limits: Any,
+) -> Engine:
     specs = program.cache_groups
     every, num_snapshots = limits.pop("every", 4), limits.pop("num_snapshots", 30)
     blocks = [0 if isinstance(s, SlotState) else num_windowed if s.window else num_blocks for s in specs]
     in_flight = limits.get("max_steps_in_flight", 1)
-    backend = new_backend(program, Capacity(blocks, 16, "float32", 8, num_snapshots, in_flight))
+    capacity = Capacity(blocks, 16, "float32", 8, num_snapshots, in_flight)
     groups = [
         StateGroup(num_snapshots, every) if isinstance(spec, SlotState) else BlockGroup(count, spec.window)
         for spec, count in zip(specs, blocks, strict=True)
     ]
     options = {"max_num_seqs": 8, "max_num_batched_tokens": 400, "max_model_len": 300, **limits}
-    return Engine(Scheduler(groups=groups, block_size=16, **options), Runner(backend))
+    own = (backend or new_backend)(program, capacity)
+    return Engine(Scheduler(groups=groups, block_size=16, **options), Runner(own))
 
 
 Answer = tuple[tuple[int, ...], tuple[Any, ...], tuple[Any, ...]]  # tokens, log-probabilities, the prompt's
@@ -208,22 +218,54 @@ def one_by_one(engine: Engine, requests: list[NewRequest]) -> list[Output]:
     return found
 
 
-def test_vectors_in_place_of_tokens_behind_the_scheduler() -> None:
-    """Equal placeholders share what precedes the vectors; and all, where the vectors are the same."""
-    program = multimodal()
-    vectors = random_weights(program)["w.e.weight"].array
-    images = [Given(20, vectors[rows]) for rows in ([5, 9, 8, 2], [1, 1, 3, 7], [5, 9, 8, 2])]
-    requests = [
-        NewRequest(
-            str(i), tuple(SHARED[:70]), PARAMS[0], embeddings=image, block_keys=((20, bytes([i % 2])),)
-        )
-        for i, image in enumerate(images)
-    ]
-    found = one_by_one(make(program), requests)
-    assert [output.num_cached_tokens for output in found] == [0, 16, 64]
-    assert found[0].logprobs == found[2].logprobs != found[1].logprobs
-    for request, output in zip(requests, found, strict=True):
-        assert one_by_one(make(program), [request])[0].logprobs == output.logprobs
+def see(program: Program, capacity: Capacity) -> Backend:
+    backend = partial(
+        ReferenceBackend, program, weights_of(program, VISION), num_blocks=capacity.num_blocks, vision=VISION
+    )
+    return backend(block_size=16, num_slots=capacity.max_num_seqs)
+
+
+SEEING, VISION = seeing()
+CAT, DOG, BIRD = (image(VISION, 20, seed) for seed in range(3))
+MOUSE = image(VISION, 40, 3, rows=2, columns=2)
+
+
+def look(*images: PromptImage) -> NewRequest:
+    """A prompt of 70 tokens with these images, that of each of which is its key."""
+    keys = tuple((one.first, one.pixels[:16]) for one in images)
+    ids = tuple(prompt_of(*images, length=70))
+    return NewRequest(str(images), ids, PARAMS[0], images=images, block_keys=keys)
+
+
+def test_equal_images_share_blocks_and_others_do_not() -> None:
+    found = one_by_one(make(SEEING, backend=see), [look(CAT), look(DOG), look(CAT), look(CAT, MOUSE)])
+    assert [output.num_cached_tokens for output in found] == [0, 16, 64, 32]
+    assert found[0].logprobs == found[2].logprobs
+    assert len({output.logprobs for output in found}) == 3
+    for own, output in zip((CAT, DOG), found, strict=False):
+        assert one_by_one(make(SEEING, backend=see), [look(own)])[0].logprobs == output.logprobs
+
+
+@pytest.mark.parametrize("schedule", ["together", "chunks of 7", "two steps in flight", "few blocks"])
+def test_images_in_any_schedule(schedule: str) -> None:
+    """Also after a preemption, when images are encoded again."""
+    requests = [look(CAT), look(DOG, MOUSE), look(), look(BIRD)]
+    expected = {
+        output.request_id: output.logprobs
+        for request in requests
+        for output in one_by_one(make(SEEING, backend=see), [request])
+    }
+    engine = make(SEEING, backend=see, enable_prefix_caching=False, **SCHEDULES[schedule])
+    found: dict[str, tuple[Any, ...]] = dict.fromkeys(expected, ())
+    for request in requests:
+        engine.add(request)
+    while engine.has_work:
+        for output in engine.step():
+            found[output.request_id] += output.logprobs
+        engine.scheduler.check()
+    assert found == expected
+    preempted = sum(record.num_preemptions for record in engine.records)
+    assert (preempted > 0) == (schedule == "few blocks")
 
 
 class Loaded(frozenset[str]):

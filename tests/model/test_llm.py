@@ -354,7 +354,7 @@ def test_a_request_that_cannot_be_read_is_not_left_open(llm: LLM, monkeypatch: p
     def fails(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(llm.frontend, "read", fails)
+    monkeypatch.setattr("quire.llm.RequestReader", fails)
     with pytest.raises(KeyboardInterrupt):
         ask(llm, "Hello!")
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from driver import ALL, Driver
+from seeing import seeing
 from tiny import VOCAB, Dense, random_weights, tiny
 
 from quire.backends.backend import GetMasks
@@ -23,7 +24,6 @@ from quire.program.batch import Batch
 from quire.program.numerics import matmul
 from quire.program.ops import Attention
 from quire.program.program import Run
-from quire.program.rope import Rope
 from quire.types import RowResult, Step, StepResult
 
 W = Names("w")
@@ -228,146 +228,6 @@ def test_rows_of_several_adapters_in_a_batch() -> None:
     assert len({str(run(program, TEXTS[:1], weights, adapter=[name])) for name in ("one", "two", "")}) == 3
 
 
-# Embeddings in place of tokens, and positions of several axes
-
-
-@dataclass(frozen=True)
-class Given:
-    """What the device gets in `Admission.embeddings`: vectors for the tokens from `first` on, in a grid."""
-
-    first: int
-    vectors: np.ndarray  # [n, hidden]
-    width: int = 1  # of the grid, row by row
-
-    def axes(self, positions: np.ndarray) -> np.ndarray:
-        """(time, height, width) of positions [t], [t, 3]: of the grid within it, all three alike outside."""
-        count = len(self.vectors)
-        place = positions - self.first
-        inside = (place >= 0) & (place < count)
-        side = max(count // self.width, self.width)
-        alike = np.where(place < count, positions, positions - count + side)
-        grid = np.stack([0 * place, place // self.width, place % self.width], axis=1) + self.first
-        return np.where(inside[:, None], grid, alike[:, None]).astype(np.int32)
-
-
-@dataclass(frozen=True, slots=True)
-class EmbedGiven(Op):
-    """out[t] = the vector that the row's request gave for its position, or x[t]."""
-
-    x: Value
-
-    def flops(self, load: Load) -> float:
-        return 0
-
-    def reference(self, run: Run, *inputs: Inputs) -> np.ndarray:
-        out = inputs[0].copy()
-        for tokens, admission in zip(rows(run.batch), run.batch.admissions, strict=True):
-            if isinstance(given := admission.embeddings, Given):
-                places = run.batch.positions[tokens] - given.first
-                inside = (places >= 0) & (places < len(given.vectors))
-                out[tokens][inside] = given.vectors[places[inside]]
-        return out
-
-
-@dataclass(frozen=True, slots=True)
-class Axes(Op):
-    """out[t] = the position of a token on three axes, int32; all alike where no grid was given."""
-
-    def flops(self, load: Load) -> float:
-        return 0
-
-    def reference(self, run: Run, *inputs: Inputs) -> np.ndarray:
-        out = np.repeat(run.batch.positions[:, None], 3, axis=1)
-        for tokens, admission in zip(rows(run.batch), run.batch.admissions, strict=True):
-            if isinstance(given := admission.embeddings, Given):
-                out[tokens] = given.axes(run.batch.positions[tokens])
-        return out
-
-
-@dataclass(frozen=True, slots=True)
-class AxisRotary(Op):
-    """out = x [T, heads, dim] rotated in halves, pair i by the axis `axes[i]` of `positions` [T, 3]."""
-
-    x: Value
-    positions: Value
-    rope: Rope
-    axes: tuple[int, ...]
-
-    def flops(self, load: Load) -> float:
-        return 3 * load.num_tokens * self.x.width
-
-    def reference(self, run: Run, *inputs: Inputs) -> np.ndarray:
-        x, positions = inputs
-        assert positions.dtype == np.int32
-        angles = (positions[:, self.axes].astype(np.float32) * self.rope.frequencies()).astype(np.float64)
-        cos, sin = (part.astype(np.float32)[:, None] for part in (np.cos(angles), np.sin(angles)))
-        a, b = np.split(x, 2, axis=-1)
-        return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-
-
-ROPE = Rope(4, 100.0)
-
-
-def multimodal(axes: tuple[int, ...] | None = None) -> Program:
-    """`plain` with vectors that requests give; with rotated queries and keys where axes are named."""
-    b = Builder()
-    x = b.record(EmbedGiven(b.value((8,)), b.embed(W / "e", VOCAB, 8))).out
-    if axes is None:
-        return decoder(x, b)
-    positions = b.record(Axes(b.value((3,), dtype="int32"))).out
-    q, k, v = (b.linear(x, W / name, (2, 4)) for name in "qkv")
-    q, k = (b.record(AxisRotary(b.value((2, 4)), part, positions, ROPE, axes)).out for part in (q, k))
-    x = b.add(x, b.linear(b.attention(q, k, v), W / "o", 8))
-    return b.program(b.linear(b.sampled_rows(x), W / "head", VOCAB))
-
-
-def rotated() -> Program:
-    b = Builder()
-    x = b.embed(W / "e", VOCAB, 8)
-    q, k, v = (b.linear(x, W / name, (2, 4)) for name in "qkv")
-    x = b.add(x, b.linear(b.attention(b.rotary(q, ROPE), b.rotary(k, ROPE), v), W / "o", 8))
-    return b.program(b.linear(b.sampled_rows(x), W / "head", VOCAB))
-
-
-@pytest.mark.parametrize("chunk", [99, 9, 1])
-def test_vectors_in_place_of_tokens(chunk: int) -> None:
-    """The vectors of other tokens give what those tokens give; placeholders count for nothing."""
-    program = multimodal()
-    weights = random_weights(program)
-    text, others = TEXTS[0], TEXTS[3][:12]
-    given = Given(20, weights["w.e.weight"].array[others])
-    found = run(program, [text, text], weights, chunk, embeddings=[given, None])
-    assert found[1] == run(plain(), [text], weights)[0]
-    replaced = run(plain(), [[*text[:20], *others, *text[32:]]], weights)[0]
-    assert found[0][70] == replaced[70]
-    assert [found[0][p][1:] for p in range(32, 70)] == [replaced[p][1:] for p in range(32, 70)]
-    assert found[0][70] != found[1][70]
-
-
-def test_three_axes_that_agree_are_one() -> None:
-    program = multimodal(axes=(0, 1))
-    weights = random_weights(program)
-    assert run(program, TEXTS, weights, embeddings=[None] * 4) == run(rotated(), TEXTS, weights)
-
-
-def test_three_axes_of_a_grid() -> None:
-    """Any chunks give the same bits; another grid of the same vectors gives others."""
-    program = multimodal(axes=(1, 2))
-    weights = random_weights(program)
-    vectors = weights["w.e.weight"].array[TEXTS[3][:12]]
-    found = [run(program, TEXTS[:1], weights, 99, embeddings=[Given(20, vectors, w)])[0] for w in (4, 3, 12)]
-    chunked = run(program, TEXTS[:1], weights, 11, embeddings=[Given(20, vectors, 4)])[0]
-    assert chunked == found[0]
-    assert len({str(scores[70]) for scores in found}) == 3
-    assert Given(20, vectors, 4).axes(np.array([19, 20, 25, 31, 32])).tolist() == [
-        [19] * 3,
-        [20, 20, 20],
-        [20, 21, 21],
-        [20, 22, 23],
-        [24] * 3,
-    ]
-
-
 # One latent vector a token
 
 
@@ -499,8 +359,8 @@ def test_a_draft_model_on_the_same_block_tables() -> None:
 
 @pytest.mark.parametrize(
     "program",
-    [plain(adapters=True), multimodal((1, 2)), latent(paged=True)],
-    ids=["adapters", "axes", "latent"],
+    [plain(adapters=True), seeing()[0], latent(paged=True)],
+    ids=["adapters", "images", "latent"],
 )
 def test_the_null_backend_counts_them_all(program: Program) -> None:
     backend = null(program)

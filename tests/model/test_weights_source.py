@@ -174,6 +174,9 @@ class OneThing:
     def sentence_settings(self) -> None:
         """It is not for embeddings."""
 
+    def image_processor(self) -> dict[str, Any]:
+        return {}
+
     def chat_templates(self) -> dict[str, str]:
         return {"default": "{{ messages[0].content }}"}
 

@@ -461,13 +461,24 @@ def random_weights(program: Program, seed: int = 0) -> dict[str, Dense]:
 
 @dataclass
 class Sequence:
-    """Tokens of one request, its blocks, and how many tokens are in the cache."""
+    """Tokens of one request, its blocks, and how many tokens are in the cache.
+
+    Of images, (first, end) each, all tokens see each other.
+    """
 
     token_ids: list[int]
     blocks: list[int]
     variant: int = 0
     computed: int = 0
     slot: int = 0
+    images: tuple[tuple[int, int], ...] = ()
+
+    def visible_ends(self, count: int) -> np.ndarray:
+        """The ends of what the next `count` tokens see."""
+        ends = np.arange(1, len(self.token_ids) + 1)
+        for first, end in self.images:
+            ends[first:end] = end
+        return ends[self.computed : self.computed + count]
 
 
 @dataclass
@@ -539,6 +550,7 @@ def batch_of(
     """
     counts = [count for _, count in rows]
     positions = [np.arange(s.computed, s.computed + count) for s, count in rows]
+    ends = [s.visible_ends(count) for s, count in rows]
     tables = np.zeros((len(rows), max(len(s.blocks) for s, _ in rows)), np.int64)
     for table, (sequence, _) in zip(tables, rows, strict=True):
         table[: len(sequence.blocks)] = sequence.blocks
@@ -552,6 +564,7 @@ def batch_of(
         variants=np.array([s.variant for s, _ in rows]),
         logit_rows=np.arange(sum(counts)) if logits is None else logits,
         block_size=block_size,
+        visible_ends=np.concatenate(ends) if any(s.images for s, _ in rows) else None,
     )
 
 

@@ -56,7 +56,7 @@ class Tensors(Checkpoint):
 def plain(thing: Any) -> Any:
     """A program whose weights lie in the checkpoint by their own names, in canonical shape."""
     if isinstance(thing, WeightSpec):
-        return replace(thing, sources=(thing.name,), transposed=False, rows=None, by_head=None)
+        return replace(thing, sources=(thing.name,), transposed=False, rows=None, by_head=None, stored=())
     if isinstance(thing, tuple):
         return tuple(plain(part) for part in thing)
     if is_dataclass(thing) and not isinstance(thing, type):

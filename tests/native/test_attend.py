@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from lowered import BF16_ISAS, ISAS, OneOp, distance, on_native
+from lowered import BF16_ISAS, ISAS, OneOp, distance, on_native, on_reference
 from test_attention import Shape
-from tiny import batch_of, same_bits
+from tiny import Paged, batch_of, same_bits
 
 from quire.program import Builder, Names, Value
 from quire.program.rope import Rope
@@ -182,6 +182,30 @@ def test_nothing_beside_the_context_is_read(window: int | None, dtype: str, isa:
         results.append(np.concatenate([*paged.step([(after, 50)]), *paged.step([(after, 20)])]))
     assert np.isfinite(results[0]).all()
     assert all(same_bits(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("window", [None, 20, 600])
+def test_tokens_of_an_image_see_each_other(window: int | None, dtype: str, isa: str) -> None:
+    """In any chunks that divide no image, with any threads."""
+    shape, length, images = Shape(window=window, sinks=True, dim=5), 700, ((30, 600), (600, 603), (640, 690))
+    op = attention(shape, draw(shape, length), (length,))
+
+    def run(paged: Paged, *chunks: int) -> np.ndarray:
+        sequence = paged.sequence(range(length))
+        sequence.images = images
+        return paged.prefill(sequence, chunks)
+
+    how = {"kv_cache_dtype": dtype, "num_blocks": 100}
+    whole = run(on_native(op.program, op.checkpoint(), "f32", isa, **how))
+    expected = run(on_reference(op.program, op.checkpoint(), "f32", **how))
+    assert distance(whole, expected) < (3e-2 if dtype == "bfloat16" and isa in BF16_ISAS else CLOSE)
+    assert not np.allclose(whole, op.native(isa, **how))
+    for threads in (1, 3):
+        paged = on_native(op.program, op.checkpoint(), "f32", isa, threads=threads, **how)
+        assert same_bits(run(paged), whole)
+        assert same_bits(run(paged, 7, 23, 570, 3, 1, 36, 50, 2), whole)
 
 
 @pytest.mark.parametrize("isa", ISAS)

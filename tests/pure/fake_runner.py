@@ -10,7 +10,7 @@ tells what the token should have been.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from quire.engine.caches import BlockGroup, Group, StateGroup
@@ -66,8 +66,9 @@ def root_of(new: NewRequest | Admission) -> int:
 
 def key_of(new: NewRequest | Admission, position: int, token_id: int) -> object:
     """What is computed at a position: its token, or what is in place of it."""
-    if isinstance(new.embeddings, Mapping) and position in new.embeddings:
-        return ("embedding", new.embeddings[position])
+    for image in new.images:
+        if image.first <= position < image.end:
+            return ("image", image.pixels, position - image.first)
     return token_id
 
 
@@ -212,6 +213,9 @@ class FakeRunner:
         end = row.start + row.count - len(row.drafted)
         assert row.count > len(row.drafted)
         assert end <= len(state.tokens), "a row computes tokens that nobody knows"
+        for image in state.admission.images:
+            cuts = [at for at in (row.start, row.start + row.count) if image.first < at < image.end]
+            assert not (image.whole and cuts), "an image is computed in parts"
         pooled = bool(state.admission.pooling)
         assert row.sample == (end == len(state.tokens) and not pooled)
         assert row.sample or not row.drafted

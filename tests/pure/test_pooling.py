@@ -11,7 +11,7 @@ from test_steps_in_flight import Ahead
 
 from quire.engine.engine import validate
 from quire.errors import RequestError
-from quire.types import Failure, RowResult, StepResult
+from quire.types import Failure, PromptImage, RowResult, StepResult
 
 
 def test_a_pooled_prompt_is_one_row_and_gives_a_vector():
@@ -119,23 +119,36 @@ def test_a_key_counts_from_its_block_on():
     run.finish()
 
 
-def test_the_device_is_told_of_adapters_and_embeddings():
+CAT = PromptImage(first=3, rows=1, columns=2, height=1, width=1, pixels=b"cat")
+
+
+def test_the_device_is_told_of_adapters_and_images():
     run = Run()
-    embeddings = {3: "cat"}
-    run.add("a", 12, adapter="x", embeddings=embeddings, block_keys=((3, b"cat"),))
+    run.add("a", 12, adapter="x", images=(CAT,), block_keys=((3, b"cat"),))
     (admission,) = run.step()[0].admitted
     assert admission.adapter == "x"
-    assert admission.embeddings is embeddings
+    assert admission.images == (CAT,)
     run.finish()
 
 
-def test_embeddings_that_nothing_tells_apart_are_refused():
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"block_keys": ()}, "images without block_keys"),
+        ({"images": (CAT, CAT)}, "not in order"),
+        ({"images": (CAT._replace(first=-1),)}, "not in order"),
+        ({"images": (CAT._replace(rows=0),)}, "not in order"),
+        ({"images": (CAT._replace(width=2),)}, "other sizes than stated"),
+        ({"images": (CAT._replace(columns=10),)}, "not inside the prompt"),
+    ],
+)
+def test_images_that_cannot_be_right_are_refused(changes, message):
     run = Run()
-    new = run.add("a", 12, embeddings={3: "cat"}, block_keys=((3, b"cat"),))
+    new = run.add("a", 12, images=(CAT,), block_keys=((3, b"cat"),))
     run.finish()
     validate(new, run.scheduler)
-    with pytest.raises(RequestError, match="embeddings without block_keys"):
-        validate(replace(new, block_keys=()), run.scheduler)
+    with pytest.raises(RequestError, match=message):
+        validate(replace(new, **changes), run.scheduler)
 
 
 def test_a_model_that_keeps_nothing_pools():

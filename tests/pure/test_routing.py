@@ -15,7 +15,8 @@ from quire.routing.policies import PrefixOracle, RoundRobin, TwoChoices
 from quire.routing.prefix_router import PrefixRouter
 from quire.routing.router import Ask, Router
 from quire.sampling_params import SamplingParams
-from quire.types import NewRequest, Record
+from quire.step_record import Record
+from quire.types import NewRequest
 
 CONFIG = EngineConfig(max_num_batched_tokens=512)
 SIZE = CONFIG.block_size

@@ -16,7 +16,7 @@ from quire.engine.request import ScheduledRequest
 from quire.engine.scheduler import Scheduler
 from quire.errors import RequestError
 from quire.sampling_params import SamplingParams
-from quire.types import Draft, NewRequest
+from quire.types import Draft, NewRequest, PromptImage
 
 MAX_MODEL_LEN = 40
 SEQUENCES = st.one_of(st.none(), st.integers(0, 3))
@@ -24,6 +24,17 @@ SEQUENCES = st.one_of(st.none(), st.integers(0, 3))
 prompts = st.one_of(
     st.lists(st.integers(0, 1), min_size=1, max_size=20),  # often share a beginning
     st.integers(1, 30).map(lambda length: [t % 3 for t in range(length)]),
+)
+
+
+images = st.sampled_from(  # names, tokens before each, and its own; often the same
+    [
+        (),
+        (("ca", 1, 6),),
+        (("ca", 1, 6),),
+        (("do", 1, 6), ("ca", 0, 3)),
+        (("ca", 0, 3), ("do", 5, 9), ("ca", 1, 1)),
+    ]
 )
 
 
@@ -75,6 +86,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         itl_goal_s=st.sampled_from([None, 3.0, 4.0]),
         speculation=st.booleans(),
         draft_model=st.booleans(),
+        prefill=st.sampled_from([None, None, 3]),
+        whole_images=st.sampled_from([True, True, False]),
     )
     def start(
         self,
@@ -92,12 +105,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         itl_goal_s,
         speculation,
         draft_model,
+        prefill,
+        whole_images,
     ):
         self.scheduler = self.make_scheduler(
             groups=groups,
             block_size=block_size,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
+            max_num_prefill_tokens=prefill,
             max_model_len=MAX_MODEL_LEN,
             enable_prefix_caching=caching,
             policy=policy,
@@ -110,6 +126,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if law is not None:
             self.scheduler.calibrate(law)
         self.runner = FakeRunner(groups, block_size, frozenset({"r3", "r11"}), eager)
+        self.whole_images = whole_images
         self.in_flight = deque()
         self.received = Received(groups)
         self.drafts = drafts  # 0: none; 1: guesses; 2: guesses of which some are right
@@ -131,15 +148,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         context_variant=st.sampled_from([0, 0, 1]),
         grammar=st.sampled_from(["", "", "", "", "g"]),
         adapter=st.sampled_from(["", "", "x"]),
-        embedding=st.sampled_from([None, None, "cat", "dog"]),
+        images=images,
         pooling=st.sampled_from(["", "", "", "mean"]),
         resumed=st.sampled_from([False, False, False, True]),
     )
-    def add(self, prompt, params, embedding=None, resumed=False, **fields):
+    def add(self, prompt, params, images=(), resumed=False, **fields):
         request_id = f"r{len(self.requests)}"
-        if embedding:  # in place of the first tokens, which are all the same then
-            prompt = [0] * min(2, len(prompt)) + prompt[2:]
-            fields |= {"embeddings": {0: embedding, 1: embedding}, "block_keys": ((0, embedding.encode()),)}
+        prompt, placed = self._place(prompt, images)
+        fields |= {"images": placed, "block_keys": tuple((one.first, one.pixels) for one in placed)}
         new = NewRequest(request_id, tuple(prompt), params, self.now, eos_token_ids=(1,), **fields)
         try:
             validate(new, self.scheduler)
@@ -149,6 +165,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             new = self._resumed(new)
         self.requests.append(new)
         self.scheduler.add(new)
+
+    def _place(self, prompt, images):
+        """A prompt with images in place of some of its tokens, which are all the same then, or after them."""
+        placed, end = [], 0
+        for name, gap, length in images:
+            first, end = end + gap, end + gap + length
+            prompt = [*prompt[:first], *[0] * (end - min(first, len(prompt))), *prompt[end:]]
+            pixels = f"{name}{length}".encode()
+            placed.append(PromptImage(first, 1, length, 1, 1, pixels, self.whole_images))
+        return prompt, tuple(placed)
 
     def _resumed(self, new):
         """The request as another engine left it: each sequence somewhere, if one of them is open."""

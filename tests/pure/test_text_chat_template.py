@@ -235,6 +235,7 @@ def deep(levels: int) -> Any:
             [{"role": "user", "content": 3}],
         ),
         *(
+            [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}],
             [{"role": "user", "content": [{"type": "image_url"}]}],
             [{"role": "user", "content": ["x"]}],
         ),
@@ -307,6 +308,18 @@ def test_parts_are_joined_unless_the_template_wants_them(renderer, chatml) -> No
 CALLED = """{% for m in messages %}{{ '<|im_start|>' + m.role + ':' + (m.content or '') }}\
 {% for c in m.tool_calls or [] %}{{ '\n<|call|>' + c.function.name + '\n' + c.function.arguments }}\
 {% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"""
+
+
+def test_images_keep_their_places_between_texts(renderer) -> None:
+    listing = (
+        "{% for message in messages %}{% if message.content is string %}{{ message.content }}{% else %}"
+        "{% for part in message.content %}{{ part.text if part.type == 'text' else '<img>' }}{% endfor %}"
+        "{% endif %};{% endfor %}"
+    )
+    texts = [{"type": "text", "text": text} for text in "abc"]
+    seen = [*texts[:2], {"type": "image"}, texts[2], {"type": "image"}]
+    messages = [{"role": "user", "content": texts}, {"role": "user", "content": seen}]
+    assert template(renderer, listing).render(messages).text == "a\nb\nc;a\nb<img>c<img>;"
 
 
 def test_a_template_that_puts_arguments_together_gets_their_text(renderer) -> None:
@@ -419,7 +432,7 @@ def test_a_last_message_of_parts_is_continued(chatml: ChatTemplate) -> None:
 
 
 @pytest.mark.parametrize(
-    "last", [HI[0], {"role": "assistant", "content": None}, {"role": "assistant", "content": ""}]
+    "last", [HI[0], *({"role": "assistant", "content": one} for one in (None, "", [], [{"type": "image"}]))]
 )
 def test_what_cannot_be_continued_is_refused(chatml: ChatTemplate, last: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match="continue_final_message") as error:

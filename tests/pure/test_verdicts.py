@@ -18,7 +18,8 @@ from quire.program.features import LEADING, Feature
 from quire.roofline.meter import RENEWAL_S, StepMeter, bound_of
 from quire.roofline.verdicts import by_bound, share_in_words, table
 from quire.sampling_params import SamplingParams
-from quire.types import Admission, NewRequest, Record, Row, Step, StepResult
+from quire.step_record import Record
+from quire.types import Admission, NewRequest, Row, Step, StepResult
 
 FEATURES = (*LEADING, Feature("positions"), Feature("pairs"))
 # Seconds by feature: one, rows, tokens, logits, positions, pairs. Weights take 2 ms to read.

@@ -67,6 +67,31 @@ def test_what_is_refused(config: Any, message: str) -> None:
     assert message in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("limits", "most"),
+    [(None, 8), ({"image": 3}, 3), ({"image": {"count": 2, "width": 64}, "video": 1}, 2), ({"audio": 0}, 8)],
+)
+def test_limits_of_images(limits: Any, most: int) -> None:
+    assert EngineConfig.from_keywords(limit_mm_per_prompt=limits).max_images == most
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"limit_mm_per_prompt": {"image": "many"}}, "states no number of images"),
+        ({"limit_mm_per_prompt": "image=3"}, "states no number of images"),
+        ({"limit_mm_per_prompt": {"image": 300}}, "max_images"),
+        ({"limit_mm_per_prompt": {"image": 3}, "max_images": 3}, "contradict each other"),
+        ({"mm_processor_kwargs": {"max_pixels": 5}}, "hint: max_image_tokens"),
+        ({"allowed_media_domains": ["a.example"]}, "nothing is fetched from the network"),
+    ],
+)
+def test_options_of_images_that_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        EngineConfig.from_keywords(**given)
+    assert message in str(refused.value)
+
+
 def test_options_of_adapters(caplog: pytest.LogCaptureFixture) -> None:
     given: dict[str, Any] = {"enable_lora": True, "fully_sharded_loras": False, "lora_dtype": "auto"}
     assert EngineConfig.from_keywords(**given, max_lora_rank=16).max_lora_rank == 16

@@ -13,6 +13,7 @@ import pytest
 from model_folders import tokenizer_of
 
 from quire.errors import QuireError, RequestError
+from quire.frontend import Encoded
 from quire.outputs import CompletionOutput, Logprob, RequestOutput
 from quire.sampling_params import SamplingParams
 from quire.server import logprob_json as logprobs
@@ -30,7 +31,7 @@ QUIET: Any = SimpleNamespace(first_tokens=lambda *_: None, next_tokens=lambda *_
 
 def prompt_run() -> PromptRun:
     request = NewRequest("1", (1, 2), SamplingParams(seed=0, detokenize=False))
-    return PromptRun(request, None, None, SimpleNamespace())  # type: ignore[arg-type]
+    return PromptRun(request, Encoded(()), None, SimpleNamespace())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("by_request", "kind"), [(True, RequestError), (False, GenerationFailed)])

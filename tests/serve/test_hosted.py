@@ -303,7 +303,7 @@ def test_the_use_of_a_model_is_known_before_it_is_loaded(tmp_path: Path) -> None
         for own in (write_bert(tmp_path / "embedder"), write_cross_encoder(tmp_path / "scorer"))
     )
     _, found = budgets([specs()[0], embedder, scorer], None)
-    assert [capabilities_of(one.pooling) for one in found] == [["completion"], ["embedding"], []]
+    assert [capabilities_of(one.pooling, False) for one in found] == [["completion"], ["embedding"], []]
 
 
 def test_models_with_the_same_weights_share_them() -> None:

@@ -18,7 +18,8 @@ from quire.engine.status import EngineStatus, Facts, StepReport
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
 from quire.server.metrics import MAX_PATHS, Metrics
-from quire.types import NewRequest, Record, RequestMetrics
+from quire.step_record import Record
+from quire.types import NewRequest, RequestMetrics
 
 # As dashboards, load generators and routers ask for them.
 EXPECTED = """

@@ -23,7 +23,8 @@ from quire.config import EngineConfig
 from quire.description import describe
 from quire.program.program import Load
 from quire.roofline.law import fold_costs
-from quire.types import Bound, Record
+from quire.step_record import Record
+from quire.types import Bound
 
 TAG = re.compile(r"[0-9a-f]{8}")
 NUM_TOKENS = 12

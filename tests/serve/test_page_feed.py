@@ -18,7 +18,7 @@ from quire.errors import Overloaded
 from quire.server.page import feed as feeds
 from quire.server.page import parts
 from quire.server.page.feed import MAX_VIEWERS, NUM_STEPS, Feed
-from quire.types import Record
+from quire.step_record import Record
 
 
 class Watched:

@@ -39,7 +39,8 @@ from quire.server.engine_messages import (
     engine_reader,
     server_reader,
 )
-from quire.types import Failure, NewRequest, Output, Record, RequestMetrics, TokenLogprob
+from quire.step_record import Record
+from quire.types import Failure, NewRequest, Output, RequestMetrics, TokenLogprob
 
 RECORD = Record(7, 2, 65, 3, 100, 16, 1, 0.1 + 0.2)
 STAGE = Stage((0.1, 0.2), (0.3, 0.4), "products", "cache", "int8")

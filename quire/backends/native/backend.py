@@ -9,14 +9,17 @@ from typing import Any
 import numpy as np
 
 from quire.backends.backend import GetMasks, LaunchedStep
-from quire.backends.block_memory import layout_of
+from quire.backends.block_memory import BlockMemory, layout_of
 from quire.backends.draft_model import DraftModel, shared_table, spare_blocks
 from quire.backends.native import _core
 from quire.backends.native.adapters import pack_adapter
-from quire.backends.native.caches import allocate
+from quire.backends.native.caches import NativeCaches, allocate
 from quire.backends.native.lower import Lowering, Matrices, Vectors
 from quire.backends.native.sampling import row_results, slot_params
+from quire.backends.slot_images import UnseenImages, pixels_of
 from quire.backends.slots import Deferred, Slots
+from quire.images.positions import RotaryPositions
+from quire.images.vision import Vision
 from quire.program.batch import Batch
 from quire.program.passes import gather_products
 from quire.program.program import LowRank, Program
@@ -46,6 +49,7 @@ class NativeBackend:
         num_snapshots: int = 0,
         ahead: bool = False,
         draft: DraftModel[tuple[Matrices, Vectors]] | None = None,
+        vision: Vision | None = None,
     ) -> None:
         self.program = gather_products(program)
         self._native = _core.Native(isa, num_threads)
@@ -70,6 +74,9 @@ class NativeBackend:
         if draft is not None:
             shared = draft.weights or (matrices, vectors)
             self._draft_with(draft, shared, num_blocks, block_size, kv_cache_dtype, isa, max_num_seqs)
+        self._vision, self._unseen = vision, UnseenImages()
+        if vision is not None:
+            self._see_with(vision, matrices, vectors, kv_cache_dtype, isa)
         self._ahead = ahead
         self._num_deferred = 0
         self._variants: set[int] = set()
@@ -120,6 +127,16 @@ class NativeBackend:
             own=lowering.hidden,
         )
 
+    def _see_with(
+        self, vision: Vision, matrices: Matrices, vectors: Vectors, kv_cache_dtype: str, isa: str
+    ) -> None:
+        """Record the vision tower beside the program, with the cache's precision in its attention."""
+        program = gather_products(vision.program)
+        native = _core.Native(isa, self._native)
+        caches = NativeCaches({}, {}, BlockMemory([]), halves=kv_cache_dtype in ("bfloat16", "int8"))
+        lowering = Lowering(native, program, matrices, vectors, caches)
+        self._steps.see_with(native, lowering.output, program.output.width)
+
     def launch(self, step: Step, masks: GetMasks | None = None) -> LaunchedStep:
         """See Backend.launch.
 
@@ -149,6 +166,11 @@ class NativeBackend:
             plan.grant(*grant)
         if step.admitted:
             self._admit(step, plan)
+        if self._vision is not None:
+            self._unseen.apply(step)
+            for slot, image in self._unseen.take(step.rows):
+                patches = self._vision.patching.patches(pixels_of(image))
+                plan.show(slot, image.first, image.num_tokens, image.whole, patches)
         if step.restored:
             plan.restore(step.restored)
         if step.saved:
@@ -166,6 +188,9 @@ class NativeBackend:
             params = slot_params(admission, self._width)
             adapter = self._adapters[admission.adapter] if admission.adapter else None
             plan.admit(admission.slot, variant, brought[admission.slot], params, adapter)
+            if admission.images:
+                positions = RotaryPositions.of(admission.images)
+                plan.rotate(admission.slot, positions.known.reshape(-1), positions.shift)
 
     def _run(self, plan: _core.Step, masks: GetMasks | None) -> StepResult:
         self._steps.forward(plan)
@@ -220,6 +245,7 @@ class NativeBackend:
             self._output,
             self._width,
             [self._adapters.get(admission.adapter) for admission in batch.admissions],
+            batch.visible_ends,
         )
 
     def _add_frequencies(self, batch: Batch) -> None:
@@ -243,7 +269,15 @@ class _Ahead:
 
 
 def _result(plan: _core.Step) -> StepResult:
-    times = plan.began_s, plan.ended_s, plan.mask_s, plan.sampling_s, plan.core_wait_s, plan.draft_s
+    times = (
+        plan.began_s,
+        plan.ended_s,
+        plan.mask_s,
+        plan.sampling_s,
+        plan.core_wait_s,
+        plan.draft_s,
+        plan.image_s,
+    )
     rows = row_results(plan.results)
     if proposed := plan.proposed:
         drafts = [(Draft(tuple(token_ids), "model"),) if token_ids else () for token_ids in proposed]

@@ -17,11 +17,15 @@ from quire.program.program import Program
 
 @dataclass(frozen=True, slots=True)
 class NativeCaches:
-    """Caches by layer: the cache shared by its group, and the layer's index in it."""
+    """Caches by layer: the cache shared by its group, and the layer's index in it.
+
+    With `halves` attention within rows keeps keys and values in bfloat16, too.
+    """
 
     paged: dict[int, tuple[_core.KVCache, int]]
     states: dict[int, tuple[_core.StateCache, int]]
     memory: BlockMemory
+    halves: bool = False
 
 
 def allocate(

@@ -15,8 +15,9 @@ from quire.backends.native.coding import format_of
 from quire.backends.native.layout import plan_layout
 from quire.backends.native.weights import Packed, converts, load_packed
 from quire.backends.packed_cache import PackedCache, packed_folder
-from quire.config import instruction_set
+from quire.environment import instruction_set
 from quire.errors import ConfigError
+from quire.images.vision import Vision
 from quire.program import ops
 from quire.program.ops.experts import ExpertWeights
 from quire.program.program import Op, Program, WeightSpec
@@ -132,6 +133,7 @@ class NativeDevice(HostDevice):
         capacity: Capacity,
         progress: Progress | None = None,
         draft: DraftModel[WeightPlan] | None = None,
+        vision: Vision | None = None,
     ) -> NativeBackend:
         packed = self._load(weights, progress, self._model)
         drafter = None
@@ -151,6 +153,7 @@ class NativeDevice(HostDevice):
             num_snapshots=capacity.num_snapshots,
             ahead=capacity.max_steps_in_flight > 1,
             draft=drafter,
+            vision=vision,
         )
 
     def _load(self, weights: WeightPlan, progress: Progress | None, model: str) -> Packed:

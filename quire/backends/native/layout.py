@@ -52,7 +52,7 @@ def matrix_names(program: Program) -> set[str]:
             found.add(op.weight.name)
         elif isinstance(op, ops.GatedLinear):
             found |= {op.gate.name, op.up.name}
-        elif isinstance(op, ops.Embed | ops.EmbedSegments):
+        elif isinstance(op, ops.Embed | ops.EmbedSegments | ops.MixedRows):
             found.add(op.table.name)
         elif isinstance(op, ops.Experts):
             found |= {weight.name for weight in op.experts.matrices()}

@@ -44,6 +44,7 @@ class Lowering:
         self.native = native
         self.ropes: dict[Rope, int] = {}
         self.sites: dict[str, int] = {}
+        self._places: dict[tuple[int, float, int], int] = {}  # rope tables by places
         self._matrices = matrices
         self._vectors = vectors
         self._caches = caches
@@ -144,7 +145,7 @@ class Lowering:
         if op.distances is not None:
             biases = op.distances.biases(self._vectors[op.distances.table.name]).reshape(-1)
             own = op.distances.longest - 1
-        how = (op.scale, op.reach or 0, biases, own)
+        how = (op.scale, op.reach or 0, biases, own, self._caches.halves)
         self.native.attend_rows(out, q, k, v, heads, groups, dim, value_dim, *how)
 
     @record.register
@@ -154,6 +155,36 @@ class Lowering:
     @record.register
     def _(self, op: ops.PreviousHidden) -> None:
         self.native.previous_hidden(self._at(op.out), op.out.width)
+
+    @record.register
+    def _(self, op: ops.Patches) -> None:
+        self.native.previous_hidden(self._at(op.out), op.out.width)
+
+    @record.register
+    def _(self, op: ops.MixedRows) -> None:
+        table = self._matrices[op.table.name]
+        self.native.mixed_rows(self._at(op.out), self._at(op.places), table, op.places.width // 2)
+
+    @record.register
+    def _(self, op: ops.RotaryAt) -> None:
+        (heads, dim), key = op.x.shape, (op.places.index, op.theta, op.x.shape[1])
+        if key not in self._places:
+            self._places[key] = self.native.place_table(
+                self._at(op.places), op.places.width, dim // 2, op.frequencies()
+            )
+        self.native.rotary("T", self._at(op.out), self._at(op.x), heads, dim, self._places[key], False)
+
+    @record.register
+    def _(self, op: ops.JoinRows) -> None:
+        self.native.join_rows(self._at(op.out), self._at(op.x), op.out.width)
+
+    @record.register
+    def _(self, op: ops.MeanOfRows) -> None:
+        self.native.mean_of_rows(self._at(op.out), self._at(op.x), op.number, op.x.width)
+
+    @record.register
+    def _(self, op: ops.PlaceImages) -> None:
+        self.native.place_images(self._at(op.out), self._at(op.x), op.x.width, op.first, op.added)
 
     @record.register
     def _(self, op: ops.Join) -> None:
@@ -254,7 +285,8 @@ class Lowering:
     @record.register
     def _(self, op: ops.Rotary) -> None:
         if op.rope not in self.ropes:
-            self.ropes[op.rope] = self.native.rope_table(op.rope.dim // 2, op.rope.attention_factor)
+            axes = op.rope.axes.tolist() if op.rope.sections else []
+            self.ropes[op.rope] = self.native.rope_table(op.rope.dim // 2, op.rope.attention_factor, axes)
         heads, dim = op.x.shape
         table, interleaved = self.ropes[op.rope], op.rope.interleaved
         self.native.rotary(op.x.count, self._at(op.out), self._at(op.x), heads, dim, table, interleaved)

@@ -24,6 +24,7 @@ from quire.program.ops.embedding import (
     SampledRows,
 )
 from quire.program.ops.experts import Experts
+from quire.program.ops.images import JoinRows, MeanOfRows, MixedRows, Patches, PlaceImages, RotaryAt
 from quire.program.ops.linear import GatedLinear, Linear, LinearByHead
 from quire.program.ops.norm import AboveCutoff, AddNorm, GatedRMSNorm, LayerNorm, MatchMagnitude, RMSNorm
 from quire.program.ops.rotary import Rotary
@@ -44,16 +45,22 @@ __all__ = [
     "GatedRMSNorm",
     "GatedRecurrence",
     "Join",
+    "JoinRows",
     "LatentAttention",
     "LayerNorm",
     "Linear",
     "LinearByHead",
     "MatchMagnitude",
+    "MeanOfRows",
+    "MixedRows",
+    "Patches",
+    "PlaceImages",
     "PoolRows",
     "PositionEmbed",
     "PreviousHidden",
     "RMSNorm",
     "Rotary",
+    "RotaryAt",
     "RowAttention",
     "SampledRows",
     "Scale",

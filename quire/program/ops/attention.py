@@ -26,7 +26,8 @@ class Attention(Op):
     q [T, heads, dim], k [T, kv_heads, dim], v [T, kv_heads, value_dim], out [T, heads * value_dim]; heads is
     a multiple of kv_heads and query head h reads key head h // (heads / kv_heads). Keys and values are first
     written to the cache, then all are read back from it as stored. A token at position p sees positions
-    max(0, p - window + 1) ... p, if `chunked` those from the last multiple of the window to p, and is not
+    max(0, p - window + 1) ... p, if `chunked` those from the last multiple of the window to p, each to the
+    end that the batch gives for it instead of p if it gives any, as for tokens of an image. It is not
     affected by any other position: if the value of a head is not finite as stored, zeros are stored instead
     and NaN as its key. The score, and so the result, is then NaN for exactly the tokens that see it.
     `softcap` replaces each score s by softcap * tanh(s / softcap). `sinks` [heads] are scores of a
@@ -133,7 +134,8 @@ def _attend_rows(
         if len(positions := batch.positions[tokens]):
             context = Context(keys, values, batch.block_tables[run.groups[layer]][row], length)
             how = (scale, window, softcap, sinks, chunked)
-            out[own] = attend(q[own], positions, context, *how)
+            ends = None if batch.visible_ends is None else batch.visible_ends[tokens]
+            out[own] = attend(q[own], positions, context, *how, ends=ends)
     return out
 
 
@@ -274,11 +276,13 @@ def attend(
     chunked: bool = False,
     both: bool = False,
     biases: Array | None = None,
+    ends: np.ndarray | None = None,
 ) -> Array:
     """Compute one row, [t, heads, value_dim]: a running softmax over the partitions of the context.
 
-    With `both`, tokens see `window` positions on either side, or all. `biases` [t, heads, positions], to the
-    end of the last partition, are added to scores.
+    With `both`, tokens see `window` positions on either side, or all. `ends` [t] are those of what tokens
+    see, if not behind themselves. `biases` [t, heads, positions], to the end of the last partition, are added
+    to scores.
     """
     tokens, heads, dim = q.shape
     groups = context.keys.shape[2]
@@ -292,7 +296,7 @@ def attend(
     oldest = np.maximum(0, positions + 1 - window) if window else np.zeros_like(positions)
     if window and chunked:
         oldest = positions // window * window
-    newest = positions
+    newest = positions if ends is None else ends - 1
     if both:
         oldest = np.maximum(0, positions - (window or context.length))
         newest = positions + (window or context.length)

@@ -28,7 +28,8 @@ class Rotary(Op):
         batch = run.batch
         if self.rope not in batch.memo:
             variants = batch.variants[batch.token_rows]
-            batch.memo[self.rope] = self.rope.cos_sin(batch.positions, variants)
+            three = batch.rotary_positions if self.rope.sections else None
+            batch.memo[self.rope] = self.rope.cos_sin(batch.positions if three is None else three, variants)
         rows = slice(None) if self.x.count == "T" else batch.logit_rows
         cos, sin = (part[rows, None, :] for part in batch.memo[self.rope])
         first, second = self._pairs()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from secrets import token_hex
 from typing import Any
 
@@ -35,7 +36,7 @@ _DELTAS: dict[str, Callable[[str], protocol.BlockDelta]] = {
     CALL: protocol.InputJsonDelta,
 }
 _NAMES = {
-    r"^messages\[\d+\][\w.]*": "messages",
+    r"^messages\[\d+\](?!\.content\[)[\w.]*": "messages",
     r"^continue_final_message.*": "the last message is the assistant's, and only its text can be continued",
     r"\.function\.parameters": ".input_schema",
     r"\.function\.": ".",
@@ -52,14 +53,16 @@ def _own_field_names(asked: CountRequest) -> AbstractContextManager[None]:
 async def create(request: Request) -> Response:
     """Return a message, or the stream of its events."""
     service: ServiceState = request.app.state.service
-    asked, unknown, task = await read(request, MessagesRequest, protocol.task_of)
+    task_of = partial(protocol.task_of, sees=service.frontend.sees)
+    asked, unknown, task = await read(request, MessagesRequest, task_of)
     handle = handle_of(request)
     model, handle.adapter = service.check_name(asked.model)
     message_id = f"msg_{token_hex(12)}"
     edits: protocol.Edits | UnsetType = UNSET
     with _own_field_names(asked):
         if asked.context_management is not None:
-            edits = protocol.Edits(await service.in_thread(_edit, service, asked, task))
+            applied = await service.in_thread_for(task.messages, _edit, service, asked, task)
+            edits = protocol.Edits(applied)
         run = await start_chat(handle, task)
     message = MessageReply(id=message_id, model=model, usage=_usage(run))
     idle = protocol.without_effect(asked, service.template_reads("reasoning_effort"))
@@ -74,7 +77,8 @@ async def create(request: Request) -> Response:
 async def count_tokens(request: Request) -> Response:
     """Return the number of input tokens that /v1/messages would read."""
     service: ServiceState = request.app.state.service
-    asked, _, task = await read(request, CountRequest, protocol.task_of)
+    task_of = partial(protocol.task_of, sees=service.frontend.sees)
+    asked, _, task = await read(request, CountRequest, task_of)
     service.check_name(asked.model)
 
     def counted() -> protocol.MessageTokenCount:
@@ -86,19 +90,20 @@ async def count_tokens(request: Request) -> Response:
         return protocol.MessageTokenCount(left, protocol.TokensBefore(before))
 
     with _own_field_names(asked):
-        return Response(encode(await service.in_thread(counted)), media_type="application/json")
+        count = await service.in_thread_for(task.messages, counted)
+    return Response(encode(count), media_type="application/json")
 
 
 def _edit(service: ServiceState, asked: CountRequest, task: ChatTask) -> list[AppliedEdit]:
     """Apply the edits of context_management to the messages of the task. Returns those that changed them."""
 
     def num_tokens(turns: Sequence[Turn]) -> int:
-        messages, _ = messages_of(asked.system, turns)
+        messages, _ = messages_of(asked.system, turns, service.frontend.sees)
         return len(encoded(service.frontend, replace(task, messages=messages)).token_ids)
 
     turns, applied = apply_edits(asked.messages, edits_of(asked.context_management)[0], num_tokens)
     if applied:
-        task.messages, _ = messages_of(asked.system, turns)
+        task.messages, _ = messages_of(asked.system, turns, service.frontend.sees)
     return applied
 
 

@@ -240,8 +240,11 @@ class MessageTokenCount(Struct):
     context_management: TokensBefore | UnsetType = UNSET
 
 
-def task_of(asked: CountRequest) -> ChatTask:
-    """Return the request in neutral terms. Raises RequestError for what is not supported."""
+def task_of(asked: CountRequest, sees: bool = False) -> ChatTask:
+    """Return the request in neutral terms. Raises RequestError for what is not supported.
+
+    Its images are for a model that `sees`.
+    """
     refuse(asked, REFUSED)
     refuse(asked, REFUSED_HERE)
     if asked.thread is not None:  # Anthropic's client then sends all messages each time, by itself
@@ -266,7 +269,7 @@ def task_of(asked: CountRequest) -> ChatTask:
         kwargs["reasoning_effort"] = EFFORTS.get(config.effort, config.effort)
     choice = asked.tool_choice or ToolChoice(type="auto")
     functions, tool_choice, tool_warnings = functions_of(asked.tools or (), choice, asked.messages)
-    messages, warnings = messages_of(asked.system, asked.messages)
+    messages, warnings = messages_of(asked.system, asked.messages, sees)
     continues = bool(asked.messages) and asked.messages[-1].role == "assistant"
     return ChatTask(
         messages=messages,

@@ -190,7 +190,10 @@ async def tags(request: Request) -> Response:
     started = datetime.fromtimestamp(host.created_s, UTC)
     found = []
     for one in host.models.values():
-        size, capabilities = one.budget.facts.weight_bytes, ollama.capabilities_of(one.budget.pooling)
+        size, capabilities = (
+            one.budget.facts.weight_bytes,
+            ollama.capabilities_of(one.budget.pooling, one.budget.facts.sees),
+        )
         for name, digest, details in _listed(one):
             found.append(ollama.Tag(name, name, started, size, digest, details, capabilities))
     return reply(ollama.Tags(found))

@@ -29,7 +29,7 @@ REFUSED_HERE = {
         ("grammar_lazy", "grammar_triggers", "preserved_tokens"), "use tools of /v1/chat/completions"
     ),
     **dict.fromkeys(("n", "n_cmpl"), "send the prompt several times"),
-    "image_data": "this server reads and writes text only",
+    "image_data": "send images in messages to /v1/chat/completions",
     "prompt_logprobs": "use /v1/completions",
     "response_fields": "responses have all fields",
     "system_prompt": "include it in the prompt",

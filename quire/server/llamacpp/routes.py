@@ -108,7 +108,7 @@ async def props(request: Request) -> Response:
             chat_template_caps=caps,
             bos_token=tokens.get("bos_token", ""),
             eos_token=eos,
-            modalities={"vision": False, "audio": False},
+            modalities={"vision": frontend.sees, "audio": False},
             build_info=f"quire-{__version__}",
         )
     )
@@ -159,7 +159,8 @@ async def apply_template(request: Request) -> Response:
     service: ServiceState = request.app.state.service
     asked, *_ = await read(request, TemplateRequest)
     service.check_name(asked.model)
-    return admin.reply(RenderedPrompt(await service.in_thread(_rendered, service.frontend, asked)))
+    text = await service.in_thread_for(asked.messages, _rendered, service.frontend, asked)
+    return admin.reply(RenderedPrompt(text))
 
 
 def _rendered(frontend: Frontend, asked: TemplateRequest) -> str:

@@ -210,10 +210,10 @@ def _count(num_parameters: int) -> str:
     return f"{num_parameters / unit:.1f}{letter}"
 
 
-def capabilities_of(pooling: Pooling | None) -> list[str]:
+def capabilities_of(pooling: Pooling | None, sees: bool) -> list[str]:
     """Return the uses of a model that may not be loaded."""
     if pooling is None:
-        return ["completion"]
+        return ["completion", "vision"] if sees else ["completion"]
     return ["embedding"] if pooling.task == "embed" else []
 
 
@@ -221,7 +221,7 @@ def _capabilities(service: ServiceState) -> list[str]:
     can = {"tools": service.output_format.tools, "thinking": service.output_format.reasoning}
     formats = [name for name, how in can.items() if how is not None]
     pooling = service.frontend.model.pooling
-    return [*capabilities_of(pooling), *(formats if pooling is None else ())]
+    return [*capabilities_of(pooling, service.frontend.sees), *(formats if pooling is None else ())]
 
 
 def _info(service: ServiceState) -> dict[str, Any]:

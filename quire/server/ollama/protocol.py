@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, defstruct
 
 from quire.errors import RequestError
+from quire.images.prompt import image_part
 from quire.sampling_params import MAX_LOGPROBS, StructuredOutputsParams
 from quire.server import llama_options
 from quire.server.body import nested
@@ -73,7 +74,7 @@ class OllamaInputMessage(Struct, kw_only=True):
     role: str
     content: str | None = None
     thinking: str | None = None
-    images: list[Any] | None = None
+    images: list[str] | None = None
     tool_calls: list[OllamaInputCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
@@ -107,7 +108,7 @@ class OllamaGenerateRequest(OllamaRequest, kw_only=True):
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = None
-    images: list[Any] | None = None
+    images: list[str] | None = None
     suffix: str | None = None
     template: str | None = None
     context: list[int] | None = None
@@ -191,15 +192,17 @@ def generate_task(asked: OllamaGenerateRequest, service: ServiceState) -> Ollama
     for name, instead in REFUSED.items():
         if getattr(asked, name):
             raise RequestError(f"{name} is not supported", instead, name, "unsupported_parameter")
-    _check_images(asked.images, "images")
-    if not asked.prompt:
+    if not asked.prompt and not asked.images:
         return OllamaTask(None)
     if asked.raw and asked.system:
         raise RequestError("raw uses the prompt verbatim", "include system in the prompt", "system")
-    messages = [{"role": "user", "content": asked.prompt}]
+    if asked.raw and asked.images:
+        raise RequestError("raw uses the prompt verbatim", "send images without raw", "images")
+    prompt = asked.prompt or ""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": _content(prompt, asked.images, "images")}]
     if asked.system:
         messages.insert(0, {"role": "system", "content": asked.system})
-    return OllamaTask(_task(asked, service, messages), asked.prompt if asked.raw else None)
+    return OllamaTask(_task(asked, service, messages), prompt if asked.raw else None)
 
 
 def _task(
@@ -265,8 +268,8 @@ def _thinking(asked: OllamaRequest, service: ServiceState) -> dict[str, Any]:
 
 def _message(message: OllamaInputMessage, where: str) -> dict[str, Any]:
     """Convert a message to the form that chat templates expect."""
-    _check_images(message.images, f"{where}.images")
-    found: dict[str, Any] = {"role": message.role.lower(), "content": message.content or ""}
+    content = _content(message.content or "", message.images, f"{where}.images")
+    found: dict[str, Any] = {"role": message.role.lower(), "content": content}
     if message.thinking:
         found["reasoning_content"] = message.thinking
     if message.tool_calls:
@@ -297,8 +300,10 @@ def _give_ids(messages: list[dict[str, Any]]) -> None:
             waiting = [one for one in waiting if one != given]
 
 
-def _check_images(images: list[Any] | None, where: str) -> None:
-    if images:
-        raise RequestError(
-            f"{where} is not supported", "this server reads text only", where.partition("[")[0]
-        )
+def _content(text: str, images: list[str] | None, where: str) -> str | list[dict[str, Any]]:
+    """Return a text or, with images in base64, parts: images come first, as in Ollama."""
+    if not images:
+        return text
+    urls = (one if one.startswith("data:") else f"data:image/png;base64,{one}" for one in images)
+    parts = [image_part(url, f"{where}[{number}]") for number, url in enumerate(urls)]
+    return [*parts, {"type": "text", "text": text}] if text else parts

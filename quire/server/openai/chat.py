@@ -45,6 +45,7 @@ async def chat(request: Request) -> Response:
     model, handle.adapter = handle.service.check_name(asked.model)
     with protocol.structure_named(asked):
         run = await start_chat(handle, task)
+    asked.messages.clear()  # which may hold images, for as long as the answer is streamed
     head = head_of(handle.service, f"chatcmpl-{token_hex(12)}", model)
     warnings = response_warnings(request, unknown, task.warnings)
     if asked.stream:

@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from quire.errors import RequestError
+from quire.images.prompt import image_part
 from quire.server.openai.response_tools import (
     CUSTOM,
     FUNCTION,
@@ -47,11 +48,12 @@ _RESULTS = (
 
 
 class ContentPart(Struct, kw_only=True):
-    """A part of a message: input_text, output_text or refusal; images and files are not read."""
+    """A part of a message: input_text, output_text, refusal or input_image; files are not read."""
 
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: str | None = None
 
 
 class Item(Struct, kw_only=True):
@@ -74,14 +76,15 @@ class Item(Struct, kw_only=True):
 
 
 def messages_of(
-    instructions: str | None, items: str | Sequence[Item], toolbox: Toolbox
+    instructions: str | None, items: str | Sequence[Item], toolbox: Toolbox, sees: bool
 ) -> list[dict[str, Any]]:
     """Return the messages. Consecutive calls share a message, and so do consecutive system instructions.
 
-    Tools that items bring are added to the toolbox, and so are warnings about what is skipped. Raises
-    RequestError for an item whose absence would change the question.
+    Images are passed on if the model `sees`; a note replaces them otherwise. Tools that items bring are added
+    to the toolbox, and so are warnings about what is skipped. Raises RequestError for an item whose absence
+    would change the question.
     """
-    history = _History(toolbox)
+    history = _History(toolbox, sees)
     if instructions:
         history.say("system", instructions)
     if isinstance(items, str):
@@ -98,9 +101,9 @@ def messages_of(
 class _History:
     """The messages so far, and the reasoning that belongs to the model's next message or call."""
 
-    def __init__(self, toolbox: Toolbox) -> None:
+    def __init__(self, toolbox: Toolbox, sees: bool) -> None:
         self.messages: list[dict[str, Any]] = []
-        self._toolbox = toolbox
+        self._toolbox, self._sees = toolbox, sees
         self._reasoning: list[str] = []
 
     def add(self, item: Item, where: str) -> None:
@@ -109,7 +112,10 @@ class _History:
             if role not in ("system", "user", "assistant"):
                 hint = "one of user, assistant, system, developer"
                 raise RequestError(f"{where}: unknown role", hint, where)
-            self.say(role, self._text(item.content, where))
+            if role == "user":
+                self._append(role, self._content(item.content, where, "content"))
+            else:
+                self.say(role, self._text(item.content, where))
         elif item.type == "reasoning":
             self._reasoning.append(self._text(item.content or "", where))
         elif item.type in _CALLS:
@@ -141,7 +147,7 @@ class _History:
         else:
             self._append(role, [text])
 
-    def _append(self, role: str, content: str | list[str], **more: Any) -> None:
+    def _append(self, role: str, content: str | list[Any], **more: Any) -> None:
         """Add a message, with the reasoning before it if it is the model's."""
         reasoning = "\n".join(filter(None, self._reasoning))
         self._reasoning.clear()
@@ -169,14 +175,23 @@ class _History:
             raise RequestError(f"{where}: call_id is missing", None, where)
         if item.type == "tool_search_output":
             names = self._toolbox.add(item.tools or (), f"{where}.tools", again=True)
-            text = (
-                f"Tools that can be called from now on: {', '.join(names)}"
-                if names
-                else "No tools were found."
-            )
+            found = f"Tools that can be called from now on: {', '.join(names)}"
+            self._append("tool", found if names else "No tools were found.", tool_call_id=call_id)
         else:
-            text = self._text(item.output, where)
-        self._append("tool", text, tool_call_id=call_id)
+            self._append("tool", self._content(item.output, where, "output"), tool_call_id=call_id)
+
+    def _content(
+        self, content: str | list[ContentPart] | None, where: str, name: str
+    ) -> str | list[dict[str, Any]]:
+        """Return a content, in the field `name`, as one text or, if it has images, as parts."""
+        if not self._sees or not isinstance(content, list) or not any(map(_is_image, content)):
+            return self._text(content, where)
+        return [
+            _image(part, f"{where}.{name}[{number}]")
+            if _is_image(part)
+            else {"type": "text", "text": self._text([part], where)}
+            for number, part in enumerate(content)
+        ]
 
     def _text(self, content: str | list[ContentPart] | None, where: str) -> str:
         if content is None:
@@ -187,13 +202,25 @@ class _History:
         for part in content:
             text = part.refusal if part.type == "refusal" else part.text
             if part.type in _UNREADABLE:
-                text = f"[{_UNREADABLE[part.type]} omitted: this server reads only text]"
+                read = "text and images" if self._sees else "text"
+                text = f"[{_UNREADABLE[part.type]} omitted: this server reads only {read}]"
                 self._toolbox.warn(f"parts of type {part.type!r} cannot be read and are replaced by a note")
             elif part.type not in _TEXTS or text is None:
                 problem = f"{where}: a part of type {part.type[:64]!r} is not supported, or has no text"
                 raise RequestError(problem, "give input_text", where)
             texts.append(text)
         return "\n".join(texts)
+
+
+def _is_image(part: ContentPart) -> bool:
+    return part.type == "input_image"
+
+
+def _image(part: ContentPart, where: str) -> dict[str, Any]:
+    if part.image_url is None:
+        hint = "files are not stored: send the image itself, data:image/png;base64,..."
+        raise RequestError(f"{where}: an image without image_url is not supported", hint, where)
+    return image_part(part.image_url, where)
 
 
 def _arguments(item: Item) -> str | dict[str, Any]:

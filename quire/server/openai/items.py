@@ -179,8 +179,11 @@ class InputTokens(Struct):
     object: str = "response.input_tokens"
 
 
-def task_of(asked: ResponseRequest) -> tuple[ChatTask, Toolbox]:
-    """Return the request in neutral terms, and its tools. Raises RequestError for what is not supported."""
+def task_of(asked: ResponseRequest, sees: bool = False) -> tuple[ChatTask, Toolbox]:
+    """Return the request in neutral terms, and its tools. Raises RequestError for what is not supported.
+
+    Its images are for a model that `sees`.
+    """
     refuse(asked, REFUSED)
     refuse(asked, REFUSED_HERE)
     if refused := [name for name in asked.include or () if name not in (LOGPROBS, ENCRYPTED)]:
@@ -198,7 +201,7 @@ def task_of(asked: ResponseRequest) -> tuple[ChatTask, Toolbox]:
         kwargs.setdefault("reasoning_effort", asked.reasoning.effort)
     toolbox = Toolbox()
     toolbox.add(asked.tools or (), "tools")
-    messages = messages_of(asked.instructions, asked.input, toolbox)  # which may add tools
+    messages = messages_of(asked.instructions, asked.input, toolbox, sees)  # which may add tools
     task = ChatTask(
         messages=messages,
         sampling=sampling,

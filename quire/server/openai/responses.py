@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from itertools import count, zip_longest
 from secrets import token_hex
 
@@ -43,7 +44,8 @@ _NAMES = {
 async def create(request: Request) -> Response:
     """Return a response, or the stream of its events."""
     service: ServiceState = request.app.state.service
-    asked, unknown, (task, toolbox) = await read(request, ResponseRequest, items.task_of)
+    task_of = partial(items.task_of, sees=service.frontend.sees)
+    asked, unknown, (task, toolbox) = await read(request, ResponseRequest, task_of)
     handle = handle_of(request)
     model, handle.adapter = service.check_name(asked.model)
     response_id = f"resp_{token_hex(12)}"
@@ -244,10 +246,11 @@ def _entries(positions: Iterable[Position]) -> list[Raw]:
 async def count_tokens(request: Request) -> Response:
     """Return the number of input tokens that /v1/responses would read."""
     service: ServiceState = request.app.state.service
-    asked, _, (task, toolbox) = await read(request, ResponseRequest, items.task_of)
+    task_of = partial(items.task_of, sees=service.frontend.sees)
+    asked, _, (task, toolbox) = await read(request, ResponseRequest, task_of)
     service.check_name(asked.model)
     with _own_field_names(asked, toolbox):
-        prompt = await service.in_thread(encoded, service.frontend, task)
+        prompt = await service.in_thread_for(task.messages, encoded, service.frontend, task)
     return Response(encode(items.InputTokens(len(prompt.token_ids))), media_type="application/json")
 
 

@@ -21,7 +21,7 @@ from quire.server.page import parts
 from quire.server.page.parts import encode
 from quire.server.service import ServiceState
 from quire.server.steps import law_of
-from quire.types import Record
+from quire.step_record import Record
 
 MAX_VIEWERS = 64
 NUM_STEPS = 1000  # of the past, in a viewer's first frame

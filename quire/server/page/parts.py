@@ -16,7 +16,7 @@ from quire.engine.view import GroupView, RowView, StepView
 from quire.server.admin import info_of
 from quire.server.service import ServiceState
 from quire.server.steps import ceilings_of
-from quire.types import Record
+from quire.step_record import Record
 
 Tag = Callable[[str], str]
 encode = msgspec.json.Encoder().encode

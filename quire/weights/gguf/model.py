@@ -97,6 +97,10 @@ class GgufModel:
     def sentence_settings(self) -> None:
         """Return None: no metadata says how texts become embeddings."""
 
+    def image_processor(self) -> dict[str, Any]:
+        """Return {}: towers for images are in files of their own, which are not read."""
+        return {}
+
     def chat_templates(self) -> dict[str, str]:
         """Return the templates of the metadata, or the one in a file beside: NAME.jinja for NAME.gguf."""
         if present(beside := self.path.with_suffix(".jinja")):

@@ -1,0 +1,67 @@
+// Images of prompts: patches, encoded by a vision tower when a row first computes a token of them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "executor.h"
+#include "matrix.h"
+#include "ops.h"
+
+namespace quire {
+
+// An image of a slot. Its `tokens` begin at position `first`. The tower takes `patches` of `columns` numbers,
+// and gave `embedded` [tokens, width]. Tokens of a `whole` one see each other.
+struct Image {
+  int64_t first, tokens, columns;
+  bool whole;
+  Vector patches, embedded;
+};
+
+// By which positions the tokens of a prompt with images rotate: three for each up to the last image,
+// [known, 3]; later ones are `shift` away from their own.
+struct RotaryPositions {
+  std::vector<int64_t> known;
+  int64_t shift;
+
+  int64_t of(int64_t position, int64_t axis) const {
+    const size_t at = (size_t)(position * 3 + axis);
+    return at < known.size() ? known[at] : position + shift;
+  }
+};
+
+// Encodes images. The executor of the tower must share the threads of the program.
+class Tower {
+ public:
+  Tower(Executor& executor, int64_t output, int64_t width)
+      : executor_(executor), output_(output), width_(width) {}
+
+  int64_t width() const { return width_; }
+  void encode(Image& image);
+
+ private:
+  Executor& executor_;
+  int64_t output_, width_;
+};
+
+// out = x, with what the batch brings for the tokens of images in its place, or added to it: columns from
+// `column` on.
+class PlaceImages : public Op {
+ public:
+  PlaceImages(int64_t out, int64_t x, int64_t width, int64_t column, bool added)
+      : out_(out), x_(x), width_(width), column_(column), added_(added) {}
+  bool row_wise() const override { return true; }
+  void run_rows(const Step& step, int64_t first, int64_t last) override;
+
+ private:
+  int64_t out_, x_, width_, column_;
+  bool added_;
+};
+
+// A sum of rows of a table: `number` rows, then their factors, are the numbers of x.
+RowWise::Function mixed_rows(std::shared_ptr<const Matrix> table, int64_t number);
+// Means over `number` rows of x [.., width], which are one row of RowWise.
+RowWise::Function mean_of_rows(int64_t number, int64_t width);
+
+}  // namespace quire

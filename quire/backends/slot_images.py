@@ -1,0 +1,126 @@
+"""The images of slots on backends in host memory: encoded when a row first computes a token of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from quire.images.positions import RotaryPositions
+from quire.images.vision import Vision
+from quire.program.batch import Batch
+from quire.types import PromptImage, Row, Step
+
+
+class UnseenImages:
+    """The images of slots that no row has computed a token of."""
+
+    def __init__(self) -> None:
+        self._slots: dict[int, list[PromptImage]] = {}
+
+    def apply(self, step: Step) -> None:
+        """Take in which slots a step releases and admits."""
+        for slot in step.released:
+            self._slots.pop(slot, None)
+        for admission in step.admitted:
+            if admission.images:
+                self._slots[admission.slot] = list(admission.images)
+
+    def take(self, rows: Sequence[Row]) -> list[tuple[int, PromptImage]]:
+        """Return the images that rows begin to compute, and the slot of each. None is returned twice."""
+        taken = []
+        for row in rows if self._slots else ():
+            own = self._slots.get(row.slot, [])
+            for image in [one for one in own if one.first < row.start + row.count and row.start < one.end]:
+                own.remove(image)
+                taken.append((row.slot, image))
+        return taken
+
+
+class SlotImages:
+    """Gives steps the embeddings of images and the positions of their tokens. `compute` runs the tower."""
+
+    def __init__(self, vision: Vision, compute: Callable[[Batch], np.ndarray]) -> None:
+        self._vision, self._compute = vision, compute
+        self._unseen = UnseenImages()
+        self._positions: dict[int, RotaryPositions] = {}  # by slot
+        self._embedded: dict[int, list[tuple[PromptImage, np.ndarray]]] = {}
+        self.encode_s = 0.0  # of the last step
+
+    def apply(self, step: Step) -> None:
+        """Take in which slots a step releases and admits."""
+        self._unseen.apply(step)
+        for slot in step.released:
+            self._positions.pop(slot, None)
+            self._embedded.pop(slot, None)
+        for admission in step.admitted:
+            if admission.images:
+                self._positions[admission.slot] = RotaryPositions.of(admission.images)
+                self._embedded[admission.slot] = []
+
+    def encode(self, rows: Sequence[Row]) -> None:
+        """Encode the images that rows begin to compute."""
+        began_s = time.monotonic()
+        for slot, image in self._unseen.take(rows):
+            patches = self._vision.patching.patches(pixels_of(image))
+            embedded = self._compute(batch_of(patches, image.num_tokens)).copy()
+            self._embedded[slot].append((image, embedded))
+        self.encode_s = time.monotonic() - began_s
+
+    def tokens(self, rows: Sequence[Row], offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return the tokens of images in a step whose rows begin at `offsets`, and their embeddings."""
+        tokens, embeddings = [], []
+        for row, offset in zip(rows, offsets.tolist(), strict=False):
+            end = row.start + row.count
+            for image, embedded in self._embedded.get(row.slot, ()):
+                places = np.arange(max(image.first, row.start), min(image.end, end))
+                tokens.append(places - row.start + offset)
+                embeddings.append(embedded[places - image.first])
+            if row.slot in self._embedded:
+                left = [own for own in self._embedded[row.slot] if own[0].end > end]
+                self._embedded[row.slot] = left
+        return (np.concatenate(tokens), np.concatenate(embeddings)) if tokens else None
+
+    def visible_ends(self, rows: Sequence[Row]) -> np.ndarray | None:
+        """Return the ends of what the tokens of a step see, [T], if it computes images that are whole."""
+        whole = [[image for image, _ in self._embedded.get(row.slot, ()) if image.whole] for row in rows]
+        if not any(whole):
+            return None
+        ends = [np.arange(row.start, row.start + row.count) + 1 for row in rows]
+        for row, own, images in zip(rows, ends, whole, strict=True):
+            for image in images:
+                own[image.first - row.start : image.end - row.start] = image.end
+        return np.concatenate(ends)
+
+    def positions(self, rows: Sequence[Row]) -> np.ndarray | None:
+        """Return the rotary positions of all tokens of a step, [T, 3], if any slot has images."""
+        if not any(row.slot in self._positions for row in rows):
+            return None
+        none = RotaryPositions.of(())
+        found = [self._positions.get(row.slot, none) for row in rows]
+        return np.concatenate(
+            [own.slice(row.start, row.start + row.count) for own, row in zip(found, rows, strict=True)]
+        )
+
+
+def pixels_of(image: PromptImage) -> np.ndarray:
+    """Return the pixels of an image, [height, width, 3] uint8."""
+    return np.frombuffer(image.pixels, np.uint8).reshape(image.height, image.width, 3)
+
+
+def batch_of(patches: np.ndarray, num_tokens: int) -> Batch:
+    """Return the batch of an image for its tower."""
+    count, zero = len(patches), np.zeros(1, np.int64)
+    return Batch(
+        token_ids=np.zeros(count, np.int64),
+        positions=np.arange(count),
+        row_offsets=np.array([0, count]),
+        block_tables=(),
+        context_lens=np.array([count]),
+        slots=zero,
+        variants=zero,
+        logit_rows=np.arange(num_tokens),
+        block_size=1,
+        patches=patches,
+    )

@@ -1,0 +1,62 @@
+"""The job of the process that decodes images: from a file to pixels of the size that a model takes.
+
+It runs in a sandbox: decoders of pictures are large, and files come from anybody. Nothing is decoded before
+the size of the picture is known and allowed.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import Any
+
+from PIL import Image, ImageOps
+
+from quire.images.sizes import FixedSize, KeptShape
+from quire.sandbox.job import Job
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+Image.MAX_IMAGE_PIXELS = None  # the limit of the request holds
+_RULES = {"fixed": FixedSize, "kept": KeptShape}
+
+
+def run(request: dict[str, Any]) -> dict[str, Any]:
+    """Decode one image, the first of a film, and resize it."""
+    data, most = base64.b64decode(request["data"]), request["max_pixels"]
+    try:
+        opened = Image.open(io.BytesIO(data), formats=FORMATS)
+    except Exception as error:
+        raise ValueError(f"not a picture in one of the formats {', '.join(FORMATS)}") from error
+    width, height = opened.size
+    if width * height > most:
+        raise ValueError(f"a picture of {width} x {height} pixels has more than {most:,}")
+    try:
+        image = ImageOps.exif_transpose(opened).convert("RGB")
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise ValueError("the file of the picture is damaged") from error
+    kind, numbers = request["size"]
+    height, width = _RULES[kind](*numbers).of(image.height, image.width)
+    image = image.resize((width, height), request["resample"])
+    return {"height": height, "width": width, "pixels": base64.b64encode(image.tobytes()).decode()}
+
+
+def _describe(error: Exception) -> str:
+    return (
+        str(error)
+        if isinstance(error, ValueError)
+        else f"the picture could not be decoded ({type(error).__name__})"
+    )
+
+
+def _warm_up() -> dict[str, Any]:
+    """Return a request with a picture in each format, as decoders are loaded when first used."""
+    file = io.BytesIO()
+    Image.init()
+    Image.new("RGB", (8, 8)).save(file, "PNG")
+    data = base64.b64encode(file.getvalue()).decode()
+    return {"data": data, "max_pixels": 64, "size": ["fixed", [4, 4]], "resample": 3}
+
+
+JOB = Job(run, _describe, _warm_up())

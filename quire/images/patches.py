@@ -1,0 +1,165 @@
+"""Patches: the numbers of an image as the vision tower of a model takes them, [T, columns] float32.
+
+The columns are the pixels of a patch, and after them its place: rows of a grid of learned positions with
+their factors, as MixedRows takes them, and for towers that rotate by place its row and column.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from quire.errors import ConfigError
+from quire.images.sizes import FixedSize, KeptShape, SizeRule
+
+
+class Patching(Protocol):
+    """The rule by which the images of a model are resized and cut."""
+
+    @property
+    def size(self) -> SizeRule:
+        """The rule for the size to which images are resized."""
+        ...
+
+    @property
+    def resample(self) -> int:
+        """The filter of resizing, by Pillow's number."""
+        ...
+
+    @property
+    def most(self) -> tuple[int, int]:
+        """The maximum numbers of patches and of tokens of an image."""
+        ...
+
+    def bounded(self, max_tokens: int) -> Patching:
+        """Return one whose images have at most so many tokens. Raises ConfigError if that is impossible."""
+        ...
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """Return the rows and columns of tokens of a resized image."""
+        ...
+
+    def patches(self, pixels: np.ndarray) -> np.ndarray:
+        """Return the patches of a resized image [height, width, 3] uint8, [T, columns] float32."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Normalization:
+    """out = (pixel * factor - mean) / std, by channel."""
+
+    factor: float = 1 / 255
+    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+
+    def apply(self, pixels: np.ndarray) -> np.ndarray:
+        """Return pixels [height, width, 3] uint8 as float32."""
+        mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
+        return (pixels.astype(np.float32) * np.float32(self.factor) - mean) / std
+
+
+@dataclass(frozen=True, slots=True)
+class MergedPatches:
+    """Squares of `merge` x `merge` patches become one token (Qwen-VL). An image keeps its proportions.
+
+    Patches of one square follow one another. Each is repeated `frames` times, as if it were a film. Learned
+    positions are those of a square of `side` x `side`, stretched over the image.
+    """
+
+    patch: int
+    merge: int
+    frames: int
+    side: int
+    min_pixels: int
+    max_pixels: int
+    normalization: Normalization
+    resample: int = 3  # of Pillow: bicubic
+
+    @property
+    def size(self) -> KeptShape:
+        return KeptShape(self.patch * self.merge, self.min_pixels, self.max_pixels)
+
+    @property
+    def most(self) -> tuple[int, int]:
+        tokens = max(1, self.max_pixels // (self.patch * self.merge) ** 2)
+        return tokens * self.merge**2, tokens
+
+    def bounded(self, max_tokens: int) -> MergedPatches:
+        most = min(self.max_pixels, max_tokens * (self.patch * self.merge) ** 2)
+        return replace(self, min_pixels=min(self.min_pixels, most), max_pixels=most)
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        unit = self.patch * self.merge
+        return height // unit, width // unit
+
+    def patches(self, pixels: np.ndarray) -> np.ndarray:
+        cut, y, x = _in_squares(self.normalization.apply(pixels), self.patch, self.merge)
+        cut = cut[:, :, None].repeat(self.frames, axis=2).reshape(len(cut), -1)
+        places = (*self._mixed(y, x, int(y.max()) + 1, int(x.max()) + 1), y, x)
+        return np.concatenate([cut, np.stack(places, axis=1)], axis=1, dtype=np.float32)
+
+    def _mixed(self, y: np.ndarray, x: np.ndarray, rows: int, columns: int) -> list[np.ndarray]:
+        """Return the four rows of the table of positions around each place, and their factors."""
+        (top, bottom, down), (left, right, across) = self._stretched(y, rows), self._stretched(x, columns)
+        corners = [self.side * line + column for line in (top, bottom) for column in (left, right)]
+        factors = [v * h for v in (1 - down, down) for h in (1 - across, across)]
+        return [*corners, *factors]
+
+    def _stretched(self, at: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the positions of the grid before and after each place of a line, and how far between."""
+        exact = np.linspace(0, self.side - 1, count, dtype=np.float32)[at]
+        before = exact.astype(np.int64)
+        after = np.minimum(before + 1, self.side - 1)
+        return before, after, exact - before
+
+
+@dataclass(frozen=True, slots=True)
+class PooledPatches:
+    """Squares of `merge` x `merge` patches become one token (Gemma 3). Images are `side` x `side` pixels.
+
+    Patches of one square follow one another. Each has a learned position.
+    """
+
+    side: int
+    patch: int
+    merge: int
+    normalization: Normalization
+    resample: int
+
+    @property
+    def size(self) -> FixedSize:
+        return FixedSize(self.side, self.side)
+
+    @property
+    def most(self) -> tuple[int, int]:
+        patches = (self.side // self.patch) ** 2
+        return patches, patches // self.merge**2
+
+    def bounded(self, max_tokens: int) -> PooledPatches:
+        if (tokens := self.most[1]) > max_tokens:
+            problem = f"images of this model have {tokens} tokens, and max_image_tokens = {max_tokens}"
+            raise ConfigError(problem, f"allow {tokens}, or no images: max_images = 0")
+        return self
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        unit = self.patch * self.merge
+        return height // unit, width // unit
+
+    def patches(self, pixels: np.ndarray) -> np.ndarray:
+        cut, y, x = _in_squares(self.normalization.apply(pixels), self.patch, self.merge)
+        places = y * (self.side // self.patch) + x, np.ones(len(y))
+        return np.concatenate([cut.reshape(len(y), -1), np.stack(places, axis=1)], axis=1, dtype=np.float32)
+
+
+def _in_squares(values: np.ndarray, patch: int, merge: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Cut an image [height, width, 3] into patches [T, 3, pixels]; return them, their rows and columns.
+
+    Those of a square of `merge` x `merge` follow one another.
+    """
+    rows, columns = (side // (patch * merge) for side in values.shape[:2])
+    cut = values.reshape(rows, merge, patch, columns, merge, patch, 3).transpose(0, 3, 1, 4, 6, 2, 5)
+    inner = np.indices((rows, columns, merge, merge)).reshape(4, -1)
+    y, x = inner[0] * merge + inner[2], inner[1] * merge + inner[3]
+    return cut.reshape(len(y), 3, -1), y, x

@@ -1,0 +1,31 @@
+"""Vision: what a model sees images with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from quire.images.patches import Patching
+from quire.program.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Vision:
+    """A vision tower: its program [T patches] -> [L, width], and how images become patches.
+
+    Of the `width` numbers of a token of an image, the first are its embedding; as many after them are added
+    to the hidden states behind each of the first layers of the text model (`num_added` times). Prompts have
+    one `token` for an image, which becomes as many as it has. What templates write for an image is replaced
+    by other text first if `written` says so. Tokens of an image see each other in the text model if images
+    are `whole`, else those before them.
+    """
+
+    program: Program
+    patching: Patching
+    token: int
+    num_added: int = 0
+    written: tuple[str, str] | None = None
+    whole: bool = False
+
+    def bounded(self, max_tokens: int) -> Vision:
+        """Return this tower for images of at most so many tokens. Raises ConfigError if it cannot be."""
+        return replace(self, patching=self.patching.bounded(max_tokens))

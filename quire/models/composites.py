@@ -1,0 +1,37 @@
+"""The composite architectures: their text models, by names of the registry, and their towers."""
+
+from __future__ import annotations
+
+from quire.models.composite import Composite
+from quire.models.left_out import AUDIO, VISION
+from quire.models.vision import qwen3_vl_tower
+from quire.models.vision_gemma import gemma3_tower
+
+_TOWERS = {"vision_config": VISION, "audio_config": AUDIO}
+COMPOSITES: dict[str, Composite] = {
+    "Gemma3ForConditionalGeneration": Composite({"": "Gemma3ForCausalLM"}, tied=True, tower=gemma3_tower),
+    "Gemma3nForConditionalGeneration": Composite({"gemma3n_text": "Gemma3nForCausalLM"}, True, _TOWERS),
+    "Gemma4ForConditionalGeneration": Composite({"gemma4_text": "Gemma4ForCausalLM"}, True, _TOWERS),
+    "Gemma4UnifiedForConditionalGeneration": Composite(
+        {"gemma4_unified_text": "Gemma4UnifiedForCausalLM"}, True, _TOWERS
+    ),
+    "Llama4ForConditionalGeneration": Composite({"": "Llama4ForCausalLM"}, tied=False),
+    "Mistral3ForConditionalGeneration": Composite(
+        {
+            "mistral": "MistralForCausalLM",
+            "ministral3": "Ministral3ForCausalLM",
+            "mistral4": "Mistral4ForCausalLM",
+        },
+        tied=True,
+    ),
+    "Qwen3VLForConditionalGeneration": Composite({"": "qwen3_vl_text"}, tied=False, tower=qwen3_vl_tower),
+    "Qwen3VLMoeForConditionalGeneration": Composite(
+        {"": "qwen3_vl_moe_text"}, tied=False, tower=qwen3_vl_tower
+    ),
+    "Qwen3_5ForConditionalGeneration": Composite(
+        {"": "Qwen3_5ForCausalLM"}, tied=False, tower=qwen3_vl_tower
+    ),
+    "Qwen3_5MoeForConditionalGeneration": Composite(
+        {"": "Qwen3_5MoeForCausalLM"}, tied=False, tower=qwen3_vl_tower
+    ),
+}

@@ -1,0 +1,53 @@
+"""The parts that vision towers share, and the places of their embeddings in a text model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from quire.errors import ConfigError, quoted
+from quire.images.patches import Normalization
+from quire.program import Builder, Names, Program, Value, WeightSpec, ops
+
+
+def embed_patches(b: Builder, given: Value, w: Names, shape: tuple[int, ...]) -> Value:
+    """Multiply the pixels of patches with a convolution as large as a patch, stored in `shape`."""
+    pixels = math.prod(shape[1:])
+    weight = WeightSpec(w / "weight", (shape[0], pixels), (w / "weight",), stored=shape)
+    bias = WeightSpec(w / "bias", shape[:1], (w / "bias",))
+    x = b.slice(given, 0, pixels)
+    return b.record(ops.Linear(b.value(shape[:1]), x, weight, bias)).out
+
+
+def normalization(processor: Mapping[str, Any]) -> Normalization:
+    """Return how pixels become numbers. Raises ConfigError for what are no numbers of three channels."""
+    plain = Normalization()
+    mean, std = processor.get("image_mean", plain.mean), processor.get("image_std", plain.std)
+    factor = processor.get("rescale_factor", plain.factor)
+    for name, values in (("image_mean", mean), ("image_std", std), ("rescale_factor", [factor] * 3)):
+        numbers = isinstance(values, list | tuple) and all(type(value) in (int, float) for value in values)
+        if not numbers or len(values) != 3 or (name != "image_mean" and min(values) <= 0):
+            problem = f"preprocessor_config.json: {name} = {quoted(processor.get(name))} is not usable"
+            raise ConfigError(problem)
+    return Normalization(factor, tuple(mean), tuple(std))
+
+
+def unquantized(program: Program) -> Program:
+    """Return a program whose weights stay as they are stored: rounding would cost more than it saves."""
+    made = [
+        replace(op, weight=replace(op.weight, quantizable=False)) if isinstance(op, ops.Linear) else op
+        for op in program
+    ]
+    return replace(program, ops=tuple(made))
+
+
+def place_images(b: Builder, x: Value) -> Value:
+    """Return x [T, width] with the embeddings of images in place of those of their tokens."""
+    return b.record(ops.PlaceImages(b.value(x.shape), x, 0)).out
+
+
+def add_images(b: Builder, x: Value, number: int) -> Value:
+    """Add to the tokens of images in x what the tower gives besides embeddings, the `number`-th part."""
+    return b.record(ops.PlaceImages(b.value(x.shape), x, number * x.width, True)).out

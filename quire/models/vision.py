@@ -1,0 +1,108 @@
+"""Vision towers: transformers that give an embedding for each token of an image.
+
+Their program has patches as tokens, an image a row, and the tokens of images as rows with logits: T = n L.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from quire.errors import ConfigError, quoted
+from quire.images.patches import MergedPatches
+from quire.images.vision import Vision
+from quire.models.config import Fields, ModelConfig
+from quire.models.pooling import attend_both
+from quire.models.tower import embed_patches, normalization, unquantized
+from quire.program import Builder, Names, Value, WeightSpec, ops
+from quire.program.rope import Rope
+
+_EPS = 1e-6
+_QWEN3_VL = {
+    "depth": 27,
+    "hidden_size": 1152,
+    "hidden_act": "gelu_pytorch_tanh",
+    "intermediate_size": 4304,
+    "num_heads": 16,
+    "in_channels": 3,
+    "patch_size": 16,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "out_hidden_size": 3584,
+    "num_position_embeddings": 2304,
+    "deepstack_visual_indexes": (),
+}
+_CORNERS, _AXES = 4, 2
+# Of a processor that does not say otherwise
+_CLIP = {
+    "image_mean": (0.48145466, 0.4578275, 0.40821073),
+    "image_std": (0.26862954, 0.26130258, 0.27577711),
+}
+
+
+def qwen3_vl_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Vision:
+    """Record the tower of Qwen3-VL (arXiv:2511.21631) and Qwen3.5."""
+    stated = {key: value for key, value in raw["vision_config"].items() if value is not None}
+    cfg, token = Fields({**_QWEN3_VL, **stated}), Fields(raw).size("image_token_id")
+    hidden, heads, merge = cfg.size("hidden_size"), cfg.size("num_heads"), cfg.size("spatial_merge_size")
+    patch, frames, channels = cfg.size("patch_size"), cfg.size("temporal_patch_size"), cfg.size("in_channels")
+    side = int(cfg.size("num_position_embeddings") ** 0.5)
+    if hidden % (4 * heads) or channels != 3 or side**2 != cfg.size("num_position_embeddings"):
+        raise ConfigError(f"config.json: vision_config: {hidden} numbers in {heads} heads are not supported")
+    act, w, b = str(cfg.get("hidden_act")), Names("model.visual"), Builder()
+    pixels = channels * frames * patch**2
+    given = b.record(ops.Patches(b.value((pixels + 2 * _CORNERS + _AXES,)))).out
+    x = embed_patches(b, given, w / "patch_embed.proj", (hidden, channels, frames, patch, patch))
+    table = WeightSpec(w / "pos_embed.weight", (side**2, hidden), (w / "pos_embed.weight",))
+    mixed = ops.MixedRows(b.value((hidden,)), b.slice(given, pixels, 2 * _CORNERS), table)
+    x = b.add(x, b.record(mixed).out)
+    places = b.slice(given, pixels + 2 * _CORNERS, _AXES)
+    deep, found = cfg.integers("deepstack_visual_indexes"), list[Value]()
+    for i in range(cfg.size("depth")):
+        p = w / f"blocks.{i}"
+        h = b.linear(b.layer_norm(x, p / "norm1", _EPS), p / "attn.qkv", 3 * hidden, bias=True)
+        q, k, v = (b.slice(h, n * hidden, (heads, hidden // heads)) for n in range(3))
+        q, k = (b.record(ops.RotaryAt(b.value(one.shape), one, places, 10000.0)).out for one in (q, k))
+        x = b.add(x, b.linear(attend_both(b, q, k, v), p / "attn.proj", hidden, bias=True))
+        h = b.layer_norm(x, p / "norm2", _EPS)
+        h = b.activation(b.linear(h, p / "mlp.linear_fc1", cfg.size("intermediate_size"), bias=True), act)
+        x = b.add(x, b.linear(h, p / "mlp.linear_fc2", hidden, bias=True))
+        if i in deep:
+            found.append(_merged(b, cfg, x, w / f"deepstack_merger_list.{deep.index(i)}", after=True))
+    out = _merged(b, cfg, x, w / "merger", after=False)
+    for more in found:
+        out = b.record(ops.Join(b.value((out.width + more.width,), "L"), out, more)).out
+    size = _sizes(processor)
+    patching = MergedPatches(patch, merge, frames, side, *size, normalization({**_CLIP, **processor}))
+    return Vision(unquantized(b.program(out)), patching, token, len(found))
+
+
+def by_place(rope: Rope, cfg: ModelConfig, sections: tuple[int, ...]) -> Rope:
+    """Return a rope by three positions, for as many pairs each as config.json says (mrope_section)."""
+    stated = cfg.rope_parameters().get("mrope_section", sections)
+    if not isinstance(stated, list | tuple) or len(stated) != 3 or not all(type(n) is int for n in stated):
+        raise ConfigError(f"config.json: mrope_section = {quoted(stated)} is not a list of three sizes")
+    return replace(rope, sections=tuple(stated))
+
+
+def _merged(b: Builder, cfg: Fields, x: Value, w: Names, *, after: bool) -> Value:
+    """Return one row for each square of patches, normalized before or `after` they are joined."""
+    wide = cfg.size("hidden_size") * cfg.size("spatial_merge_size") ** 2
+    x = x if after else b.layer_norm(x, w / "norm", _EPS)
+    x = b.record(ops.JoinRows(b.value((wide,), "L"), x)).out
+    x = b.layer_norm(x, w / "norm", _EPS) if after else x
+    h = b.activation(b.linear(x, w / "linear_fc1", wide, bias=True), "gelu")
+    return b.linear(h, w / "linear_fc2", cfg.size("out_hidden_size"), bias=True)
+
+
+def _sizes(processor: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the fewest and most pixels of a resized image."""
+    size = processor.get("size")
+    size = size if isinstance(size, Mapping) else {}
+    least = processor.get("min_pixels", size.get("shortest_edge", 56 * 56))
+    most = processor.get("max_pixels", size.get("longest_edge", 28 * 28 * 1280))
+    for value in (least, most):
+        if type(value) is not int or value < 1:
+            raise ConfigError(f"preprocessor_config.json: {quoted(value)} is not a number of pixels")
+    return least, most

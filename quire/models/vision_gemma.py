@@ -1,0 +1,96 @@
+"""The vision tower of Gemma 3 (arXiv:2503.19786): SigLIP (arXiv:2303.15343), whose patches are averaged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from quire.errors import ConfigError, quoted
+from quire.images.patches import PooledPatches
+from quire.images.vision import Vision
+from quire.models.config import Fields
+from quire.models.defaults import GEMMA3
+from quire.models.pooling import attend_both
+from quire.models.tower import embed_patches, normalization, unquantized
+from quire.program import Builder, Names, Value, WeightSpec, ops
+
+_SIGLIP = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_channels": 3,
+    "image_size": 224,
+    "patch_size": 16,
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6,
+}
+_TOKENS = 256  # of an image
+_BEGIN, _TOKEN, _END = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
+_BILINEAR = 2  # of Pillow
+
+
+def gemma3_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Vision:
+    """Record the tower of Gemma 3, with its projection to the embeddings of the text model."""
+    stated = {key: value for key, value in raw["vision_config"].items() if value is not None}
+    cfg, patching = Fields({**_SIGLIP, **stated}), _patching(raw, stated, processor)
+    hidden, patch, b = cfg.size("hidden_size"), cfg.size("patch_size"), Builder()
+    w, pixels = Names("model.vision_tower"), 3 * patch**2
+    given = b.record(ops.Patches(b.value((pixels + 2,)))).out
+    x = embed_patches(b, given, w / "embeddings.patch_embedding", (hidden, 3, patch, patch))
+    name = w / "embeddings.position_embedding.weight"
+    table = WeightSpec(name, (patching.most[0], hidden), (name,))
+    x = b.add(x, b.record(ops.MixedRows(b.value((hidden,)), b.slice(given, pixels, 2), table)).out)
+    for i in range(cfg.size("num_hidden_layers")):
+        x = _layer(b, cfg, x, w / f"encoder.layers.{i}")
+    x = b.layer_norm(x, w / "post_layernorm", cfg.positive("layer_norm_eps"))
+    out = _projected(b, cfg, x, raw, patching.merge**2)
+    token = Fields(raw).size("image_token_index" if "image_token_index" in raw else "image_token_id")
+    written = _BEGIN, f"\n\n{_BEGIN}{_TOKEN}{_END}\n\n"
+    return Vision(unquantized(b.program(out)), patching, token, written=written, whole=True)
+
+
+def _patching(
+    raw: Mapping[str, Any], stated: Mapping[str, Any], processor: Mapping[str, Any]
+) -> PooledPatches:
+    """Return how images are resized and cut. Raises ConfigError for what is not supported."""
+    cfg = Fields({"mm_tokens_per_image": _TOKENS, **_SIGLIP, **raw, **stated})
+    size, patch, tokens = cfg.size("image_size"), cfg.size("patch_size"), cfg.size("mm_tokens_per_image")
+    side, of_tokens = size // patch, math.isqrt(tokens)
+    if size % patch or cfg.size("num_channels") != 3 or of_tokens**2 != tokens or side % of_tokens:
+        problem = f"{tokens} tokens of {side} x {side} patches of {patch} x {patch} pixels"
+        raise ConfigError(f"config.json: vision_config: {problem} are not supported")
+    if (other := processor.get("size", {"height": size, "width": size})) != {"height": size, "width": size}:
+        problem = f"images of {quoted(other)}, but the vision tower takes {size} x {size} pixels"
+        raise ConfigError(f"preprocessor_config.json: {problem}")
+    resample = processor.get("resample", _BILINEAR)
+    return PooledPatches(size, patch, side // of_tokens, normalization(processor), resample)
+
+
+def _layer(b: Builder, cfg: Fields, x: Value, p: Names) -> Value:
+    hidden, heads, eps = (
+        cfg.size("hidden_size"),
+        cfg.size("num_attention_heads"),
+        cfg.positive("layer_norm_eps"),
+    )
+    if hidden % heads:
+        raise ConfigError(f"config.json: vision_config: {hidden} numbers in {heads} heads are not supported")
+    shape = heads, hidden // heads
+    h = b.layer_norm(x, p / "layer_norm1", eps)
+    q, k, v = (b.linear(h, p / f"self_attn.{name}_proj", shape, bias=True) for name in "qkv")
+    x = b.add(x, b.linear(attend_both(b, q, k, v), p / "self_attn.out_proj", hidden, bias=True))
+    h = b.layer_norm(x, p / "layer_norm2", eps)
+    h = b.linear(h, p / "mlp.fc1", cfg.size("intermediate_size"), bias=True)
+    return b.add(x, b.linear(b.activation(h, str(cfg.get("hidden_act"))), p / "mlp.fc2", hidden, bias=True))
+
+
+def _projected(b: Builder, cfg: Fields, x: Value, raw: Mapping[str, Any], number: int) -> Value:
+    """Return the means of squares of `number` patches as embeddings of the text model."""
+    w, hidden = Names("model.multi_modal_projector"), cfg.size("hidden_size")
+    out = Fields({**GEMMA3, **raw["text_config"]}).size("hidden_size")
+    x = b.record(ops.MeanOfRows(b.value((hidden,), "L"), x, number)).out
+    x = b.rms_norm(x, w / "mm_soft_emb_norm", cfg.positive("layer_norm_eps"), offset=1.0)
+    name = w / "mm_input_projection_weight"
+    weight = WeightSpec(name, (out, hidden), (name,), transposed=True)
+    return b.record(ops.Linear(b.value((out,), "L"), x, weight)).out

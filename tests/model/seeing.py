@@ -1,0 +1,52 @@
+"""A tiny Qwen3-VL in memory: its programs, random weights, and prompts with images."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from tiny import Dense, random_weights
+from tiny_vision import CONFIG, PROCESSOR
+
+from quire.images.vision import Vision
+from quire.models import read_model
+from quire.program import Program
+from quire.program.passes import fuse
+from quire.types import PromptImage
+
+VOCAB, TOKEN = 64, 60
+TEXT = [int(i) for i in np.random.default_rng(0).integers(3, TOKEN, 80)]
+
+
+def seeing(**changes: Any) -> tuple[Program, Vision]:
+    """The program of the text model and the tower; `changes` are of its text_config."""
+    text = {**CONFIG["text_config"], "vocab_size": VOCAB, **changes}
+    model = read_model({**CONFIG, "text_config": text, "image_token_id": TOKEN}, PROCESSOR)
+    assert model.vision is not None
+    return fuse(model.program), model.vision
+
+
+def whole(program: Program, vision: Vision) -> Program:
+    """One program with the weights of both, none of which is transposed or the like."""
+    return replace(program, ops=(*program.ops, *vision.program.ops))
+
+
+def weights_of(program: Program, vision: Vision) -> dict[str, Dense]:
+    return {**random_weights(program), **random_weights(vision.program)}
+
+
+def image(vision: Vision, first: int, seed: int, rows: int = 3, columns: int = 4) -> PromptImage:
+    """Random pixels for so many tokens."""
+    height, width = 8 * rows, 8 * columns
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+    assert vision.patching.grid(height, width) == (rows, columns)
+    return PromptImage(first, rows, columns, height, width, pixels.tobytes())
+
+
+def prompt_of(*images: PromptImage, length: int = 40) -> list[int]:
+    """A text with the tokens of these images in their places."""
+    ids = TEXT[:length]
+    for one in images:
+        ids[one.first : one.end] = [TOKEN] * one.num_tokens
+    return ids

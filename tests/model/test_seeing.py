@@ -1,0 +1,125 @@
+"""Prompts with images on the reference backend: any chunks, batches and caches give the same bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from driver import Driver
+from seeing import TEXT, image, prompt_of, seeing, weights_of
+
+from quire.backends.reference import ReferenceBackend
+from quire.backends.slot_images import UnseenImages
+from quire.images.positions import RotaryPositions
+from quire.sampling_params import SamplingParams
+from quire.types import Admission, PromptImage, Row, Step
+
+PROGRAM, VISION = seeing()
+WEIGHTS = weights_of(PROGRAM, VISION)
+ONE, TWO = image(VISION, 5, seed=1), image(VISION, 22, seed=2, rows=2, columns=5)
+
+
+def driver() -> Driver:
+    groups = len(PROGRAM.cache_groups)
+    backend = ReferenceBackend(
+        PROGRAM, WEIGHTS, num_blocks=[64] * groups, block_size=16, num_slots=3, vision=VISION
+    )
+    return Driver(PROGRAM, backend)
+
+
+def scores(*images: PromptImage, chunk: int = 99, beside: bool = False) -> dict[int, Any]:
+    """What a prompt with these images predicts at each position, and for eight tokens after it."""
+    run, ids = driver(), prompt_of(*images)
+    sequence = run.admit(0, ids, images=images)
+    other = run.admit(1, TEXT[7:20]) if beside else None
+    while len(sequence.tokens) < len(ids) + 8:
+        rows = [(sequence, min(chunk, len(sequence.tokens) - sequence.computed))]
+        if other is not None:
+            rows.insert(0, (other, len(other.tokens) - other.computed))
+        run.step(*rows)
+    return sequence.scores()
+
+
+@pytest.mark.parametrize("chunk", [7, 1])
+def test_any_chunks_and_neighbours_give_the_same_bits(chunk: int) -> None:
+    expected = scores(ONE, TWO)
+    assert scores(ONE, TWO, chunk=chunk) == expected
+    assert scores(ONE, TWO, chunk=chunk, beside=True) == expected
+
+
+def test_an_image_changes_what_follows_it_and_nothing_before() -> None:
+    expected = scores(ONE, TWO)
+    for other, at in ((image(VISION, 5, seed=3), 5), (image(VISION, 5, seed=1, rows=4, columns=3), 5)):
+        found = scores(other, TWO)
+        assert all(found[position] == expected[position] for position in range(1, at + 1))
+        assert all(found[position] != expected[position] for position in range(at + 1, 48))
+    found = scores(ONE, image(VISION, 22, seed=3, rows=2, columns=5))
+    assert [position for position in expected if found[position] != expected[position]] == [*range(23, 48)]
+
+
+def test_a_text_has_the_bits_that_it_has_without_a_tower() -> None:
+    plain = ReferenceBackend(PROGRAM, WEIGHTS, num_blocks=[64], block_size=16, num_slots=3)
+    run, found = Driver(PROGRAM, plain), []
+    for one in (run, driver()):
+        sequence = one.admit(0, TEXT)
+        one.step((sequence, len(TEXT)))
+        found.append(sequence.scores())
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("start", [16, 32])
+def test_a_row_may_begin_within_an_image_or_after_it(start: int) -> None:
+    """What is cached of an image needs no image: only what is left of it is computed."""
+    run, ids = driver(), prompt_of(ONE, TWO)
+    whole = run.admit(0, ids, images=(ONE, TWO))
+    run.step((whole, len(ids)))
+    rest = run.admit(1, ids, start=start, shared=whole, images=(ONE, TWO))
+    run.step((rest, len(ids) - start))
+    expected = whole.scores()
+    assert rest.scores() == {at: expected[at] for at in range(start + 1, len(ids) + 1)}
+
+
+def test_images_are_encoded_once_when_a_row_reaches_them() -> None:
+    unseen = UnseenImages()
+    admission = Admission(4, "r", 0, SamplingParams(), (), 40, images=(ONE, TWO))
+    unseen.apply(Step(0, (), admitted=(admission,)))
+
+    def taken(start: int, count: int) -> list[tuple[int, PromptImage]]:
+        return unseen.take([Row(4, start, count, (), False, 0)])
+
+    assert taken(0, 5) == []
+    assert taken(5, 1) == [(4, ONE)]
+    assert taken(6, 16) == []
+    assert taken(22, 99) == [(4, TWO)]
+    unseen.apply(Step(1, (), admitted=(admission,)))
+    assert taken(ONE.end, 99) == [(4, TWO)]  # the first is in the cache
+    unseen.apply(Step(2, (), released=(4,)))
+    assert taken(0, 99) == []
+
+
+def test_positions_of_images_are_those_of_a_grid() -> None:
+    """Worked by hand: 3 x 4 tokens from position 5 on take 4 positions, 2 x 5 take 5."""
+    found = RotaryPositions.of((ONE, TWO))
+    grid = [[5, 5, 5], [5, 5, 6], [5, 5, 7], [5, 5, 8], [5, 6, 5]]
+    assert found.slice(3, 10).tolist() == [[3] * 3, [4] * 3, *grid]
+    assert found.slice(16, 18).tolist() == [[5, 7, 8], [9, 9, 9]]
+    assert found.slice(22, 23).tolist() == [[14, 14, 14]]
+    assert found.slice(31, 34).tolist() == [[14, 15, 18], [19, 19, 19], [20, 20, 20]]
+    assert found.slice(40, 41).tolist() == [[27, 27, 27]]
+    assert RotaryPositions.of(()).slice(3, 5).tolist() == [[3] * 3, [4] * 3]
+
+
+def test_positions_of_a_square_are_mixed_from_the_learned_ones() -> None:
+    """A picture of 6 x 6 patches has the learned grid itself; a larger one is between its places."""
+    pixels = np.zeros((24, 24, 3), np.uint8)
+    places = VISION.patching.patches(pixels)[:, 96:]
+    y, x = places[:, 8], places[:, 9]
+    assert np.array_equal(places[:, 0], 6 * y + x)
+    assert np.array_equal(places[:, 4:8], [[1, 0, 0, 0]] * 36)
+    assert [*y[:6], *x[:6]] == [0, 0, 1, 1, 0, 0, 0, 1, 0, 1, 2, 3]  # squares of 2 x 2 follow one another
+    large = VISION.patching.patches(np.zeros((88, 24, 3), np.uint8))[:, 96:]
+    odd = large[(large[:, 8] == 1) & (large[:, 9] == 2)][0]  # half way between rows 0 and 1 of the grid
+    corners = odd[:4][odd[4:8] > 0]
+    assert np.allclose(odd[4:8].sum(), 1)
+    assert set(corners) == {2.0, 8.0}

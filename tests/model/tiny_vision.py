@@ -1,0 +1,184 @@
+"""A tiny Qwen3-VL and Gemma 3 in folders, with random weights and templates like their own, and pictures."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from safetensors.numpy import save_file
+from small_tokenizers import added, byte_level
+from tiny import random_weights
+
+from quire.models import read_model
+
+SIDE = 40  # of pictures: as their processor takes them, 5 x 5 tokens
+NUM_TOKENS = (SIDE // 8) ** 2
+MARKS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
+CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen3VLForConditionalGeneration"],
+    "model_type": "qwen3_vl",
+    "tie_word_embeddings": False,
+    "text_config": {
+        "model_type": "qwen3_vl_text",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 24,
+        "max_position_embeddings": 2048,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 4, 4]},
+    },
+    "vision_config": {
+        "depth": 2,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_heads": 2,
+        "patch_size": 4,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "out_hidden_size": 32,
+        "num_position_embeddings": 36,
+        "deepstack_visual_indexes": [0],
+    },
+}
+PROCESSOR: dict[str, Any] = {
+    "image_processor_type": "Qwen2VLImageProcessorFast",
+    "patch_size": 4,
+    "merge_size": 2,
+    "temporal_patch_size": 2,
+    "size": {"shortest_edge": 4 * 64, "longest_edge": 64 * 64},
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+# As that of Qwen3-VL, without descriptions of tools.
+TEMPLATE = """\
+{%- macro parts(content) %}
+{%- if content is string %}{{- content }}{% else %}
+{%- for part in content %}
+{%- if part.type == 'image' or 'image' in part or 'image_url' in part %}
+{{- '<|vision_start|><|image_pad|><|vision_end|>' }}
+{%- elif 'text' in part %}{{- part.text }}{% endif %}
+{%- endfor %}
+{%- endif %}
+{%- endmacro %}
+{%- for message in messages %}
+{%- if message.role == 'tool' %}
+{{- '<|im_start|>user\\n<tool_response>\\n' }}{{ parts(message.content) }}{{ '\\n</tool_response>' }}
+{%- else %}
+{{- '<|im_start|>' + message.role + '\\n' }}{{ parts(message.content or '') }}
+{%- for call in message.tool_calls or [] %}
+{{- '\\n<tool_call>\\n' }}{{ call.function | tojson }}{{ '\\n</tool_call>' }}
+{%- endfor %}
+{%- endif %}
+{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}
+"""
+
+
+# As that of Gemma 3; its processor writes more around an image
+TEMPLATE3 = """\
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' }}
+{%- if message.content is string %}{{- message.content }}{% else %}
+{%- for part in message.content %}
+{%- if part.type == 'image' %}{{- '<start_of_image>' }}{% else %}{{- part.text }}{% endif %}
+{%- endfor %}
+{%- endif %}
+{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}
+"""
+MARKS3 = ("<start_of_image>", "<image_soft_token>", "<end_of_image>")
+CONFIG3: dict[str, Any] = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "model_type": "gemma3",
+    "text_config": {
+        "model_type": "gemma3_text",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 24,
+        "query_pre_attn_scalar": 24,
+        "max_position_embeddings": 2048,
+        "sliding_window": 10,
+        "sliding_window_pattern": 2,
+    },
+    "vision_config": {
+        "hidden_size": 24,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 32,
+        "patch_size": 4,
+    },
+    "mm_tokens_per_image": 16,
+}
+PROCESSOR3: dict[str, Any] = {"size": {"height": 32, "width": 32}, "resample": 2}
+
+
+def write_qwen3_vl(folder: Path) -> Path:
+    """Write the model."""
+    return _write(folder, CONFIG, PROCESSOR, MARKS, TEMPLATE)
+
+
+def write_gemma3(folder: Path) -> Path:
+    """Write the model."""
+    return _write(folder, CONFIG3, PROCESSOR3, MARKS3, TEMPLATE3)
+
+
+def _write(
+    folder: Path, config: dict[str, Any], processor: dict[str, Any], marks: tuple[str, ...], template: str
+) -> Path:
+    """Write a model. The second mark stands for tokens of images."""
+    ids = _write_tokenizer(folder, marks, template)
+    text = {**config["text_config"], "vocab_size": ids[-1] + 1}
+    config = {**config, "text_config": text, "image_token_id": ids[1]}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    (folder / "generation_config.json").write_text(json.dumps({"do_sample": False}))
+    model = read_model(config, processor)
+    assert model.vision is not None
+    arrays = {}
+    for program in (model.program, model.vision.program):
+        specs, weights = program.weights(), random_weights(program)
+        for name, spec in specs.items():
+            (source,) = spec.sources
+            array = weights[name].array.reshape(spec.stored or spec.shape)
+            arrays[source] = np.ascontiguousarray(array.T if spec.transposed else array)
+    save_file(arrays, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def _write_tokenizer(folder: Path, marks: tuple[str, ...], template: str) -> list[int]:
+    """Write the tokenizer; return the ids of the marks, the last of all."""
+    byte_level(folder)
+    path, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    data = json.loads(path.read_text())
+    first = max(token["id"] for token in data["added_tokens"]) + 1
+    ids = [first + number for number in range(len(marks))]
+    data["added_tokens"] += [added(*token) for token in zip(ids, marks, strict=True)]
+    path.write_text(json.dumps(data))
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": template}))
+    return ids
+
+
+def picture(seed: int, width: int = SIDE, height: int = SIDE, kind: str = "PNG") -> bytes:
+    """Return the file of a picture of random pixels."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, kind)
+    return file.getvalue()
+
+
+def data_url(data: bytes, kind: str = "png") -> str:
+    """Return a file as a data: URL."""
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"

@@ -1,0 +1,175 @@
+"""Towers and prompts with images on the native backend, against their reference twin."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from driver import Driver
+from lowered import ISAS, OneOp, on_native, on_reference, plain, planned, scheme, tensors
+from seeing import TEXT, image, prompt_of, seeing, weights_of, whole
+from tiny import Paged, same_bits
+
+from quire.backends.native.backend import NativeBackend
+from quire.backends.native.weights import load_packed
+from quire.backends.reference import ReferenceBackend
+from quire.backends.slot_images import batch_of
+from quire.program import Builder, Names, Value, WeightSpec, ops
+from quire.types import PromptImage, Step
+from quire.weights.load import load
+from quire.weights.plan import plan
+
+W = Names("w")
+
+
+def draw(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("format", ["f32", "bf16"])
+def test_mixed_rows(format: str, isa: str) -> None:
+    rng = np.random.default_rng(0)
+    for width in (1, 15, 16, 33, 70):
+        places = np.concatenate([rng.integers(0, 9, (19, 4)), rng.random((19, 4))], axis=1).astype(np.float32)
+
+        def record(b: Builder, x: Value, width: int = width) -> Value:
+            table = WeightSpec("w.weight", (9, width), ("w.weight",))
+            return b.record(ops.MixedRows(b.value((width,)), x, table)).out
+
+        op = OneOp([places], record)
+        assert same_bits(op.native(isa, format), op.reference(format))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_rotary_by_places(isa: str) -> None:
+    places = np.random.default_rng(0).integers(0, 50, (19, 2)).astype(np.float32)
+    for dim in (4, 20, 72):
+
+        def record(b: Builder, x: Value, places: Value) -> Value:
+            return b.record(ops.RotaryAt(b.value(x.shape), x, places, 10000.0)).out
+
+        op = OneOp([draw(19, 2, dim), places], record)
+        assert same_bits(op.native(isa), op.reference())
+
+
+def by_tokens(op: OneOp, paged: Paged, patches: int, tokens: int) -> np.ndarray:
+    """What a program gives for the tokens of an image of so many patches."""
+    batch = replace(batch_of(np.zeros((patches, 1)), tokens), token_ids=np.arange(patches))
+    return np.array(paged.backend.execute(batch))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_rows_are_joined_and_averaged(isa: str) -> None:
+    """Four rows of patches become one row of a token."""
+
+    def joined(b: Builder, x: Value) -> Value:
+        return b.record(ops.JoinRows(b.value((4 * x.width,), "L"), b.add(x, x))).out
+
+    def averaged(b: Builder, x: Value) -> Value:
+        return b.record(ops.MeanOfRows(b.value(x.shape, "L"), b.add(x, x), 4)).out
+
+    x = draw(72, 15)
+    sums = 2 * x.reshape(18, 4, 15)
+    for record, expected in ((joined, sums.reshape(18, 60)), (averaged, sums.mean(axis=1))):
+        op = OneOp([x], record)
+        checkpoint = op.checkpoint()
+        found = by_tokens(op, on_native(op.program, checkpoint, "f32", isa), 72, 18)
+        assert same_bits(found, by_tokens(op, on_reference(op.program, checkpoint, "f32"), 72, 18))
+        assert np.allclose(found, expected, atol=1e-6)
+
+
+PROGRAM, VISION = (plain(part) for part in seeing())
+WEIGHTS = weights_of(PROGRAM, VISION)
+ONE, TWO = image(VISION, 5, seed=1), image(VISION, 22, seed=2, rows=2, columns=5)
+Scores = dict[int, Any]
+
+
+def on(isa: str, format: str = "f32", threads: int = 1, ahead: bool = False) -> Driver:
+    both = whole(PROGRAM, VISION)
+    packed = load_packed(
+        planned(both, tensors(WEIGHTS, format), scheme(format)), isa=isa, num_threads=threads
+    )
+    backend = NativeBackend(
+        PROGRAM,
+        packed.matrices,
+        packed.vectors,
+        num_blocks=[64],
+        block_size=16,
+        kv_cache_dtype="float32",
+        isa=isa,
+        num_threads=threads,
+        max_num_seqs=3,
+        vision=VISION,
+        ahead=ahead,
+    )
+    return Driver(PROGRAM, backend)
+
+
+def scores(run: Driver, *images: PromptImage, chunk: int = 99, beside: bool = False) -> Scores:
+    """What a prompt with these images predicts at each position, and for eight tokens after it."""
+    ids = prompt_of(*images)
+    sequence = run.admit(0, ids, images=images)
+    other = run.admit(1, TEXT[7:20]) if beside else None
+    while len(sequence.tokens) < len(ids) + 8:
+        rows = [(sequence, min(chunk, len(sequence.tokens) - sequence.computed))]
+        if other is not None:
+            rows.insert(0, (other, len(other.tokens) - other.computed))
+        run.step(*rows)
+    return sequence.scores()
+
+
+def apart(found: Scores, expected: Scores) -> float:
+    """The largest difference of two predictions of the same tokens."""
+    values = [
+        [{entry.token_id: entry.logprob for entry in one[position]} for one in (found, expected)]
+        for position in expected
+    ]
+    return max(abs(own[token] - other[token]) for own, other in values for token in other)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_images_as_on_the_reference_backend(isa: str) -> None:
+    weights = load(plan(whole(PROGRAM, VISION).weights(), tensors(WEIGHTS, "f32"), None, ()))
+    reference = ReferenceBackend(PROGRAM, weights, num_blocks=[64], block_size=16, num_slots=3, vision=VISION)
+    expected = scores(Driver(PROGRAM, reference), ONE, TWO)
+    assert apart(scores(on(isa), ONE, TWO), expected) < 1e-4
+    assert apart(scores(on(isa), TWO), expected) > 0.1
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("format", ["f32", "bf16", "int8"])
+def test_any_chunks_neighbours_and_threads_give_the_same_bits(format: str, isa: str) -> None:
+    expected = scores(on(isa, format), ONE, TWO)
+    for chunk, threads, beside in ((7, 1, False), (1, 2, True), (99, 2, True)):
+        found = scores(on(isa, format, threads), ONE, TWO, chunk=chunk, beside=beside)
+        assert found == expected, (chunk, threads, beside)
+    assert scores(on(isa, format, 2, ahead=True), ONE, TWO, chunk=30) == expected
+
+
+def test_a_slot_is_used_again_without_what_it_saw() -> None:
+    run = on(ISAS[0])
+    first = run.admit(0, prompt_of(ONE), images=(ONE,))
+    run.step((first, 12))  # within the image
+    run.release(first)
+    assert scores(run) == scores(on(ISAS[0]))
+
+
+def test_encoding_is_timed_apart() -> None:
+    run = on(ISAS[0])
+    sequence = run.admit(0, prompt_of(ONE), images=(ONE,))
+    results, launch = [], run.backend.launch
+
+    def kept(step: Step) -> Any:
+        launched = launch(step)
+        results.append(launched.result())
+        return SimpleNamespace(result=lambda: results[-1])
+
+    run.backend.launch = kept  # type: ignore[method-assign]
+    for count in (5, 1, 10):
+        run.step((sequence, count))
+    assert [result.image_s > 0 for result in results] == [False, True, False]
+    assert all(0 < result.device_s < result.ended_s - result.began_s + 1e-9 for result in results)
