@@ -42,7 +42,8 @@ from quire.engine.step_law import StepLaw
 from quire.roofline.meter import StepMeter
 from quire.roofline.verdicts import table
 from quire.sampling_params import SamplingParams
-from quire.types import NewRequest, Record, Step
+from quire.step_record import Record
+from quire.types import NewRequest, Step
 
 SLEEP_S, HOST_S = 0.005, 0.02
 NEIGHBOURS = 4  # programs on one core
