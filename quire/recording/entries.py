@@ -28,7 +28,8 @@ class OutlinedTokens(NamedTuple):
 class Outline(NamedTuple):
     """A request without its contents: what scheduling depends on. `blocks` are those of the prompt.
 
-    `resumed` has those of its sequences that had not ended, as in NewRequest.
+    `resumed` has those of its sequences that had not ended, as in NewRequest; `whole` the first and the end
+    of each image that a step computes whole.
     """
 
     request: int
@@ -43,6 +44,7 @@ class Outline(NamedTuple):
     pooling: bool
     prompt_logprobs: bool
     resumed: tuple[OutlinedTokens | None, ...] = ()
+    whole: tuple[tuple[int, int], ...] = ()
 
 
 class OutlinedSequence(NamedTuple):

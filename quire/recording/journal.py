@@ -346,6 +346,7 @@ class JournaledScheduler(EpochScheduler):
             grammar=bool(new.grammar),
             pooling=bool(new.pooling),
             prompt_logprobs=params.prompt_logprobs is not None,
+            whole=request.whole,
         )
 
     def _renamed(self, new: NewRequest, number: int) -> NewRequest:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from quire.engine.epoch_state import EpochRequest
 from quire.recording.entries import Blocks, Committed, CommittedOutline, Outline, OutlinedRequest
 from quire.sampling_params import SamplingParams
-from quire.types import Failure, NewRequest, Row, RowResult, Step, StepResult
+from quire.types import Failure, NewRequest, PromptImage, Row, RowResult, Step, StepResult
 
 END = (1 << 32) - 1  # the token that ends a sequence
 MAX_SEQUENCES = 1 << 10
@@ -46,6 +46,8 @@ class Contents:
             grammar="redacted" if outline.grammar else "",
             pooling="redacted" if outline.pooling else "",
             resumed=tuple(resumed),
+            images=tuple(PromptImage(first, 1, end - first, 0, 0, b"", True) for first, end in outline.whole),
+            block_keys=tuple((first, b"redacted") for first, _ in outline.whole),
         )
 
     def open_request(self, opened: OutlinedRequest) -> EpochRequest:
