@@ -186,7 +186,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             emitted.append(tuple(whole.token_ids[:count]) if count < len(whole.token_ids) else None)
         if not any(one is not None for one in emitted):
             return new
-        params = replace(new.params, prompt_logprobs=None) if any(emitted) else new.params
+        given = any(one is None or one for one in emitted)  # with the first token of any of them
+        params = replace(new.params, prompt_logprobs=None) if given else new.params
         new = replace(new, params=params, resumed=tuple(emitted))
         validate(new, self.scheduler)
         self.received.take_resumed(new, expected)
