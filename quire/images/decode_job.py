@@ -12,12 +12,11 @@ from typing import Any
 
 from PIL import Image, ImageOps
 
-from quire.images.sizes import FixedSize, KeptShape
+from quire.images.sizes import RULES
 from quire.sandbox.job import Job
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 Image.MAX_IMAGE_PIXELS = None  # the limit of the request holds
-_RULES = {"fixed": FixedSize, "kept": KeptShape}
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
@@ -36,27 +35,25 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         raise
     except Exception as error:
         raise ValueError("the file of the picture is damaged") from error
-    kind, numbers = request["size"]
-    height, width = _RULES[kind](*numbers).of(image.height, image.width)
+    rule, numbers = request["size"]
+    height, width = RULES[rule](*numbers).of(image.height, image.width)
     image = image.resize((width, height), request["resample"])
     return {"height": height, "width": width, "pixels": base64.b64encode(image.tobytes()).decode()}
 
 
 def _describe(error: Exception) -> str:
-    return (
-        str(error)
-        if isinstance(error, ValueError)
-        else f"the picture could not be decoded ({type(error).__name__})"
-    )
+    if isinstance(error, ValueError):
+        return str(error)
+    return f"the picture could not be decoded ({type(error).__name__})"
 
 
 def _warm_up() -> dict[str, Any]:
-    """Return a request with a picture in each format, as decoders are loaded when first used."""
+    """Return a request with a small picture, once the decoders of all formats are loaded."""
     file = io.BytesIO()
     Image.init()
     Image.new("RGB", (8, 8)).save(file, "PNG")
     data = base64.b64encode(file.getvalue()).decode()
-    return {"data": data, "max_pixels": 64, "size": ["fixed", [4, 4]], "resample": 3}
+    return {"data": data, "max_pixels": 64, "size": ["FixedSize", [4, 4]], "resample": 3}
 
 
 JOB = Job(run, _describe, _warm_up())

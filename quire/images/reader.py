@@ -6,14 +6,13 @@ import base64
 import binascii
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from quire.errors import ConfigError, RequestError
 from quire.images.patches import Patching
-from quire.images.sizes import FixedSize
 from quire.regular_file import read_limited
 from quire.sandbox.process import SandboxProcess
 
@@ -75,16 +74,10 @@ class ImageReader:
 
     def _decoded(self, data: bytes, where: str) -> Pixels:
         size = self._patching.size
-        kind = "fixed" if isinstance(size, FixedSize) else "kept"
-        numbers = (
-            [size.height, size.width]
-            if isinstance(size, FixedSize)
-            else [size.unit, size.min_pixels, size.max_pixels]
-        )
         request = {
             "data": base64.b64encode(data).decode(),
             "max_pixels": MAX_PIXELS,
-            "size": [kind, numbers],
+            "size": [type(size).__name__, astuple(size)],
             "resample": self._patching.resample,
         }
         reply = self._sandbox.ask(json.dumps(request).encode() + b"\n")

@@ -49,3 +49,4 @@ class KeptShape:
 
 
 SizeRule = FixedSize | KeptShape
+RULES: dict[str, type[SizeRule]] = {rule.__name__: rule for rule in (FixedSize, KeptShape)}

@@ -47,7 +47,7 @@ def pixels_of(data: bytes) -> np.ndarray:
     return np.frombuffer(base64.b64decode(found["pixels"]), np.uint8).reshape(found["height"], -1, 3)
 
 
-OWN = ["kept", [1, 1, 10**6]]
+OWN = ["KeptShape", [1, 1, 10**6]]
 HALVES = np.zeros((8, 4, 3), np.uint8)
 HALVES[:4] = (250, 10, 30)
 
