@@ -176,7 +176,8 @@ def _open(
     raw = source.config()
     check_format(raw)
     processor = source.image_processor() if images else None
-    model = read_for(source, task, partial(read_model, processor=processor), FAMILIES)
+    read = partial(read_for, source, task, decoders=FAMILIES)
+    model = read(partial(read_model, processor=processor))
     check_fields(model, raw, overrides or {}, check_overrides, FAMILIES)
     tensors = None
     if weights or source.has_weights:
@@ -185,7 +186,7 @@ def _open(
             tensors = with_modules(tensors, source, (module.folder for module in model.pooling.dense))
     tied = model.tied_tensor if model.pooling is None else None
     if tensors is not None and model.vision is not None and not _has(tensors, model.vision.program):
-        model = read_model(raw)
+        model = read(read_model)
     own_head = tensors is not None and tied is not None and has_own_head(tensors, tied)
     if own_head:
         raw = {**raw, "tie_word_embeddings": False}

@@ -186,12 +186,8 @@ class Frontend:
             if type(value) is not (int if key == "priority" else str):
                 raise RequestError(f"{key} = {value!r:.40} is of the wrong type", None, key)
         predicted = self.encode_prediction(prompt["prediction"]) if "prediction" in prompt else ()
-        encoded = Encoded(token_ids, text, predicted_token_ids=predicted, **said)
-        return (
-            self._with_images(encoded, given(prompt["multi_modal_data"]))
-            if "multi_modal_data" in prompt
-            else encoded
-        )
+        sources = given(prompt["multi_modal_data"]) if "multi_modal_data" in prompt else ()
+        return self._with_images(Encoded(token_ids, text, predicted_token_ids=predicted, **said), sources)
 
     def _with_images(self, prompt: Encoded, sources: Sequence[Source]) -> Encoded:
         """Return a prompt with the tokens of its images."""
