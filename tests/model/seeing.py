@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from driver import Driver
 from tiny import Dense, random_weights
 from tiny_vision import CONFIG, PROCESSOR
 
@@ -15,6 +16,7 @@ from quire.program import Program
 from quire.program.passes import fuse
 from quire.types import PromptImage
 
+Scores = dict[int, Any]
 VOCAB, TOKEN = 64, 60
 TEXT = [int(i) for i in np.random.default_rng(0).integers(3, TOKEN, 80)]
 
@@ -50,3 +52,16 @@ def prompt_of(*images: PromptImage, length: int = 40) -> list[int]:
     for one in images:
         ids[one.first : one.end] = [TOKEN] * one.num_tokens
     return ids
+
+
+def scores(run: Driver, *images: PromptImage, chunk: int = 99, beside: bool = False) -> Scores:
+    """What a prompt with these images predicts at each position, and for eight tokens after it."""
+    ids = prompt_of(*images)
+    sequence = run.admit(0, ids, images=images)
+    other = run.admit(1, TEXT[7:20]) if beside else None
+    while len(sequence.tokens) < len(ids) + 8:
+        rows = [(sequence, min(chunk, len(sequence.tokens) - sequence.computed))]
+        if other is not None:
+            rows.insert(0, (other, len(other.tokens) - other.computed))
+        run.step(*rows)
+    return sequence.scores()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from driver import Driver
-from seeing import TEXT, image, prompt_of, seeing, weights_of
+from seeing import TEXT, image, prompt_of, scores, seeing, weights_of
 
 from quire.backends.reference import ReferenceBackend
 from quire.backends.slot_images import UnseenImages
@@ -28,33 +26,20 @@ def driver() -> Driver:
     return Driver(PROGRAM, backend)
 
 
-def scores(*images: PromptImage, chunk: int = 99, beside: bool = False) -> dict[int, Any]:
-    """What a prompt with these images predicts at each position, and for eight tokens after it."""
-    run, ids = driver(), prompt_of(*images)
-    sequence = run.admit(0, ids, images=images)
-    other = run.admit(1, TEXT[7:20]) if beside else None
-    while len(sequence.tokens) < len(ids) + 8:
-        rows = [(sequence, min(chunk, len(sequence.tokens) - sequence.computed))]
-        if other is not None:
-            rows.insert(0, (other, len(other.tokens) - other.computed))
-        run.step(*rows)
-    return sequence.scores()
-
-
 @pytest.mark.parametrize("chunk", [7, 1])
 def test_any_chunks_and_neighbours_give_the_same_bits(chunk: int) -> None:
-    expected = scores(ONE, TWO)
-    assert scores(ONE, TWO, chunk=chunk) == expected
-    assert scores(ONE, TWO, chunk=chunk, beside=True) == expected
+    expected = scores(driver(), ONE, TWO)
+    assert scores(driver(), ONE, TWO, chunk=chunk) == expected
+    assert scores(driver(), ONE, TWO, chunk=chunk, beside=True) == expected
 
 
 def test_an_image_changes_what_follows_it_and_nothing_before() -> None:
-    expected = scores(ONE, TWO)
+    expected = scores(driver(), ONE, TWO)
     for other, at in ((image(VISION, 5, seed=3), 5), (image(VISION, 5, seed=1, rows=4, columns=3), 5)):
-        found = scores(other, TWO)
+        found = scores(driver(), other, TWO)
         assert all(found[position] == expected[position] for position in range(1, at + 1))
         assert all(found[position] != expected[position] for position in range(at + 1, 48))
-    found = scores(ONE, image(VISION, 22, seed=3, rows=2, columns=5))
+    found = scores(driver(), ONE, image(VISION, 22, seed=3, rows=2, columns=5))
     assert [position for position in expected if found[position] != expected[position]] == [*range(23, 48)]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from driver import Driver
 from lowered import ISAS, OneOp, on_native, on_reference, plain, planned, scheme, tensors
-from seeing import TEXT, image, prompt_of, seeing, weights_of, whole
+from seeing import Scores, image, prompt_of, scores, seeing, weights_of, whole
 from tiny import Paged, same_bits
 
 from quire.backends.native.backend import NativeBackend
@@ -18,7 +18,7 @@ from quire.backends.native.weights import load_packed
 from quire.backends.reference import ReferenceBackend
 from quire.backends.slot_images import batch_of
 from quire.program import Builder, Names, Value, WeightSpec, ops
-from quire.types import PromptImage, Step
+from quire.types import Step
 from quire.weights.load import load
 from quire.weights.plan import plan
 
@@ -85,10 +85,11 @@ def test_rows_are_joined_and_averaged(isa: str) -> None:
 PROGRAM, VISION = (plain(part) for part in seeing())
 WEIGHTS = weights_of(PROGRAM, VISION)
 ONE, TWO = image(VISION, 5, seed=1), image(VISION, 22, seed=2, rows=2, columns=5)
-Scores = dict[int, Any]
 
 
-def on(isa: str, format: str = "f32", threads: int = 1, ahead: bool = False) -> Driver:
+def on(
+    isa: str, format: str = "f32", threads: int = 1, ahead: bool = False, cache: str = "float32"
+) -> Driver:
     both = whole(PROGRAM, VISION)
     packed = load_packed(
         planned(both, tensors(WEIGHTS, format), scheme(format)), isa=isa, num_threads=threads
@@ -99,7 +100,7 @@ def on(isa: str, format: str = "f32", threads: int = 1, ahead: bool = False) -> 
         packed.vectors,
         num_blocks=[64],
         block_size=16,
-        kv_cache_dtype="float32",
+        kv_cache_dtype=cache,
         isa=isa,
         num_threads=threads,
         max_num_seqs=3,
@@ -107,19 +108,6 @@ def on(isa: str, format: str = "f32", threads: int = 1, ahead: bool = False) -> 
         ahead=ahead,
     )
     return Driver(PROGRAM, backend)
-
-
-def scores(run: Driver, *images: PromptImage, chunk: int = 99, beside: bool = False) -> Scores:
-    """What a prompt with these images predicts at each position, and for eight tokens after it."""
-    ids = prompt_of(*images)
-    sequence = run.admit(0, ids, images=images)
-    other = run.admit(1, TEXT[7:20]) if beside else None
-    while len(sequence.tokens) < len(ids) + 8:
-        rows = [(sequence, min(chunk, len(sequence.tokens) - sequence.computed))]
-        if other is not None:
-            rows.insert(0, (other, len(other.tokens) - other.computed))
-        run.step(*rows)
-    return sequence.scores()
 
 
 def apart(found: Scores, expected: Scores) -> float:
@@ -148,6 +136,15 @@ def test_any_chunks_neighbours_and_threads_give_the_same_bits(format: str, isa: 
         found = scores(on(isa, format, threads), ONE, TWO, chunk=chunk, beside=beside)
         assert found == expected, (chunk, threads, beside)
     assert scores(on(isa, format, 2, ahead=True), ONE, TWO, chunk=30) == expected
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_the_attention_of_towers_keeps_halves_if_the_cache_does(isa: str) -> None:
+    """It is rounded then, in any chunks alike; what follows an image is nearly the same."""
+    expected = scores(on(isa, cache="bfloat16"), ONE, TWO)
+    assert scores(on(isa, threads=2, cache="bfloat16"), ONE, TWO, chunk=7, beside=True) == expected
+    assert 0 < apart(expected, scores(on(isa), ONE, TWO)) < 0.2
+    assert apart(expected, scores(on(isa, cache="bfloat16"), TWO)) > 1
 
 
 def test_a_slot_is_used_again_without_what_it_saw() -> None:
