@@ -20,12 +20,18 @@ QUIRE_INLINE F gelu(F x) {
   return 0.5f * x * (x < 0.0f ? tail : 2.0f - tail);
 }
 
+// Returns x sigmoid(x), with e^-|x|, which neither overflows nor needs a second division.
+QUIRE_INLINE F silu(F x) {
+  const F power = exp_negative((F)((I)x | (int32_t)0x80000000));
+  return (x < 0.0f ? x * power : x) / (1.0f + power);
+}
+
 QUIRE_INLINE F activate(Activation activation, F x) {
   switch (activation) {
     case Activation::none:
       return x;
     case Activation::silu:
-      return x * sigmoid(x);
+      return silu(x);
     case Activation::relu:
       return x < 0.0f ? F{} : x;
     case Activation::relu2:

@@ -101,58 +101,6 @@ void accumulate(int64_t rows, const Operands& o) {
 
 // Softmax.
 
-// e^x for x <= 0 to one unit in the last place, and exactly 1 at 0; 0 below -87.7; NaN of NaN.
-QUIRE_INLINE F weight(F x) {
-  x = max(splat(-88.0f), x);
-  // 2^n without a conversion: the lowest bits of `shifted` are n + 127, the exponent of a float; that of -127
-  // makes 0.
-  const F bias = splat(12582912.0f + 127.0f), shifted = fma(x, splat(1.44269504088896341f), bias);
-  const F power = (F)((I)shifted << 23);
-  const F r = fma(shifted - bias, splat(-0.693147182464599609f), x), r2 = r * r;
-  // Minimax for |r| <= ln 2 / 2: relative error 9.2e-8. In pairs: the sums wait less for each other.
-  const F low = fma(splat(9.9999970543e-1f), r, splat(1.0f));
-  const F middle = fma(splat(1.6667640067e-1f), r, splat(4.9999146143e-1f));
-  const F high = fma(splat(8.2902294979e-3f), r, splat(4.1898390805e-2f));
-  return fma(fma(high, r2, middle), r2, low) * power;
-}
-
-// Lane m of the result is the reduction of the lanes of x[m] by `function`, by halving.
-template <typename Function>
-QUIRE_INLINE F across(const F (&x)[kRows], Function function) {
-#if defined(__AVX512F__)
-#define QUIRE_SHUFFLE(...) __builtin_shufflevector(a, b, __VA_ARGS__)
-  F y[4];  // rows 2i and 2i + 1, 8 lanes each
-  for (int i = 0; i < 4; ++i) {
-    const F a = x[2 * i], b = x[2 * i + 1];
-    y[i] = function(QUIRE_SHUFFLE(0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
-                    QUIRE_SHUFFLE(8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31));
-  }
-  F z[2];  // four rows, 4 lanes each
-  for (int i = 0; i < 2; ++i) {
-    const F a = y[2 * i], b = y[2 * i + 1];
-    z[i] = function(QUIRE_SHUFFLE(0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27),
-                    QUIRE_SHUFFLE(4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31));
-  }
-  F a = z[0], b = z[1];
-  a = function(QUIRE_SHUFFLE(0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
-               QUIRE_SHUFFLE(2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31));
-  b = a;
-  a = function(a, QUIRE_SHUFFLE(1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
-  return QUIRE_SHUFFLE(0, 4, 8, 12, 2, 6, 10, 14, 0, 4, 8, 12, 2, 6, 10, 14);
-#undef QUIRE_SHUFFLE
-#else
-  F out{};
-  for (int m = 0; m < kRows; ++m) {
-    float v[kLanes];
-    store(v, x[m]);
-    for (int half = 8; half > 0; half /= 2)
-      for (int i = 0; i < half; ++i) v[i] = function(v[i], v[i + half]);
-    out[m] = v[0];
-  }
-  return out;
-#endif
-}
-
 QUIRE_INLINE F see(F scores, int64_t first, int64_t oldest, int64_t newest) {
   const I lane{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const I at = lane + (int32_t)first;
@@ -205,7 +153,7 @@ QUIRE_INLINE F weigh(float* scores, const Tile& t, float peak) {
   const F peaks = spread(peak);
   F total{};
   for (int64_t i = t.first_panel() * kPanel; i < end; i += kPanel) {
-    F x = weight(load(scores + i) - peaks);
+    F x = exp_negative(load(scores + i) - peaks);
     if constexpr (Pairs) {
       const H half = to_bf16(x);
       store_as(scores + i / 2, half);
@@ -238,7 +186,7 @@ void score(const Work& w, const Tile& t, int64_t start, PartitionPrefetch& ahead
   const F top = across(lanes, [](auto a, auto b) { return a > b ? a : b; });
   State& state = w.state(t.row);
   const F before = load(state.peaks), higher = max(top, before);
-  const F finite = higher == kNothing ? F{} : higher, keep = weight(before - finite);
+  const F finite = higher == kNothing ? F{} : higher, keep = exp_negative(before - finite);
   float peaks[kLanes];
   store(peaks, finite);
   for (int64_t m = 0; m < t.rows; ++m) lanes[m] = weigh<Pairs>(scores + m * kPartition, t, peaks[m]);
@@ -309,7 +257,7 @@ void merge(Merged& merged, const float* record, int64_t dim, float* out) {
   F change{};
   change[0] = merged.peak - peak;
   change[1] = state[0] - peak;
-  change = weight(change);
+  change = exp_negative(change);
   const F keep = splat(change[0]), take = splat(change[1]);
   merged = {peak, merged.total * change[0] + state[1] * change[1]};
   for (int64_t d = 0; d < dim; d += kLanes)
