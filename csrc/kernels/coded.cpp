@@ -6,7 +6,7 @@
 
 #include "coded_scales.h"
 #include "coded_units.h"
-#include "rounding.h"
+#include "interleave.h"
 #include "table.h"
 #include "tables.h"
 #include "tile.h"
@@ -154,6 +154,42 @@ int code_of(const Coding& coding, const uint8_t* unit, int64_t k, int64_t lane) 
   return code;
 }
 
+template <int Rows>
+void pack(const float* x, int64_t stride, int64_t inputs, int64_t span, uint8_t* out) {
+  const int64_t padded = round_up(inputs, kGroup);
+  int32_t* const quads = (int32_t*)out;
+  int32_t* const sums = quads + padded / 4 * Rows;
+  float* const scales = (float*)(sums + sums_before(2 * kSpan, inputs) * Rows);
+  __builtin_memset(sums, 0, (size_t)(sums_before(2 * kSpan, inputs) * Rows) * 4);
+  for (int64_t first = 0; first < inputs; first += span) {
+    const int64_t count = inputs - first < span ? inputs - first : span;
+    int32_t tops[kTile]{};
+    float inverses[kTile]{};
+    magnitudes<Rows>(x + first, stride, count, tops);
+    for (int m = 0; m < Rows; ++m) {
+      const float largest = __builtin_bit_cast(float, tops[m]), ratio = 127.0f / largest;
+      const bool finite = tops[m] < 0x7f800000;
+      inverses[m] = finite && ratio <= 3.4028235e38f ? ratio : 0.0f;  // of tiny numbers it overflows
+      scales[first / span * Rows + m] = finite ? largest / 127.0f : __builtin_nanf("");
+    }
+    for (int64_t input = first; input < first + count; input += kGroup) {
+      const int64_t rest = first + count - input;
+      GroupSums found;
+      quantize_rows<Rows>(x + input, stride, rest < kGroup ? rest : kGroup, inverses,
+                          quads + input / 4 * Rows, found);
+      for (int m = 0; m < Rows; ++m) {
+        sums[input / 16 * Rows + m] = -found.low[m];
+        sums[(input / 16 + 1) * Rows + m] = -found.high[m];
+        for (int64_t n = 32; n <= kSpan; n *= 2)
+          sums[(sums_before(n, inputs) + input / n) * Rows + m] -= found.total(m);
+      }
+    }
+  }
+}
+
+using Pack = void (*)(const float*, int64_t, int64_t, int64_t, uint8_t*);
+constexpr Pack kPack[kTile] = {pack<1>, pack<2>, pack<3>, pack<4>, pack<5>, pack<6>, pack<7>, pack<8>};
+
 }  // namespace
 
 const CodedTile* coded_tiles(const Coding& coding) {
@@ -178,33 +214,7 @@ const CodedTile* coded_tiles(const Coding& coding) {
 }
 
 void pack_spans(const float* x, int64_t stride, int64_t m_rows, int64_t inputs, int64_t span, uint8_t* out) {
-  const int64_t padded = round_up(inputs, kGroup);
-  int32_t* const quads = (int32_t*)out;
-  int32_t* const sums = quads + padded / 4 * m_rows;
-  float* const scales = (float*)(sums + sums_before(2 * kSpan, inputs) * m_rows);
-  __builtin_memset(sums, 0, (size_t)(sums_before(2 * kSpan, inputs) * m_rows) * 4);
-  for (int64_t first = 0; first < inputs; first += span) {
-    const int64_t count = inputs - first < span ? inputs - first : span;
-    for (int64_t m = 0; m < m_rows; ++m) {
-      const float* from = x + m * stride + first;
-      const int32_t top = magnitude(from, count);
-      const float largest = __builtin_bit_cast(float, top), ratio = 127.0f / largest;
-      const bool finite = top < 0x7f800000;
-      const float inverse = finite && ratio <= 3.4028235e38f ? ratio : 0.0f;  // of tiny numbers it overflows
-      scales[first / span * m_rows + m] = finite ? largest / 127.0f : __builtin_nanf("");
-      for (int64_t k = 0; k < count; k += kGroup) {
-        int32_t words[kGroup / 4]{};
-        HalfSums found{};
-        if (inverse > 0) found = quantize_group(from + k, count - k, inverse, words);
-        const int64_t input = first + k;
-        for (int i = 0; i < kGroup / 4; ++i) quads[(input / 4 + i) * m_rows + m] = words[i];
-        sums[input / 16 * m_rows + m] = -found.low;
-        sums[(input / 16 + 1) * m_rows + m] = -found.high;
-        for (int64_t n = 32; n <= kSpan; n *= 2)
-          sums[(sums_before(n, inputs) + input / n) * m_rows + m] -= total(found);
-      }
-    }
-  }
+  kPack[m_rows - 1](x, stride, inputs, span, out);
 }
 
 void lookup_coded(const Panels& table, int64_t row, float* out) {

@@ -4,7 +4,7 @@
 // dot products; with one row memory is the limit.
 
 #include "coded_scales.h"
-#include "rounding.h"
+#include "interleave.h"
 #include "table.h"
 #include "tile.h"
 
@@ -69,6 +69,62 @@ void row_tile(const Panels& w, int64_t panel, const uint8_t* x, const PanelPrefe
 constexpr CodedTile kRowTiles[kTile] = {row_tile<1, 1>, row_tile<2, 1>, row_tile<3, 1>, row_tile<4, 1>,
                                         row_tile<5, 1>, row_tile<6, 1>, row_tile<7, 1>, row_tile<8, 1>};
 
+// Multiplies two tiles of eight rows with one panel.
+void two_tiles(const Panels& w, int64_t panel, const Tiles& tiles, const PanelPrefetch& ahead, F* out) {
+  const int64_t quads = w.groups() * kCodedUnit / 4, header = w.coding.header_bytes();
+  const uint8_t* at = w.values + panel * w.panel_bytes();
+  const int32_t *first = (const int32_t*)tiles.x, *second = (const int32_t*)(tiles.x + tiles.bytes);
+  const int32_t* const begin[2] = {first + quads * kTile, second + quads * kTile};
+  const F channel = number_of(w.coding.scales, at, 0);
+  I sums[2][kTile];
+#pragma GCC unroll 8
+  for (int m = 0; m < kTile; ++m) sums[0][m] = splat(begin[0][m]), sums[1][m] = splat(begin[1][m]);
+  for (int64_t left = quads; left > 0; left -= kCodedBlock / 4) {
+    at += header;
+    const int64_t count = left < kCodedBlock / 4 ? left : kCodedBlock / 4;
+    for (int64_t k = 0; k < count; ++k, at += 64, first += kTile, second += kTile) {
+      const B64 values = load_as<B64>(at);
+      ahead.at(at, 0);
+#pragma GCC unroll 8
+      for (int m = 0; m < kTile; ++m) sums[0][m] = dot4<false>(sums[0][m], values, first + m);
+#pragma GCC unroll 8
+      for (int m = 0; m < kTile; ++m) sums[1][m] = dot4<false>(sums[1][m], values, second + m);
+    }
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < kTile; ++m)
+    for (int t = 0; t < 2; ++t)
+      out[t * kTile + m] = to_float(sums[t][m]) * splat(((const float*)(begin[t] + kTile))[m]) * channel;
+}
+
+template <int Rows>
+void pack(const float* x, int64_t stride, int64_t inputs, uint8_t* out) {
+  const int64_t groups = ceil_div(inputs, kGroup);
+  int32_t* const quads = (int32_t*)out;
+  int32_t* const begin = quads + groups * kGroupWords * Rows;
+  float* const scales = (float*)(begin + Rows);
+  int32_t tops[kTile]{}, totals[kTile]{};
+  float inverses[kTile]{};
+  magnitudes<Rows>(x, stride, inputs, tops);
+  for (int m = 0; m < Rows; ++m) {
+    const float largest = __builtin_bit_cast(float, tops[m]), ratio = 127.0f / largest;
+    const bool finite = tops[m] < 0x7f800000;
+    inverses[m] = finite && ratio <= 3.4028235e38f ? ratio : 0.0f;  // of tiny numbers it overflows
+    scales[m] = finite ? largest / 127.0f : __builtin_nanf("");
+  }
+  for (int64_t g = 0; g < groups; ++g) {
+    const int64_t rest = inputs - g * kGroup;
+    GroupSums sums;
+    quantize_rows<Rows>(x + g * kGroup, stride, rest < kGroup ? rest : kGroup, inverses,
+                        quads + g * kGroupWords * Rows, sums);
+    for (int m = 0; m < Rows; ++m) totals[m] += sums.total(m);
+  }
+  for (int m = 0; m < Rows; ++m) begin[m] = -128 * totals[m];  // codes are too large by 128
+}
+
+using Pack = void (*)(const float*, int64_t, int64_t, uint8_t*);
+constexpr Pack kPack[kTile] = {pack<1>, pack<2>, pack<3>, pack<4>, pack<5>, pack<6>, pack<7>, pack<8>};
+
 }  // namespace
 
 const CodedTile* row_tiles() { return kRowTiles; }
@@ -82,26 +138,10 @@ CodedTiles wide_row_tiles() {
   };
 }
 
+CodedTiles two_row_tiles() { return kWide ? two_tiles : nullptr; }
+
 void pack_rows(const float* x, int64_t stride, int64_t m_rows, int64_t inputs, uint8_t* out) {
-  constexpr int kQuads = kGroup / 4;
-  const int64_t groups = ceil_div(inputs, kGroup);
-  int32_t* const quads = (int32_t*)out;
-  int32_t* const begin = quads + groups * kQuads * m_rows;
-  float* const scales = (float*)(begin + m_rows);
-  for (int64_t m = 0; m < m_rows; ++m, x += stride) {
-    const int32_t top = magnitude(x, inputs);
-    const float largest = __builtin_bit_cast(float, top), ratio = 127.0f / largest;
-    const bool finite = top < 0x7f800000;
-    const float inverse = finite && ratio <= 3.4028235e38f ? ratio : 0.0f;  // of tiny numbers it overflows
-    int32_t sum = 0;
-    for (int64_t g = 0; g < groups; ++g) {
-      int32_t words[kQuads]{};
-      if (inverse > 0) sum += total(quantize_group(x + g * kGroup, inputs - g * kGroup, inverse, words));
-      for (int i = 0; i < kQuads; ++i) quads[(g * kQuads + i) * m_rows + m] = words[i];
-    }
-    begin[m] = -128 * sum;  // codes are too large by 128
-    scales[m] = finite ? largest / 127.0f : __builtin_nanf("");
-  }
+  kPack[m_rows - 1](x, stride, inputs, out);
 }
 
 }  // namespace quire::QUIRE_ISA

@@ -1,7 +1,7 @@
 // Matrix products: packing of activations, and products of panels with them, including epilogues.
 
 #include "activation.h"
-#include "rounding.h"
+#include "interleave.h"
 #include "table.h"
 #include "tile.h"
 #if defined(QUIRE_AMX)
@@ -47,61 +47,74 @@ void pack_bf16_pairs(const float* x, int64_t stride, int64_t m_rows, int64_t inp
 }
 
 // The parts of a tile of quantized activations.
-template <bool Int4>
+template <bool Int4, int Rows>
 class QuantizedRows {
  public:
-  QuantizedRows(int64_t rows, int64_t inputs, uint8_t* out)
-      : rows_(rows),
-        groups_(ceil_div(inputs, kGroup)),
+  QUIRE_INLINE QuantizedRows(int64_t inputs, uint8_t* out)
+      : groups_(ceil_div(inputs, kGroup)),
         quads_((int32_t*)out),
-        begin_(quads_ + groups_ * (kGroup / 4) * rows),
-        block_scales_((int16_t*)(begin_ + groups_ * rows)),
-        scales_((float*)(begin_ + groups_ * rows) + (Int4 ? 0 : ceil_div(groups_, 2) * rows)) {}
+        begin_(quads_ + groups_ * (kGroup / 4) * Rows),
+        block_scales_((int16_t*)(begin_ + groups_ * Rows)),
+        scales_((float*)(begin_ + groups_ * Rows) + (Int4 ? 0 : ceil_div(groups_, 2) * Rows)) {}
 
-  // Packs at most 128 numbers of row `m`, from group `first` on.
-  void pack_span(const float* x, int64_t count, int64_t m, int64_t first) const {
+  // Packs at most 128 numbers of every row, from group `first` on.
+  QUIRE_INLINE void pack_span(const float* x, int64_t stride, int64_t count, int64_t first) const {
     constexpr float kSteps = Int4 ? 127.0f : 127.0f * 127.0f;
-    int32_t tops[kSpan / kGroup]{}, top = 0;
-    for (int64_t i = 0; i * kGroup < count; ++i) {
-      tops[i] = magnitude(x + i * kGroup, count - i * kGroup < kGroup ? count - i * kGroup : kGroup);
-      top = tops[i] > top ? tops[i] : top;
+    constexpr int64_t kMeasured = Int4 ? kSpan : kGroup;  // inputs whose largest magnitude is needed
+    int32_t tops[kSpan / kMeasured][kTile]{}, top[kTile]{};
+    for (int64_t k = 0; k < count; k += kMeasured) {
+      int32_t* const own = tops[k / kMeasured];
+      magnitudes<Rows>(x + k, stride, count - k < kMeasured ? count - k : kMeasured, own);
+      for (int m = 0; m < Rows; ++m) top[m] = own[m] > top[m] ? own[m] : top[m];
     }
-    const float largest = __builtin_bit_cast(float, top);
-    const bool finite = top < 0x7f800000;
-    const float ratio = kSteps / largest;  // overflows for tiny numbers, which become zero
-    const float inverse = finite && ratio <= 3.4028235e38f ? ratio : 0.0f;
-    const float scale = largest / kSteps * (Int4 ? 1.0f : 16.0f);
-    scales_[first / (kSpan / kGroup) * rows_ + m] = finite ? scale : __builtin_nanf("");
+    float inverses[kTile];
+    for (int m = 0; m < Rows; ++m) {
+      const float largest = __builtin_bit_cast(float, top[m]);
+      const bool finite = top[m] < 0x7f800000;
+      const float ratio = kSteps / largest;  // overflows for tiny numbers, which become zero
+      inverses[m] = finite && ratio <= 3.4028235e38f ? ratio : 0.0f;
+      const float scale = largest / kSteps * (Int4 ? 1.0f : 16.0f);
+      scales_[first / (kSpan / kGroup) * Rows + m] = finite ? scale : __builtin_nanf("");
+    }
     for (int64_t i = 0; i * kGroup < count; ++i) {
-      const float block_scale = Int4          ? 1.0f
-                                : inverse > 0 ? block_scale_of(__builtin_bit_cast(float, tops[i]), inverse)
-                                              : 0.0f;
-      const float own = block_scale > 0 ? inverse / block_scale : 0.0f;
-      pack_group(x + i * kGroup, count - i * kGroup, own, m, first + i);
-      if (!Int4) block_scale_at(first + i, m) = (int16_t)block_scale;
+      const int64_t rest = count - i * kGroup;
+      pack_group(x + i * kGroup, stride, rest < kGroup ? rest : kGroup, inverses,
+                 Int4 ? nullptr : tops[Int4 ? 0 : i], first + i);
     }
   }
 
  private:
   // Returns the smallest block scale that a group needs.
-  static float block_scale_of(float top, float inverse) {
+  QUIRE_INLINE static float block_scale_of(float top, float inverse) {
     const float block_scale = __builtin_ceilf(top * (inverse / 127.0f));
     return block_scale > 127.0f ? 127.0f : block_scale;  // the division may have been rounded up
   }
 
-  void pack_group(const float* x, int64_t count, float inverse, int64_t m, int64_t group) const {
-    int32_t words[kGroup / 4]{};
-    const int32_t sum = inverse > 0 ? total(quantize_group(x, count, inverse, words)) : 0;
-    int32_t* to = quads_ + group * (kGroup / 4) * rows_ + m;
-    for (int i = 0; i < kGroup / 4; ++i) to[i * rows_] = words[i];
-    begin_[group * rows_ + m] = (Int4 ? -8 : -128) * sum + begin_of_group<Int4>(group, rows_);
+  // Packs a group of each row, with the largest magnitudes `tops` where groups have block scales.
+  QUIRE_INLINE void pack_group(const float* x, int64_t stride, int64_t count, const float* inverses,
+                               const int32_t* tops, int64_t group) const {
+    float factors[kTile];
+    for (int m = 0; m < Rows; ++m) factors[m] = inverses[m];
+    if constexpr (!Int4) {
+      float block_scales[kTile];
+      for (int m = 0; m < Rows; ++m) {
+        const float scale = block_scale_of(__builtin_bit_cast(float, tops[m]), inverses[m]);
+        block_scales[m] = inverses[m] > 0 ? scale : 0.0f;
+        factors[m] = block_scales[m] > 0 ? inverses[m] / block_scales[m] : 0.0f;
+      }
+      for (int m = 0; m < Rows; ++m) block_scale_at(group, m) = (int16_t)block_scales[m];
+    }
+    GroupSums sums;
+    quantize_rows<Rows>(x, stride, count, factors, quads_ + group * kGroupWords * Rows, sums);
+    for (int m = 0; m < Rows; ++m)
+      begin_[group * Rows + m] = (Int4 ? -8 : -128) * sums.total(m) + begin_of_group<Int4>(group, Rows);
   }
 
   int16_t& block_scale_at(int64_t group, int64_t m) const {
-    return block_scales_[(group / 2 * rows_ + m) * 2 + 1 - group % 2];
+    return block_scales_[(group / 2 * Rows + m) * 2 + 1 - group % 2];
   }
 
-  const int64_t rows_, groups_;
+  const int64_t groups_;
   int32_t *const quads_, *const begin_;
   int16_t* const block_scales_;
   float* const scales_;
@@ -109,13 +122,18 @@ class QuantizedRows {
 
 // `x` are rows of one tile. Packs a span of every row, then the next span: rows are interleaved, so a cache
 // line of the tile is filled while it is cached.
-template <bool Int4>
-void pack_quantized(const float* x, int64_t stride, int64_t m_rows, int64_t inputs, uint8_t* out) {
-  const QuantizedRows<Int4> rows(m_rows, inputs, out);
+template <bool Int4, int Rows>
+void pack_quantized(const float* x, int64_t stride, int64_t inputs, uint8_t* out) {
+  const QuantizedRows<Int4, Rows> rows(inputs, out);
   for (int64_t k = 0; k < inputs; k += kSpan)
-    for (int64_t m = 0; m < m_rows; ++m)
-      rows.pack_span(x + m * stride + k, inputs - k < kSpan ? inputs - k : kSpan, m, k / kGroup);
+    rows.pack_span(x + k, stride, inputs - k < kSpan ? inputs - k : kSpan, k / kGroup);
 }
+
+using PackQuantized = void (*)(const float*, int64_t, int64_t, uint8_t*);
+template <bool Int4>
+constexpr PackQuantized kPackQuantized[kTile] = {
+    pack_quantized<Int4, 1>, pack_quantized<Int4, 2>, pack_quantized<Int4, 3>, pack_quantized<Int4, 4>,
+    pack_quantized<Int4, 5>, pack_quantized<Int4, 6>, pack_quantized<Int4, 7>, pack_quantized<Int4, 8>};
 
 QUIRE_INLINE void store_rows(const Product& p, int64_t column, int64_t first_row, int64_t rows,
                              const F* from) {
@@ -190,23 +208,32 @@ const PanelTile* panel_tiles(Format weight) {
   return nullptr;
 }
 
-// Multiplies tiles of eight rows with two panels.
-void two_panels(const Product& p, int64_t panel, const Tiles& tiles, const PanelPrefetch& ahead,
-                int64_t first_row) {
-  panel_rows<kTile, 2, kWideTiles>(
+// Whole tiles and panels that are multiplied together, by one function or, where that is null, one by one.
+struct Together {
+  CodedTiles (*function)(const Panels&) = nullptr;
+  int64_t tiles = 1, panels = 1;
+};
+
+// Returns what is multiplied together: two panels with many rows, and scales unpacked once for several tiles.
+// W8A8 has none, and two tiles alone read one panel once and in order, as a processor fetches it from memory by
+// itself.
+Together together(const Product& p, int64_t rows) {
+  const int64_t whole = rows / kTile;
+  if (whole == 0 || !wide_tiles(p.weight) || (p.up && !wide_tiles(*p.up))) return {};
+  if (p.weight.coding.meaning != Meaning::rows) return {wide_tiles, kWideTiles, 2};
+  const bool both = !p.up || p.up->coding.meaning == Meaning::rows;
+  if (both && rows == 2 * kTile) return {[](const Panels&) { return two_row_tiles(); }, 2, 1};
+  return {wide_tiles, 1, 2};
+}
+
+// Multiplies tiles of eight rows with N panels.
+template <int N>
+void tiles_together(const Product& p, const Together& how, int64_t panel, const Tiles& tiles,
+                    const PanelPrefetch& ahead, int64_t first_row) {
+  panel_rows<kTile, N, kWideTiles>(
       p, panel, first_row, kTile,
-      [&](const Panels& weight, F* out) { wide_tiles(weight)(weight, panel, tiles, ahead, out); },
+      [&](const Panels& weight, F* out) { how.function(weight)(weight, panel, tiles, ahead, out); },
       tiles.count);
-}
-
-// Returns how many tiles meet a block of two panels before its next one: scales are unpacked once for them.
-int64_t tiles_together(const Panels& weight) {
-  return weight.coding.meaning == Meaning::rows ? 1 : kWideTiles;
-}
-
-// True if two panels are multiplied together.
-bool in_two_panels(const Product& p, int64_t rows) {
-  return rows >= kTile && wide_tiles(p.weight) && (!p.up || wide_tiles(*p.up));
 }
 
 // Calls run(panel, part, ahead) for every panel of [first, last), or for the first of every `together`, and
@@ -318,9 +345,9 @@ void pack_activations(const PackedActivations& packed, const float* x, int64_t s
     case ActivationFormat::rows:
       return pack_rows(from, stride, m_rows, packed.inputs, to);
     case ActivationFormat::for_int8:
-      return pack_quantized<false>(from, stride, m_rows, packed.inputs, to);
+      return kPackQuantized<false>[m_rows - 1](from, stride, packed.inputs, to);
     case ActivationFormat::for_int4:
-      return pack_quantized<true>(from, stride, m_rows, packed.inputs, to);
+      return kPackQuantized<true>[m_rows - 1](from, stride, packed.inputs, to);
     case ActivationFormat::spans_128:
     case ActivationFormat::spans_32:
       return pack_spans(from, stride, m_rows, packed.inputs, PackedActivations::span_of(packed.format), to);
@@ -341,20 +368,21 @@ void multiply(const Product& product, const PackedActivations& packed, int64_t f
 #endif
   const PanelTile* const panel_tile = panel_tiles(product.weight.format);
   const int64_t tiles = packed.tiles();
-  const bool wide = in_two_panels(product, packed.rows);
-  const int64_t panels = wide ? 2 : 1, together = wide ? tiles_together(product.weight) : 1;
-  walk(product, packed.rows, ceil_div(tiles, together), panels, first, last,
+  const Together how = together(product, packed.rows);
+  walk(product, packed.rows, ceil_div(tiles, how.tiles), how.panels, first, last,
        [&](int64_t panel, int64_t part, const PanelPrefetch& ahead) {
-         int64_t t = part * together;
-         const int64_t end = t + together < tiles ? t + together : tiles;
+         int64_t t = part * how.tiles;
+         const int64_t end = t + how.tiles < tiles ? t + how.tiles : tiles;
          const int64_t whole = end * kTile <= packed.rows ? end : end - 1;
-         if (wide && t < whole && panel + 2 <= last) {
+         if (how.function && t < whole && panel + how.panels <= last) {
            const int64_t bytes = kTile * PackedActivations::row_bytes(packed.format, packed.inputs);
-           two_panels(product, panel, {packed.tile(t), bytes, whole - t}, ahead, t * kTile);
+           const Tiles together{packed.tile(t), bytes, whole - t};
+           how.panels == 2 ? tiles_together<2>(product, how, panel, together, ahead, t * kTile)
+                           : tiles_together<1>(product, how, panel, together, ahead, t * kTile);
            t = whole;
          }
          for (; t < end; ++t)
-           for (int64_t one = panel; one < panel + panels && one < last; ++one)
+           for (int64_t one = panel; one < panel + how.panels && one < last; ++one)
              panel_tile[packed.tile_rows(t) - 1](product, one, packed.tile(t), ahead, t * kTile);
        });
 }

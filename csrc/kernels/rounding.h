@@ -5,11 +5,15 @@
 
 namespace quire::QUIRE_ISA {
 
-// Returns the largest magnitude as bits: greater than those of any finite number if one is not finite.
-QUIRE_INLINE int32_t magnitude(const float* x, int64_t count) {
+// Returns the largest magnitude in each lane, as bits: of what is not finite, greater than of any finite number.
+QUIRE_INLINE I magnitude_by_lane(const float* x, int64_t count) {
   I top{};
   for (int64_t k = 0; k < count; k += kLanes) top = max(top, (I)abs(load_some(x + k, count - k)));
-  return reduce_max(top);
+  return top;
+}
+
+QUIRE_INLINE int32_t magnitude(const float* x, int64_t count) {
+  return reduce_max(magnitude_by_lane(x, count));
 }
 
 struct HalfSums {

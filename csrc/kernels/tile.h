@@ -314,6 +314,7 @@ using CodedTiles = void (*)(const Panels&, int64_t panel, const Tiles&, const Pa
 CodedTiles wide_tiles(const Panels& w);
 CodedTiles one_row(const Coding& coding);
 CodedTiles wide_row_tiles();  // coded_rows.cpp
+CodedTiles two_row_tiles();   // two tiles and one panel
 
 template <int M, Format Of>
 QUIRE_INLINE void tile(const Panels& w, int64_t panel, const uint8_t* x, const PanelPrefetch& ahead, F* out) {
