@@ -3,11 +3,13 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -66,13 +68,19 @@ void bind_steps(nb::module_& m) {
           "`shift`.")
       .def(
           "show",
-          [](Job& job, int64_t slot, int64_t first, int64_t tokens, bool whole, Patches patches) {
-            Vector values(patches.data(), patches.data() + patches.size());
-            const int64_t columns = (int64_t)patches.shape(1);
-            job.deltas.shown.push_back({slot, {first, tokens, columns, whole, std::move(values), {}}});
+          [](Job& job, int64_t slot, int64_t first, int64_t tokens, bool whole, double share,
+             const std::optional<Patches>& patches) {
+            Image image{first, tokens, 0, whole, {}, {}};
+            if (patches) {
+              image.patches.assign(patches->data(), patches->data() + patches->size());
+              image.columns = (int64_t)patches->shape(1);
+            }
+            job.deltas.shown.push_back({slot, std::move(image), share});
           },
-          "slot"_a, "first"_a, "tokens"_a, "whole"_a, "patches"_a,
-          "An image whose `tokens` begin at position `first`, before a row computes the first of them.")
+          "slot"_a, "first"_a, "tokens"_a, "whole"_a, "share"_a, "patches"_a.none(),
+          "An image whose `tokens` begin at position `first`, before a row computes the first of them; or, "
+          "with slot -1, `share` of its encoding before any row does. Without patches it is the last one "
+          "shown.")
       .def(
           "frequencies",
           [](Job& job, const Native& native, int64_t table, int64_t variant, Floats values) {

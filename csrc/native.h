@@ -35,14 +35,10 @@ namespace quire {
 class Native {
  public:
   Native(const std::string& isa, int threads)
-      : executor_(kernels_of(isa), std::make_shared<ThreadPool>(threads)),
-        packed_(std::make_shared<Memory>()),
-        deltas_(std::make_shared<Memory>()) {}
-  // A program that runs with the threads of another one.
+      : executor_(kernels_of(isa), std::make_shared<ThreadPool>(threads)) {}
+  // A program that runs with the threads of another one, also between the parts of a run.
   Native(const std::string& isa, const Native& beside)
-      : executor_(kernels_of(isa), beside.executor_.shared_pool()),
-        packed_(beside.packed_),
-        deltas_(beside.deltas_) {}
+      : executor_(kernels_of(isa), beside.executor_.shared_pool()) {}
 
   int64_t buffer(const std::string& rows, int64_t width) { return executor_.add_buffer(count(rows), width); }
 
@@ -384,7 +380,7 @@ class Native {
   }
 
   Executor executor_;
-  std::shared_ptr<Memory> packed_, deltas_;
+  std::shared_ptr<Memory> packed_ = std::make_shared<Memory>(), deltas_ = std::make_shared<Memory>();
   std::vector<std::shared_ptr<KVCache>> caches_;  // keeps alive what ops refer to
   std::vector<std::shared_ptr<StateCache>> states_;
   std::map<std::array<int64_t, 3>, std::shared_ptr<RowCache>> row_caches_;  // by heads and sizes

@@ -16,6 +16,7 @@ from typing import Any
 from quire.errors import ConfigError, ContextOverflow, RequestError, did_you_mean, quoted
 from quire.grammar.compiler import GrammarCompiler
 from quire.images.prompt import PromptImages, Source, given, take_images
+from quire.images.work import EncodingWork
 from quire.models.model import Model
 from quire.models.purpose import check_task
 from quire.sampling_params import SamplingParams, default_sampling_params
@@ -106,7 +107,10 @@ class Frontend:
         self.images: PromptImages | None = None
         if (vision := model.vision) is not None and max_images:
             allowed = None if media is None else Path(media).expanduser()
-            self.images = PromptImages(vision.patching, vision.token, max_images, allowed, vision.whole)
+            work = EncodingWork(vision, model.program).of
+            self.images = PromptImages(
+                vision.patching, vision.token, max_images, allowed, vision.whole, work=work
+            )
         self.default_params = default_sampling_params(generation)
         self.eos_token_ids = self._find_eos(generation)
         self._seed = seed

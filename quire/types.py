@@ -22,7 +22,8 @@ class PromptImage(NamedTuple):
     """An image in a prompt: its tokens, `rows` x `columns` placeholders, begin at position `first`.
 
     `pixels` are `height` x `width` x 3 bytes, as the processor of the model resizes it. Tokens of a `whole`
-    one see each other, so a step computes all of them or none.
+    one see each other, so a step computes all of them or none. Encoding it takes as many operations as
+    computing `work` tokens of a prompt; 0: it is encoded at once in any case.
     """
 
     first: int
@@ -32,6 +33,7 @@ class PromptImage(NamedTuple):
     width: int
     pixels: bytes
     whole: bool = False
+    work: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -194,6 +196,15 @@ class BlockLoad(NamedTuple):
     index: int  # type: ignore[assignment]  # the method of tuples by this name is not missed
 
 
+class ImageSlice(NamedTuple):
+    """A part of the encoding of an image of a request: [begin, end) of the `work` that the image is."""
+
+    request_id: str
+    image: PromptImage
+    begin: int
+    end: int
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """The immutable plan of one forward pass, all that passes from scheduler to device but BlockLoads.
@@ -202,6 +213,9 @@ class Step:
     `granted` block ids into their block tables, restore the states of `restored`, compute `rows`, and save
     the states of `saved` as the rows pass their positions. Then the draft model, if there is one, proposes
     `num_proposed` tokens, at most MAX_DRAFTED, after each row that samples; with 0 it does not run.
+
+    Before it computes the rows, the device encodes `image_slice`, a part of an image that no earlier row
+    needed, and whatever is left of images that the rows begin to compute.
     """
 
     index: int
@@ -212,6 +226,7 @@ class Step:
     restored: tuple[Snapshot, ...] = ()
     saved: tuple[Snapshot, ...] = ()
     num_proposed: int = 0
+    image_slice: ImageSlice | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -192,6 +192,12 @@ void Attend::run(const Step& step, int64_t task, int thread) {
     step.kernels.attend(how_, unit(step, pieces_[(size_t)i]), scratch);
 }
 
+double Attend::operations(const Step&) const {
+  double pairs = 0;
+  for (const Tile& tile : tiles_) pairs += (double)(tile.tokens * tile.positions);
+  return 2 * pairs * (double)(how_.heads * (how_.cache->dim + how_.cache->value_dim));
+}
+
 void MergeSegments::run_rows(const Step& step, int64_t first, int64_t last) {
   const Attention& how = attend_->how_;
   const int64_t dim = how.cache->value_dim, group = how.group();

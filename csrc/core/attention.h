@@ -75,6 +75,7 @@ class Attend : public Op {
   void prepare(const Step& step) override;
   int64_t tasks(const Step&) const override { return (int64_t)task_ends_.size(); }
   void run(const Step& step, int64_t task, int thread) override;
+  double operations(const Step&) const override;
 
  private:
   friend class MergeSegments;

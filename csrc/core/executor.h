@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -79,6 +80,9 @@ class Op {
   // Other ops define their number of tasks, and compute one.
   virtual int64_t tasks(const Step&) const { return 0; }
   virtual void run(const Step&, int64_t task, int thread) { (void)task, (void)thread; }
+
+  // Operations, as far as they matter: by them a step that is computed in parts is divided.
+  virtual double operations(const Step&) const { return 0; }
 };
 
 class Executor {
@@ -93,6 +97,11 @@ class Executor {
 
   // Computes a step; returns the start of buffer `output`, valid until the next run.
   float* run(const Batch& batch, int64_t output);
+
+  // The same in parts: `begin` prepares a step, and each `advance` computes until `share` of its operations
+  // are done, all if it is 1. The batch must live until then. Parts end between tasks: bits are the same.
+  void begin(const Batch& batch);
+  void advance(double share);
 
   // Returns the start of a buffer of the last run, valid until the next one.
   const float* buffer(int64_t number) const { return buffers_.at((size_t)number).memory.as<float>(); }
@@ -113,7 +122,14 @@ class Executor {
     Count rows;
   };
 
-  void work(const Step& step, int thread);
+  // A place between tasks: so many of a phase are done, and all of those before it.
+  struct Place {
+    size_t phase;
+    int64_t tasks;
+  };
+
+  Place place_at(double share) const;
+  void work(Place end, int thread);
   int64_t tasks(const Phase& phase, const Step& step) const;
   void run(const Phase& phase, const Step& step, int64_t task, int thread);
 
@@ -122,6 +138,8 @@ class Executor {
   std::vector<Buffer> buffers_;
   std::vector<std::unique_ptr<Op>> ops_;
   std::vector<Phase> phases_;
+  std::optional<Step> step_;
+  Place done_{0, 0};                               // of this step
   std::vector<int64_t> num_tasks_;                 // of each phase of this step
   std::unique_ptr<std::atomic<int64_t>[]> taken_;  // tasks taken from each phase
 };

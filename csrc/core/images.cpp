@@ -6,16 +6,25 @@
 
 namespace quire {
 
-void Tower::encode(Image& image) {
-  const int64_t patches = (int64_t)image.patches.size() / image.columns;
-  std::vector<int64_t> zeros((size_t)patches, 0), positions((size_t)patches), offsets{0, patches};
-  std::iota(positions.begin(), positions.end(), 0);
-  const int64_t *places = positions.data(), *zero = zeros.data();
-  Batch batch{patches, 1, image.tokens, zero, places, offsets.data(), nullptr, zero, zero, places};
-  batch.hidden = image.patches.data();
-  const float* found = executor_.run(batch, output_);
+void Tower::encode(Image& image, double share) {
+  if (!image.patches.empty()) begin(image);
+  executor_.advance(share);
+  if (share < 1) return;
+  const float* found = executor_.buffer(output_);
   image.embedded.assign(found, found + image.tokens * width_);
-  Vector().swap(image.patches);
+}
+
+void Tower::begin(Image& image) {
+  const int64_t patches = (int64_t)image.patches.size() / image.columns;
+  patches_ = std::move(image.patches);
+  zeros_.assign((size_t)patches, 0);
+  positions_.resize((size_t)patches);
+  offsets_ = {0, patches};
+  std::iota(positions_.begin(), positions_.end(), 0);
+  const int64_t *places = positions_.data(), *zero = zeros_.data();
+  batch_ = {patches, 1, image.tokens, zero, places, offsets_.data(), nullptr, zero, zero, places};
+  batch_.hidden = patches_.data();
+  executor_.begin(batch_);
 }
 
 void PlaceImages::run_rows(const Step& step, int64_t first, int64_t last) {

@@ -31,18 +31,26 @@ struct RotaryPositions {
   }
 };
 
-// Encodes images. The executor of the tower must share the threads of the program.
+// Encodes images, one after the other. The executor of the tower must share the threads of the program.
 class Tower {
  public:
   Tower(Executor& executor, int64_t output, int64_t width)
       : executor_(executor), output_(output), width_(width) {}
 
   int64_t width() const { return width_; }
-  void encode(Image& image);
+  // Encodes an image until `share` of it is done; with 1 it gets what was embedded. One without patches goes
+  // on where the call before ended.
+  void encode(Image& image, double share);
 
  private:
+  void begin(Image& image);
+
   Executor& executor_;
   int64_t output_, width_;
+  // Of the image begun last
+  Vector patches_;
+  std::vector<int64_t> zeros_, positions_, offsets_;
+  Batch batch_{};
 };
 
 // out = x, with what the batch brings for the tokens of images in its place, or added to it: columns from

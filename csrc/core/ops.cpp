@@ -264,4 +264,11 @@ void Multiply::run(const Step& step, int64_t task, int) {
   step.kernels.multiply(product, packed, first, last);
 }
 
+double Multiply::operations(const Step& step) const {
+  double weights = 0;
+  for (const Part& part : parts_)
+    weights += (part.up ? 2.0 : 1.0) * (double)(part.weight->outputs() * part.weight->inputs());
+  return 2 * weights * (double)step.count(count_);
+}
+
 }  // namespace quire

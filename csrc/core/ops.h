@@ -229,6 +229,7 @@ class Multiply : public Op {
   void prepare(const Step& step) override;
   int64_t tasks(const Step& step) const override;
   void run(const Step& step, int64_t task, int thread) override;
+  double operations(const Step& step) const override;
 
  private:
   Count count_;

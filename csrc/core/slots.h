@@ -38,8 +38,9 @@ struct Deltas {
     RotaryPositions positions;
   };
   struct Shown {
-    int64_t slot;
+    int64_t slot;  // -1: of none yet
     Image image;
+    double share;  // of the encoding that is done then
   };
   struct Grant {
     int64_t slot, group, first;

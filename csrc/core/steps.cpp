@@ -39,8 +39,8 @@ void Steps::compute(Job& job) {
     if (!job.deltas.shown.empty() && tower_) {
       const double began_s = now();
       for (Deltas::Shown& shown : job.deltas.shown) {
-        tower_->encode(shown.image);
-        slots_.show(shown.slot, std::move(shown.image));
+        tower_->encode(shown.image, shown.share);
+        if (shown.slot >= 0) slots_.show(shown.slot, std::move(shown.image));
       }
       job.image_s = now() - began_s;
     }

@@ -84,7 +84,7 @@ class ReferenceBackend:
             tower = ReferenceBackend(
                 vision.program, self._shared(vision.program, weights), num_blocks=[], block_size=block_size
             )
-            images = SlotImages(vision, tower.execute)
+            images = SlotImages(vision, tower.begin)
         self._slots = Slots(program.output.width, block_size, len(num_blocks), drafting, images)
         self._last_use = plan_buffers(program).last_use
         dtype = KV_DTYPES[kv_cache_dtype]
@@ -146,8 +146,9 @@ class ReferenceBackend:
 
     def compute(self, batch: Batch) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the same, and the hidden states that the program hands out, if it does."""
-        with self._blas.limit(limits=1):
-            return self._compute(batch)
+        one = self.begin(batch)
+        one.advance(1.0)
+        return one.output(), one.hidden()
 
     def _logits(self, batch: Batch) -> np.ndarray:
         logits, hidden = self.compute(batch)
@@ -155,19 +156,48 @@ class ReferenceBackend:
             self._drafting.keep(batch, hidden)
         return logits
 
-    def _compute(self, batch: Batch) -> tuple[np.ndarray, np.ndarray | None]:
+    def begin(self, batch: Batch) -> Pass:
+        """Return a batch on its way through the program, of which nothing is computed yet."""
         run = Run(batch, self._weights, self._caches, self._groups, self._quantized, self._adapters)
-        values: dict[int, np.ndarray] = {}
-        for number, op in enumerate(self.program):
-            result = op.reference(run, *(_read(values[v.index]) for v in op.inputs()))
-            results = result if isinstance(result, tuple) else (result,)
-            for value, array in zip(op.outputs(), results, strict=True):
-                values[value.index] = array.astype(value.dtype, copy=False)
-            for value in (*op.inputs(), *op.outputs()):
-                if self._last_use[value.index] == number:
-                    values.pop(value.index, None)
-        logits, hidden = _read(values[self.program.output.index]), self.program.hidden
-        return logits, None if hidden is None else _read(values[hidden.index])
+        return Pass(self.program, run, self._last_use, self._blas)
+
+
+class Pass:
+    """A batch on its way through a program, op by op. A value is kept until its last use."""
+
+    def __init__(
+        self, program: Program, run: Run, last_use: Mapping[int, int], blas: ThreadpoolController
+    ) -> None:
+        self._program, self._run, self._last_use, self._blas = program, run, last_use, blas
+        self._values: dict[int, np.ndarray] = {}
+        self._num_done = 0
+
+    def advance(self, share: float) -> None:
+        """Compute until so large a share of the ops is done, all if it is 1."""
+        end = int(share * len(self._program.ops))
+        with self._blas.limit(limits=1):
+            for number in range(self._num_done, end):
+                self._compute(number)
+        self._num_done = max(self._num_done, end)
+
+    def _compute(self, number: int) -> None:
+        op, values = self._program.ops[number], self._values
+        result = op.reference(self._run, *(_read(values[v.index]) for v in op.inputs()))
+        results = result if isinstance(result, tuple) else (result,)
+        for value, array in zip(op.outputs(), results, strict=True):
+            values[value.index] = array.astype(value.dtype, copy=False)
+        for value in (*op.inputs(), *op.outputs()):
+            if self._last_use[value.index] == number:
+                values.pop(value.index, None)
+
+    def output(self) -> np.ndarray:
+        """Return the output of the program, when all ops are done."""
+        return _read(self._values[self._program.output.index])
+
+    def hidden(self) -> np.ndarray | None:
+        """Return the hidden states that it hands out, if it does."""
+        hidden = self._program.hidden
+        return None if hidden is None else _read(self._values[hidden.index])
 
 
 def _read(stored: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -13,11 +14,50 @@ from quire.program.batch import Batch
 from quire.types import PromptImage, Row, Step
 
 
+class Encoding(NamedTuple):
+    """The part of an image that a step encodes: all for a row of `slot`, or up to `share` for none yet (-1).
+
+    If it has `begun`, an earlier step encoded a part of it, and none has encoded another image since.
+    """
+
+    slot: int
+    image: PromptImage
+    share: float
+    begun: bool
+
+
+class TowerRun(Protocol):
+    """A tower that encodes an image."""
+
+    def advance(self, share: float) -> None:
+        """Compute until so large a share of the work is done, all if it is 1."""
+
+    def output(self) -> np.ndarray:
+        """Return the embeddings [tokens, width], when all is done."""
+
+
 class UnseenImages:
-    """The images of slots that no row has computed a token of."""
+    """The images of slots that no row has computed a token of, and how steps encode them.
+
+    One image at a time is encoded in parts. Whatever the parts, a row gets all of the images that it needs.
+    """
 
     def __init__(self) -> None:
         self._slots: dict[int, list[PromptImage]] = {}
+        self._begun: PromptImage | None = None
+
+    def encodings(self, step: Step) -> list[Encoding]:
+        """Return what a step encodes, in order, after what it releases and admits. Steps come in order."""
+        self.apply(step)
+        taken, found, part = self.take(step.rows), list[Encoding](), step.image_slice
+        for slot, image in taken:
+            found.append(Encoding(slot, image, 1.0, image == self._begun))
+            self._begun = None
+        if part is None or (part.end == part.image.work and any(image == part.image for _, image in taken)):
+            return found
+        found.append(Encoding(-1, part.image, part.end / part.image.work, part.image == self._begun))
+        self._begun = part.image
+        return found
 
     def apply(self, step: Step) -> None:
         """Take in which slots a step releases and admits."""
@@ -39,18 +79,18 @@ class UnseenImages:
 
 
 class SlotImages:
-    """Gives steps the embeddings of images and the positions of their tokens. `compute` runs the tower."""
+    """Gives steps the embeddings of images and the positions of their tokens. `begin` runs the tower."""
 
-    def __init__(self, vision: Vision, compute: Callable[[Batch], np.ndarray]) -> None:
-        self._vision, self._compute = vision, compute
+    def __init__(self, vision: Vision, begin: Callable[[Batch], TowerRun]) -> None:
+        self._vision, self._begin = vision, begin
         self._unseen = UnseenImages()
+        self._run: TowerRun | None = None  # of the image begun last
         self._positions: dict[int, RotaryPositions] = {}  # by slot
         self._embedded: dict[int, list[tuple[PromptImage, np.ndarray]]] = {}
         self.encode_s = 0.0  # of the last step
 
     def apply(self, step: Step) -> None:
-        """Take in which slots a step releases and admits."""
-        self._unseen.apply(step)
+        """Take in which slots a step releases and admits, and encode what it needs of images."""
         for slot in step.released:
             self._positions.pop(slot, None)
             self._embedded.pop(slot, None)
@@ -58,15 +98,20 @@ class SlotImages:
             if admission.images:
                 self._positions[admission.slot] = RotaryPositions.of(admission.images)
                 self._embedded[admission.slot] = []
+        began_s, encodings = time.monotonic(), self._unseen.encodings(step)
+        for encoding in encodings:
+            self._encode(encoding)
+        self.encode_s = time.monotonic() - began_s if encodings else 0.0
 
-    def encode(self, rows: Sequence[Row]) -> None:
-        """Encode the images that rows begin to compute."""
-        began_s = time.monotonic()
-        for slot, image in self._unseen.take(rows):
+    def _encode(self, encoding: Encoding) -> None:
+        slot, image, share, begun = encoding
+        run = self._run
+        if run is None or not begun:
             patches = self._vision.patching.patches(pixels_of(image))
-            embedded = self._compute(batch_of(patches, image.num_tokens)).copy()
-            self._embedded[slot].append((image, embedded))
-        self.encode_s = time.monotonic() - began_s
+            run = self._run = self._begin(batch_of(patches, image.num_tokens))
+        run.advance(share)
+        if slot >= 0:
+            self._embedded[slot].append((image, run.output()))
 
     def tokens(self, rows: Sequence[Row], offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """Return the tokens of images in a step whose rows begin at `offsets`, and their embeddings."""

@@ -66,7 +66,6 @@ class Slots:
         ]
         images = ends_seen = None
         if self._images is not None:
-            self._images.encode(step.rows)
             ends_seen = self._images.visible_ends(step.rows)
             images = self._images.tokens(step.rows, offsets)
         return Batch(

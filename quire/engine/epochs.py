@@ -36,6 +36,7 @@ class EpochScheduler(Scheduler):
         for sequence in reversed(tuple(self._running.values())):
             self._preempt(sequence, now)
         self.caches.forget()
+        self._encoding = None
         for request in self._requests.values():
             if request.owes_prompt_logprobs:
                 request.prompt_logprobs, request.lacks_prompt_logprobs = [], True

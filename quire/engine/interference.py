@@ -21,7 +21,8 @@ class Interference:
     A step lasts from the end of the step before, or the admission of the sequence, to its own end. With p the
     prediction of the step's law, the rows of other requests take 1 - p(own rows) / p(all rows) of it: their
     prompts what the step would be shorter without them, their decoding the rest. All of a step in which a
-    running request has no row is interference. Without a law nothing is divided.
+    running request has no row is interference. The time of encoding images is that of prompts of the requests
+    whose images they are, and not divided. Without a law nothing is counted.
 
     The time that a sequence is preempted is no interference: the receipt has it apart.
     """
@@ -48,11 +49,18 @@ class Interference:
             receipt.cached_saved_s = law.text_s(0, num_cached, self._chunk)
 
     def count(
-        self, step: Step, sequences: Series[Sequence], running: Iterable[Sequence], mask_s: float, now: float
+        self,
+        step: Step,
+        sequences: Series[Sequence],
+        running: Iterable[Sequence],
+        mask_s: float,
+        now: float,
+        image_s: float = 0.0,
     ) -> None:
         """Enter a step that ends now into the receipts. `sequences` are those of its rows.
 
-        `running` are the sequences with a slot, `mask_s` is how long it waited for the masks of grammars.
+        `running` are the sequences with a slot, `mask_s` is how long it waited for the masks of grammars. It
+        began with encoding images for `image_s`.
         """
         last_s, self._last_s = self._last_s, now
         for sequence in sequences if mask_s else ():
@@ -62,11 +70,14 @@ class Interference:
         if law is None:
             return
         running = tuple(running)
+        if image_s:
+            self._count_images(step, sequences, running, image_s)
+            last_s += image_s
         if len(running) == len(sequences) and all(map(_is_alone, sequences, step.rows)):
             self._count_decoding(step.rows, sequences, law, last_s, now)
             return
         alone, several = self._enter_rows(step.rows, sequences, law)
-        delayed = [*running, *[one for one in sequences if one.slot < 0 and not one.finished]]
+        delayed = _delayed(running, sequences)
         if len(alone) == 1 and all(one.request in alone for one in delayed):
             return
         decoding = [row for row in step.rows if not _is_prefill(row)] if several else step.rows
@@ -82,7 +93,7 @@ class Interference:
                 kept[request] = self._predict([*decoding, *prompts], law)
         for sequence in delayed:
             receipt = sequence.receipt
-            if receipt.preempted_since_s is None or (sequence.slot < 0 and not receipt.preempted_again):
+            if _counts(sequence):
                 since_s = now if receipt.admitted_s is None else receipt.admitted_s
                 scale = (now - max(last_s, since_s)) / whole_s
                 kept_s = min(whole_s, kept.get(sequence.request, decoding_s))
@@ -90,6 +101,20 @@ class Interference:
                 receipt.prefill_interference_s += (whole_s - kept_s) * scale
                 if own_s < kept_s:
                     receipt.decode_interference_s += (kept_s - own_s) * scale
+
+    def _count_images(
+        self, step: Step, sequences: Series[Sequence], running: Series[Sequence], image_s: float
+    ) -> None:
+        """Enter the time of encoding images: they are those of the slice and of prompts with a row."""
+        rows = zip(sequences, step.rows, strict=True)
+        seeing = {
+            one.request.new.request_id for one, row in rows if one.request.new.images and _is_prefill(row)
+        }
+        if step.image_slice is not None:
+            seeing.add(step.image_slice.request_id)
+        for sequence in _delayed(running, sequences):
+            if _counts(sequence) and sequence.request.new.request_id not in seeing:
+                sequence.receipt.prefill_interference_s += image_s
 
     def _count_decoding(
         self, rows: Series[Row], sequences: Iterable[Sequence], law: StepLaw, last_s: float, now: float
@@ -164,6 +189,17 @@ class Interference:
             values = law.values([(start - start % _BUCKET + _BUCKET // 2, count)], count)
             times = self._decoding[key] = law.seconds(values) + law.host_s, law.roof_s(values)
         return times
+
+
+def _delayed(running: Iterable[Sequence], sequences: Iterable[Sequence]) -> list[Sequence]:
+    """Return the sequences that a step delays: those that run, and those of its rows that were preempted."""
+    return [*running, *[one for one in sequences if one.slot < 0 and not one.finished]]
+
+
+def _counts(sequence: Sequence) -> bool:
+    """Return True unless the time of the step is one in which the sequence is preempted."""
+    receipt = sequence.receipt
+    return receipt.preempted_since_s is None or (sequence.slot < 0 and not receipt.preempted_again)
 
 
 def _is_alone(sequence: Sequence, row: Row) -> bool:

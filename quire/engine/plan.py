@@ -7,18 +7,23 @@ from dataclasses import dataclass, field
 from quire.engine.budget import StepTime
 from quire.engine.caches import Caches
 from quire.engine.request import Sequence
-from quire.types import MAX_DRAFTED, Admission, Grant, Row, Snapshot, Step
+from quire.types import MAX_DRAFTED, Admission, Grant, ImageSlice, PromptImage, Row, Snapshot, Step
 
 
 @dataclass(slots=True)
 class Plan:
-    """The parts of a step planned at `now`."""
+    """The parts of a step planned at `now`.
+
+    The device has done so much of the work of encoding the image in `encoding`.
+    """
 
     caches: Caches
     budget: int  # tokens left
     time: StepTime | None  # left, if it is bounded
     now: float
     most: int  # tokens that it may have in any case
+    encoding: tuple[PromptImage, int] | None = None
+    image_slice: ImageSlice | None = None
     sequences: list[Sequence] = field(default_factory=list)  # those of the rows
     rows: list[Row] = field(default_factory=list)
     admitted: list[Admission] = field(default_factory=list)
@@ -29,7 +34,8 @@ class Plan:
 
     def cut(self, sequence: Sequence, start: int, count: int) -> int:
         """Return how many of the next `count` tokens of a prompt fit in; after a cut one, no prompt does."""
-        fitting, scored = min(count, self.budget), sequence.request.lacks_prompt_logprobs
+        fitting, scored = self._until_image(sequence, start, count), sequence.request.lacks_prompt_logprobs
+        fitting = min(fitting, self.budget)
         if self.time is not None:
             fitting = self.time.cut(start, fitting, scored)
         if (image := sequence.request.whole_at(start + fitting)) is not None:
@@ -38,7 +44,48 @@ class Plan:
             self.time.add(start, fitting, scored)
         if fitting < count or fitting > self.budget:
             self.budget = fitting
+        if fitting and any(image.first < start + fitting for image in sequence.unseen(start)):
+            self.encoding = None  # the device gives it to the row, or encodes another one for it
         return fitting
+
+    def _until_image(self, sequence: Sequence, start: int, count: int) -> int:
+        """Return how many of the next `count` tokens of a prompt need no image that is yet to be encoded.
+
+        Beside rows that give tokens, images are encoded in slices, as large as a chunk of a prompt might be:
+        at most one in a step, of an image that the tokens begin with. Without such rows nobody waits, and
+        images are encoded at once.
+        """
+        if not sequence.request.new.images or not any(row.sample for row in self.rows):
+            return count
+        for image in sequence.unseen(start):
+            if image.first >= start + count:
+                break
+            if image.first > start:
+                return image.first - start
+            if not self._encode(sequence, image):
+                return 0
+        return count
+
+    def _encode(self, sequence: Sequence, image: PromptImage) -> bool:
+        """Encode as much of an image as fits in; return True if all of it will be encoded."""
+        current, done = self.encoding or (None, 0)
+        if current is not image:
+            done = 0
+        if done == image.work:
+            return True
+        if self.image_slice is not None:
+            return False
+        count = min(image.work - done, self.budget)
+        if self.time is not None:
+            count = self.time.cut(0, count)
+        if not count:
+            return False
+        if self.time is not None:
+            self.time.add(0, count)
+        self.budget -= count
+        self.encoding = image, done + count
+        self.image_slice = ImageSlice(sequence.request.new.request_id, image, done, done + count)
+        return done + count == image.work
 
     def _around(self, image: tuple[int, int], start: int) -> int:
         """Return how many tokens from `start` on are computed where a step would divide an image.
@@ -106,4 +153,5 @@ class Plan:
             tuple(self.restored),
             tuple(self.saved),
             num_proposed,
+            self.image_slice,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from quire.engine.blocks import BlockPool, chain_hash, root_hash
@@ -17,6 +18,7 @@ from quire.types import (
     NewRequest,
     Output,
     PositionLogprobs,
+    PromptImage,
     RequestMetrics,
     Row,
     RowResult,
@@ -209,6 +211,14 @@ class Sequence:
         parent = self.chain[-1] if index else self.request.root
         self.chain.append(chain_hash(parent, token_ids, self.request.keys.get(index, b"")))
         return self.chain[-1]
+
+    def unseen(self, start: int) -> Iterator[PromptImage]:
+        """Yield the images that the device has not encoded before the row from `start` on, in order.
+
+        An image is encoded for the first row with a token of it: if the sequence runs, one before `start`.
+        """
+        runs = self.slot >= 0
+        return (one for one in self.request.new.images if (one.first if runs else one.end - 1) >= start)
 
     def num_reusable(self) -> int:
         """Return the tokens that a prefix match may cover: not the last, whose logits are always needed.

@@ -33,7 +33,7 @@ from quire.engine.plan import Plan
 from quire.engine.request import ScheduledRequest, Sequence, drafting_of
 from quire.engine.speculation import NOTHING, Speculation
 from quire.engine.step_law import StepLaw
-from quire.types import BlockLoad, Draft, NewRequest, Output, Row, RowResult, Step, StepResult
+from quire.types import BlockLoad, Draft, NewRequest, Output, PromptImage, Row, RowResult, Step, StepResult
 
 
 class Scheduler(SequencePlaces):
@@ -92,6 +92,7 @@ class Scheduler(SequencePlaces):
         self._num_steps = 0
         self._speculation = Speculation(speculation, draft_model)
         self.verified = NOTHING  # by the step committed last
+        self._encoding: tuple[PromptImage, int] | None = None  # as in Plan, after the steps planned
         self._drafted = False  # the newest step in flight verifies drafted tokens, or proposes some
 
     @property
@@ -196,9 +197,8 @@ class Scheduler(SequencePlaces):
         looks = self._speculation.looks
         if self._in_flight and (looks or self._drafted or self._slots.num_constrained):
             return None
-        plan = Plan(
-            self.caches, *self._budget.of_step(self._running.values()), now, self.max_num_batched_tokens
-        )
+        budget, time = self._budget.of_step(self._running.values())
+        plan = Plan(self.caches, budget, time, now, self.max_num_batched_tokens, self._encoding)
         self._plan_running(plan)
         self._plan_waiting(plan, now)
         if not plan.rows:
@@ -206,6 +206,7 @@ class Scheduler(SequencePlaces):
                 raise RuntimeError("requests wait, nothing runs, and none of them fits the KV cache")
             return None
         self._in_flight.append(plan.sequences)
+        self._encoding = plan.encoding
         num_proposed = self._speculation.plan(plan, self._num_steps, looks, self._num_kept())
         self._drafted = plan.drafted or num_proposed > 0
         self._num_steps += 1
@@ -225,8 +226,10 @@ class Scheduler(SequencePlaces):
             count = sequence.num_ahead - sequence.num_planned
             if sequence.num_ahead == sequence.request.max_known:  # the last token is promised
                 continue
-            if count > 1 and not (count := plan.cut(sequence, sequence.num_planned, count)):
-                return  # an image that does not fit in
+            start = sequence.num_planned
+            is_chunk = count > 1 or (start < sequence.num_prompt and any(sequence.unseen(start)))
+            if is_chunk and not (count := plan.cut(sequence, start, count)):
+                return  # an image that does not fit in, or is yet to be encoded
             if sequence.num_planned + count > sequence.capacity and not self._grow(sequence, count, plan):
                 plan.budget = 0
                 return
@@ -310,7 +313,8 @@ class Scheduler(SequencePlaces):
             raise ValueError(f"{len(step.rows)} rows asked, {len(result.rows)} results given")
         self._drafted = self._drafted and len(self._in_flight) > 1
         outputs, sequences = [], self._in_flight.popleft()
-        self._interference.count(step, sequences, self._running.values(), result.mask_s, now)
+        running = self._running.values()
+        self._interference.count(step, sequences, running, result.mask_s, now, result.image_s)
         self._speculation.begin(step.index, result)
         for sequence, row, got in zip(sequences, step.rows, result.rows, strict=True):
             if sequence.finished:  # while the step was in flight

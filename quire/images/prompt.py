@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,13 +48,22 @@ class Placed(NamedTuple):
 class PromptImages:
     """Reads the images of prompts for a model with this patching; `token` stands for each of their tokens.
 
-    Prompts have at most `most`. `whole` is as in PromptImage.
+    Prompts have at most `most`. `whole` is as in PromptImage, whose `work` is that of an image of so many
+    tokens.
     """
 
     def __init__(
-        self, patching: Patching, token: int, most: int, allowed: Path | None = None, whole: bool = False
+        self,
+        patching: Patching,
+        token: int,
+        most: int,
+        allowed: Path | None = None,
+        whole: bool = False,
+        *,
+        work: Callable[[int], int],
     ) -> None:
         self._patching, self._token, self._most, self._whole = patching, token, most, whole
+        self._work = work
         self._reader = ImageReader(patching, allowed)
 
     def close(self) -> None:
@@ -91,7 +100,7 @@ class PromptImages:
     def _image(self, first: int, pixels: Pixels) -> PromptImage:
         height, width, values = pixels.height, pixels.width, pixels.values
         grid = self._patching.grid(height, width)
-        return PromptImage(first, *grid, height, width, values, self._whole)
+        return PromptImage(first, *grid, height, width, values, self._whole, self._work(grid[0] * grid[1]))
 
 
 def digest(pixels: Pixels) -> bytes:

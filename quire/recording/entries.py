@@ -25,11 +25,19 @@ class OutlinedTokens(NamedTuple):
     blocks: Blocks
 
 
+class OutlinedImage(NamedTuple):
+    """An image without its pixels, as in PromptImage."""
+
+    first: int
+    end: int
+    whole: bool
+    work: int
+
+
 class Outline(NamedTuple):
     """A request without its contents: what scheduling depends on. `blocks` are those of the prompt.
 
-    `resumed` has those of its sequences that had not ended, as in NewRequest; `whole` the first and the end
-    of each image that a step computes whole.
+    `resumed` has those of its sequences that had not ended, as in NewRequest.
     """
 
     request: int
@@ -44,7 +52,7 @@ class Outline(NamedTuple):
     pooling: bool
     prompt_logprobs: bool
     resumed: tuple[OutlinedTokens | None, ...] = ()
-    whole: tuple[tuple[int, int], ...] = ()
+    images: tuple[OutlinedImage, ...] = ()
 
 
 class OutlinedSequence(NamedTuple):
@@ -82,6 +90,15 @@ class Admitted(NamedTuple):
     sequence: int
 
 
+class EncodedSlice(NamedTuple):
+    """A part of the encoding of the image at position `first` of a request, by the number of the request."""
+
+    request: int
+    first: int
+    begin: int
+    end: int
+
+
 class Composition(NamedTuple):
     """All of a step but tokens and parameters. `number` is its index."""
 
@@ -93,6 +110,7 @@ class Composition(NamedTuple):
     restored: tuple[Snapshot, ...] = ()
     saved: tuple[Snapshot, ...] = ()
     num_proposed: int = 0
+    image_slice: EncodedSlice | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -229,6 +247,9 @@ def composition_of(step: Step, number_of: dict[str, int]) -> Composition:
     make, rows = tuple.__new__, step.rows
     shapes = [make(RowShape, (row[0], row[1], row[2], row[4], row[5], len(row[6]))) for row in rows]
     admitted = [Admitted(one.slot, number_of[one.request_id], one.sequence) for one in step.admitted]
+    encoded = None
+    if (part := step.image_slice) is not None:
+        encoded = EncodedSlice(number_of[part.request_id], part.image.first, part.begin, part.end)
     return Composition(
         step.index,
         tuple(shapes),
@@ -238,4 +259,5 @@ def composition_of(step: Step, number_of: dict[str, int]) -> Composition:
         step.restored,
         step.saved,
         step.num_proposed,
+        encoded,
     )

@@ -346,7 +346,9 @@ class JournaledScheduler(EpochScheduler):
             grammar=bool(new.grammar),
             pooling=bool(new.pooling),
             prompt_logprobs=params.prompt_logprobs is not None,
-            whole=request.whole,
+            images=tuple(
+                entries.OutlinedImage(one.first, one.end, one.whole, one.work) for one in new.images
+            ),
         )
 
     def _renamed(self, new: NewRequest, number: int) -> NewRequest:

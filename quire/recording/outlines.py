@@ -46,8 +46,11 @@ class Contents:
             grammar="redacted" if outline.grammar else "",
             pooling="redacted" if outline.pooling else "",
             resumed=tuple(resumed),
-            images=tuple(PromptImage(first, 1, end - first, 0, 0, b"", True) for first, end in outline.whole),
-            block_keys=tuple((first, b"redacted") for first, _ in outline.whole),
+            images=tuple(
+                PromptImage(first, 1, end - first, 0, 0, b"", whole, work)
+                for first, end, whole, work in outline.images
+            ),
+            block_keys=tuple((one.first, b"redacted") for one in outline.images),
         )
 
     def open_request(self, opened: OutlinedRequest) -> EpochRequest:

@@ -31,7 +31,7 @@ class Room:
 ROOMS = (
     Room(
         "core",
-        10_060,
+        10_130,
         "scheduling, the programs of all model families, and sampling: the part to read in a weekend",
         (
             "types.py",
@@ -58,7 +58,7 @@ ROOMS = (
     ),
     Room(
         "reference",
-        1_260,
+        1_265,
         "the backend in NumPy, draft models there, and what every backend shares",
         ("backends",),
     ),
@@ -192,9 +192,9 @@ ROOMS = (
             "backends/slot_images.py",
         ),
     ),
-    Room("rest", 2_440, "LLM and AsyncLLM, configuration, memory planning, also of draft models", ("",)),
+    Room("rest", 2_445, "LLM and AsyncLLM, configuration, memory planning, also of draft models", ("",)),
 )
-NATIVE_LINES = 12_600  # of C++, every line counted: also recurrences, latents, adapters, encoders, images
+NATIVE_LINES = 12_650  # of C++, every line counted: also recurrences, latents, adapters, encoders, images
 FILE_LINES = 400  # every line counted, as in an editor
 FUNCTION_LINES = 60
 DEEPEST_BLOCK = 4  # of loops, conditions and the like within a function, one inside the other

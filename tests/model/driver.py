@@ -10,7 +10,7 @@ import numpy as np
 from quire.backends.backend import Backend
 from quire.program import Program
 from quire.sampling_params import SamplingParams
-from quire.types import Admission, Grant, Row, RowResult, Snapshot, Step
+from quire.types import Admission, Grant, ImageSlice, Row, RowResult, Snapshot, Step
 
 # Every log-probability of every position: equal results have equal bits.
 ALL = SamplingParams(temperature=0, seed=0, logprobs=-1, prompt_logprobs=-1)
@@ -86,6 +86,7 @@ class Driver:
         restored: tuple[Snapshot, ...] = (),
         saved: tuple[Snapshot, ...] = (),
         num_proposed: int = 0,
+        image_slice: ImageSlice | None = None,
     ) -> tuple[RowResult, ...]:
         """Compute `count` known tokens, and those drafted, of each sequence."""
         planned, granted = [], []
@@ -95,9 +96,8 @@ class Driver:
             granted += self._grants(sequence, sequence.computed + count + len(drafted))
         admitted, self.admitted = tuple(self.admitted), []
         released, self.released = tuple(self.released), []
-        step = Step(
-            self.index, tuple(planned), admitted, tuple(granted), released, restored, saved, num_proposed
-        )
+        changes = admitted, tuple(granted), released, restored, saved
+        step = Step(self.index, tuple(planned), *changes, num_proposed, image_slice)
         self.index += 1
         result = self.backend.launch(step).result()
         for row, got, (sequence, *_) in zip(planned, result.rows, rows, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,11 @@ from quire.images.vision import Vision
 from quire.models import read_model
 from quire.program import Program
 from quire.program.passes import fuse
-from quire.types import PromptImage
+from quire.types import ImageSlice, PromptImage
 
 Scores = dict[int, Any]
 VOCAB, TOKEN = 64, 60
+WORK = 40  # of each image
 TEXT = [int(i) for i in np.random.default_rng(0).integers(3, TOKEN, 80)]
 
 
@@ -43,7 +45,7 @@ def image(vision: Vision, first: int, seed: int, rows: int = 3, columns: int = 4
     height, width = 8 * rows, 8 * columns
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
     assert vision.patching.grid(height, width) == (rows, columns)
-    return PromptImage(first, rows, columns, height, width, pixels.tobytes())
+    return PromptImage(first, rows, columns, height, width, pixels.tobytes(), work=WORK)
 
 
 def prompt_of(*images: PromptImage, length: int = 40) -> list[int]:
@@ -64,4 +66,22 @@ def scores(run: Driver, *images: PromptImage, chunk: int = 99, beside: bool = Fa
         if other is not None:
             rows.insert(0, (other, len(other.tokens) - other.computed))
         run.step(*rows)
+    return sequence.scores()
+
+
+def scores_in_slices(run: Driver, *images: PromptImage, ends: tuple[int, ...]) -> Scores:
+    """The same beside a text that decodes, with the images encoded up to these parts of their work first."""
+    ids = prompt_of(*images)
+    other = run.admit(1, TEXT[7:20])
+    run.step((other, 13))
+    sequence = run.admit(0, ids, images=images)
+    for number, one in enumerate(images):
+        following = images[number + 1].first if number + 1 < len(images) else len(ids)
+        if (count := one.first - sequence.computed) > 0:
+            run.step((other, 1), (sequence, count))
+        for begin, end in pairwise((0, *ends)):
+            run.step((other, 1), image_slice=ImageSlice("r0", one, begin, end))
+        run.step((other, 1), (sequence, following - sequence.computed))
+    while len(sequence.tokens) < len(ids) + 8:
+        run.step((other, 1), (sequence, len(sequence.tokens) - sequence.computed))
     return sequence.scores()

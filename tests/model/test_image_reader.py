@@ -236,7 +236,7 @@ def test_images_of_multi_modal_data() -> None:
 
 @pytest.fixture(scope="module")
 def images() -> Iterator[PromptImages]:
-    with closing(PromptImages(PATCHING, TOKEN, 2)) as made:
+    with closing(PromptImages(PATCHING, TOKEN, 2, work=lambda num_tokens: 5 * num_tokens)) as made:
         yield made
 
 
@@ -247,6 +247,7 @@ def test_a_token_becomes_those_of_its_image(images: PromptImages) -> None:
     first, second = placed.images
     assert (first.first, first.rows, first.columns, first.height, first.width) == (1, 5, 5, 40, 40)
     assert (second.first, second.rows, second.columns) == (27, 3, 2)
+    assert (first.work, second.work) == (125, 30)
     assert [position for position, _ in placed.block_keys] == [1, 27]
     assert placed.block_keys[0][1] != placed.block_keys[1][1]
 

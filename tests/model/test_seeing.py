@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from driver import Driver
-from seeing import TEXT, image, prompt_of, scores, seeing, weights_of
+from seeing import TEXT, image, prompt_of, scores, scores_in_slices, seeing, weights_of
 
 from quire.backends.reference import ReferenceBackend
-from quire.backends.slot_images import UnseenImages
+from quire.backends.slot_images import Encoding, UnseenImages
 from quire.images.positions import RotaryPositions
+from quire.images.work import EncodingWork
 from quire.sampling_params import SamplingParams
-from quire.types import Admission, PromptImage, Row, Step
+from quire.types import Admission, ImageSlice, PromptImage, Row, Step
 
 PROGRAM, VISION = seeing()
 WEIGHTS = weights_of(PROGRAM, VISION)
@@ -31,6 +32,24 @@ def test_any_chunks_and_neighbours_give_the_same_bits(chunk: int) -> None:
     expected = scores(driver(), ONE, TWO)
     assert scores(driver(), ONE, TWO, chunk=chunk) == expected
     assert scores(driver(), ONE, TWO, chunk=chunk, beside=True) == expected
+
+
+@pytest.mark.parametrize("ends", [(1, 13, 26, 39), (40,), (7, 40), (1, 2, 3)])
+def test_any_slices_give_the_same_bits(ends: tuple[int, ...]) -> None:
+    """Whatever is left when a row needs an image is encoded then."""
+    expected = scores(driver(), ONE, TWO)
+    assert scores_in_slices(driver(), ONE, TWO, ends=ends) == expected
+
+
+def test_a_slice_of_another_image_begins_anew() -> None:
+    """One that was begun for a request that was aborted, or that others were encoded after."""
+    expected, run, other = scores(driver(), ONE, TWO), driver(), image(VISION, 5, seed=3)
+    text = run.admit(2, TEXT[7:20])
+    run.step((text, 13), image_slice=ImageSlice("gone", other, 0, 30))
+    run.step((text, 1), image_slice=ImageSlice("r0", ONE, 0, 10))
+    run.step((text, 1), image_slice=ImageSlice("gone", other, 0, 10))
+    run.step((text, 1), image_slice=ImageSlice("r0", ONE, 10, 20))
+    assert scores(run, ONE, TWO) == expected
 
 
 def test_an_image_changes_what_follows_it_and_nothing_before() -> None:
@@ -81,6 +100,39 @@ def test_images_are_encoded_once_when_a_row_reaches_them() -> None:
     assert taken(ONE.end, 99) == [(4, TWO)]  # the first is in the cache
     unseen.apply(Step(2, (), released=(4,)))
     assert taken(0, 99) == []
+
+
+def test_what_has_begun_goes_on_until_another_image_is_encoded() -> None:
+    unseen, number = UnseenImages(), iter(range(99))
+    admission = Admission(4, "r", 0, SamplingParams(), (), 40, images=(ONE, TWO))
+
+    def encoded(end: int | None, *rows: tuple[int, int], of: PromptImage = ONE) -> list[Encoding]:
+        part = None if end is None else ImageSlice("r", of, 0, end)
+        planned = tuple(Row(4, start, count, (), False, 0) for start, count in rows)
+        return unseen.encodings(Step(next(number), planned, image_slice=part))
+
+    unseen.apply(Step(0, (), admitted=(admission,)))
+    assert encoded(10) == [(-1, ONE, 0.25, False)]
+    assert encoded(20) == [(-1, ONE, 0.5, True)]
+    assert encoded(40, (0, 9)) == [(4, ONE, 1.0, True)]
+    assert encoded(10, of=TWO) == [(-1, TWO, 0.25, False)]
+    assert encoded(10) == [(-1, ONE, 0.25, False)]
+    assert encoded(10, (20, 9)) == [(4, TWO, 1.0, False), (-1, ONE, 0.25, False)]
+
+
+def test_work_is_counted_in_tokens_of_a_prompt() -> None:
+    """Worked by hand but for what is computed row by row: products and attention."""
+    sizes = {name: spec.size for name, spec in PROGRAM.weights().items() if spec.quantizable}
+    token = 2 * sum(sizes.values()) - 2 * 64 * 32 + 4 * 3 * 2 * 24 * 128.5
+    shapes = {name: spec.shape for name, spec in VISION.program.weights().items() if len(spec.shape) == 2}
+    per_patch = sum(a * b for name, (a, b) in shapes.items() if "blocks" in name or "patch_embed" in name)
+    per_token = sum(a * b for name, (a, b) in shapes.items() if "merger" in name)
+    work = EncodingWork(VISION, PROGRAM)
+    for num_tokens in (64, 256):
+        patches = 4 * num_tokens
+        operations = 2 * patches * per_patch + 2 * num_tokens * per_token + 4 * 2 * 32 * patches**2
+        assert work.of(num_tokens) == pytest.approx(operations / token, rel=0.05)
+    assert work.of(1) == 2
 
 
 def test_positions_of_images_are_those_of_a_grid() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,15 +11,17 @@ import numpy as np
 import pytest
 from driver import Driver
 from lowered import ISAS, OneOp, on_native, on_reference, plain, planned, scheme, tensors
-from seeing import Scores, image, prompt_of, scores, seeing, weights_of, whole
+from seeing import TEXT, Scores, image, prompt_of, scores, scores_in_slices, seeing, weights_of, whole
+from test_seeing_in_slices import SCHEDULES, check_schedule
 from tiny import Paged, same_bits
 
+from quire.backends.backend import Capacity
 from quire.backends.native.backend import NativeBackend
 from quire.backends.native.weights import load_packed
 from quire.backends.reference import ReferenceBackend
 from quire.backends.slot_images import batch_of
-from quire.program import Builder, Names, Value, WeightSpec, ops
-from quire.types import Step
+from quire.program import Builder, Names, Program, Value, WeightSpec, ops
+from quire.types import ImageSlice, Step
 from quire.weights.load import load
 from quire.weights.plan import plan
 
@@ -90,24 +93,40 @@ ONE, TWO = image(VISION, 5, seed=1), image(VISION, 22, seed=2, rows=2, columns=5
 def on(
     isa: str, format: str = "f32", threads: int = 1, ahead: bool = False, cache: str = "float32"
 ) -> Driver:
+    return Driver(PROGRAM, new_backend(isa, format, threads, ahead, cache))
+
+
+def see_natively(program: Program, capacity: Capacity) -> NativeBackend:
+    """The backend of a scheduler, with a thread of its own."""
+    return new_backend(ISAS[0], "f32", 2, True, "float32", capacity.num_blocks, capacity.max_num_seqs)
+
+
+def new_backend(
+    isa: str,
+    format: str,
+    threads: int,
+    ahead: bool,
+    cache: str,
+    num_blocks: Sequence[int] = (64,),
+    num_slots: int = 3,
+) -> NativeBackend:
     both = whole(PROGRAM, VISION)
     packed = load_packed(
         planned(both, tensors(WEIGHTS, format), scheme(format)), isa=isa, num_threads=threads
     )
-    backend = NativeBackend(
+    return NativeBackend(
         PROGRAM,
         packed.matrices,
         packed.vectors,
-        num_blocks=[64],
+        num_blocks=num_blocks,
         block_size=16,
         kv_cache_dtype=cache,
         isa=isa,
         num_threads=threads,
-        max_num_seqs=3,
+        max_num_seqs=num_slots,
         vision=VISION,
         ahead=ahead,
     )
-    return Driver(PROGRAM, backend)
 
 
 def apart(found: Scores, expected: Scores) -> float:
@@ -136,6 +155,51 @@ def test_any_chunks_neighbours_and_threads_give_the_same_bits(format: str, isa: 
         found = scores(on(isa, format, threads), ONE, TWO, chunk=chunk, beside=beside)
         assert found == expected, (chunk, threads, beside)
     assert scores(on(isa, format, 2, ahead=True), ONE, TWO, chunk=30) == expected
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("format", ["f32", "bf16"])
+def test_any_slices_give_the_same_bits(format: str, isa: str) -> None:
+    """They end within products and attention too; whatever is left is encoded when a row needs it."""
+    expected = scores(on(isa, format), ONE, TWO)
+    for ends, threads in (((*range(1, 41),), 2), ((7, 39), 1), ((40,), 2), ((1, 30), 2)):
+        assert scores_in_slices(on(isa, format, threads), ONE, TWO, ends=ends) == expected, (ends, threads)
+    assert scores_in_slices(on(isa, format, 2, ahead=True), ONE, TWO, ends=(5, 23, 35)) == expected
+
+
+def test_a_slice_of_another_image_begins_anew() -> None:
+    expected, run, other = scores(on(ISAS[0]), ONE, TWO), on(ISAS[0]), image(VISION, 5, seed=3)
+    text = run.admit(2, TEXT[7:20])
+    run.step((text, 13), image_slice=ImageSlice("gone", other, 0, 30))
+    for one, begin in ((ONE, 0), (other, 0), (ONE, 10)):
+        run.step((text, 1), image_slice=ImageSlice("r0", one, begin, begin + 10))
+    assert scores(run, ONE, TWO) == expected
+
+
+def test_slices_divide_the_time_of_encoding() -> None:
+    """Of eight none takes nearly nothing, and none half of what all take; the best of three times."""
+    run, large = on(ISAS[-1]), image(VISION, 5, seed=1, rows=24, columns=24)
+    text = run.admit(2, TEXT[7:20])
+    run.step((text, 13))
+    launch, rounds = run.backend.launch, list[list[float]]()
+
+    def kept(step: Step) -> Any:
+        result = launch(step).result()
+        rounds[-1].append(result.image_s)
+        return SimpleNamespace(result=lambda: result)
+
+    run.backend.launch = kept  # type: ignore[method-assign]
+    for seed in range(3):
+        rounds.append([])
+        for end in range(5, 41, 5):
+            run.step((text, 1), image_slice=ImageSlice("r", large._replace(first=seed), end - 5, end))
+    best = [min(times) for times in zip(*rounds, strict=True)]
+    assert 0.02 * sum(best) < min(best) <= max(best) < 0.5 * sum(best), best
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_slices_behind_the_scheduler(schedule: str) -> None:
+    check_schedule(schedule, see_natively)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -23,6 +23,7 @@ from quire.types import (
     FinishReason,
     NewRequest,
     PositionLogprobs,
+    PromptImage,
     RequestMetrics,
     Row,
     RowResult,
@@ -139,6 +140,7 @@ class FakeRunner:
         self.slots: dict[int, SlotState] = {}
         self.kv: dict[tuple[int, int, int], int] = {}  # (group, block, offset)
         self.snapshots: dict[tuple[int, int], int] = {}  # (group, snapshot)
+        self.encoding: tuple[PromptImage, int] | None = None  # an image, and how much of its work is done
         self.num_computed = 0
         self.num_accepted = 0  # drafted tokens
 
@@ -190,6 +192,7 @@ class FakeRunner:
             self.slots[slot].states[number] = [self.snapshots[number, one.snapshot]]
             self.slots[slot].state_start = one.position
         assert len({row.slot for row in step.rows}) == len(step.rows), "two rows of one slot"
+        self._encode(step)
         for row in step.rows:
             self._append(row)
         written: set[tuple[int, int]] = set()
@@ -201,6 +204,37 @@ class FakeRunner:
                 one.position - state.state_start
             ]
         return StepResult(tuple(self._answer(row) for row in step.rows), draft_s=step.num_proposed / 16)
+
+    def _encode(self, step: Step) -> None:
+        """Check that slices of images go on where the last ended, and that no token waits for a whole one."""
+        gives, needed = False, list[PromptImage]()
+        for row in step.rows:
+            begun, state = self.slots[row.slot].num_computed is not None, self.slots[row.slot]
+            for image in state.admission.images:
+                if (
+                    image.first if begun else image.end - 1
+                ) >= row.start and image.first < row.start + row.count:
+                    needed.append(image)
+                    done = self._encoded(image)
+                    part = step.image_slice
+                    if part is not None and part.image is image:
+                        assert part.begin in (0, done)
+                        assert part.end == image.work
+                        done = part.end
+                    assert not gives or done == image.work, "a token waits for an image"
+            gives = gives or row.sample
+        if needed:
+            self.encoding = None
+        if (part := step.image_slice) is not None:
+            assert gives
+            assert part.begin < part.end <= part.image.work
+            if not any(image is part.image for image in needed):
+                assert part.begin in (0, self._encoded(part.image)), "a slice does not go on"
+                self.encoding = part.image, part.end
+
+    def _encoded(self, image: PromptImage) -> int:
+        """How much of the work of an image is done."""
+        return self.encoding[1] if self.encoding is not None and self.encoding[0] is image else 0
 
     def _append(self, row: Row) -> None:
         state = self.slots[row.slot]

@@ -88,6 +88,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         draft_model=st.booleans(),
         prefill=st.sampled_from([None, None, 3]),
         whole_images=st.sampled_from([True, True, False]),
+        work=st.sampled_from([0, 1, 3, 10]),
     )
     def start(
         self,
@@ -107,6 +108,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         draft_model,
         prefill,
         whole_images,
+        work,
     ):
         self.scheduler = self.make_scheduler(
             groups=groups,
@@ -126,7 +128,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if law is not None:
             self.scheduler.calibrate(law)
         self.runner = FakeRunner(groups, block_size, frozenset({"r3", "r11"}), eager)
-        self.whole_images = whole_images
+        self.whole_images, self.work = whole_images, work
         self.in_flight = deque()
         self.received = Received(groups)
         self.drafts = drafts  # 0: none; 1: guesses; 2: guesses of which some are right
@@ -173,7 +175,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             first, end = end + gap, end + gap + length
             prompt = [*prompt[:first], *[0] * (end - min(first, len(prompt))), *prompt[end:]]
             pixels = f"{name}{length}".encode()
-            placed.append(PromptImage(first, 1, length, 1, 1, pixels, self.whole_images))
+            placed.append(PromptImage(first, 1, length, 1, 1, pixels, self.whole_images, self.work * length))
         return prompt, tuple(placed)
 
     def _resumed(self, new):

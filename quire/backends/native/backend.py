@@ -167,10 +167,9 @@ class NativeBackend:
         if step.admitted:
             self._admit(step, plan)
         if self._vision is not None:
-            self._unseen.apply(step)
-            for slot, image in self._unseen.take(step.rows):
-                patches = self._vision.patching.patches(pixels_of(image))
-                plan.show(slot, image.first, image.num_tokens, image.whole, patches)
+            for slot, image, share, begun in self._unseen.encodings(step):
+                patches = None if begun else self._vision.patching.patches(pixels_of(image))
+                plan.show(slot, image.first, image.num_tokens, image.whole, share, patches)
         if step.restored:
             plan.restore(step.restored)
         if step.saved:
