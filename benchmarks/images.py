@@ -1,12 +1,16 @@
-"""Time to encode images, against the peak of bfloat16 products of this machine.
+"""Time to encode images, against the peak of bfloat16 products of this machine; and how long streams wait.
 
     python benchmarks/images.py
-    python benchmarks/images.py --sides 512 --threads 1
+    python benchmarks/images.py --sides 512 --threads 1 --chunk 256
 
 The tower has the sizes of Qwen3-VL-2B's (24 layers of 1,024 numbers, 300 million parameters) and random
 weights, the text model has two layers. An image of 512 x 512 pixels has 256 tokens, for which the tower
 computes 1,024 patches; attention over patches grows with their square. Sizes are measured in turns; medians
 and minima are printed.
+
+Then a stream gets tokens while an image is encoded in slices, each of as many operations as a chunk of
+`--chunk` tokens of a prompt. The longest time between two of its tokens is printed, and that while a text of
+2,000 tokens is computed in such chunks; for each the least of all rounds.
 """
 
 from __future__ import annotations
@@ -80,6 +84,30 @@ def operations(tower: Program, num_tokens: int) -> float:
     return tower.cost(load, lambda spec: 2 * spec.size).flops
 
 
+def longest_gap_s(llm: LLM, prompt: dict[str, Any]) -> float:
+    """Return the longest time between two tokens of a stream while another prompt is computed."""
+    engine, frontend = llm.engine, llm.frontend
+    stream = SamplingParams(max_tokens=4000, ignore_eos=True, temperature=0)
+    one = SamplingParams(max_tokens=1, temperature=0)
+    asked = frontend.encode({"prompt_token_ids": [1, 2, 3]}), frontend.encode(prompt)
+    engine.add(frontend.request(asked[0], stream, request_id="stream", arrival_s=engine.clock()))
+    for _ in range(5):
+        engine.step()
+    engine.add(frontend.request(asked[1], one, request_id="other", arrival_s=engine.clock()))
+    last_s, longest_s, ended = engine.clock(), 0.0, False
+    while not ended:
+        outputs = engine.step()
+        ended = any(output.request_id == "other" for output in outputs)
+        if any(output.request_id == "stream" for output in outputs):
+            now_s = engine.clock()
+            last_s, longest_s = now_s, max(longest_s, now_s - last_s)
+    engine.abort("stream")
+    while engine.has_work:
+        engine.step()
+    engine.records.clear()
+    return longest_s
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -87,13 +115,21 @@ def main() -> None:
     parser.add_argument("--sides", type=int, nargs="+", default=[256, 512, 1024], help="of images, in pixels")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--chunk", type=int, default=512, help="tokens of prompts in a step beside a stream")
     args = parser.parse_args()
     params = SamplingParams(max_tokens=1, temperature=0, detokenize=False)
     with tempfile.TemporaryDirectory() as name:
         model = write(Path(name))
         assert model.vision is not None
         found: dict[int, list[float]] = {side: [] for side in args.sides}
-        options = {"num_threads": args.threads, "enable_prefix_caching": False, "max_model_len": 4096}
+        gaps: dict[int, list[float]] = {side: [] for side in (0, *args.sides)}
+        options = {
+            "num_threads": args.threads,
+            "enable_prefix_caching": False,
+            "max_model_len": 8192,
+            "max_num_prefill_tokens": args.chunk,
+            "max_num_batched_tokens": args.chunk + 64,
+        }
         with LLM(name, **options) as llm:
             peak = ceilings(NativeDevice(name, num_threads=args.threads).loops()).operations["bf16"]
             rng, tokens = np.random.default_rng(0), dict[int, int]()
@@ -105,12 +141,19 @@ def main() -> None:
                     tokens[side] = len(output.prompt_token_ids) - 2
                     found[side].append(max(record.image_s for record in llm.engine.records))
                     llm.engine.records.clear()
+                    gaps[side].append(longest_gap_s(llm, prompt))
+                gaps[0].append(longest_gap_s(llm, {"prompt_token_ids": [2] * 2000}))
     print(f"{'pixels':>12} {'tokens':>7} {'median s':>9} {'best s':>7} {'tokens/s':>9} {'of the peak':>12}")
     for side, seconds in found.items():
         best, median = min(seconds), statistics.median(seconds)
         share, rate = operations(model.vision.program, tokens[side]) / best / peak, tokens[side] / median
         size = f"{side} x {side}"
         print(f"{size:>12} {tokens[side]:>7} {median:>9.2f} {best:>7.2f} {rate:>9.0f} {share:>12.0%}")
+    print(
+        f"longest time between two tokens of a stream, beside chunks of {args.chunk} tokens or such slices:"
+    )
+    for side, seconds in gaps.items():
+        print(f"{f'{side} x {side}' if side else 'a text':>12} {min(seconds):>7.3f} s")
 
 
 if __name__ == "__main__":
