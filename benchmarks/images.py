@@ -87,8 +87,8 @@ def operations(tower: Program, num_tokens: int) -> float:
 def longest_gap_s(llm: LLM, prompt: dict[str, Any]) -> float:
     """Return the longest time between two tokens of a stream while another prompt is computed."""
     engine, frontend = llm.engine, llm.frontend
-    stream = SamplingParams(max_tokens=4000, ignore_eos=True, temperature=0)
-    one = SamplingParams(max_tokens=1, temperature=0)
+    stream = SamplingParams(max_tokens=4000, ignore_eos=True, temperature=0, detokenize=False)
+    one = SamplingParams(max_tokens=1, temperature=0, detokenize=False)
     asked = frontend.encode({"prompt_token_ids": [1, 2, 3]}), frontend.encode(prompt)
     engine.add(frontend.request(asked[0], stream, request_id="stream", arrival_s=engine.clock()))
     for _ in range(5):
