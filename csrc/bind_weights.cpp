@@ -41,7 +41,7 @@ constexpr const char* kForms[] = {"none",   "f16",    "bf16",     "f32",        
                                   "f16_i8", "f16_u6", "f32_e4m3", "e4m3_over_f32"};
 
 // In the order of Meaning.
-constexpr const char* kMeanings[] = {"unsigned", "offset", "rows", "e4m3", "iq4nl", "fp4", "nf4"};
+constexpr const char* kMeanings[] = {"unsigned", "offset", "rows", "e4m3", "e5m2", "iq4nl", "fp4", "floats"};
 
 Format format_of(const std::string& name) {
   for (int i = 0; i < 5; ++i)
@@ -91,13 +91,13 @@ struct Named {
     coding.zeros = zeros == "zeros";
     const int g = coding.group;
     require(coding.bits >= 2 && coding.bits <= 8 && coding.bits != 7, "no kernel for so many bits");
-    require(g == 16 || g == 32 || g == 64 || g == 128 || g == 256, "no kernel for such groups");
+    require(g >= 4 && g <= kCodedBlock && (g & (g - 1)) == 0, "no kernel for such groups");
     const Meaning of = coding.meaning;
-    const bool wide = of == Meaning::rows || of == Meaning::e4m3, table = of >= Meaning::iq4nl;
+    const bool wide = of == Meaning::rows || coding.float8(), table = of >= Meaning::iq4nl;
+    const bool floats = coding.float8() || of == Meaning::floats;
     require((!wide || coding.bits == 8) && (!table || coding.bits == 4), "these codes have other bits");
     require(of != Meaning::rows || g == kCodedBlock, "W8A8 has one scale for an output");
-    require((of != Meaning::e4m3 && of != Meaning::nf4) || (g >= kCodedUnit && plain()),
-            "no kernel for such floats");
+    require(!floats || plain(), "no kernel for such floats");
     require(of <= Meaning::offset || !coding.zeros, "zeros belong to integers");
     require(coding.scales != ScaleForm::none, "a coded matrix has scales");
     const bool two = coding.scales == ScaleForm::f16_u6, least = coding.minimums == ScaleForm::f16_u6;
@@ -128,9 +128,11 @@ std::string activations_of(const std::string& format) {
   if (named.format != Format::coded) return format;
   switch (named.coding.meaning) {
     case Meaning::rows:
+      return "rows";
     case Meaning::e4m3:
-      return kMeanings[(int)named.coding.meaning];
-    case Meaning::nf4:
+    case Meaning::e5m2:
+      return "float8";
+    case Meaning::floats:
       return "f32";
     default:
       return named.coding.span() == kSpan ? "spans_128" : "spans_32";
@@ -191,6 +193,7 @@ using Rows = nb::ndarray<const uint8_t, nb::ndim<2>, nb::device::cpu>;
 using Optional = std::optional<nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>>;
 
 using Order = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Table = nb::ndarray<const float, nb::shape<16>, nb::c_contig, nb::device::cpu>;
 
 GroupNumbers numbers_of(const Optional& values, const Optional& codes, ScaleForm form, const Panels& to,
                         int64_t groups) {
@@ -216,7 +219,7 @@ GroupNumbers numbers_of(const Optional& values, const Optional& codes, ScaleForm
 void pack_codes(Matrix& matrix, int64_t index, const Rows& packed, int64_t group, bool is_signed,
                 const Optional& scales, const Optional& scale_codes, const Optional& minimums,
                 const Optional& minimum_codes, const Optional& zeros, const std::optional<Order>& order,
-                int64_t first, int64_t last) {
+                const std::optional<Table>& table, int64_t first, int64_t last) {
   require(matrix.format() == Format::coded && 0 <= index && index < matrix.count(), "no such coded matrix");
   const Panels to = matrix.panels(index);
   const Coding& c = to.coding;
@@ -251,6 +254,8 @@ void pack_codes(Matrix& matrix, int64_t index, const Rows& packed, int64_t group
     require(std::none_of(order->data(), order->data() + to.inputs, outside), "an input is out of range");
     if (first == 0) std::memcpy((int32_t*)to.order, order->data(), (size_t)to.inputs * sizeof(int32_t));
   }
+  require(table.has_value() == (to.table != nullptr), "a table belongs to matrices of floats");
+  if (table && first == 0) std::memcpy((float*)to.table, table->data(), (size_t)kTableBytes);
   require(0 <= first && first <= last && last <= to.panels(), "no such panels");
   nb::gil_scoped_release unlocked;
   pack_coded(source, to, first, last);
@@ -315,7 +320,7 @@ void bind_weights(nb::module_& m) {
         "quantized.");
   m.def("pack_codes", &pack_codes, "matrix"_a, "index"_a, "packed"_a, "group"_a, "is_signed"_a, "scales"_a,
         "scale_codes"_a.none(), "minimums"_a.none(), "minimum_codes"_a.none(), "zeros"_a.none(),
-        "order"_a.none(), "first"_a, "last"_a,
+        "order"_a.none(), "table"_a.none(), "first"_a, "last"_a,
         "Fill panels [first, last) of one coded matrix from the parts of a quire.quantize.coded.Coded.");
   m.def("activations", &activations_of, "format"_a,
         "Matrices of formats with equal names take the same packed activations.");

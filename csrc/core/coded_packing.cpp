@@ -37,7 +37,7 @@ void read_unit(const CodedSource& source, int bits, int64_t output, int64_t firs
 // Adds the codes of one output to a unit of the panel.
 void add_codes(const uint64_t* codes, const Coding& coding, int64_t lane, uint8_t* unit) {
   const int bits = coding.bits;
-  if (coding.meaning == Meaning::e4m3) {
+  if (coding.float8()) {
     for (int k = 0; k < kCodedUnit; k += 2) {
       const uint16_t pair = (uint16_t)(codes[k / 8] >> k % 8 * 8);
       std::memcpy(unit + float8_place(k, lane), &pair, 2);

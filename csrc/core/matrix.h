@@ -12,10 +12,11 @@
 namespace quire {
 
 constexpr int64_t kAlignment = 64;  // bytes: alignment of matrices and their parts
+constexpr int64_t kTableBytes = 16 * sizeof(float);
 
 // All parts are in one buffer, which can be written to a file and mapped unchanged. For each of `count`
-// matrices: values of all panels, then block scales and channel scales, or the order of the inputs, each
-// padded to kAlignment.
+// matrices: values of all panels, then block scales and channel scales, or the order of the inputs and the
+// table of floats, each padded to kAlignment.
 class Matrix {
  public:
   // Allocates zeros, to be filled by packing.
@@ -57,18 +58,24 @@ class Matrix {
     p.block_scales = (const int8_t*)(begin + values_bytes());
     p.channels = (const float*)(begin + values_bytes() + block_scales_bytes());
     if (coding_.ordered) p.order = (const int32_t*)(begin + values_bytes());
+    if (coding_.meaning == Meaning::floats) p.table = (const float*)(begin + values_bytes() + order_bytes());
     return p;
   }
 
  private:
-  Panels shape() const { return {format_, coding_, outputs_, inputs_, nullptr, nullptr, nullptr, nullptr}; }
+  Panels shape() const {
+    return {format_, coding_, outputs_, inputs_, nullptr, nullptr, nullptr, nullptr, nullptr};
+  }
   int64_t values_bytes() const { return round_up(shape().panels() * shape().panel_bytes(), kAlignment); }
   int64_t block_scales_bytes() const {
     return shape().quantized() ? round_up(shape().panels() * shape().groups() * kPanel, kAlignment) : 0;
   }
   int64_t channels_bytes() const { return shape().quantized() ? shape().panels() * kPanel * 4 : 0; }
   int64_t order_bytes() const { return coding_.ordered ? round_up(inputs_ * 4, kAlignment) : 0; }
-  int64_t stride() const { return values_bytes() + block_scales_bytes() + channels_bytes() + order_bytes(); }
+  int64_t table_bytes() const { return coding_.meaning == Meaning::floats ? kTableBytes : 0; }
+  int64_t stride() const {
+    return values_bytes() + block_scales_bytes() + channels_bytes() + order_bytes() + table_bytes();
+  }
 
   Format format_;
   Coding coding_;

@@ -140,7 +140,7 @@ constexpr CodedTile kTiles[kTile] = {
 int code_of(const Coding& coding, const uint8_t* unit, int64_t k, int64_t lane) {
   const int bits = coding.bits;
   const int64_t at = lane * 4 + k % 4, quad = k / 4;
-  if (coding.meaning == Meaning::e4m3) return unit[float8_place(k, lane)];
+  if (coding.float8()) return unit[float8_place(k, lane)];
   if (bits == 8) return unit[quad * 64 + at];
   int code = 0, low = 0;
   for (int plane = 4; plane > 0; plane /= 2) {
@@ -194,8 +194,8 @@ constexpr Pack kPack[kTile] = {pack<1>, pack<2>, pack<3>, pack<4>, pack<5>, pack
 
 const CodedTile* coded_tiles(const Coding& coding) {
   if (coding.meaning == Meaning::rows) return row_tiles();
-  if (coding.meaning == Meaning::e4m3) return float8_tiles();
-  if (coding.meaning == Meaning::nf4) return nf4_tiles();
+  if (coding.float8() || coding.meaning == Meaning::floats) return float_tiles(coding);
+  if (coding.group < 16) return part_tiles(coding);
   if (coding.looked_up()) return kTiles<4, true>;
   switch (coding.bits) {
     case 2:
@@ -221,7 +221,7 @@ void lookup_coded(const Panels& table, int64_t row, float* out) {
   const Coding& c = table.coding;
   const int64_t lane = row % kPanel, zero = is_offset(c.meaning) ? 1 << (c.bits - 1) : 0;
   const uint8_t* at = table.values + row / kPanel * table.panel_bytes();
-  BlockScales block;
+  PartScales block;
   for (int64_t k = 0; k < table.inputs; k += kCodedUnit) {
     if (k % kCodedBlock == 0) unpack_scales(c, at, block);
     const uint8_t* zeros = at + c.zeros_at();
@@ -231,8 +231,7 @@ void lookup_coded(const Panels& table, int64_t row, float* out) {
       const int64_t g = (k % kCodedBlock + i) / c.group;
       const int code = code_of(c, unit, i, lane);
       const int64_t q = code - zero - (c.zeros ? zeros[g * kPanel + lane] : 0);
-      const float product =
-          block.scales[g][lane] * (has_table(c.meaning) ? value_of(c.meaning, code) : (float)q);
+      const float product = block.scales[g][lane] * (has_table(c.meaning) ? value_of(table, code) : (float)q);
       out[k + i] = c.minimums == ScaleForm::none ? product : product - block.minimums[g][lane];
     }
     if ((k + kCodedUnit) % kCodedBlock == 0)

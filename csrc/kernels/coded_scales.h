@@ -7,9 +7,12 @@
 namespace quire::QUIRE_ISA {
 
 // The scales of a block's groups, and the minimums, negated like the sums of activations.
-struct alignas(64) BlockScales {
-  float scales[kCodedBlock / 16][kPanel], minimums[kCodedBlock / 16][kPanel];
+template <int Least>  // inputs of a group
+struct alignas(64) ScalesOf {
+  float scales[kCodedBlock / Least][kPanel], minimums[kCodedBlock / Least][kPanel];
 };
+using BlockScales = ScalesOf<16>;
+using PartScales = ScalesOf<4>;
 
 QUIRE_INLINE F from_e8m0(const uint8_t* from) {
   const I byte = load_s8((const int8_t*)from) & 255;
@@ -47,7 +50,8 @@ QUIRE_INLINE F number_of(ScaleForm form, const uint8_t* at, int64_t g) {
 
 QUIRE_INLINE F from_bytes(const uint8_t* from) { return to_float(load_s8((const int8_t*)from) & 255); }
 
-__attribute__((noinline)) inline void unpack_six_bits(const uint8_t* header, BlockScales& to) {
+template <int Least>
+__attribute__((noinline)) void unpack_six_bits(const uint8_t* header, ScalesOf<Least>& to) {
   const F d = load_f16((const uint16_t*)header), least = -load_f16((const uint16_t*)header + kPanel);
   const U scales = load_as<U>(header + 64), minimums = load_as<U>(header + 128),
           high = load_as<U>(header + 192);
@@ -61,13 +65,14 @@ __attribute__((noinline)) inline void unpack_six_bits(const uint8_t* header, Blo
 }
 
 // Unpacks scales of one form, which is known before the loop.
-template <ScaleForm Form>
-QUIRE_INLINE void unpack_form(int64_t groups, const uint8_t* header, BlockScales& to) {
+template <ScaleForm Form, int Least>
+QUIRE_INLINE void unpack_form(int64_t groups, const uint8_t* header, ScalesOf<Least>& to) {
   for (int64_t g = 0; g < groups; ++g) store(to.scales[g], number_of(Form, header, g));
 }
 
-__attribute__((noinline)) inline void unpack_scales(const Coding& coding, const uint8_t* header,
-                                                    BlockScales& to) {
+template <int Least>
+__attribute__((noinline)) void unpack_scales(const Coding& coding, const uint8_t* header,
+                                             ScalesOf<Least>& to) {
   if (coding.scales == ScaleForm::f16_u6) return unpack_six_bits(header, to);
   if (coding.meaning == Meaning::offset && coding.minimums == ScaleForm::none && !coding.zeros) {
     if (coding.scales == ScaleForm::f16) return unpack_form<ScaleForm::f16>(coding.groups(), header, to);

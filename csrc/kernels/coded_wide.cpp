@@ -179,8 +179,8 @@ CodedTiles either(bool minimums) {
 // Returns the function for M rows and N panels at a time, or null.
 template <int M, int N>
 CodedTiles choose(const Coding& coding) {
-  if (coding.meaning == Meaning::rows || coding.meaning == Meaning::e4m3 || coding.meaning == Meaning::nf4)
-    return nullptr;
+  if (coding.meaning == Meaning::rows || coding.float8() || coding.meaning == Meaning::floats) return nullptr;
+  if (coding.group < 16) return nullptr;
   const bool minimums = coding.minimums != ScaleForm::none || coding.zeros;
   if (!coding.looked_up() && minimums != (coding.meaning == Meaning::unsigned_)) return nullptr;
   const int64_t summed = coding.summed();

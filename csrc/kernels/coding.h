@@ -3,7 +3,7 @@
 // A panel has blocks of 256 inputs, each a header and then units of 32 inputs; the last block has the units
 // that its inputs need. Memory is read once, in order, and a weight takes its bits and those of its scales.
 //
-// A unit of 8-bit codes is [4 inputs][16][4], or of e4m3 [4 inputs][4][2 pairs][4][2]. Fewer bits are split
+// A unit of 8-bit codes is [4 inputs][16][4], of floats [4 inputs][4][2 pairs][4][2]. Fewer bits are split
 // into planes, of 4, 2 and 1 bits from the lowest on: plane 4 [8 inputs][16][4] has inputs 0..3 in the low
 // halves and 4..7 in the high ones; plane 2 [16 inputs][16][4] and plane 1 [32 inputs][16][4] have the bits
 // of 4 inputs at bits 0, 2, 4, 6 or 0 ... 7.
@@ -27,13 +27,14 @@ constexpr int kCodedUnit = 32;
 
 enum class ScaleForm : int32_t { none, f16, bf16, f32, e8m0, f16_i8, f16_u6, f32_e4m3, e4m3_over_f32 };
 
-// What a code means: itself, less 2^(bits - 1), an 8-bit float, or a number of a table (tables.h). `rows` is
-// offset with one scale for an output, and with activations of one scale for a row.
-enum class Meaning : int32_t { unsigned_, offset, rows, e4m3, iq4nl, fp4, nf4 };
+// What a code means: itself, less 2^(bits - 1), an 8-bit float, a number of a table of integers (tables.h),
+// or one of 16 floats that are stored with the matrix. `rows` is offset with one scale for an output,
+// and with activations of one scale for a row.
+enum class Meaning : int32_t { unsigned_, offset, rows, e4m3, e5m2, iq4nl, fp4, floats };
 
 struct Coding {
   int32_t bits = 0;   // 2 to 8, but not 7
-  int32_t group = 0;  // inputs that share a scale: 16, 32, 64, 128 or 256
+  int32_t group = 0;  // inputs that share a scale: a power of two, 4 to 256
   Meaning meaning = Meaning::unsigned_;
   ScaleForm scales = ScaleForm::none, minimums = ScaleForm::none;
   bool zeros = false;    // W = scale * (code - zero)
@@ -44,6 +45,8 @@ struct Coding {
   QUIRE_INLINE constexpr bool looked_up() const {
     return meaning == Meaning::iq4nl || meaning == Meaning::fp4;
   }
+  // True if a code is a float of 8 bits.
+  QUIRE_INLINE constexpr bool float8() const { return meaning == Meaning::e4m3 || meaning == Meaning::e5m2; }
   QUIRE_INLINE constexpr int64_t unit_bytes() const { return 64 * bits; }
   // Bytes of the scales or minimums in a header.
   QUIRE_INLINE constexpr int64_t form_bytes(ScaleForm form) const {

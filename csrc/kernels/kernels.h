@@ -11,7 +11,7 @@
 namespace quire {
 
 // Changes with the layout of Panels: part of the key of packed weights on disk.
-constexpr int kPackingVersion = 2;
+constexpr int kPackingVersion = 3;
 
 constexpr int kPanel = 16;  // outputs in a panel of a packed matrix
 constexpr int kTile = 8;    // rows of activations multiplied together
@@ -41,6 +41,7 @@ struct Panels {
   const int8_t* block_scales;  // [panel][group][16], int8 and int4 only
   const float* channels;       // [panel][16], int8 and int4 only
   const int32_t* order;        // [inputs]: input k of a row is activation order[k]; null: k. coded only
+  const float* table;          // [16]: the numbers of Meaning::floats
 
   QUIRE_INLINE int64_t panels() const { return ceil_div(outputs, kPanel); }
   QUIRE_INLINE int64_t groups() const { return ceil_div(inputs, kGroup); }
@@ -65,7 +66,7 @@ struct Panels {
   }
 };
 
-// The place of a code of e4m3 in a unit: one instruction takes each half of 64 codes apart into pairs of
+// The place of an 8-bit float in a unit: one instruction takes each half of 64 codes apart into pairs of
 // inputs.
 QUIRE_INLINE constexpr int64_t float8_place(int64_t input, int64_t output) {
   return input / 4 * 64 + output / 4 * 16 + input / 2 % 2 * 8 + output % 4 * 2 + input % 2;
@@ -75,7 +76,7 @@ QUIRE_INLINE constexpr int64_t float8_place(int64_t input, int64_t output) {
 //
 //   f32          [input][M]
 //   bf16         [pair of inputs][M][2]; with AMX rows [M][inputs], padded with zeros
-//   bf16_pairs   [pair of inputs][M][2], padded with zeros: for e4m3
+//   bf16_pairs   [pair of inputs][M][2], padded with zeros: for 8-bit floats
 //   rows         int8 [4 inputs][M][4]; int32 [M]: initial values of the sums; f32 [M]: scales. For W8A8
 //   for_int8/4   int8 [4 inputs][M][4]; int32 [group of 32][M]: initial values of the accumulators of a group
 //                (minus the zero point of the weights times the sum of the row's values, plus a constant that

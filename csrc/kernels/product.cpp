@@ -303,8 +303,9 @@ ActivationFormat activations_of(const Coding& coding) {
     case Meaning::rows:
       return ActivationFormat::rows;
     case Meaning::e4m3:
+    case Meaning::e5m2:
       return kFloats;
-    case Meaning::nf4:
+    case Meaning::floats:
       return ActivationFormat::f32;
     default:
       return coding.span() == kSpan ? ActivationFormat::spans_128 : ActivationFormat::spans_32;

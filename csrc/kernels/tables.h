@@ -10,52 +10,41 @@ namespace quire::QUIRE_ISA {
 constexpr int8_t kIq4nl[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 constexpr int8_t kFp4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-// The quantiles of a normal distribution: Dettmers et al., arXiv:2305.14314, as bitsandbytes has them.
-alignas(64) constexpr float kNf4[16] = {-1.0f,
-                                        -0.6961928009986877f,
-                                        -0.5250730514526367f,
-                                        -0.39491748809814453f,
-                                        -0.28444138169288635f,
-                                        -0.18477343022823334f,
-                                        -0.09105003625154495f,
-                                        0.0f,
-                                        0.07958029955625534f,
-                                        0.16093020141124725f,
-                                        0.24611230194568634f,
-                                        0.33791524171829224f,
-                                        0.44070982933044434f,
-                                        0.5626170039176941f,
-                                        0.7229568362236023f,
-                                        1.0f};
-
-// The numbers of all codes of e4m3. 0x7f and 0xff are NaN.
+// The numbers of all codes of an 8-bit float: sign, exponent, fraction. Of e4m3 0x7f and 0xff are NaN; of
+// e5m2 the greatest exponent has infinities and NaN, as in all wider formats.
+template <int Fraction>
 struct Float8Values {
   float of[256];
   constexpr Float8Values() : of{} {
+    constexpr int kOne = 1 << Fraction, kBias = (1 << (6 - Fraction)) - 1;
     for (int code = 0; code < 256; ++code) {
-      const int exponent = (code >> 3) & 15, fraction = code & 7;
-      float value = exponent ? 8.0f + (float)fraction : (float)fraction;
-      for (int i = 10; i > (exponent ? exponent : 1); --i) value *= 0.5f;
-      for (int i = 10; i < exponent; ++i) value *= 2.0f;
-      if ((code & 127) == 127) value = __builtin_nanf("");
+      const int exponent = (code & 127) >> Fraction, fraction = code & (kOne - 1), unit = kBias + Fraction;
+      float value = (float)(exponent ? kOne + fraction : fraction);
+      for (int i = unit; i > (exponent ? exponent : 1); --i) value *= 0.5f;
+      for (int i = unit; i < exponent; ++i) value *= 2.0f;
+      if (Fraction == 3 && (code & 127) == 127) value = __builtin_nanf("");
+      if (Fraction == 2 && exponent == 31) value = fraction ? __builtin_nanf("") : __builtin_inff();
       of[code] = code & 128 ? -value : value;
     }
   }
 };
-constexpr Float8Values kFloat8;
+constexpr Float8Values<3> kE4m3;
+constexpr Float8Values<2> kE5m2;
 
 QUIRE_INLINE constexpr bool is_offset(Meaning meaning) {
   return meaning == Meaning::offset || meaning == Meaning::rows;
 }
 QUIRE_INLINE constexpr bool has_table(Meaning meaning) { return meaning >= Meaning::e4m3; }
 
-// Returns what a code means, by a table.
-QUIRE_INLINE float value_of(Meaning meaning, int code) {
-  switch (meaning) {
+// Returns what a code of a matrix with a table means.
+QUIRE_INLINE float value_of(const Panels& matrix, int code) {
+  switch (matrix.coding.meaning) {
     case Meaning::e4m3:
-      return kFloat8.of[code];
-    case Meaning::nf4:
-      return kNf4[code];
+      return kE4m3.of[code];
+    case Meaning::e5m2:
+      return kE5m2.of[code];
+    case Meaning::floats:
+      return matrix.table[code];
     case Meaning::fp4:
       return code == 8 ? -0.0f : (float)kFp4[code];
     default:

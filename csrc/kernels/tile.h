@@ -290,9 +290,9 @@ class QuantizedTile {
 // The same for coded weights, one function per number of rows (coded.cpp).
 using CodedTile = void (*)(const Panels&, int64_t panel, const uint8_t* x, const PanelPrefetch&, F* out);
 const CodedTile* coded_tiles(const Coding& coding);
-const CodedTile* row_tiles();     // coded_rows.cpp
-const CodedTile* float8_tiles();  // coded_floats.cpp
-const CodedTile* nf4_tiles();
+const CodedTile* row_tiles();                        // coded_rows.cpp
+const CodedTile* part_tiles(const Coding& coding);   // coded_parts.cpp
+const CodedTile* float_tiles(const Coding& coding);  // coded_floats.cpp
 
 // True if the sums of eight rows times two panels fit in registers, and dot products of bytes are fast.
 #if defined(__AVX512VNNI__)

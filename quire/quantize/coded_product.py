@@ -10,7 +10,7 @@ from quire.program.numerics import GROUP, SPAN, fma, quantize_rows
 from quire.quantize.kinds import Floats
 
 _FEW_BITS = 6  # codes of more bits are worth activations with a scale for every 32 inputs
-_LEAST_PART = 16
+_LEAST_PART = 4
 
 
 def span_of(bits: int) -> int:

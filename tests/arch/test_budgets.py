@@ -104,7 +104,7 @@ ROOMS = (
     ),
     Room(
         "formats",
-        1_980,
+        2_010,
         "reading checkpoints, and storing weights in fewer bits, ours and those of other formats",
         ("weights", "quantize"),
     ),
@@ -116,7 +116,7 @@ ROOMS = (
     ),
     Room(
         "gguf",
-        2_290,
+        2_345,
         "GGUF files: container, blocks, configuration, tokenizers: could be deleted, with its lines in "
         "weights/hub.py",
         ("weights/gguf",),
@@ -194,7 +194,7 @@ ROOMS = (
     ),
     Room("rest", 2_445, "LLM and AsyncLLM, configuration, memory planning, also of draft models", ("",)),
 )
-NATIVE_LINES = 12_650  # of C++, every line counted: also recurrences, latents, adapters, encoders, images
+NATIVE_LINES = 12_900  # of C++, every line counted: also recurrences, latents, adapters, encoders, images
 FILE_LINES = 400  # every line counted, as in an editor
 FUNCTION_LINES = 60
 DEEPEST_BLOCK = 4  # of loops, conditions and the like within a function, one inside the other

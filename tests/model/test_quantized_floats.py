@@ -167,7 +167,7 @@ def state(shape: list[int], block: int, **more: Any) -> np.ndarray:
     return np.frombuffer(text.encode(), np.uint8)
 
 
-@pytest.mark.parametrize(("kind", "width"), [("nf4", 64), ("fp4", 96), ("nf4", 33)])
+@pytest.mark.parametrize(("kind", "width"), [("nf4", 64), ("fp4", 96), ("nf4", 100), ("nf4", 33)])
 def test_blocks_of_bitsandbytes_need_not_end_where_rows_do(tmp_path: Path, kind: str, width: int) -> None:
     q = RNG.integers(0, 16, (32, width))
     table, absmax = numbers(16), abs(numbers(-(-32 * width // 64)))

@@ -12,7 +12,7 @@ from coded import Mixed, coded
 from lowered import BF16_ISAS, ISAS, OneOp, distance, on_native, on_reference, planned, rounding_to_bf16
 from tiny import same_bits
 
-from quire.backends.native.coding import NF4, format_of
+from quire.backends.native.coding import format_of
 from quire.backends.native.device import NativeDevice
 from quire.errors import ConfigError
 from quire.program import Builder, Names, Value, WeightSpec
@@ -34,13 +34,30 @@ INTEGERS: dict[str, dict[str, Any]] = {
     "nvfp4 of two levels": {"bits": 4, "table": "fp4", "group": 16, "scales": "f32"},
     "nvfp4 divided": {"bits": 4, "table": "fp4", "group": 16, "scales": "f32"},
 }
+# Tables of bitsandbytes: quantiles of a normal distribution (Dettmers et al., arXiv:2305.14314), and floats.
+NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+FP4 = tuple(float(np.float32(n) / 12 * s) for s in (1, -1) for n in (0, 0.0625, 8, 12, 4, 6, 2, 3))
+
 # Floats: products are those of the reference but for the order of sums.
 FLOATS: dict[str, dict[str, Any]] = {
     "fp8 of a tensor": {"bits": 8, "table": "e4m3", "group": None, "scales": "f32"},
     "fp8 in blocks": {"bits": 8, "table": "e4m3", "group": 128, "scales": "bf16"},
     "mxfp8": {"bits": 8, "table": "e4m3", "scales": "e8m0"},
-    "nf4": {"bits": 4, "group": 64, "scales": "f32"},
+    "fp8 in groups of 24": {"bits": 8, "table": "e4m3", "group": 24, "scales": "f32"},
+    "e5m2": {"bits": 8, "table": "e5m2", "group": None, "scales": "f32"},
+    "e5m2 in blocks": {"bits": 8, "table": "e5m2", "group": 128, "scales": "bf16"},
+    "e5m2 in groups of 12": {"bits": 8, "table": "e5m2", "group": 12, "scales": "f32"},
+    "nf4": {"bits": 4, "table": NF4, "group": 64, "scales": "f32"},
+    "fp4": {"bits": 4, "table": FP4, "group": 64, "scales": "f32"},
+    "fp4 in groups of 20": {"bits": 4, "table": FP4, "group": 20, "scales": "f32"},
+    "nf4 in groups of 8": {"bits": 4, "table": NF4, "group": 8, "scales": "f32"},
 }
+TABLES = [name for name in FLOATS if isinstance(FLOATS[name]["table"], tuple)]
 KINDS = INTEGERS | FLOATS
 SHAPES = [(32, 16, 1), (90, 33, 3), (256, 17, 8), (1000, 20, 13), (769, 16, 22)]
 
@@ -55,8 +72,6 @@ def made(name: str, shape: tuple[int, ...]) -> Coded:
     groups = weight.scales.shape
     if name.startswith("w8a8"):
         return replace(weight, by_row=True)
-    if name == "nf4":
-        return replace(weight, table=NF4)
     if name == "iq4_xs":
         codes = rng.integers(-32, 32, groups).astype(np.int8)
         values = rng.random((*groups[:-1], -(-groups[-1] // 8))).astype(np.float16)
@@ -66,11 +81,13 @@ def made(name: str, shape: tuple[int, ...]) -> Coded:
         divided = name == "nvfp4 divided"
         values = np.full((*groups[:-1], 1), 2741.3 if divided else 0.013, np.float32)
         return replace(weight, scales=Scales(values, codes, 0, divided=divided))
-    if weight.table == "e4m3":
-        return replace(
-            weight, packed=np.where(weight.packed & 0x7F == 0x7F, 0x81, weight.packed).astype(np.uint8)
-        )
-    return weight
+    return replace(weight, packed=finite(weight.packed, weight.table))
+
+
+def finite(codes: np.ndarray, table: Any) -> np.ndarray:
+    """Put other codes for 8-bit floats that are not finite."""
+    unreal = {"e4m3": 0x7F, "e5m2": 0x7C}.get(table, 256)
+    return np.where(codes.astype(np.int16) & unreal == unreal, 0x81, codes).astype(np.uint8)
 
 
 def linear(tokens: int, inputs: int, outputs: int) -> OneOp:
@@ -110,26 +127,25 @@ def test_products_of_integers_have_the_bits_of_the_reference(name: str, isa: str
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", FLOATS)
 def test_products_of_floats(name: str, isa: str) -> None:
-    rounded = isa in BF16_ISAS and name != "nf4"
+    rounded = isa in BF16_ISAS and name not in TABLES
     for inputs, outputs, tokens in SHAPES:
         op, weights = linear(tokens, inputs, outputs), {"w.weight": made(name, (outputs, inputs))}
         assert distance(native(op, weights, isa), reference(op, weights, rounded)) < 4e-6, (inputs, outputs)
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize(("bits", "name"), [(8, "fp8 of a tensor"), (4, "nf4"), (4, "mxfp4"), (4, "iq4_nl")])
+@pytest.mark.parametrize(
+    ("bits", "name"),
+    [(8, "fp8 of a tensor"), (8, "e5m2"), (4, "nf4"), (4, "fp4"), (4, "mxfp4"), (4, "iq4_nl")],
+)
 def test_every_code_means_its_number(bits: int, name: str, isa: str) -> None:
     """Row i of the activations selects input i, whose code is i."""
     count = 1 << bits
-    codes = np.arange(count, dtype=np.uint8)[None].repeat(16, 0)
-    if name.startswith("fp8"):
-        codes[codes & 0x7F == 0x7F] = 0
+    codes = finite(np.arange(count, dtype=np.uint8)[None].repeat(16, 0), KINDS[name]["table"])
     one = Scales(np.ones((16, 1), np.float32))
     weight = replace(
         made(name, (16, count)), packed=pack_codes(codes, bits), group=None if count > 16 else 32, scales=one
     )
-    if name == "nf4":
-        weight = replace(weight, group=64)
     op = linear(count, count, 16)
     op.table[...] = np.eye(count, dtype=np.float32) * 127  # a row keeps its bits in 8 bits and in bfloat16
     np.testing.assert_array_equal(native(op, {"w.weight": weight}, isa), weight.dense().T * np.float32(127))
@@ -166,7 +182,7 @@ def test_experts(name: str, isa: str) -> None:
 
     op = OneOp([draw(9, 40)], record)
     weights = {n: made(name, op.weights[n].array.shape) for n in (w.gate.name, w.up.name, w.down.name)}
-    rounded = isa in BF16_ISAS and KINDS[name].get("table") == "e4m3"
+    rounded = isa in BF16_ISAS and KINDS[name]["table"] in ("e4m3", "e5m2")
     # The router is float32 on the native backend, also where the reference rounds; experts round twice.
     bound = 2e-2 if rounded or name.startswith("w8a8") else 1e-4
     assert distance(native(op, weights, isa), reference(op, weights, rounded)) < bound
@@ -188,15 +204,16 @@ def test_the_device_says_what_kernels_multiply(name: str, monkeypatch: pytest.Mo
     op, weights = linear(2, 64, 16), {"w.weight": made(name, (16, 64))}
     for isa in ISAS:
         monkeypatch.setenv("QUIRE_ISA", isa)
-        floats = "bf16" if isa in BF16_ISAS and name != "nf4" else "f32"
+        floats = "bf16" if isa in BF16_ISAS and name not in TABLES else "f32"
         product = next(one for one in op.program if isinstance(one, Linear))
         storage = planned(op.program, held(op, weights)).storage
         found = NativeDevice("test").arithmetic_of(product, storage, "float32")
         assert found == ("int8" if name in INTEGERS else floats)
 
 
-def test_codes_that_are_not_numbers_are_refused() -> None:
-    op, weight = linear(2, 64, 16), made("fp8 in blocks", (16, 64))
-    weight.packed[3, 5] = 0xFF
+@pytest.mark.parametrize(("name", "code"), [("fp8 in blocks", 0xFF), ("e5m2", 0x7D), ("e5m2", 0xFC)])
+def test_codes_that_are_not_numbers_are_refused(name: str, code: int) -> None:
+    op, weight = linear(2, 64, 16), made(name, (16, 64))
+    weight.packed[3, 5] = code
     with pytest.raises(ConfigError, match="not finite"):
         native(op, {"w.weight": weight}, ISAS[0])

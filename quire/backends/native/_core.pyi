@@ -46,6 +46,7 @@ def pack_codes(
     minimum_codes: NDArray[Any] | None,
     zeros: NDArray[Any] | None,
     order: NDArray[np.int32] | None,
+    table: NDArray[np.float32] | None,
     first: int,
     last: int,
 ) -> None: ...

@@ -15,15 +15,9 @@ from quire.quantize.kinds import Array, Storage
 from quire.quantize.scales import ScaleForm, Scales
 
 _BLOCK = 256  # inputs: kCodedBlock of csrc/kernels/coding.h
-_GROUPS = (16, 32, 64, 128)
-
-# The table of nf4 (csrc/kernels/tables.h).
-NF4 = (
-    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
-    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
-    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
-    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
-)
+_GROUPS = (4, 8, 16, 32, 64, 128)
+# The bits that are all set in an 8-bit float that is not finite.
+_FLOAT8 = {"e4m3": 0x7F, "e5m2": 0x7C}
 
 
 def format_of(storage: Storage) -> str:
@@ -40,7 +34,7 @@ def format_of(storage: Storage) -> str:
     scales, minimums = _form(storage.scales, group), _form(storage.minimums, group)
     if (scales == "f16_u6") != (minimums == "f16_u6") or "" in (scales, minimums):
         return "f32"
-    if meaning in ("e4m3", "nf4") and (group < 32 or minimums != "none"):
+    if meaning in (*_FLOAT8, "floats") and minimums != "none":
         return "f32"
     zeros, order = "zeros" if storage.zeros else "none", " ordered" if storage.ordered else ""
     bits = 8 if storage.bits == 7 else storage.bits
@@ -55,13 +49,12 @@ def _packed_group(group: int | None) -> int:
 
 
 def _meaning(storage: CodedStorage) -> str:
-    """Return what codes mean to the core (Meaning in csrc/kernels/coding.h); "" if nothing."""
+    """Return what codes mean to the core (Meaning in csrc/kernels/coding.h); "" if it has no such table."""
     if not isinstance(storage.table, str):
-        return "nf4" if storage.table == NF4 else ""
+        return "floats" if storage.bits == 4 else ""
     if storage.by_row:
         return "rows"
-    names = {"signed": "offset"} | {name: name for name in ("unsigned", "offset", "e4m3", "iq4nl", "fp4")}
-    return names.get(storage.table, "")
+    return "offset" if storage.table == "signed" else storage.table
 
 
 def _form(form: ScaleForm | None, group: int) -> str:
@@ -95,10 +88,12 @@ def packing_of(matrix: _core.Matrix, index: int, weight: Coded) -> Callable[[int
             for numbers in (zeros, scales, minimums)
         )
         group = part
-    if weight.table == "e4m3" and ((packed & 0x7F) == 0x7F).any():
+    unreal = _FLOAT8.get(weight.table) if isinstance(weight.table, str) else None
+    if unreal is not None and ((packed & unreal) == unreal).any():
         raise ConfigError(f"a weight of {weight.storage} has codes that are not finite", "fetch it again")
     order = None if weight.order is None else np.ascontiguousarray(weight.order)
-    parts = (packed, group, signed, scales, scale_codes, minimums, minimum_codes, zeros, order)
+    table = None if isinstance(weight.table, str) else np.array(weight.table, np.float32)
+    parts = (packed, group, signed, scales, scale_codes, minimums, minimum_codes, zeros, order, table)
 
     def pack(first: int, last: int) -> bool:
         _core.pack_codes(matrix, index, *parts, first, last)

@@ -95,7 +95,7 @@ class NativeDevice(HostDevice):
             rounded_to = _core.activations(format_of(own))
             if rounded_to in ("int8", "int4", "rows", "spans_128", "spans_32"):
                 return "int8"
-            stored = "bf16" if rounded_to == "e4m3" else rounded_to
+            stored = "bf16" if rounded_to == "float8" else rounded_to
         return "bf16" if stored == "bf16" and self.isa in _BF16_ISAS else "f32"
 
     def own_kv_dtype(self, floats: str) -> str:

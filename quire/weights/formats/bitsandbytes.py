@@ -30,7 +30,7 @@ from quire.weights.formats.settings import Settings
 _STATE = ".quant_state.bitsandbytes__"
 _TYPES = ("nf4", "fp4")
 _STATE_LIMIT_BYTES, _STATE_VALUES = 1 << 16, 256
-_SMALLEST_GROUP = 16
+_SMALLEST_GROUP = 4  # that is computed with
 
 
 def read_bitsandbytes(settings: Settings, raw: RawTensors) -> Reading:
