@@ -252,9 +252,9 @@ def _same_vocabulary(own: _Opened, draft: _Opened) -> bool:
     mine, other = own.source.tokenizer(), draft.source.tokenizer()
     if mine is None or other is None:
         return own.model.config.vocab_size == draft.model.config.vocab_size
-    if mine.text == other.text:
+    if mine.content == other.content:
         return True
-    tokens, others = (spellings(load_vocabulary(data.text, data.where)) for data in (mine, other))
+    tokens, others = (spellings(load_vocabulary(data.content, data.where)) for data in (mine, other))
     return all(others.get(number, token) == token for number, token in tokens.items())
 
 

@@ -62,7 +62,7 @@ class Tokenizer:
     @classmethod
     def from_data(cls, data: TokenizerData) -> Tokenizer:
         """Make a tokenizer of the files of a model's source. Raises ConfigError."""
-        return cls(load_vocabulary(data.text, data.where), dict(data.settings))
+        return cls(load_vocabulary(data.content, data.where), dict(data.settings))
 
     @property
     def vocab_size(self) -> int:

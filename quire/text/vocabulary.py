@@ -17,7 +17,7 @@ import secrets
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,13 +59,17 @@ class Vocabulary:
     decoder_types: frozenset[str]
 
 
-def load_vocabulary(text: bytes, where: str) -> Vocabulary:
-    """Parse the text of a tokenizer.json; `where` names it in errors. Raises ConfigError if it is invalid.
+def load_vocabulary(content: bytes | Mapping[str, Any], where: str) -> Vocabulary:
+    """Load the text of a tokenizer.json, or what it holds. Raises ConfigError, with `where`, if invalid.
 
     The library gets the parsed file, serialized again, so that both see the same entry of a duplicate key.
     """
-    check_size(text, where, MAX_VALUES)
-    data = parse_object(text, where, msgspec.json.decode)
+    if isinstance(content, bytes):
+        check_size(content, where, MAX_VALUES)
+        data = parse_object(content, where, msgspec.json.decode)
+    else:
+        model = content["model"]
+        data = {**content, "model": {**model, "vocab": model["vocab"].copy()}}  # both are changed below
     try:
         _check_ids(data)
         added = _hide_added_tokens(data)
@@ -209,11 +213,11 @@ def _without(merges: list[str] | list[list[str]], names: set[str]) -> list[Any]:
 
     One that does begins as a name begins, or ends as one ends: of hundreds of thousands, few do.
     """
-    begins, ends = (tuple({name[part] for name in names}) for part in (slice(1), slice(-1, None)))
+    begins, ends = {name[:1] for name in names}, {name[-1:] for name in names}
     return [
         merge
         for merge in merges
-        if not (merge[0].startswith(begins) or merge[-1].endswith(ends)) or not _touches(merge, names)
+        if not (merge[0][:1] in begins or merge[-1][-1:] in ends) or not _touches(merge, names)
     ]
 
 

@@ -15,13 +15,14 @@ from quire.weights.tensors import Tensors
 
 @dataclass(frozen=True, slots=True)
 class TokenizerData:
-    """A tokenizer: the text of its tokenizer.json, the place it was read from, and its settings.
+    """A tokenizer: its tokenizer.json, the place it was read from, and its settings.
 
-    `settings` are those of tokenizer_config.json: named special tokens, and which are added to texts.
+    `content` is the text of that file, or the object that it would hold. `settings` are those of
+    tokenizer_config.json: named special tokens, and which are added to texts.
     """
 
     where: str
-    text: bytes
+    content: bytes | Mapping[str, Any]
     settings: Mapping[str, Any]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,10 @@ from quire.quantize.kinds import Dense
 from quire.text.tokenizer import Tokenizer, need_tokenizer
 from quire.weights.gguf.blocks import CODINGS, block_weights, read_blocks
 from quire.weights.gguf.container import GgufFile
+from quire.weights.gguf.metadata import Metadata
 from quire.weights.gguf.model import GgufModel
 from quire.weights.gguf.splits import SPLITS
-from quire.weights.gguf.tokenizer import end_tokens, tokenizer_of
+from quire.weights.gguf.tokenizer import FileTokens, end_tokens, read_tokens, tokenizer_of
 from quire.weights.gguf.types import TYPES
 from quire.weights.hub import open_model
 from quire.weights.load import load
@@ -34,6 +36,12 @@ FILES = [f"gguf/tinyq-{kind}" for kind in ("IQ4_NL", "MXFP4", "Q2_K", "Q4_0", "Q
 FILES += ["gguf/tinyq-Q6_K", "gguf/tinyq-Q8_0", "gguf/tinyq3-Q4_K_M", "gguf-demo/demo-Q4_K_M"]
 DEMO = "quantized/gguf-demo/demo-Q4_K_M.gguf"
 VOCABULARIES = ["gpt-2/ggml-vocab-gpt-2", "llama-2/ggml-vocab-llama-spm", "phi-3/ggml-vocab-phi-3"]
+
+
+def tokens_of(values: Mapping[str, Any]) -> FileTokens:
+    tokens = read_tokens(Metadata("a file", values))
+    assert tokens is not None
+    return tokens
 
 
 def golden_of(path: Path) -> Any:
@@ -137,9 +145,7 @@ def test_a_template_beside_a_file_replaces_its_own(shared_data: Path, tmp_path: 
 def test_published_vocabularies(name: str, shared_data: Path) -> None:
     """Byte-level BPE, and pieces by score, with their merges made here."""
     path = shared_data / "tokenizers" / f"{name}.gguf"
-    data = tokenizer_of(GgufFile.open(path).metadata)
-    assert data is not None
-    tokenizer = Tokenizer.from_data(data)
+    tokenizer = Tokenizer.from_data(tokenizer_of(tokens_of(GgufFile.open(path).metadata.values)))
     texts = Path(f"{path}.inp").read_text().split("\n__ggml_vocab_test__\n")
     lines = Path(f"{path}.out").read_text().splitlines()
     for text, line in zip(texts, lines, strict=False):
@@ -154,15 +160,11 @@ def test_pieces_whose_merges_are_stated(shared_data: Path) -> None:
     """Gemma 4's kind: the merges of the file, no scores, and the tokens that end its turns."""
     scored = GgufFile.open(shared_data / "tokenizers" / f"{VOCABULARIES[1]}.gguf").metadata
     values = {**scored.values, "tokenizer.ggml.add_space_prefix": False}
-    by_score = tokenizer_of(type(scored)("a file", values))
-    assert by_score is not None
-    values["tokenizer.ggml.merges"] = [
-        " ".join(pair) for pair in json.loads(by_score.text)["model"]["merges"]
-    ]
+    by_score = tokenizer_of(tokens_of(values))
+    values["tokenizer.ggml.merges"] = [" ".join(pair) for pair in by_score.content["model"]["merges"]]
     values["tokenizer.ggml.model"] = "gemma4"
     del values["tokenizer.ggml.scores"]
-    stated = tokenizer_of(type(scored)("a file", values))
-    assert stated is not None
+    stated = tokenizer_of(tokens_of(values))
     assert stated.settings["add_bos_token"]
     both = Tokenizer.from_data(by_score), Tokenizer.from_data(stated)
     for text in (TEXT, "a  b", "\u2581", "\x00 \U0001f999"):
@@ -171,7 +173,7 @@ def test_pieces_whose_merges_are_stated(shared_data: Path) -> None:
     values["tokenizer.ggml.tokens"] = [*texts[:-2], "<|tool_response>", "<turn|>"]
     kinds = [*values["tokenizer.ggml.token_type"][:-2], 4, 3]
     values["tokenizer.ggml.token_type"] = np.array(kinds)
-    assert end_tokens(type(scored)("a file", values))[-2:] == [len(texts) - 2, len(texts) - 1]
+    assert end_tokens(tokens_of(values))[-2:] == [len(texts) - 2, len(texts) - 1]
 
 
 # Pieces of one text by the split of a name: what the models' own tokenizers make of it.
@@ -191,11 +193,10 @@ def test_splits(shared_data: Path) -> None:
     """Every pattern is one that the library takes, and no text loses a character."""
     metadata = GgufFile.open(shared_data / DEMO).metadata
     for name in SPLITS:
-        data = tokenizer_of(type(metadata)("a file", {**metadata.values, "tokenizer.ggml.pre": name}))
-        assert data is not None
+        data = tokenizer_of(tokens_of({**metadata.values, "tokenizer.ggml.pre": name}))
         tokenizer = Tokenizer.from_data(data)
         assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT, name
-        splitter = tokenizers.Tokenizer.from_str(data.text.decode()).pre_tokenizer
+        splitter = tokenizers.Tokenizer.from_str(json.dumps(data.content)).pre_tokenizer
         assert splitter is not None
         pieces = [TEXT[start:end] for _, (start, end) in splitter.pre_tokenize_str(TEXT)]
         assert "".join(pieces) == TEXT, name
@@ -206,23 +207,23 @@ def test_splits(shared_data: Path) -> None:
 def test_a_file_that_does_not_name_its_split(shared_data: Path, caplog: pytest.LogCaptureFixture) -> None:
     metadata = GgufFile.open(shared_data / DEMO).metadata
     values = {key: value for key, value in metadata.values.items() if key != "tokenizer.ggml.pre"}
-    tokenizer_of(type(metadata)("a file", values))
+    tokenizer_of(tokens_of(values))
     assert "does not say how texts are split (tokenizer.ggml.pre); taken as 'default'" in caplog.text
-    tokenizer_of(type(metadata)("a file", values | {"general.architecture": "qwen3"}))
+    tokenizer_of(tokens_of(values | {"general.architecture": "qwen3"}))
     assert "taken as 'qwen2'" in caplog.text
     values["tokenizer.ggml.tokens"] = ["<|begin_of_text|>", *values["tokenizer.ggml.tokens"][1:]]
-    tokenizer_of(type(metadata)("a file", values))
+    tokenizer_of(tokens_of(values))
     assert "taken as 'llama-bpe'" in caplog.text
 
 
 def test_tokens_that_end_an_answer(shared_data: Path) -> None:
     """Those stated, and control tokens known by their names; <|end|> not where it parts an answer."""
     metadata = GgufFile.open(shared_data / "tokenizers" / f"{VOCABULARIES[2]}.gguf").metadata
-    assert end_tokens(metadata) == [32000, 32007]
+    assert end_tokens(tokens_of(metadata.values)) == [32000, 32007]
     tokens = metadata.texts("tokenizer.ggml.tokens")
     harmony = [{"<|placeholder1|>": "<|return|>"}.get(text, text) for text in tokens]
     values = {**metadata.values, "tokenizer.ggml.tokens": harmony}
-    assert end_tokens(type(metadata)("a file", values)) == [32000, 32002]
+    assert end_tokens(tokens_of(values)) == [32000, 32002]
 
 
 def test_a_chat_with_a_file(shared_data: Path, capsys: pytest.CaptureFixture[str]) -> None:

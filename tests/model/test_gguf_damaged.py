@@ -234,6 +234,17 @@ def test_folders_of_files(tmp_path: Path) -> None:
         open_model(str(tmp_path))
 
 
+def test_files_with_other_names(tmp_path: Path) -> None:
+    """A file is known by its beginning, as those in Ollama's store; a wrong ending is told as such."""
+    path = small(tmp_path / "sha256-0123")
+    source = open_model(str(path))
+    assert isinstance(source, GgufModel)
+    assert len(source.tensors()) > 0
+    (tmp_path / "m.GGUF").write_bytes(b"PK\x03\x04" + bytes(60))
+    with pytest.raises(ConfigError, match=r"m\.GGUF: not a GGUF file: it does not begin with GGUF"):
+        open_model(str(tmp_path / "m.GGUF")).config()
+
+
 @settings(max_examples=200)
 @given(data=st.data())
 def test_random_bytes_changed(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import ConfigError, quoted
-from quire.regular_file import present
+from quire.regular_file import open_regular, present
 from quire.weights.gguf.config import config_of, keys_of
 from quire.weights.gguf.container import MAGIC, GgufFile
 from quire.weights.gguf.names import sizes_of
 from quire.weights.gguf.tensors import GgufTensors
-from quire.weights.gguf.tokenizer import end_tokens, tokenizer_of
+from quire.weights.gguf.tokenizer import FileTokens, end_tokens, read_tokens, tokenizer_of
 from quire.weights.source import TokenizerData
 from quire.weights.templates import MAX_TEMPLATE_BYTES, MAX_TEMPLATES, read_template
 
@@ -26,7 +26,17 @@ _SAMPLING |= {"penalty_repeat": "repetition_penalty"}
 
 
 def is_gguf(path: Path) -> bool:
-    """Return True for a file with the name of GGUF files."""
+    """Return True for a file with the name of GGUF files, or with their beginning, as in Ollama's store."""
+    if _is_named_gguf(path):
+        return True
+    try:
+        with open_regular(path) as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+def _is_named_gguf(path: Path) -> bool:
     return path.suffix.lower() == ".gguf" and not path.is_dir()
 
 
@@ -37,7 +47,8 @@ def only_gguf(folder: Path) -> Path | None:
     """
     if not folder.is_dir() or present(folder / "config.json") or any(folder.glob("*.safetensors")):
         return None
-    found = sorted(path for path in folder.iterdir() if is_gguf(path) and not path.name.startswith("mmproj"))
+    named = filter(_is_named_gguf, folder.iterdir())
+    found = sorted(path for path in named if not path.name.startswith("mmproj"))
     models = [path for path in found if (part := _PART.fullmatch(path.name)) is None or int(part[2]) == 1]
     if len(models) > 1:
         names = ", ".join(path.name for path in models[:5])
@@ -77,7 +88,7 @@ class GgufModel:
         return files
 
     def config(self) -> dict[str, Any]:
-        return config_of(self._files, end_tokens(self._files[0].metadata))
+        return config_of(self._files, [] if self._tokens is None else end_tokens(self._tokens))
 
     def generation_config(self) -> dict[str, Any]:
         metadata = self._files[0].metadata
@@ -88,11 +99,11 @@ class GgufModel:
         return found
 
     def tokenizer(self) -> TokenizerData | None:
-        return self._tokenizer
+        return None if self._tokens is None else tokenizer_of(self._tokens)
 
     @cached_property
-    def _tokenizer(self) -> TokenizerData | None:
-        return tokenizer_of(self._files[0].metadata)
+    def _tokens(self) -> FileTokens | None:
+        return read_tokens(self._files[0].metadata)
 
     def sentence_settings(self) -> None:
         """Return None: no metadata says how texts become embeddings."""

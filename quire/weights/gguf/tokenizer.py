@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file's metadata, as the text of the tokenizer.json that means the same.
+"""The tokenizer of a GGUF file's metadata, as what a tokenizer.json that means the same holds.
 
 Three kinds are supported: byte-level BPE ("gpt2"), whose merges the file states; SentencePiece's BPE
 ("llama"), whose merges follow from the scores of the pieces; the same with stated merges ("gemma4").
@@ -9,8 +9,6 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from typing import Any
-
-import msgspec
 
 from quire.errors import ConfigError, quoted
 from quire.weights.gguf.metadata import Metadata
@@ -40,12 +38,13 @@ _ENDING_OTHERWISE = {"<|end|>", "<|end_of_text|>", "</s>", "<eos>"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Tokens:
-    """The tokens of a file with their types, and the ids of named ones."""
+class FileTokens:
+    """The tokens of a file: ids by text, the texts and types by id, and the ids of named ones."""
 
     metadata: Metadata
+    vocabulary: dict[str, int]
     texts: list[str]
-    types: list[int]
+    types: list[int] | list[float]
     ids: dict[str, int]
 
     @property
@@ -53,12 +52,10 @@ class _Tokens:
         return self.metadata.where
 
 
-def tokenizer_of(metadata: Metadata) -> TokenizerData | None:
-    """Return the tokenizer, None for a file without one. Raises ConfigError for an unsupported kind."""
+def tokenizer_of(tokens: FileTokens) -> TokenizerData:
+    """Return the tokenizer. Raises ConfigError for an unsupported kind."""
+    metadata = tokens.metadata
     kind = metadata.text("tokenizer.ggml.model")
-    if kind in (None, "no_vocab", "none"):
-        return None
-    tokens = _read(metadata)
     if kind == "gpt2":
         data, begins = _byte_level(tokens)
     elif kind in ("llama", "gemma4"):
@@ -75,33 +72,35 @@ def tokenizer_of(metadata: Metadata) -> TokenizerData | None:
     settings["add_bos_token"] = begins if stated is None else stated
     if metadata.flag("tokenizer.ggml.add_eos_token") and "eos" in tokens.ids:
         data["post_processor"] = _appending(settings["eos_token"], tokens.ids["eos"])
-    return TokenizerData(f"the tokenizer of {metadata.where}", msgspec.json.encode(data), settings)
+    return TokenizerData(f"the tokenizer of {metadata.where}", data, settings)
 
 
-def end_tokens(metadata: Metadata) -> list[int]:
+def end_tokens(tokens: FileTokens) -> list[int]:
     """Return the ids of tokens that end an answer: those stated, and those known by their names."""
-    if metadata.text("tokenizer.ggml.model") in (None, "no_vocab", "none"):
-        return []
-    tokens = _read(metadata)
     stated = [tokens.ids[name] for name in _ENDS if name in tokens.ids]
-    harmony = "<|return|>" in tokens.texts
+    harmony = "<|return|>" in tokens.vocabulary
     names = _ENDING if harmony else _ENDING | _ENDING_OTHERWISE
-    control = [
-        number
-        for number, (text, kind) in enumerate(zip(tokens.texts, tokens.types, strict=True))
-        if (kind == _CONTROL and text in names) or text == _ENDING_VISIBLY
-    ]
-    return list(dict.fromkeys((*stated, *control)))
+    found = (tokens.vocabulary.get(name, -1) for name in names)
+    control = {number for number in found if number >= 0 and tokens.types[number] == _CONTROL}
+    if _ENDING_VISIBLY in tokens.vocabulary:
+        control.add(tokens.vocabulary[_ENDING_VISIBLY])
+    return list(dict.fromkeys((*stated, *sorted(control))))
 
 
-def _read(metadata: Metadata) -> _Tokens:
-    """Read the tokens, with their types and the ids of named ones. Raises ConfigError if they do not fit."""
+def read_tokens(metadata: Metadata) -> FileTokens | None:
+    """Read the tokens, with their types and the ids of named ones; None for a file without a tokenizer.
+
+    Raises ConfigError if they do not fit.
+    """
+    if metadata.text("tokenizer.ggml.model") in (None, "no_vocab", "none"):
+        return None
     texts = metadata.texts("tokenizer.ggml.tokens")
     if not texts:
         raise ConfigError(f"{metadata.where}: the metadata has a tokenizer without tokens")
-    texts = [text or f"[EMPTY_{number}]" for number, text in enumerate(texts)]
-    if len(set(texts)) < len(texts):
+    vocabulary = {text or f"[EMPTY_{number}]": number for number, text in enumerate(texts)}
+    if len(vocabulary) < len(texts):
         raise ConfigError(f"{metadata.where}: two tokens have one text")
+    texts = [*vocabulary]
     types = metadata.numbers("tokenizer.ggml.token_type") or [_NORMAL] * len(texts)
     if len(types) != len(texts):
         raise ConfigError(f"{metadata.where}: {len(texts):,} tokens have {len(types):,} types")
@@ -114,10 +113,10 @@ def _read(metadata: Metadata) -> _Tokens:
         elif number not in (-1, _NO_TOKEN):
             problem = f"{key} = {number:,}, but there are {len(texts):,} tokens"
             raise ConfigError(f"{metadata.where}: {problem}")
-    return _Tokens(metadata, texts, [int(kind) for kind in types], ids)
+    return FileTokens(metadata, vocabulary, texts, types, ids)
 
 
-def _byte_level(tokens: _Tokens) -> tuple[dict[str, Any], bool]:
+def _byte_level(tokens: FileTokens) -> tuple[dict[str, Any], bool]:
     metadata = tokens.metadata
     name = metadata.text("tokenizer.ggml.pre")
     if name is None:
@@ -148,7 +147,7 @@ def _byte_level(tokens: _Tokens) -> tuple[dict[str, Any], bool]:
     return data, split.begins
 
 
-def _sentence_pieces(tokens: _Tokens, merges_are_stated: bool) -> dict[str, Any]:
+def _sentence_pieces(tokens: FileTokens, merges_are_stated: bool) -> dict[str, Any]:
     spaced = tokens.metadata.flag("tokenizer.ggml.add_space_prefix") is not False
     unknown = tokens.ids.get("unknown")
     model = {
@@ -173,7 +172,7 @@ def _sentence_pieces(tokens: _Tokens, merges_are_stated: bool) -> dict[str, Any]
     return data
 
 
-def _merges(tokens: _Tokens) -> list[tuple[str, str]]:
+def _merges(tokens: FileTokens) -> list[tuple[str, str]]:
     """Return the merges that the scores of the pieces mean: the piece of the highest score first."""
     scores = tokens.metadata.numbers("tokenizer.ggml.scores")
     if len(scores) != len(tokens.texts):
@@ -198,7 +197,7 @@ def _merges(tokens: _Tokens) -> list[tuple[str, str]]:
 _LONGEST_PIECE = 256  # characters; SentencePiece allows 16 unless told otherwise
 
 
-def _tokenizer(tokens: _Tokens, model: dict[str, Any]) -> dict[str, Any]:
+def _tokenizer(tokens: FileTokens, model: dict[str, Any]) -> dict[str, Any]:
     """Return a tokenizer.json with the vocabulary, and the tokens that are matched as a whole."""
     named = {tokens.ids[name] for name in ("bos", "eos", "unknown") if name in tokens.ids}
     whole = [
@@ -214,7 +213,6 @@ def _tokenizer(tokens: _Tokens, model: dict[str, Any]) -> dict[str, Any]:
         for number, (text, kind) in enumerate(zip(tokens.texts, tokens.types, strict=True))
         if kind in (_CONTROL, _DEFINED) or number in named
     ]
-    vocabulary = {text: number for number, text in enumerate(tokens.texts)}
     shared = {"type": "BPE", "dropout": None, "continuing_subword_prefix": None, "end_of_word_suffix": None}
     return {
         "version": "1.0",
@@ -225,7 +223,7 @@ def _tokenizer(tokens: _Tokens, model: dict[str, Any]) -> dict[str, Any]:
         "pre_tokenizer": None,
         "post_processor": None,
         "decoder": None,
-        "model": {**shared, **model, "vocab": vocabulary},
+        "model": {**shared, **model, "vocab": tokens.vocabulary},
     }
 
 
