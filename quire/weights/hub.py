@@ -2,6 +2,7 @@
 
 A download uses one commit: the revision is resolved once, and every file is fetched at that commit. Only
 files that are read are fetched, and the repository is checked for safetensors before downloading gigabytes.
+Of GGUF files a single model is fetched: that named after a colon ("organisation/name:Q8_0"), or Q4_K_M.
 `huggingface_hub` (extra "hub") does the transfers, with progress bars, resumed retries, and a cache in which
 complete files are never fetched again.
 """
@@ -12,7 +13,7 @@ import difflib
 import glob
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 from quire.environment import hub_offline
 from quire.errors import ConfigError
 from quire.weights.folder import ModelFolder
+from quire.weights.gguf.choice import choose_gguf
 from quire.weights.gguf.model import GgufModel, is_gguf, only_gguf
 from quire.weights.safetensors import INDEX_NAME, read_index, weight_files
 from quire.weights.sentence import MODULE_SETTINGS, MODULE_WEIGHTS, SETTINGS
@@ -48,6 +50,7 @@ PATTERNS = (
 _LOG = logging.getLogger(__name__)
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_-])?"
 _ID = re.compile(f"{_PART}/{_PART}", re.ASCII)
+_ENDING = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", re.ASCII)
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+/-]{0,200}", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _TIMEOUT_S = 15.0
@@ -63,10 +66,11 @@ def resolve(
 ) -> Path:
     """Return the folder (or file) of an embedded model, an existing path, or a hub id "organisation/name".
 
+    Of a repository of GGUF files it is a file; the end of its name may follow the id after a colon.
     `revision` is a branch, tag or commit of a hub model (default "main"); without `weights` only the
-    small files are fetched. `endpoint` and `cache_dir` default to those of huggingface_hub (HF_ENDPOINT,
-    HF_HOME). Raises ConfigError if the model cannot be obtained: not found, no access, neither network nor
-    cache, no safetensors.
+    small files are fetched, of GGUF files none. `endpoint` and `cache_dir` default to those of
+    huggingface_hub (HF_ENDPOINT, HF_HOME). Raises ConfigError if the model cannot be obtained: not found, no
+    access, neither network nor cache, no weights in a format that is read.
     """
     if model in EMBEDDED:
         return EMBEDDED[model]
@@ -76,7 +80,8 @@ def resolve(
         return path
     if model.lower().endswith(".gguf"):
         raise ConfigError(f"model {model[:200]!r}: no such file", _nearest(model))
-    if not _ID.fullmatch(model) or ".." in model or "--" in model:
+    name, colon, ending = model.partition(":")
+    if not _ID.fullmatch(name) or ".." in name or "--" in name or (colon and not _ENDING.fullmatch(ending)):
         raise ConfigError(
             f"model {model[:200]!r}: no such folder, and not a hub id",
             _nearest(model) or "give the path of a model's folder, or an id such as 'organisation/name'",
@@ -84,7 +89,7 @@ def resolve(
     revision = revision or "main"
     if not _REVISION.fullmatch(revision) or ".." in revision:
         raise ConfigError(f"revision = {revision[:200]!r} is not the name of a branch, tag or commit")
-    return _Repository(model, revision, endpoint, cache_dir, weights).fetch()
+    return _Repository(name, ending or None, revision, endpoint, cache_dir, weights).fetch()
 
 
 def open_model(
@@ -99,6 +104,9 @@ def open_model(
     `overrides` replace fields of its configuration.
     """
     path = resolve(model, revision, weights=weights)
+    if not weights and not path.exists():
+        hint = f"fetch it, as `quire run {model}` does"
+        raise ConfigError(f"model {model!r}: all that it says is in {path.name}, which is not here", hint)
     gguf = path if is_gguf(path) else only_gguf(path)
     source: ModelSource = ModelFolder.at(path) if gguf is None else GgufModel(gguf)
     return OverriddenSource(source, overrides) if overrides else source
@@ -127,10 +135,16 @@ def _nearest(model: str) -> str | None:
 
 
 class _Repository:
-    """One model of the hub at one revision."""
+    """One model of the hub at one revision: safetensors, or a GGUF file whose name has this ending."""
 
     def __init__(
-        self, model: str, revision: str, endpoint: str | None, cache_dir: Path | None, weights: bool
+        self,
+        model: str,
+        ending: str | None,
+        revision: str,
+        endpoint: str | None,
+        cache_dir: Path | None,
+        weights: bool,
     ) -> None:
         try:
             import huggingface_hub
@@ -140,11 +154,11 @@ class _Repository:
                 "pip install 'quire[hub]'",
             ) from error
         self._hub: Any = huggingface_hub
-        self.model, self.revision = model, revision
+        self.model, self.ending, self.revision = model, ending, revision
         self._endpoint, self._cache_dir, self._weights = endpoint, cache_dir, weights
 
     def fetch(self) -> Path:
-        """Return the folder with all files, from the network or, if offline, from the cache."""
+        """Return the folder with all files, or the GGUF file: from the network, or the cache if offline."""
         if hub_offline():
             return self._from_cache("no network was asked for (HF_HUB_OFFLINE or QUIRE_OFFLINE)")
         try:
@@ -159,20 +173,41 @@ class _Repository:
             _LOG.warning("%s: %s; using the copy in the cache: %s", self.model, reason, folder)
             return folder
         names = [sibling.rfilename for sibling in info.siblings or ()]
-        weight_files([name for name in names if "/" not in name], f"{self.model} at {info.sha}")
-        folder = self._take(info.sha, names, local=False)
+        if self._is_gguf(names):
+            folder, file = self._take_gguf(info.sha, names, local=False)
+        else:
+            weight_files([name for name in names if "/" not in name], f"{self.model} at {info.sha}")
+            folder, file = self._take(info.sha, names, local=False), ""
         if self._weights:
             self._remember(folder, info.sha)
-        return folder
+        return folder / file
 
     def _from_cache(self, reason: str) -> Path:
         try:
+            folder = self._snapshot(self.revision, PATTERNS, local=True)
+            names = [str(path.relative_to(folder)) for path in folder.rglob("*.gguf")]
+            if self._is_gguf([path.name for path in folder.iterdir()] + names):
+                return folder.joinpath(*self._take_gguf(self.revision, names, local=True))
             return self._take(self.revision, None, local=True)
         except ConfigError as error:
             raise ConfigError(
                 f"model {self.model!r} at {self.revision!r}: {reason}, and the cache holds no complete copy",
                 "connect once to fetch it, or give the path of a folder",
             ) from error
+
+    def _is_gguf(self, names: Sequence[str]) -> bool:
+        """Return True if a GGUF file is asked for, or there is nothing else among these files."""
+        if self.ending is not None:
+            return True
+        return any(n.lower().endswith(".gguf") for n in names) and not any(
+            n.endswith(".safetensors") and "/" not in n for n in names
+        )
+
+    def _take_gguf(self, revision: str, names: Sequence[str], local: bool) -> tuple[Path, str]:
+        """Fetch a GGUF model and return the folder and the name of its first file."""
+        files = choose_gguf(names, self.ending, f"{self.model} at {revision}")
+        folder = self._snapshot(revision, [glob.escape(name) for name in files if self._weights], local)
+        return folder, files[0]
 
     def _take(self, revision: str, names: list[str] | None, local: bool) -> Path:
         """Fetch small files, then the weights they name. `names` are the files of the repository."""

@@ -19,7 +19,7 @@ from safetensors.numpy import save
 
 from quire.errors import ConfigError
 from quire.weights.folder import ModelFolder
-from quire.weights.hub import DEMO, resolve
+from quire.weights.hub import DEMO, open_model, resolve
 
 pytest.importorskip("huggingface_hub")
 
@@ -378,6 +378,72 @@ def test_a_repository_without_safetensors_is_refused_before_a_byte(
     assert not hub.files_asked()
 
 
+GGUF = {f"tiny-{kind}.gguf": f"GGUF {kind}".encode() for kind in ("Q4_K_M", "Q8_0", "UD-Q8_0")}
+GGUF |= {f"BF16/tiny-BF16-0000{n}-of-00002.gguf": b"GGUF" + bytes([n]) for n in (1, 2)}
+GGUF |= {"mmproj-Q8_0.gguf": b"tower", "../tiny-Q5_0.gguf": b"outside", "README.md": b"about"}
+
+
+@pytest.mark.parametrize(
+    ("ending", "file", "num_files"),
+    [
+        ("", "tiny-Q4_K_M.gguf", 1),
+        (":Q4_K_M", "tiny-Q4_K_M.gguf", 1),
+        (":q4_k_m", "tiny-Q4_K_M.gguf", 1),
+        (":UD-Q8_0", "tiny-UD-Q8_0.gguf", 1),
+        (":tiny-Q8_0", "tiny-Q8_0.gguf", 1),
+        (":BF16", "BF16/tiny-BF16-00001-of-00002.gguf", 2),
+    ],
+)
+def test_gguf_models_are_named_by_their_ending(
+    hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch, ending: str, file: str, num_files: int
+) -> None:
+    hub.repositories[MODEL][OLD] = GGUF
+    path = resolve(MODEL + ending, endpoint=hub.url, cache_dir=cache)
+    assert path.parts[-len(Path(file).parts) :] == Path(file).parts
+    assert path.read_bytes() == GGUF[file]
+    assert len(hub.files_asked()) == num_files
+    monkeypatch.setenv("QUIRE_OFFLINE", "1")
+    assert resolve(MODEL + ending, endpoint=hub.url, cache_dir=cache) == path
+
+
+@pytest.mark.parametrize(
+    ("ending", "less", "message"),
+    [
+        (":Q3_K_S", "", "no GGUF file ends in 'Q3_K_S'"),
+        (":Q5_0", "", "no GGUF file ends in 'Q5_0'"),
+        (":Q8_0", "", "2 GGUF files end in 'Q8_0'"),
+        (":4_K_M", "", "no GGUF file ends in '4_K_M'"),
+        ("", "tiny-Q4_K_M.gguf", "3 GGUF models, none of them Q4_K_M"),
+        (":BF16", "BF16/tiny-BF16-00001-of-00002.gguf", "parts of 'BF16/tiny-BF16' are missing: 1 are there"),
+    ],
+)
+def test_gguf_models_that_are_not_there(hub: Hub, cache: Path, ending: str, less: str, message: str) -> None:
+    hub.repositories[MODEL][OLD] = {name: data for name, data in GGUF.items() if name != less}
+    with pytest.raises(ConfigError, match=message) as caught:
+        resolve(MODEL + ending, endpoint=hub.url, cache_dir=cache)
+    assert "tiny-Q8_0" in str(caught.value) or less.startswith("BF16")
+    assert not hub.files_asked()
+
+
+def test_an_ending_asks_for_gguf_even_beside_safetensors(hub: Hub, cache: Path) -> None:
+    with pytest.raises(ConfigError, match="no GGUF files"):
+        resolve(MODEL + ":Q4_0", endpoint=hub.url, cache_dir=cache)
+    hub.repositories[MODEL][OLD]["tiny-Q4_0.gguf"] = b"GGUF"
+    assert resolve(MODEL, endpoint=hub.url, cache_dir=cache).is_dir()
+    assert resolve(MODEL + ":Q4_0", endpoint=hub.url, cache_dir=cache).read_bytes() == b"GGUF"
+
+
+def test_no_gguf_file_is_fetched_to_look_at_a_model(
+    hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.repositories[MODEL][OLD] = GGUF
+    assert not resolve(MODEL, weights=False, endpoint=hub.url, cache_dir=cache).exists()
+    assert not hub.files_asked()
+    monkeypatch.setattr("quire.weights.hub.resolve", lambda *_, **__: cache / "tiny-Q4_K_M.gguf")
+    with pytest.raises(ConfigError, match=r"is in tiny-Q4_K_M\.gguf, which is not here"):
+        open_model(MODEL, weights=False)
+
+
 @pytest.mark.parametrize(
     ("status", "code", "message"),
     [
@@ -431,6 +497,11 @@ def test_nobody_listening_is_one_clear_error(hub: Hub, cache: Path) -> None:
         "file:///etc/passwd",
         "org/" + "x" * 5000,
         "org/tïny",
+        "org/tiny:",
+        "org/tiny:Q4/../x",
+        "org/tiny:a:b",
+        "tiny:Q4_0",
+        "org/tiny:" + "x" * 101,
     ],
 )
 def test_names_that_cannot_be_ids_never_reach_the_network(hub: Hub, cache: Path, model: str) -> None:
