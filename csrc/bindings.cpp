@@ -109,9 +109,10 @@ NB_MODULE(_core, m) {
       .def(nb::init<const std::string&, const Native&>(), "isa"_a, "beside"_a,
            "A program that runs with the threads of another one.")
       .def("buffer", &Native::buffer, "rows"_a, "width"_a)
-      .def("embed", &Native::embed, "out"_a, "table"_a, "by_position"_a)
+      .def("embed", &Native::embed, "out"_a, "table"_a, "by_position"_a, "replaced"_a, "same"_a)
       .def("embed_stored", &Native::embed_stored, "out"_a, "table"_a, "format"_a, "by_position"_a,
-           nb::keep_alive<1, 3>(), "The table, of bits if not of float32, is read where it is.")
+           "replaced"_a, "same"_a, nb::keep_alive<1, 3>(),
+           "The table, of bits if not of float32, is read where it is.")
       .def("sampled_rows", &Native::sampled_rows, "out"_a, "x"_a, "width"_a)
       .def("embed_segments", &Native::embed_segments, "out"_a, "table"_a, "separator"_a)
       .def("pool_rows", &Native::pool_rows, "out"_a, "x"_a, "width"_a, "mean"_a)
@@ -123,6 +124,8 @@ NB_MODULE(_core, m) {
            "first"_a)
       .def("scale_by_weight", &Native::scale_by_weight, "rows"_a, "out"_a, "x"_a, "width"_a, "weight"_a)
       .def("soft_cap", &Native::soft_cap, "rows"_a, "out"_a, "x"_a, "width"_a, "cap"_a)
+      .def("clip", &Native::clip, "rows"_a, "out"_a, "x"_a, "width"_a, "low"_a, "high"_a)
+      .def("standardize", &Native::standardize, "rows"_a, "out"_a, "x"_a, "bias"_a, "factors"_a)
       .def("xielu", &Native::xielu, "rows"_a, "out"_a, "x"_a, "width"_a, "positive"_a, "negative"_a, "beta"_a)
       .def("unary", &Native::unary, "rows"_a, "out"_a, "x"_a, "width"_a, "activation"_a)
       .def("gate", &Native::gate, "rows"_a, "out"_a, "gate"_a, "up"_a, "width"_a, "activation"_a)
@@ -153,7 +156,7 @@ NB_MODULE(_core, m) {
            "activation"_a, "limit"_a)
       .def("write_kv", &Native::write_kv, "k"_a, "v"_a, "cache"_a, "layer"_a)
       .def("attend", &Native::attend, "rows"_a, "out"_a, "q"_a, "cache"_a, "layer"_a, "heads"_a, "scale"_a,
-           "window"_a, "chunked"_a, "softcap"_a, "sinks"_a.none())
+           "window"_a, "chunked"_a, "softcap"_a, "sinks"_a.none(), "causal"_a)
       .def("attend_latents", &Native::attend_latents, "out"_a, "q"_a, "q_rest"_a, "cache"_a, "layer"_a,
            "heads"_a, "scale"_a)
       .def("attend_rows", &Native::attend_rows, "out"_a, "q"_a, "k"_a, "v"_a, "heads"_a, "groups"_a, "dim"_a,

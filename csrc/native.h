@@ -42,15 +42,17 @@ class Native {
 
   int64_t buffer(const std::string& rows, int64_t width) { return executor_.add_buffer(count(rows), width); }
 
-  void embed(int64_t out, MatrixPtr table, bool by_position) {
-    executor_.add(std::make_unique<Embed>(out, std::move(table), by_position));
+  // The id `replaced` has the row of the id `same`.
+  void embed(int64_t out, MatrixPtr table, bool by_position, int64_t replaced, int64_t same) {
+    executor_.add(std::make_unique<Embed>(out, std::move(table), RowOfToken{by_position, replaced, same}));
   }
-  void embed_stored(int64_t out, Stored table, const std::string& format, bool by_position) {
+  void embed_stored(int64_t out, Stored table, const std::string& format, bool by_position, int64_t replaced,
+                    int64_t same) {
     const Format kind = format == "f32" ? Format::f32 : format == "f16" ? Format::f16 : Format::bf16;
     if (table.itemsize() != (kind == Format::f32 ? 4 : 2)) throw nb::value_error("table of another format");
     const StoredTable stored{kind, (int64_t)table.shape(0), (int64_t)table.shape(1),
                              (const uint8_t*)table.data()};
-    executor_.add(std::make_unique<EmbedStored>(out, stored, by_position));
+    executor_.add(std::make_unique<EmbedStored>(out, stored, RowOfToken{by_position, replaced, same}));
   }
   void sampled_rows(int64_t out, int64_t x, int64_t width) {
     executor_.add(std::make_unique<SampledRows>(out, x, width));
@@ -105,6 +107,16 @@ class Native {
              [=](const Step& s, const float* x, const float*, float* out, int64_t n) {
                s.kernels.soft_cap(x, cap, out, n * width);
              });
+  }
+  void clip(const std::string& rows, int64_t out, int64_t x, int64_t width, float low, float high) {
+    row_wise(rows, out, width, x, width, -1,
+             [=](const Step&, const float* x, const float*, float* out, int64_t n) {
+               for (int64_t i = 0; i < n * width; ++i) out[i] = clipped(x[i], low, high);
+             });
+  }
+  void standardize(const std::string& rows, int64_t out, int64_t x, Floats bias, Floats factors) {
+    row_wise(rows, out, (int64_t)bias.size(), x, (int64_t)bias.size(), -1,
+             standardized(vector(bias), vector(factors)));
   }
   void xielu(const std::string& rows, int64_t out, int64_t x, int64_t width, float positive, float negative,
              float beta) {
@@ -267,12 +279,13 @@ class Native {
     executor_.add(std::make_unique<WriteKV>(k, v, cache->layer(layer), KVPlace{cache->group()}));
     caches_.push_back(std::move(cache));
   }
+  // `causal`: tokens see none after their own, whatever the batch says.
   void attend(const std::string& rows, int64_t out, int64_t q, std::shared_ptr<KVCache> cache, int64_t layer,
               int64_t heads, float scale, int64_t window, bool chunked, float softcap,
-              std::optional<Floats> sinks) {
+              std::optional<Floats> sinks, bool causal) {
     const KVLayer* of = cache->layer(layer);
     const Attention how{of, heads, of->heads, scale, window, softcap, of_scores_.keep(sinks), chunked, false};
-    add_attention(count(rows), q, -1, out, how, {cache->group()});
+    add_attention(count(rows), q, -1, out, how, {cache->group()}, causal);
     caches_.push_back(std::move(cache));
   }
   void attend_latents(int64_t out, int64_t q, int64_t q_rest, std::shared_ptr<KVCache> cache, int64_t layer,
@@ -285,17 +298,7 @@ class Native {
   // `halves` keys and values are kept in bfloat16.
   void attend_rows(int64_t out, int64_t q, int64_t k, int64_t v, int64_t heads, int64_t groups, int64_t dim,
                    int64_t value_dim, float scale, int64_t reach, std::optional<Floats> biases,
-                   int64_t first_after, bool halves) {
-    auto& own = row_caches_[{groups, dim, value_dim}];
-    const KVFormat format = halves ? KVFormat::bf16 : KVFormat::f32;
-    if (!own) own = std::make_shared<RowCache>(format, groups, dim, value_dim);
-    executor_.add(std::make_unique<WriteKV>(k, v, own->layer(), KVPlace{-1, own}));
-    Attention how{own->layer(), heads, groups, scale, reach, 0, nullptr, false, true};
-    how.biases = of_scores_.keep(biases);
-    how.num_biases = biases ? (int64_t)biases->size() / heads : 0;
-    how.first_after = first_after;
-    add_attention(Count::tokens, q, -1, out, how, {-1, own});
-  }
+                   int64_t first_after, bool halves);
   void linear_by_head(const std::string& rows, int64_t out, int64_t x, MatrixPtr weight) {
     auto of = std::make_shared<HeadProducts>(HeadProducts{std::move(weight), count(rows), {}});
     executor_.add(std::make_unique<PackByHead>(of, x));
@@ -366,9 +369,9 @@ class Native {
     executor_.add(std::move(table));
     return (int64_t)ropes_.size() - 1;
   }
-  void add_attention(Count count, int64_t q, int64_t q_rest, int64_t out, const Attention& how,
-                     KVPlace place) {
-    auto attend = std::make_unique<Attend>(count, q, q_rest, out, how, std::move(place));
+  void add_attention(Count count, int64_t q, int64_t q_rest, int64_t out, const Attention& how, KVPlace place,
+                     bool causal = false) {
+    auto attend = std::make_unique<Attend>(count, q, q_rest, out, how, std::move(place), causal);
     auto merge = std::make_unique<MergeSegments>(attend.get());
     executor_.add(std::move(attend));
     executor_.add(std::move(merge));

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <utility>
 
 #include "core/ops.h"
 
@@ -18,6 +19,22 @@ inline void keep_above(const float* x, float* out, int64_t width, double deviati
     const float above = x[i] - cutoff;
     out[i] = above < 0 ? 0 : above;
   }
+}
+
+// Returns x, but at least `low`, then at most `high`. What is no number stays so.
+inline float clipped(float x, float low, float high) {
+  const float raised = x < low ? low : x;
+  return raised > high ? high : raised;
+}
+
+// (x - bias) * factors, for rows as wide as these.
+inline RowWise::Function standardized(Vector bias, Vector factors) {
+  return [bias = std::move(bias), factors = std::move(factors)](const Step&, const float* x, const float*,
+                                                                float* out, int64_t rows) {
+    const size_t width = bias.size();
+    for (; rows > 0; --rows, x += width, out += width)
+      for (size_t i = 0; i < width; ++i) out[i] = (x[i] - bias[i]) * factors[i];
+  };
 }
 
 // Returns positive x^2 + beta x above 0, negative (e^x - 1 - x) + beta x below (quire.program.ops.Xielu).

@@ -78,10 +78,11 @@ void Attend::prepare(const Step& step) {
 }
 
 void Attend::list_runs(const Batch& batch) {
+  const int64_t* ends = causal_ ? nullptr : batch.visible_ends;
   runs_.clear();
   if (count_ == Count::tokens) {
     positions_ = batch.positions;
-    ends_ = batch.visible_ends;
+    ends_ = ends;
     for (int64_t sequence = 0; sequence < batch.sequences; ++sequence) {
       const int64_t begin = batch.row_offsets[sequence];
       const int64_t count = batch.row_offsets[sequence + 1] - begin;
@@ -94,7 +95,7 @@ void Attend::list_runs(const Batch& batch) {
     const int64_t token = batch.logit_rows[row], sequence = sequence_of(batch, token);
     const bool follows = row > 0 && token == batch.logit_rows[row - 1] + 1;
     sampled_.push_back(batch.positions[token]);
-    if (batch.visible_ends) sampled_ends_.push_back(batch.visible_ends[token]);
+    if (ends) sampled_ends_.push_back(ends[token]);
     if (follows && runs_.back().sequence == sequence) {
       ++runs_.back().count;
     } else {
@@ -102,7 +103,7 @@ void Attend::list_runs(const Batch& batch) {
     }
   }
   positions_ = sampled_.data();
-  ends_ = batch.visible_ends ? sampled_ends_.data() : nullptr;
+  ends_ = ends ? sampled_ends_.data() : nullptr;
 }
 
 void Attend::list_tiles() {

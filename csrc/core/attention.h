@@ -68,9 +68,17 @@ class WriteKV : public Op {
 // sums are the same either way.
 class Attend : public Op {
  public:
-  // Of all tokens, or of those that need logits. `q_rest` is -1 unless the cache has latents.
-  Attend(Count count, int64_t q, int64_t q_rest, int64_t out, const Attention& how, KVPlace place)
-      : count_(count), q_(q), q_rest_(q_rest), out_(out), how_(how), place_(std::move(place)) {}
+  // Of all tokens, or of those that need logits. `q_rest` is -1 unless the cache has latents. If `causal`,
+  // they see nothing after themselves, even if the batch has ends of what they see.
+  Attend(Count count, int64_t q, int64_t q_rest, int64_t out, const Attention& how, KVPlace place,
+         bool causal)
+      : count_(count),
+        q_(q),
+        q_rest_(q_rest),
+        out_(out),
+        how_(how),
+        place_(std::move(place)),
+        causal_(causal) {}
 
   void prepare(const Step& step) override;
   int64_t tasks(const Step&) const override { return (int64_t)task_ends_.size(); }
@@ -108,6 +116,7 @@ class Attend : public Op {
   int64_t q_, q_rest_, out_;  // buffers
   const Attention how_;
   const KVPlace place_;
+  const bool causal_;
   std::vector<Run> runs_;
   const int64_t* positions_ = nullptr;           // of the rows of q
   const int64_t* ends_ = nullptr;                // of what they see, or null

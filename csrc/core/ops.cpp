@@ -32,11 +32,10 @@ Moments moments(const float* x, int64_t count) {
 }
 
 void Embed::run_rows(const Step& step, int64_t first, int64_t last) {
-  const int64_t* ids = by_position_ ? step.batch.positions : step.batch.token_ids;
   const Panels table = table_->panels();
   for (int64_t t = first; t < last; ++t) {
     float* out = step.buffers[out_] + t * table.inputs;
-    const int64_t id = ids[t] < table.outputs ? ids[t] : 0;
+    const int64_t id = of_.row(step.batch, t, table.outputs);
     if (table.order == nullptr) {
       step.kernels.lookup(table, id, out);
       continue;
@@ -69,10 +68,9 @@ float of_bf16(uint16_t bits) {
 }  // namespace
 
 void EmbedStored::run_rows(const Step& step, int64_t first, int64_t last) {
-  const int64_t* ids = by_position_ ? step.batch.positions : step.batch.token_ids;
   const int64_t width = table_.width, row_bytes = width * (table_.format == Format::f32 ? 4 : 2);
   for (int64_t t = first; t < last; ++t) {
-    const uint8_t* row = table_.data + (ids[t] < table_.rows ? ids[t] : 0) * row_bytes;
+    const uint8_t* row = table_.data + of_.row(step.batch, t, table_.rows) * row_bytes;
     float* out = step.buffers[out_] + t * width;
     if (table_.format == Format::f32) {
       std::memcpy(out, row, (size_t)row_bytes);

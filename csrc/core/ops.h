@@ -25,32 +25,44 @@ struct StoredTable {
   const uint8_t* data;
 };
 
+// The row of a table that a token has: that of its position, or of its id, but `same` for the id `replaced`.
+// Row 0 is that of what is beyond the table.
+struct RowOfToken {
+  bool by_position;
+  int64_t replaced = -1, same = -1;
+
+  int64_t row(const Batch& batch, int64_t token, int64_t rows) const {
+    int64_t id = by_position ? batch.positions[token] : batch.token_ids[token];
+    if (!by_position && id == replaced) id = same;
+    return id < rows ? id : 0;
+  }
+};
+
 // out[t] = table[ids[t]], where ids are token ids or positions; of ids beyond the table, its row 0.
 class Embed : public Op {
  public:
-  Embed(int64_t out, std::shared_ptr<const Matrix> table, bool by_position)
-      : out_(out), table_(std::move(table)), by_position_(by_position) {}
+  Embed(int64_t out, std::shared_ptr<const Matrix> table, RowOfToken of)
+      : out_(out), table_(std::move(table)), of_(of) {}
   bool row_wise() const override { return true; }
   void run_rows(const Step& step, int64_t first, int64_t last) override;
 
  private:
   int64_t out_;
   std::shared_ptr<const Matrix> table_;
-  bool by_position_;
+  RowOfToken of_;
 };
 
 // The same with a table as a checkpoint stores it, row after row, which is read where it is.
 class EmbedStored : public Op {
  public:
-  EmbedStored(int64_t out, const StoredTable& table, bool by_position)
-      : out_(out), table_(table), by_position_(by_position) {}
+  EmbedStored(int64_t out, const StoredTable& table, RowOfToken of) : out_(out), table_(table), of_(of) {}
   bool row_wise() const override { return true; }
   void run_rows(const Step& step, int64_t first, int64_t last) override;
 
  private:
   int64_t out_;
   StoredTable table_;
-  bool by_position_;
+  RowOfToken of_;
 };
 
 // out[l] = x[logit_rows[l]].

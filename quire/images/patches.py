@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from quire.errors import ConfigError
-from quire.images.sizes import FixedSize, KeptShape, SizeRule
+from quire.images.sizes import FixedSize, KeptShape, SizeRule, TokenBudget
 
 
 class Patching(Protocol):
@@ -151,6 +151,45 @@ class PooledPatches:
         cut, y, x = _in_squares(self.normalization.apply(pixels), self.patch, self.merge)
         places = y * (self.side // self.patch) + x, np.ones(len(y))
         return np.concatenate([cut.reshape(len(y), -1), np.stack(places, axis=1)], axis=1, dtype=np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetedPatches:
+    """Squares of `merge` x `merge` patches become one token (Gemma 4). An image keeps its proportions.
+
+    It has as many tokens as these allow, at most `max_tokens`. Patches of one square follow one another, and
+    the channels of one pixel. Each has two learned positions: that of its column, and that of its row, which
+    is `side` rows of the table later.
+    """
+
+    patch: int
+    merge: int
+    max_tokens: int
+    side: int
+    normalization: Normalization
+    resample: int
+
+    @property
+    def size(self) -> TokenBudget:
+        return TokenBudget(self.patch * self.merge, self.max_tokens)
+
+    @property
+    def most(self) -> tuple[int, int]:
+        return self.max_tokens * self.merge**2, self.max_tokens
+
+    def bounded(self, max_tokens: int) -> BudgetedPatches:
+        return replace(self, max_tokens=min(self.max_tokens, max_tokens))
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        unit = self.patch * self.merge
+        return height // unit, width // unit
+
+    def patches(self, pixels: np.ndarray) -> np.ndarray:
+        cut, y, x = _in_squares(self.normalization.apply(pixels), self.patch, self.merge)
+        one = np.ones(len(y))
+        places = np.stack((x, self.side + y, one, one, x, y), axis=1)
+        cut = cut.transpose(0, 2, 1).reshape(len(y), -1)
+        return np.concatenate([cut, places], axis=1, dtype=np.float32)
 
 
 def _in_squares(values: np.ndarray, patch: int, merge: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

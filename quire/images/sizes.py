@@ -48,5 +48,25 @@ class KeptShape:
         return rows * unit, columns * unit
 
 
-SizeRule = FixedSize | KeptShape
-RULES: dict[str, type[SizeRule]] = {rule.__name__: rule for rule in (FixedSize, KeptShape)}
+@dataclass(frozen=True, slots=True)
+class TokenBudget:
+    """Images keep their proportions, with sides that are multiples of `unit`, as large as `most` squares of
+    `unit` x `unit` allow: small images are made larger.
+    """
+
+    unit: int
+    most: int
+
+    def of(self, height: int, width: int) -> tuple[int, int]:
+        """Return the (height, width) to which an image is resized."""
+        by = math.sqrt(self.most * self.unit**2 / (height * width))
+        rows, columns = (math.floor(by * side / self.unit) for side in (height, width))
+        if rows == 0:
+            rows, columns = 1, min(width // height, self.most)
+        elif columns == 0:
+            rows, columns = min(height // width, self.most), 1
+        return rows * self.unit, columns * self.unit
+
+
+SizeRule = FixedSize | KeptShape | TokenBudget
+RULES: dict[str, type[SizeRule]] = {rule.__name__: rule for rule in (FixedSize, KeptShape, TokenBudget)}

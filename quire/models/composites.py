@@ -6,12 +6,15 @@ from quire.models.composite import Composite
 from quire.models.left_out import AUDIO, VISION
 from quire.models.vision import qwen3_vl_tower
 from quire.models.vision_gemma import gemma3_tower
+from quire.models.vision_gemma4 import gemma4_tower
 
 _TOWERS = {"vision_config": VISION, "audio_config": AUDIO}
 COMPOSITES: dict[str, Composite] = {
     "Gemma3ForConditionalGeneration": Composite({"": "Gemma3ForCausalLM"}, tied=True, tower=gemma3_tower),
     "Gemma3nForConditionalGeneration": Composite({"gemma3n_text": "Gemma3nForCausalLM"}, True, _TOWERS),
-    "Gemma4ForConditionalGeneration": Composite({"gemma4_text": "Gemma4ForCausalLM"}, True, _TOWERS),
+    "Gemma4ForConditionalGeneration": Composite(
+        {"gemma4_text": "Gemma4ForCausalLM"}, True, _TOWERS, tower=gemma4_tower
+    ),
     "Gemma4UnifiedForConditionalGeneration": Composite(
         {"gemma4_unified_text": "Gemma4UnifiedForCausalLM"}, True, _TOWERS
     ),

@@ -29,6 +29,7 @@ _GEMMA4: Defaults = {
 GEMMA4: Defaults = {
     **_GEMMA4,
     "sliding_window": 512,
+    "pad_token_id": 0,
     "vocab_size_per_layer_input": 262144,
     "hidden_size_per_layer_input": 256,
     "enable_moe_block": False,

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import ConfigError, quoted
+from quire.images.vision import Vision
 from quire.models.config import FULL, MAX_HEAD_DIM, SLIDING, Fields, ModelConfig
 from quire.models.defaults_gemma4 import HEADS_BY_TYPE
 from quire.models.layers import embed_tokens, gated_mlp, head
+from quire.models.tower import place_images
 from quire.program import Builder, Names, Rows, Value, WeightSpec
 from quire.program.ops.experts import ExpertWeights, Routing
 from quire.program.rope import Rope
@@ -24,9 +26,12 @@ _ROPES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def gemma4(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+def gemma4(b: Builder, cfg: ModelConfig, w: Names, vision: Vision | None = None) -> Value:
     x = b.scale(embed_tokens(b, cfg, w), math.sqrt(cfg.hidden_size))
-    inputs = LayerInputs.record(b, cfg, w, x) if cfg.get("hidden_size_per_layer_input") else None
+    inputs, x = None, place_images(b, x) if vision else x
+    if cfg.get("hidden_size_per_layer_input"):
+        replaced = (vision.token, _padding(cfg)) if vision else None
+        inputs = LayerInputs.record(b, cfg, w, x, replaced)
     types, first_shared = _layer_types(cfg), cfg.num_hidden_layers - num_shared(cfg)
     for i in range(cfg.num_hidden_layers):
         p = w / f"model.layers.{i}"
@@ -60,6 +65,11 @@ def num_shared(cfg: ModelConfig) -> int:
     if shared % 1:
         raise ConfigError(f"config.json: num_kv_shared_layers = {shared} is not a whole number")
     return int(shared)
+
+
+def _padding(cfg: ModelConfig) -> int:
+    """Return the token whose inputs of layers those of images have."""
+    return int(cfg.number("pad_token_id", 0, cfg.vocab_size - 1))
 
 
 def _layer_types(cfg: ModelConfig) -> tuple[str, ...]:
@@ -112,14 +122,15 @@ def _attention(
     q = b.linear(h, p / "q_proj", (cfg.num_attention_heads, dim), bias=bias)
     q = b.rotary(b.rms_norm(q, p / "q_norm", eps), rope)
     if source is not None:
-        return _out(b, cfg, b.shared_attention(q, source, scale=1.0), p)
+        return _out(b, cfg, b.shared_attention(q, source, scale=1.0, causal=kind == FULL), p)
     k = b.linear(h, p / "k_proj", (groups, dim), bias=bias)
     same = cfg.flag("attention_k_eq_v") and kind == FULL
     v = k if same else b.linear(h, p / "v_proj", (groups, dim), bias=bias)
     k = b.rotary(b.rms_norm(k, p / "k_norm", eps), rope)
     v = b.rms_norm(v, None, eps)
     window = None if kind == FULL else cfg.size("sliding_window")
-    return _out(b, cfg, b.attention(q, k, v, scale=1.0, window=window), p)
+    # In full layers tokens of an image do not see each other either
+    return _out(b, cfg, b.attention(q, k, v, scale=1.0, window=window, causal=kind == FULL), p)
 
 
 def _out(b: Builder, cfg: ModelConfig, h: Value, p: Names) -> Value:
@@ -179,11 +190,14 @@ class LayerInputs:
     size: int
 
     @classmethod
-    def record(cls, b: Builder, cfg: ModelConfig, w: Names, x: Value) -> LayerInputs:
+    def record(
+        cls, b: Builder, cfg: ModelConfig, w: Names, x: Value, replaced: tuple[int, int] | None = None
+    ) -> LayerInputs:
+        """Record those of embeddings x; of tokens by their ids, but `replaced` ones as in Embed."""
         size = cfg.size("hidden_size_per_layer_input")
         shape = (cfg.num_hidden_layers, size)
         table, rows = w / "model.embed_tokens_per_layer", cfg.size("vocab_size_per_layer_input")
-        own = b.scale(b.embed(table, rows, shape, in_place=True), math.sqrt(size))
+        own = b.scale(b.embed(table, rows, shape, in_place=True, replaced=replaced), math.sqrt(size))
         of_x = b.linear(x, w / "model.per_layer_model_projection", shape)
         of_x = b.scale(of_x, cfg.hidden_size**-0.5)
         of_x = b.rms_norm(of_x, w / "model.per_layer_projection_norm", cfg.norm_eps)

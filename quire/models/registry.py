@@ -170,7 +170,9 @@ FAMILIES: dict[str, Family] = {
         {**_GELU, "intermediate_sizes": "intermediate_size"},
         unused=unused3n,
     ),
-    "Gemma4ForCausalLM": Family(gemma4, GEMMA4, all_but_sixth, _GELU, _CAUSAL_TEXT, unused=of_shared_layers),
+    "Gemma4ForCausalLM": Family(
+        gemma4, GEMMA4, all_but_sixth, _GELU, _CAUSAL_TEXT, unused=of_shared_layers, seeing=gemma4
+    ),
     "Gemma4UnifiedForCausalLM": Family(
         gemma4, GEMMA4_UNIFIED, all_but_sixth, _GELU, _CAUSAL_TEXT, unused=of_shared_layers
     ),

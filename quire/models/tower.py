@@ -34,6 +34,12 @@ def normalization(processor: Mapping[str, Any]) -> Normalization:
     return Normalization(factor, tuple(mean), tuple(std))
 
 
+def doubled(plain: Normalization) -> Normalization:
+    """Return 2 x - 1 of what another normalization gives, x."""
+    (a, b, c), (p, q, r) = plain.mean, (half / 2 for half in plain.std)
+    return replace(plain, mean=(a + p, b + q, c + r), std=(p, q, r))
+
+
 def unquantized(program: Program) -> Program:
     """Return a program whose weights stay as they are stored: rounding would cost more than it saves."""
     made = [

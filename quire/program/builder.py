@@ -51,14 +51,12 @@ class Builder:
         out: int | tuple[int, ...],
         tied: bool = False,
         in_place: bool = False,
+        replaced: tuple[int, int] | None = None,
     ) -> Value:
-        """Map token ids to vectors. `tied`: the table is also the output head, so it may be quantized.
-
-        `in_place`: the table is so large that it may stay in the checkpoint.
-        """
-        shape = (out,) if isinstance(out, int) else out
-        table = _matrix(w, vocab_size, math.prod(shape), quantizable=tied)
-        return self.record(ops.Embed(self.value(shape), table, in_place)).out
+        """Map token ids to vectors (see Embed). `tied`: the table is also the head, and may be quantized."""
+        value = self.value((out,) if isinstance(out, int) else out)
+        table = _matrix(w, vocab_size, value.width, quantizable=tied)
+        return self.record(ops.Embed(value, table, in_place, replaced)).out
 
     def position_embed(self, w: Names, num_positions: int, hidden_size: int) -> Value:
         table = _matrix(w, num_positions, hidden_size, quantizable=False)
@@ -220,8 +218,9 @@ class Builder:
         chunked: bool = False,
         softcap: float | None = None,
         sinks: Names | None = None,
+        causal: bool = False,
     ) -> Value:
-        """Apply causal attention of q [T, heads, dim], over k [T, kv_heads, dim] and v in the next cache."""
+        """Apply attention (see its op) of q [T, heads, dim], k [T, kv_heads, dim] and v in the next cache."""
         (heads, dim), (groups, key_dim), (_, value_dim) = q.shape, k.shape, v.shape
         if (dim, groups) != (key_dim, v.shape[0]):
             raise ConfigError(f"shapes differ: queries {q.shape}, keys {k.shape}, values {v.shape}")
@@ -238,16 +237,17 @@ class Builder:
             chunked=chunked,
             softcap=softcap,
             sinks=_vector(sinks, heads) if sinks is not None else None,
+            causal=causal,
         )
         return self.record(op).out
 
-    def shared_attention(self, q: Value, layer: int, *, scale: float) -> Value:
-        """Apply causal attention of q [T or L, heads, dim] over the cache that `layer` writes before."""
+    def shared_attention(self, q: Value, layer: int, *, scale: float, causal: bool = False) -> Value:
+        """Apply attention of q [T or L, heads, dim] over the cache that `layer` writes before."""
         spec, (heads, dim) = self._caches[layer], q.shape
         if not isinstance(spec, PagedKV) or spec.key_dim != dim or heads % spec.num_heads:
             raise ConfigError(f"queries {q.shape} cannot use the cache {spec} of another layer")
         out = self.value((heads * spec.value_dim,), q.count)
-        return self.record(ops.SharedAttention(out, q, spec, layer, scale)).out
+        return self.record(ops.SharedAttention(out, q, spec, layer, scale, causal)).out
 
     def linear_by_head(self, x: Value, weight: WeightSpec) -> Value:
         """Multiply the vector of each head, x [T, heads, in], with its own matrix."""

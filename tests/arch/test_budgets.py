@@ -31,7 +31,7 @@ class Room:
 ROOMS = (
     Room(
         "core",
-        10_130,
+        10_330,
         "scheduling, the programs of all model families, and sampling: the part to read in a weekend",
         (
             "types.py",
@@ -194,7 +194,7 @@ ROOMS = (
     ),
     Room("rest", 2_445, "LLM and AsyncLLM, configuration, memory planning, also of draft models", ("",)),
 )
-NATIVE_LINES = 12_900  # of C++, every line counted: also recurrences, latents, adapters, encoders, images
+NATIVE_LINES = 13_000  # of C++, every line counted: also recurrences, latents, adapters, encoders, images
 FILE_LINES = 400  # every line counted, as in an editor
 FUNCTION_LINES = 60
 DEEPEST_BLOCK = 4  # of loops, conditions and the like within a function, one inside the other

@@ -1,4 +1,4 @@
-"""A tiny Qwen3-VL and Gemma 3 in folders, with random weights and templates like their own, and pictures."""
+"""A tiny Qwen3-VL, Gemma 3 and Gemma 4 in folders: random weights, templates like their own; and pictures."""
 
 from __future__ import annotations
 
@@ -124,6 +124,63 @@ CONFIG3: dict[str, Any] = {
 }
 PROCESSOR3: dict[str, Any] = {"size": {"height": 32, "width": 32}, "resample": 2}
 
+# As that of Gemma 4, whose processor writes marks around an image too
+TEMPLATE4 = TEMPLATE3.replace("<start_of_image>", "<|image|>")
+MARKS4 = ("<|image>", "<|image|>", "<image|>")
+CONFIG4: dict[str, Any] = {
+    "architectures": ["Gemma4ForConditionalGeneration"],
+    "model_type": "gemma4",
+    "text_config": {
+        "model_type": "gemma4_text",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 24,
+        "global_head_dim": 32,
+        "max_position_embeddings": 2048,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "sliding_window": 10,
+        "hidden_size_per_layer_input": 0,
+        "use_bidirectional_attention": "vision",
+    },
+    "vision_config": {
+        "hidden_size": 24,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "patch_size": 4,
+        "pooling_kernel_size": 3,
+        "position_embedding_size": 64,
+        "standardize": True,
+    },
+}
+# As the small ones are: inputs of layers, caches of other layers, clipped matrices, and causal images
+CONFIG4E: dict[str, Any] = {
+    **CONFIG4,
+    "text_config": {
+        **CONFIG4["text_config"],
+        "hidden_size_per_layer_input": 6,
+        "vocab_size_per_layer_input": 64,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+        "use_bidirectional_attention": None,
+    },
+    "vision_config": {**CONFIG4["vision_config"], "standardize": False, "use_clipped_linears": True},
+}
+PROCESSOR4: dict[str, Any] = {
+    "image_processor_type": "Gemma4ImageProcessor",
+    "patch_size": 4,
+    "pooling_kernel_size": 3,
+    "max_soft_tokens": 16,
+    "do_normalize": False,
+    "image_mean": [0.0, 0.0, 0.0],
+    "image_std": [1.0, 1.0, 1.0],
+}
+
 
 def write_qwen3_vl(folder: Path) -> Path:
     """Write the model."""
@@ -133,6 +190,11 @@ def write_qwen3_vl(folder: Path) -> Path:
 def write_gemma3(folder: Path) -> Path:
     """Write the model."""
     return _write(folder, CONFIG3, PROCESSOR3, MARKS3, TEMPLATE3)
+
+
+def write_gemma4(folder: Path, config: dict[str, Any] = CONFIG4) -> Path:
+    """Write the model."""
+    return _write(folder, config, PROCESSOR4, MARKS4, TEMPLATE4)
 
 
 def _write(
@@ -153,7 +215,7 @@ def _write(
         for name, spec in specs.items():
             (source,) = spec.sources
             array = weights[name].array.reshape(spec.stored or spec.shape)
-            arrays[source] = np.ascontiguousarray(array.T if spec.transposed else array)
+            arrays[source] = (array.T if spec.transposed else array).copy()
     save_file(arrays, folder / "model.safetensors", {"format": "pt"})
     return folder
 

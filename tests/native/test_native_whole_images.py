@@ -1,7 +1,11 @@
-"""Images whose tokens see each other, on the native backend, against its reference twin."""
+"""Images of the Gemma families on the native backend, against its reference twin: those whose tokens see
+each other, and those of the small models of Gemma 4, which are causal.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -10,55 +14,85 @@ from driver import Driver
 from lowered import ISAS, plain, planned, scheme, tensors
 from seeing import weights_of, whole
 from test_native_images import apart
-from tiny_vision import CONFIG3, PROCESSOR3
+from tiny import Dense
+from tiny_vision import CONFIG3, CONFIG4, CONFIG4E, PROCESSOR3, PROCESSOR4
 
 from quire.backends.native.backend import NativeBackend
 from quire.backends.native.weights import load_packed
 from quire.backends.reference import ReferenceBackend
+from quire.images.vision import Vision
 from quire.models import read_model
+from quire.program import Program
 from quire.program.passes import fuse
 from quire.types import PromptImage
 from quire.weights.load import load
 from quire.weights.plan import plan
 
 VOCAB, TOKEN, LENGTH = 64, 60, 16
-MODEL = read_model(
-    {**CONFIG3, "image_token_id": TOKEN, "text_config": {**CONFIG3["text_config"], "vocab_size": VOCAB}},
-    PROCESSOR3,
-)
-PROGRAM, VISION = plain(fuse(MODEL.program)), plain(MODEL.vision)
-WEIGHTS = weights_of(PROGRAM, VISION)
-SIZE: dict[str, Any] = {"num_blocks": [64] * len(PROGRAM.cache_groups), "block_size": 16}
 
 
-def image(first: int, seed: int) -> PromptImage:
-    pixels = np.random.default_rng(seed).integers(0, 256, (32, 32, 3), np.uint8)
-    return PromptImage(first, 4, 4, 32, 32, pixels.tobytes(), whole=True)
+@dataclass(frozen=True)
+class Seeing:
+    """A model, its weights, and a prompt of 70 tokens with three images of `side` x `side` pixels."""
+
+    program: Program
+    vision: Vision
+    weights: dict[str, Dense]
+    images: tuple[PromptImage, ...]
+    ids: list[int]
+
+    @property
+    def size(self) -> dict[str, Any]:
+        return {"num_blocks": [64] * len(self.program.cache_groups), "block_size": 16, "vision": self.vision}
 
 
-IMAGES = image(5, seed=1), image(5 + LENGTH, seed=2), image(40, seed=3)
-IDS = [int(i) for i in np.random.default_rng(0).integers(3, TOKEN, 70)]
-for one in IMAGES:
-    IDS[one.first : one.end] = [TOKEN] * LENGTH
+@cache
+def model(name: str) -> Seeing:
+    config, processor, side = MODELS[name]
+    text = {**config["text_config"], "vocab_size": VOCAB}
+    read = read_model({**config, "image_token_id": TOKEN, "text_config": text}, processor)
+    program, vision = plain(fuse(read.program)), plain(read.vision)
+    images = []
+    for seed, first in enumerate((5, 5 + LENGTH, 40), start=1):
+        pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), np.uint8)
+        images.append(PromptImage(first, 4, 4, side, side, pixels.tobytes(), whole=vision.whole))
+    ids = [int(i) for i in np.random.default_rng(0).integers(3, TOKEN, 70)]
+    for one in images:
+        ids[one.first : one.end] = [TOKEN] * LENGTH
+    weights = weights_of(program, vision)
+    for name in weights:
+        if "q_norm" in name or "k_norm" in name:  # the only scale of scores in Gemma 4
+            weights[name] = Dense(weights[name].array * np.float32(0.4))
+    return Seeing(program, vision, weights, tuple(images), ids)
 
 
-def on(isa: str, format: str = "f32", threads: int = 1, ahead: bool = False) -> Driver:
-    plans = planned(whole(PROGRAM, VISION), tensors(WEIGHTS, format), scheme(format))
+MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
+    "gemma 3": (CONFIG3, PROCESSOR3, 32),
+    "gemma 4": (CONFIG4, PROCESSOR4, 48),
+    "gemma 4, small": (CONFIG4E, PROCESSOR4, 48),
+}
+
+
+def on(of: Seeing, isa: str, format: str = "f32", threads: int = 1, ahead: bool = False) -> Driver:
+    plans = planned(whole(of.program, of.vision), tensors(of.weights, format), scheme(format))
     packed = load_packed(plans, isa=isa, num_threads=threads)
     how: dict[str, Any] = {"kv_cache_dtype": "float32", "isa": isa, "num_threads": threads, "ahead": ahead}
-    backend = NativeBackend(
-        PROGRAM, packed.matrices, packed.vectors, **SIZE, **how, max_num_seqs=3, vision=VISION
-    )
-    return Driver(PROGRAM, backend)
+    backend = NativeBackend(of.program, packed.matrices, packed.vectors, **of.size, **how, max_num_seqs=3)
+    return Driver(of.program, backend)
 
 
-def scores(run: Driver, *chunks: int, beside: bool = False) -> dict[int, Any]:
+def on_reference(of: Seeing) -> Driver:
+    weights = load(plan(whole(of.program, of.vision).weights(), tensors(of.weights, "f32"), None, ()))
+    return Driver(of.program, ReferenceBackend(of.program, weights, **of.size, num_slots=3))
+
+
+def scores(of: Seeing, run: Driver, *chunks: int, beside: bool = False) -> dict[int, Any]:
     """What the prompt predicts at each position, in chunks and then the rest, and eight tokens after it."""
-    sequence = run.admit(0, IDS, images=IMAGES)
-    other = run.admit(1, IDS[60:]) if beside else None
+    sequence = run.admit(0, of.ids, images=of.images)
+    other = run.admit(1, of.ids[60:]) if beside else None
     left = list(chunks)
-    while len(sequence.tokens) < len(IDS) + 8:
-        count = min(left.pop(0) if left else len(IDS), len(sequence.tokens) - sequence.computed)
+    while len(sequence.tokens) < len(of.ids) + 8:
+        count = min(left.pop(0) if left else len(of.ids), len(sequence.tokens) - sequence.computed)
         rows = [(sequence, count)]
         if other is not None:
             rows.insert(0, (other, len(other.tokens) - other.computed))
@@ -67,16 +101,26 @@ def scores(run: Driver, *chunks: int, beside: bool = False) -> dict[int, Any]:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_images_as_on_the_reference_backend(isa: str) -> None:
-    weights = load(plan(whole(PROGRAM, VISION).weights(), tensors(WEIGHTS, "f32"), None, ()))
-    expected = scores(Driver(PROGRAM, ReferenceBackend(PROGRAM, weights, **SIZE, num_slots=3, vision=VISION)))
-    assert apart(scores(on(isa)), expected) < 1e-4
+@pytest.mark.parametrize("name", MODELS)
+def test_images_as_on_the_reference_backend(name: str, isa: str) -> None:
+    of = model(name)
+    assert apart(scores(of, on(of, isa)), scores(of, on_reference(of))) < 1e-4
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("format", ["f32", "bf16", "int8"])
-def test_chunks_that_divide_no_image_give_the_same_bits(format: str, isa: str) -> None:
-    expected = scores(on(isa, format))
-    assert scores(on(isa, format, 2), 5, 32, 2, 1, 16, 1, beside=True) == expected
-    assert scores(on(isa, format), 1, 20, 17, 2, 22) == expected
-    assert scores(on(isa, format, 2, ahead=True), 21, 16, 33) == expected
+@pytest.mark.parametrize("name", MODELS)
+def test_chunks_that_divide_no_image_give_the_same_bits(name: str, format: str, isa: str) -> None:
+    of = model(name)
+    expected = scores(of, on(of, isa, format))
+    assert scores(of, on(of, isa, format, 2), 5, 32, 2, 1, 16, 1, beside=True) == expected
+    assert scores(of, on(of, isa, format), 1, 20, 17, 2, 22) == expected
+    assert scores(of, on(of, isa, format, 2, ahead=True), 21, 16, 33) == expected
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_causal_images_may_be_divided(isa: str) -> None:
+    of = model("gemma 4, small")
+    expected = scores(of, on(of, isa))
+    assert scores(of, on(of, isa, threads=2), 9, 7, 3, 40, beside=True) == expected
+    assert scores(of, on(of, isa), *[1] * 70) == expected

@@ -23,7 +23,7 @@ from lowered import (
 from tiny import same_bits
 
 from quire.models.apertus import xielu
-from quire.program import Builder, Names, Value, WeightSpec
+from quire.program import Builder, Names, Value, WeightSpec, ops
 from quire.program.numerics import ACTIVATIONS
 from quire.program.ops.experts import ExpertWeights, Routing
 from quire.program.rope import Rope
@@ -154,6 +154,10 @@ def test_embeddings(format: str, isa: str) -> None:
         assert same_bits(op.native(isa, format), op.reference(format)), width
         op = OneOp([draw(40, 1)], lambda b, x, n=width: b.embed(W, 25, (1, n)))  # ids beyond it: row 0
         assert same_bits(op.native(isa, format), op.reference(format)), width
+        op = OneOp([draw(40, 1)], lambda b, x, n=width: b.embed(W, 40, n, replaced=(7, 30)))
+        found = op.native(isa, format)
+        assert same_bits(found, op.reference(format)), width
+        assert same_bits(found[7], found[30]), width
         op = OneOp([draw(20, 1)], lambda b, x, n=width: b.position_embed(W, 40, n))
         assert same_bits(op.native(isa, format, 13), op.reference(format, 13)), width
 
@@ -205,6 +209,16 @@ def test_a_sum_and_its_norm(isa: str) -> None:
 # Each number by itself
 
 
+def clip(b: Builder, x: Value, y: Value) -> Value:
+    low, high = (WeightSpec(f"w.{name}", (), (f"w.{name}",)) for name in ("in_min", "in_max"))
+    return b.record(ops.Clip(b.value(y.shape), y, low, high)).out
+
+
+def standardize(b: Builder, x: Value, y: Value) -> Value:
+    bias, factors = (WeightSpec(f"w.{name}", x.shape, (f"w.{name}",)) for name in ("bias", "scale"))
+    return b.record(ops.Standardize(b.value(x.shape), x, bias, factors)).out
+
+
 @pytest.mark.parametrize("isa", ISAS)
 def test_sums_products_and_parts_have_the_bits_of_the_reference(isa: str) -> None:
     kinds: list[Record] = [
@@ -216,6 +230,8 @@ def test_sums_products_and_parts_have_the_bits_of_the_reference(isa: str) -> Non
         lambda b, x, y: b.slice(x, 5, (4, 3)),
         lambda b, x, y: b.slice(y, 16, 1),
         lambda b, x, y: b.activation(x, "relu"),
+        clip,
+        standardize,
     ]
     for record in kinds:
         op = OneOp([draw(12, 17), draw(12, 17, seed=1) * 5], record)

@@ -120,14 +120,15 @@ class Lowering:
 
     @record.register
     def _(self, op: ops.Embed) -> None:
-        out, name, by_position = self._at(op.out), op.table.name, isinstance(op, ops.PositionEmbed)
+        out, name = self._at(op.out), op.table.name
+        which = (isinstance(op, ops.PositionEmbed), *(op.replaced or (-1, -1)))
         if name in self._vectors:  # read in place
             table = self._vectors[name]
             format = DTYPE_NAMES[table.dtype]
             bits = table if format == "f32" else table.view(np.uint16)
-            self.native.embed_stored(out, bits, format, by_position)
+            self.native.embed_stored(out, bits, format, *which)
         else:
-            self.native.embed(out, self._matrices[name], by_position)
+            self.native.embed(out, self._matrices[name], *which)
 
     @record.register
     def _(self, op: ops.EmbedSegments) -> None:
@@ -243,6 +244,16 @@ class Lowering:
         self.native.unary(op.x.count, self._at(op.out), self._at(op.x), op.x.width, op.activation)
 
     @record.register
+    def _(self, op: ops.Clip) -> None:
+        low, high = (float(self._vectors[spec.name].reshape(-1)[0]) for spec in op.weights())
+        self.native.clip(op.x.count, self._at(op.out), self._at(op.x), op.x.width, low, high)
+
+    @record.register
+    def _(self, op: ops.Standardize) -> None:
+        bias, factors = (self._vectors[spec.name].reshape(-1) for spec in op.weights())
+        self.native.standardize(op.x.count, self._at(op.out), self._at(op.x), bias, factors)
+
+    @record.register
     def _(self, op: ops.Xielu) -> None:
         factors = op.factors(*(self._vectors[spec.name] for spec in op.weights()))
         self.native.xielu(op.x.count, self._at(op.out), self._at(op.x), op.x.width, *factors)
@@ -293,38 +304,19 @@ class Lowering:
 
     @record.register
     def _(self, op: ops.Attention) -> None:
-        cache, layer = self._caches.paged[op.layer]
-        self.native.write_kv(self._at(op.k), self._at(op.v), cache, layer)
-        self.native.attend(
-            op.q.count,
-            self._at(op.out),
-            self._at(op.q),
-            cache,
-            layer,
-            heads=op.q.shape[0],
-            scale=op.scale,
-            window=op.window or 0,
-            chunked=op.chunked,
-            softcap=op.softcap or 0.0,
-            sinks=self._vector(op.sinks),
-        )
+        self.native.write_kv(self._at(op.k), self._at(op.v), *self._caches.paged[op.layer])
+        sinks = self._vector(op.sinks)
+        self._attend(op, chunked=op.chunked, softcap=op.softcap or 0.0, sinks=sinks)
 
     @record.register
     def _(self, op: ops.SharedAttention) -> None:
+        self._attend(op, chunked=False, softcap=0.0, sinks=None)
+
+    def _attend(self, op: ops.Attention | ops.SharedAttention, **how: Any) -> None:
         cache, layer = self._caches.paged[op.layer]
-        self.native.attend(
-            op.q.count,
-            self._at(op.out),
-            self._at(op.q),
-            cache,
-            layer,
-            heads=op.q.shape[0],
-            scale=op.scale,
-            window=op.window or 0,
-            chunked=False,
-            softcap=0.0,
-            sinks=None,
-        )
+        heads, window = op.q.shape[0], op.window or 0
+        own: dict[str, Any] = {"heads": heads, "scale": op.scale, "window": window, "causal": op.causal}
+        self.native.attend(op.q.count, self._at(op.out), self._at(op.q), cache, layer, **own, **how)
 
     @record.register
     def _(self, op: ops.LatentAttention) -> None:

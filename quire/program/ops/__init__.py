@@ -4,6 +4,7 @@ from quire.program.ops.attention import Attention, LatentAttention, RowAttention
 from quire.program.ops.delta import DeltaRule
 from quire.program.ops.elementwise import (
     Add,
+    Clip,
     GatedActivation,
     Join,
     Scale,
@@ -12,6 +13,7 @@ from quire.program.ops.elementwise import (
     ScaleParts,
     Slice,
     SoftCap,
+    Standardize,
     Unary,
     Xielu,
 )
@@ -36,6 +38,7 @@ __all__ = [
     "Add",
     "AddNorm",
     "Attention",
+    "Clip",
     "DeltaRule",
     "Embed",
     "EmbedSegments",
@@ -71,6 +74,7 @@ __all__ = [
     "ShortConvolution",
     "Slice",
     "SoftCap",
+    "Standardize",
     "StateSpace",
     "Unary",
     "Xielu",

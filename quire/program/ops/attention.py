@@ -27,7 +27,8 @@ class Attention(Op):
     a multiple of kv_heads and query head h reads key head h // (heads / kv_heads). Keys and values are first
     written to the cache, then all are read back from it as stored. A token at position p sees positions
     max(0, p - window + 1) ... p, if `chunked` those from the last multiple of the window to p, each to the
-    end that the batch gives for it instead of p if it gives any, as for tokens of an image. It is not
+    end that the batch gives for it instead of p if it gives any, as for tokens of an image, unless the op is
+    `causal`. It is not
     affected by any other position: if the value of a head is not finite as stored, zeros are stored instead
     and NaN as its key. The score, and so the result, is then NaN for exactly the tokens that see it.
     `softcap` replaces each score s by softcap * tanh(s / softcap). `sinks` [heads] are scores of a
@@ -47,6 +48,7 @@ class Attention(Op):
     softcap: float | None = None
     sinks: WeightSpec | None = None
     chunked: bool = False
+    causal: bool = False
 
     def weights(self) -> tuple[WeightSpec, ...]:
         return () if self.sinks is None else (self.sinks,)
@@ -70,7 +72,7 @@ class Attention(Op):
         k[lost], v[lost] = np.nan, 0
         keys[places], values[places] = k, v
         sinks = None if self.sinks is None else run.weights[self.sinks.name]
-        how = (self.scale, self.window, self.softcap, sinks, self.chunked)
+        how = (self.scale, self.window, self.softcap, sinks, self.chunked, self.causal)
         return _attend_rows(run, self.layer, q, *how).reshape(len(q), *self.out.shape)
 
 
@@ -87,6 +89,7 @@ class SharedAttention(Op):
     spec: PagedKV
     layer: int
     scale: float
+    causal: bool = False
 
     @property
     def window(self) -> int | None:
@@ -104,7 +107,8 @@ class SharedAttention(Op):
 
     def reference(self, run: Run, *inputs: np.ndarray) -> Array:
         sampled = None if self.q.count == "T" else run.batch.logit_rows
-        out = _attend_rows(run, self.layer, inputs[0], self.scale, self.window, sampled=sampled)
+        how = (self.scale, self.window)
+        out = _attend_rows(run, self.layer, inputs[0], *how, causal=self.causal, sampled=sampled)
         return out.reshape(len(out), *self.out.shape)
 
 
@@ -117,6 +121,7 @@ def _attend_rows(
     softcap: float | None = None,
     sinks: Array | None = None,
     chunked: bool = False,
+    causal: bool = False,
     sampled: np.ndarray | None = None,
 ) -> Array:
     """Compute all rows over the keys and values of a layer, [T, heads, value_dim].
@@ -124,6 +129,7 @@ def _attend_rows(
     `sampled` are the tokens that q has instead of all.
     """
     (keys, values), batch = run.caches[layer], run.batch
+    all_ends = None if causal else batch.visible_ends
     out = np.empty((*q.shape[:2], values.shape[3]), np.float32)
     for row, length in enumerate(batch.context_lens.tolist()):
         tokens: Any = slice(batch.row_offsets[row], batch.row_offsets[row + 1])
@@ -134,7 +140,7 @@ def _attend_rows(
         if len(positions := batch.positions[tokens]):
             context = Context(keys, values, batch.block_tables[run.groups[layer]][row], length)
             how = (scale, window, softcap, sinks, chunked)
-            ends = None if batch.visible_ends is None else batch.visible_ends[tokens]
+            ends = None if all_ends is None else all_ends[tokens]
             out[own] = attend(q[own], positions, context, *how, ends=ends)
     return out
 

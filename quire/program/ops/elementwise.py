@@ -96,6 +96,43 @@ class ScaleByWeight(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class Clip(Op):
+    """out = min(max(x, low), high), with bounds [1] that are weights. NaN stays."""
+
+    x: Value
+    low: WeightSpec
+    high: WeightSpec
+
+    def weights(self) -> tuple[WeightSpec, ...]:
+        return (self.low, self.high)
+
+    def flops(self, load: Load) -> float:
+        return 2 * load.size(self.out.count) * self.out.width
+
+    def reference(self, run: Run, *inputs: np.ndarray) -> Array:
+        low, high = (run.weights[spec.name] for spec in self.weights())
+        return np.minimum(np.maximum(inputs[0], low), high)
+
+
+@dataclass(frozen=True, slots=True)
+class Standardize(Op):
+    """out = (x - bias) * factors, x [T, n], both weights [n]."""
+
+    x: Value
+    bias: WeightSpec
+    factors: WeightSpec
+
+    def weights(self) -> tuple[WeightSpec, ...]:
+        return (self.bias, self.factors)
+
+    def flops(self, load: Load) -> float:
+        return 2 * load.size(self.out.count) * self.out.width
+
+    def reference(self, run: Run, *inputs: np.ndarray) -> Array:
+        return (inputs[0] - run.weights[self.bias.name]) * run.weights[self.factors.name]
+
+
+@dataclass(frozen=True, slots=True)
 class Xielu(Op):
     """out = positive * x^2 + beta * x above 0, negative * (e^x - 1 - x) + beta * x below (arXiv:2411.13010).
 

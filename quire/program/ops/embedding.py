@@ -19,11 +19,13 @@ class Embed(Op):
     """out[t] = table[token_ids[t]], table [vocab, width]. Reads only the rows of the step's tokens.
 
     Row 0 is that of ids beyond the table, which may have fewer rows than the model has tokens. `in_place`:
-    the table is too large to be worth a copy, so a backend may read its rows from the checkpoint.
+    the table is too large to be worth a copy, so a backend may read its rows from the checkpoint. With
+    `replaced` (id, same), this id has the row of the id `same`.
     """
 
     table: WeightSpec
     in_place: bool = False
+    replaced: tuple[int, int] | None = None
 
     def weights(self) -> tuple[WeightSpec, ...]:
         return (self.table,)
@@ -36,6 +38,8 @@ class Embed(Op):
 
     def reference(self, run: Run, *inputs: np.ndarray) -> Array:
         ids = run.batch.token_ids
+        if self.replaced is not None:
+            ids = np.where(ids == self.replaced[0], self.replaced[1], ids)
         known = np.where(ids < self.table.shape[0], ids, 0)
         return _rows(run, self.table, known).reshape(len(ids), *self.out.shape)
 

@@ -1,0 +1,161 @@
+"""The vision tower of Gemma 4: positions of rows and columns, learned and rotary; patches are averaged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from quire.errors import ConfigError, quoted
+from quire.images.patches import BudgetedPatches
+from quire.images.vision import Vision
+from quire.models.config import MAX_HEAD_DIM, Fields
+from quire.models.defaults_gemma4 import GEMMA4
+from quire.models.pooling import attend_both
+from quire.models.tower import doubled, normalization, unquantized
+from quire.program import Builder, Names, Rows, Value, WeightSpec, ops
+
+_TOWER = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+    "head_dim": 64,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": None,
+    "pooling_kernel_size": 3,
+    "patch_size": 16,
+    "position_embedding_size": 10240,
+    "use_clipped_linears": False,
+    "standardize": False,
+}
+_TOKEN = 258880  # that stands for an image
+_MOST_TOKENS = 280  # of an image, where the processor does not say otherwise
+_THETA, _ROPES = 100.0, ("axial", "default")
+_PLACES = 2  # row and column
+_BICUBIC = 3  # of Pillow
+# The template writes the first for an image, the processor what is around its tokens
+_WRITTEN = "<|image|>", "<|image><|image|><image|>"
+
+
+def gemma4_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Vision:
+    """Record the tower of Gemma 4, with its projection to the embeddings of the text model."""
+    stated = {key: value for key, value in raw["vision_config"].items() if value is not None}
+    cfg, b, w = Fields({**_TOWER, **stated}), Builder(), Names("model.vision_tower")
+    patching, hidden = _patching(cfg, processor), cfg.size("hidden_size")
+    pixels, side = 3 * patching.patch**2, cfg.size("position_embedding_size")
+    given = b.record(ops.Patches(b.value((pixels + 3 * _PLACES,)))).out
+    x = b.linear(b.slice(given, 0, pixels), w / "patch_embedder.input_proj", hidden)
+    name = w / "patch_embedder.position_embedding_table"
+    table = WeightSpec(name, (_PLACES * side, hidden), (name,), stored=(_PLACES, side, hidden))
+    mixed = ops.MixedRows(b.value((hidden,)), b.slice(given, pixels, 2 * _PLACES), table)
+    x = b.add(x, b.record(mixed).out)
+    places = b.slice(given, pixels + 2 * _PLACES, _PLACES)
+    for i in range(cfg.size("num_hidden_layers")):
+        x = _layer(b, cfg, x, places, w / f"encoder.layers.{i}")
+    x = b.record(ops.MeanOfRows(b.value((hidden,), "L"), x, patching.merge**2)).out
+    x = b.scale(x, math.sqrt(hidden))
+    if cfg.flag("standardize"):
+        bias, factors = (WeightSpec(w / name, (hidden,), (w / name,)) for name in ("std_bias", "std_scale"))
+        x = b.record(ops.Standardize(b.value((hidden,), "L"), x, bias, factors)).out
+    return seen(b, b.rms_norm(x, None, cfg.positive("rms_norm_eps")), raw, patching)
+
+
+def seen(b: Builder, x: Value, raw: Mapping[str, Any], patching: BudgetedPatches) -> Vision:
+    """Project what a tower gives, normalized, to embeddings of the text model; return the vision."""
+    text = {**GEMMA4, **raw["text_config"]}
+    out = b.linear(x, Names("model.embed_vision.embedding_projection"), Fields(text).size("hidden_size"))
+    token = Fields({"image_token_id": _TOKEN, **raw}).size("image_token_id")
+    whole = text.get("use_bidirectional_attention") == "vision"
+    return Vision(unquantized(b.program(out)), patching, token, written=_WRITTEN, whole=whole)
+
+
+def _patching(cfg: Fields, processor: Mapping[str, Any]) -> BudgetedPatches:
+    """Return how images are resized and cut. Raises ConfigError for what is not supported."""
+    patch, merge = cfg.size("patch_size"), cfg.size("pooling_kernel_size")
+    own = {"patch_size": patch, "pooling_kernel_size": merge}
+    for name, value in own.items():
+        if (other := processor.get(name, value)) != value:
+            problem = f"{name} = {quoted(other)}, but the vision tower has {value}"
+            raise ConfigError(f"preprocessor_config.json: {problem}")
+    most = Fields({"max_soft_tokens": _MOST_TOKENS, **processor}).size("max_soft_tokens")
+    side = cfg.size("position_embedding_size")
+    if most * merge > side:
+        problem = f"images of {most * merge} patches in a line, and {side} positions"
+        raise ConfigError(f"config.json: vision_config: {problem} are not supported")
+    scaled = doubled(normalization(_pixels(processor)))
+    return BudgetedPatches(patch, merge, most, side, scaled, processor.get("resample", _BICUBIC))
+
+
+def _pixels(processor: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a processor says of pixels: by default they are from 0 to 1."""
+    plain = {"image_mean": (0.0, 0.0, 0.0), "image_std": (1.0, 1.0, 1.0)}
+    return {**plain, **processor} if processor.get("do_normalize") else {**processor, **plain}
+
+
+def _layer(b: Builder, cfg: Fields, x: Value, places: Value, p: Names) -> Value:
+    def norm(x: Value, name: str) -> Value:
+        return b.rms_norm(x, p / name, cfg.positive("rms_norm_eps"))
+
+    h = _attention(b, cfg, norm(x, "input_layernorm"), places, p / "self_attn")
+    x = b.add(x, norm(h, "post_attention_layernorm"))
+    h, inner = norm(x, "pre_feedforward_layernorm"), cfg.size("intermediate_size")
+    gate, up = (_linear(b, cfg, h, p / "mlp" / name, inner) for name in ("gate_proj", "up_proj"))
+    h = b.gated_activation(gate, up, str(cfg.get("hidden_activation")))
+    h = _linear(b, cfg, h, p / "mlp.down_proj", cfg.size("hidden_size"))
+    return b.add(x, norm(h, "post_feedforward_layernorm"))
+
+
+def _attention(b: Builder, cfg: Fields, h: Value, places: Value, p: Names) -> Value:
+    heads, groups = cfg.size("num_attention_heads"), cfg.size("num_key_value_heads")
+    dim, theta = cfg.size("head_dim", MAX_HEAD_DIM), _theta(cfg)
+    if dim % (2 * _PLACES):
+        raise ConfigError(f"config.json: vision_config: heads of {dim} numbers are not supported")
+
+    def rotated(name: str, count: int) -> Value:
+        x = _linear(b, cfg, h, p / f"{name}_proj", (count, dim), _by_pair(count, dim))
+        w = p / f"{name}_norm"
+        weight = WeightSpec(w / "by_pair.weight", (dim,), (w / "weight",), rows=_by_pair(1, dim))
+        x = b.record(ops.RMSNorm(b.value(x.shape), x, weight, cfg.positive("rms_norm_eps"), 0.0)).out
+        return b.record(ops.RotaryAt(b.value(x.shape), x, places, theta)).out
+
+    q, k = rotated("q", heads), rotated("k", groups)
+    v = _linear(b, cfg, h, p / "v_proj", (groups, dim))
+    v = b.rms_norm(v, None, cfg.positive("rms_norm_eps"))
+    return _linear(b, cfg, attend_both(b, q, k, v, scale=1.0), p / "o_proj", cfg.size("hidden_size"))
+
+
+def _by_pair(heads: int, dim: int) -> Rows:
+    """Return the order of the numbers of heads in which RotaryAt finds pairs half a head apart.
+
+    Checkpoints have the pairs of columns in the first half of a head, those of rows in the second. Scores,
+    sums over a head, are the same in any order that queries and keys share.
+    """
+    part = dim // (2 * _PLACES)
+    firsts = (head * dim + at * part for head in range(heads) for at in (0, 2, 1, 3))
+    return Rows(heads * dim, tuple((first, part) for first in firsts))
+
+
+def _theta(cfg: Fields) -> float:
+    stated = cfg.get("rope_parameters") or {}
+    if not isinstance(stated, Mapping) or stated.get("rope_type", _ROPES[0]) not in _ROPES:
+        problem = f"vision_config: rope_parameters = {quoted(stated)} are not supported"
+        raise ConfigError(f"config.json: {problem}")
+    return Fields({"rope_theta": _THETA, **stated}).positive("rope_theta")
+
+
+def _linear(
+    b: Builder, cfg: Fields, x: Value, p: Names, out: int | tuple[int, ...], rows: Rows | None = None
+) -> Value:
+    """Multiply x, with inputs and outputs kept within the bounds of this matrix if the checkpoint has any."""
+    clipped = cfg.flag("use_clipped_linears")
+    x = _clip(b, x, p / "input") if clipped else x
+    x = b.linear(x, p / "linear", out, rows=rows, part="by_pair" if rows else "")
+    return _clip(b, x, p / "output") if clipped else x
+
+
+def _clip(b: Builder, x: Value, p: Names) -> Value:
+    low, high = (WeightSpec(f"{p}_{end}", (), (f"{p}_{end}",)) for end in ("min", "max"))
+    return b.record(ops.Clip(b.value(x.shape, x.count), x, low, high)).out

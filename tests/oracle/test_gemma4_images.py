@@ -1,0 +1,146 @@
+"""Images of Gemma 4 as transformers sees them: towers of three kinds, and text models that use them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from driver import Driver
+from oracle import torch, transformers
+from pictures import END, IMAGE, START, picture, prompt
+
+from quire.backends.reference import ReferenceBackend
+from quire.backends.slot_images import pixels_of
+from quire.models import read_model
+from quire.program.passes import fuse
+from quire.weights.folder import ModelFolder
+from quire.weights.load import load
+from quire.weights.plan import plan
+from quire.weights.renamed import under_own_names
+
+TEXT = {
+    "vocab_size": 260,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "max_position_embeddings": 512,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 20,
+    "hidden_size_per_layer_input": 0,
+    "pad_token_id": 0,
+}
+# For each of the published kinds of models: what differs in text_config and vision_config
+LAYERS = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 260, "pad_token_id": 5}
+SHARED = {"num_kv_shared_layers": 2, "use_double_wide_mlp": True}
+BOTH_WAYS = {"use_bidirectional_attention": "vision"}
+EXPERTS = {
+    "enable_moe_block": True,
+    "num_experts": 4,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 40,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+}
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "patch_size": 4,
+    "pooling_kernel_size": 3,
+    "position_embedding_size": 300,
+}
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "small": ({**LAYERS, **SHARED}, {"use_clipped_linears": True}),
+    "large": (BOTH_WAYS, {"standardize": True, "num_key_value_heads": 1, "head_dim": 24}),
+    "experts": ({**BOTH_WAYS, **EXPERTS}, {"standardize": True, "rms_norm_eps": 1e-3}),
+    "all": (
+        {**BOTH_WAYS, **LAYERS, **SHARED},
+        {"rope_parameters": {"rope_type": "axial", "rope_theta": 7.0}},
+    ),
+}
+MARKS = {"image_token_id": IMAGE, "boi_token_id": START, "eoi_token_id": END}
+OTHERS = {"video_token_id": 254, "audio_token_id": 255}
+
+
+def write(folder: Path, kind: str) -> Any:
+    """Save a tiny model with random weights, and its processor. Return transformers' model."""
+    torch.manual_seed(1)
+    text, vision = KINDS[kind]
+    parts = {"text_config": {**TEXT, **text}, "vision_config": {**VISION, **vision}, "audio_config": None}
+    model = transformers.Gemma4ForConditionalGeneration(transformers.Gemma4Config(**parts, **MARKS, **OTHERS))
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.copy_(torch.randn_like(weight) * 0.15 + name.endswith("norm.weight"))
+            if name.endswith(("q_norm.weight", "k_norm.weight")):  # scores have no other scale
+                weight.mul_(0.4)
+        for name, bound in model.named_buffers():
+            if name.endswith(("_min", "_max")):
+                bound.copy_((-1 if name.endswith("min") else 1) * (0.5 + torch.rand(())))
+            if "std_" in name or "layer_scalar" in name:
+                bound.uniform_(0.5, 1.5)
+    model.config.architectures = [type(model).__name__]
+    model.save_pretrained(folder)
+    processor().save_pretrained(folder)
+    return model.eval()
+
+
+def processor() -> Any:
+    from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+
+    return Gemma4ImageProcessorPil(patch_size=4, pooling_kernel_size=3, max_soft_tokens=70)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_images_of_gemma_4(kind: str, tmp_path: Path) -> None:
+    """Three of them, one as narrow as can be, in chunks that divide none whose tokens see each other."""
+    theirs, source = write(tmp_path, kind), ModelFolder.at(tmp_path)
+    model = read_model(source.config(), source.image_processor())
+    vision = model.vision
+    assert vision is not None
+    images = [picture(37, 61, seed=0), picture(300, 50, seed=1), picture(3, 500, seed=2)]
+    ids, found = prompt(images, vision)
+    ours = tuple(image._replace(whole=vision.whole) for image in found)
+    given = processor()(images=images, return_tensors="pt")
+    assert [image.num_tokens for image in ours] == given["num_soft_tokens_per_image"].tolist()
+    for image, pixels, places in zip(ours, given["pixel_values"], given["image_position_ids"], strict=True):
+        patches, count = vision.patching.patches(pixels_of(image)), 9 * image.num_tokens
+        own = {(x, y): patch for *patch, x, y in patches.tolist()}
+        for patch, place in zip(pixels[:count].tolist(), places[:count].tolist(), strict=True):
+            assert np.abs((np.array(own[tuple(place)][:48]) + 1) / 2 - patch).max() < 1e-6
+
+    tokens = torch.tensor([ids])
+    how = {"pixel_values": given["pixel_values"], "image_position_ids": given["image_position_ids"]}
+    how["mm_token_type_ids"] = (tokens == IMAGE).int()
+    greedy = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    with torch.no_grad():
+        expected = theirs(input_ids=tokens, **how).logits[0].log_softmax(dim=-1).numpy()
+        answer = theirs.generate(tokens, **how, attention_mask=torch.ones_like(tokens), **greedy)
+
+    program = fuse(model.program)
+    specs = replace(program, ops=(*program.ops, *vision.program.ops)).weights()
+    weights = load(plan(specs, under_own_names(specs, source.tensors())))
+    size = {"num_blocks": [64] * len(program.cache_groups), "block_size": 16, "num_slots": 1}
+    first, second = ours[0].num_tokens, ours[1].num_tokens
+    scores = []
+    for chunks in ((len(ids),), (2, first + 2, 3, 1, second + 4), (4, first, 4, second, 3)):
+        run = Driver(program, ReferenceBackend(program, weights, **size, vision=vision))
+        sequence, counts = run.admit(0, ids, images=ours), chain(chunks, repeat(99))
+        while len(sequence.tokens) < len(ids) + 16:
+            run.step((sequence, min(next(counts), len(sequence.tokens) - sequence.computed)))
+        assert sequence.tokens == answer[0].tolist()
+        scores.append(sequence.scores())
+    assert scores[0] == scores[1] == scores[2], "chunks change bits"
+    for position in range(1, len(ids)):
+        apart = [one.logprob - expected[position - 1][one.token_id] for one in scores[0][position]]
+        assert np.abs(apart).max() < 1e-4, position
