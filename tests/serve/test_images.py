@@ -19,7 +19,16 @@ import pytest
 from outside_values import VALUES
 from PIL import Image
 from server import Server, running
-from tiny_vision import NUM_TOKENS, data_url, picture, write_qwen3_vl
+from tiny_vision import (
+    CONFIG4,
+    CONFIG4E,
+    NUM_TOKENS,
+    data_url,
+    picture,
+    write_gemma3,
+    write_gemma4,
+    write_qwen3_vl,
+)
 
 from quire.cli.main import main
 
@@ -158,6 +167,24 @@ def test_every_api_reads_an_image_alike(sight: httpx.Client, ask: Any) -> None:
     assert cat[1] != dog[1]
     assert ask(sight, picture(1)) == cat
     assert ask(sight, picture(2)) == dog
+
+
+OTHERS: dict[str, Callable[[Path], Path]] = {
+    "gemma 3": write_gemma3,
+    "gemma 4": lambda folder: write_gemma4(folder, CONFIG4),
+    "gemma 4, small": lambda folder: write_gemma4(folder, CONFIG4E),
+}
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_every_api_reads_an_image_alike_with_other_families(family: str, tmp_path: Path) -> None:
+    model = str(OTHERS[family](tmp_path))
+    with running("--device", "reference", model=model) as server, server.client() as client:
+        cat, dog = by_chat(client, picture(1)), by_chat(client, picture(2))
+        assert cat[0] == dog[0] > 16  # the tokens of an image
+        assert logprobs(client, picture(1))[0] != logprobs(client, picture(2))[0]
+        for ask in APIS:
+            assert ask(client, picture(1)) == cat, ask.__name__
 
 
 def test_a_stream_is_what_the_whole_is(sight: httpx.Client) -> None:
