@@ -1,0 +1,142 @@
+"""Triton's interpreter without PyTorch: kernels run on memory of this process.
+
+Import this module before any kernel: it asks Triton to interpret. It mends two faults of the interpreter with
+bfloat16, which it keeps as 16-bit codes: products multiplied the codes, and conversion from float32
+cut bits off where a GPU rounds to nearest even. It says nothing of races, speed, or the order of sums on a
+GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+os.environ["TRITON_INTERPRET"] = "1"  # read by Triton when it is imported
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import ml_dtypes
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter
+from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
+
+_TYPES = {
+    "float32": tl.float32,
+    "float64": tl.float64,
+    "float16": tl.float16,
+    "bfloat16": tl.bfloat16,
+    "float8_e4m3fn": tl.float8e4nv,
+    "int64": tl.int64,
+    "int32": tl.int32,
+    "int8": tl.int8,
+    "uint32": tl.uint32,
+    "uint8": tl.uint8,
+}
+_STORED = {tl.bfloat16: np.dtype(ml_dtypes.bfloat16), tl.float8e4nv: np.dtype(ml_dtypes.float8_e4m3fn)}
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """An address with the type of what is there, in place of a tensor; `dtype` is a NumPy name."""
+
+    address: int
+    type: str
+
+    @classmethod
+    def to(cls, array: np.ndarray) -> Pointer:
+        """Return the address of a contiguous array, which must outlive the launch."""
+        if not array.flags.c_contiguous:
+            raise ValueError("a kernel reads contiguous arrays")
+        return cls(array.ctypes.data, array.dtype.name)
+
+    @property
+    def dtype(self) -> Any:
+        return _TYPES[self.type]
+
+    def data_ptr(self) -> int:
+        return self.address
+
+    # Triton copies the arguments of a launch to the host and back; these are there already.
+
+    def untyped_storage(self) -> Pointer:
+        return self
+
+    def cpu(self) -> Pointer:
+        return self
+
+    def new_empty(self, *_: Any, **__: Any) -> Pointer:
+        return self
+
+    def storage_offset(self) -> int:
+        return 0
+
+    def size(self) -> tuple[int, ...]:
+        return ()
+
+    def stride(self) -> tuple[int, ...]:
+        return ()
+
+    def set_(self, *_: Any) -> None: ...
+
+    def copy_(self, *_: Any) -> None: ...
+
+
+def run(
+    kernel: InterpretedFunction[Any],
+    grid: tuple[int, ...],
+    args: Sequence[Pointer | np.ndarray | int | float],
+    constants: Mapping[str, Any],
+) -> None:
+    """Run a kernel once for each point of the grid, in order. Arrays are passed by address."""
+    ready = [Pointer.to(arg) if isinstance(arg, np.ndarray) else arg for arg in args]
+    with np.errstate(all="ignore"), warnings.catch_warnings():  # NaN and infinity are valid results
+        warnings.simplefilter("ignore", RuntimeWarning)
+        kernel[grid](*ready, **constants)
+
+
+def _to_float32(handle: TensorHandle) -> TensorHandle:
+    if handle.dtype.scalar not in _STORED:
+        return handle
+    stored = handle.data.view(_STORED[handle.dtype.scalar])
+    return TensorHandle(stored.astype(np.float32), tl.float32)
+
+
+def _cast(self: Any, source: TensorHandle, to: Any, *_: Any) -> TensorHandle:
+    """Convert numbers; those of formats that NumPy lacks by way of float32, rounded to nearest even."""
+    wide = _to_float32(source)
+    if (stored := _STORED.get(to.scalar)) is not None:
+        codes = wide.data.astype(np.float32).astype(stored).view(f"u{stored.itemsize}")
+        return TensorHandle(codes, to.scalar)
+    return TensorHandle(wide.data.astype(interpreter._get_np_dtype(to)), to.scalar)
+
+
+def _dot(self: Any, a: TensorHandle, b: TensorHandle, d: TensorHandle, *_: Any) -> TensorHandle:
+    """Multiply tiles in the type of the accumulator, which holds products of two narrow numbers exactly."""
+    a, b = _to_float32(a), _to_float32(b)
+    kind = d.data.dtype
+    return TensorHandle(np.matmul(a.data.astype(kind), b.data.astype(kind)) + d.data, d.dtype.scalar)
+
+
+def _language_everywhere() -> None:
+    """Replace Triton's language by the interpreter's once, not anew in each call of each function."""
+    scope = interpreter._patch_lang(_EveryModule)
+    interpreter._patch_lang = lambda _: type(scope)()  # nothing to undo
+
+
+class _EveryModule:
+    """Stands for a function that uses every module of the language."""
+
+    __globals__: ClassVar[dict[str, Any]] = {"tl": tl, "core": tl.core}
+
+
+def _mend() -> None:
+    for name in ("cast_impl", "create_fp_to_fp", "create_fp_ext", "create_fp_trunc"):
+        setattr(InterpreterBuilder, name, _cast)
+    InterpreterBuilder.create_dot = _dot
+
+
+_mend()
+_language_everywhere()

@@ -1,0 +1,261 @@
+"""Paged attention in fixed partitions: 64 positions, and segments of 512, counted from position 0.
+
+A segment is a running softmax over its partitions in order, and segments are merged in order. So the sums of a
+token depend on its position alone, whether one program computes all segments (`attend`: prompts and
+mixed steps) or one each (`attend_segments`, then `merge_segments`: rows of one token with long contexts).
+Each partition is two matrix products of fixed size along what is summed, dim and 64. The sum of the weights
+is a third, with ones: a sum over lanes would have another order for another tile. Maxima have no order.
+Positions that a token does not see add 0 and multiply by 1.
+"""
+
+# mypy: ignore-errors
+import triton
+import triton.language as tl
+
+PARTITION = tl.constexpr(64)
+SEGMENT = tl.constexpr(512)
+_LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _narrow(x, PRECISION: tl.constexpr):
+    return x.to(tl.bfloat16) if PRECISION == "bf16" else x.to(tl.float32)
+
+
+@triton.jit
+def _dot(a, b, PRECISION: tl.constexpr):
+    if PRECISION == "bf16":
+        return tl.dot(a, b)
+    return tl.dot(a, b, input_precision=PRECISION)
+
+
+@triton.jit
+def _finite(peak):
+    """Return peaks, 0 for those of nothing seen."""
+    return tl.where(peak == float("-inf"), 0.0, peak)
+
+
+@triton.jit
+def _merge(peak, total, mixed, own_peak, own_total, own_mixed):
+    """Add a segment, or a partition, to what was summed before."""
+    higher = tl.maximum(peak, own_peak)
+    before, now = tl.exp2(peak - _finite(higher)), tl.exp2(own_peak - _finite(higher))
+    total = total * before + own_total * now
+    return higher, total, mixed * before[:, None] + own_mixed * now[:, None]
+
+
+@triton.jit
+def _capped(scores, softcap):
+    """Return softcap * tanh(scores / softcap)."""
+    x = tl.div_rn(scores, softcap)
+    small = tl.exp(-2.0 * tl.abs(x))
+    magnitude = softcap * tl.div_rn(1.0 - small, 1.0 + small)
+    return tl.where(x < 0, -magnitude, magnitude)
+
+
+@triton.jit
+def _partition(
+    state,
+    q,
+    start,
+    oldest,
+    newest,
+    places,
+    cache,
+    sizes,
+    scale,
+    softcap,
+    CAP: tl.constexpr,
+    SCALED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+):
+    """Return the running softmax (peak, total, mixed) after the partition at `start`.
+
+    oldest and newest [BLOCK_M] are the positions that each row sees; places = (table of the row, block size).
+    """
+    peak, total, mixed = state
+    keys, values, key_scales, value_scales = cache
+    table, block_size = places
+    groups, group, dim, value_dim = sizes
+    at = start + tl.arange(0, PARTITION)
+    held = (at >= tl.min(oldest, 0)) & (at <= tl.max(newest, 0))
+    block = tl.load(table + at // block_size, mask=held, other=0).to(tl.int64)
+    place = (block * block_size + at % block_size) * groups + group
+    d, e = tl.arange(0, DIM), tl.arange(0, VALUE_DIM)
+    k = tl.load(keys + place[:, None] * dim + d[None, :], mask=held[:, None] & (d < dim)[None, :], other=0)
+    scores = _dot(q, tl.trans(_narrow(k, PRECISION)), PRECISION)
+    if SCALED:
+        scores *= tl.load(key_scales + place, mask=held, other=0.0)[None, :]
+    scores *= scale
+    if CAP:
+        scores = _capped(scores, softcap)
+    scores *= _LOG2_E
+    seen = (at[None, :] >= oldest[:, None]) & (at[None, :] <= newest[:, None])
+    scores = tl.where(seen, scores, float("-inf"))
+    higher = tl.maximum(peak, tl.max(scores, 1))
+    weights = tl.exp2(scores - _finite(higher)[:, None])
+    keep = tl.exp2(peak - _finite(higher))
+    ones = _narrow(tl.full((PARTITION, 16), 1.0, tl.float32), PRECISION)
+    sums = tl.max(_dot(_narrow(weights, PRECISION), ones, PRECISION), 1)  # of sixteen equal numbers
+    v_in = held[:, None] & (e < value_dim)[None, :]
+    v = tl.load(values + place[:, None] * value_dim + e[None, :], mask=v_in, other=0)
+    if SCALED:
+        weights *= tl.load(value_scales + place, mask=held, other=0.0)[None, :]
+    own = _dot(_narrow(weights, PRECISION), _narrow(v, PRECISION), PRECISION)
+    return higher, total * keep + sums, mixed * keep[:, None] + own
+
+
+@triton.jit
+def _segment(
+    q,
+    segment,
+    oldest,
+    newest,
+    places,
+    cache,
+    sizes,
+    scale,
+    softcap,
+    CAP: tl.constexpr,
+    SCALED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+):
+    """Return peak, total and mixed of a segment: of those of its partitions that hold what a row sees."""
+    rows: tl.constexpr = q.shape[0]
+    first, last = tl.min(oldest, 0), tl.max(newest, 0)
+    peak = tl.full((rows,), float("-inf"), tl.float32)
+    total = tl.zeros((rows,), tl.float32)
+    mixed = tl.zeros((rows, VALUE_DIM), tl.float32)
+    begin = tl.maximum(segment * SEGMENT, first // PARTITION * PARTITION)
+    for start in range(begin, tl.minimum(segment * SEGMENT + SEGMENT, last + 1), PARTITION):
+        peak, total, mixed = _partition(
+            (peak, total, mixed),
+            q,
+            start,
+            oldest,
+            newest,
+            places,
+            cache,
+            sizes,
+            scale,
+            softcap,
+            CAP,
+            SCALED,
+            PRECISION,
+            DIM,
+            VALUE_DIM,
+        )
+    return peak, total, mixed
+
+
+@triton.jit
+def _seen_range(position, end, context, window, WINDOW: tl.constexpr, ENDS: tl.constexpr):
+    """Return the first and last positions that tokens see: WINDOW "none", "sliding" or "chunked"."""
+    oldest = tl.zeros_like(position)
+    if WINDOW == "sliding":
+        oldest = tl.maximum(0, position + 1 - window)
+    if WINDOW == "chunked":
+        oldest = position // window * window
+    newest = position
+    if ENDS:
+        newest = tl.minimum(end, context) - 1
+    return oldest, newest
+
+
+@triton.jit
+def _sinks(sinks, head, inside, SINKS: tl.constexpr):
+    """Return peak and total before the first segment."""
+    if SINKS:
+        return tl.load(sinks + head, mask=inside, other=0.0) * _LOG2_E, tl.full(head.shape, 1.0, tl.float32)
+    return tl.full(head.shape, float("-inf"), tl.float32), tl.zeros(head.shape, tl.float32)
+
+
+@triton.jit
+def attend(
+    out,
+    q,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    sinks,
+    positions,
+    token_rows,
+    ends,
+    context_lens,
+    tables,
+    table_stride,
+    tokens,
+    heads,
+    groups,
+    dim,
+    value_dim,
+    block_size,
+    window,
+    scale,
+    softcap,
+    WINDOW: tl.constexpr,
+    ENDS: tl.constexpr,
+    CAP: tl.constexpr,
+    SINKS: tl.constexpr,
+    SCALED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    TOKENS: tl.constexpr,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+):
+    """out [T, heads, value_dim] = ops.Attention of q [T, heads, dim] over a cache that has the step's tokens.
+
+    The cache is as in write_kv, ends [T] the ends of what tokens see if ENDS. A program computes TOKENS
+    tokens of the HEADS heads that share a group (padded to a power of two; TOKENS * HEADS >= 16). Grid
+    (T / TOKENS, groups). Tokens of several rows are computed one row after the other. Reads the keys and
+    values that its tokens see once; 4 * dim operations a pair of token and position. PRECISION is that of
+    products: "bf16" for caches in bfloat16 and int8, "tf32" for float16, "ieee" for float32.
+    """
+    group, lane = tl.program_id(1), tl.arange(0, TOKENS * HEADS)
+    shared = heads // groups
+    token, head = tl.program_id(0) * TOKENS + lane // HEADS, group * shared + lane % HEADS
+    inside = (token < tokens) & (lane % HEADS < shared)
+    position = tl.load(positions + token, mask=inside, other=0)
+    row = tl.load(token_rows + token, mask=inside, other=-1)
+    d, e = tl.arange(0, DIM), tl.arange(0, VALUE_DIM)
+    q_at = q + (token[:, None].to(tl.int64) * heads + head[:, None]) * dim + d[None, :]
+    own_q = tl.load(q_at, mask=inside[:, None] & (d < dim)[None, :], other=0.0).to(tl.float32)
+    own_q = _narrow(own_q, PRECISION)
+    context = tl.load(context_lens + row, mask=inside, other=0)
+    end = tl.load(ends + token, mask=inside, other=0) if ENDS else position
+    oldest, newest = _seen_range(position, end, context, window, WINDOW, ENDS)
+    peak, total = _sinks(sinks, head, inside, SINKS)
+    mixed = tl.zeros((TOKENS * HEADS, VALUE_DIM), tl.float32)
+    first_row = tl.min(tl.where(inside, row, 2147483647), 0)
+    for this in range(first_row, tl.max(row, 0) + 1):
+        mine = inside & (row == this)
+        low, high = tl.where(mine, oldest, 2147483647), tl.where(mine, newest, -1)
+        first, last = tl.min(low, 0), tl.max(high, 0)
+        table = tables + this * table_stride
+        for segment in range(first // SEGMENT, last // SEGMENT + 1):
+            own = _segment(
+                own_q,
+                segment,
+                low,
+                high,
+                (table, block_size),
+                (keys, values, key_scales, value_scales),
+                (groups, group, dim, value_dim),
+                scale,
+                softcap,
+                CAP,
+                SCALED,
+                PRECISION,
+                DIM,
+                VALUE_DIM,
+            )
+            peak, total, mixed = _merge(peak, total, mixed, own[0], own[1], own[2])
+    mixed = tl.div_rn(mixed, tl.where(total == 0, 1.0, total)[:, None])
+    out_at = out + (token[:, None].to(tl.int64) * heads + head[:, None]) * value_dim + e[None, :]
+    tl.store(out_at, mixed, mask=inside[:, None] & (e < value_dim)[None, :])
