@@ -19,14 +19,18 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def _narrow(x, PRECISION: tl.constexpr):
-    return x.to(tl.bfloat16) if PRECISION == "bf16" else x.to(tl.float32)
+    if PRECISION == "bf16":
+        return x.to(tl.bfloat16)
+    else:
+        return x.to(tl.float32)
 
 
 @triton.jit
 def _dot(a, b, PRECISION: tl.constexpr):
     if PRECISION == "bf16":
         return tl.dot(a, b)
-    return tl.dot(a, b, input_precision=PRECISION)
+    else:
+        return tl.dot(a, b, input_precision=PRECISION)
 
 
 @triton.jit
@@ -171,7 +175,8 @@ def _sinks(sinks, head, inside, SINKS: tl.constexpr):
     """Return peak and total before the first segment."""
     if SINKS:
         return tl.load(sinks + head, mask=inside, other=0.0) * _LOG2_E, tl.full(head.shape, 1.0, tl.float32)
-    return tl.full(head.shape, float("-inf"), tl.float32), tl.zeros(head.shape, tl.float32)
+    else:
+        return tl.full(head.shape, float("-inf"), tl.float32), tl.zeros(head.shape, tl.float32)
 
 
 @triton.jit

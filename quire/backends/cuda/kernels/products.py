@@ -12,7 +12,8 @@ def _operand(values, like, PRECISION: tl.constexpr):
     """Return values in the format in which they are multiplied: that of the weights, or float32."""
     if PRECISION == "stored":
         return values.to(like.dtype)
-    return values.to(tl.float32)
+    else:
+        return values.to(tl.float32)
 
 
 @triton.jit
@@ -21,7 +22,8 @@ def _multiply(x, w, acc, PRECISION: tl.constexpr):
     x, w = _operand(x, w, PRECISION), _operand(w, w, PRECISION)
     if PRECISION == "stored":
         return tl.dot(x, tl.trans(w), acc)
-    return tl.dot(x, tl.trans(w), acc, input_precision=PRECISION)
+    else:
+        return tl.dot(x, tl.trans(w), acc, input_precision=PRECISION)
 
 
 @triton.jit

@@ -30,8 +30,29 @@ def _rotated_head(
         own = _normed_head(x, weight, inside, lane, dim, eps, offset)
     else:
         own = tl.load(x + lane, mask=inside, other=0.0).to(tl.float32)
-    if ROPE == "none":
-        return own
+    if ROPE != "none":
+        own = _turned(x, own, weight, cos, sin, dim, rotated, eps, offset, NORM, ROPE, DIM)
+    return own
+
+
+@triton.jit
+def _turned(
+    x,
+    own,
+    weight,
+    cos,
+    sin,
+    dim,
+    rotated,
+    eps,
+    offset,
+    NORM: tl.constexpr,
+    ROPE: tl.constexpr,
+    DIM: tl.constexpr,
+):
+    """Return `own`, the head at x after its norm, rotated."""
+    lane = tl.arange(0, DIM)
+    inside = lane < dim
     half = rotated // 2
     if ROPE == "interleaved":
         pair, is_first = lane // 2, lane % 2 == 0
@@ -104,9 +125,7 @@ def _store_kv(
 
 
 @triton.jit
-def rotary(
-    out, x, cos, sin, heads, dim, rotated, ROPE: tl.constexpr, DIM: tl.constexpr
-):
+def rotary(out, x, cos, sin, heads, dim, rotated, ROPE: tl.constexpr, DIM: tl.constexpr):
     """out = x [T, heads, dim] with the first `rotated` numbers of each head rotated, as ops.Rotary.
 
     cos and sin [T, rotated / 2] float32. Grid (T, heads). Reads x twice, once from the cache; no sums.
@@ -210,8 +229,8 @@ def rope_and_kv(
         key = _rotated_head(
             k + own * dim, k_weight, cos + turn, sin + turn, dim, rotated, eps, offset, NORM, ROPE, DIM
         )
-        at = v + own * value_dim + value_lane
-        value = tl.load(at, mask=value_lane < value_dim, other=0.0).to(tl.float32)
+        value_at = v + own * value_dim + value_lane
+        value = tl.load(value_at, mask=value_lane < value_dim, other=0.0).to(tl.float32)
         place = _place(tables, table_stride, token_rows, positions, token, block_size) * groups + group
         _store_kv(
             keys, values, key_scales, value_scales, place, key, value, dim, value_dim, DIM, VALUE_DIM, SCALED

@@ -18,9 +18,7 @@ from quire.backends.cuda.kernels.attention import (
 
 
 @triton.jit
-def list_segments(
-    items, firsts, positions, tokens, window, WINDOW: tl.constexpr, BLOCK: tl.constexpr
-):
+def list_segments(items, firsts, positions, tokens, window, WINDOW: tl.constexpr, BLOCK: tl.constexpr):
     """List the segments that each token sees: items int32 [n, 2] = (token, segment), those of a token in order.
 
     firsts int32 [T + 1] are the numbers of the items of each token; the last is n. Grid (1,), T <= BLOCK.

@@ -1,0 +1,212 @@
+"""Products with Int8 and Int4 weights: activations rounded by rows, integer dot products, bit for bit.
+
+As quire.program.numerics defines them: a group is 32 inputs of an output with an 8-bit block scale, a span 128
+inputs of a row of activations with a float32 scale. Sums within a span are exact integers below 2^31; spans
+are added in order, each with one rounding (fma). So every result equals the NumPy reference bit for bit,
+whatever the tile. Inputs are padded to whole spans (quire.backends.cuda.packing).
+"""
+
+# mypy: ignore-errors
+import triton
+import triton.language as tl
+
+from quire.backends.cuda.kernels.activations import activate
+from quire.backends.cuda.kernels.rounding import is_finite, to_nearest
+
+GROUP = tl.constexpr(32)
+GROUPS = tl.constexpr(4)  # of a span
+SPAN = tl.constexpr(128)
+
+
+@triton.jit
+def quantize_rows(q, block_scales, scales, x, inputs, x_stride, BLOCK_SCALED: tl.constexpr):
+    """Quantize x [rows, inputs], rows x_stride apart, as numerics.quantize_rows.
+
+    q int8 [rows, spans * 128], block_scales int8 [rows, spans * 4] if BLOCK_SCALED (127 steps of 127, for Int8
+    weights), scales float32 [rows, spans]. Grid (rows, spans). Reads x once, writes a quarter of its bytes; 8
+    operations a number. No sums; maxima have no order.
+    """
+    row, span = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    spans = tl.num_programs(1)
+    group = tl.arange(0, GROUPS)
+    column = span * SPAN + group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    values = tl.load(x + row * x_stride + column, mask=column < inputs, other=0.0).to(tl.float32)
+    finite = tl.min(is_finite(values).to(tl.int32), 1)
+    tops = tl.max(tl.where(is_finite(values), tl.abs(values), 0.0), 1)
+    amax, all_finite = tl.max(tops, 0), tl.min(finite, 0) > 0
+    steps = 16129.0 if BLOCK_SCALED else 127.0
+    inverse = tl.div_rn(steps, amax)
+    inverse = tl.where(is_finite(inverse) & all_finite, inverse, 0.0)
+    if BLOCK_SCALED:
+        shares = tl.minimum(tl.ceil(tops * tl.div_rn(inverse, 127.0)), 127.0)
+        own = tl.where(shares > 0, tl.div_rn(inverse, tl.where(shares > 0, shares, 1.0)), 0.0)
+        tl.store(block_scales + (row * spans + span) * GROUPS + group, shares.to(tl.int8))
+    else:
+        own = inverse + tl.zeros((GROUPS,), tl.float32)
+    rounded = tl.where(own[:, None] > 0, to_nearest(values * own[:, None]), 0.0)
+    tl.store(q + row * spans * SPAN + column, rounded.to(tl.int8))
+    tl.store(scales + row * spans + span, tl.where(all_finite, tl.div_rn(amax, steps), float("nan")))
+
+
+@triton.jit
+def _add_group(total, x, w, row_scales, block_scales, BLOCK_SCALED: tl.constexpr):
+    """Return the integer sum of a span after a group: its dot product times the block scales."""
+    dots = tl.dot(x, tl.trans(w), out_dtype=tl.int32)
+    if BLOCK_SCALED:
+        dots = ((dots + 8) >> 4) * row_scales[:, None].to(tl.int32)
+    return total + dots * block_scales[None, :].to(tl.int32)
+
+
+@triton.jit
+def _int8_rows(
+    x, x_blocks, x_scales, weight, block_scales, m, n, m_in, n_in, outputs, spans, BM: tl.constexpr, BN: tl.constexpr
+):
+    """Return rows m of the product with outputs n of an Int8 weight, before the scales of channels."""
+    k = tl.arange(0, GROUP)
+    acc = tl.zeros((BM, BN), tl.float32)
+    x_row, w_row = m[:, None].to(tl.int64) * (spans * SPAN), n[:, None].to(tl.int64) * (spans * SPAN)
+    for span in range(0, spans):
+        total = tl.zeros((BM, BN), tl.int32)
+        for part in tl.static_range(GROUPS):
+            group = span * GROUPS + part
+            at = group * GROUP + k[None, :]
+            a = tl.load(x + x_row + at, mask=m_in[:, None], other=0)
+            w = tl.load(weight + w_row + at, mask=n_in[:, None], other=0)
+            own = tl.load(x_blocks + m * (spans * GROUPS) + group, mask=m_in, other=0)
+            scale = tl.load(block_scales + group.to(tl.int64) * outputs + n, mask=n_in, other=0)
+            total = _add_group(total, a, w, own, scale, True)
+        scale = tl.load(x_scales + m * spans + span, mask=m_in, other=0.0) * 16.0
+        acc = tl.fma(total.to(tl.float32), tl.broadcast_to(scale[:, None], (BM, BN)), acc)
+    return acc
+
+
+@triton.jit
+def _int4_rows(
+    x, x_scales, packed, block_scales, m, n, m_in, n_in, outputs, spans, BM: tl.constexpr, BN: tl.constexpr
+):
+    """Return the same of an Int4 weight packed by pairs of groups: the low halves of 32 bytes are one group."""
+    k = tl.arange(0, GROUP)
+    acc = tl.zeros((BM, BN), tl.float32)
+    x_row, w_row = m[:, None].to(tl.int64) * (spans * SPAN), n[:, None].to(tl.int64) * (spans * SPAN // 2)
+    for span in range(0, spans):
+        total = tl.zeros((BM, BN), tl.int32)
+        for pair in tl.static_range(GROUPS // 2):
+            group = span * GROUPS + 2 * pair
+            byte = tl.load(packed + w_row + group * (GROUP // 2) + k[None, :], mask=n_in[:, None], other=0)
+            scales_at = block_scales + group.to(tl.int64) * outputs + n
+            for half in tl.static_range(2):
+                at = (group + half) * GROUP + k[None, :]
+                a = tl.load(x + x_row + at, mask=m_in[:, None], other=0)
+                w = ((byte >> (4 * half)) & 15).to(tl.int8) - 8
+                scale = tl.load(scales_at + half * outputs, mask=n_in, other=0)
+                total = _add_group(total, a, w, scale, scale, False)
+        scale = tl.load(x_scales + m * spans + span, mask=m_in, other=0.0)
+        acc = tl.fma(total.to(tl.float32), tl.broadcast_to(scale[:, None], (BM, BN)), acc)
+    return acc
+
+
+@triton.jit
+def _rows_of(
+    x,
+    x_blocks,
+    x_scales,
+    weight,
+    block_scales,
+    channels,
+    m,
+    n,
+    m_in,
+    n_in,
+    outputs,
+    spans,
+    INT4: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
+    """Return rows m of the product with outputs n of a weight of either kind."""
+    if INT4:
+        acc = _int4_rows(x, x_scales, weight, block_scales, m, n, m_in, n_in, outputs, spans, BM, BN)
+    else:
+        acc = _int8_rows(x, x_blocks, x_scales, weight, block_scales, m, n, m_in, n_in, outputs, spans, BM, BN)
+    return acc * tl.load(channels + n, mask=n_in, other=0.0)[None, :]
+
+
+@triton.jit
+def quantized_product(
+    out,
+    x,
+    x_blocks,
+    x_scales,
+    weight,
+    block_scales,
+    channels,
+    bias,
+    residual,
+    rows,
+    outputs,
+    spans,
+    out_stride,
+    INT4: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """out = quantized x times a weight transposed (+ bias) (+ residual), rows of out out_stride apart.
+
+    x, x_blocks and x_scales are those of quantize_rows. weight int8 [outputs, spans * 128], or if INT4 uint8
+    [outputs, spans * 64]; block_scales int8 [spans * 4, outputs], channels float32 [outputs]
+    (packing.packed). Grid (outputs / BLOCK_N, rows / BLOCK_M). 2 * rows * outputs * inputs integer operations on
+    tensor cores and 4 for each dot of a group; reads the weight once for BLOCK_M rows.
+    """
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    m_in, n_in = m < rows, n < outputs
+    acc = _rows_of(
+        x, x_blocks, x_scales, weight, block_scales, channels, m, n, m_in, n_in, outputs, spans, INT4, BLOCK_M, BLOCK_N
+    )
+    if BIAS:
+        acc += tl.load(bias + n, mask=n_in, other=0.0)[None, :]
+    at = m[:, None].to(tl.int64) * out_stride + n[None, :]
+    inside = m_in[:, None] & n_in[None, :]
+    if RESIDUAL:
+        acc = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32) + acc
+    tl.store(out + at, acc, mask=inside)
+
+
+@triton.jit
+def quantized_gated_product(
+    out,
+    x,
+    x_blocks,
+    x_scales,
+    gate,
+    gate_scales,
+    gate_channels,
+    up,
+    up_scales,
+    up_channels,
+    rows,
+    outputs,
+    spans,
+    out_stride,
+    INT4: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """out = activation(x gate^T) * (x up^T) of quantized x and two weights of one kind; else as above.
+
+    The activation has float32 operations, so only the products have the bits of the reference.
+    """
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    m_in, n_in = m < rows, n < outputs
+    gated = _rows_of(
+        x, x_blocks, x_scales, gate, gate_scales, gate_channels, m, n, m_in, n_in, outputs, spans, INT4, BLOCK_M, BLOCK_N
+    )
+    acc = _rows_of(
+        x, x_blocks, x_scales, up, up_scales, up_channels, m, n, m_in, n_in, outputs, spans, INT4, BLOCK_M, BLOCK_N
+    )
+    at = m[:, None].to(tl.int64) * out_stride + n[None, :]
+    tl.store(out + at, activate(gated, ACTIVATION) * acc, mask=m_in[:, None] & n_in[None, :])

@@ -1,0 +1,48 @@
+"""The layout of Int8 and Int4 weights for the kernels: whole spans, scales by group, int4 by pairs of groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.program.numerics import GROUP, SPAN
+from quire.quantize.integers import Int4, Int8
+
+
+@dataclass(frozen=True)
+class PackedIntegers:
+    """A matrix for kernels.quantized: inputs padded with zeros to `spans` of 128.
+
+    `values` are int8 [..., outputs, spans * 128], or for Int4 uint8 [..., outputs, spans * 64]: of each 64 inputs
+    the first 32 in the low halves of 32 bytes, the others in the high ones, so that a group is a row of
+    bytes with one shift. `scales` int8 [..., spans * 4, outputs] are by group, so that neighbouring outputs are
+    read together; `channels` float32 [..., outputs].
+    """
+
+    values: np.ndarray
+    scales: np.ndarray
+    channels: np.ndarray
+
+    @property
+    def spans(self) -> int:
+        return self.scales.shape[-2] * GROUP // SPAN
+
+    @property
+    def is_int4(self) -> bool:
+        return self.values.dtype == np.uint8
+
+
+def packed(weight: Int8 | Int4) -> PackedIntegers:
+    """Return the same integers and scales in the layout of the kernels."""
+    *outer, inputs = weight.shape
+    spans = -(-inputs // SPAN)
+    values = np.full((*outer, spans * SPAN), weight.zero, weight.integers().dtype)
+    values[..., :inputs] = weight.integers()
+    if isinstance(weight, Int4):
+        pairs = values.reshape(*outer, -1, 2, GROUP)
+        values = (pairs[..., 0, :] | (pairs[..., 1, :] << 4)).reshape(*outer, -1)
+    scales = np.zeros((*outer, spans * SPAN // GROUP), np.int8)
+    scales[..., : weight.scales.shape[-1]] = weight.scales
+    by_group = np.ascontiguousarray(scales.swapaxes(-1, -2))
+    return PackedIntegers(np.ascontiguousarray(values), by_group, np.ascontiguousarray(weight.channel_scales))
