@@ -1,4 +1,4 @@
-"""Rotation, the write of keys and values, and attention in Triton's interpreter, against the ops' references."""
+"""Rotation, writes of keys and values, and attention in Triton's interpreter, against the references."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def padded(dim: int) -> int:
     return max(16, 1 << (dim - 1).bit_length())
 
 
-@pytest.mark.parametrize(("dim", "rotated", "interleaved"), [(32, 32, False), (24, 16, False), (20, 12, True)])
+@pytest.mark.parametrize(
+    ("dim", "rotated", "interleaved"), [(32, 32, False), (24, 16, False), (20, 12, True)]
+)
 def test_rotary(dim: int, rotated: int, interleaved: bool) -> None:
     rope, positions = Rope(rotated, 10000.0, interleaved), np.array([0, 5, 1000])
     cos, sin = rope.cos_sin(positions, np.zeros(3, np.int64))
@@ -67,7 +69,9 @@ def test_rotary(dim: int, rotated: int, interleaved: bool) -> None:
 def rotated_by(x: np.ndarray, rope: Rope, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     """Return what ops.Rotary does."""
     half, dim = rope.dim // 2, rope.dim
-    first, second = (slice(0, dim, 2), slice(1, dim, 2)) if rope.interleaved else (slice(half), slice(half, dim))
+    first, second = (
+        (slice(0, dim, 2), slice(1, dim, 2)) if rope.interleaved else (slice(half), slice(half, dim))
+    )
     out, a, b = x.copy(), x[..., first], x[..., second]
     out[..., first] = a * cos[:, None] - b * sin[:, None]
     out[..., second] = b * cos[:, None] + a * sin[:, None]
@@ -117,7 +121,9 @@ def test_write_kv(dtype: np.dtype[Any]) -> None:
     assert np.isnan(keys[lost].astype(np.float32)).all()
     assert (values[lost] == 0).all()
     for found, wanted in ((keys, k), (values, v)):
-        assert np.array_equal(found[~lost].astype("f4"), wanted.astype(dtype)[~lost].astype("f4"), equal_nan=True)
+        assert np.array_equal(
+            found[~lost].astype("f4"), wanted.astype(dtype)[~lost].astype("f4"), equal_nan=True
+        )
 
 
 def rounded(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -164,11 +170,6 @@ class How:
     softcap: float = 0.0
     sinks: bool = False
 
-    @property
-    def constants(self) -> dict[str, Any]:
-        window = "none" if not self.window else "chunked" if self.chunked else "sliding"
-        return {"WINDOW": window, "CAP": self.softcap > 0}
-
 
 @dataclass
 class Case:
@@ -206,44 +207,45 @@ class Case:
 
     @property
     def _sizes(self) -> list[Any]:
-        widths = [self.heads, self.groups, self.dim, self.value_dim, BLOCK, self.how.window, 0.2]
-        return [len(self.q), *widths, self.how.softcap]
+        widths = [self.heads, self.groups, self.dim, self.value_dim, BLOCK]
+        return [*widths, self.how.window, int(self.how.chunked)]
 
     @property
     def _constants(self) -> dict[str, Any]:
         dims = {"DIM": padded(self.dim), "VALUE_DIM": padded(self.value_dim)}
         kind = {"SCALED": self.dtype == INT8, "PRECISION": PRECISION[self.dtype]}
-        return self.how.constants | kind | dims
+        return {"CAP": self.how.softcap > 0} | kind | dims
 
     def attended(self, tokens: int) -> np.ndarray:
         """Return the result of `attend` with so many tokens a program."""
-        rows, out = self.rows, np.empty((len(self.q), self.heads, self.value_dim), np.float32)
+        rows, out, how = self.rows, np.empty((len(self.q), self.heads, self.value_dim), np.float32), self.how
         where = [rows.positions, rows.token_rows, rows.positions, rows.context_lens, rows.tables]
-        args = [out, self.q, *self.caches, self.sinks, *where, rows.tables.shape[1], *self._sizes]
-        heads = max(padded(self.heads // self.groups) // tokens, 4)
-        constants = {"ENDS": False, "SINKS": self.how.sinks, "TOKENS": tokens, "HEADS": heads}
+        flags = [0, int(how.sinks), 0.2, how.softcap]
+        args = [out, self.q, *self.caches, self.sinks, *where, rows.tables.shape[1], len(self.q), tokens]
         grid = (-(-len(self.q) // tokens), self.groups)
-        interpreter.run(attention.attend, grid, args, constants | self._constants)
+        interpreter.run(
+            attention.attend, grid, [*args, *self._sizes, *flags], self._constants | {"BLOCK_M": 16}
+        )
         return out
 
     def by_segments(self, programs: int) -> np.ndarray:
         """Return the result of segments computed by so many programs, and merged."""
-        rows, count = self.rows, len(self.q)
+        rows, count, how = self.rows, len(self.q), self.how
         most = count * (int(rows.context_lens.max()) // 512 + 1)
         items, firsts = np.zeros((most, 2), np.int32), np.zeros(count + 1, np.int32)
-        window = {"WINDOW": self.how.constants["WINDOW"]}
-        listed = [items, firsts, rows.positions, count, self.how.window]
-        interpreter.run(segments.list_segments, (1,), listed, window | {"BLOCK": 16})
+        listed = [items, firsts, rows.positions, count, how.window, int(how.chunked)]
+        interpreter.run(segments.list_segments, (1,), listed, {"BLOCK": 16})
         partial = np.full((most, self.heads, self.value_dim), np.nan, np.float32)
         stats = np.full((most, self.heads, 2), np.nan, np.float32)
-        where = [rows.positions, rows.token_rows, rows.tables, rows.tables.shape[1]]
-        args = [partial, stats, items, firsts, self.q, *self.caches, *where, *self._sizes]
-        grid = (programs, self.groups)
-        interpreter.run(segments.attend_segments, grid, args, self._constants | {"HEADS": 16})
+        where = [rows.positions, rows.token_rows, rows.tables, rows.tables.shape[1], count]
+        args = [partial, stats, items, firsts, self.q, *self.caches, *where, *self._sizes, 0.2, how.softcap]
+        constants = self._constants | {"BLOCK_M": 16}
+        interpreter.run(segments.attend_segments, (programs, self.groups), args, constants)
         out = np.empty((count, self.heads, self.value_dim), np.float32)
-        args = [out, partial, stats, firsts, self.sinks, self.heads, self.value_dim]
-        constants = {"SINKS": self.how.sinks, "VALUE_DIM": padded(self.value_dim)}
-        interpreter.run(segments.merge_segments, (count, self.heads), args, constants)
+        args = [out, partial, stats, firsts, self.sinks, self.heads, self.value_dim, int(how.sinks)]
+        interpreter.run(
+            segments.merge_segments, (count, self.heads), args, {"VALUE_DIM": padded(self.value_dim)}
+        )
         return out
 
 
@@ -257,6 +259,28 @@ def test_attend_mixed_rows(how: How, dtype: np.dtype[Any]) -> None:
     case = Case(rows_of((100, 1), (70, 6), (3, 3), (65, 2)), how, dtype)
     most = 2e-6 if dtype == F32 else 0.02
     assert np.abs(case.attended(tokens=4) - case.wanted()).max() < most
+
+
+def test_tokens_of_an_image_see_its_end() -> None:
+    case = Case(rows_of((40, 6)), How(), F32)
+    ends = case.rows.positions + 1
+    ends[1:4] = 38  # positions 35 to 37
+    out, rows = np.empty((6, 6, 20), np.float32), case.rows
+    where = [
+        rows.positions,
+        rows.token_rows,
+        ends,
+        rows.context_lens,
+        rows.tables,
+        rows.tables.shape[1],
+        6,
+        4,
+    ]
+    args = [out, case.q, *case.caches, case.sinks, *where, *case._sizes, 1, 0, 0.2, 0.0]
+    interpreter.run(attention.attend, (2, 2), args, case._constants | {"BLOCK_M": 16})
+    context = Context(case.caches[0], case.caches[1], rows.tables[0], 40)
+    wanted = attend(case.q, rows.positions.astype(int), context, 0.2, ends=ends)
+    assert np.abs(out - wanted).max() < 2e-6
 
 
 def test_attend_over_segments() -> None:

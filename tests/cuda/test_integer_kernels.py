@@ -23,7 +23,10 @@ def weight_of(kind: str, outputs: int, inputs: int, seed: int = 0) -> Int8 | Int
 def activations(rows: int, inputs: int, seed: int = 1) -> np.ndarray:
     """Return rows of very different sizes, with a group of zeros."""
     rng = np.random.default_rng(seed)
-    x = rng.standard_normal((rows, inputs)) * np.exp(3 * rng.standard_normal((rows, -(-inputs // 8)))).repeat(8, 1)[:, :inputs]
+    x = (
+        rng.standard_normal((rows, inputs))
+        * np.exp(3 * rng.standard_normal((rows, -(-inputs // 8)))).repeat(8, 1)[:, :inputs]
+    )
     x[0, :32] = 0
     return x.astype(np.float32)
 
@@ -71,7 +74,13 @@ def product(weight: Int8 | Int4, x: np.ndarray, block_m: int = 16, block_n: int 
     out = np.full((rows, outputs), np.nan, np.float32)
     ready = rounded(x, weight.block_scaled_rows)
     args = [out, *ready, own.values, own.scales, own.channels, out, out, rows, outputs, own.spans, outputs]
-    constants = {"INT4": own.is_int4, "BIAS": False, "RESIDUAL": False, "BLOCK_M": block_m, "BLOCK_N": block_n}
+    constants = {
+        "INT4": own.is_int4,
+        "BIAS": False,
+        "RESIDUAL": False,
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+    }
     grid = (-(-outputs // block_n), -(-rows // block_m))
     interpreter.run(quantized.quantized_product, grid, args, constants)
     return out
@@ -119,3 +128,11 @@ def test_gated_product(kind: str) -> None:
     interpreter.run(quantized.quantized_gated_product, (1, 1), args, constants | {"ACTIVATION": "silu"})
     wanted = numerics.silu(gate.product(x)) * up.product(x)
     assert np.allclose(out, wanted, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("inputs", [32, 100, 256])
+def test_packed_shapes(kind: str, inputs: int) -> None:
+    own = packing.packed(weight_of(kind, 20, inputs))
+    arrays = (own.values, own.scales, own.channels)
+    assert packing.packed_shapes(kind, (20, inputs)) == tuple((a.shape, a.dtype) for a in arrays)

@@ -1,27 +1,28 @@
 """Triton's interpreter without PyTorch: kernels run on memory of this process.
 
-Import this module before any kernel: it asks Triton to interpret. It mends two faults of the interpreter with
-bfloat16, which it keeps as 16-bit codes: products multiplied the codes, and conversion from float32
-cut bits off where a GPU rounds to nearest even. It says nothing of races, speed, or the order of sums on a
-GPU.
+Import this module before any kernel: it asks Triton to interpret. It mends faults of the interpreter of
+Triton 3.9: of bfloat16, kept as 16-bit codes, products multiplied the codes, and conversion from float32 cut
+bits off where a GPU rounds to nearest even; and a comparison of scalars became a tile of integers. It says
+nothing of races, speed, or the order of sums on a GPU.
 """
 
 from __future__ import annotations
 
-import os
 import warnings
 
-os.environ["TRITON_INTERPRET"] = "1"  # read by Triton when it is imported
+from quire.environment import hand_down
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+hand_down({"TRITON_INTERPRET": "1"})  # read by Triton when it is imported
 
-import ml_dtypes
-import numpy as np
-import triton.language as tl
-from triton.runtime import interpreter
-from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
+from collections.abc import Mapping, Sequence  # noqa: E402
+from dataclasses import dataclass  # noqa: E402
+from typing import Any, ClassVar  # noqa: E402
+
+import ml_dtypes  # noqa: E402
+import numpy as np  # noqa: E402
+import triton.language as tl  # noqa: E402
+from triton.runtime import interpreter  # noqa: E402
+from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle  # noqa: E402
 
 _TYPES = {
     "float32": tl.float32,
@@ -35,7 +36,16 @@ _TYPES = {
     "uint32": tl.uint32,
     "uint8": tl.uint8,
 }
+_NUMBERS = {
+    tl.int1: np.bool_,
+    tl.int16: np.int16,
+    tl.uint16: np.uint16,
+    tl.uint64: np.uint64,
+} | {kind: np.dtype(name) for name, kind in _TYPES.items() if name not in ("bfloat16", "float8_e4m3fn")}
 _STORED = {tl.bfloat16: np.dtype(ml_dtypes.bfloat16), tl.float8e4nv: np.dtype(ml_dtypes.float8_e4m3fn)}
+
+
+_PART = 16  # rows and columns of a tile multiplied at a time: the least that products of tiles have
 
 
 @dataclass(frozen=True)
@@ -110,14 +120,26 @@ def _cast(self: Any, source: TensorHandle, to: Any, *_: Any) -> TensorHandle:
     if (stored := _STORED.get(to.scalar)) is not None:
         codes = wide.data.astype(np.float32).astype(stored).view(f"u{stored.itemsize}")
         return TensorHandle(codes, to.scalar)
-    return TensorHandle(wide.data.astype(interpreter._get_np_dtype(to)), to.scalar)
+    return TensorHandle(wide.data.astype(_NUMBERS[to.scalar]), to.scalar)
 
 
 def _dot(self: Any, a: TensorHandle, b: TensorHandle, d: TensorHandle, *_: Any) -> TensorHandle:
-    """Multiply tiles in the type of the accumulator, which holds products of two narrow numbers exactly."""
+    """Multiply tiles in the type of the accumulator, which holds products of two narrow numbers exactly.
+
+    The parts are all of one size, so that BLAS sums them in one order whatever the tile, as a GPU does.
+    """
     a, b = _to_float32(a), _to_float32(b)
-    kind = d.data.dtype
-    return TensorHandle(np.matmul(a.data.astype(kind), b.data.astype(kind)) + d.data, d.dtype.scalar)
+    (rows, inner), columns, kind = a.data.shape, b.data.shape[1], d.data.dtype
+    above = np.ascontiguousarray(a.data.astype(kind)).reshape(rows // _PART, 1, _PART, inner)
+    beside = b.data.astype(kind).reshape(inner, columns // _PART, _PART).transpose(1, 0, 2)
+    parts = np.matmul(above, np.ascontiguousarray(beside))
+    product = parts.transpose(0, 2, 1, 3).reshape(rows, columns)
+    return TensorHandle(product + d.data, d.dtype.scalar)
+
+
+def _splat(self: Any, to: Any, scalar: TensorHandle) -> TensorHandle:
+    """Fill a tile with a scalar as it is: that of a comparison has the type of what was compared."""
+    return TensorHandle(np.full(to.shape, scalar.data.item(), scalar.data.dtype), scalar.dtype.scalar)
 
 
 def _language_everywhere() -> None:
@@ -136,6 +158,7 @@ def _mend() -> None:
     for name in ("cast_impl", "create_fp_to_fp", "create_fp_ext", "create_fp_trunc"):
         setattr(InterpreterBuilder, name, _cast)
     InterpreterBuilder.create_dot = _dot
+    InterpreterBuilder.create_splat = _splat
 
 
 _mend()

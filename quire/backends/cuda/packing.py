@@ -1,8 +1,9 @@
-"""The layout of Int8 and Int4 weights for the kernels: whole spans, scales by group, int4 by pairs of groups."""
+"""The layout of Int8 and Int4 weights for kernels: whole spans, scales by group, int4 by pairs of groups."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -14,10 +15,10 @@ from quire.quantize.integers import Int4, Int8
 class PackedIntegers:
     """A matrix for kernels.quantized: inputs padded with zeros to `spans` of 128.
 
-    `values` are int8 [..., outputs, spans * 128], or for Int4 uint8 [..., outputs, spans * 64]: of each 64 inputs
-    the first 32 in the low halves of 32 bytes, the others in the high ones, so that a group is a row of
-    bytes with one shift. `scales` int8 [..., spans * 4, outputs] are by group, so that neighbouring outputs are
-    read together; `channels` float32 [..., outputs].
+    `values` are int8 [..., outputs, spans * 128], or for Int4 uint8 [..., outputs, spans * 64]: of each 64
+    inputs the first 32 in the low halves of 32 bytes, the others in the high ones, so that a group is a row
+    of bytes with one shift. `scales` int8 [..., spans * 4, outputs] are by group, so that neighbouring
+    outputs are read together; `channels` float32 [..., outputs].
     """
 
     values: np.ndarray
@@ -46,3 +47,14 @@ def packed(weight: Int8 | Int4) -> PackedIntegers:
     scales[..., : weight.scales.shape[-1]] = weight.scales
     by_group = np.ascontiguousarray(scales.swapaxes(-1, -2))
     return PackedIntegers(np.ascontiguousarray(values), by_group, np.ascontiguousarray(weight.channel_scales))
+
+
+def packed_shapes(kind: str, shape: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]:
+    """Return shape and type of values, scales and channels of a packed weight of this kind and shape."""
+    *outer, outputs, inputs = shape
+    spans = -(-inputs // SPAN)
+    values = ((*outer, outputs, spans * SPAN), np.dtype(np.int8))
+    if kind == Int4.kind:
+        values = ((*outer, outputs, spans * SPAN // 2), np.dtype(np.uint8))
+    scales = ((*outer, spans * SPAN // GROUP, outputs), np.dtype(np.int8))
+    return values, scales, ((*outer, outputs), np.dtype(np.float32))

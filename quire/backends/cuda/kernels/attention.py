@@ -1,7 +1,7 @@
 """Paged attention in fixed partitions: 64 positions, and segments of 512, counted from position 0.
 
-A segment is a running softmax over its partitions in order, and segments are merged in order. So the sums of a
-token depend on its position alone, whether one program computes all segments (`attend`: prompts and
+A segment is a running softmax over its partitions in order, and segments are merged in order. So the sums of
+a token depend on its position alone, whether one program computes all segments (`attend`: prompts and
 mixed steps) or one each (`attend_segments`, then `merge_segments`: rows of one token with long contexts).
 Each partition is two matrix products of fixed size along what is summed, dim and 64. The sum of the weights
 is a third, with ones: a sum over lanes would have another order for another tile. Maxima have no order.
@@ -157,26 +157,20 @@ def _segment(
 
 
 @triton.jit
-def _seen_range(position, end, context, window, WINDOW: tl.constexpr, ENDS: tl.constexpr):
-    """Return the first and last positions that tokens see: WINDOW "none", "sliding" or "chunked"."""
-    oldest = tl.zeros_like(position)
-    if WINDOW == "sliding":
-        oldest = tl.maximum(0, position + 1 - window)
-    if WINDOW == "chunked":
-        oldest = position // window * window
-    newest = position
-    if ENDS:
-        newest = tl.minimum(end, context) - 1
-    return oldest, newest
+def _seen_range(position, window, chunked):
+    """Return the first and last positions that tokens see: a window of 0 is none."""
+    sliding = tl.maximum(0, position + 1 - window)
+    period = tl.maximum(window, 1)
+    oldest = tl.where(chunked > 0, position // period * period, sliding)
+    return tl.where(window > 0, oldest, 0), position
 
 
 @triton.jit
-def _sinks(sinks, head, inside, SINKS: tl.constexpr):
+def _sinks(sinks, head, inside, has_sinks):
     """Return peak and total before the first segment."""
-    if SINKS:
-        return tl.load(sinks + head, mask=inside, other=0.0) * _LOG2_E, tl.full(head.shape, 1.0, tl.float32)
-    else:
-        return tl.full(head.shape, float("-inf"), tl.float32), tl.zeros(head.shape, tl.float32)
+    sunk = inside & (has_sinks > 0)
+    peak = tl.load(sinks + head, mask=sunk, other=float("-inf")) * _LOG2_E
+    return peak, tl.where(sunk, 1.0, 0.0)
 
 
 @triton.jit
@@ -195,48 +189,51 @@ def attend(
     tables,
     table_stride,
     tokens,
+    tile_tokens,
     heads,
     groups,
     dim,
     value_dim,
     block_size,
     window,
+    chunked,
+    has_ends,
+    has_sinks,
     scale,
     softcap,
-    WINDOW: tl.constexpr,
-    ENDS: tl.constexpr,
     CAP: tl.constexpr,
-    SINKS: tl.constexpr,
     SCALED: tl.constexpr,
     PRECISION: tl.constexpr,
-    TOKENS: tl.constexpr,
-    HEADS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
     DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
 ):
     """out [T, heads, value_dim] = ops.Attention of q [T, heads, dim] over a cache that has the step's tokens.
 
-    The cache is as in write_kv, ends [T] the ends of what tokens see if ENDS. A program computes TOKENS
-    tokens of the HEADS heads that share a group (padded to a power of two; TOKENS * HEADS >= 16). Grid
-    (T / TOKENS, groups). Tokens of several rows are computed one row after the other. Reads the keys and
-    values that its tokens see once; 4 * dim operations a pair of token and position. PRECISION is that of
-    products: "bf16" for caches in bfloat16 and int8, "tf32" for float16, "ieee" for float32.
+    The cache is as in write_kv; ends [T] are the ends of what tokens see if has_ends; window 0 is none. A
+    program computes tile_tokens tokens of the heads that share a group, at most BLOCK_M (16 or more) in all.
+    Grid (T / tile_tokens, groups). Tokens of several rows are computed one row after the other. Reads the
+    keys and values that its tokens see once; 4 * dim operations a pair of token and position. PRECISION is
+    that of products: "bf16" for caches in bfloat16 and int8, "tf32" for float16, "ieee" for float32.
     """
-    group, lane = tl.program_id(1), tl.arange(0, TOKENS * HEADS)
+    group, lane = tl.program_id(1), tl.arange(0, BLOCK_M)
     shared = heads // groups
-    token, head = tl.program_id(0) * TOKENS + lane // HEADS, group * shared + lane % HEADS
-    inside = (token < tokens) & (lane % HEADS < shared)
+    token, head = tl.program_id(0) * tile_tokens + lane // shared, group * shared + lane % shared
+    inside = (token < tokens) & (lane < tile_tokens * shared)
     position = tl.load(positions + token, mask=inside, other=0)
     row = tl.load(token_rows + token, mask=inside, other=-1)
     d, e = tl.arange(0, DIM), tl.arange(0, VALUE_DIM)
     q_at = q + (token[:, None].to(tl.int64) * heads + head[:, None]) * dim + d[None, :]
     own_q = tl.load(q_at, mask=inside[:, None] & (d < dim)[None, :], other=0.0).to(tl.float32)
     own_q = _narrow(own_q, PRECISION)
-    context = tl.load(context_lens + row, mask=inside, other=0)
-    end = tl.load(ends + token, mask=inside, other=0) if ENDS else position
-    oldest, newest = _seen_range(position, end, context, window, WINDOW, ENDS)
-    peak, total = _sinks(sinks, head, inside, SINKS)
-    mixed = tl.zeros((TOKENS * HEADS, VALUE_DIM), tl.float32)
+    oldest, newest = _seen_range(position, window, chunked)
+    ended = inside & (has_ends > 0)
+    end = tl.minimum(
+        tl.load(ends + token, mask=ended, other=0), tl.load(context_lens + row, mask=ended, other=0)
+    )
+    newest = tl.where(ended, end - 1, newest)
+    peak, total = _sinks(sinks, head, inside, has_sinks)
+    mixed = tl.zeros((BLOCK_M, VALUE_DIM), tl.float32)
     first_row = tl.min(tl.where(inside, row, 2147483647), 0)
     for this in range(first_row, tl.max(row, 0) + 1):
         mine = inside & (row == this)

@@ -53,7 +53,8 @@ def scale_by_weight(out, x, weight, width, period, BLOCK: tl.constexpr):
 
 @triton.jit
 def scale_by_position(out, x, positions, width, beta, period, first, BLOCK: tl.constexpr):
-    """out[t] = x[t] * (1 + beta ln(1 + floor((position + first) / period))), the factor in float64 until then.
+    """out[t] = x[t] * (1 + beta ln(1 + floor((position + first) / period))), the factor in float64 until
+    then.
 
     beta is a pointer to a float64, as arguments are float32.
     """
@@ -91,9 +92,7 @@ def join_columns(out, x, y, width, x_width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def gated_activation(
-    out, gate, up, width, gate_width, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr
-):
+def gated_activation(out, gate, up, width, gate_width, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
     """out = activation(gate) * up: gate_width is that of up, or 1 for one gate a row."""
     row, column, inside = _numbers(width, BLOCK)
     gate_at = tl.program_id(0).to(tl.int64) * gate_width + column % gate_width

@@ -21,35 +21,38 @@ def gather_rows(out, rows, table, count, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def gather_int8_rows(out, rows, values, scales, channels, count, width, BLOCK: tl.constexpr):
-    """out[t] = channel * block scale * q of row rows[t], as GroupWeight.dense computes it.
+def _scaled(q, scales, channels, row, column, inside, count):
+    """Return channel * block scale * q, in this order, as GroupWeight.dense does."""
+    scale = tl.load(scales + (column // 32).to(tl.int64) * count + row, mask=inside, other=0).to(tl.float32)
+    return (tl.load(channels + row) * scale) * q.to(tl.float32)
 
-    values int8 [count, width], scales int8 [count, groups of 32], channels float32 [count]. Grid as above.
+
+@triton.jit
+def gather_int8_rows(out, rows, values, scales, channels, count, width, BLOCK: tl.constexpr):
+    """out[t] = row rows[t] of an Int8 weight in the layout of its products (packing.PackedIntegers).
+
+    values int8 [count, spans * 128], scales int8 [spans * 4, count], channels float32 [count]. Grid as above.
     """
     token = tl.program_id(0)
     row = tl.load(rows + token)
     row = tl.where((row >= 0) & (row < count), row, 0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
-    q = tl.load(values + row * width + column, mask=inside, other=0).to(tl.float32)
-    scale = tl.load(scales + row * tl.cdiv(width, 32) + column // 32, mask=inside, other=0).to(tl.float32)
-    wide = (tl.load(channels + row) * scale) * q
+    q = tl.load(values + row * (tl.cdiv(width, 128) * 128) + column, mask=inside, other=0)
+    wide = _scaled(q, scales, channels, row, column, inside, count)
     tl.store(out + token.to(tl.int64) * width + column, wide, mask=inside)
 
 
 @triton.jit
-def gather_int4_rows(out, rows, packed, scales, channels, count, width, BLOCK: tl.constexpr):
-    """out[t] = channel * block scale * (q - 8) of row rows[t]: packed uint8 [count, ceil(width / 2)].
-
-    Inputs 2i and 2i + 1 are in the low and high half of byte i. Otherwise as for int8.
-    """
+def gather_int4_rows(out, rows, values, scales, channels, count, width, BLOCK: tl.constexpr):
+    """out[t] = row rows[t] of an Int4 weight: values uint8 [count, spans * 64], by pairs of groups."""
     token = tl.program_id(0)
     row = tl.load(rows + token)
     row = tl.where((row >= 0) & (row < count), row, 0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
-    byte = tl.load(packed + row * tl.cdiv(width, 2) + column // 2, mask=inside, other=0).to(tl.int32)
-    q = ((byte >> ((column % 2) * 4)) & 15) - 8
-    scale = tl.load(scales + row * tl.cdiv(width, 32) + column // 32, mask=inside, other=0).to(tl.float32)
-    wide = (tl.load(channels + row) * scale) * q.to(tl.float32)
+    at = values + row * (tl.cdiv(width, 128) * 64) + column // 64 * 32 + column % 32
+    byte = tl.load(at, mask=inside, other=0).to(tl.int32)
+    q = ((byte >> (column % 64 // 32 * 4)) & 15) - 8
+    wide = _scaled(q, scales, channels, row, column, inside, count)
     tl.store(out + token.to(tl.int64) * width + column, wide, mask=inside)

@@ -53,9 +53,9 @@ def product(
     weights (bf16: activations are rounded to it), "tf32" widens 16-bit weights exactly and rounds activations
     to tf32, "ieee" multiplies float32.
 
-    Each number of out is one float32 accumulator to which the inputs are added in order, BLOCK_K at a time: no
-    split along the inputs, so that neither the tile's rows and outputs nor the number of programs can change a
-    bit. BLOCK_K is the same for all tiles of a format.
+    Each number of out is one float32 accumulator to which the inputs are added in order, BLOCK_K at a time:
+    no split along the inputs, so that neither the tile's rows and outputs nor the number of programs can
+    change a bit. BLOCK_K is the same for all tiles of a format.
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)

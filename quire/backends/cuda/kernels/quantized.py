@@ -1,9 +1,9 @@
 """Products with Int8 and Int4 weights: activations rounded by rows, integer dot products, bit for bit.
 
-As quire.program.numerics defines them: a group is 32 inputs of an output with an 8-bit block scale, a span 128
-inputs of a row of activations with a float32 scale. Sums within a span are exact integers below 2^31; spans
-are added in order, each with one rounding (fma). So every result equals the NumPy reference bit for bit,
-whatever the tile. Inputs are padded to whole spans (quire.backends.cuda.packing).
+As quire.program.numerics defines them: a group is 32 inputs of an output with an 8-bit block scale, a span
+128 inputs of a row of activations with a float32 scale. Sums within a span are exact integers below 2^31;
+spans are added in order, each with one rounding (fma). So every result equals the NumPy reference bit for
+bit, whatever the tile. Inputs are padded to whole spans (quire.backends.cuda.packing).
 """
 
 # mypy: ignore-errors
@@ -22,9 +22,9 @@ SPAN = tl.constexpr(128)
 def quantize_rows(q, block_scales, scales, x, inputs, x_stride, BLOCK_SCALED: tl.constexpr):
     """Quantize x [rows, inputs], rows x_stride apart, as numerics.quantize_rows.
 
-    q int8 [rows, spans * 128], block_scales int8 [rows, spans * 4] if BLOCK_SCALED (127 steps of 127, for Int8
-    weights), scales float32 [rows, spans]. Grid (rows, spans). Reads x once, writes a quarter of its bytes; 8
-    operations a number. No sums; maxima have no order.
+    q int8 [rows, spans * 128], block_scales int8 [rows, spans * 4] if BLOCK_SCALED (127 steps of 127, for
+    Int8 weights), scales float32 [rows, spans]. Grid (rows, spans). Reads x once, writes a quarter of its
+    bytes; 8 operations a number. No sums; maxima have no order.
     """
     row, span = tl.program_id(0).to(tl.int64), tl.program_id(1)
     spans = tl.num_programs(1)
@@ -59,13 +59,25 @@ def _add_group(total, x, w, row_scales, block_scales, BLOCK_SCALED: tl.constexpr
 
 @triton.jit
 def _int8_rows(
-    x, x_blocks, x_scales, weight, block_scales, m, n, m_in, n_in, outputs, spans, BM: tl.constexpr, BN: tl.constexpr
+    x,
+    x_blocks,
+    x_scales,
+    weight,
+    block_scales,
+    m,
+    n,
+    m_in,
+    n_in,
+    outputs,
+    spans,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
 ):
     """Return rows m of the product with outputs n of an Int8 weight, before the scales of channels."""
     k = tl.arange(0, GROUP)
     acc = tl.zeros((BM, BN), tl.float32)
     x_row, w_row = m[:, None].to(tl.int64) * (spans * SPAN), n[:, None].to(tl.int64) * (spans * SPAN)
-    for span in range(0, spans):
+    for span in range(spans):
         total = tl.zeros((BM, BN), tl.int32)
         for part in tl.static_range(GROUPS):
             group = span * GROUPS + part
@@ -84,11 +96,13 @@ def _int8_rows(
 def _int4_rows(
     x, x_scales, packed, block_scales, m, n, m_in, n_in, outputs, spans, BM: tl.constexpr, BN: tl.constexpr
 ):
-    """Return the same of an Int4 weight packed by pairs of groups: the low halves of 32 bytes are one group."""
+    """Return the same of an Int4 weight packed by pairs of groups: the low halves of 32 bytes are one
+    group.
+    """
     k = tl.arange(0, GROUP)
     acc = tl.zeros((BM, BN), tl.float32)
     x_row, w_row = m[:, None].to(tl.int64) * (spans * SPAN), n[:, None].to(tl.int64) * (spans * SPAN // 2)
-    for span in range(0, spans):
+    for span in range(spans):
         total = tl.zeros((BM, BN), tl.int32)
         for pair in tl.static_range(GROUPS // 2):
             group = span * GROUPS + 2 * pair
@@ -127,7 +141,9 @@ def _rows_of(
     if INT4:
         acc = _int4_rows(x, x_scales, weight, block_scales, m, n, m_in, n_in, outputs, spans, BM, BN)
     else:
-        acc = _int8_rows(x, x_blocks, x_scales, weight, block_scales, m, n, m_in, n_in, outputs, spans, BM, BN)
+        acc = _int8_rows(
+            x, x_blocks, x_scales, weight, block_scales, m, n, m_in, n_in, outputs, spans, BM, BN
+        )
     return acc * tl.load(channels + n, mask=n_in, other=0.0)[None, :]
 
 
@@ -156,14 +172,28 @@ def quantized_product(
 
     x, x_blocks and x_scales are those of quantize_rows. weight int8 [outputs, spans * 128], or if INT4 uint8
     [outputs, spans * 64]; block_scales int8 [spans * 4, outputs], channels float32 [outputs]
-    (packing.packed). Grid (outputs / BLOCK_N, rows / BLOCK_M). 2 * rows * outputs * inputs integer operations on
-    tensor cores and 4 for each dot of a group; reads the weight once for BLOCK_M rows.
+    (packing.packed). Grid (outputs / BLOCK_N, rows / BLOCK_M). 2 * rows * outputs * inputs integer operations
+    on tensor cores and 4 for each dot of a group; reads the weight once for BLOCK_M rows.
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     m_in, n_in = m < rows, n < outputs
     acc = _rows_of(
-        x, x_blocks, x_scales, weight, block_scales, channels, m, n, m_in, n_in, outputs, spans, INT4, BLOCK_M, BLOCK_N
+        x,
+        x_blocks,
+        x_scales,
+        weight,
+        block_scales,
+        channels,
+        m,
+        n,
+        m_in,
+        n_in,
+        outputs,
+        spans,
+        INT4,
+        BLOCK_M,
+        BLOCK_N,
     )
     if BIAS:
         acc += tl.load(bias + n, mask=n_in, other=0.0)[None, :]
@@ -203,10 +233,38 @@ def quantized_gated_product(
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     m_in, n_in = m < rows, n < outputs
     gated = _rows_of(
-        x, x_blocks, x_scales, gate, gate_scales, gate_channels, m, n, m_in, n_in, outputs, spans, INT4, BLOCK_M, BLOCK_N
+        x,
+        x_blocks,
+        x_scales,
+        gate,
+        gate_scales,
+        gate_channels,
+        m,
+        n,
+        m_in,
+        n_in,
+        outputs,
+        spans,
+        INT4,
+        BLOCK_M,
+        BLOCK_N,
     )
     acc = _rows_of(
-        x, x_blocks, x_scales, up, up_scales, up_channels, m, n, m_in, n_in, outputs, spans, INT4, BLOCK_M, BLOCK_N
+        x,
+        x_blocks,
+        x_scales,
+        up,
+        up_scales,
+        up_channels,
+        m,
+        n,
+        m_in,
+        n_in,
+        outputs,
+        spans,
+        INT4,
+        BLOCK_M,
+        BLOCK_N,
     )
     at = m[:, None].to(tl.int64) * out_stride + n[None, :]
     tl.store(out + at, activate(gated, ACTIVATION) * acc, mask=m_in[:, None] & n_in[None, :])

@@ -18,8 +18,9 @@ from quire.backends.cuda.kernels.attention import (
 
 
 @triton.jit
-def list_segments(items, firsts, positions, tokens, window, WINDOW: tl.constexpr, BLOCK: tl.constexpr):
-    """List the segments that each token sees: items int32 [n, 2] = (token, segment), those of a token in order.
+def list_segments(items, firsts, positions, tokens, window, chunked, BLOCK: tl.constexpr):
+    """List the segments that each token sees: items int32 [n, 2] = (token, segment), those of a token in
+    order.
 
     firsts int32 [T + 1] are the numbers of the items of each token; the last is n. Grid (1,), T <= BLOCK.
     The sums are of integers.
@@ -27,12 +28,12 @@ def list_segments(items, firsts, positions, tokens, window, WINDOW: tl.constexpr
     token = tl.arange(0, BLOCK)
     inside = token < tokens
     position = tl.load(positions + token, mask=inside, other=0)
-    oldest, newest = _seen_range(position, position, position, window, WINDOW, False)
+    oldest, newest = _seen_range(position, window, chunked)
     count = tl.where(inside, newest // SEGMENT - oldest // SEGMENT + 1, 0)
     first = tl.cumsum(count, 0) - count
     tl.store(firsts + token, first, mask=inside)
     tl.store(firsts + tokens, tl.sum(count, 0))
-    for i in range(0, tl.max(count, 0)):
+    for i in range(tl.max(count, 0)):
         listed = i < count
         tl.store(items + 2 * (first + i), token, mask=listed)
         tl.store(items + 2 * (first + i) + 1, oldest // SEGMENT + i, mask=listed)
@@ -60,29 +61,30 @@ def attend_segments(
     value_dim,
     block_size,
     window,
+    chunked,
     scale,
     softcap,
-    WINDOW: tl.constexpr,
     CAP: tl.constexpr,
     SCALED: tl.constexpr,
     PRECISION: tl.constexpr,
-    HEADS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
     DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
 ):
     """Compute each listed segment: partial [items, heads, value_dim] and stats [items, heads, 2] float32.
 
-    stats are peak and total. Arguments as in `attend`, HEADS >= 16. Grid (any number, groups): a program
-    takes every n-th item, which changes nothing in what an item is. Reads the segment's keys and values once.
+    stats are peak and total. Arguments as in `attend`, one token a program. Grid (any number, groups): a
+    program takes every n-th item, which changes nothing in what an item is. Reads the segment's keys and
+    values once.
     """
-    group, lane = tl.program_id(1), tl.arange(0, HEADS)
+    group, lane = tl.program_id(1), tl.arange(0, BLOCK_M)
     shared = heads // groups
     head, inside = group * shared + lane, lane < shared
     d, e = tl.arange(0, DIM), tl.arange(0, VALUE_DIM)
     for item in range(tl.program_id(0), tl.load(firsts + tokens), tl.num_programs(0)):
         token, segment = tl.load(items + 2 * item).to(tl.int64), tl.load(items + 2 * item + 1)
-        position = tl.load(positions + token) + tl.zeros((HEADS,), tl.int32)
-        oldest, newest = _seen_range(position, position, position, window, WINDOW, False)
+        position = tl.load(positions + token) + tl.zeros((BLOCK_M,), tl.int32)
+        oldest, newest = _seen_range(position, window, chunked)
         q_at = q + (token * heads + head)[:, None] * dim + d[None, :]
         own_q = tl.load(q_at, mask=inside[:, None] & (d < dim)[None, :], other=0.0).to(tl.float32)
         table = tables + tl.load(token_rows + token).to(tl.int64) * table_stride
@@ -110,14 +112,14 @@ def attend_segments(
 
 
 @triton.jit
-def merge_segments(
-    out, partial, stats, firsts, sinks, heads, value_dim, SINKS: tl.constexpr, VALUE_DIM: tl.constexpr
-):
-    """out [T, heads, value_dim] = the segments of each token merged in order, as `attend` does. Grid (T, heads)."""
+def merge_segments(out, partial, stats, firsts, sinks, heads, value_dim, has_sinks, VALUE_DIM: tl.constexpr):
+    """out [T, heads, value_dim] = the segments of each token merged in order, as `attend` does. Grid (T,
+    heads).
+    """
     token, e = tl.program_id(0), tl.arange(0, VALUE_DIM)
     head = tl.program_id(1) + tl.zeros((1,), tl.int32)
     inside = (e < value_dim)[None, :]
-    peak, total = _sinks(sinks, head, head < heads, SINKS)
+    peak, total = _sinks(sinks, head, head < heads, has_sinks)
     mixed = tl.zeros((1, VALUE_DIM), tl.float32)
     for item in range(tl.load(firsts + token), tl.load(firsts + token + 1)):
         at = (item + tl.zeros_like(head).to(tl.int64)) * heads + head

@@ -1,0 +1,228 @@
+"""What is compiled ahead of time: kernels with types of arguments, constants, warps and stages.
+
+Sizes of models are arguments, so that few variants serve all: constants are tiles, dims padded to powers of
+two, formats, and names of activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+Constants = dict[str, Any]
+
+TARGETS = (80, 89, 90, 100, 120)
+# Integers that are multiples of 16 on GPUs, so that rows are read 16 bytes at a time.
+ALIGNED = frozenset(
+    {"inputs", "x_stride", "out_stride", "dim", "value_dim", "width", "rotated", "block_size"}
+)
+MOST_STACK_BYTES = 128  # of a thread: what does not fit its registers
+
+FLOATS = ("bf16", "fp16", "fp32")
+PRECISIONS = {"bf16": "stored", "fp16": "tf32", "fp32": "ieee"}  # of products, by the format of weights
+CACHES = {"bf16": "bf16", "i8": "bf16", "fp16": "tf32", "fp32": "ieee"}  # of attention, by that of the cache
+DIMS = (64, 128, 256)
+ROW_BLOCKS = (128, 1024)
+SMALL, LARGE = "small", "large"  # steps: of at most 16 rows for each weight, and more
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel to be compiled. `types` are those of its arguments in order, as Triton writes them.
+
+    `tensor_cores` says that its products are large enough for the target's instructions of a whole warp
+    group.
+    """
+
+    kernel: str
+    types: dict[str, str]
+    constants: Constants
+    warps: int = 4
+    stages: int = 3
+    tensor_cores: str = ""  # "float" or "integer"
+
+
+def row_block(width: int) -> int:
+    """Return the numbers of a row that a program holds at once, for norms and elementwise ops."""
+    return ROW_BLOCKS[0] if width <= ROW_BLOCKS[0] else ROW_BLOCKS[1]
+
+
+def product_tile(rows: int, weight: str) -> Constants:
+    """Return the tile of a product of so many rows with float weights of a format ("bf16")."""
+    return _PRODUCT_TILES[SMALL if rows <= 16 else LARGE, weight][0]
+
+
+def gated_tile(rows: int, weight: str) -> Constants:
+    """Return the tile of a gated product, which has two accumulators."""
+    tile = product_tile(rows, weight)
+    return tile | {"BLOCK_N": min(tile["BLOCK_N"], 64)}
+
+
+def quantized_tile(rows: int) -> Constants:
+    """Return the tile of a product of so many rows with quantized weights."""
+    return _QUANTIZED_TILES[SMALL if rows <= 16 else LARGE][0]
+
+
+def attention_rows(decode: bool) -> int:
+    """Return BLOCK_M of attention: how many pairs of token and head a program holds."""
+    return 16 if decode else 64
+
+
+def variants() -> Iterator[Variant]:
+    """Return everything that is compiled for each target."""
+    yield from _rows()
+    yield from _elementwise()
+    yield from _products()
+    yield from _quantized()
+    yield from _rope_and_kv()
+    yield from _attention()
+
+
+# Tiles, warps and stages. All tiles of a format have one BLOCK_K.
+_PRODUCT_TILES: dict[tuple[str, str], tuple[Constants, int, int]] = {
+    (SMALL, "bf16"): ({"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 64}, 4, 6),
+    (LARGE, "bf16"): ({"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64}, 8, 3),
+    (SMALL, "fp16"): ({"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 64}, 4, 4),
+    (LARGE, "fp16"): ({"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64}, 4, 2),
+    (SMALL, "fp32"): ({"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 32}, 4, 3),
+    (LARGE, "fp32"): ({"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32}, 4, 2),
+}
+_QUANTIZED_TILES: dict[str, tuple[Constants, int, int]] = {
+    SMALL: ({"BLOCK_M": 16, "BLOCK_N": 64}, 4, 3),
+    LARGE: ({"BLOCK_M": 64, "BLOCK_N": 128}, 8, 3),
+}
+_GATES = ("silu", "gelu_tanh")
+
+
+def _types(text: str, **formats: str) -> dict[str, str]:
+    """Return types by argument, written as "out:*fp32 rows:i32", with formats in braces."""
+    return dict(pair.split(":") for pair in text.format(**formats).split())
+
+
+def _rows() -> Iterator[Variant]:
+    gather = "out:*fp32 rows:*i32 table:*{table} count:i32 width:i32"
+    packed = "out:*fp32 rows:*i32 values:*{values} scales:*i8 channels:*fp32 count:i32 width:i32"
+    norm = "out:*fp32 total:*fp32 x:*fp32 y:*fp32 weight:*fp32"
+    for block in ROW_BLOCKS:
+        how: Constants = {"BLOCK": block}
+        for table in FLOATS:
+            yield Variant("gather_rows", _types(gather, table=table), how)
+        yield Variant("gather_int8_rows", _types(packed, values="i8"), how)
+        yield Variant("gather_int4_rows", _types(packed, values="u8"), how)
+        for add, weight in ((False, True), (True, True), (False, False)):
+            own = how | {"ADD": add, "WEIGHT": weight}
+            yield Variant("rms_norm", _types(f"{norm} width:i32 eps:fp32 offset:fp32"), own)
+        for add, bias in product((False, True), repeat=2):
+            own = how | {"ADD": add, "WEIGHT": True, "BIAS": bias}
+            yield Variant("layer_norm", _types(f"{norm} bias:*fp32 width:i32 eps:fp32"), own)
+
+
+def _elementwise() -> Iterator[Variant]:
+    kernels = {
+        "add": "x:*fp32 y:*fp32 width:i32",
+        "scale": "x:*fp32 width:i32 factor:fp32",
+        "scale_by_weight": "x:*fp32 weight:*fp32 width:i32 period:i32",
+        "scale_by_position": "x:*fp32 positions:*i32 width:i32 beta:*fp64 period:i32 first:i32",
+        "soft_cap": "x:*fp32 width:i32 cap:fp32",
+        "take_columns": "x:*fp32 width:i32 x_width:i32 first:i32",
+        "join_columns": "x:*fp32 y:*fp32 width:i32 x_width:i32",
+    }
+    activated = {
+        "unary": "x:*fp32 width:i32",
+        "gated_activation": "gate:*fp32 up:*fp32 width:i32 gate_width:i32",
+    }
+    names = ("silu", "gelu_tanh", "gelu", "relu", "relu2", "sigmoid", "tanh")
+    for block in ROW_BLOCKS:
+        for kernel, args in kernels.items():
+            yield Variant(kernel, _types(f"out:*fp32 {args}"), {"BLOCK": block})
+        for (kernel, args), name in product(activated.items(), names):
+            yield Variant(kernel, _types(f"out:*fp32 {args}"), {"BLOCK": block, "ACTIVATION": name})
+
+
+def _products() -> Iterator[Variant]:
+    sizes = "rows:i32 outputs:i32 inputs:i32 x_stride:i32 out_stride:i32"
+    plain = f"out:*fp32 x:*fp32 weight:*{{w}} bias:*fp32 residual:*fp32 {sizes}"
+    gated = f"out:*fp32 x:*fp32 gate:*{{w}} up:*{{w}} {sizes}"
+    for (size, weight), (tile, warps, stages) in _PRODUCT_TILES.items():
+        cores = "float" if size == LARGE and weight == "bf16" else ""
+        how = {"PRECISION": PRECISIONS[weight]} | tile
+        for bias in (False, True):
+            own = how | {"BIAS": bias, "RESIDUAL": False}
+            yield Variant("product", _types(plain, w=weight), own, warps, stages, cores)
+        how |= gated_tile(1 if size == SMALL else 17, weight)
+        for name in _GATES:
+            yield Variant(
+                "gated_product", _types(gated, w=weight), how | {"ACTIVATION": name}, warps, stages, cores
+            )
+
+
+def _quantized() -> Iterator[Variant]:
+    quantized = "q:*i8 block_scales:*i8 scales:*fp32 x:*fp32 inputs:i32 x_stride:i32"
+    for scaled in (False, True):
+        yield Variant("quantize_rows", _types(quantized), {"BLOCK_SCALED": scaled}, warps=1)
+    head, sizes = (
+        "out:*fp32 x:*i8 x_blocks:*i8 x_scales:*fp32",
+        "rows:i32 outputs:i32 spans:i32 out_stride:i32",
+    )
+    plain = f"{head} weight:*{{w}} block_scales:*i8 channels:*fp32 bias:*fp32 residual:*fp32 {sizes}"
+    parts = (f"{part}:*{{w}} {part}_scales:*i8 {part}_channels:*fp32" for part in ("gate", "up"))
+    gated = f"{head} {' '.join(parts)} {sizes}"
+    for (size, (tile, warps, stages)), int4 in product(_QUANTIZED_TILES.items(), (False, True)):
+        cores, weight = "integer" if size == LARGE else "", "u8" if int4 else "i8"
+        for bias in (False, True):
+            own = tile | {"INT4": int4, "BIAS": bias, "RESIDUAL": False}
+            yield Variant("quantized_product", _types(plain, w=weight), own, warps, stages, cores)
+        for name in _GATES:
+            own = tile | {"INT4": int4, "ACTIVATION": name}
+            yield Variant("quantized_gated_product", _types(gated, w=weight), own, warps, stages, cores)
+
+
+def _rope_and_kv() -> Iterator[Variant]:
+    rotary = "out:*fp32 x:*fp32 cos:*fp32 sin:*fp32 heads:i32 dim:i32 rotated:i32"
+    cache = "keys:*{kv} values:*{kv} key_scales:*fp32 value_scales:*fp32"
+    where = "positions:*i32 token_rows:*i32 tables:*i32 table_stride:i32"
+    write = f"{cache} k:*fp32 v:*fp32 {where} groups:i32 dim:i32 value_dim:i32 block_size:i32"
+    for dim in DIMS:
+        for rope in ("halves", "interleaved"):
+            yield Variant("rotary", _types(rotary), {"ROPE": rope, "DIM": dim}, warps=1)
+        for kv in CACHES:
+            own = {"DIM": dim, "VALUE_DIM": dim, "SCALED": kv == "i8"}
+            yield Variant("write_kv", _types(write, kv=kv), own, warps=1)
+    inputs = "q:*fp32 k:*fp32 v:*fp32 q_weight:*fp32 k_weight:*fp32 cos:*fp32 sin:*fp32"
+    sizes = "heads:i32 groups:i32 dim:i32 value_dim:i32 rotated:i32 block_size:i32 eps:fp32 offset:fp32"
+    for kv, dim, norm in product(("bf16", "i8"), (64, 128), (False, True)):
+        types = _types(f"q_out:*fp32 {cache} {inputs} {where} {sizes}", kv=kv)
+        own = {"NORM": norm, "ROPE": "halves", "DIM": dim, "VALUE_DIM": dim, "SCALED": kv == "i8"}
+        yield Variant("rope_and_kv", types, own, warps=1)
+
+
+def _attention() -> Iterator[Variant]:
+    cache = "q:*fp32 keys:*{kv} values:*{kv} key_scales:*fp32 value_scales:*fp32"
+    sizes = "heads:i32 groups:i32 dim:i32 value_dim:i32 block_size:i32 window:i32 chunked:i32"
+    rows = (
+        "positions:*i32 token_rows:*i32 ends:*i32 context_lens:*i32 tables:*i32 table_stride:i32 tokens:i32"
+    )
+    flags = "has_ends:i32 has_sinks:i32 scale:fp32 softcap:fp32"
+    whole = f"out:*fp32 {cache} sinks:*fp32 {rows} tile_tokens:i32 {sizes} {flags}"
+    lists = "partial:*fp32 stats:*fp32 items:*i32 firsts:*i32"
+    own_rows = "positions:*i32 token_rows:*i32 tables:*i32 table_stride:i32 tokens:i32"
+    segment = f"{lists} {cache} {own_rows} {sizes} scale:fp32 softcap:fp32"
+    for (kv, precision), dim in product(CACHES.items(), DIMS):
+        how = {"SCALED": kv == "i8", "PRECISION": precision, "DIM": dim, "VALUE_DIM": dim}
+        caps = (False, True) if kv == "bf16" and dim > 64 else (False,)
+        for cap, decode in product(caps, (False, True)):
+            own = how | {"CAP": cap, "BLOCK_M": attention_rows(decode)}
+            warps = 4 if decode or dim < 256 else 8
+            yield Variant("attend", _types(whole, kv=kv), own, warps, 2)
+        if precision == "bf16":
+            own = how | {"CAP": False, "BLOCK_M": 16}
+            yield Variant("attend_segments", _types(segment, kv=kv), own, 4, 2)
+    listed = "items:*i32 firsts:*i32 positions:*i32 tokens:i32 window:i32 chunked:i32"
+    yield Variant("list_segments", _types(listed), {"BLOCK": 256})
+    merged = (
+        "out:*fp32 partial:*fp32 stats:*fp32 firsts:*i32 sinks:*fp32 heads:i32 value_dim:i32 has_sinks:i32"
+    )
+    for dim in DIMS:
+        yield Variant("merge_segments", _types(merged), {"VALUE_DIM": dim}, warps=1)

@@ -1,0 +1,185 @@
+"""Compile the kernels of the cuda backend ahead of time, without a GPU, into quire/backends/cuda/cubins/.
+
+Writes a cubin for each variant (quire.backends.cuda.kernels.variants) and target, and the manifest, which
+says what each needs: registers, stack, shared memory, instructions. Needs Triton: `make cubins` has an
+environment for it. Compiling again gives the same bytes; --check compiles and compares without writing
+anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # else the bytes contain the paths of this machine
+os.environ.setdefault("TRITON_CACHE_DIR", str(Path(__file__).parents[1] / "build" / "triton"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from quire.backends.cuda import kernels
+from quire.backends.cuda.kernels.variants import ALIGNED, MOST_STACK_BYTES, TARGETS, Variant, variants
+from quire.backends.cuda.manifest import FOLDER, variant_key
+
+COUNTED = ("HGMMA", "IGMMA", "UTCHMMA", "UTCIMMA", "HMMA", "IMMA", "UTMALDG", "LDGSTS", "STL", "LDL")
+# Instructions of a whole group of warps, or of one where the target has none.
+EXPECTED = {
+    "float": {"sm_90": "HGMMA", "sm_100": "UTCHMMA"},
+    "integer": {"sm_90": "IGMMA"},
+}
+_TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+Entry = dict[str, Any]
+
+
+def key_of(variant: Variant) -> str:
+    return variant_key(variant.kernel, list(variant.types.values()), variant.constants)
+
+
+def function_of(name: str) -> Any:
+    """Return a kernel by name."""
+    for file in sorted(Path(kernels.__path__[0]).glob("*.py")):
+        module = import_module(f"{kernels.__name__}.{file.stem}")
+        if isinstance(found := vars(module).get(name), triton.JITFunction):
+            return found
+    raise SystemExit(f"there is no kernel {name}")
+
+
+def compiled(variant: Variant, capability: int) -> tuple[bytes, Entry]:
+    """Return the cubin of a variant for a target, and its entry in the manifest."""
+    function = function_of(variant.kernel)
+    names = function.arg_names
+    expected = [name for name in names if name not in variant.constants]
+    if list(variant.types) != expected:
+        raise SystemExit(f"{variant.kernel} has the arguments {expected}, not {list(variant.types)}")
+    aligned = [["tt.divisibility", 16]]
+    source = ASTSource(
+        fn=function,
+        signature={name: variant.types.get(name, "constexpr") for name in names},
+        constexprs={(names.index(name),): value for name, value in variant.constants.items()},
+        attrs={
+            (i,): aligned
+            for i, name in enumerate(names)
+            if name in ALIGNED or variant.types.get(name, "").startswith("*")
+        },
+    )
+    options = {"num_warps": variant.warps, "num_stages": variant.stages, "enable_fp_fusion": False}
+    found = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    cubin: bytes = found.asm["cubin"]
+    about = found.metadata
+    if about.global_scratch_size or about.profile_scratch_size:
+        raise SystemExit(f"{key_of(variant)} needs scratch memory, which no launch gives")
+    entry = {
+        "symbol": about.name,
+        "sha256": hashlib.sha256(cubin).hexdigest(),
+        "num_warps": about.num_warps,
+        "shared_bytes": about.shared,
+        "num_scratch": 2,
+    }
+    return cubin, entry | _usage(cubin)
+
+
+def _usage(cubin: bytes) -> Entry:
+    """Return what a cubin needs, by the tools of CUDA that Triton brings."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        usage = _output("cuobjdump", "--dump-resource-usage", file.name)
+        code = _output("nvdisasm", "-c", file.name)
+    counts = {name: len(re.findall(rf"\b{name}\b", code)) for name in COUNTED}
+    return {
+        "registers": int(re.findall(r"REG:(\d+)", usage)[0]),
+        "stack_bytes": int(re.findall(r"STACK:(\d+)", usage)[0]),
+        "instructions": {name: count for name, count in counts.items() if count},
+    }
+
+
+def _output(tool: str, *args: str) -> str:
+    return subprocess.run([_TOOLS / tool, *args], capture_output=True, text=True, check=True).stdout
+
+
+def faults(key: str, variant: Variant, target: str, entry: Entry) -> list[str]:
+    """Return what is wrong with a compiled kernel: a budget exceeded, an instruction missing."""
+    found = []
+    if entry["stack_bytes"] > MOST_STACK_BYTES:
+        found.append(f"{target} {key}: {entry['stack_bytes']} bytes of stack, budget {MOST_STACK_BYTES}")
+    wanted = EXPECTED.get(variant.tensor_cores, {}).get(target)
+    if wanted and not entry["instructions"].get(wanted):
+        found.append(f"{target} {key}: no {wanted} among {entry['instructions']}")
+    return found
+
+
+def sources() -> str:
+    """Return the digest of the kernels' sources."""
+    files = sorted(Path(kernels.__path__[0]).glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def _job(job: tuple[Variant, int]) -> tuple[str, str, bytes, Entry, list[str]]:
+    variant, capability = job
+    key, target = key_of(variant), f"sm_{capability}"
+    cubin, entry = compiled(variant, capability)
+    return key, target, cubin, entry, faults(key, variant, target, entry)
+
+
+def build(targets: Iterable[int], number: int, part: tuple[int, int]) -> tuple[dict[str, Any], list[str]]:
+    """Compile variants for targets with so many processes; return the manifest's targets, and faults.
+
+    `part` (i, n) takes every n-th variant from i on.
+    """
+    chosen = list(variants())[part[0] :: part[1]]
+    jobs = [(variant, capability) for capability in targets for variant in chosen]
+    found: dict[str, dict[str, Entry]] = {}
+    wrong: list[str] = []
+    with ProcessPoolExecutor(number) as pool:
+        for key, target, cubin, entry, own in pool.map(_job, jobs):
+            found.setdefault(target, {})[key] = entry
+            wrong += own
+            place = FOLDER / target / f"{entry['sha256']}.cubin"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(cubin)
+    return found, wrong
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=inspect.getdoc(sys.modules[__name__]))
+    parser.add_argument("--targets", type=int, nargs="*", default=TARGETS, metavar="N", help="as in sm_N")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument("--check", action="store_true", help="compare with the manifest, do not change it")
+    parser.add_argument("--part", type=int, nargs=2, default=(0, 1), metavar=("I", "N"), help="every N-th")
+    args = parser.parse_args()
+    found, wrong = build(args.targets, args.jobs, tuple(args.part))
+    file = FOLDER / "manifest.json"
+    manifest: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.exists() else {"targets": {}}
+    if args.check:
+        for target, entries in found.items():
+            committed = manifest["targets"].get(target, {})
+            wrong += [
+                f"{target} {key}: not as committed" for key in entries if committed.get(key) != entries[key]
+            ]
+    else:
+        if args.part[1] > 1:
+            raise SystemExit("--part is for --check: a manifest lists everything")
+        targets = manifest["targets"] | found if manifest.get("sources") == sources() else found
+        manifest = {"triton": triton.__version__, "sources": sources(), "targets": targets}
+        file.write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", "utf-8")
+    print(f"{sum(map(len, found.values()))} kernels for {', '.join(found)}")
+    if wrong:
+        raise SystemExit("\n".join(wrong))
+
+
+if __name__ == "__main__":
+    main()
