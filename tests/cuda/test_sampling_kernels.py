@@ -1,0 +1,102 @@
+"""Kernels of sampling in Triton's interpreter, against quire.sampling: the same tokens, faults and numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire import SamplingParams
+from quire.backends.cuda import interpreter
+from quire.backends.cuda.kernels import sampling
+from quire.sampling.faults import FAULTS, LogitsError
+from quire.sampling.pipeline import SamplerState, choose
+from quire.types import Admission
+
+VOCAB = 300
+
+
+def logits_of(seed: int, rows: int, spread: float = 3.0) -> np.ndarray:
+    """Return logits with ties, as rounded ones have."""
+    x = np.random.default_rng(seed).standard_normal((rows, VOCAB)) * spread
+    return (np.round(x * 8) / 8).astype(np.float32)
+
+
+def state_of(params: SamplingParams, position: int) -> SamplerState:
+    """Return the state of a sequence whose next token is at this position."""
+    admission = Admission(0, "r", 1, params, (), position)
+    return SamplerState(admission, [0] * position, VOCAB)
+
+
+def chosen(logits: np.ndarray, params: list[SamplingParams], positions: list[int], **edited: Any) -> Any:
+    """Return tokens and faults of choose_tokens."""
+    rows = len(logits)
+    tokens, faults = np.full(rows, -9, np.int32), np.full(rows, -9, np.int32)
+    own = [
+        np.array([p.temperature for p in params], np.float64),
+        np.array([p.top_k for p in params], np.int32),
+        np.array([p.top_p for p in params], np.float64),
+        np.array([p.min_p for p in params], np.float64),
+        np.array([p.seed for p in params], np.int64),
+        np.full(rows, 1, np.int32),
+        np.array(positions, np.int32),
+    ]
+    scratch = [np.empty((rows, VOCAB), np.float32), np.empty((rows, VOCAB), np.int32)]
+    args = [tokens, faults, logits, edited.get("edited", logits), *own, *scratch, VOCAB]
+    interpreter.run(sampling.choose_tokens, (rows,), args, {"BLOCK": 128})
+    return tokens, faults
+
+
+HOWS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_k": 1},
+    {"temperature": 1.3, "top_k": 40},
+    {"temperature": 1.0, "top_k": VOCAB},
+    {"temperature": 0.8, "top_p": 0.9},
+    {"temperature": 1.5, "top_p": 1e-6},
+    {"temperature": 1.0, "min_p": 0.05},
+    {"temperature": 1.0, "min_p": 1.0},
+    {"temperature": 2.0, "top_k": 50, "top_p": 0.8, "min_p": 0.01},
+    {"temperature": 1e-3, "top_p": 0.5},
+]
+
+
+@pytest.mark.parametrize("spread", [0.2, 3.0])
+@pytest.mark.parametrize("how", HOWS, ids=str)
+def test_the_token_of_the_definition(how: dict[str, Any], spread: float) -> None:
+    logits = logits_of(1, 6, spread)
+    logits[2, 5:200] = -np.inf
+    params = [SamplingParams(seed=seed * 977 - 3, **how) for seed in range(6)]
+    positions = [1, 2, 3, 70, 5000, 100_000]
+    tokens, faults = chosen(logits, params, positions)
+    rows = zip(logits, params, positions, strict=True)
+    assert tokens.tolist() == [choose(row, state_of(p, at)) for row, p, at in rows]
+    assert (faults == 0).all()
+
+
+def test_draws_cover_what_is_kept() -> None:
+    """Many draws from one row: every kept token is drawn, none other, and each as the definition says."""
+    row = logits_of(2, 1, 1.0)[:, :]
+    params = [SamplingParams(temperature=1.0, top_k=5, seed=seed) for seed in range(40)]
+    tokens, _ = chosen(np.repeat(row, 40, 0), params, [9] * 40)
+    assert tokens.tolist() == [choose(row[0], state_of(p, 9)) for p in params]
+    assert len(set(tokens.tolist())) > 2
+
+
+def test_faults() -> None:
+    logits = logits_of(3, 6)
+    edited = logits.copy()
+    logits[0] = edited[0] = -np.inf
+    logits[1, 7] = edited[1, 7] = np.nan
+    logits[2, 7] = edited[2, 7] = np.inf
+    edited[3] = -np.inf
+    edited[4, 250] = np.inf
+    params = [SamplingParams(temperature=1.0, seed=1)] * 6
+    _, faults = chosen(logits, params, [4] * 6, edited=edited)
+    assert faults.tolist() == [1, 2, 3, 4, 5, 0]
+    for row in range(3):
+        with pytest.raises(LogitsError) as found:
+            choose(logits[row], state_of(params[row], 4))
+        assert found.value.failure == FAULTS[faults[row]]
