@@ -122,61 +122,82 @@ def faults(key: str, variant: Variant, target: str, entry: Entry) -> list[str]:
     return found
 
 
-def sources() -> str:
-    """Return the digest of the kernels' sources."""
-    files = sorted(Path(kernels.__path__[0]).glob("*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+def source_of(variant: Variant) -> str:
+    """Return a digest of all that a variant is compiled from: the kernel, what it calls, and how."""
+    text = f"{function_of(variant.kernel).cache_key} {variant} {sorted(ALIGNED)} {triton.__version__}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _job(job: tuple[Variant, int]) -> tuple[str, str, bytes, Entry, list[str]]:
+def _job(job: tuple[Variant, int]) -> tuple[str, str, Entry, list[str]]:
     variant, capability = job
     key, target = key_of(variant), f"sm_{capability}"
     cubin, entry = compiled(variant, capability)
-    return key, target, cubin, entry, faults(key, variant, target, entry)
+    place = FOLDER / target / f"{entry['sha256']}.cubin"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_bytes(cubin)
+    return key, target, entry | {"source": source_of(variant)}, faults(key, variant, target, entry)
 
 
-def build(targets: Iterable[int], number: int, part: tuple[int, int]) -> tuple[dict[str, Any], list[str]]:
-    """Compile variants for targets with so many processes; return the manifest's targets, and faults.
+def build(targets: Iterable[int], number: int, done: dict[str, Any]) -> list[str]:
+    """Compile for targets, with so many processes, what `done` has not; add it there, and return faults.
 
-    `part` (i, n) takes every n-th variant from i on.
+    What is of no variant any more is removed.
     """
-    chosen = list(variants())[part[0] :: part[1]]
-    jobs = [(variant, capability) for capability in targets for variant in chosen]
-    found: dict[str, dict[str, Entry]] = {}
-    wrong: list[str] = []
+    wanted = {key_of(variant): variant for variant in variants()}
+    sources = {key: source_of(variant) for key, variant in wanted.items()}
+    jobs = []
+    for capability in targets:
+        entries = done.setdefault(target := f"sm_{capability}", {})
+        for key in set(entries) - set(wanted):
+            del entries[key]
+        for key, variant in wanted.items():
+            entry = entries.get(key, {})
+            file = FOLDER / target / f"{entry.get('sha256')}.cubin"
+            if entry.get("source") != sources[key] or not file.exists():
+                jobs.append((variant, capability))
+    wrong = []
     with ProcessPoolExecutor(number) as pool:
-        for key, target, cubin, entry, own in pool.map(_job, jobs):
-            found.setdefault(target, {})[key] = entry
+        for key, target, entry, own in pool.map(_job, jobs):
+            done[target][key] = entry
             wrong += own
-            place = FOLDER / target / f"{entry['sha256']}.cubin"
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(cubin)
-    return found, wrong
+    print(f"compiled {len(jobs)} kernels for {', '.join(f'sm_{target}' for target in targets)}")
+    return wrong
+
+
+def check(targets: Iterable[int], number: int, done: dict[str, Any], part: tuple[int, int]) -> list[str]:
+    """Return how the manifest differs from the sources. Every n-th variant, from i on, is compiled again."""
+    listed, wrong = list(variants()), []
+    for target in (f"sm_{capability}" for capability in targets):
+        entries = done.get(target, {})
+        for variant in listed:
+            if entries.get(key_of(variant), {}).get("source") != source_of(variant):
+                wrong.append(f"{target} {key_of(variant)}: not compiled from these sources")
+        wrong += [f"{target} {key}: no variant" for key in set(entries) - set(map(key_of, listed))]
+    jobs = [(variant, capability) for capability in targets for variant in listed[part[0] :: part[1]]]
+    with ProcessPoolExecutor(number) as pool:
+        for key, target, entry, own in pool.map(_job, jobs):
+            wrong += own
+            if done.get(target, {}).get(key) != entry:
+                wrong.append(f"{target} {key}: compiled again it is {entry}")
+    print(f"compiled {len(jobs)} kernels again")
+    return wrong
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=inspect.getdoc(sys.modules[__name__]))
     parser.add_argument("--targets", type=int, nargs="*", default=TARGETS, metavar="N", help="as in sm_N")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
-    parser.add_argument("--check", action="store_true", help="compare with the manifest, do not change it")
-    parser.add_argument("--part", type=int, nargs=2, default=(0, 1), metavar=("I", "N"), help="every N-th")
+    parser.add_argument("--check", type=int, nargs=2, metavar=("I", "N"), help="compare every N-th from I on")
     args = parser.parse_args()
-    found, wrong = build(args.targets, args.jobs, tuple(args.part))
     file = FOLDER / "manifest.json"
     manifest: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.exists() else {"targets": {}}
     if args.check:
-        for target, entries in found.items():
-            committed = manifest["targets"].get(target, {})
-            wrong += [
-                f"{target} {key}: not as committed" for key in entries if committed.get(key) != entries[key]
-            ]
+        wrong = check(args.targets, args.jobs, manifest["targets"], tuple(args.check))
     else:
-        if args.part[1] > 1:
-            raise SystemExit("--part is for --check: a manifest lists everything")
-        targets = manifest["targets"] | found if manifest.get("sources") == sources() else found
-        manifest = {"triton": triton.__version__, "sources": sources(), "targets": targets}
+        wrong = build(args.targets, args.jobs, manifest["targets"])
+        manifest["triton"] = triton.__version__
+        FOLDER.mkdir(exist_ok=True)
         file.write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", "utf-8")
-    print(f"{sum(map(len, found.values()))} kernels for {', '.join(found)}")
     if wrong:
         raise SystemExit("\n".join(wrong))
 

@@ -1,4 +1,6 @@
-"""Kernels of sampling in Triton's interpreter, against quire.sampling: the same tokens, faults and numbers."""
+"""Kernels of sampling in Triton's interpreter, against quire.sampling: the same tokens, faults and
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,11 @@ import pytest
 
 from quire import SamplingParams
 from quire.backends.cuda import interpreter
-from quire.backends.cuda.kernels import sampling
+from quire.backends.cuda.kernels import logits as logits_kernels
+from quire.backends.cuda.kernels import logprobs, sampling
 from quire.sampling.faults import FAULTS, LogitsError
-from quire.sampling.pipeline import SamplerState, choose
+from quire.sampling.logprobs import position_logprobs
+from quire.sampling.pipeline import SamplerState, choose, edit_logits
 from quire.types import Admission
 
 VOCAB = 300
@@ -100,3 +104,70 @@ def test_faults() -> None:
         with pytest.raises(LogitsError) as found:
             choose(logits[row], state_of(params[row], 4))
         assert found.value.failure == FAULTS[faults[row]]
+
+
+def test_logprobs_and_ranks() -> None:
+    logits, chosen_ids = logits_of(4, 3), np.array([0, 7, 299], np.int32)
+    logits[1, 20:] = -np.inf
+    found, ranks = np.empty(3, np.float32), np.empty(3, np.int32)
+    log_sums, k, most = np.empty((3, 2), np.float64), 20, 32
+    args = [found, ranks, log_sums, chosen_ids, logits, VOCAB]
+    interpreter.run(logprobs.token_logprobs, (3,), args, {"BLOCK": 128})
+    top, ids = np.empty((3, most), np.float32), np.empty((3, most), np.int32)
+    scratch = [np.empty((3, most), np.float32), np.empty((3, most), np.int32)]
+    args = [top, ids, log_sums, logits, *scratch, VOCAB, k]
+    interpreter.run(logprobs.top_logprobs, (3,), args, {"BLOCK": 128, "MOST": most})
+    for row, token in enumerate(chosen_ids.tolist()):
+        first, *others = position_logprobs(logits[row], token, k)
+        assert (first.token_id, first.rank) == (token, ranks[row])
+        assert np.isclose(found[row], first.logprob, rtol=1e-7)
+        assert ids[row, :k].tolist() == [other.token_id for other in others]
+        assert np.allclose(top[row, :k], [other.logprob for other in others], rtol=1e-7)
+
+
+def test_edits_have_the_bits_of_the_definition() -> None:
+    """Allowed tokens, biases, a grammar's mask, bad words and penalties, each in a row of its own, and
+    all.
+    """
+    rng = np.random.default_rng(6)
+    bias = {5: 2.5, 7: -100.0, 299: 1.0}
+    every = {
+        "repetition_penalty": 1.7,
+        "frequency_penalty": 0.3,
+        "presence_penalty": -0.4,
+        "logit_bias": bias,
+    }
+    hows = [{"repetition_penalty": 0.6}, {"frequency_penalty": 0.7}, {"presence_penalty": 1.1}, every, {}]
+    params = [SamplingParams(seed=1, **how) for how in hows]
+    logits, masks = logits_of(5, 5), rng.integers(0, 2**32, (2, -(-VOCAB // 32)), np.uint32)
+    mask_rows = np.array([-1, 1, 0, 1, -1], np.int32)
+    outputs = rng.integers(0, VOCAB, (5, 40)).tolist()
+    prompts = rng.integers(0, VOCAB, (5, 10)).tolist()
+    states = []
+    for own, prompt, output in zip(params, prompts, outputs, strict=True):
+        states.append(SamplerState(Admission(0, "r", 0, own, (), 10), [*prompt, *output], VOCAB))
+    seen, counts = np.zeros((6, VOCAB), np.int8), np.zeros((6, VOCAB), np.int32)
+    slots = np.array([4, 0, 5, 2, 3], np.int32)
+    seen[slots[:, None], prompts] = 1
+    for tokens in np.array(outputs, np.int32).T:
+        args = [seen, counts, slots, np.ascontiguousarray(tokens), 5, VOCAB]
+        interpreter.run(logits_kernels.count_tokens, (1,), args, {"BLOCK": 16})
+    out = np.empty_like(logits)
+    args = [out, logits, masks, mask_rows, VOCAB, masks.shape[1]]
+    interpreter.run(logits_kernels.mask_logits, (5, 3), args, {"BLOCK": 128})
+    listed = [
+        np.full(3, 3, np.int32),
+        np.array(list(bias), np.int32),
+        np.array(list(bias.values()), np.float32),
+    ]
+    interpreter.run(logits_kernels.bias_logits, (1,), [out, *listed, 3, VOCAB], {"BLOCK": 16})
+    by_row = [
+        np.array([p.repetition_penalty for p in params], np.float64),
+        np.array([p.frequency_penalty for p in params], np.float32),
+        np.array([p.presence_penalty for p in params], np.float32),
+    ]
+    args = [out, slots, seen, counts, *by_row, VOCAB]
+    interpreter.run(logits_kernels.penalize_logits, (5, 3), args, {"BLOCK": 128})
+    for row, state in enumerate(states):
+        mask = None if mask_rows[row] < 0 else masks[mask_rows[row]]
+        assert (out[row] == edit_logits(logits[row], state, mask)).all(), hows[row]

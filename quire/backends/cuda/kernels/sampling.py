@@ -1,8 +1,8 @@
 """From a row of logits to a token, as docs/sampling.md defines it, without a sort of the vocabulary.
 
-One program computes a row, so nothing depends on other rows. Weights and their sums are float64: a sum is over
-the lanes of a block, then over the blocks of the row in order. Counts are integers, thresholds are found in the
-bits of the logits. So the token is a function of the row and its parameters alone; it is that of the
+One program computes a row, so nothing depends on other rows. Weights and their sums are float64: a sum is
+over the lanes of a block, then over the blocks of the row in order. Counts are integers, thresholds are found
+in the bits of the logits. So the token is a function of the row and its parameters alone; it is that of the
 definition unless `u` or `top_p` is within about 1e-14 of a boundary between two tokens.
 """
 
@@ -52,7 +52,7 @@ def _kth_greatest(logits, vocab, k, BLOCK: tl.constexpr):
     prefix, left = tl.zeros((1,), tl.uint32), k + tl.zeros((1,), tl.int32)
     bins = tl.arange(0, _BINS)
     for byte in tl.static_range(4):
-        shift: tl.constexpr = 24 - 8 * byte
+        shift = tl.full((1,), 24 - 8 * byte, tl.uint32)
         counts = tl.zeros((_BINS,), tl.int32)
         for begin in range(0, vocab, BLOCK):
             at = begin + tl.arange(0, BLOCK)
@@ -123,9 +123,11 @@ def _weight_above(kept, count, best, temperature, key_least, BLOCK: tl.constexpr
 
 @triton.jit
 def _nucleus(kept, count, best, temperature, target, BLOCK: tl.constexpr):
-    """Return the least key of the shortest prefix with the weight `target`, and how many have that key in it."""
+    """Return the least key of the shortest prefix with the weight `target`, and how many have that key in
+    it.
+    """
     least, bit = tl.zeros((1,), tl.uint32), tl.full((1,), 2147483648, tl.uint32)
-    for _ in range(0, 32):
+    for _ in range(32):
         tried = least | bit
         reached = _weight_above(kept, count, best, temperature, tried, BLOCK) >= target
         least, bit = tl.where(reached, tried, least), bit >> 1
@@ -209,7 +211,8 @@ def choose_tokens(
     vocab,
     BLOCK: tl.constexpr,
 ):
-    """tokens[l], faults[l] int32 = the token drawn for row l of logits [L, vocab], and its fault (of FAULTS) or 0.
+    """tokens[l], faults[l] int32 = the token drawn for row l of logits [L, vocab], and its fault (of FAULTS)
+    or 0.
 
     `edited` are the logits after steps 2 to 9 of the pipeline, the same pointer if there are none. By row:
     temperatures, top_ps, min_ps float64, top_ks int32 (0 or less: none), seeds int64, sequences int32 and
