@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 TEST_ENV := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest
 
-.PHONY: help run test servers lint format oracle clients ray browser chromium agents endurance exact sanitize deployment sdist wheel clean
+.PHONY: help run test servers lint format oracle clients ray cuda cubins browser chromium agents endurance exact sanitize deployment sdist wheel clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -49,6 +49,13 @@ clients: .clients/.done .venv/.test  ## call the server with more clients (insta
 ray: .ray/.done .venv/.test  ## run the server on a local Ray cluster (installs Ray)
 	QUIRE_TEST_PYTHON=$(CURDIR)/$(BIN)/python .ray/bin/python -m pytest --confcutdir=tests/ray \
 	  -p no:cacheprovider -W ignore -o faulthandler_timeout=900 tests/ray $(ARGS)
+
+# Triton is needed for building kernels and for these tests, and by nobody who runs Quire.
+cuda: .cuda/.done .venv/.test  ## run the kernels for GPUs in Triton's interpreter, on the CPU (installs Triton)
+	QUIRE_TEST_CUDA=1 $(TEST_ENV) .cuda/bin/python -m pytest -n auto -p no:cacheprovider tests/cuda $(ARGS)
+
+cubins: .cuda/.done .venv/.test  ## compile the kernels that changed for all GPUs (ARGS="--targets 90" for one kind)
+	.cuda/bin/python scripts/cubins.py $(ARGS)
 
 browser: .browser/.done .venv/.test chromium  ## drive the server's page in Chromium (installs both)
 	QUIRE_TEST_PYTHON=$(CURDIR)/$(BIN)/python QUIRE_TEST_CHROMIUM=$(CHROMIUM) .browser/bin/python -m pytest \
@@ -101,7 +108,7 @@ wheel: sdist  ## build the wheels for Linux, and try them in chroots (needs root
 	.wheels/bin/python scripts/check_package.py dist/*.whl
 
 clean:  ## remove the environment, caches and builds
-	rm -rf .venv .clients .ray .browser .agents .wheels build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .clients .ray .cuda .browser .agents .wheels build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find quire tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Stamps: what is installed stays so until pyproject.toml or the native core changes.
@@ -137,6 +144,15 @@ NATIVE := CMakeLists.txt $(wildcard csrc/*.* csrc/*/*.*)
 	@.ray/bin/python -m pip -qq --disable-pip-version-check --no-input install --no-compile 'ray[serve]>=2.60,<3'
 	@$(BIN)/python -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
 	  >"$$(.ray/bin/python -c 'import site; print(site.getsitepackages()[0])')/quire-venv.pth"
+	@touch $@
+
+.cuda/.done: pyproject.toml | .venv/bin/python
+	@echo 'quire: installing Triton and cuda-core into .cuda (once; about 1 GB) ...' >&2
+	@rm -rf .cuda && $(BIN)/python -m venv .cuda
+	@.cuda/bin/python -m pip -qq --disable-pip-version-check --no-input install --no-compile 'triton==3.9.*' \
+	  'cuda-core>=1.2,<2' 'cuda-bindings>=13.0,<14' ml_dtypes
+	@$(BIN)/python -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
+	  >"$$(.cuda/bin/python -c 'import site; print(site.getsitepackages()[0])')/quire-venv.pth"
 	@touch $@
 
 .browser/.done: tests/browser/requirements.txt | .venv/bin/python

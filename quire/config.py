@@ -22,7 +22,7 @@ from quire.vllm_options import (
 QUANTIZATIONS = ("int8", "int4")
 TASKS = ("auto", "generate", "embed", "score")
 KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "int8")
-DEVICES = ("auto", "native", "reference", "null")
+DEVICES = ("auto", "native", "cuda", "cuda-interpreted", "reference", "null")
 ROLES = ("both", "prefill", "decode")
 POLICIES = ("fcfs", "priority", "fair")
 BLOCK_SIZES = (8, 16, 32, 64)
@@ -169,8 +169,11 @@ class EngineConfig:
     seed: int = option(0, "seed for requests without one", low=0, high=(1 << 63) - 1)
     device: str = option(
         "auto",
-        "backend: 'native' (C++, selected by auto), 'reference' (NumPy) or 'null' (counts operations only)",
+        "backend: 'native' (C++ on the CPU, selected by auto), 'cuda' (an NVIDIA GPU; 'cuda:1' is the "
+        "second one), 'reference' (NumPy), 'null' (counts operations only) or, for tests, 'cuda-interpreted' "
+        "(the kernels of 'cuda' on the CPU, extremely slow)",
         choices=DEVICES,
+        numbered=("cuda",),
     )
 
     def __post_init__(self) -> None:

@@ -20,6 +20,8 @@ def check_value(field: Field[Any], value: Any) -> None:
     if value is None and default is None:
         return
     if choices := rule.get("choices"):
+        if isinstance(value, str) and is_numbered(value, rule.get("numbered", ())):
+            return
         if value not in choices or isinstance(value, bool):
             options = ", ".join(repr(c) for c in choices)
             raise ConfigError(f"{name} = {value!r} is not possible", f"choose one of {options}")
@@ -48,3 +50,9 @@ def check_value(field: Field[Any], value: Any) -> None:
     if (low is not None and value < low) or (high is not None and value > high):
         bound = f"from {low:,} to {high:,}" if high is not None else f"at least {low:,}"
         raise ConfigError(f"{name} = {value:,} is out of range", f"give a number {bound}")
+
+
+def is_numbered(value: str, names: tuple[str, ...]) -> bool:
+    """Return True for one of the names followed by a number: "cuda:1"."""
+    name, separator, number = value.partition(":")
+    return bool(separator) and name in names and number.isascii() and number.isdigit() and len(number) <= 3

@@ -30,6 +30,8 @@ if "QUIRE_TEST_CORE" in os.environ:
     _use_core(os.environ["QUIRE_TEST_CORE"])
 
 collect_ignore = ["agents", "browser", "ray"]  # they need more installed: `make agents` and so on
+if "QUIRE_TEST_CUDA" not in os.environ:  # that is `make cuda`
+    collect_ignore.append("cuda")
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

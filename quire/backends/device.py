@@ -144,6 +144,10 @@ def device_for(config: EngineConfig, share_weights: bool = False) -> Device:
         return NullDevice()
     if config.device == "reference":
         return ReferenceDevice(config.num_threads)
+    if config.device.startswith("cuda"):
+        from quire.backends.cuda.device import cuda_device
+
+        return cuda_device(config.device, config.num_threads)
     return NativeDevice(config.model, config.num_threads, config.packed_cache, share_weights)
 
 

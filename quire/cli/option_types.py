@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quire.config_option import is_numbered
 from quire.errors import ConfigError, did_you_mean, shortened
 from quire.goals import duration_ms
 
-NOT_YET = ("cuda", "gpu", "rocm", "hip", "mps", "metal", "xpu", "tpu")
+NOT_YET = ("gpu", "rocm", "hip", "mps", "metal", "xpu", "tpu")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
 
 
@@ -44,15 +45,20 @@ class Repeated(argparse.Action):
         setattr(namespace, self.dest, [*(earlier if isinstance(earlier, list) else ()), values])
 
 
-def choice_of(choices: tuple[Any, ...]) -> OptionType:
-    """Return a type that accepts these values, and suggests the nearest one for others."""
+def choice_of(choices: tuple[Any, ...], numbered: tuple[str, ...] = ()) -> OptionType:
+    """Return a type that accepts these values, and suggests the nearest one for others.
+
+    `numbered` ones may also have a number: "cuda:1".
+    """
     by_name = {str(choice): choice for choice in choices}
 
     def choose(text: str) -> Any:
         if text in by_name:
             return by_name[text]
+        if is_numbered(text, numbered):
+            return text
         if text.split(":")[0].lower() in NOT_YET:
-            raise _refusal(f"{text!r} is not supported yet", "models run on the CPU so far")
+            raise _refusal(f"{text!r} is not supported yet", "models run on CPUs and NVIDIA GPUs so far")
         hint = did_you_mean(text[:80], by_name) or f"choose one of {', '.join(by_name)}"
         raise _refusal(f"{shortened(text)!r} is not possible", hint)
 

@@ -63,10 +63,11 @@ NARROW = {"models": frozenset({"program", "images", "errors", "types"})}
 # unit -> what it must never import, from anywhere
 FORBIDDEN = {"engine": frozenset({"numpy", "ml_dtypes", "quire.runner", "quire.backends", "quire.text"})}
 
-# library -> the only place (a path prefix) that may import it
-ONLY_IN = {
-    "torch": "quire/backends/cuda",
-    "triton": "quire/backends/cuda",
+# library -> the only places (path prefixes) that may import it
+ONLY_IN: dict[str, str | tuple[str, ...]] = {
+    "torch": (),
+    "triton": ("quire/backends/cuda/kernels/", "quire/backends/cuda/interpreter.py"),
+    "cuda": "quire/backends/cuda/driver.py",
     "ray": "quire/cluster/",
     "huggingface_hub": "quire/weights/hub.py",
     "PIL": "quire/images/decode_job.py",
@@ -87,6 +88,8 @@ UNDECLARED = frozenset({"triton"})
 MODULE_OF = {
     "pyyaml": "yaml",
     "pillow": "PIL",
+    "cuda-core": "cuda",
+    "cuda-bindings": "cuda",
     "opentelemetry-sdk": "opentelemetry",
     "opentelemetry-exporter-otlp-proto-http": "opentelemetry",
 }
@@ -138,7 +141,7 @@ def forbidden(sources: Iterable[Source]) -> list[str]:
                 found.append(f"{other.place}: {source.unit} imports {full}")
             for library, place in ONLY_IN.items():
                 if _within(full, library) and not source.path.startswith(place):
-                    found.append(f"{other.place}: {library} outside {place}")
+                    found.append(f"{other.place}: {library} outside {place or 'other projects'}")
             if full in ("os.environ", "os.getenv", "os.putenv") and source.path != "quire/environment.py":
                 found.append(f"{other.place}: {full} outside quire/environment.py")
     return found
@@ -322,6 +325,9 @@ def test_a_right_level_passes(path: str, text: str) -> None:
         ("quire/engine/blocks.py", "from numpy.typing import NDArray"),
         ("quire/engine/engine.py", "from quire.text import chat_template"),
         ("quire/backends/reference.py", "import torch.nn"),
+        ("quire/backends/cuda/driver.py", "import torch"),
+        ("quire/backends/cuda/lower.py", "import triton"),
+        ("quire/backends/cuda/device.py", "def f():\n    from cuda.core import Device"),
         ("quire/llm.py", "from ray import serve"),
         ("quire/cli/serve.py", "from starlette.applications import Starlette"),
         ("quire/cli/serve.py", "from http.server import HTTPServer"),

@@ -1,0 +1,1 @@
+"""The backend on NVIDIA GPUs: Triton kernels compiled ahead of time, launched through cuda-core."""

@@ -1,0 +1,111 @@
+"""The Accelerator protocol: memory, and launches of kernels in the order in which they are asked for.
+
+There are two: a GPU (driver.py), and Triton's interpreter on the CPU (interpreted.py), on which everything
+but speed and the order of sums within a tile is tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Protocol
+
+import numpy as np
+
+Constant = int | float | bool | str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceArray:
+    """Numbers in the memory of a machine, contiguous, from `first_byte` of a buffer on.
+
+    `buffer` is what the machine allocated: an object of the driver, or a NumPy array of bytes where kernels
+    are interpreted.
+    """
+
+    buffer: Any
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    first_byte: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+    def part(self, first: int, shape: tuple[int, ...], dtype: np.dtype[Any] | None = None) -> DeviceArray:
+        """Return `shape` numbers from byte `first` of this array on, of another type if one is given."""
+        found = DeviceArray(self.buffer, dtype or self.dtype, shape, self.first_byte + first)
+        if first < 0 or first + found.num_bytes > self.num_bytes:
+            raise ValueError(
+                f"{found.num_bytes} bytes from byte {first} on leave an array of {self.num_bytes}"
+            )
+        return found
+
+    def rows(self, first: int, count: int) -> DeviceArray:
+        """Return `count` rows (of the first axis) from row `first` on."""
+        row = prod(self.shape[1:]) * self.dtype.itemsize
+        return self.part(first * row, (count, *self.shape[1:]))
+
+
+Argument = DeviceArray | int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launch of a kernel: the name of its function in `kernels/`, its grid, arguments and constants.
+
+    `args` are the parameters that are not constexpr, in the order of the function: arrays are pointers to
+    numbers of their type, integers are i32, floats fp32. `constants` are all constexpr parameters, by name.
+    So a cubin is found by the name, the types of the arguments and the constants.
+    """
+
+    kernel: str
+    grid: tuple[int, int, int]
+    args: tuple[Argument, ...]
+    constants: Mapping[str, Constant] = field(default_factory=dict)
+
+
+class HostCopy(Protocol):
+    """A copy to the host that was begun."""
+
+    def result(self) -> np.ndarray:
+        """Wait for the copy and return the numbers."""
+        ...
+
+
+class Accelerator(Protocol):
+    """One GPU, or what stands for one. Launches and copies happen in the order of the calls.
+
+    `name` is what configurations call it, "cuda:0"; `target` for what its kernels were compiled, "sm_90".
+    """
+
+    name: str
+    target: str
+
+    def in_words(self) -> str:
+        """Return a readable description: "NVIDIA H200, sm_90"."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Return the memory that nobody uses."""
+        ...
+
+    def allocate(self, num_bytes: int) -> DeviceArray:
+        """Return so many bytes (uint8), with any content, at an address that is a multiple of 256.
+
+        Raises ConfigError if there is not as much.
+        """
+        ...
+
+    def write(self, array: DeviceArray, values: np.ndarray) -> None:
+        """Replace the numbers of an array by as many of its type. `values` may change after the call."""
+        ...
+
+    def fetch(self, array: DeviceArray) -> HostCopy:
+        """Begin to copy an array, as the launches before this call leave it, to the host."""
+        ...
+
+    def launch(self, launch: Launch) -> None:
+        """Launch a kernel. Raises ConfigError for one that was not compiled with these constants."""
+        ...

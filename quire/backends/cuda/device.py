@@ -1,0 +1,150 @@
+"""The Device of the cuda backend: what a GPU stores, what it takes of its memory, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import NoReturn
+
+from quire.backends.backend import Capacity
+from quire.backends.cuda.accelerator import Accelerator
+from quire.backends.cuda.backend import CudaBackend
+from quire.backends.cuda.caches import token_bytes
+from quire.backends.cuda.products import rounded_row_bytes
+from quire.backends.cuda.refused import require_kernels
+from quire.backends.cuda.weights import SUPPORTED, plan_layout, upload
+from quire.backends.draft_model import DraftModel
+from quire.backends.host import Kind
+from quire.backends.kv_cache import OWN_DTYPES
+from quire.errors import ConfigError
+from quire.images.vision import Vision
+from quire.program import ops
+from quire.program.caches import CacheSpec
+from quire.program.passes import gather_products, plan_buffers
+from quire.program.program import Load, Op, Program, WeightSpec
+from quire.quantize.kinds import Storage
+from quire.quantize.round_to_nearest import kind_of
+from quire.weights.load import Progress
+from quire.weights.plan import Layout, WeightPlan
+
+_ON_CPU = "use device='native'"
+_TOKEN_BYTES = (
+    4 * 4 + 2 * 4 * 256
+)  # of a step's arrays: integers, and the rotations of two ropes of 256 numbers
+
+
+def cuda_device(name: str, num_threads: int | None = None) -> CudaDevice:
+    """Return the device that a configuration calls "cuda", "cuda:1" or "cuda-interpreted".
+
+    Raises ConfigError if something of it is missing.
+    """
+    if name == "cuda-interpreted":
+        from quire.backends.cuda.interpreted import InterpretedAccelerator
+
+        return CudaDevice(InterpretedAccelerator(), "interpreted", num_threads)
+    if find_spec("cuda") is None or find_spec("cuda.core") is None:
+        problem = f"device = {name!r} needs cuda-core, which is not installed"
+        raise ConfigError(problem, "pip install 'quire[cuda]', or leave device out to use the CPU")
+    from quire.backends.cuda.driver import open_gpu
+
+    gpu = open_gpu(int(name.partition(":")[2] or 0))
+    return CudaDevice(gpu, gpu.manifest.digest[:12], num_threads)
+
+
+class CudaDevice:
+    """A GPU, or a machine that stands for one, with the kernels compiled for it.
+
+    `kernels` identifies these: the digest of their manifest. `num_threads` threads load weights.
+    """
+
+    name = "cuda"
+    computes = True
+    tile_rows = 16
+    keeps_floats_as = ""
+    kv_dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16", "int8")
+    shares_weights = False
+
+    def __init__(self, accelerator: Accelerator, kernels: str, num_threads: int | None = None) -> None:
+        self._accelerator = accelerator
+        self._kernels = kernels
+        self._num_threads = num_threads
+
+    @property
+    def arithmetic(self) -> str:
+        return f"{self._accelerator.target}-{self._kernels}"
+
+    def in_words(self) -> str:
+        return f"{self._accelerator.name}: {self._accelerator.in_words()}"
+
+    def facts(self) -> Mapping[str, str | int]:
+        return {
+            "gpu": self._accelerator.in_words(),
+            "target": self._accelerator.target,
+            "kernels": self._kernels,
+        }
+
+    def storage(self, spec: WeightSpec, stored: Storage, quantization: str | None) -> Storage:
+        kept = kind_of(spec, stored, quantization)
+        if kept.kind not in SUPPORTED:
+            *others, last = map(repr, SUPPORTED)
+            raise ConfigError(
+                f"{spec.name} is stored as {kept}, which the cuda backend has no kernel for",
+                f"{_ON_CPU}, or a checkpoint in {', '.join(others)} or {last}",
+            )
+        return kept
+
+    def layout(self, program: Program, storage: Mapping[str, Storage]) -> Layout:
+        """Lay out the weights. Raises ConfigError for a program with an op that has no kernel."""
+        require_kernels(program, storage)
+        return plan_layout(program, storage)
+
+    def arithmetic_of(self, op: Op, storage: Mapping[str, Storage], kv_dtype: str) -> Kind:
+        """Return what the kernels multiply: quantized weights meet int8, bf16 is multiplied as stored."""
+        if isinstance(op, ops.Attention):
+            return "bf16" if kv_dtype in ("bfloat16", "int8") else "f32"
+        if not isinstance(op, ops.Linear | ops.GatedLinear | ops.Experts):
+            return "f32"
+        kind = storage[op.weights()[0].name].kind
+        return "int8" if kind in ("int8", "int4") else "bf16" if kind == "bf16" else "f32"
+
+    def own_kv_dtype(self, floats: str) -> str:
+        return OWN_DTYPES[floats]
+
+    def block_bytes(self, spec: CacheSpec, kv_dtype: str, block_size: int) -> int:
+        return token_bytes(spec, kv_dtype) * block_size
+
+    def step_bytes(
+        self, program: Program, weights: WeightPlan, num_tokens: int, num_logits: int | None = None
+    ) -> int:
+        """Return the bytes of all values, and of what is uploaded for a step."""
+        load = Load(((0, num_tokens),), num_logits or num_tokens)
+        values = plan_buffers(gather_products(program)).nbytes(load)
+        return values + num_tokens * (_TOKEN_BYTES + rounded_row_bytes(program))
+
+    def loading_bytes(self, weights: WeightPlan) -> int:
+        return 0
+
+    def available_bytes(self) -> int:
+        """Return the free memory of the GPU, less what its driver takes for launches."""
+        return self._accelerator.free_bytes()
+
+    def build(
+        self,
+        program: Program,
+        weights: WeightPlan,
+        capacity: Capacity,
+        progress: Progress | None = None,
+        draft: DraftModel[WeightPlan] | None = None,
+        vision: Vision | None = None,
+    ) -> CudaBackend:
+        if draft is not None:
+            raise ConfigError("the cuda backend cannot run a draft model", "leave speculative at 'auto'")
+        if vision is not None:
+            raise ConfigError("the cuda backend cannot see images", f"set max_images=0, or {_ON_CPU}")
+        uploaded = upload(weights, self._accelerator, progress, self._num_threads)
+        return CudaBackend(program, uploaded, self._accelerator, capacity)
+
+    def loops(self) -> NoReturn:
+        raise ConfigError(
+            "the ceilings of a GPU are not measured yet", "use device='native' for this machine"
+        )

@@ -1,0 +1,223 @@
+"""A GPU as a Accelerator, through cuda-core. Only this module knows the CUDA driver.
+
+None of it has run on a GPU yet: what is tested is that it says what is missing on machines without one, and
+its calls, against a stand-in for the driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+from cuda.bindings import driver
+from cuda.core import Buffer, Device, Event, LaunchConfig, LegacyPinnedMemoryResource, ObjectCode, Stream
+from cuda.core import launch as launch_kernel
+
+from quire.backends.cuda.accelerator import Argument, DeviceArray, Launch
+from quire.backends.cuda.manifest import CompiledKernel, Manifest, variant_key
+from quire.errors import ConfigError
+
+LEAST_DRIVER = 13000  # the CUDA version, times 1000, that runs these cubins
+RESERVED_BYTES = 512 << 20  # for the driver, for kernels, and for other programs
+_OWN_SHARED_BYTES = 48 << 10  # shared memory that a block has without asking for more
+_STAGING_BYTES = 1 << 16  # the least that is allocated of pinned memory
+_ON_CPU = "leave device out to use the CPU"
+_POINTERS = {
+    "float64": "*fp64",
+    "float32": "*fp32",
+    "float16": "*fp16",
+    "bfloat16": "*bf16",
+    "int32": "*i32",
+    "int8": "*i8",
+    "uint8": "*u8",
+}
+_MAX_SHARED = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+
+@cache
+def open_gpu(index: int) -> Gpu:
+    """Return a GPU. Raises ConfigError if there is none, or if its driver or its kind is too old."""
+    try:
+        version = _checked(*driver.cuDriverGetVersion())
+        _checked(*driver.cuInit(0))
+        count = _checked(*driver.cuDeviceGetCount())
+    except (RuntimeError, ImportError) as error:  # pathfinder's error is one of the two, by version
+        problem = "no NVIDIA driver was found on this machine"
+        raise ConfigError(problem, f"install the driver (nvidia-smi shows it), or {_ON_CPU}") from error
+    if version < LEAST_DRIVER:
+        problem = (
+            f"the NVIDIA driver supports CUDA {_dotted(version)}, and CUDA {_dotted(LEAST_DRIVER)} is needed"
+        )
+        raise ConfigError(problem, f"install a newer driver, or {_ON_CPU}")
+    if index >= count:
+        problem = f"there is no GPU {index}: this machine has {count}"
+        raise ConfigError(problem, f"choose one from 'cuda:0' to 'cuda:{count - 1}'" if count else _ON_CPU)
+    return Gpu(Device(index), Manifest.read())
+
+
+class Gpu:
+    """One GPU: a stream in which everything happens in order, and the kernels loaded so far."""
+
+    def __init__(self, device: Device, manifest: Manifest) -> None:
+        device.set_current()
+        self.name = f"cuda:{device.device_id}"
+        self.manifest = manifest
+        self.target = _target(device, manifest)
+        self._device = device
+        self._stream: Stream = device.create_stream()
+        self._pinned = _Pinned()
+        self._kernels: dict[str, _Loaded] = {}
+
+    def in_words(self) -> str:
+        return f"{self._device.name}, {self.target}"
+
+    def free_bytes(self) -> int:
+        self._device.set_current()
+        free, _ = _checked(*driver.cuMemGetInfo())
+        return max(0, free - RESERVED_BYTES)
+
+    def allocate(self, num_bytes: int) -> DeviceArray:
+        self._device.set_current()
+        try:
+            buffer = self._device.allocate(num_bytes, stream=self._stream)
+        except (RuntimeError, MemoryError) as error:
+            problem = f"{self.name} has no {num_bytes / 1e9:.2f} GB of memory left: {error}"
+            raise ConfigError(problem, "end what else uses it, or set kv_cache_memory_bytes") from error
+        return DeviceArray(buffer, np.dtype(np.uint8), (num_bytes,))
+
+    def write(self, array: DeviceArray, values: np.ndarray) -> None:
+        contents = np.ascontiguousarray(values)
+        if contents.nbytes == 0:
+            return
+        self._device.set_current()
+        staged = self._pinned.take(contents.nbytes)
+        ctypes.memmove(int(staged.handle), contents.ctypes.data, contents.nbytes)
+        _region(array).copy_from(_first(staged, contents.nbytes), stream=self._stream)
+        self._pinned.give_back(staged, self._stream.record())
+
+    def fetch(self, array: DeviceArray) -> _Fetched:
+        self._device.set_current()
+        staged = self._pinned.take(max(array.num_bytes, 1))
+        if array.num_bytes:
+            _region(array).copy_to(_first(staged, array.num_bytes), stream=self._stream)
+        return _Fetched(array, staged, self._stream.record(), self._pinned)
+
+    def launch(self, launch: Launch) -> None:
+        self._device.set_current()
+        key = variant_key(launch.kernel, [_type_of(arg) for arg in launch.args], launch.constants)
+        if key not in self._kernels:
+            self._kernels[key] = self._load(key)
+        loaded = self._kernels[key]
+        args = [_passed(arg) for arg in launch.args]
+        args += [0] * loaded.entry.num_scratch  # addresses of memory that these kernels do not need
+        launch_kernel(self._stream, loaded.config(launch.grid), loaded.kernel, *args)
+
+    def _load(self, key: str) -> _Loaded:
+        entry = self.manifest.kernel(self.target, key)
+        kernel = ObjectCode.from_cubin(self.manifest.cubin(self.target, entry)).get_kernel(entry.symbol)
+        if entry.shared_bytes > _OWN_SHARED_BYTES:
+            at = self._device.device_id
+            _checked(*driver.cuKernelSetAttribute(_MAX_SHARED, entry.shared_bytes, kernel.handle, at))
+        return _Loaded(kernel, entry)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A kernel in the memory of a GPU, and how it is launched."""
+
+    kernel: Any
+    entry: CompiledKernel
+
+    def config(self, grid: tuple[int, int, int]) -> LaunchConfig:
+        return LaunchConfig(grid=grid, block=32 * self.entry.num_warps, shmem_size=self.entry.shared_bytes)
+
+
+@dataclass(slots=True)
+class _Pinned:
+    """Host memory that a GPU copies from and to; a buffer is taken again when its last copy has ended."""
+
+    memory: LegacyPinnedMemoryResource = field(default_factory=LegacyPinnedMemoryResource)
+    busy: list[tuple[Buffer, Event]] = field(default_factory=list)
+    free: list[Buffer] = field(default_factory=list)
+
+    def take(self, num_bytes: int) -> Buffer:
+        """Return the smallest free buffer that has so many bytes, or a new one."""
+        ended = [event.is_done for _, event in self.busy]
+        self.free += [buffer for (buffer, _), done in zip(self.busy, ended, strict=True) if done]
+        self.busy = [pair for pair, done in zip(self.busy, ended, strict=True) if not done]
+        enough = [buffer for buffer in self.free if buffer.size >= num_bytes]
+        if not enough:
+            return self.memory.allocate(max(num_bytes, _STAGING_BYTES))
+        best = min(enough, key=lambda buffer: buffer.size)
+        self.free.remove(best)
+        return best
+
+    def give_back(self, buffer: Buffer, last: Event) -> None:
+        """Let the buffer be taken again when the event `last` has come."""
+        self.busy.append((buffer, last))
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    """A copy to pinned memory; the event comes when it has ended."""
+
+    array: DeviceArray
+    staged: Buffer
+    ended: Event
+    pinned: _Pinned
+
+    def result(self) -> np.ndarray:
+        self.ended.sync()
+        found = np.empty(self.array.shape, self.array.dtype)
+        ctypes.memmove(found.ctypes.data, int(self.staged.handle), found.nbytes)
+        self.pinned.give_back(self.staged, self.ended)
+        return found
+
+
+def _target(device: Device, manifest: Manifest) -> str:
+    """Return the target whose kernels run on a GPU: its own compute capability."""
+    target = f"sm_{device.arch}"
+    if target not in manifest.targets:
+        problem = f"{device.name} is {target}, and there are kernels for {', '.join(manifest.targets)}"
+        raise ConfigError(problem, _ON_CPU)
+    return target
+
+
+def _checked(result: Any, *values: Any) -> Any:
+    """Return the values of a call of the driver, a single one by itself. Raises RuntimeError if it failed."""
+    if int(result) != 0:
+        raise RuntimeError(f"the CUDA driver reports {result}")
+    return values[0] if len(values) == 1 else values
+
+
+def _dotted(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def _address(array: DeviceArray) -> int:
+    return int(array.buffer.handle) + array.first_byte
+
+
+def _region(array: DeviceArray) -> Buffer:
+    return Buffer.from_handle(_address(array), array.num_bytes, owner=array.buffer)
+
+
+def _first(buffer: Buffer, num_bytes: int) -> Buffer:
+    return Buffer.from_handle(int(buffer.handle), num_bytes, owner=buffer)
+
+
+def _type_of(arg: Argument) -> str:
+    """Return the type of an argument as Triton writes it."""
+    if isinstance(arg, DeviceArray):
+        return _POINTERS[arg.dtype.name]
+    return "i32" if isinstance(arg, int) else "fp32"
+
+
+def _passed(arg: Argument) -> Any:
+    """Return an argument as the driver takes it: an int is an address."""
+    if isinstance(arg, DeviceArray):
+        return _address(arg)
+    return ctypes.c_int32(arg) if isinstance(arg, int) else ctypes.c_float(arg)

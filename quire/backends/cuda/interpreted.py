@@ -1,0 +1,92 @@
+"""A machine without a GPU, for tests: launches run in Triton's interpreter, on memory of this process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from quire.backends.cuda.accelerator import Argument, DeviceArray, Launch
+from quire.backends.host import available_memory
+from quire.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    values: np.ndarray
+
+    def result(self) -> np.ndarray:
+        return self.values
+
+
+class InterpretedAccelerator:
+    """Runs each launch at once, some milliseconds for a program of the grid. Needs Triton and NumPy alone.
+
+    `num_launches` counts the launches of each kernel.
+    """
+
+    name = "cuda-interpreted"
+    target = "interpreted"
+
+    def __init__(self) -> None:
+        try:
+            self._interpreter: Any = import_module("quire.backends.cuda.interpreter")
+        except ModuleNotFoundError as error:
+            problem = "device = 'cuda-interpreted' is for tests, and needs Triton, which is not installed"
+            raise ConfigError(problem, "run `make cuda`, or choose another device") from error
+        self.num_launches: dict[str, int] = {}
+
+    def in_words(self) -> str:
+        return "Triton's interpreter, on the CPU"
+
+    def free_bytes(self) -> int:
+        return available_memory()
+
+    def allocate(self, num_bytes: int) -> DeviceArray:
+        # What was never written is never to be read: 0xFF bytes are NaN in every format.
+        buffer = np.full(num_bytes, 0xFF, np.uint8)
+        return DeviceArray(buffer, np.dtype(np.uint8), (num_bytes,))
+
+    def write(self, array: DeviceArray, values: np.ndarray) -> None:
+        view_of(array)[...] = values.reshape(array.shape)
+
+    def fetch(self, array: DeviceArray) -> _Fetched:
+        return _Fetched(view_of(array).copy())
+
+    def launch(self, launch: Launch) -> None:
+        self.num_launches[launch.kernel] = self.num_launches.get(launch.kernel, 0) + 1
+        if prod(launch.grid):
+            kernel = _kernels()[launch.kernel]
+            self._interpreter.run(kernel, launch.grid, list(map(_argument, launch.args)), launch.constants)
+
+
+def view_of(array: DeviceArray) -> np.ndarray:
+    """Return the numbers of an array in the memory of this process."""
+    found: np.ndarray = array.buffer[array.first_byte : array.first_byte + array.num_bytes]
+    return found.view(array.dtype).reshape(array.shape)
+
+
+def _argument(arg: Argument) -> np.ndarray | int | float:
+    return view_of(arg) if isinstance(arg, DeviceArray) else arg
+
+
+@cache
+def _kernels() -> dict[str, Any]:
+    """Return all kernels by name. They can be imported only after the interpreter."""
+    from quire.backends.cuda.kernels import (
+        attention,
+        elementwise,
+        embedding,
+        norms,
+        products,
+        quantized,
+        rope_and_kv,
+        segments,
+    )
+
+    modules = (attention, elementwise, embedding, norms, products, quantized, rope_and_kv, segments)
+    return {name: thing for module in modules for name, thing in vars(module).items() if hasattr(thing, "fn")}

@@ -1,0 +1,84 @@
+"""The launches of a program while they are recorded: functions of a step, which fills them in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from quire.backends.cuda.accelerator import Accelerator, Constant, DeviceArray, Launch
+from quire.backends.cuda.caches import LayerCache
+from quire.backends.cuda.step_arrays import StepArrays
+from quire.backends.cuda.weights import DeviceWeight
+from quire.program.passes import BufferPlan
+from quire.program.program import Program, Value, WeightSpec
+
+Record = Callable[[StepArrays], Launch]
+Grid = tuple[int, int, int]
+
+_ACTIVATIONS = {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+_LANES = 1024  # most numbers of a row that a program holds at once
+
+
+class LaunchList:
+    """The launches so far, in order, and what they refer to: weights, caches, and the buffers of values."""
+
+    def __init__(
+        self,
+        program: Program,
+        weights: Mapping[str, DeviceWeight],
+        caches: Sequence[LayerCache],
+        plan: BufferPlan,
+        block_size: int,
+        accelerator: Accelerator,
+    ) -> None:
+        self.launches: list[Record] = []
+        self.weights = weights
+        self.caches = caches
+        self.groups = program.layer_groups
+        self.block_size = block_size
+        self.none = accelerator.allocate(256).part(0, (1,), np.dtype(np.float32))  # for absent arguments
+        self.rounded: tuple[int, bool] | None = None  # the value that was quantized last, and how
+        self._buffer = plan.buffer
+        self._accelerator = accelerator
+
+    def add(
+        self,
+        kernel: str,
+        grid: Callable[[StepArrays], Grid],
+        args: Callable[[StepArrays], tuple[Any, ...]],
+        **constants: Constant,
+    ) -> None:
+        """Add a launch."""
+        self.launches.append(lambda step: Launch(kernel, grid(step), args(step), constants))
+
+    def at(self, value: Value) -> Callable[[StepArrays], DeviceArray]:
+        """Return where a value is in a step."""
+        buffer = self._buffer[value.index]
+        return lambda step: step.values[buffer]
+
+    def constant(self, values: np.ndarray) -> DeviceArray:
+        """Return a copy of numbers on the accelerator."""
+        array = self._accelerator.allocate(values.nbytes).part(0, values.shape, values.dtype)
+        self._accelerator.write(array, values)
+        return array
+
+    def array(self, spec: WeightSpec | None) -> DeviceArray:
+        """Return the only array of a weight of floats; any array for none."""
+        return self.none if spec is None else self.weights[spec.name].arrays[0]
+
+
+def power(number: int) -> int:
+    """Return the smallest power of two that is at least the number, and 16, which products of tiles need."""
+    return max(16, 1 << (number - 1).bit_length())
+
+
+def lanes(width: int) -> int:
+    """Return how many numbers of a row a program holds at once."""
+    return min(_LANES, power(width))
+
+
+def activation_name(name: str) -> str:
+    """Return the name of an activation in the kernels."""
+    return _ACTIVATIONS.get(name, name)

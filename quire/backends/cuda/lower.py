@@ -1,0 +1,290 @@
+"""Lowering a program: each op becomes launches, recorded once at load and filled in for each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+
+from quire.backends.cuda.accelerator import Constant, DeviceArray, Launch
+from quire.backends.cuda.launch_list import Grid, LaunchList, activation_name, lanes, power
+from quire.backends.cuda.products import gated_linear, linear
+from quire.backends.cuda.step_arrays import StepArrays
+from quire.errors import ConfigError
+from quire.program import ops
+from quire.program.program import Count, Op, Value
+
+_DECODED, _PREFILLED = 16, 64  # rows of scores of a program of attention: of one token, of several
+_CACHE_PRECISION = {"bfloat16": "bf16", "int8": "bf16", "float16": "tf32", "float32": "ieee"}
+
+
+@singledispatch
+def record(op: Op, to: LaunchList) -> None:
+    """Record the launches of one op."""
+    raise ConfigError(f"the cuda backend has no kernel for {type(op).__name__}", "use device='native'")
+
+
+def is_lowered(op: Op) -> bool:
+    """Return whether there are kernels for ops of this kind."""
+    return record.dispatch(type(op)) is not record.dispatch(Op)
+
+
+# Embedding
+
+
+@record.register
+def _(op: ops.Embed, to: LaunchList) -> None:
+    by_position = isinstance(op, ops.PositionEmbed)
+    out, weight = to.at(op.out), to.weights[op.table.name]
+    count, width = op.table.shape
+    kernel = {"int8": "gather_int8_rows", "int4": "gather_int4_rows"}.get(weight.format, "gather_rows")
+    block = lanes(width)
+    to.add(
+        kernel,
+        lambda step: (step.counts["T"], -(-width // block), 1),
+        lambda step: (
+            out(step),
+            step.positions if by_position else step.token_ids,
+            *weight.arrays,
+            count,
+            width,
+        ),
+        BLOCK=block,
+    )
+
+
+@record.register
+def _(op: ops.SampledRows, to: LaunchList) -> None:
+    out, x, width = to.at(op.out), to.at(op.x), op.x.width
+    block = lanes(width)
+    to.add(
+        "gather_rows",
+        lambda step: (step.counts["L"], -(-width // block), 1),
+        lambda step: (out(step), step.logit_rows, x(step), step.counts["T"], width),
+        BLOCK=block,
+    )
+
+
+# Single numbers
+
+
+@record.register
+def _(op: ops.Add, to: LaunchList) -> None:
+    _numbers(op, to, "add", (op.x, op.y))
+
+
+@record.register
+def _(op: ops.Unary, to: LaunchList) -> None:
+    _numbers(op, to, "unary", (op.x,), ACTIVATION=activation_name(op.activation))
+
+
+@record.register
+def _(op: ops.GatedActivation, to: LaunchList) -> None:
+    values = (op.gate, op.up)
+    _numbers(op, to, "gated_activation", values, op.gate.width, ACTIVATION=activation_name(op.activation))
+
+
+@record.register
+def _(op: ops.Scale, to: LaunchList) -> None:
+    _numbers(op, to, "scale", (op.x,), op.factor)
+
+
+@record.register
+def _(op: ops.ScaleByWeight, to: LaunchList) -> None:
+    _numbers(op, to, "scale_by_weight", (op.x,), op.weight.shape[0], weight=to.array(op.weight))
+
+
+@record.register
+def _(op: ops.ScaleParts, to: LaunchList) -> None:
+    _numbers(op, to, "scale_by_weight", (op.x,), op.x.width, weight=to.constant(op.factors))
+
+
+@record.register
+def _(op: ops.ScaleByPosition, to: LaunchList) -> None:
+    out, x, beta = to.at(op.out), to.at(op.x), to.constant(np.array([op.beta]))
+    width, (grid, block) = op.out.width, _by_row(op.out.count, op.out.width)
+    to.add(
+        "scale_by_position",
+        grid,
+        lambda step: (out(step), x(step), step.positions, width, beta, op.period, op.first),
+        BLOCK=block,
+    )
+
+
+@record.register
+def _(op: ops.SoftCap, to: LaunchList) -> None:
+    _numbers(op, to, "soft_cap", (op.x,), op.cap)
+
+
+@record.register
+def _(op: ops.Slice, to: LaunchList) -> None:
+    _numbers(op, to, "take_columns", (op.x,), op.x.width, op.first)
+
+
+@record.register
+def _(op: ops.Join, to: LaunchList) -> None:
+    _numbers(op, to, "join_columns", (op.x, op.y), op.x.width)
+
+
+def _numbers(
+    op: Op,
+    to: LaunchList,
+    kernel: str,
+    values: tuple[Value, ...],
+    *rest: int | float,
+    weight: DeviceArray | None = None,
+    **constants: Constant,
+) -> None:
+    """Record a kernel with the arguments (out, values, the weight if there is one, width of out, rest)."""
+    out, sources, width = to.at(op.out), [to.at(value) for value in values], op.out.width
+    weights = () if weight is None else (weight,)
+    grid, block = _by_row(op.out.count, width)
+    to.add(
+        kernel,
+        grid,
+        lambda step: (out(step), *(at(step) for at in sources), *weights, width, *rest),
+        **constants,
+        BLOCK=block,
+    )
+
+
+def _by_row(count: Count, width: int) -> tuple[Callable[[StepArrays], Grid], int]:
+    """Return the grid of a kernel whose programs have a part of a row each, and the lanes of a program."""
+    block = lanes(width)
+    across = -(-width // block)
+    return lambda step: (step.counts[count], across, 1), block
+
+
+# Products
+
+record.register(linear)
+record.register(gated_linear)
+
+
+# Norms
+
+
+@record.register
+def _(op: ops.RMSNorm | ops.LayerNorm, to: LaunchList) -> None:
+    _norm(to, op, op.x, None, op.out)
+
+
+@record.register
+def _(op: ops.AddNorm, to: LaunchList) -> None:
+    _norm(to, op.norm, op.x, op.y, op.total)
+
+
+def _norm(to: LaunchList, op: ops.RMSNorm | ops.LayerNorm, x: Value, y: Value | None, total: Value) -> None:
+    """Record a norm of x, or of x + y, which is kept as `total`."""
+    width, weight, count = x.shape[-1], to.array(op.weight), x.count
+    heads = x.width // width
+    arrays = [to.at(value) for value in (op.out, total, x, y or x)]
+    how: dict[str, Constant] = {"ADD": y is not None, "WEIGHT": op.weight is not None}
+    rest: tuple[Any, ...] = (weight, width, op.eps)
+    if isinstance(op, ops.RMSNorm):
+        kernel, rest = "rms_norm", (*rest, op.offset)
+    else:
+        kernel, rest = "layer_norm", (weight, to.array(op.bias), width, op.eps)
+        how["BIAS"] = op.bias is not None
+    to.add(
+        kernel,
+        lambda step: (step.counts[count] * heads, 1, 1),
+        lambda step: (*(at(step) for at in arrays), *rest),
+        **how,
+        BLOCK=lanes(width),
+    )
+
+
+# Attention
+
+
+@record.register
+def _(op: ops.Rotary, to: LaunchList) -> None:
+    (heads, dim), rope = op.x.shape, op.rope
+    out, x = to.at(op.out), to.at(op.x)
+    to.add(
+        "rotary",
+        lambda step: (step.counts["T"], heads, 1),
+        lambda step: (out(step), x(step), *step.rotations[rope], heads, dim, rope.dim),
+        ROPE="interleaved" if rope.interleaved else "halves",
+        DIM=power(dim),
+    )
+
+
+@record.register
+def _(op: ops.Attention, to: LaunchList) -> None:
+    cache, table = to.caches[op.layer], to.groups[op.layer]
+    (heads, dim), (groups, _), (_, value_dim) = op.q.shape, op.k.shape, op.v.shape
+    scaled = cache.key_scales is not None
+    arrays = (cache.keys, cache.values, cache.key_scales or to.none, cache.value_scales or to.none)
+    _write_kv(to, op, arrays, scaled)
+    out, q, block_size = to.at(op.out), to.at(op.q), to.block_size
+    sinks, shared = to.array(op.sinks), heads // groups
+    constants: dict[str, Constant] = {
+        "CAP": op.softcap is not None,
+        "SCALED": scaled,
+        "PRECISION": _CACHE_PRECISION[cache.keys.dtype.name],
+        "DIM": power(dim),
+        "VALUE_DIM": power(value_dim),
+    }
+
+    def launch(step: StepArrays) -> Launch:
+        decodes = step.num_rows == step.counts["T"]
+        block = max(_DECODED if decodes else _PREFILLED, power(shared))
+        tokens = 1 if decodes else block // shared
+        args = (
+            out(step),
+            q(step),
+            *arrays,
+            sinks,
+            step.positions,
+            step.token_rows,
+            step.positions,  # in place of the ends of images
+            step.context_lens,
+            step.block_tables[table],
+            step.block_tables[table].shape[1],
+            step.counts["T"],
+            tokens,
+            heads,
+            groups,
+            dim,
+            value_dim,
+            block_size,
+            op.window or 0,
+            int(op.chunked),
+            0,
+            int(op.sinks is not None),
+            op.scale,
+            op.softcap or 0.0,
+        )
+        grid = (-(-step.counts["T"] // tokens), groups, 1)
+        return Launch("attend", grid, args, {**constants, "BLOCK_M": block})
+
+    to.launches.append(launch)
+
+
+def _write_kv(to: LaunchList, op: ops.Attention, arrays: tuple[DeviceArray, ...], scaled: bool) -> None:
+    table, (groups, dim), (_, value_dim) = to.groups[op.layer], op.k.shape, op.v.shape
+    k, v, block_size = to.at(op.k), to.at(op.v), to.block_size
+    to.add(
+        "write_kv",
+        lambda step: (step.counts["T"], groups, 1),
+        lambda step: (
+            *arrays,
+            k(step),
+            v(step),
+            step.positions,
+            step.token_rows,
+            step.block_tables[table],
+            step.block_tables[table].shape[1],
+            groups,
+            dim,
+            value_dim,
+            block_size,
+        ),
+        DIM=power(dim),
+        VALUE_DIM=power(value_dim),
+        SCALED=scaled,
+    )

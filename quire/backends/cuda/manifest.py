@@ -1,0 +1,87 @@
+"""The kernels that were compiled ahead of time: their manifest, which is committed, and the binaries.
+
+The manifest lists each compiled kernel by target and key. Binaries are files named by the SHA-256 of their
+bytes, which is checked when one is read: so the digest of the manifest identifies all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.errors import ConfigError
+
+FOLDER = Path(__file__).with_name("cubins")
+_MAKE = "run `make cubins` in a checkout of Quire"
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledKernel:
+    """A compiled kernel: its function, its launch, and how many addresses of scratch memory it takes last."""
+
+    symbol: str
+    sha256: str
+    num_warps: int
+    shared_bytes: int
+    num_scratch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The compiled kernels of all targets. `digest` identifies their bytes."""
+
+    folder: Path
+    targets: Mapping[str, Mapping[str, CompiledKernel]]
+    digest: str
+
+    @classmethod
+    def read(cls, folder: Path = FOLDER) -> Manifest:
+        """Read the manifest in a folder. Raises ConfigError if it is missing or damaged."""
+        file = folder / "manifest.json"
+        try:
+            text = file.read_bytes()
+            targets = {
+                target: {key: _compiled(entry) for key, entry in kernels.items()}
+                for target, kernels in json.loads(text)["targets"].items()
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{file} cannot be read: {error}", "install Quire again") from error
+        return cls(folder, targets, hashlib.sha256(text).hexdigest())
+
+    def kernel(self, target: str, key: str) -> CompiledKernel:
+        """Return a compiled kernel. Raises ConfigError if there is none."""
+        if (found := self.targets.get(target, {}).get(key)) is None:
+            problem = f"no kernel {key} was compiled for {target}"
+            raise ConfigError(problem, f"use device='native', or {_MAKE}")
+        return found
+
+    def cubin(self, target: str, kernel: CompiledKernel) -> bytes:
+        """Return the bytes of a compiled kernel. Raises ConfigError if they are missing or others."""
+        file = self.folder / target / f"{kernel.sha256}.cubin"
+        try:
+            found = file.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"the compiled kernel {file} cannot be read: {error}", _MAKE) from error
+        if hashlib.sha256(found).hexdigest() != kernel.sha256:
+            raise ConfigError(f"the compiled kernel {file} is not the one in the manifest", _MAKE)
+        return found
+
+
+def variant_key(kernel: str, types: Sequence[str], constants: Mapping[str, Any]) -> str:
+    """Return the name of a kernel compiled for arguments of these types ("*fp32", "i32") and constants."""
+    named = ",".join(f"{name}={constants[name]}" for name in sorted(constants))
+    return f"{kernel}({','.join(types)};{named})"
+
+
+def _compiled(entry: Mapping[str, Any]) -> CompiledKernel:
+    return CompiledKernel(
+        str(entry["symbol"]),
+        str(entry["sha256"]),
+        int(entry["num_warps"]),
+        int(entry["shared_bytes"]),
+        int(entry["num_scratch"]),
+    )

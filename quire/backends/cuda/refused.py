@@ -1,0 +1,48 @@
+"""Refusals, by name and before anything is loaded, of models that the cuda backend has no kernels for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from quire.backends.cuda.lower import is_lowered
+from quire.errors import ConfigError
+from quire.program import ops
+from quire.program.program import Op, Program
+from quire.quantize.kinds import Storage
+
+_ON_CPU = "use device='native'"
+_NO_IMAGES = f"set max_images=0, or {_ON_CPU}"
+
+# Ops without kernels: what they are for, and what to do instead.
+_FOR: dict[type[Op], tuple[str, str]] = {
+    ops.LatentAttention: ("latent attention (MLA)", _ON_CPU),
+    ops.LinearByHead: ("latent attention (MLA)", _ON_CPU),
+    ops.ShortConvolution: ("short convolutions", _ON_CPU),
+    ops.GatedRecurrence: ("recurrent states", _ON_CPU),
+    ops.DeltaRule: ("recurrent states (the gated delta rule)", _ON_CPU),
+    ops.StateSpace: ("recurrent states (Mamba-2)", _ON_CPU),
+    ops.RowAttention: ("encoders", _ON_CPU),
+    ops.EmbedSegments: ("encoders", _ON_CPU),
+    ops.PoolRows: ("vectors of texts", _ON_CPU),
+    ops.PreviousHidden: ("prediction layers", "leave speculative at 'auto'"),
+    **dict.fromkeys(
+        (ops.Patches, ops.MixedRows, ops.RotaryAt, ops.JoinRows, ops.MeanOfRows, ops.PlaceImages),
+        ("images", _NO_IMAGES),
+    ),
+}
+
+
+def require_kernels(program: Program, storage: Mapping[str, Storage]) -> None:
+    """Raise ConfigError if a program, with weights in these storage kinds, needs what has no kernel."""
+    for op in program:
+        if type(op) in _FOR:
+            use, hint = _FOR[type(op)]
+            raise ConfigError(f"the cuda backend has no kernels for {use}", hint)
+        if not is_lowered(op):
+            raise ConfigError(f"the cuda backend has no kernel for {type(op).__name__}", _ON_CPU)
+        if isinstance(op, ops.Linear) and op.adapted:
+            raise ConfigError(
+                "the cuda backend has no kernels for adapters", f"leave adapter_dir out, or {_ON_CPU}"
+            )
+    if others := {value.dtype for op in program for value in op.outputs()} - {"float32"}:
+        raise ConfigError(f"the cuda backend computes in float32, and this model has {min(others)}", _ON_CPU)

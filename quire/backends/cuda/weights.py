@@ -1,0 +1,123 @@
+"""The weights of a program in the memory of an accelerator: their arrays, their layout, their upload."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+
+from quire.backends.cuda.accelerator import Accelerator, DeviceArray
+from quire.backends.cuda.packing import packed, packed_shapes
+from quire.program.numerics import SPAN
+from quire.program.program import Program, WeightSpec
+from quire.quantize.integers import Int4, Int8
+from quire.quantize.kinds import DTYPES, Array, Storage, StoredWeight, to_float32
+from quire.weights.load import Progress, load
+from quire.weights.plan import Layout, WeightPlace, WeightPlan
+
+ALIGNMENT = 256  # bytes; what tensor cores and wide loads ask for
+VECTOR = "vector"  # the format of weights that are not matrices: float32
+SUPPORTED = (*DTYPES, "int8", "int4")  # formats of matrices that kernels multiply
+_Part = tuple[tuple[int, ...], np.dtype[np.generic]]  # shape and type of an array
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWeight:
+    """A weight on an accelerator: `format` is a name in SUPPORTED, or "vector".
+
+    `arrays` of floats are one, [..., out, in]; of int8 and int4 those of quire.backends.cuda.packing: values,
+    block scales and channel scales.
+    """
+
+    format: str
+    shape: tuple[int, ...]
+    arrays: tuple[DeviceArray, ...]
+
+
+def format_of(spec: WeightSpec, storage: Storage) -> str:
+    """Return the format of a weight on the accelerator."""
+    return VECTOR if len(spec.shape) == 1 else storage.kind
+
+
+def plan_layout(program: Program, storage: Mapping[str, Storage]) -> Layout:
+    """Lay out the weights of a program, each with its arrays one after the other."""
+    parts = []
+    for name, spec in program.weights().items():
+        kind = format_of(spec, storage[name])
+        parts.append(WeightPlace(name, kind, spec.shape, 0, sum(map(_aligned, _parts(kind, spec.shape)))))
+    return Layout.of(parts, ALIGNMENT)
+
+
+def upload(
+    plan: WeightPlan,
+    accelerator: Accelerator,
+    progress: Progress | None = None,
+    num_threads: int | None = None,
+) -> dict[str, DeviceWeight]:
+    """Load the weights of a plan one by one and copy them to an accelerator.
+
+    `progress` is called with bytes of the checkpoint done, and in all.
+    """
+    memory, tensors = accelerator.allocate(max(plan.layout.nbytes, 1)), plan.need_tensors()
+    sizes = {n: sum(tensors[source].nbytes for source in s.sources) for n, s in plan.specs.items()}
+    found, done = dict[str, DeviceWeight](), 0
+    for place in plan.layout.parts:
+        name = place.name
+        one = replace(plan, specs={name: plan.specs[name]})
+        found[name] = _put(load(one, None, num_threads)[name], place, memory, accelerator)
+        done += sizes[name]
+        if progress is not None:
+            progress(done, sum(sizes.values()))
+    return found
+
+
+def place_weights(
+    program: Program, weights: Mapping[str, StoredWeight], accelerator: Accelerator
+) -> dict[str, DeviceWeight]:
+    """Copy loaded weights to an accelerator."""
+    layout = plan_layout(program, {name: weight.storage for name, weight in weights.items()})
+    memory = accelerator.allocate(max(layout.nbytes, 1))
+    return {place.name: _put(weights[place.name], place, memory, accelerator) for place in layout.parts}
+
+
+def _put(
+    weight: StoredWeight, place: WeightPlace, memory: DeviceArray, accelerator: Accelerator
+) -> DeviceWeight:
+    first, arrays = place.offset, list[DeviceArray]()
+    for values, part in zip(_values(weight, place.format), _parts(place.format, place.shape), strict=True):
+        shape, dtype = part
+        arrays.append(memory.part(first, shape, dtype))
+        accelerator.write(arrays[-1], values)
+        first += _aligned(part)
+    return DeviceWeight(place.format, place.shape, tuple(arrays))
+
+
+def _values(weight: StoredWeight, format: str) -> tuple[Array, ...]:
+    """Return the arrays of a weight."""
+    if isinstance(weight, Int8 | Int4):
+        parts = packed(weight)
+        return parts.values, parts.scales, parts.channels
+    floats = weight.floats()
+    return (to_float32(floats) if format == VECTOR else floats,)
+
+
+def _parts(format: str, shape: tuple[int, ...]) -> list[_Part]:
+    """Return the shape and type of each array of a weight."""
+    if format == VECTOR:
+        return [(shape, np.dtype(np.float32))]
+    if format in DTYPES:
+        return [(shape, DTYPES[format])]
+    return list(packed_shapes(format, shape))
+
+
+def spans_of(inputs: int) -> int:
+    """Return the spans of a row of quantized activations, the last one padded."""
+    return -(-inputs // SPAN)
+
+
+def _aligned(part: _Part) -> int:
+    """Return the bytes that an array takes."""
+    shape, dtype = part
+    return -(-prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT

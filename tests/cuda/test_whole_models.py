@@ -1,0 +1,164 @@
+"""Whole models on the interpreted accelerator: against the reference backend, and against themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from lowered import distance, rounding_to_bf16
+from on_accelerator import interpreted
+from tiny import CONFIGS, VOCAB, Paged, random_weights, same_bits, tiny
+
+from quire.backends.cuda.refused import require_kernels
+from quire.errors import ConfigError
+from quire.program import Program
+from quire.program.passes import fuse
+from quire.quantize.kinds import DTYPES, Dense, FloatStorage
+from quire.quantize.round_to_nearest import quantize
+
+WITHOUT_KERNELS = {
+    *("qwen3_next", "qwen3_5", "qwen3_5_moe", "granite4_h", "falcon_h1", "nemotron_h", "lfm2", "lfm2_moe"),
+    *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "mistral4"),
+    *("gemma3n", "apertus"),
+    *("llama4", "qwen2_moe", "qwen3_moe", "gemma4", "mixtral", "olmoe", "gpt_oss", "glm4_moe"),
+    *("hunyuan_moe", "phimoe", "ernie4_5_moe", "minimax_m2", "composite-qwen3_vl_moe"),
+}
+TOKENS = np.random.default_rng(0).integers(0, VOCAB, 90).tolist()
+
+
+def stored(program: Program, format: str) -> dict[str, Any]:
+    """Random weights of a program in a format."""
+    found: dict[str, Any] = {}
+    for name, weight in random_weights(program).items():
+        spec = program.weights()[name]
+        if format in DTYPES:
+            found[name] = Dense(weight.array.astype(DTYPES[format]))
+        elif spec.quantizable:
+            found[name] = quantize(spec, weight.array, format)
+        else:
+            found[name] = Dense(weight.array)
+    return found
+
+
+def in_parts(paged: Paged, prompts: list[list[int]], cuts: list[tuple[int, ...]]) -> list[np.ndarray]:
+    """Logits of prompts that are computed side by side, each in chunks of its own."""
+    sequences = [paged.sequence(prompt) for prompt in prompts]
+    found: list[list[np.ndarray]] = [[] for _ in prompts]
+    for counts in zip(*cuts, strict=True):
+        rows = [(i, count) for i, count in enumerate(counts) if count]
+        for (i, _), logits in zip(rows, paged.step([(sequences[i], n) for i, n in rows]), strict=True):
+            found[i].append(logits)
+    return [np.concatenate(parts) for parts in found]
+
+
+def test_what_is_refused_is_known() -> None:
+    for name in CONFIGS:
+        program = fuse(tiny(name).program)
+        storage = {weight: FloatStorage("f32") for weight in program.weights()}
+        if name in WITHOUT_KERNELS:
+            with pytest.raises(ConfigError, match="the cuda backend has no kernel"):
+                require_kernels(program, storage)
+        else:
+            require_kernels(program, storage)
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS.keys() - WITHOUT_KERNELS))
+def test_families(name: str) -> None:
+    """Every family gives the logits of the reference, and the same bits beside another, in chunks."""
+    program = fuse(tiny(name).program)
+    weights, prompts = random_weights(program), [TOKENS[:26], TOKENS[40:45]]
+    reference = Paged(program, weights)
+    whole = Paged(program, weights, make=interpreted)
+    first = whole.prefill(whole.sequence(prompts[0]))
+    assert distance(first, reference.prefill(reference.sequence(prompts[0]))) < 2e-5
+    parts = Paged(program, weights, block_size=8, make=interpreted, seed=1)
+    chunked, _ = in_parts(parts, prompts, [(9, 1, 16), (1, 1, 3)])
+    assert same_bits(chunked, first)
+
+
+@pytest.mark.parametrize(("format", "most"), [("f16", 2e-5), ("bf16", 2e-5), ("int8", 2e-5), ("int4", 2e-5)])
+def test_formats_of_weights(format: str, most: float) -> None:
+    """Products round activations as the reference does: for bf16 weights to bf16, for integers to int8."""
+    program = fuse(tiny("qwen2").program)  # with biases, and a table that is also the head
+    weights, prompts = stored(program, format), [TOKENS[:12], TOKENS[40:45]]
+    with rounding_to_bf16(format == "bf16"):
+        reference = Paged(program, weights)
+        wanted = reference.prefill(reference.sequence(prompts[0]))
+    whole = Paged(program, weights, make=interpreted)
+    first = whole.prefill(whole.sequence(prompts[0]))
+    assert distance(first, wanted) < most
+    parts = Paged(program, weights, make=interpreted, seed=1)
+    chunked, _ = in_parts(parts, prompts, [(5, 1, 6), (1, 1, 3)])
+    assert same_bits(chunked, first)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("bfloat16", 2e-2), ("float16", 2e-3)])
+def test_formats_of_the_cache(dtype: str, most: float) -> None:
+    """Queries and weights of the softmax are rounded to bfloat16 too, beside a cache in it."""
+    program = fuse(tiny("llama").program)
+    weights, prompts = random_weights(program), [TOKENS[:70], TOKENS[80:85]]
+    reference = Paged(program, weights, kv_cache_dtype=dtype)
+    whole = Paged(program, weights, kv_cache_dtype=dtype, make=interpreted)
+    first = whole.prefill(whole.sequence(prompts[0]))
+    assert distance(first, reference.prefill(reference.sequence(prompts[0]))) < most
+    parts = Paged(program, weights, kv_cache_dtype=dtype, make=interpreted, seed=1)
+    chunked, _ = in_parts(parts, prompts, [(62, 3, 5), (1, 1, 3)])
+    assert same_bits(chunked, first)
+
+
+def test_int8_cache() -> None:
+    """Keys and values in int8 move logits by less than their rounding, and nothing else does."""
+    program = fuse(tiny("llama").program)
+    weights, prompts = random_weights(program), [TOKENS[:70], TOKENS[80:85]]
+    reference = Paged(program, weights)
+    whole = Paged(program, weights, kv_cache_dtype="int8", make=interpreted)
+    first = whole.prefill(whole.sequence(prompts[0]))
+    assert 1e-4 < distance(first, reference.prefill(reference.sequence(prompts[0]))) < 5e-2
+    parts = Paged(program, weights, kv_cache_dtype="int8", make=interpreted, seed=1)
+    chunked, _ = in_parts(parts, prompts, [(62, 3, 5), (1, 1, 3)])
+    assert same_bits(chunked, first)
+
+
+def test_blocks_go_out_and_come_back() -> None:
+    """A sequence continues from the contents of its blocks in another backend."""
+    program = fuse(tiny("llama").program)
+    weights = random_weights(program)
+    own, other = (Paged(program, weights, block_size=8, make=interpreted, seed=s) for s in (0, 1))
+    sequence = own.sequence(TOKENS[:20])
+    wanted = own.prefill(sequence, (16,))
+    moved = other.sequence(TOKENS[:20])
+    contents = own.backend.read_blocks(0, sequence.blocks[:2])
+    assert {len(content) for content in contents} == {own.backend.block_bytes(0)}
+    other.backend.write_blocks(0, moved.blocks[:2], contents)
+    moved.computed = 16
+    assert same_bits(other.prefill(moved), wanted[16:])
+    with pytest.raises(ValueError, match="a block of group 0 has"):
+        other.backend.write_blocks(0, [0], [contents[0][1:]])
+
+
+def test_the_order_of_sums_is_what_makes_bits_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product whose tile is chosen by the rows of the step, with another split of its inputs, is found."""
+    from quire.backends.cuda import launch_list
+
+    program = fuse(tiny("llama").program)
+    weights = random_weights(program)
+    whole = Paged(program, weights, make=interpreted)
+    first = whole.prefill(whole.sequence(TOKENS[:12]))
+    add = launch_list.LaunchList.add
+
+    def by_rows(self: Any, kernel: str, grid: Any, args: Any, **constants: Any) -> None:
+        add(self, kernel, grid, args, **constants)
+        if kernel == "product":
+            record = self.launches.pop()
+
+            def launch(step: Any) -> Any:
+                found = record(step)
+                block = 16 if step.counts["T"] < 8 else constants["BLOCK_K"]
+                return type(found)(kernel, found.grid, found.args, {**found.constants, "BLOCK_K": block})
+
+            self.launches.append(launch)
+
+    monkeypatch.setattr(launch_list.LaunchList, "add", by_rows)
+    broken = Paged(program, weights, make=interpreted)
+    assert not same_bits(broken.prefill(broken.sequence(TOKENS[:12]), (5, 1)), first)
