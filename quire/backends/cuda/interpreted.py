@@ -26,7 +26,7 @@ class _Fetched:
 class InterpretedAccelerator:
     """Runs each launch at once, some milliseconds for a program of the grid. Needs Triton and NumPy alone.
 
-    `num_launches` counts the launches of each kernel.
+    `num_bytes` counts what was allocated.
     """
 
     name = "cuda-interpreted"
@@ -38,7 +38,7 @@ class InterpretedAccelerator:
         except ModuleNotFoundError as error:
             problem = "device = 'cuda-interpreted' is for tests, and needs Triton, which is not installed"
             raise ConfigError(problem, "run `make cuda`, or choose another device") from error
-        self.num_launches: dict[str, int] = {}
+        self.num_bytes = 0
 
     def in_words(self) -> str:
         return "Triton's interpreter, on the CPU"
@@ -47,6 +47,7 @@ class InterpretedAccelerator:
         return available_memory()
 
     def allocate(self, num_bytes: int) -> DeviceArray:
+        self.num_bytes += num_bytes
         # What was never written is never to be read: 0xFF bytes are NaN in every format.
         buffer = np.full(num_bytes, 0xFF, np.uint8)
         return DeviceArray(buffer, np.dtype(np.uint8), (num_bytes,))
@@ -58,7 +59,6 @@ class InterpretedAccelerator:
         return _Fetched(view_of(array).copy())
 
     def launch(self, launch: Launch) -> None:
-        self.num_launches[launch.kernel] = self.num_launches.get(launch.kernel, 0) + 1
         if prod(launch.grid):
             kernel = _kernels()[launch.kernel]
             self._interpreter.run(kernel, launch.grid, list(map(_argument, launch.args)), launch.constants)

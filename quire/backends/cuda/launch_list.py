@@ -9,16 +9,17 @@ import numpy as np
 
 from quire.backends.cuda.accelerator import Accelerator, Constant, DeviceArray, Launch
 from quire.backends.cuda.caches import LayerCache
+from quire.backends.cuda.kernels.variants import DIMS
 from quire.backends.cuda.step_arrays import StepArrays
 from quire.backends.cuda.weights import DeviceWeight
+from quire.errors import ConfigError
 from quire.program.passes import BufferPlan
-from quire.program.program import Program, Value, WeightSpec
+from quire.program.program import Count, Program, Value, WeightSpec
 
 Record = Callable[[StepArrays], Launch]
 Grid = tuple[int, int, int]
 
 _ACTIVATIONS = {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
-_LANES = 1024  # most numbers of a row that a program holds at once
 
 
 class LaunchList:
@@ -53,6 +54,25 @@ class LaunchList:
         """Add a launch."""
         self.launches.append(lambda step: Launch(kernel, grid(step), args(step), constants))
 
+    def add_product(
+        self,
+        kernel: str,
+        count: Count,
+        outputs: int,
+        args: Callable[[StepArrays], tuple[Any, ...]],
+        tile: Callable[[int], Mapping[str, Constant]],
+        **constants: Constant,
+    ) -> None:
+        """Add a product of the rows of a value, whose `tile` depends on how many there are."""
+
+        def launch(step: StepArrays) -> Launch:
+            rows = step.counts[count]
+            own = tile(rows)
+            grid = (-(-outputs // int(own["BLOCK_N"])), -(-rows // int(own["BLOCK_M"])), 1)
+            return Launch(kernel, grid, args(step), {**constants, **own})
+
+        self.launches.append(launch)
+
     def at(self, value: Value) -> Callable[[StepArrays], DeviceArray]:
         """Return where a value is in a step."""
         buffer = self._buffer[value.index]
@@ -69,14 +89,13 @@ class LaunchList:
         return self.none if spec is None else self.weights[spec.name].arrays[0]
 
 
-def power(number: int) -> int:
-    """Return the smallest power of two that is at least the number, and 16, which products of tiles need."""
-    return max(16, 1 << (number - 1).bit_length())
-
-
-def lanes(width: int) -> int:
-    """Return how many numbers of a row a program holds at once."""
-    return min(_LANES, power(width))
+def padded_dim(*dims: int) -> int:
+    """Return the size to which heads of these sizes are padded. Raises ConfigError if none is as large."""
+    found = next((dim for dim in DIMS if dim >= max(dims)), None)
+    if found is None:
+        problem = f"the cuda backend has no kernels for heads of {max(dims)} numbers"
+        raise ConfigError(problem, f"they have {DIMS[-1]} at most: use device='native'")
+    return found
 
 
 def activation_name(name: str) -> str:

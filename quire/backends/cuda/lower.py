@@ -9,15 +9,20 @@ from typing import Any
 import numpy as np
 
 from quire.backends.cuda.accelerator import Constant, DeviceArray, Launch
-from quire.backends.cuda.launch_list import Grid, LaunchList, activation_name, lanes, power
+from quire.backends.cuda.kernels.variants import CACHES, attention_rows, row_block
+from quire.backends.cuda.launch_list import Grid, LaunchList, activation_name, padded_dim
 from quire.backends.cuda.products import gated_linear, linear
 from quire.backends.cuda.step_arrays import StepArrays
 from quire.errors import ConfigError
 from quire.program import ops
 from quire.program.program import Count, Op, Value
 
-_DECODED, _PREFILLED = 16, 64  # rows of scores of a program of attention: of one token, of several
-_CACHE_PRECISION = {"bfloat16": "bf16", "int8": "bf16", "float16": "tf32", "float32": "ieee"}
+_CACHE_TYPES = {
+    "bfloat16": "bf16",
+    "int8": "i8",
+    "float16": "fp16",
+    "float32": "fp32",
+}  # as Triton calls them
 
 
 @singledispatch
@@ -40,7 +45,7 @@ def _(op: ops.Embed, to: LaunchList) -> None:
     out, weight = to.at(op.out), to.weights[op.table.name]
     count, width = op.table.shape
     kernel = {"int8": "gather_int8_rows", "int4": "gather_int4_rows"}.get(weight.format, "gather_rows")
-    block = lanes(width)
+    block = row_block(width)
     to.add(
         kernel,
         lambda step: (step.counts["T"], -(-width // block), 1),
@@ -58,7 +63,7 @@ def _(op: ops.Embed, to: LaunchList) -> None:
 @record.register
 def _(op: ops.SampledRows, to: LaunchList) -> None:
     out, x, width = to.at(op.out), to.at(op.x), op.x.width
-    block = lanes(width)
+    block = row_block(width)
     to.add(
         "gather_rows",
         lambda step: (step.counts["L"], -(-width // block), 1),
@@ -152,7 +157,7 @@ def _numbers(
 
 def _by_row(count: Count, width: int) -> tuple[Callable[[StepArrays], Grid], int]:
     """Return the grid of a kernel whose programs have a part of a row each, and the lanes of a program."""
-    block = lanes(width)
+    block = row_block(width)
     across = -(-width // block)
     return lambda step: (step.counts[count], across, 1), block
 
@@ -193,7 +198,7 @@ def _norm(to: LaunchList, op: ops.RMSNorm | ops.LayerNorm, x: Value, y: Value | 
         lambda step: (step.counts[count] * heads, 1, 1),
         lambda step: (*(at(step) for at in arrays), *rest),
         **how,
-        BLOCK=lanes(width),
+        BLOCK=row_block(width),
     )
 
 
@@ -209,7 +214,7 @@ def _(op: ops.Rotary, to: LaunchList) -> None:
         lambda step: (step.counts["T"], heads, 1),
         lambda step: (out(step), x(step), *step.rotations[rope], heads, dim, rope.dim),
         ROPE="interleaved" if rope.interleaved else "halves",
-        DIM=power(dim),
+        DIM=padded_dim(dim),
     )
 
 
@@ -221,18 +226,22 @@ def _(op: ops.Attention, to: LaunchList) -> None:
     arrays = (cache.keys, cache.values, cache.key_scales or to.none, cache.value_scales or to.none)
     _write_kv(to, op, arrays, scaled)
     out, q, block_size = to.at(op.out), to.at(op.q), to.block_size
-    sinks, shared = to.array(op.sinks), heads // groups
+    sinks, shared, kind = to.array(op.sinks), heads // groups, _CACHE_TYPES[cache.keys.dtype.name]
+    fewest, most = attention_rows(True, kind), attention_rows(False, kind)
+    if shared > most:
+        problem = f"the cuda backend has no kernel for {shared} query heads that share a key head"
+        raise ConfigError(problem, f"at most {most} may, with this kv_cache_dtype: use device='native'")
     constants: dict[str, Constant] = {
         "CAP": op.softcap is not None,
         "SCALED": scaled,
-        "PRECISION": _CACHE_PRECISION[cache.keys.dtype.name],
-        "DIM": power(dim),
-        "VALUE_DIM": power(value_dim),
+        "PRECISION": CACHES[kind],
+        "DIM": padded_dim(dim, value_dim),
+        "VALUE_DIM": padded_dim(dim, value_dim),
     }
 
     def launch(step: StepArrays) -> Launch:
         decodes = step.num_rows == step.counts["T"]
-        block = max(_DECODED if decodes else _PREFILLED, power(shared))
+        block = fewest if decodes and shared <= fewest else most
         tokens = 1 if decodes else block // shared
         args = (
             out(step),
@@ -284,7 +293,7 @@ def _write_kv(to: LaunchList, op: ops.Attention, arrays: tuple[DeviceArray, ...]
             value_dim,
             block_size,
         ),
-        DIM=power(dim),
-        VALUE_DIM=power(value_dim),
+        DIM=padded_dim(dim, value_dim),
+        VALUE_DIM=padded_dim(dim, value_dim),
         SCALED=scaled,
     )

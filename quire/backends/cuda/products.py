@@ -8,17 +8,15 @@ from typing import Any
 import numpy as np
 
 from quire.backends.cuda.accelerator import DeviceArray
-from quire.backends.cuda.launch_list import Grid, LaunchList, activation_name
+from quire.backends.cuda.kernels.variants import PRECISIONS, gated_tile, product_tile, quantized_tile
+from quire.backends.cuda.launch_list import LaunchList, activation_name
 from quire.backends.cuda.step_arrays import StepArrays
 from quire.backends.cuda.weights import DeviceWeight, spans_of
 from quire.program import ops
 from quire.program.numerics import GROUP, SPAN
-from quire.program.program import Count, Program, Value
+from quire.program.program import Program, Value
 
-# One tile for any number of rows: in the interpreter a BLAS multiplies it, whose bits could depend on it.
-_TILE = {"BLOCK_M": 16, "BLOCK_N": 64}
-_INPUTS = 64  # multiplied at a time
-_PRECISION = {"bf16": "stored", "f16": "tf32", "f32": "ieee"}  # by the format of the weights
+_TYPES = {"bf16": "bf16", "f16": "fp16", "f32": "fp32"}  # of float weights, as Triton calls them
 _QUANTIZED = ("int8", "int4")
 _ROUNDED_SPAN_BYTES = SPAN + SPAN // GROUP + 4  # of quantized activations: integers, block scales, a scale
 _INT8, _FLOAT32 = np.dtype(np.int8), np.dtype(np.float32)
@@ -30,9 +28,10 @@ def linear(op: ops.Linear, to: LaunchList) -> None:
     out, bias, how = to.at(op.out), to.array(op.bias), {"BIAS": op.bias is not None, "RESIDUAL": False}
     if weight.format in _QUANTIZED:
         x = _rounded(op.x, weight, to)
-        to.add(
+        to.add_product(
             "quantized_product",
-            _tiles(count, outputs),
+            count,
+            outputs,
             lambda step: (
                 out(step),
                 *x(step),
@@ -44,15 +43,16 @@ def linear(op: ops.Linear, to: LaunchList) -> None:
                 spans_of(inputs),
                 outputs,
             ),
+            quantized_tile,
             INT4=weight.format == "int4",
             **how,
-            **_TILE,
         )
     else:
-        of = to.at(op.x)
-        to.add(
+        of, kind = to.at(op.x), _TYPES[weight.format]
+        to.add_product(
             "product",
-            _tiles(count, outputs),
+            count,
+            outputs,
             lambda step: (
                 out(step),
                 of(step),
@@ -65,10 +65,9 @@ def linear(op: ops.Linear, to: LaunchList) -> None:
                 inputs,
                 outputs,
             ),
-            PRECISION=_PRECISION[weight.format],
+            lambda rows: product_tile(rows, kind),
+            PRECISION=PRECISIONS[kind],
             **how,
-            **_TILE,
-            BLOCK_K=_INPUTS,
         )
 
 
@@ -78,9 +77,10 @@ def gated_linear(op: ops.GatedLinear, to: LaunchList) -> None:
     out, (outputs, inputs), name = to.at(op.out), op.gate.shape, activation_name(op.activation)
     if gate.format in _QUANTIZED:
         x = _rounded(op.x, gate, to)
-        to.add(
+        to.add_product(
             "quantized_gated_product",
-            _tiles(count, outputs),
+            count,
+            outputs,
             lambda step: (
                 out(step),
                 *x(step),
@@ -91,15 +91,16 @@ def gated_linear(op: ops.GatedLinear, to: LaunchList) -> None:
                 spans_of(inputs),
                 outputs,
             ),
+            quantized_tile,
             INT4=gate.format == "int4",
             ACTIVATION=name,
-            **_TILE,
         )
     else:
-        of = to.at(op.x)
-        to.add(
+        of, kind = to.at(op.x), _TYPES[gate.format]
+        to.add_product(
             "gated_product",
-            _tiles(count, outputs),
+            count,
+            outputs,
             lambda step: (
                 out(step),
                 of(step),
@@ -111,10 +112,9 @@ def gated_linear(op: ops.GatedLinear, to: LaunchList) -> None:
                 inputs,
                 outputs,
             ),
+            lambda rows: gated_tile(rows, kind),
             ACTIVATION=name,
-            PRECISION=_PRECISION[gate.format],
-            **_TILE,
-            BLOCK_K=_INPUTS,
+            PRECISION=PRECISIONS[kind],
         )
 
 
@@ -149,9 +149,3 @@ def _rounded(x: Value, weight: DeviceWeight, to: LaunchList) -> Callable[[StepAr
         )
         to.rounded = (x.index, block_scaled)
     return parts
-
-
-def _tiles(count: Count, outputs: int) -> Callable[[StepArrays], Grid]:
-    """Return the grid of a product."""
-    across = -(-outputs // _TILE["BLOCK_N"])
-    return lambda step: (across, -(-step.counts[count] // _TILE["BLOCK_M"]), 1)

@@ -1,0 +1,159 @@
+"""The device of GPUs: what it refuses and how it says so, what it launches, and its compiled kernels."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from on_accelerator import interpreted
+from test_whole_models import stored
+from tiny import CONFIGS, Paged, random_weights, tiny
+
+from quire.backends.cuda.accelerator import DeviceArray
+from quire.backends.cuda.caches import token_bytes
+from quire.backends.cuda.device import CudaDevice, cuda_device
+from quire.backends.cuda.interpreted import InterpretedAccelerator
+from quire.backends.cuda.kernels.variants import variants
+from quire.backends.cuda.manifest import Manifest, variant_key
+from quire.backends.cuda.refused import require_kernels
+from quire.backends.device import device_for, plan_weights
+from quire.config import EngineConfig
+from quire.errors import ConfigError
+from quire.models import read_model
+from quire.program.caches import PagedKV, PagedLatent, SlotState
+from quire.program.passes import adaptable, fuse
+from quire.quantize.groups import GroupStorage
+from quire.quantize.kinds import FloatStorage
+from quire.weights.plan import all_in
+
+
+@pytest.fixture
+def device() -> CudaDevice:
+    return cuda_device("cuda-interpreted")
+
+
+def test_a_gpu_that_is_not_there_is_one_error() -> None:
+    with pytest.raises(ConfigError) as raised:
+        device_for(EngineConfig(device="cuda:999"))
+    assert "no NVIDIA driver" in str(raised.value) or "there is no GPU 999" in str(raised.value)
+    assert raised.value.hint is not None
+
+
+@pytest.mark.parametrize("name", ["cuda:", "cuda:x", "cuda:-1", "cuda:1000", "native:1", "gpu"])
+def test_a_name_that_no_device_has_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="is not possible"):
+        EngineConfig(device=name)
+
+
+def test_refusals_say_what_to_do(device: CudaDevice) -> None:
+    program = fuse(adaptable(tiny("llama").program))
+    storage = {name: FloatStorage("f32") for name in program.weights()}
+    with pytest.raises(ConfigError, match="adapters") as raised:
+        require_kernels(program, storage)
+    assert "leave adapter_dir out" in str(raised.value.hint)
+    for spec, use in ((PagedLatent(8, 4), "MLA"), (SlotState((0,), 4, 3), "recurrent states")):
+        with pytest.raises(ConfigError, match=use):
+            token_bytes(spec, "float32")
+    weight = next(iter(program.weights().values()))
+    with pytest.raises(ConfigError, match="which the cuda backend has no kernel for"):
+        device.storage(weight, GroupStorage("int3", 3), None)
+
+
+def test_memory_is_counted_before_anything_is_loaded(device: CudaDevice) -> None:
+    """The plan has the bytes that the backend then allocates, but for what does not grow with the model."""
+    program = fuse(tiny("qwen2").program)
+    plan = plan_weights(device, program, None, "int8", all_in("bf16"))
+    spec = program.cache_groups[0]
+    assert isinstance(spec, PagedKV)
+    assert device.block_bytes(spec, "int8", 16) == 16 * 2 * 2 * (4 + 4)
+    paged = Paged(program, random_weights(program), make=interpreted)
+    accelerator: Any = paged.backend._accelerator  # type: ignore[attr-defined]
+    before = accelerator.num_bytes
+    paged.prefill(paged.sequence(range(20)))
+    assert accelerator.num_bytes - before <= device.step_bytes(program, plan, 20) + 2048
+    parts = plan.layout.parts
+    assert plan.layout.nbytes >= sum(part.nbytes for part in parts) > 0
+    assert all(part.offset % 256 == 0 for part in parts)
+
+
+FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo2", "granite", "ministral3", "gpt2")
+POINTERS = {
+    "float32": "fp32",
+    "bfloat16": "bf16",
+    "int32": "i32",
+    "int8": "i8",
+    "uint8": "u8",
+    "float64": "fp64",
+}
+
+
+def type_of(arg: Any) -> str:
+    if isinstance(arg, DeviceArray):
+        return "*" + POINTERS[arg.dtype.name]
+    return "i32" if isinstance(arg, int) else "fp32"
+
+
+@pytest.mark.parametrize(
+    ("family", "format", "cache"),
+    [
+        *((family, "bf16", "bfloat16") for family in FAMILIES),
+        ("qwen2", "int8", "int8"),
+        ("qwen2", "int4", "int8"),
+    ],
+)
+def test_every_launch_of_a_model_was_compiled(
+    monkeypatch: pytest.MonkeyPatch, family: str, format: str, cache: str
+) -> None:
+    """In the formats that models have on GPUs, no launch asks for a kernel that is not in the list."""
+    compiled = {variant_key(v.kernel, list(v.types.values()), v.constants) for v in variants()}
+    asked: set[str] = set()
+
+    def launch(_: InterpretedAccelerator, launch: Any) -> None:
+        asked.add(variant_key(launch.kernel, list(map(type_of, launch.args)), launch.constants))
+
+    monkeypatch.setattr(InterpretedAccelerator, "launch", launch)
+    program = fuse(read_model(CONFIGS[family] | ({"head_dim": 128} if family == "gemma2" else {})).program)
+    paged = Paged(program, stored(program, format), kv_cache_dtype=cache, make=interpreted)
+    paged.prefill(paged.sequence(range(24)), (20, 1, 3))
+    assert asked
+    assert asked - compiled == set()
+
+
+def test_compiled_kernels_are_checked(tmp_path: Path) -> None:
+    code = b"a cubin"
+    entry = {"symbol": "f", "num_warps": 4, "shared_bytes": 0, "num_scratch": 2}
+    entry["sha256"] = hashlib.sha256(code).hexdigest()
+    (tmp_path / "manifest.json").write_text(json.dumps({"targets": {"sm_90": {"f(;)": entry}}}))
+    manifest = Manifest.read(tmp_path)
+    with pytest.raises(ConfigError, match="no kernel g"):
+        manifest.kernel("sm_90", "g(;)")
+    kernel = manifest.kernel("sm_90", variant_key("f", [], {}))
+    with pytest.raises(ConfigError, match="cannot be read") as raised:
+        manifest.cubin("sm_90", kernel)
+    assert "make cubins" in str(raised.value.hint)
+    (tmp_path / "sm_90").mkdir()
+    file = tmp_path / "sm_90" / f"{kernel.sha256}.cubin"
+    file.write_bytes(b"another")
+    with pytest.raises(ConfigError, match="not the one in the manifest"):
+        manifest.cubin("sm_90", kernel)
+    file.write_bytes(code)
+    assert manifest.cubin("sm_90", kernel) == code
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Manifest.read(tmp_path)
+
+
+def test_the_fingerprint_has_the_kernels_and_their_target(device: CudaDevice) -> None:
+    assert device.arithmetic == "interpreted-interpreted"
+    assert CudaDevice(InterpretedAccelerator(), "0123456789ab").arithmetic == "interpreted-0123456789ab"
+
+
+def test_parts_of_arrays_stay_inside(device: CudaDevice) -> None:
+    array = DeviceArray(np.zeros(64, np.uint8), np.dtype(np.float32), (4, 4))
+    assert array.rows(1, 2).first_byte == 16
+    with pytest.raises(ValueError, match="leave an array of 64"):
+        array.rows(3, 2)
