@@ -32,7 +32,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from quire.backends.cuda import kernels
-from quire.backends.cuda.kernels.variants import ALIGNED, MOST_STACK_BYTES, TARGETS, Variant, variants
+from quire.backends.cuda.kernels.variants import ALIGNED, TARGETS, Variant, most_stack_bytes, variants
 from quire.backends.cuda.manifest import FOLDER, variant_key
 
 COUNTED = ("HGMMA", "IGMMA", "UTCHMMA", "UTCIMMA", "HMMA", "IMMA", "UTMALDG", "LDGSTS", "STL", "LDL")
@@ -41,6 +41,8 @@ EXPECTED = {
     "float": {"sm_90": "HGMMA", "sm_100": "UTCHMMA"},
     "integer": {"sm_90": "IGMMA"},
 }
+WITH_PRODUCTS = ("product", "attend")  # in the names of kernels whose instructions are counted
+MANIFEST = FOLDER / "manifest.json"
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 Entry = dict[str, Any]
 
@@ -89,16 +91,16 @@ def compiled(variant: Variant, capability: int) -> tuple[bytes, Entry]:
         "shared_bytes": about.shared,
         "num_scratch": 2,
     }
-    return cubin, entry | _usage(cubin)
+    return cubin, entry | _usage(cubin, any(name in variant.kernel for name in WITH_PRODUCTS))
 
 
-def _usage(cubin: bytes) -> Entry:
-    """Return what a cubin needs, by the tools of CUDA that Triton brings."""
+def _usage(cubin: bytes, disassemble: bool) -> Entry:
+    """Return what a cubin needs, by the tools of CUDA that Triton brings; its instructions if asked."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         usage = _output("cuobjdump", "--dump-resource-usage", file.name)
-        code = _output("nvdisasm", "-c", file.name)
+        code = _output("nvdisasm", "-c", file.name) if disassemble else ""
     counts = {name: len(re.findall(rf"\b{name}\b", code)) for name in COUNTED}
     return {
         "registers": int(re.findall(r"REG:(\d+)", usage)[0]),
@@ -114,8 +116,10 @@ def _output(tool: str, *args: str) -> str:
 def faults(key: str, variant: Variant, target: str, entry: Entry) -> list[str]:
     """Return what is wrong with a compiled kernel: a budget exceeded, an instruction missing."""
     found = []
-    if entry["stack_bytes"] > MOST_STACK_BYTES:
-        found.append(f"{target} {key}: {entry['stack_bytes']} bytes of stack, budget {MOST_STACK_BYTES}")
+    if entry["stack_bytes"] > most_stack_bytes(variant):
+        found.append(
+            f"{target} {key}: {entry['stack_bytes']} bytes of stack, budget {most_stack_bytes(variant)}"
+        )
     wanted = EXPECTED.get(variant.tensor_cores, {}).get(target)
     if wanted and not entry["instructions"].get(wanted):
         found.append(f"{target} {key}: no {wanted} among {entry['instructions']}")
@@ -159,9 +163,16 @@ def build(targets: Iterable[int], number: int, done: dict[str, Any]) -> list[str
     with ProcessPoolExecutor(number) as pool:
         for key, target, entry, own in pool.map(_job, jobs):
             done[target][key] = entry
+            write({"triton": triton.__version__, "targets": done})  # what is done stays so if this is ended
             wrong += own
+    write({"triton": triton.__version__, "targets": done})
     print(f"compiled {len(jobs)} kernels for {', '.join(f'sm_{target}' for target in targets)}")
     return wrong
+
+
+def write(manifest: dict[str, Any]) -> None:
+    FOLDER.mkdir(exist_ok=True)
+    MANIFEST.write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", "utf-8")
 
 
 def check(targets: Iterable[int], number: int, done: dict[str, Any], part: tuple[int, int]) -> list[str]:
@@ -189,15 +200,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
     parser.add_argument("--check", type=int, nargs=2, metavar=("I", "N"), help="compare every N-th from I on")
     args = parser.parse_args()
-    file = FOLDER / "manifest.json"
-    manifest: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.exists() else {"targets": {}}
+    done: dict[str, Any] = json.loads(MANIFEST.read_text("utf-8"))["targets"] if MANIFEST.exists() else {}
     if args.check:
-        wrong = check(args.targets, args.jobs, manifest["targets"], tuple(args.check))
+        wrong = check(args.targets, args.jobs, done, tuple(args.check))
     else:
-        wrong = build(args.targets, args.jobs, manifest["targets"])
-        manifest["triton"] = triton.__version__
-        FOLDER.mkdir(exist_ok=True)
-        file.write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", "utf-8")
+        wrong = build(args.targets, args.jobs, done)
     if wrong:
         raise SystemExit("\n".join(wrong))
 

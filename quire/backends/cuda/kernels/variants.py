@@ -18,13 +18,13 @@ TARGETS = (80, 89, 90, 100, 120)
 ALIGNED = frozenset(
     {"inputs", "x_stride", "out_stride", "dim", "value_dim", "width", "rotated", "block_size"}
 )
-MOST_STACK_BYTES = 128  # of a thread: what does not fit its registers
 
 FLOATS = ("bf16", "fp16", "fp32")
 PRECISIONS = {"bf16": "stored", "fp16": "tf32", "fp32": "ieee"}  # of products, by the format of weights
 CACHES = {"bf16": "bf16", "i8": "bf16", "fp16": "tf32", "fp32": "ieee"}  # of attention, by that of the cache
 DIMS = (64, 128, 256)
 ROW_BLOCKS = (128, 1024)
+MOST_EXPERTS = 512
 SMALL, LARGE = "small", "large"  # steps: of at most 16 rows for each weight, and more
 
 
@@ -65,9 +65,19 @@ def quantized_tile(rows: int) -> Constants:
     return _QUANTIZED_TILES[SMALL if rows <= 16 else LARGE][0]
 
 
-def attention_rows(decode: bool) -> int:
-    """Return BLOCK_M of attention: how many pairs of token and head a program holds."""
-    return 16 if decode else 64
+def grouped_tile(rows: int) -> Constants:
+    """Return the tile of a product of experts with about so many rows for each."""
+    return product_tile(rows, "bf16") | {"BLOCK_N": 64}
+
+
+def attention_rows(decode: bool, cache: str) -> int:
+    """Return BLOCK_M of attention over a cache in a format: pairs of token and head of a program."""
+    return 16 if decode or cache == "fp32" else 64
+
+
+def most_stack_bytes(variant: Variant) -> int:
+    """Return the budget of what does not fit the registers of a thread; heads of 256 need most."""
+    return 640 if variant.kernel.startswith("attend") else 128
 
 
 def variants() -> Iterator[Variant]:
@@ -78,6 +88,8 @@ def variants() -> Iterator[Variant]:
     yield from _quantized()
     yield from _rope_and_kv()
     yield from _attention()
+    yield from _sampling()
+    yield from _experts()
 
 
 # Tiles, warps and stages. All tiles of a format have one BLOCK_K.
@@ -210,11 +222,13 @@ def _attention() -> Iterator[Variant]:
     own_rows = "positions:*i32 token_rows:*i32 tables:*i32 table_stride:i32 tokens:i32"
     segment = f"{lists} {cache} {own_rows} {sizes} scale:fp32 softcap:fp32"
     for (kv, precision), dim in product(CACHES.items(), DIMS):
+        if kv == "fp32" and dim > 128:  # its products of single numbers do not fit any registers
+            continue
         how = {"SCALED": kv == "i8", "PRECISION": precision, "DIM": dim, "VALUE_DIM": dim}
         caps = (False, True) if kv == "bf16" and dim > 64 else (False,)
-        for cap, decode in product(caps, (False, True)):
-            own = how | {"CAP": cap, "BLOCK_M": attention_rows(decode)}
-            warps = 4 if decode or dim < 256 else 8
+        for cap, rows in product(caps, sorted({attention_rows(decode, kv) for decode in (False, True)})):
+            own = how | {"CAP": cap, "BLOCK_M": rows}
+            warps = 4 if rows == 16 or dim < 256 else 8
             yield Variant("attend", _types(whole, kv=kv), own, warps, 2)
         if precision == "bf16":
             own = how | {"CAP": False, "BLOCK_M": 16}
@@ -226,3 +240,59 @@ def _attention() -> Iterator[Variant]:
     )
     for dim in DIMS:
         yield Variant("merge_segments", _types(merged), {"VALUE_DIM": dim}, warps=1)
+
+
+def _sampling() -> Iterator[Variant]:
+    block: Constants = {"BLOCK": 1024}
+    drawn = (
+        "temperatures:*fp64 top_ks:*i32 top_ps:*fp64 min_ps:*fp64 seeds:*i64 sequences:*i32 positions:*i32"
+    )
+    scratch = "kept:*fp32 kept_ids:*i32 vocab:i32"
+    chosen = _types(f"tokens:*i32 faults:*i32 logits:*fp32 edited:*fp32 {drawn} {scratch}")
+    yield Variant("choose_tokens", chosen, block, warps=8)
+    masked = "out:*fp32 logits:*fp32 masks:*u32 mask_rows:*i32 vocab:i32 words:i32"
+    yield Variant("mask_logits", _types(masked), block)
+    biased = "logits:*fp32 rows:*i32 tokens:*i32 biases:*fp32 count:i32 vocab:i32"
+    yield Variant("bias_logits", _types(biased), {"BLOCK": 128})
+    counted = "seen:*i8 output_counts:*i32 slots:*i32"
+    penalties = "repetitions:*fp64 frequencies:*fp32 presences:*fp32"
+    penalized = f"logits:*fp32 slots:*i32 seen:*i8 output_counts:*i32 {penalties} vocab:i32"
+    yield Variant("penalize_logits", _types(penalized), block)
+    yield Variant("count_tokens", _types(f"{counted} tokens:*i32 count:i32 vocab:i32"), {"BLOCK": 256})
+    own = "logprobs:*fp32 ranks:*i32 log_sums:*fp64 tokens:*i32 logits:*fp32 vocab:i32"
+    yield Variant("token_logprobs", _types(own), block, warps=8)
+    top = f"logprobs:*fp32 tokens:*i32 log_sums:*fp64 logits:*fp32 {scratch} k:i32"
+    yield Variant("top_logprobs", _types(top), block | {"MOST": 32}, warps=8)
+
+
+def _experts() -> Iterator[Variant]:
+    scores = "picked:*i32 shares:*fp32 scores:*fp32 bias:*fp32 factors:*fp32"
+    routed = _types(f"{scores} experts:i32 chosen:i32 scaling:*fp64 floor:*fp64")
+    how: Constants = {"FACTORS": False, "EXPERTS": MOST_EXPERTS}
+    for sigmoid, normalized in product((False, True), repeat=2):
+        own = how | {"SIGMOID": sigmoid, "NORMALIZED": normalized, "BIAS": sigmoid}
+        yield Variant("route", routed, own)
+    listed = "order:*i32 offsets:*i32"
+    yield Variant("sort_by_expert", _types(f"{listed} picked:*i32 pairs:i32"), {"BLOCK": 512})
+    summed = "out:*fp32 x:*fp32 picked:*i32 shares:*fp32 width:i32 chosen:i32"
+    yield Variant("sum_experts", _types(summed), {"CHOSEN": 16, "BLOCK": 1024})
+    sizes = "outputs:i32 inputs:i32 experts:i32 chosen:i32"
+    plain = _types(f"out:*fp32 x:*fp32 {listed} weight:*bf16 bias:*fp32 {sizes}")
+    biases = "gate_bias:*fp32 up_bias:*fp32"
+    gated = _types(f"out:*fp32 x:*fp32 {listed} gate:*bf16 up:*bf16 {biases} {sizes} limit:fp32")
+    for size in (SMALL, LARGE):
+        tile, warps, stages = _PRODUCT_TILES[size, "bf16"]
+        tile = tile | {"BLOCK_N": 64, "EXPERTS": MOST_EXPERTS, "PRECISION": "stored"}
+        cores = "float" if size == LARGE else ""
+        for bias in (False, True):
+            yield Variant("grouped_product", plain, tile | {"BIAS": bias}, warps, stages, cores)
+        for name, bias in (("silu", False), ("gelu_tanh", False), ("limited", True)):
+            own = tile | {"BIAS": bias, "ACTIVATION": name}
+            yield Variant("grouped_gated_product", gated, own, warps, stages, cores)
+    head = f"out:*fp32 x:*i8 x_blocks:*i8 x_scales:*fp32 {listed}"
+    rest = "block_scales:*i8 channels:*fp32 bias:*fp32 outputs:i32 spans:i32 experts:i32 chosen:i32"
+    for (size, (tile, warps, stages)), int4 in product(_QUANTIZED_TILES.items(), (False, True)):
+        types = _types(f"{head} weight:*{{w}} {rest}", w="u8" if int4 else "i8")
+        own = tile | {"INT4": int4, "BIAS": False, "EXPERTS": MOST_EXPERTS}
+        cores = "integer" if size == LARGE else ""
+        yield Variant("grouped_quantized_product", types, own, warps, stages, cores)

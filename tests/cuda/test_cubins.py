@@ -1,0 +1,75 @@
+"""The committed manifest of compiled kernels against their sources, budgets and a compiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.backends.cuda.kernels.variants import ALIGNED, Variant, most_stack_bytes, variants
+from quire.backends.cuda.manifest import FOLDER, variant_key
+
+ROOT = Path(__file__).parents[2]
+COMPILED_AGAIN = 40  # one in so many
+
+
+@pytest.fixture(scope="module")
+def targets() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads((FOLDER / "manifest.json").read_text("utf-8"))["targets"]
+    return found
+
+
+def test_every_variant_has_a_key_of_its_own() -> None:
+    keys = list(map(key_of, variants()))
+    assert len(set(keys)) == len(keys)
+
+
+def key_of(variant: Variant) -> str:
+    return variant_key(variant.kernel, list(variant.types.values()), variant.constants)
+
+
+def test_kernels_are_within_budgets(targets: dict[str, dict[str, Any]]) -> None:
+    for variant in variants():
+        entry = targets["sm_90"][key_of(variant)]
+        assert entry["stack_bytes"] <= most_stack_bytes(variant), variant
+        assert entry["registers"] <= 255
+        assert entry["shared_bytes"] <= 227 << 10
+
+
+def test_large_products_use_tensor_cores_of_warp_groups(targets: dict[str, dict[str, Any]]) -> None:
+    wanted = {"float": "HGMMA", "integer": "IGMMA"}
+    for variant in variants():
+        if variant.tensor_cores:
+            entry = targets["sm_90"][
+                variant_key(variant.kernel, list(variant.types.values()), variant.constants)
+            ]
+            assert entry["instructions"][wanted[variant.tensor_cores]] > 0
+
+
+def test_the_manifest_is_that_of_the_sources(targets: dict[str, dict[str, Any]]) -> None:
+    """Every kernel was compiled from these sources; some are compiled again, other ones every day."""
+    part = [str(date.today().toordinal() % COMPILED_AGAIN), str(COMPILED_AGAIN)]
+    run = check("--targets", "90", "--check", *part)
+    assert run.returncode == 0, run.stderr
+    others = [target.removeprefix("sm_") for target in targets if target != "sm_90"]
+    if others:
+        run = check("--targets", *others, "--check", "9999", "10000")
+        assert run.returncode == 0, run.stderr
+
+
+def check(*args: str) -> subprocess.CompletedProcess[str]:
+    """Run the script without the interpreter, which this process has turned on."""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, str(ROOT / "scripts" / "cubins.py"), "--jobs", "2", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, env=env)
+
+
+def test_sizes_that_kernels_take_as_multiples_of_16_are_integers() -> None:
+    for variant in variants():
+        assert all(variant.types[name] == "i32" for name in ALIGNED & set(variant.types))
