@@ -53,8 +53,10 @@ def packed_shapes(kind: str, shape: tuple[int, ...]) -> tuple[tuple[tuple[int, .
     """Return shape and type of values, scales and channels of a packed weight of this kind and shape."""
     *outer, outputs, inputs = shape
     spans = -(-inputs // SPAN)
-    values = ((*outer, outputs, spans * SPAN), np.dtype(np.int8))
-    if kind == Int4.kind:
-        values = ((*outer, outputs, spans * SPAN // 2), np.dtype(np.uint8))
-    scales = ((*outer, spans * SPAN // GROUP, outputs), np.dtype(np.int8))
-    return values, scales, ((*outer, outputs), np.dtype(np.float32))
+    int4 = kind == Int4.kind
+    row = spans * SPAN // 2 if int4 else spans * SPAN
+    return (
+        ((*outer, outputs, row), np.dtype(np.uint8 if int4 else np.int8)),
+        ((*outer, spans * SPAN // GROUP, outputs), np.dtype(np.int8)),
+        ((*outer, outputs), np.dtype(np.float32)),
+    )

@@ -1,4 +1,4 @@
-"""What is compiled ahead of time: kernels with types of arguments, constants, warps and stages.
+"""The kernels that are compiled ahead of time: their types of arguments, constants, warps and stages.
 
 Sizes of models are arguments, so that few variants serve all: constants are tiles, dims padded to powers of
 two, formats, and names of activations.
@@ -200,13 +200,13 @@ def _rope_and_kv() -> Iterator[Variant]:
         for rope in ("halves", "interleaved"):
             yield Variant("rotary", _types(rotary), {"ROPE": rope, "DIM": dim}, warps=1)
         for kv in CACHES:
-            own = {"DIM": dim, "VALUE_DIM": dim, "SCALED": kv == "i8"}
-            yield Variant("write_kv", _types(write, kv=kv), own, warps=1)
+            written = {"DIM": dim, "VALUE_DIM": dim, "SCALED": kv == "i8"}
+            yield Variant("write_kv", _types(write, kv=kv), written, warps=1)
     inputs = "q:*fp32 k:*fp32 v:*fp32 q_weight:*fp32 k_weight:*fp32 cos:*fp32 sin:*fp32"
     sizes = "heads:i32 groups:i32 dim:i32 value_dim:i32 rotated:i32 block_size:i32 eps:fp32 offset:fp32"
     for kv, dim, norm in product(("bf16", "i8"), (64, 128), (False, True)):
         types = _types(f"q_out:*fp32 {cache} {inputs} {where} {sizes}", kv=kv)
-        own = {"NORM": norm, "ROPE": "halves", "DIM": dim, "VALUE_DIM": dim, "SCALED": kv == "i8"}
+        own: Constants = {"NORM": norm, "ROPE": "halves", "DIM": dim, "VALUE_DIM": dim, "SCALED": kv == "i8"}
         yield Variant("rope_and_kv", types, own, warps=1)
 
 
@@ -224,11 +224,11 @@ def _attention() -> Iterator[Variant]:
     for (kv, precision), dim in product(CACHES.items(), DIMS):
         if kv == "fp32" and dim > 128:  # its products of single numbers do not fit any registers
             continue
-        how = {"SCALED": kv == "i8", "PRECISION": precision, "DIM": dim, "VALUE_DIM": dim}
+        how: Constants = {"SCALED": kv == "i8", "PRECISION": precision, "DIM": dim, "VALUE_DIM": dim}
         caps = (False, True) if kv == "bf16" and dim > 64 else (False,)
-        for cap, rows in product(caps, sorted({attention_rows(decode, kv) for decode in (False, True)})):
-            own = how | {"CAP": cap, "BLOCK_M": rows}
-            warps = 4 if rows == 16 or dim < 256 else 8
+        for cap, block in product(caps, sorted({attention_rows(decode, kv) for decode in (False, True)})):
+            own = how | {"CAP": cap, "BLOCK_M": block}
+            warps = 4 if block == 16 or dim < 256 else 8
             yield Variant("attend", _types(whole, kv=kv), own, warps, 2)
         if precision == "bf16":
             own = how | {"CAP": False, "BLOCK_M": 16}
