@@ -146,6 +146,7 @@ def test_sizes_take_units(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "demo", "hi", "--temperature", "9"], 1, "temperature must be a number from 0 to 2"),
         (["run", "demo", "hi", "--top-k", "few"], 2, "error: --top-k: 'few' is not a whole number"),
         (["run", "demo", "hi", "--device", "rocm:0"], 2, "'rocm:0' is not supported yet"),
+        (["run", "demo", "hi", "--device", "cuda:0"], 1, "pip install 'quire[cuda]'"),
         (["run", "demo", "hi", "--kv-cache-memory-bytes", "4X"], 2, "512M"),
         (["serve", "--ttft-goal", "0s"], 2, "'0s' is not a duration"),
         (["run", "demo", "hi", "--raw", "--system", "Be brief"], 2, "--system cannot be combined"),
