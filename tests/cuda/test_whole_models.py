@@ -10,6 +10,7 @@ from lowered import distance, rounding_to_bf16
 from on_accelerator import interpreted
 from tiny import CONFIGS, VOCAB, Paged, random_weights, same_bits, tiny
 
+from quire.backends.cuda import products
 from quire.backends.cuda.refused import require_kernels
 from quire.errors import ConfigError
 from quire.program import Program
@@ -138,27 +139,15 @@ def test_blocks_go_out_and_come_back() -> None:
 
 
 def test_the_order_of_sums_is_what_makes_bits_equal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A product whose tile is chosen by the rows of the step, with another split of its inputs, is found."""
-    from quire.backends.cuda import launch_list
-
+    """Products that add their inputs in other pieces where a step has few rows are found."""
     program = fuse(tiny("llama").program)
-    weights = random_weights(program)
+    weights, tile = random_weights(program), products.product_tile
     whole = Paged(program, weights, make=interpreted)
     first = whole.prefill(whole.sequence(TOKENS[:12]))
-    add = launch_list.LaunchList.add
 
-    def by_rows(self: Any, kernel: str, grid: Any, args: Any, **constants: Any) -> None:
-        add(self, kernel, grid, args, **constants)
-        if kernel == "product":
-            record = self.launches.pop()
+    def by_rows(rows: int, weight: str) -> dict[str, Any]:
+        return tile(rows, weight) | ({"BLOCK_K": 16} if rows < 8 else {})
 
-            def launch(step: Any) -> Any:
-                found = record(step)
-                block = 16 if step.counts["T"] < 8 else constants["BLOCK_K"]
-                return type(found)(kernel, found.grid, found.args, {**found.constants, "BLOCK_K": block})
-
-            self.launches.append(launch)
-
-    monkeypatch.setattr(launch_list.LaunchList, "add", by_rows)
+    monkeypatch.setattr(products, "product_tile", by_rows)
     broken = Paged(program, weights, make=interpreted)
     assert not same_bits(broken.prefill(broken.sequence(TOKENS[:12]), (5, 1)), first)
