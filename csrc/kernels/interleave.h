@@ -23,7 +23,7 @@ QUIRE_INLINE void magnitudes(const float* x, int64_t stride, int64_t count, int3
   } else {
     I own[kTile]{};
     for (int m = 0; m < Rows; ++m) own[m] = magnitude_by_lane(x + m * stride, count);
-    const I all = across(own, [](I a, I b) { return max(a, b); });
+    const I all = across(own, [](auto a, auto b) { return a > b ? a : b; });
     __builtin_memcpy(tops, &all, Rows * sizeof(int32_t));
   }
 }

@@ -124,9 +124,10 @@ QUIRE_INLINE int32_t reduce_max(I x) {
 }
 
 // Lane m of the result is the reduction of the lanes of x[m] by `function`, by halving.
-template <typename V, typename Function>
-QUIRE_INLINE V across(const V (&x)[8], Function function) {
+template <typename V, int N, typename Function>
+QUIRE_INLINE V across(const V (&x)[N], Function function) {
 #if defined(__AVX512F__)
+  static_assert(N == 8);
 #define QUIRE_SHUFFLE(...) __builtin_shufflevector(a, b, __VA_ARGS__)
   V y[4];  // rows 2i and 2i + 1, 8 lanes each
   for (int i = 0; i < 4; ++i) {
@@ -149,7 +150,7 @@ QUIRE_INLINE V across(const V (&x)[8], Function function) {
 #undef QUIRE_SHUFFLE
 #else
   V out{};
-  for (int m = 0; m < 8; ++m) {
+  for (int m = 0; m < N; ++m) {
     V v = x[m];
     for (int half = 8; half > 0; half /= 2)
       for (int i = 0; i < half; ++i) v[i] = function(v[i], v[i + half]);
