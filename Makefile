@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 TEST_ENV := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest
 
-.PHONY: help run test servers lint format oracle clients ray cuda cubins browser chromium agents endurance exact sanitize deployment sdist wheel clean
+.PHONY: help run test servers lint format oracle clients ray cuda cubins browser chromium agents endurance exact sanitize deployment arm sdist wheel clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -98,12 +98,22 @@ deployment: .venv/.test  ## check the files for systemd and Kubernetes in exampl
 	@$(PIP) install 'kubernetes-validate==1.37.*'
 	$(BIN)/kubernetes-validate --strict --quiet examples/kubernetes/*.yaml
 
+# Of each kind of kernel and every instruction set that qemu knows, what takes minutes there and not hours.
+ARM_TESTS := tests/native/test_ops.py tests/native/test_native_exactness.py tests/native/test_coded.py \
+  tests/native/test_attend.py tests/native/test_sampling.py tests/native/test_native_state.py \
+  tests/native/test_packing.py tests/native/test_families.py tests/native/test_probe.py \
+  tests/model/test_goldens.py tests/model/test_exactness.py
+arm:  ## build for ARM and test it under qemu (needs root and minutes; ARGS="TESTS" for others than it chooses)
+	@command -v debootstrap qemu-aarch64-static >/dev/null || { apt-get -qq update && \
+	  DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends debootstrap qemu-user-static >/dev/null; }
+	$(PYTHON) scripts/arm.py $(CERT:%=--cert=%) $(or $(ARGS),-n 2 $(ARM_TESTS))
+
 sdist: .wheels/.done  ## build the source package in dist/, and check which files are in it
 	@rm -rf dist
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) .wheels/bin/python -m build --sdist --outdir dist .
 	.wheels/bin/python scripts/check_package.py dist/*.tar.gz
 
-wheel: sdist  ## build the wheels for Linux, and try them in chroots (needs root, debootstrap and minutes)
+wheel: sdist  ## build the wheels for Linux, and try them in chroots (root, debootstrap, minutes; ARGS="--architecture aarch64")
 	PATH="$(CURDIR)/.wheels/bin:$$PATH" .wheels/bin/python scripts/wheels.py $(ARGS)
 	.wheels/bin/python scripts/check_package.py dist/*.whl
 

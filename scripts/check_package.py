@@ -19,8 +19,10 @@ from email.parser import BytesParser
 from pathlib import Path
 
 SOURCE = ("CMakeLists.txt", "LICENSE", "README.md", "pyproject.toml", "csrc/", "licenses/", "quire/")
-C_LIBRARY = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "ld-linux-x86-64.so.2"}
-CORE = re.compile(r"quire/backends/native/_core\.(abi3|cpython-311-x86_64-linux-gnu)\.so")
+C_LIBRARY = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1"}
+C_LIBRARY |= {"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
+CORE = re.compile(r"quire/backends/native/_core\.(abi3|cpython-311-(x86_64|aarch64)-linux-gnu)\.so")
+BEST_SETS = {"x86_64": "avx512_amx", "aarch64": "neon_i8mm"}
 
 
 def tracked(*prefixes: str) -> set[str]:
@@ -43,10 +45,11 @@ def check_source(path: Path) -> list[str]:
     return differences(found, tracked(*SOURCE) | {"PKG-INFO"})
 
 
-def instruction_sets() -> list[str]:
-    """Return the instruction sets that CMakeLists.txt names for x86-64."""
+def instruction_sets(platform: str) -> list[str]:
+    """Return the instruction sets that CMakeLists.txt names for the machines of a wheel."""
+    best = next(best for machine, best in BEST_SETS.items() if platform.endswith(machine))
     text = Path("CMakeLists.txt").read_text("utf-8")
-    return re.findall(r"set\(QUIRE_ISAS (.*avx512_amx .*)\)", text)[0].split()
+    return re.findall(rf"set\(QUIRE_ISAS ({best} .*)\)", text)[0].split()
 
 
 def needed_libraries(core: bytes) -> set[str]:
@@ -76,7 +79,9 @@ def check_wheel(path: Path) -> list[str]:
         wrong.append(f"{python} is not for the stable interface of Python 3.12, or not the wheel for 3.11")
     if metadata["Version"] != version:
         wrong.append(f"its metadata has the version {metadata['Version']}")
-    wrong += [f"no kernels for {isa}" for isa in instruction_sets() if f"{isa}\0".encode() not in core]
+    wrong += [
+        f"no kernels for {isa}" for isa in instruction_sets(platform) if f"{isa}\0".encode() not in core
+    ]
     if platform.startswith("manylinux"):
         wrong += [f"it needs {name}" for name in needed_libraries(core) - C_LIBRARY]
     return wrong

@@ -1,4 +1,7 @@
-"""Debian in a folder, for the scripts that need a fresh one. Needs root, debootstrap and a Debian mirror."""
+"""Debian in a folder, for the scripts that need a fresh one. Needs root, debootstrap and a Debian mirror.
+
+One for another architecture also needs qemu-user-static, by which its programs run.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from pathlib import Path
 MIRROR = "http://deb.debian.org/debian"
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # as Docker sets it
 OF_THE_HOST = ("proc", "sys", "dev")
+ARM = "arm64"  # as Debian names it
+EMULATORS = Path("/proc/sys/fs/binfmt_misc")
 
 
 @dataclass
@@ -46,31 +51,63 @@ class Chroot:
         self.read("apt-get update")
         self.read(f"apt-get install --yes --no-install-recommends {' '.join(packages)}")
 
+    def install_compiler_for_arm(self, version: int) -> None:
+        """Install GCC for ARM, a program of x86-64 that needs no emulator, as aarch64-linux-gnu-g++-VERSION.
+
+        The libraries that it needs are of all architectures, which apt takes for the chroot's own alone.
+        """
+        self.read("dpkg --add-architecture amd64")
+        programs = "binutils-aarch64-linux-gnu:amd64", f"cpp-{version}-aarch64-linux-gnu:amd64"
+        self.install(*programs, f"libstdc++-{version}-dev-arm64-cross")
+        compilers = " ".join(f"{name}-{version}-aarch64-linux-gnu:amd64" for name in ("gcc", "g++"))
+        self.read(f"mkdir /compilers && cd /compilers && apt-get download {compilers}")
+        self.read("dpkg --force-depends --install /compilers/*.deb")
+
     def _inside(self, argv: list[str]) -> list[str]:
         environment = [f"{name}={value}" for name, value in self.environment.items()]
         return ["chroot", f"--userspec={self.user}", str(self.root), "env", "-i", *environment, *argv]
 
 
-def release_files(release: str, folder: Path) -> Path:
+def register_emulator() -> None:
+    """Let Linux run programs for ARM by qemu, in every folder, until it restarts."""
+    if not (EMULATORS / "register").exists():
+        subprocess.run(["mount", "-t", "binfmt_misc", "binfmt_misc", str(EMULATORS)], check=True)
+    if not (EMULATORS / "qemu-aarch64").exists():
+        rule = Path("/usr/lib/binfmt.d/qemu-aarch64.conf").read_text("ascii")
+        (EMULATORS / "register").write_text(rule.strip(), "ascii")
+
+
+def release_files(release: str, folder: Path, architecture: str | None) -> Path:
     """Return the folder with the fewest packages of a release, installed there once."""
-    files = folder / release
+    files = folder / f"{release}-{architecture or 'own'}"
     if not files.exists():
-        subprocess.run(["debootstrap", "--variant=minbase", release, str(files), MIRROR], check=True)
+        which = [f"--arch={architecture}"] if architecture else []
+        subprocess.run(["debootstrap", "--variant=minbase", *which, release, str(files), MIRROR], check=True)
     return files
 
 
-def new_chroot(release: str, folder: Path, name: str, cert: Path | None) -> Chroot:
-    """Make a chroot from a release, with this system's processes and devices; pip trusts `cert`, if given."""
+def new_chroot(
+    release: str, folder: Path, name: str, cert: Path | None, architecture: str | None = None
+) -> Chroot:
+    """Make a chroot from a release, with this system's processes and devices; pip trusts `cert`, if given.
+
+    `architecture` is this machine's, unless it is given.
+    """
     root = folder / name
-    subprocess.run(["cp", "-a", str(release_files(release, folder)), str(root)], check=True)
+    subprocess.run(["cp", "-a", str(release_files(release, folder, architecture)), str(root)], check=True)
     shutil.copy("/etc/resolv.conf", root / "etc/resolv.conf")
-    for what in OF_THE_HOST:
-        subprocess.run(["mount", "--rbind", "--make-rslave", f"/{what}", str(root / what)], check=True)
+    mount(root)
     chroot = Chroot(root)
     if cert is not None:
         shutil.copy(cert, root / "cert.pem")
         chroot.environment["PIP_CERT"] = "/cert.pem"
     return chroot
+
+
+def mount(root: Path) -> None:
+    """Mount this system's processes and devices in a chroot."""
+    for what in OF_THE_HOST:
+        subprocess.run(["mount", "--rbind", "--make-rslave", f"/{what}", str(root / what)], check=True)
 
 
 def unmount(root: Path) -> None:

@@ -1,6 +1,7 @@
-"""Build the wheels for Linux on x86-64 in chroots of Debian, and try them where there is no compiler.
+"""Build the wheels for Linux in chroots of Debian, and try them where there is no compiler.
 
     sudo make wheel                                        # writes dist/quire-*.tar.gz and dist/quire-*.whl
+    sudo make wheel ARGS="--architecture aarch64"          # for ARM: the chroots are emulated, GCC is not
 
 Each wheel is built from the source package in dist/, in the release of Debian that has its Python, by one
 compiler, against the C library of the oldest release on Debian's mirrors; the C++ library is linked in. So it
@@ -19,19 +20,42 @@ import sys
 import tempfile
 import time
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
-from debian_chroot import Chroot, new_chroot, unmount
+from debian_chroot import ARM, Chroot, new_chroot, register_emulator, unmount
 
 OLDEST = "bullseye"  # has glibc 2.31
-PLATFORM = "manylinux_2_31_x86_64"
 RELEASES = ("bookworm", "trixie")  # they have Python 3.11; and 3.13, whose wheel is for 3.12 and later
-COMPILER = "g++-12"  # what docs/performance.md was measured with
-UNWINDER = "usr/lib/gcc/x86_64-linux-gnu/10/libgcc_eh.a"  # that of a newer compiler needs a newer C library
+GCC = 12  # what docs/performance.md was measured with
+UNWINDER = "10/libgcc_eh.a"  # that of a newer compiler needs a newer C library
 # The C++ library asks a newer C library whether there is one thread, to leave atomic operations out. Here it
 # finds a variable that says no.
 THREADS = 'extern "C" __attribute__((visibility("hidden"))) char __libc_single_threaded = 0;'
 QUESTION = "What is 3 + 4?"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A processor that wheels are built for; `debian` is None for that of this machine."""
+
+    machine: str
+    debian: str | None
+    compiler: str
+
+    @property
+    def triplet(self) -> str:
+        return f"{self.machine}-linux-gnu"
+
+    @property
+    def platform(self) -> str:
+        return f"manylinux_2_31_{self.machine}"
+
+
+TARGETS = {
+    "x86_64": Target("x86_64", None, f"g++-{GCC}"),
+    "aarch64": Target("aarch64", ARM, f"aarch64-linux-gnu-g++-{GCC}"),
+}
 
 
 def run(*argv: str | Path, **environment: str) -> None:
@@ -44,37 +68,40 @@ def commit_time() -> str:
     return logged.stdout.strip()
 
 
-def add_oldest(oldest: Path, builder: Chroot) -> None:
+def add_oldest(oldest: Path, builder: Chroot, target: Target) -> None:
     """Copy the headers and libraries of the oldest release to /oldest, and name them to the compiler."""
-    root = builder.root / "oldest"
+    root, triplet = builder.root / "oldest", target.triplet
     root.mkdir()
-    run("cp", "-a", oldest / "usr", oldest / "lib", oldest / "lib64", root)
-    for link in (*root.glob("usr/lib64/*"), *root.glob("usr/lib/x86_64-linux-gnu/*.so")):
+    run("cp", "-a", oldest / "usr", *oldest.glob("lib*"), root)
+    for link in (*root.glob("usr/lib64/*"), *root.glob(f"usr/lib/{triplet}/*.so")):
         if link.is_symlink() and link.readlink().is_absolute():
             target = f"/oldest{link.readlink()}"
             link.unlink()
             link.symlink_to(target)
-    headers = root / "usr/include/x86_64-linux-gnu"
-    for python in (builder.root / "usr/include/x86_64-linux-gnu").glob("python3.*"):
-        (headers / python.name).symlink_to(f"/usr/include/x86_64-linux-gnu/{python.name}")
+    for python in (builder.root / "usr/include" / triplet).glob("python3.*"):
+        (root / "usr/include" / triplet / python.name).symlink_to(f"/usr/include/{triplet}/{python.name}")
     (builder.root / "static").mkdir()
-    shutil.copy(oldest / UNWINDER, builder.root / "static")
+    shutil.copy(oldest / "usr/lib/gcc" / triplet / UNWINDER, builder.root / "static")
     (builder.root / "static/threads.cpp").write_text(THREADS + "\n")
-    builder.read(f"{COMPILER} -fPIC -c /static/threads.cpp -o /static/threads.o")
-    libraries = "/oldest/usr/lib/x86_64-linux-gnu"
+    builder.read(f"{target.compiler} -fPIC -c /static/threads.cpp -o /static/threads.o")
+    libraries = f"/oldest/usr/lib/{triplet}"
     builder.environment |= {
-        "CXX": COMPILER,
+        "CXX": target.compiler,
         "CXXFLAGS": "--sysroot=/oldest",
         "LDFLAGS": f"-B{libraries}/ -L/static -L{libraries} /static/threads.o"
         " -static-libstdc++ -static-libgcc -Wl,--exclude-libs,ALL,--gc-sections",
     }
 
 
-def build(source: Path, release: str, oldest: Path, folder: Path, cert: Path | None) -> Path:
+def build(source: Path, target: Target, release: str, oldest: Path, folder: Path, cert: Path | None) -> Path:
     """Build a wheel with the Python of a release; return the audited one, in dist/."""
-    builder = new_chroot(release, folder, f"build-{release}", cert)
-    builder.install(COMPILER, "ca-certificates", "python3-dev", "python3-venv")
-    add_oldest(oldest, builder)
+    builder = new_chroot(release, folder, f"build-{release}", cert, target.debian)
+    builder.install("ca-certificates", "python3-dev", "python3-venv")
+    if target.debian:
+        builder.install_compiler_for_arm(GCC)
+    else:
+        builder.install(target.compiler)
+    add_oldest(oldest, builder, target)
     builder.environment["SOURCE_DATE_EPOCH"] = commit_time()
     unpacked = builder.root / "source"
     unpacked.mkdir()
@@ -83,8 +110,8 @@ def build(source: Path, release: str, oldest: Path, folder: Path, cert: Path | N
     builder.read("/venv/bin/pip wheel --no-deps --wheel-dir /wheels /source")
     built = next((builder.root / "wheels").glob("*.whl"))
     audited = folder / f"audited-{release}"
-    repair = (sys.executable, "-m", "auditwheel", "repair", "--plat", PLATFORM, "--wheel-dir", audited, built)
-    run(*repair, SOURCE_DATE_EPOCH=commit_time())
+    repair = (sys.executable, "-m", "auditwheel", "repair", "--plat", target.platform)
+    run(*repair, "--wheel-dir", audited, built, SOURCE_DATE_EPOCH=commit_time())
     if "abi3" in built.name:
         run(sys.executable, "-m", "abi3audit", "--strict", built)
     return Path(shutil.copy(next(audited.glob("*.whl")), "dist"))
@@ -103,9 +130,9 @@ def check_loader(wheel: Path, oldest: Path) -> None:
         raise RuntimeError(f"{wheel.name}: not in {OLDEST}: {missing}")
 
 
-def answer(wheel: Path, release: str, folder: Path, cert: Path | None) -> None:
+def answer(wheel: Path, target: Target, release: str, folder: Path, cert: Path | None) -> None:
     """Install a wheel in a fresh release without a compiler, let it answer, and print the times."""
-    user = new_chroot(release, folder, f"use-{release}", cert)
+    user = new_chroot(release, folder, f"use-{release}", cert, target.debian)
     user.install("ca-certificates", "python3", "python3-venv")
     compilers = [name for name in ("cc", "gcc", "g++", "clang") if (user.root / "usr/bin" / name).exists()]
     if compilers:
@@ -130,20 +157,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--folder", type=Path, help="work in this folder, which must be empty, and keep it")
     parser.add_argument("--cert", type=Path, help="certificates that pip trusts, where a proxy has its own")
+    parser.add_argument("--architecture", choices=TARGETS, default="x86_64", help="what runs the wheels")
     given = parser.parse_args()
     if os.geteuid() or not shutil.which("debootstrap"):
         print("quire: chroots need root and debootstrap (apt install debootstrap).", file=sys.stderr)
         print("hint: `pip wheel --no-deps .` builds a wheel for systems like this one.", file=sys.stderr)
         return 1
     folder = given.folder or Path(tempfile.mkdtemp(prefix="wheels-"))
+    target = TARGETS[given.architecture]
+    if target.debian:
+        register_emulator()
     source = next(Path("dist").glob("quire-*.tar.gz"))
     try:
-        oldest = new_chroot(OLDEST, folder, "oldest", given.cert)
+        oldest = new_chroot(OLDEST, folder, "oldest", given.cert, target.debian)
         oldest.install("libc6-dev", "libgcc-10-dev")
         for release in RELEASES:
-            wheel = build(source, release, oldest.root, folder, given.cert)
+            wheel = build(source, target, release, oldest.root, folder, given.cert)
             check_loader(wheel, oldest.root)
-            answer(wheel, release, folder, given.cert)
+            answer(wheel, target, release, folder, given.cert)
     finally:
         for root in folder.glob("*"):
             unmount(root)

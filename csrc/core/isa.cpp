@@ -8,6 +8,9 @@
 #if defined(__x86_64__)
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 #include "isas.h"  // made by CMakeLists.txt: QUIRE_ISAS(X) is X(name) for each instruction set, best first
@@ -46,6 +49,11 @@ bool runs_here(const char* isa) {
   if (!std::strcmp(isa, "avx512_vnni_bf16") || !std::strcmp(isa, "avx512_amx_twin")) return bf16;
   if (!std::strcmp(isa, "avx512_amx"))
     return bf16 && __builtin_cpu_supports("amx-int8") && __builtin_cpu_supports("amx-bf16") && may_use_amx();
+#elif defined(__aarch64__)
+  const bool dotprod = getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
+  if (!std::strcmp(isa, "neon")) return true;
+  if (!std::strcmp(isa, "neon_dotprod")) return dotprod;
+  if (!std::strcmp(isa, "neon_i8mm")) return dotprod && (getauxval(AT_HWCAP2) & HWCAP2_I8MM);
 #endif
   return !std::strcmp(isa, "portable");
 }

@@ -110,6 +110,51 @@ void read_once(const std::string& isa, const uint8_t* from, size_t bytes) {
   }
 }
 
+#elif defined(__aarch64__)
+
+// 24 chains: some processors start four such instructions a cycle.
+#define TWENTY_FOUR(op)                                                                                      \
+  op("0") op("1") op("2") op("3") op("4") op("5") op("6") op("7") op("8") op("9") op("10") op("11") op("12") \
+      op("13") op("14") op("15") op("16") op("17") op("18") op("19") op("20") op("21") op("22") op("23")
+#define CLOBBERS                                                                                        \
+  "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", "v15", \
+      "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26"
+#define ZERO(i) "movi v" i ".4s, 0\n"
+#define LOOP(body)                                                                  \
+  asm volatile(".arch armv8.2-a+dotprod+i8mm\n" TWENTY_FOUR(ZERO) ZERO("24")        \
+                   ZERO("25") "1:\n" TWENTY_FOUR(body) "subs %0, %0, 1\n b.ne 1b\n" \
+               : "+r"(n)                                                            \
+               :                                                                    \
+               : "cc", CLOBBERS)
+
+#define FMA(i) "fmla v" i ".4s, v24.4s, v25.4s\n"
+#define MATRICES(i) "smmla v" i ".4s, v24.16b, v25.16b\n"
+#define DOTS(i) "sdot v" i ".4s, v24.16b, v25.16b\n"
+// Without a byte dot product: two products in 16 bits, their sums by pairs.
+#define PAIRS(i) "smull v26.8h, v24.8b, v25.8b\n smlal2 v26.8h, v24.16b, v25.16b\n sadalp v" i ".4s, v26.8h\n"
+
+void fma_neon(int64_t n) { LOOP(FMA); }
+void int8_matrices(int64_t n) { LOOP(MATRICES); }
+void int8_dots(int64_t n) { LOOP(DOTS); }
+void int8_pairs(int64_t n) { LOOP(PAIRS); }
+
+Loop loop_of(const std::string& isa, const std::string& kind) {
+  if (kind == "f32") return {24 * 8, fma_neon};
+  if (kind == "bf16") return {0, nullptr};
+  if (isa == "neon_i8mm") return {24 * 64, int8_matrices};
+  return {24 * 32, isa == "neon_dotprod" ? int8_dots : int8_pairs};
+}
+
+// `bytes` is a multiple of 1024.
+void read_once(const std::string&, const uint8_t* from, size_t bytes) {
+  asm volatile(
+      "1:\n ldp q0, q1, [%0]\n ldp q2, q3, [%0, 32]\n prfm pldl1keep, [%0, 2048]\n"
+      "add %0, %0, 64\n cmp %0, %1\n b.lo 1b\n"
+      : "+r"(from)
+      : "r"(from + bytes)
+      : "cc", "memory", CLOBBERS);
+}
+
 #else
 
 // Other machines: plain code, protected from folding by an opaque value.
@@ -117,10 +162,10 @@ void fma_plain(int64_t n) {
   typedef float F __attribute__((vector_size(16)));
   F acc[12]{}, x{}, y{};
   for (; n > 0; --n) {
-    asm volatile("" : "+w"(x), "+w"(y));
+    asm volatile("" : "+m"(x), "+m"(y));
     for (F& a : acc) a += x * y;
   }
-  for (F& a : acc) asm volatile("" : : "w"(a));
+  for (F& a : acc) asm volatile("" : : "m"(a));
 }
 
 Loop loop_of(const std::string&, const std::string& kind) {

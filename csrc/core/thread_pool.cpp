@@ -22,6 +22,8 @@ constexpr double kSlice_s = 5e-5;    // a thread that takes a core keeps it long
 void relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
 #endif
 }
 

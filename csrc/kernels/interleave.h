@@ -61,13 +61,14 @@ QUIRE_INLINE void interleave(const int32_t* words, int32_t* out, GroupSums& sums
 }
 #endif
 
-// Rounds at most 32 numbers of each row times its factor, to [8][Rows] words. Rows whose factor is 0 become 0.
-template <int Rows>
+// Rounds at most 32 numbers of each row times its factor, to [8][Rows] words or, in pairs, [4][Rows][2]. Rows
+// whose factor is 0 become 0.
+template <int Rows, bool Pairs = false>
 QUIRE_INLINE void quantize_rows(const float* x, int64_t stride, int64_t count, const float* factors,
                                 int32_t* to, GroupSums& sums) {
   int32_t words[kTile * kGroupWords]{};
 #if defined(__AVX512VNNI__)
-  if constexpr (Rows > 1) {
+  if constexpr (Rows > 1 && !Pairs) {
     for (int m = 0; m < Rows; ++m)
       if (factors[m] > 0) quantize_group(x + m * stride, count, factors[m], words + m * kGroupWords);
     return interleave<Rows>(words, to, sums);
@@ -77,7 +78,8 @@ QUIRE_INLINE void quantize_rows(const float* x, int64_t stride, int64_t count, c
     HalfSums found{};
     if (factors[m] > 0) found = quantize_group(x + m * stride, count, factors[m], words + m * kGroupWords);
     sums.low[m] = found.low, sums.high[m] = found.high;
-    for (int i = 0; i < kGroupWords; ++i) to[i * Rows + m] = words[m * kGroupWords + i];
+    for (int i = 0; i < kGroupWords; ++i)
+      to[Pairs ? (i / 2 * Rows + m) * 2 + i % 2 : i * Rows + m] = words[m * kGroupWords + i];
   }
 }
 

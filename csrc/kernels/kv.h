@@ -69,14 +69,14 @@ QUIRE_INLINE void exchange(U (&x)[kLanes]) {
   for (int i = 0; i < kLanes; i += 4) {
     for (int j = 0; j < 4; ++j) {
       const Quad a = from[i][j], b = from[i + 1][j], c = from[i + 2][j], d = from[i + 3][j];
-      const Quad ab = __builtin_shuffle(a, b, Quad{0, 4, 1, 5}),
-                 cd = __builtin_shuffle(c, d, Quad{0, 4, 1, 5});
-      const Quad AB = __builtin_shuffle(a, b, Quad{2, 6, 3, 7}),
-                 CD = __builtin_shuffle(c, d, Quad{2, 6, 3, 7});
-      to[4 * j][i / 4] = __builtin_shuffle(ab, cd, Quad{0, 1, 4, 5});
-      to[4 * j + 1][i / 4] = __builtin_shuffle(ab, cd, Quad{2, 3, 6, 7});
-      to[4 * j + 2][i / 4] = __builtin_shuffle(AB, CD, Quad{0, 1, 4, 5});
-      to[4 * j + 3][i / 4] = __builtin_shuffle(AB, CD, Quad{2, 3, 6, 7});
+      const Quad ab = __builtin_shufflevector(a, b, 0, 4, 1, 5),
+                 cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+      const Quad AB = __builtin_shufflevector(a, b, 2, 6, 3, 7),
+                 CD = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+      to[4 * j][i / 4] = __builtin_shufflevector(ab, cd, 0, 1, 4, 5);
+      to[4 * j + 1][i / 4] = __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+      to[4 * j + 2][i / 4] = __builtin_shufflevector(AB, CD, 0, 1, 4, 5);
+      to[4 * j + 3][i / 4] = __builtin_shufflevector(AB, CD, 2, 3, 6, 7);
     }
   }
   __builtin_memcpy(x, to, sizeof(x));

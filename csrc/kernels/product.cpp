@@ -105,7 +105,7 @@ class QuantizedRows {
       for (int m = 0; m < Rows; ++m) block_scale_at(group, m) = (int16_t)block_scales[m];
     }
     GroupSums sums;
-    quantize_rows<Rows>(x, stride, count, factors, quads_ + group * kGroupWords * Rows, sums);
+    quantize_rows<Rows, kPairsOfQuads>(x, stride, count, factors, quads_ + group * kGroupWords * Rows, sums);
     for (int m = 0; m < Rows; ++m)
       begin_[group * Rows + m] = (Int4 ? -8 : -128) * sums.total(m) + begin_of_group<Int4>(group, Rows);
   }
@@ -146,6 +146,16 @@ QUIRE_INLINE void store_rows(const Product& p, int64_t column, int64_t first_row
   }
 }
 
+// Where sixteen lanes are several registers, this would be most of the code of every tile.
+#if defined(__AVX512F__)
+QUIRE_INLINE
+#else
+__attribute__((noinline))
+#endif
+void activate_rows(Activation activation, int64_t rows, F* x) {
+  for (int64_t m = 0; m < rows; ++m) x[m] = activate(activation, x[m]);
+}
+
 // Computes N panels of a product for up to M rows, or for `tiles` tiles of M; for a gated product, the gate
 // first. `sums(weight, out)` computes the dot products of the rows, [tile][N][M].
 template <int M, int N = 1, int Tiles = 1, typename Sums>
@@ -167,8 +177,7 @@ QUIRE_INLINE void panel_rows(const Product& p, int64_t panel, int64_t first, int
         const F bias = load_some(p.bias + column, count);
         for (int64_t m = 0; m < rows; ++m) own[m] += bias;
       }
-      if (p.activation != Activation::none)
-        for (int64_t m = 0; m < rows; ++m) own[m] = activate(p.activation, own[m]);
+      if (p.activation != Activation::none) activate_rows(p.activation, rows, own);
       for (int64_t m = 0; m < rows; ++m) own_gate[m] = own[m];
       if (!p.up) store_rows(p, column, first_row, rows, own);
     }

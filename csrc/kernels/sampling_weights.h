@@ -47,7 +47,11 @@ QUIRE_INLINE uint32_t bits_of(K lanes) { return (uint32_t)_mm256_movemask_ps((__
 #else
 QUIRE_INLINE V greater(V v, V w) { return v > w ? v : w; }
 QUIRE_INLINE D greater(D v, D w) { return v > w ? v : w; }
+#if defined(QUIRE_NEON)
+QUIRE_INLINE D fma(D a, D b, D c) { return (D)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b); }
+#else
 QUIRE_INLINE D fma(D a, D b, D c) { return a * b + c; }
+#endif
 QUIRE_INLINE D widen(N v) { return __builtin_convertvector(v, D); }
 QUIRE_INLINE uint32_t bits_of(K lanes) {
   return (lanes[0] & 1) | (lanes[1] & 2) | (lanes[2] & 4) | (lanes[3] & 8);
@@ -128,8 +132,9 @@ QUIRE_INLINE D exp2(D y) {
 #if defined(__AVX512DQ__)
   const D magic = D{} + 0x1.8p48;  // rounds to sixteenths
   const D shifted = y + magic, f = y - (shifted - magic);
-  const D power = (D)(__builtin_shuffle(load_as<L>(kSixteenths), load_as<L>(kSixteenths + 8), (L)shifted) +
-                      ((L)shifted << 48));
+  const L sixteenth = (L)_mm512_permutex2var_epi64(load_as<__m512i>(kSixteenths), (__m512i)shifted,
+                                                   load_as<__m512i>(kSixteenths + 8));
+  const D power = (D)(sixteenth + ((L)shifted << 48));
   D p = D{} + 0.0013333744338239965;  // (2^f - 1) / f on [-1/32, 1/32], 1e-14 off
   p = fma(p, f, D{} + 0.009618317140580765);
   p = fma(p, f, D{} + 0.05550410866027587);

@@ -77,8 +77,15 @@ QUIRE_INLINE B64 look_up(B64 table, B64 codes) {
   B64 out;
   __builtin_memcpy(&out, halves, 64);
   return out;
+#elif defined(QUIRE_NEON)
+  uint8x16_t t, quarters[4];
+  __builtin_memcpy(&t, &table, 16);
+  __builtin_memcpy(quarters, &codes, 64);
+  for (int i = 0; i < 4; ++i) quarters[i] = vqtbl1q_u8(t, quarters[i]);
+  return __builtin_bit_cast(B64, quarters);
 #else
-  return __builtin_shuffle(table, codes);
+  for (int i = 0; i < 64; ++i) codes[i] = table[codes[i]];
+  return codes;
 #endif
 }
 

@@ -5,11 +5,12 @@
 // instructions per load of weights: bf16 and f32 reach 97 to 99% of the peak of a core, int4 about 86% and
 // int8 80%, since two groups of 32 inputs take 16 such instructions and, on the same ports, one for their
 // block scales (int8: two), and each span one more. With AVX2, quantized rows are multiplied with half a
-// panel (half.h).
+// panel (half.h), on ARM with a quarter (quarter.h).
 #pragma once
 
 #include "half.h"
 #include "kernels.h"
+#include "quarter.h"
 #include "vec.h"
 
 namespace quire::QUIRE_ISA {
@@ -133,6 +134,13 @@ QUIRE_INLINE constexpr int32_t begin_of_group(int64_t group, int64_t rows) {
 
 constexpr int64_t kScalesAhead = 512;
 
+// True if quantized rows of int8 and int4 lie two words at a time: kernels.h.
+#if defined(QUIRE_QUARTER_PANELS)
+constexpr bool kPairsOfQuads = true;
+#else
+constexpr bool kPairsOfQuads = false;
+#endif
+
 // A product of quantized rows with one panel. Within a span, the sum over groups is one of integers:
 //
 //   int4: dot * block scale of the weights
@@ -165,6 +173,9 @@ class QuantizedTile {
         if constexpr (M > kFirst) run_halves<M - kFirst, 1>(half, kFirst, out);
       }
     }
+#elif defined(QUIRE_QUARTER_PANELS)
+    constexpr int kQuarters = M <= 2 ? 4 : M <= 4 ? 2 : 1;  // whose sums fit in registers
+    for (int quarter = 0; quarter < 4; quarter += kQuarters) run_quarters<kQuarters>(quarter, out);
 #else
     run_panel(out);
 #endif
@@ -213,6 +224,43 @@ class QuantizedTile {
     }
     for (int h = 0; h < Halves; ++h)
       for (int m = 0; m < Rows; ++m) store_as((HalfF*)(out + row + m) + half + h, acc[h * Rows + m]);
+  }
+#elif defined(QUIRE_QUARTER_PANELS)
+  // Computes the four outputs of each quarter from `quarter` on.
+  template <int Quarters>
+  QUIRE_INLINE void run_quarters(int quarter, F* out) const {
+    constexpr int kOwn = kRegisters<M>, kAll = Quarters * kOwn;
+    const uint8_t* const values = values_ + quarter * 16;
+    float32x4_t acc[kAll]{};
+    for (int64_t first = 0; first < groups_; first += kTogether) {
+      const int64_t last = first + kTogether < groups_ ? first + kTogether : groups_;
+      int32x4_t sum[kAll]{};
+      for (int64_t g = first; g < last; ++g) {
+        int32x4_t dots[kAll];
+        if (quarter == 0)
+          for (int64_t i = 0; i < kBytes; i += 64) ahead_.at(values_, g * kBytes + i);
+        dot_quarters<M, Quarters, Int4>(values + g * kBytes, quads_ + g * (kGroup / 4) * M, begin_ + g * M,
+                                        begin_of_group<Int4>(g, M), dots);
+#pragma GCC unroll 8
+        for (int i = 0; i < kAll; ++i) {
+          const int8_t* const four = block_scales_ + g * kPanel + (quarter + i / kOwn) * 4;
+          const int32x4_t block_scale = of_outputs<M>(load_quarter_s8(four), i % kOwn);
+          if constexpr (Int4) {
+            sum[i] += dots[i] * block_scale;
+          } else {
+            const int32x4_t both = of_rows<M>(row_scales_ + g / 2 * M, i % kOwn);
+            sum[i] += (dots[i] >> 4) * (block_scale * (g % 2 ? both & 0xffff : both >> 16));
+          }
+        }
+      }
+      prefetch(block_scales_ + first * kPanel + kScalesAhead);
+      const int32_t* const scales = (const int32_t*)scales_ + first / kTogether * M;
+#pragma GCC unroll 8
+      for (int i = 0; i < kAll; ++i)
+        acc[i] = vfmaq_f32(acc[i], vcvtq_f32_s32(sum[i]), (float32x4_t)of_rows<M>(scales, i % kOwn));
+    }
+#pragma GCC unroll 4
+    for (int q = 0; q < Quarters; ++q) store_quarter<M>(acc + q * kOwn, quarter + q, out);
   }
 #else
   QUIRE_INLINE void run_panel(F* out) const {

@@ -15,6 +15,7 @@
 #endif
 
 #include "kernels.h"
+#include "neon.h"
 
 #ifndef QUIRE_ISA
 #error "QUIRE_ISA names the namespace of the instruction set this file is compiled for"
@@ -84,6 +85,13 @@ QUIRE_INLINE F fma(F a, F b, F c) {
   F out;
   __builtin_memcpy(&out, z, 64);
   return out;
+#elif defined(QUIRE_NEON)
+  float32x4_t x[4], y[4], z[4];
+  __builtin_memcpy(x, &a, 64);
+  __builtin_memcpy(y, &b, 64);
+  __builtin_memcpy(z, &c, 64);
+  for (int i = 0; i < 4; ++i) z[i] = vfmaq_f32(z[i], x[i], y[i]);
+  return __builtin_bit_cast(F, z);
 #else
   return a * b + c;
 #endif
@@ -162,9 +170,9 @@ QUIRE_INLINE V across(const V (&x)[N], Function function) {
 
 // Returns the sum of each half of the lanes, in all lanes of that half.
 QUIRE_INLINE I add_halves(I x) {
-  x += __builtin_shuffle(x, I{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});
-  x += __builtin_shuffle(x, I{2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13});
-  x += __builtin_shuffle(x, I{1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14});
+  x += __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+  x += __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+  x += __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
   return x;
 }
 
@@ -235,6 +243,10 @@ QUIRE_INLINE F load_f16(const uint16_t* from) {
     __builtin_memcpy((char*)&out + 32 * i, &half, 32);
   }
   return out;
+#elif defined(QUIRE_NEON)
+  float32x4_t out[4];
+  for (int i = 0; i < 4; ++i) out[i] = vcvt_f32_f16(load_as<float16x4_t>(from + 4 * i));
+  return __builtin_bit_cast(F, out);
 #else
   F out;
   for (int i = 0; i < kLanes; ++i) out[i] = half_to_float(from[i]);
@@ -245,6 +257,12 @@ QUIRE_INLINE F load_f16(const uint16_t* from) {
 QUIRE_INLINE H to_f16(F x) {
 #if defined(__AVX512F__)
   return (H)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif defined(QUIRE_NEON)
+  float32x4_t from[4];
+  float16x4_t out[4];
+  __builtin_memcpy(from, &x, 64);
+  for (int i = 0; i < 4; ++i) out[i] = vcvt_f16_f32(from[i]);
+  return __builtin_bit_cast(H, out);
 #else
   H out;
   for (int i = 0; i < kLanes; ++i) out[i] = float_to_half(x[i]);
@@ -314,6 +332,13 @@ QUIRE_INLINE I dot4(I acc, B64 w, const int32_t* x) {
   I out;
   __builtin_memcpy(&out, a, 64);
   return out;
+#elif defined(QUIRE_NEON)
+  int32x4_t a[4];
+  uint8x16_t b[4];
+  __builtin_memcpy(a, &acc, 64);
+  __builtin_memcpy(b, &w, 64);
+  dot4_quarters<Small>(a, b, vreinterpretq_s8_s32(vdupq_n_s32(*x)));
+  return __builtin_bit_cast(I, a);
 #else
   int8_t xs[4];
   __builtin_memcpy(xs, x, 4);

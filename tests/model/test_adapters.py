@@ -16,6 +16,7 @@ from test_exactness import fingerprint
 from tiny import VOCAB, tiny
 
 from quire import LLM, LoRARequest, SamplingParams
+from quire.backends.native import _core
 from quire.errors import ConfigError, RequestError
 from quire.weights.adapters import read_adapter
 
@@ -66,7 +67,7 @@ def test_merged(
     model: Path, folder: Path, tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # An adapter in bf16 meets activations rounded to bf16 where the machine multiplies pairs of them.
-    monkeypatch.setenv("QUIRE_ISA", "portable")
+    monkeypatch.setenv("QUIRE_ISA", _core.isas()[-1])
     with load(model, folder, device) as llm:
         found = {name: scores(llm, name) for name in "abc"}
     for name, own in found.items():

@@ -1,0 +1,99 @@
+"""Build the native core for ARM and test it in an emulated Debian, on a machine with x86-64.
+
+    sudo make arm                                  # builds, then runs the tests that `make arm` chooses
+    sudo make arm ARGS="tests/native -k sampler"   # others
+
+The chroot is kept in /var/cache/quire-arm; GCC for ARM is a program of x86-64, so compiling is not slow, and
+qemu runs what is for ARM. A processor with all instruction sets is emulated; QEMU_CPU in the environment
+names another (cortex-a72 has no dot products, neoverse-n1 no products of matrices). The exit status is that
+of pytest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from debian_chroot import ARM, Chroot, mount, new_chroot, register_emulator, unmount
+
+RELEASE = "bookworm"
+GCC = 12
+FOLDER = Path("/var/cache/quire-arm")  # outside of the tree, which packages and tools walk through
+BUILT = ("CMakeLists.txt", "LICENSE", "README.md", "licenses", "pyproject.toml", "csrc", "quire")
+TESTED = ("pyproject.toml", "tests", "benchmarks")
+CHECKERS = ("ruff", "mypy", "clang-format")  # of sources, not of what they do
+
+
+def requirements() -> list[str]:
+    """Return what builds Quire, what it depends on, and what its tests need."""
+    described = tomllib.loads(Path("pyproject.toml").read_text("utf-8"))
+    project = described["project"]
+    tests = [line for line in project["optional-dependencies"]["test"] if not line.startswith(CHECKERS)]
+    return ["pip", "cmake", "ninja", *described["build-system"]["requires"], *project["dependencies"], *tests]
+
+
+def prepared(cert: Path | None) -> Chroot:
+    """Return the chroot, in which everything needed is installed once."""
+    ready = FOLDER / "ready"
+    wanted = "\n".join(requirements())
+    if ready.exists() and ready.read_text("utf-8") == wanted:
+        chroot = Chroot(FOLDER / "root")
+        mount(chroot.root)
+    else:
+        unmount(FOLDER / "root")
+        shutil.rmtree(FOLDER / "root", ignore_errors=True)
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        print(
+            f"quire: installing Debian for ARM in {FOLDER} (once; a quarter of an hour) ...", file=sys.stderr
+        )
+        chroot = new_chroot(RELEASE, FOLDER, "root", cert, ARM)
+        chroot.install("ca-certificates", "python3-dev", "python3-venv")
+        chroot.install_compiler_for_arm(GCC)
+        chroot.read("python3 -m venv /venv")
+        (chroot.root / "requirements.txt").write_text(wanted, "utf-8")
+        chroot.read("/venv/bin/pip install --upgrade pip && /venv/bin/pip install -r /requirements.txt")
+        ready.write_text(wanted, "utf-8")
+    chroot.environment["PATH"] = f"/venv/bin:{chroot.environment['PATH']}"
+    return chroot
+
+
+def copied(names: tuple[str, ...], to: Path) -> None:
+    """Copy files and folders of the repository, with the times by which a build knows what is new."""
+    shutil.rmtree(to, ignore_errors=True)
+    to.mkdir()
+    subprocess.run(["cp", "-a", "--no-preserve=ownership", *names, str(to)], check=True)
+
+
+def main() -> int:
+    """Build, install and test."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--cert", type=Path, help="certificates that pip trusts, where a proxy has its own")
+    given, pytest = parser.parse_known_args()
+    if os.geteuid() or not shutil.which("debootstrap") or not shutil.which("qemu-aarch64-static"):
+        print("quire: an emulated Debian needs root, debootstrap and qemu-user-static.", file=sys.stderr)
+        print("hint: sudo apt install debootstrap qemu-user-static, then sudo make arm", file=sys.stderr)
+        return 1
+    register_emulator()
+    try:
+        chroot = prepared(given.cert)
+        copied(BUILT, chroot.root / "source")
+        copied(TESTED, chroot.root / "tested")
+        install = "pip install --no-build-isolation --no-deps --config-settings=build-dir=/build /source"
+        chroot.read(f"CXX=aarch64-linux-gnu-g++-{GCC} {install}")
+        sets = chroot.read("python -c 'from quire.backends.native import _core; print(*_core.isas())'")
+        print(f"quire: testing {sets.strip()}", file=sys.stderr)
+        variables = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        variables |= {name: os.environ[name] for name in ("QEMU_CPU",) if name in os.environ}
+        chroot.environment |= variables
+        return chroot.run(["sh", "-c", 'cd /tested && exec pytest "$@"', "pytest", *pytest])
+    finally:
+        unmount(FOLDER / "root")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
