@@ -67,6 +67,12 @@ float of_bf16(uint16_t bits) {
 
 }  // namespace
 
+#if defined(__aarch64__)
+using Half = __fp16;  // GCC 12 has _Float16 for x86-64 alone
+#else
+using Half = _Float16;
+#endif
+
 void EmbedStored::run_rows(const Step& step, int64_t first, int64_t last) {
   const int64_t width = table_.width, row_bytes = width * (table_.format == Format::f32 ? 4 : 2);
   for (int64_t t = first; t < last; ++t) {
@@ -77,7 +83,7 @@ void EmbedStored::run_rows(const Step& step, int64_t first, int64_t last) {
     } else if (table_.format == Format::bf16) {
       convert<uint16_t>(row, width, out, of_bf16);
     } else {
-      convert<_Float16>(row, width, out, [](_Float16 value) { return (float)value; });
+      convert<Half>(row, width, out, [](Half value) { return (float)value; });
     }
   }
 }
