@@ -44,18 +44,21 @@ QUIRE_INLINE void interleave(const int32_t* words, int32_t* out, GroupSums& sums
   I four[4];  // words 0..3 and 4..7 of rows 0..3, the same of rows 4..7, [word][row]
   for (int i = 0; i < 2; ++i) {
     const I a = load(words + i * 32), b = load(words + i * 32 + 16);
-    four[2 * i] = __builtin_shuffle(a, b, I{0, 8, 16, 24, 1, 9, 17, 25, 2, 10, 18, 26, 3, 11, 19, 27});
-    four[2 * i + 1] = __builtin_shuffle(a, b, I{4, 12, 20, 28, 5, 13, 21, 29, 6, 14, 22, 30, 7, 15, 23, 31});
+    four[2 * i] = __builtin_shufflevector(a, b, 0, 8, 16, 24, 1, 9, 17, 25, 2, 10, 18, 26, 3, 11, 19, 27);
+    four[2 * i + 1] =
+        __builtin_shufflevector(a, b, 4, 12, 20, 28, 5, 13, 21, 29, 6, 14, 22, 30, 7, 15, 23, 31);
   }
   const B64 ones = (B64)splat(0x01010101);
   for (int half = 0; half < 2; ++half) {
     const I a = four[half], b = four[2 + half];
-    const I first = __builtin_shuffle(a, b, I{0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23});
-    const I second = __builtin_shuffle(a, b, I{8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31});
+    const I first = __builtin_shufflevector(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const I second =
+        __builtin_shufflevector(a, b, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
     store_words<Rows>(out + 4 * half * Rows, first);
     store_words<Rows>(out + (4 * half + 2) * Rows, second);
     const I sum = dot4(dot4(I{}, ones, first), ones, second);
-    const I both = sum + __builtin_shuffle(sum, I{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
+    const I both =
+        sum + __builtin_shufflevector(sum, sum, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
     __builtin_memcpy(half ? sums.high : sums.low, &both, sizeof(sums.low));
   }
 }
