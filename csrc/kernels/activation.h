@@ -1,8 +1,8 @@
 // The activation functions of quire.program.numerics.
 #pragma once
 
+#include "functions.h"
 #include "kernels.h"
-#include "vec.h"
 
 namespace quire::QUIRE_ISA {
 

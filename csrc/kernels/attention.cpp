@@ -7,6 +7,7 @@
 #include "attention.h"
 
 #include "attention_layout.h"
+#include "functions.h"
 #include "table.h"
 
 namespace quire::QUIRE_ISA {

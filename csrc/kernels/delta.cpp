@@ -2,9 +2,9 @@
 
 #include "delta.h"
 
+#include "functions.h"
 #include "kv.h"
 #include "table.h"
-#include "vec.h"
 
 namespace quire::QUIRE_ISA {
 

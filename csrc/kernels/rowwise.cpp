@@ -1,8 +1,8 @@
 // Row-wise and elementwise functions.
 
 #include "activation.h"
+#include "functions.h"
 #include "table.h"
-#include "vec.h"
 
 namespace quire::QUIRE_ISA {
 

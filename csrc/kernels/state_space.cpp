@@ -2,9 +2,9 @@
 
 #include "state_space.h"
 
+#include "functions.h"
 #include "kv.h"
 #include "table.h"
-#include "vec.h"
 
 namespace quire::QUIRE_ISA {
 

@@ -195,7 +195,7 @@ class Coded(StoredWeight):
         minimums = None if self.minimums is None else self.minimums.floats()
         if self.zeros is not None:
             minimums = -(scales * self.zeros.astype(np.float32))
-        return coded_matmul(x, numbers, scales, minimums, self.group or self.width, self.bits)
+        return coded_matmul(x, numbers, scales, minimums, self.group, self.bits)
 
     def __getitem__(self, index: Any) -> Coded:
         """Select along the first axis: an expert of [experts, out, in], or outputs of a matrix."""

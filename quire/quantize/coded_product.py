@@ -25,28 +25,29 @@ def summed_together(group: int) -> int:
 
 
 def coded_matmul(
-    x: Floats, numbers: Floats, scales: Floats, minimums: Floats | None, group: int, bits: int
+    x: Floats, numbers: Floats, scales: Floats, minimums: Floats | None, group: int | None, bits: int
 ) -> Floats:
     """Return x [T, in] times (scales * numbers + minimums) [out, in] transposed, [T, out].
 
-    numbers are integers [out, in]; scales and minimums [out, groups of `group` inputs]. x is rounded to scale
-    * q by spans of `span_of(bits)` inputs (quantize_rows without block scales). A unit is as many inputs as
-    are in one span and in one part of a group (summed_together). For each span in order t begins as 0, and
-    for each of its units in order
+    numbers are integers [out, in]; scales and minimums [out, groups of `group` inputs, or one of all]. x is
+    rounded to scale * q by spans of `span_of(bits)` inputs (quantize_rows without block scales). A unit is as
+    many inputs as are in one span and in one part of a group (summed_together). For each span in order t
+    begins as 0, and for each of its units in order
 
         t = fma(float32(sum of number * q), scale of the group, t)
         t = fma(float32(sum of q), minimum of the group, t)        if there are minimums
 
     with sums that are exact integers below 2^31; then acc = fma(t, scale of the span, acc), rounded once.
     """
-    width, span, most = x.shape[1], span_of(bits), summed_together(group)
+    width, span = x.shape[1], span_of(bits)
+    most = width if group is None else summed_together(group)
     q, _, x_scales = quantize_rows(x, block_scaled=False, span=span)
     wide, total = q.astype(np.float64), np.zeros((len(x), len(numbers)), np.float32)
     for first in range(0, width, span):
         last, part = min(first + span, width), np.zeros_like(total)
         begin = first
         while begin < last:
-            end, at = min(last, (begin // most + 1) * most), begin // group
+            end, at = min(last, (begin // most + 1) * most), begin // (group or width)
             rows = wide[:, begin:end]
             dots = (rows @ numbers[:, begin:end].T.astype(np.float64)).astype(np.float32)
             part = fma(dots, scales[:, at], part)

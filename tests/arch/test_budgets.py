@@ -58,7 +58,7 @@ ROOMS = (
     ),
     Room(
         "reference",
-        1_265,
+        1_270,
         "the backend in NumPy, draft models there, and what every backend shares",
         ("backends",),
     ),
@@ -194,7 +194,7 @@ ROOMS = (
     ),
     Room(
         "images",
-        850,
+        865,
         "images of prompts: decoding, patches, towers, positions, and how backends keep what they give",
         (
             "images",
@@ -205,9 +205,9 @@ ROOMS = (
             "backends/slot_images.py",
         ),
     ),
-    Room("rest", 2_445, "LLM and AsyncLLM, configuration, memory planning, also of draft models", ("",)),
+    Room("rest", 2_450, "LLM and AsyncLLM, configuration, memory planning, also of draft models", ("",)),
 )
-NATIVE_LINES = 13_400  # of C++, every line counted: also recurrences, latents, encoders, images, ARM
+NATIVE_LINES = 13_420  # of C++, every line counted: also recurrences, latents, encoders, images, ARM
 FILE_LINES = 400  # every line counted, as in an editor
 FUNCTION_LINES = 60
 KERNEL_LINES = 100  # of a Triton kernel, whose parameters alone take a third

@@ -18,6 +18,7 @@ import pytest
 from threadpoolctl import threadpool_info
 
 from quire import LLM, SamplingParams
+from quire.backends.reference import Pass
 from quire.errors import ConfigError, EngineDead, RequestError
 from quire.outputs import RequestOutput
 
@@ -418,15 +419,14 @@ def test_options_of_vllm_scripts(caplog: pytest.LogCaptureFixture) -> None:
 def test_the_reference_computes_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """OpenBLAS splits some sums over several threads, in another order."""
     llm = LLM("demo", device="reference")
-    backend = llm.engine.runner._backend  # type: ignore[attr-defined]
-    compute, seen = backend._compute, []
+    compute, seen = Pass._compute, []
 
-    def watched(batch: Any) -> Any:
+    def watched(batch: Pass, number: int) -> None:
         seen.extend(library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas")
-        return compute(batch)
+        compute(batch, number)
 
     before = threadpool_info()
-    monkeypatch.setattr(backend, "_compute", watched)
+    monkeypatch.setattr(Pass, "_compute", watched)
     ask(llm, "Hello!")
     assert set(seen) == {1}
     assert threadpool_info() == before

@@ -1,7 +1,6 @@
-"""A GPU as a Accelerator, through cuda-core. Only this module knows the CUDA driver.
+"""A GPU as an Accelerator, through cuda-core. Only this module knows the CUDA driver.
 
-None of it has run on a GPU yet: what is tested is that it says what is missing on machines without one, and
-its calls, against a stand-in for the driver.
+None of it has run on a GPU yet: what is tested is that it says what is missing on machines without one.
 """
 
 from __future__ import annotations

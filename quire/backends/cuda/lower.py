@@ -98,7 +98,7 @@ def _(op: ops.Scale, to: LaunchList) -> None:
 
 @record.register
 def _(op: ops.ScaleByWeight, to: LaunchList) -> None:
-    _numbers(op, to, "scale_by_weight", (op.x,), op.weight.shape[0], weight=to.array(op.weight))
+    _numbers(op, to, "scale_by_weight", (op.x,), op.weight.size, weight=to.array(op.weight))
 
 
 @record.register

@@ -1,0 +1,69 @@
+// Mathematical functions of sixteen lanes.
+#pragma once
+
+#include "vec.h"
+
+namespace quire::QUIRE_ISA {
+
+// Returns 2^n * p for integer n; infinity or zero beyond the range of a float.
+QUIRE_INLINE F scale_by_power(F p, F n) {
+#if defined(__AVX512F__)
+  return (F)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+  const I whole = to_int(n), half = whole >> 1;  // in two factors: n may be 128, whose power exceeds a float
+  return p * (F)((half + 127) << 23) * (F)((whole - half + 127) << 23);
+#endif
+}
+
+// Returns e^x to 2 units in the last place: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2].
+QUIRE_INLINE F exp(F x) {
+  // The order of the operands preserves NaN.
+  const F low = splat(-104.0f) > x ? splat(-104.0f) : x, clamped = splat(89.0f) < low ? splat(89.0f) : low;
+#if defined(__AVX512F__)
+  const F n = (F)_mm512_roundscale_ps((__m512)(clamped * 1.44269504088896341f), 8);
+#else
+  const F n = to_float(to_int(clamped * 1.44269504088896341f));
+#endif
+  F r = fma(n, splat(-0.693359375f), clamped);
+  r = fma(n, splat(2.12194440e-4f), r);
+  F p = splat(1.9875691500e-4f);
+  p = fma(p, r, splat(1.3981999507e-3f));
+  p = fma(p, r, splat(8.3334519073e-3f));
+  p = fma(p, r, splat(4.1665795894e-2f));
+  p = fma(p, r, splat(1.6666665459e-1f));
+  p = fma(p, r, splat(5.0000001201e-1f));
+  return scale_by_power(fma(p * r, r, r) + 1.0f, n);
+}
+
+// Returns e^x for x <= 0 to one unit in the last place, and exactly 1 at 0; 0 below -87.7; NaN of NaN.
+QUIRE_INLINE F exp_negative(F x) {
+  x = max(splat(-88.0f), x);
+  // 2^n without a conversion: the lowest bits of `shifted` are n + 127, the exponent of a float; that of -127
+  // makes 0.
+  const F bias = splat(12582912.0f + 127.0f), shifted = fma(x, splat(1.44269504088896341f), bias);
+  const F power = (F)((I)shifted << 23);
+  const F r = fma(shifted - bias, splat(-0.693147182464599609f), x), r2 = r * r;
+  // Minimax for |r| <= ln 2 / 2: relative error 9.2e-8. In pairs: the sums wait less for each other.
+  const F low = fma(splat(9.9999970543e-1f), r, splat(1.0f));
+  const F middle = fma(splat(1.6667640067e-1f), r, splat(4.9999146143e-1f));
+  const F high = fma(splat(8.2902294979e-3f), r, splat(4.1898390805e-2f));
+  return fma(fma(high, r2, middle), r2, low) * power;
+}
+
+QUIRE_INLINE F sigmoid(F x) { return 1.0f / (1.0f + exp(-x)); }
+
+// Returns (1 - e^-2|x|) / (1 + e^-2|x|) with the sign of x; a series where that would cancel.
+QUIRE_INLINE F tanh(F x) {
+  const F a = abs(x), e = exp(a * -2.0f), x2 = x * x;
+  const F far = (1.0f - e) / (1.0f + e);
+  F p = splat(-5.70498872745e-3f);  // Cephes tanhf, |x| < 0.625
+  p = fma(p, x2, splat(2.06390887954e-2f));
+  p = fma(p, x2, splat(-5.37397155531e-2f));
+  p = fma(p, x2, splat(1.33314422036e-1f));
+  p = fma(p, x2, splat(-3.33332819422e-1f));
+  const F near = fma(p * x2, x, x);
+  const F signed_far = (F)((I)far | ((I)x & (int32_t)0x80000000));
+  return a < 0.625f ? near : (x != x ? x : signed_far);
+}
+
+}  // namespace quire::QUIRE_ISA
