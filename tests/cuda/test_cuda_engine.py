@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from stores import wait_until
 from test_exactness import fingerprint
 from tiny import CONFIGS, VOCAB, random_weights
 
 from quire import LLM, SamplingParams
+from quire.engine import fetches
 from quire.models import read_model
 
 _RANDOM = np.random.default_rng(3)
@@ -84,7 +86,11 @@ def test_same_bits_in_any_company(model: str, alone: list[str], options: dict[st
     llm.close()
 
 
-def test_same_bits_on_a_cache_hit_and_from_a_store(model: str, alone: list[str], tmp_path: Path) -> None:
+def test_same_bits_on_a_cache_hit_and_from_a_store(
+    model: str, alone: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Computing a block is taken to last a second, so that fetching is always worth waiting for."""
+    monkeypatch.setattr(fetches.Fetches, "_compute_s", lambda _, first, end: float(end - first))
     kept = {"prefix_cache_dir": str(tmp_path)}
     llm = make(model, **kept)
     assert [fingerprint(output) for output in ask(llm)] == alone
@@ -93,6 +99,8 @@ def test_same_bits_on_a_cache_hit_and_from_a_store(model: str, alone: list[str],
     assert sum(output.num_cached_tokens for output in outputs) >= 16
     llm.close()
     other = make(model, **kept)
+    store = other.engine.exchange.store
+    wait_until(lambda: store.ready)
     outputs = ask(other)
     assert [fingerprint(output) for output in outputs] == alone
     assert sum(output.num_cached_tokens for output in outputs) >= 16
