@@ -33,18 +33,13 @@ def lines_of(reply: httpx.Response) -> list[dict[str, Any]]:
 
 def processes(server: Server) -> list[int]:
     """The processes of experiments of a server."""
-    pid = server.process.pid
-    children = [
-        child
-        for task in Path(f"/proc/{pid}/task").iterdir()
-        for child in (task / "children").read_text().split()
-    ]
     found = []
-    for child in children:
+    for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if b"quire.experiments" in Path(f"/proc/{child}/cmdline").read_bytes():
-                found.append(int(child))
-        except OSError:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == server.process.pid and b"quire.experiments" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+        except OSError:  # it has ended meanwhile
             pass
     return found
 
