@@ -56,6 +56,7 @@ def test_route(routing: Routing) -> None:
     scores, bias, factors = normal(0, TOKENS, EXPERTS), normal(1, EXPERTS), normal(2, EXPERTS)
     scores[3], scores[4, 1:4] = 0.5, 2.0  # ties
     scores[5, 2] = np.nan
+    scores[6] = -1000.0  # whose sigmoids are 0, as is their sum
     picked, shares = routed(routing, scores, bias, factors)
     own_bias, own_factors = (
         None if w is None else a for w, a in ((routing.bias, bias), (routing.factors, factors))

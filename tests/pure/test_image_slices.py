@@ -152,6 +152,16 @@ def test_an_image_of_an_aborted_request_is_given_up():
     run.finish()
 
 
+def test_an_image_that_a_row_was_given_is_encoded_anew():
+    """As for a preempted sequence: the device keeps an image until a row has it."""
+    run, cat = decoding(), image(2, 8, work=5)
+    for name in "ab":
+        add(run, name, 12, cat, max_tokens=1)
+        parts = [part_of(run.step()[0]) for _ in range(4)]
+        assert [part for part in parts if part] == [(name, 0, 5)]
+    run.finish()
+
+
 def test_an_image_of_a_preempted_request_goes_on():
     """The one that decodes takes the blocks of the prompt, whose image stays where it is."""
     run = Run(num_blocks=7, max_num_prefill_tokens=3, num_spare_blocks=0)
