@@ -1,4 +1,4 @@
-"""Programs on the cuda backend and the interpreted machine, for tests."""
+"""Programs on the cuda backend and the interpreted accelerator, for tests."""
 
 from __future__ import annotations
 

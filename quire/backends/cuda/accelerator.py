@@ -18,9 +18,9 @@ Constant = int | float | bool | str
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceArray:
-    """Numbers in the memory of a machine, contiguous, from `first_byte` of a buffer on.
+    """Numbers in the memory of an accelerator, contiguous, from `first_byte` of a buffer on.
 
-    `buffer` is what the machine allocated: an object of the driver, or a NumPy array of bytes where kernels
+    `buffer` is what it allocated: an object of the driver, or a NumPy array of bytes where kernels
     are interpreted.
     """
 

@@ -1,4 +1,4 @@
-"""The cuda implementation of the Backend protocol: programs as launches on a machine."""
+"""The cuda implementation of the Backend protocol: programs as launches on an accelerator."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from quire.types import Step
 
 
 class CudaBackend:
-    """Runs a program by launches on a machine. Bits depend on its kernels and their target alone.
+    """Runs a program by launches on an accelerator. Bits depend on its kernels and their target alone.
 
     Tokens are sampled on the host, by the definition in quire.sampling: the logits of rows that need them are
     copied there, and a step is computed when it is collected.

@@ -1,4 +1,4 @@
-"""The KV caches of a program in the memory of a machine, and the contents of their blocks."""
+"""The KV caches of a program in the memory of an accelerator, and the contents of their blocks."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def cuda_device(name: str, num_threads: int | None = None) -> CudaDevice:
 
 
 class CudaDevice:
-    """A GPU, or a machine that stands for one, with the kernels compiled for it.
+    """A GPU, or an accelerator that stands for one, with the kernels compiled for it.
 
     `kernels` identifies these: the digest of their manifest. `num_threads` threads load weights.
     """

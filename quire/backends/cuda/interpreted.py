@@ -1,4 +1,4 @@
-"""A machine without a GPU, for tests: launches run in Triton's interpreter, on memory of this process."""
+"""An accelerator without a GPU, for tests: launches run in Triton's interpreter, in this process."""
 
 from __future__ import annotations
 
