@@ -107,10 +107,9 @@ void pack(const float* x, int64_t stride, int64_t inputs, uint8_t* out) {
   float inverses[kTile]{};
   magnitudes<Rows>(x, stride, inputs, tops);
   for (int m = 0; m < Rows; ++m) {
-    const float largest = __builtin_bit_cast(float, tops[m]), ratio = 127.0f / largest;
-    const bool finite = tops[m] < 0x7f800000;
-    inverses[m] = finite && ratio <= 3.4028235e38f ? ratio : 0.0f;  // of tiny numbers it overflows
-    scales[m] = finite ? largest / 127.0f : __builtin_nanf("");
+    const Steps steps = steps_of(tops[m], 127.0f);
+    inverses[m] = steps.factor;
+    scales[m] = steps.scale;
   }
   for (int64_t g = 0; g < groups; ++g) {
     const int64_t rest = inputs - g * kGroup;

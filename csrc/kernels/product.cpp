@@ -69,12 +69,9 @@ class QuantizedRows {
     }
     float inverses[kTile];
     for (int m = 0; m < Rows; ++m) {
-      const float largest = __builtin_bit_cast(float, top[m]);
-      const bool finite = top[m] < 0x7f800000;
-      const float ratio = kSteps / largest;  // overflows for tiny numbers, which become zero
-      inverses[m] = finite && ratio <= 3.4028235e38f ? ratio : 0.0f;
-      const float scale = largest / kSteps * (Int4 ? 1.0f : 16.0f);
-      scales_[first / (kSpan / kGroup) * Rows + m] = finite ? scale : __builtin_nanf("");
+      const Steps steps = steps_of(top[m], kSteps);
+      inverses[m] = steps.factor;
+      scales_[first / (kSpan / kGroup) * Rows + m] = steps.scale * (Int4 ? 1.0f : 16.0f);
     }
     for (int64_t i = 0; i * kGroup < count; ++i) {
       const int64_t rest = count - i * kGroup;
@@ -224,8 +221,8 @@ struct Together {
 };
 
 // Returns what is multiplied together: two panels with many rows, and scales unpacked once for several tiles.
-// W8A8 has none, and two tiles alone read one panel once and in order, as a processor fetches it from memory by
-// itself.
+// W8A8 has none, and two tiles alone read one panel once and in order, as a processor fetches it from memory
+// by itself.
 Together together(const Product& p, int64_t rows) {
   const int64_t whole = rows / kTile;
   if (whole == 0 || !wide_tiles(p.weight) || (p.up && !wide_tiles(*p.up))) return {};

@@ -5,7 +5,7 @@
 
 namespace quire::QUIRE_ISA {
 
-// Returns the largest magnitude in each lane, as bits: of what is not finite, greater than of any finite number.
+// Returns the largest magnitude in each lane, as bits: above all finite numbers if one is not finite.
 QUIRE_INLINE I magnitude_by_lane(const float* x, int64_t count) {
   I top{};
   for (int64_t k = 0; k < count; k += kLanes) top = max(top, (I)abs(load_some(x + k, count - k)));
@@ -14,6 +14,17 @@ QUIRE_INLINE I magnitude_by_lane(const float* x, int64_t count) {
 
 QUIRE_INLINE int32_t magnitude(const float* x, int64_t count) {
   return reduce_max(magnitude_by_lane(x, count));
+}
+
+// Rounding of numbers up to a magnitude to steps: the factor, 0 if all become zero, and what a step is.
+struct Steps {
+  float factor, scale;
+};
+QUIRE_INLINE Steps steps_of(int32_t magnitude, float count) {
+  const float largest = __builtin_bit_cast(float, magnitude), ratio = count / largest;
+  const bool finite = magnitude < 0x7f800000;
+  return {finite && ratio <= 3.4028235e38f ? ratio : 0.0f,  // of tiny numbers it overflows
+          finite ? largest / count : __builtin_nanf("")};
 }
 
 struct HalfSums {
