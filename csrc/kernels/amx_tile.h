@@ -26,7 +26,7 @@ QUIRE_INLINE void few_rows_bf16(const uint8_t* w, int64_t inputs, const uint8_t*
 #pragma GCC unroll 4
     for (int64_t k = first; k < last; ++k) {
       const U values = load_as<U>(w + k * 64);  // the lower half of each lane is input 2 k, the upper 2 k + 1
-      ahead.at(w, k * 64);
+      ahead.at<M>(w, k * 64);
       for (int m = 0; m < M; ++m) {
         even[m] = fma((F)(values << 16), splat(row[m][0][k - first]), even[m]);
         odd[m] = fma((F)(values & 0xffff0000u), splat(row[m][1][k - first]), odd[m]);
@@ -77,7 +77,7 @@ class AmxBf16 {
  private:
   template <bool Two, int A, int B>
   QUIRE_INLINE void multiply(int64_t step) const {
-    for (int64_t i = 0; i < 1024; i += 64) ahead_.at(w_, step * 1024 + i);
+    for (int64_t i = 0; i < 1024; i += 64) ahead_.at<kRows>(w_, step * 1024 + i);
     multiply_with<Two, A, B>(w_ + step * 1024, step);
   }
 

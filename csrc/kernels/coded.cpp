@@ -39,7 +39,7 @@ class Tile {
     F acc[M]{};
     BlockScales block;
     for (int64_t first = 0; first < units_; first += kUnits) {
-      for (int64_t i = 0; i < header; i += 64) ahead_.at(at, i);
+      for (int64_t i = 0; i < header; i += 64) ahead_.at<M>(at, i);
       unpack_scales(coding_, at, block);
       const int64_t count = units_ - first < kUnits ? units_ - first : kUnits;
       const int32_t* x = quads_ + first * (kGroup / 4) * M;
@@ -69,7 +69,7 @@ class Tile {
       F part[M]{};
       I dots[M];
       for (; u < last; ++u, at += kBytes, x += kGroup / 4 * M) {
-        for (int64_t i = 0; i < kBytes; i += 64) ahead_.at(at, i);
+        for (int64_t i = 0; i < kBytes; i += 64) ahead_.at<M>(at, i);
         if constexpr (Halves) {
           for (int half = 0; half < 2; ++half) {
             const int32_t* sums = sums_ + (2 * (first + u) + half) * M;

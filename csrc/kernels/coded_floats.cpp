@@ -132,14 +132,14 @@ void tile_of(const Panels& w, int64_t panel, const uint8_t* x, const PanelPrefet
   PartScales block;
   for (int64_t first = 0; first < w.inputs; first += kCodedBlock) {
     const int64_t inputs = w.inputs - first < kCodedBlock ? w.inputs - first : kCodedBlock;
-    for (int64_t i = 0; i < header; i += 64) ahead.at(at, i);
+    for (int64_t i = 0; i < header; i += 64) ahead.at<M>(at, i);
     unpack_scales(c, at, block);
     at += header;
     for (int64_t k = 0; k < inputs; k += c.group) {
       const int64_t end = inputs - k < c.group ? inputs : k + c.group;
       if (k % kCodedUnit == 0)
         for (int64_t i = k / kCodedUnit * unit; i < ceil_div(end, kCodedUnit) * unit; i += 64)
-          ahead.at(at, i);
+          ahead.at<M>(at, i);
       F sum[M]{};
       if constexpr (Of == Meaning::floats) {
         sum_floats<M>(w.table, at, (const float*)x + first * M, k, end, sum);

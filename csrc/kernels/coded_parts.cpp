@@ -37,11 +37,11 @@ class PartTile {
     for (int64_t unit = 0; unit < units_; ++unit, at += kBytes) {
       if (unit % kUnits == 0) {
         const int64_t header = coding_.header_bytes();
-        for (int64_t i = 0; i < header; i += 64) ahead_.at(at, i);
+        for (int64_t i = 0; i < header; i += 64) ahead_.at<M>(at, i);
         unpack_scales(coding_, at, block);
         at += header;
       }
-      for (int64_t i = 0; i < kBytes; i += 64) ahead_.at(at, i);
+      for (int64_t i = 0; i < kBytes; i += 64) ahead_.at<M>(at, i);
       add_unit(at, quads_ + unit * (kGroup / 4) * M, unit % kUnits, block, part);
       if ((unit + 1) % kSpanUnits != 0 && unit + 1 < units_) continue;
       for (int m = 0; m < M; ++m) {

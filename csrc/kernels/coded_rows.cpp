@@ -49,7 +49,7 @@ void row_tile(const Panels& w, int64_t panel, const uint8_t* x, const PanelPrefe
       for (int i = 0; i < 2; ++i) {
         B64 values[N];
         for (int n = 0; n < N; ++n) {
-          ahead.at(at + n * next, i * 64);
+          ahead.at<M>(at + n * next, i * 64);
           values[n] = load_as<B64>(at + n * next + i * 64);
         }
 #pragma GCC unroll 8
@@ -84,7 +84,7 @@ void two_tiles(const Panels& w, int64_t panel, const Tiles& tiles, const PanelPr
     const int64_t count = left < kCodedBlock / 4 ? left : kCodedBlock / 4;
     for (int64_t k = 0; k < count; ++k, at += 64, first += kTile, second += kTile) {
       const B64 values = load_as<B64>(at);
-      ahead.at(at, 0);
+      ahead.at<kTile>(at, 0);
 #pragma GCC unroll 8
       for (int m = 0; m < kTile; ++m) sums[0][m] = dot4<false>(sums[0][m], values, first + m);
 #pragma GCC unroll 8

@@ -63,15 +63,15 @@ class WideTile {
 
  private:
   static constexpr int kSums = N * M;
-  static constexpr int64_t kNextOfRow = 8192;  // bytes
   static constexpr int64_t kBytes = 64 * Bits;
   static constexpr int64_t kSpanUnits = Bits <= 6 ? kSpan / kCodedUnit : 1;
   static constexpr int64_t kInputs = Of == Summed::half ? 16 : Of == Summed::unit ? 32 : kSpan;
 
-  // Fetches what the next block has in the place of `bytes`, of which each tile does some spans; for one row,
-  // which waits for memory, what comes later.
+  // Fetches what the next block has in the place of `bytes`, of which each tile does some spans; not for one
+  // row (PanelPrefetch).
   QUIRE_INLINE void fetch_ahead(const uint8_t* at, int64_t bytes, int64_t header) const {
-    const uint8_t* const from = at + (M == 1 ? kNextOfRow : header + kCodedBlock / kCodedUnit * kBytes);
+    if constexpr (M == 1) return;
+    const uint8_t* const from = at + header + kCodedBlock / kCodedUnit * kBytes;
     for (int64_t i = 0; i < bytes; i += 64)
       for (int n = 0; n < N; ++n) __builtin_prefetch(from + n * next_ + i);
   }

@@ -16,7 +16,8 @@
 namespace quire::QUIRE_ISA {
 
 // Prefetches weights. A single tile of rows prefetches what it reads next. Of several tiles, which read a
-// cached panel again, each prefetches its share of the next panel, so that memory is never idle.
+// cached panel again, each prefetches its share of the next panel, so that memory is never idle. One row reads
+// in order with little between: processors fetch ahead by themselves, and more requests only delay theirs.
 class PanelPrefetch {
  public:
   // For tile `tile` of the `tiles` that meet panels, `together` of them at once.
@@ -25,8 +26,10 @@ class PanelPrefetch {
     while (tiles >> (shift_ + 1)) ++shift_;
     distance_ = alone_ ? kNext : together * panel_bytes + ((tile * panel_bytes) >> shift_);
   }
-  // Called for each 64 bytes of the panel at `values`.
+  // Called for each 64 bytes of the panel at `values`, which M rows are multiplied with.
+  template <int M>
   QUIRE_INLINE void at(const void* values, int64_t offset) const {
+    if constexpr (M == 1) return;
     const char* where = (const char*)values + distance_ + (offset >> shift_);
     alone_ ? __builtin_prefetch(where, 0, kNearest) : __builtin_prefetch(where, 0, kSecondLevel);
   }
@@ -46,7 +49,7 @@ QUIRE_INLINE void tile_f32(const float* w, const float* x, int64_t inputs, const
   F acc[M]{};
   for (int64_t k = 0; k < inputs; ++k) {
     const F values = load(w + k * kPanel);
-    ahead.at(w, k * 64);
+    ahead.at<M>(w, k * 64);
     for (int m = 0; m < M; ++m) acc[m] = fma(values, splat(x[k * M + m]), acc[m]);
   }
   for (int m = 0; m < M; ++m) out[m] = acc[m];
@@ -60,7 +63,7 @@ QUIRE_INLINE void tile_widened(const uint16_t* w, const float* x, int64_t inputs
   if constexpr (Brain) {
     for (int64_t k = 0; k < inputs; k += 2) {
       const U pair = load_as<U>(w + k * kPanel);  // the lower half of each lane is input k, the upper k + 1
-      ahead.at(w, k * 32);
+      ahead.at<M>(w, k * 32);
       const F even = (F)(pair << 16), odd = (F)(pair & 0xffff0000u);
       for (int m = 0; m < M; ++m) acc[m] = fma(even, splat(x[k * M + m]), acc[m]);
       if (k + 1 < inputs)
@@ -69,7 +72,7 @@ QUIRE_INLINE void tile_widened(const uint16_t* w, const float* x, int64_t inputs
   } else {
     for (int64_t k = 0; k < inputs; ++k) {
       const F values = load_f16(w + k * kPanel);
-      ahead.at(w, k * 32);
+      ahead.at<M>(w, k * 32);
       for (int m = 0; m < M; ++m) acc[m] = fma(values, splat(x[k * M + m]), acc[m]);
     }
   }
@@ -85,7 +88,7 @@ QUIRE_INLINE void tile_bf16(const uint8_t* w, const int32_t* x, int64_t inputs, 
 #pragma GCC unroll 4
   for (int64_t k = 0; k < pairs; ++k) {
     const B64 values = load_as<B64>(w + k * 64);
-    ahead.at(w, k * 64);
+    ahead.at<M>(w, k * 64);
     for (int m = 0; m < M; ++m) acc[m] = dot2_bf16(acc[m], values, x[k * M + m]);
   }
   for (int m = 0; m < M; ++m) out[m] = acc[m];
@@ -100,7 +103,7 @@ QUIRE_INLINE void group_dot(const uint8_t* panel, int64_t offset, const int32_t*
 #pragma GCC unroll 4
     for (int k = 0; k < 4; ++k) {
       const B64 both = load_as<B64>(panel + offset + k * 64);
-      ahead.at(panel, offset + k * 64);
+      ahead.at<M>(panel, offset + k * 64);
       const B64 low = both & 15, high = (B64)((U)both >> 4) & 15;
       for (int m = 0; m < M; ++m) acc[m] = dot4<true>(acc[m], low, x + 2 * k * M + m);
       for (int m = 0; m < M; ++m) acc[m] = dot4<true>(acc[m], high, x + (2 * k + 1) * M + m);
@@ -109,7 +112,7 @@ QUIRE_INLINE void group_dot(const uint8_t* panel, int64_t offset, const int32_t*
 #pragma GCC unroll 8
     for (int k = 0; k < 8; ++k) {
       const B64 values = load_as<B64>(panel + offset + k * 64);
-      ahead.at(panel, offset + k * 64);
+      ahead.at<M>(panel, offset + k * 64);
       for (int m = 0; m < M; ++m) acc[m] = dot4<false>(acc[m], values, x + k * M + m);
     }
   }
@@ -201,7 +204,7 @@ class QuantizedTile {
       for (int64_t g = first; g < last; ++g) {
         HalfI dots[Halves * Rows];
         if (half == 0 && row == 0)
-          for (int64_t i = 0; i < kBytes; i += 64) ahead_.at(values_, g * kBytes + i);
+          for (int64_t i = 0; i < kBytes; i += 64) ahead_.at<M>(values_, g * kBytes + i);
         dot_halves<Rows, Halves, Int4>(values + g * kBytes, quads_ + g * (kGroup / 4) * M + row, M,
                                        begin_ + g * M + row, begin_of_group<Int4>(g, M), dots);
         for (int h = 0; h < Halves; ++h) {
@@ -238,7 +241,7 @@ class QuantizedTile {
       for (int64_t g = first; g < last; ++g) {
         int32x4_t dots[kAll];
         if (quarter == 0)
-          for (int64_t i = 0; i < kBytes; i += 64) ahead_.at(values_, g * kBytes + i);
+          for (int64_t i = 0; i < kBytes; i += 64) ahead_.at<M>(values_, g * kBytes + i);
         dot_quarters<M, Quarters, Int4>(values + g * kBytes, quads_ + g * (kGroup / 4) * M, begin_ + g * M,
                                         begin_of_group<Int4>(g, M), dots);
 #pragma GCC unroll 8
