@@ -52,9 +52,9 @@ class KVCache {
   const KVLayer* layer(int64_t index) const { return &layers_.at((size_t)index); }
   // The arrays that hold the content of blocks, each with one equal part for each block.
   std::vector<const Memory*> arrays() const {
-    std::vector<const Memory*> found{&values_};
-    if (keys_.bytes()) found.insert(found.begin(), &keys_);
-    if (key_scales_.bytes()) found.insert(found.end(), {&key_scales_, &value_scales_});
+    std::vector<const Memory*> found;
+    for (const Memory* array : {&keys_, &values_, &key_scales_, &value_scales_})
+      if (array->bytes()) found.push_back(array);
     return found;
   }
 
