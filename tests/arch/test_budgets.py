@@ -77,7 +77,7 @@ ROOMS = (
     ),
     Room(
         "cuda kernels",
-        1_800,
+        1_850,
         "Triton kernels, compiled ahead of time, and the list of what is compiled",
         ("backends/cuda/kernels",),
     ),

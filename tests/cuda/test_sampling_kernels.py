@@ -12,7 +12,7 @@ import pytest
 from quire import SamplingParams
 from quire.backends.cuda import interpreter
 from quire.backends.cuda.kernels import logits as logits_kernels
-from quire.backends.cuda.kernels import logprobs, sampling
+from quire.backends.cuda.kernels import logprobs, sampling, steps
 from quire.sampling.faults import FAULTS, LogitsError
 from quire.sampling.logprobs import position_logprobs
 from quire.sampling.pipeline import SamplerState, choose, edit_logits
@@ -34,8 +34,9 @@ def state_of(params: SamplingParams, position: int) -> SamplerState:
 
 
 def chosen(logits: np.ndarray, params: list[SamplingParams], positions: list[int], **edited: Any) -> Any:
-    """Return tokens and faults of choose_tokens."""
+    """Return tokens and faults of choose_tokens, which finds the rows of logits in another order."""
     rows = len(logits)
+    order = np.arange(rows, dtype=np.int32)[::-1].copy()
     tokens, faults = np.full(rows, -9, np.int32), np.full(rows, -9, np.int32)
     own = [
         np.array([p.temperature for p in params], np.float64),
@@ -47,7 +48,9 @@ def chosen(logits: np.ndarray, params: list[SamplingParams], positions: list[int
         np.array(positions, np.int32),
     ]
     scratch = [np.empty((rows, VOCAB), np.float32), np.empty((rows, VOCAB), np.int32)]
-    args = [tokens, faults, logits, edited.get("edited", logits), *own, *scratch, VOCAB]
+    given = np.ascontiguousarray(logits[::-1])
+    other = (edited["edited"], np.arange(rows, dtype=np.int32)) if edited else (given, order)
+    args = [tokens, faults, given, order, *other, *own, *scratch, VOCAB]
     interpreter.run(sampling.choose_tokens, (rows,), args, {"BLOCK": 128})
     return tokens, faults
 
@@ -109,20 +112,55 @@ def test_faults() -> None:
 def test_logprobs_and_ranks() -> None:
     logits, chosen_ids = logits_of(4, 3), np.array([0, 7, 299], np.int32)
     logits[1, 20:] = -np.inf
+    given, rows = np.ascontiguousarray(logits[[2, 0, 1]]), np.array([1, 2, 0], np.int32)
+    faults = np.full(3, -9, np.int32)
     found, ranks = np.empty(3, np.float32), np.empty(3, np.int32)
     log_sums, k, most = np.empty((3, 2), np.float64), 20, 32
-    args = [found, ranks, log_sums, chosen_ids, logits, VOCAB]
+    args = [found, ranks, faults, log_sums, chosen_ids, given, rows, VOCAB]
     interpreter.run(logprobs.token_logprobs, (3,), args, {"BLOCK": 128})
     top, ids = np.empty((3, most), np.float32), np.empty((3, most), np.int32)
     scratch = [np.empty((3, most), np.float32), np.empty((3, most), np.int32)]
-    args = [top, ids, log_sums, logits, *scratch, VOCAB, k]
+    args = [top, ids, log_sums, given, rows, *scratch, VOCAB, k]
     interpreter.run(logprobs.top_logprobs, (3,), args, {"BLOCK": 128, "MOST": most})
+    assert faults.tolist() == [0, 0, 0]
     for row, token in enumerate(chosen_ids.tolist()):
         first, *others = position_logprobs(logits[row], token, k)
         assert (first.token_id, first.rank) == (token, ranks[row])
         assert np.isclose(found[row], first.logprob, rtol=1e-7)
         assert ids[row, :k].tolist() == [other.token_id for other in others]
         assert np.allclose(top[row, :k], [other.logprob for other in others], rtol=1e-7)
+
+
+def test_rows_without_log_probabilities_have_their_faults() -> None:
+    logits = logits_of(4, 4)
+    logits[0], logits[1, 9], logits[2, 9] = -np.inf, np.nan, np.inf
+    found, ranks, faults = np.empty(4, np.float32), np.empty(4, np.int32), np.full(4, -9, np.int32)
+    rows, tokens = np.arange(4, dtype=np.int32), np.zeros(4, np.int32)
+    args = [found, ranks, faults, np.empty((4, 2), np.float64), tokens, logits, rows, VOCAB]
+    interpreter.run(logprobs.token_logprobs, (4,), args, {"BLOCK": 128})
+    assert faults.tolist() == [1, 2, 3, 0]
+
+
+def test_a_step_takes_tokens_of_the_one_before() -> None:
+    tokens, sampled = np.array([5, -1, 0, -3, 7], np.int32), np.array([40, 41, 42], np.int32)
+    interpreter.run(
+        steps.feed_tokens,
+        (3,),
+        [
+            tokens,
+            sampled,
+            4,
+        ],
+        {"BLOCK": 2},
+    )
+    assert tokens.tolist() == [5, 40, 0, 42, 7]
+
+
+def test_entries_are_placed() -> None:
+    out = np.zeros(9, np.int32)
+    places, values = np.array([8, 0, 3, 5], np.int32), np.array([1, 2, 3, 4], np.int32)
+    interpreter.run(steps.place_entries, (2,), [out, places, values, 3], {"BLOCK": 2})
+    assert out.tolist() == [2, 0, 0, 3, 0, 0, 0, 0, 1]
 
 
 def test_edits_have_the_bits_of_the_definition() -> None:
@@ -149,11 +187,17 @@ def test_edits_have_the_bits_of_the_definition() -> None:
     seen, counts = np.zeros((6, VOCAB), np.int8), np.zeros((6, VOCAB), np.int32)
     slots = np.array([4, 0, 5, 2, 3], np.int32)
     seen[slots[:, None], prompts] = 1
-    for tokens in np.array(outputs, np.int32).T:
-        args = [seen, counts, slots, np.ascontiguousarray(tokens), 5, VOCAB]
-        interpreter.run(logits_kernels.count_tokens, (1,), args, {"BLOCK": 16})
+    num_drafted = [7, 0, 7, 13, 2]
+    known = [own[: len(own) - n] for own, n in zip(outputs, num_drafted, strict=True)]
+    drafted = np.concatenate([own[len(own) - n :] for own, n in zip(outputs, num_drafted, strict=True)])
+    firsts = np.cumsum([0, *num_drafted]).astype(np.int32)
+    tokens = np.concatenate(known).astype(np.int32)
+    owners = np.repeat(slots, list(map(len, known)))
+    args = [seen, counts, owners, tokens, len(tokens), VOCAB]
+    interpreter.run(logits_kernels.count_tokens, (-(-len(tokens) // 16),), args, {"BLOCK": 16})
     out = np.empty_like(logits)
-    args = [out, logits, masks, mask_rows, VOCAB, masks.shape[1]]
+    given, rows = np.ascontiguousarray(logits[::-1]), np.arange(5, dtype=np.int32)[::-1].copy()
+    args = [out, given, rows, masks, mask_rows, VOCAB, masks.shape[1]]
     interpreter.run(logits_kernels.mask_logits, (5, 3), args, {"BLOCK": 128})
     listed = [
         np.full(3, 3, np.int32),
@@ -166,7 +210,7 @@ def test_edits_have_the_bits_of_the_definition() -> None:
         np.array([p.frequency_penalty for p in params], np.float32),
         np.array([p.presence_penalty for p in params], np.float32),
     ]
-    args = [out, slots, seen, counts, *by_row, VOCAB]
+    args = [out, slots, seen, counts, drafted.astype(np.int32), firsts, *by_row, VOCAB]
     interpreter.run(logits_kernels.penalize_logits, (5, 3), args, {"BLOCK": 128})
     for row, state in enumerate(states):
         mask = None if mask_rows[row] < 0 else masks[mask_rows[row]]

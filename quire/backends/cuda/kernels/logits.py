@@ -10,15 +10,15 @@ import triton.language as tl
 
 
 @triton.jit
-def mask_logits(out, logits, masks, mask_rows, vocab, words, BLOCK: tl.constexpr):
-    """out[l] = logits[l], minus infinity for tokens without a bit in row mask_rows[l] of masks.
+def mask_logits(out, logits, rows, masks, mask_rows, vocab, words, BLOCK: tl.constexpr):
+    """out[s] = logits[rows[s]], minus infinity for tokens without a bit in row mask_rows[s] of masks.
 
-    logits and out float32 [L, vocab]; masks uint32 [rows, words], lowest bit first; -1 in mask_rows int32 [L]
-    is no mask. Grid (L, vocab / BLOCK). Reads and writes each logit once.
+    logits float32 [L, vocab], out [S, vocab]; masks uint32 [n, words], lowest bit first; -1 in mask_rows
+    int32 [S] is no mask. Grid (S, vocab / BLOCK). Reads and writes each logit once.
     """
     row, token = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside, own = token < vocab, tl.load(mask_rows + row).to(tl.int64)
-    x = tl.load(logits + row * vocab + token, mask=inside, other=0.0)
+    x = tl.load(logits + tl.load(rows + row).to(tl.int64) * vocab + token, mask=inside, other=0.0)
     masked = inside & (own >= 0)
     word = tl.load(masks + own * words + token // 32, mask=masked, other=0)
     allowed = ((word >> (token % 32).to(tl.uint32)) & 1) > 0
@@ -43,25 +43,40 @@ def bias_logits(logits, rows, tokens, biases, count, vocab, BLOCK: tl.constexpr)
 
 @triton.jit
 def penalize_logits(
-    logits, slots, seen, output_counts, repetitions, frequencies, presences, vocab, BLOCK: tl.constexpr
+    logits,
+    slots,
+    seen,
+    output_counts,
+    drafted,
+    firsts,
+    repetitions,
+    frequencies,
+    presences,
+    vocab,
+    BLOCK: tl.constexpr,
 ):
     """Apply repetition, frequency and presence penalties to logits [L, vocab], in place.
 
-    By slot (slots int32 [L]): seen int8 and output_counts int32 [slots, vocab]. By row: repetitions float64
-    (1: none), frequencies and presences float32 (0: none). Grid (L, vocab / BLOCK). Each is a float32
-    operation of its own, that of repetition in float64 and rounded once, as in the definition.
+    By slot (slots int32 [L]): seen int8 and output_counts int32 [slots, vocab], to which the tokens
+    drafted[firsts[l] : firsts[l + 1]] int32 of a row are added. By row: repetitions float64 (1: none),
+    frequencies and presences float32 (0: none). Grid (L, vocab / BLOCK). Each is a float32 operation of its
+    own, that of repetition in float64 and rounded once, as in the definition.
     """
     row, token = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside, slot = token < vocab, tl.load(slots + row).to(tl.int64)
     x = tl.load(logits + row * vocab + token, mask=inside, other=0.0)
     penalty = tl.load(repetitions + row)
     repeated = inside & (penalty != 1)
-    was_seen = tl.load(seen + slot * vocab + token, mask=repeated, other=0) > 0
+    more = tl.zeros((BLOCK,), tl.int32)
+    for entry in range(tl.load(firsts + row), tl.load(firsts + row + 1)):
+        more += (tl.load(drafted + entry) == token).to(tl.int32)
+    was_seen = (tl.load(seen + slot * vocab + token, mask=repeated, other=0) + more) > 0
+    was_seen = was_seen & repeated
     wide = x.to(tl.float64)
     x = tl.where(was_seen, tl.where(wide > 0, wide / penalty, wide * penalty).to(tl.float32), x)
     frequency, presence = tl.load(frequencies + row), tl.load(presences + row)
     counted = inside & ((frequency != 0) | (presence != 0))
-    count = tl.load(output_counts + slot * vocab + token, mask=counted, other=0)
+    count = tl.load(output_counts + slot * vocab + token, mask=counted, other=0) + more
     x -= frequency * count.to(tl.float32)
     x -= presence * (count > 0).to(tl.float32)
     tl.store(logits + row * vocab + token, x, mask=inside)
@@ -69,12 +84,13 @@ def penalize_logits(
 
 @triton.jit
 def count_tokens(seen, output_counts, slots, tokens, count, vocab, BLOCK: tl.constexpr):
-    """Record a token of each slot: seen as 1, and one more in output_counts. Grid (1,), count <= BLOCK
-    slots.
+    """Record tokens of slots, int32 [count] each: seen as 1, and one more in output_counts.
+
+    Grid (count / BLOCK,). Counts are integers, so the order of atomic additions changes none.
     """
-    entry = tl.arange(0, BLOCK)
+    entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = entry < count
     at = tl.load(slots + entry, mask=inside, other=0).to(tl.int64) * vocab
     at += tl.load(tokens + entry, mask=inside, other=0)
     tl.store(seen + at, tl.full((BLOCK,), 1, tl.int8), mask=inside)
-    tl.store(output_counts + at, tl.load(output_counts + at, mask=inside, other=0) + 1, mask=inside)
+    tl.atomic_add(output_counts + at, 1, mask=inside, sem="relaxed")

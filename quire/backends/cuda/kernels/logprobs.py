@@ -4,20 +4,21 @@
 import triton
 import triton.language as tl
 
-from quire.backends.cuda.kernels.sampling import _key, _kth_greatest, _survey, _weights
+from quire.backends.cuda.kernels.sampling import _fault, _key, _kth_greatest, _survey, _weights
 
 
 @triton.jit
-def token_logprobs(logprobs, ranks, log_sums, tokens, logits, vocab, BLOCK: tl.constexpr):
-    """logprobs[l] float32 and ranks[l] int32 = those of tokens[l] in row l of logits [L, vocab].
+def token_logprobs(logprobs, ranks, faults, log_sums, tokens, logits, rows, vocab, BLOCK: tl.constexpr):
+    """logprobs[p] float32 and ranks[p] int32 = those of tokens[p] in row rows[p] of logits [L, vocab].
 
-    log_sums float64 [L, 2] = the greatest logit and the logarithm of the sum of weights, for top_logprobs.
-    The sum is in float64 over lanes, then blocks in order: a function of the row. Grid (L,). Reads a row
-    twice.
+    faults[p] int32 is the fault of the row (of FAULTS) or 0. log_sums float64 [P, 2] = the greatest logit and
+    the logarithm of the sum of weights, for top_logprobs. The sum is in float64 over lanes, then blocks in
+    order: a function of the row. Grid (P,). Reads a row twice.
     """
     row = tl.program_id(0).to(tl.int64)
-    logits += row * vocab
-    best, _, _ = _survey(logits, vocab, BLOCK)
+    logits += tl.load(rows + row).to(tl.int64) * vocab
+    best, _, invalid = _survey(logits, vocab, BLOCK)
+    tl.store(faults + row, _fault(best, invalid, 0.0, 0))
     token = tl.load(tokens + row)
     own = tl.load(logits + token)
     total, before = tl.zeros((1,), tl.float64), 0 * vocab
@@ -36,15 +37,27 @@ def token_logprobs(logprobs, ranks, log_sums, tokens, logits, vocab, BLOCK: tl.c
 
 @triton.jit
 def top_logprobs(
-    logprobs, tokens, log_sums, logits, kept, kept_ids, vocab, k, BLOCK: tl.constexpr, MOST: tl.constexpr
+    logprobs,
+    tokens,
+    log_sums,
+    logits,
+    rows,
+    kept,
+    kept_ids,
+    vocab,
+    k,
+    BLOCK: tl.constexpr,
+    MOST: tl.constexpr,
 ):
-    """logprobs float32 and tokens int32 [L, MOST] = the first k <= MOST of the ranking of each row, in order.
+    """logprobs float32 and tokens int32 [P, MOST] = the first k <= MOST of the ranking of each row, in order.
 
-    log_sums are those of token_logprobs; kept float32 and kept_ids int32 [L, MOST] are scratch. Grid (L,).
-    Reads a row five times; a token's rank among the k is counted, so nothing is sorted.
+    rows int32 [P] are those of logits [L, vocab]; log_sums are those of token_logprobs; kept float32 and
+    kept_ids int32 [P, MOST] are scratch. Grid (P,). Reads a row five times; a token's rank among the k is
+    counted, so nothing is sorted.
     """
     row = tl.program_id(0).to(tl.int64)
-    logits, kept, kept_ids = logits + row * vocab, kept + row * MOST, kept_ids + row * MOST
+    logits += tl.load(rows + row).to(tl.int64) * vocab
+    kept, kept_ids = kept + row * MOST, kept_ids + row * MOST
     least, equal_left = _kth_greatest(logits, vocab, k, BLOCK)
     count, equal = 0 * vocab, 0 * vocab
     for begin in range(0, vocab, BLOCK):

@@ -198,7 +198,9 @@ def choose_tokens(
     tokens,
     faults,
     logits,
+    rows,
     edited,
+    edited_rows,
     temperatures,
     top_ks,
     top_ps,
@@ -211,17 +213,17 @@ def choose_tokens(
     vocab,
     BLOCK: tl.constexpr,
 ):
-    """tokens[l], faults[l] int32 = the token drawn for row l of logits [L, vocab], and its fault (of FAULTS)
-    or 0.
+    """tokens[s], faults[s] int32 = the token drawn from row rows[s] of logits [L, vocab], and its fault (of
+    FAULTS) or 0.
 
-    `edited` are the logits after steps 2 to 9 of the pipeline, the same pointer if there are none. By row:
-    temperatures, top_ps, min_ps float64, top_ks int32 (0 or less: none), seeds int64, sequences int32 and
-    positions int32 for the random draw. kept float32 and kept_ids int32 [L, vocab] are scratch. Grid (L,).
-    Reads a row twice for greedy rows, otherwise three times and four more for top-k; the others read only
-    candidates.
+    Row edited_rows[s] of `edited` has the logits after steps 2 to 9 of the pipeline. By s: temperatures,
+    top_ps, min_ps float64, top_ks int32 (0 or less: none), seeds int64, sequences int32 and positions int32
+    for the random draw. kept float32 and kept_ids int32 [S, vocab] are scratch. Grid (S,). Reads a row twice
+    for greedy rows, otherwise three times and four more for top-k; the others read only candidates.
     """
     row = tl.program_id(0).to(tl.int64)
-    logits, edited = logits + row * vocab, edited + row * vocab
+    logits += tl.load(rows + row).to(tl.int64) * vocab
+    edited += tl.load(edited_rows + row).to(tl.int64) * vocab
     kept, kept_ids = kept + row * vocab, kept_ids + row * vocab
     raw, _, raw_invalid = _survey(logits, vocab, BLOCK)
     best, token, invalid = _survey(edited, vocab, BLOCK)

@@ -25,6 +25,8 @@ CACHES = {"bf16": "bf16", "i8": "bf16", "fp16": "tf32", "fp32": "ieee"}  # of at
 DIMS = (64, 128, 256)
 ROW_BLOCKS = (128, 1024)
 MOST_EXPERTS = 512
+SAMPLING_BLOCK, LIST_BLOCK = 1024, 128  # of kernels over the vocabulary, and over lists
+MOST_LISTED = 32  # of the most likely tokens that a position lists, a power of two
 SMALL, LARGE = "small", "large"  # steps: of at most 16 rows for each weight, and more
 
 
@@ -243,26 +245,31 @@ def _attention() -> Iterator[Variant]:
 
 
 def _sampling() -> Iterator[Variant]:
-    block: Constants = {"BLOCK": 1024}
+    block: Constants = {"BLOCK": SAMPLING_BLOCK}
     drawn = (
         "temperatures:*fp64 top_ks:*i32 top_ps:*fp64 min_ps:*fp64 seeds:*i64 sequences:*i32 positions:*i32"
     )
     scratch = "kept:*fp32 kept_ids:*i32 vocab:i32"
-    chosen = _types(f"tokens:*i32 faults:*i32 logits:*fp32 edited:*fp32 {drawn} {scratch}")
+    where = "logits:*fp32 rows:*i32 edited:*fp32 edited_rows:*i32"
+    chosen = _types(f"tokens:*i32 faults:*i32 {where} {drawn} {scratch}")
     yield Variant("choose_tokens", chosen, block, warps=8)
-    masked = "out:*fp32 logits:*fp32 masks:*u32 mask_rows:*i32 vocab:i32 words:i32"
+    masked = "out:*fp32 logits:*fp32 rows:*i32 masks:*u32 mask_rows:*i32 vocab:i32 words:i32"
     yield Variant("mask_logits", _types(masked), block)
     biased = "logits:*fp32 rows:*i32 tokens:*i32 biases:*fp32 count:i32 vocab:i32"
-    yield Variant("bias_logits", _types(biased), {"BLOCK": 128})
+    yield Variant("bias_logits", _types(biased), {"BLOCK": LIST_BLOCK})
     counted = "seen:*i8 output_counts:*i32 slots:*i32"
-    penalties = "repetitions:*fp64 frequencies:*fp32 presences:*fp32"
+    penalties = "drafted:*i32 firsts:*i32 repetitions:*fp64 frequencies:*fp32 presences:*fp32"
     penalized = f"logits:*fp32 slots:*i32 seen:*i8 output_counts:*i32 {penalties} vocab:i32"
     yield Variant("penalize_logits", _types(penalized), block)
-    yield Variant("count_tokens", _types(f"{counted} tokens:*i32 count:i32 vocab:i32"), {"BLOCK": 256})
-    own = "logprobs:*fp32 ranks:*i32 log_sums:*fp64 tokens:*i32 logits:*fp32 vocab:i32"
+    yield Variant("count_tokens", _types(f"{counted} tokens:*i32 count:i32 vocab:i32"), {"BLOCK": LIST_BLOCK})
+    own = "logprobs:*fp32 ranks:*i32 faults:*i32 log_sums:*fp64 tokens:*i32 logits:*fp32 rows:*i32 vocab:i32"
     yield Variant("token_logprobs", _types(own), block, warps=8)
-    top = f"logprobs:*fp32 tokens:*i32 log_sums:*fp64 logits:*fp32 {scratch} k:i32"
-    yield Variant("top_logprobs", _types(top), block | {"MOST": 32}, warps=8)
+    top = f"logprobs:*fp32 tokens:*i32 log_sums:*fp64 logits:*fp32 rows:*i32 {scratch} k:i32"
+    yield Variant("top_logprobs", _types(top), block | {"MOST": MOST_LISTED}, warps=8)
+    fed = "tokens:*i32 sampled:*i32 count:i32"
+    yield Variant("feed_tokens", _types(fed), {"BLOCK": LIST_BLOCK})
+    placed = "out:*i32 places:*i32 values:*i32 count:i32"
+    yield Variant("place_entries", _types(placed), {"BLOCK": LIST_BLOCK})
 
 
 def _experts() -> Iterator[Variant]:
