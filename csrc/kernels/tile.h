@@ -16,8 +16,9 @@
 namespace quire::QUIRE_ISA {
 
 // Prefetches weights. A single tile of rows prefetches what it reads next. Of several tiles, which read a
-// cached panel again, each prefetches its share of the next panel, so that memory is never idle. One row reads
-// in order with little between: processors fetch ahead by themselves, and more requests only delay theirs.
+// cached panel again, each prefetches its share of the next panel, so that memory is never idle. One row
+// reads in order with little between: processors fetch ahead by themselves, and more requests only delay
+// theirs.
 class PanelPrefetch {
  public:
   // For tile `tile` of the `tiles` that meet panels, `together` of them at once.
