@@ -88,21 +88,25 @@ Loop loop_of(const std::string& isa, const std::string& kind) {
 
 #define LOAD(size, reg) "vmovups " #size "(%0), %%" reg "\n"
 
-// `bytes` is a multiple of 1024.
+// `bytes` is a multiple of 1024. Nothing is prefetched: processors fetch ahead of one stream by themselves,
+// and requests of a program delay theirs.
 void read_once(const std::string& isa, const uint8_t* from, size_t bytes) {
   const uint8_t* end = from + bytes;
   if (isa.rfind("avx512", 0) == 0) {
-    asm volatile("1:\n" LOAD(0, "zmm0") LOAD(64, "zmm1") LOAD(128, "zmm2") LOAD(192, "zmm3")
-                 "prefetcht0 2048(%0)\n prefetcht0 2112(%0)\n prefetcht0 2176(%0)\n prefetcht0 2240(%0)\n"
-                 "add $256, %0\n cmp %1, %0\n jb 1b\n" : "+r"(from) : "r"(end) : "cc", "memory", CLOBBERS);
+    asm volatile("1:\n" LOAD(0, "zmm0") LOAD(64, "zmm1") LOAD(128, "zmm2")
+                     LOAD(192, "zmm3") "add $256, %0\n cmp %1, %0\n jb 1b\n"
+                 : "+r"(from)
+                 : "r"(end)
+                 : "cc", "memory", CLOBBERS);
   } else if (isa.rfind("avx2", 0) == 0) {
-    asm volatile("1:\n" LOAD(0, "ymm0") LOAD(32, "ymm1") LOAD(64, "ymm2") LOAD(96, "ymm3")
-                 "prefetcht0 2048(%0)\n prefetcht0 2112(%0)\n"
-                 "add $128, %0\n cmp %1, %0\n jb 1b\n" : "+r"(from) : "r"(end) : "cc", "memory", CLOBBERS);
+    asm volatile("1:\n" LOAD(0, "ymm0") LOAD(32, "ymm1") LOAD(64, "ymm2")
+                     LOAD(96, "ymm3") "add $128, %0\n cmp %1, %0\n jb 1b\n"
+                 : "+r"(from)
+                 : "r"(end)
+                 : "cc", "memory", CLOBBERS);
   } else {
     asm volatile(
         "1:\n movups (%0), %%xmm0\n movups 16(%0), %%xmm1\n movups 32(%0), %%xmm2\n movups 48(%0), %%xmm3\n"
-        "prefetcht0 2048(%0)\n"
         "add $64, %0\n cmp %1, %0\n jb 1b\n"
         : "+r"(from)
         : "r"(end)
@@ -148,7 +152,7 @@ Loop loop_of(const std::string& isa, const std::string& kind) {
 // `bytes` is a multiple of 1024.
 void read_once(const std::string&, const uint8_t* from, size_t bytes) {
   asm volatile(
-      "1:\n ldp q0, q1, [%0]\n ldp q2, q3, [%0, 32]\n prfm pldl1keep, [%0, 2048]\n"
+      "1:\n ldp q0, q1, [%0]\n ldp q2, q3, [%0, 32]\n"
       "add %0, %0, 64\n cmp %0, %1\n b.lo 1b\n"
       : "+r"(from)
       : "r"(from + bytes)
@@ -209,8 +213,8 @@ double peak_operations(ThreadPool& pool, const std::string& isa, const std::stri
 double read_bandwidth(ThreadPool& pool, const std::string& isa, size_t bytes, double seconds) {
   kernels_of(isa);
   std::vector<Memory> buffers;
-  for (int i = 0; i < pool.size(); ++i) buffers.emplace_back(bytes + 4096);  // prefetches go beyond the end
-  pool.run([&](int thread) { std::memset(buffers[(size_t)thread].as(), 1, bytes + 4096); });
+  for (int i = 0; i < pool.size(); ++i) buffers.emplace_back(bytes);
+  pool.run([&](int thread) { std::memset(buffers[(size_t)thread].as(), 1, bytes); });
   const size_t passes = std::max<size_t>(1, (size_t(8) << 20) / bytes);
   const double time = shortest(pool, seconds, [&](int thread) {
     for (size_t i = 0; i < passes; ++i) read_once(isa, buffers[(size_t)thread].as(), bytes);
