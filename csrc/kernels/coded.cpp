@@ -99,7 +99,7 @@ class Tile {
   QUIRE_INLINE void add(const uint8_t* at, const int32_t* x, I* dots) const {
 #pragma GCC unroll 8
     for (int k = First; k < Last; ++k) {
-      B64 w = codes<Bits>(at, k);
+      B64 w = (B64)codes<Bits>(at, k);
       if constexpr (Table) w = look_up(table_, w);
       for (int m = 0; m < M; ++m) dots[m] = dot4<kSmall>(dots[m], w, x + k * M + m);
     }
@@ -192,6 +192,7 @@ constexpr Pack kPack[kTile] = {pack<1>, pack<2>, pack<3>, pack<4>, pack<5>, pack
 }  // namespace
 
 const CodedTile* coded_tiles(const Coding& coding) {
+  if (const CodedTile* const halves = half_tiles(coding)) return halves;
   if (coding.meaning == Meaning::rows) return row_tiles();
   if (coding.float8() || coding.meaning == Meaning::floats) return float_tiles(coding);
   if (coding.group < 16) return part_tiles(coding);

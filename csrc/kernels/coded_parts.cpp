@@ -66,7 +66,7 @@ class PartTile {
     __builtin_memset(&ones, 1, sizeof(ones));
 #pragma GCC unroll 8
     for (int k = 0; k < kCodedUnit / 4; ++k) {
-      B64 w = codes<Bits>(at, k);
+      B64 w = (B64)codes<Bits>(at, k);
       if constexpr (Table) w = look_up(table_, w);
       for (int m = 0; m < M; ++m) {
         dots[m] = dot4<kSmall>(dots[m], w, x + k * M + m);

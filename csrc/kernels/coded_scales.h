@@ -67,7 +67,13 @@ __attribute__((noinline)) void unpack_six_bits(const uint8_t* header, ScalesOf<L
 // Unpacks scales of one form, which is known before the loop.
 template <ScaleForm Form, int Least>
 QUIRE_INLINE void unpack_form(int64_t groups, const uint8_t* header, ScalesOf<Least>& to) {
-  for (int64_t g = 0; g < groups; ++g) store(to.scales[g], number_of(Form, header, g));
+  if constexpr (Form == ScaleForm::f16_i8) {  // which the compiler would read again, after each store
+    const F d = load_f16((const uint16_t*)header);
+    for (int64_t g = 0; g < groups; ++g)
+      store(to.scales[g], d * to_float(load_s8((const int8_t*)header + 32 + g * kPanel)));
+  } else {
+    for (int64_t g = 0; g < groups; ++g) store(to.scales[g], number_of(Form, header, g));
+  }
 }
 
 template <int Least>

@@ -6,6 +6,7 @@
 // branches are on template arguments, so the multiplications of a group with its scale overlap with the next
 // dot products, and a core waits for memory with more loads under way. The bits are those of coded.cpp.
 
+#include "coded_kinds.h"
 #include "coded_scales.h"
 #include "coded_units.h"
 #include "table.h"
@@ -18,10 +19,6 @@ namespace quire::QUIRE_ISA {
 
 namespace {
 
-// Inputs that are summed as integers: half a unit, a unit, or all of a span.
-enum class Summed { half, unit, span };
-
-// Codes with minimums are unsigned; others have an offset.
 template <int M, int N, int Bits, bool Table, Summed Of, bool Minimums>
 class WideTile {
  public:
@@ -31,7 +28,7 @@ class WideTile {
         next_(w.panel_bytes()),
         values_(w.values + panel * next_),
         tiles_(tiles),
-        sums_at_((units_ * (kGroup / 4) + sums_before(kInputs, w.inputs)) * M),
+        sums_at_((units_ * (kGroup / 4) + sums_before(inputs_of(Of), w.inputs)) * M),
         scales_at_((units_ * (kGroup / 4) + sums_before(2 * kSpan, w.inputs)) * M),
         group_shift_(__builtin_ctz((unsigned)coding_.group) - __builtin_ctz((unsigned)kCodedUnit)),
         table_(Table ? table_of(coding_.meaning) : B64{}) {}
@@ -65,7 +62,6 @@ class WideTile {
   static constexpr int kSums = N * M;
   static constexpr int64_t kBytes = 64 * Bits;
   static constexpr int64_t kSpanUnits = Bits <= 6 ? kSpan / kCodedUnit : 1;
-  static constexpr int64_t kInputs = Of == Summed::half ? 16 : Of == Summed::unit ? 32 : kSpan;
 
   // Fetches what the next block has in the place of `bytes`, of which each tile does some spans; not for one
   // row (PanelPrefetch).
@@ -80,7 +76,7 @@ class WideTile {
   QUIRE_INLINE void add_span(const uint8_t* at, const int32_t* tile, int64_t first, int64_t units,
                              const BlockScales* blocks, int64_t u, F* acc) const {
     const int32_t* x = tile + first * (kGroup / 4) * M;
-    const int32_t* sums = tile + sums_at_ + first * kCodedUnit / kInputs * M;
+    const int32_t* sums = tile + sums_at_ + first * kCodedUnit / inputs_of(Of) * M;
     I dots[kSums];
     F part[kSums]{};
     if constexpr (Of == Summed::span) begin(sums, dots);
@@ -127,7 +123,7 @@ class WideTile {
       B64 values[N];
 #pragma GCC unroll 2
       for (int n = 0; n < N; ++n) {
-        values[n] = codes<Bits>(at + n * next_, k);
+        values[n] = (B64)codes<Bits>(at + n * next_, k);
         if constexpr (Table) values[n] = look_up(table_, values[n]);
       }
 #pragma GCC unroll 8
@@ -166,45 +162,17 @@ class WideTile {
   const B64 table_;
 };
 
-template <int M, int N, int Bits, Summed Of, bool Minimums, bool Table = false>
+template <int M, int N, int Bits, bool Table, Summed Of, bool Minimums>
 void tiles_of(const Panels& w, int64_t panel, const Tiles& tiles, const PanelPrefetch&, F* out) {
   WideTile<M, N, Bits, Table, Of, Minimums>(w, panel, tiles).run(out);
-}
-
-template <int M, int N, int Bits, Summed Of>
-CodedTiles either(bool minimums) {
-  return minimums ? tiles_of<M, N, Bits, Of, true> : tiles_of<M, N, Bits, Of, false>;
 }
 
 // Returns the function for M rows and N panels at a time, or null.
 template <int M, int N>
 CodedTiles choose(const Coding& coding) {
-  if (coding.meaning == Meaning::rows || coding.float8() || coding.meaning == Meaning::floats) return nullptr;
-  if (coding.group < 16) return nullptr;
-  const bool minimums = coding.minimums != ScaleForm::none || coding.zeros;
-  if (!coding.looked_up() && minimums != (coding.meaning == Meaning::unsigned_)) return nullptr;
-  const int64_t summed = coding.summed();
-  if (coding.looked_up())
-    return summed == 16 ? tiles_of<M, N, 4, Summed::half, false, true>
-                        : tiles_of<M, N, 4, Summed::unit, false, true>;
-  switch (coding.bits * 1000 + summed) {
-    case 2016:
-      return either<M, N, 2, Summed::half>(minimums);
-    case 3016:
-      return either<M, N, 3, Summed::half>(minimums);
-    case 4032:
-      return either<M, N, 4, Summed::unit>(minimums);
-    case 4128:
-      return either<M, N, 4, Summed::span>(minimums);
-    case 5032:
-      return either<M, N, 5, Summed::unit>(minimums);
-    case 6016:
-      return either<M, N, 6, Summed::half>(minimums);
-    case 8032:
-      return either<M, N, 8, Summed::unit>(minimums);
-    default:
-      return nullptr;
-  }
+  return of_kind(coding, []<int Bits, bool Table, Summed Of, bool Minimums>() -> CodedTiles {
+    return tiles_of<M, N, Bits, Table, Of, Minimums>;
+  });
 }
 
 }  // namespace

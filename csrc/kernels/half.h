@@ -1,11 +1,12 @@
 // Half panels for AVX2: vectors of eight lanes, and dot products of rows with eight outputs.
 //
 // The sums of four rows and eight outputs fit in 16 registers; those of eight rows and sixteen do not.
-// Without VNNI, products of bytes are added in pairs, in 16 bits. Those of int4 are at most 15 * 127, so
-// eight pairs fit, and a group of 32 inputs is widened once. Those of int8, of magnitudes with the signs in
-// x, are at most 127 * 127: each pair is widened. The integers are those that dot4 gives.
+// Without VNNI, products of bytes are added in pairs, in 16 bits, and so are as many pairs as fit: of codes
+// of 4 bits those of a group of 32 inputs, at most 8 * 2 * 15 * 127. Bytes are taken as magnitudes, with
+// their signs in x: 2 * 128 * 127 fits once. The integers are those that dot4 gives.
 #pragma once
 
+#include "coded_units.h"
 #include "vec.h"
 
 #if defined(__AVX2__) && !defined(__AVX512BW__)
@@ -21,6 +22,8 @@ QUIRE_INLINE HalfF fma(HalfF a, HalfF b, HalfF c) {
   return (HalfF)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 }
 
+QUIRE_INLINE HalfF to_float(HalfI a) { return __builtin_convertvector(a, HalfF); }
+
 QUIRE_INLINE HalfI load_half_s8(const int8_t* from) {
   return (HalfI)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
 }
@@ -34,55 +37,74 @@ QUIRE_INLINE HalfI multiply_add_s16(HalfI sum, HalfI a, HalfI b) {
   return sum + (HalfI)_mm256_madd_epi16((__m256i)a, (__m256i)(b & 0xffff));
 }
 
-// Sums over a group of 32 inputs, [half][row]: of the outputs that begin at `values`, packed as in Panels,
-// and rows of `x`, [8][stride] of 4 bytes. They begin with `begin`, [row]: the zero point, and `more`.
-template <int Rows, int Halves, bool Int4>
-QUIRE_INLINE void dot_halves(const uint8_t* values, const int32_t* x, int64_t stride, const int32_t* begin,
-                             int32_t more, HalfI* dots) {
-  constexpr int kLoads = Int4 ? 4 : 8;  // of 32 bytes
 #if defined(__AVXVNNI__)
-  for (int i = 0; i < Halves * Rows; ++i) dots[i] = HalfI{} + begin[i % Rows];
+constexpr bool kByteDots = true;
 #else
+constexpr bool kByteDots = false;
+#endif
+
+// How bytes of weights are made of codes: of `Bits` bits, or looked up in a table of bytes with an offset.
+template <int Bits, bool Table = false>
+struct HalfCodes {
+  // True if bytes are multiplied with signs, so that their offset of 128 is no part of the sum.
+  static constexpr bool kSigned = !kByteDots && (Bits == 8 || Table);
+  // Words of four inputs whose products are added in 16 bits.
+  static constexpr int kFit = kSigned ? 1 : Bits <= 4 ? 8 : Bits == 5 ? 4 : 2;
+
+  // Returns the codes of 4 inputs, 4k on, of the eight outputs at `unit` (coded_units.h).
+  QUIRE_INLINE static __m256i load(const uint8_t* unit, int k, __m256i table) {
+    const __m256i w = (__m256i)codes<Bits, HalfU>(unit, k);
+    return Table ? _mm256_shuffle_epi8(table, w) : w;
+  }
+};
+
+// Computes x here. Left to itself, GCC multiplies first and adds last, with the products in memory.
+QUIRE_INLINE void in_order(__m256i& x) { asm volatile("" : "+x"(x)); }
+
+// Adds products of the words [First, Last) of a unit of 32 inputs to `dots`, [half][row]: of the outputs that
+// begin at `unit`, and rows of `x`, [8][stride] of 4 bytes.
+template <int Rows, int Halves, typename Codes, int First = 0, int Last = 8>
+QUIRE_INLINE void dot_halves(const uint8_t* unit, const int32_t* x, int64_t stride, __m256i table,
+                             HalfI* dots) {
+#if !defined(__AVXVNNI__)
   const __m256i ones = _mm256_set1_epi16(1);
   __m256i pairs[Halves * Rows];
-  for (int i = 0; i < Halves * Rows; ++i) {
-    pairs[i] = _mm256_setzero_si256();
-    dots[i] = HalfI{} + more;
-  }
 #endif
 #pragma GCC unroll 8
-  for (int k = 0; k < kLoads; ++k) {
+  for (int k = First; k < Last; ++k) {
+    __m256i w[Halves];
 #pragma GCC unroll 2
-    for (int part = 0; part < (Int4 ? 2 : 1); ++part) {
-      HalfU w[Halves];
+    for (int h = 0; h < Halves; ++h) w[h] = Codes::load(unit + h * 32, k, table);
+#if !defined(__AVXVNNI__)
+    __m256i magnitudes[Halves];
+    if constexpr (Codes::kSigned) {
+#pragma GCC unroll 2
       for (int h = 0; h < Halves; ++h) {
-        w[h] = load_as<HalfU>(values + k * 64 + h * 32);
-        if (Int4) w[h] = (w[h] >> (4 * part)) & 0x0f0f0f0fu;
+        w[h] = _mm256_xor_si256(w[h], _mm256_set1_epi8(-128));
+        magnitudes[h] = _mm256_abs_epi8(w[h]);
       }
-      for (int m = 0; m < Rows; ++m) {
-        const __m256i xs = _mm256_set1_epi32(x[(k * (Int4 ? 2 : 1) + part) * stride + m]);
-        for (int h = 0; h < Halves; ++h) {
-          const int i = h * Rows + m;
-#if defined(__AVXVNNI__)
-          dots[i] = (HalfI)_mm256_dpbusd_avx_epi32((__m256i)dots[i], (__m256i)w[h], xs);
-#else
-          if constexpr (Int4) {
-            pairs[i] = _mm256_add_epi16(pairs[i], _mm256_maddubs_epi16((__m256i)w[h], xs));
-          } else {
-            const __m256i q = (__m256i)(w[h] ^ 0x80808080u);
-            const __m256i pair = _mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(xs, q));
-            dots[i] += (HalfI)_mm256_madd_epi16(pair, ones);
-          }
+    }
+    constexpr int kFit = Last - First < Codes::kFit ? Last - First : Codes::kFit;
+    const bool begins = (k - First) % kFit == 0, ends = (k - First + 1) % kFit == 0;
 #endif
-        }
+#pragma GCC unroll 4
+    for (int m = 0; m < Rows; ++m) {
+      const __m256i xs = _mm256_set1_epi32(x[k * stride + m]);
+#pragma GCC unroll 2
+      for (int h = 0; h < Halves; ++h) {
+        const int i = h * Rows + m;
+#if defined(__AVXVNNI__)
+        dots[i] = (HalfI)_mm256_dpbusd_avx_epi32((__m256i)dots[i], w[h], xs);
+#else
+        const __m256i pair = Codes::kSigned ? _mm256_maddubs_epi16(magnitudes[h], _mm256_sign_epi8(xs, w[h]))
+                                            : _mm256_maddubs_epi16(w[h], xs);
+        pairs[i] = begins ? pair : _mm256_add_epi16(pairs[i], pair);
+        if constexpr (Rows > 2) in_order(pairs[i]);
+        if (ends) dots[i] += (HalfI)_mm256_madd_epi16(pairs[i], ones);
+#endif
       }
     }
   }
-#if !defined(__AVXVNNI__)
-  if constexpr (Int4)
-    for (int i = 0; i < Halves * Rows; ++i)
-      dots[i] = (HalfI)_mm256_madd_epi16(pairs[i], ones) + begin[i % Rows];
-#endif
 }
 
 }  // namespace quire::QUIRE_ISA

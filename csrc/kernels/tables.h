@@ -61,9 +61,10 @@ struct alignas(64) UnsignedTable {
 };
 constexpr UnsignedTable kUnsignedIq4nl(kIq4nl), kUnsignedFp4(kFp4);
 
-QUIRE_INLINE B64 table_of(Meaning meaning) {
-  return load_as<B64>(meaning == Meaning::fp4 ? kUnsignedFp4.of : kUnsignedIq4nl.of);
+QUIRE_INLINE const uint8_t* table_bytes(Meaning meaning) {
+  return meaning == Meaning::fp4 ? kUnsignedFp4.of : kUnsignedIq4nl.of;
 }
+QUIRE_INLINE B64 table_of(Meaning meaning) { return load_as<B64>(table_bytes(meaning)); }
 
 // Returns the numbers of 64 codes below 16.
 QUIRE_INLINE B64 look_up(B64 table, B64 codes) {

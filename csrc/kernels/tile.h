@@ -197,6 +197,7 @@ class QuantizedTile {
   // Computes rows from `row` on, of eight outputs from `half` on, or of all.
   template <int Rows, int Halves>
   QUIRE_INLINE void run_halves(int half, int row, F* out) const {
+    using Codes = HalfCodes<Int4 ? 4 : 8>;
     const uint8_t* const values = values_ + half * 32;
     HalfF acc[Halves * Rows]{};
     for (int64_t first = 0; first < groups_; first += kTogether) {
@@ -206,8 +207,10 @@ class QuantizedTile {
         HalfI dots[Halves * Rows];
         if (half == 0 && row == 0)
           for (int64_t i = 0; i < kBytes; i += 64) ahead_.at<M>(values_, g * kBytes + i);
-        dot_halves<Rows, Halves, Int4>(values + g * kBytes, quads_ + g * (kGroup / 4) * M + row, M,
-                                       begin_ + g * M + row, begin_of_group<Int4>(g, M), dots);
+        const int32_t *const begin = begin_ + g * M + row, more = begin_of_group<Int4>(g, M);
+        for (int i = 0; i < Halves * Rows; ++i) dots[i] = HalfI{} + (Codes::kSigned ? more : begin[i % Rows]);
+        dot_halves<Rows, Halves, Codes>(values + g * kBytes, quads_ + g * (kGroup / 4) * M + row, M,
+                                        __m256i{}, dots);
         for (int h = 0; h < Halves; ++h) {
           const HalfI block_scale = load_half_s8(block_scales_ + g * kPanel + (half + h) * 8);
           for (int m = 0; m < Rows; ++m) {
@@ -224,7 +227,7 @@ class QuantizedTile {
       prefetch(block_scales_ + first * kPanel + kScalesAhead);
       const float* scales = scales_ + first / kTogether * M + row;
       for (int i = 0; i < Halves * Rows; ++i)
-        acc[i] = fma(__builtin_convertvector(sum[i], HalfF), HalfF{} + scales[i % Rows], acc[i]);
+        acc[i] = fma(__builtin_convertvector(sum[i], HalfF), (HalfF)_mm256_set1_ps(scales[i % Rows]), acc[i]);
     }
     for (int h = 0; h < Halves; ++h)
       for (int m = 0; m < Rows; ++m) store_as((HalfF*)(out + row + m) + half + h, acc[h * Rows + m]);
@@ -343,6 +346,7 @@ class QuantizedTile {
 using CodedTile = void (*)(const Panels&, int64_t panel, const uint8_t* x, const PanelPrefetch&, F* out);
 const CodedTile* coded_tiles(const Coding& coding);
 const CodedTile* row_tiles();                        // coded_rows.cpp
+const CodedTile* half_tiles(const Coding& coding);   // coded_halves.cpp; null of some kinds
 const CodedTile* part_tiles(const Coding& coding);   // coded_parts.cpp
 const CodedTile* float_tiles(const Coding& coding);  // coded_floats.cpp
 

@@ -273,6 +273,10 @@ QUIRE_INLINE H to_f16(F x) {
 QUIRE_INLINE I load_s8(const int8_t* from) {
 #if defined(__AVX512F__)
   return (I)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from));
+#elif defined(__AVX2__)
+  __m256i out[2];
+  for (int i = 0; i < 2; ++i) out[i] = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(from + 8 * i)));
+  return __builtin_bit_cast(I, out);
 #else
   return __builtin_convertvector(load_as<S8>(from), I);
 #endif
