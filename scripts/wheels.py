@@ -75,9 +75,9 @@ def add_oldest(oldest: Path, builder: Chroot, target: Target) -> None:
     run("cp", "-a", oldest / "usr", *oldest.glob("lib*"), root)
     for link in (*root.glob("usr/lib64/*"), *root.glob(f"usr/lib/{triplet}/*.so")):
         if link.is_symlink() and link.readlink().is_absolute():
-            target = f"/oldest{link.readlink()}"
+            absolute = f"/oldest{link.readlink()}"
             link.unlink()
-            link.symlink_to(target)
+            link.symlink_to(absolute)
     for python in (builder.root / "usr/include" / triplet).glob("python3.*"):
         (root / "usr/include" / triplet / python.name).symlink_to(f"/usr/include/{triplet}/{python.name}")
     (builder.root / "static").mkdir()
@@ -102,7 +102,7 @@ def build(source: Path, target: Target, release: str, oldest: Path, folder: Path
     else:
         builder.install(target.compiler)
     add_oldest(oldest, builder, target)
-    builder.environment["SOURCE_DATE_EPOCH"] = commit_time()
+    builder.environment |= {"SOURCE_DATE_EPOCH": commit_time(), "CI": "true"}  # CI: waits longer for CMake
     unpacked = builder.root / "source"
     unpacked.mkdir()
     run("tar", "-xzf", source, "-C", unpacked, "--strip-components=1")
@@ -122,7 +122,7 @@ def check_loader(wheel: Path, oldest: Path) -> None:
     with zipfile.ZipFile(wheel) as package:
         name = next(name for name in package.namelist() if name.endswith(".so"))
         (oldest / "core.so").write_bytes(package.read(name))
-    report = Chroot(oldest).read("ldd -r /core.so || true")
+    report = Chroot(oldest, OLDEST).read("ldd -r /core.so || true")
     python = ("undefined symbol: Py", "undefined symbol: _Py")
     wrong = [line for line in report.splitlines() if "undefined symbol" in line or "not found" in line]
     missing = [line for line in wrong if not line.startswith(python)]
