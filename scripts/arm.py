@@ -21,11 +21,13 @@ from pathlib import Path
 
 from debian_chroot import ARM, Chroot, mount, new_chroot, register_emulator, unmount
 
-RELEASE = "bookworm"
+RELEASE, PYTHON = "bookworm", "3.11"
 GCC = 12
+PACKAGES = "packages"  # in the chroot
 FOLDER = Path("/var/cache/quire-arm")  # outside of the tree, which packages and tools walk through
 BUILT = ("CMakeLists.txt", "LICENSE", "README.md", "licenses", "pyproject.toml", "csrc", "quire")
 TESTED = ("pyproject.toml", "tests", "benchmarks")
+PASSED = ("QEMU_CPU", "QUIRE_ISA", "CMAKE_BUILD_PARALLEL_LEVEL")  # of the environment
 CHECKERS = ("ruff", "mypy", "clang-format")  # of sources, not of what they do
 
 
@@ -34,32 +36,36 @@ def requirements() -> list[str]:
     described = tomllib.loads(Path("pyproject.toml").read_text("utf-8"))
     project = described["project"]
     tests = [line for line in project["optional-dependencies"]["test"] if not line.startswith(CHECKERS)]
-    return ["pip", "cmake", "ninja", *described["build-system"]["requires"], *project["dependencies"], *tests]
+    return ["cmake", "ninja", *described["build-system"]["requires"], *project["dependencies"], *tests]
 
 
-def prepared(cert: Path | None) -> Chroot:
+def prepared() -> Chroot:
     """Return the chroot, in which everything needed is installed once."""
     ready = FOLDER / "ready"
     wanted = "\n".join(requirements())
     if ready.exists() and ready.read_text("utf-8") == wanted:
-        chroot = Chroot(FOLDER / "root")
+        chroot = Chroot(FOLDER / "root", RELEASE, ARM)
         mount(chroot.root)
     else:
         unmount(FOLDER / "root")
         shutil.rmtree(FOLDER / "root", ignore_errors=True)
         FOLDER.mkdir(parents=True, exist_ok=True)
-        print(
-            f"quire: installing Debian for ARM in {FOLDER} (once; a quarter of an hour) ...", file=sys.stderr
-        )
-        chroot = new_chroot(RELEASE, FOLDER, "root", cert, ARM)
-        chroot.install("ca-certificates", "python3-dev", "python3-venv")
+        print(f"quire: installing Debian for ARM in {FOLDER} (once; minutes) ...", file=sys.stderr)
+        chroot = new_chroot(RELEASE, FOLDER, "root", None, ARM)
+        chroot.install("python3-dev")
         chroot.install_compiler_for_arm(GCC)
-        chroot.read("python3 -m venv /venv")
-        (chroot.root / "requirements.txt").write_text(wanted, "utf-8")
-        chroot.read("/venv/bin/pip install --upgrade pip && /venv/bin/pip install -r /requirements.txt")
+        install_packages(chroot.root / PACKAGES)
         ready.write_text(wanted, "utf-8")
-    chroot.environment["PATH"] = f"/venv/bin:{chroot.environment['PATH']}"
+    chroot.environment |= {"PYTHONPATH": f"/source:/{PACKAGES}", "CXX": f"aarch64-linux-gnu-g++-{GCC}"}
+    chroot.environment["PATH"] = f"/{PACKAGES}/cmake/data/bin:/{PACKAGES}/bin:{chroot.environment['PATH']}"
     return chroot
+
+
+def install_packages(folder: Path) -> None:
+    """Install what `requirements` names for the Python of the chroot, by a program of this machine."""
+    target = ["--python-version", PYTHON, "--python-platform", "aarch64-manylinux_2_36", "--target", folder]
+    command = [sys.executable, "-m", "uv", "pip", "install", "--only-binary=:all:", *target, *requirements()]
+    subprocess.run([str(word) for word in command], check=True)
 
 
 def copied(names: tuple[str, ...], to: Path) -> None:
@@ -72,25 +78,23 @@ def copied(names: tuple[str, ...], to: Path) -> None:
 def main() -> int:
     """Build, install and test."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--cert", type=Path, help="certificates that pip trusts, where a proxy has its own")
-    given, pytest = parser.parse_known_args()
-    if os.geteuid() or not shutil.which("debootstrap") or not shutil.which("qemu-aarch64-static"):
-        print("quire: an emulated Debian needs root, debootstrap and qemu-user-static.", file=sys.stderr)
-        print("hint: sudo apt install debootstrap qemu-user-static, then sudo make arm", file=sys.stderr)
+    _, pytest = parser.parse_known_args()
+    if os.geteuid() or not shutil.which("mmdebstrap") or not shutil.which("qemu-aarch64-static"):
+        print("quire: an emulated Debian needs root, mmdebstrap and qemu-user-static.", file=sys.stderr)
+        print("hint: sudo apt install mmdebstrap qemu-user-static, then sudo make arm", file=sys.stderr)
         return 1
     register_emulator()
     try:
-        chroot = prepared(given.cert)
+        chroot = prepared()
+        chroot.environment |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        chroot.environment |= {name: os.environ[name] for name in PASSED if name in os.environ}
         copied(BUILT, chroot.root / "source")
         copied(TESTED, chroot.root / "tested")
-        install = "pip install --no-build-isolation --no-deps --config-settings=build-dir=/build /source"
-        chroot.read(f"CXX=aarch64-linux-gnu-g++-{GCC} {install}")
-        sets = chroot.read("python -c 'from quire.backends.native import _core; print(*_core.isas())'")
+        chroot.read("cmake -S /source -B /build -G Ninja -DPython_EXECUTABLE=/usr/bin/python3")
+        chroot.read("cmake --build /build && cmake --install /build --prefix /source")
+        sets = chroot.read("python3 -c 'from quire.backends.native import _core; print(*_core.isas())'")
         print(f"quire: testing {sets.strip()}", file=sys.stderr)
-        variables = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        variables |= {name: os.environ[name] for name in ("QEMU_CPU",) if name in os.environ}
-        chroot.environment |= variables
-        return chroot.run(["sh", "-c", 'cd /tested && exec pytest "$@"', "pytest", *pytest])
+        return chroot.run(["sh", "-c", 'cd /tested && exec python3 -m pytest "$@"', "pytest", *pytest])
     finally:
         unmount(FOLDER / "root")
 
