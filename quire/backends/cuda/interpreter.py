@@ -45,9 +45,6 @@ _NUMBERS = {
 _STORED = {tl.bfloat16: np.dtype(ml_dtypes.bfloat16), tl.float8e4nv: np.dtype(ml_dtypes.float8_e4m3fn)}
 
 
-_PART = 16  # rows and columns of a tile multiplied at a time: the least that products of tiles have
-
-
 @dataclass(frozen=True)
 class Pointer:
     """An address with the type of what is there, in place of a tensor; `dtype` is a NumPy name."""
@@ -126,15 +123,15 @@ def _cast(self: Any, source: TensorHandle, to: Any, *_: Any) -> TensorHandle:
 def _dot(self: Any, a: TensorHandle, b: TensorHandle, d: TensorHandle, *_: Any) -> TensorHandle:
     """Multiply tiles in the type of the accumulator, which holds products of two narrow numbers exactly.
 
-    The parts are all of one size, so that BLAS sums them in one order whatever the tile, as a GPU does.
+    One input after the other: BLAS adds those of a row in an order that depends on the row's place in the
+    tile, on some processors.
     """
-    a, b = _to_float32(a), _to_float32(b)
-    (rows, inner), columns, kind = a.data.shape, b.data.shape[1], d.data.dtype
-    above = np.ascontiguousarray(a.data.astype(kind)).reshape(rows // _PART, 1, _PART, inner)
-    beside = b.data.astype(kind).reshape(inner, columns // _PART, _PART).transpose(1, 0, 2)
-    parts = np.matmul(above, np.ascontiguousarray(beside))
-    product = parts.transpose(0, 2, 1, 3).reshape(rows, columns)
-    return TensorHandle(product + d.data, d.dtype.scalar)
+    kind = d.data.dtype
+    left, right = (np.ascontiguousarray(_to_float32(x).data.astype(kind)) for x in (a, b))
+    total = np.zeros(d.data.shape, kind)
+    for own, other in zip(left.T, right, strict=True):
+        total += own[:, None] * other
+    return TensorHandle(total + d.data, d.dtype.scalar)
 
 
 def _splat(self: Any, to: Any, scalar: TensorHandle) -> TensorHandle:
