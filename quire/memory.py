@@ -129,6 +129,7 @@ def plan_memory(
     if device.shares_weights:
         working = -(-working // num_sharing)
     activations = device.step_bytes(program, weights, config.max_num_batched_tokens)
+    activations += config.max_num_seqs * device.slot_bytes(program)
     activations += drafting.activation_bytes if drafting else 0
     activations += _image_bytes(device, weights, vision, config) if vision else 0
     adapters = stored_bytes(Path(config.adapter_dir).expanduser()) if config.adapter_dir is not None else 0

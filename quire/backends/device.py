@@ -106,6 +106,10 @@ class Device(Protocol):
         """
         ...
 
+    def slot_bytes(self, program: Program) -> int:
+        """Return the bytes that sampling keeps for each slot in the memory of the device, at most."""
+        ...
+
     def loading_bytes(self, weights: WeightPlan) -> int:
         """Return the maximum bytes that loading needs besides the weights."""
         ...

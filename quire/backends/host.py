@@ -47,6 +47,10 @@ class HostDevice:
         """Return the bytes of all values."""
         return plan_buffers(program).nbytes(Load(((0, num_tokens),), num_logits or num_tokens))
 
+    def slot_bytes(self, program: Program) -> int:
+        """Return 0: what sampling keeps is small, and nothing for most requests."""
+        return 0
+
     def loading_bytes(self, weights: WeightPlan) -> int:
         return 0
 

@@ -164,58 +164,64 @@ class Slots:
         for index, row in enumerate(step.rows):
             own = logits[first : first + row.num_logits]
             slot = self._slots[row.slot]
-            results.append(self._finish(row, slot, own, found.get(index)))
+            results.append(row_result(row, slot, own, found.get(index)))
             if row.sample and not results[-1].token_ids:
                 slot.token_ids.append(0)  # any token: a next row in flight computes with it, and is dropped
             first += row.num_logits
         return tuple(results)
 
-    def _finish(
-        self, row: Row, slot: Slot, logits: np.ndarray, masks: Sequence[Any] | Failure | None
-    ) -> RowResult:
-        if slot.sampler is None:
-            return _vector(logits[-1])
-        try:
-            scored = self._score_prompt(row, slot, logits)
-        except LogitsError as error:
-            return RowResult(error=error.failure)
-        if not row.sample:
-            return RowResult(prompt_logprobs=scored)
-        if isinstance(masks, Failure):
-            return RowResult(error=masks)
-        num_sampled = 1 + len(row.drafted)
-        each = [None] * num_sampled if masks is None else masks
-        result = self._verify(row, slot.sampler, logits[-num_sampled:], each)
-        slot.token_ids += result.token_ids
-        return result._replace(prompt_logprobs=scored)
 
-    def _verify(
-        self, row: Row, sampler: SamplerState, logits: np.ndarray, masks: Sequence[Any | None]
-    ) -> RowResult:
-        """Sample tokens while they equal the drafted ones, at the positions that have masks.
+def row_result(row: Row, slot: Slot, logits: np.ndarray, masks: Sequence[Any] | Failure | None) -> RowResult:
+    """Turn the logits of a row, [its logits, vocab], into its result, and append its tokens to the slot."""
+    if slot.sampler is None:
+        return _vector(logits[-1])
+    try:
+        scored = _score_prompt(row, slot, logits)
+    except LogitsError as error:
+        return RowResult(error=error.failure)
+    if not row.sample:
+        return RowResult(prompt_logprobs=scored)
+    if isinstance(masks, Failure):
+        return RowResult(error=masks)
+    num_sampled = 1 + len(row.drafted)
+    each = [None] * num_sampled if masks is None else masks
+    result = _verify(row, slot.sampler, logits[-num_sampled:], each)
+    slot.token_ids += result.token_ids
+    return result._replace(prompt_logprobs=scored)
 
-        An error after an accepted token recurs as the first of the next row.
-        """
-        token_ids: tuple[int, ...] = ()
-        logprobs: tuple[PositionLogprobs, ...] = ()
-        for position, mask, drafted in zip(logits, masks, (*row.drafted, None), strict=False):
-            result = sample(position, sampler, mask)
-            if result.error is not None and not token_ids:
-                return result
-            token_ids, logprobs = token_ids + result.token_ids, logprobs + result.logprobs
-            sampler.extend(result.token_ids)
-            if result.token_ids != (drafted,):
-                break
-        return RowResult(token_ids, logprobs)
 
-    def _score_prompt(self, row: Row, slot: Slot, logits: np.ndarray) -> tuple[PositionLogprobs, ...]:
-        """Return the log-probabilities of the prompt tokens that this row's logits predict."""
-        wanted = slot.admission.params.prompt_logprobs
-        first, last = row.start + row.count - row.num_logits + 1, slot.admission.num_prompt_tokens
-        following = slot.token_ids[first : min(row.start + row.count + 1, last)]
-        if wanted is None or not following:
-            return ()
-        return prompt_logprobs(logits[: len(following)], following, wanted)
+def _verify(row: Row, sampler: SamplerState, logits: np.ndarray, masks: Sequence[Any | None]) -> RowResult:
+    """Sample tokens while they equal the drafted ones, at the positions that have masks.
+
+    An error after an accepted token recurs as the first of the next row.
+    """
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[PositionLogprobs, ...] = ()
+    for position, mask, drafted in zip(logits, masks, (*row.drafted, None), strict=False):
+        result = sample(position, sampler, mask)
+        if result.error is not None and not token_ids:
+            return result
+        token_ids, logprobs = token_ids + result.token_ids, logprobs + result.logprobs
+        sampler.extend(result.token_ids)
+        if result.token_ids != (drafted,):
+            break
+    return RowResult(token_ids, logprobs)
+
+
+def _score_prompt(row: Row, slot: Slot, logits: np.ndarray) -> tuple[PositionLogprobs, ...]:
+    """Return the log-probabilities of the prompt tokens that this row's logits predict."""
+    wanted, following = slot.admission.params.prompt_logprobs, scored_tokens(row, slot)
+    if wanted is None or not following:
+        return ()
+    return prompt_logprobs(logits[: len(following)], following, wanted)
+
+
+def scored_tokens(row: Row, slot: Slot) -> list[int]:
+    """Return the prompt tokens whose log-probabilities a row gives, from its first logits on."""
+    if slot.admission.params.prompt_logprobs is None:
+        return []
+    first, last = row.start + row.count - row.num_logits + 1, slot.admission.num_prompt_tokens
+    return slot.token_ids[first : min(row.start + row.count + 1, last)]
 
 
 def _vector(found: np.ndarray) -> RowResult:

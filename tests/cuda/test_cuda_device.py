@@ -84,7 +84,9 @@ FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo2", "gra
 POINTERS = {
     "float32": "fp32",
     "bfloat16": "bf16",
+    "int64": "i64",
     "int32": "i32",
+    "uint32": "u32",
     "int8": "i8",
     "uint8": "u8",
     "float64": "fp64",

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 Constant = int | float | bool | str
+ALIGNMENT = 16  # bytes: kernels are compiled for arrays that begin at multiples of it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,5 +108,5 @@ class Accelerator(Protocol):
         ...
 
     def launch(self, launch: Launch) -> None:
-        """Launch a kernel. Raises ConfigError for one that was not compiled with these constants."""
+        """Launch a kernel, unless its grid is empty. Raises ConfigError for one that was not compiled."""
         ...

@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from quire.backends.backend import Capacity, GetMasks
+from quire.backends.backend import Capacity, GetMasks, LaunchedStep
 from quire.backends.block_memory import layout_of
-from quire.backends.cuda.accelerator import Accelerator
+from quire.backends.cuda.accelerator import Accelerator, DeviceArray, HostCopy
 from quire.backends.cuda.caches import DeviceCaches
+from quire.backends.cuda.device_slots import DeviceSlot, DeviceSlots
+from quire.backends.cuda.draws import StepDraws
 from quire.backends.cuda.launch_list import LaunchList
 from quire.backends.cuda.lower import record
 from quire.backends.cuda.products import rounded_row_bytes
+from quire.backends.cuda.sampler import DeviceSampler, SampledRows
+from quire.backends.cuda.slot_tables import SlotTables
 from quire.backends.cuda.step_arrays import StepMemory, rotations_of
 from quire.backends.cuda.weights import DeviceWeight
-from quire.backends.slots import Deferred, Slots
+from quire.backends.slots import row_result
 from quire.errors import ConfigError
 from quire.program.batch import Batch
 from quire.program.passes import gather_products, plan_buffers
 from quire.program.program import LowRank, Program
-from quire.types import Step
+from quire.types import Failure, RowResult, Step, StepResult
 
 
 class CudaBackend:
     """Runs a program by launches on an accelerator. Bits depend on its kernels and their target alone.
 
-    Tokens are sampled on the host, by the definition in quire.sampling: the logits of rows that need them are
-    copied there, and a step is computed when it is collected.
+    A step is computed and sampled there as soon as it is launched, and its results are copied to the host
+    when it is collected. Rows with parameters that have no kernels are sampled on the host, by the definition
+    in quire.sampling.
     """
 
     name = "cuda"
@@ -51,20 +60,116 @@ class CudaBackend:
         self._launches, self._output = recording.launches, plan.buffer[program.output.index]
         sizes = (*plan.sizes, ("T", rounded_row_bytes(program)))
         self._memory = StepMemory(accelerator, sizes, rotations_of(program))
-        self._slots = Slots(program.output.width, capacity.block_size, len(capacity.num_blocks))
+        num_slots, self._vocab = capacity.max_num_seqs, program.output.width
+        self._slots = DeviceSlots(
+            accelerator, num_slots, len(capacity.num_blocks), self._vocab, capacity.block_size
+        )
+        self._sampler = DeviceSampler(accelerator, num_slots, self._vocab)
+        self._open: deque[_StepOnDevice] = deque()  # launched and not collected, in order
+        self._ended_s = 0.0  # when the last step was collected
         self._layout = layout_of(
             self.name, capacity.kv_dtype, capacity.block_size, program.cache_groups, program.layer_groups
         )
 
-    def launch(self, step: Step, masks: GetMasks | None = None) -> Deferred:
-        return Deferred(lambda: self._slots.run(step, self.execute, masks))
+    def launch(self, step: Step, masks: GetMasks | None = None) -> LaunchedStep:
+        """See Backend.launch.
+
+        A step begins to compute behind the one before it, unless that must be collected first: because the
+        host samples rows of it, waits for masks, or says which drafted tokens are accepted.
+        """
+        self._open.append(_StepOnDevice(self, step, masks))
+        self._begin_steps()
+        return self._open[-1]
+
+    def _begin_steps(self) -> None:
+        for launched in self._open:
+            if launched.begun is None:
+                launched.begun = self._begin(launched.step, launched.masks)
+            if launched.begun.holds:
+                return
+
+    def _begin(self, step: Step, masks: GetMasks | None) -> _Begun:
+        """Launch a step's forward pass, and its sampling unless that needs something of the host."""
+        began_s, slots = time.monotonic(), self._slots.apply(step)
+        for admission in step.admitted:
+            self._sampler.admit(admission.slot, self._slots.slot(admission.slot))
+        logits = self._forward(self._slots.batch(step), self._slots.tables)
+        begun = _Begun(slots, logits, began_s)
+        begun.waits = masks is not None or any(slot.sampling is None for slot in slots)
+        begun.holds = begun.waits or any(row.drafted for row in step.rows)
+        if not begun.waits:
+            self._sample(step, begun, {})
+        return begun
+
+    def _sample(self, step: Step, begun: _Begun, masks: Mapping[int, Sequence[Any] | Failure]) -> None:
+        begun.draws = StepDraws(step, begun.slots, masks)
+        begun.copy = self._sampler.launch(begun.draws, begun.logits)
+
+    def _forward(self, batch: Batch, tables: SlotTables | None = None) -> DeviceArray:
+        """Launch the forward pass of a batch; return where its logits [L, vocab] will be."""
+        step = self._memory.put(batch, tables)
+        if tables is not None and batch.token_ids.min() < 0:
+            self._sampler.feed(step.token_ids)
+        for launch in self._launches:
+            self._accelerator.launch(launch(step))
+        return step.values[self._output]
+
+    def collect(self, launched: _StepOnDevice) -> StepResult:
+        """Return the results of the oldest open step, and begin those that waited for it."""
+        step, begun = launched.step, launched.begun
+        if begun is None or launched is not self._open[0]:
+            raise RuntimeError("steps are collected in the order of their launches")
+        began_s, mask_s, sampling_s = max(begun.began_s, self._ended_s), 0.0, 0.0
+        on_host: dict[int, RowResult] = {}
+        if begun.waits:
+            computed = self._host_logits(step, begun)
+            computed_s = time.monotonic()
+            masks = {} if launched.masks is None else launched.masks()
+            mask_s = time.monotonic() - computed_s
+            self._sample(step, begun, masks)
+            for index, logits in computed.items():
+                on_host[index] = row_result(step.rows[index], begun.slots[index], logits, masks.get(index))
+        rows = self._results(step, begun, on_host)
+        self._ended_s = time.monotonic()
+        if begun.waits:
+            sampling_s = self._ended_s - computed_s - mask_s
+        self._open.popleft()
+        self._begin_steps()
+        return StepResult(rows, began_s, self._ended_s, mask_s, sampling_s)
+
+    def _host_logits(self, step: Step, begun: _Begun) -> dict[int, np.ndarray]:
+        """Wait for the forward pass; return the logits of the rows that the host samples."""
+        copies, first = {}, 0
+        for index, (row, slot) in enumerate(zip(step.rows, begun.slots, strict=True)):
+            if slot.sampling is None:
+                copies[index] = self._accelerator.fetch(begun.logits.rows(first, row.num_logits))
+            first += row.num_logits
+        last = self._accelerator.fetch(begun.logits.part(0, (min(first, 1), 1)))
+        found = {index: copy.result() for index, copy in copies.items()}
+        last.result()
+        return found
+
+    def _results(self, step: Step, begun: _Begun, on_host: Mapping[int, RowResult]) -> tuple[RowResult, ...]:
+        """Wait for the results of the rows, and note their tokens."""
+        copied = np.zeros(0, np.int32) if begun.copy is None else begun.copy.result()
+        sampled = SampledRows(begun.draws, copied, self._vocab)
+        results, counted = [], []
+        for index, (row, slot, own) in enumerate(zip(step.rows, begun.slots, begun.draws.rows, strict=True)):
+            if (result := on_host.get(index)) is None:
+                result = sampled.result(row, slot, own)
+                slot.token_ids += result.token_ids
+                if row.drafted and slot.sampling is not None and slot.sampling.penalizes:
+                    counted += [(row.slot, token) for token in result.token_ids]
+            results.append(result)
+            if row.sample and not result.token_ids:
+                slot.token_ids.append(0)  # any token: a next row in flight computes with it, and is dropped
+        if counted:
+            self._sampler.count(*zip(*counted, strict=True))
+        return tuple(results)
 
     def execute(self, batch: Batch) -> np.ndarray:
         """Return the logits [L, vocab] of the batch's logit rows."""
-        step = self._memory.put(batch)
-        for launch in self._launches:
-            self._accelerator.launch(launch(step))
-        return self._accelerator.fetch(step.values[self._output]).result()
+        return self._accelerator.fetch(self._forward(batch)).result()
 
     def add_adapter(self, adapter: str, parts: Mapping[str, LowRank]) -> None:
         raise ConfigError("the cuda backend has no kernels for adapters", "use device='native'")
@@ -85,3 +190,29 @@ class CudaBackend:
         self, group: int, block_ids: Sequence[int], contents: Sequence[bytes | memoryview]
     ) -> None:
         self._caches.write(group, block_ids, contents)
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A begun step. `waits`: it is sampled when it is collected. `holds`: the next one waits for that."""
+
+    slots: list[DeviceSlot]  # of the rows
+    logits: DeviceArray
+    began_s: float
+    waits: bool = False
+    holds: bool = False
+    draws: StepDraws = field(init=False)
+    copy: HostCopy | None = None  # of the results
+
+
+@dataclass(slots=True)
+class _StepOnDevice:
+    """A step that was launched."""
+
+    backend: CudaBackend
+    step: Step
+    masks: GetMasks | None
+    begun: _Begun | None = None
+
+    def result(self) -> StepResult:
+        return self.backend.collect(self)

@@ -12,6 +12,7 @@ from quire.backends.cuda.backend import CudaBackend
 from quire.backends.cuda.caches import token_bytes
 from quire.backends.cuda.products import rounded_row_bytes
 from quire.backends.cuda.refused import require_kernels
+from quire.backends.cuda.sampler import penalty_bytes, sampling_bytes
 from quire.backends.cuda.weights import SUPPORTED, plan_layout, upload
 from quire.backends.draft_model import DraftModel
 from quire.backends.host import Kind
@@ -116,10 +117,15 @@ class CudaDevice:
     def step_bytes(
         self, program: Program, weights: WeightPlan, num_tokens: int, num_logits: int | None = None
     ) -> int:
-        """Return the bytes of all values, and of what is uploaded for a step."""
-        load = Load(((0, num_tokens),), num_logits or num_tokens)
-        values = plan_buffers(gather_products(program)).nbytes(load)
-        return values + num_tokens * (_TOKEN_BYTES + rounded_row_bytes(program))
+        """Return the bytes of all values, of what is uploaded for a step, and of sampling."""
+        most = num_logits or num_tokens
+        values = plan_buffers(gather_products(program)).nbytes(Load(((0, num_tokens),), most))
+        values += num_tokens * (_TOKEN_BYTES + rounded_row_bytes(program))
+        return values + sampling_bytes(program.output.width, most)
+
+    def slot_bytes(self, program: Program) -> int:
+        """Return the bytes of a slot's counts of tokens, which are there if any request has penalties."""
+        return penalty_bytes(program.output.width)
 
     def loading_bytes(self, weights: WeightPlan) -> int:
         return 0

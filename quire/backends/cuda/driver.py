@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass, field
 from functools import cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,9 @@ _POINTERS = {
     "float32": "*fp32",
     "float16": "*fp16",
     "bfloat16": "*bf16",
+    "int64": "*i64",
     "int32": "*i32",
+    "uint32": "*u32",
     "int8": "*i8",
     "uint8": "*u8",
 }
@@ -105,6 +108,8 @@ class Gpu:
         return _Fetched(array, staged, self._stream.record(), self._pinned)
 
     def launch(self, launch: Launch) -> None:
+        if not prod(launch.grid):
+            return
         self._device.set_current()
         key = variant_key(launch.kernel, [_type_of(arg) for arg in launch.args], launch.constants)
         if key not in self._kernels:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.backends.cuda.accelerator import Argument, DeviceArray, Launch
+from quire.backends.cuda.accelerator import ALIGNMENT, Argument, DeviceArray, Launch
 from quire.backends.host import available_memory
 from quire.errors import ConfigError
 
@@ -71,7 +71,12 @@ def view_of(array: DeviceArray) -> np.ndarray:
 
 
 def _argument(arg: Argument) -> np.ndarray | int | float:
-    return view_of(arg) if isinstance(arg, DeviceArray) else arg
+    """Return an argument for the interpreter. Raises ValueError for an array that no cubin could be given."""
+    if not isinstance(arg, DeviceArray):
+        return arg
+    if arg.first_byte % ALIGNMENT:
+        raise ValueError(f"a kernel takes arrays at multiples of {ALIGNMENT} bytes, not at {arg.first_byte}")
+    return view_of(arg)
 
 
 @cache
@@ -81,12 +86,19 @@ def _kernels() -> dict[str, Any]:
         attention,
         elementwise,
         embedding,
+        logits,
+        logprobs,
         norms,
         products,
         quantized,
         rope_and_kv,
+        sampling,
         segments,
+        steps,
     )
 
-    modules = (attention, elementwise, embedding, norms, products, quantized, rope_and_kv, segments)
+    modules = (
+        *(attention, elementwise, embedding, norms, products, quantized, rope_and_kv, segments),
+        *(logits, logprobs, sampling, steps),
+    )
     return {name: thing for module in modules for name, thing in vars(module).items() if hasattr(thing, "fn")}

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.backends.cuda.accelerator import Accelerator, DeviceArray
+from quire.backends.cuda.memory import ReusedMemory
+from quire.backends.cuda.slot_tables import SlotTables
 from quire.program.batch import Batch
 from quire.program.ops import Rotary
 from quire.program.program import Count, Program
 from quire.program.rope import Rope
 
-_ALIGNMENT = 16  # bytes
 _INT = np.dtype(np.int32)
 
 
@@ -21,18 +22,19 @@ _INT = np.dtype(np.int32)
 class StepArrays:
     """A step on an accelerator: T tokens of R rows, L of which need logits. All arrays are int32.
 
-    `values` are the buffers of values, [rows, width] float32. The entries of `block_tables`, [R, blocks], are
-    those of Batch.block_tables. `rotations` are cosine and sine, [T, dim / 2] float32 each, by rope.
-    `rounded` is memory for T rows of quantized activations.
+    `values` are the buffers of values, [rows, width] float32. `token_rows` are the rows of `context_lens` and
+    of `block_tables`, [S, blocks], whose entries are those of Batch.block_tables: the S slots of an engine,
+    or the R rows of a batch. `rotations` are cosine and sine, [T, dim / 2] float32 each, by rope. `rounded`
+    is memory for T rows of quantized activations.
     """
 
     counts: dict[Count, int]
     num_rows: int
     token_ids: DeviceArray  # [T]
     positions: DeviceArray  # [T]
-    token_rows: DeviceArray  # [T], the row of each token
+    token_rows: DeviceArray  # [T]
     row_offsets: DeviceArray  # [R + 1]
-    context_lens: DeviceArray  # [R]
+    context_lens: DeviceArray  # [S]
     logit_rows: DeviceArray  # [L]
     block_tables: tuple[DeviceArray, ...]  # by cache group
     rotations: dict[Rope, tuple[DeviceArray, DeviceArray]]
@@ -55,24 +57,23 @@ class StepMemory:
         self._ropes = ropes
         self._rows: dict[Count, int] = {"T": 0, "L": 0}
         self._buffers: list[DeviceArray] = []
-        self._uploaded: DeviceArray | None = None
+        self._uploads = ReusedMemory(accelerator)
 
-    def put(self, batch: Batch) -> StepArrays:
-        """Copy a batch to the accelerator, in one transfer."""
+    def put(self, batch: Batch, tables: SlotTables | None = None) -> StepArrays:
+        """Copy a batch to the accelerator, in one transfer; with `tables`, what changed of these."""
         counts: dict[Count, int] = {"T": batch.num_tokens, "L": len(batch.logit_rows)}
-        integers = (
-            batch.token_ids,
-            batch.positions,
-            batch.token_rows,
-            batch.row_offsets,
-            batch.context_lens,
-            batch.logit_rows,
-            *batch.block_tables,
-        )
-        variants = batch.variants[batch.token_rows]
+        rows = batch.token_rows
+        variants = batch.variants[rows]
         rotations = [part for rope in self._ropes for part in rope.cos_sin(batch.positions, variants)]
-        placed = self._upload([*(array.astype(_INT) for array in integers), *rotations])
-        token_ids, positions, token_rows, row_offsets, context_lens, logit_rows = placed[:6]
+        if tables is None:
+            own: tuple[np.ndarray, ...] = (batch.context_lens, *batch.block_tables)
+        else:
+            own, rows = tables.changes(), batch.slots[rows]
+        integers = (batch.token_ids, batch.positions, rows, batch.row_offsets, batch.logit_rows, *own)
+        placed = self._uploads.upload([*(array.astype(_INT) for array in integers), *rotations])
+        token_ids, positions, token_rows, row_offsets, logit_rows, first, *others = placed[: len(integers)]
+        if tables is not None:
+            first, others = tables.place(first, *others)
         turned = placed[len(integers) :]
         *values, rounded = self._values(counts)
         return StepArrays(
@@ -82,29 +83,13 @@ class StepMemory:
             positions,
             token_rows,
             row_offsets,
-            context_lens,
-            logit_rows,
-            block_tables=tuple(placed[6 : len(integers)]),
+            context_lens=first,
+            logit_rows=logit_rows,
+            block_tables=tuple(others),
             rotations=dict(zip(self._ropes, zip(turned[::2], turned[1::2], strict=True), strict=True)),
             values=values,
             rounded=rounded,
         )
-
-    def _upload(self, arrays: Sequence[np.ndarray]) -> list[DeviceArray]:
-        firsts, end = [], 0
-        for array in arrays:
-            firsts.append(end)
-            end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-        staged = np.zeros(end, np.uint8)
-        for first, array in zip(firsts, arrays, strict=True):
-            staged[first : first + array.nbytes] = array.reshape(-1).view(np.uint8)
-        if self._uploaded is None or self._uploaded.num_bytes < end:
-            self._uploaded = self._accelerator.allocate(2 * end)
-        memory = self._uploaded
-        self._accelerator.write(memory.part(0, (end,)), staged)
-        return [
-            memory.part(first, array.shape, array.dtype) for first, array in zip(firsts, arrays, strict=True)
-        ]
 
     def _values(self, counts: dict[Count, int]) -> list[DeviceArray]:
         """Return the buffers of values, with as many rows as the step has."""

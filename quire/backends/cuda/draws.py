@@ -1,0 +1,183 @@
+"""The tokens to be drawn in a step, in groups of one launch each, and their parameters as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from quire.backends.cuda.device_slots import DeviceSlot
+from quire.backends.cuda.slot_sampling import SlotSampling
+from quire.backends.slots import scored_tokens
+from quire.sampling.pipeline import Mask
+from quire.types import Failure, Row, Step
+
+MOST_DRAWS = 64  # of a group, which bounds the scratch memory for it
+_EVEN = 4  # numbers of results begin at multiples of 16 bytes
+
+
+class Draw(NamedTuple):
+    """A token to be drawn for `position` of a sequence, after `following` drafted ones, by row `logits`."""
+
+    sampling: SlotSampling
+    slot: int
+    logits: int
+    position: int
+    following: tuple[int, ...]
+    mask: Mask | None
+    alone: bool  # of its row
+
+    @property
+    def counts(self) -> bool:
+        """True if the token, once drawn, is counted for penalties. The host says which of several are."""
+        return self.alone and self.sampling.penalizes
+
+
+@dataclass(slots=True)
+class DrawGroup:
+    """Draws of one kind: `edited` ones change logits, `listed` ones give log-probabilities.
+
+    Their results are tokens `first`, first + 1, ... of the step, and from `first_listed` on of those with
+    log-probabilities.
+    """
+
+    edited: bool
+    listed: bool
+    first: int
+    first_listed: int
+    draws: list[Draw] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class RowDraws:
+    """Where the results of a row are: those of its tokens, their log-probabilities, and its prompt's."""
+
+    tokens: dict[int, int] = field(default_factory=dict)  # by number of the draw
+    listed: dict[int, int] = field(default_factory=dict)
+    scored: list[int] = field(default_factory=list)
+    failure: Failure | None = None
+
+
+class StepDraws:
+    """All that the rows of a step sample on the device. Rows that the host samples have nothing.
+
+    There are `num_tokens` places for tokens and `num_listed` for log-probabilities, those between groups
+    included. `masks` are by row, of those with grammars.
+    """
+
+    def __init__(
+        self, step: Step, slots: Sequence[DeviceSlot], masks: Mapping[int, Sequence[Any] | Failure]
+    ) -> None:
+        self.rows: list[RowDraws] = []
+        self.scored: list[tuple[int, int]] = []  # rows of logits, and the tokens that follow
+        self.most_listed = 0  # of the most likely tokens
+        kinds: dict[tuple[bool, bool], list[tuple[RowDraws, int, Draw]]] = {}
+        first = 0
+        for index, (row, slot) in enumerate(zip(step.rows, slots, strict=True)):
+            self.rows.append(own := RowDraws())
+            if slot.sampling is not None:
+                self._score(row, slot, first, own)
+                for number, draw in enumerate(_draws(row, slot.sampling, first, masks.get(index), own)):
+                    edited = draw.sampling.edits(draw.position, draw.mask)
+                    kind = edited, draw.sampling.params.logprobs is not None
+                    kinds.setdefault(kind, []).append((own, number, draw))
+            first += row.num_logits
+        self.groups: list[DrawGroup] = []
+        self.num_tokens = self.num_listed = 0
+        for (edited, listed), found in sorted(kinds.items(), key=lambda kind: kind[0]):
+            for begin in range(0, len(found), MOST_DRAWS):
+                self._group(edited, listed, found[begin : begin + MOST_DRAWS])
+        self.first_scored = self.num_listed
+        for own in self.rows:
+            own.scored = [self.first_scored + place for place in own.scored]
+        self.num_listed += _even(len(self.scored))
+
+    def _score(self, row: Row, slot: DeviceSlot, first: int, own: RowDraws) -> None:
+        following = scored_tokens(row, slot)
+        if not following:
+            return
+        own.scored = list(range(len(self.scored), len(self.scored) + len(following)))
+        self.scored += [(first + i, token) for i, token in enumerate(following)]
+        self.most_listed = max(self.most_listed, slot.admission.params.prompt_logprobs or 0)
+
+    def _group(self, edited: bool, listed: bool, found: list[tuple[RowDraws, int, Draw]]) -> None:
+        group = DrawGroup(edited, listed, self.num_tokens, self.num_listed, [draw for *_, draw in found])
+        self.groups.append(group)
+        for place, (own, number, draw) in enumerate(found):
+            own.tokens[number] = group.first + place
+            if listed:
+                own.listed[number] = group.first_listed + place
+                self.most_listed = max(self.most_listed, draw.sampling.params.logprobs or 0)
+        self.num_tokens += _even(len(found))
+        self.num_listed += _even(len(found)) if listed else 0
+
+
+def _even(count: int) -> int:
+    return -(-count // _EVEN) * _EVEN
+
+
+def _draws(
+    row: Row, sampling: SlotSampling, first: int, masks: Sequence[Any] | Failure | None, own: RowDraws
+) -> Iterable[Draw]:
+    """Yield the draws of a row, whose logits begin at row `first`: at the positions that have masks."""
+    if not row.sample:
+        return
+    if isinstance(masks, Failure):
+        own.failure = masks
+        return
+    count = 1 + len(row.drafted)
+    position, logits = row.start + row.count + 1 - count, first + row.num_logits - count
+    each = [None] * count if masks is None else masks
+    for number, mask in enumerate(each[:count]):
+        allowed = sampling.mask(mask)
+        yield Draw(
+            sampling, row.slot, logits + number, position + number, row.drafted[:number], allowed, count == 1
+        )
+
+
+def parameters(group: DrawGroup) -> dict[str, np.ndarray]:
+    """Return the arrays by draw that choose_tokens takes."""
+    params = [draw.sampling.params for draw in group.draws]
+    return {
+        "rows": _ints(draw.logits for draw in group.draws),
+        "temperatures": np.array([own.temperature for own in params], np.float64),
+        "top_ks": _ints(own.top_k for own in params),
+        "top_ps": np.array([own.top_p for own in params], np.float64),
+        "min_ps": np.array([own.min_p for own in params], np.float64),
+        "seeds": np.array([own.seed for own in params], np.int64),
+        "sequences": _ints(draw.sampling.sequence for draw in group.draws),
+        "positions": _ints(draw.position for draw in group.draws),
+    }
+
+
+def edits(group: DrawGroup, spare: int) -> dict[str, np.ndarray]:
+    """Return the arrays that change the logits of a group; without penalties the slot is `spare`."""
+    params = [draw.sampling.params for draw in group.draws]
+    masks = [draw.mask for draw in group.draws if draw.mask is not None]
+    numbers = iter(range(len(masks)))
+    entries = [
+        (number, token, bias)
+        for number, draw in enumerate(group.draws)
+        for token, bias in draw.sampling.biases(draw.position).items()
+    ]
+    following = [draw.following if draw.sampling.penalizes else () for draw in group.draws]
+    return {
+        "mask_rows": _ints(-1 if draw.mask is None else next(numbers) for draw in group.draws),
+        "masks": np.stack(masks) if masks else np.zeros((1, 1), np.uint32),
+        "biased_rows": _ints(number for number, _, _ in entries),
+        "biased_tokens": _ints(token for _, token, _ in entries),
+        "biases": np.array([bias for _, _, bias in entries], np.float32),
+        "slots": _ints(draw.slot if draw.sampling.penalizes else spare for draw in group.draws),
+        "counted": _ints(draw.slot if draw.counts else spare for draw in group.draws),
+        "drafted": _ints(token for tokens in following for token in tokens),
+        "firsts": np.cumsum([0, *map(len, following)]).astype(np.int32),
+        "repetitions": np.array([own.repetition_penalty for own in params], np.float64),
+        "frequencies": np.array([own.frequency_penalty for own in params], np.float32),
+        "presences": np.array([own.presence_penalty for own in params], np.float32),
+    }
+
+
+def _ints(values: Iterable[int]) -> np.ndarray:
+    return np.array(list(values), np.int32)

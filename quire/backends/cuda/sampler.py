@@ -1,0 +1,247 @@
+"""Sampling on an accelerator: launches for all rows of a step, and their results on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from quire.backends.cuda.accelerator import Accelerator, Argument, Constant, DeviceArray, HostCopy, Launch
+from quire.backends.cuda.device_slots import DeviceSlot
+from quire.backends.cuda.draws import MOST_DRAWS, DrawGroup, RowDraws, StepDraws, edits, parameters
+from quire.backends.cuda.kernels.variants import LIST_BLOCK, MOST_LISTED, SAMPLING_BLOCK
+from quire.backends.cuda.launch_list import Grid
+from quire.backends.cuda.memory import ReusedMemory
+from quire.sampling.faults import FAULTS
+from quire.types import PositionLogprobs, Row, RowResult, TokenLogprob
+
+_INT, _FLOAT = np.dtype(np.int32), np.dtype(np.float32)
+# Bytes by number of the vocabulary: of a draw, edited logits and two arrays of candidates; of a slot, what it
+# has seen, and how often.
+_DRAW_BYTES, _SLOT_BYTES = 3 * 4, 1 + 4
+_LISTED_BYTES = 4 * (3 + 2 * MOST_LISTED) + 16 + 8 * MOST_LISTED  # results and scratch of a position
+
+Arrays = Mapping[str, DeviceArray]
+
+
+def sampling_bytes(vocab_size: int, num_logits: int) -> int:
+    """Return the bytes of sampling from so many rows of logits, without what slots take."""
+    return min(num_logits, MOST_DRAWS) * _DRAW_BYTES * vocab_size + num_logits * _LISTED_BYTES
+
+
+def penalty_bytes(vocab_size: int) -> int:
+    """Return the bytes of the counts of tokens that a slot with penalties takes."""
+    return _SLOT_BYTES * vocab_size
+
+
+def _sections(draws: StepDraws) -> dict[str, tuple[int, tuple[int, ...], np.dtype[Any]]]:
+    """Return the parts of a step's results by name: the first of its numbers, shape and type."""
+    tokens, listed, top = draws.num_tokens, draws.num_listed, MOST_LISTED if draws.most_listed else 0
+    shapes: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
+        "tokens": ((tokens,), _INT),
+        "faults": ((tokens,), _INT),
+        "logprobs": ((listed,), _FLOAT),
+        "ranks": ((listed,), _INT),
+        "listed_faults": ((listed,), _INT),
+        "top_logprobs": ((listed, top), _FLOAT),
+        "top_tokens": ((listed, top), _INT),
+    }
+    found, end = {}, 0
+    for name, (shape, kind) in shapes.items():
+        found[name] = end, shape, kind
+        end += prod(shape)
+    return found
+
+
+class DeviceSampler:
+    """Samples the rows of steps in the order of launches.
+
+    `last_tokens` [slots + 1] are the tokens drawn last; entries of slots that others sample are arbitrary.
+    Counts for penalties are allocated for the first request that has any.
+    """
+
+    def __init__(self, accelerator: Accelerator, num_slots: int, vocab_size: int) -> None:
+        self._accelerator = accelerator
+        self._spare = num_slots  # the row of counts, and the place of tokens, that nobody reads
+        self._vocab = vocab_size
+        self.last_tokens = accelerator.allocate(4 * (num_slots + 1)).part(0, (num_slots + 1,), _INT)
+        self._numbers = accelerator.allocate(4 * MOST_DRAWS).part(0, (MOST_DRAWS,), _INT)
+        accelerator.write(self._numbers, np.arange(MOST_DRAWS, dtype=_INT))
+        self._counts: tuple[DeviceArray, DeviceArray] | None = None
+        self._uploads, self._scratch, self._found = (ReusedMemory(accelerator) for _ in range(3))
+        self._listing = ReusedMemory(accelerator)
+
+    def admit(self, number: int, slot: DeviceSlot) -> None:
+        """Count the tokens of a new sequence, if it has penalties."""
+        if slot.sampling is None or not slot.sampling.penalizes:
+            return
+        if self._counts is None:
+            shape = (self._spare + 1, self._vocab)
+            size = shape[0] * shape[1]
+            seen = self._accelerator.allocate(size).part(0, shape, np.dtype(np.int8))
+            self._counts = seen, self._accelerator.allocate(4 * size).part(0, shape, _INT)
+        seen, counts = self._counts
+        known = np.zeros(self._vocab, np.int8)
+        known[slot.token_ids] = 1
+        output = slot.token_ids[slot.admission.num_prompt_tokens :]
+        counted = np.bincount(np.array(output, np.intp), minlength=self._vocab).astype(np.int32)
+        self._accelerator.write(seen.rows(number, 1), known)
+        self._accelerator.write(counts.rows(number, 1), counted)
+
+    def count(self, slots: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Count tokens of slots with penalties, each of its slot."""
+        numbers, tokens = self._uploads.upload([np.array(slots, _INT), np.array(token_ids, _INT)])
+        self._count(numbers, tokens, len(slots))
+
+    def _count(self, slots: DeviceArray, tokens: DeviceArray, count: int) -> None:
+        seen, counts = self._penalties()
+        self._over_list("count_tokens", (seen, counts, slots, tokens, count, self._vocab), count)
+
+    def _penalties(self) -> tuple[DeviceArray, DeviceArray]:
+        if self._counts is None:
+            raise RuntimeError("no slot with penalties was admitted")
+        return self._counts
+
+    def feed(self, tokens: DeviceArray) -> None:
+        """Replace -1 - s by the token that was drawn last for slot s, in place."""
+        count = tokens.shape[0]
+        self._over_list("feed_tokens", (tokens, self.last_tokens, count), count)
+
+    def launch(self, draws: StepDraws, logits: DeviceArray) -> HostCopy | None:
+        """Launch the draws of a step from its logits, and begin to copy their results to the host."""
+        if not draws.num_tokens + draws.num_listed:
+            return None
+        own = [
+            parameters(group) | (edits(group, self._spare) if group.edited else {}) for group in draws.groups
+        ]
+        places = np.full(draws.num_tokens, self._spare, _INT)
+        for group in draws.groups:
+            places[group.first : group.first + len(group.draws)] = [draw.slot for draw in group.draws]
+        scored = np.array(draws.scored, _INT).reshape(-1, 2)
+        whole = [places, scored[:, 0].copy(), scored[:, 1].copy()]
+        uploaded = iter(self._uploads.upload([*whole, *(array for each in own for array in each.values())]))
+        placed, scored_rows, scored_ids = next(uploaded), next(uploaded), next(uploaded)
+        sections = _sections(draws)
+        memory = self._found.take(4 * sum(prod(shape) for _, shape, _ in sections.values()))
+        results = {
+            name: memory.part(4 * first, shape, kind) for name, (first, shape, kind) in sections.items()
+        }
+        for group, names in zip(draws.groups, own, strict=True):
+            self._draw(group, {name: next(uploaded) for name in names}, logits, results)
+        args = (self.last_tokens, placed, results["tokens"], draws.num_tokens)
+        self._over_list("place_entries", args, draws.num_tokens)
+        if draws.scored:
+            self._list(draws.first_scored, scored_rows, scored_ids, logits, results)
+        return self._accelerator.fetch(memory.part(0, (memory.num_bytes // 4,), _INT))
+
+    def _draw(self, group: DrawGroup, own: Arrays, logits: DeviceArray, results: Arrays) -> None:
+        """Launch the draws of a group."""
+        count, vocab, rows = len(group.draws), self._vocab, own["rows"]
+        shapes: list[tuple[tuple[int, ...], np.dtype[Any]]] = [
+            ((count, vocab), _FLOAT),
+            ((count, vocab), _INT),
+        ]
+        kept, kept_ids, *edited = self._scratch.arrays([*shapes, *shapes[:1]] if group.edited else shapes)
+        changed, changed_rows = logits, rows
+        if edited:
+            changed, changed_rows = edited[0], self._numbers
+            self._edit(group, own, changed, logits)
+        tokens, faults = (results[name].rows(group.first, count) for name in ("tokens", "faults"))
+        limits = [own[name] for name in ("temperatures", "top_ks", "top_ps", "min_ps")]
+        random = [own[name] for name in ("seeds", "sequences", "positions")]
+        changes = (logits, rows, changed, changed_rows)
+        args: tuple[Argument, ...] = (tokens, faults, *changes, *limits, *random, kept, kept_ids, vocab)
+        self._launch("choose_tokens", (count, 1, 1), args)
+        if group.edited and any(draw.sampling.penalizes for draw in group.draws):
+            self._count(own["counted"], tokens, count)
+        if group.listed:
+            self._list(group.first_listed, rows, tokens, logits, results)
+
+    def _edit(self, group: DrawGroup, own: Arrays, out: DeviceArray, logits: DeviceArray) -> None:
+        """Launch steps 2 to 9 of docs/sampling.md for a group, from logits to `out`."""
+        grid = (len(group.draws), -(-self._vocab // SAMPLING_BLOCK), 1)
+        masks, vocab = own["masks"], self._vocab
+        args = (out, logits, own["rows"], masks, own["mask_rows"], vocab, masks.shape[1])
+        self._launch("mask_logits", grid, args)
+        if count := own["biases"].shape[0]:
+            listed = [own[name] for name in ("biased_rows", "biased_tokens", "biases")]
+            self._over_list("bias_logits", (out, *listed, count, vocab), count)
+        if any(draw.sampling.penalizes for draw in group.draws):
+            how = [own[name] for name in ("drafted", "firsts", "repetitions", "frequencies", "presences")]
+            self._launch("penalize_logits", grid, (out, own["slots"], *self._penalties(), *how, vocab))
+
+    def _list(
+        self, first: int, rows: DeviceArray, tokens: DeviceArray, logits: DeviceArray, results: Arrays
+    ) -> None:
+        """Launch log-probabilities of tokens, and the most likely ones, as results from `first` on."""
+        count, vocab = rows.shape[0], self._vocab
+        names = ("logprobs", "ranks", "listed_faults", "top_logprobs", "top_tokens")
+        logprobs, ranks, faults, top_logprobs, top_tokens = (
+            results[name].rows(first, count) for name in names
+        )
+        kept = (count, MOST_LISTED)
+        sums, *scratch = self._listing.arrays(
+            [((count, 2), np.dtype(np.float64)), (kept, _FLOAT), (kept, _INT)]
+        )
+        args: tuple[Argument, ...] = (logprobs, ranks, faults, sums, tokens, logits, rows, vocab)
+        self._launch("token_logprobs", (count, 1, 1), args)
+        if top_tokens.num_bytes:
+            how = {"MOST": MOST_LISTED}
+            args = (top_logprobs, top_tokens, sums, logits, rows, *scratch, vocab, min(MOST_LISTED, vocab))
+            self._launch("top_logprobs", (count, 1, 1), args, how)
+
+    def _launch(
+        self, kernel: str, grid: Grid, args: tuple[Argument, ...], more: Mapping[str, Constant] | None = None
+    ) -> None:
+        self._accelerator.launch(Launch(kernel, grid, args, {"BLOCK": SAMPLING_BLOCK, **(more or {})}))
+
+    def _over_list(self, kernel: str, args: tuple[Argument, ...], count: int) -> None:
+        grid = (-(-count // LIST_BLOCK), 1, 1)
+        self._accelerator.launch(Launch(kernel, grid, args, {"BLOCK": LIST_BLOCK}))
+
+
+class SampledRows:
+    """Turns the copied results of a step's draws into those of its rows."""
+
+    def __init__(self, draws: StepDraws, copied: np.ndarray, vocab_size: int) -> None:
+        self._scored = {draws.first_scored + i: token for i, (_, token) in enumerate(draws.scored)}
+        self._vocab = vocab_size
+        self._found = {
+            name: copied[first : first + prod(shape)].view(kind).reshape(shape).tolist()
+            for name, (first, shape, kind) in _sections(draws).items()
+        }
+
+    def result(self, row: Row, slot: DeviceSlot, own: RowDraws) -> RowResult:
+        """Return the result of a row: its tokens as far as they equal the drafted ones, and one more.
+
+        An error after an accepted token recurs as the first of the next row.
+        """
+        params, faults = slot.admission.params, self._found["listed_faults"]
+        if fault := next((faults[place] for place in own.scored if faults[place]), 0):
+            return RowResult(error=FAULTS[fault])
+        wanted = params.prompt_logprobs
+        scored = tuple([self._position(place, self._scored[place], wanted) for place in own.scored])
+        if own.failure is not None:
+            return RowResult(error=own.failure)
+        token_ids: list[int] = []
+        for number, drafted in zip(range(len(own.tokens)), (*row.drafted, None), strict=False):
+            place = own.tokens[number]
+            if fault := self._found["faults"][place]:
+                if not token_ids:
+                    return RowResult(error=FAULTS[fault])
+                break
+            token_ids.append(self._found["tokens"][place])
+            if token_ids[-1] != drafted:
+                break
+        listed = enumerate(token_ids if own.listed else ())
+        logprobs = tuple([self._position(own.listed[i], token, params.logprobs) for i, token in listed])
+        return RowResult(tuple(token_ids), logprobs, scored)
+
+    def _position(self, place: int, token: int, count: int | None) -> PositionLogprobs:
+        """Return the log-probabilities of a position: of its token, and of the `count` most likely ones."""
+        found, count = self._found, min(count or 0, self._vocab)
+        first = TokenLogprob(token, found["logprobs"][place], found["ranks"][place])
+        top = zip(found["top_tokens"][place][:count], found["top_logprobs"][place][:count], strict=True)
+        return first, *(TokenLogprob(*pair, rank) for rank, pair in enumerate(top, 1))
