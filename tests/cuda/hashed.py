@@ -19,6 +19,7 @@ from quire.backends.cuda.interpreted import InterpretedAccelerator, view_of
 from quire.backends.cuda.step_arrays import StepArrays
 from quire.program.batch import Batch
 
+PERIOD = 1 << 30  # positions that differ by it are the same to the function
 NOTHING = Launch("add", (0, 1, 1), ())
 
 
@@ -28,14 +29,15 @@ class LazyAccelerator(InterpretedAccelerator):
     def __init__(self) -> None:
         super().__init__()
         self.queue: deque[Callable[[], Any]] = deque()
-        self.kernels: list[str] = []  # of all launches
+        self.launches: list[Launch] = []  # so far
 
     def write(self, array: DeviceArray, values: np.ndarray) -> None:
         kept = values.copy()
         self.queue.append(lambda: InterpretedAccelerator.write(self, array, kept))
 
     def launch(self, launch: Launch) -> None:
-        self.kernels.append(launch.kernel)
+        if launch is not NOTHING:
+            self.launches.append(launch)
         self.queue.append(lambda: InterpretedAccelerator.launch(self, launch))
 
     def fetch(self, array: DeviceArray) -> Any:
@@ -69,7 +71,7 @@ def hashed(llm: LLM) -> LLM:
     width = backend.program.output.width
 
     def rows(tokens: np.ndarray, positions: np.ndarray, which: np.ndarray) -> np.ndarray:
-        found = [logits_of(int(tokens[i]), int(positions[i]), width) for i in which]
+        found = [logits_of(int(tokens[i]), int(positions[i]) % PERIOD, width) for i in which]
         return np.stack(found) if found else np.zeros((0, width), np.float32)
 
     def execute(batch: Batch) -> np.ndarray:

@@ -13,13 +13,18 @@ from on_accelerator import interpreted
 from test_whole_models import stored
 from tiny import CONFIGS, Paged, random_weights, tiny
 
-from quire.backends.cuda.accelerator import DeviceArray
+from quire.backends.cuda.accelerator import DeviceArray, Launch
 from quire.backends.cuda.caches import token_bytes
 from quire.backends.cuda.device import CudaDevice, cuda_device
-from quire.backends.cuda.interpreted import InterpretedAccelerator
+from quire.backends.cuda.device_slots import DeviceSlot
+from quire.backends.cuda.draws import StepDraws
+from quire.backends.cuda.interpreted import InterpretedAccelerator, view_of
 from quire.backends.cuda.kernels.variants import variants
 from quire.backends.cuda.manifest import Manifest, variant_key
 from quire.backends.cuda.refused import require_kernels
+from quire.backends.cuda.sampler import DeviceSampler, penalty_bytes, sampling_bytes
+from quire.backends.cuda.slot_sampling import SlotSampling
+from quire.backends.cuda.slot_tables import SlotTables
 from quire.backends.device import device_for, plan_weights
 from quire.config import EngineConfig
 from quire.errors import ConfigError
@@ -28,6 +33,8 @@ from quire.program.caches import PagedKV, PagedLatent, SlotState
 from quire.program.passes import adaptable, fuse
 from quire.quantize.groups import GroupStorage
 from quire.quantize.kinds import FloatStorage
+from quire.sampling_params import SamplingParams
+from quire.types import Admission, Row, Step
 from quire.weights.plan import all_in
 
 
@@ -78,6 +85,25 @@ def test_memory_is_counted_before_anything_is_loaded(device: CudaDevice) -> None
     parts = plan.layout.parts
     assert plan.layout.nbytes >= sum(part.nbytes for part in parts) > 0
     assert all(part.offset % 256 == 0 for part in parts)
+
+
+def test_memory_of_sampling_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of more rows than a launch draws, with all that takes memory, allocates what was planned."""
+    monkeypatch.setattr(InterpretedAccelerator, "launch", lambda *_: None)
+    accelerator, vocab, rows = InterpretedAccelerator(), 500, 70
+    sampler = DeviceSampler(accelerator, rows, vocab)
+    params = SamplingParams(seed=1, logprobs=20, presence_penalty=1.0, allowed_token_ids=[1, 2])
+    slots = []
+    before = accelerator.num_bytes
+    for slot in range(rows):
+        admission = Admission(slot, str(slot), 0, params, (), 1)
+        slots.append(DeviceSlot(admission, [1], None, sampling=SlotSampling(admission, vocab)))
+        sampler.admit(slot, slots[-1])
+    step = Step(0, tuple(Row(slot, 0, 1) for slot in range(rows)))
+    logits = DeviceArray(np.zeros(4 * rows * vocab, np.uint8), np.dtype(np.float32), (rows, vocab))
+    sampler.launch(StepDraws(step, slots, {}), logits)
+    planned = sampling_bytes(vocab, rows) + (rows + 1) * penalty_bytes(vocab)
+    assert 0.8 * planned < accelerator.num_bytes - before <= planned + 2048
 
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo2", "granite", "ministral3", "gpt2")
@@ -152,6 +178,37 @@ def test_compiled_kernels_are_checked(tmp_path: Path) -> None:
 def test_the_fingerprint_has_the_kernels_and_their_target(device: CudaDevice) -> None:
     assert device.arithmetic == "interpreted-interpreted"
     assert CudaDevice(InterpretedAccelerator(), "0123456789ab").arithmetic == "interpreted-0123456789ab"
+
+
+def test_block_tables_take_changes_and_grow() -> None:
+    """Tables on the accelerator are those of the host after changes, also when they were lengthened."""
+    accelerator = InterpretedAccelerator()
+    tables, rng = SlotTables(accelerator, 5, 2), np.random.default_rng(2)
+    wanted, lengths = np.zeros((2, 5, 200), np.int32), np.zeros(5, np.int32)
+    for longest in (4, 20, 32, 33, 90, 200):
+        for group, slot in rng.integers(0, (2, 5), (6, 2)).tolist():
+            first = int(rng.integers(0, longest))
+            ids = rng.integers(0, 1000, longest - first)
+            tables.grant(group, slot, first, ids.tolist())
+            wanted[group, slot, first:longest] = ids
+        slots = rng.permutation(5)[:3]
+        lengths[slots] = rng.integers(0, 9, 3)
+        tables.set_lengths(slots, lengths[slots])
+        changes = [changed.astype(np.int32) for changed in tables.changes()]
+        placed = [DeviceArray(own.view(np.uint8), own.dtype, own.shape) for own in changes]
+        found_lengths, found = tables.place(placed[0], placed[1])
+        assert view_of(found_lengths).tolist() == lengths.tolist()
+        for table, own in zip(found, wanted, strict=True):
+            held = view_of(table)
+            width = min(held.shape[1], 200)
+            assert (held[:, :width] == own[:, :width]).all()
+            assert not own[:, width:].any()
+
+
+def test_kernels_take_aligned_arrays() -> None:
+    array = DeviceArray(np.zeros(64, np.uint8), np.dtype(np.int32), (4,), 4)
+    with pytest.raises(ValueError, match="at multiples of 16 bytes"):
+        InterpretedAccelerator().launch(Launch("feed_tokens", (1, 1, 1), (array, array, 4), {"BLOCK": 128}))
 
 
 def test_parts_of_arrays_stay_inside(device: CudaDevice) -> None:

@@ -8,11 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from constrained import verify_all
 from hashed import hashed, lazy
 from safetensors.numpy import save_file
+from test_cuda_device import type_of
 from tiny import CONFIGS, VOCAB, random_weights
 
 from quire import LLM, SamplingParams, StructuredOutputsParams
+from quire.backends.cuda.kernels.variants import variants
+from quire.backends.cuda.manifest import variant_key
 from quire.models import read_model
 
 __all__ = ["lazy"]
@@ -60,10 +64,10 @@ def make(model: str, device: str, **options: Any) -> LLM:
     return hashed(LLM(model, device=device, **how))
 
 
-def ask(llm: LLM, names: list[str]) -> Found:
+def ask(llm: LLM, names: list[str], **more: Any) -> Found:
     """Tokens, ends, errors and log-probabilities of all requests, the latter apart."""
     asked = [{"prompt_token_ids": PROMPTS[list(PARAMS).index(name)]} for name in names]
-    outputs = llm.generate(asked, [PARAMS[name] for name in names], use_tqdm=False)
+    outputs = llm.generate(asked, [replace(PARAMS[name], **more) for name in names], use_tqdm=False)
     llm.engine.scheduler.check()
     llm.close()
     return {name: gist(output) for name, output in zip(names, outputs, strict=True)}
@@ -96,11 +100,55 @@ def test_every_parameter_is_sampled_as_on_the_host(model: str, lazy: None, wante
     found = ask(llm, [name for name in PARAMS if name not in ON_HOST])
     same(found, wanted)
     assert wanted["impossible"][0][0][3] is not None
-    assert {"feed_tokens", "place_entries", "penalize_logits", "top_logprobs"} <= set(
-        backend._accelerator.kernels
-    )
+    launches = backend._accelerator.launches
+    wanted_kernels = {"feed_tokens", "place_entries", "penalize_logits", "top_logprobs"}
+    assert wanted_kernels <= {launch.kernel for launch in launches}
+    compiled = {variant_key(v.kernel, list(v.types.values()), v.constants) for v in variants()}
+    asked = {variant_key(one.kernel, list(map(type_of, one.args)), one.constants) for one in launches}
+    assert asked - compiled == set()
     for name, one in ask(make(model, "cuda-interpreted"), list(PARAMS)).items():
         if name in ON_HOST:
             assert one == wanted[name]
         else:
             assert one == found[name], name
+
+
+def test_alone_and_after_preemption(model: str, lazy: None, wanted: Found) -> None:
+    """The counts of tokens, and all else, are rebuilt from the tokens, while others are in flight."""
+    names = ["repetition", "frequency", "top-p", "bias"]
+    for name in names:
+        same(ask(make(model, "cuda-interpreted", max_num_seqs=1), [name]), wanted)
+    token_bytes = read_model(CONFIGS["qwen3"]).program.kv_token_bytes(4)
+    few = {"kv_cache_memory_bytes": token_bytes * 48, "max_model_len": 32, "enable_prefix_caching": False}
+    llm = make(model, "cuda-interpreted", max_steps_in_flight=2, **few)
+    same(ask(llm, names), wanted)
+    assert llm.engine.scheduler.num_preemptions > 0
+
+
+def test_drafts_from_texts(model: str, lazy: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens that repeat are drafted, and accepted or not as they are drawn, by rows with counts too."""
+    monkeypatch.setattr("quire.engine.speculation.choose_lengths", verify_all)
+    monkeypatch.setattr("hashed.PERIOD", 2)
+    names = ["greedy", "all of these", "repetition", "presence", "stop tokens", "phrases"]
+    plain = ask(make(model, "reference"), names, max_tokens=16)
+    llm = make(model, "cuda-interpreted", speculative="auto", max_steps_in_flight=2)
+    same(ask(llm, names, max_tokens=16), plain)
+    drafted = [record.num_drafted for record in llm.engine.records]
+    accepted = [record.num_accepted for record in llm.engine.records]
+    assert sum(drafted) > sum(accepted) > 0
+
+
+def test_grammars_in_company(lazy: None) -> None:
+    """Masks are those of the grammar; beside it, tokens are those that a request has without company."""
+    structured = replace(ANY, structured_outputs=WORDS, ignore_eos=False, max_tokens=10)
+    late = replace(structured, min_tokens=4)
+    params = [structured, replace(structured, temperature=0, logit_bias={5: 2.0}), late, ANY]
+    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS[: len(params)]]
+    found = []
+    for device, options in (("reference", {}), ("cuda-interpreted", {"max_steps_in_flight": 2})):
+        how: dict[str, Any] = {"max_model_len": 64, "speculative": "auto", **options}
+        llm = hashed(LLM("demo", device=device, **how))
+        found.append([gist(output) for output in llm.generate(prompts, params, use_tqdm=False)])
+        llm.close()
+    assert found[0] == found[1]
+    assert sum(record.num_accepted for record in llm.engine.records) > 0

@@ -21,6 +21,7 @@ _INT, _FLOAT = np.dtype(np.int32), np.dtype(np.float32)
 # Bytes by number of the vocabulary: of a draw, edited logits and two arrays of candidates; of a slot, what it
 # has seen, and how often.
 _DRAW_BYTES, _SLOT_BYTES = 3 * 4, 1 + 4
+_UPLOADED_BYTES = 128  # of a draw: its parameters, without what it lists
 _LISTED_BYTES = 4 * (3 + 2 * MOST_LISTED) + 16 + 8 * MOST_LISTED  # results and scratch of a position
 
 Arrays = Mapping[str, DeviceArray]
@@ -28,7 +29,8 @@ Arrays = Mapping[str, DeviceArray]
 
 def sampling_bytes(vocab_size: int, num_logits: int) -> int:
     """Return the bytes of sampling from so many rows of logits, without what slots take."""
-    return min(num_logits, MOST_DRAWS) * _DRAW_BYTES * vocab_size + num_logits * _LISTED_BYTES
+    uploaded = 2 * (vocab_size // 8 + _UPLOADED_BYTES)  # with as much to spare
+    return min(num_logits, MOST_DRAWS) * _DRAW_BYTES * vocab_size + num_logits * (_LISTED_BYTES + uploaded)
 
 
 def penalty_bytes(vocab_size: int) -> int:
