@@ -70,14 +70,14 @@ ROOMS = (
     ),
     Room(
         "cuda",
-        1_400,
+        1_950,
         "the backend on NVIDIA GPUs: launches of programs, memory, the driver, the interpreted stand-in; "
         "could be deleted with its lines in backends/device.py",
         ("backends/cuda",),
     ),
     Room(
         "cuda kernels",
-        1_850,
+        2_050,
         "Triton kernels, compiled ahead of time, and the list of what is compiled",
         ("backends/cuda/kernels",),
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from quire.backends.device import device_for, plan_weights
 from quire.config import EngineConfig
 from quire.errors import ConfigError
 from quire.models import read_model
+from quire.program import ops
 from quire.program.caches import PagedKV, PagedLatent, SlotState
 from quire.program.passes import adaptable, fuse
 from quire.quantize.groups import GroupStorage
@@ -70,6 +72,18 @@ def test_refusals_say_what_to_do(device: CudaDevice) -> None:
         device.storage(weight, GroupStorage("int3", 3), None)
 
 
+def test_what_kernels_have_no_room_for_is_refused() -> None:
+    dense, mixture = fuse(tiny("llama").program), fuse(tiny("mixtral").program)
+    storage = {name: FloatStorage("f32") for name in dense.weights()}
+    gate = next(op.gate.name for op in dense if isinstance(op, ops.GatedLinear))
+    with pytest.raises(ConfigError, match="gates of two kinds, bf16 and f32"):
+        require_kernels(dense, storage | {gate: FloatStorage("bf16")})
+    op = next(op for op in mixture if isinstance(op, ops.Experts))
+    many = replace(mixture, ops=(replace(op, routing=replace(op.routing, chosen=33)),))
+    with pytest.raises(ConfigError, match="33 of 4 experts"):
+        require_kernels(many, {})
+
+
 def test_memory_is_counted_before_anything_is_loaded(device: CudaDevice) -> None:
     """The plan has the bytes that the backend then allocates, but for what does not grow with the model."""
     program = fuse(tiny("qwen2").program)
@@ -107,6 +121,7 @@ def test_memory_of_sampling_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo2", "granite", "ministral3", "gpt2")
+MIXTURES = ("mixtral", "qwen3_moe", "llama4", "gpt_oss", "glm4_moe", "phimoe", "ernie4_5_moe")
 POINTERS = {
     "float32": "fp32",
     "bfloat16": "bf16",
@@ -131,16 +146,22 @@ def type_of(arg: Any) -> str:
         *((family, "bf16", "bfloat16") for family in FAMILIES),
         ("qwen2", "int8", "int8"),
         ("qwen2", "int4", "int8"),
+        *((family, format, "bfloat16") for family in MIXTURES for format in ("bf16", "int8", "int4")),
     ],
 )
 def test_every_launch_of_a_model_was_compiled(
     monkeypatch: pytest.MonkeyPatch, family: str, format: str, cache: str
 ) -> None:
-    """In the formats that models have on GPUs, no launch asks for a kernel that is not in the list."""
+    """In the formats that models have on GPUs, no launch asks for a kernel that is not in the list.
+
+    Arrays begin at multiples of 16 bytes, as kernels are compiled for.
+    """
     compiled = {variant_key(v.kernel, list(v.types.values()), v.constants) for v in variants()}
     asked: set[str] = set()
 
     def launch(_: InterpretedAccelerator, launch: Any) -> None:
+        arrays = [arg for arg in launch.args if isinstance(arg, DeviceArray)]
+        assert all(array.first_byte % 16 == 0 for array in arrays), launch.kernel
         asked.add(variant_key(launch.kernel, list(map(type_of, launch.args)), launch.constants))
 
     monkeypatch.setattr(InterpretedAccelerator, "launch", launch)

@@ -9,7 +9,7 @@ import pytest
 
 from quire.backends.cuda import interpreter
 from quire.backends.cuda.kernels import elementwise
-from quire.program.numerics import ACTIVATIONS
+from quire.program.numerics import ACTIVATIONS, sigmoid
 
 ROWS, WIDTH = 3, 70
 OWN_NAMES = {"gelu_tanh": "gelu_new"}
@@ -34,10 +34,20 @@ def test_activations(name: str) -> None:
     activation = ACTIVATIONS[OWN_NAMES.get(name, name)]
     wanted = activation(x)
     assert near(run(elementwise.unary, x, WIDTH, ACTIVATION=name), wanted)
-    found = run(elementwise.gated_activation, x, up, WIDTH, WIDTH, ACTIVATION=name)
+    found = run(elementwise.gated_activation, x, up, WIDTH, WIDTH, 0.0, ACTIVATION=name)
     assert near(found, wanted * up)
-    found = run(elementwise.gated_activation, gate, up, WIDTH, 1, ACTIVATION=name)
+    found = run(elementwise.gated_activation, gate, up, WIDTH, 1, 0.0, ACTIVATION=name)
     assert near(found, activation(gate) * up)
+
+
+def test_limited_activation() -> None:
+    """The activation of gpt-oss, whose limits let NaN pass."""
+    gate, up = normal(0) * 3, normal(1) * 3
+    gate[0, :3], up[1, :3] = (np.nan, 100, -100), (np.nan, 100, -100)
+    limited, within = np.minimum(gate, np.float32(1.5)), np.clip(up, np.float32(-1.5), np.float32(1.5))
+    wanted = limited * sigmoid(np.float32(1.702) * limited) * (within + 1)
+    found = run(elementwise.gated_activation, gate, up, WIDTH, WIDTH, 1.5, ACTIVATION="limited")
+    assert near(found, wanted)
 
 
 def near(found: np.ndarray, wanted: np.ndarray) -> bool:

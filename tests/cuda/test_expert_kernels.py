@@ -26,14 +26,20 @@ def normal(seed: int, *shape: int) -> np.ndarray:
 def routed(routing: Routing, scores: np.ndarray, bias: np.ndarray, factors: np.ndarray) -> Any:
     """Return picked experts and shares."""
     picked = np.empty((len(scores), routing.chosen), np.int32)
-    shares, numbers = np.empty(picked.shape, np.float32), np.array([routing.scaling, routing.floor])
-    args = [picked, shares, scores, bias, factors, scores.shape[1], routing.chosen, numbers[:1], numbers[1:]]
-    constants = {
+    shares, constants = np.empty(picked.shape, np.float32), {"EXPERTS": 8}
+    constants["FACTORS"] = routing.factors is not None
+    sizes, scaling = [scores.shape[1], routing.chosen], np.array([routing.scaling])
+    if routing.margin is not None:
+        args = [picked, shares, scores, factors, *sizes, scaling, np.array([routing.margin])]
+        interpreter.run(experts.route_apart, (len(scores),), args, constants)
+        return picked, shares
+    sizes += [routing.groups, routing.kept_groups]
+    args = [picked, shares, scores, bias, factors, *sizes, scaling, np.array([routing.floor])]
+    constants |= {
         "SIGMOID": routing.affinity == "sigmoid",
         "NORMALIZED": routing.normalized,
         "BIAS": routing.bias is not None,
-        "FACTORS": routing.factors is not None,
-        "EXPERTS": 8,
+        "GROUPS": routing.group_rank if routing.groups > 1 else "",
     }
     interpreter.run(experts.route, (len(scores),), args, constants)
     return picked, shares
@@ -49,6 +55,10 @@ SPEC = WeightSpec("w", (EXPERTS,), ("w",))
         Routing(CHOSEN, normalized=True),
         Routing(CHOSEN, "sigmoid", normalized=True, bias=SPEC, scaling=2.5, floor=1e-20),
         Routing(1, "sigmoid", factors=SPEC),
+        Routing(2, "sigmoid", bias=SPEC, groups=3, kept_groups=2, group_rank="top2"),
+        Routing(CHOSEN, groups=2, kept_groups=1, group_rank="max"),
+        Routing(2, margin=0.2, scaling=2.0),
+        Routing(2, margin=0.0),
     ],
     ids=str,
 )
@@ -88,12 +98,23 @@ def test_sum_in_order_of_experts() -> None:
     picked, shares, _, _ = pairs_of()
     x, out = normal(0, TOKENS, CHOSEN, HIDDEN), np.empty((TOKENS, HIDDEN), np.float32)
     args = [out, x, picked, shares, HIDDEN, CHOSEN]
-    interpreter.run(experts.sum_experts, (TOKENS, 1), args, {"CHOSEN": 4, "BLOCK": 64})
-    wanted = np.zeros_like(out)
-    for expert in range(EXPERTS):
-        tokens, rank = np.nonzero(picked == expert)
-        wanted[tokens] += shares[tokens, rank][:, None] * x[tokens, rank]
-    assert (out == wanted).all()
+    for weighted in (True, False):
+        constants = {"WEIGHTED": weighted, "CHOSEN": 4, "BLOCK": 64}
+        interpreter.run(experts.sum_experts, (TOKENS, 1), args, constants)
+        wanted = np.zeros_like(out)
+        for expert in range(EXPERTS):
+            tokens, rank = np.nonzero(picked == expert)
+            share = shares[tokens, rank][:, None] if weighted else 1
+            wanted[tokens] += share * x[tokens, rank]
+        assert (out == wanted).all()
+
+
+def test_inputs_of_experts_are_scaled() -> None:
+    _, shares, _, _ = pairs_of()
+    x, out = normal(0, TOKENS, HIDDEN), np.empty((TOKENS, CHOSEN, HIDDEN), np.float32)
+    args = [out, x, shares, HIDDEN, CHOSEN]
+    interpreter.run(experts.scale_pairs, (TOKENS * CHOSEN, 1), args, {"BLOCK": 64})
+    assert (out == shares[..., None] * x[:, None]).all()
 
 
 GRID = (2, -(-TOKENS * CHOSEN // 16) + EXPERTS, 1)

@@ -17,8 +17,7 @@ from quire.backends.cuda.caches import DeviceCaches
 from quire.backends.cuda.device_slots import DeviceSlot, DeviceSlots
 from quire.backends.cuda.draws import StepDraws
 from quire.backends.cuda.launch_list import LaunchList
-from quire.backends.cuda.lower import record
-from quire.backends.cuda.products import rounded_row_bytes
+from quire.backends.cuda.lower import record, scratch_row_bytes
 from quire.backends.cuda.sampler import DeviceSampler, SampledRows
 from quire.backends.cuda.slot_tables import SlotTables
 from quire.backends.cuda.step_arrays import StepMemory, rotations_of
@@ -58,7 +57,7 @@ class CudaBackend:
         for op in program:
             record(op, recording)
         self._launches, self._output = recording.launches, plan.buffer[program.output.index]
-        sizes = (*plan.sizes, ("T", rounded_row_bytes(program)))
+        sizes = (*plan.sizes, ("T", scratch_row_bytes(program)))
         self._memory = StepMemory(accelerator, sizes, rotations_of(program))
         num_slots, self._vocab = capacity.max_num_seqs, program.output.width
         self._slots = DeviceSlots(

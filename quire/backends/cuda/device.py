@@ -10,7 +10,7 @@ from quire.backends.backend import Capacity
 from quire.backends.cuda.accelerator import Accelerator
 from quire.backends.cuda.backend import CudaBackend
 from quire.backends.cuda.caches import token_bytes
-from quire.backends.cuda.products import rounded_row_bytes
+from quire.backends.cuda.lower import scratch_row_bytes
 from quire.backends.cuda.refused import require_kernels
 from quire.backends.cuda.sampler import penalty_bytes, sampling_bytes
 from quire.backends.cuda.weights import SUPPORTED, plan_layout, upload
@@ -120,7 +120,7 @@ class CudaDevice:
         """Return the bytes of all values, of what is uploaded for a step, and of sampling."""
         most = num_logits or num_tokens
         values = plan_buffers(gather_products(program)).nbytes(Load(((0, num_tokens),), most))
-        values += num_tokens * (_TOKEN_BYTES + rounded_row_bytes(program))
+        values += num_tokens * (_TOKEN_BYTES + scratch_row_bytes(program))
         return values + sampling_bytes(program.output.width, most)
 
     def slot_bytes(self, program: Program) -> int:

@@ -14,6 +14,11 @@ from quire.backends.cuda.accelerator import ALIGNMENT, Argument, DeviceArray, La
 from quire.backends.host import available_memory
 from quire.errors import ConfigError
 
+_MODULES = (
+    *("attention", "elementwise", "embedding", "experts", "grouped", "norms"),
+    *("products", "quantized", "rope_and_kv", "segments"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class _Fetched:
@@ -82,23 +87,5 @@ def _argument(arg: Argument) -> np.ndarray | int | float:
 @cache
 def _kernels() -> dict[str, Any]:
     """Return all kernels by name. They can be imported only after the interpreter."""
-    from quire.backends.cuda.kernels import (
-        attention,
-        elementwise,
-        embedding,
-        logits,
-        logprobs,
-        norms,
-        products,
-        quantized,
-        rope_and_kv,
-        sampling,
-        segments,
-        steps,
-    )
-
-    modules = (
-        *(attention, elementwise, embedding, norms, products, quantized, rope_and_kv, segments),
-        *(logits, logprobs, sampling, steps),
-    )
+    modules = [import_module(f"quire.backends.cuda.kernels.{name}") for name in _MODULES]
     return {name: thing for module in modules for name, thing in vars(module).items() if hasattr(thing, "fn")}

@@ -18,6 +18,7 @@ from quire.program.program import Count, Program, Value, WeightSpec
 
 Record = Callable[[StepArrays], Launch]
 Grid = tuple[int, int, int]
+At = Callable[[StepArrays], DeviceArray]  # where an array is in a step
 
 _ACTIVATIONS = {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 
@@ -40,7 +41,8 @@ class LaunchList:
         self.groups = program.layer_groups
         self.block_size = block_size
         self.none = accelerator.allocate(256).part(0, (1,), np.dtype(np.float32))  # for absent arguments
-        self.rounded: tuple[int, bool] | None = None  # the value that was quantized last, and how
+        # The value that was quantized last, how, and where it is in scratch memory.
+        self.rounded: tuple[int, bool, Callable[[StepArrays], tuple[DeviceArray, ...]]] | None = None
         self._buffer = plan.buffer
         self._accelerator = accelerator
 
@@ -73,7 +75,7 @@ class LaunchList:
 
         self.launches.append(launch)
 
-    def at(self, value: Value) -> Callable[[StepArrays], DeviceArray]:
+    def at(self, value: Value) -> At:
         """Return where a value is in a step."""
         buffer = self._buffer[value.index]
         return lambda step: step.values[buffer]

@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 
 from quire.backends.cuda.accelerator import Constant, DeviceArray, Launch
+from quire.backends.cuda.experts import experts, pair_parts
 from quire.backends.cuda.kernels.variants import CACHES, attention_rows, row_block
 from quire.backends.cuda.launch_list import Grid, LaunchList, activation_name, padded_dim
-from quire.backends.cuda.products import gated_linear, linear
+from quire.backends.cuda.products import gated_linear, linear, quantized_row
+from quire.backends.cuda.scratch import row_bytes
 from quire.backends.cuda.step_arrays import StepArrays
 from quire.errors import ConfigError
 from quire.program import ops
-from quire.program.program import Count, Op, Value
+from quire.program.program import Count, Op, Program, Value
 
 _CACHE_TYPES = {
     "bfloat16": "bf16",
@@ -34,6 +36,18 @@ def record(op: Op, to: LaunchList) -> None:
 def is_lowered(op: Op) -> bool:
     """Return whether there are kernels for ops of this kind."""
     return record.dispatch(type(op)) is not record.dispatch(Op)
+
+
+def scratch_row_bytes(program: Program) -> int:
+    """Return the bytes of scratch memory that a token may need at once."""
+    return max((_scratch_row_bytes(op) for op in program), default=0)
+
+
+def _scratch_row_bytes(op: Op) -> int:
+    if isinstance(op, ops.Experts):
+        return row_bytes(pair_parts(op))
+    widths = (spec.shape[-1] for spec in op.weights() if len(spec.shape) > 1)
+    return max((row_bytes(quantized_row(width)) for width in widths), default=0)
 
 
 # Embedding
@@ -88,7 +102,9 @@ def _(op: ops.Unary, to: LaunchList) -> None:
 @record.register
 def _(op: ops.GatedActivation, to: LaunchList) -> None:
     values = (op.gate, op.up)
-    _numbers(op, to, "gated_activation", values, op.gate.width, ACTIVATION=activation_name(op.activation))
+    _numbers(
+        op, to, "gated_activation", values, op.gate.width, 0.0, ACTIVATION=activation_name(op.activation)
+    )
 
 
 @record.register
@@ -166,6 +182,7 @@ def _by_row(count: Count, width: int) -> tuple[Callable[[StepArrays], Grid], int
 
 record.register(linear)
 record.register(gated_linear)
+record.register(experts)
 
 
 # Norms

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from quire.backends.cuda.accelerator import DeviceArray
 from quire.backends.cuda.kernels.variants import PRECISIONS, gated_tile, product_tile, quantized_tile
-from quire.backends.cuda.launch_list import LaunchList, activation_name
+from quire.backends.cuda.launch_list import At, LaunchList, activation_name
+from quire.backends.cuda.scratch import Part, carve
 from quire.backends.cuda.step_arrays import StepArrays
 from quire.backends.cuda.weights import DeviceWeight, spans_of
 from quire.program import ops
 from quire.program.numerics import GROUP, SPAN
-from quire.program.program import Program, Value
+from quire.program.program import Value
 
-_TYPES = {"bf16": "bf16", "f16": "fp16", "f32": "fp32"}  # of float weights, as Triton calls them
-_QUANTIZED = ("int8", "int4")
-_ROUNDED_SPAN_BYTES = SPAN + SPAN // GROUP + 4  # of quantized activations: integers, block scales, a scale
+FLOAT_TYPES = {"bf16": "bf16", "f16": "fp16", "f32": "fp32"}  # of float weights, as Triton calls them
+QUANTIZED = ("int8", "int4")
 _INT8, _FLOAT32 = np.dtype(np.int8), np.dtype(np.float32)
 
 
@@ -26,7 +25,7 @@ def linear(op: ops.Linear, to: LaunchList) -> None:
     """Record the product of a value and a weight."""
     weight, count, (outputs, inputs) = to.weights[op.weight.name], op.x.count, op.weight.shape
     out, bias, how = to.at(op.out), to.array(op.bias), {"BIAS": op.bias is not None, "RESIDUAL": False}
-    if weight.format in _QUANTIZED:
+    if weight.format in QUANTIZED:
         x = _rounded(op.x, weight, to)
         to.add_product(
             "quantized_product",
@@ -48,7 +47,7 @@ def linear(op: ops.Linear, to: LaunchList) -> None:
             **how,
         )
     else:
-        of, kind = to.at(op.x), _TYPES[weight.format]
+        of, kind = to.at(op.x), FLOAT_TYPES[weight.format]
         to.add_product(
             "product",
             count,
@@ -75,7 +74,7 @@ def gated_linear(op: ops.GatedLinear, to: LaunchList) -> None:
     """Record the product of a value and two weights of one format, of which one gates the other."""
     gate, up, count = to.weights[op.gate.name], to.weights[op.up.name], op.x.count
     out, (outputs, inputs), name = to.at(op.out), op.gate.shape, activation_name(op.activation)
-    if gate.format in _QUANTIZED:
+    if gate.format in QUANTIZED:
         x = _rounded(op.x, gate, to)
         to.add_product(
             "quantized_gated_product",
@@ -96,7 +95,7 @@ def gated_linear(op: ops.GatedLinear, to: LaunchList) -> None:
             ACTIVATION=name,
         )
     else:
-        of, kind = to.at(op.x), _TYPES[gate.format]
+        of, kind = to.at(op.x), FLOAT_TYPES[gate.format]
         to.add_product(
             "gated_product",
             count,
@@ -118,34 +117,39 @@ def gated_linear(op: ops.GatedLinear, to: LaunchList) -> None:
         )
 
 
-def rounded_row_bytes(program: Program) -> int:
-    """Return the bytes of quantized activations that a token may need at once."""
-    widths = [spec.shape[-1] for op in program for spec in op.weights() if len(spec.shape) > 1]
-    return max(map(spans_of, widths), default=0) * _ROUNDED_SPAN_BYTES
-
-
-def _rounded(x: Value, weight: DeviceWeight, to: LaunchList) -> Callable[[StepArrays], tuple[Any, ...]]:
-    """Record the quantization of a value for a weight, unless it is there already; return where it lies.
+def quantized_rows(
+    to: LaunchList, x: At, count: Callable[[StepArrays], int], width: int, block_scaled: bool
+) -> Callable[[StepArrays], tuple[DeviceArray, ...]]:
+    """Record the quantization of rows of `width` numbers, to the start of scratch memory; return where.
 
     This is (integers [rows, spans * 128], block scales [rows, spans * 4], scales [rows, spans]).
     """
-    spans, count, block_scaled = spans_of(x.width), x.count, weight.format == "int8"
+    spans = spans_of(width)
 
-    def parts(step: StepArrays) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
-        rows = step.counts[count]
-        first = rows * spans * 4
-        scales = step.rounded.part(0, (rows, spans), _FLOAT32)
-        integers = step.rounded.part(first, (rows, spans * SPAN), _INT8)
-        blocks = step.rounded.part(first + integers.num_bytes, (rows, spans * SPAN // GROUP), _INT8)
-        return integers, blocks, scales
+    def parts(step: StepArrays) -> tuple[DeviceArray, ...]:
+        return carve(step.scratch, count(step), quantized_row(width))
 
-    if to.rounded != (x.index, block_scaled):
-        of = to.at(x)
-        to.add(
-            "quantize_rows",
-            lambda step: (step.counts[count], spans, 1),
-            lambda step: (*parts(step), of(step), x.width, x.width),
-            BLOCK_SCALED=block_scaled,
-        )
-        to.rounded = (x.index, block_scaled)
+    to.add(
+        "quantize_rows",
+        lambda step: (count(step), spans, 1),
+        lambda step: (*parts(step), x(step), width, width),
+        BLOCK_SCALED=block_scaled,
+    )
     return parts
+
+
+def quantized_row(width: int) -> tuple[Part, ...]:
+    """Return what is kept of a row of quantized activations: integers, block scales, scales of spans."""
+    spans = spans_of(width)
+    return (spans * SPAN, _INT8), (spans * SPAN // GROUP, _INT8), (spans, _FLOAT32)
+
+
+def _rounded(
+    x: Value, weight: DeviceWeight, to: LaunchList
+) -> Callable[[StepArrays], tuple[DeviceArray, ...]]:
+    """Record the quantization of a value for a weight, unless it is there already; return where it lies."""
+    count, block_scaled = x.count, weight.format == "int8"
+    if to.rounded is None or to.rounded[:2] != (x.index, block_scaled):
+        parts = quantized_rows(to, to.at(x), lambda step: step.counts[count], x.width, block_scaled)
+        to.rounded = (x.index, block_scaled, parts)
+    return to.rounded[2]

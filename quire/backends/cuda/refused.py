@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from quire.backends.cuda.kernels.variants import MOST_CHOSEN, MOST_EXPERTS
 from quire.backends.cuda.lower import is_lowered
 from quire.errors import ConfigError
 from quire.program import ops
@@ -16,6 +17,7 @@ _NO_IMAGES = f"set max_images=0, or {_ON_CPU}"
 # Ops without kernels: what they are for, and what to do instead.
 _FOR: dict[type[Op], tuple[str, str]] = {
     ops.LatentAttention: ("latent attention (MLA)", _ON_CPU),
+    ops.SharedAttention: ("attention over the cache of another layer", _ON_CPU),
     ops.LinearByHead: ("latent attention (MLA)", _ON_CPU),
     ops.ShortConvolution: ("short convolutions", _ON_CPU),
     ops.GatedRecurrence: ("recurrent states", _ON_CPU),
@@ -40,9 +42,21 @@ def require_kernels(program: Program, storage: Mapping[str, Storage]) -> None:
             raise ConfigError(f"the cuda backend has no kernels for {use}", hint)
         if not is_lowered(op):
             raise ConfigError(f"the cuda backend has no kernel for {type(op).__name__}", _ON_CPU)
+        if isinstance(op, ops.GatedLinear) and storage[op.gate.name].kind != storage[op.up.name].kind:
+            kinds = f"{storage[op.gate.name]} and {storage[op.up.name]}"
+            raise ConfigError(f"the cuda backend has no kernel for gates of two kinds, {kinds}", _ON_CPU)
+        if isinstance(op, ops.Experts):
+            _require_experts(op)
         if isinstance(op, ops.Linear) and op.adapted:
             raise ConfigError(
                 "the cuda backend has no kernels for adapters", f"leave adapter_dir out, or {_ON_CPU}"
             )
     if others := {value.dtype for op in program for value in op.outputs()} - {"float32"}:
         raise ConfigError(f"the cuda backend computes in float32, and this model has {min(others)}", _ON_CPU)
+
+
+def _require_experts(op: ops.Experts) -> None:
+    number, chosen = op.num_experts, op.routing.chosen
+    if number > MOST_EXPERTS or chosen > MOST_CHOSEN:
+        problem = f"the cuda backend has no kernels for {chosen} of {number} experts"
+        raise ConfigError(problem, f"at most {MOST_CHOSEN} of {MOST_EXPERTS}: {_ON_CPU}")

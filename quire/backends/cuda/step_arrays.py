@@ -24,8 +24,8 @@ class StepArrays:
 
     `values` are the buffers of values, [rows, width] float32. `token_rows` are the rows of `context_lens` and
     of `block_tables`, [S, blocks], whose entries are those of Batch.block_tables: the S slots of an engine,
-    or the R rows of a batch. `rotations` are cosine and sine, [T, dim / 2] float32 each, by rope. `rounded`
-    is memory for T rows of quantized activations.
+    or the R rows of a batch. `rotations` are cosine and sine, [T, dim / 2] float32 each, by rope. `scratch`
+    is memory of one op at a time, with T rows.
     """
 
     counts: dict[Count, int]
@@ -39,14 +39,13 @@ class StepArrays:
     block_tables: tuple[DeviceArray, ...]  # by cache group
     rotations: dict[Rope, tuple[DeviceArray, DeviceArray]]
     values: Sequence[DeviceArray]
-    rounded: DeviceArray
+    scratch: DeviceArray
 
 
 class StepMemory:
     """The memory of steps on an accelerator: what is uploaded for a step, and its values.
 
-    It grows to the largest step so far. `sizes` are those of a BufferPlan; the last buffer is for quantized
-    activations.
+    It grows to the largest step so far. `sizes` are those of a BufferPlan; the last buffer is scratch memory.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class StepMemory:
         if tables is not None:
             first, others = tables.place(first, *others)
         turned = placed[len(integers) :]
-        *values, rounded = self._values(counts)
+        *values, scratch = self._values(counts)
         return StepArrays(
             counts,
             len(batch.context_lens),
@@ -88,7 +87,7 @@ class StepMemory:
             block_tables=tuple(others),
             rotations=dict(zip(self._ropes, zip(turned[::2], turned[1::2], strict=True), strict=True)),
             values=values,
-            rounded=rounded,
+            scratch=scratch,
         )
 
     def _values(self, counts: dict[Count, int]) -> list[DeviceArray]:

@@ -11,14 +11,15 @@ import numpy as np
 from quire.backends.cuda.accelerator import Accelerator, DeviceArray
 from quire.backends.cuda.packing import packed, packed_shapes
 from quire.program.numerics import SPAN
-from quire.program.program import Program, WeightSpec
+from quire.program.ops import Experts
+from quire.program.program import Program
 from quire.quantize.integers import Int4, Int8
 from quire.quantize.kinds import DTYPES, Array, Storage, StoredWeight, to_float32
 from quire.weights.load import Progress, load
 from quire.weights.plan import Layout, WeightPlace, WeightPlan
 
 ALIGNMENT = 256  # bytes; what tensor cores and wide loads ask for
-VECTOR = "vector"  # the format of weights that are not matrices: float32
+VECTOR = "vector"  # the format of weights that multiply nothing as matrices: float32
 SUPPORTED = (*DTYPES, "int8", "int4")  # formats of matrices that kernels multiply
 _Part = tuple[tuple[int, ...], np.dtype[np.generic]]  # shape and type of an array
 
@@ -36,18 +37,22 @@ class DeviceWeight:
     arrays: tuple[DeviceArray, ...]
 
 
-def format_of(spec: WeightSpec, storage: Storage) -> str:
-    """Return the format of a weight on the accelerator."""
-    return VECTOR if len(spec.shape) == 1 else storage.kind
-
-
 def plan_layout(program: Program, storage: Mapping[str, Storage]) -> Layout:
     """Lay out the weights of a program, each with its arrays one after the other."""
-    parts = []
+    vectors, parts = _vectors(program), []
     for name, spec in program.weights().items():
-        kind = format_of(spec, storage[name])
+        kind = VECTOR if name in vectors else storage[name].kind
         parts.append(WeightPlace(name, kind, spec.shape, 0, sum(map(_aligned, _parts(kind, spec.shape)))))
     return Layout.of(parts, ALIGNMENT)
+
+
+def _vectors(program: Program) -> set[str]:
+    """Return the names of what is added and multiplied number by number: float32 on the accelerator."""
+    found = {name for name, spec in program.weights().items() if len(spec.shape) == 1}
+    for op in program:
+        if isinstance(op, Experts):
+            found |= {spec.name for spec in op.weights()} - {spec.name for spec in op.experts.matrices()}
+    return found
 
 
 def upload(

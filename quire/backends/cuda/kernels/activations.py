@@ -40,3 +40,15 @@ def activate(x, NAME: tl.constexpr):
     else:
         tl.static_assert(NAME == "linear")
         return x
+
+
+@triton.jit
+def gated(gate, up, limit, NAME: tl.constexpr):
+    """Return the activation of gate times up; "limited" is that of gpt-oss (ops.Experts.limit)."""
+    if NAME == "limited":
+        all: tl.constexpr = tl.PropagateNan.ALL
+        gate = tl.minimum(gate, limit, propagate_nan=all)
+        up = tl.minimum(tl.maximum(up, -limit, propagate_nan=all), limit, propagate_nan=all)
+        return gate * sigmoid(1.702 * gate) * (up + 1.0)
+    else:
+        return activate(gate, NAME) * up

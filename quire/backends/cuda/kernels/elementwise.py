@@ -7,7 +7,7 @@ All have the grid (rows, width / BLOCK), rows of `width` numbers one after the o
 import triton
 import triton.language as tl
 
-from quire.backends.cuda.kernels.activations import activate, tanh
+from quire.backends.cuda.kernels.activations import activate, gated, tanh
 
 
 @triton.jit
@@ -92,10 +92,10 @@ def join_columns(out, x, y, width, x_width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def gated_activation(out, gate, up, width, gate_width, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
-    """out = activation(gate) * up: gate_width is that of up, or 1 for one gate a row."""
+def gated_activation(out, gate, up, width, gate_width, limit, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+    """out = activation(gate) * up: gate_width is that of up, or 1 for one gate a row; limit as in `gated`."""
     row, column, inside = _numbers(width, BLOCK)
     gate_at = tl.program_id(0).to(tl.int64) * gate_width + column % gate_width
     gates = tl.load(gate + gate_at, mask=inside, other=0.0).to(tl.float32)
     values = tl.load(up + row + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row + column, activate(gates, ACTIVATION) * values, mask=inside)
+    tl.store(out + row + column, gated(gates, values, limit, ACTIVATION), mask=inside)

@@ -11,7 +11,7 @@ experts).
 import triton
 import triton.language as tl
 
-from quire.backends.cuda.kernels.activations import activate, sigmoid
+from quire.backends.cuda.kernels.activations import gated
 from quire.backends.cuda.kernels.products import _multiply
 from quire.backends.cuda.kernels.quantized import _rows_of
 
@@ -56,16 +56,6 @@ def _float_rows(
         w = tl.load(w_at + begin, mask=n_in[:, None] & k_in[None, :], other=0.0)
         acc = _multiply(a, w, acc, PRECISION)
     return acc
-
-
-@triton.jit
-def _gated(gate, up, limit, ACTIVATION: tl.constexpr):
-    """Return the activation of gate times up; "limited" is that of gpt-oss (ops.Experts.limit)."""
-    if ACTIVATION == "limited":
-        gate, up = tl.minimum(gate, limit), tl.minimum(tl.maximum(up, -limit), limit)
-        return gate * sigmoid(1.702 * gate) * (up + 1.0)
-    else:
-        return activate(gate, ACTIVATION) * up
 
 
 @triton.jit
@@ -133,17 +123,17 @@ def grouped_gated_product(
     if expert < experts:
         n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         n_in, m, own = n < outputs, pair // chosen, expert.to(tl.int64) * outputs
-        gated = _float_rows(
+        own_gate = _float_rows(
             x, gate + own * inputs, m, n, inside, n_in, inputs, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K
         )
         acc = _float_rows(
             x, up + own * inputs, m, n, inside, n_in, inputs, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K
         )
         if BIAS:
-            gated += tl.load(gate_bias + own + n, mask=n_in, other=0.0).to(tl.float32)[None, :]
+            own_gate += tl.load(gate_bias + own + n, mask=n_in, other=0.0).to(tl.float32)[None, :]
             acc += tl.load(up_bias + own + n, mask=n_in, other=0.0).to(tl.float32)[None, :]
         at = out + pair[:, None].to(tl.int64) * outputs + n[None, :]
-        tl.store(at, _gated(gated, acc, limit, ACTIVATION), mask=inside[:, None] & n_in[None, :])
+        tl.store(at, gated(own_gate, acc, limit, ACTIVATION), mask=inside[:, None] & n_in[None, :])
 
 
 @triton.jit

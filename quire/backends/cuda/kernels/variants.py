@@ -24,7 +24,8 @@ PRECISIONS = {"bf16": "stored", "fp16": "tf32", "fp32": "ieee"}  # of products, 
 CACHES = {"bf16": "bf16", "i8": "bf16", "fp16": "tf32", "fp32": "ieee"}  # of attention, by that of the cache
 DIMS = (64, 128, 256)
 ROW_BLOCKS = (128, 1024)
-MOST_EXPERTS = 512
+MOST_EXPERTS, MOST_CHOSEN = 512, 32  # of a layer, and of a token; powers of two
+SORTED_BLOCK = 512  # pairs of token and expert that are sorted at once
 SAMPLING_BLOCK, LIST_BLOCK = 1024, 128  # of kernels over the vocabulary, and over lists
 MOST_LISTED = 32  # of the most likely tokens that a position lists, a power of two
 SMALL, LARGE = "small", "large"  # steps: of at most 16 rows for each weight, and more
@@ -67,9 +68,9 @@ def quantized_tile(rows: int) -> Constants:
     return _QUANTIZED_TILES[SMALL if rows <= 16 else LARGE][0]
 
 
-def grouped_tile(rows: int) -> Constants:
+def grouped_tile(rows: int, weight: str) -> Constants:
     """Return the tile of a product of experts with about so many rows for each."""
-    return product_tile(rows, "bf16") | {"BLOCK_N": 64}
+    return gated_tile(rows, weight)
 
 
 def attention_rows(decode: bool, cache: str) -> int:
@@ -145,7 +146,7 @@ def _elementwise() -> Iterator[Variant]:
     }
     activated = {
         "unary": "x:*fp32 width:i32",
-        "gated_activation": "gate:*fp32 up:*fp32 width:i32 gate_width:i32",
+        "gated_activation": "gate:*fp32 up:*fp32 width:i32 gate_width:i32 limit:fp32",
     }
     names = ("silu", "gelu_tanh", "gelu", "relu", "relu2", "sigmoid", "tanh")
     for block in ROW_BLOCKS:
@@ -153,6 +154,8 @@ def _elementwise() -> Iterator[Variant]:
             yield Variant(kernel, _types(f"out:*fp32 {args}"), {"BLOCK": block})
         for (kernel, args), name in product(activated.items(), names):
             yield Variant(kernel, _types(f"out:*fp32 {args}"), {"BLOCK": block, "ACTIVATION": name})
+        limited: Constants = {"BLOCK": block, "ACTIVATION": "limited"}
+        yield Variant("gated_activation", _types(f"out:*fp32 {activated['gated_activation']}"), limited)
 
 
 def _products() -> Iterator[Variant]:
@@ -273,26 +276,44 @@ def _sampling() -> Iterator[Variant]:
 
 
 def _experts() -> Iterator[Variant]:
-    scores = "picked:*i32 shares:*fp32 scores:*fp32 bias:*fp32 factors:*fp32"
-    routed = _types(f"{scores} experts:i32 chosen:i32 scaling:*fp64 floor:*fp64")
-    how: Constants = {"FACTORS": False, "EXPERTS": MOST_EXPERTS}
-    for sigmoid, normalized in product((False, True), repeat=2):
-        own = how | {"SIGMOID": sigmoid, "NORMALIZED": normalized, "BIAS": sigmoid}
-        yield Variant("route", routed, own)
+    chosen, all_in = "picked:*i32 shares:*fp32 scores:*fp32", {"EXPERTS": MOST_EXPERTS}
+    routed = _types(
+        f"{chosen} bias:*fp32 factors:*fp32 experts:i32 chosen:i32 groups:i32 kept_groups:i32 "
+        "scaling:*fp64 floor:*fp64"
+    )
+    soft = product((False,), (False, True), (False,), ("", "max"))
+    sigmoids = product((True,), (False, True), (True,), ("", "top2"))
+    others = ((False, True, True, ""), (True, False, False, ""))  # Ernie 4.5, Llama 4
+    for sigmoid, normalized, bias, groups in (*soft, *sigmoids, *others):
+        own = all_in | {"SIGMOID": sigmoid, "NORMALIZED": normalized, "BIAS": bias, "GROUPS": groups}
+        yield Variant("route", routed, own | {"FACTORS": False})
+    apart = f"{chosen} factors:*fp32 experts:i32 chosen:i32 scaling:*fp64 margin:*fp64"
+    yield Variant("route_apart", _types(apart), all_in | {"FACTORS": False})
     listed = "order:*i32 offsets:*i32"
-    yield Variant("sort_by_expert", _types(f"{listed} picked:*i32 pairs:i32"), {"BLOCK": 512})
-    summed = "out:*fp32 x:*fp32 picked:*i32 shares:*fp32 width:i32 chosen:i32"
-    yield Variant("sum_experts", _types(summed), {"CHOSEN": 16, "BLOCK": 1024})
+    yield Variant("sort_by_expert", _types(f"{listed} picked:*i32 pairs:i32"), {"BLOCK": SORTED_BLOCK})
+    scaled = _types("out:*fp32 x:*fp32 shares:*fp32 width:i32 chosen:i32")
+    summed = _types("out:*fp32 x:*fp32 picked:*i32 shares:*fp32 width:i32 chosen:i32")
+    for block in ROW_BLOCKS:
+        yield Variant("scale_pairs", scaled, {"BLOCK": block})
+        for weighted in (False, True):
+            own = {"WEIGHTED": weighted, "CHOSEN": MOST_CHOSEN, "BLOCK": block}
+            yield Variant("sum_experts", summed, own)
+    yield from _grouped(listed)
+
+
+def _grouped(listed: str) -> Iterator[Variant]:
     sizes = "outputs:i32 inputs:i32 experts:i32 chosen:i32"
     plain = _types(f"out:*fp32 x:*fp32 {listed} weight:*bf16 bias:*fp32 {sizes}")
     biases = "gate_bias:*fp32 up_bias:*fp32"
     gated = _types(f"out:*fp32 x:*fp32 {listed} gate:*bf16 up:*bf16 {biases} {sizes} limit:fp32")
     for size in (SMALL, LARGE):
-        tile, warps, stages = _PRODUCT_TILES[size, "bf16"]
-        tile = tile | {"BLOCK_N": 64, "EXPERTS": MOST_EXPERTS, "PRECISION": "stored"}
+        _, warps, stages = _PRODUCT_TILES[size, "bf16"]
+        tile = grouped_tile(1 if size == SMALL else 17, "bf16")
+        tile |= {"EXPERTS": MOST_EXPERTS, "PRECISION": PRECISIONS["bf16"]}
         cores = "float" if size == LARGE else ""
         for bias in (False, True):
-            yield Variant("grouped_product", plain, tile | {"BIAS": bias}, warps, stages, cores)
+            own = tile | {"BIAS": bias}
+            yield Variant("grouped_product", plain, own, warps, stages, cores)
         for name, bias in (("silu", False), ("gelu_tanh", False), ("limited", True)):
             own = tile | {"BIAS": bias, "ACTIVATION": name}
             yield Variant("grouped_gated_product", gated, own, warps, stages, cores)
@@ -300,6 +321,7 @@ def _experts() -> Iterator[Variant]:
     rest = "block_scales:*i8 channels:*fp32 bias:*fp32 outputs:i32 spans:i32 experts:i32 chosen:i32"
     for (size, (tile, warps, stages)), int4 in product(_QUANTIZED_TILES.items(), (False, True)):
         types = _types(f"{head} weight:*{{w}} {rest}", w="u8" if int4 else "i8")
-        own = tile | {"INT4": int4, "BIAS": False, "EXPERTS": MOST_EXPERTS}
         cores = "integer" if size == LARGE else ""
-        yield Variant("grouped_quantized_product", types, own, warps, stages, cores)
+        for bias in (False, True):
+            own = tile | {"INT4": int4, "BIAS": bias, "EXPERTS": MOST_EXPERTS}
+            yield Variant("grouped_quantized_product", types, own, warps, stages, cores)

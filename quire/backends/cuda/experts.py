@@ -1,0 +1,238 @@
+"""Mixtures of experts as launches: routing, sorting of pairs by expert, grouped products, sums in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from quire.backends.cuda.accelerator import Argument, Constant, DeviceArray, Launch
+from quire.backends.cuda.kernels.variants import (
+    MOST_CHOSEN,
+    MOST_EXPERTS,
+    PRECISIONS,
+    SORTED_BLOCK,
+    grouped_tile,
+    quantized_tile,
+    row_block,
+)
+from quire.backends.cuda.launch_list import At, LaunchList, activation_name
+from quire.backends.cuda.products import FLOAT_TYPES, QUANTIZED, quantized_row, quantized_rows
+from quire.backends.cuda.scratch import Part, carve, row_bytes
+from quire.backends.cuda.step_arrays import StepArrays
+from quire.backends.cuda.weights import spans_of
+from quire.program import ops
+from quire.program.program import WeightSpec
+
+_ROUNDED, _PICKED, _SHARES, _ORDER, _GATED, _UP, _OUT = range(7)  # parts of scratch memory
+_Arrays = Callable[[StepArrays], tuple[DeviceArray, ...]]
+_Tile = Callable[[int], Mapping[str, Constant]]  # the constants for so many rows
+
+
+def experts(op: ops.Experts, to: LaunchList) -> None:
+    """Record a mixture of experts."""
+    pairs, weights, routing = _Pairs(op, to), op.experts, op.routing
+    _route(op, to, pairs)
+    x, per_token = to.at(op.x), routing.chosen
+    if routing.on_inputs:
+        pairs.add("scale_pairs", _OUT, op.x.width, (x, pairs.at(_SHARES)), routing.chosen)
+        x, per_token = pairs.at(_OUT), 1
+    gate, name = weights.gate, "limited" if op.limit is not None else activation_name(op.activation)
+    inner, up, limit = weights.up.shape[1], pairs.at(_UP), op.limit or 0.0
+    if gate is None:
+        pairs.multiply(_UP, x, per_token, weights.up, weights.up_bias)
+        pairs.add("unary", _GATED, inner, (up,), ACTIVATION=name)
+    elif pairs.are_floats(gate, weights.up):
+        pairs.multiply_gated(_GATED, x, per_token, name)
+    else:
+        pairs.multiply(_GATED, x, per_token, gate, weights.gate_bias)
+        pairs.multiply(_UP, x, per_token, weights.up, weights.up_bias)
+        both = (pairs.at(_GATED), up)
+        pairs.add("gated_activation", _GATED, inner, both, inner, limit, ACTIVATION=name)
+    pairs.multiply(_OUT, pairs.at(_GATED), 1, weights.down, weights.down_bias)
+    _sum(op, to, pairs)
+    to.rounded = None  # scratch memory was written
+
+
+def pair_parts(op: ops.Experts) -> tuple[Part, ...]:
+    """Return what is kept of each token in scratch memory, quantized activations first."""
+    (_, inner, hidden), chosen = op.experts.up.shape, op.routing.chosen
+    of_x, of_pairs = (row_bytes(quantized_row(width)) for width in (hidden, inner))
+    rounded = max(of_x * (chosen if op.routing.on_inputs else 1), of_pairs * chosen)
+    integers, floats = np.dtype(np.int32), np.dtype(np.float32)
+    inside = (chosen * inner, floats)
+    return (
+        (rounded, np.dtype(np.int8)),
+        *((chosen, integers), (chosen, floats), (chosen, integers)),
+        *(inside, inside, (chosen * hidden, floats)),
+    )
+
+
+class _Pairs:
+    """The pairs (token, expert) of an op: where their arrays are, and launches for them."""
+
+    def __init__(self, op: ops.Experts, to: LaunchList) -> None:
+        self.op, self._to, self._parts = op, to, pair_parts(op)
+        self._offsets = to.constant(np.zeros(op.num_experts + 1, np.int32))
+        self._quantized: tuple[At, bool, _Arrays] | None = None
+
+    def tokens(self, step: StepArrays) -> int:
+        return step.counts[self.op.x.count]
+
+    def count(self, step: StepArrays) -> int:
+        return self.tokens(step) * self.op.routing.chosen
+
+    def at(self, part: int) -> At:
+        """Return where an array of the pairs is."""
+        return lambda step: carve(step.scratch, self.tokens(step), self._parts)[part]
+
+    def listed(self, step: StepArrays) -> tuple[DeviceArray, DeviceArray]:
+        """Return the pairs in order of their experts, and where those of each begin."""
+        return self.at(_ORDER)(step), self._offsets
+
+    def are_floats(self, *matrices: WeightSpec) -> bool:
+        """Return whether the matrices are floats of one format."""
+        formats = {self._to.weights[matrix.name].format for matrix in matrices}
+        return len(formats) == 1 and formats <= FLOAT_TYPES.keys()
+
+    def add(
+        self, kernel: str, out: int, width: int, inputs: tuple[At, ...], *rest: int | float, **how: Constant
+    ) -> None:
+        """Record a kernel over the numbers of all pairs, with the arguments (out, inputs, width, rest)."""
+        block, to = row_block(width), self.at(out)
+        self._to.add(
+            kernel,
+            lambda step: (self.count(step), -(-width // block), 1),
+            lambda step: (to(step), *(at(step) for at in inputs), width, *rest),
+            **how,
+            BLOCK=block,
+        )
+
+    def multiply(self, out: int, x: At, per_token: int, matrix: WeightSpec, bias: WeightSpec | None) -> None:
+        """Record the product of x, which has a row for every `per_token` pairs, and each pair's matrix."""
+        weight, own_bias, to = self._to.weights[matrix.name], self._to.array(bias), self.at(out)
+        number, outputs, inputs = matrix.shape
+        how: dict[str, Constant] = {"BIAS": bias is not None}
+        tile: _Tile = quantized_tile
+        if weight.format in QUANTIZED:
+            kernel, rows = "grouped_quantized_product", self._rounded(x, per_token, inputs, weight.format)
+            size, how["INT4"] = spans_of(inputs), weight.format == "int4"
+        else:
+            kernel, rows, kind = "grouped_product", _alone(x), FLOAT_TYPES[weight.format]
+            size, how["PRECISION"], tile = inputs, PRECISIONS[kind], _float_tile(kind)
+        self._grouped(
+            kernel,
+            outputs,
+            lambda step: (
+                to(step),
+                *rows(step),
+                *self.listed(step),
+                *weight.arrays,
+                own_bias,
+                outputs,
+                size,
+                number,
+                per_token,
+            ),
+            tile,
+            how,
+        )
+
+    def multiply_gated(self, out: int, x: At, per_token: int, activation: str) -> None:
+        """Record the activation of the product with gate times that with up, both of floats."""
+        weights, to = self.op.experts, self.at(out)
+        gate, up = (self._to.weights[matrix.name] for matrix in weights.matrices()[:2])
+        biases = self._to.array(weights.gate_bias), self._to.array(weights.up_bias)
+        (number, outputs, inputs), kind = weights.up.shape, FLOAT_TYPES[up.format]
+        self._grouped(
+            "grouped_gated_product",
+            outputs,
+            lambda step: (
+                *(to(step), x(step), *self.listed(step), *gate.arrays, *up.arrays, *biases),
+                *(outputs, inputs, number, per_token, self.op.limit or 0.0),
+            ),
+            _float_tile(kind),
+            {"BIAS": weights.up_bias is not None, "ACTIVATION": activation, "PRECISION": PRECISIONS[kind]},
+        )
+
+    def _grouped(
+        self,
+        kernel: str,
+        outputs: int,
+        args: Callable[[StepArrays], tuple[Any, ...]],
+        tile: _Tile,
+        constants: Mapping[str, Constant],
+    ) -> None:
+        """Record a product whose programs find their expert: no more tiles than pairs, or than are filled."""
+        number = self.op.num_experts
+
+        def launch(step: StepArrays) -> Launch:
+            pairs = self.count(step)
+            own = tile(-(-pairs // number))
+            tiles = min(pairs, pairs // int(own["BLOCK_M"]) + number)
+            grid = (-(-outputs // int(own["BLOCK_N"])), tiles, 1)
+            return Launch(kernel, grid, args(step), {**constants, **own, "EXPERTS": MOST_EXPERTS})
+
+        self._to.launches.append(launch)
+
+    def _rounded(self, x: At, per_token: int, width: int, format: str) -> _Arrays:
+        """Record the quantization of x for matrices of a format, unless it was quantized for the last one."""
+        block_scaled = format == "int8"
+        if self._quantized is None or self._quantized[:2] != (x, block_scaled):
+            rows = self.tokens if per_token == self.op.routing.chosen else self.count
+            self._quantized = (x, block_scaled, quantized_rows(self._to, x, rows, width, block_scaled))
+        return self._quantized[2]
+
+
+def _alone(x: At) -> _Arrays:
+    return lambda step: (x(step),)
+
+
+def _float_tile(kind: str) -> _Tile:
+    return lambda rows: grouped_tile(rows, kind)
+
+
+def _route(op: ops.Experts, to: LaunchList, pairs: _Pairs) -> None:
+    """Record the choice of experts and their shares, and the sorting of the pairs."""
+    routing, number, scores = op.routing, op.num_experts, to.at(op.scores)
+    picked, shares = pairs.at(_PICKED), pairs.at(_SHARES)
+    bias, factors = to.array(routing.bias), to.array(routing.factors)
+    scaling = to.constant(np.array([routing.scaling]))
+    how: dict[str, Constant] = {"FACTORS": routing.factors is not None, "EXPERTS": MOST_EXPERTS}
+    weights: tuple[Argument, ...] = (bias, factors)
+    rest: tuple[Argument, ...]
+    if routing.margin is not None:
+        kernel, weights = "route_apart", (factors,)
+        rest = (scaling, to.constant(np.array([routing.margin])))
+    else:
+        kernel = "route"
+        rest = (routing.groups, routing.kept_groups, scaling, to.constant(np.array([routing.floor])))
+        how["SIGMOID"], how["NORMALIZED"] = routing.affinity == "sigmoid", routing.normalized
+        how["BIAS"] = routing.bias is not None
+        how["GROUPS"] = routing.group_rank if routing.groups > 1 else ""
+    to.add(
+        kernel,
+        lambda step: (pairs.tokens(step), 1, 1),
+        lambda step: (picked(step), shares(step), scores(step), *weights, number, routing.chosen, *rest),
+        **how,
+    )
+    to.add(
+        "sort_by_expert",
+        lambda step: (number, 1, 1),
+        lambda step: (*pairs.listed(step), picked(step), pairs.count(step)),
+        BLOCK=SORTED_BLOCK,
+    )
+
+
+def _sum(op: ops.Experts, to: LaunchList, pairs: _Pairs) -> None:
+    out, width, block = to.at(op.out), op.out.width, row_block(op.out.width)
+    inputs = [pairs.at(part) for part in (_OUT, _PICKED, _SHARES)]
+    to.add(
+        "sum_experts",
+        lambda step: (pairs.tokens(step), -(-width // block), 1),
+        lambda step: (out(step), *(at(step) for at in inputs), width, op.routing.chosen),
+        WEIGHTED=not op.routing.on_inputs,
+        CHOSEN=MOST_CHOSEN,
+        BLOCK=block,
+    )
