@@ -126,8 +126,7 @@ def plan_memory(
     working = weights.layout.nbytes
     if drafting and draft and draft.weights is not None:
         working += drafting.weight_bytes
-    if device.shares_weights:
-        working = -(-working // num_sharing)
+    working = -(-working // (num_sharing if device.shares_weights else 1))
     activations = device.step_bytes(program, weights, config.max_num_batched_tokens)
     activations += config.max_num_seqs * device.slot_bytes(program)
     activations += drafting.activation_bytes if drafting else 0

@@ -58,7 +58,7 @@ ROOMS = (
     ),
     Room(
         "reference",
-        1_270,
+        1_275,
         "the backend in NumPy, draft models there, and what every backend shares",
         ("backends",),
     ),
@@ -70,7 +70,7 @@ ROOMS = (
     ),
     Room(
         "cuda",
-        1_950,
+        2_260,
         "the backend on NVIDIA GPUs: launches of programs, memory, the driver, the interpreted stand-in; "
         "could be deleted with its lines in backends/device.py",
         ("backends/cuda",),

@@ -18,7 +18,7 @@ from quire.backends.cuda.device_slots import DeviceSlot, DeviceSlots
 from quire.backends.cuda.draws import StepDraws
 from quire.backends.cuda.launch_list import LaunchList
 from quire.backends.cuda.lower import record, scratch_row_bytes
-from quire.backends.cuda.sampler import DeviceSampler, SampledRows
+from quire.backends.cuda.sampler import DeviceSampler, DrawnRows
 from quire.backends.cuda.slot_tables import SlotTables
 from quire.backends.cuda.step_arrays import StepMemory, rotations_of
 from quire.backends.cuda.weights import DeviceWeight
@@ -151,7 +151,7 @@ class CudaBackend:
     def _results(self, step: Step, begun: _Begun, on_host: Mapping[int, RowResult]) -> tuple[RowResult, ...]:
         """Wait for the results of the rows, and note their tokens."""
         copied = np.zeros(0, np.int32) if begun.copy is None else begun.copy.result()
-        sampled = SampledRows(begun.draws, copied, self._vocab)
+        sampled = DrawnRows(begun.draws, copied, self._vocab)
         results, counted = [], []
         for index, (row, slot, own) in enumerate(zip(step.rows, begun.slots, begun.draws.rows, strict=True)):
             if (result := on_host.get(index)) is None:

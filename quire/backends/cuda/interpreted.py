@@ -14,11 +14,6 @@ from quire.backends.cuda.accelerator import ALIGNMENT, Argument, DeviceArray, La
 from quire.backends.host import available_memory
 from quire.errors import ConfigError
 
-_MODULES = (
-    *("attention", "elementwise", "embedding", "experts", "grouped", "norms"),
-    *("products", "quantized", "rope_and_kv", "segments"),
-)
-
 
 @dataclass(frozen=True, slots=True)
 class _Fetched:
@@ -87,5 +82,25 @@ def _argument(arg: Argument) -> np.ndarray | int | float:
 @cache
 def _kernels() -> dict[str, Any]:
     """Return all kernels by name. They can be imported only after the interpreter."""
-    modules = [import_module(f"quire.backends.cuda.kernels.{name}") for name in _MODULES]
+    from quire.backends.cuda.kernels import (
+        attention,
+        elementwise,
+        embedding,
+        experts,
+        grouped,
+        logits,
+        logprobs,
+        norms,
+        products,
+        quantized,
+        rope_and_kv,
+        sampling,
+        segments,
+        steps,
+    )
+
+    modules = (
+        *(attention, elementwise, embedding, experts, grouped, norms, products, quantized),
+        *(rope_and_kv, segments, logits, logprobs, sampling, steps),
+    )
     return {name: thing for module in modules for name, thing in vars(module).items() if hasattr(thing, "fn")}

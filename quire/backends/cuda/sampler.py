@@ -204,7 +204,7 @@ class DeviceSampler:
         self._accelerator.launch(Launch(kernel, grid, args, {"BLOCK": LIST_BLOCK}))
 
 
-class SampledRows:
+class DrawnRows:
     """Turns the copied results of a step's draws into those of its rows."""
 
     def __init__(self, draws: StepDraws, copied: np.ndarray, vocab_size: int) -> None:

@@ -1,4 +1,4 @@
-"""How the tokens of a slot are sampled on an accelerator: its parameters, as the kernels take them."""
+"""Sampling parameters of a slot of an accelerator, as the kernels take them."""
 
 from __future__ import annotations
 
