@@ -128,6 +128,7 @@ def test_alone_and_after_preemption(model: str, lazy: None, wanted: Found) -> No
 def test_drafts_from_texts(model: str, lazy: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens that repeat are drafted, and accepted or not as they are drawn, by rows with counts too."""
     monkeypatch.setattr("quire.engine.speculation.choose_lengths", verify_all)
+    monkeypatch.setattr("quire.engine.verify_times.FEW_ROWS", 8)
     monkeypatch.setattr("hashed.PERIOD", 2)
     names = ["greedy", "all of these", "repetition", "presence", "stop tokens", "phrases"]
     plain = ask(make(model, "reference"), names, max_tokens=16)
