@@ -13,7 +13,7 @@ import pytest
 
 from exactness.automata import Walk
 from quire.backends import slots
-from quire.backends.slots import Slot, Slots
+from quire.backends.slots import Slot
 from quire.engine.caches import Caches
 from quire.engine.request import Sequence
 from quire.program.caches import SlotState
@@ -48,14 +48,14 @@ def _around(
     after: After = lambda now, result: result,
 ) -> None:
     """Wrap the sampling of each position of a row with drafts, and the result of the row."""
-    verify, current = Slots._verify, []
+    verify, current = slots._verify, []
 
-    def verify_wrongly(self: Slots, row: Row, state: SamplerState, *more: Any) -> RowResult:
+    def verify_wrongly(row: Row, state: SamplerState, *more: Any) -> RowResult:
         if not row.drafted:
-            return verify(self, row, state, *more)
+            return verify(row, state, *more)
         current[:] = [_Verification(row, state, state.num_tokens)]
         try:
-            result = verify(self, row, state, *more)
+            result = verify(row, state, *more)
         finally:
             (now,) = current
             current.clear()
@@ -68,7 +68,7 @@ def _around(
         current[0].at += 1
         return result
 
-    patch.setattr(Slots, "_verify", verify_wrongly)
+    patch.setattr(slots, "_verify", verify_wrongly)
     patch.setattr(slots, "sample", sample_wrongly)
 
 
@@ -184,18 +184,17 @@ def _keep_refused_tokens(patch: pytest.MonkeyPatch) -> None:
     def after(now: _Verification, result: RowResult) -> RowResult:
         kept = len(result.token_ids) - 1
         if kept < len(now.row.drafted):
-            owner = next(s for s in held[0]._slots.values() if s.sampler is now.state)
-            stale[id(owner), now.num_tokens + kept] = now.row.drafted[kept]
+            stale[id(held[0]), now.num_tokens + kept] = now.row.drafted[kept]
         return result
 
-    held: list[Slots] = []
-    finish = Slots._finish
+    held: list[Slot] = []
+    finish = slots.row_result
 
-    def remembering(self: Slots, *more: Any) -> RowResult:
-        held[:] = [self]
-        return finish(self, *more)
+    def remembering(row: Row, slot: Slot, *more: Any) -> RowResult:
+        held[:] = [slot]
+        return finish(row, slot, *more)
 
-    patch.setattr(Slots, "_finish", remembering)
+    patch.setattr(slots, "row_result", remembering)
     patch.setattr(slots, "_tokens", stale_tokens)
     _around(patch, after=after)
 
