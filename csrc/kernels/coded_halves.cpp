@@ -1,4 +1,6 @@
-// Products of coded weights with AVX2: rows with eight outputs at a time (half.h).
+// Products of coded weights with AVX2: up to four rows with eight outputs at a time (half.h), or with sixteen
+// where there are one or two rows, or products of a whole unit fit in 16 bits: activations are read once for
+// both halves then.
 //
 // Scales are unpacked once for all rows and both halves of a panel. The bits are those of coded.cpp.
 
