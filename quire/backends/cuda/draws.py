@@ -52,7 +52,7 @@ class DrawGroup:
 
 @dataclass(slots=True)
 class RowDraws:
-    """Where the results of a row are: those of its tokens, their log-probabilities, and its prompt's."""
+    """Places of the results of a row: of its tokens, of their log-probabilities, and of its prompt's."""
 
     tokens: dict[int, int] = field(default_factory=dict)  # by number of the draw
     listed: dict[int, int] = field(default_factory=dict)

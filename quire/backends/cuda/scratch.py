@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from quire.backends.cuda.accelerator import DeviceArray
+from quire.backends.cuda.accelerator import ALIGNMENT, DeviceArray
 
-_ALIGNMENT = 16  # bytes; kernels read arrays from such addresses on
 Part = tuple[int, np.dtype[Any]]  # of an array: the numbers of a row, and their type
 
 
@@ -24,4 +23,4 @@ def carve(memory: DeviceArray, rows: int, parts: Iterable[Part]) -> tuple[Device
 
 def row_bytes(parts: Iterable[Part]) -> int:
     """Return the bytes that the parts take for each row."""
-    return sum(-(-width * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT for width, dtype in parts)
+    return sum(-(-width * dtype.itemsize // ALIGNMENT) * ALIGNMENT for width, dtype in parts)
