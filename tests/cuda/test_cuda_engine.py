@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from on_accelerator import write_checkpoint
 from stores import wait_until
 from test_exactness import fingerprint
-from tiny import CONFIGS, VOCAB, random_weights
+from tiny import CONFIGS, VOCAB
 
 from quire import LLM, SamplingParams
 from quire.engine import fetches
@@ -33,11 +32,7 @@ PARAMS = [
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A checkpoint of a tiny model with random weights."""
-    folder, config = tmp_path_factory.mktemp("tiny"), CONFIGS["qwen3"]
-    program = read_model(config).program
-    save_file({n: w.array for n, w in random_weights(program).items()}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
-    return str(folder)
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
 def make(model: str, **options: Any) -> LLM:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +9,9 @@ import numpy as np
 import pytest
 from constrained import verify_all
 from hashed import hashed, lazy
-from safetensors.numpy import save_file
+from on_accelerator import write_checkpoint
 from test_cuda_device import type_of
-from tiny import CONFIGS, VOCAB, random_weights
+from tiny import CONFIGS, VOCAB
 
 from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.backends.cuda.kernels.variants import variants
@@ -52,11 +51,7 @@ Found = dict[str, Any]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A checkpoint of a tiny model, of which only the sizes matter."""
-    folder, config = tmp_path_factory.mktemp("tiny"), CONFIGS["qwen3"]
-    program = read_model(config).program
-    save_file({n: w.array for n, w in random_weights(program).items()}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
-    return str(folder)
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
 def make(model: str, device: str, **options: Any) -> LLM:
