@@ -32,6 +32,7 @@ HOWS: dict[str, dict[str, Any]] = {
     "repetition": {"repetition_penalty": 1.9, "temperature": 0.0},
     "frequency": {"frequency_penalty": 1.3, "temperature": 0.0},
     "presence": {"presence_penalty": -0.8, "logprobs": 2},
+    "rewarded": {"frequency_penalty": -0.6, "logprobs": 1, "temperature": 0.0},
     "bias": {"logit_bias": {3: 4.0, 9: -100.0, 12: 100.0}, "temperature": 1.9},
     "allowed": {"allowed_token_ids": list(range(1, VOCAB, 3))},
     "bad words": {"bad_words_token_ids": ((5,), (8,), (30,)), "logit_bias": {8: 50.0}},
@@ -125,7 +126,7 @@ def test_drafts_from_texts(model: str, lazy: None, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("quire.engine.speculation.choose_lengths", verify_all)
     monkeypatch.setattr("quire.engine.verify_times.FEW_ROWS", 8)
     monkeypatch.setattr("hashed.PERIOD", 2)
-    names = ["greedy", "all of these", "repetition", "presence", "stop tokens", "phrases"]
+    names = ["greedy", "all of these", "repetition", "rewarded", "presence", "stop tokens", "phrases"]
     plain = ask(make(model, "reference"), names, max_tokens=16)
     llm = make(model, "cuda-interpreted", speculative="auto", max_steps_in_flight=2)
     same(ask(llm, names, max_tokens=16), plain)
