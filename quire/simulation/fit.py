@@ -18,7 +18,9 @@ from quire.simulation.shares import RoofShares
 MAX_STEPS = 12
 SMALL_GAIN = 0.02  # of the error: it ends the search
 EXACT = 1e-12  # sum of squared errors with which it ends, too
-STEP = 0.05  # of a number's unit, or of the number, to find its slope
+# Of a number's unit, or of the number, to find its slope. Errors jump where a request joins another step, so
+# that slopes found nearby point anywhere: the search goes over long distances first.
+DISTANCES = (0.3, 0.1)
 DAMPING, MOST_DAMPING = 1e-2, 1e3
 FAR = 1.5  # times slower than at START: the search begins at two points
 START = RoofShares(0.9, 0.7, 1e-3, 1e-5)
@@ -72,8 +74,12 @@ def fit(measured: Sequence[Run], predict: Predict, num_free: int = SEEN_BY_ENGIN
     if (slower := float(np.mean(ratios))) > FAR:  # then what is slow may be the roof or what is added
         starts.append(start * slower)
     low = _LOWEST[:num_free] / _UNITS[:num_free]
-    found = [_least_squares(errors, point, low) for point in starts]
-    return shares_at(min(found, key=lambda one: one[1])[0])
+    found = []
+    for point in starts:
+        for distance in DISTANCES:
+            point, error = _least_squares(errors, point, low, distance)
+        found.append((error, point))
+    return shares_at(min(found, key=lambda one: one[0])[1])
 
 
 def relative_errors(found: Run, measured: Run) -> Latency:
@@ -82,14 +88,16 @@ def relative_errors(found: Run, measured: Run) -> Latency:
     return Latency(*(a / b - 1 for a, b in zip(*means, strict=True)))
 
 
-def _least_squares(errors: Errors, point: np.ndarray, low: np.ndarray) -> tuple[np.ndarray, float]:
+def _least_squares(
+    errors: Errors, point: np.ndarray, low: np.ndarray, distance: float
+) -> tuple[np.ndarray, float]:
     """Return the point, nowhere below `low`, with the least sum of squared errors, and that sum.
 
     Levenberg and Marquardt's steps, on slopes that Broyden's rule keeps up to date: they are measured again
     only where steps do not help.
     """
     error = errors(point)
-    slopes, damping, is_fresh = _slopes(errors, point, error), DAMPING, True
+    slopes, damping, is_fresh = _slopes(errors, point, error, distance), DAMPING, True
     for _ in range(MAX_STEPS):
         normal = slopes.T @ slopes
         normal += damping * np.diag(np.diag(normal) + 1e-9)
@@ -104,17 +112,17 @@ def _least_squares(errors: Errors, point: np.ndarray, low: np.ndarray) -> tuple[
         if (was_fresh and 0 < gain < SMALL_GAIN) or damping > MOST_DAMPING or error @ error < EXACT:
             break
         if gain < SMALL_GAIN and not was_fresh:
-            slopes, is_fresh = _slopes(errors, point, error), True
+            slopes, is_fresh = _slopes(errors, point, error, distance), True
         elif gain <= 0:
             damping, is_fresh = damping * 8, True
     return point, float(error @ error)
 
 
-def _slopes(errors: Errors, point: np.ndarray, error: np.ndarray) -> np.ndarray:
-    """Return how the errors change with each number."""
+def _slopes(errors: Errors, point: np.ndarray, error: np.ndarray, distance: float) -> np.ndarray:
+    """Return how the errors change with each number, over a distance of it."""
     columns = []
     for index in range(len(point)):
         moved = point.copy()
-        moved[index] += STEP * max(1.0, point[index])
+        moved[index] += distance * max(1.0, point[index])
         columns.append((errors(moved) - error) / (moved[index] - point[index]))
     return np.stack(columns, axis=1)
