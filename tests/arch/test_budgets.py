@@ -129,7 +129,7 @@ ROOMS = (
     ),
     Room(
         "gguf",
-        2_345,
+        2_380,
         "GGUF files: container, blocks, configuration, tokenizers: could be deleted, with its lines in "
         "weights/hub.py",
         ("weights/gguf",),

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from quire.errors import ConfigError
 from quire.models import read_model
 from quire.text.tokenizer import find_tokenizer
+from quire.weights.gguf import container
 from quire.weights.gguf.container import GgufFile
 from quire.weights.gguf.model import GgufModel
 from quire.weights.hub import open_model
@@ -47,6 +48,32 @@ def small(path: Path, metadata: dict[str, Any] | None = None, **others: tuple[np
     tensors |= others
     every = {**SIZES, **WORDS, **(metadata or {})}
     return write(path, {key: value for key, value in every.items() if value is not None}, tensors)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.text(max_size=12).filter(lambda text: text.isprintable()),
+            st.sampled_from(["", "\0", "a" * 255, "a" * 256, "é" * 127, "\0" * 7, "a" + "\0" * 9, "€" * 100]),
+        ),
+        min_size=1,
+        max_size=40,
+    ),
+    st.integers(8, 400),
+    st.integers(1, 8),
+)
+def test_texts_of_any_kind(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], window: int, unusual: int
+) -> None:
+    """Read together or one by one, wherever what is read together ends."""
+    path = small(tmp_path_factory.getbasetemp() / "texts.gguf", {"some.texts": texts, "after.them": 7})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(container, "_WINDOW_BYTES", window)
+        patch.setattr(container, "_UNUSUAL_AT_ONCE", unusual)
+        found = GgufFile.open(path).metadata
+    assert found.values["some.texts"] == texts
+    assert found.size("after.them", 0) == 7
 
 
 def read(path: Path) -> None:

@@ -28,6 +28,8 @@ from quire.weights.gguf.types import TYPES, BlockType
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MAX_PAIRS = 1 << 16
+_WINDOW_BYTES = 1 << 20  # of texts that are read together
+_UNUSUAL_AT_ONCE = 256  # texts that are read one by one before that is tried again
 _MAX_VALUES = 1 << 23  # of all arrays: the largest vocabularies have some two million tokens and merges
 _MAX_STRING_BYTES = 1 << 24
 _MAX_DIMS = 4
@@ -195,7 +197,47 @@ class _Reader:
         return numbers.astype(np.bool_)
 
     def _strings(self, key: str, count: int) -> list[str]:
-        """Read texts, in one loop: vocabularies have hundreds of thousands."""
+        """Read texts. Vocabularies have hundreds of thousands, nearly all of them plain."""
+        texts: list[str] = []
+        while len(texts) < count:
+            texts += self._plain_strings(count - len(texts))
+            texts += self._any_strings(key, min(count - len(texts), _UNUSUAL_AT_ONCE))
+        return texts
+
+    def _plain_strings(self, most: int) -> list[str]:
+        """Read the texts before the next that has no byte, more than 255, or one that is zero.
+
+        Their lengths are bytes followed by seven zeros, each where the text before it ends.
+        """
+        size = min(self._size - self.at, _WINDOW_BYTES) // 8 * 8
+        held = np.frombuffer(self._data, np.uint8, size, self.at)
+        is_length = np.zeros(size, np.bool_)
+        for shift in range(min(8, size)):
+            words = np.frombuffer(self._data, "<u8", (size - shift) // 8, self.at + shift)
+            is_length[shift::8][: words.size] = words - 1 < 255  # zero less one is the largest number
+        begins = np.flatnonzero(is_length)[: most + 1]
+        ends = begins + 8 + held[begins]
+        follows = np.concatenate(([0], ends))[: len(begins)] == begins
+        count = min(int(np.argmin(np.append(follows, False))), most)
+        count = min(count, int(np.searchsorted(ends[:count], size, "right")))
+        if count == 0:
+            return []
+        begins, end = begins[:count], int(ends[count - 1])
+        separated, is_text = held[:end].copy(), np.ones(end, np.bool_)
+        separated[begins] = 0
+        for byte in range(1, 8):
+            is_text[begins + byte] = False
+        try:
+            texts = separated[is_text].tobytes().decode().split("\0")[1:]
+        except UnicodeDecodeError:
+            return []
+        if len(texts) != count:
+            return []
+        self.at += end
+        return texts
+
+    def _any_strings(self, key: str, count: int) -> list[str]:
+        """Read texts of any length, one after the other."""
         data, size, at, length_at = self._data, self._size, self.at, _U64.unpack_from
         texts, found = [], b""
         try:
