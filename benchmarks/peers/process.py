@@ -35,6 +35,7 @@ class Worker:
         self.log = work / "log" / f"{peer.name}.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         env = {**os.environ, "PYTHONPATH": str(ROOT) if peer.name == "quire" else ""}
+        env.pop("PYTHONDONTWRITEBYTECODE", None)  # modules are compiled, as those of an installed package are
         with self.log.open("a", encoding="utf-8") as log:
             self.process = subprocess.Popen(
                 [str(python), str(peer.script)],
