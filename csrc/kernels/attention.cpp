@@ -8,6 +8,7 @@
 
 #include "attention_layout.h"
 #include "functions.h"
+#include "part.h"
 #include "table.h"
 
 namespace quire::QUIRE_ISA {
@@ -16,17 +17,17 @@ namespace {
 
 const float kNothing = -__builtin_inff();  // the score of an invisible position
 
-// Multiplies four bytes of each row, a float or a pair, with a row of a panel.
+// Multiplies four bytes of each row, a float or a pair, with part of a row of a panel.
 template <bool Pairs>
-QUIRE_INLINE F multiply_add(F sum, B64 panel, const float* x) {
+QUIRE_INLINE Part multiply_add(Part sum, Part panel, const float* x) {
 #if defined(__AVX512BF16__)
   if constexpr (Pairs) {
     int32_t both;
     __builtin_memcpy(&both, x, 4);
-    return dot2_bf16(sum, panel, both);
+    return dot2_bf16(sum, (B64)panel, both);
   }
 #endif
-  return fma((F)panel, spread(*x), sum);
+  return fma(panel, splat_part(*x), sum);
 }
 
 // out[m][16 p + lane] = out[m][16 p + lane] * keep[m] + sum over k < count of panels[p][k][lane] * x[m][k].
@@ -47,18 +48,21 @@ QUIRE_INLINE void tile(const Operands& o, int64_t panel) {
   const float *w = o.panels + panel * o.panel_stride, *x = o.x;
   const int64_t panel_stride = o.panel_stride, x_stride = o.x_stride, out_stride = o.out_stride;
   float* out = o.out + panel * kPanel;
-  F sum[M][P]{};
+  Part sum[M][P * kParts]{};
+  const auto offset = [&](int i, int64_t stride) { return i / kParts * stride + i % kParts * kPartLanes; };
   if (o.keep)
     for (int m = 0; m < M; ++m)
-      for (int p = 0; p < P; ++p) sum[m][p] = load(out + m * out_stride + p * kPanel) * spread(o.keep[m]);
+      for (int i = 0; i < P * kParts; ++i)
+        sum[m][i] = load_as<Part>(out + m * out_stride + offset(i, kPanel)) * splat_part(o.keep[m]);
   for (int64_t k = 0; k < o.count; ++k) {
-    B64 values[P];
-    for (int p = 0; p < P; ++p) values[p] = load_as<B64>(w + p * panel_stride + k * kPanel);
+    Part values[P * kParts];
+    for (int i = 0; i < P * kParts; ++i) values[i] = load_as<Part>(w + k * kPanel + offset(i, panel_stride));
     for (int m = 0; m < M; ++m)
-      for (int p = 0; p < P; ++p) sum[m][p] = multiply_add<Pairs>(sum[m][p], values[p], x + m * x_stride + k);
+      for (int i = 0; i < P * kParts; ++i)
+        sum[m][i] = multiply_add<Pairs>(sum[m][i], values[i], x + m * x_stride + k);
   }
   for (int m = 0; m < M; ++m)
-    for (int p = 0; p < P; ++p) store(out + m * out_stride + p * kPanel, sum[m][p]);
+    for (int i = 0; i < P * kParts; ++i) store_as(out + m * out_stride + offset(i, kPanel), sum[m][i]);
   o.ahead.some();
 }
 

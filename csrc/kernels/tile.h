@@ -5,11 +5,12 @@
 // instructions per load of weights: bf16 and f32 reach 97 to 99% of the peak of a core, int4 about 86% and
 // int8 80%, since two groups of 32 inputs take 16 such instructions and, on the same ports, one for their
 // block scales (int8: two), and each span one more. With AVX2, quantized rows are multiplied with half a
-// panel (half.h), on ARM with a quarter (quarter.h).
+// panel (half.h), on ARM with a quarter (quarter.h); float weights meet the rows whose sums fit (part.h).
 #pragma once
 
 #include "half.h"
 #include "kernels.h"
+#include "part.h"
 #include "quarter.h"
 #include "vec.h"
 
@@ -17,8 +18,8 @@ namespace quire::QUIRE_ISA {
 
 // Prefetches weights. A single tile of rows prefetches what it reads next. Of several tiles, which read a
 // cached panel again, each prefetches its share of the next panel, so that memory is never idle. One row
-// reads in order with little between: processors fetch ahead by themselves, and more requests only delay
-// theirs.
+// reads in order. With AVX-512 there is so little between two reads that processors fetch ahead by themselves,
+// and more requests only delay theirs; AVX2 takes twice as many instructions, and gains by them.
 class PanelPrefetch {
  public:
   // For tile `tile` of the `tiles` that meet panels, `together` of them at once.
@@ -30,12 +31,17 @@ class PanelPrefetch {
   // Called for each 64 bytes of the panel at `values`, which M rows are multiplied with.
   template <int M>
   QUIRE_INLINE void at(const void* values, int64_t offset) const {
-    if constexpr (M == 1) return;
+    if constexpr (M == 1 && kFetchedAhead) return;
     const char* where = (const char*)values + distance_ + (offset >> shift_);
     alone_ ? __builtin_prefetch(where, 0, kNearest) : __builtin_prefetch(where, 0, kSecondLevel);
   }
 
  private:
+#if defined(QUIRE_HALF_PANELS)
+  static constexpr bool kFetchedAhead = false;
+#else
+  static constexpr bool kFetchedAhead = true;
+#endif
   static constexpr int64_t kNext = 4096;
   static constexpr int kSecondLevel = 2, kNearest = 3;
   bool alone_;
@@ -43,41 +49,53 @@ class PanelPrefetch {
   int64_t distance_;
 };
 
-// out[m] = sum over k of x[k][m] * w[k][16].
-template <int M>
-QUIRE_INLINE void tile_f32(const float* w, const float* x, int64_t inputs, const PanelPrefetch& ahead,
-                           F* out) {
-  F acc[M]{};
-  for (int64_t k = 0; k < inputs; ++k) {
-    const F values = load(w + k * kPanel);
-    ahead.at<M>(w, k * 64);
-    for (int m = 0; m < M; ++m) acc[m] = fma(values, splat(x[k * M + m]), acc[m]);
+// Returns one part of input k of a panel; `odd` says whether k is, since pairs of bfloat16 are stored together.
+template <Format Of>
+QUIRE_INLINE Part weights_of(const uint8_t* panel, int64_t k, bool odd, int part) {
+  const int64_t first = k * kPanel + part * kPartLanes;
+  if constexpr (Of == Format::f32) {
+    return load_as<Part>((const float*)panel + first);
+  } else if constexpr (Of == Format::f16) {
+    return load_part_f16((const uint16_t*)panel + first);
+  } else {  // the lower half of each lane is input k, the upper k + 1
+    const PartU pair = load_as<PartU>(panel + (k - odd) * kPanel * 2 + part * sizeof(Part));
+    return (Part)(odd ? pair & 0xffff0000u : pair << 16);
   }
-  for (int m = 0; m < M; ++m) out[m] = acc[m];
 }
 
-// 16-bit weights, widened as they are read.
-template <int M, bool Brain>
-QUIRE_INLINE void tile_widened(const uint16_t* w, const float* x, int64_t inputs, const PanelPrefetch& ahead,
-                               F* out) {
-  F acc[M]{};
-  if constexpr (Brain) {
-    for (int64_t k = 0; k < inputs; k += 2) {
-      const U pair = load_as<U>(w + k * kPanel);  // the lower half of each lane is input k, the upper k + 1
-      ahead.at<M>(w, k * 32);
-      const F even = (F)(pair << 16), odd = (F)(pair & 0xffff0000u);
-      for (int m = 0; m < M; ++m) acc[m] = fma(even, splat(x[k * M + m]), acc[m]);
-      if (k + 1 < inputs)
-        for (int m = 0; m < M; ++m) acc[m] = fma(odd, splat(x[(k + 1) * M + m]), acc[m]);
+// Computes rows `x` of a tile of M, those that follow the first ones of a panel if `Again`.
+template <int Rows, int M, Format Of, bool Again = false>
+QUIRE_INLINE void float_rows(const uint8_t* w, const float* x, int64_t inputs, const PanelPrefetch& ahead,
+                             F* out) {
+  constexpr int64_t kBytes = Of == Format::f32 ? 64 : 32;  // of one input
+  Part acc[Rows][kParts]{};
+  const auto add = [&](int64_t k, bool odd) __attribute__((always_inline)) {
+    Part values[kParts];
+    for (int i = 0; i < kParts; ++i) values[i] = weights_of<Of>(w, k, odd, i);
+    for (int m = 0; m < Rows; ++m) {
+      const Part own = splat_part(x[k * M + m]);
+      for (int i = 0; i < kParts; ++i) acc[m][i] = fma(values[i], own, acc[m][i]);
     }
-  } else {
-    for (int64_t k = 0; k < inputs; ++k) {
-      const F values = load_f16(w + k * kPanel);
-      ahead.at<M>(w, k * 32);
-      for (int m = 0; m < M; ++m) acc[m] = fma(values, splat(x[k * M + m]), acc[m]);
-    }
+  };
+  int64_t k = 0;
+  for (; k + 1 < inputs; k += 2) {
+    if constexpr (!Again)
+      for (int64_t i = 0; i < 2 * kBytes; i += 64) ahead.at<M>(w, k * kBytes + i);
+    add(k, false);
+    add(k + 1, true);
   }
-  for (int m = 0; m < M; ++m) out[m] = acc[m];
+  if (k < inputs) add(k, false);
+  for (int m = 0; m < Rows; ++m)
+    for (int i = 0; i < kParts; ++i) store_as((Part*)(out + m) + i, acc[m][i]);
+}
+
+// out[m] = sum over k of x[k][m] * w[k][16], with weights of a float format that are widened as they are read.
+template <int M, Format Of>
+QUIRE_INLINE void tile_floats(const uint8_t* w, const float* x, int64_t inputs, const PanelPrefetch& ahead,
+                              F* out) {
+  constexpr int kFirst = M < kPartRows ? M : kPartRows;
+  float_rows<kFirst, M, Of>(w, x, inputs, ahead, out);
+  if constexpr (M > kFirst) float_rows<M - kFirst, M, Of, true>(w, x + kFirst, inputs, ahead, out + kFirst);
 }
 
 #if defined(__AVX512BF16__)
@@ -383,16 +401,11 @@ QUIRE_INLINE void tile(const Panels& w, int64_t panel, const uint8_t* x, const P
     if constexpr (M == 1 && kWide)
       if (const CodedTiles one = one_row(w.coding)) return one(w, panel, {x, 0, 1}, ahead, out);
     coded_tiles(w.coding)[M - 1](w, panel, x, ahead, out);
-  } else if constexpr (Of == Format::f32) {
-    tile_f32<M>((const float*)values, (const float*)x, w.inputs, ahead, out);
-  } else if constexpr (Of == Format::f16) {
-    tile_widened<M, false>((const uint16_t*)values, (const float*)x, w.inputs, ahead, out);
   } else {
 #if defined(__AVX512BF16__)
-    tile_bf16<M>(values, (const int32_t*)x, w.inputs, ahead, out);
-#else
-    tile_widened<M, true>((const uint16_t*)values, (const float*)x, w.inputs, ahead, out);
+    if constexpr (Of == Format::bf16) return tile_bf16<M>(values, (const int32_t*)x, w.inputs, ahead, out);
 #endif
+    tile_floats<M, Of>(values, (const float*)x, w.inputs, ahead, out);
   }
 }
 
