@@ -106,7 +106,7 @@ ARM_TESTS := tests/native/test_ops.py tests/native/test_native_exactness.py test
 arm: .wheels/.done  ## build for ARM and test it under qemu (needs root and minutes; ARGS="TESTS" for others than it chooses)
 	@command -v mmdebstrap qemu-aarch64-static >/dev/null || { apt-get -qq update && \
 	  DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends mmdebstrap qemu-user-static >/dev/null; }
-	.wheels/bin/python scripts/arm.py $(or $(ARGS),-n 2 $(ARM_TESTS))
+	.wheels/bin/python scripts/arm.py -o faulthandler_timeout=1800 $(or $(ARGS),-n 2 $(ARM_TESTS))
 
 sdist: .wheels/.done  ## build the source package in dist/, and check which files are in it
 	@rm -rf dist

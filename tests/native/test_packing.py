@@ -147,7 +147,8 @@ def test_the_ends_of_the_range(isa: str, name: str) -> None:
 @pytest.mark.parametrize("kind", ["bf16", "f16"])
 def test_every_pattern_of_16_bits(isa: str, kind: str) -> None:
     patterns = np.arange(65536, dtype=np.uint16).view(DTYPES[kind])
-    finite = patterns[np.isfinite(patterns.astype(np.float32))]
+    with np.errstate(invalid="ignore"):  # of signaling NaNs, which ARM reports
+        finite = patterns[np.isfinite(patterns.astype(np.float32))]
     array = finite[: len(finite) // 64 * 64].reshape(-1, 64)
     assert floats_of(pack(array, kind, isa)).tobytes() == array.tobytes()
     assert floats_of(pack(array, "f32", isa)).tobytes() == array.astype(np.float32).tobytes()
