@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from on_accelerator import interpreted
 from test_whole_models import stored
-from tiny import CONFIGS, Paged, random_weights, tiny
+from tiny import CONFIGS, VOCAB, Paged, random_weights, tiny
 
 from quire.backends.cuda.accelerator import DeviceArray, Launch
-from quire.backends.cuda.caches import token_bytes
+from quire.backends.cuda.caches import DeviceCaches, token_bytes
 from quire.backends.cuda.device import CudaDevice, cuda_device
 from quire.backends.cuda.device_slots import DeviceSlot
 from quire.backends.cuda.draws import StepDraws
@@ -91,8 +91,13 @@ def test_memory_is_counted_before_anything_is_loaded(device: CudaDevice) -> None
     spec = program.cache_groups[0]
     assert isinstance(spec, PagedKV)
     assert device.block_bytes(spec, "int8", 16) == 16 * 2 * 2 * (4 + 4)
+    accelerator = InterpretedAccelerator()
+    DeviceCaches(accelerator, program, [5], 16, "int8")
+    assert device.spare_blocks == 1
+    assert accelerator.num_bytes == 6 * device.block_bytes(spec, "int8", 16) * len(program.caches)
+    assert device.slots_bytes(program, 16) > device.slots_bytes(program, 8) + 8 * penalty_bytes(VOCAB)
     paged = Paged(program, random_weights(program), make=interpreted)
-    accelerator: Any = paged.backend._accelerator  # type: ignore[attr-defined]
+    accelerator = paged.backend._accelerator  # type: ignore[attr-defined]
     before = accelerator.num_bytes
     paged.prefill(paged.sequence(range(20)))
     assert accelerator.num_bytes - before <= device.step_bytes(program, plan, 20) + 2048

@@ -6,7 +6,7 @@ but speed and the order of sums within a tile is tested.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Protocol
@@ -75,6 +75,14 @@ class HostCopy(Protocol):
         ...
 
 
+class Graph(Protocol):
+    """Launches that were captured."""
+
+    def replay(self) -> None:
+        """Launch all of them again, with the same arguments, on what is in their arrays by then."""
+        ...
+
+
 class Accelerator(Protocol):
     """One GPU, or what stands for one. Launches and copies happen in the order of the calls.
 
@@ -109,4 +117,8 @@ class Accelerator(Protocol):
 
     def launch(self, launch: Launch) -> None:
         """Launch a kernel, unless its grid is empty. Raises ConfigError for one that was not compiled."""
+        ...
+
+    def capture(self, launches: Sequence[Launch]) -> Graph:
+        """Return launches as one, without launching them. Each of their kernels was launched before."""
         ...

@@ -16,6 +16,7 @@ from quire.backends.cuda.accelerator import Accelerator, DeviceArray, HostCopy
 from quire.backends.cuda.caches import DeviceCaches
 from quire.backends.cuda.device_slots import DeviceSlot, DeviceSlots
 from quire.backends.cuda.draws import StepDraws
+from quire.backends.cuda.graphs import DecodeGraphs, decode_batch
 from quire.backends.cuda.launch_list import LaunchList
 from quire.backends.cuda.lower import record, scratch_row_bytes
 from quire.backends.cuda.sampler import DeviceSampler, DrawnRows
@@ -61,9 +62,10 @@ class CudaBackend:
         self._memory = StepMemory(accelerator, sizes, rotations_of(program))
         num_slots, self._vocab = capacity.max_num_seqs, program.output.width
         self._slots = DeviceSlots(
-            accelerator, num_slots, len(capacity.num_blocks), self._vocab, capacity.block_size
+            accelerator, num_slots, capacity.num_blocks, self._vocab, capacity.block_size
         )
         self._sampler = DeviceSampler(accelerator, num_slots, self._vocab)
+        self._graphs = DecodeGraphs(accelerator)
         self._open: deque[_StepOnDevice] = deque()  # launched and not collected, in order
         self._ended_s = 0.0  # when the last step was collected
         self._layout = layout_of(
@@ -105,12 +107,19 @@ class CudaBackend:
         begun.copy = self._sampler.launch(begun.draws, begun.logits)
 
     def _forward(self, batch: Batch, tables: SlotTables | None = None) -> DeviceArray:
-        """Launch the forward pass of a batch; return where its logits [L, vocab] will be."""
-        step = self._memory.put(batch, tables)
+        """Launch the forward pass of a batch; return where its logits [L, vocab] will be.
+
+        Those of a batch with rows of one token are followed by logits of rows that were added.
+        """
+        decode = None if tables is None else decode_batch(batch, self._slots.spare)
+        step = self._memory.put(decode or batch, tables)
         if tables is not None and batch.token_ids.min() < 0:
             self._sampler.feed(step.token_ids)
-        for launch in self._launches:
-            self._accelerator.launch(launch(step))
+        if tables is not None and decode is not None:
+            self._graphs.launch(self._launches, step, self._memory.moves + tables.moves)
+        else:
+            for launch in self._launches:
+                self._accelerator.launch(launch(step))
         return step.values[self._output]
 
     def collect(self, launched: _StepOnDevice) -> StepResult:

@@ -50,7 +50,10 @@ def token_bytes(spec: CacheSpec, kv_dtype: str) -> int:
 
 
 class DeviceCaches:
-    """The cache of each layer, and the contents of blocks of each group: those of its layers in order."""
+    """The cache of each layer, and the contents of blocks of each group: those of its layers in order.
+
+    Each has one block more than `num_blocks`, its last, for rows that are no request's.
+    """
 
     def __init__(
         self,
@@ -64,7 +67,7 @@ class DeviceCaches:
         self.layers: list[LayerCache] = []
         groups: list[list[DeviceArray]] = [[] for _ in num_blocks]
         for spec, group in zip(program.caches, program.layer_groups, strict=True):
-            cache = _allocate(accelerator, paged(spec), num_blocks[group], block_size, kv_dtype)
+            cache = _allocate(accelerator, paged(spec), num_blocks[group] + 1, block_size, kv_dtype)
             self.layers.append(cache)
             groups[group] += cache.arrays
         self._groups = groups

@@ -10,6 +10,7 @@ from quire.backends.backend import Capacity
 from quire.backends.cuda.accelerator import Accelerator
 from quire.backends.cuda.backend import CudaBackend
 from quire.backends.cuda.caches import token_bytes
+from quire.backends.cuda.graphs import GRAPH_BYTES, LAUNCH_BYTES, graph_rows, padded_rows
 from quire.backends.cuda.lower import scratch_row_bytes
 from quire.backends.cuda.refused import require_kernels
 from quire.backends.cuda.sampler import penalty_bytes, sampling_bytes
@@ -64,6 +65,7 @@ class CudaDevice:
     keeps_floats_as = ""
     kv_dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16", "int8")
     shares_weights = False
+    spare_blocks = 1
 
     def __init__(self, accelerator: Accelerator, kernels: str, num_threads: int | None = None) -> None:
         self._accelerator = accelerator
@@ -117,15 +119,23 @@ class CudaDevice:
     def step_bytes(
         self, program: Program, weights: WeightPlan, num_tokens: int, num_logits: int | None = None
     ) -> int:
-        """Return the bytes of all values, of what is uploaded for a step, and of sampling."""
-        most = num_logits or num_tokens
+        """Return the bytes of all values, of what is uploaded for a step, and of sampling.
+
+        A step of rows of one token has more rows in its graph than it was planned with.
+        """
+        most = padded_rows(num_logits or num_tokens)
+        num_tokens = padded_rows(num_tokens)
         values = plan_buffers(gather_products(program)).nbytes(Load(((0, num_tokens),), most))
         values += num_tokens * (_TOKEN_BYTES + scratch_row_bytes(program))
         return values + sampling_bytes(program.output.width, most)
 
-    def slot_bytes(self, program: Program) -> int:
-        """Return the bytes of a slot's counts of tokens, which are there if any request has penalties."""
-        return penalty_bytes(program.output.width)
+    def slots_bytes(self, program: Program, num_slots: int) -> int:
+        """Return the bytes of counts of tokens, which are there if any request has penalties, and of graphs.
+
+        A graph has two launches for each op: few ops have more, and many have one.
+        """
+        graph = GRAPH_BYTES + 2 * len(program.ops) * LAUNCH_BYTES
+        return (num_slots + 1) * penalty_bytes(program.output.width) + len(graph_rows(num_slots)) * graph
 
     def loading_bytes(self, weights: WeightPlan) -> int:
         return 0

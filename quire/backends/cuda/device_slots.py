@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,12 +27,25 @@ class DeviceSlot(Slot):
 
 
 class DeviceSlots:
-    """Applies the deltas of steps and lays steps out as batches, without block tables: these are `tables`."""
+    """Applies the deltas of steps and lays steps out as batches, without block tables: these are `tables`.
+
+    Slot number `spare` is no request's: its tables name `spare_blocks`, of each cache group the block that
+    no request has.
+    """
 
     def __init__(
-        self, accelerator: Accelerator, num_slots: int, num_groups: int, vocab_size: int, block_size: int
+        self,
+        accelerator: Accelerator,
+        num_slots: int,
+        spare_blocks: Sequence[int],
+        vocab_size: int,
+        block_size: int,
     ) -> None:
-        self.tables = SlotTables(accelerator, num_slots, num_groups)
+        self.tables = SlotTables(accelerator, num_slots + 1, len(spare_blocks))
+        self.spare = num_slots
+        for group, block in enumerate(spare_blocks):
+            self.tables.grant(group, self.spare, 0, [block])
+        self.tables.set_lengths(np.array([self.spare]), np.array([1]))
         self._vocab_size = vocab_size
         self._block_size = block_size
         self._slots: dict[int, DeviceSlot] = {}

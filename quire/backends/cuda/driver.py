@@ -6,6 +6,7 @@ None of it has run on a GPU yet: what is tested is that it says what is missing 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import prod
@@ -15,6 +16,7 @@ import numpy as np
 from cuda.bindings import driver
 from cuda.core import Buffer, Device, Event, LaunchConfig, LegacyPinnedMemoryResource, ObjectCode, Stream
 from cuda.core import launch as launch_kernel
+from cuda.core.graph import Graph
 
 from quire.backends.cuda.accelerator import Argument, DeviceArray, Launch
 from quire.backends.cuda.manifest import CompiledKernel, Manifest, variant_key
@@ -108,16 +110,29 @@ class Gpu:
         return _Fetched(array, staged, self._stream.record(), self._pinned)
 
     def launch(self, launch: Launch) -> None:
-        if not prod(launch.grid):
-            return
+        if prod(launch.grid):
+            self._device.set_current()
+            launch_kernel(self._stream, *self._call(launch))
+
+    def capture(self, launches: Sequence[Launch]) -> _Captured:
         self._device.set_current()
+        calls = [self._call(launch) for launch in launches if prod(launch.grid)]
+        builder = self._device.create_graph_builder().begin_building()
+        for call in calls:
+            launch_kernel(builder, *call)
+        graph = builder.end_building().complete()
+        builder.close()
+        return _Captured(self._device, graph, self._stream)
+
+    def _call(self, launch: Launch) -> tuple[Any, ...]:
+        """Return the configuration of a launch, its kernel and its arguments, as cuda-core takes them."""
         key = variant_key(launch.kernel, [_type_of(arg) for arg in launch.args], launch.constants)
         if key not in self._kernels:
             self._kernels[key] = self._load(key)
         loaded = self._kernels[key]
         args = [_passed(arg) for arg in launch.args]
         args += [0] * loaded.entry.num_scratch  # addresses of memory that these kernels do not need
-        launch_kernel(self._stream, loaded.config(launch.grid), loaded.kernel, *args)
+        return (loaded.config(launch.grid), loaded.kernel, *args)
 
     def _load(self, key: str) -> _Loaded:
         entry = self.manifest.kernel(self.target, key)
@@ -126,6 +141,19 @@ class Gpu:
             at = self._device.device_id
             _checked(*driver.cuKernelSetAttribute(_MAX_SHARED, entry.shared_bytes, kernel.handle, at))
         return _Loaded(kernel, entry)
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    """A graph, and the stream in which it is launched."""
+
+    device: Device
+    graph: Graph
+    stream: Stream
+
+    def replay(self) -> None:
+        self.device.set_current()
+        self.graph.launch(self.stream)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -21,6 +22,16 @@ class _Fetched:
 
     def result(self) -> np.ndarray:
         return self.values
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    accelerator: InterpretedAccelerator
+    launches: Sequence[Launch]
+
+    def replay(self) -> None:
+        for launch in self.launches:
+            self.accelerator.launch(launch)
 
 
 class InterpretedAccelerator:
@@ -62,6 +73,9 @@ class InterpretedAccelerator:
         if prod(launch.grid):
             kernel = _kernels()[launch.kernel]
             self._interpreter.run(kernel, launch.grid, list(map(_argument, launch.args)), launch.constants)
+
+    def capture(self, launches: Sequence[Launch]) -> _Captured:
+        return _Captured(self, launches)
 
 
 def view_of(array: DeviceArray) -> np.ndarray:

@@ -19,12 +19,14 @@ class ReusedMemory:
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
         self._held: DeviceArray | None = None
+        self.moves = 0  # how often it was allocated
 
     def take(self, num_bytes: int, spare: int = 0) -> DeviceArray:
         """Return so many bytes, with any content; if they must be allocated, with `spare` more."""
         if self._held is None or self._held.num_bytes < num_bytes:
             self._held = None  # freed before more is allocated
             self._held = self._accelerator.allocate(max(1, num_bytes + spare))
+            self.moves += 1
         return self._held.part(0, (num_bytes,))
 
     def arrays(self, shapes: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[DeviceArray]:

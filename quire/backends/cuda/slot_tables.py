@@ -28,6 +28,7 @@ class SlotTables:
         self._stride = _LEAST_BLOCKS
         self._known = np.zeros(self._size(), _INT)
         self._memory: DeviceArray | None = None  # None: to be uploaded whole
+        self.moves = 0  # how often it was allocated
         self._changed: list[np.ndarray] = []  # places in both
 
     def _size(self) -> int:
@@ -70,6 +71,7 @@ class SlotTables:
         """Make the changes on the accelerator; return the lengths and the tables there."""
         if self._memory is None:
             memory = self._accelerator.allocate(self._known.nbytes)
+            self.moves += 1
             self._memory = memory.part(0, self._known.shape, _INT)
             self._accelerator.write(self._memory, self._known)
         elif count := places.shape[0]:

@@ -45,7 +45,8 @@ class StepArrays:
 class StepMemory:
     """The memory of steps on an accelerator: what is uploaded for a step, and its values.
 
-    It grows to the largest step so far. `sizes` are those of a BufferPlan; the last buffer is scratch memory.
+    It grows to the largest step so far. Arrays of two steps with the same counts are at the same places, as
+    long as nothing moves. `sizes` are those of a BufferPlan; the last buffer is scratch memory.
     """
 
     def __init__(
@@ -56,7 +57,13 @@ class StepMemory:
         self._ropes = ropes
         self._rows: dict[Count, int] = {"T": 0, "L": 0}
         self._buffers: list[DeviceArray] = []
+        self._moves = 0
         self._uploads = ReusedMemory(accelerator)
+
+    @property
+    def moves(self) -> int:
+        """How often arrays of steps were moved: all addresses of an earlier step are then others."""
+        return self._moves + self._uploads.moves
 
     def put(self, batch: Batch, tables: SlotTables | None = None) -> StepArrays:
         """Copy a batch to the accelerator, in one transfer; with `tables`, what changed of these."""
@@ -68,12 +75,13 @@ class StepMemory:
             own: tuple[np.ndarray, ...] = (batch.context_lens, *batch.block_tables)
         else:
             own, rows = tables.changes(), batch.slots[rows]
-        integers = (batch.token_ids, batch.positions, rows, batch.row_offsets, batch.logit_rows, *own)
-        placed = self._uploads.upload([*(array.astype(_INT) for array in integers), *rotations])
-        token_ids, positions, token_rows, row_offsets, logit_rows, first, *others = placed[: len(integers)]
+        integers = (batch.token_ids, batch.positions, rows, batch.row_offsets, batch.logit_rows)
+        of_counts = [*(array.astype(_INT) for array in integers), *rotations]  # sizes depend on the counts
+        placed = self._uploads.upload([*of_counts, *(array.astype(_INT) for array in own)])
+        token_ids, positions, token_rows, row_offsets, logit_rows, *turned = placed[: len(of_counts)]
+        first, *others = placed[len(of_counts) :]
         if tables is not None:
             first, others = tables.place(first, *others)
-        turned = placed[len(integers) :]
         *values, scratch = self._values(counts)
         return StepArrays(
             counts,
@@ -95,6 +103,7 @@ class StepMemory:
         if any(rows > self._rows[count] for count, rows in counts.items()):
             self._rows = {count: max(self._rows[count], rows) for count, rows in counts.items()}
             self._buffers = []  # freed before others are allocated
+            self._moves += 1
             self._buffers = [
                 self._accelerator.allocate(max(1, self._rows[count] * row_bytes))
                 for count, row_bytes in self._sizes
