@@ -124,8 +124,7 @@ def plan_memory(
     sizing = Sizing(groups, config.block_size, config.max_num_batched_tokens)
     available = device.available_bytes() if available_bytes is None else available_bytes
     working = weights.layout.nbytes
-    if drafting and draft and draft.weights is not None:
-        working += drafting.weight_bytes
+    working += drafting.weight_bytes if drafting and draft and draft.weights is not None else 0
     working = -(-working // (num_sharing if device.shares_weights else 1))
     activations = device.step_bytes(program, weights, config.max_num_batched_tokens)
     activations += device.slots_bytes(program, config.max_num_seqs)

@@ -70,8 +70,8 @@ ROOMS = (
     ),
     Room(
         "cuda",
-        2_260,
-        "the backend on NVIDIA GPUs: launches of programs, memory, the driver, the interpreted stand-in; "
+        2_370,
+        "the backend on NVIDIA GPUs: launches, graphs, memory, the driver, the interpreted stand-in; "
         "could be deleted with its lines in backends/device.py",
         ("backends/cuda",),
     ),
@@ -207,7 +207,7 @@ ROOMS = (
     ),
     Room("rest", 2_450, "LLM and AsyncLLM, configuration, memory planning, also of draft models", ("",)),
 )
-NATIVE_LINES = 13_720  # of C++, every line counted: also recurrences, latents, encoders, images, ARM
+NATIVE_LINES = 13_730  # of C++, every line counted: also recurrences, latents, encoders, images, ARM
 FILE_LINES = 400  # every line counted, as in an editor
 FUNCTION_LINES = 60
 KERNEL_LINES = 100  # of a Triton kernel, whose parameters alone take a third

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,7 +40,7 @@ class Counted:
 
 
 @pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
     found, capture = Counted(), InterpretedAccelerator.capture
 
     class Graph:
@@ -57,7 +57,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
         return Graph(capture(self, launches), rows)
 
     monkeypatch.setattr(InterpretedAccelerator, "capture", counting)
-    yield found
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,8 @@ def test_launches_of_decode_steps_depend_on_their_rows_alone(
         Row(slot, 0, length, token_ids=(3,) * length) for slot, length in zip(slots, lengths, strict=True)
     )
     decoded = [tuple(Row(slot, lengths[slot] + i, 1) for slot in slots[i:]) for i in range(2)]
-    for step in (Step(0, prompts, admitted=admitted, granted=granted), Step(1, decoded[0]), Step(2, decoded[1])):
+    first = Step(0, prompts, admitted=admitted, granted=granted)
+    for step in (first, Step(1, decoded[0]), Step(2, decoded[1])):
         backend._slots.apply(step)
         backend._forward(backend._slots.batch(step), backend._slots.tables)
     assert len(seen) == 2

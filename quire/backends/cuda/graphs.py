@@ -66,7 +66,9 @@ class DecodeGraphs:
         self._graphs: dict[int, Graph] = {}
         self._moves = 0
 
-    def launch(self, launches: Sequence[Callable[[StepArrays], Launch]], step: StepArrays, moves: int) -> None:
+    def launch(
+        self, launches: Sequence[Callable[[StepArrays], Launch]], step: StepArrays, moves: int
+    ) -> None:
         """Launch a decode step. `moves` counts how often arrays of steps were moved, which ends graphs."""
         if moves != self._moves:
             self._moves, self._graphs = moves, {}

@@ -62,7 +62,7 @@ class StepMemory:
 
     @property
     def moves(self) -> int:
-        """How often arrays of steps were moved: all addresses of an earlier step are then others."""
+        """Return how often arrays of steps were moved, which changes all addresses of earlier steps."""
         return self._moves + self._uploads.moves
 
     def put(self, batch: Batch, tables: SlotTables | None = None) -> StepArrays:
