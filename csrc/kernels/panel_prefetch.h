@@ -8,8 +8,8 @@ namespace quire::QUIRE_ISA {
 
 // Prefetches weights. A single tile of rows prefetches what it reads next. Of several tiles, which read a
 // cached panel again, each prefetches its share of the next panel, so that memory is never idle. One row
-// reads in order. With AVX-512 there is so little between two reads that processors fetch ahead by themselves,
-// and more requests only delay theirs; AVX2 takes twice as many instructions, and gains by them.
+// reads in order. With AVX-512 there is so little between two reads that processors fetch ahead by
+// themselves, and more requests only delay theirs; AVX2 takes twice as many instructions, and gains by them.
 class PanelPrefetch {
  public:
   // For tile `tile` of the `tiles` that meet panels, `together` of them at once.

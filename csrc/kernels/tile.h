@@ -17,7 +17,7 @@
 
 namespace quire::QUIRE_ISA {
 
-// Returns one part of input k of a panel; `odd` says whether k is, since pairs of bfloat16 are stored together.
+// Returns one part of input k of a panel; `odd` says whether k is, since bfloat16 are stored in pairs.
 template <Format Of>
 QUIRE_INLINE Part weights_of(const uint8_t* panel, int64_t k, bool odd, int part) {
   const int64_t first = k * kPanel + part * kPartLanes;
@@ -57,7 +57,7 @@ QUIRE_INLINE void float_rows(const uint8_t* w, const float* x, int64_t inputs, c
     for (int i = 0; i < kParts; ++i) store_as((Part*)(out + m) + i, acc[m][i]);
 }
 
-// out[m] = sum over k of x[k][m] * w[k][16], with weights of a float format that are widened as they are read.
+// out[m] = sum over k of x[k][m] * w[k][16], with weights of a float format, widened as they are read.
 template <int M, Format Of>
 QUIRE_INLINE void tile_floats(const uint8_t* w, const float* x, int64_t inputs, const PanelPrefetch& ahead,
                               F* out) {
