@@ -33,7 +33,7 @@ from triton.compiler import ASTSource
 
 from quire.backends.cuda import kernels
 from quire.backends.cuda.kernels.variants import ALIGNED, TARGETS, Variant, most_stack_bytes, variants
-from quire.backends.cuda.manifest import FOLDER, variant_key
+from quire.backends.cuda.manifest import FOLDER
 
 COUNTED = ("HGMMA", "IGMMA", "UTCHMMA", "UTCIMMA", "HMMA", "IMMA", "UTMALDG", "LDGSTS", "STL", "LDL")
 # Instructions of a whole group of warps, or of one where the target has none.
@@ -45,10 +45,6 @@ WITH_PRODUCTS = ("product", "attend")  # in the names of kernels whose instructi
 MANIFEST = FOLDER / "manifest.json"
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 Entry = dict[str, Any]
-
-
-def key_of(variant: Variant) -> str:
-    return variant_key(variant.kernel, list(variant.types.values()), variant.constants)
 
 
 def function_of(name: str) -> Any:
@@ -83,7 +79,7 @@ def compiled(variant: Variant, capability: int) -> tuple[bytes, Entry]:
     cubin: bytes = found.asm["cubin"]
     about = found.metadata
     if about.global_scratch_size or about.profile_scratch_size:
-        raise SystemExit(f"{key_of(variant)} needs scratch memory, which no launch gives")
+        raise SystemExit(f"{variant.key} needs scratch memory, which no launch gives")
     entry = {
         "symbol": about.name,
         "sha256": hashlib.sha256(cubin).hexdigest(),
@@ -134,7 +130,7 @@ def source_of(variant: Variant) -> str:
 
 def _job(job: tuple[Variant, int]) -> tuple[str, str, Entry, list[str]]:
     variant, capability = job
-    key, target = key_of(variant), f"sm_{capability}"
+    key, target = variant.key, f"sm_{capability}"
     cubin, entry = compiled(variant, capability)
     place = FOLDER / target / f"{entry['sha256']}.cubin"
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -147,7 +143,7 @@ def build(targets: Iterable[int], number: int, done: dict[str, Any]) -> list[str
 
     What is of no variant any more is removed.
     """
-    wanted = {key_of(variant): variant for variant in variants()}
+    wanted = {variant.key: variant for variant in variants()}
     sources = {key: source_of(variant) for key, variant in wanted.items()}
     jobs = []
     for capability in targets:
@@ -181,9 +177,9 @@ def check(targets: Iterable[int], number: int, done: dict[str, Any], part: tuple
     for target in (f"sm_{capability}" for capability in targets):
         entries = done.get(target, {})
         for variant in listed:
-            if entries.get(key_of(variant), {}).get("source") != source_of(variant):
-                wrong.append(f"{target} {key_of(variant)}: not compiled from these sources")
-        wrong += [f"{target} {key}: no variant" for key in set(entries) - set(map(key_of, listed))]
+            if entries.get(variant.key, {}).get("source") != source_of(variant):
+                wrong.append(f"{target} {variant.key}: not compiled from these sources")
+        wrong += [f"{target} {key}: no variant" for key in set(entries) - {variant.key for variant in listed}]
     jobs = [(variant, capability) for capability in targets for variant in listed[part[0] :: part[1]]]
     with ProcessPoolExecutor(number) as pool:
         for key, target, entry, own in pool.map(_job, jobs):

@@ -70,7 +70,7 @@ ROOMS = (
     ),
     Room(
         "cuda",
-        2_370,
+        2_400,
         "the backend on NVIDIA GPUs: launches, graphs, memory, the driver, the interpreted stand-in; "
         "could be deleted with its lines in backends/device.py",
         ("backends/cuda",),

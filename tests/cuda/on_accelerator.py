@@ -14,14 +14,47 @@ from quire.backends.backend import Capacity
 from quire.backends.cuda.backend import CudaBackend
 from quire.backends.cuda.interpreted import InterpretedAccelerator
 from quire.backends.cuda.weights import place_weights
-from quire.models import read_model
+from quire.models import Model, read_model
 from quire.program import Program
 from quire.quantize.kinds import Dense, StoredWeight
+
+_WIDER = {
+    "vocab_size": 35,  # a width need not be a multiple of anything
+    "hidden_size": 64,
+    "n_embd": 64,
+    "head_dim": 16,
+    "global_head_dim": 16,
+    "intermediate_size": 32,
+    "intermediate_size_mlp": 32,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
+
+
+def wide_config(name: str, **others: Any) -> dict[str, Any]:
+    """Return the config of a tiny model in sizes that kernels for GPUs take: rows of multiples of 16."""
+    return _widened(CONFIGS[name]) | others
+
+
+def _widened(config: dict[str, Any]) -> dict[str, Any]:
+    found = {key: _WIDER.get(key, value) for key, value in config.items()}
+    for key, value in config.items():
+        if isinstance(value, dict):
+            found[key] = _widened(value)
+        elif key in ("short_factor", "long_factor"):
+            found[key] = value * 4  # one for each pair of numbers of a head
+        elif key == "mrope_section":
+            found[key] = [4, 2, 2]
+    return found
+
+
+def wide(name: str) -> Model:
+    return read_model(wide_config(name))
 
 
 def write_checkpoint(folder: Path) -> str:
     """Write a checkpoint of a tiny model with random weights; return the folder."""
-    config = CONFIGS["qwen3"]
+    config = wide_config("qwen3")
     weights = random_weights(read_model(config).program)
     save_file({name: weight.array for name, weight in weights.items()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))

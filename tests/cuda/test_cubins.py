@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from quire.backends.cuda.kernels.variants import ALIGNED, Variant, most_stack_bytes, variants
-from quire.backends.cuda.manifest import FOLDER, variant_key
+from quire.backends.cuda.kernels.variants import ALIGNED, most_stack_bytes, variants
+from quire.backends.cuda.manifest import FOLDER
 
 ROOT = Path(__file__).parents[2]
 COMPILED_AGAIN = 40  # one in so many
@@ -26,17 +26,13 @@ def targets() -> dict[str, dict[str, Any]]:
 
 
 def test_every_variant_has_a_key_of_its_own() -> None:
-    keys = list(map(key_of, variants()))
+    keys = [variant.key for variant in variants()]
     assert len(set(keys)) == len(keys)
-
-
-def key_of(variant: Variant) -> str:
-    return variant_key(variant.kernel, list(variant.types.values()), variant.constants)
 
 
 def test_kernels_are_within_budgets(targets: dict[str, dict[str, Any]]) -> None:
     for variant in variants():
-        entry = targets["sm_90"][key_of(variant)]
+        entry = targets["sm_90"][variant.key]
         assert entry["stack_bytes"] <= most_stack_bytes(variant), variant
         assert entry["registers"] <= 255
         assert entry["shared_bytes"] <= 227 << 10
@@ -46,9 +42,7 @@ def test_large_products_use_tensor_cores_of_warp_groups(targets: dict[str, dict[
     wanted = {"float": "HGMMA", "integer": "IGMMA"}
     for variant in variants():
         if variant.tensor_cores:
-            entry = targets["sm_90"][
-                variant_key(variant.kernel, list(variant.types.values()), variant.constants)
-            ]
+            entry = targets["sm_90"][variant.key]
             assert entry["instructions"][wanted[variant.tensor_cores]] > 0
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from on_accelerator import interpreted
+from on_accelerator import interpreted, wide, wide_config
 from test_whole_models import stored
-from tiny import CONFIGS, VOCAB, Paged, random_weights, tiny
+from tiny import VOCAB, Paged, random_weights, tiny
 
 from quire.backends.cuda.accelerator import DeviceArray, Launch
 from quire.backends.cuda.caches import DeviceCaches, token_bytes
@@ -21,7 +22,7 @@ from quire.backends.cuda.device_slots import DeviceSlot
 from quire.backends.cuda.draws import StepDraws
 from quire.backends.cuda.interpreted import InterpretedAccelerator, view_of
 from quire.backends.cuda.kernels.variants import variants
-from quire.backends.cuda.manifest import Manifest, variant_key
+from quire.backends.cuda.manifest import Manifest, launch_key, variant_key
 from quire.backends.cuda.refused import require_kernels
 from quire.backends.cuda.sampler import DeviceSampler, penalty_bytes, sampling_bytes
 from quire.backends.cuda.slot_sampling import SlotSampling
@@ -73,7 +74,7 @@ def test_refusals_say_what_to_do(device: CudaDevice) -> None:
 
 
 def test_what_kernels_have_no_room_for_is_refused() -> None:
-    dense, mixture = fuse(tiny("llama").program), fuse(tiny("mixtral").program)
+    dense, mixture = fuse(wide("llama").program), fuse(wide("mixtral").program)
     storage = {name: FloatStorage("f32") for name in dense.weights()}
     gate = next(op.gate.name for op in dense if isinstance(op, ops.GatedLinear))
     with pytest.raises(ConfigError, match="gates of two kinds, bf16 and f32"):
@@ -84,13 +85,34 @@ def test_what_kernels_have_no_room_for_is_refused() -> None:
         require_kernels(many, {})
 
 
+def test_sizes_that_are_no_multiples_of_16_are_refused() -> None:
+    """Rows of float matrices and heads; rows of integers are padded, and results may have any width."""
+    narrow, dense = fuse(tiny("llama").program), fuse(wide("llama").program)
+    with pytest.raises(ConfigError, match="no multiples of 16: heads have 4 numbers"):
+        require_kernels(narrow, dict.fromkeys(narrow.weights(), GroupStorage("int8", 8)))
+    config = wide_config("llama", intermediate_size=24)
+    program = fuse(read_model(config).program)
+    with pytest.raises(ConfigError, match=r"down_proj\.weight has 24 inputs"):
+        require_kernels(program, dict.fromkeys(program.weights(), FloatStorage("bf16")))
+    require_kernels(program, dict.fromkeys(program.weights(), GroupStorage("int8", 8)))
+    require_kernels(dense, dict.fromkeys(dense.weights(), FloatStorage("bf16")))
+
+
+def test_a_launch_with_a_size_of_another_multiple_is_found() -> None:
+    accelerator = InterpretedAccelerator()
+    out, x = (accelerator.allocate(1 << 10).part(0, (1, 24), np.dtype(np.float32)) for _ in range(2))
+    rotated = Launch("rotary", (1, 1, 1), (out, x, x, x, 1, 24, 8), {"ROPE": "halves", "DIM": 64})
+    with pytest.raises(ValueError, match="rotary takes dim as a multiple of 16, not 24"):
+        accelerator.launch(rotated)
+
+
 def test_memory_is_counted_before_anything_is_loaded(device: CudaDevice) -> None:
     """The plan has the bytes that the backend then allocates, but for what does not grow with the model."""
-    program = fuse(tiny("qwen2").program)
+    program = fuse(wide("qwen2").program)
     plan = plan_weights(device, program, None, "int8", all_in("bf16"))
     spec = program.cache_groups[0]
     assert isinstance(spec, PagedKV)
-    assert device.block_bytes(spec, "int8", 16) == 16 * 2 * 2 * (4 + 4)
+    assert device.block_bytes(spec, "int8", 16) == 16 * 2 * 2 * (16 + 4)
     accelerator = InterpretedAccelerator()
     DeviceCaches(accelerator, program, [5], 16, "int8")
     assert device.spare_blocks == 1
@@ -127,22 +149,6 @@ def test_memory_of_sampling_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo2", "granite", "ministral3", "gpt2")
 MIXTURES = ("mixtral", "qwen3_moe", "llama4", "gpt_oss", "glm4_moe", "phimoe", "ernie4_5_moe")
-POINTERS = {
-    "float32": "fp32",
-    "bfloat16": "bf16",
-    "int64": "i64",
-    "int32": "i32",
-    "uint32": "u32",
-    "int8": "i8",
-    "uint8": "u8",
-    "float64": "fp64",
-}
-
-
-def type_of(arg: Any) -> str:
-    if isinstance(arg, DeviceArray):
-        return "*" + POINTERS[arg.dtype.name]
-    return "i32" if isinstance(arg, int) else "fp32"
 
 
 @pytest.mark.parametrize(
@@ -161,16 +167,19 @@ def test_every_launch_of_a_model_was_compiled(
 
     Arrays begin at multiples of 16 bytes, as kernels are compiled for.
     """
-    compiled = {variant_key(v.kernel, list(v.types.values()), v.constants) for v in variants()}
+    compiled = {variant.key for variant in variants()}
     asked: set[str] = set()
 
     def launch(_: InterpretedAccelerator, launch: Any) -> None:
         arrays = [arg for arg in launch.args if isinstance(arg, DeviceArray)]
         assert all(array.first_byte % 16 == 0 for array in arrays), launch.kernel
-        asked.add(variant_key(launch.kernel, list(map(type_of, launch.args)), launch.constants))
+        if prod(launch.grid):
+            asked.add(launch_key(launch))
 
     monkeypatch.setattr(InterpretedAccelerator, "launch", launch)
-    program = fuse(read_model(CONFIGS[family] | ({"head_dim": 128} if family == "gemma2" else {})).program)
+    program = fuse(
+        read_model(wide_config(family, **({"head_dim": 128} if family == "gemma2" else {}))).program
+    )
     paged = Paged(program, stored(program, format), kv_cache_dtype=cache, make=interpreted)
     paged.prefill(paged.sequence(range(24)), (20, 1, 3))
     assert asked

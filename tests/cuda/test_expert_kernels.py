@@ -168,7 +168,7 @@ def test_grouped_quantized_products_bit_for_bit(kind: str) -> None:
     own, x = packing.packed(weight), normal(0, TOKENS, 160)
     q, blocks = np.empty((TOKENS, 256), np.int8), np.empty((TOKENS, 8), np.int8)
     x_scales, out = np.empty((TOKENS, 2), np.float32), np.full((TOKENS * CHOSEN, INNER), np.nan, np.float32)
-    args: list[Any] = [q, blocks, x_scales, x, 160, 160]
+    args: list[Any] = [q, blocks, x_scales, x, 160]
     interpreter.run(quantized.quantize_rows, (TOKENS, 2), args, {"BLOCK_SCALED": weight.block_scaled_rows})
     args = [out, q, blocks, x_scales, order, offsets, own.values, own.scales, own.channels, out]
     constants = TILE | {"INT4": own.is_int4, "BIAS": False}

@@ -39,7 +39,7 @@ def rounded(x: np.ndarray, block_scaled: bool) -> Rounded:
     rows, spans = len(x), -(-x.shape[1] // 128)
     q, blocks = np.full((rows, spans * 128), 99, np.int8), np.full((rows, spans * 4), 99, np.int8)
     scales = np.full((rows, spans), np.nan, np.float32)
-    args = [q, blocks, scales, x, x.shape[1], x.shape[1]]
+    args = [q, blocks, scales, x, x.shape[1]]
     interpreter.run(quantized.quantize_rows, (rows, spans), args, {"BLOCK_SCALED": block_scaled})
     return q, blocks, scales
 
@@ -73,14 +73,8 @@ def product(weight: Int8 | Int4, x: np.ndarray, block_m: int = 16, block_n: int 
     own, (rows, outputs) = packing.packed(weight), (len(x), weight.shape[0])
     out = np.full((rows, outputs), np.nan, np.float32)
     ready = rounded(x, weight.block_scaled_rows)
-    args = [out, *ready, own.values, own.scales, own.channels, out, out, rows, outputs, own.spans, outputs]
-    constants = {
-        "INT4": own.is_int4,
-        "BIAS": False,
-        "RESIDUAL": False,
-        "BLOCK_M": block_m,
-        "BLOCK_N": block_n,
-    }
+    args = [out, *ready, own.values, own.scales, own.channels, out, rows, outputs, own.spans]
+    constants = {"INT4": own.is_int4, "BIAS": False, "BLOCK_M": block_m, "BLOCK_N": block_n}
     grid = (-(-outputs // block_n), -(-rows // block_m))
     interpreter.run(quantized.quantized_product, grid, args, constants)
     return out
@@ -104,16 +98,15 @@ def test_a_row_that_is_not_finite_is_nan_alone() -> None:
     assert np.array_equal(found, wanted, equal_nan=True)
 
 
-def test_bias_and_residual() -> None:
+def test_bias() -> None:
     weight, x = weight_of("int4", 20, 128), activations(5, 128)
-    own, rng = packing.packed(weight), np.random.default_rng(5)
-    bias, residual = rng.standard_normal(20).astype("f4"), rng.standard_normal((5, 20)).astype("f4")
+    own, bias = packing.packed(weight), np.random.default_rng(5).standard_normal(20).astype("f4")
     out = np.empty((5, 20), np.float32)
     ready = rounded(x, weight.block_scaled_rows)
-    args = [out, *ready, own.values, own.scales, own.channels, bias, residual, 5, 20, own.spans, 20]
-    constants = {"INT4": True, "BIAS": True, "RESIDUAL": True, "BLOCK_M": 16, "BLOCK_N": 32}
+    args = [out, *ready, own.values, own.scales, own.channels, bias, 5, 20, own.spans]
+    constants = {"INT4": True, "BIAS": True, "BLOCK_M": 16, "BLOCK_N": 32}
     interpreter.run(quantized.quantized_product, (1, 1), args, constants)
-    assert (out == residual + (weight.product(x) + bias)).all()
+    assert (out == weight.product(x) + bias).all()
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
@@ -121,7 +114,7 @@ def test_gated_product(kind: str) -> None:
     gate, up = weight_of(kind, 20, 160, seed=2), weight_of(kind, 20, 160, seed=3)
     x, out = activations(5, 160) / np.float32(50), np.empty((5, 20), np.float32)
     parts = [array for w in map(packing.packed, (gate, up)) for array in (w.values, w.scales, w.channels)]
-    args = [out, *rounded(x, gate.block_scaled_rows), *parts, 5, 20, 2, 20]
+    args = [out, *rounded(x, gate.block_scaled_rows), *parts, 5, 20, 2]
     constants = {"INT4": kind == "int4", "BLOCK_M": 16, "BLOCK_N": 32}
     interpreter.run(quantized.quantized_gated_product, (1, 1), args, constants | {"ACTIVATION": "linear"})
     assert (out == gate.product(x) * up.product(x)).all()

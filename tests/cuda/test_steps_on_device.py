@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 from constrained import verify_all
 from hashed import hashed, lazy
-from on_accelerator import write_checkpoint
-from test_cuda_device import type_of
-from tiny import CONFIGS, VOCAB
+from on_accelerator import wide, write_checkpoint
+from tiny import VOCAB
 
 from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.backends.cuda.kernels.variants import variants
-from quire.backends.cuda.manifest import variant_key
-from quire.models import read_model
+from quire.backends.cuda.manifest import launch_key
 
 __all__ = ["lazy"]
 _RANDOM = np.random.default_rng(5)
@@ -99,8 +97,8 @@ def test_every_parameter_is_sampled_as_on_the_host(model: str, lazy: None, wante
     launches = backend._accelerator.launches
     wanted_kernels = {"feed_tokens", "place_entries", "penalize_logits", "top_logprobs"}
     assert wanted_kernels <= {launch.kernel for launch in launches}
-    compiled = {variant_key(v.kernel, list(v.types.values()), v.constants) for v in variants()}
-    asked = {variant_key(one.kernel, list(map(type_of, one.args)), one.constants) for one in launches}
+    compiled = {variant.key for variant in variants()}
+    asked = set(map(launch_key, launches))
     assert asked - compiled == set()
     for name, one in ask(make(model, "cuda-interpreted"), list(PARAMS)).items():
         if name in ON_HOST:
@@ -114,7 +112,7 @@ def test_alone_and_after_preemption(model: str, lazy: None, wanted: Found) -> No
     names = ["repetition", "frequency", "top-p", "bias"]
     for name in names:
         same(ask(make(model, "cuda-interpreted", max_num_seqs=1), [name]), wanted)
-    token_bytes = read_model(CONFIGS["qwen3"]).program.kv_token_bytes(4)
+    token_bytes = wide("qwen3").program.kv_token_bytes(4)
     few = {"kv_cache_memory_bytes": token_bytes * 48, "max_model_len": 32, "enable_prefix_caching": False}
     llm = make(model, "cuda-interpreted", max_steps_in_flight=2, **few)
     same(ask(llm, names), wanted)

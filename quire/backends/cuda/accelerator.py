@@ -115,6 +115,10 @@ class Accelerator(Protocol):
         """Begin to copy an array, as the launches before this call leave it, to the host."""
         ...
 
+    def has_kernel(self, key: str) -> bool:
+        """Return whether the kernel of this name (manifest.launch_key) was compiled."""
+        ...
+
     def launch(self, launch: Launch) -> None:
         """Launch a kernel, unless its grid is empty. Raises ConfigError for one that was not compiled."""
         ...

@@ -19,7 +19,7 @@ from cuda.core import launch as launch_kernel
 from cuda.core.graph import Graph
 
 from quire.backends.cuda.accelerator import Argument, DeviceArray, Launch
-from quire.backends.cuda.manifest import CompiledKernel, Manifest, variant_key
+from quire.backends.cuda.manifest import CompiledKernel, Manifest, launch_key
 from quire.errors import ConfigError
 
 LEAST_DRIVER = 13000  # the CUDA version, times 1000, that runs these cubins
@@ -27,17 +27,6 @@ RESERVED_BYTES = 512 << 20  # for the driver, for kernels, and for other program
 _OWN_SHARED_BYTES = 48 << 10  # shared memory that a block has without asking for more
 _STAGING_BYTES = 1 << 16  # the least that is allocated of pinned memory
 _ON_CPU = "leave device out to use the CPU"
-_POINTERS = {
-    "float64": "*fp64",
-    "float32": "*fp32",
-    "float16": "*fp16",
-    "bfloat16": "*bf16",
-    "int64": "*i64",
-    "int32": "*i32",
-    "uint32": "*u32",
-    "int8": "*i8",
-    "uint8": "*u8",
-}
 _MAX_SHARED = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
@@ -109,6 +98,9 @@ class Gpu:
             _region(array).copy_to(_first(staged, array.num_bytes), stream=self._stream)
         return _Fetched(array, staged, self._stream.record(), self._pinned)
 
+    def has_kernel(self, key: str) -> bool:
+        return key in self.manifest.targets[self.target]
+
     def launch(self, launch: Launch) -> None:
         if prod(launch.grid):
             self._device.set_current()
@@ -126,7 +118,7 @@ class Gpu:
 
     def _call(self, launch: Launch) -> tuple[Any, ...]:
         """Return the configuration of a launch, its kernel and its arguments, as cuda-core takes them."""
-        key = variant_key(launch.kernel, [_type_of(arg) for arg in launch.args], launch.constants)
+        key = launch_key(launch)
         if key not in self._kernels:
             self._kernels[key] = self._load(key)
         loaded = self._kernels[key]
@@ -239,13 +231,6 @@ def _region(array: DeviceArray) -> Buffer:
 
 def _first(buffer: Buffer, num_bytes: int) -> Buffer:
     return Buffer.from_handle(int(buffer.handle), num_bytes, owner=buffer)
-
-
-def _type_of(arg: Argument) -> str:
-    """Return the type of an argument as Triton writes it."""
-    if isinstance(arg, DeviceArray):
-        return _POINTERS[arg.dtype.name]
-    return "i32" if isinstance(arg, int) else "fp32"
 
 
 def _passed(arg: Argument) -> Any:

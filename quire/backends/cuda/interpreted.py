@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from quire.backends.cuda.accelerator import ALIGNMENT, Argument, DeviceArray, Launch
+from quire.backends.cuda.kernels.variants import ALIGNED, MULTIPLE, variants
 from quire.backends.host import available_memory
 from quire.errors import ConfigError
 
@@ -69,9 +70,14 @@ class InterpretedAccelerator:
     def fetch(self, array: DeviceArray) -> _Fetched:
         return _Fetched(view_of(array).copy())
 
+    def has_kernel(self, key: str) -> bool:
+        """Return whether GPUs have it: the interpreter itself runs kernels with any constants."""
+        return key in _compiled()
+
     def launch(self, launch: Launch) -> None:
         if prod(launch.grid):
             kernel = _kernels()[launch.kernel]
+            _require_multiples(kernel.arg_names, launch)
             self._interpreter.run(kernel, launch.grid, list(map(_argument, launch.args)), launch.constants)
 
     def capture(self, launches: Sequence[Launch]) -> _Captured:
@@ -91,6 +97,19 @@ def _argument(arg: Argument) -> np.ndarray | int | float:
     if arg.first_byte % ALIGNMENT:
         raise ValueError(f"a kernel takes arrays at multiples of {ALIGNMENT} bytes, not at {arg.first_byte}")
     return view_of(arg)
+
+
+def _require_multiples(names: Sequence[str], launch: Launch) -> None:
+    """Raise ValueError for a size that kernels take as a multiple of what it is not."""
+    sizes = zip((name for name in names if name not in launch.constants), launch.args, strict=True)
+    for name, size in sizes:
+        if name in ALIGNED and isinstance(size, int) and size % MULTIPLE:
+            raise ValueError(f"{launch.kernel} takes {name} as a multiple of {MULTIPLE}, not {size}")
+
+
+@cache
+def _compiled() -> frozenset[str]:
+    return frozenset(variant.key for variant in variants())
 
 
 @cache

@@ -13,10 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quire.backends.cuda.accelerator import Argument, DeviceArray, Launch
 from quire.errors import ConfigError
 
 FOLDER = Path(__file__).with_name("cubins")
 _MAKE = "run `make cubins` in a checkout of Quire"
+_POINTERS = {
+    "float64": "*fp64",
+    "float32": "*fp32",
+    "float16": "*fp16",
+    "bfloat16": "*bf16",
+    "int64": "*i64",
+    "int32": "*i32",
+    "uint32": "*u32",
+    "int8": "*i8",
+    "uint8": "*u8",
+}  # by NumPy type, as Triton writes them
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +87,17 @@ def variant_key(kernel: str, types: Sequence[str], constants: Mapping[str, Any])
     """Return the name of a kernel compiled for arguments of these types ("*fp32", "i32") and constants."""
     named = ",".join(f"{name}={constants[name]}" for name in sorted(constants))
     return f"{kernel}({','.join(types)};{named})"
+
+
+def launch_key(launch: Launch) -> str:
+    """Return the name of the compiled kernel that a launch asks for."""
+    return variant_key(launch.kernel, list(map(_type_of, launch.args)), launch.constants)
+
+
+def _type_of(arg: Argument) -> str:
+    if isinstance(arg, DeviceArray):
+        return _POINTERS[arg.dtype.name]
+    return "i32" if isinstance(arg, int) else "fp32"
 
 
 def _compiled(entry: Mapping[str, Any]) -> CompiledKernel:

@@ -24,7 +24,7 @@ _INT8, _FLOAT32 = np.dtype(np.int8), np.dtype(np.float32)
 def linear(op: ops.Linear, to: LaunchList) -> None:
     """Record the product of a value and a weight."""
     weight, count, (outputs, inputs) = to.weights[op.weight.name], op.x.count, op.weight.shape
-    out, bias, how = to.at(op.out), to.array(op.bias), {"BIAS": op.bias is not None, "RESIDUAL": False}
+    out, bias, how = to.at(op.out), to.array(op.bias), {"BIAS": op.bias is not None}
     if weight.format in QUANTIZED:
         x = _rounded(op.x, weight, to)
         to.add_product(
@@ -36,11 +36,9 @@ def linear(op: ops.Linear, to: LaunchList) -> None:
                 *x(step),
                 *weight.arrays,
                 bias,
-                to.none,
                 step.counts[count],
                 outputs,
                 spans_of(inputs),
-                outputs,
             ),
             quantized_tile,
             INT4=weight.format == "int4",
@@ -57,12 +55,9 @@ def linear(op: ops.Linear, to: LaunchList) -> None:
                 of(step),
                 *weight.arrays,
                 bias,
-                to.none,
                 step.counts[count],
                 outputs,
                 inputs,
-                inputs,
-                outputs,
             ),
             lambda rows: product_tile(rows, kind),
             PRECISION=PRECISIONS[kind],
@@ -88,7 +83,6 @@ def gated_linear(op: ops.GatedLinear, to: LaunchList) -> None:
                 step.counts[count],
                 outputs,
                 spans_of(inputs),
-                outputs,
             ),
             quantized_tile,
             INT4=gate.format == "int4",
@@ -108,8 +102,6 @@ def gated_linear(op: ops.GatedLinear, to: LaunchList) -> None:
                 step.counts[count],
                 outputs,
                 inputs,
-                inputs,
-                outputs,
             ),
             lambda rows: gated_tile(rows, kind),
             ACTIVATION=name,
@@ -132,7 +124,7 @@ def quantized_rows(
     to.add(
         "quantize_rows",
         lambda step: (count(step), spans, 1),
-        lambda step: (*parts(step), x(step), width, width),
+        lambda step: (*parts(step), x(step), width),
         BLOCK_SCALED=block_scaled,
     )
     return parts

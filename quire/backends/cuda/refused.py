@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quire.backends.cuda.kernels.variants import MOST_CHOSEN, MOST_EXPERTS
+from quire.backends.cuda.kernels.variants import MOST_CHOSEN, MOST_EXPERTS, MULTIPLE
 from quire.backends.cuda.lower import is_lowered
 from quire.errors import ConfigError
 from quire.program import ops
 from quire.program.program import Op, Program
-from quire.quantize.kinds import Storage
+from quire.quantize.kinds import DTYPES, Storage
 
 _ON_CPU = "use device='native'"
 _NO_IMAGES = f"set max_images=0, or {_ON_CPU}"
@@ -51,8 +51,27 @@ def require_kernels(program: Program, storage: Mapping[str, Storage]) -> None:
             raise ConfigError(
                 "the cuda backend has no kernels for adapters", f"leave adapter_dir out, or {_ON_CPU}"
             )
+    for op in program:
+        _require_multiples(op, storage)
     if others := {value.dtype for op in program for value in op.outputs()} - {"float32"}:
         raise ConfigError(f"the cuda backend computes in float32, and this model has {min(others)}", _ON_CPU)
+
+
+def _require_multiples(op: Op, storage: Mapping[str, Storage]) -> None:
+    """Raise ConfigError for rows of matrices or of caches that kernels would not read 16 bytes at a time."""
+    sizes = dict[str, int]()
+    if isinstance(op, ops.Linear | ops.GatedLinear | ops.Experts):
+        matrices = op.experts.matrices() if isinstance(op, ops.Experts) else op.weights()
+        for spec in matrices:
+            if len(spec.shape) > 1 and storage[spec.name].kind in DTYPES:
+                sizes[f"{spec.name} has {spec.shape[-1]} inputs"] = spec.shape[-1]
+    elif isinstance(op, ops.Attention | ops.Rotary):
+        values = (op.k, op.v) if isinstance(op, ops.Attention) else (op.x,)
+        sizes = {f"heads have {value.shape[-1]} numbers": value.shape[-1] for value in values}
+    for what, size in sizes.items():
+        if size % MULTIPLE:
+            problem = f"the cuda backend has no kernels for sizes that are no multiples of {MULTIPLE}: {what}"
+            raise ConfigError(problem, _ON_CPU)
 
 
 def _require_experts(op: ops.Experts) -> None:

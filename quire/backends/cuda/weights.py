@@ -87,16 +87,22 @@ def place_weights(
     return {place.name: _put(weights[place.name], place, memory, accelerator) for place in layout.parts}
 
 
+def weight_at(place: WeightPlace, memory: DeviceArray) -> DeviceWeight:
+    """Return the weight of a place, with whatever the memory of all weights has there."""
+    first, arrays = place.offset, list[DeviceArray]()
+    for part in _parts(place.format, place.shape):
+        arrays.append(memory.part(first, *part))
+        first += _aligned(part)
+    return DeviceWeight(place.format, place.shape, tuple(arrays))
+
+
 def _put(
     weight: StoredWeight, place: WeightPlace, memory: DeviceArray, accelerator: Accelerator
 ) -> DeviceWeight:
-    first, arrays = place.offset, list[DeviceArray]()
-    for values, part in zip(_values(weight, place.format), _parts(place.format, place.shape), strict=True):
-        shape, dtype = part
-        arrays.append(memory.part(first, shape, dtype))
-        accelerator.write(arrays[-1], values)
-        first += _aligned(part)
-    return DeviceWeight(place.format, place.shape, tuple(arrays))
+    found = weight_at(place, memory)
+    for array, values in zip(found.arrays, _values(weight, place.format), strict=True):
+        accelerator.write(array, values)
+    return found
 
 
 def _values(weight: StoredWeight, format: str) -> tuple[Array, ...]:

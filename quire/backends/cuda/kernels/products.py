@@ -32,26 +32,21 @@ def product(
     x,
     weight,
     bias,
-    residual,
     rows,
     outputs,
     inputs,
-    x_stride,
-    out_stride,
     BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """out = x weight^T (+ bias) (+ residual): x [rows, inputs], weight [outputs, inputs], bias [outputs].
+    """out [rows, outputs] = x weight^T (+ bias): x [rows, inputs], weight [outputs, inputs], bias [outputs].
 
-    Rows of x and out (and residual, as out) are x_stride and out_stride numbers apart. Grid (outputs /
-    BLOCK_N, rows / BLOCK_M), 2 * rows * outputs * inputs operations. Weights are read once for each BLOCK_M
-    rows: for one row their bytes are all that matters. PRECISION "stored" multiplies in the format of the
-    weights (bf16: activations are rounded to it), "tf32" widens 16-bit weights exactly and rounds activations
-    to tf32, "ieee" multiplies float32.
+    Grid (outputs / BLOCK_N, rows / BLOCK_M), 2 * rows * outputs * inputs operations. Weights are read once
+    for each BLOCK_M rows: for one row their bytes are all that matters. PRECISION "stored" multiplies in the
+    format of the weights (bf16: activations are rounded to it), "tf32" widens 16-bit weights exactly and
+    rounds activations to tf32, "ieee" multiplies float32.
 
     Each number of out is one float32 accumulator to which the inputs are added in order, BLOCK_K at a time:
     no split along the inputs, so that neither the tile's rows and outputs nor the number of programs can
@@ -61,7 +56,7 @@ def product(
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     k = tl.arange(0, BLOCK_K)
     m_in, n_in = m < rows, n < outputs
-    x_at = x + m[:, None].to(tl.int64) * x_stride + k[None, :]
+    x_at = x + m[:, None].to(tl.int64) * inputs + k[None, :]
     w_at = weight + n[:, None].to(tl.int64) * inputs + k[None, :]
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for begin in range(0, inputs, BLOCK_K):
@@ -71,11 +66,8 @@ def product(
         acc = _multiply(a, w, acc, PRECISION)
     if BIAS:
         acc += tl.load(bias + n, mask=n_in, other=0.0).to(tl.float32)[None, :]
-    at = m[:, None].to(tl.int64) * out_stride + n[None, :]
-    inside = m_in[:, None] & n_in[None, :]
-    if RESIDUAL:
-        acc = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32) + acc
-    tl.store(out + at, acc, mask=inside)
+    at = m[:, None].to(tl.int64) * outputs + n[None, :]
+    tl.store(out + at, acc, mask=m_in[:, None] & n_in[None, :])
 
 
 @triton.jit
@@ -87,8 +79,6 @@ def gated_product(
     rows,
     outputs,
     inputs,
-    x_stride,
-    out_stride,
     ACTIVATION: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -103,7 +93,7 @@ def gated_product(
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     k = tl.arange(0, BLOCK_K)
     m_in, n_in = m < rows, n < outputs
-    x_at = x + m[:, None].to(tl.int64) * x_stride + k[None, :]
+    x_at = x + m[:, None].to(tl.int64) * inputs + k[None, :]
     w_at = n[:, None].to(tl.int64) * inputs + k[None, :]
     gated = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -113,5 +103,5 @@ def gated_product(
         a = tl.load(x_at + begin, mask=m_in[:, None] & k_in[None, :], other=0.0)
         gated = _multiply(a, tl.load(gate + w_at + begin, mask=both, other=0.0), gated, PRECISION)
         acc = _multiply(a, tl.load(up + w_at + begin, mask=both, other=0.0), acc, PRECISION)
-    at = m[:, None].to(tl.int64) * out_stride + n[None, :]
+    at = m[:, None].to(tl.int64) * outputs + n[None, :]
     tl.store(out + at, activate(gated, ACTIVATION) * acc, mask=m_in[:, None] & n_in[None, :])

@@ -19,8 +19,8 @@ SPAN = tl.constexpr(128)
 
 
 @triton.jit
-def quantize_rows(q, block_scales, scales, x, inputs, x_stride, BLOCK_SCALED: tl.constexpr):
-    """Quantize x [rows, inputs], rows x_stride apart, as numerics.quantize_rows.
+def quantize_rows(q, block_scales, scales, x, width, BLOCK_SCALED: tl.constexpr):
+    """Quantize x [rows, width] as numerics.quantize_rows.
 
     q int8 [rows, spans * 128], block_scales int8 [rows, spans * 4] if BLOCK_SCALED (127 steps of 127, for
     Int8 weights), scales float32 [rows, spans]. Grid (rows, spans). Reads x once, writes a quarter of its
@@ -30,7 +30,7 @@ def quantize_rows(q, block_scales, scales, x, inputs, x_stride, BLOCK_SCALED: tl
     spans = tl.num_programs(1)
     group = tl.arange(0, GROUPS)
     column = span * SPAN + group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    values = tl.load(x + row * x_stride + column, mask=column < inputs, other=0.0).to(tl.float32)
+    values = tl.load(x + row * width + column, mask=column < width, other=0.0).to(tl.float32)
     finite = tl.min(is_finite(values).to(tl.int32), 1)
     tops = tl.max(tl.where(is_finite(values), tl.abs(values), 0.0), 1)
     amax, all_finite = tl.max(tops, 0), tl.min(finite, 0) > 0
@@ -157,18 +157,15 @@ def quantized_product(
     block_scales,
     channels,
     bias,
-    residual,
     rows,
     outputs,
     spans,
-    out_stride,
     INT4: tl.constexpr,
     BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """out = quantized x times a weight transposed (+ bias) (+ residual), rows of out out_stride apart.
+    """out [rows, outputs] = quantized x times a weight transposed (+ bias).
 
     x, x_blocks and x_scales are those of quantize_rows. weight int8 [outputs, spans * 128], or if INT4 uint8
     [outputs, spans * 64]; block_scales int8 [spans * 4, outputs], channels float32 [outputs]
@@ -197,11 +194,8 @@ def quantized_product(
     )
     if BIAS:
         acc += tl.load(bias + n, mask=n_in, other=0.0)[None, :]
-    at = m[:, None].to(tl.int64) * out_stride + n[None, :]
-    inside = m_in[:, None] & n_in[None, :]
-    if RESIDUAL:
-        acc = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32) + acc
-    tl.store(out + at, acc, mask=inside)
+    at = m[:, None].to(tl.int64) * outputs + n[None, :]
+    tl.store(out + at, acc, mask=m_in[:, None] & n_in[None, :])
 
 
 @triton.jit
@@ -219,7 +213,6 @@ def quantized_gated_product(
     rows,
     outputs,
     spans,
-    out_stride,
     INT4: tl.constexpr,
     ACTIVATION: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -266,5 +259,5 @@ def quantized_gated_product(
         BLOCK_M,
         BLOCK_N,
     )
-    at = m[:, None].to(tl.int64) * out_stride + n[None, :]
+    at = m[:, None].to(tl.int64) * outputs + n[None, :]
     tl.store(out + at, activate(gated, ACTIVATION) * acc, mask=m_in[:, None] & n_in[None, :])

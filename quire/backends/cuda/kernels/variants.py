@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from quire.backends.cuda.manifest import variant_key
+
 Constants = dict[str, Any]
 
 TARGETS = (80, 89, 90, 100, 120)
-# Integers that are multiples of 16 on GPUs, so that rows are read 16 bytes at a time.
-ALIGNED = frozenset(
-    {"inputs", "x_stride", "out_stride", "dim", "value_dim", "width", "rotated", "block_size"}
-)
+# Integers that every launch has as multiples of 16, so that rows of weights and of caches are read 16 bytes
+# at a time. Models with others are refused (quire.backends.cuda.refused).
+ALIGNED, MULTIPLE = frozenset({"inputs", "dim", "value_dim"}), 16
 
 FLOATS = ("bf16", "fp16", "fp32")
 PRECISIONS = {"bf16": "stored", "fp16": "tf32", "fp32": "ieee"}  # of products, by the format of weights
@@ -26,6 +27,7 @@ DIMS = (64, 128, 256)
 ROW_BLOCKS = (128, 1024)
 MOST_EXPERTS, MOST_CHOSEN = 512, 32  # of a layer, and of a token; powers of two
 SORTED_BLOCK = 512  # pairs of token and expert that are sorted at once
+LISTED_TOKENS = 256  # of a step whose segments of contexts are listed, at most
 SAMPLING_BLOCK, LIST_BLOCK = 1024, 128  # of kernels over the vocabulary, and over lists
 MOST_LISTED = 32  # of the most likely tokens that a position lists, a power of two
 SMALL, LARGE = "small", "large"  # steps: of at most 16 rows for each weight, and more
@@ -45,6 +47,11 @@ class Variant:
     warps: int = 4
     stages: int = 3
     tensor_cores: str = ""  # "float" or "integer"
+
+    @property
+    def key(self) -> str:
+        """The name of the compiled kernel."""
+        return variant_key(self.kernel, list(self.types.values()), self.constants)
 
 
 def row_block(width: int) -> int:
@@ -159,14 +166,14 @@ def _elementwise() -> Iterator[Variant]:
 
 
 def _products() -> Iterator[Variant]:
-    sizes = "rows:i32 outputs:i32 inputs:i32 x_stride:i32 out_stride:i32"
-    plain = f"out:*fp32 x:*fp32 weight:*{{w}} bias:*fp32 residual:*fp32 {sizes}"
+    sizes = "rows:i32 outputs:i32 inputs:i32"
+    plain = f"out:*fp32 x:*fp32 weight:*{{w}} bias:*fp32 {sizes}"
     gated = f"out:*fp32 x:*fp32 gate:*{{w}} up:*{{w}} {sizes}"
     for (size, weight), (tile, warps, stages) in _PRODUCT_TILES.items():
         cores = "float" if size == LARGE and weight == "bf16" else ""
         how = {"PRECISION": PRECISIONS[weight]} | tile
         for bias in (False, True):
-            own = how | {"BIAS": bias, "RESIDUAL": False}
+            own = how | {"BIAS": bias}
             yield Variant("product", _types(plain, w=weight), own, warps, stages, cores)
         how |= gated_tile(1 if size == SMALL else 17, weight)
         for name in _GATES:
@@ -176,20 +183,20 @@ def _products() -> Iterator[Variant]:
 
 
 def _quantized() -> Iterator[Variant]:
-    quantized = "q:*i8 block_scales:*i8 scales:*fp32 x:*fp32 inputs:i32 x_stride:i32"
+    quantized = "q:*i8 block_scales:*i8 scales:*fp32 x:*fp32 width:i32"
     for scaled in (False, True):
         yield Variant("quantize_rows", _types(quantized), {"BLOCK_SCALED": scaled}, warps=1)
     head, sizes = (
         "out:*fp32 x:*i8 x_blocks:*i8 x_scales:*fp32",
-        "rows:i32 outputs:i32 spans:i32 out_stride:i32",
+        "rows:i32 outputs:i32 spans:i32",
     )
-    plain = f"{head} weight:*{{w}} block_scales:*i8 channels:*fp32 bias:*fp32 residual:*fp32 {sizes}"
+    plain = f"{head} weight:*{{w}} block_scales:*i8 channels:*fp32 bias:*fp32 {sizes}"
     parts = (f"{part}:*{{w}} {part}_scales:*i8 {part}_channels:*fp32" for part in ("gate", "up"))
     gated = f"{head} {' '.join(parts)} {sizes}"
     for (size, (tile, warps, stages)), int4 in product(_QUANTIZED_TILES.items(), (False, True)):
         cores, weight = "integer" if size == LARGE else "", "u8" if int4 else "i8"
         for bias in (False, True):
-            own = tile | {"INT4": int4, "BIAS": bias, "RESIDUAL": False}
+            own = tile | {"INT4": int4, "BIAS": bias}
             yield Variant("quantized_product", _types(plain, w=weight), own, warps, stages, cores)
         for name in _GATES:
             own = tile | {"INT4": int4, "ACTIVATION": name}
@@ -209,7 +216,7 @@ def _rope_and_kv() -> Iterator[Variant]:
             yield Variant("write_kv", _types(write, kv=kv), written, warps=1)
     inputs = "q:*fp32 k:*fp32 v:*fp32 q_weight:*fp32 k_weight:*fp32 cos:*fp32 sin:*fp32"
     sizes = "heads:i32 groups:i32 dim:i32 value_dim:i32 rotated:i32 block_size:i32 eps:fp32 offset:fp32"
-    for kv, dim, norm in product(("bf16", "i8"), (64, 128), (False, True)):
+    for kv, dim, norm in product(CACHES, DIMS, (False, True)):
         types = _types(f"q_out:*fp32 {cache} {inputs} {where} {sizes}", kv=kv)
         own: Constants = {"NORM": norm, "ROPE": "halves", "DIM": dim, "VALUE_DIM": dim, "SCALED": kv == "i8"}
         yield Variant("rope_and_kv", types, own, warps=1)
@@ -239,7 +246,7 @@ def _attention() -> Iterator[Variant]:
             own = how | {"CAP": False, "BLOCK_M": 16}
             yield Variant("attend_segments", _types(segment, kv=kv), own, 4, 2)
     listed = "items:*i32 firsts:*i32 positions:*i32 tokens:i32 window:i32 chunked:i32"
-    yield Variant("list_segments", _types(listed), {"BLOCK": 256})
+    yield Variant("list_segments", _types(listed), {"BLOCK": LISTED_TOKENS})
     merged = (
         "out:*fp32 partial:*fp32 stats:*fp32 firsts:*i32 sinks:*fp32 heads:i32 value_dim:i32 has_sinks:i32"
     )
