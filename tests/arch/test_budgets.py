@@ -70,9 +70,9 @@ ROOMS = (
     ),
     Room(
         "cuda",
-        2_400,
-        "the backend on NVIDIA GPUs: launches, graphs, memory, the driver, the interpreted stand-in; "
-        "could be deleted with its lines in backends/device.py",
+        2_690,
+        "the backend on NVIDIA GPUs: launches of programs, which they are, graphs, memory, the driver, the "
+        "interpreted stand-in; could be deleted with its lines in backends/device.py",
         ("backends/cuda",),
     ),
     Room(

@@ -15,7 +15,9 @@ from on_accelerator import interpreted, wide, wide_config
 from test_whole_models import stored
 from tiny import VOCAB, Paged, random_weights, tiny
 
+from quire.backends.backend import Capacity
 from quire.backends.cuda.accelerator import DeviceArray, Launch
+from quire.backends.cuda.asked import require_compiled
 from quire.backends.cuda.caches import DeviceCaches, token_bytes
 from quire.backends.cuda.device import CudaDevice, cuda_device
 from quire.backends.cuda.device_slots import DeviceSlot
@@ -27,6 +29,7 @@ from quire.backends.cuda.refused import require_kernels
 from quire.backends.cuda.sampler import DeviceSampler, penalty_bytes, sampling_bytes
 from quire.backends.cuda.slot_sampling import SlotSampling
 from quire.backends.cuda.slot_tables import SlotTables
+from quire.backends.cuda.weights import plan_layout
 from quire.backends.device import device_for, plan_weights
 from quire.config import EngineConfig
 from quire.errors import ConfigError
@@ -184,6 +187,34 @@ def test_every_launch_of_a_model_was_compiled(
     paged.prefill(paged.sequence(range(24)), (20, 1, 3))
     assert asked
     assert asked - compiled == set()
+
+
+ROWS = Capacity([8], 16, "bfloat16", 4)
+
+
+@pytest.mark.parametrize(("family", "kind"), [("qwen3_moe", "f32"), ("llama", "int4")])
+def test_what_was_not_compiled_is_refused_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, family: str, kind: str
+) -> None:
+    """A program's launches are those of its backend in steps of few rows and of many."""
+    program = fuse(wide(family).program)
+    kept = {name: weight.storage for name, weight in stored(program, kind).items()}
+    layout, accelerator = plan_layout(program, kept), InterpretedAccelerator()
+    if family == "llama":
+        require_compiled(program, layout, ROWS, accelerator)
+        monkeypatch.setattr(accelerator, "has_kernel", lambda key: "BLOCK_M=64" not in key)
+    with pytest.raises(ConfigError, match=r"kernel (grouped_gated|quantized)_") as raised:
+        require_compiled(program, layout, ROWS, accelerator)
+    assert accelerator.num_bytes == 0
+    assert "native" in str(raised.value.hint)
+
+
+def test_a_device_looks_launches_up(device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = fuse(wide("llama").program)
+    plan = plan_weights(device, program, None, "int8", all_in("bf16"))
+    monkeypatch.setattr(InterpretedAccelerator, "has_kernel", lambda *_: False)
+    with pytest.raises(ConfigError, match="no kernel gather_"):
+        device.build(program, plan, ROWS)
 
 
 def test_compiled_kernels_are_checked(tmp_path: Path) -> None:

@@ -10,11 +10,14 @@ from lowered import distance, rounding_to_bf16
 from on_accelerator import interpreted, wide
 from tiny import CONFIGS, VOCAB, Paged, random_weights, same_bits, tiny
 
-from quire.backends.cuda import products
+from quire.backends.cuda import lower, products, segments
+from quire.backends.cuda.accelerator import DeviceArray
+from quire.backends.cuda.fused import RotatedAttention
+from quire.backends.cuda.interpreted import InterpretedAccelerator
 from quire.backends.cuda.refused import require_kernels
 from quire.errors import ConfigError
 from quire.program import Program
-from quire.program.passes import fuse
+from quire.program.passes import fuse, gather_products
 from quire.quantize.kinds import DTYPES, Dense, FloatStorage
 from quire.quantize.round_to_nearest import quantize
 
@@ -135,6 +138,64 @@ def test_int8_cache() -> None:
     parts = Paged(program, weights, kv_cache_dtype="int8", make=interpreted, seed=1)
     chunked, _ = in_parts(parts, prompts, [(62, 3, 5), (1, 1, 3)])
     assert same_bits(chunked, first)
+
+
+def prefilled(program: Program, kv_cache_dtype: str, num_tokens: int) -> tuple[Paged, Any]:
+    """A sequence whose cache has random contents for all tokens but the last, which is to be computed."""
+    paged = Paged(
+        program, random_weights(program), kv_cache_dtype=kv_cache_dtype, num_blocks=200, make=interpreted
+    )
+    sequence, rng = paged.sequence((TOKENS * 40)[:num_tokens]), np.random.default_rng(5)
+    backend: Any = paged.backend
+    for group, blocks in enumerate(ids[sequence.blocks].tolist() for ids in paged.ids):
+        contents = []
+        for _ in blocks:
+            arrays = [array.rows(0, 1) for array in backend._caches._groups[group]]
+            contents.append(b"".join(random_numbers(rng, array) for array in arrays))
+        backend.write_blocks(group, blocks, contents)
+    sequence.computed = num_tokens - 1
+    return paged, sequence
+
+
+def random_numbers(rng: np.random.Generator, array: DeviceArray) -> bytes:
+    scale = 40 if array.dtype == np.int8 else 0.01 if array.dtype == np.float32 else 1
+    return (scale * rng.standard_normal(array.shape)).astype(array.dtype).tobytes()
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("llama", "bfloat16"), ("gpt_oss", "int8")])
+def test_segments_of_a_long_context_give_the_bits_of_one_program(
+    monkeypatch: pytest.MonkeyPatch, name: str, dtype: str
+) -> None:
+    """A step of one token over 2,500 positions launches segments, and one of two tokens does not."""
+    program, asked = fuse(wide(name).program), list[str]()
+    launch = InterpretedAccelerator.launch
+    monkeypatch.setattr(
+        InterpretedAccelerator, "launch", lambda own, one: (asked.append(one.kernel), launch(own, one))
+    )
+    paged, sequence = prefilled(program, dtype, 2500)
+    apart = paged.step([(sequence, 1)])[0]
+    assert asked.count("merge_segments") == asked.count("attend_segments") >= asked.count("list_segments") > 0
+    monkeypatch.setattr(segments, "LEAST", 1 << 30)
+    paged, sequence = prefilled(program, dtype, 2500)
+    asked.clear()
+    assert same_bits(paged.step([(sequence, 1)])[0], apart)
+    assert "attend_segments" not in asked
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "olmo2"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_rotation_and_write_in_one_launch_give_the_bits_of_several(
+    monkeypatch: pytest.MonkeyPatch, name: str, dtype: str
+) -> None:
+    program = fuse(wide(name).program)
+    weights = random_weights(program)
+    fused = Paged(program, weights, kv_cache_dtype=dtype, make=interpreted)
+    assert any(isinstance(op, RotatedAttention) for op in fused.backend.program)  # type: ignore[attr-defined]
+    first = fused.prefill(fused.sequence(TOKENS[:20]), (9, 1))
+    monkeypatch.setattr(lower, "prepared", gather_products)
+    apart = Paged(program, weights, kv_cache_dtype=dtype, make=interpreted)
+    assert not any(isinstance(op, RotatedAttention) for op in apart.backend.program)  # type: ignore[attr-defined]
+    assert same_bits(apart.prefill(apart.sequence(TOKENS[:20]), (9, 1)), first)
 
 
 def test_blocks_go_out_and_come_back() -> None:

@@ -17,16 +17,13 @@ from quire.backends.cuda.caches import DeviceCaches
 from quire.backends.cuda.device_slots import DeviceSlot, DeviceSlots
 from quire.backends.cuda.draws import StepDraws
 from quire.backends.cuda.graphs import DecodeGraphs, decode_batch
-from quire.backends.cuda.launch_list import LaunchList
-from quire.backends.cuda.lower import record, scratch_row_bytes
+from quire.backends.cuda.lower import lower, step_memory
 from quire.backends.cuda.sampler import DeviceSampler, DrawnRows
 from quire.backends.cuda.slot_tables import SlotTables
-from quire.backends.cuda.step_arrays import StepMemory, rotations_of
 from quire.backends.cuda.weights import DeviceWeight
 from quire.backends.slots import row_result
 from quire.errors import ConfigError
 from quire.program.batch import Batch
-from quire.program.passes import gather_products, plan_buffers
 from quire.program.program import LowRank, Program
 from quire.types import Failure, RowResult, Step, StepResult
 
@@ -48,18 +45,13 @@ class CudaBackend:
         accelerator: Accelerator,
         capacity: Capacity,
     ) -> None:
-        self.program = program = gather_products(program)
         self._accelerator = accelerator
         self._caches = DeviceCaches(
             accelerator, program, capacity.num_blocks, capacity.block_size, capacity.kv_dtype
         )
-        plan = plan_buffers(program)
-        recording = LaunchList(program, weights, self._caches.layers, plan, capacity.block_size, accelerator)
-        for op in program:
-            record(op, recording)
-        self._launches, self._output = recording.launches, plan.buffer[program.output.index]
-        sizes = (*plan.sizes, ("T", scratch_row_bytes(program)))
-        self._memory = StepMemory(accelerator, sizes, rotations_of(program))
+        lowered = lower(program, weights, self._caches.layers, capacity.block_size, accelerator)
+        self.program, self._launches, self._output = lowered.program, lowered.launches, lowered.output
+        self._memory = step_memory(lowered, accelerator)
         num_slots, self._vocab = capacity.max_num_seqs, program.output.width
         self._slots = DeviceSlots(
             accelerator, num_slots, capacity.num_blocks, self._vocab, capacity.block_size

@@ -8,12 +8,15 @@ from typing import NoReturn
 
 from quire.backends.backend import Capacity
 from quire.backends.cuda.accelerator import Accelerator
+from quire.backends.cuda.asked import require_compiled
 from quire.backends.cuda.backend import CudaBackend
 from quire.backends.cuda.caches import token_bytes
+from quire.backends.cuda.fused import prepared
 from quire.backends.cuda.graphs import GRAPH_BYTES, LAUNCH_BYTES, graph_rows, padded_rows
 from quire.backends.cuda.lower import scratch_row_bytes
 from quire.backends.cuda.refused import require_kernels
 from quire.backends.cuda.sampler import penalty_bytes, sampling_bytes
+from quire.backends.cuda.segments import MEMORY_BYTES
 from quire.backends.cuda.weights import SUPPORTED, plan_layout, upload
 from quire.backends.draft_model import DraftModel
 from quire.backends.host import Kind
@@ -22,7 +25,7 @@ from quire.errors import ConfigError
 from quire.images.vision import Vision
 from quire.program import ops
 from quire.program.caches import CacheSpec
-from quire.program.passes import gather_products, plan_buffers
+from quire.program.passes import plan_buffers
 from quire.program.program import Load, Op, Program, WeightSpec
 from quire.quantize.kinds import Storage
 from quire.quantize.round_to_nearest import kind_of
@@ -119,15 +122,15 @@ class CudaDevice:
     def step_bytes(
         self, program: Program, weights: WeightPlan, num_tokens: int, num_logits: int | None = None
     ) -> int:
-        """Return the bytes of all values, of what is uploaded for a step, and of sampling.
+        """Return the bytes of all values, of uploads, of segments of contexts, and of sampling.
 
         A step of rows of one token has more rows in its graph than it was planned with.
         """
         most = padded_rows(num_logits or num_tokens)
         num_tokens = padded_rows(num_tokens)
-        values = plan_buffers(gather_products(program)).nbytes(Load(((0, num_tokens),), most))
+        values = plan_buffers(prepared(program)).nbytes(Load(((0, num_tokens),), most))
         values += num_tokens * (_TOKEN_BYTES + scratch_row_bytes(program))
-        return values + sampling_bytes(program.output.width, most)
+        return values + MEMORY_BYTES + sampling_bytes(program.output.width, most)
 
     def slots_bytes(self, program: Program, num_slots: int) -> int:
         """Return the bytes of counts of tokens, which are there if any request has penalties, and of graphs.
@@ -157,6 +160,7 @@ class CudaDevice:
             raise ConfigError("the cuda backend cannot run a draft model", "leave speculative at 'auto'")
         if vision is not None:
             raise ConfigError("the cuda backend cannot see images", f"set max_images=0, or {_ON_CPU}")
+        require_compiled(program, weights.layout, capacity, self._accelerator)
         uploaded = upload(weights, self._accelerator, progress, self._num_threads)
         return CudaBackend(program, uploaded, self._accelerator, capacity)
 

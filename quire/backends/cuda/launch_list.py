@@ -10,6 +10,7 @@ import numpy as np
 from quire.backends.cuda.accelerator import Accelerator, Constant, DeviceArray, Launch
 from quire.backends.cuda.caches import LayerCache
 from quire.backends.cuda.kernels.variants import DIMS
+from quire.backends.cuda.segments import Segments
 from quire.backends.cuda.step_arrays import StepArrays
 from quire.backends.cuda.weights import DeviceWeight
 from quire.errors import ConfigError
@@ -40,6 +41,7 @@ class LaunchList:
         self.caches = caches
         self.groups = program.layer_groups
         self.block_size = block_size
+        self.segments = Segments(accelerator, block_size)
         self.none = accelerator.allocate(256).part(0, (1,), np.dtype(np.float32))  # for absent arguments
         # The value that was quantized last, how, and where it is in scratch memory.
         self.rounded: tuple[int, bool, Callable[[StepArrays], tuple[DeviceArray, ...]]] | None = None

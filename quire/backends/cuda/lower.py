@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any
 
 import numpy as np
 
-from quire.backends.cuda.accelerator import Constant, DeviceArray, Launch
+from quire.backends.cuda.accelerator import Accelerator, Constant, DeviceArray
+from quire.backends.cuda.attention import attention, rotated_attention
+from quire.backends.cuda.caches import LayerCache
 from quire.backends.cuda.experts import experts, pair_parts
-from quire.backends.cuda.kernels.variants import CACHES, attention_rows, row_block
-from quire.backends.cuda.launch_list import Grid, LaunchList, activation_name, padded_dim
+from quire.backends.cuda.fused import prepared
+from quire.backends.cuda.kernels.variants import row_block
+from quire.backends.cuda.launch_list import Grid, LaunchList, Record, activation_name, padded_dim
 from quire.backends.cuda.products import gated_linear, linear, quantized_row
 from quire.backends.cuda.scratch import row_bytes
-from quire.backends.cuda.step_arrays import StepArrays
+from quire.backends.cuda.step_arrays import StepArrays, StepMemory, rotations_of
+from quire.backends.cuda.weights import DeviceWeight
 from quire.errors import ConfigError
 from quire.program import ops
+from quire.program.passes import BufferPlan, plan_buffers
 from quire.program.program import Count, Op, Program, Value
-
-_CACHE_TYPES = {
-    "bfloat16": "bf16",
-    "int8": "i8",
-    "float16": "fp16",
-    "float32": "fp32",
-}  # as Triton calls them
 
 
 @singledispatch
@@ -36,6 +35,38 @@ def record(op: Op, to: LaunchList) -> None:
 def is_lowered(op: Op) -> bool:
     """Return whether there are kernels for ops of this kind."""
     return record.dispatch(type(op)) is not record.dispatch(Op)
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A program as launches, the plan of its values, and the buffer of its logits."""
+
+    program: Program
+    launches: Sequence[Record]
+    plan: BufferPlan
+    output: int
+
+
+def lower(
+    program: Program,
+    weights: Mapping[str, DeviceWeight],
+    caches: Sequence[LayerCache],
+    block_size: int,
+    accelerator: Accelerator,
+) -> Lowered:
+    """Lower a program whose weights and caches are on an accelerator."""
+    program = prepared(program)
+    plan = plan_buffers(program)
+    recording = LaunchList(program, weights, caches, plan, block_size, accelerator)
+    for op in program:
+        record(op, recording)
+    return Lowered(program, recording.launches, plan, plan.buffer[program.output.index])
+
+
+def step_memory(lowered: Lowered, accelerator: Accelerator) -> StepMemory:
+    """Return the memory of the steps of a program."""
+    sizes = (*lowered.plan.sizes, ("T", scratch_row_bytes(lowered.program)))
+    return StepMemory(accelerator, sizes, rotations_of(lowered.program))
 
 
 def scratch_row_bytes(program: Program) -> int:
@@ -235,82 +266,5 @@ def _(op: ops.Rotary, to: LaunchList) -> None:
     )
 
 
-@record.register
-def _(op: ops.Attention, to: LaunchList) -> None:
-    cache, table = to.caches[op.layer], to.groups[op.layer]
-    (heads, dim), (groups, _), (_, value_dim) = op.q.shape, op.k.shape, op.v.shape
-    scaled = cache.key_scales is not None
-    arrays = (cache.keys, cache.values, cache.key_scales or to.none, cache.value_scales or to.none)
-    _write_kv(to, op, arrays, scaled)
-    out, q, block_size = to.at(op.out), to.at(op.q), to.block_size
-    sinks, shared, kind = to.array(op.sinks), heads // groups, _CACHE_TYPES[cache.keys.dtype.name]
-    fewest, most = attention_rows(True, kind), attention_rows(False, kind)
-    if shared > most:
-        problem = f"the cuda backend has no kernel for {shared} query heads that share a key head"
-        raise ConfigError(problem, f"at most {most} may, with this kv_cache_dtype: use device='native'")
-    constants: dict[str, Constant] = {
-        "CAP": op.softcap is not None,
-        "SCALED": scaled,
-        "PRECISION": CACHES[kind],
-        "DIM": padded_dim(dim, value_dim),
-        "VALUE_DIM": padded_dim(dim, value_dim),
-    }
-
-    def launch(step: StepArrays) -> Launch:
-        decodes = step.num_rows == step.counts["T"]
-        block = fewest if decodes and shared <= fewest else most
-        tokens = 1 if decodes else block // shared
-        args = (
-            out(step),
-            q(step),
-            *arrays,
-            sinks,
-            step.positions,
-            step.token_rows,
-            step.positions,  # in place of the ends of images
-            step.context_lens,
-            step.block_tables[table],
-            step.block_tables[table].shape[1],
-            step.counts["T"],
-            tokens,
-            heads,
-            groups,
-            dim,
-            value_dim,
-            block_size,
-            op.window or 0,
-            int(op.chunked),
-            0,
-            int(op.sinks is not None),
-            op.scale,
-            op.softcap or 0.0,
-        )
-        grid = (-(-step.counts["T"] // tokens), groups, 1)
-        return Launch("attend", grid, args, {**constants, "BLOCK_M": block})
-
-    to.launches.append(launch)
-
-
-def _write_kv(to: LaunchList, op: ops.Attention, arrays: tuple[DeviceArray, ...], scaled: bool) -> None:
-    table, (groups, dim), (_, value_dim) = to.groups[op.layer], op.k.shape, op.v.shape
-    k, v, block_size = to.at(op.k), to.at(op.v), to.block_size
-    to.add(
-        "write_kv",
-        lambda step: (step.counts["T"], groups, 1),
-        lambda step: (
-            *arrays,
-            k(step),
-            v(step),
-            step.positions,
-            step.token_rows,
-            step.block_tables[table],
-            step.block_tables[table].shape[1],
-            groups,
-            dim,
-            value_dim,
-            block_size,
-        ),
-        DIM=padded_dim(dim, value_dim),
-        VALUE_DIM=padded_dim(dim, value_dim),
-        SCALED=scaled,
-    )
+record.register(attention)
+record.register(rotated_attention)

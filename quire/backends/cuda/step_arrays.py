@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.backends.cuda.accelerator import Accelerator, DeviceArray
+from quire.backends.cuda.fused import RotatedAttention
 from quire.backends.cuda.memory import ReusedMemory
 from quire.backends.cuda.slot_tables import SlotTables
 from quire.program.batch import Batch
@@ -117,4 +118,4 @@ class StepMemory:
 
 def rotations_of(program: Program) -> tuple[Rope, ...]:
     """Return the rotations that the steps of a program must bring."""
-    return tuple(dict.fromkeys(op.rope for op in program if isinstance(op, Rotary)))
+    return tuple(dict.fromkeys(op.rope for op in program if isinstance(op, Rotary | RotatedAttention)))

@@ -1,0 +1,92 @@
+"""The launches of a program in steps of every kind, found without memory or weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+import numpy as np
+
+from quire.backends.backend import Capacity
+from quire.backends.cuda.accelerator import Accelerator, DeviceArray, Launch
+from quire.backends.cuda.caches import DeviceCaches
+from quire.backends.cuda.lower import lower, step_memory
+from quire.backends.cuda.manifest import launch_key
+from quire.backends.cuda.segments import LEAST, SEGMENT
+from quire.backends.cuda.weights import weight_at
+from quire.errors import ConfigError
+from quire.program import ops
+from quire.program.batch import Batch
+from quire.program.program import Program
+from quire.weights.plan import Layout
+
+_SMALL_TILE = 16  # rows for each weight, at most, of the smaller of two tiles
+
+
+class _Nowhere:
+    """An accelerator that has any memory, and keeps nothing there."""
+
+    name = target = "nowhere"
+
+    def in_words(self) -> str:
+        return self.name
+
+    def free_bytes(self) -> int:
+        return 0
+
+    def allocate(self, num_bytes: int) -> DeviceArray:
+        return DeviceArray(None, np.dtype(np.uint8), (num_bytes,))
+
+    def write(self, array: DeviceArray, values: np.ndarray) -> None: ...
+
+    def fetch(self, array: DeviceArray) -> None:
+        raise TypeError("nothing was computed")
+
+    def has_kernel(self, key: str) -> bool:
+        return False
+
+    def launch(self, launch: Launch) -> None: ...
+
+
+def launches_of(program: Program, layout: Layout, capacity: Capacity) -> Iterator[Launch]:
+    """Return the launches of steps of one token, with a short and a long context, and of one of many tokens.
+
+    The last has the larger one of all tiles.
+    """
+    nowhere: Accelerator = _Nowhere()  # type: ignore[assignment]  # its fetch returns nothing
+    memory = nowhere.allocate(max(layout.nbytes, 1))
+    weights = {place.name: weight_at(place, memory) for place in layout.parts}
+    few = [1] * len(capacity.num_blocks)
+    caches = DeviceCaches(nowhere, program, few, capacity.block_size, capacity.kv_dtype)
+    lowered = lower(program, weights, caches.layers, capacity.block_size, nowhere)
+    steps = step_memory(lowered, nowhere)
+    number = max((op.num_experts for op in program if isinstance(op, ops.Experts)), default=1)
+    for context, count in ((1, 1), (LEAST * SEGMENT, 1), (many := (_SMALL_TILE + 1) * number, many)):
+        step = steps.put(_row(context, count, len(few), capacity.block_size))
+        launches = (launch(step) for launch in lowered.launches)
+        yield from (launch for launch in launches if prod(launch.grid))
+
+
+def _row(context: int, count: int, num_groups: int, block_size: int) -> Batch:
+    """Return a row of the last `count` tokens of a context, all of which need logits."""
+    numbers, one = np.arange(count), np.zeros(1, np.int64)
+    table = np.zeros((1, -(-context // block_size)), np.int64)
+    return Batch(
+        token_ids=numbers * 0,
+        positions=numbers + context - count,
+        row_offsets=np.array([0, count]),
+        block_tables=(table,) * num_groups,
+        context_lens=one + context,
+        slots=one,
+        variants=one,
+        logit_rows=numbers,
+        block_size=block_size,
+    )
+
+
+def require_compiled(program: Program, layout: Layout, capacity: Capacity, accelerator: Accelerator) -> None:
+    """Raise ConfigError if a step of the program would ask for a kernel that was not compiled."""
+    for launch in launches_of(program, layout, capacity):
+        if not accelerator.has_kernel(key := launch_key(launch)):
+            problem = f"no kernel {key} was compiled for {accelerator.target}, and this model needs it"
+            raise ConfigError(problem, "use device='native', or weights and a cache in bfloat16 or int8")

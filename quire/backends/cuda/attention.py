@@ -1,0 +1,149 @@
+"""Attention as launches: rotation and the write of keys and values, then sums over the context."""
+
+from __future__ import annotations
+
+from quire.backends.cuda.accelerator import Argument, Constant, DeviceArray, Launch
+from quire.backends.cuda.fused import RotatedAttention
+from quire.backends.cuda.kernels.variants import CACHES, attention_rows
+from quire.backends.cuda.launch_list import LaunchList, padded_dim
+from quire.backends.cuda.segments import NOTHING, SegmentShape
+from quire.backends.cuda.step_arrays import StepArrays
+from quire.errors import ConfigError
+from quire.program import ops
+from quire.program.program import Value
+
+# As Triton calls them.
+_CACHE_TYPES = {"bfloat16": "bf16", "int8": "i8", "float16": "fp16", "float32": "fp32"}
+
+
+def attention(op: ops.Attention, to: LaunchList) -> None:
+    """Record the write of keys and values, and the attention over the cache."""
+    own = _Layer(op, to)
+    k, v = to.at(op.k), to.at(op.v)
+    to.add(
+        "write_kv",
+        lambda step: (step.counts["T"], own.groups, 1),
+        lambda step: (
+            *own.cache,
+            k(step),
+            v(step),
+            *own.places(step),
+            own.groups,
+            own.dim,
+            own.value_dim,
+            to.block_size,
+        ),
+        DIM=own.padded,
+        VALUE_DIM=own.padded,
+        SCALED=own.scaled,
+    )
+    _attend(own, op.q)
+
+
+def rotated_attention(op: RotatedAttention, to: LaunchList) -> None:
+    """Record norms of heads, rotation and the write of keys and values as one launch, then the attention."""
+    own, arrays = _Layer(op.attention, to), [to.at(value) for value in (op.q, op.k, op.v)]
+    turned, rope, norms = to.at(op.turned), op.rope, op.norms
+    weights = (to.none, to.none) if norms is None else tuple(to.array(norm.weight) for norm in norms)
+    eps, offset = (0.0, 0.0) if norms is None else (norms[0].eps, norms[0].offset)
+    to.add(
+        "rope_and_kv",
+        lambda step: (step.counts["T"], own.heads + own.groups, 1),
+        lambda step: (
+            turned(step),
+            *own.cache,
+            *(at(step) for at in arrays),
+            *weights,
+            *step.rotations[rope],
+            *own.places(step),
+            own.heads,
+            own.groups,
+            own.dim,
+            own.value_dim,
+            rope.dim,
+            to.block_size,
+            eps,
+            offset,
+        ),
+        NORM=norms is not None,
+        ROPE="halves",
+        DIM=own.padded,
+        VALUE_DIM=own.padded,
+        SCALED=own.scaled,
+    )
+    _attend(own, op.turned)
+
+
+class _Layer:
+    """The sizes of an attention, and the arguments that its launches share."""
+
+    def __init__(self, op: ops.Attention, to: LaunchList) -> None:
+        self.op, self.to = op, to
+        (self.heads, self.dim), (self.groups, _), (_, self.value_dim) = op.q.shape, op.k.shape, op.v.shape
+        self.padded, self.table, cache = (
+            padded_dim(self.dim, self.value_dim),
+            to.groups[op.layer],
+            to.caches[op.layer],
+        )
+        self.scaled, self.kind = cache.key_scales is not None, _CACHE_TYPES[cache.keys.dtype.name]
+        scales = (cache.key_scales or to.none, cache.value_scales or to.none)
+        self.cache: tuple[DeviceArray, ...] = (cache.keys, cache.values, *scales)
+        self.shared = self.heads // self.groups
+        self.constants: dict[str, Constant] = {
+            "CAP": op.softcap is not None,
+            "SCALED": self.scaled,
+            "PRECISION": CACHES[self.kind],
+            "DIM": self.padded,
+            "VALUE_DIM": self.padded,
+        }
+
+    def places(self, step: StepArrays) -> tuple[Argument, ...]:
+        """Return where tokens are in the cache."""
+        table = step.block_tables[self.table]
+        return step.positions, step.token_rows, table, table.shape[1]
+
+    @property
+    def sizes(self) -> tuple[Argument, ...]:
+        widths = (self.heads, self.groups, self.dim, self.value_dim, self.to.block_size)
+        return (*widths, self.op.window or 0, int(self.op.chunked))
+
+
+def _attend(own: _Layer, queries: Value) -> None:
+    op, to = own.op, own.to
+    out, q, sinks = to.at(op.out), to.at(queries), to.array(op.sinks)
+    fewest, most = attention_rows(True, own.kind), attention_rows(False, own.kind)
+    if own.shared > most:
+        problem = f"the cuda backend has no kernel for {own.shared} query heads that share a key head"
+        raise ConfigError(problem, f"at most {most} may, with this kv_cache_dtype: use device='native'")
+    shape = SegmentShape(own.table, op.window or 0, op.chunked, own.heads, own.groups, own.value_dim)
+    by_segments = CACHES[own.kind] == "bf16" and op.softcap is None and own.shared <= fewest
+
+    def launch(step: StepArrays) -> Launch:
+        if by_segments and to.segments.most(shape, step):
+            return NOTHING
+        count = step.counts["T"]
+        block = fewest if step.num_rows == count and own.shared <= fewest else most
+        tokens = 1 if step.num_rows == count else block // own.shared
+        positions, token_rows, table, stride = own.places(step)
+        where = (positions, token_rows, positions, step.context_lens, table, stride)  # no ends of images
+        flags = (0, int(op.sinks is not None), op.scale, op.softcap or 0.0)
+        args = (out(step), q(step), *own.cache, sinks, *where, count, tokens, *own.sizes, *flags)
+        grid = (-(-count // tokens), own.groups, 1)
+        return Launch("attend", grid, args, {**own.constants, "BLOCK_M": block})
+
+    to.launches.append(launch)
+    if by_segments:
+        to.launches += to.segments.launches(
+            shape,
+            {**own.constants, "BLOCK_M": fewest},
+            lambda step: (
+                q(step),
+                *own.cache,
+                *own.places(step),
+                step.counts["T"],
+                *own.sizes,
+                op.scale,
+                op.softcap or 0.0,
+            ),
+            lambda step: (out(step), sinks, int(op.sinks is not None)),
+        )
