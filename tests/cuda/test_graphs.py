@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from on_accelerator import interpreted, write_checkpoint
+from on_accelerator import interpreted, wide, write_checkpoint
 from test_cuda_device import FAMILIES, MIXTURES
 from test_exactness import fingerprint
 from test_whole_models import stored
-from tiny import CONFIGS, VOCAB
+from tiny import VOCAB
 
 from quire import LLM, SamplingParams
 from quire.backends.cuda import graphs
@@ -21,7 +21,6 @@ from quire.backends.cuda.accelerator import DeviceArray, Launch
 from quire.backends.cuda.graphs import DecodeGraphs, graph_rows, padded_rows
 from quire.backends.cuda.interpreted import InterpretedAccelerator
 from quire.backends.cuda.step_arrays import StepArrays
-from quire.models import read_model
 from quire.program.passes import fuse
 from quire.types import Admission, Grant, Row, Step
 
@@ -52,7 +51,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
             self.graph.replay()
 
     def counting(self: InterpretedAccelerator, launches: Sequence[Launch]) -> Any:
-        rows = next(launch.grid[0] for launch in launches if launch.kernel == "write_kv")
+        rows = next(launch.grid[0] for launch in launches if launch.kernel == "rope_and_kv")
         found.captured.append(rows)
         return Graph(capture(self, launches), rows)
 
@@ -115,8 +114,8 @@ def test_arrays_that_move(
 
 
 def test_after_preemption(model: str, counted: Counted, one_by_one: Callable[..., list[str]]) -> None:
-    token_bytes = read_model(CONFIGS["qwen3"]).program.kv_token_bytes(4)
-    few = {"kv_cache_memory_bytes": token_bytes * 40, "max_model_len": 24, "enable_prefix_caching": False}
+    token_bytes = wide("qwen3").program.kv_token_bytes(4)
+    few = {"kv_cache_memory_bytes": token_bytes * 24, "max_model_len": 24, "enable_prefix_caching": False}
     numbers, prompts = [10, 9, 8], [prompt[:6] + [4] * 6 for prompt in PROMPTS]
     found = ask(model, numbers, prompts, max_steps_in_flight=2, **few)
     assert found[-1] == "preempted: True"
@@ -139,7 +138,7 @@ def test_launches_of_decode_steps_depend_on_their_rows_alone(
 
     monkeypatch.setattr(InterpretedAccelerator, "launch", lambda *_: None)
     monkeypatch.setattr(DecodeGraphs, "launch", launch)
-    program = fuse(read_model(CONFIGS[family]).program)
+    program = fuse(wide(family).program)
     groups = len(program.cache_groups)
     backend = interpreted(program, stored(program, format), num_blocks=[64] * groups, block_size=8)
     slots, lengths = range(4), (3, 30, 1, 90)
