@@ -115,7 +115,7 @@ def test_arrays_that_move(
 
 def test_after_preemption(model: str, counted: Counted, one_by_one: Callable[..., list[str]]) -> None:
     token_bytes = wide("qwen3").program.kv_token_bytes(4)
-    few = {"kv_cache_memory_bytes": token_bytes * 24, "max_model_len": 24, "enable_prefix_caching": False}
+    few = {"kv_cache_memory_bytes": token_bytes * 32, "max_model_len": 24, "enable_prefix_caching": False}
     numbers, prompts = [10, 9, 8], [prompt[:6] + [4] * 6 for prompt in PROMPTS]
     found = ask(model, numbers, prompts, max_steps_in_flight=2, **few)
     assert found[-1] == "preempted: True"
