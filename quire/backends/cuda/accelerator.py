@@ -75,6 +75,22 @@ class HostCopy(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class HostBuffer:
+    """Memory of the host that an accelerator copies from: `bytes` [n] uint8, in memory of `owner`."""
+
+    bytes: np.ndarray
+    owner: Any
+
+
+class Upload(Protocol):
+    """A copy from a host buffer that was begun."""
+
+    def wait(self) -> None:
+        """Wait for its end: the buffer may then be written again."""
+        ...
+
+
 class Graph(Protocol):
     """Launches that were captured."""
 
@@ -117,6 +133,14 @@ class Accelerator(Protocol):
 
     def has_kernel(self, key: str) -> bool:
         """Return whether the kernel of this name (manifest.launch_key) was compiled."""
+        ...
+
+    def stage(self, num_bytes: int) -> HostBuffer:
+        """Return memory of the host for uploads, pinned on a GPU. Raises ConfigError if there is none."""
+        ...
+
+    def upload(self, buffer: HostBuffer, array: DeviceArray) -> Upload:
+        """Begin to copy the first bytes of a buffer to an array, as many as it has."""
         ...
 
     def launch(self, launch: Launch) -> None:

@@ -18,7 +18,7 @@ from cuda.core import Buffer, Device, Event, LaunchConfig, LegacyPinnedMemoryRes
 from cuda.core import launch as launch_kernel
 from cuda.core.graph import Graph
 
-from quire.backends.cuda.accelerator import Argument, DeviceArray, Launch
+from quire.backends.cuda.accelerator import Argument, DeviceArray, HostBuffer, Launch
 from quire.backends.cuda.manifest import CompiledKernel, Manifest, launch_key
 from quire.errors import ConfigError
 
@@ -101,6 +101,21 @@ class Gpu:
     def has_kernel(self, key: str) -> bool:
         return key in self.manifest.targets[self.target]
 
+    def stage(self, num_bytes: int) -> HostBuffer:
+        self._device.set_current()
+        try:
+            pinned = self._pinned.memory.allocate(num_bytes)
+        except (RuntimeError, MemoryError) as error:
+            problem = f"the driver cannot pin {num_bytes >> 20} MiB of memory: {error}"
+            raise ConfigError(problem, "raise the limit of locked memory (ulimit -l)") from error
+        there = (ctypes.c_uint8 * num_bytes).from_address(int(pinned.handle))
+        return HostBuffer(np.ctypeslib.as_array(there), pinned)
+
+    def upload(self, buffer: HostBuffer, array: DeviceArray) -> _Uploaded:
+        self._device.set_current()
+        _region(array).copy_from(_first(buffer.owner, array.num_bytes), stream=self._stream)
+        return _Uploaded(self._stream.record())
+
     def launch(self, launch: Launch) -> None:
         if prod(launch.grid):
             self._device.set_current()
@@ -133,6 +148,16 @@ class Gpu:
             at = self._device.device_id
             _checked(*driver.cuKernelSetAttribute(_MAX_SHARED, entry.shared_bytes, kernel.handle, at))
         return _Loaded(kernel, entry)
+
+
+@dataclass(frozen=True, slots=True)
+class _Uploaded:
+    """A copy to a GPU; the event comes when it has ended."""
+
+    ended: Event
+
+    def wait(self) -> None:
+        self.ended.sync()
 
 
 @dataclass(frozen=True, slots=True)

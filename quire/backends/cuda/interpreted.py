@@ -11,7 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from quire.backends.cuda.accelerator import ALIGNMENT, Argument, DeviceArray, Launch
+from quire.backends.cuda.accelerator import (
+    ALIGNMENT,
+    Argument,
+    DeviceArray,
+    HostBuffer,
+    Launch,
+    Upload,
+)
 from quire.backends.cuda.kernels.variants import ALIGNED, MULTIPLE, variants
 from quire.backends.host import available_memory
 from quire.errors import ConfigError
@@ -23,6 +30,11 @@ class _Fetched:
 
     def result(self) -> np.ndarray:
         return self.values
+
+
+class _Uploaded:
+    def wait(self) -> None:
+        """Do nothing: it was copied at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +85,13 @@ class InterpretedAccelerator:
     def has_kernel(self, key: str) -> bool:
         """Return whether GPUs have it: the interpreter itself runs kernels with any constants."""
         return key in _compiled()
+
+    def stage(self, num_bytes: int) -> HostBuffer:
+        return HostBuffer(np.empty(num_bytes, np.uint8), None)
+
+    def upload(self, buffer: HostBuffer, array: DeviceArray) -> Upload:
+        view_of(array.part(0, (array.num_bytes,), buffer.bytes.dtype))[...] = buffer.bytes[: array.num_bytes]
+        return _Uploaded()
 
     def launch(self, launch: Launch) -> None:
         if prod(launch.grid):

@@ -10,6 +10,7 @@ import numpy as np
 
 from quire.backends.cuda.accelerator import Accelerator, DeviceArray
 from quire.backends.cuda.packing import packed, packed_shapes
+from quire.backends.cuda.uploads import UploadRing
 from quire.program.numerics import SPAN
 from quire.program.ops import Experts
 from quire.program.program import Program
@@ -61,20 +62,21 @@ def upload(
     progress: Progress | None = None,
     num_threads: int | None = None,
 ) -> dict[str, DeviceWeight]:
-    """Load the weights of a plan one by one and copy them to an accelerator.
+    """Load the weights of a plan one by one while those before are copied to an accelerator.
 
     `progress` is called with bytes of the checkpoint done, and in all.
     """
     memory, tensors = accelerator.allocate(max(plan.layout.nbytes, 1)), plan.need_tensors()
     sizes = {n: sum(tensors[source].nbytes for source in s.sources) for n, s in plan.specs.items()}
     found, done = dict[str, DeviceWeight](), 0
-    for place in plan.layout.parts:
-        name = place.name
-        one = replace(plan, specs={name: plan.specs[name]})
-        found[name] = _put(load(one, None, num_threads)[name], place, memory, accelerator)
-        done += sizes[name]
-        if progress is not None:
-            progress(done, sum(sizes.values()))
+    with UploadRing(accelerator, num_threads) as ring:
+        for place in plan.layout.parts:
+            name = place.name
+            one = replace(plan, specs={name: plan.specs[name]})
+            found[name] = _put(load(one, None, num_threads)[name], place, memory, ring)
+            done += sizes[name]
+            if progress is not None:
+                progress(done, sum(sizes.values()))
     return found
 
 
@@ -84,7 +86,8 @@ def place_weights(
     """Copy loaded weights to an accelerator."""
     layout = plan_layout(program, {name: weight.storage for name, weight in weights.items()})
     memory = accelerator.allocate(max(layout.nbytes, 1))
-    return {place.name: _put(weights[place.name], place, memory, accelerator) for place in layout.parts}
+    with UploadRing(accelerator) as ring:
+        return {place.name: _put(weights[place.name], place, memory, ring) for place in layout.parts}
 
 
 def weight_at(place: WeightPlace, memory: DeviceArray) -> DeviceWeight:
@@ -96,12 +99,10 @@ def weight_at(place: WeightPlace, memory: DeviceArray) -> DeviceWeight:
     return DeviceWeight(place.format, place.shape, tuple(arrays))
 
 
-def _put(
-    weight: StoredWeight, place: WeightPlace, memory: DeviceArray, accelerator: Accelerator
-) -> DeviceWeight:
+def _put(weight: StoredWeight, place: WeightPlace, memory: DeviceArray, ring: UploadRing) -> DeviceWeight:
     found = weight_at(place, memory)
     for array, values in zip(found.arrays, _values(weight, place.format), strict=True):
-        accelerator.write(array, values)
+        ring.put(array, values)
     return found
 
 
