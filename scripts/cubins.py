@@ -112,10 +112,8 @@ def _output(tool: str, *args: str) -> str:
 def faults(key: str, variant: Variant, target: str, entry: Entry) -> list[str]:
     """Return what is wrong with a compiled kernel: a budget exceeded, an instruction missing."""
     found = []
-    if entry["stack_bytes"] > most_stack_bytes(variant):
-        found.append(
-            f"{target} {key}: {entry['stack_bytes']} bytes of stack, budget {most_stack_bytes(variant)}"
-        )
+    if entry["stack_bytes"] > (most := most_stack_bytes(variant, target)):
+        found.append(f"{target} {key}: {entry['stack_bytes']} bytes of stack, budget {most}")
     wanted = EXPECTED.get(variant.tensor_cores, {}).get(target)
     if wanted and not entry["instructions"].get(wanted):
         found.append(f"{target} {key}: no {wanted} among {entry['instructions']}")

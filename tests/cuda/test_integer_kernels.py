@@ -8,11 +8,20 @@ import pytest
 from quire.backends.cuda import interpreter, packing
 from quire.backends.cuda.kernels import quantized
 from quire.program import numerics
+from quire.quantize.coded import Coded, pack_codes
 from quire.quantize.integers import Int4, Int8, pack
+from quire.quantize.scales import Scales
+
+Weight = Int8 | Int4 | Coded
+KINDS = ("int8", "int4", "mxfp4")
 
 
-def weight_of(kind: str, outputs: int, inputs: int, seed: int = 0) -> Int8 | Int4:
+def weight_of(kind: str, outputs: int, inputs: int, seed: int = 0) -> Weight:
     rng = np.random.default_rng(seed)
+    if kind == "mxfp4":
+        codes = rng.integers(0, 16, (outputs, inputs)).astype(np.uint8)
+        scales = Scales(rng.integers(110, 125, (outputs, -(-inputs // 32))).astype(np.uint8))
+        return Coded(kind, pack_codes(codes, 4), 4, inputs, "fp4", 32, scales)
     scales = rng.integers(-127, 128, (outputs, -(-inputs // 32))).astype(np.int8)
     channels = (rng.random(outputs) / 500).astype(np.float32)
     if kind == "int8":
@@ -60,7 +69,7 @@ def test_quantize_rows(inputs: int, block_scaled: bool) -> None:
         assert (blocks[:, : wanted_blocks.shape[1]] == wanted_blocks)[finite].all()
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("rows", "outputs", "inputs"), [(1, 16, 128), (3, 40, 100), (17, 33, 300)])
 def test_product_bit_for_bit(kind: str, rows: int, outputs: int, inputs: int) -> None:
     weight, x = weight_of(kind, outputs, inputs), activations(rows, inputs)
@@ -69,12 +78,12 @@ def test_product_bit_for_bit(kind: str, rows: int, outputs: int, inputs: int) ->
         assert (product(weight, x, block_m, block_n) == wanted).all()
 
 
-def product(weight: Int8 | Int4, x: np.ndarray, block_m: int = 16, block_n: int = 32) -> np.ndarray:
+def product(weight: Weight, x: np.ndarray, block_m: int = 16, block_n: int = 32) -> np.ndarray:
     own, (rows, outputs) = packing.packed(weight), (len(x), weight.shape[0])
     out = np.full((rows, outputs), np.nan, np.float32)
-    ready = rounded(x, weight.block_scaled_rows)
+    ready = rounded(x, weight.storage.kind == "int8")
     args = [out, *ready, own.values, own.scales, own.channels, out, rows, outputs, own.spans]
-    constants = {"INT4": own.is_int4, "BIAS": False, "BLOCK_M": block_m, "BLOCK_N": block_n}
+    constants = {"KIND": weight.storage.kind, "BIAS": False, "BLOCK_M": block_m, "BLOCK_N": block_n}
     grid = (-(-outputs // block_n), -(-rows // block_m))
     interpreter.run(quantized.quantized_product, grid, args, constants)
     return out
@@ -85,8 +94,10 @@ def test_largest_sums_are_exact() -> None:
     scales, channels = np.full((16, 4), 127, np.int8), np.ones(16, np.float32)
     int8 = Int8(np.full((16, 128), -128, np.int8), scales, channels)
     int4 = Int4(np.zeros((16, 64), np.uint8), scales, channels, 128)
+    largest = Scales(np.full((16, 4), 200, np.uint8))
+    mxfp4 = Coded("mxfp4", np.full((16, 64), 0xFF, np.uint8), 4, 128, "fp4", 32, largest)
     x = np.ones((2, 128), np.float32)
-    for weight in (int8, int4):
+    for weight in (int8, int4, mxfp4):
         assert (product(weight, x) == weight.product(x)).all()
 
 
@@ -98,24 +109,34 @@ def test_a_row_that_is_not_finite_is_nan_alone() -> None:
     assert np.array_equal(found, wanted, equal_nan=True)
 
 
+def test_the_smallest_and_the_invalid_scale_of_mxfp4() -> None:
+    """Half of the smallest is kept, as a subnormal number; the invalid one makes its outputs NaN."""
+    x, scales = activations(3, 64), np.array([[0, 1], [255, 120]], np.uint8)
+    weight = Coded("mxfp4", np.full((2, 32), 0x35, np.uint8), 4, 64, "fp4", 32, Scales(scales))
+    found, wanted = product(weight, x), weight.product(x)
+    assert np.array_equal(found, wanted, equal_nan=True)
+    assert np.isnan(found[:, 1]).all()
+    assert (found[1:, 0] != 0).any()
+
+
 def test_bias() -> None:
     weight, x = weight_of("int4", 20, 128), activations(5, 128)
     own, bias = packing.packed(weight), np.random.default_rng(5).standard_normal(20).astype("f4")
     out = np.empty((5, 20), np.float32)
-    ready = rounded(x, weight.block_scaled_rows)
+    ready = rounded(x, weight.storage.kind == "int8")
     args = [out, *ready, own.values, own.scales, own.channels, bias, 5, 20, own.spans]
-    constants = {"INT4": True, "BIAS": True, "BLOCK_M": 16, "BLOCK_N": 32}
+    constants = {"KIND": "int4", "BIAS": True, "BLOCK_M": 16, "BLOCK_N": 32}
     interpreter.run(quantized.quantized_product, (1, 1), args, constants)
     assert (out == weight.product(x) + bias).all()
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_gated_product(kind: str) -> None:
     gate, up = weight_of(kind, 20, 160, seed=2), weight_of(kind, 20, 160, seed=3)
     x, out = activations(5, 160) / np.float32(50), np.empty((5, 20), np.float32)
     parts = [array for w in map(packing.packed, (gate, up)) for array in (w.values, w.scales, w.channels)]
-    args = [out, *rounded(x, gate.block_scaled_rows), *parts, 5, 20, 2]
-    constants = {"INT4": kind == "int4", "BLOCK_M": 16, "BLOCK_N": 32}
+    args = [out, *rounded(x, kind == "int8"), *parts, 5, 20, 2]
+    constants = {"KIND": kind, "BLOCK_M": 16, "BLOCK_N": 32}
     interpreter.run(quantized.quantized_gated_product, (1, 1), args, constants | {"ACTIVATION": "linear"})
     assert (out == gate.product(x) * up.product(x)).all()
     interpreter.run(quantized.quantized_gated_product, (1, 1), args, constants | {"ACTIVATION": "silu"})
@@ -123,7 +144,7 @@ def test_gated_product(kind: str) -> None:
     assert np.allclose(out, wanted, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("inputs", [32, 100, 256])
 def test_packed_shapes(kind: str, inputs: int) -> None:
     own = packing.packed(weight_of(kind, 20, inputs))

@@ -18,8 +18,10 @@ from quire.backends.cuda.refused import require_kernels
 from quire.errors import ConfigError
 from quire.program import Program
 from quire.program.passes import fuse, gather_products
+from quire.quantize.coded import Coded, pack_codes
 from quire.quantize.kinds import DTYPES, Dense, FloatStorage
 from quire.quantize.round_to_nearest import quantize
+from quire.quantize.scales import Scales
 
 WITHOUT_KERNELS = {
     *("qwen3_next", "qwen3_5", "qwen3_5_moe", "granite4_h", "falcon_h1", "nemotron_h", "lfm2", "lfm2_moe"),
@@ -36,11 +38,23 @@ def stored(program: Program, format: str) -> dict[str, Any]:
         spec = program.weights()[name]
         if format in DTYPES:
             found[name] = Dense(weight.array.astype(DTYPES[format]))
+        elif format == "mxfp4" and spec.quantizable and len(spec.shape) > 2:
+            found[name] = mxfp4(spec.shape)
+        elif format == "mxfp4":  # as gpt-oss is published
+            found[name] = Dense(weight.array.astype(DTYPES["bf16"]))
         elif spec.quantizable:
             found[name] = quantize(spec, weight.array, format)
         else:
             found[name] = Dense(weight.array)
     return found
+
+
+def mxfp4(shape: tuple[int, ...]) -> Coded:
+    """Return random experts whose numbers are about as large as those of random_weights."""
+    rng, (*outer, inputs) = np.random.default_rng(shape[-1]), shape
+    codes = rng.integers(0, 16, shape).astype(np.uint8)
+    scales = Scales(rng.integers(122, 125, (*outer, -(-inputs // 32))).astype(np.uint8))
+    return Coded("mxfp4", pack_codes(codes, 4), 4, inputs, "fp4", 32, scales)
 
 
 def in_parts(paged: Paged, prompts: list[list[int]], cuts: list[tuple[int, ...]]) -> list[np.ndarray]:
@@ -97,12 +111,12 @@ def test_formats_of_weights(format: str, most: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen2_moe", "llama4", "gpt_oss"])
-@pytest.mark.parametrize("format", ["bf16", "int8", "int4"])
+@pytest.mark.parametrize("format", ["bf16", "int8", "int4", "mxfp4"])
 def test_formats_of_experts(name: str, format: str) -> None:
     """Tiles for few rows of each expert and for many give the same bits, in every format."""
     program = fuse(wide(name).program)
     weights, prompts = stored(program, format), [TOKENS[:45], TOKENS[40:45]]
-    with rounding_to_bf16(format == "bf16"):
+    with rounding_to_bf16(format in ("bf16", "mxfp4")):
         reference = Paged(program, weights)
         wanted = reference.prefill(reference.sequence(prompts[0]))
     whole = Paged(program, weights, make=interpreted)

@@ -13,6 +13,7 @@ from quire.backends.cuda.backend import CudaBackend
 from quire.backends.cuda.caches import token_bytes
 from quire.backends.cuda.fused import prepared
 from quire.backends.cuda.graphs import GRAPH_BYTES, LAUNCH_BYTES, graph_rows, padded_rows
+from quire.backends.cuda.kernels.variants import INTEGERS
 from quire.backends.cuda.lower import scratch_row_bytes
 from quire.backends.cuda.refused import require_kernels
 from quire.backends.cuda.sampler import penalty_bytes, sampling_bytes
@@ -105,13 +106,13 @@ class CudaDevice:
         return plan_layout(program, storage)
 
     def arithmetic_of(self, op: Op, storage: Mapping[str, Storage], kv_dtype: str) -> Kind:
-        """Return what the kernels multiply: quantized weights meet int8, bf16 is multiplied as stored."""
+        """Return what the kernels multiply: integers meet int8, bf16 is multiplied as stored."""
         if isinstance(op, ops.Attention):
             return "bf16" if kv_dtype in ("bfloat16", "int8") else "f32"
         if not isinstance(op, ops.Linear | ops.GatedLinear | ops.Experts):
             return "f32"
         kind = storage[op.weights()[0].name].kind
-        return "int8" if kind in ("int8", "int4") else "bf16" if kind == "bf16" else "f32"
+        return "int8" if kind in INTEGERS else "bf16" if kind == "bf16" else "f32"
 
     def own_kv_dtype(self, floats: str) -> str:
         return OWN_DTYPES[floats]

@@ -117,7 +117,7 @@ class _Pairs:
         tile: _Tile = quantized_tile
         if weight.format in QUANTIZED:
             kernel, rows = "grouped_quantized_product", self._rounded(x, per_token, inputs, weight.format)
-            size, how["INT4"] = spans_of(inputs), weight.format == "int4"
+            size, how["KIND"] = spans_of(inputs), weight.format
         else:
             kernel, rows, kind = "grouped_product", _alone(x), FLOAT_TYPES[weight.format]
             size, how["PRECISION"], tile = inputs, PRECISIONS[kind], _float_tile(kind)

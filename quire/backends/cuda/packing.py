@@ -1,24 +1,29 @@
-"""The layout of Int8 and Int4 weights for kernels: whole spans, scales by group, int4 by pairs of groups."""
+"""The layout of weights of integers for kernels: whole spans, scales by group, 4 bits by pairs of groups."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from quire.program.numerics import GROUP, SPAN
+from quire.quantize.coded import Coded
 from quire.quantize.integers import Int4, Int8
+
+_BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
 @dataclass(frozen=True)
 class PackedIntegers:
     """A matrix for kernels.quantized: inputs padded with zeros to `spans` of 128.
 
-    `values` are int8 [..., outputs, spans * 128], or for Int4 uint8 [..., outputs, spans * 64]: of each 64
+    `values` are int8 [..., outputs, spans * 128], or of 4 bits uint8 [..., outputs, spans * 64]: of each 64
     inputs the first 32 in the low halves of 32 bytes, the others in the high ones, so that a group is a row
     of bytes with one shift. `scales` int8 [..., spans * 4, outputs] are by group, so that neighbouring
-    outputs are read together; `channels` float32 [..., outputs].
+    outputs are read together, of MXFP4 bfloat16 and half of what they are, as kernels have twice the numbers;
+    `channels` float32 [..., outputs], of MXFP4 ones.
     """
 
     values: np.ndarray
@@ -29,34 +34,35 @@ class PackedIntegers:
     def spans(self) -> int:
         return self.scales.shape[-2] * GROUP // SPAN
 
-    @property
-    def is_int4(self) -> bool:
-        return self.values.dtype == np.uint8
 
-
-def packed(weight: Int8 | Int4) -> PackedIntegers:
-    """Return the same integers and scales in the layout of the kernels."""
+def packed(weight: Int8 | Int4 | Coded) -> PackedIntegers:
+    """Return the same integers and scales in the layout of the kernels. Of Coded weights, MXFP4 has one."""
     *outer, inputs = weight.shape
     spans = -(-inputs // SPAN)
-    values = np.full((*outer, spans * SPAN), weight.zero, weight.integers().dtype)
-    values[..., :inputs] = weight.integers()
-    if isinstance(weight, Int4):
+    if isinstance(weight, Coded):
+        codes, zero, channels = weight.codes(), 0, np.ones(outer, np.float32)
+        own = (weight.scales.floats() * np.float32(0.5)).astype(_BF16)  # exact: powers of two
+    else:
+        codes, zero, channels, own = weight.integers(), weight.zero, weight.channel_scales, weight.scales
+    values = np.full((*outer, spans * SPAN), zero, codes.dtype)
+    values[..., :inputs] = codes
+    if not isinstance(weight, Int8):
         pairs = values.reshape(*outer, -1, 2, GROUP)
         values = (pairs[..., 0, :] | (pairs[..., 1, :] << 4)).reshape(*outer, -1)
-    scales = np.zeros((*outer, spans * SPAN // GROUP), np.int8)
-    scales[..., : weight.scales.shape[-1]] = weight.scales
+    scales = np.zeros((*outer, spans * SPAN // GROUP), own.dtype)
+    scales[..., : own.shape[-1]] = own
     by_group = np.ascontiguousarray(scales.swapaxes(-1, -2))
-    return PackedIntegers(np.ascontiguousarray(values), by_group, np.ascontiguousarray(weight.channel_scales))
+    return PackedIntegers(np.ascontiguousarray(values), by_group, np.ascontiguousarray(channels))
 
 
 def packed_shapes(kind: str, shape: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]:
     """Return shape and type of values, scales and channels of a packed weight of this kind and shape."""
     *outer, outputs, inputs = shape
     spans = -(-inputs // SPAN)
-    int4 = kind == Int4.kind
-    row = spans * SPAN // 2 if int4 else spans * SPAN
+    eight = kind == Int8.kind
+    row = spans * SPAN if eight else spans * SPAN // 2
     return (
-        ((*outer, outputs, row), np.dtype(np.uint8 if int4 else np.int8)),
-        ((*outer, spans * SPAN // GROUP, outputs), np.dtype(np.int8)),
+        ((*outer, outputs, row), np.dtype(np.int8 if eight else np.uint8)),
+        ((*outer, spans * SPAN // GROUP, outputs), _BF16 if kind == "mxfp4" else np.dtype(np.int8)),
         ((*outer, outputs), np.dtype(np.float32)),
     )

@@ -7,7 +7,13 @@ from collections.abc import Callable
 import numpy as np
 
 from quire.backends.cuda.accelerator import DeviceArray
-from quire.backends.cuda.kernels.variants import PRECISIONS, gated_tile, product_tile, quantized_tile
+from quire.backends.cuda.kernels.variants import (
+    INTEGERS,
+    PRECISIONS,
+    gated_tile,
+    product_tile,
+    quantized_tile,
+)
 from quire.backends.cuda.launch_list import At, LaunchList, activation_name
 from quire.backends.cuda.scratch import Part, carve
 from quire.backends.cuda.step_arrays import StepArrays
@@ -17,7 +23,7 @@ from quire.program.numerics import GROUP, SPAN
 from quire.program.program import Value
 
 FLOAT_TYPES = {"bf16": "bf16", "f16": "fp16", "f32": "fp32"}  # of float weights, as Triton calls them
-QUANTIZED = ("int8", "int4")
+QUANTIZED = tuple(INTEGERS)
 _INT8, _FLOAT32 = np.dtype(np.int8), np.dtype(np.float32)
 
 
@@ -41,7 +47,7 @@ def linear(op: ops.Linear, to: LaunchList) -> None:
                 spans_of(inputs),
             ),
             quantized_tile,
-            INT4=weight.format == "int4",
+            KIND=weight.format,
             **how,
         )
     else:
@@ -85,7 +91,7 @@ def gated_linear(op: ops.GatedLinear, to: LaunchList) -> None:
                 spans_of(inputs),
             ),
             quantized_tile,
-            INT4=gate.format == "int4",
+            KIND=gate.format,
             ACTIVATION=name,
         )
     else:

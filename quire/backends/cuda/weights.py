@@ -9,11 +9,13 @@ from math import prod
 import numpy as np
 
 from quire.backends.cuda.accelerator import Accelerator, DeviceArray
+from quire.backends.cuda.kernels.variants import INTEGERS
 from quire.backends.cuda.packing import packed, packed_shapes
 from quire.backends.cuda.uploads import UploadRing
 from quire.program.numerics import SPAN
 from quire.program.ops import Experts
 from quire.program.program import Program
+from quire.quantize.coded import Coded
 from quire.quantize.integers import Int4, Int8
 from quire.quantize.kinds import DTYPES, Array, Storage, StoredWeight, to_float32
 from quire.weights.load import Progress, load
@@ -21,7 +23,7 @@ from quire.weights.plan import Layout, WeightPlace, WeightPlan
 
 ALIGNMENT = 256  # bytes; what tensor cores and wide loads ask for
 VECTOR = "vector"  # the format of weights that multiply nothing as matrices: float32
-SUPPORTED = (*DTYPES, "int8", "int4")  # formats of matrices that kernels multiply
+SUPPORTED = (*DTYPES, *INTEGERS)  # formats of matrices that kernels multiply
 _Part = tuple[tuple[int, ...], np.dtype[np.generic]]  # shape and type of an array
 
 
@@ -29,7 +31,7 @@ _Part = tuple[tuple[int, ...], np.dtype[np.generic]]  # shape and type of an arr
 class DeviceWeight:
     """A weight on an accelerator: `format` is a name in SUPPORTED, or "vector".
 
-    `arrays` of floats are one, [..., out, in]; of int8 and int4 those of quire.backends.cuda.packing: values,
+    `arrays` of floats are one, [..., out, in]; of integers those of quire.backends.cuda.packing: values,
     block scales and channel scales.
     """
 
@@ -108,7 +110,7 @@ def _put(weight: StoredWeight, place: WeightPlace, memory: DeviceArray, ring: Up
 
 def _values(weight: StoredWeight, format: str) -> tuple[Array, ...]:
     """Return the arrays of a weight."""
-    if isinstance(weight, Int8 | Int4):
+    if isinstance(weight, Int8 | Int4 | Coded):
         parts = packed(weight)
         return parts.values, parts.scales, parts.channels
     floats = weight.floats()

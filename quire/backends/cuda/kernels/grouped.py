@@ -152,7 +152,7 @@ def grouped_quantized_product(
     spans,
     experts,
     chosen,
-    INT4: tl.constexpr,
+    KIND: tl.constexpr,
     BIAS: tl.constexpr,
     EXPERTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -163,7 +163,7 @@ def grouped_quantized_product(
     if expert < experts:
         n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         n_in, own = n < outputs, expert.to(tl.int64) * outputs
-        row_bytes = spans * 64 if INT4 else spans * 128
+        row_bytes = spans * 128 if KIND == "int8" else spans * 64
         acc = _rows_of(
             x,
             x_blocks,
@@ -177,7 +177,7 @@ def grouped_quantized_product(
             n_in,
             outputs,
             spans,
-            INT4,
+            KIND,
             BLOCK_M,
             BLOCK_N,
         )

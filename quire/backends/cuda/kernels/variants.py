@@ -23,6 +23,7 @@ ALIGNED, MULTIPLE = frozenset({"inputs", "dim", "value_dim"}), 16
 FLOATS = ("bf16", "fp16", "fp32")
 PRECISIONS = {"bf16": "stored", "fp16": "tf32", "fp32": "ieee"}  # of products, by the format of weights
 CACHES = {"bf16": "bf16", "i8": "bf16", "fp16": "tf32", "fp32": "ieee"}  # of attention, by that of the cache
+INTEGERS = {"int8": ("i8", "i8"), "int4": ("u8", "i8"), "mxfp4": ("u8", "bf16")}  # weights, scales of groups
 DIMS = (64, 128, 256)
 ROW_BLOCKS = (128, 1024)
 MOST_EXPERTS, MOST_CHOSEN = 512, 32  # of a layer, and of a token; powers of two
@@ -85,9 +86,16 @@ def attention_rows(decode: bool, cache: str) -> int:
     return 16 if decode or cache == "fp32" else 64
 
 
-def most_stack_bytes(variant: Variant) -> int:
-    """Return the budget of what does not fit the registers of a thread; heads of 256 need most."""
-    return 640 if variant.kernel.startswith("attend") else 128
+def most_stack_bytes(variant: Variant, target: str) -> int:
+    """Return the budget of what does not fit the registers of a thread; heads of 256 need most.
+
+    sm_100 has no instruction of a group of warps for integers: both operands of large tiles take registers.
+    Those of MXFP4 have sums of floats beside their integers.
+    """
+    if variant.kernel.startswith("attend"):
+        return 640
+    large = variant.tensor_cores == "integer" and (target == "sm_100" or variant.constants["KIND"] == "mxfp4")
+    return 224 if large else 128
 
 
 def variants() -> Iterator[Variant]:
@@ -190,17 +198,17 @@ def _quantized() -> Iterator[Variant]:
         "out:*fp32 x:*i8 x_blocks:*i8 x_scales:*fp32",
         "rows:i32 outputs:i32 spans:i32",
     )
-    plain = f"{head} weight:*{{w}} block_scales:*i8 channels:*fp32 bias:*fp32 {sizes}"
-    parts = (f"{part}:*{{w}} {part}_scales:*i8 {part}_channels:*fp32" for part in ("gate", "up"))
+    plain = f"{head} weight:*{{w}} block_scales:*{{s}} channels:*fp32 bias:*fp32 {sizes}"
+    parts = (f"{part}:*{{w}} {part}_scales:*{{s}} {part}_channels:*fp32" for part in ("gate", "up"))
     gated = f"{head} {' '.join(parts)} {sizes}"
-    for (size, (tile, warps, stages)), int4 in product(_QUANTIZED_TILES.items(), (False, True)):
-        cores, weight = "integer" if size == LARGE else "", "u8" if int4 else "i8"
+    for (size, (tile, warps, stages)), kind in product(_QUANTIZED_TILES.items(), INTEGERS):
+        cores, (weight, scales) = "integer" if size == LARGE else "", INTEGERS[kind]
         for bias in (False, True):
-            own = tile | {"INT4": int4, "BIAS": bias}
-            yield Variant("quantized_product", _types(plain, w=weight), own, warps, stages, cores)
+            own = tile | {"KIND": kind, "BIAS": bias}
+            yield Variant("quantized_product", _types(plain, w=weight, s=scales), own, warps, stages, cores)
         for name in _GATES:
-            own = tile | {"INT4": int4, "ACTIVATION": name}
-            yield Variant("quantized_gated_product", _types(gated, w=weight), own, warps, stages, cores)
+            own, types = tile | {"KIND": kind, "ACTIVATION": name}, _types(gated, w=weight, s=scales)
+            yield Variant("quantized_gated_product", types, own, warps, stages, cores)
 
 
 def _rope_and_kv() -> Iterator[Variant]:
@@ -325,10 +333,12 @@ def _grouped(listed: str) -> Iterator[Variant]:
             own = tile | {"BIAS": bias, "ACTIVATION": name}
             yield Variant("grouped_gated_product", gated, own, warps, stages, cores)
     head = f"out:*fp32 x:*i8 x_blocks:*i8 x_scales:*fp32 {listed}"
-    rest = "block_scales:*i8 channels:*fp32 bias:*fp32 outputs:i32 spans:i32 experts:i32 chosen:i32"
-    for (size, (tile, warps, stages)), int4 in product(_QUANTIZED_TILES.items(), (False, True)):
-        types = _types(f"{head} weight:*{{w}} {rest}", w="u8" if int4 else "i8")
+    rest = "block_scales:*{s} channels:*fp32 bias:*fp32 outputs:i32 spans:i32 experts:i32 chosen:i32"
+    for (size, (tile, warps, stages)), (kind, (weight, scales)) in product(
+        _QUANTIZED_TILES.items(), INTEGERS.items()
+    ):
+        types = _types(f"{head} weight:*{{w}} {rest}", w=weight, s=scales)
         cores = "integer" if size == LARGE else ""
         for bias in (False, True):
-            own = tile | {"INT4": int4, "BIAS": bias, "EXPERTS": MOST_EXPERTS}
+            own = tile | {"KIND": kind, "BIAS": bias, "EXPERTS": MOST_EXPERTS}
             yield Variant("grouped_quantized_product", types, own, warps, stages, cores)
