@@ -3,25 +3,31 @@
     python scripts/check_package.py dist/*.tar.gz dist/*.whl
 
 A source package has what a build needs. A wheel has the Python package, the native core with the kernels of
-all instruction sets, and the licences; in wheels that auditwheel has named, the core needs no library beside
+all instruction sets, the kernels for GPUs that its manifest names, which `make cubins` compiles and a source
+package may have, and the licences. In wheels that auditwheel has named, the core needs no library beside
 those of the C library. Run it in the clone that they were built from.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import subprocess
 import sys
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Callable
 from email.parser import BytesParser
 from pathlib import Path
+from typing import Any
 
 SOURCE = ("CMakeLists.txt", "LICENSE", "README.md", "pyproject.toml", "csrc/", "licenses/", "quire/")
 C_LIBRARY = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1"}
 C_LIBRARY |= {"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
 CORE = re.compile(r"quire/backends/native/_core\.(abi3|cpython-311-(x86_64|aarch64)-linux-gnu)\.so")
+CUBINS = "quire/backends/cuda/cubins/"
 BEST_SETS = {"x86_64": "avx512_amx", "aarch64": "neon_i8mm"}
 
 
@@ -37,12 +43,31 @@ def differences(found: set[str], expected: set[str]) -> list[str]:
     return [f"stray: {name}" for name in stray] + [f"missing: {name}" for name in missing]
 
 
+def check_cubins(names: set[str], read: Callable[[str], bytes]) -> list[str]:
+    """Return what is wrong with the kernels for GPUs in a package, whose files are read by name."""
+    targets = json.loads(read(CUBINS + "manifest.json"))["targets"]
+    sums = {
+        f"{CUBINS}{target}/{entry['sha256']}.cubin": entry["sha256"]
+        for target, kernels in targets.items()
+        for entry in kernels.values()
+    }
+    found = {name for name in names if name.endswith(".cubin")}
+    if not found:
+        return [f"no kernels for GPUs, {len(sums)} in the manifest: run `make cubins` before it is built"]
+    digests = {name: hashlib.sha256(read(name)).hexdigest() for name in found & sums.keys()}
+    wrong = sorted(name for name, digest in digests.items() if digest != sums[name])
+    return differences(found, set(sums)) + [f"not what the manifest names: {name}" for name in wrong]
+
+
 def check_source(path: Path) -> list[str]:
     """Return what is wrong with a source package."""
     folder = path.name.removesuffix(".tar.gz") + "/"
     with tarfile.open(path) as package:
         found = {member.name.removeprefix(folder) for member in package if member.isfile()}
-    return differences(found, tracked(*SOURCE) | {"PKG-INFO"})
+        cubins = {name for name in found if name.endswith(".cubin")}
+        read: Any = package.extractfile  # None only for what is no file
+        wrong = check_cubins(found, lambda name: read(folder + name).read()) if cubins else []
+    return wrong + differences(found - cubins, tracked(*SOURCE) | {"PKG-INFO"})
 
 
 def instruction_sets(platform: str) -> list[str]:
@@ -70,9 +95,11 @@ def check_wheel(path: Path) -> list[str]:
         core = package.read(cores[0]) if cores else b""
         facts = f"quire-{version}.dist-info/"
         metadata = BytesParser().parsebytes(package.read(facts + "METADATA"))
+        wrong = check_cubins(names, package.read)
+    cubins = {name for name in names if name.endswith(".cubin")}
     licences = {facts + "licenses/" + name for name in tracked("LICENSE", "licenses/")}
     own = {facts + name for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt")}
-    wrong = differences(names - set(cores), tracked("quire/") | licences | own)
+    wrong += differences(names - set(cores) - cubins, tracked("quire/") | licences | own)
     if len(cores) != 1:
         wrong.append(f"{len(cores)} native cores: one is expected")
     if ("abi3" in path.stem) != (python != "cp311"):

@@ -139,7 +139,7 @@ def _job(job: tuple[Variant, int]) -> tuple[str, str, Entry, list[str]]:
 def build(targets: Iterable[int], number: int, done: dict[str, Any]) -> list[str]:
     """Compile for targets, with so many processes, what `done` has not; add it there, and return faults.
 
-    What is of no variant any more is removed.
+    What is of no variant any more is removed, and files that the manifest does not name.
     """
     wanted = {variant.key: variant for variant in variants()}
     sources = {key: source_of(variant) for key, variant in wanted.items()}
@@ -160,6 +160,11 @@ def build(targets: Iterable[int], number: int, done: dict[str, Any]) -> list[str
             write({"triton": triton.__version__, "targets": done})  # what is done stays so if this is ended
             wrong += own
     write({"triton": triton.__version__, "targets": done})
+    for capability in targets:
+        kept = {entry["sha256"] for entry in done[f"sm_{capability}"].values()}
+        for file in (FOLDER / f"sm_{capability}").glob("*.cubin"):
+            if file.stem not in kept:
+                file.unlink()
     print(f"compiled {len(jobs)} kernels for {', '.join(f'sm_{target}' for target in targets)}")
     return wrong
 

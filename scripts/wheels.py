@@ -6,6 +6,7 @@
 Each wheel is built from the source package in dist/, in the release of Debian that has its Python, by one
 compiler, against the C library of the oldest release on Debian's mirrors; the C++ library is linked in. So it
 runs with that C library and later ones, which auditwheel checks and the oldest release's own loader confirms.
+The source package has the kernels for GPUs that `make cubins` compiled before; without them it is refused.
 Then it is installed in a fresh release without a compiler, where it must answer. Needs what debian_chroot.py
 needs. The exit status is 0 if all of it worked.
 """
@@ -17,6 +18,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 import zipfile
@@ -60,6 +62,12 @@ TARGETS = {
 
 def run(*argv: str | Path, **environment: str) -> None:
     subprocess.run([str(word) for word in argv], check=True, env={**os.environ, **environment})
+
+
+def has_cubins(source: Path) -> bool:
+    """Return whether a source package has kernels for GPUs."""
+    with tarfile.open(source) as package:
+        return any(name.endswith(".cubin") for name in package.getnames())
 
 
 def commit_time() -> str:
@@ -163,11 +171,15 @@ def main() -> int:
         print("quire: chroots need root and debootstrap (apt install debootstrap).", file=sys.stderr)
         print("hint: `pip wheel --no-deps .` builds a wheel for systems like this one.", file=sys.stderr)
         return 1
+    source = next(Path("dist").glob("quire-*.tar.gz"))
+    if not has_cubins(source):
+        print(f"quire: {source} has no kernels for GPUs.", file=sys.stderr)
+        print("hint: run `make cubins` before `make wheel`.", file=sys.stderr)
+        return 1
     folder = given.folder or Path(tempfile.mkdtemp(prefix="wheels-"))
     target = TARGETS[given.architecture]
     if target.debian:
         register_emulator()
-    source = next(Path("dist").glob("quire-*.tar.gz"))
     try:
         oldest = new_chroot(OLDEST, folder, "oldest", given.cert, target.debian)
         oldest.install("libc6-dev", "libgcc-10-dev")

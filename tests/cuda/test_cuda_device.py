@@ -233,6 +233,11 @@ def test_compiled_kernels_are_checked(tmp_path: Path) -> None:
     manifest = Manifest.read(tmp_path)
     with pytest.raises(ConfigError, match="no kernel g"):
         manifest.kernel("sm_90", "g(;)")
+    with pytest.raises(ConfigError, match="no kernels were compiled for sm_89, only for sm_90") as raised:
+        manifest.require("sm_89")
+    assert 'run `make cubins ARGS="--targets 89"`' in str(raised.value.hint)
+    with pytest.raises(ConfigError, match="1 of 1 kernels for sm_90 are not in"):
+        manifest.require("sm_90")
     kernel = manifest.kernel("sm_90", variant_key("f", [], {}))
     with pytest.raises(ConfigError, match="cannot be read") as raised:
         manifest.cubin("sm_90", kernel)
@@ -244,6 +249,7 @@ def test_compiled_kernels_are_checked(tmp_path: Path) -> None:
         manifest.cubin("sm_90", kernel)
     file.write_bytes(code)
     assert manifest.cubin("sm_90", kernel) == code
+    manifest.require("sm_90")
     (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(ConfigError, match="cannot be read"):
         Manifest.read(tmp_path)

@@ -229,9 +229,10 @@ class _Fetched:
 def _target(device: Device, manifest: Manifest) -> str:
     """Return the target whose kernels run on a GPU: its own compute capability."""
     target = f"sm_{device.arch}"
-    if target not in manifest.targets:
-        problem = f"{device.name} is {target}, and there are kernels for {', '.join(manifest.targets)}"
-        raise ConfigError(problem, _ON_CPU)
+    try:
+        manifest.require(target)
+    except ConfigError as error:
+        raise ConfigError(f"{device.name}: {error}", f"{error.hint}, or {_ON_CPU}") from error
     return target
 
 

@@ -17,7 +17,6 @@ from quire.backends.cuda.accelerator import Argument, DeviceArray, Launch
 from quire.errors import ConfigError
 
 FOLDER = Path(__file__).with_name("cubins")
-_MAKE = "run `make cubins` in a checkout of Quire"
 _POINTERS = {
     "float64": "*fp64",
     "float32": "*fp32",
@@ -64,11 +63,21 @@ class Manifest:
             raise ConfigError(f"{file} cannot be read: {error}", "install Quire again") from error
         return cls(folder, targets, hashlib.sha256(text).hexdigest())
 
+    def require(self, target: str) -> None:
+        """Raise ConfigError unless there are kernels for a target, and their files."""
+        if not (kernels := self.targets.get(target)):
+            others = ", ".join(sorted(self.targets))
+            raise ConfigError(f"no kernels were compiled for {target}, only for {others}", _hint(target))
+        held = {file.stem for file in (self.folder / target).glob("*.cubin")}
+        if missing := sum(kernel.sha256 not in held for kernel in kernels.values()):
+            problem = f"{missing} of {len(kernels)} kernels for {target} are not in {self.folder / target}"
+            raise ConfigError(problem, _hint(target))
+
     def kernel(self, target: str, key: str) -> CompiledKernel:
         """Return a compiled kernel. Raises ConfigError if there is none."""
         if (found := self.targets.get(target, {}).get(key)) is None:
             problem = f"no kernel {key} was compiled for {target}"
-            raise ConfigError(problem, f"use device='native', or {_MAKE}")
+            raise ConfigError(problem, f"use device='native', or {_hint(target)}")
         return found
 
     def cubin(self, target: str, kernel: CompiledKernel) -> bytes:
@@ -77,10 +86,15 @@ class Manifest:
         try:
             found = file.read_bytes()
         except OSError as error:
-            raise ConfigError(f"the compiled kernel {file} cannot be read: {error}", _MAKE) from error
+            raise ConfigError(f"the compiled kernel {file} cannot be read: {error}", _hint(target)) from error
         if hashlib.sha256(found).hexdigest() != kernel.sha256:
-            raise ConfigError(f"the compiled kernel {file} is not the one in the manifest", _MAKE)
+            raise ConfigError(f"the compiled kernel {file} is not the one in the manifest", _hint(target))
         return found
+
+
+def _hint(target: str) -> str:
+    number = target.removeprefix("sm_")
+    return f'in a checkout of Quire, run `make cubins ARGS="--targets {number}"`'
 
 
 def variant_key(kernel: str, types: Sequence[str], constants: Mapping[str, Any]) -> str:
