@@ -32,7 +32,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from quire.backends.cuda import kernels
-from quire.backends.cuda.kernels.variants import ALIGNED, TARGETS, Variant, most_stack_bytes, variants
+from quire.backends.cuda.kernels.variants import (
+    ALIGNED,
+    TARGETS,
+    Variant,
+    most_stack_bytes,
+    stages_on,
+    variants,
+)
 from quire.backends.cuda.manifest import FOLDER
 
 COUNTED = ("HGMMA", "IGMMA", "UTCHMMA", "UTCIMMA", "HMMA", "IMMA", "UTMALDG", "LDGSTS", "STL", "LDL")
@@ -74,7 +81,11 @@ def compiled(variant: Variant, capability: int) -> tuple[bytes, Entry]:
             if name in ALIGNED or variant.types.get(name, "").startswith("*")
         },
     )
-    options = {"num_warps": variant.warps, "num_stages": variant.stages, "enable_fp_fusion": False}
+    options = {
+        "num_warps": variant.warps,
+        "num_stages": stages_on(variant, f"sm_{capability}"),
+        "enable_fp_fusion": False,
+    }
     found = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     cubin: bytes = found.asm["cubin"]
     about = found.metadata

@@ -86,6 +86,18 @@ def attention_rows(decode: bool, cache: str) -> int:
     return 16 if decode or cache == "fp32" else 64
 
 
+def stages_on(variant: Variant, target: str) -> int:
+    """Return how many loads are in flight: fewer where a block has 99 KiB of shared memory at most."""
+    if target not in ("sm_89", "sm_120"):
+        return variant.stages
+    if variant.kernel == "gated_product":
+        return min(variant.stages, 5)
+    wide = (
+        variant.kernel == "attend" and variant.constants["DIM"] == 256 and variant.constants["BLOCK_M"] > 16
+    )
+    return 1 if wide else variant.stages
+
+
 def most_stack_bytes(variant: Variant, target: str) -> int:
     """Return the budget of what does not fit the registers of a thread; heads of 256 need most.
 
@@ -242,7 +254,7 @@ def _attention() -> Iterator[Variant]:
     own_rows = "positions:*i32 token_rows:*i32 tables:*i32 table_stride:i32 tokens:i32"
     segment = f"{lists} {cache} {own_rows} {sizes} scale:fp32 softcap:fp32"
     for (kv, precision), dim in product(CACHES.items(), DIMS):
-        if kv == "fp32" and dim > 128:  # its products of single numbers do not fit any registers
+        if CACHES[kv] != "bf16" and dim > 128:  # their products fit neither all registers nor shared memory
             continue
         how: Constants = {"SCALED": kv == "i8", "PRECISION": precision, "DIM": dim, "VALUE_DIM": dim}
         caps = (False, True) if kv == "bf16" and dim > 64 else (False,)
