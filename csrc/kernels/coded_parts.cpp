@@ -57,33 +57,37 @@ class PartTile {
   static constexpr bool kSmall = Bits != 8 && !Table;  // codes are small integers
   static constexpr int64_t kSpanUnits = Bits <= 6 ? kSpan / kCodedUnit : 1;
 
-  // Adds unit `u` of the block: `at` are its codes, `x` the activations.
+  // Adds unit `u` of the block: `at` are its codes, `x` the activations. Its loops stay loops: unrolled, the
+  // many kinds take minutes to compile.
   QUIRE_INLINE void add_unit(const uint8_t* at, const int32_t* x, int64_t u, const PartScales& block,
                              F* part) const {
-    const int64_t quads = coding_.group / 4, first = u * (kCodedUnit / coding_.group);
-    I dots[M]{}, sums[M]{};
+    const int quads = (int)coding_.group / 4;
+    const int64_t first = u * (kCodedUnit / coding_.group);
     B64 ones;
     __builtin_memset(&ones, 1, sizeof(ones));
-#pragma GCC unroll 8
-    for (int k = 0; k < kCodedUnit / 4; ++k) {
-      B64 w = (B64)codes<Bits>(at, k);
-      if constexpr (Table) w = look_up(table_, w);
-      for (int m = 0; m < M; ++m) {
-        dots[m] = dot4<kSmall>(dots[m], w, x + k * M + m);
-        sums[m] = dot4<true>(sums[m], ones, x + k * M + m);
+#pragma GCC unroll 1
+    for (int g = 0; g < kCodedUnit / 4 / quads; ++g) {
+      I dots[M]{}, sums[M]{};
+#pragma GCC unroll 1
+      for (int k = g * quads; k < (g + 1) * quads; ++k) {
+        B64 w = (B64)codes<Bits>(at, k);
+        if constexpr (Table) w = look_up(table_, w);
+        for (int m = 0; m < M; ++m) {
+          dots[m] = dot4<kSmall>(dots[m], w, x + k * M + m);
+          sums[m] = dot4<true>(sums[m], ones, x + k * M + m);
+        }
       }
-      if ((k + 1) % quads == 0) scale(block, first + k / quads, dots, sums, part);
+      scale(block, first + g, dots, sums, part);
     }
   }
 
-  // Adds the dot products of group `g` of the block, times its scale, and its minimum; begins the next group.
-  QUIRE_INLINE void scale(const PartScales& block, int64_t g, I* dots, I* sums, F* part) const {
+  // Adds the dot products of group `g` of the block, times its scale, and its minimum.
+  QUIRE_INLINE void scale(const PartScales& block, int64_t g, const I* dots, const I* sums, F* part) const {
     constexpr int kShift = Table ? 7 : Bits - 1;  // codes are too large by 1 << kShift
     const F scale = load(block.scales[g]), minimum = load(block.minimums[g]);
     for (int m = 0; m < M; ++m) {
       part[m] = fma(to_float(dots[m] - ((sums[m] << kShift) & offset_)), scale, part[m]);
       if (has_minimums_) part[m] = fma(to_float(-sums[m]), minimum, part[m]);
-      dots[m] = sums[m] = I{};
     }
   }
 
