@@ -8,7 +8,6 @@
 
 #include "attention_layout.h"
 #include "functions.h"
-#include "part.h"
 #include "table.h"
 
 namespace quire::QUIRE_ISA {
@@ -155,7 +154,7 @@ QUIRE_INLINE F mask(const Work& w, const Tile& t, int64_t row, int64_t start) {
 template <bool Pairs>
 QUIRE_INLINE F weigh(float* scores, const Tile& t, float peak) {
   const int64_t end = t.last_panel() * kPanel;
-  const F peaks = spread(peak);
+  const F peaks = splat(peak);
   F total{};
   for (int64_t i = t.first_panel() * kPanel; i < end; i += kPanel) {
     F x = exp_negative(load(scores + i) - peaks);

@@ -14,13 +14,9 @@
 
 namespace quire::QUIRE_ISA {
 
-typedef float HalfF __attribute__((vector_size(32)));    // 8 floats
+using HalfF = Part;                                      // 8 floats
 typedef int32_t HalfI __attribute__((vector_size(32)));  // 8 integers
 typedef uint32_t HalfU __attribute__((vector_size(32)));
-
-QUIRE_INLINE HalfF fma(HalfF a, HalfF b, HalfF c) {
-  return (HalfF)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-}
 
 QUIRE_INLINE HalfF to_float(HalfI a) { return __builtin_convertvector(a, HalfF); }
 

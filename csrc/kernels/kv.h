@@ -93,9 +93,6 @@ QUIRE_INLINE F sum_each(const F (&vectors)[kLanes]) {
   return sum;
 }
 
-// A load that also broadcasts; splat would add to zero.
-QUIRE_INLINE F spread(float x) { return F{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
-
 // The type of each format, and conversion of 16 numbers to floats and back.
 
 template <KVFormat>

@@ -1,47 +1,62 @@
 // Parts of sixteen lanes: machine registers, for the sums of inner loops.
 //
 // Where sixteen lanes are two or four registers, GCC keeps such a vector in memory when it is used in parts,
-// and stores a sum after every addition. Loops whose sums are Parts have none there.
+// and stores a sum after every addition. Loops whose sums are Parts have none there. vec.h makes the
+// operations of sixteen lanes of these.
 #pragma once
 
-#include "half.h"
-#include "vec.h"
+#include <cstdint>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "kernels.h"
+#include "neon.h"
+
+#if defined(__AVX512F__)
+#define QUIRE_PARTS 1
+#elif defined(__AVX2__)
+#define QUIRE_PARTS 2
+#elif defined(QUIRE_NEON)
+#define QUIRE_PARTS 4
+#else
+#define QUIRE_PARTS 1
+#endif
 
 namespace quire::QUIRE_ISA {
 
-#if defined(__AVX512F__)
-constexpr int kParts = 1, kPartRows = 8;  // rows of a panel whose sums fit in registers
-#elif defined(__AVX2__)
-constexpr int kParts = 2, kPartRows = 4;
-#elif defined(QUIRE_NEON)
-constexpr int kParts = 4, kPartRows = 4;
-#else
-constexpr int kParts = 1, kPartRows = 8;
-#endif
-
-constexpr int kPartLanes = kLanes / kParts;
+constexpr int kLanes = 16, kParts = QUIRE_PARTS, kPartLanes = kLanes / kParts;
+constexpr int kPartRows = kParts > 1 ? 4 : 8;  // rows of a panel whose sums fit in registers
 typedef float Part __attribute__((vector_size(4 * kPartLanes)));
 typedef uint32_t PartU __attribute__((vector_size(4 * kPartLanes)));
 
-#if defined(QUIRE_NEON)
+// Returns a * b + c, rounded once if the machine can; always the same way within one instruction set.
 QUIRE_INLINE Part fma(Part a, Part b, Part c) {
+#if defined(__AVX512F__)
+  return (Part)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
+  return (Part)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(QUIRE_NEON)
   return (Part)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
-}
+#else
+  return a * b + c;
 #endif
+}
 
 // Broadcasts a number: unlike x + Part{}, keeps the sign of zero.
 QUIRE_INLINE Part splat_part(float x) { return x - Part{}; }
 
+#if defined(__AVX2__) || defined(QUIRE_NEON)
 QUIRE_INLINE Part load_part_f16(const uint16_t* from) {
 #if defined(__AVX512F__)
-  return load_f16(from);
+  return (Part)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
 #elif defined(__AVX2__)
   return (Part)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
-#elif defined(QUIRE_NEON)
-  return (Part)vcvt_f32_f16(load_as<float16x4_t>(from));
 #else
-  return load_f16(from);
+  return (Part)vcvt_f32_f16(vld1_f16((const float16_t*)from));
 #endif
 }
+#endif
 
 }  // namespace quire::QUIRE_ISA

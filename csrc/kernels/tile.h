@@ -11,7 +11,6 @@
 #include "half.h"
 #include "kernels.h"
 #include "panel_prefetch.h"
-#include "part.h"
 #include "quarter.h"
 #include "vec.h"
 

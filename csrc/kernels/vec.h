@@ -10,20 +10,14 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 #include "kernels.h"
-#include "neon.h"
+#include "part.h"
 
 #ifndef QUIRE_ISA
 #error "QUIRE_ISA names the namespace of the instruction set this file is compiled for"
 #endif
 
 namespace quire::QUIRE_ISA {
-
-constexpr int kLanes = 16;
 
 typedef float F __attribute__((vector_size(64)));    // 16 floats
 typedef int32_t I __attribute__((vector_size(64)));  // 16 integers
@@ -71,31 +65,16 @@ QUIRE_INLINE void store_some(float* to, F v, int64_t count) {
 
 // Arithmetic.
 
-// Returns a * b + c, rounded once if the machine can; always the same way within one instruction set.
+#if QUIRE_PARTS > 1
 QUIRE_INLINE F fma(F a, F b, F c) {
-#if defined(__AVX512F__)
-  return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__)
-  typedef float Half __attribute__((vector_size(32)));
-  Half x[2], y[2], z[2];
+  Part x[kParts], y[kParts], z[kParts];
   __builtin_memcpy(x, &a, 64);
   __builtin_memcpy(y, &b, 64);
   __builtin_memcpy(z, &c, 64);
-  for (int i = 0; i < 2; ++i) z[i] = (Half)_mm256_fmadd_ps((__m256)x[i], (__m256)y[i], (__m256)z[i]);
-  F out;
-  __builtin_memcpy(&out, z, 64);
-  return out;
-#elif defined(QUIRE_NEON)
-  float32x4_t x[4], y[4], z[4];
-  __builtin_memcpy(x, &a, 64);
-  __builtin_memcpy(y, &b, 64);
-  __builtin_memcpy(z, &c, 64);
-  for (int i = 0; i < 4; ++i) z[i] = vfmaq_f32(z[i], x[i], y[i]);
+  for (int i = 0; i < kParts; ++i) z[i] = fma(x[i], y[i], z[i]);
   return __builtin_bit_cast(F, z);
-#else
-  return a * b + c;
-#endif
 }
+#endif
 
 QUIRE_INLINE F select(I mask, F yes, F no) { return mask ? yes : no; }
 QUIRE_INLINE F max(F a, F b) { return a > b ? a : b; }
@@ -233,25 +212,18 @@ QUIRE_INLINE uint16_t float_to_half(float x) {
   return (uint16_t)(sign | ((rounded - 0x38000000) >> 13));
 }
 
-QUIRE_INLINE F load_f16(const uint16_t* from) {
-#if defined(__AVX512F__)
-  return (F)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
-#elif defined(__F16C__)
-  F out;
-  for (int i = 0; i < 2; ++i) {
-    __m256 half = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(from + 8 * i)));
-    __builtin_memcpy((char*)&out + 32 * i, &half, 32);
-  }
+#if !defined(__AVX2__) && !defined(QUIRE_NEON)
+QUIRE_INLINE Part load_part_f16(const uint16_t* from) {
+  Part out;
+  for (int i = 0; i < kPartLanes; ++i) out[i] = half_to_float(from[i]);
   return out;
-#elif defined(QUIRE_NEON)
-  float32x4_t out[4];
-  for (int i = 0; i < 4; ++i) out[i] = vcvt_f32_f16(load_as<float16x4_t>(from + 4 * i));
-  return __builtin_bit_cast(F, out);
-#else
-  F out;
-  for (int i = 0; i < kLanes; ++i) out[i] = half_to_float(from[i]);
-  return out;
+}
 #endif
+
+QUIRE_INLINE F load_f16(const uint16_t* from) {
+  Part out[kParts];
+  for (int i = 0; i < kParts; ++i) out[i] = load_part_f16(from + i * kPartLanes);
+  return __builtin_bit_cast(F, out);
 }
 
 QUIRE_INLINE H to_f16(F x) {
