@@ -125,12 +125,12 @@ clean:  ## remove the environment, caches and builds
 NATIVE := CMakeLists.txt $(wildcard csrc/*.* csrc/*/*.*)
 
 .venv/.run: pyproject.toml $(NATIVE) | .venv/bin/python
-	@echo 'quire: building and installing into .venv (once; two to three minutes) ...' >&2
+	@echo 'quire: building and installing into .venv (once; some minutes) ...' >&2
 	@$(PIP) install --editable .
 	@touch $@
 
 .venv/.test: pyproject.toml $(NATIVE) | .venv/bin/python
-	@echo 'quire: building and installing with the tools for tests into .venv (once; two to three minutes) ...' >&2
+	@echo 'quire: building and installing with the tools for tests into .venv (once; some minutes) ...' >&2
 	@$(PIP) install --editable '.[test]' --config-settings=cmake.define.QUIRE_TWIN=ON
 	@touch $@ .venv/.run
 
