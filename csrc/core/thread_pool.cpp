@@ -16,7 +16,7 @@ namespace quire {
 namespace {
 
 constexpr int kSpins = 1 << 12;      // polls of a barrier before yielding the processor
-constexpr int kIdleSpins = 1 << 15;  // polls between steps before a thread sleeps: about 100 microseconds
+constexpr int kIdleSpins = 1 << 15;  // polls between steps before a thread sleeps: 0.2 to 1.5 ms
 constexpr double kSlice_s = 5e-5;    // a thread that takes a core keeps it longer than this
 
 void relax() {
