@@ -131,9 +131,11 @@ def faults(key: str, variant: Variant, target: str, entry: Entry) -> list[str]:
     return found
 
 
-def source_of(variant: Variant) -> str:
-    """Return a digest of all that a variant is compiled from: the kernel, what it calls, and how."""
+def source_of(variant: Variant, target: str) -> str:
+    """Return a digest of what a variant is compiled from for a target: the kernel, what it calls, and how."""
     text = f"{function_of(variant.kernel).cache_key} {variant} {sorted(ALIGNED)} {triton.__version__}"
+    if (stages := stages_on(variant, target)) != variant.stages:
+        text += f" stages={stages}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -144,7 +146,7 @@ def _job(job: tuple[Variant, int]) -> tuple[str, str, Entry, list[str]]:
     place = FOLDER / target / f"{entry['sha256']}.cubin"
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_bytes(cubin)
-    return key, target, entry | {"source": source_of(variant)}, faults(key, variant, target, entry)
+    return key, target, entry | {"source": source_of(variant, target)}, faults(key, variant, target, entry)
 
 
 def build(targets: Iterable[int], number: int, done: dict[str, Any]) -> list[str]:
@@ -153,7 +155,6 @@ def build(targets: Iterable[int], number: int, done: dict[str, Any]) -> list[str
     What is of no variant any more is removed, and files that the manifest does not name.
     """
     wanted = {variant.key: variant for variant in variants()}
-    sources = {key: source_of(variant) for key, variant in wanted.items()}
     jobs = []
     for capability in targets:
         entries = done.setdefault(target := f"sm_{capability}", {})
@@ -162,7 +163,7 @@ def build(targets: Iterable[int], number: int, done: dict[str, Any]) -> list[str
         for key, variant in wanted.items():
             entry = entries.get(key, {})
             file = FOLDER / target / f"{entry.get('sha256')}.cubin"
-            if entry.get("source") != sources[key] or not file.exists():
+            if entry.get("source") != source_of(variant, target) or not file.exists():
                 jobs.append((variant, capability))
     wrong = []
     with ProcessPoolExecutor(number) as pool:
@@ -191,7 +192,7 @@ def check(targets: Iterable[int], number: int, done: dict[str, Any], part: tuple
     for target in (f"sm_{capability}" for capability in targets):
         entries = done.get(target, {})
         for variant in listed:
-            if entries.get(variant.key, {}).get("source") != source_of(variant):
+            if entries.get(variant.key, {}).get("source") != source_of(variant, target):
                 wrong.append(f"{target} {variant.key}: not compiled from these sources")
         wrong += [f"{target} {key}: no variant" for key in set(entries) - {variant.key for variant in listed}]
     jobs = [(variant, capability) for capability in targets for variant in listed[part[0] :: part[1]]]

@@ -59,11 +59,28 @@ def test_the_manifest_is_that_of_the_sources(targets: dict[str, dict[str, Any]])
         assert run.returncode == 0, run.stderr
 
 
+def test_stages_of_one_target_change_its_digests_alone() -> None:
+    code = """
+import cubins
+variant = next(variant for variant in cubins.variants() if variant.kernel == "product")
+before = [cubins.source_of(variant, target) for target in ("sm_89", "sm_90")]
+cubins.stages_on = lambda variant, target: variant.stages - (target == "sm_89")
+after = [cubins.source_of(variant, target) for target in ("sm_89", "sm_90")]
+assert before[0] == before[1] == after[1] != after[0], (before, after)
+"""
+    run = without_interpreter("-c", code, cwd=ROOT / "scripts")
+    assert run.returncode == 0, run.stderr
+
+
 def check(*args: str) -> subprocess.CompletedProcess[str]:
-    """Run the script without the interpreter, which this process has turned on."""
+    return without_interpreter(str(ROOT / "scripts" / "cubins.py"), "--jobs", "2", *args)
+
+
+def without_interpreter(*args: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run Python without Triton's interpreter, which this process has turned on."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, str(ROOT / "scripts" / "cubins.py"), "--jobs", "2", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, env=env)
+    command = [sys.executable, *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, env=env, cwd=cwd)
 
 
 def test_sizes_that_kernels_take_as_multiples_of_16_are_integers() -> None:
