@@ -16,6 +16,7 @@ import pytest
 from quire import LLM
 from quire.backends.cuda.accelerator import DeviceArray, Launch
 from quire.backends.cuda.interpreted import InterpretedAccelerator, view_of
+from quire.backends.cuda.manifest import launch_key
 from quire.backends.cuda.step_arrays import StepArrays
 from quire.program.batch import Batch
 
@@ -37,9 +38,11 @@ class LazyAccelerator(InterpretedAccelerator):
 
     def launch(self, launch: Launch) -> None:
         if launch.kernel == HASHED:
+            self.loaded.add(launch_key(launch))
             self.queue.append(lambda: compute(*launch.args))
             return
         self.launches.append(launch)
+        self.loaded.add(launch_key(launch))
         self.queue.append(lambda: InterpretedAccelerator.launch(self, launch))
 
     def fetch(self, array: DeviceArray) -> Any:

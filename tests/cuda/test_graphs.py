@@ -123,6 +123,36 @@ def test_after_preemption(model: str, counted: Counted, one_by_one: Callable[...
     assert counted.replayed
 
 
+def test_segments_that_appear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of over 2,048 positions bring kernels that no step had before: launched first, then captured."""
+    program = fuse(wide("qwen3").program)
+    admitted = tuple(Admission(slot, str(slot), 0, ANY, (), 3 + slot) for slot in range(2))
+    prompts = tuple(Row(slot, 0, 3 + slot, token_ids=(5, 6, 7, 8)[: 3 + slot]) for slot in range(2))
+    granted, longer = (Grant(0, 0, 0, (0,)), Grant(1, 0, 0, (1,))), (Grant(0, 0, 1, tuple(range(2, 40))),)
+    steps = [Step(0, prompts, admitted=admitted, granted=granted)]
+    for i in range(1, 8):
+        rows = tuple(Row(slot, 2 + slot + i, 1) for slot in range(2))
+        steps.append(Step(i, rows, granted=longer if i == 4 else ()))
+    captured: list[set[str]] = []
+    capture = InterpretedAccelerator.capture
+
+    def capturing(self: InterpretedAccelerator, launches: Sequence[Launch]) -> Any:
+        captured.append({launch.kernel for launch in launches if launch.grid[0]})
+        return capture(self, launches)
+
+    monkeypatch.setattr(InterpretedAccelerator, "capture", capturing)
+
+    def results() -> list[Any]:
+        sizes: dict[str, Any] = {"num_blocks": [40], "block_size": 64, "kv_cache_dtype": "bfloat16"}
+        backend = interpreted(program, stored(program, "bf16"), **sizes)
+        return [backend.launch(step).result().rows for step in steps]
+
+    found = results()
+    assert ["attend_segments" in kernels for kernels in captured] == [False, True]
+    monkeypatch.setattr(graphs, "MOST_ROWS", 0)
+    assert found == results()
+
+
 @pytest.mark.parametrize(
     ("family", "format"),
     [*((family, "bf16") for family in (*FAMILIES, *MIXTURES)), ("qwen2", "int8"), ("mixtral", "int4")],

@@ -57,7 +57,7 @@ def decode_batch(batch: Batch, spare_slot: int) -> Batch | None:
 
 class DecodeGraphs:
     """Launches decode steps: the first with a number of rows one by one, so that its kernels are loaded, the
-    next ones by a graph.
+    next ones by a graph. That begins again when arrays move.
     """
 
     def __init__(self, accelerator: Accelerator) -> None:
@@ -69,9 +69,13 @@ class DecodeGraphs:
     def launch(
         self, launches: Sequence[Callable[[StepArrays], Launch]], step: StepArrays, moves: int
     ) -> None:
-        """Launch a decode step. `moves` counts how often arrays of steps were moved, which ends graphs."""
+        """Launch a decode step. `moves` counts how often arrays of steps were moved, which ends graphs.
+
+        Kernels may then be others: longer block tables have segments. Those must be launched before they are
+        captured, too.
+        """
         if moves != self._moves:
-            self._moves, self._graphs = moves, {}
+            self._moves, self._graphs, self._launched = moves, {}, set()
         rows = step.num_rows
         if rows not in self._launched:
             self._launched.add(rows)

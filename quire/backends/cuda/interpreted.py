@@ -20,6 +20,7 @@ from quire.backends.cuda.accelerator import (
     Upload,
 )
 from quire.backends.cuda.kernels.variants import ALIGNED, MULTIPLE, variants
+from quire.backends.cuda.manifest import launch_key
 from quire.backends.host import available_memory
 from quire.errors import ConfigError
 
@@ -50,7 +51,7 @@ class _Captured:
 class InterpretedAccelerator:
     """Runs each launch at once, some milliseconds for a program of the grid. Needs Triton and NumPy alone.
 
-    `num_bytes` counts what was allocated.
+    `num_bytes` counts what was allocated. `loaded` are the kernels that were launched, by their keys.
     """
 
     name = "cuda-interpreted"
@@ -63,6 +64,7 @@ class InterpretedAccelerator:
             problem = "device = 'cuda-interpreted' is for tests, and needs Triton, which is not installed"
             raise ConfigError(problem, "run `make cuda`, or choose another device") from error
         self.num_bytes = 0
+        self.loaded = set[str]()
 
     def in_words(self) -> str:
         return "Triton's interpreter, on the CPU"
@@ -95,11 +97,16 @@ class InterpretedAccelerator:
 
     def launch(self, launch: Launch) -> None:
         if prod(launch.grid):
+            self.loaded.add(launch_key(launch))
             kernel = _kernels()[launch.kernel]
             _require_multiples(kernel.arg_names, launch)
             self._interpreter.run(kernel, launch.grid, list(map(_argument, launch.args)), launch.constants)
 
     def capture(self, launches: Sequence[Launch]) -> _Captured:
+        """See Accelerator.capture. Raises RuntimeError for a kernel that a GPU had to load meanwhile."""
+        keys = {launch_key(launch) for launch in launches if prod(launch.grid)}
+        if missing := keys - self.loaded:
+            raise RuntimeError(f"{min(missing)} was captured before it was launched")
         return _Captured(self, launches)
 
 
