@@ -99,7 +99,22 @@ class Graph(Protocol):
         ...
 
 
-class Accelerator(Protocol):
+class Memory(Protocol):
+    """Memory of an accelerator, in which programs are laid out and steps put."""
+
+    def allocate(self, num_bytes: int) -> DeviceArray:
+        """Return so many bytes (uint8), with any content, at an address that is a multiple of 256.
+
+        Raises ConfigError if there is not as much.
+        """
+        ...
+
+    def write(self, array: DeviceArray, values: np.ndarray) -> None:
+        """Replace the numbers of an array by as many of its type. `values` may change after the call."""
+        ...
+
+
+class Accelerator(Memory, Protocol):
     """One GPU, or what stands for one. Launches and copies happen in the order of the calls.
 
     `name` is what configurations call it, "cuda:0"; `target` for what its kernels were compiled, "sm_90".
@@ -114,17 +129,6 @@ class Accelerator(Protocol):
 
     def free_bytes(self) -> int:
         """Return the memory that nobody uses."""
-        ...
-
-    def allocate(self, num_bytes: int) -> DeviceArray:
-        """Return so many bytes (uint8), with any content, at an address that is a multiple of 256.
-
-        Raises ConfigError if there is not as much.
-        """
-        ...
-
-    def write(self, array: DeviceArray, values: np.ndarray) -> None:
-        """Replace the numbers of an array by as many of its type. `values` may change after the call."""
         ...
 
     def fetch(self, array: DeviceArray) -> HostCopy:

@@ -9,7 +9,7 @@ import numpy as np
 
 from quire.backends.backend import Capacity
 from quire.backends.cuda.accelerator import Accelerator, DeviceArray, Launch
-from quire.backends.cuda.caches import DeviceCaches
+from quire.backends.cuda.caches import layer_caches
 from quire.backends.cuda.lower import lower, step_memory
 from quire.backends.cuda.manifest import launch_key
 from quire.backends.cuda.segments import LEAST, SEGMENT
@@ -24,28 +24,13 @@ _SMALL_TILE = 16  # rows for each weight, at most, of the smaller of two tiles
 
 
 class _Nowhere:
-    """An accelerator that has any memory, and keeps nothing there."""
-
-    name = target = "nowhere"
-
-    def in_words(self) -> str:
-        return self.name
-
-    def free_bytes(self) -> int:
-        return 0
+    """Memory of any size that keeps nothing."""
 
     def allocate(self, num_bytes: int) -> DeviceArray:
         return DeviceArray(None, np.dtype(np.uint8), (num_bytes,))
 
-    def write(self, array: DeviceArray, values: np.ndarray) -> None: ...
-
-    def fetch(self, array: DeviceArray) -> None:
-        raise TypeError("nothing was computed")
-
-    def has_kernel(self, key: str) -> bool:
-        return False
-
-    def launch(self, launch: Launch) -> None: ...
+    def write(self, array: DeviceArray, values: np.ndarray) -> None:
+        """Do nothing."""
 
 
 def launches_of(program: Program, layout: Layout, capacity: Capacity) -> Iterator[Launch]:
@@ -53,12 +38,12 @@ def launches_of(program: Program, layout: Layout, capacity: Capacity) -> Iterato
 
     The last has the larger one of all tiles.
     """
-    nowhere: Accelerator = _Nowhere()  # type: ignore[assignment]  # its fetch returns nothing
+    nowhere = _Nowhere()
     memory = nowhere.allocate(max(layout.nbytes, 1))
     weights = {place.name: weight_at(place, memory) for place in layout.parts}
     few = [1] * len(capacity.num_blocks)
-    caches = DeviceCaches(nowhere, program, few, capacity.block_size, capacity.kv_dtype)
-    lowered = lower(program, weights, caches.layers, capacity.block_size, nowhere)
+    caches = layer_caches(nowhere, program, few, capacity.block_size, capacity.kv_dtype)
+    lowered = lower(program, weights, caches, capacity.block_size, nowhere)
     steps = step_memory(lowered, nowhere)
     number = max((op.num_experts for op in program if isinstance(op, ops.Experts)), default=1)
     for context, count in ((1, 1), (LEAST * SEGMENT, 1), (many := (_SMALL_TILE + 1) * number, many)):

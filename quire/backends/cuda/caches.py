@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.backends.cuda.accelerator import Accelerator, DeviceArray
+from quire.backends.cuda.accelerator import Accelerator, DeviceArray, Memory
 from quire.backends.kv_cache import KV_DTYPES, KV_ITEM_BYTES, KV_SCALE_BYTES
 from quire.errors import ConfigError
 from quire.program.caches import CacheSpec, PagedKV
@@ -64,13 +64,11 @@ class DeviceCaches:
         kv_dtype: str,
     ) -> None:
         self._accelerator = accelerator
-        self.layers: list[LayerCache] = []
-        groups: list[list[DeviceArray]] = [[] for _ in num_blocks]
-        for spec, group in zip(program.caches, program.layer_groups, strict=True):
-            cache = _allocate(accelerator, paged(spec), num_blocks[group] + 1, block_size, kv_dtype)
-            self.layers.append(cache)
-            groups[group] += cache.arrays
-        self._groups = groups
+        with_spare = [number + 1 for number in num_blocks]
+        self.layers = layer_caches(accelerator, program, with_spare, block_size, kv_dtype)
+        self._groups: list[list[DeviceArray]] = [[] for _ in num_blocks]
+        for cache, group in zip(self.layers, program.layer_groups, strict=True):
+            self._groups[group] += cache.arrays
 
     def block_bytes(self, group: int) -> int:
         return sum(array.rows(0, 1).num_bytes for array in self._groups[group])
@@ -95,18 +93,24 @@ class DeviceCaches:
                 first += place.num_bytes
 
 
-def _allocate(
-    accelerator: Accelerator, spec: PagedKV, num_blocks: int, block_size: int, kv_dtype: str
-) -> LayerCache:
+def layer_caches(
+    memory: Memory, program: Program, num_blocks: Sequence[int], block_size: int, kv_dtype: str
+) -> list[LayerCache]:
+    """Allocate the cache of each layer, with as many blocks as its group has."""
+    layers = zip(program.caches, program.layer_groups, strict=True)
+    return [_allocate(memory, paged(spec), num_blocks[group], block_size, kv_dtype) for spec, group in layers]
+
+
+def _allocate(memory: Memory, spec: PagedKV, num_blocks: int, block_size: int, kv_dtype: str) -> LayerCache:
     places = (num_blocks, block_size, spec.num_heads)
     dtype = np.dtype(np.int8) if kv_dtype == "int8" else KV_DTYPES[kv_dtype]
-    keys, values = (_array(accelerator, (*places, dim), dtype) for dim in (spec.key_dim, spec.value_dim))
+    keys, values = (_array(memory, (*places, dim), dtype) for dim in (spec.key_dim, spec.value_dim))
     if kv_dtype != "int8":
         return LayerCache(keys, values)
-    scales = [_array(accelerator, places, np.dtype(np.float32)) for _ in range(2)]
+    scales = [_array(memory, places, np.dtype(np.float32)) for _ in range(2)]
     return LayerCache(keys, values, *scales)
 
 
-def _array(accelerator: Accelerator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
+def _array(memory: Memory, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
     num_bytes = prod(shape) * dtype.itemsize
-    return accelerator.allocate(max(num_bytes, 1)).part(0, shape, dtype)
+    return memory.allocate(max(num_bytes, 1)).part(0, shape, dtype)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.backends.cuda.accelerator import Accelerator, Constant, DeviceArray, Launch
+from quire.backends.cuda.accelerator import Constant, DeviceArray, Launch, Memory
 from quire.backends.cuda.caches import LayerCache
 from quire.backends.cuda.kernels.variants import DIMS
 from quire.backends.cuda.segments import Segments
@@ -34,19 +34,19 @@ class LaunchList:
         caches: Sequence[LayerCache],
         plan: BufferPlan,
         block_size: int,
-        accelerator: Accelerator,
+        memory: Memory,
     ) -> None:
         self.launches: list[Record] = []
         self.weights = weights
         self.caches = caches
         self.groups = program.layer_groups
         self.block_size = block_size
-        self.segments = Segments(accelerator, block_size)
-        self.none = accelerator.allocate(256).part(0, (1,), np.dtype(np.float32))  # for absent arguments
+        self.segments = Segments(memory, block_size)
+        self.none = memory.allocate(256).part(0, (1,), np.dtype(np.float32))  # for absent arguments
         # The value that was quantized last, how, and where it is in scratch memory.
         self.rounded: tuple[int, bool, Callable[[StepArrays], tuple[DeviceArray, ...]]] | None = None
         self._buffer = plan.buffer
-        self._accelerator = accelerator
+        self._memory = memory
 
     def add(
         self,
@@ -84,8 +84,8 @@ class LaunchList:
 
     def constant(self, values: np.ndarray) -> DeviceArray:
         """Return a copy of numbers on the accelerator."""
-        array = self._accelerator.allocate(values.nbytes).part(0, values.shape, values.dtype)
-        self._accelerator.write(array, values)
+        array = self._memory.allocate(values.nbytes).part(0, values.shape, values.dtype)
+        self._memory.write(array, values)
         return array
 
     def array(self, spec: WeightSpec | None) -> DeviceArray:

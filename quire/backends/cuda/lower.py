@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.backends.cuda.accelerator import Accelerator, Constant, DeviceArray
+from quire.backends.cuda.accelerator import Constant, DeviceArray, Memory
 from quire.backends.cuda.attention import attention, rotated_attention
 from quire.backends.cuda.caches import LayerCache
 from quire.backends.cuda.experts import experts, pair_parts
@@ -52,21 +52,21 @@ def lower(
     weights: Mapping[str, DeviceWeight],
     caches: Sequence[LayerCache],
     block_size: int,
-    accelerator: Accelerator,
+    memory: Memory,
 ) -> Lowered:
-    """Lower a program whose weights and caches are on an accelerator."""
+    """Lower a program whose weights and caches are in the memory of an accelerator."""
     program = prepared(program)
     plan = plan_buffers(program)
-    recording = LaunchList(program, weights, caches, plan, block_size, accelerator)
+    recording = LaunchList(program, weights, caches, plan, block_size, memory)
     for op in program:
         record(op, recording)
     return Lowered(program, recording.launches, plan, plan.buffer[program.output.index])
 
 
-def step_memory(lowered: Lowered, accelerator: Accelerator) -> StepMemory:
+def step_memory(lowered: Lowered, memory: Memory) -> StepMemory:
     """Return the memory of the steps of a program."""
     sizes = (*lowered.plan.sizes, ("T", scratch_row_bytes(lowered.program)))
-    return StepMemory(accelerator, sizes, rotations_of(lowered.program))
+    return StepMemory(memory, sizes, rotations_of(lowered.program))
 
 
 def scratch_row_bytes(program: Program) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.backends.cuda.accelerator import ALIGNMENT, Accelerator, DeviceArray
+from quire.backends.cuda.accelerator import ALIGNMENT, DeviceArray, Memory
 
 
 class ReusedMemory:
@@ -16,8 +16,8 @@ class ReusedMemory:
     Launches and copies are in order, so the next step may be given it while the last one still computes.
     """
 
-    def __init__(self, accelerator: Accelerator) -> None:
-        self._accelerator = accelerator
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
         self._held: DeviceArray | None = None
         self.moves = 0  # how often it was allocated
 
@@ -25,7 +25,7 @@ class ReusedMemory:
         """Return so many bytes, with any content; if they must be allocated, with `spare` more."""
         if self._held is None or self._held.num_bytes < num_bytes:
             self._held = None  # freed before more is allocated
-            self._held = self._accelerator.allocate(max(1, num_bytes + spare))
+            self._held = self._memory.allocate(max(1, num_bytes + spare))
             self.moves += 1
         return self._held.part(0, (num_bytes,))
 
@@ -43,7 +43,7 @@ class ReusedMemory:
         for first, array in zip(firsts, arrays, strict=True):
             staged[first : first + array.nbytes] = array.reshape(-1).view(np.uint8)
         memory = self.take(end, spare=end)
-        self._accelerator.write(memory, staged)
+        self._memory.write(memory, staged)
         return [
             memory.part(first, array.shape, array.dtype) for first, array in zip(firsts, arrays, strict=True)
         ]

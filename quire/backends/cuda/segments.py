@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quire.backends.cuda.accelerator import Accelerator, Argument, Constant, DeviceArray, Launch
+from quire.backends.cuda.accelerator import Argument, Constant, DeviceArray, Launch, Memory
 from quire.backends.cuda.kernels.variants import LISTED_TOKENS
 from quire.backends.cuda.scratch import carve
 from quire.backends.cuda.step_arrays import StepArrays
@@ -47,10 +47,10 @@ class SegmentShape:
 class Segments:
     """The memory of segments, which all layers share, and for which of them it was listed last."""
 
-    def __init__(self, accelerator: Accelerator, block_size: int) -> None:
-        self._accelerator = accelerator
+    def __init__(self, memory: Memory, block_size: int) -> None:
+        self._memory = memory
         self._block_size = block_size
-        self._memory: DeviceArray | None = None
+        self._held: DeviceArray | None = None
         self._listed: SegmentShape | None = None
 
     def most(self, shape: SegmentShape, step: StepArrays) -> int:
@@ -74,9 +74,9 @@ class Segments:
         `attended` are the arguments of attend_segments from q on; `merged` are the result, sinks, and whether
         there are any.
         """
-        if self._memory is None:
-            self._memory = self._accelerator.allocate(MEMORY_BYTES)
-        memory = self._memory
+        if self._held is None:
+            self._held = self._memory.allocate(MEMORY_BYTES)
+        memory = self._held
 
         def listed(step: StepArrays) -> Launch:
             firsts, items, _, _ = _arrays(memory, shape)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quire.backends.cuda.accelerator import Accelerator, DeviceArray
+from quire.backends.cuda.accelerator import DeviceArray, Memory
 from quire.backends.cuda.fused import RotatedAttention
 from quire.backends.cuda.memory import ReusedMemory
 from quire.backends.cuda.slot_tables import SlotTables
@@ -50,16 +50,14 @@ class StepMemory:
     long as nothing moves. `sizes` are those of a BufferPlan; the last buffer is scratch memory.
     """
 
-    def __init__(
-        self, accelerator: Accelerator, sizes: Sequence[tuple[Count, int]], ropes: Sequence[Rope]
-    ) -> None:
-        self._accelerator = accelerator
+    def __init__(self, memory: Memory, sizes: Sequence[tuple[Count, int]], ropes: Sequence[Rope]) -> None:
+        self._memory = memory
         self._sizes = sizes
         self._ropes = ropes
         self._rows: dict[Count, int] = {"T": 0, "L": 0}
         self._buffers: list[DeviceArray] = []
         self._moves = 0
-        self._uploads = ReusedMemory(accelerator)
+        self._uploads = ReusedMemory(memory)
 
     @property
     def moves(self) -> int:
@@ -106,7 +104,7 @@ class StepMemory:
             self._buffers = []  # freed before others are allocated
             self._moves += 1
             self._buffers = [
-                self._accelerator.allocate(max(1, self._rows[count] * row_bytes))
+                self._memory.allocate(max(1, self._rows[count] * row_bytes))
                 for count, row_bytes in self._sizes
             ]
         float32 = np.dtype(np.float32)
