@@ -127,8 +127,7 @@ def plan_memory(
     working += drafting.weight_bytes if drafting and draft and draft.weights is not None else 0
     working = -(-working // (num_sharing if device.shares_weights else 1))
     activations = device.step_bytes(program, weights, config.max_num_batched_tokens)
-    activations += device.slots_bytes(program, config.max_num_seqs)
-    activations += device.spare_blocks * sum(group.block_bytes for group in groups)
+    activations += device.slots_bytes(program, config.max_num_seqs, sizing.nbytes([1] * len(groups)))
     activations += drafting.activation_bytes if drafting else 0
     activations += _image_bytes(device, weights, vision, config) if vision else 0
     adapters = stored_bytes(Path(config.adapter_dir).expanduser()) if config.adapter_dir is not None else 0

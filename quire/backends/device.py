@@ -48,8 +48,7 @@ class Device(Protocol):
     `computes` is False for a backend that only counts: it holds no weights and no cache, so everything fits.
     `tile_rows` are the rows of activations that are multiplied together. `keeps_floats_as` is the format that
     floating point weights are converted to, "" if they are kept. `kv_dtypes` are the formats of cached keys
-    and values. `shares_weights`: other processes use the memory of its weights, too. `spare_blocks` are
-    allocated in each cache group beside the planned ones.
+    and values. `shares_weights`: other processes use the memory of its weights, too.
     """
 
     name: str
@@ -58,7 +57,6 @@ class Device(Protocol):
     keeps_floats_as: str
     kv_dtypes: tuple[str, ...]
     shares_weights: bool
-    spare_blocks: int
 
     @property
     def arithmetic(self) -> str:
@@ -108,8 +106,11 @@ class Device(Protocol):
         """
         ...
 
-    def slots_bytes(self, program: Program, num_slots: int) -> int:
-        """Return the bytes that are kept for so many slots in the memory of the device, at most."""
+    def slots_bytes(self, program: Program, num_slots: int, block_bytes: int) -> int:
+        """Return the bytes that are kept for so many slots in the memory of the device, at most.
+
+        `block_bytes` are those of a block of every cache group together.
+        """
         ...
 
     def loading_bytes(self, weights: WeightPlan) -> int:

@@ -25,7 +25,6 @@ class HostDevice:
     tile_rows = 1
     keeps_floats_as = ""
     shares_weights = False
-    spare_blocks = 0
 
     name: str
 
@@ -48,7 +47,7 @@ class HostDevice:
         """Return the bytes of all values."""
         return plan_buffers(program).nbytes(Load(((0, num_tokens),), num_logits or num_tokens))
 
-    def slots_bytes(self, program: Program, num_slots: int) -> int:
+    def slots_bytes(self, program: Program, num_slots: int, block_bytes: int) -> int:
         """Return 0: what sampling keeps is small, and nothing for most requests."""
         return 0
 

@@ -69,7 +69,6 @@ class CudaDevice:
     keeps_floats_as = ""
     kv_dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16", "int8")
     shares_weights = False
-    spare_blocks = 1
 
     def __init__(self, accelerator: Accelerator, kernels: str, num_threads: int | None = None) -> None:
         self._accelerator = accelerator
@@ -133,13 +132,13 @@ class CudaDevice:
         values += num_tokens * (_TOKEN_BYTES + scratch_row_bytes(program))
         return values + MEMORY_BYTES + sampling_bytes(program.output.width, most)
 
-    def slots_bytes(self, program: Program, num_slots: int) -> int:
-        """Return the bytes of counts of tokens, which are there if any request has penalties, and of graphs.
+    def slots_bytes(self, program: Program, num_slots: int, block_bytes: int) -> int:
+        """Return the bytes of counts of tokens, for requests with penalties, of graphs, and of spare blocks.
 
         A graph has two launches for each op: few ops have more, and many have one.
         """
-        graph = GRAPH_BYTES + 2 * len(program.ops) * LAUNCH_BYTES
-        return (num_slots + 1) * penalty_bytes(program.output.width) + len(graph_rows(num_slots)) * graph
+        graphs = len(graph_rows(num_slots)) * (GRAPH_BYTES + 2 * len(program.ops) * LAUNCH_BYTES)
+        return (num_slots + 1) * penalty_bytes(program.output.width) + graphs + block_bytes
 
     def loading_bytes(self, weights: WeightPlan) -> int:
         return 0
