@@ -80,11 +80,9 @@ class _Layer:
     def __init__(self, op: ops.Attention, to: LaunchList) -> None:
         self.op, self.to = op, to
         (self.heads, self.dim), (self.groups, _), (_, self.value_dim) = op.q.shape, op.k.shape, op.v.shape
-        self.padded, self.table, cache = (
-            padded_dim(self.dim, self.value_dim),
-            to.groups[op.layer],
-            to.caches[op.layer],
-        )
+        self.padded = padded_dim(self.dim, self.value_dim)
+        self.table = to.groups[op.layer]
+        cache = to.caches[op.layer]
         self.scaled, self.kind = cache.key_scales is not None, _CACHE_TYPES[cache.keys.dtype.name]
         scales = (cache.key_scales or to.none, cache.value_scales or to.none)
         self.cache: tuple[DeviceArray, ...] = (cache.keys, cache.values, *scales)
