@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from quire.errors import QuireError
+
 Constant = int | float | bool | str
 ALIGNMENT = 16  # bytes: kernels are compiled for arrays that begin at multiples of it
 
@@ -67,6 +69,17 @@ class Launch:
     constants: Mapping[str, Constant] = field(default_factory=dict)
 
 
+class DeviceFault(QuireError):
+    """An accelerator did not do what it was asked for. `works`: it still does other things.
+
+    Else whatever was in its memory is lost to this process.
+    """
+
+    def __init__(self, message: str, hint: str | None = None, works: bool = False) -> None:
+        super().__init__(message, hint)
+        self.works = works
+
+
 class HostCopy(Protocol):
     """A copy to the host that was begun."""
 
@@ -105,7 +118,7 @@ class Memory(Protocol):
     def allocate(self, num_bytes: int) -> DeviceArray:
         """Return so many bytes (uint8), with any content, at an address that is a multiple of 256.
 
-        Raises ConfigError if there is not as much.
+        Raises DeviceFault if there is not as much.
         """
         ...
 
@@ -118,6 +131,7 @@ class Accelerator(Memory, Protocol):
     """One GPU, or what stands for one. Launches and copies happen in the order of the calls.
 
     `name` is what configurations call it, "cuda:0"; `target` for what its kernels were compiled, "sm_90".
+    Whatever fails on it raises DeviceFault, also later, when somebody waits.
     """
 
     name: str
@@ -140,7 +154,7 @@ class Accelerator(Memory, Protocol):
         ...
 
     def stage(self, num_bytes: int) -> HostBuffer:
-        """Return memory of the host for uploads, pinned on a GPU. Raises ConfigError if there is none."""
+        """Return memory of the host for uploads, pinned on a GPU. Raises DeviceFault if there is none."""
         ...
 
     def upload(self, buffer: HostBuffer, array: DeviceArray) -> Upload:

@@ -12,7 +12,7 @@ import numpy as np
 
 from quire.backends.backend import Capacity, GetMasks, LaunchedStep
 from quire.backends.block_memory import layout_of
-from quire.backends.cuda.accelerator import Accelerator, DeviceArray, HostCopy
+from quire.backends.cuda.accelerator import Accelerator, DeviceArray, DeviceFault, HostCopy
 from quire.backends.cuda.caches import DeviceCaches
 from quire.backends.cuda.device_slots import DeviceSlot, DeviceSlots
 from quire.backends.cuda.draws import StepDraws
@@ -77,7 +77,10 @@ class CudaBackend:
     def _begin_steps(self) -> None:
         for launched in self._open:
             if launched.begun is None:
-                launched.begun = self._begin(launched.step, launched.masks)
+                try:
+                    launched.begun = self._begin(launched.step, launched.masks)
+                except (ConfigError, DeviceFault) as error:
+                    launched.begun = self._failed(error)
             if launched.begun.holds:
                 return
 
@@ -93,6 +96,13 @@ class CudaBackend:
         if not begun.waits:
             self._sample(step, begun, {})
         return begun
+
+    def _failed(self, error: ConfigError | DeviceFault) -> _Begun:
+        """Return a step whose rows fail with an error. Raises it if the accelerator works no more."""
+        if isinstance(error, DeviceFault) and not error.works:
+            raise error
+        self._slots.tables.forget()
+        return _Begun([], None, time.monotonic(), holds=True, error=Failure(error.message))
 
     def _sample(self, step: Step, begun: _Begun, masks: Mapping[int, Sequence[Any] | Failure]) -> None:
         begun.draws = StepDraws(step, begun.slots, masks)
@@ -116,15 +126,34 @@ class CudaBackend:
 
     def collect(self, launched: _StepOnDevice) -> StepResult:
         """Return the results of the oldest open step, and begin those that waited for it."""
-        step, begun = launched.step, launched.begun
+        begun = launched.begun
         if begun is None or launched is not self._open[0]:
             raise RuntimeError("steps are collected in the order of their launches")
+        try:
+            found = self._collect(launched.step, begun, launched.masks)
+        except (ConfigError, DeviceFault) as error:
+            found = self._without_results(launched.step, self._failed(error))
+        self._open.popleft()
+        self._begin_steps()
+        return found
+
+    def _without_results(self, step: Step, begun: _Begun) -> StepResult:
+        """Return an error for each row of a step that failed."""
+        for row in step.rows:
+            self._slots.slot(row.slot).token_ids.append(0)  # as a next row in flight computes with it
+        self._ended_s = time.monotonic()
+        return StepResult((RowResult(error=begun.error),) * len(step.rows), begun.began_s, self._ended_s)
+
+    def _collect(self, step: Step, begun: _Begun, masks_of: GetMasks | None) -> StepResult:
+        """Wait for the results of a step that was begun."""
+        if begun.error is not None:
+            return self._without_results(step, begun)
         began_s, mask_s, sampling_s = max(begun.began_s, self._ended_s), 0.0, 0.0
         on_host: dict[int, RowResult] = {}
         if begun.waits:
             computed = self._host_logits(step, begun)
             computed_s = time.monotonic()
-            masks = {} if launched.masks is None else launched.masks()
+            masks = {} if masks_of is None else masks_of()
             mask_s = time.monotonic() - computed_s
             self._sample(step, begun, masks)
             for index, logits in computed.items():
@@ -133,8 +162,6 @@ class CudaBackend:
         self._ended_s = time.monotonic()
         if begun.waits:
             sampling_s = self._ended_s - computed_s - mask_s
-        self._open.popleft()
-        self._begin_steps()
         return StepResult(rows, began_s, self._ended_s, mask_s, sampling_s)
 
     def _host_logits(self, step: Step, begun: _Begun) -> dict[int, np.ndarray]:
@@ -194,15 +221,19 @@ class CudaBackend:
 
 @dataclass(slots=True)
 class _Begun:
-    """A begun step. `waits`: it is sampled when it is collected. `holds`: the next one waits for that."""
+    """A begun step. `waits`: it is sampled when it is collected. `holds`: the next one waits for that.
+
+    With an `error` it was not launched, or not to its end.
+    """
 
     slots: list[DeviceSlot]  # of the rows
-    logits: DeviceArray
+    logits: Any  # a DeviceArray, None if it failed
     began_s: float
     waits: bool = False
     holds: bool = False
     draws: StepDraws = field(init=False)
     copy: HostCopy | None = None  # of the results
+    error: Failure | None = None
 
 
 @dataclass(slots=True)

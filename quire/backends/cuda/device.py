@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import NoReturn
 
 from quire.backends.backend import Capacity
-from quire.backends.cuda.accelerator import Accelerator
+from quire.backends.cuda.accelerator import Accelerator, DeviceFault
 from quire.backends.cuda.asked import require_compiled
 from quire.backends.cuda.backend import CudaBackend
 from quire.backends.cuda.caches import token_bytes
@@ -161,8 +161,11 @@ class CudaDevice:
         if vision is not None:
             raise ConfigError("the cuda backend cannot see images", f"set max_images=0, or {_ON_CPU}")
         require_compiled(program, weights.layout, capacity, self._accelerator)
-        uploaded = upload(weights, self._accelerator, progress, self._num_threads)
-        return CudaBackend(program, uploaded, self._accelerator, capacity)
+        try:
+            uploaded = upload(weights, self._accelerator, progress, self._num_threads)
+            return CudaBackend(program, uploaded, self._accelerator, capacity)
+        except DeviceFault as fault:
+            raise ConfigError(f"{self._accelerator.name}: {fault.message}", fault.hint) from fault
 
     def loops(self) -> NoReturn:
         raise ConfigError(

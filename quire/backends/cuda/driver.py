@@ -6,11 +6,11 @@ None of it has run on a GPU yet: what is tested is that it says what is missing 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, wraps
 from math import prod
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from cuda.bindings import driver
@@ -18,7 +18,7 @@ from cuda.core import Buffer, Device, Event, LaunchConfig, LegacyPinnedMemoryRes
 from cuda.core import launch as launch_kernel
 from cuda.core.graph import Graph
 
-from quire.backends.cuda.accelerator import Argument, DeviceArray, HostBuffer, Launch
+from quire.backends.cuda.accelerator import Argument, DeviceArray, DeviceFault, HostBuffer, Launch
 from quire.backends.cuda.manifest import CompiledKernel, Manifest, launch_key
 from quire.errors import ConfigError
 
@@ -27,7 +27,54 @@ RESERVED_BYTES = 512 << 20  # for the driver, for kernels, and for other program
 _OWN_SHARED_BYTES = 48 << 10  # shared memory that a block has without asking for more
 _STAGING_BYTES = 1 << 16  # the least that is allocated of pinned memory
 _ON_CPU = "leave device out to use the CPU"
+_WRONG = "a kernel of Quire is wrong: report it with the model, the GPU and these words"
+# Hints by what is in the name of an error of the driver.
+_HINTS = {
+    "OUT_OF_MEMORY": "end what else uses the GPU, or lower max_num_batched_tokens or kv_cache_memory_bytes",
+    "ILLEGAL": _WRONG,
+    "MISALIGNED": _WRONG,
+}
+_LOST = "nvidia-smi, and the lines with Xid in dmesg, say what happened to the GPU"
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _MAX_SHARED = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+
+def _reported(hint: str | None = None) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """Let a function raise errors of the driver as DeviceFault, with a hint for those that have none."""
+
+    def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
+        @wraps(function)
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:
+                if _is_of_driver(error):
+                    raise _fault_of(error, hint) from error
+                raise
+
+        return call
+
+    return decorate
+
+
+def _is_of_driver(error: Exception) -> bool:
+    """Return whether an error was raised by cuda-core, whose class for them is not public, or by _checked."""
+    return isinstance(error, RuntimeError | MemoryError) or type(error).__module__.partition(".")[0] == "cuda"
+
+
+def _fault_of(error: Exception, hint: str | None) -> DeviceFault:
+    """Return what an error of a call means; whether the GPU still works shows the next call."""
+    works = int(driver.cuCtxSynchronize()[0]) == 0
+    said = _first_line(error)
+    if hint is None or not works:
+        hint = next((found for name, found in _HINTS.items() if name in said), None if works else _LOST)
+    state = "it still works" if works else "it works no more in this process"
+    return DeviceFault(f"the GPU reports {said}; {state}", hint, works)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 @cache
@@ -48,7 +95,14 @@ def open_gpu(index: int) -> Gpu:
     if index >= count:
         problem = f"there is no GPU {index}: this machine has {count}"
         raise ConfigError(problem, f"choose one from 'cuda:0' to 'cuda:{count - 1}'" if count else _ON_CPU)
-    return Gpu(Device(index), Manifest.read())
+    try:
+        return Gpu(Device(index), Manifest.read())
+    except Exception as error:
+        if not _is_of_driver(error):
+            raise
+        # Another process may have the GPU alone, or all of its memory.
+        problem = f"GPU {index} cannot be used: {_first_line(error)}"
+        raise ConfigError(problem, f"nvidia-smi shows who uses it, or {_ON_CPU}") from error
 
 
 class Gpu:
@@ -67,20 +121,19 @@ class Gpu:
     def in_words(self) -> str:
         return f"{self._device.name}, {self.target}"
 
+    @_reported()
     def free_bytes(self) -> int:
         self._device.set_current()
         free, _ = _checked(*driver.cuMemGetInfo())
         return max(0, free - RESERVED_BYTES)
 
+    @_reported()
     def allocate(self, num_bytes: int) -> DeviceArray:
         self._device.set_current()
-        try:
-            buffer = self._device.allocate(num_bytes, stream=self._stream)
-        except (RuntimeError, MemoryError) as error:
-            problem = f"{self.name} has no {num_bytes / 1e9:.2f} GB of memory left: {error}"
-            raise ConfigError(problem, "end what else uses it, or set kv_cache_memory_bytes") from error
+        buffer = self._device.allocate(num_bytes, stream=self._stream)
         return DeviceArray(buffer, np.dtype(np.uint8), (num_bytes,))
 
+    @_reported()
     def write(self, array: DeviceArray, values: np.ndarray) -> None:
         contents = np.ascontiguousarray(values)
         if contents.nbytes == 0:
@@ -91,6 +144,7 @@ class Gpu:
         _region(array).copy_from(_first(staged, contents.nbytes), stream=self._stream)
         self._pinned.give_back(staged, self._stream.record())
 
+    @_reported()
     def fetch(self, array: DeviceArray) -> _Fetched:
         self._device.set_current()
         staged = self._pinned.take(max(array.num_bytes, 1))
@@ -101,34 +155,36 @@ class Gpu:
     def has_kernel(self, key: str) -> bool:
         return key in self.manifest.targets[self.target]
 
+    @_reported("raise the limit of locked memory (ulimit -l)")
     def stage(self, num_bytes: int) -> HostBuffer:
         self._device.set_current()
-        try:
-            pinned = self._pinned.memory.allocate(num_bytes)
-        except (RuntimeError, MemoryError) as error:
-            problem = f"the driver cannot pin {num_bytes >> 20} MiB of memory: {error}"
-            raise ConfigError(problem, "raise the limit of locked memory (ulimit -l)") from error
+        pinned = self._pinned.memory.allocate(num_bytes)
         there = (ctypes.c_uint8 * num_bytes).from_address(int(pinned.handle))
         return HostBuffer(np.ctypeslib.as_array(there), pinned)
 
+    @_reported()
     def upload(self, buffer: HostBuffer, array: DeviceArray) -> _Uploaded:
         self._device.set_current()
         _region(array).copy_from(_first(buffer.owner, array.num_bytes), stream=self._stream)
         return _Uploaded(self._stream.record())
 
+    @_reported()
     def launch(self, launch: Launch) -> None:
         if prod(launch.grid):
             self._device.set_current()
             launch_kernel(self._stream, *self._call(launch))
 
+    @_reported()
     def capture(self, launches: Sequence[Launch]) -> _Captured:
         self._device.set_current()
         calls = [self._call(launch) for launch in launches if prod(launch.grid)]
         builder = self._device.create_graph_builder().begin_building()
-        for call in calls:
-            launch_kernel(builder, *call)
-        graph = builder.end_building().complete()
-        builder.close()
+        try:
+            for call in calls:
+                launch_kernel(builder, *call)
+            graph = builder.end_building().complete()
+        finally:
+            builder.close()
         return _Captured(self._device, graph, self._stream)
 
     def _call(self, launch: Launch) -> tuple[Any, ...]:
@@ -156,6 +212,7 @@ class _Uploaded:
 
     ended: Event
 
+    @_reported()
     def wait(self) -> None:
         self.ended.sync()
 
@@ -168,6 +225,7 @@ class _Captured:
     graph: Graph
     stream: Stream
 
+    @_reported()
     def replay(self) -> None:
         self.device.set_current()
         self.graph.launch(self.stream)
@@ -218,6 +276,7 @@ class _Fetched:
     ended: Event
     pinned: _Pinned
 
+    @_reported()
     def result(self) -> np.ndarray:
         self.ended.sync()
         found = np.empty(self.array.shape, self.array.dtype)
@@ -239,7 +298,7 @@ def _target(device: Device, manifest: Manifest) -> str:
 def _checked(result: Any, *values: Any) -> Any:
     """Return the values of a call of the driver, a single one by itself. Raises RuntimeError if it failed."""
     if int(result) != 0:
-        raise RuntimeError(f"the CUDA driver reports {result}")
+        raise RuntimeError(f"the CUDA driver reports {result.name}")
     return values[0] if len(values) == 1 else values
 
 

@@ -61,6 +61,10 @@ class SlotTables:
         tables[..., :stride] = before[self._num_lengths :].reshape(shape)
         self._memory, self._changed = None, []
 
+    def forget(self) -> None:
+        """Note that changes were lost on their way: all tables are to be uploaded."""
+        self._memory, self._changed = None, []
+
     def changes(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the places that changed since the last call, each once, and what is there now."""
         places = np.unique(np.concatenate([np.zeros(0, np.int64), *self._changed]))

@@ -100,13 +100,13 @@ class StepMemory:
     def _values(self, counts: dict[Count, int]) -> list[DeviceArray]:
         """Return the buffers of values, with as many rows as the step has."""
         if any(rows > self._rows[count] for count, rows in counts.items()):
-            self._rows = {count: max(self._rows[count], rows) for count, rows in counts.items()}
-            self._buffers = []  # freed before others are allocated
+            most = {count: max(self._rows[count], rows) for count, rows in counts.items()}
+            self._rows, self._buffers = {"T": 0, "L": 0}, []  # freed before others are allocated
             self._moves += 1
             self._buffers = [
-                self._memory.allocate(max(1, self._rows[count] * row_bytes))
-                for count, row_bytes in self._sizes
+                self._memory.allocate(max(1, most[count] * row_bytes)) for count, row_bytes in self._sizes
             ]
+            self._rows = most
         float32 = np.dtype(np.float32)
         return [
             buffer.part(0, (counts[count], row_bytes // 4), float32)
