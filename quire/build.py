@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from quire.adapters import Adapters
-from quire.backends.backend import Backend, Capacity
+from quire.backends.backend import Backend
 from quire.backends.device import Device
 from quire.cache_plan import SNAPSHOT_TOKENS
 from quire.config import EngineConfig
@@ -104,18 +104,14 @@ def assemble(
     if announce is not None:
         announce(summary(memory), memory.working_bytes)
     ceilings = _ceilings(description.device, measuring)
-    steps_in_flight = config.max_steps_in_flight or 1
-    capacity = Capacity(
-        num_blocks=memory.blocks,
-        block_size=config.block_size,
-        kv_dtype=description.kv_dtype,
-        max_num_seqs=config.max_num_seqs,
-        num_snapshots=memory.num_snapshots,
-        max_steps_in_flight=steps_in_flight,
-    )
     draft = description.draft
     backend = description.device.build(
-        description.program, description.weights, capacity, progress, draft, description.model.vision
+        description.program,
+        description.weights,
+        description.capacity,
+        progress,
+        draft,
+        description.model.vision,
     )
     for plan in (description.weights, *([draft.weights] if draft and draft.weights else [])):
         plan.need_tensors().close()
@@ -225,6 +221,8 @@ def _chosen(description: Description) -> dict[str, str]:
         chosen["draft_model"] = f"{name}, {gigabytes(memory.draft_bytes)}"
     if (vision := description.model.vision) is not None:
         chosen["images"] = f"{config.max_images} in a request, of up to {vision.patching.most[1]:,} tokens"
+    if description.no_gpu:
+        chosen["gpu"] = f"not used: {description.no_gpu}"
     if description.own_head:
         chosen["output_matrix"] = "lm_head.weight, though config.json ties it to the embedding"
     if description.weights.summary:

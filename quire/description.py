@@ -9,12 +9,21 @@ from functools import partial
 from typing import Any
 
 from quire import __version__
-from quire.backends.device import Device, device_for, kv_dtype, plan_weights
+from quire.backends.backend import Capacity
+from quire.backends.device import (
+    Device,
+    automatic_gpu,
+    chooses_device,
+    device_for,
+    kv_dtype,
+    plan_weights,
+    without_gpu,
+)
 from quire.backends.draft_model import DraftModel, shared_table
 from quire.config import STEP_TOKENS, EngineConfig
 from quire.engine.status import ModelFacts
-from quire.errors import ConfigError
-from quire.memory import MemoryPlan, plan_memory
+from quire.errors import ConfigError, QuireError
+from quire.memory import MemoryPlan, misfit, plan_memory
 from quire.models import FAMILIES, Model, check_overrides, read_model, read_prediction
 from quire.models.left_out import in_use, prediction_patterns
 from quire.program.passes import adaptable, fuse, hand_out_hidden
@@ -54,6 +63,19 @@ class Description:
     weights_here: bool
     own_head: bool  # config.json ties the head to the embedding, but the checkpoint has one, which is used
     draft: DraftModel[WeightPlan] | None = None
+    no_gpu: str = ""  # why "auto" is the CPU although there may be a GPU
+
+    @property
+    def capacity(self) -> Capacity:
+        """Return what a backend allocates for the cache and its requests."""
+        return Capacity(
+            num_blocks=self.memory.blocks,
+            block_size=self.config.block_size,
+            kv_dtype=self.kv_dtype,
+            max_num_seqs=self.config.max_num_seqs,
+            num_snapshots=self.memory.num_snapshots,
+            max_steps_in_flight=self.config.max_steps_in_flight or 1,
+        )
 
     @property
     def fingerprint(self) -> str:
@@ -93,10 +115,32 @@ def describe(
 ) -> Description:
     """Read everything about a model except its weights. Raises ConfigError for anything invalid.
 
+    The device "auto" is a GPU that works, if it has kernels and memory for the model, else the CPU.
+
     `available_bytes` of memory are planned with, None for all that is free. Without `weights` the weight
     files may be missing (the number format is then that of config.json), and those of a hub model are not
     downloaded. `num_sharing` engines share the weights.
     """
+    if not chooses_device(config):
+        device = device_for(config, num_sharing > 1)
+        return _describe(config, device, weights, available_bytes, num_sharing)
+    gpu, reason = automatic_gpu(config)
+    if gpu is not None:
+        try:
+            found = _describe(config, gpu, weights, available_bytes, num_sharing)
+            if (error := misfit(found.memory, found.config, gpu)) is None:
+                return found
+            reason = error.message
+        except QuireError as refused:
+            reason = refused.message
+    device = device_for(without_gpu(config), num_sharing > 1)
+    return replace(_describe(config, device, weights, available_bytes, num_sharing), no_gpu=reason)
+
+
+def _describe(
+    config: EngineConfig, device: Device, weights: bool, available_bytes: int | None, num_sharing: int
+) -> Description:
+    """Describe a model on a device."""
     adapters = config.adapter_dir is not None
     images = config.max_images > 0
     own = _open(config.model, config.revision, weights, config.overrides, adapters, config.task, images)
@@ -105,7 +149,6 @@ def describe(
     longest = config.max_model_len or own.model.max_context
     if own.model.pooling is not None and config.max_num_batched_tokens == STEP_TOKENS:
         config = replace(config, max_num_batched_tokens=max(STEP_TOKENS, min(longest, TEXT_TOKENS)))
-    device = device_for(config, num_sharing > 1)
     layer = None
     if config.speculative == "mtp":
         own, layer = _with_prediction(config, own)
@@ -115,7 +158,7 @@ def describe(
         draft = DraftModel(layer, None, config.max_num_batched_tokens, own.model.max_context, "mtp")
     elif config.speculative not in ("auto", "off"):
         draft = _draft_model(config, own, device, weights)
-    return Description(
+    found = Description(
         config=config,
         source=own.source,
         model=own.model,
@@ -131,6 +174,8 @@ def describe(
         own_head=own.own_head,
         draft=draft,
     )
+    device.require_runnable(own.program, plan, found.capacity, draft, own.model.vision)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

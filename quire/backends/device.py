@@ -6,8 +6,10 @@ line there (docs/decisions/0014-device.md).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Protocol
 
 from quire.backends.backend import Backend, Capacity
@@ -25,6 +27,9 @@ from quire.quantize.kinds import Storage
 from quire.weights.load import Progress
 from quire.weights.plan import Expect, Layout, WeightPlan, plan, plan_without
 from quire.weights.tensors import Tensors
+
+# Where NVIDIA's driver is, also below Windows.
+_GPU_DRIVERS = ("/proc/driver/nvidia/version", "/usr/lib/wsl/lib/libcuda.so.1")
 
 
 class Loops(Protocol):
@@ -121,6 +126,17 @@ class Device(Protocol):
         """Return the memory that is free for weights, cache and steps."""
         ...
 
+    def require_runnable(
+        self,
+        program: Program,
+        weights: WeightPlan,
+        capacity: Capacity,
+        draft: DraftModel[WeightPlan] | None,
+        vision: Vision | None,
+    ) -> None:
+        """Raise ConfigError for what `build` would refuse, before anything is loaded."""
+        ...
+
     def build(
         self,
         program: Program,
@@ -145,8 +161,12 @@ class Device(Protocol):
 def device_for(config: EngineConfig, share_weights: bool = False) -> Device:
     """Return the device of a configuration. Raises ConfigError for options it does not support.
 
-    With `share_weights` other processes use the same weights, and memory for them is taken once if possible.
+    "auto" is a GPU if one works, for any model: a model that it has no kernels for is described again, for
+    the CPU. With `share_weights` other processes use the same weights, and memory for them is taken once if
+    possible.
     """
+    if chooses_device(config) and (gpu := automatic_gpu(config)[0]) is not None:
+        return gpu
     if config.device == "null":
         return NullDevice()
     if config.device == "reference":
@@ -156,6 +176,32 @@ def device_for(config: EngineConfig, share_weights: bool = False) -> Device:
 
         return cuda_device(config.device, config.num_threads)
     return NativeDevice(config.model, config.num_threads, config.packed_cache, share_weights)
+
+
+def chooses_device(config: EngineConfig) -> bool:
+    """Return whether the choice of a device is left to Quire."""
+    return config.device == "auto"
+
+
+def automatic_gpu(config: EngineConfig) -> tuple[Device | None, str]:
+    """Return the GPU that "auto" means, or None and why it is none: "" where nothing speaks of a GPU."""
+    if not any(map(os.path.exists, _GPU_DRIVERS)) and find_spec("cuda") is None:
+        return None, ""
+    from quire.backends.cuda.device import cuda_device
+
+    try:
+        return cuda_device("cuda", config.num_threads), ""
+    except ConfigError as error:
+        return None, error.message
+
+
+def without_gpu(config: EngineConfig) -> EngineConfig:
+    """Return a configuration whose device "auto" is the CPU.
+
+    For processes that start several engines, and divide memory among them: they must not take a part of a
+    GPU, as each process that asks it does, and one GPU runs one engine.
+    """
+    return replace(config, device="native") if chooses_device(config) else config
 
 
 def kv_dtype(device: Device, asked: str, floats: str) -> str:

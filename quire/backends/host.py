@@ -51,6 +51,9 @@ class HostDevice:
         """Return 0: what sampling keeps is small, and nothing for most requests."""
         return 0
 
+    def require_runnable(self, *_: object) -> None:
+        """Do nothing: what a layout has kernels for can be built."""
+
     def loading_bytes(self, weights: WeightPlan) -> int:
         return 0
 

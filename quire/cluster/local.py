@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.backends.device import device_for
+from quire.backends.device import device_for, without_gpu
 from quire.cluster.autoscaling import Autoscaler, goal_of
 from quire.cluster.placement import Place, allowed_cores, divide, granted_cores, spread
 from quire.cluster.replicas import Replicas
@@ -26,8 +26,8 @@ def local_replicas(config: ServerConfig, engine_config: EngineConfig, measure: b
     most = config.replicas[1] if isinstance(config.replicas, tuple) else config.replicas
     places = divide(allowed_cores(), most)
     num_threads = spread(places, engine_config.num_threads, granted_cores())
-    own = replace(engine_config, num_threads=num_threads)
-    share_bytes = device_for(engine_config).available_bytes() // len(places)
+    own = replace(without_gpu(engine_config), num_threads=num_threads)
+    share_bytes = device_for(own).available_bytes() // len(places)
 
     def make(place: Place) -> RemoteEngine:
         return RemoteEngine(

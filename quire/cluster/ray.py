@@ -29,7 +29,7 @@ from ray.serve.config import (
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from quire.backends.device import device_for
+from quire.backends.device import device_for, without_gpu
 from quire.cluster.autoscaling import Autoscaler, goal_of
 from quire.cluster.called_replicas import CalledReplicas
 from quire.cluster.deployment_failure import check_reachable, why_failed
@@ -97,7 +97,7 @@ class EngineReplica:
     """An engine in a replica of Serve."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self._config = config
+        self._config = without_gpu(config)
         self._wanted = 0  # as the front told last
 
     async def reconfigure(self, options: dict[str, int]) -> None:

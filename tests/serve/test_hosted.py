@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +15,7 @@ from remote_engines import until
 from starlette.responses import PlainTextResponse
 from tiny_encoders import write_bert, write_cross_encoder
 
+from quire.cluster.local import local_replicas
 from quire.config import EngineConfig, ServerConfig
 from quire.errors import ConfigError, Overloaded, QuireError, RequestError
 from quire.server.errors import HTTPRefusal
@@ -23,6 +24,7 @@ from quire.server.hosted.budget import Allotment, ModelSpec, budgets
 from quire.server.hosted.door import Door
 from quire.server.hosted.host import Host, HostedModel
 from quire.server.hosted.policy import Need
+from quire.server.hosted.serving import open_models
 from quire.server.ollama.models import capabilities_of
 from quire.server.service import QueueFull
 
@@ -311,3 +313,18 @@ def test_models_with_the_same_weights_share_them() -> None:
     _, both = budgets([first, ModelSpec("c", other.config, first.engine_config)], 60_000_000)
     assert both[0].need.weights == both[1].need.weights
     assert [one.num_sharing for one in both] == [2, 2]
+
+
+def test_what_starts_several_engines_asks_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process would keep a part of the GPU's memory: "auto" is the CPU there."""
+
+    def asked(*_: Any) -> None:
+        raise AssertionError("a GPU was asked for its memory")
+
+    monkeypatch.setattr("quire.backends.device.automatic_gpu", asked)
+    monkeypatch.setattr("quire.description.automatic_gpu", asked)
+    found = specs()
+    assert {spec.engine_config.device for spec in found} == {"auto"}
+    config = ServerConfig()
+    open_models(config, found, UNUSED, UNUSED)
+    local_replicas(replace(config, replicas=2), found[0].engine_config, measure=False)

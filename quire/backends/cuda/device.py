@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from importlib.util import find_spec
 from typing import NoReturn
 
@@ -42,7 +43,7 @@ _TOKEN_BYTES = (
 def cuda_device(name: str, num_threads: int | None = None) -> CudaDevice:
     """Return the device that a configuration calls "cuda", "cuda:1" or "cuda-interpreted".
 
-    Raises ConfigError if something of it is missing.
+    Raises ConfigError if something of it is missing, or if a GPU computes wrongly.
     """
     if name == "cuda-interpreted":
         from quire.backends.cuda.interpreted import InterpretedAccelerator
@@ -54,7 +55,16 @@ def cuda_device(name: str, num_threads: int | None = None) -> CudaDevice:
     from quire.backends.cuda.driver import open_gpu
 
     gpu = open_gpu(int(name.partition(":")[2] or 0))
+    _check_once(gpu)
     return CudaDevice(gpu, gpu.manifest.digest[:12], num_threads)
+
+
+@cache
+def _check_once(accelerator: Accelerator) -> None:
+    """Raise ConfigError if an accelerator computes wrongly; each is checked once in a process."""
+    from quire.backends.cuda.self_check import check_accelerator
+
+    check_accelerator(accelerator)
 
 
 class CudaDevice:
@@ -147,6 +157,20 @@ class CudaDevice:
         """Return the free memory of the GPU, less what its driver takes for launches."""
         return self._accelerator.free_bytes()
 
+    def require_runnable(
+        self,
+        program: Program,
+        weights: WeightPlan,
+        capacity: Capacity,
+        draft: DraftModel[WeightPlan] | None,
+        vision: Vision | None,
+    ) -> None:
+        if draft is not None:
+            raise ConfigError("the cuda backend cannot run a draft model", "leave speculative at 'auto'")
+        if vision is not None:
+            raise ConfigError("the cuda backend cannot see images", f"set max_images=0, or {_ON_CPU}")
+        require_compiled(program, weights.layout, capacity, self._accelerator)
+
     def build(
         self,
         program: Program,
@@ -156,11 +180,7 @@ class CudaDevice:
         draft: DraftModel[WeightPlan] | None = None,
         vision: Vision | None = None,
     ) -> CudaBackend:
-        if draft is not None:
-            raise ConfigError("the cuda backend cannot run a draft model", "leave speculative at 'auto'")
-        if vision is not None:
-            raise ConfigError("the cuda backend cannot see images", f"set max_images=0, or {_ON_CPU}")
-        require_compiled(program, weights.layout, capacity, self._accelerator)
+        self.require_runnable(program, weights, capacity, draft, vision)
         try:
             uploaded = upload(weights, self._accelerator, progress, self._num_threads)
             return CudaBackend(program, uploaded, self._accelerator, capacity)

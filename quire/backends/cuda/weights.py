@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -75,7 +75,7 @@ def upload(
         for place in plan.layout.parts:
             name = place.name
             one = replace(plan, specs={name: plan.specs[name]})
-            found[name] = _put(load(one, None, num_threads)[name], place, memory, ring)
+            found[name] = _put(load(one, None, num_threads)[name], place, memory, ring.put)
             done += sizes[name]
             if progress is not None:
                 progress(done, sum(sizes.values()))
@@ -85,11 +85,10 @@ def upload(
 def place_weights(
     program: Program, weights: Mapping[str, StoredWeight], accelerator: Accelerator
 ) -> dict[str, DeviceWeight]:
-    """Copy loaded weights to an accelerator."""
+    """Copy loaded weights, few of them, to an accelerator."""
     layout = plan_layout(program, {name: weight.storage for name, weight in weights.items()})
     memory = accelerator.allocate(max(layout.nbytes, 1))
-    with UploadRing(accelerator) as ring:
-        return {place.name: _put(weights[place.name], place, memory, ring) for place in layout.parts}
+    return {p.name: _put(weights[p.name], p, memory, accelerator.write) for p in layout.parts}
 
 
 def weight_at(place: WeightPlace, memory: DeviceArray) -> DeviceWeight:
@@ -101,10 +100,15 @@ def weight_at(place: WeightPlace, memory: DeviceArray) -> DeviceWeight:
     return DeviceWeight(place.format, place.shape, tuple(arrays))
 
 
-def _put(weight: StoredWeight, place: WeightPlace, memory: DeviceArray, ring: UploadRing) -> DeviceWeight:
+def _put(
+    weight: StoredWeight,
+    place: WeightPlace,
+    memory: DeviceArray,
+    write: Callable[[DeviceArray, np.ndarray], None],
+) -> DeviceWeight:
     found = weight_at(place, memory)
     for array, values in zip(found.arrays, _values(weight, place.format), strict=True):
-        ring.put(array, values)
+        write(array, values)
     return found
 
 

@@ -6,10 +6,12 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 
+from quire.backends.device import without_gpu
 from quire.config import ServerConfig
 from quire.errors import ConfigError
 from quire.server.app import HANDLERS, LIVE_ROUTES, guarded, kept_secret, model_app, routes_of
@@ -38,6 +40,7 @@ def open_models(
     Raises ConfigError for options that are not for several models, and for one that cannot be loaded.
     """
     _check(config, specs)
+    specs = [replace(spec, engine_config=without_gpu(spec.engine_config)) for spec in specs]
     limit_bytes, parts = budgets(specs, config.max_loaded_memory)
 
     @asynccontextmanager
