@@ -167,7 +167,7 @@ def _ceilings(device: Device, measuring: Measuring | None) -> Ceilings | None:
         loops = device.loops()
     except ConfigError:  # a device without ceilings
         return None
-    found = cached(loops.threads, loops.isa)
+    found = cached(loops)
     if found is None and measuring is not None:
         measuring()
         found = keep(measure(loops))

@@ -33,10 +33,16 @@ _GPU_DRIVERS = ("/proc/driver/nvidia/version", "/usr/lib/wsl/lib/libcuda.so.1")
 
 
 class Loops(Protocol):
-    """Loops that measure the peak rates of a device, with `threads` threads of one instruction set."""
+    """Loops that measure the peak rates of a device, with `threads` threads of one instruction set.
+
+    `machine` is the name of a device that is no CPU, else "". `levels` are bytes to read from each level of
+    its memory; None: those of this machine's CPU.
+    """
 
     isa: str
     threads: int
+    machine: str
+    levels: Mapping[str, int] | None
 
     def operations(self, kind: str, seconds: float) -> float:
         """Return operations per second of all threads; 0 if there is no instruction for this kind."""

@@ -26,6 +26,7 @@ enough.
 
   quire plan Qwen/Qwen3-8B --machine "H100 SXM"
   quire plan demo                                this machine, at the ceilings that quire probe measures
+  quire plan demo --device cuda                  its GPU, at ceilings that are measured, too
   quire plan Qwen/Qwen3-8B --machine L40S --goal "ttft_p90<500ms,itl_p99<60ms"
   quire plan --machines                          the catalogue
   quire plan --worked-numbers                    well-known estimates: as published, and recomputed
@@ -38,6 +39,7 @@ ENGINE = (
     "max_num_batched_tokens",
     "kv_cache_dtype",
     "num_threads",
+    "device",
 )
 
 
@@ -129,6 +131,8 @@ def _made(args: argparse.Namespace, model: str) -> MachinePlan:
     from quire.roofline.planning import make_plan
 
     machine: Machine | None = find(args.machine) if args.machine else None
+    if machine is not None and args.device is not None:
+        args.parser.refuse("--device with --machine", "leave one out: --device is of this machine")
     cards = _positive(args, "num_devices", 1)
     if machine is None and cards > 1:
         args.parser.refuse("--num-devices needs --machine", "Quire itself runs on one device")

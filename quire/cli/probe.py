@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from quire.roofline.probe import Ceilings
 
 DESCRIPTION = """Measure the peak performance of this machine: read bandwidth of memory and caches, and
-operations per second by number format, with the instructions that Quire's kernels use. Takes
-about three seconds; run it while the machine is idle. The results are stored for this CPU.
+operations per second by number format, with the instructions that Quire's kernels use; or of
+a GPU, with its own kernels. Takes about three seconds; run it while the machine is idle. The
+results are stored for this CPU or GPU.
 """
 
 
@@ -28,7 +29,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--cached", action="store_true", help="show stored results instead, if there are any")
-    add_engine_flags(parser, names=("num_threads",))
+    add_engine_flags(parser, names=("num_threads", "device"))
     parser.set_defaults(function=probe, parser=parser, words=[])
 
 
@@ -40,7 +41,7 @@ def probe(args: argparse.Namespace) -> int:
     from quire.config import EngineConfig
     from quire.roofline.probe import ceilings, keep
 
-    loops = device_for(EngineConfig(**engine_options(args))).loops()
+    loops = device_for(EngineConfig(**{"device": "native", **engine_options(args)})).loops()
     found = ceilings(loops) if args.cached else keep(_measure(loops, quiet=args.json))
     if args.json:
         print(json.dumps(found.as_dict(), indent=2))

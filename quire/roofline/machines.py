@@ -103,6 +103,6 @@ def find(name: str) -> Machine:
 def this_machine(ceilings: Ceilings, available_bytes: float) -> Machine:
     """Return this machine at its measured ceilings."""
     known = {kind: rate for kind, rate in ceilings.operations.items() if rate}
-    where = f"{ceilings.cpu}, {ceilings.threads} threads"
+    where = f"{ceilings.cpu}, {ceilings.threads} threads" if ceilings.threads > 1 else ceilings.cpu
     sources = ("measured by quire probe",)
     return Machine(where, "cpu", available_bytes, ceilings.bandwidth, known, sources, measured=ceilings)

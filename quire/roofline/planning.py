@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from quire.backends.device import without_gpu
 from quire.backends.kv_cache import KV_ITEM_BYTES, KV_SCALE_BYTES
 from quire.config import EngineConfig
 from quire.description import Description, describe
@@ -26,7 +27,8 @@ def make_plan(
     The ceilings are measured first if there are none in the cache. `described` saves describing the model
     again. Raises ConfigError for a model that cannot be described.
     """
-    description = described or describe(config, weights=False)
+    elsewhere = machine is not None and machine.measured is None
+    description = described or describe(without_gpu(config) if elsewhere else config, weights=False)
     memory = description.memory
     if machine is None:
         device = description.device

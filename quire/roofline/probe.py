@@ -27,7 +27,7 @@ _SECONDS = 3.0  # of all measurements, approximately
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """Peak rates of `threads` threads together with one instruction set, on one CPU.
+    """Peak rates of `threads` threads together with one instruction set, on one CPU; or of another device.
 
     `operations` per second of all threads, by kind (a multiply-add is two; 0: no instruction for it).
     `read_bytes` per second by number of threads, then by level: "L1", "L2", "L3", "memory".
@@ -66,7 +66,7 @@ class Ceilings:
 def measure(loops: Loops, progress: Callable[[int, int], None] | None = None) -> Ceilings:
     """Measure now, in about 3 seconds. `progress` is called with (measurements done, total)."""
     counts = sorted({1, loops.threads})
-    levels = level_bytes()
+    levels = loops.levels or level_bytes()
     tasks = len(KINDS) + len(counts) * len(levels)
     done = 0
 
@@ -87,7 +87,8 @@ def measure(loops: Loops, progress: Callable[[int, int], None] | None = None) ->
             read[count][level] = loops.read_bytes(count, size, _SECONDS / tasks)
             next_done()
     _raise_disturbed(read)
-    return Ceilings(cpu_name(), loops.isa, loops.threads, operations, read, time.time())
+    name = loops.machine or cpu_name()
+    return Ceilings(name, loops.isa, loops.threads, operations, read, time.time())
 
 
 def _raise_disturbed(read: dict[int, dict[str, float]]) -> None:
@@ -101,15 +102,16 @@ def _raise_disturbed(read: dict[int, dict[str, float]]) -> None:
 
 
 def ceilings(loops: Loops) -> Ceilings:
-    """Return the ceilings of this CPU from the cache, measuring them first if missing."""
-    return cached(loops.threads, loops.isa) or keep(measure(loops))
+    """Return the ceilings of a device from the cache, measuring them first if missing."""
+    return cached(loops) or keep(measure(loops))
 
 
-def cached(threads: int, isa: str) -> Ceilings | None:
-    """Return the cached figures of this CPU, or None."""
+def cached(loops: Loops) -> Ceilings | None:
+    """Return the cached figures of this CPU, or of another device, or None."""
+    name, isa, threads = loops.machine or cpu_name(), loops.isa, loops.threads
     try:
-        found = json.loads(_file(threads, isa).read_text())
-        if (found["cpu"], found["isa"], found["threads"]) != (cpu_name(), isa, threads):
+        found = json.loads(_file(name, threads, isa).read_text())
+        if (found["cpu"], found["isa"], found["threads"]) != (name, isa, threads):
             return None
         operations = {kind: float(found["operations"][kind]) for kind in KINDS}
         read = {int(count): _floats(levels) for count, levels in found["read_bytes"].items()}
@@ -125,7 +127,7 @@ def _floats(levels: dict[str, Any]) -> dict[str, float]:
 
 def keep(found: Ceilings) -> Ceilings:
     """Write the figures to the cache, if possible; return them."""
-    file = _file(found.threads, found.isa)
+    file = _file(found.cpu, found.threads, found.isa)
     part = file.with_suffix(f".{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -136,9 +138,9 @@ def keep(found: Ceilings) -> Ceilings:
     return found
 
 
-def _file(threads: int, isa: str) -> Path:
-    """Return the file for this kind of CPU, number of threads and instruction set."""
-    key = sha256(f"{cpu_name()}|{threads}|{isa}".encode()).hexdigest()[:16]
+def _file(name: str, threads: int, isa: str) -> Path:
+    """Return the file for this kind of CPU or device, number of threads and instruction set."""
+    key = sha256(f"{name}|{threads}|{isa}".encode()).hexdigest()[:16]
     return cache_folder() / "ceilings" / f"{key}.json"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from quire.backends.device import without_gpu
 from quire.build import make_scheduler
 from quire.config import EngineConfig
 from quire.description import Description, describe
@@ -30,7 +31,7 @@ class SimulatedModel:
     @classmethod
     def of(cls, config: EngineConfig, machine: str | None) -> SimulatedModel:
         """Describe a model. Raises ConfigError where it does not fit the machine."""
-        description = describe(config, weights=False)
+        description = describe(config if machine is None else without_gpu(config), weights=False)
         if machine is None:
             return cls(config, description, description.memory)
         plan = make_plan(config, find(machine), described=description)

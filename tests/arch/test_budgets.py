@@ -70,7 +70,7 @@ ROOMS = (
     ),
     Room(
         "cuda",
-        2_965,
+        3_050,
         "the backend on NVIDIA GPUs: launches of programs, which they are, graphs, memory, the driver, the "
         "interpreted stand-in; could be deleted with its lines in backends/device.py",
         ("backends/cuda",),

@@ -104,10 +104,10 @@ def test_what_was_measured_is_kept(measured: list[Any], folder: Path) -> None:
     count = len(measured)
     assert count == len(probe.KINDS) + 2 * len(probe.level_bytes())
     assert first.bandwidth == 2e9
-    assert probe.ceilings(LOOPS) == probe.cached(2, ISA) == first
+    assert probe.ceilings(LOOPS) == probe.cached(LOOPS) == first
     assert len(measured) == count
     assert [path.suffix for path in folder.iterdir()] == [".json"]
-    assert probe.cached(1, ISA) is None  # other threads are another machine
+    assert probe.cached(NativeLoops(ISA, 1)) is None  # other threads are another machine
     assert set(probe.ceilings(NativeLoops(ISA, 1)).read_bytes) == {1}
     assert len(measured) > count
 
@@ -158,9 +158,9 @@ def test_a_file_that_says_something_else_is_not_used(
     first = probe.ceilings(LOOPS)
     (file,) = folder.iterdir()
     file.write_text(json.dumps(first.as_dict() | change))
-    assert probe.cached(2, ISA) is None
+    assert probe.cached(LOOPS) is None
     assert probe.ceilings(LOOPS).read_bytes == first.read_bytes  # measured again, and kept
-    assert probe.cached(2, ISA) is not None
+    assert probe.cached(LOOPS) is not None
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"3", b"\xff", b"{}"])
@@ -168,14 +168,14 @@ def test_a_damaged_file_is_not_used(text: bytes, measured: list[Any], folder: Pa
     probe.ceilings(LOOPS)
     (file,) = folder.iterdir()
     file.write_bytes(text)
-    assert probe.cached(2, ISA) is None
+    assert probe.cached(LOOPS) is None
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(measured: list[Any], folder: Path) -> None:
     folder.parent.write_text("a file where the folder should be")
     first = probe.ceilings(LOOPS)
     assert first.bandwidth == 2e9
-    assert probe.cached(2, ISA) is None
+    assert probe.cached(LOOPS) is None
 
 
 def test_the_command(measured: list[Any], capsys: pytest.CaptureFixture[str]) -> None:

@@ -145,6 +145,10 @@ class Accelerator(Memory, Protocol):
         """Return the memory that nobody uses."""
         ...
 
+    def state(self) -> str:
+        """Return temperature and clocks in words, "" if they are unknown."""
+        ...
+
     def fetch(self, array: DeviceArray) -> HostCopy:
         """Begin to copy an array, as the launches before this call leave it, to the host."""
         ...

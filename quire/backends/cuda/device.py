@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec
-from typing import NoReturn
 
 from quire.backends.backend import Capacity
 from quire.backends.cuda.accelerator import Accelerator, DeviceFault
@@ -15,6 +14,7 @@ from quire.backends.cuda.caches import token_bytes
 from quire.backends.cuda.fused import prepared
 from quire.backends.cuda.graphs import GRAPH_BYTES, LAUNCH_BYTES, graph_rows, padded_rows
 from quire.backends.cuda.kernels.variants import INTEGERS
+from quire.backends.cuda.loops import CudaLoops
 from quire.backends.cuda.lower import scratch_row_bytes
 from quire.backends.cuda.refused import require_kernels
 from quire.backends.cuda.sampler import penalty_bytes, sampling_bytes
@@ -187,7 +187,5 @@ class CudaDevice:
         except DeviceFault as fault:
             raise ConfigError(f"{self._accelerator.name}: {fault.message}", fault.hint) from fault
 
-    def loops(self) -> NoReturn:
-        raise ConfigError(
-            "the ceilings of a GPU are not measured yet", "use device='native' for this machine"
-        )
+    def loops(self) -> CudaLoops:
+        return CudaLoops(self._accelerator, self._kernels)

@@ -127,6 +127,14 @@ class Gpu:
         free, _ = _checked(*driver.cuMemGetInfo())
         return max(0, free - RESERVED_BYTES)
 
+    def state(self) -> str:
+        try:
+            told = self._device.to_system_device()
+            sm, memory = (told.get_clock(name).get_current_mhz() for name in ("sm", "memory"))
+            return f"{told.temperature.get_sensor()} °C, cores at {sm} MHz, memory at {memory} MHz"
+        except Exception:  # of NVML, which may be missing, or may not know
+            return ""
+
     @_reported()
     def allocate(self, num_bytes: int) -> DeviceArray:
         self._device.set_current()

@@ -72,6 +72,9 @@ class InterpretedAccelerator:
     def free_bytes(self) -> int:
         return available_memory()
 
+    def state(self) -> str:
+        return ""
+
     def allocate(self, num_bytes: int) -> DeviceArray:
         self.num_bytes += num_bytes
         # What was never written is never to be read: 0xFF bytes are NaN in every format.

@@ -183,6 +183,8 @@ class NativeLoops:
 
     isa: str
     threads: int
+    machine: str = ""
+    levels: Mapping[str, int] | None = None
 
     def operations(self, kind: str, seconds: float) -> float:
         return _core.peak_operations(self.threads, self.isa, kind, seconds)
