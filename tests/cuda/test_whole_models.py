@@ -188,7 +188,9 @@ def test_segments_of_a_long_context_give_the_bits_of_one_program(
     )
     paged, sequence = prefilled(program, dtype, 2500)
     apart = paged.step([(sequence, 1)])[0]
-    assert asked.count("merge_segments") == asked.count("attend_segments") >= asked.count("list_segments") > 0
+    computed, listed = asked.count("attend_segments"), asked.count("list_segments")
+    assert asked.count("merge_segments") == computed >= listed > 0
+    assert name != "llama" or computed > listed == 1  # layers with the same segments have one list
     monkeypatch.setattr(segments, "LEAST", 1 << 30)
     paged, sequence = prefilled(program, dtype, 2500)
     asked.clear()
