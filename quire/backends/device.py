@@ -191,7 +191,8 @@ def chooses_device(config: EngineConfig) -> bool:
 
 def automatic_gpu(config: EngineConfig) -> tuple[Device | None, str]:
     """Return the GPU that "auto" means, or None and why it is none: "" where nothing speaks of a GPU."""
-    if not any(map(os.path.exists, _GPU_DRIVERS)) and find_spec("cuda") is None:
+    has_package = find_spec("cuda") is not None and find_spec("cuda.core") is not None
+    if not has_package and not any(map(os.path.exists, _GPU_DRIVERS)):
         return None, ""
     from quire.backends.cuda.device import cuda_device
 
