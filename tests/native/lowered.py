@@ -125,10 +125,12 @@ def rounds_to_bf16(isa: str, format: str) -> bool:
 
 @contextmanager
 def rounding_to_bf16(rounded: bool = True) -> Iterator[None]:
-    """The products of the reference round their activations as well."""
+    """The products of the reference round their activations as well, but for those with quantized weights."""
 
-    def product(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        return numerics.matmul(x.astype(DTYPES["bf16"]).astype(np.float32), weight)
+    def product(x: np.ndarray, weight: Any) -> np.ndarray:
+        if isinstance(weight, np.ndarray):
+            x = x.astype(DTYPES["bf16"]).astype(np.float32)
+        return numerics.matmul(x, weight)
 
     with pytest.MonkeyPatch.context() as patch:
         for module in (linear, experts) if rounded else ():
