@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -110,8 +111,13 @@ def test_formats_of_weights(format: str, most: float) -> None:
     assert same_bits(chunked, first)
 
 
-@pytest.mark.parametrize("name", ["qwen2_moe", "llama4", "gpt_oss"])
-@pytest.mark.parametrize("format", ["bf16", "int8", "int4", "mxfp4"])
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [
+        ("llama4", "bf16"),  # scales inputs, in whatever format
+        *product(("qwen2_moe", "gpt_oss"), ("bf16", "int8", "int4", "mxfp4")),
+    ],
+)
 def test_formats_of_experts(name: str, format: str) -> None:
     """Tiles for few rows of each expert and for many give the same bits, in every format.
 
