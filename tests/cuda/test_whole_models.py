@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -111,18 +110,15 @@ def test_formats_of_weights(format: str, most: float) -> None:
     assert same_bits(chunked, first)
 
 
-@pytest.mark.parametrize(
-    ("name", "format"),
-    [
-        ("llama4", "bf16"),  # scales inputs, in whatever format
-        *product(("qwen2_moe", "gpt_oss"), ("bf16", "int8", "int4", "mxfp4")),
-    ],
-)
+@pytest.mark.parametrize("name", ["qwen2_moe", "llama4", "gpt_oss"])
+@pytest.mark.parametrize("format", ["bf16", "int8", "int4", "mxfp4"])
 def test_formats_of_experts(name: str, format: str) -> None:
     """Tiles for few rows of each expert and for many give the same bits, in every format.
 
-    Some tokens may differ more from the reference: a last bit, which depends on the processor, decides how
-    an activation between two numbers of bfloat16 is rounded. Without rounding all tokens differ by 1e-3.
+    Where activations are rounded to bfloat16, some tokens may differ more from the reference: the last bit of
+    a sum depends on the processor, and decides how a number in the middle of two is rounded. Of 45 tokens up
+    to 8 do on Zen 3, by at most 0.004; the reference differs from itself by up to 0.007 if its activations
+    are changed by 5e-7. Without rounding all tokens differ by 1e-3.
     """
     program = fuse(wide(name).program)
     weights, prompts = stored(program, format), [TOKENS[:45], TOKENS[40:45]]
@@ -132,8 +128,8 @@ def test_formats_of_experts(name: str, format: str) -> None:
     whole = Paged(program, weights, make=interpreted)
     first = whole.prefill(whole.sequence(prompts[0]))
     errors = np.abs(first - wanted).max(-1) / np.abs(wanted).max()
-    assert np.median(errors) < 2e-5
-    assert errors.max() < 0.05
+    assert (np.quantile(errors, 0.75) if format in ("bf16", "mxfp4") else errors.max()) < 2e-5
+    assert errors.max() < 0.01
     parts = Paged(program, weights, make=interpreted, seed=1)
     chunked, _ = in_parts(parts, prompts, [(3, 1, 41), (1, 1, 3)])
     assert same_bits(chunked, first)
