@@ -169,10 +169,10 @@ class EngineConfig:
     seed: int = option(0, "seed for requests without one", low=0, high=(1 << 63) - 1)
     device: str = option(
         "auto",
-        "backend: 'native' (C++ on the CPU), 'cuda' (an NVIDIA GPU; 'cuda:1' is the second one; auto selects "
-        "the first if it works and has kernels and memory for the model, else 'native'), 'reference' "
-        "(NumPy), 'null' (counts operations only) or, for tests, 'cuda-interpreted' (the kernels of 'cuda' "
-        "on the CPU, extremely slow)",
+        "backend: 'native' (C++ on the CPU), 'cuda' (an NVIDIA GPU, untried so far; 'cuda:1' is the second "
+        "one; auto selects the first if it passes a check and has kernels and memory for the model, else "
+        "'native'), 'reference' (NumPy), 'null' (counts operations only) or, for tests, 'cuda-interpreted' "
+        "(the kernels of 'cuda' on the CPU, extremely slow)",
         choices=DEVICES,
         numbered=("cuda",),
     )

@@ -60,7 +60,7 @@ def choice_of(choices: tuple[Any, ...], numbered: tuple[str, ...] = ()) -> Optio
         if text.split(":")[0].lower() in NOT_YET:
             raise _refusal(
                 f"{text!r} is not supported yet",
-                "models run on the CPU, or with 'cuda' on NVIDIA GPUs",
+                "models run on the CPU, or with 'cuda' on NVIDIA GPUs, untried so far",
             )
         hint = did_you_mean(text[:80], by_name) or f"choose one of {', '.join(by_name)}"
         raise _refusal(f"{shortened(text)!r} is not possible", hint)
