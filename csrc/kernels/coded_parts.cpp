@@ -61,15 +61,16 @@ class PartTile {
   // many kinds take minutes to compile.
   QUIRE_INLINE void add_unit(const uint8_t* at, const int32_t* x, int64_t u, const PartScales& block,
                              F* part) const {
-    const int quads = (int)coding_.group / 4;
+    const int quads = (int)coding_.group / 4, groups = kCodedUnit / 4 / quads;
     const int64_t first = u * (kCodedUnit / coding_.group);
     B64 ones;
     __builtin_memset(&ones, 1, sizeof(ones));
 #pragma GCC unroll 1
-    for (int g = 0; g < kCodedUnit / 4 / quads; ++g) {
+    for (int g = 0; g < groups; ++g) {
       I dots[M]{}, sums[M]{};
+      const int end = (g + 1) * quads;
 #pragma GCC unroll 1
-      for (int k = g * quads; k < (g + 1) * quads; ++k) {
+      for (int k = end - quads; k < end; ++k) {
         B64 w = (B64)codes<Bits>(at, k);
         if constexpr (Table) w = look_up(table_, w);
         for (int m = 0; m < M; ++m) {
