@@ -58,7 +58,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, demo_folder: Path) -> Home:
         "HF_HUB_OFFLINE": "1",
         "XDG_CACHE_HOME": str(folder / "cache"),
     }
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "ARGS"))}
     return Home(folder, {**inherited, **own})
 
 
