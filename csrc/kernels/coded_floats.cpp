@@ -1,9 +1,9 @@
 // Products with codes that mean floats: of 8 bits, or 4-bit codes with a table of floats.
 //
 // e4m3 and e5m2 become bfloat16 in registers, exactly, since they have fewer bits. Where the instruction set
-// multiplies pairs of bfloat16, activations are rounded to it, as for bf16 weights; elsewhere codes are
-// looked up as float32. Tables of floats are always looked up. The sum of a group of inputs is multiplied by
-// its scale: acc = fma(sum, scale, acc).
+// multiplies pairs of bfloat16, activations are rounded to it, as for bf16 weights; elsewhere codes become
+// float32: with AVX2 by way of float16, in other sets they are looked up. Tables of floats are always looked
+// up. The sum of a group of inputs is multiplied by its scale: acc = fma(sum, scale, acc).
 
 #include "coded_scales.h"
 #include "table.h"
@@ -62,96 +62,161 @@ QUIRE_INLINE void widen_float8(B64 codes, B64* first, B64* second) {
   *second = (B64)_mm512_unpackhi_epi8(low, high);
 }
 
-// Sums inputs [begin, end) of a block, whole fours; `x` are its activations. Pairs of inputs alternate
-// between two sums, which do not wait for each other, whatever M is.
-template <int M, Meaning Of>
-QUIRE_INLINE void sum_float8(const uint8_t* at, const int32_t* x, int64_t begin, int64_t end, F* sum) {
+// Sums inputs [begin, end) of a block, whole fours; `x` are its activations, [pair][M]. Pairs of inputs
+// alternate between two sums, which do not wait for each other, whatever M is.
+template <int M, int N, Meaning Of>
+QUIRE_INLINE void sum_float8(const uint8_t* at, int, const int32_t* x, int64_t begin, int64_t end,
+                             Part (*sum)[N]) {
   F odd[M]{};
   for (int64_t quad = begin / 4; quad < ceil_div(end, 4); ++quad) {
     B64 first, second;
     widen_float8<Of>(load_as<B64>(at + quad * 64), &first, &second);
-    for (int m = 0; m < M; ++m) sum[m] = dot2_bf16(sum[m], first, x[2 * quad * M + m]);
+    for (int m = 0; m < M; ++m) sum[m][0] = dot2_bf16(sum[m][0], first, x[2 * quad * M + m]);
     for (int m = 0; m < M; ++m) odd[m] = dot2_bf16(odd[m], second, x[(2 * quad + 1) * M + m]);
   }
-  for (int m = 0; m < M; ++m) sum[m] += odd[m];
+  for (int m = 0; m < M; ++m) sum[m][0] += odd[m];
 }
 using Float8Rows = int32_t;  // pairs of bfloat16
 constexpr int kFloat8Inputs = 2;
 #else
 
-template <int M, Meaning Of>
-QUIRE_INLINE void sum_float8(const uint8_t* at, const float* x, int64_t begin, int64_t end, F* sum) {
+// Converts the codes of 4 inputs and part `i` of the outputs to float32.
+template <Meaning Of>
+QUIRE_INLINE void widen_float8(const uint8_t* quad, int i, Part* values) {
+#if QUIRE_PARTS == 2
+  // Codes become the upper bytes of numbers of 16 bits: those of one input, then those of the next.
+  const __m256i codes = load_as<__m256i>(quad + i * 32);
+  const __m256i evens_and_odds =
+      _mm256_broadcastsi128_si256(_mm_set_epi8(7, -1, 5, -1, 3, -1, 1, -1, 6, -1, 4, -1, 2, -1, 0, -1));
+#pragma GCC unroll 2
+  for (int pair = 0; pair < 2; ++pair) {
+    const __m256i from = pair ? _mm256_unpackhi_epi64(codes, codes) : codes;
+    __m256i number = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(from, evens_and_odds), 0xd8);
+    if constexpr (Of ==
+                  Meaning::e4m3) {  // one bit less of exponent, which is smaller by 8, and no infinities
+      const __m256i most = _mm256_set1_epi16(0x3f80), sign = _mm256_set1_epi16((int16_t)0x8000);
+      const __m256i magnitude = _mm256_and_si256(_mm256_srli_epi16(number, 1), most);
+      number = _mm256_or_si256(magnitude, _mm256_and_si256(number, sign));
+      number = _mm256_or_si256(number, _mm256_cmpeq_epi16(magnitude, most));  // NaN
+    }
+    values[2 * pair] = (Part)_mm256_cvtph_ps(_mm256_castsi256_si128(number));
+    values[2 * pair + 1] = (Part)_mm256_cvtph_ps(_mm256_extracti128_si256(number, 1));
+  }
+  if constexpr (Of == Meaning::e4m3)
+    for (int k = 0; k < 4; ++k) values[k] *= 256.0f;
+#else
   const float* const numbers = Of == Meaning::e4m3 ? kE4m3.of : kE5m2.of;
-  for (int64_t k = begin; k < end; ++k) {
-    F values;
-    for (int lane = 0; lane < kPanel; ++lane) values[lane] = numbers[at[float8_place(k, lane)]];
-    for (int m = 0; m < M; ++m) sum[m] = fma(values, splat(x[k * M + m]), sum[m]);
+  for (int k = 0; k < 4; ++k)
+    for (int lane = 0; lane < kPartLanes; ++lane)
+      values[k][lane] = numbers[quad[float8_place(k, i * kPartLanes + lane)]];
+#endif
+}
+
+template <int M, int N, Meaning Of>
+QUIRE_INLINE void sum_float8(const uint8_t* at, int part, const float* x, int64_t begin, int64_t end,
+                             Part (*sum)[N]) {
+  for (int64_t k = begin; k < end; k += 4) {
+    Part values[N][4];
+    for (int i = 0; i < N; ++i) widen_float8<Of>(at + k / 4 * 64, part + i, values[i]);
+    for (int j = 0; j < 4; ++j) {
+      if (k + j >= end) continue;
+      for (int m = 0; m < M; ++m) {
+        const Part own = splat_part(x[(k + j) * M + m]);
+        for (int i = 0; i < N; ++i) sum[m][i] = fma(values[i][j], own, sum[m][i]);
+      }
+    }
   }
 }
 using Float8Rows = float;
 constexpr int kFloat8Inputs = 1;
 #endif
 
-// Returns the numbers of 16 codes: the low 4 bits of each lane.
-QUIRE_INLINE F look_up_floats(const float* table, U codes) {
-#if defined(__AVX512F__)
+// Returns the numbers of codes: the low 4 bits of each lane.
+QUIRE_INLINE Part look_up_floats(const float* table, PartU codes) {
+#if QUIRE_PARTS == 2
+  const __m256i at = (__m256i)codes;
+  const __m256 low = _mm256_permutevar8x32_ps(load_as<__m256>(table), at);
+  const __m256 high = _mm256_permutevar8x32_ps(load_as<__m256>(table + 8), at);
+  return (Part)_mm256_blendv_ps(low, high, (__m256)(codes << 28));
+#elif defined(__AVX512F__)
   return (F)_mm512_permutexvar_ps((__m512i)codes, (__m512)load(table));
 #else
-  F out;
-  for (int i = 0; i < kLanes; ++i) out[i] = table[codes[i] & 15];
+  Part out;
+  for (int i = 0; i < kPartLanes; ++i) out[i] = table[codes[i] & 15];
   return out;
 #endif
 }
 
 // Sums inputs [begin, end) of a block, at most eight of which are in the same 64 bytes.
-template <int M>
-QUIRE_INLINE void sum_eight(const float* table, const uint8_t* at, const float* x, int64_t begin, int64_t end,
-                            F* sum) {
-  const U eight = load_as<U>(at + begin / 8 * 64);
+template <int M, int N>
+QUIRE_INLINE void sum_eight(const float* table, const uint8_t* at, int part, const float* x, int64_t begin,
+                            int64_t end, Part (*sum)[N]) {
+  PartU eight[N];
+  __builtin_memcpy(eight, at + begin / 8 * 64 + part * 4 * kPartLanes, sizeof(eight));
 #pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) {
-    const int64_t k = begin / 8 * 8 + i;
+  for (int j = 0; j < 8; ++j) {
+    const int64_t k = begin / 8 * 8 + j;
     if (k < begin || k >= end) continue;
-    const F values = look_up_floats(table, eight >> (8 * (i % 4) + i / 4 * 4));
-    for (int m = 0; m < M; ++m) sum[m] = fma(values, splat(x[k * M + m]), sum[m]);
+    Part values[N];
+    for (int i = 0; i < N; ++i) values[i] = look_up_floats(table, eight[i] >> (8 * (j % 4) + j / 4 * 4));
+    for (int m = 0; m < M; ++m) {
+      const Part own = splat_part(x[k * M + m]);
+      for (int i = 0; i < N; ++i) sum[m][i] = fma(values[i], own, sum[m][i]);
+    }
   }
 }
 
-template <int M>
-QUIRE_INLINE void sum_floats(const float* table, const uint8_t* at, const float* x, int64_t begin,
-                             int64_t end, F* sum) {
-  for (int64_t k = begin; k < end; k += 8) sum_eight<M>(table, at, x, k, k + 8 < end ? k + 8 : end, sum);
+template <int M, int N>
+QUIRE_INLINE void sum_floats(const float* table, const uint8_t* at, int part, const float* x, int64_t begin,
+                             int64_t end, Part (*sum)[N]) {
+  for (int64_t k = begin; k < end; k += 8)
+    sum_eight<M, N>(table, at, part, x, k, k + 8 < end ? k + 8 : end, sum);
+}
+
+// Adds `inputs` inputs, from input `first` on, of the rows `x` to `total`: of N parts of the outputs, from
+// `part` on. `at` are their codes, fetched `ahead` of use if it is given.
+template <int M, int N, Meaning Of>
+QUIRE_INLINE void add_block(const Panels& w, const PartScales& block, const uint8_t* at, int part,
+                            const uint8_t* x, int64_t first, int64_t inputs, const PanelPrefetch* ahead,
+                            Part (*total)[N]) {
+  const int64_t group = w.coding.group, unit = w.coding.unit_bytes();
+  for (int64_t k = 0; k < inputs; k += group) {
+    const int64_t end = inputs - k < group ? inputs : k + group;
+    if (ahead && k % kCodedUnit == 0)
+      for (int64_t i = k / kCodedUnit * unit; i < ceil_div(end, kCodedUnit) * unit; i += 64)
+        ahead->at<M>(at, i);
+    Part sum[M][N]{};
+    if constexpr (Of == Meaning::floats) {
+      sum_floats<M, N>(w.table, at, part, (const float*)x + first * M, k, end, sum);
+    } else {
+      sum_float8<M, N, Of>(at, part, (const Float8Rows*)x + first / kFloat8Inputs * M, k, end, sum);
+    }
+    for (int i = 0; i < N; ++i) {
+      const Part scale = load_as<Part>(block.scales[k / group] + (part + i) * kPartLanes);
+      for (int m = 0; m < M; ++m) total[m][i] = fma(sum[m][i], scale, total[m][i]);
+    }
+  }
 }
 
 template <int M, Meaning Of>
 void tile_of(const Panels& w, int64_t panel, const uint8_t* x, const PanelPrefetch& ahead, F* out) {
+  constexpr int N = M <= kPartRows ? kParts : 1;  // parts at a time, whose sums fit in registers
   const Coding& c = w.coding;
   const uint8_t* at = w.values + panel * w.panel_bytes();
-  const int64_t header = c.header_bytes(), unit = c.unit_bytes();
-  F total[M]{};
+  const int64_t header = c.header_bytes();
+  Part total[kParts / N][M][N]{};
   PartScales block;
   for (int64_t first = 0; first < w.inputs; first += kCodedBlock) {
     const int64_t inputs = w.inputs - first < kCodedBlock ? w.inputs - first : kCodedBlock;
     for (int64_t i = 0; i < header; i += 64) ahead.at<M>(at, i);
     unpack_scales(c, at, block);
     at += header;
-    for (int64_t k = 0; k < inputs; k += c.group) {
-      const int64_t end = inputs - k < c.group ? inputs : k + c.group;
-      if (k % kCodedUnit == 0)
-        for (int64_t i = k / kCodedUnit * unit; i < ceil_div(end, kCodedUnit) * unit; i += 64)
-          ahead.at<M>(at, i);
-      F sum[M]{};
-      if constexpr (Of == Meaning::floats) {
-        sum_floats<M>(w.table, at, (const float*)x + first * M, k, end, sum);
-      } else {
-        sum_float8<M, Of>(at, (const Float8Rows*)x + first / kFloat8Inputs * M, k, end, sum);
-      }
-      const F scale = load(block.scales[k / c.group]);
-      for (int m = 0; m < M; ++m) total[m] = fma(sum[m], scale, total[m]);
-    }
-    at += ceil_div(inputs, kCodedUnit) * unit;
+    for (int i = 0; i < kParts; i += N)
+      add_block<M, N, Of>(w, block, at, i, x, first, inputs, i ? nullptr : &ahead, total[i / N]);
+    at += ceil_div(inputs, kCodedUnit) * c.unit_bytes();
   }
-  for (int m = 0; m < M; ++m) out[m] = total[m];
+  for (int m = 0; m < M; ++m)
+    for (int i = 0; i < kParts; ++i) store_as((Part*)(out + m) + i, total[i / N][m][i % N]);
 }
 
 template <Meaning Of>

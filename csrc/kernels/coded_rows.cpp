@@ -4,6 +4,7 @@
 // dot products; with one row memory is the limit.
 
 #include "coded_scales.h"
+#include "half.h"
 #include "interleave.h"
 #include "table.h"
 #include "tile.h"
@@ -11,6 +12,59 @@
 namespace quire::QUIRE_ISA {
 
 namespace {
+
+#if defined(QUIRE_HALF_PANELS)
+
+using Codes = HalfCodes<8>;
+
+// Adds the products of `Rows` rows with `units` units of the outputs at `at`, of one half of a panel or both, to
+// `sums`, [half][row]. `x` are the rows' numbers, [4-byte words][M].
+template <int M, int Rows, int Halves>
+QUIRE_INLINE void add_units(const uint8_t* at, int64_t units, const int32_t* x, const PanelPrefetch* ahead,
+                            HalfI* sums) {
+  HalfI dots[Halves * Rows];
+  __builtin_memcpy(dots, sums, sizeof(dots));
+  for (int64_t u = 0; u < units; ++u, at += 64 * 8, x += kGroupWords * M) {
+    if (ahead)
+      for (int i = 0; i < 8; ++i) ahead->at<M>(at, i * 64);
+    dot_halves<Rows, Halves, Codes>(at, x, M, __m256i{}, dots);
+  }
+  __builtin_memcpy(sums, dots, sizeof(dots));
+}
+
+// Multiplies M rows with a panel: up to four with eight outputs at a time, or up to two with sixteen.
+template <int M>
+void row_tile(const Panels& w, int64_t panel, const uint8_t* x, const PanelPrefetch& ahead, F* out) {
+  constexpr int kFirst = M < 4 ? M : 4, kHalves = M <= 2 ? 2 : 1;
+  const int64_t words = w.groups() * kGroupWords, header = w.coding.header_bytes();
+  const uint8_t* at = w.values + panel * w.panel_bytes();
+  const int32_t *row = (const int32_t*)x, *begin = row + words * M;
+  const float* const scales = (const float*)(begin + M);
+  const F channel = number_of(w.coding.scales, at, 0);
+  HalfI sums[2][M];
+  for (int m = 0; m < M; ++m) sums[0][m] = sums[1][m] = HalfI{} + (Codes::kSigned ? 0 : begin[m]);
+  for (int64_t left = w.groups(); left > 0; left -= kCodedBlock / kCodedUnit) {
+    at += header;
+    const int64_t units = left < kCodedBlock / kCodedUnit ? left : kCodedBlock / kCodedUnit;
+    for (int half = 0; half < 2; half += kHalves) {
+      const uint8_t* const from = at + half * 32;
+      add_units<M, kFirst, kHalves>(from, units, row, half ? nullptr : &ahead, sums[half]);
+      if constexpr (M > kFirst)
+        add_units<M, M - kFirst, kHalves>(from, units, row + kFirst, nullptr, sums[half] + kFirst);
+    }
+    at += units * 64 * 8;
+    row += units * kGroupWords * M;
+  }
+  for (int m = 0; m < M; ++m) {
+    const HalfI both[] = {sums[0][m], sums[1][m]};
+    out[m] = to_float(__builtin_bit_cast(I, both)) * splat(scales[m]) * channel;
+  }
+}
+
+constexpr CodedTile kRowTiles[kTile] = {row_tile<1>, row_tile<2>, row_tile<3>, row_tile<4>,
+                                        row_tile<5>, row_tile<6>, row_tile<7>, row_tile<8>};
+
+#else
 
 // Adds the products of one row with N panels, whose sums are `Stride` apart.
 template <int N, int Stride>
@@ -69,6 +123,8 @@ void row_tile(const Panels& w, int64_t panel, const uint8_t* x, const PanelPrefe
 constexpr CodedTile kRowTiles[kTile] = {row_tile<1, 1>, row_tile<2, 1>, row_tile<3, 1>, row_tile<4, 1>,
                                         row_tile<5, 1>, row_tile<6, 1>, row_tile<7, 1>, row_tile<8, 1>};
 
+#if defined(__AVX512VNNI__)
+
 // Multiplies two tiles of eight rows with one panel.
 void two_tiles(const Panels& w, int64_t panel, const Tiles& tiles, const PanelPrefetch& ahead, F* out) {
   const int64_t quads = w.groups() * kCodedUnit / 4, header = w.coding.header_bytes();
@@ -96,6 +152,9 @@ void two_tiles(const Panels& w, int64_t panel, const Tiles& tiles, const PanelPr
     for (int t = 0; t < 2; ++t)
       out[t * kTile + m] = to_float(sums[t][m]) * splat(((const float*)(begin[t] + kTile))[m]) * channel;
 }
+
+#endif
+#endif
 
 template <int Rows>
 void pack(const float* x, int64_t stride, int64_t inputs, uint8_t* out) {
@@ -128,16 +187,23 @@ constexpr Pack kPack[kTile] = {pack<1>, pack<2>, pack<3>, pack<4>, pack<5>, pack
 
 const CodedTile* row_tiles() { return kRowTiles; }
 
+#if defined(__AVX512VNNI__)
+
 CodedTiles wide_row_tiles() {
-  if constexpr (!kWide) return nullptr;
   return [](const Panels& w, int64_t panel, const Tiles& tiles, const PanelPrefetch& ahead, F* out) {
-    constexpr int kPanels = kWide ? 2 : 1;
     for (int64_t t = 0; t < tiles.count; ++t)
-      row_tile<kTile, kPanels>(w, panel, tiles.x + t * tiles.bytes, ahead, out + t * kPanels * kTile);
+      row_tile<kTile, 2>(w, panel, tiles.x + t * tiles.bytes, ahead, out + t * 2 * kTile);
   };
 }
 
-CodedTiles two_row_tiles() { return kWide ? two_tiles : nullptr; }
+CodedTiles two_row_tiles() { return two_tiles; }
+
+#else
+
+CodedTiles wide_row_tiles() { return nullptr; }
+CodedTiles two_row_tiles() { return nullptr; }
+
+#endif
 
 void pack_rows(const float* x, int64_t stride, int64_t m_rows, int64_t inputs, uint8_t* out) {
   kPack[m_rows - 1](x, stride, inputs, out);

@@ -55,7 +55,10 @@ struct HalfCodes {
 };
 
 // Computes x here. Left to itself, GCC multiplies first and adds last, with the products in memory.
-QUIRE_INLINE void in_order(__m256i& x) { asm volatile("" : "+x"(x)); }
+template <typename V>
+QUIRE_INLINE void in_order(V& x) {
+  asm volatile("" : "+x"(x));
+}
 
 // Adds products of the words [First, Last) of a unit of 32 inputs to `dots`, [half][row]: of the outputs that
 // begin at `unit`, and rows of `x`, [8][stride] of 4 bytes.
@@ -97,6 +100,7 @@ QUIRE_INLINE void dot_halves(const uint8_t* unit, const int32_t* x, int64_t stri
         pairs[i] = begins ? pair : _mm256_add_epi16(pairs[i], pair);
         if constexpr (Rows > 2) in_order(pairs[i]);
         if (ends) dots[i] += (HalfI)_mm256_madd_epi16(pairs[i], ones);
+        if constexpr (Rows > 2 && Codes::kFit < 8) in_order(dots[i]);
 #endif
       }
     }
