@@ -78,7 +78,13 @@ QUIRE_INLINE void sum_float8(const uint8_t* at, int, const int32_t* x, int64_t b
 }
 using Float8Rows = int32_t;  // pairs of bfloat16
 constexpr int kFloat8Inputs = 2;
+template <Meaning Of>
+constexpr float kFloat8Unit = 1.0f;
 #else
+
+// Times this, what widen_float8 returns is the numbers of the codes.
+template <Meaning Of>
+constexpr float kFloat8Unit = kParts == 2 && Of == Meaning::e4m3 ? 256.0f : 1.0f;
 
 // Converts the codes of 4 inputs and part `i` of the outputs to float32.
 template <Meaning Of>
@@ -92,18 +98,13 @@ QUIRE_INLINE void widen_float8(const uint8_t* quad, int i, Part* values) {
   for (int pair = 0; pair < 2; ++pair) {
     const __m256i from = pair ? _mm256_unpackhi_epi64(codes, codes) : codes;
     __m256i number = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(from, evens_and_odds), 0xd8);
-    if constexpr (Of ==
-                  Meaning::e4m3) {  // one bit less of exponent, which is smaller by 8, and no infinities
-      const __m256i most = _mm256_set1_epi16(0x3f80), sign = _mm256_set1_epi16((int16_t)0x8000);
-      const __m256i magnitude = _mm256_and_si256(_mm256_srli_epi16(number, 1), most);
-      number = _mm256_or_si256(magnitude, _mm256_and_si256(number, sign));
-      number = _mm256_or_si256(number, _mm256_cmpeq_epi16(magnitude, most));  // NaN
+    if constexpr (Of == Meaning::e4m3) {  // its exponent has one bit less; NaN is refused when packed
+      const __m256i magnitude = _mm256_and_si256(_mm256_srli_epi16(number, 1), _mm256_set1_epi16(0x3f80));
+      number = _mm256_or_si256(magnitude, _mm256_and_si256(number, _mm256_set1_epi16((int16_t)0x8000)));
     }
     values[2 * pair] = (Part)_mm256_cvtph_ps(_mm256_castsi256_si128(number));
     values[2 * pair + 1] = (Part)_mm256_cvtph_ps(_mm256_extracti128_si256(number, 1));
   }
-  if constexpr (Of == Meaning::e4m3)
-    for (int k = 0; k < 4; ++k) values[k] *= 256.0f;
 #else
   const float* const numbers = Of == Meaning::e4m3 ? kE4m3.of : kE5m2.of;
   for (int k = 0; k < 4; ++k)
@@ -192,7 +193,7 @@ QUIRE_INLINE void add_block(const Panels& w, const PartScales& block, const uint
       sum_float8<M, N, Of>(at, part, (const Float8Rows*)x + first / kFloat8Inputs * M, k, end, sum);
     }
     for (int i = 0; i < N; ++i) {
-      const Part scale = load_as<Part>(block.scales[k / group] + (part + i) * kPartLanes);
+      const Part scale = load_as<Part>(block.scales[k / group] + (part + i) * kPartLanes) * kFloat8Unit<Of>;
       for (int m = 0; m < M; ++m) total[m][i] = fma(sum[m][i], scale, total[m][i]);
     }
   }
