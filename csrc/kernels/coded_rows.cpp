@@ -17,8 +17,8 @@ namespace {
 
 using Codes = HalfCodes<8>;
 
-// Adds the products of `Rows` rows with `units` units of the outputs at `at`, of one half of a panel or both, to
-// `sums`, [half][row]. `x` are the rows' numbers, [4-byte words][M].
+// Adds the products of `Rows` rows with `units` units of the outputs at `at`, of one half of a panel or both,
+// to `sums`, [half][row]. `x` are the rows' numbers, [4-byte words][M].
 template <int M, int Rows, int Halves>
 QUIRE_INLINE void add_units(const uint8_t* at, int64_t units, const int32_t* x, const PanelPrefetch* ahead,
                             HalfI* sums) {
