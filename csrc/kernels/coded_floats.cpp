@@ -14,6 +14,10 @@ namespace quire::QUIRE_ISA {
 
 namespace {
 
+// Times this, what widen_float8 returns is the numbers of the codes.
+template <Meaning Of>
+constexpr float kFloat8Unit = kParts == 2 && Of == Meaning::e4m3 ? 256.0f : 1.0f;
+
 #if defined(__AVX512BF16__)
 
 QUIRE_INLINE __m512i table_of_16(uint64_t first, uint64_t second) {
@@ -78,13 +82,7 @@ QUIRE_INLINE void sum_float8(const uint8_t* at, int, const int32_t* x, int64_t b
 }
 using Float8Rows = int32_t;  // pairs of bfloat16
 constexpr int kFloat8Inputs = 2;
-template <Meaning Of>
-constexpr float kFloat8Unit = 1.0f;
 #else
-
-// Times this, what widen_float8 returns is the numbers of the codes.
-template <Meaning Of>
-constexpr float kFloat8Unit = kParts == 2 && Of == Meaning::e4m3 ? 256.0f : 1.0f;
 
 // Converts the codes of 4 inputs and part `i` of the outputs to float32.
 template <Meaning Of>
