@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from quire.backends.native import _core
+from quire.backends.native.device import usable_cores
 from quire.backends.native.sampling import row_results, slot_params
 from quire.sampling.pipeline import SamplerState, sample
 from quire.sampling_params import SamplingParams
@@ -92,7 +93,7 @@ def processor() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--threads", type=int, default=_core.usable_cores())
+    parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--repeats", type=int, default=41)
     args = parser.parse_args()
     print(f"{processor()}, {_core.isas()[0]}, {args.threads} threads")

@@ -42,7 +42,7 @@ NB_MODULE(_core, m) {
         return names;
       },
       "Instruction sets whose kernels this machine can run, best first.");
-  m.def("usable_cores", &usable_cores, "Physical cores this process may use.");
+  m.def("num_cores", &num_cores, "Physical cores within the affinity of this process.");
   m.def(
       "peak_operations",
       [](int threads, const std::string& isa, const std::string& kind, double seconds) {

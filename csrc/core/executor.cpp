@@ -77,12 +77,12 @@ void Executor::work(Place end, int thread) {
     const int64_t count = tasks(i);
     if (count == 0) continue;
     if (count == 1) {  // the first thread runs a single task alone, without a barrier before the next phase
-      if (thread == 0) run(phases_[i], step, 0, 0);
+      if (thread == 0) pool_->attempt([&] { run(phases_[i], step, 0, 0); });
       if (i + 1 == phases_.size() || tasks(i + 1) != 1) pool_->barrier();
       continue;
     }
     for (int64_t task; (task = taken_[i].fetch_add(1, std::memory_order_relaxed)) < count;)
-      run(phases_[i], step, task, thread);
+      pool_->attempt([&] { run(phases_[i], step, task, thread); });
     pool_->barrier();
   }
 }

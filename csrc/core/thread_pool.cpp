@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <fstream>
 #include <map>
 #include <optional>
@@ -34,18 +33,6 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
-// Returns the CPU quota of the control group in processors; 0 if unlimited.
-double quota() {
-  const std::string limit = first_line("/sys/fs/cgroup/cpu.max");  // "max 100000" or "150000 100000"
-  const size_t space = limit.find(' ');
-  if (space != std::string::npos && limit.compare(0, 3, "max") != 0)
-    return std::stod(limit.substr(0, space)) / std::stod(limit.substr(space + 1));
-  const std::string old = first_line("/sys/fs/cgroup/cpu/cpu.cfs_quota_us");
-  const std::string period = first_line("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
-  if (!old.empty() && !period.empty() && old[0] != '-') return std::stod(old) / std::stod(period);
-  return 0;
-}
-
 // Returns the physical cores this thread may use, each with its processors; empty if unknown.
 std::vector<cpu_set_t> cores() {
   cpu_set_t allowed;
@@ -55,7 +42,8 @@ std::vector<cpu_set_t> cores() {
   for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
     if (!CPU_ISSET(cpu, &allowed)) continue;
     const std::string topology = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/";
-    const std::string core = first_line(topology + "core_cpus_list");
+    std::string core = first_line(topology + "core_cpus_list");
+    if (core.empty()) core = first_line(topology + "thread_siblings_list");  // its name before Linux 5.2
     const auto [place, is_new] = known.emplace(core.empty() ? std::to_string(cpu) : core, found.size());
     if (is_new) CPU_ZERO(&found.emplace_back());
     CPU_SET(cpu, &found[place->second]);
@@ -91,12 +79,9 @@ double CoreWait::take() {
   return std::max(waited_s, 0.0);
 }
 
-int usable_cores() {
+int num_cores() {
   const size_t found = cores().size();
-  int count = found ? (int)found : (int)std::max(1u, std::thread::hardware_concurrency());
-  if (const double granted = quota(); granted > 0)
-    count = std::min(count, std::max(1, (int)std::floor(granted)));
-  return count;
+  return found ? (int)found : (int)std::max(1u, std::thread::hardware_concurrency());
 }
 
 Pinning::Pinning(const cpu_set_t& processors) {
@@ -133,9 +118,15 @@ void ThreadPool::run(const std::function<void(int)>& work) {
   }
   std::optional<Pinning> pinning;
   if (!cores_.empty()) pinning.emplace(cores_[0]);
-  work(0);
+  attempt([&] { work(0); });
   for (int spins = 0; running_.load(std::memory_order_acquire) != 0; ++spins)
     spins < kSpins ? relax() : (void)sched_yield();
+  if (failed_.exchange(false)) std::rethrow_exception(std::exchange(error_, nullptr));
+}
+
+void ThreadPool::fail(std::exception_ptr error) {
+  const std::lock_guard lock(failing_);
+  if (!failed_.exchange(true)) error_ = std::move(error);
 }
 
 void ThreadPool::loop(int thread) {
@@ -156,7 +147,7 @@ void ThreadPool::loop(int thread) {
     if (over_.load()) return;
     ++seen;
     if (slept) wait.begin(began_s_);
-    (*work_)(thread);
+    attempt([&] { (*work_)(thread); });
     waited_[(size_t)thread].seconds += std::min(wait.take(), now() - began_s_);
     running_.fetch_sub(1, std::memory_order_release);
   }

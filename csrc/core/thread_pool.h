@@ -5,7 +5,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <functional>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -54,8 +56,20 @@ class ThreadPool {
 
   int size() const { return size_; }
 
-  // Calls work(thread) on every thread, where the caller is thread 0; returns when all have returned.
+  // Calls work(thread) on every thread, where the caller is thread 0; returns when all have returned. Throws
+  // the first exception of a thread. Work with barriers attempts what may throw: every thread reaches them.
   void run(const std::function<void(int)>& work);
+
+  // Calls a part of a run's work, unless a thread has thrown: what this part throws ends the run.
+  template <typename Part>
+  void attempt(const Part& part) {
+    if (failed_.load(std::memory_order_relaxed)) return;
+    try {
+      part();
+    } catch (...) {
+      fail(std::current_exception());
+    }
+  }
 
   // Waits for every thread of the run. Writes before the barrier are visible after it.
   void barrier();
@@ -70,12 +84,16 @@ class ThreadPool {
   };
 
   void loop(int thread);
+  void fail(std::exception_ptr error);
 
   const int size_;
   std::vector<cpu_set_t> cores_;  // by thread; empty if threads are not pinned
   const std::function<void(int)>* work_ = nullptr;
-  double began_s_ = 0;                             // this run
-  std::vector<Waited> waited_;                     // by thread
+  double began_s_ = 0;          // this run
+  std::vector<Waited> waited_;  // by thread
+  std::mutex failing_;
+  std::exception_ptr error_;  // the first of this run
+  std::atomic<bool> failed_{false};
   alignas(64) std::atomic<uint32_t> runs_{0};      // counts runs
   alignas(64) std::atomic<int> running_{0};        // threads that have not finished this run
   alignas(64) std::atomic<int> arrived_{0};        // threads at the barrier
@@ -84,7 +102,7 @@ class ThreadPool {
   std::vector<std::thread> threads_;
 };
 
-// The number of physical cores this process may use, within its affinity and the quota of its control group.
-int usable_cores();
+// The number of physical cores within the affinity of this process.
+int num_cores();
 
 }  // namespace quire

@@ -58,7 +58,7 @@ ROOMS = (
     ),
     Room(
         "reference",
-        1_305,
+        1_315,
         "the backend in NumPy, draft models there, and what every backend shares",
         ("backends",),
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tracemalloc
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from tiny import CONFIGS
 
 from quire import __version__, memory
 from quire.backends.device import Device, device_for, kv_dtype, plan_weights
-from quire.backends.host import available_memory
+from quire.backends.host import available_memory, granted_processors
 from quire.backends.reference import ReferenceBackend
 from quire.config import KV_CACHE_DTYPES, EngineConfig
 from quire.description import describe
@@ -352,3 +353,24 @@ def test_shared_weights_count_once(name: str, each: int) -> None:
     weights = plan_weights(sharing, PROGRAM, None, None, all_in("bf16"))
     got = plan_memory(sharing, PROGRAM, weights, config, 256, 10**9, num_sharing=3)
     assert got.working_bytes == -(-weights.layout.nbytes // each)
+
+
+def test_the_smallest_quota_of_processors_around_the_process_counts(tmp_path: Path) -> None:
+    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    assert granted_processors(proc, groups) == math.inf
+    (proc / "self" / "cgroup").write_text("4:cpuacct,cpu:/user/job\n0::/user/job\n")
+    newer, older = groups / "user" / "job", groups / "cpu" / "user"
+    newer.mkdir(parents=True)
+    older.mkdir(parents=True)
+    (newer / "cpu.max").write_text("max 100000\n")
+    assert granted_processors(proc, groups) == math.inf
+    (newer.parent / "cpu.max").write_text("450000 100000\n")
+    assert granted_processors(proc, groups) == 4.5
+    (newer / "cpu.max").write_text("150000 100000\n")
+    assert granted_processors(proc, groups) == 1.5
+    (older / "cpu.cfs_quota_us").write_text("50000\n")
+    (older / "cpu.cfs_period_us").write_text("100000\n")
+    assert granted_processors(proc, groups) == 0.5
+    (older / "cpu.cfs_quota_us").write_text("-1\n")
+    assert granted_processors(proc, groups) == 1.5

@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
+
+import adapter_files as files
+import numpy as np
+from safetensors.numpy import save_file
+from tiny import CONFIGS, random_weights
 
 from quire import LLM, SamplingParams
 from quire.backends.native import _core
+from quire.models import read_model
 
 ALL = os.sched_getaffinity(0)
+WIDTH = (
+    1 << 18
+)  # of an MLP: the rows of a tile for an adapter take 10 MB, which threads allocate as they compute
+NO_MEMORY = """
+import resource, sys
+from quire import LLM, SamplingParams
+from quire.errors import EngineDead
+
+def answer(adapter=None):
+    params = SamplingParams(max_tokens=2, ignore_eos=True, detokenize=False)
+    (output,) = llm.generate([[1, 2, 3]], params, use_tqdm=False, lora_request=adapter)
+    return output.outputs[0].token_ids
+
+with LLM(sys.argv[1], adapter_dir=sys.argv[2], device="native", num_threads=3, packed_cache=False) as llm:
+    answer()
+    pages = int(open("/proc/self/statm").read().split()[0])
+    limit = pages * resource.getpagesize() + (4 << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    try:
+        answer("wide")
+    except EngineDead as error:
+        print(error.message)
+"""
 
 
 def tasks() -> set[int]:
@@ -25,11 +57,31 @@ def where(num_threads: int) -> list[set[int]]:
 
 
 def test_as_many_threads_as_cores_keep_to_one_each() -> None:
-    found = where(_core.usable_cores())
-    assert len(found) == _core.usable_cores() - 1
+    found = where(_core.num_cores())
+    assert len(found) == _core.num_cores() - 1
     assert sum(map(len, found)) == len(set().union(*found)) < len(ALL)
 
 
 def test_other_numbers_of_threads_go_where_they_like() -> None:
-    cores = _core.usable_cores()
+    cores = _core.num_cores()
     assert where(cores + 1) == [ALL] * cores
+
+
+def test_a_thread_without_memory_ends_the_step_with_an_error(tmp_path: Path) -> None:
+    """An exception of a thread, such as that of an allocation, reaches the caller, and none waits for it."""
+    config = {**CONFIGS["llama"], "num_hidden_layers": 1, "intermediate_size": WIDTH}
+    model, name = tmp_path / "model", "base_model.model.model.layers.0.mlp.down_proj"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(config))
+    weights = random_weights(read_model(config).program)
+    save_file({key: weight.array for key, weight in weights.items()}, model / "model.safetensors")
+    arrays = {
+        f"{name}.lora_A.weight": np.ones((4, WIDTH), "f4"),
+        f"{name}.lora_B.weight": np.ones((16, 4), "f4"),
+    }
+    files.write_adapter(tmp_path / "adapters" / "wide", files.config(target_modules=["down_proj"]), arrays)
+    command = [sys.executable, "-c", NO_MEMORY, str(model), str(tmp_path / "adapters")]
+    bare = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}  # no sanitizer
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, env=bare)
+    said = "a step failed (MemoryError: std::bad_alloc)\n"
+    assert (ended.returncode, ended.stdout) == (0, said), ended.stderr

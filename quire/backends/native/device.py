@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quire.backends.backend import Capacity
 from quire.backends.draft_model import DraftModel
-from quire.backends.host import HostDevice, Kind
+from quire.backends.host import HostDevice, Kind, granted_processors
 from quire.backends.kv_cache import KV_ITEM_BYTES, OWN_DTYPES
 from quire.backends.native import _core
 from quire.backends.native.backend import NativeBackend
@@ -52,7 +53,7 @@ class NativeDevice(HostDevice):
         share_weights: bool = False,
     ) -> None:
         self.isa = _chosen_isa()
-        self.num_threads = num_threads or _core.usable_cores()
+        self.num_threads = num_threads or usable_cores()
         self._model = model
         self._packed_cache = packed_cache
         self.shares_weights = share_weights and packed_cache
@@ -197,6 +198,11 @@ def _multiplied(storage: Storage) -> Storage:
     """Return the storage kind, or float32 if no kernel multiplies it."""
     coded = isinstance(storage, CodedStorage)
     return FloatStorage("f32") if coded and format_of(storage) == "f32" else storage
+
+
+def usable_cores() -> int:
+    """Return the physical cores of this process, within the processors that its control groups grant it."""
+    return max(1, math.floor(min(granted_processors(), _core.num_cores())))
 
 
 def _chosen_isa() -> str:
