@@ -44,8 +44,8 @@ class Form:
         else:
             q, k, v = inputs
             self.native.write_kv(k, v, cache, 0)
-            how = {"scale": 0.1, "window": 0, "softcap": 0.0, "sinks": None}
-            self.native.attend(self.out, q, cache, 0, heads=heads, **how)
+            how = {"scale": 0.1, "window": 0, "chunked": False, "softcap": 0.0, "sinks": None, "causal": True}
+            self.native.attend("T", self.out, q, cache, 0, heads=heads, **how)
 
     def seconds(self, rows: int, tokens: int, context: int) -> float:
         """Compute the last `tokens` of `context` positions, in each of `rows` sequences."""
@@ -64,6 +64,8 @@ class Form:
             [],
             self.out,
             1,
+            [],
+            None,
         )
         return time.perf_counter() - begin
 
@@ -81,7 +83,7 @@ def expansion(heads: int, pool: _core.Native, context: int) -> Callable[[], floa
     def seconds() -> float:
         ids, offsets = np.zeros(context, np.int64), np.array([0, context])
         begin = time.perf_counter()
-        native.run(ids, ids, offsets, [], one, one, one[:0], [], [], out, 1)
+        native.run(ids, ids, offsets, [], one, one, one[:0], [], [], out, 1, [], None)
         return time.perf_counter() - begin
 
     return seconds

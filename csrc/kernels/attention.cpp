@@ -137,37 +137,45 @@ QUIRE_INLINE F mask(const Work& w, const Tile& t, int64_t row, int64_t start) {
   const float cap = w.how.softcap;
   const float* added = w.how.biases ? biases(w, row, start) : nullptr;
   float* scores = w.weights + row * kPartition;
-  F top = splat(kNothing);
+  Split<Part> top = split(splat(kNothing));
   for (int64_t i = t.first_panel() * kPanel; i < end; i += kPanel) {
-    F s = load(scores + i);
     const bool seen = oldest <= i && newest >= i + kPanel - 1;
-    if (cap != 0) s = cap * tanh(s / cap);
-    if (added) s += load(added + i);
-    if (!seen) s = see(s, i, oldest, newest);
-    if (!seen || cap != 0 || added) store(scores + i, s);
-    top = max(top, s);
+    if (!seen || cap != 0 || added) {
+      F s = load(scores + i);
+      if (cap != 0) s = cap * tanh(s / cap);
+      if (added) s += load(added + i);
+      store(scores + i, seen ? s : see(s, i, oldest, newest));
+    }
+    for (int j = 0; j < kParts; ++j)
+      top.parts[j] = max(top.parts[j], load_as<Part>(scores + i + j * kPartLanes));
   }
-  return top;
+  return joined(top);
 }
 
 // Converts scores of one row to weights; returns their sum by lane.
 template <bool Pairs>
 QUIRE_INLINE F weigh(float* scores, const Tile& t, float peak) {
   const int64_t end = t.last_panel() * kPanel;
-  const F peaks = splat(peak);
-  F total{};
-  for (int64_t i = t.first_panel() * kPanel; i < end; i += kPanel) {
-    F x = exp_negative(load(scores + i) - peaks);
-    if constexpr (Pairs) {
-      const H half = to_bf16(x);
+  if constexpr (Pairs) {
+    F total{};
+    for (int64_t i = t.first_panel() * kPanel; i < end; i += kPanel) {
+      const H half = to_bf16(exp_negative(load(scores + i) - splat(peak)));
       store_as(scores + i / 2, half);
-      x = widen_bf16(half);  // sums the rounded weights, as used in the product
-    } else {
-      store(scores + i, x);
+      total += from_bf16(half);  // the rounded weights, as used in the product
     }
-    total += x;
+    return total;
+  } else {
+    Split<Part> total{};
+    for (int64_t i = t.first_panel() * kPanel; i < end; i += kPanel) {
+      for (int j = 0; j < kParts; ++j) {
+        float* const at = scores + i + j * kPartLanes;
+        const Part x = exp_negative(load_as<Part>(at) - splat_part(peak));
+        store_as(at, x);
+        total.parts[j] += x;
+      }
+    }
+    return joined(total);
   }
-  return total;
 }
 
 template <bool Pairs>

@@ -162,13 +162,18 @@ void lay_keys(const Work& w, int64_t start, int64_t low, int64_t high) {
     }
     if (dim % 2) store_as(to, pair(load_as<H>(keys.row(dim - 1)), H{}));
   } else {
-    F scale = splat(1.0f);
-    if constexpr (Form == KVFormat::int8)
-      scale = load(Columns<float>(w, w.cache.key_scales, 1, first, start + low, start + high).row(0));
+    Part scales[kParts]{};
+    if constexpr (Form == KVFormat::int8) {
+      Columns<float> columns(w, w.cache.key_scales, 1, first, start + low, start + high);
+      for (int i = 0; i < kParts; ++i) scales[i] = load_as<Part>(columns.row(0) + i * kPartLanes);
+    }
     for (int64_t d = 0; d < dim; ++d, to += kPanel) {
-      F x = Stored<Form>::widen(keys.row(d));
-      if constexpr (Form == KVFormat::int8) x *= scale;
-      store(to, x);
+      const T* from = keys.row(d);
+      for (int i = 0; i < kParts; ++i) {
+        Part x = Stored<Form>::part(from + i * kPartLanes);
+        if constexpr (Form == KVFormat::int8) x *= scales[i];
+        store_as(to + i * kPartLanes, x);
+      }
     }
   }
 }
@@ -245,9 +250,12 @@ void lay_values(const Work& w, int64_t start, int64_t low, int64_t high) {
       float *to = w.values + i * kPanel, scale = 1;
       if constexpr (Form == KVFormat::int8) scale = w.cache.value_scales[index(i)];
       for (int64_t d = 0; d < dim; d += kPanel, to += kValueStride) {
-        F x = Stored<Form>::widen(readable(from + d, dim - d, copies[0]));
-        if constexpr (Form == KVFormat::int8) x *= scale;
-        store(to, x);
+        const T* some = readable(from + d, dim - d, copies[0]);
+        for (int j = 0; j < kParts; ++j) {
+          Part x = Stored<Form>::part(some + j * kPartLanes);
+          if constexpr (Form == KVFormat::int8) x *= splat_part(scale);
+          store_as(to + j * kPartLanes, x);
+        }
       }
     }
   }

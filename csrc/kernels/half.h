@@ -14,15 +14,9 @@
 
 namespace quire::QUIRE_ISA {
 
-using HalfF = Part;                                      // 8 floats
-typedef int32_t HalfI __attribute__((vector_size(32)));  // 8 integers
-typedef uint32_t HalfU __attribute__((vector_size(32)));
-
-QUIRE_INLINE HalfF to_float(HalfI a) { return __builtin_convertvector(a, HalfF); }
-
-QUIRE_INLINE HalfI load_half_s8(const int8_t* from) {
-  return (HalfI)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
-}
+using HalfF = Part;  // of eight
+using HalfI = PartI;
+using HalfU = PartU;
 
 // Returns a[i] * b, and sum[i] + a[i] * b[i], of numbers of 16 bits in lanes of 32. Products are not widened.
 QUIRE_INLINE HalfI multiply_s16(HalfI a, int32_t b) {

@@ -9,25 +9,6 @@ namespace quire::QUIRE_ISA {
 QUIRE_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 QUIRE_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// GCC would convert 16 lanes in two halves.
-QUIRE_INLINE U to_32_bits(H x) {
-#if defined(__AVX512F__)
-  return (U)_mm512_cvtepu16_epi32((__m256i)x);
-#else
-  return __builtin_convertvector(x, U);
-#endif
-}
-
-QUIRE_INLINE I to_32_bits(S8 x) {
-#if defined(__AVX512F__)
-  return (I)_mm512_cvtepi8_epi32((__m128i)x);
-#else
-  return __builtin_convertvector(x, I);
-#endif
-}
-
-QUIRE_INLINE F widen_bf16(H x) { return (F)(to_32_bits(x) << 16); }
-
 // Interleaves pairs: the lower half of each lane is the first.
 QUIRE_INLINE U pair(H first, H second) {
 #if defined(__AVX512BW__)
@@ -37,7 +18,7 @@ QUIRE_INLINE U pair(H first, H second) {
                     8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
   return (U)_mm512_permutexvar_epi16((__m512i)order, both);
 #else
-  return to_32_bits(first) | (to_32_bits(second) << 16);
+  return widen(first) | (widen(second) << 16);
 #endif
 }
 
@@ -93,7 +74,7 @@ QUIRE_INLINE F sum_each(const F (&vectors)[kLanes]) {
   return sum;
 }
 
-// The type of each format, and conversion of 16 numbers to floats and back.
+// The type of each format, and conversion of 16 numbers, or of a part of them, to floats and back.
 
 template <KVFormat>
 struct Stored;
@@ -102,6 +83,7 @@ template <>
 struct Stored<KVFormat::f32> {
   using Type = float;
   static QUIRE_INLINE F widen(const float* from) { return load(from); }
+  static QUIRE_INLINE Part part(const float* from) { return load_as<Part>(from); }
   static QUIRE_INLINE F narrow(F x) { return x; }
 };
 
@@ -109,20 +91,28 @@ template <>
 struct Stored<KVFormat::f16> {
   using Type = uint16_t;
   static QUIRE_INLINE F widen(const uint16_t* from) { return load_f16(from); }
+  static QUIRE_INLINE Part part(const uint16_t* from) { return load_part_f16(from); }
   static QUIRE_INLINE H narrow(F x) { return to_f16(x); }
 };
 
 template <>
 struct Stored<KVFormat::bf16> {
   using Type = uint16_t;
-  static QUIRE_INLINE F widen(const uint16_t* from) { return widen_bf16(load_as<H>(from)); }
+  static QUIRE_INLINE F widen(const uint16_t* from) { return from_bf16(load_as<H>(from)); }
+  static QUIRE_INLINE Part part(const uint16_t* from) {
+    typedef uint16_t Halves __attribute__((vector_size(2 * kPartLanes)));
+    return (Part)(__builtin_convertvector(load_as<Halves>(from), PartU) << 16);
+  }
   static QUIRE_INLINE H narrow(F x) { return to_bf16(x); }
 };
 
 template <>
 struct Stored<KVFormat::int8> {
   using Type = int8_t;
-  static QUIRE_INLINE F widen(const int8_t* from) { return to_float(to_32_bits(load_as<S8>(from))); }
+  static QUIRE_INLINE F widen(const int8_t* from) { return to_float(load_s8(from)); }
+  static QUIRE_INLINE Part part(const int8_t* from) {
+    return __builtin_convertvector(load_part_s8(from), Part);
+  }
   static QUIRE_INLINE S8 narrow(F x) { return __builtin_convertvector(to_int(x), S8); }
 };
 

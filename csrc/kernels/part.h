@@ -29,6 +29,7 @@ namespace quire::QUIRE_ISA {
 constexpr int kLanes = 16, kParts = QUIRE_PARTS, kPartLanes = kLanes / kParts;
 constexpr int kPartRows = kParts > 1 ? 4 : 8;  // rows of a panel whose sums fit in registers
 typedef float Part __attribute__((vector_size(4 * kPartLanes)));
+typedef int32_t PartI __attribute__((vector_size(4 * kPartLanes)));
 typedef uint32_t PartU __attribute__((vector_size(4 * kPartLanes)));
 
 // Returns a * b + c, rounded once if the machine can; always the same way within one instruction set.
@@ -47,6 +48,20 @@ QUIRE_INLINE Part fma(Part a, Part b, Part c) {
 // Broadcasts a number: unlike x + Part{}, keeps the sign of zero.
 QUIRE_INLINE Part splat_part(float x) { return x - Part{}; }
 
+QUIRE_INLINE Part select(PartI mask, Part yes, Part no) { return mask ? yes : no; }
+QUIRE_INLINE PartI select(PartI mask, PartI yes, PartI no) { return mask ? yes : no; }
+QUIRE_INLINE Part max(Part a, Part b) { return a > b ? a : b; }
+QUIRE_INLINE Part min(Part a, Part b) { return a < b ? a : b; }
+QUIRE_INLINE PartI max(PartI a, PartI b) { return a > b ? a : b; }
+QUIRE_INLINE Part abs(Part a) { return (Part)((PartI)a & 0x7fffffff); }
+QUIRE_INLINE Part to_float(PartI a) { return __builtin_convertvector(a, Part); }
+
+// Rounds to the nearest integer, ties to even; |x| must be below 2^22.
+QUIRE_INLINE PartI to_int(Part x) {
+  const Part magic = splat_part(12582912.0f);  // 1.5 * 2^23: adding it rounds off the fraction
+  return (PartI)(x + magic) - (PartI)magic;
+}
+
 #if defined(__AVX2__) || defined(QUIRE_NEON)
 QUIRE_INLINE Part load_part_f16(const uint16_t* from) {
 #if defined(__AVX512F__)
@@ -58,5 +73,23 @@ QUIRE_INLINE Part load_part_f16(const uint16_t* from) {
 #endif
 }
 #endif
+
+// GCC widens bytes one at a time where a part has eight or four.
+QUIRE_INLINE PartI load_part_s8(const int8_t* from) {
+#if defined(__AVX512F__)
+  return (PartI)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from));
+#elif defined(__AVX2__)
+  return (PartI)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
+#elif defined(QUIRE_NEON)
+  int32_t four;
+  __builtin_memcpy(&four, from, sizeof(four));
+  return (PartI)vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four)))));
+#else
+  typedef int8_t Bytes __attribute__((vector_size(kPartLanes)));
+  Bytes bytes;
+  __builtin_memcpy(&bytes, from, sizeof(bytes));
+  return __builtin_convertvector(bytes, PartI);
+#endif
+}
 
 }  // namespace quire::QUIRE_ISA

@@ -197,7 +197,7 @@ class QuantizedTile {
         dot_halves<Rows, Halves, Codes>(values + g * kBytes, quads_ + g * (kGroup / 4) * M + row, M,
                                         __m256i{}, dots);
         for (int h = 0; h < Halves; ++h) {
-          const HalfI block_scale = load_half_s8(block_scales_ + g * kPanel + (half + h) * 8);
+          const HalfI block_scale = load_part_s8(block_scales_ + g * kPanel + (half + h) * 8);
           for (int m = 0; m < Rows; ++m) {
             HalfI& own = sum[h * Rows + m];
             if constexpr (Int4) {

@@ -65,29 +65,39 @@ QUIRE_INLINE void store_some(float* to, F v, int64_t count) {
 
 // Arithmetic.
 
+template <typename P>
+struct Split {
+  P parts[kParts];
+};
+QUIRE_INLINE Split<Part> split(F x) { return __builtin_bit_cast(Split<Part>, x); }
+QUIRE_INLINE Split<PartI> split(I x) { return __builtin_bit_cast(Split<PartI>, x); }
+QUIRE_INLINE F joined(const Split<Part>& x) { return __builtin_bit_cast(F, x); }
+QUIRE_INLINE I joined(const Split<PartI>& x) { return __builtin_bit_cast(I, x); }
+
+// Applies a function of Parts to sixteen lanes.
+template <typename Function, typename... V>
+QUIRE_INLINE auto by_parts(const Function& function, V... x) {
+  const auto apply = [&](const auto&... of) {
+    Split<decltype(function(of.parts[0]...))> out;
+    for (int i = 0; i < kParts; ++i) out.parts[i] = function(of.parts[i]...);
+    return joined(out);
+  };
+  return apply(split(x)...);
+}
+
 #if QUIRE_PARTS > 1
-QUIRE_INLINE F fma(F a, F b, F c) {
-  Part x[kParts], y[kParts], z[kParts];
-  __builtin_memcpy(x, &a, 64);
-  __builtin_memcpy(y, &b, 64);
-  __builtin_memcpy(z, &c, 64);
-  for (int i = 0; i < kParts; ++i) z[i] = fma(x[i], y[i], z[i]);
-  return __builtin_bit_cast(F, z);
-}
-#endif
-
-QUIRE_INLINE F select(I mask, F yes, F no) { return mask ? yes : no; }
-QUIRE_INLINE F max(F a, F b) { return a > b ? a : b; }
-QUIRE_INLINE F min(F a, F b) { return a < b ? a : b; }
-QUIRE_INLINE I max(I a, I b) { return a > b ? a : b; }
+// What part.h has for sixteen lanes. GCC would compute `a > b ? a : b` of these one lane at a time.
+#define QUIRE_BY_PARTS(name, ...) by_parts([](auto... parts) { return name(parts...); }, __VA_ARGS__)
+QUIRE_INLINE F fma(F a, F b, F c) { return QUIRE_BY_PARTS(fma, a, b, c); }
+QUIRE_INLINE F select(I mask, F yes, F no) { return QUIRE_BY_PARTS(select, mask, yes, no); }
+QUIRE_INLINE I select(I mask, I yes, I no) { return QUIRE_BY_PARTS(select, mask, yes, no); }
+QUIRE_INLINE F max(F a, F b) { return QUIRE_BY_PARTS(max, a, b); }
+QUIRE_INLINE F min(F a, F b) { return QUIRE_BY_PARTS(min, a, b); }
+QUIRE_INLINE I max(I a, I b) { return QUIRE_BY_PARTS(max, a, b); }
 QUIRE_INLINE F abs(F a) { return (F)((I)a & 0x7fffffff); }
-QUIRE_INLINE F to_float(I a) { return __builtin_convertvector(a, F); }
-
-// Rounds to the nearest integer, ties to even; |x| must be below 2^22.
-QUIRE_INLINE I to_int(F x) {
-  const F magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds off the fraction
-  return (I)(x + magic) - (I)magic;
-}
+QUIRE_INLINE F to_float(I a) { return QUIRE_BY_PARTS(to_float, a); }
+QUIRE_INLINE I to_int(F x) { return QUIRE_BY_PARTS(to_int, x); }
+#endif
 
 // Sums and maxima over the lanes, by halving: the same order everywhere.
 
@@ -136,12 +146,25 @@ QUIRE_INLINE V across(const V (&x)[N], Function function) {
   return QUIRE_SHUFFLE(0, 4, 8, 12, 2, 6, 10, 14, 0, 4, 8, 12, 2, 6, 10, 14);
 #undef QUIRE_SHUFFLE
 #else
+  static_assert(N % 4 == 0 && N <= kLanes);
+  typedef decltype(x[0][0] + 0) Number;
+  typedef Number Four __attribute__((vector_size(16)));
   V out{};
-  for (int m = 0; m < N; ++m) {
-    V v = x[m];
-    for (int half = 8; half > 0; half /= 2)
-      for (int i = 0; i < half; ++i) v[i] = function(v[i], v[i + half]);
-    out[m] = v[0];
+  for (int m = 0; m < N; m += 4) {
+    Four y[4];  // of each row, 4 lanes
+    for (int i = 0; i < 4; ++i) {
+      Four of[4];
+      __builtin_memcpy(of, &x[m + i], sizeof(V));
+      y[i] = function(function(of[0], of[2]), function(of[1], of[3]));
+    }
+    Four z[2];  // of two rows, 2 lanes each
+    for (int i = 0; i < 2; ++i) {
+      const Four a = y[2 * i], b = y[2 * i + 1];
+      z[i] = function(__builtin_shufflevector(a, b, 0, 1, 4, 5), __builtin_shufflevector(a, b, 2, 3, 6, 7));
+    }
+    const Four all = function(__builtin_shufflevector(z[0], z[1], 0, 2, 4, 6),
+                              __builtin_shufflevector(z[0], z[1], 1, 3, 5, 7));
+    __builtin_memcpy((Number*)&out + m, &all, sizeof(all));
   }
   return out;
 #endif
@@ -178,7 +201,7 @@ QUIRE_INLINE H to_bf16(F x) {
   U bits = (U)x;
   U rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   U quiet = (bits >> 16) | 0x40;
-  return __builtin_convertvector((U)((x != x) ? (I)quiet : (I)rounded), H);
+  return __builtin_convertvector((U)select(x != x, (I)quiet, (I)rounded), H);
 #endif
 }
 
@@ -243,15 +266,9 @@ QUIRE_INLINE H to_f16(F x) {
 }
 
 QUIRE_INLINE I load_s8(const int8_t* from) {
-#if defined(__AVX512F__)
-  return (I)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from));
-#elif defined(__AVX2__)
-  __m256i out[2];
-  for (int i = 0; i < 2; ++i) out[i] = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(from + 8 * i)));
-  return __builtin_bit_cast(I, out);
-#else
-  return __builtin_convertvector(load_as<S8>(from), I);
-#endif
+  Split<PartI> out;
+  for (int i = 0; i < kParts; ++i) out.parts[i] = load_part_s8(from + i * kPartLanes);
+  return joined(out);
 }
 
 // Converts lanes to bytes, which must fit.
