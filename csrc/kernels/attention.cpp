@@ -29,10 +29,72 @@ QUIRE_INLINE Part multiply_add(Part sum, Part panel, const float* x) {
   return fma(panel, splat_part(*x), sum);
 }
 
+// Keys and values as panels [panel][k][lane]: `part` returns a part of a row. Those `from` a panel of keys, or from
+// a position of values on.
+
+struct Laid {
+  const float* panels;
+  int64_t stride;
+  QUIRE_INLINE Part part(int64_t k, int64_t panel, int j) const {
+    return load_as<Part>(panels + panel * stride + k * kPanel + j * kPartLanes);
+  }
+};
+struct LaidKeys : Laid {
+  QUIRE_INLINE Laid from(int64_t panel) const { return {panels + panel * stride, stride}; }
+};
+struct LaidValues : Laid {
+  QUIRE_INLINE Laid from(int64_t position) const { return {panels + position * kPanel, stride}; }
+};
+
+// The blocks of a partition, of 16 positions each, as the cache has them.
+template <KVFormat Form>
+struct StoredBlocks {
+  using T = typename Stored<Form>::Type;
+  int64_t value_dim;
+  const T *keys[kPanels], *values[kPanels];  // of positions [low, high) of the partition
+  const float *key_scales[kPanels], *value_scales[kPanels];
+
+  StoredBlocks(const Work& w, int64_t start, int64_t low, int64_t high) : value_dim(w.value_dim) {
+    for (int64_t i = low / kPanel; i < ceil_div(high, kPanel); ++i) {
+      const int64_t page = w.page(start + i * kPanel) * kPanel;
+      keys[i] = (const T*)w.cache.keys + page * w.dim;
+      values[i] = (const T*)w.cache.values + page * w.value_dim;
+      key_scales[i] = w.cache.key_scales + page;
+      value_scales[i] = w.cache.value_scales + page;
+    }
+  }
+};
+
+template <KVFormat Form>
+struct StoredKeys {
+  const StoredBlocks<Form>& blocks;
+  int64_t first = 0;
+  QUIRE_INLINE StoredKeys from(int64_t panel) const { return {blocks, panel}; }
+  QUIRE_INLINE Part part(int64_t k, int64_t panel, int j) const {
+    Part x = Stored<Form>::part(blocks.keys[first + panel] + k * kPanel + j * kPartLanes);
+    if constexpr (Form == KVFormat::int8)
+      x *= load_as<Part>(blocks.key_scales[first + panel] + j * kPartLanes);
+    return x;
+  }
+};
+
+template <KVFormat Form>
+struct StoredValues {
+  const StoredBlocks<Form>& blocks;
+  int64_t first = 0;
+  QUIRE_INLINE StoredValues from(int64_t position) const { return {blocks, position}; }
+  QUIRE_INLINE Part part(int64_t k, int64_t panel, int j) const {
+    const int64_t block = (first + k) / kPanel, place = (first + k) % kPanel;
+    Part x =
+        Stored<Form>::part(blocks.values[block] + place * blocks.value_dim + panel * kPanel + j * kPartLanes);
+    if constexpr (Form == KVFormat::int8) x *= splat_part(blocks.value_scales[block][place]);
+    return x;
+  }
+};
+
 // out[m][16 p + lane] = out[m][16 p + lane] * keep[m] + sum over k < count of panels[p][k][lane] * x[m][k].
 struct Operands {
-  const float* panels;
-  int64_t panel_stride, num_panels;
+  int64_t num_panels;
   const float* x;
   int64_t x_stride, count;
   float* out;
@@ -42,31 +104,31 @@ struct Operands {
 };
 
 // Computes P panels at once, so that even few rows have enough sums to keep the multipliers busy.
-template <bool Pairs, int M, int P>
-QUIRE_INLINE void tile(const Operands& o, int64_t panel) {
-  const float *w = o.panels + panel * o.panel_stride, *x = o.x;
-  const int64_t panel_stride = o.panel_stride, x_stride = o.x_stride, out_stride = o.out_stride;
+template <bool Pairs, int M, int P, typename Panels>
+QUIRE_INLINE void tile(const Operands& o, const Panels& panels, int64_t panel) {
+  const float* x = o.x;
+  const int64_t x_stride = o.x_stride, out_stride = o.out_stride;
   float* out = o.out + panel * kPanel;
   Part sum[M][P * kParts]{};
-  const auto offset = [&](int i, int64_t stride) { return i / kParts * stride + i % kParts * kPartLanes; };
+  const auto offset = [&](int i) { return i / kParts * kPanel + i % kParts * kPartLanes; };
   if (o.keep)
     for (int m = 0; m < M; ++m)
       for (int i = 0; i < P * kParts; ++i)
-        sum[m][i] = load_as<Part>(out + m * out_stride + offset(i, kPanel)) * splat_part(o.keep[m]);
+        sum[m][i] = load_as<Part>(out + m * out_stride + offset(i)) * splat_part(o.keep[m]);
   for (int64_t k = 0; k < o.count; ++k) {
     Part values[P * kParts];
-    for (int i = 0; i < P * kParts; ++i) values[i] = load_as<Part>(w + k * kPanel + offset(i, panel_stride));
+    for (int i = 0; i < P * kParts; ++i) values[i] = panels.part(k, panel + i / kParts, i % kParts);
     for (int m = 0; m < M; ++m)
       for (int i = 0; i < P * kParts; ++i)
         sum[m][i] = multiply_add<Pairs>(sum[m][i], values[i], x + m * x_stride + k);
   }
   for (int m = 0; m < M; ++m)
-    for (int i = 0; i < P * kParts; ++i) store_as(out + m * out_stride + offset(i, kPanel), sum[m][i]);
+    for (int i = 0; i < P * kParts; ++i) store_as(out + m * out_stride + offset(i), sum[m][i]);
   o.ahead.some();
 }
 
-template <bool Pairs, int M>
-void accumulate(const Operands& o) {
+template <bool Pairs, int M, typename Panels>
+void accumulate(const Operands& o, const Panels& panels) {
 #if defined(__AVX512F__)
   constexpr int kSums = 16;  // in registers, along with their operands
 #else
@@ -74,31 +136,31 @@ void accumulate(const Operands& o) {
 #endif
   constexpr int kAtOnce = kSums / M >= 4 ? 4 : kSums / M;
   int64_t panel = 0;
-  for (; panel + kAtOnce <= o.num_panels; panel += kAtOnce) tile<Pairs, M, kAtOnce>(o, panel);
+  for (; panel + kAtOnce <= o.num_panels; panel += kAtOnce) tile<Pairs, M, kAtOnce>(o, panels, panel);
   if constexpr (kAtOnce > 1)
-    for (; panel < o.num_panels; ++panel) tile<Pairs, M, 1>(o, panel);
+    for (; panel < o.num_panels; ++panel) tile<Pairs, M, 1>(o, panels, panel);
 }
 
-template <bool Pairs>
-void accumulate(int64_t rows, const Operands& o) {
+template <bool Pairs, typename Panels>
+void accumulate(int64_t rows, const Operands& o, const Panels& panels) {
   switch (rows) {
     case 1:
-      return accumulate<Pairs, 1>(o);
+      return accumulate<Pairs, 1>(o, panels);
     case 2:
-      return accumulate<Pairs, 2>(o);
+      return accumulate<Pairs, 2>(o, panels);
     case 3:
-      return accumulate<Pairs, 3>(o);
+      return accumulate<Pairs, 3>(o, panels);
     case 4:
-      return accumulate<Pairs, 4>(o);
+      return accumulate<Pairs, 4>(o, panels);
 #if defined(__AVX512F__)
     case 5:
-      return accumulate<Pairs, 5>(o);
+      return accumulate<Pairs, 5>(o, panels);
     case 6:
-      return accumulate<Pairs, 6>(o);
+      return accumulate<Pairs, 6>(o, panels);
     case 7:
-      return accumulate<Pairs, 7>(o);
+      return accumulate<Pairs, 7>(o, panels);
     case 8:
-      return accumulate<Pairs, 8>(o);
+      return accumulate<Pairs, 8>(o, panels);
 #endif
   }
 }
@@ -178,13 +240,11 @@ QUIRE_INLINE F weigh(float* scores, const Tile& t, float peak) {
   }
 }
 
-template <bool Pairs>
-void score(const Work& w, const Tile& t, int64_t start, PartitionPrefetch& ahead) {
-  const int64_t first = t.first_panel(), panels = t.last_panel() - first;
+template <bool Pairs, typename Panels>
+void score(const Work& w, const Tile& t, int64_t start, const Panels& keys, PartitionPrefetch& ahead) {
+  const int64_t first = t.first_panel();
   float* scores = w.weights + t.row * kPartition;
-  const Operands operands{w.keys + first * w.width * kPanel,
-                          w.width * kPanel,
-                          panels,
+  const Operands operands{t.last_panel() - first,
                           w.queries + t.row * w.width,
                           w.width,
                           Pairs ? ceil_div(w.dim, 2) : w.dim,
@@ -192,7 +252,7 @@ void score(const Work& w, const Tile& t, int64_t start, PartitionPrefetch& ahead
                           kPartition,
                           nullptr,
                           ahead};
-  accumulate<Pairs>(t.rows, operands);
+  accumulate<Pairs>(t.rows, operands, keys.from(first));
   F lanes[kRows]{};
   for (int64_t m = 0; m < t.rows; ++m) lanes[m] = mask(w, t, t.row + m, start);
   const F top = across(lanes, [](auto a, auto b) { return a > b ? a : b; });
@@ -209,12 +269,10 @@ void score(const Work& w, const Tile& t, int64_t start, PartitionPrefetch& ahead
 }
 
 // mixed = mixed * keep + weights * values.
-template <bool Pairs>
-void mix(const Work& w, const Tile& t, PartitionPrefetch& ahead) {
+template <bool Pairs, typename Panels>
+void mix(const Work& w, const Tile& t, const Panels& values, PartitionPrefetch& ahead) {
   const int64_t first = Pairs ? t.low / 2 : t.low, last = Pairs ? ceil_div(t.high, 2) : t.high;
-  const Operands operands{w.values + first * kPanel,
-                          kValueStride,
-                          w.value_width / kPanel,
+  const Operands operands{w.value_width / kPanel,
                           w.weights + t.row * kPartition + first,
                           kPartition,
                           last - first,
@@ -222,7 +280,7 @@ void mix(const Work& w, const Tile& t, PartitionPrefetch& ahead) {
                           w.row_stride,
                           w.state(t.row).keep,
                           ahead};
-  accumulate<Pairs>(t.rows, operands);
+  accumulate<Pairs>(t.rows, operands, values.from(first));
 }
 
 template <typename Function>
@@ -231,11 +289,20 @@ QUIRE_INLINE void by_panel(int64_t low, int64_t high, Function function) {
     function(most(i, low), least(i + kPanel, high));
 }
 
-// `end` is the end of the segments of the unit.
+// `end` is the end of the segments of the unit. One tile of rows takes keys and values as they are stored.
 template <KVFormat Form, bool Pairs>
 void attend_partition(const Work& w, int64_t start, int64_t end) {
   const int64_t low = most(w.oldest(0) - start, 0), high = least(end - start, kPartition);
   PartitionPrefetch ahead(w, sizeof(typename Stored<Form>::Type), start + kPartition, end);
+  if constexpr (!Pairs) {
+    if (w.rows <= kRows && w.size == kPanel && !w.cache.latent && w.value_dim == w.value_width) {
+      const StoredBlocks<Form> blocks(w, start, low, high);
+      const Tile t = tile_at(w, 0, start);
+      if (t.low >= t.high) return;
+      score<Pairs>(w, t, start, StoredKeys<Form>{blocks}, ahead);
+      return mix<Pairs>(w, t, StoredValues<Form>{blocks}, ahead);
+    }
+  }
   by_panel(low, high, [&](int64_t first, int64_t last) {
     if (w.cache.latent) {
       lay_latent_keys<Form, Pairs>(w, start, first, last);
@@ -244,14 +311,16 @@ void attend_partition(const Work& w, int64_t start, int64_t end) {
     }
     ahead.some();
   });
+  const LaidKeys keys{w.keys, w.width * kPanel};
   for (int64_t row = 0; row < w.rows; row += kRows)
-    if (const Tile t = tile_at(w, row, start); t.low < t.high) score<Pairs>(w, t, start, ahead);
+    if (const Tile t = tile_at(w, row, start); t.low < t.high) score<Pairs>(w, t, start, keys, ahead);
   by_panel(low, high, [&](int64_t first, int64_t last) {
     lay_values<Form, Pairs>(w, start, first, last);
     ahead.some();
   });
+  const LaidValues values{w.values, kValueStride};
   for (int64_t row = 0; row < w.rows; row += kRows)
-    if (const Tile t = tile_at(w, row, start); t.low < t.high) mix<Pairs>(w, t, ahead);
+    if (const Tile t = tile_at(w, row, start); t.low < t.high) mix<Pairs>(w, t, values, ahead);
 }
 
 // Segments.

@@ -99,10 +99,7 @@ template <>
 struct Stored<KVFormat::bf16> {
   using Type = uint16_t;
   static QUIRE_INLINE F widen(const uint16_t* from) { return from_bf16(load_as<H>(from)); }
-  static QUIRE_INLINE Part part(const uint16_t* from) {
-    typedef uint16_t Halves __attribute__((vector_size(2 * kPartLanes)));
-    return (Part)(__builtin_convertvector(load_as<Halves>(from), PartU) << 16);
-  }
+  static QUIRE_INLINE Part part(const uint16_t* from) { return (Part)(load_part_u16(from) << 16); }
   static QUIRE_INLINE H narrow(F x) { return to_bf16(x); }
 };
 

@@ -74,7 +74,20 @@ QUIRE_INLINE Part load_part_f16(const uint16_t* from) {
 }
 #endif
 
-// GCC widens bytes one at a time where a part has eight or four.
+// GCC widens eight numbers of 16 bits in halves, and bytes one at a time where a part has eight or four.
+QUIRE_INLINE PartU load_part_u16(const uint16_t* from) {
+#if defined(__AVX512F__)
+  return (PartU)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
+#elif defined(__AVX2__)
+  return (PartU)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from));
+#else
+  typedef uint16_t Halves __attribute__((vector_size(2 * kPartLanes)));
+  Halves halves;
+  __builtin_memcpy(&halves, from, sizeof(halves));
+  return __builtin_convertvector(halves, PartU);
+#endif
+}
+
 QUIRE_INLINE PartI load_part_s8(const int8_t* from) {
 #if defined(__AVX512F__)
   return (PartI)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from));

@@ -180,12 +180,13 @@ QUIRE_INLINE I add_halves(I x) {
 
 // Narrow formats.
 
-// GCC widens in two halves although the machine has one instruction.
 QUIRE_INLINE U widen(H x) {
 #if defined(__AVX512F__)
   return (U)_mm512_cvtepu16_epi32((__m256i)x);
 #else
-  return __builtin_convertvector(x, U);
+  PartU out[kParts];
+  for (int i = 0; i < kParts; ++i) out[i] = load_part_u16((const uint16_t*)&x + i * kPartLanes);
+  return __builtin_bit_cast(U, out);
 #endif
 }
 
