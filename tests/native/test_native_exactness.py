@@ -199,8 +199,9 @@ def test_what_a_row_does_depend_on_changes_its_bits(isa: str) -> None:
     assert not (changed[3:] == whole[3:]).all(axis=-1).any()
     for option in ({"kv_cache_dtype": "float16"}, {"kv_cache_dtype": "int8"}, {"format": "f16"}):
         assert not same_bits(alone("wide", [tokens], isa=isa, **option)[0], whole)
-    elsewhere = alone("wide", [tokens], isa=PORTABLE if isa != PORTABLE else BEST)
-    assert not same_bits(elsewhere[0], whole)
+    if PORTABLE == "portable":  # products there are rounded before they are added; on ARM nowhere
+        elsewhere = alone("wide", [tokens], isa=PORTABLE if isa != PORTABLE else BEST)
+        assert not same_bits(elsewhere[0], whole)
 
 
 def test_a_cached_prefix_counts() -> None:
