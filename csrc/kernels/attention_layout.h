@@ -261,6 +261,69 @@ void lay_values(const Work& w, int64_t start, int64_t low, int64_t high) {
   }
 }
 
+// Keys and values as panels [panel][k][lane]: `part` returns a part of a row; `from` begins at another panel
+// of keys, or position of values.
+
+struct Laid {
+  const float* panels;
+  int64_t stride;
+  QUIRE_INLINE Part part(int64_t k, int64_t panel, int j) const {
+    return load_as<Part>(panels + panel * stride + k * kPanel + j * kPartLanes);
+  }
+};
+struct LaidKeys : Laid {
+  QUIRE_INLINE Laid from(int64_t panel) const { return {panels + panel * stride, stride}; }
+};
+struct LaidValues : Laid {
+  QUIRE_INLINE Laid from(int64_t position) const { return {panels + position * kPanel, stride}; }
+};
+
+// The blocks of a partition, of 16 positions each, as the cache has them.
+template <KVFormat Form>
+struct StoredBlocks {
+  using T = typename Stored<Form>::Type;
+  int64_t value_dim;
+  const T *keys[kPanels], *values[kPanels];  // of positions [low, high) of the partition
+  const float *key_scales[kPanels], *value_scales[kPanels];
+
+  StoredBlocks(const Work& w, int64_t start, int64_t low, int64_t high) : value_dim(w.value_dim) {
+    for (int64_t i = low / kPanel; i < ceil_div(high, kPanel); ++i) {
+      const int64_t page = w.page(start + i * kPanel) * kPanel;
+      keys[i] = (const T*)w.cache.keys + page * w.dim;
+      values[i] = (const T*)w.cache.values + page * w.value_dim;
+      key_scales[i] = w.cache.key_scales + page;
+      value_scales[i] = w.cache.value_scales + page;
+    }
+  }
+};
+
+template <KVFormat Form>
+struct StoredKeys {
+  const StoredBlocks<Form>& blocks;
+  int64_t first = 0;
+  QUIRE_INLINE StoredKeys from(int64_t panel) const { return {blocks, panel}; }
+  QUIRE_INLINE Part part(int64_t k, int64_t panel, int j) const {
+    Part x = Stored<Form>::part(blocks.keys[first + panel] + k * kPanel + j * kPartLanes);
+    if constexpr (Form == KVFormat::int8)
+      x *= load_as<Part>(blocks.key_scales[first + panel] + j * kPartLanes);
+    return x;
+  }
+};
+
+template <KVFormat Form>
+struct StoredValues {
+  const StoredBlocks<Form>& blocks;
+  int64_t first = 0;
+  QUIRE_INLINE StoredValues from(int64_t position) const { return {blocks, position}; }
+  QUIRE_INLINE Part part(int64_t k, int64_t panel, int j) const {
+    const int64_t block = (first + k) / kPanel, place = (first + k) % kPanel;
+    Part x =
+        Stored<Form>::part(blocks.values[block] + place * blocks.value_dim + panel * kPanel + j * kPartLanes);
+    if constexpr (Form == KVFormat::int8) x *= splat_part(blocks.value_scales[block][place]);
+    return x;
+  }
+};
+
 // Prefetches the cache content of a partition, some lines at a time, between computations.
 class PartitionPrefetch {
  public:
