@@ -70,15 +70,16 @@ ROOMS = (
     ),
     Room(
         "cuda",
-        3_050,
-        "the backend on NVIDIA GPUs: launches of programs, which they are, graphs, memory, the driver, the "
-        "interpreted stand-in; could be deleted with its lines in backends/device.py",
+        3_540,
+        "the backend on NVIDIA GPUs: launches of programs, which they are, codes of other formats, graphs, "
+        "memory, the driver, the interpreted stand-in; could be deleted with its lines in backends/device.py",
         ("backends/cuda",),
     ),
     Room(
         "cuda kernels",
-        2_050,
-        "Triton kernels, compiled ahead of time, and the list of what is compiled",
+        2_620,
+        "Triton kernels, compiled ahead of time, also for codes of other formats, and the list of what is "
+        "compiled",
         ("backends/cuda/kernels",),
     ),
     Room(

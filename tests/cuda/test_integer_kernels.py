@@ -8,20 +8,14 @@ import pytest
 from quire.backends.cuda import interpreter, packing
 from quire.backends.cuda.kernels import quantized
 from quire.program import numerics
-from quire.quantize.coded import Coded, pack_codes
 from quire.quantize.integers import Int4, Int8, pack
-from quire.quantize.scales import Scales
 
-Weight = Int8 | Int4 | Coded
-KINDS = ("int8", "int4", "mxfp4")
+Weight = Int8 | Int4
+KINDS = ("int8", "int4")
 
 
 def weight_of(kind: str, outputs: int, inputs: int, seed: int = 0) -> Weight:
     rng = np.random.default_rng(seed)
-    if kind == "mxfp4":
-        codes = rng.integers(0, 16, (outputs, inputs)).astype(np.uint8)
-        scales = Scales(rng.integers(110, 125, (outputs, -(-inputs // 32))).astype(np.uint8))
-        return Coded(kind, pack_codes(codes, 4), 4, inputs, "fp4", 32, scales)
     scales = rng.integers(-127, 128, (outputs, -(-inputs // 32))).astype(np.int8)
     channels = (rng.random(outputs) / 500).astype(np.float32)
     if kind == "int8":
@@ -94,10 +88,8 @@ def test_largest_sums_are_exact() -> None:
     scales, channels = np.full((16, 4), 127, np.int8), np.ones(16, np.float32)
     int8 = Int8(np.full((16, 128), -128, np.int8), scales, channels)
     int4 = Int4(np.zeros((16, 64), np.uint8), scales, channels, 128)
-    largest = Scales(np.full((16, 4), 200, np.uint8))
-    mxfp4 = Coded("mxfp4", np.full((16, 64), 0xFF, np.uint8), 4, 128, "fp4", 32, largest)
     x = np.ones((2, 128), np.float32)
-    for weight in (int8, int4, mxfp4):
+    for weight in (int8, int4):
         assert (product(weight, x) == weight.product(x)).all()
 
 
@@ -107,16 +99,6 @@ def test_a_row_that_is_not_finite_is_nan_alone() -> None:
     found, wanted = product(weight, x), weight.product(x)
     assert np.isnan(found[1]).all()
     assert np.array_equal(found, wanted, equal_nan=True)
-
-
-def test_the_smallest_and_the_invalid_scale_of_mxfp4() -> None:
-    """Half of the smallest is kept, as a subnormal number; the invalid one makes its outputs NaN."""
-    x, scales = activations(3, 64), np.array([[0, 1], [255, 120]], np.uint8)
-    weight = Coded("mxfp4", np.full((2, 32), 0x35, np.uint8), 4, 64, "fp4", 32, Scales(scales))
-    found, wanted = product(weight, x), weight.product(x)
-    assert np.array_equal(found, wanted, equal_nan=True)
-    assert np.isnan(found[:, 1]).all()
-    assert (found[1:, 0] != 0).any()
 
 
 def test_bias() -> None:

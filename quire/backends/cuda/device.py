@@ -11,6 +11,7 @@ from quire.backends.cuda.accelerator import Accelerator, DeviceFault
 from quire.backends.cuda.asked import require_compiled
 from quire.backends.cuda.backend import CudaBackend
 from quire.backends.cuda.caches import token_bytes
+from quire.backends.cuda.coded_form import coded_form
 from quire.backends.cuda.fused import prepared
 from quire.backends.cuda.graphs import GRAPH_BYTES, LAUNCH_BYTES, graph_rows, padded_rows
 from quire.backends.cuda.kernels.variants import INTEGERS
@@ -19,7 +20,7 @@ from quire.backends.cuda.lower import scratch_row_bytes
 from quire.backends.cuda.refused import require_kernels
 from quire.backends.cuda.sampler import penalty_bytes, sampling_bytes
 from quire.backends.cuda.segments import MEMORY_BYTES
-from quire.backends.cuda.weights import SUPPORTED, plan_layout, upload
+from quire.backends.cuda.weights import SUPPORTED, format_of, plan_layout, upload
 from quire.backends.draft_model import DraftModel
 from quire.backends.host import Kind
 from quire.backends.kv_cache import OWN_DTYPES
@@ -101,7 +102,7 @@ class CudaDevice:
 
     def storage(self, spec: WeightSpec, stored: Storage, quantization: str | None) -> Storage:
         kept = kind_of(spec, stored, quantization)
-        if kept.kind not in SUPPORTED:
+        if kept.kind not in SUPPORTED and coded_form(kept) is None:
             *others, last = map(repr, SUPPORTED)
             raise ConfigError(
                 f"{spec.name} is stored as {kept}, which the cuda backend has no kernel for",
@@ -115,13 +116,16 @@ class CudaDevice:
         return plan_layout(program, storage)
 
     def arithmetic_of(self, op: Op, storage: Mapping[str, Storage], kv_dtype: str) -> Kind:
-        """Return what the kernels multiply: integers meet int8, bf16 is multiplied as stored."""
+        """Return what the kernels multiply: integers meet int8, bf16 and 8-bit floats bf16."""
         if isinstance(op, ops.Attention):
             return "bf16" if kv_dtype in ("bfloat16", "int8") else "f32"
         if not isinstance(op, ops.Linear | ops.GatedLinear | ops.Experts):
             return "f32"
-        kind = storage[op.weights()[0].name].kind
-        return "int8" if kind in INTEGERS else "bf16" if kind == "bf16" else "f32"
+        kept = storage[op.weights()[0].name]
+        if (form := coded_form(kept)) is not None:
+            of_floats: Kind = "f32" if form.kind.table == "floats" else "bf16"
+            return of_floats if form.kind.is_float else "int8"
+        return "int8" if kept.kind in INTEGERS else "bf16" if kept.kind == "bf16" else "f32"
 
     def own_kv_dtype(self, floats: str) -> str:
         return OWN_DTYPES[floats]
@@ -139,7 +143,8 @@ class CudaDevice:
         most = padded_rows(num_logits or num_tokens)
         num_tokens = padded_rows(num_tokens)
         values = plan_buffers(prepared(program)).nbytes(Load(((0, num_tokens),), most))
-        values += num_tokens * (_TOKEN_BYTES + scratch_row_bytes(program))
+        formats = {name: format_of(storage) for name, storage in weights.storage.items()}
+        values += num_tokens * (_TOKEN_BYTES + scratch_row_bytes(program, formats))
         return values + MEMORY_BYTES + sampling_bytes(program.output.width, most)
 
     def slots_bytes(self, program: Program, num_slots: int, block_bytes: int) -> int:

@@ -8,17 +8,18 @@ from typing import Any
 import numpy as np
 
 from quire.backends.cuda.accelerator import Argument, Constant, DeviceArray, Launch
+from quire.backends.cuda.coded_launches import CodedArguments, coded_tiles, rounded_rows
+from quire.backends.cuda.kernels.variant import MOST_EXPERTS
 from quire.backends.cuda.kernels.variants import (
     MOST_CHOSEN,
-    MOST_EXPERTS,
     PRECISIONS,
     SORTED_BLOCK,
     grouped_tile,
     quantized_tile,
     row_block,
 )
-from quire.backends.cuda.launch_list import At, LaunchList, activation_name
-from quire.backends.cuda.products import FLOAT_TYPES, QUANTIZED, quantized_row, quantized_rows
+from quire.backends.cuda.launch_list import Arrays, At, LaunchList, activation_name
+from quire.backends.cuda.products import FLOAT_TYPES, QUANTIZED, quantized_rows, rounded_row
 from quire.backends.cuda.scratch import Part, carve, row_bytes
 from quire.backends.cuda.step_arrays import StepArrays
 from quire.backends.cuda.weights import spans_of
@@ -26,7 +27,6 @@ from quire.program import ops
 from quire.program.program import WeightSpec
 
 _ROUNDED, _PICKED, _SHARES, _ORDER, _GATED, _UP, _OUT = range(7)  # parts of scratch memory
-_Arrays = Callable[[StepArrays], tuple[DeviceArray, ...]]
 _Tile = Callable[[int], Mapping[str, Constant]]  # the constants for so many rows
 
 
@@ -55,10 +55,15 @@ def experts(op: ops.Experts, to: LaunchList) -> None:
     to.rounded = None  # scratch memory was written
 
 
-def pair_parts(op: ops.Experts) -> tuple[Part, ...]:
-    """Return what is kept of each token in scratch memory, quantized activations first."""
+def pair_parts(op: ops.Experts, formats: Mapping[str, str]) -> tuple[Part, ...]:
+    """Return what is kept of each token in scratch memory, quantized activations first.
+
+    `formats` are those of weights.
+    """
     (_, inner, hidden), chosen = op.experts.up.shape, op.routing.chosen
-    of_x, of_pairs = (row_bytes(quantized_row(width)) for width in (hidden, inner))
+    *before, down = (formats[matrix.name] for matrix in op.experts.matrices())
+    of_x = max(row_bytes(rounded_row(format, hidden)) for format in before)
+    of_pairs = row_bytes(rounded_row(down, inner))
     rounded = max(of_x * (chosen if op.routing.on_inputs else 1), of_pairs * chosen)
     integers, floats = np.dtype(np.int32), np.dtype(np.float32)
     inside = (chosen * inner, floats)
@@ -73,9 +78,10 @@ class _Pairs:
     """The pairs (token, expert) of an op: where their arrays are, and launches for them."""
 
     def __init__(self, op: ops.Experts, to: LaunchList) -> None:
-        self.op, self._to, self._parts = op, to, pair_parts(op)
+        formats = {name: weight.format for name, weight in to.weights.items()}
+        self.op, self._to, self._parts = op, to, pair_parts(op, formats)
         self._offsets = to.constant(np.zeros(op.num_experts + 1, np.int32))
-        self._quantized: tuple[At, bool, _Arrays] | None = None
+        self._quantized: tuple[At, object, Arrays] | None = None
 
     def tokens(self, step: StepArrays) -> int:
         return step.counts[self.op.x.count]
@@ -115,6 +121,10 @@ class _Pairs:
         number, outputs, inputs = matrix.shape
         how: dict[str, Constant] = {"BIAS": bias is not None}
         tile: _Tile = quantized_tile
+        if (form := weight.form) is not None:
+            coded = CodedArguments.of(weight, form, self._to.none)
+            self._multiply_coded(out, x, per_token, coded, matrix, bias)
+            return
         if weight.format in QUANTIZED:
             kernel, rows = "grouped_quantized_product", self._rounded(x, per_token, inputs, weight.format)
             size, how["KIND"] = spans_of(inputs), weight.format
@@ -137,6 +147,32 @@ class _Pairs:
             ),
             tile,
             how,
+        )
+
+    def _multiply_coded(
+        self,
+        out: int,
+        x: At,
+        per_token: int,
+        weight: CodedArguments,
+        matrix: WeightSpec,
+        bias: WeightSpec | None,
+    ) -> None:
+        """Record the same of a matrix of codes."""
+        own_bias, to, (number, outputs, inputs) = self._to.array(bias), self.at(out), matrix.shape
+        kind = weight.form.kind
+        if kind.is_float:
+            kernel, rows, size = "grouped_coded_float_product", _alone(x), inputs
+        else:
+            kernel, size = "grouped_coded_product", spans_of(inputs)
+            rows = self._coded_rows(x, per_token, inputs, weight)
+        rest = (outputs, size, number, per_token, *weight.numbers, int(bias is not None))
+        self._grouped(
+            kernel,
+            outputs,
+            lambda step: (to(step), *rows(step), *self.listed(step), *weight.arrays, own_bias, *rest),
+            coded_tiles(weight.form),
+            {},
         )
 
     def multiply_gated(self, out: int, x: At, per_token: int, activation: str) -> None:
@@ -176,7 +212,7 @@ class _Pairs:
 
         self._to.launches.append(launch)
 
-    def _rounded(self, x: At, per_token: int, width: int, format: str) -> _Arrays:
+    def _rounded(self, x: At, per_token: int, width: int, format: str) -> Arrays:
         """Record the quantization of x for matrices of a format, unless it was quantized for the last one."""
         block_scaled = format == "int8"
         if self._quantized is None or self._quantized[:2] != (x, block_scaled):
@@ -184,8 +220,15 @@ class _Pairs:
             self._quantized = (x, block_scaled, quantized_rows(self._to, x, rows, width, block_scaled))
         return self._quantized[2]
 
+    def _coded_rows(self, x: At, per_token: int, width: int, weight: CodedArguments) -> Arrays:
+        """Record the quantization of x for codes, unless it is there."""
+        if self._quantized is None or self._quantized[:2] != (x, weight.rounding):
+            rows = self.tokens if per_token == self.op.routing.chosen else self.count
+            self._quantized = (x, weight.rounding, rounded_rows(self._to, x, rows, width, weight))
+        return self._quantized[2]
 
-def _alone(x: At) -> _Arrays:
+
+def _alone(x: At) -> Arrays:
     return lambda step: (x(step),)
 
 

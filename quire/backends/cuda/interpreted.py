@@ -146,6 +146,8 @@ def _kernels() -> dict[str, Any]:
     """Return all kernels by name. They can be imported only after the interpreter."""
     from quire.backends.cuda.kernels import (
         attention,
+        coded,
+        coded_grouped,
         elementwise,
         embedding,
         experts,
@@ -162,7 +164,8 @@ def _kernels() -> dict[str, Any]:
     )
 
     modules = (
-        *(attention, elementwise, embedding, experts, grouped, norms, products, quantized),
+        *(attention, coded, coded_grouped, elementwise, embedding, experts, grouped, norms),
+        *(products, quantized),
         *(rope_and_kv, segments, logits, logprobs, sampling, steps),
     )
     return {name: thing for module in modules for name, thing in vars(module).items() if hasattr(thing, "fn")}

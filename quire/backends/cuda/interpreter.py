@@ -32,14 +32,14 @@ _TYPES = {
     "float8_e4m3fn": tl.float8e4nv,
     "int64": tl.int64,
     "int32": tl.int32,
+    "int16": tl.int16,
+    "uint16": tl.uint16,
     "int8": tl.int8,
     "uint32": tl.uint32,
     "uint8": tl.uint8,
 }
 _NUMBERS = {
     tl.int1: np.bool_,
-    tl.int16: np.int16,
-    tl.uint16: np.uint16,
     tl.uint64: np.uint64,
 } | {kind: np.dtype(name) for name, kind in _TYPES.items() if name not in ("bfloat16", "float8_e4m3fn")}
 _STORED = {tl.bfloat16: np.dtype(ml_dtypes.bfloat16), tl.float8e4nv: np.dtype(ml_dtypes.float8_e4m3fn)}

@@ -20,6 +20,7 @@ from quire.program.program import Count, Program, Value, WeightSpec
 Record = Callable[[StepArrays], Launch]
 Grid = tuple[int, int, int]
 At = Callable[[StepArrays], DeviceArray]  # where an array is in a step
+Arrays = Callable[[StepArrays], tuple[DeviceArray, ...]]  # the same of several
 
 _ACTIVATIONS = {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 
@@ -44,7 +45,7 @@ class LaunchList:
         self.segments = Segments(memory, block_size)
         self.none = memory.allocate(256).part(0, (1,), np.dtype(np.float32))  # for absent arguments
         # The value that was quantized last, how, and where it is in scratch memory.
-        self.rounded: tuple[int, bool, Callable[[StepArrays], tuple[DeviceArray, ...]]] | None = None
+        self.rounded: tuple[int, object, Callable[[StepArrays], tuple[DeviceArray, ...]]] | None = None
         self._buffer = plan.buffer
         self._memory = memory
 

@@ -12,11 +12,12 @@ import numpy as np
 from quire.backends.cuda.accelerator import Constant, DeviceArray, Memory
 from quire.backends.cuda.attention import attention, rotated_attention
 from quire.backends.cuda.caches import LayerCache
+from quire.backends.cuda.coded_launches import gather_coded
 from quire.backends.cuda.experts import experts, pair_parts
 from quire.backends.cuda.fused import prepared
 from quire.backends.cuda.kernels.variants import row_block
-from quire.backends.cuda.launch_list import Grid, LaunchList, Record, activation_name, padded_dim
-from quire.backends.cuda.products import gated_linear, linear, quantized_row
+from quire.backends.cuda.launch_list import At, Grid, LaunchList, Record, activation_name, padded_dim
+from quire.backends.cuda.products import gated_linear, linear, product_scratch_bytes
 from quire.backends.cuda.scratch import row_bytes
 from quire.backends.cuda.step_arrays import StepArrays, StepMemory, rotations_of
 from quire.backends.cuda.weights import DeviceWeight
@@ -45,6 +46,7 @@ class Lowered:
     launches: Sequence[Record]
     plan: BufferPlan
     output: int
+    scratch_row_bytes: int
 
 
 def lower(
@@ -60,25 +62,27 @@ def lower(
     recording = LaunchList(program, weights, caches, plan, block_size, memory)
     for op in program:
         record(op, recording)
-    return Lowered(program, recording.launches, plan, plan.buffer[program.output.index])
+    scratch = scratch_row_bytes(program, {name: weight.format for name, weight in weights.items()})
+    return Lowered(program, recording.launches, plan, plan.buffer[program.output.index], scratch)
 
 
 def step_memory(lowered: Lowered, memory: Memory) -> StepMemory:
     """Return the memory of the steps of a program."""
-    sizes = (*lowered.plan.sizes, ("T", scratch_row_bytes(lowered.program)))
+    sizes = (*lowered.plan.sizes, ("T", lowered.scratch_row_bytes))
     return StepMemory(memory, sizes, rotations_of(lowered.program))
 
 
-def scratch_row_bytes(program: Program) -> int:
-    """Return the bytes of scratch memory that a token may need at once."""
-    return max((_scratch_row_bytes(op) for op in program), default=0)
+def scratch_row_bytes(program: Program, formats: Mapping[str, str]) -> int:
+    """Return the bytes of scratch memory that a token may need at once, by the formats of weights."""
+    return max((_scratch_row_bytes(op, formats) for op in program), default=0)
 
 
-def _scratch_row_bytes(op: Op) -> int:
+def _scratch_row_bytes(op: Op, formats: Mapping[str, str]) -> int:
     if isinstance(op, ops.Experts):
-        return row_bytes(pair_parts(op))
-    widths = (spec.shape[-1] for spec in op.weights() if len(spec.shape) > 1)
-    return max((row_bytes(quantized_row(width)) for width in widths), default=0)
+        return row_bytes(pair_parts(op, formats))
+    if isinstance(op, ops.Linear | ops.GatedLinear):
+        return product_scratch_bytes(op, formats)
+    return 0
 
 
 # Embedding
@@ -89,6 +93,10 @@ def _(op: ops.Embed, to: LaunchList) -> None:
     by_position = isinstance(op, ops.PositionEmbed)
     out, weight = to.at(op.out), to.weights[op.table.name]
     count, width = op.table.shape
+    if (form := weight.form) is not None:
+        ids: At = (lambda step: step.positions) if by_position else (lambda step: step.token_ids)
+        gather_coded(weight, form, out, ids, lambda step: step.counts["T"], to)
+        return
     kernel = {"int8": "gather_int8_rows", "int4": "gather_int4_rows"}.get(weight.format, "gather_rows")
     block = row_block(width)
     to.add(

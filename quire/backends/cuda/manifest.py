@@ -25,6 +25,8 @@ _POINTERS = {
     "int64": "*i64",
     "int32": "*i32",
     "uint32": "*u32",
+    "int16": "*i16",
+    "uint16": "*u16",
     "int8": "*i8",
     "uint8": "*u8",
 }  # by NumPy type, as Triton writes them

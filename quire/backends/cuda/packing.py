@@ -5,14 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from quire.program.numerics import GROUP, SPAN
-from quire.quantize.coded import Coded
 from quire.quantize.integers import Int4, Int8
-
-_BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -22,8 +18,7 @@ class PackedIntegers:
     `values` are int8 [..., outputs, spans * 128], or of 4 bits uint8 [..., outputs, spans * 64]: of each 64
     inputs the first 32 in the low halves of 32 bytes, the others in the high ones, so that a group is a row
     of bytes with one shift. `scales` int8 [..., spans * 4, outputs] are by group, so that neighbouring
-    outputs are read together, of MXFP4 bfloat16 and half of what they are, as kernels have twice the numbers;
-    `channels` float32 [..., outputs], of MXFP4 ones.
+    outputs are read together; `channels` float32 [..., outputs].
     """
 
     values: np.ndarray
@@ -35,16 +30,12 @@ class PackedIntegers:
         return self.scales.shape[-2] * GROUP // SPAN
 
 
-def packed(weight: Int8 | Int4 | Coded) -> PackedIntegers:
-    """Return the same integers and scales in the layout of the kernels. Of Coded weights, MXFP4 has one."""
+def packed(weight: Int8 | Int4) -> PackedIntegers:
+    """Return the same integers and scales in the layout of the kernels."""
     *outer, inputs = weight.shape
     spans = -(-inputs // SPAN)
-    if isinstance(weight, Coded):
-        codes, zero, channels = weight.codes(), 0, np.ones(outer, np.float32)
-        own = (weight.scales.floats() * np.float32(0.5)).astype(_BF16)  # exact: powers of two
-    else:
-        codes, zero, channels, own = weight.integers(), weight.zero, weight.channel_scales, weight.scales
-    values = np.full((*outer, spans * SPAN), zero, codes.dtype)
+    codes, own = weight.integers(), weight.scales
+    values = np.full((*outer, spans * SPAN), weight.zero, codes.dtype)
     values[..., :inputs] = codes
     if not isinstance(weight, Int8):
         pairs = values.reshape(*outer, -1, 2, GROUP)
@@ -52,7 +43,7 @@ def packed(weight: Int8 | Int4 | Coded) -> PackedIntegers:
     scales = np.zeros((*outer, spans * SPAN // GROUP), own.dtype)
     scales[..., : own.shape[-1]] = own
     by_group = np.ascontiguousarray(scales.swapaxes(-1, -2))
-    return PackedIntegers(np.ascontiguousarray(values), by_group, np.ascontiguousarray(channels))
+    return PackedIntegers(np.ascontiguousarray(values), by_group, np.ascontiguousarray(weight.channel_scales))
 
 
 def packed_shapes(kind: str, shape: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]:
@@ -63,6 +54,6 @@ def packed_shapes(kind: str, shape: tuple[int, ...]) -> tuple[tuple[tuple[int, .
     row = spans * SPAN if eight else spans * SPAN // 2
     return (
         ((*outer, outputs, row), np.dtype(np.int8 if eight else np.uint8)),
-        ((*outer, spans * SPAN // GROUP, outputs), _BF16 if kind == "mxfp4" else np.dtype(np.int8)),
+        ((*outer, spans * SPAN // GROUP, outputs), np.dtype(np.int8)),
         ((*outer, outputs), np.dtype(np.float32)),
     )

@@ -1,26 +1,35 @@
-"""Products with weights as launches: floats as they are stored, int8 and int4 with quantized activations."""
+"""Products with weights as launches: floats as they are stored, integers with quantized activations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from quire.backends.cuda.accelerator import DeviceArray
+from quire.backends.cuda.coded_form import CodedForm
+from quire.backends.cuda.coded_launches import (
+    CodedArguments,
+    coded_linear,
+    coded_row,
+    coded_tiles,
+    rounded_rows,
+)
 from quire.backends.cuda.kernels.variants import (
     INTEGERS,
     PRECISIONS,
     gated_tile,
     product_tile,
     quantized_tile,
+    row_block,
 )
-from quire.backends.cuda.launch_list import At, LaunchList, activation_name
-from quire.backends.cuda.scratch import Part, carve
+from quire.backends.cuda.launch_list import Arrays, At, LaunchList, activation_name
+from quire.backends.cuda.scratch import Part, carve, row_bytes
 from quire.backends.cuda.step_arrays import StepArrays
 from quire.backends.cuda.weights import DeviceWeight, spans_of
 from quire.program import ops
 from quire.program.numerics import GROUP, SPAN
-from quire.program.program import Value
+from quire.program.program import Op, Value, WeightSpec
 
 FLOAT_TYPES = {"bf16": "bf16", "f16": "fp16", "f32": "fp32"}  # of float weights, as Triton calls them
 QUANTIZED = tuple(INTEGERS)
@@ -29,19 +38,35 @@ _INT8, _FLOAT32 = np.dtype(np.int8), np.dtype(np.float32)
 
 def linear(op: ops.Linear, to: LaunchList) -> None:
     """Record the product of a value and a weight."""
-    weight, count, (outputs, inputs) = to.weights[op.weight.name], op.x.count, op.weight.shape
-    out, bias, how = to.at(op.out), to.array(op.bias), {"BIAS": op.bias is not None}
-    if weight.format in QUANTIZED:
-        x = _rounded(op.x, weight, to)
+    _product(op.x, op.weight, op.bias, to.at(op.out), to)
+
+
+def _product(x: Value, spec: WeightSpec, bias: WeightSpec | None, out: At, to: LaunchList) -> None:
+    """Record the product of a value and a weight, written to `out`."""
+    weight, count, (outputs, inputs) = to.weights[spec.name], x.count, spec.shape
+    own_bias, how = to.array(bias), {"BIAS": bias is not None}
+    if (form := weight.form) is not None:
+        coded = CodedArguments.of(weight, form, to.none)
+        rows = _alone(to.at(x)) if form.kind.is_float else _coded_rows(x, coded, to)
+        kernel, args = coded_linear(coded, spec.shape, rows, None if bias is None else own_bias, to)
+        to.add_product(
+            kernel,
+            count,
+            outputs,
+            lambda step: (out(step), *args(step, step.counts[count])),
+            coded_tiles(form),
+        )
+    elif weight.format in QUANTIZED:
+        rows = _rounded(x, weight, to)
         to.add_product(
             "quantized_product",
             count,
             outputs,
             lambda step: (
                 out(step),
-                *x(step),
+                *rows(step),
                 *weight.arrays,
-                bias,
+                own_bias,
                 step.counts[count],
                 outputs,
                 spans_of(inputs),
@@ -51,7 +76,7 @@ def linear(op: ops.Linear, to: LaunchList) -> None:
             **how,
         )
     else:
-        of, kind = to.at(op.x), FLOAT_TYPES[weight.format]
+        of, kind = to.at(x), FLOAT_TYPES[weight.format]
         to.add_product(
             "product",
             count,
@@ -60,7 +85,7 @@ def linear(op: ops.Linear, to: LaunchList) -> None:
                 out(step),
                 of(step),
                 *weight.arrays,
-                bias,
+                own_bias,
                 step.counts[count],
                 outputs,
                 inputs,
@@ -72,7 +97,10 @@ def linear(op: ops.Linear, to: LaunchList) -> None:
 
 
 def gated_linear(op: ops.GatedLinear, to: LaunchList) -> None:
-    """Record the product of a value and two weights of one format, of which one gates the other."""
+    """Record the product of a value and two weights, of which one gates the other."""
+    if not are_fused(to.weights[op.gate.name].format, to.weights[op.up.name].format):
+        _gated_apart(op, to)
+        return
     gate, up, count = to.weights[op.gate.name], to.weights[op.up.name], op.x.count
     out, (outputs, inputs), name = to.at(op.out), op.gate.shape, activation_name(op.activation)
     if gate.format in QUANTIZED:
@@ -113,6 +141,65 @@ def gated_linear(op: ops.GatedLinear, to: LaunchList) -> None:
             ACTIVATION=name,
             PRECISION=PRECISIONS[kind],
         )
+
+
+def are_fused(gate: str, up: str) -> bool:
+    """Return whether there is a kernel for the product with gates and others in these formats."""
+    return gate == up and CodedForm.of_format(gate) is None
+
+
+def _gated_apart(op: ops.GatedLinear, to: LaunchList) -> None:
+    """Record two products, of which the first is written to scratch memory, and the activation."""
+    out, width, count = to.at(op.out), op.out.width, op.x.count
+    rounded = max(_rounded_bytes(to.weights[spec.name].format, op.x.width) for spec in (op.gate, op.up))
+    parts: tuple[Part, ...] = ((rounded, _INT8), (width, _FLOAT32))
+
+    def gate(step: StepArrays) -> DeviceArray:
+        return carve(step.scratch, step.counts[count], parts)[1]
+
+    _product(op.x, op.gate, None, gate, to)
+    _product(op.x, op.up, None, out, to)
+    block = row_block(width)
+    to.add(
+        "gated_activation",
+        lambda step: (step.counts[count], -(-width // block), 1),
+        lambda step: (out(step), gate(step), out(step), width, width, 0.0),
+        ACTIVATION=activation_name(op.activation),
+        BLOCK=block,
+    )
+
+
+def product_scratch_bytes(op: Op, formats: Mapping[str, str]) -> int:
+    """Return the bytes of scratch memory that products of a row take, by the formats of weights."""
+    matrices = [spec for spec in op.weights() if len(spec.shape) > 1]
+    rounded = max((_rounded_bytes(formats[spec.name], spec.shape[-1]) for spec in matrices), default=0)
+    if isinstance(op, ops.GatedLinear) and not are_fused(formats[op.gate.name], formats[op.up.name]):
+        rounded += row_bytes([(op.out.width, _FLOAT32)])
+    return rounded
+
+
+def rounded_row(format: str, width: int) -> tuple[Part, ...]:
+    """Return what is kept of a row of activations for a weight in a format: nothing for floats."""
+    if (form := CodedForm.of_format(format)) is not None:
+        return coded_row(form, width)
+    return quantized_row(width) if format in QUANTIZED else ()
+
+
+def _rounded_bytes(format: str, width: int) -> int:
+    return row_bytes(rounded_row(format, width))
+
+
+def _alone(x: At) -> Arrays:
+    return lambda step: (x(step),)
+
+
+def _coded_rows(x: Value, weight: CodedArguments, to: LaunchList) -> Arrays:
+    """Record the quantization of a value for codes, unless it is there already; return where it lies."""
+    count, how = x.count, weight.rounding
+    if to.rounded is None or to.rounded[:2] != (x.index, how):
+        parts = rounded_rows(to, to.at(x), lambda step: step.counts[count], x.width, weight)
+        to.rounded = (x.index, how, parts)
+    return to.rounded[2]
 
 
 def quantized_rows(

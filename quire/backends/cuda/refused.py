@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quire.backends.cuda.kernels.variants import MOST_CHOSEN, MOST_EXPERTS, MULTIPLE
+from quire.backends.cuda.coded_form import coded_form
+from quire.backends.cuda.kernels.variant import MOST_EXPERTS
+from quire.backends.cuda.kernels.variants import MOST_CHOSEN, MULTIPLE
 from quire.backends.cuda.lower import is_lowered
 from quire.errors import ConfigError
 from quire.program import ops
@@ -42,9 +44,6 @@ def require_kernels(program: Program, storage: Mapping[str, Storage]) -> None:
             raise ConfigError(f"the cuda backend has no kernels for {use}", hint)
         if not is_lowered(op):
             raise ConfigError(f"the cuda backend has no kernel for {type(op).__name__}", _ON_CPU)
-        if isinstance(op, ops.GatedLinear) and storage[op.gate.name].kind != storage[op.up.name].kind:
-            kinds = f"{storage[op.gate.name]} and {storage[op.up.name]}"
-            raise ConfigError(f"the cuda backend has no kernel for gates of two kinds, {kinds}", _ON_CPU)
         if isinstance(op, ops.Experts):
             _require_experts(op)
         if isinstance(op, ops.Linear) and op.adapted:
@@ -53,6 +52,7 @@ def require_kernels(program: Program, storage: Mapping[str, Storage]) -> None:
             )
     for op in program:
         _require_multiples(op, storage)
+        _require_in_order(op, storage)
     if others := {value.dtype for op in program for value in op.outputs()} - {"float32"}:
         raise ConfigError(f"the cuda backend computes in float32, and this model has {min(others)}", _ON_CPU)
 
@@ -63,7 +63,8 @@ def _require_multiples(op: Op, storage: Mapping[str, Storage]) -> None:
     if isinstance(op, ops.Linear | ops.GatedLinear | ops.Experts):
         matrices = op.experts.matrices() if isinstance(op, ops.Experts) else op.weights()
         for spec in matrices:
-            if len(spec.shape) > 1 and storage[spec.name].kind in DTYPES:
+            form = coded_form(kept := storage[spec.name])
+            if len(spec.shape) > 1 and (kept.kind in DTYPES or (form and form.kind.is_float)):
                 sizes[f"{spec.name} has {spec.shape[-1]} inputs"] = spec.shape[-1]
     elif isinstance(op, ops.Attention | ops.Rotary):
         values = (op.k, op.v) if isinstance(op, ops.Attention) else (op.x,)
@@ -72,6 +73,17 @@ def _require_multiples(op: Op, storage: Mapping[str, Storage]) -> None:
         if size % MULTIPLE:
             problem = f"the cuda backend has no kernels for sizes that are no multiples of {MULTIPLE}: {what}"
             raise ConfigError(problem, _ON_CPU)
+
+
+def _require_in_order(op: Op, storage: Mapping[str, Storage]) -> None:
+    """Raise ConfigError for inputs in another order where kernels take them as they are."""
+    if isinstance(op, ops.Embed | ops.Experts):
+        for spec in op.weights():
+            form = coded_form(storage[spec.name])
+            if form is not None and form.ordered:
+                what = "tables of embeddings" if isinstance(op, ops.Embed) else "experts"
+                problem = f"the cuda backend has no kernels for {what} whose inputs are in another order"
+                raise ConfigError(problem, _ON_CPU)
 
 
 def _require_experts(op: ops.Experts) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self
 
@@ -54,6 +55,16 @@ class UploadRing:
             buffer = self._take()
             filled = self._pool.submit(np.copyto, buffer.bytes[: len(piece)], piece)
             self._filling.append((filled, buffer, place))
+
+    def fill(self, array: DeviceArray, make: Callable[[], np.ndarray]) -> None:
+        """Replace the bytes of an array, which fit in a buffer, by those that `make` returns, in a thread."""
+        buffer = self._take()
+
+        def fill() -> None:
+            made = np.ascontiguousarray(make()).reshape(-1).view(np.uint8)
+            np.copyto(buffer.bytes[: array.num_bytes], made)
+
+        self._filling.append((self._pool.submit(fill), buffer, array))
 
     def _take(self) -> HostBuffer:
         """Return a buffer that nothing reads or writes any more."""

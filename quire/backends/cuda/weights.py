@@ -9,6 +9,8 @@ from math import prod
 import numpy as np
 
 from quire.backends.cuda.accelerator import Accelerator, DeviceArray
+from quire.backends.cuda.coded_form import CodedForm, coded_form
+from quire.backends.cuda.coded_packing import pieces
 from quire.backends.cuda.kernels.variants import INTEGERS
 from quire.backends.cuda.packing import packed, packed_shapes
 from quire.backends.cuda.uploads import UploadRing
@@ -23,30 +25,41 @@ from quire.weights.plan import Layout, WeightPlace, WeightPlan
 
 ALIGNMENT = 256  # bytes; what tensor cores and wide loads ask for
 VECTOR = "vector"  # the format of weights that multiply nothing as matrices: float32
-SUPPORTED = (*DTYPES, *INTEGERS)  # formats of matrices that kernels multiply
+SUPPORTED = (*DTYPES, *INTEGERS)  # formats of matrices that kernels multiply, besides those of CodedForm
 _Part = tuple[tuple[int, ...], np.dtype[np.generic]]  # shape and type of an array
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceWeight:
-    """A weight on an accelerator: `format` is a name in SUPPORTED, or "vector".
+    """A weight on an accelerator: `format` is a name in SUPPORTED, "vector", or that of a CodedForm.
 
     `arrays` of floats are one, [..., out, in]; of integers those of quire.backends.cuda.packing: values,
-    block scales and channel scales.
+    block scales and channel scales; of codes of other formats those of CodedForm.parts.
     """
 
     format: str
     shape: tuple[int, ...]
     arrays: tuple[DeviceArray, ...]
 
+    @property
+    def form(self) -> CodedForm | None:
+        """The form of codes of another format, None for other weights."""
+        return CodedForm.of_format(self.format)
+
 
 def plan_layout(program: Program, storage: Mapping[str, Storage]) -> Layout:
     """Lay out the weights of a program, each with its arrays one after the other."""
     vectors, parts = _vectors(program), []
     for name, spec in program.weights().items():
-        kind = VECTOR if name in vectors else storage[name].kind
+        kind = VECTOR if name in vectors else format_of(storage[name])
         parts.append(WeightPlace(name, kind, spec.shape, 0, sum(map(_aligned, _parts(kind, spec.shape)))))
     return Layout.of(parts, ALIGNMENT)
+
+
+def format_of(storage: Storage) -> str:
+    """Return the format of matrices in a storage kind."""
+    form = coded_form(storage)
+    return storage.kind if form is None else form.format
 
 
 def _vectors(program: Program) -> set[str]:
@@ -75,7 +88,7 @@ def upload(
         for place in plan.layout.parts:
             name = place.name
             one = replace(plan, specs={name: plan.specs[name]})
-            found[name] = _put(load(one, None, num_threads)[name], place, memory, ring.put)
+            found[name] = _put(load(one, None, num_threads)[name], place, memory, ring.put, ring.fill)
             done += sizes[name]
             if progress is not None:
                 progress(done, sum(sizes.values()))
@@ -88,7 +101,11 @@ def place_weights(
     """Copy loaded weights, few of them, to an accelerator."""
     layout = plan_layout(program, {name: weight.storage for name, weight in weights.items()})
     memory = accelerator.allocate(max(layout.nbytes, 1))
-    return {p.name: _put(weights[p.name], p, memory, accelerator.write) for p in layout.parts}
+
+    def fill(array: DeviceArray, make: Callable[[], np.ndarray]) -> None:
+        accelerator.write(array, make().view(array.dtype))
+
+    return {p.name: _put(weights[p.name], p, memory, accelerator.write, fill) for p in layout.parts}
 
 
 def weight_at(place: WeightPlace, memory: DeviceArray) -> DeviceWeight:
@@ -105,8 +122,17 @@ def _put(
     place: WeightPlace,
     memory: DeviceArray,
     write: Callable[[DeviceArray, np.ndarray], None],
+    fill: Callable[[DeviceArray, Callable[[], np.ndarray]], None],
 ) -> DeviceWeight:
+    """Write a weight to its place: `write` takes arrays, `fill` functions that return them, for pieces."""
     found = weight_at(place, memory)
+    if (form := found.form) is not None:
+        if not isinstance(weight, Coded):
+            raise TypeError(f"{place.name} was planned as codes")
+        arrays = dict(zip(form.parts(place.shape), found.arrays, strict=True))
+        for piece in pieces(weight, form):
+            fill(arrays[piece.array].part(piece.first, (piece.num_bytes,), np.dtype(np.uint8)), piece.make)
+        return found
     for array, values in zip(found.arrays, _values(weight, place.format), strict=True):
         write(array, values)
     return found
@@ -114,7 +140,7 @@ def _put(
 
 def _values(weight: StoredWeight, format: str) -> tuple[Array, ...]:
     """Return the arrays of a weight."""
-    if isinstance(weight, Int8 | Int4 | Coded):
+    if isinstance(weight, Int8 | Int4):
         parts = packed(weight)
         return parts.values, parts.scales, parts.channels
     floats = weight.floats()
@@ -127,6 +153,8 @@ def _parts(format: str, shape: tuple[int, ...]) -> list[_Part]:
         return [(shape, np.dtype(np.float32))]
     if format in DTYPES:
         return [(shape, DTYPES[format])]
+    if (form := CodedForm.of_format(format)) is not None:
+        return list(form.parts(shape).values())
     return list(packed_shapes(format, shape))
 
 

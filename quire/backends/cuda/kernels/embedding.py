@@ -4,6 +4,14 @@
 import triton
 import triton.language as tl
 
+from quire.backends.cuda.kernels.coded_parts import (
+    floats_of,
+    integers_of,
+    numbers_of,
+    plane_bytes,
+    plane_code,
+)
+
 
 @triton.jit
 def gather_rows(out, rows, table, count, width, BLOCK: tl.constexpr):
@@ -56,3 +64,56 @@ def gather_int4_rows(out, rows, values, scales, channels, count, width, BLOCK: t
     q = ((byte >> (column % 64 // 32 * 4)) & 15) - 8
     wide = _scaled(q, scales, channels, row, column, inside, count)
     tl.store(out + token.to(tl.int64) * width + column, wide, mask=inside)
+
+
+@triton.jit
+def gather_coded_rows(
+    out,
+    rows,
+    low,
+    high,
+    scales,
+    scale_codes,
+    minimums,
+    minimum_codes,
+    table,
+    count,
+    width,
+    group,
+    block,
+    brain,
+    offset,
+    BITS: tl.constexpr,
+    TABLE: tl.constexpr,
+    SCALES: tl.constexpr,
+    SHIFT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """out[t] = row rows[t] of a weight of another format, in the order of Coded.dense (see coded_parts)."""
+    LOW: tl.constexpr = 8 if BITS == 8 else (4 if BITS >= 4 else 2)
+    token, spans = tl.program_id(0), tl.cdiv(width, 128)
+    row = tl.load(rows + token)
+    row = tl.where((row >= 0) & (row < count), row, 0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    code = plane_code(low + row * plane_bytes(spans, LOW), column, inside, LOW)
+    if BITS > LOW:
+        above = plane_code(high + row * plane_bytes(spans, BITS - LOW), column, inside, BITS - LOW)
+        code = code | (above << LOW)
+    if TABLE == "e4m3" or TABLE == "e5m2" or TABLE == "floats":
+        number = floats_of(code, table, TABLE)
+    elif BITS == 8:
+        number = code.to(tl.int8, bitcast=True).to(tl.float32) - offset.to(tl.float32)
+    else:
+        number = integers_of(code, offset, BITS, TABLE).to(tl.float32)
+    if TABLE == "fp4":  # they were doubled, and 0 has a sign
+        number = tl.where(code > 7, tl.abs(number) * -0.5, number * 0.5)
+    how = (group, block, brain)
+    scale = numbers_of(scales, scale_codes, column, row, inside, count, how, "", SCALES)
+    if SHIFT == "zeros":
+        zeros = tl.load(minimums + (column // group).to(tl.int64) * count + row, mask=inside, other=0)
+        number = number - zeros.to(tl.float32)
+    value = scale * number
+    if SHIFT == "minimums":
+        value += numbers_of(minimums, minimum_codes, column, row, inside, count, how, "", SCALES)
+    tl.store(out + token.to(tl.int64) * width + column, value, mask=inside)

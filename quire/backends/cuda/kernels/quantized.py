@@ -1,10 +1,9 @@
-"""Products with Int8, Int4 and MXFP4 weights: activations rounded by rows, integer products, bit for bit.
+"""Products with Int8 and Int4 weights: activations rounded by rows, integer products, bit for bit.
 
 As quire.program.numerics defines them: a group is 32 inputs of an output with an 8-bit block scale, a span
 128 inputs of a row of activations with a float32 scale. Sums within a span are exact integers below 2^31;
-spans are added in order, each with one rounding (fma). Of MXFP4 groups have float scales, and are added in
-order within a span, each with one rounding (quire.quantize.coded_product). So every result equals the NumPy
-reference bit for bit, whatever the tile. Inputs are padded to whole spans (quire.backends.cuda.packing).
+spans are added in order, each with one rounding (fma). So every result equals the NumPy reference bit for
+bit, whatever the tile. Inputs are padded to whole spans (quire.backends.cuda.packing).
 """
 
 # mypy: ignore-errors
@@ -121,41 +120,6 @@ def _int4_rows(
 
 
 @triton.jit
-def _fp4_times_two(code):
-    """Return twice the number that a code of MXFP4 means, an integer: magnitudes are in 32 bits, 4 each."""
-    twice = (tl.full(code.shape, 0xC8643210, tl.uint32) >> ((code & 7) * 4).to(tl.uint32)) & 15
-    return tl.where(code > 7, -twice.to(tl.int32), twice.to(tl.int32)).to(tl.int8)
-
-
-@triton.jit
-def _mxfp4_rows(
-    x, x_scales, packed, group_scales, m, n, m_in, n_in, outputs, spans, BM: tl.constexpr, BN: tl.constexpr
-):
-    """Return the same of an MXFP4 weight, packed as Int4; group_scales [groups, outputs] are half its
-    scales.
-    """
-    k = tl.arange(0, GROUP)
-    acc = tl.zeros((BM, BN), tl.float32)
-    x_row, w_row = m[:, None].to(tl.int64) * (spans * SPAN), n[:, None].to(tl.int64) * (spans * SPAN // 2)
-    for span in range(spans):
-        total = tl.zeros((BM, BN), tl.float32)
-        for pair in tl.static_range(GROUPS // 2):
-            group = span * GROUPS + 2 * pair
-            byte = tl.load(packed + w_row + group * (GROUP // 2) + k[None, :], mask=n_in[:, None], other=0)
-            scales_at = group_scales + group.to(tl.int64) * outputs + n
-            for half in tl.static_range(2):
-                at = (group + half) * GROUP + k[None, :]
-                a = tl.load(x + x_row + at, mask=m_in[:, None], other=0)
-                w = _fp4_times_two((byte >> (4 * half)) & 15)
-                scale = tl.load(scales_at + half * outputs, mask=n_in, other=0.0).to(tl.float32)
-                dots = tl.dot(a, tl.trans(w), out_dtype=tl.int32).to(tl.float32)
-                total = tl.fma(dots, tl.broadcast_to(scale[None, :], (BM, BN)), total)
-        scale = tl.load(x_scales + m * spans + span, mask=m_in, other=0.0)
-        acc = tl.fma(total, tl.broadcast_to(scale[:, None], (BM, BN)), acc)
-    return acc
-
-
-@triton.jit
 def _rows_of(
     x,
     x_blocks,
@@ -173,11 +137,9 @@ def _rows_of(
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
-    """Return rows m of the product with outputs n of a weight of a kind: "int8", "int4" or "mxfp4"."""
+    """Return rows m of the product with outputs n of a weight of a kind: "int8" or "int4"."""
     if KIND == "int4":
         acc = _int4_rows(x, x_scales, weight, block_scales, m, n, m_in, n_in, outputs, spans, BM, BN)
-    elif KIND == "mxfp4":
-        acc = _mxfp4_rows(x, x_scales, weight, block_scales, m, n, m_in, n_in, outputs, spans, BM, BN)
     else:
         acc = _int8_rows(
             x, x_blocks, x_scales, weight, block_scales, m, n, m_in, n_in, outputs, spans, BM, BN
@@ -206,8 +168,8 @@ def quantized_product(
     """out [rows, outputs] = quantized x times a weight transposed (+ bias).
 
     x, x_blocks and x_scales are those of quantize_rows. weight int8 [outputs, spans * 128], or of 4 bits
-    uint8 [outputs, spans * 64]; block_scales [spans * 4, outputs], int8 or of MXFP4 bfloat16; channels
-    float32 [outputs] (packing.packed). Grid (outputs / BLOCK_N, rows / BLOCK_M). 2 * rows * outputs * inputs
+    uint8 [outputs, spans * 64]; block_scales int8 [spans * 4, outputs]; channels float32 [outputs]
+    (packing.packed). Grid (outputs / BLOCK_N, rows / BLOCK_M). 2 * rows * outputs * inputs
     integer operations on tensor cores and 4 for each dot of a group; reads the weight once for BLOCK_M rows.
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)

@@ -7,13 +7,10 @@ two, formats, and names of activations.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
-from quire.backends.cuda.manifest import variant_key
-
-Constants = dict[str, Any]
+from quire.backends.cuda.kernels.coded_variants import coded_variants
+from quire.backends.cuda.kernels.variant import LARGE, MOST_EXPERTS, SMALL, Constants, Variant, types_of
 
 TARGETS = (80, 89, 90, 100, 120)
 # Integers that every launch has as multiples of 16, so that rows of weights and of caches are read 16 bytes
@@ -23,36 +20,14 @@ ALIGNED, MULTIPLE = frozenset({"inputs", "dim", "value_dim"}), 16
 FLOATS = ("bf16", "fp16", "fp32")
 PRECISIONS = {"bf16": "stored", "fp16": "tf32", "fp32": "ieee"}  # of products, by the format of weights
 CACHES = {"bf16": "bf16", "i8": "bf16", "fp16": "tf32", "fp32": "ieee"}  # of attention, by that of the cache
-INTEGERS = {"int8": ("i8", "i8"), "int4": ("u8", "i8"), "mxfp4": ("u8", "bf16")}  # weights, scales of groups
+INTEGERS = {"int8": ("i8", "i8"), "int4": ("u8", "i8")}  # weights, scales of groups
 DIMS = (64, 128, 256)
 ROW_BLOCKS = (128, 1024)
-MOST_EXPERTS, MOST_CHOSEN = 512, 32  # of a layer, and of a token; powers of two
+MOST_CHOSEN = 32  # experts of a token, a power of two
 SORTED_BLOCK = 512  # pairs of token and expert that are sorted at once
 LISTED_TOKENS = 256  # of a step whose segments of contexts are listed, at most
 SAMPLING_BLOCK, LIST_BLOCK = 1024, 128  # of kernels over the vocabulary, and over lists
 MOST_LISTED = 32  # of the most likely tokens that a position lists, a power of two
-SMALL, LARGE = "small", "large"  # steps: of at most 16 rows for each weight, and more
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A kernel to be compiled. `types` are those of its arguments in order, as Triton writes them.
-
-    `tensor_cores` says that its products are large enough for the target's instructions of a whole warp
-    group.
-    """
-
-    kernel: str
-    types: dict[str, str]
-    constants: Constants
-    warps: int = 4
-    stages: int = 3
-    tensor_cores: str = ""  # "float" or "integer"
-
-    @property
-    def key(self) -> str:
-        """The name of the compiled kernel."""
-        return variant_key(self.kernel, list(self.types.values()), self.constants)
 
 
 def row_block(width: int) -> int:
@@ -102,12 +77,12 @@ def most_stack_bytes(variant: Variant, target: str) -> int:
     """Return the budget of what does not fit the registers of a thread; heads of 256 need most.
 
     sm_100 has no instruction of a group of warps for integers: both operands of large tiles take registers.
-    Those of MXFP4 have sums of floats beside their integers.
+    Weights of other formats have sums of floats beside their integers.
     """
     if variant.kernel.startswith("attend"):
         return 640
-    large = variant.tensor_cores == "integer" and (target == "sm_100" or variant.constants["KIND"] == "mxfp4")
-    return 224 if large else 128
+    large = variant.tensor_cores == "integer" and (target == "sm_100" or "TABLE" in variant.constants)
+    return 320 if large else 128
 
 
 def variants() -> Iterator[Variant]:
@@ -120,6 +95,7 @@ def variants() -> Iterator[Variant]:
     yield from _attention()
     yield from _sampling()
     yield from _experts()
+    yield from coded_variants()
 
 
 # Tiles, warps and stages. All tiles of a format have one BLOCK_K.
@@ -138,11 +114,6 @@ _QUANTIZED_TILES: dict[str, tuple[Constants, int, int]] = {
 _GATES = ("silu", "gelu_tanh")
 
 
-def _types(text: str, **formats: str) -> dict[str, str]:
-    """Return types by argument, written as "out:*fp32 rows:i32", with formats in braces."""
-    return dict(pair.split(":") for pair in text.format(**formats).split())
-
-
 def _rows() -> Iterator[Variant]:
     gather = "out:*fp32 rows:*i32 table:*{table} count:i32 width:i32"
     packed = "out:*fp32 rows:*i32 values:*{values} scales:*i8 channels:*fp32 count:i32 width:i32"
@@ -150,15 +121,15 @@ def _rows() -> Iterator[Variant]:
     for block in ROW_BLOCKS:
         how: Constants = {"BLOCK": block}
         for table in FLOATS:
-            yield Variant("gather_rows", _types(gather, table=table), how)
-        yield Variant("gather_int8_rows", _types(packed, values="i8"), how)
-        yield Variant("gather_int4_rows", _types(packed, values="u8"), how)
+            yield Variant("gather_rows", types_of(gather, table=table), how)
+        yield Variant("gather_int8_rows", types_of(packed, values="i8"), how)
+        yield Variant("gather_int4_rows", types_of(packed, values="u8"), how)
         for add, weight in ((False, True), (True, True), (False, False)):
             own = how | {"ADD": add, "WEIGHT": weight}
-            yield Variant("rms_norm", _types(f"{norm} width:i32 eps:fp32 offset:fp32"), own)
+            yield Variant("rms_norm", types_of(f"{norm} width:i32 eps:fp32 offset:fp32"), own)
         for add, bias in product((False, True), repeat=2):
             own = how | {"ADD": add, "WEIGHT": True, "BIAS": bias}
-            yield Variant("layer_norm", _types(f"{norm} bias:*fp32 width:i32 eps:fp32"), own)
+            yield Variant("layer_norm", types_of(f"{norm} bias:*fp32 width:i32 eps:fp32"), own)
 
 
 def _elementwise() -> Iterator[Variant]:
@@ -178,11 +149,11 @@ def _elementwise() -> Iterator[Variant]:
     names = ("silu", "gelu_tanh", "gelu", "relu", "relu2", "sigmoid", "tanh")
     for block in ROW_BLOCKS:
         for kernel, args in kernels.items():
-            yield Variant(kernel, _types(f"out:*fp32 {args}"), {"BLOCK": block})
+            yield Variant(kernel, types_of(f"out:*fp32 {args}"), {"BLOCK": block})
         for (kernel, args), name in product(activated.items(), names):
-            yield Variant(kernel, _types(f"out:*fp32 {args}"), {"BLOCK": block, "ACTIVATION": name})
+            yield Variant(kernel, types_of(f"out:*fp32 {args}"), {"BLOCK": block, "ACTIVATION": name})
         limited: Constants = {"BLOCK": block, "ACTIVATION": "limited"}
-        yield Variant("gated_activation", _types(f"out:*fp32 {activated['gated_activation']}"), limited)
+        yield Variant("gated_activation", types_of(f"out:*fp32 {activated['gated_activation']}"), limited)
 
 
 def _products() -> Iterator[Variant]:
@@ -194,18 +165,18 @@ def _products() -> Iterator[Variant]:
         how = {"PRECISION": PRECISIONS[weight]} | tile
         for bias in (False, True):
             own = how | {"BIAS": bias}
-            yield Variant("product", _types(plain, w=weight), own, warps, stages, cores)
+            yield Variant("product", types_of(plain, w=weight), own, warps, stages, cores)
         how |= gated_tile(1 if size == SMALL else 17, weight)
         for name in _GATES:
             yield Variant(
-                "gated_product", _types(gated, w=weight), how | {"ACTIVATION": name}, warps, stages, cores
+                "gated_product", types_of(gated, w=weight), how | {"ACTIVATION": name}, warps, stages, cores
             )
 
 
 def _quantized() -> Iterator[Variant]:
     quantized = "q:*i8 block_scales:*i8 scales:*fp32 x:*fp32 width:i32"
     for scaled in (False, True):
-        yield Variant("quantize_rows", _types(quantized), {"BLOCK_SCALED": scaled}, warps=1)
+        yield Variant("quantize_rows", types_of(quantized), {"BLOCK_SCALED": scaled}, warps=1)
     head, sizes = (
         "out:*fp32 x:*i8 x_blocks:*i8 x_scales:*fp32",
         "rows:i32 outputs:i32 spans:i32",
@@ -217,9 +188,9 @@ def _quantized() -> Iterator[Variant]:
         cores, (weight, scales) = "integer" if size == LARGE else "", INTEGERS[kind]
         for bias in (False, True):
             own = tile | {"KIND": kind, "BIAS": bias}
-            yield Variant("quantized_product", _types(plain, w=weight, s=scales), own, warps, stages, cores)
+            yield Variant("quantized_product", types_of(plain, w=weight, s=scales), own, warps, stages, cores)
         for name in _GATES:
-            own, types = tile | {"KIND": kind, "ACTIVATION": name}, _types(gated, w=weight, s=scales)
+            own, types = tile | {"KIND": kind, "ACTIVATION": name}, types_of(gated, w=weight, s=scales)
             yield Variant("quantized_gated_product", types, own, warps, stages, cores)
 
 
@@ -230,14 +201,14 @@ def _rope_and_kv() -> Iterator[Variant]:
     write = f"{cache} k:*fp32 v:*fp32 {where} groups:i32 dim:i32 value_dim:i32 block_size:i32"
     for dim in DIMS:
         for rope in ("halves", "interleaved"):
-            yield Variant("rotary", _types(rotary), {"ROPE": rope, "DIM": dim}, warps=1)
+            yield Variant("rotary", types_of(rotary), {"ROPE": rope, "DIM": dim}, warps=1)
         for kv in CACHES:
             written = {"DIM": dim, "VALUE_DIM": dim, "SCALED": kv == "i8"}
-            yield Variant("write_kv", _types(write, kv=kv), written, warps=1)
+            yield Variant("write_kv", types_of(write, kv=kv), written, warps=1)
     inputs = "q:*fp32 k:*fp32 v:*fp32 q_weight:*fp32 k_weight:*fp32 cos:*fp32 sin:*fp32"
     sizes = "heads:i32 groups:i32 dim:i32 value_dim:i32 rotated:i32 block_size:i32 eps:fp32 offset:fp32"
     for kv, dim, norm in product(CACHES, DIMS, (False, True)):
-        types = _types(f"q_out:*fp32 {cache} {inputs} {where} {sizes}", kv=kv)
+        types = types_of(f"q_out:*fp32 {cache} {inputs} {where} {sizes}", kv=kv)
         own: Constants = {"NORM": norm, "ROPE": "halves", "DIM": dim, "VALUE_DIM": dim, "SCALED": kv == "i8"}
         yield Variant("rope_and_kv", types, own, warps=1)
 
@@ -261,17 +232,17 @@ def _attention() -> Iterator[Variant]:
         for cap, block in product(caps, sorted({attention_rows(decode, kv) for decode in (False, True)})):
             own = how | {"CAP": cap, "BLOCK_M": block}
             warps = 4 if block == 16 or dim < 256 else 8
-            yield Variant("attend", _types(whole, kv=kv), own, warps, 2)
+            yield Variant("attend", types_of(whole, kv=kv), own, warps, 2)
         if precision == "bf16":
             own = how | {"CAP": False, "BLOCK_M": 16}
-            yield Variant("attend_segments", _types(segment, kv=kv), own, 4, 2)
+            yield Variant("attend_segments", types_of(segment, kv=kv), own, 4, 2)
     listed = "items:*i32 firsts:*i32 positions:*i32 tokens:i32 window:i32 chunked:i32"
-    yield Variant("list_segments", _types(listed), {"BLOCK": LISTED_TOKENS})
+    yield Variant("list_segments", types_of(listed), {"BLOCK": LISTED_TOKENS})
     merged = (
         "out:*fp32 partial:*fp32 stats:*fp32 firsts:*i32 sinks:*fp32 heads:i32 value_dim:i32 has_sinks:i32"
     )
     for dim in DIMS:
-        yield Variant("merge_segments", _types(merged), {"VALUE_DIM": dim}, warps=1)
+        yield Variant("merge_segments", types_of(merged), {"VALUE_DIM": dim}, warps=1)
 
 
 def _sampling() -> Iterator[Variant]:
@@ -281,30 +252,32 @@ def _sampling() -> Iterator[Variant]:
     )
     scratch = "kept:*fp32 kept_ids:*i32 vocab:i32"
     where = "logits:*fp32 rows:*i32 edited:*fp32 edited_rows:*i32"
-    chosen = _types(f"tokens:*i32 faults:*i32 {where} {drawn} {scratch}")
+    chosen = types_of(f"tokens:*i32 faults:*i32 {where} {drawn} {scratch}")
     yield Variant("choose_tokens", chosen, block, warps=8)
     masked = "out:*fp32 logits:*fp32 rows:*i32 masks:*u32 mask_rows:*i32 vocab:i32 words:i32"
-    yield Variant("mask_logits", _types(masked), block)
+    yield Variant("mask_logits", types_of(masked), block)
     biased = "logits:*fp32 rows:*i32 tokens:*i32 biases:*fp32 count:i32 vocab:i32"
-    yield Variant("bias_logits", _types(biased), {"BLOCK": LIST_BLOCK})
+    yield Variant("bias_logits", types_of(biased), {"BLOCK": LIST_BLOCK})
     counted = "seen:*i8 output_counts:*i32 slots:*i32"
     penalties = "drafted:*i32 firsts:*i32 repetitions:*fp64 frequencies:*fp32 presences:*fp32"
     penalized = f"logits:*fp32 slots:*i32 seen:*i8 output_counts:*i32 {penalties} vocab:i32"
-    yield Variant("penalize_logits", _types(penalized), block)
-    yield Variant("count_tokens", _types(f"{counted} tokens:*i32 count:i32 vocab:i32"), {"BLOCK": LIST_BLOCK})
+    yield Variant("penalize_logits", types_of(penalized), block)
+    yield Variant(
+        "count_tokens", types_of(f"{counted} tokens:*i32 count:i32 vocab:i32"), {"BLOCK": LIST_BLOCK}
+    )
     own = "logprobs:*fp32 ranks:*i32 faults:*i32 log_sums:*fp64 tokens:*i32 logits:*fp32 rows:*i32 vocab:i32"
-    yield Variant("token_logprobs", _types(own), block, warps=8)
+    yield Variant("token_logprobs", types_of(own), block, warps=8)
     top = f"logprobs:*fp32 tokens:*i32 log_sums:*fp64 logits:*fp32 rows:*i32 {scratch} k:i32"
-    yield Variant("top_logprobs", _types(top), block | {"MOST": MOST_LISTED}, warps=8)
+    yield Variant("top_logprobs", types_of(top), block | {"MOST": MOST_LISTED}, warps=8)
     fed = "tokens:*i32 sampled:*i32 count:i32"
-    yield Variant("feed_tokens", _types(fed), {"BLOCK": LIST_BLOCK})
+    yield Variant("feed_tokens", types_of(fed), {"BLOCK": LIST_BLOCK})
     placed = "out:*i32 places:*i32 values:*i32 count:i32"
-    yield Variant("place_entries", _types(placed), {"BLOCK": LIST_BLOCK})
+    yield Variant("place_entries", types_of(placed), {"BLOCK": LIST_BLOCK})
 
 
 def _experts() -> Iterator[Variant]:
     chosen, all_in = "picked:*i32 shares:*fp32 scores:*fp32", {"EXPERTS": MOST_EXPERTS}
-    routed = _types(
+    routed = types_of(
         f"{chosen} bias:*fp32 factors:*fp32 experts:i32 chosen:i32 groups:i32 kept_groups:i32 "
         "scaling:*fp64 floor:*fp64"
     )
@@ -315,11 +288,11 @@ def _experts() -> Iterator[Variant]:
         own = all_in | {"SIGMOID": sigmoid, "NORMALIZED": normalized, "BIAS": bias, "GROUPS": groups}
         yield Variant("route", routed, own | {"FACTORS": False})
     apart = f"{chosen} factors:*fp32 experts:i32 chosen:i32 scaling:*fp64 margin:*fp64"
-    yield Variant("route_apart", _types(apart), all_in | {"FACTORS": False})
+    yield Variant("route_apart", types_of(apart), all_in | {"FACTORS": False})
     listed = "order:*i32 offsets:*i32"
-    yield Variant("sort_by_expert", _types(f"{listed} picked:*i32 pairs:i32"), {"BLOCK": SORTED_BLOCK})
-    scaled = _types("out:*fp32 x:*fp32 shares:*fp32 width:i32 chosen:i32")
-    summed = _types("out:*fp32 x:*fp32 picked:*i32 shares:*fp32 width:i32 chosen:i32")
+    yield Variant("sort_by_expert", types_of(f"{listed} picked:*i32 pairs:i32"), {"BLOCK": SORTED_BLOCK})
+    scaled = types_of("out:*fp32 x:*fp32 shares:*fp32 width:i32 chosen:i32")
+    summed = types_of("out:*fp32 x:*fp32 picked:*i32 shares:*fp32 width:i32 chosen:i32")
     for block in ROW_BLOCKS:
         yield Variant("scale_pairs", scaled, {"BLOCK": block})
         for weighted in (False, True):
@@ -330,9 +303,9 @@ def _experts() -> Iterator[Variant]:
 
 def _grouped(listed: str) -> Iterator[Variant]:
     sizes = "outputs:i32 inputs:i32 experts:i32 chosen:i32"
-    plain = _types(f"out:*fp32 x:*fp32 {listed} weight:*bf16 bias:*fp32 {sizes}")
+    plain = types_of(f"out:*fp32 x:*fp32 {listed} weight:*bf16 bias:*fp32 {sizes}")
     biases = "gate_bias:*fp32 up_bias:*fp32"
-    gated = _types(f"out:*fp32 x:*fp32 {listed} gate:*bf16 up:*bf16 {biases} {sizes} limit:fp32")
+    gated = types_of(f"out:*fp32 x:*fp32 {listed} gate:*bf16 up:*bf16 {biases} {sizes} limit:fp32")
     for size in (SMALL, LARGE):
         _, warps, stages = _PRODUCT_TILES[size, "bf16"]
         tile = grouped_tile(1 if size == SMALL else 17, "bf16")
@@ -349,7 +322,7 @@ def _grouped(listed: str) -> Iterator[Variant]:
     for (size, (tile, warps, stages)), (kind, (weight, scales)) in product(
         _QUANTIZED_TILES.items(), INTEGERS.items()
     ):
-        types = _types(f"{head} weight:*{{w}} {rest}", w=weight, s=scales)
+        types = types_of(f"{head} weight:*{{w}} {rest}", w=weight, s=scales)
         cores = "integer" if size == LARGE else ""
         for bias in (False, True):
             own = tile | {"KIND": kind, "BIAS": bias, "EXPERTS": MOST_EXPERTS}

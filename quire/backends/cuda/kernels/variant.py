@@ -1,0 +1,39 @@
+"""A kernel that is compiled ahead of time: its types of arguments, constants, warps and stages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from quire.backends.cuda.manifest import variant_key
+
+Constants = dict[str, Any]
+
+MOST_EXPERTS = 512  # of a layer, a power of two
+SMALL, LARGE = "small", "large"  # steps: of at most 16 rows for each weight, and more
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel to be compiled. `types` are those of its arguments in order, as Triton writes them.
+
+    `tensor_cores` says that its products are large enough for the target's instructions of a whole warp
+    group.
+    """
+
+    kernel: str
+    types: dict[str, str]
+    constants: Constants
+    warps: int = 4
+    stages: int = 3
+    tensor_cores: str = ""  # "float" or "integer"
+
+    @property
+    def key(self) -> str:
+        """The name of the compiled kernel."""
+        return variant_key(self.kernel, list(self.types.values()), self.constants)
+
+
+def types_of(text: str, **formats: str) -> dict[str, str]:
+    """Return types by argument, written as "out:*fp32 rows:i32", with formats in braces."""
+    return dict(pair.split(":") for pair in text.format(**formats).split())
