@@ -122,6 +122,18 @@ FORMATS = (
     ("f16", "float16"),
 )
 OF_EXPERTS = (("bf16", "bfloat16"), ("mxfp4", "int8"), ("int8", "int8"), ("int4", "bfloat16"))
+# Codes of other formats: bits, table, inputs of a group, type of the codes of scales, minimums or zeros.
+CODED: dict[str, tuple[int, str, int, Any, str]] = {
+    "mxfp4": (4, "fp4", 32, None, ""),
+    "q8_0": (8, "signed", 32, None, ""),
+    "q4_k": (4, "unsigned", 32, np.uint8, "minimums"),
+    "q5_k": (5, "unsigned", 32, np.uint8, "minimums"),
+    "q6_k": (6, "offset", 16, np.int8, ""),
+    "q3_k": (3, "offset", 16, np.int8, ""),
+    "iq4_xs": (4, "iq4nl", 32, np.int8, ""),
+    "awq": (4, "unsigned", 128, None, "zeros"),
+    "mlx of 8 bits": (8, "unsigned", 64, None, "minimums"),
+}
 ANY = SamplingParams(temperature=0.8, logprobs=1, max_tokens=4096)
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -420,7 +432,7 @@ def check_launch(piece: Piece) -> None:
 
 def check_ops(piece: Piece) -> None:
     """Every op in models of all families, against the reference backend; products of integers exactly."""
-    for format in INTEGERS:
+    for format in (*INTEGERS, *CODED):
         for rows in (1, 18) if piece.toy else (1, 16, 17, 64, 129):
             _integer_bits(piece, format, rows, 256 if piece.toy else 1024)
     families = ("llama", "gpt_oss") if piece.toy else (*DENSE, *MIXTURES)
@@ -467,15 +479,29 @@ def _pair(piece: Piece, program: Program, weights: dict[str, Any], cache: str) -
 
 
 def _stored(spec: WeightSpec, floats: np.ndarray, format: str) -> StoredWeight:
-    """Return a weight in a format; one of MXFP4 has random codes, and scales that make it about as large."""
+    """Return a weight in a format; codes of others are random, with scales that make it about as large."""
     if format in DTYPES:
         return Dense(floats.astype(DTYPES[format]))
-    if format != "mxfp4":
+    if format not in CODED:
         return quantize(spec, floats, format)
-    rng, (*outer, inputs) = np.random.default_rng(spec.shape[-1]), spec.shape
-    codes = rng.integers(0, 16, spec.shape).astype(np.uint8)
-    exponents = rng.integers(121, 124, (*outer, -(-inputs // 32))).astype(np.uint8)
-    return Coded("mxfp4", pack_codes(codes, 4), 4, inputs, "fp4", 32, Scales(exponents))
+    rng, inputs = np.random.default_rng(spec.shape[-1]), spec.shape[-1]
+    bits, table, group, of_scales, shift = CODED[format]
+    packed = pack_codes(rng.integers(0, 1 << bits, spec.shape).astype(np.uint8), bits)
+    rows = (*spec.shape[:-1], -(-inputs // group))
+
+    def scales(size: float) -> Scales:
+        if format == "mxfp4":
+            return Scales(rng.integers(121, 124, rows).astype(np.uint8))
+        if of_scales is None:
+            return Scales((size * rng.random(rows)).astype(np.float16))
+        together = 256 // group
+        values = (size / 32 * rng.random((*rows[:-1], -(-rows[-1] // together)))).astype(np.float16)
+        return Scales(values, rng.integers(0, 64, rows).astype(of_scales), together, 6)
+
+    minimums = scales(-0.05) if shift == "minimums" else None
+    zeros = rng.integers(0, 1 << bits, rows).astype(np.uint8) if shift == "zeros" else None
+    own = scales(0.2 / (1 << bits))
+    return Coded(format, packed, bits, inputs, table, group, own, minimums, zeros)
 
 
 def _model(family: str, format: str) -> tuple[Program, dict[str, Any]]:

@@ -12,6 +12,11 @@ from coded import coded
 from on_accelerator import interpreted
 from tiny import Paged, same_bits
 
+from quire.backends.cuda import coded_packing
+from quire.backends.cuda.device import cuda_device
+from quire.backends.cuda.interpreted import InterpretedAccelerator, view_of
+from quire.backends.cuda.segments import MEMORY_BYTES
+from quire.backends.cuda.weights import place_weights
 from quire.program import Builder, Names, Program, numerics
 from quire.program.numerics import silu
 from quire.program.ops import GatedLinear
@@ -22,6 +27,7 @@ from quire.quantize import coded as definition
 from quire.quantize.coded import Coded
 from quire.quantize.kinds import Dense
 from quire.quantize.scales import Scales
+from quire.weights.plan import WeightPlan
 
 NF4 = tuple(float(np.float32(x)) for x in np.linspace(-1, 1, 16) ** 3)
 # Every number of bits, unit of sums, form of scales, and what is added to them, as the formats have them.
@@ -163,6 +169,38 @@ def test_rows_of_a_table_are_exact(name: str) -> None:
     table, b = weight_of(name, 12, 300), Builder()
     program = b.program(b.sampled_rows(b.embed(Names("w"), 12, 300)))
     assert same_bits(run(program, 3, {"w.weight": table}), table.dense()[:3])
+
+
+@pytest.mark.parametrize("name", ["q5_k", "act-order", "nf4"])
+def test_pieces_are_the_whole(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A weight that is packed some rows at a time has the same bytes."""
+    weight, b, w = weight_of(name, 40, 300), Builder(), Names("")
+    program = b.program(b.linear(b.sampled_rows(b.embed(w / "table", 3, 300)), w / "matrix", 40))
+    weights = {"table.weight": Dense(activations(3, 300)), "matrix.weight": weight}
+    whole = place_weights(program, weights, InterpretedAccelerator())["matrix.weight"]
+    monkeypatch.setattr(coded_packing, "_PIECE", 1000)
+    found = place_weights(program, weights, InterpretedAccelerator())["matrix.weight"]
+    for own, other in zip(found.arrays, whole.arrays, strict=True):
+        assert (view_of(own).view(np.uint8) == view_of(other).view(np.uint8)).all()
+
+
+def test_memory_of_steps_is_planned() -> None:
+    """A step allocates what was planned for it, with the gate of a layer in scratch memory."""
+    b, w, tokens = Builder(), Names(""), 18
+    rows = b.embed(w / "table", tokens, 64)
+    gated = b.gated_activation(b.linear(rows, w / "gate", 96), b.linear(rows, w / "up", 96), "silu")
+    program = fuse(b.program(b.linear(b.sampled_rows(gated), w / "matrix", 16)))
+    shapes = {"gate": ("q4_k", 96, 64), "up": ("q6_k", 96, 64), "matrix": ("q8_0", 16, 96)}
+    weights: dict[str, Any] = {"table.weight": Dense(activations(tokens, 64))}
+    weights |= {f"{name}.weight": weight_of(*how) for name, how in shapes.items()}
+    kinds = {name: weight.storage for name, weight in weights.items()}
+    plan = WeightPlan(program.weights(), kinds, kinds)
+    paged = Paged(program, weights, make=interpreted)
+    accelerator: Any = paged.backend._accelerator  # type: ignore[attr-defined]
+    before = accelerator.num_bytes
+    paged.prefill(paged.sequence(range(tokens)))
+    planned = cuda_device("cuda-interpreted").step_bytes(program, plan, tokens) - MEMORY_BYTES
+    assert planned / 3 < accelerator.num_bytes - before <= planned + 2048
 
 
 @pytest.mark.parametrize("kinds", [("q4_k", "q6_k"), ("fp8", "fp8"), ("q8_0", "bf16")])

@@ -38,8 +38,11 @@ from quire.models import read_model
 from quire.program import ops
 from quire.program.caches import PagedKV, PagedLatent, SlotState
 from quire.program.passes import adaptable, fuse
+from quire.quantize.coded import CodedStorage
 from quire.quantize.groups import GroupStorage
 from quire.quantize.kinds import FloatStorage
+from quire.quantize.mixed import MixedStorage
+from quire.quantize.scales import ScaleForm
 from quire.sampling_params import SamplingParams
 from quire.types import Admission, Row, Step
 from quire.weights.plan import all_in
@@ -73,20 +76,23 @@ def test_refusals_say_what_to_do(device: CudaDevice) -> None:
         with pytest.raises(ConfigError, match=use):
             token_bytes(spec, "float32")
     weight = next(iter(program.weights().values()))
-    with pytest.raises(ConfigError, match="which the cuda backend has no kernel for"):
-        device.storage(weight, GroupStorage("int3", 3), None)
+    odd = CodedStorage("gptq", 4, "unsigned", 24, ScaleForm("f16"), zeros=True)
+    for kind in (GroupStorage("int3", 3), odd, MixedStorage((FloatStorage("bf16"), odd))):
+        with pytest.raises(ConfigError, match="which the cuda backend has no kernel for"):
+            device.storage(weight, kind, None)
 
 
 def test_what_kernels_have_no_room_for_is_refused() -> None:
-    dense, mixture = fuse(wide("llama").program), fuse(wide("mixtral").program)
-    storage = {name: FloatStorage("f32") for name in dense.weights()}
-    gate = next(op.gate.name for op in dense if isinstance(op, ops.GatedLinear))
-    with pytest.raises(ConfigError, match="gates of two kinds, bf16 and f32"):
-        require_kernels(dense, storage | {gate: FloatStorage("bf16")})
+    mixture = fuse(wide("mixtral").program)
     op = next(op for op in mixture if isinstance(op, ops.Experts))
     many = replace(mixture, ops=(replace(op, routing=replace(op.routing, chosen=33)),))
     with pytest.raises(ConfigError, match="33 of 4 experts"):
         require_kernels(many, {})
+    storage: dict[str, Any] = {name: FloatStorage("bf16") for name in mixture.weights()}
+    ordered = CodedStorage("gptq", 4, "unsigned", 32, ScaleForm("f16"), zeros=True, ordered=True)
+    for name, what in ((op.experts.up.name, "experts"), (mixture.ops[0].weights()[0].name, "tables")):
+        with pytest.raises(ConfigError, match=f"{what}.* whose inputs are in another order"):
+            require_kernels(mixture, storage | {name: ordered})
 
 
 def test_sizes_that_are_no_multiples_of_16_are_refused() -> None:
