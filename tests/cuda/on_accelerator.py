@@ -28,6 +28,8 @@ _WIDER = {
     "intermediate_size_mlp": 32,
     "moe_intermediate_size": 16,
     "shared_expert_intermediate_size": 16,
+    "sliding_window": 9,  # shorter than the prompts of tests
+    "attention_chunk_size": 9,
 }
 
 
@@ -48,16 +50,18 @@ def _widened(config: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def wide(name: str) -> Model:
-    return read_model(wide_config(name))
+def wide(name: str, **others: Any) -> Model:
+    return read_model(wide_config(name, **others))
+
+
+CHECKPOINT = wide_config("qwen3", num_hidden_layers=1)
 
 
 def write_checkpoint(folder: Path) -> str:
-    """Write a checkpoint of a tiny model with random weights; return the folder."""
-    config = wide_config("qwen3")
-    weights = random_weights(read_model(config).program)
+    """Write a checkpoint of a tiny model of one layer with random weights; return the folder."""
+    weights = random_weights(read_model(CHECKPOINT).program)
     save_file({name: weight.array for name, weight in weights.items()}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(CHECKPOINT))
     return str(folder)
 
 

@@ -9,20 +9,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from on_accelerator import wide, write_checkpoint
+from on_accelerator import CHECKPOINT, write_checkpoint
 from stores import wait_until
 from test_exactness import fingerprint
 from tiny import VOCAB
 
 from quire import LLM, SamplingParams
 from quire.engine import fetches
+from quire.models import read_model
 
 _RANDOM = np.random.default_rng(3)
 SHARED = _RANDOM.integers(3, VOCAB, 9).tolist()
 PROMPTS = [SHARED + _RANDOM.integers(3, VOCAB, n).tolist() for n in (5, 1)] + [[7, 8, 9]]
-SHORT = SamplingParams(temperature=0, max_tokens=8, logprobs=2, detokenize=False, ignore_eos=True)
+SHORT = SamplingParams(temperature=0, max_tokens=5, logprobs=2, detokenize=False, ignore_eos=True)
 PARAMS = [
-    replace(SHORT, max_tokens=10),
+    replace(SHORT, max_tokens=7),
     replace(SHORT, temperature=0.9, top_p=0.9, seed=7),
     replace(SHORT, temperature=1.1, top_k=12, seed=-5, repetition_penalty=1.3, prompt_logprobs=1),
 ]
@@ -102,7 +103,7 @@ def test_same_bits_on_a_cache_hit_and_from_a_store(
 
 
 def test_same_bits_after_preemption(model: str, alone: list[str]) -> None:
-    token_bytes = wide("qwen3").program.kv_token_bytes(4)
+    token_bytes = read_model(CHECKPOINT).program.kv_token_bytes(4)
     llm = make(model, max_model_len=24, kv_cache_memory_bytes=token_bytes * 40, enable_prefix_caching=False)
     assert [fingerprint(output) for output in ask(llm)] == alone
     assert llm.engine.scheduler.num_preemptions > 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from on_accelerator import interpreted, wide, write_checkpoint
+from on_accelerator import CHECKPOINT, interpreted, wide, write_checkpoint
 from test_cuda_device import FAMILIES, MIXTURES
 from test_exactness import fingerprint
 from test_whole_models import stored
@@ -21,6 +21,7 @@ from quire.backends.cuda.accelerator import DeviceArray, Launch
 from quire.backends.cuda.graphs import DecodeGraphs, graph_rows, padded_rows
 from quire.backends.cuda.interpreted import InterpretedAccelerator
 from quire.backends.cuda.step_arrays import StepArrays
+from quire.models import read_model
 from quire.program.passes import fuse
 from quire.types import Admission, Grant, Row, Step
 
@@ -114,7 +115,7 @@ def test_arrays_that_move(
 
 
 def test_after_preemption(model: str, counted: Counted, one_by_one: Callable[..., list[str]]) -> None:
-    token_bytes = wide("qwen3").program.kv_token_bytes(4)
+    token_bytes = read_model(CHECKPOINT).program.kv_token_bytes(4)
     few = {"kv_cache_memory_bytes": token_bytes * 32, "max_model_len": 24, "enable_prefix_caching": False}
     numbers, prompts = [10, 9, 8], [prompt[:6] + [4] * 6 for prompt in PROMPTS]
     found = ask(model, numbers, prompts, max_steps_in_flight=2, **few)

@@ -2,8 +2,9 @@
 
 Import this module before any kernel: it asks Triton to interpret. It mends faults of the interpreter of
 Triton 3.9: of bfloat16, kept as 16-bit codes, products multiplied the codes, and conversion from float32 cut
-bits off where a GPU rounds to nearest even; and a comparison of scalars became a tile of integers. It says
-nothing of races, speed, or the order of sums on a GPU.
+bits off where a GPU rounds to nearest even; and a comparison of scalars became a tile of integers. It keeps
+the types of tiles, which the interpreter makes anew for each operation, and which take most of its time. It
+says nothing of races, speed, or the order of sums on a GPU.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ hand_down({"TRITON_INTERPRET": "1"})  # read by Triton when it is imported
 
 from collections.abc import Mapping, Sequence  # noqa: E402
 from dataclasses import dataclass  # noqa: E402
+from functools import cache  # noqa: E402
 from typing import Any, ClassVar  # noqa: E402
 
 import ml_dtypes  # noqa: E402
 import numpy as np  # noqa: E402
 import triton.language as tl  # noqa: E402
+from triton._utils import validate_block_shape  # noqa: E402
+from triton.language.semantic import TritonSemantic  # noqa: E402
 from triton.runtime import interpreter  # noqa: E402
 from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle  # noqa: E402
 
@@ -151,11 +155,68 @@ class _EveryModule:
     __globals__: ClassVar[dict[str, Any]] = {"tl": tl, "core": tl.core}
 
 
+class _Shape:
+    """A shape as types and tensors have it: made once for each, and never changed."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.of_type = tl.tuple(shape)
+        self.numel = validate_block_shape(shape)
+        self.of_tensor = tl.tuple([tl.constexpr(size) for size in shape])
+        self.constexpr_numel = tl.constexpr(self.numel)
+
+
+@cache
+def _shape(shape: tuple[int, ...]) -> _Shape:
+    if not shape:
+        raise TypeError("a tile has at least one axis")
+    return _Shape(shape)
+
+
+_SCALAR = tl.tuple([]), tl.constexpr(1)
+
+
+def _set_block_type(self: Any, element_ty: Any, shape: Any) -> None:
+    sizes = tuple(size.value if isinstance(size, tl.constexpr) else size for size in shape)
+    known = _shape(sizes)
+    self.element_ty, self.shape, self.numel, self.known = element_ty, known.of_type, known.numel, known
+
+
+def _name(self: Any) -> str:
+    return f"<{self.shape}, {self.element_ty}>"
+
+
+def _set_tensor(self: Any, handle: Any, type: Any) -> None:
+    known = getattr(type, "known", None)
+    self.shape, self.numel = (known.of_tensor, known.constexpr_numel) if known else _SCALAR
+    self.handle, self.type, self.dtype = handle, type, type.scalar
+
+
+def _broadcast(self: Any, left: Any, right: Any) -> tuple[Any, Any]:
+    """Return tensors of one shape; those that have one are returned as they are."""
+    if getattr(left.type, "known", None) is getattr(right.type, "known", None):
+        return left, right
+    return _broadcast_any(self, left, right)
+
+
+_broadcast_any = TritonSemantic.broadcast_impl_value
+
+
+def _is_type(self: Any, other: Any) -> bool:
+    return self is other or _is_type_by_name(self, other)
+
+
+_is_type_by_name = tl.dtype.__eq__
+
+
 def _mend() -> None:
     for name in ("cast_impl", "create_fp_to_fp", "create_fp_ext", "create_fp_trunc"):
         setattr(InterpreterBuilder, name, _cast)
     InterpreterBuilder.create_dot = _dot
     InterpreterBuilder.create_splat = _splat
+    tl.block_type.__init__, tl.block_type.name = _set_block_type, property(_name)
+    tl.dtype.__eq__ = _is_type
+    tl.tensor.__init__ = _set_tensor
+    TritonSemantic.broadcast_impl_value = _broadcast
 
 
 _mend()
