@@ -126,6 +126,10 @@ class Memory(Protocol):
         """Replace the numbers of an array by as many of its type. `values` may change after the call."""
         ...
 
+    def address(self, array: DeviceArray) -> int:
+        """Return where an array begins, for kernels that read addresses from tables."""
+        ...
+
 
 class Accelerator(Memory, Protocol):
     """One GPU, or what stands for one. Launches and copies happen in the order of the calls.

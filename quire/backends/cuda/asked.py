@@ -32,6 +32,9 @@ class _Nowhere:
     def write(self, array: DeviceArray, values: np.ndarray) -> None:
         """Do nothing."""
 
+    def address(self, array: DeviceArray) -> int:
+        return 0
+
 
 def launches_of(program: Program, layout: Layout, capacity: Capacity) -> Iterator[Launch]:
     """Return the launches of steps of one token, with a short and a long context, and of one of many tokens.

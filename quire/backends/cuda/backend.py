@@ -51,7 +51,7 @@ class CudaBackend:
         )
         lowered = lower(program, weights, self._caches.layers, capacity.block_size, accelerator)
         self.program, self._launches, self._output = lowered.program, lowered.launches, lowered.output
-        self._memory = step_memory(lowered, accelerator)
+        self._memory, self._adapters = step_memory(lowered, accelerator), lowered.adapters
         num_slots, self._vocab = capacity.max_num_seqs, program.output.width
         self._slots = DeviceSlots(
             accelerator, num_slots, capacity.num_blocks, self._vocab, capacity.block_size
@@ -199,10 +199,10 @@ class CudaBackend:
         return self._accelerator.fetch(self._forward(batch)).result()
 
     def add_adapter(self, adapter: str, parts: Mapping[str, LowRank]) -> None:
-        raise ConfigError("the cuda backend has no kernels for adapters", "use device='native'")
+        self._adapters.add(adapter, parts)
 
     def drop_adapter(self, adapter: str) -> None:
-        """Do nothing: there are none."""
+        self._adapters.drop(adapter)
 
     def block_layout(self) -> str:
         return self._layout

@@ -36,9 +36,8 @@ from quire.weights.load import Progress
 from quire.weights.plan import Layout, WeightPlan
 
 _ON_CPU = "use device='native'"
-_TOKEN_BYTES = (
-    4 * 4 + 2 * 4 * 256
-)  # of a step's arrays: integers, and the rotations of two ropes of 256 numbers
+# Of a step's arrays: integers, and the rotations of two ropes of 256 numbers.
+_TOKEN_BYTES = 4 * 6 + 2 * 4 * 256
 
 
 def cuda_device(name: str, num_threads: int | None = None) -> CudaDevice:
@@ -150,9 +149,12 @@ class CudaDevice:
     def slots_bytes(self, program: Program, num_slots: int, block_bytes: int) -> int:
         """Return the bytes of counts of tokens, for requests with penalties, of graphs, and of spare blocks.
 
-        A graph has two launches for each op: few ops have more, and many have one.
+        A graph has two launches for each op: few ops have more, and many have one. With adapters of a format
+        there are others, with two more for each product that may have any.
         """
-        graphs = len(graph_rows(num_slots)) * (GRAPH_BYTES + 2 * len(program.ops) * LAUNCH_BYTES)
+        adapted = sum(isinstance(op, ops.Linear) and op.adapted for op in program)
+        launches = 2 * len(program.ops) + (2 * (len(program.ops) + adapted) if adapted else 0)
+        graphs = len(graph_rows(num_slots)) * (GRAPH_BYTES * (2 if adapted else 1) + launches * LAUNCH_BYTES)
         return (num_slots + 1) * penalty_bytes(program.output.width) + graphs + block_bytes
 
     def loading_bytes(self, weights: WeightPlan) -> int:

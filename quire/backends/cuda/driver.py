@@ -152,6 +152,9 @@ class Gpu:
         _region(array).copy_from(_first(staged, contents.nbytes), stream=self._stream)
         self._pinned.give_back(staged, self._stream.record())
 
+    def address(self, array: DeviceArray) -> int:
+        return _address(array)
+
     @_reported()
     def fetch(self, array: DeviceArray) -> _Fetched:
         self._device.set_current()

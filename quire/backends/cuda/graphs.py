@@ -55,15 +55,19 @@ def decode_batch(batch: Batch, spare_slot: int) -> Batch | None:
     )
 
 
+_Kind = tuple[int, frozenset[str]]  # of steps: the number of rows, the formats of their adapters
+
+
 class DecodeGraphs:
     """Launches decode steps: the first with a number of rows one by one, so that its kernels are loaded, the
-    next ones by a graph. That begins again when arrays move.
+    next ones by a graph. That begins again when arrays move. Steps with rows that have adapters of different
+    formats have launches, and so graphs, of their own.
     """
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
-        self._launched: set[int] = set()  # numbers of rows
-        self._graphs: dict[int, Graph] = {}
+        self._launched: set[_Kind] = set()
+        self._graphs: dict[_Kind, Graph] = {}
         self._moves = 0
 
     def launch(
@@ -76,12 +80,12 @@ class DecodeGraphs:
         """
         if moves != self._moves:
             self._moves, self._graphs, self._launched = moves, {}, set()
-        rows = step.num_rows
-        if rows not in self._launched:
-            self._launched.add(rows)
+        kind = step.num_rows, step.adapters.kinds
+        if kind not in self._launched:
+            self._launched.add(kind)
             for launch in launches:
                 self._accelerator.launch(launch(step))
             return
-        if rows not in self._graphs:
-            self._graphs[rows] = self._accelerator.capture([launch(step) for launch in launches])
-        self._graphs[rows].replay()
+        if kind not in self._graphs:
+            self._graphs[kind] = self._accelerator.capture([launch(step) for launch in launches])
+        self._graphs[kind].replay()

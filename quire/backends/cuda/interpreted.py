@@ -84,6 +84,9 @@ class InterpretedAccelerator:
     def write(self, array: DeviceArray, values: np.ndarray) -> None:
         view_of(array)[...] = values.reshape(array.shape)
 
+    def address(self, array: DeviceArray) -> int:
+        return int(view_of(array).ctypes.data)
+
     def fetch(self, array: DeviceArray) -> _Fetched:
         return _Fetched(view_of(array).copy())
 
@@ -145,6 +148,7 @@ def _compiled() -> frozenset[str]:
 def _kernels() -> dict[str, Any]:
     """Return all kernels by name. They can be imported only after the interpreter."""
     from quire.backends.cuda.kernels import (
+        adapters,
         attention,
         coded,
         coded_grouped,
@@ -164,7 +168,7 @@ def _kernels() -> dict[str, Any]:
     )
 
     modules = (
-        *(attention, coded, coded_grouped, elementwise, embedding, experts, grouped, norms),
+        *(adapters, attention, coded, coded_grouped, elementwise, embedding, experts, grouped, norms),
         *(products, quantized),
         *(rope_and_kv, segments, logits, logprobs, sampling, steps),
     )

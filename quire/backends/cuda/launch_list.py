@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from quire.backends.cuda.accelerator import Constant, DeviceArray, Launch, Memory
+from quire.backends.cuda.adapters import DeviceAdapters
 from quire.backends.cuda.caches import LayerCache
 from quire.backends.cuda.kernels.variants import DIMS
 from quire.backends.cuda.segments import Segments
@@ -43,6 +44,7 @@ class LaunchList:
         self.groups = program.layer_groups
         self.block_size = block_size
         self.segments = Segments(memory, block_size)
+        self.adapters = DeviceAdapters(memory, program)
         self.none = memory.allocate(256).part(0, (1,), np.dtype(np.float32))  # for absent arguments
         # The value that was quantized last, how, and where it is in scratch memory.
         self.rounded: tuple[int, object, Callable[[StepArrays], tuple[DeviceArray, ...]]] | None = None

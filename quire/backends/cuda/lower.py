@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from quire.backends.cuda.accelerator import Constant, DeviceArray, Memory
+from quire.backends.cuda.adapters import DeviceAdapters
 from quire.backends.cuda.attention import attention, rotated_attention
 from quire.backends.cuda.caches import LayerCache
 from quire.backends.cuda.coded_launches import gather_coded
@@ -17,7 +18,7 @@ from quire.backends.cuda.experts import experts, pair_parts
 from quire.backends.cuda.fused import prepared
 from quire.backends.cuda.kernels.variants import row_block
 from quire.backends.cuda.launch_list import At, Grid, LaunchList, Record, activation_name, padded_dim
-from quire.backends.cuda.products import gated_linear, linear, product_scratch_bytes
+from quire.backends.cuda.products import adapted_parts, gated_linear, linear, product_scratch_bytes
 from quire.backends.cuda.scratch import row_bytes
 from quire.backends.cuda.step_arrays import StepArrays, StepMemory, rotations_of
 from quire.backends.cuda.weights import DeviceWeight
@@ -47,6 +48,7 @@ class Lowered:
     plan: BufferPlan
     output: int
     scratch_row_bytes: int
+    adapters: DeviceAdapters
 
 
 def lower(
@@ -63,13 +65,14 @@ def lower(
     for op in program:
         record(op, recording)
     scratch = scratch_row_bytes(program, {name: weight.format for name, weight in weights.items()})
-    return Lowered(program, recording.launches, plan, plan.buffer[program.output.index], scratch)
+    output = plan.buffer[program.output.index]
+    return Lowered(program, recording.launches, plan, output, scratch, recording.adapters)
 
 
 def step_memory(lowered: Lowered, memory: Memory) -> StepMemory:
     """Return the memory of the steps of a program."""
     sizes = (*lowered.plan.sizes, ("T", lowered.scratch_row_bytes))
-    return StepMemory(memory, sizes, rotations_of(lowered.program))
+    return StepMemory(memory, sizes, rotations_of(lowered.program), lowered.adapters)
 
 
 def scratch_row_bytes(program: Program, formats: Mapping[str, str]) -> int:
@@ -80,6 +83,8 @@ def scratch_row_bytes(program: Program, formats: Mapping[str, str]) -> int:
 def _scratch_row_bytes(op: Op, formats: Mapping[str, str]) -> int:
     if isinstance(op, ops.Experts):
         return row_bytes(pair_parts(op, formats))
+    if isinstance(op, ops.Linear) and op.adapted:
+        return row_bytes(adapted_parts(op, formats[op.weight.name]))
     if isinstance(op, ops.Linear | ops.GatedLinear):
         return product_scratch_bytes(op, formats)
     return 0

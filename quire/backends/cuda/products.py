@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 
-from quire.backends.cuda.accelerator import DeviceArray
+from quire.backends.cuda.accelerator import Argument, Constant, DeviceArray, Launch
+from quire.backends.cuda.adapters import KINDS
 from quire.backends.cuda.coded_form import CodedForm
 from quire.backends.cuda.coded_launches import (
     CodedArguments,
@@ -16,6 +18,9 @@ from quire.backends.cuda.coded_launches import (
     rounded_rows,
 )
 from quire.backends.cuda.kernels.variants import (
+    ADAPTER_RANKS,
+    ADAPTER_SEGMENT,
+    ADAPTER_TILE,
     INTEGERS,
     PRECISIONS,
     gated_tile,
@@ -25,6 +30,7 @@ from quire.backends.cuda.kernels.variants import (
 )
 from quire.backends.cuda.launch_list import Arrays, At, LaunchList, activation_name
 from quire.backends.cuda.scratch import Part, carve, row_bytes
+from quire.backends.cuda.segments import NOTHING
 from quire.backends.cuda.step_arrays import StepArrays
 from quire.backends.cuda.weights import DeviceWeight, spans_of
 from quire.program import ops
@@ -39,6 +45,8 @@ _INT8, _FLOAT32 = np.dtype(np.int8), np.dtype(np.float32)
 def linear(op: ops.Linear, to: LaunchList) -> None:
     """Record the product of a value and a weight."""
     _product(op.x, op.weight, op.bias, to.at(op.out), to)
+    if op.adapted:
+        _adapted(op, to)
 
 
 def _product(x: Value, spec: WeightSpec, bias: WeightSpec | None, out: At, to: LaunchList) -> None:
@@ -94,6 +102,38 @@ def _product(x: Value, spec: WeightSpec, bias: WeightSpec | None, out: At, to: L
             PRECISION=PRECISIONS[kind],
             **how,
         )
+
+
+def _adapted(op: ops.Linear, to: LaunchList) -> None:
+    """Record what the adapters of rows add to a product, in steps with rows that have any."""
+    out, x, count, (outputs, inputs) = to.at(op.out), to.at(op.x), op.out.count, op.weight.shape
+    segments, name = -(-inputs // ADAPTER_SEGMENT), op.weight.name
+    parts = adapted_parts(op, to.weights[name].format)
+
+    def launch(step: StepArrays, kind: str, up: bool) -> Launch:
+        if kind not in step.adapters.kinds:
+            return NOTHING
+        rows, one_each = step.counts[count], step.num_rows == step.counts[count]
+        tokens = 1 if one_each else ADAPTER_TILE["BLOCK_M"]
+        sums, places = carve(step.scratch, rows, parts)[1], step.adapters.places[count]
+        (table, scales), tiles = to.adapters.table(kind, name), -(-rows // tokens)
+        how: Mapping[str, Constant] = {"PRECISION": PRECISIONS[kind], "BLOCK_M": ADAPTER_TILE["BLOCK_M"]}
+        if up:
+            width = ADAPTER_TILE["BLOCK_N"]
+            args: tuple[Argument, ...] = (out(step), sums, places, table, scales)
+            args = (*args, rows, tokens, segments, outputs)
+            return Launch("adapter_up", (-(-outputs // width), tiles, 1), args, {**how, "BLOCK_N": width})
+        args = (sums, x(step), places, table, rows, tokens, inputs)
+        return Launch("adapter_down", (segments, tiles, 1), args, {**how, "BLOCK_K": ADAPTER_TILE["BLOCK_K"]})
+
+    to.launches += [partial(launch, kind=kind, up=up) for kind in KINDS for up in (False, True)]
+
+
+def adapted_parts(op: ops.Linear, format: str) -> tuple[Part, ...]:
+    """Return what is kept of each row of an adapted product: rounded activations, and sums of segments."""
+    inputs = op.weight.shape[1]
+    sums = -(-inputs // ADAPTER_SEGMENT) * ADAPTER_RANKS
+    return ((_rounded_bytes(format, inputs), _INT8), (sums, _FLOAT32))
 
 
 def gated_linear(op: ops.GatedLinear, to: LaunchList) -> None:

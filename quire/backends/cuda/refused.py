@@ -46,10 +46,6 @@ def require_kernels(program: Program, storage: Mapping[str, Storage]) -> None:
             raise ConfigError(f"the cuda backend has no kernel for {type(op).__name__}", _ON_CPU)
         if isinstance(op, ops.Experts):
             _require_experts(op)
-        if isinstance(op, ops.Linear) and op.adapted:
-            raise ConfigError(
-                "the cuda backend has no kernels for adapters", f"leave adapter_dir out, or {_ON_CPU}"
-            )
     for op in program:
         _require_multiples(op, storage)
         _require_in_order(op, storage)
@@ -63,8 +59,9 @@ def _require_multiples(op: Op, storage: Mapping[str, Storage]) -> None:
     if isinstance(op, ops.Linear | ops.GatedLinear | ops.Experts):
         matrices = op.experts.matrices() if isinstance(op, ops.Experts) else op.weights()
         for spec in matrices:
+            adapted = isinstance(op, ops.Linear) and op.adapted
             form = coded_form(kept := storage[spec.name])
-            if len(spec.shape) > 1 and (kept.kind in DTYPES or (form and form.kind.is_float)):
+            if len(spec.shape) > 1 and (adapted or kept.kind in DTYPES or (form and form.kind.is_float)):
                 sizes[f"{spec.name} has {spec.shape[-1]} inputs"] = spec.shape[-1]
     elif isinstance(op, ops.Attention | ops.Rotary):
         values = (op.k, op.v) if isinstance(op, ops.Attention) else (op.x,)

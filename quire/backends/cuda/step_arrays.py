@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.backends.cuda.accelerator import DeviceArray, Memory
+from quire.backends.cuda.adapters import DeviceAdapters, StepAdapters
 from quire.backends.cuda.fused import RotatedAttention
 from quire.backends.cuda.memory import ReusedMemory
 from quire.backends.cuda.slot_tables import SlotTables
@@ -41,6 +42,7 @@ class StepArrays:
     rotations: dict[Rope, tuple[DeviceArray, DeviceArray]]
     values: Sequence[DeviceArray]
     scratch: DeviceArray
+    adapters: StepAdapters
 
 
 class StepMemory:
@@ -50,8 +52,15 @@ class StepMemory:
     long as nothing moves. `sizes` are those of a BufferPlan; the last buffer is scratch memory.
     """
 
-    def __init__(self, memory: Memory, sizes: Sequence[tuple[Count, int]], ropes: Sequence[Rope]) -> None:
+    def __init__(
+        self,
+        memory: Memory,
+        sizes: Sequence[tuple[Count, int]],
+        ropes: Sequence[Rope],
+        adapters: DeviceAdapters,
+    ) -> None:
         self._memory = memory
+        self._adapters = adapters
         self._sizes = sizes
         self._ropes = ropes
         self._rows: dict[Count, int] = {"T": 0, "L": 0}
@@ -62,7 +71,7 @@ class StepMemory:
     @property
     def moves(self) -> int:
         """Return how often arrays of steps were moved, which changes all addresses of earlier steps."""
-        return self._moves + self._uploads.moves
+        return self._moves + self._uploads.moves + self._adapters.moves
 
     def put(self, batch: Batch, tables: SlotTables | None = None) -> StepArrays:
         """Copy a batch to the accelerator, in one transfer; with `tables`, what changed of these."""
@@ -74,10 +83,13 @@ class StepMemory:
             own: tuple[np.ndarray, ...] = (batch.context_lens, *batch.block_tables)
         else:
             own, rows = tables.changes(), batch.slots[rows]
-        integers = (batch.token_ids, batch.positions, rows, batch.row_offsets, batch.logit_rows)
+        kinds, places = self._adapters.numbers(batch)
+        integers = [batch.token_ids, batch.positions, rows, batch.row_offsets, batch.logit_rows]
+        integers += places.values()
         of_counts = [*(array.astype(_INT) for array in integers), *rotations]  # sizes depend on the counts
         placed = self._uploads.upload([*of_counts, *(array.astype(_INT) for array in own)])
-        token_ids, positions, token_rows, row_offsets, logit_rows, *turned = placed[: len(of_counts)]
+        token_ids, positions, token_rows, row_offsets, logit_rows, *rest = placed[: len(of_counts)]
+        adapted, turned = rest[: len(places)], rest[len(places) :]
         first, *others = placed[len(of_counts) :]
         if tables is not None:
             first, others = tables.place(first, *others)
@@ -95,6 +107,7 @@ class StepMemory:
             rotations=dict(zip(self._ropes, zip(turned[::2], turned[1::2], strict=True), strict=True)),
             values=values,
             scratch=scratch,
+            adapters=StepAdapters(kinds, dict(zip(places, adapted, strict=True))),
         )
 
     def _values(self, counts: dict[Count, int]) -> list[DeviceArray]:

@@ -28,6 +28,8 @@ SORTED_BLOCK = 512  # pairs of token and expert that are sorted at once
 LISTED_TOKENS = 256  # of a step whose segments of contexts are listed, at most
 SAMPLING_BLOCK, LIST_BLOCK = 1024, 128  # of kernels over the vocabulary, and over lists
 MOST_LISTED = 32  # of the most likely tokens that a position lists, a power of two
+ADAPTER_RANKS, ADAPTER_SEGMENT = 64, 512  # the largest rank, and the inputs that are summed apart
+ADAPTER_TILE: Constants = {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 64}
 
 
 def row_block(width: int) -> int:
@@ -96,6 +98,7 @@ def variants() -> Iterator[Variant]:
     yield from _sampling()
     yield from _experts()
     yield from coded_variants()
+    yield from _adapters()
 
 
 # Tiles, warps and stages. All tiles of a format have one BLOCK_K.
@@ -192,6 +195,17 @@ def _quantized() -> Iterator[Variant]:
         for name in _GATES:
             own, types = tile | {"KIND": kind, "ACTIVATION": name}, types_of(gated, w=weight, s=scales)
             yield Variant("quantized_gated_product", types, own, warps, stages, cores)
+
+
+def _adapters() -> Iterator[Variant]:
+    rows = "adapters:*i32 table:*i64"
+    down = _types(f"partial:*fp32 x:*fp32 {rows} tokens:i32 tile_tokens:i32 inputs:i32")
+    sizes = "tokens:i32 tile_tokens:i32 segments:i32 outputs:i32"
+    up = _types(f"out:*fp32 partial:*fp32 {rows} scales:*fp32 {sizes}")
+    for precision in PRECISIONS.values():
+        how: Constants = {"PRECISION": precision, "BLOCK_M": ADAPTER_TILE["BLOCK_M"]}
+        yield Variant("adapter_down", down, how | {"BLOCK_K": ADAPTER_TILE["BLOCK_K"]}, stages=4)
+        yield Variant("adapter_up", up, how | {"BLOCK_N": ADAPTER_TILE["BLOCK_N"]})
 
 
 def _rope_and_kv() -> Iterator[Variant]:
