@@ -21,7 +21,7 @@ from quire.backends.cuda.lower import lower, step_memory
 from quire.backends.cuda.sampler import DeviceSampler, DrawnRows
 from quire.backends.cuda.slot_tables import SlotTables
 from quire.backends.cuda.weights import DeviceWeight
-from quire.backends.slots import row_result
+from quire.backends.slots import Deferred, Slots, row_result
 from quire.errors import ConfigError
 from quire.program.batch import Batch
 from quire.program.program import LowRank, Program
@@ -58,6 +58,8 @@ class CudaBackend:
         )
         self._sampler = DeviceSampler(accelerator, num_slots, self._vocab)
         self._graphs = DecodeGraphs(accelerator)
+        # Vectors of texts are results as they are: steps of pooled programs need nothing of the sampling.
+        self._pooled = Slots(self._vocab, capacity.block_size, len(capacity.num_blocks))
         self._open: deque[_StepOnDevice] = deque()  # launched and not collected, in order
         self._ended_s = 0.0  # when the last step was collected
         self._layout = layout_of(
@@ -70,9 +72,22 @@ class CudaBackend:
         A step begins to compute behind the one before it, unless that must be collected first: because the
         host samples rows of it, waits for masks, or says which drafted tokens are accepted.
         """
+        if self.program.pooled:
+            return Deferred(lambda: self._pool(step))
         self._open.append(_StepOnDevice(self, step, masks))
         self._begin_steps()
         return self._open[-1]
+
+    def _pool(self, step: Step) -> StepResult:
+        """Return the vectors of a step's texts, or the error of each."""
+        began_s = time.monotonic()
+        try:
+            return self._pooled.run(step, self.execute, None)
+        except DeviceFault as fault:
+            if not fault.works:
+                raise
+            rows = (RowResult(error=Failure(fault.message)),) * len(step.rows)
+            return StepResult(rows, began_s, time.monotonic())
 
     def _begin_steps(self) -> None:
         for launched in self._open:

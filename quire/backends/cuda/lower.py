@@ -14,6 +14,7 @@ from quire.backends.cuda.adapters import DeviceAdapters
 from quire.backends.cuda.attention import attention, rotated_attention
 from quire.backends.cuda.caches import LayerCache
 from quire.backends.cuda.coded_launches import gather_coded
+from quire.backends.cuda.encoders import embed_segments, pool_rows, row_attention
 from quire.backends.cuda.experts import experts, pair_parts
 from quire.backends.cuda.fused import prepared
 from quire.backends.cuda.kernels.variants import row_block
@@ -21,6 +22,7 @@ from quire.backends.cuda.launch_list import At, Grid, LaunchList, Record, activa
 from quire.backends.cuda.products import adapted_parts, gated_linear, linear, product_scratch_bytes
 from quire.backends.cuda.scratch import row_bytes
 from quire.backends.cuda.step_arrays import StepArrays, StepMemory, rotations_of
+from quire.backends.cuda.text_arrays import TextArrays
 from quire.backends.cuda.weights import DeviceWeight
 from quire.errors import ConfigError
 from quire.program import ops
@@ -72,7 +74,8 @@ def lower(
 def step_memory(lowered: Lowered, memory: Memory) -> StepMemory:
     """Return the memory of the steps of a program."""
     sizes = (*lowered.plan.sizes, ("T", lowered.scratch_row_bytes))
-    return StepMemory(memory, sizes, rotations_of(lowered.program), lowered.adapters)
+    rotations, texts = rotations_of(lowered.program), TextArrays(lowered.program)
+    return StepMemory(memory, sizes, rotations, lowered.adapters, texts)
 
 
 def scratch_row_bytes(program: Program, formats: Mapping[str, str]) -> int:
@@ -88,6 +91,13 @@ def _scratch_row_bytes(op: Op, formats: Mapping[str, str]) -> int:
     if isinstance(op, ops.Linear | ops.GatedLinear):
         return product_scratch_bytes(op, formats)
     return 0
+
+
+# Encoders
+
+record.register(row_attention)
+record.register(embed_segments)
+record.register(pool_rows)
 
 
 # Embedding

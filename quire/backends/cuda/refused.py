@@ -25,9 +25,6 @@ _FOR: dict[type[Op], tuple[str, str]] = {
     ops.GatedRecurrence: ("recurrent states", _ON_CPU),
     ops.DeltaRule: ("recurrent states (the gated delta rule)", _ON_CPU),
     ops.StateSpace: ("recurrent states (Mamba-2)", _ON_CPU),
-    ops.RowAttention: ("encoders", _ON_CPU),
-    ops.EmbedSegments: ("encoders", _ON_CPU),
-    ops.PoolRows: ("vectors of texts", _ON_CPU),
     ops.PreviousHidden: ("prediction layers", "leave speculative at 'auto'"),
     **dict.fromkeys(
         (ops.Patches, ops.MixedRows, ops.RotaryAt, ops.JoinRows, ops.MeanOfRows, ops.PlaceImages),
@@ -46,6 +43,9 @@ def require_kernels(program: Program, storage: Mapping[str, Storage]) -> None:
             raise ConfigError(f"the cuda backend has no kernel for {type(op).__name__}", _ON_CPU)
         if isinstance(op, ops.Experts):
             _require_experts(op)
+        if isinstance(op, ops.RowAttention) and op.distances is not None:
+            problem = "the cuda backend has no kernels for attention with biases of distances (MPNet)"
+            raise ConfigError(problem, _ON_CPU)
     for op in program:
         _require_multiples(op, storage)
         _require_in_order(op, storage)
@@ -63,8 +63,8 @@ def _require_multiples(op: Op, storage: Mapping[str, Storage]) -> None:
             form = coded_form(kept := storage[spec.name])
             if len(spec.shape) > 1 and (adapted or kept.kind in DTYPES or (form and form.kind.is_float)):
                 sizes[f"{spec.name} has {spec.shape[-1]} inputs"] = spec.shape[-1]
-    elif isinstance(op, ops.Attention | ops.Rotary):
-        values = (op.k, op.v) if isinstance(op, ops.Attention) else (op.x,)
+    elif isinstance(op, ops.Attention | ops.RowAttention | ops.Rotary):
+        values = (op.x,) if isinstance(op, ops.Rotary) else (op.k, op.v)
         sizes = {f"heads have {value.shape[-1]} numbers": value.shape[-1] for value in values}
     for what, size in sizes.items():
         if size % MULTIPLE:

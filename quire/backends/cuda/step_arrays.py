@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ from quire.backends.cuda.adapters import DeviceAdapters, StepAdapters
 from quire.backends.cuda.fused import RotatedAttention
 from quire.backends.cuda.memory import ReusedMemory
 from quire.backends.cuda.slot_tables import SlotTables
+from quire.backends.cuda.text_arrays import TextArrays
 from quire.program.batch import Batch
 from quire.program.ops import Rotary
 from quire.program.program import Count, Program
@@ -43,6 +44,7 @@ class StepArrays:
     values: Sequence[DeviceArray]
     scratch: DeviceArray
     adapters: StepAdapters
+    texts: Mapping[Hashable, DeviceArray]  # of encoders, by the names of text_arrays
 
 
 class StepMemory:
@@ -58,9 +60,11 @@ class StepMemory:
         sizes: Sequence[tuple[Count, int]],
         ropes: Sequence[Rope],
         adapters: DeviceAdapters,
+        texts: TextArrays,
     ) -> None:
         self._memory = memory
         self._adapters = adapters
+        self._texts = texts
         self._sizes = sizes
         self._ropes = ropes
         self._rows: dict[Count, int] = {"T": 0, "L": 0}
@@ -84,10 +88,12 @@ class StepMemory:
         else:
             own, rows = tables.changes(), batch.slots[rows]
         kinds, places = self._adapters.numbers(batch)
+        texts = self._texts.of(batch)
         integers = [batch.token_ids, batch.positions, rows, batch.row_offsets, batch.logit_rows]
         integers += places.values()
         of_counts = [*(array.astype(_INT) for array in integers), *rotations]  # sizes depend on the counts
-        placed = self._uploads.upload([*of_counts, *(array.astype(_INT) for array in own)])
+        placed = self._uploads.upload([*of_counts, *(array.astype(_INT) for array in own), *texts.values()])
+        placed, of_texts = placed[: len(placed) - len(texts)], placed[len(placed) - len(texts) :]
         token_ids, positions, token_rows, row_offsets, logit_rows, *rest = placed[: len(of_counts)]
         adapted, turned = rest[: len(places)], rest[len(places) :]
         first, *others = placed[len(of_counts) :]
@@ -108,6 +114,7 @@ class StepMemory:
             values=values,
             scratch=scratch,
             adapters=StepAdapters(kinds, dict(zip(places, adapted, strict=True))),
+            texts=dict(zip(texts, of_texts, strict=True)),
         )
 
     def _values(self, counts: dict[Count, int]) -> list[DeviceArray]:

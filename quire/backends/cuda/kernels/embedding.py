@@ -117,3 +117,21 @@ def gather_coded_rows(
     if SHIFT == "minimums":
         value += numbers_of(minimums, minimum_codes, column, row, inside, count, how, "", SCALES)
     tl.store(out + token.to(tl.int64) * width + column, value, mask=inside)
+
+
+@triton.jit
+def pool_rows(out, x, logit_rows, token_rows, row_offsets, width, first_alone, BLOCK: tl.constexpr):
+    """out[l] = the mean of x [T, width] over the tokens of logit row l's row, or the first if first_alone.
+
+    Sums are in float64, in the order of the tokens. Grid (L, width / BLOCK). Reads each number once.
+    """
+    row = tl.load(token_rows + tl.load(logit_rows + tl.program_id(0)))
+    begin, end = tl.load(row_offsets + row), tl.load(row_offsets + row + 1)
+    end = tl.where(first_alone > 0, begin + 1, end)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside, sums = column < width, tl.zeros((BLOCK,), tl.float64)
+    first = x + begin.to(tl.int64) * width + column
+    for token in range(begin, end):
+        sums += tl.load(first + (token - begin) * width, mask=inside, other=0.0).to(tl.float64)
+    mean = sums / (end - begin).to(tl.float64)
+    tl.store(out + tl.program_id(0).to(tl.int64) * width + column, mean.to(tl.float32), mask=inside)

@@ -120,6 +120,7 @@ _GATES = ("silu", "gelu_tanh")
 def _rows() -> Iterator[Variant]:
     gather = "out:*fp32 rows:*i32 table:*{table} count:i32 width:i32"
     packed = "out:*fp32 rows:*i32 values:*{values} scales:*i8 channels:*fp32 count:i32 width:i32"
+    pooled = "out:*fp32 x:*fp32 logit_rows:*i32 token_rows:*i32 row_offsets:*i32 width:i32 first_alone:i32"
     norm = "out:*fp32 total:*fp32 x:*fp32 y:*fp32 weight:*fp32"
     for block in ROW_BLOCKS:
         how: Constants = {"BLOCK": block}
@@ -127,6 +128,7 @@ def _rows() -> Iterator[Variant]:
             yield Variant("gather_rows", types_of(gather, table=table), how)
         yield Variant("gather_int8_rows", types_of(packed, values="i8"), how)
         yield Variant("gather_int4_rows", types_of(packed, values="u8"), how)
+        yield Variant("pool_rows", types_of(pooled), how)
         for add, weight in ((False, True), (True, True), (False, False)):
             own = how | {"ADD": add, "WEIGHT": weight}
             yield Variant("rms_norm", types_of(f"{norm} width:i32 eps:fp32 offset:fp32"), own)
@@ -199,9 +201,9 @@ def _quantized() -> Iterator[Variant]:
 
 def _adapters() -> Iterator[Variant]:
     rows = "adapters:*i32 table:*i64"
-    down = _types(f"partial:*fp32 x:*fp32 {rows} tokens:i32 tile_tokens:i32 inputs:i32")
+    down = types_of(f"partial:*fp32 x:*fp32 {rows} tokens:i32 tile_tokens:i32 inputs:i32")
     sizes = "tokens:i32 tile_tokens:i32 segments:i32 outputs:i32"
-    up = _types(f"out:*fp32 partial:*fp32 {rows} scales:*fp32 {sizes}")
+    up = types_of(f"out:*fp32 partial:*fp32 {rows} scales:*fp32 {sizes}")
     for precision in PRECISIONS.values():
         how: Constants = {"PRECISION": precision, "BLOCK_M": ADAPTER_TILE["BLOCK_M"]}
         yield Variant("adapter_down", down, how | {"BLOCK_K": ADAPTER_TILE["BLOCK_K"]}, stages=4)
