@@ -29,6 +29,8 @@ TEXTS = [[2, 9, 3], [2, 7, 8, 3, 11, 12, 3], [5], [2, *range(5, 40), 3]]
 
 def encoder(name: str, method: Any = "mean") -> Program:
     config = {key: SIZES.get(key, value) for key, value in ENCODERS[name].items()}
+    if name == "ModernBert":  # whose first layer sees everything, and the second one its reach
+        config["num_hidden_layers"] = 2
     return fuse(read_encoder(f"{name}Model", config, Pooling("embed", method, separator=3)).program)
 
 
