@@ -40,8 +40,8 @@ def make(model: str, **options: Any) -> LLM:
     return LLM(model, **{"max_model_len": 64, **how, **options})
 
 
-def ask(llm: LLM) -> list[Any]:
-    outputs = llm.generate([{"prompt_token_ids": ids} for ids in PROMPTS], PARAMS, use_tqdm=False)
+def ask(llm: LLM, params: list[SamplingParams] = PARAMS) -> list[Any]:
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in PROMPTS], params, use_tqdm=False)
     llm.engine.scheduler.check()
     return outputs
 
@@ -102,9 +102,13 @@ def test_same_bits_on_a_cache_hit_and_from_a_store(
     other.close()
 
 
-def test_same_bits_after_preemption(model: str, alone: list[str]) -> None:
+def test_same_bits_after_preemption(model: str) -> None:
+    longer = [replace(one, max_tokens=10) for one in PARAMS]
+    alone = make(model, enable_prefix_caching=False, max_num_seqs=1)
+    wanted = [fingerprint(output) for output in ask(alone, longer)]
+    alone.close()
     token_bytes = read_model(CHECKPOINT).program.kv_token_bytes(4)
     llm = make(model, max_model_len=24, kv_cache_memory_bytes=token_bytes * 40, enable_prefix_caching=False)
-    assert [fingerprint(output) for output in ask(llm)] == alone
+    assert [fingerprint(output) for output in ask(llm, longer)] == wanted
     assert llm.engine.scheduler.num_preemptions > 0
     llm.close()

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from constrained import verify_all
 from hashed import hashed, lazy
-from on_accelerator import wide, write_checkpoint
+from on_accelerator import CHECKPOINT, write_checkpoint
 from tiny import VOCAB
 
 from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.backends.cuda.kernels.variants import variants
 from quire.backends.cuda.manifest import launch_key
+from quire.models import read_model
 
 __all__ = ["lazy"]
 _RANDOM = np.random.default_rng(5)
@@ -112,7 +113,7 @@ def test_alone_and_after_preemption(model: str, lazy: None, wanted: Found) -> No
     names = ["repetition", "frequency", "top-p", "bias"]
     for name in names:
         same(ask(make(model, "cuda-interpreted", max_num_seqs=1), [name]), wanted)
-    token_bytes = wide("qwen3").program.kv_token_bytes(4)
+    token_bytes = read_model(CHECKPOINT).program.kv_token_bytes(4)
     few = {"kv_cache_memory_bytes": token_bytes * 48, "max_model_len": 32, "enable_prefix_caching": False}
     llm = make(model, "cuda-interpreted", max_steps_in_flight=2, **few)
     same(ask(llm, names), wanted)
