@@ -84,7 +84,7 @@ def most_stack_bytes(variant: Variant, target: str) -> int:
     if variant.kernel.startswith("attend"):
         return 640
     large = variant.tensor_cores == "integer" and (target == "sm_100" or "TABLE" in variant.constants)
-    return 320 if large else 128
+    return 384 if large else 128
 
 
 def variants() -> Iterator[Variant]:
