@@ -90,12 +90,15 @@ def coded_variants() -> Iterator[Variant]:
     yield Variant("quantize_whole_rows", whole, {"BLOCK": WHOLE_ROW_BLOCK})
     for (kind, common), size in product(_KINDS.items(), (SMALL, LARGE)):
         yield from _products(kind, size, common)
+    gathers = dict[str, Variant]()  # kinds that differ in their units alone share one
     for kind in (kind for kind, common in _KINDS.items() if common or kind.shift == "minimums"):
         own = kind.constants()
         own |= {"SHIFT": kind.shift, "BLOCK": GATHERED_BLOCK}
         del own["UNIT"]
         sizes = "table:*fp32 count:i32 width:i32 group:i32 block:i32 brain:i32 offset:i32"
-        yield Variant("gather_coded_rows", types_of(f"out:*fp32 rows:*i32 {_arrays(kind)} {sizes}"), own)
+        one = Variant("gather_coded_rows", types_of(f"out:*fp32 rows:*i32 {_arrays(kind)} {sizes}"), own)
+        gathers[one.key] = one
+    yield from gathers.values()
 
 
 def _products(kind: CodedKind, size: str, grouped: bool) -> Iterator[Variant]:
