@@ -291,8 +291,10 @@ struct StoredBlocks {
       const int64_t page = w.page(start + i * kPanel) * kPanel;
       keys[i] = (const T*)w.cache.keys + page * w.dim;
       values[i] = (const T*)w.cache.values + page * w.value_dim;
-      key_scales[i] = w.cache.key_scales + page;
-      value_scales[i] = w.cache.value_scales + page;
+      if constexpr (Form == KVFormat::int8) {
+        key_scales[i] = w.cache.key_scales + page;
+        value_scales[i] = w.cache.value_scales + page;
+      }
     }
   }
 };
