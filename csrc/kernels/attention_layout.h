@@ -209,7 +209,7 @@ void lay_latent_keys(const Work& w, int64_t start, int64_t low, int64_t high) {
       if constexpr (Pairs) {
         square[i] = load_as<U>(from);
       } else {
-        square[i] = (U)Stored<Form>::widen(from);
+        square[i] = (U)load_stored<Form>(from);
       }
     }
     exchange(square);

@@ -37,7 +37,7 @@ QUIRE_INLINE bool write_head(const float* x, int64_t dim, int64_t stride, uint8_
     T narrow[kLanes];
     store_as(narrow, Stored<Form>::narrow(values));
     for (int64_t i = 0; i < least(kLanes, dim - d); ++i) ((T*)to)[(d + i) * stride] = narrow[i];
-    F read = Stored<Form>::widen(narrow);
+    F read = load_stored<Form>(narrow);
     if constexpr (Form == KVFormat::int8) read *= *scale;
     top = max(top, (I)abs(read));
   }

@@ -74,7 +74,7 @@ QUIRE_INLINE F sum_each(const F (&vectors)[kLanes]) {
   return sum;
 }
 
-// The type of each format, and conversion of 16 numbers, or of a part of them, to floats and back.
+// The type of each format; conversion of a part of 16 numbers to floats, and of 16 floats to the format.
 
 template <KVFormat>
 struct Stored;
@@ -82,7 +82,6 @@ struct Stored;
 template <>
 struct Stored<KVFormat::f32> {
   using Type = float;
-  static QUIRE_INLINE F widen(const float* from) { return load(from); }
   static QUIRE_INLINE Part part(const float* from) { return load_as<Part>(from); }
   static QUIRE_INLINE F narrow(F x) { return x; }
 };
@@ -90,7 +89,6 @@ struct Stored<KVFormat::f32> {
 template <>
 struct Stored<KVFormat::f16> {
   using Type = uint16_t;
-  static QUIRE_INLINE F widen(const uint16_t* from) { return load_f16(from); }
   static QUIRE_INLINE Part part(const uint16_t* from) { return load_part_f16(from); }
   static QUIRE_INLINE H narrow(F x) { return to_f16(x); }
 };
@@ -98,7 +96,6 @@ struct Stored<KVFormat::f16> {
 template <>
 struct Stored<KVFormat::bf16> {
   using Type = uint16_t;
-  static QUIRE_INLINE F widen(const uint16_t* from) { return from_bf16(load_as<H>(from)); }
   static QUIRE_INLINE Part part(const uint16_t* from) { return (Part)(load_part_u16(from) << 16); }
   static QUIRE_INLINE H narrow(F x) { return to_bf16(x); }
 };
@@ -106,12 +103,19 @@ struct Stored<KVFormat::bf16> {
 template <>
 struct Stored<KVFormat::int8> {
   using Type = int8_t;
-  static QUIRE_INLINE F widen(const int8_t* from) { return to_float(load_s8(from)); }
   static QUIRE_INLINE Part part(const int8_t* from) {
     return __builtin_convertvector(load_part_s8(from), Part);
   }
   static QUIRE_INLINE S8 narrow(F x) { return __builtin_convertvector(to_int(x), S8); }
 };
+
+// Loads 16 numbers as floats.
+template <KVFormat Form>
+QUIRE_INLINE F load_stored(const typename Stored<Form>::Type* from) {
+  Split<Part> out;
+  for (int i = 0; i < kParts; ++i) out.parts[i] = Stored<Form>::part(from + i * kPartLanes);
+  return joined(out);
+}
 
 // Returns a pointer to 16 readable elements: `from` if `count` >= 16, else a zero-padded copy.
 template <typename T>

@@ -14,7 +14,7 @@ template <KVFormat Form>
 QUIRE_INLINE F read(const uint8_t* from, int64_t channel, int64_t count) {
   using T = typename Stored<Form>::Type;
   T copy[kLanes];
-  return Stored<Form>::widen(readable((const T*)from + channel, count, copy));
+  return load_stored<Form>(readable((const T*)from + channel, count, copy));
 }
 
 template <KVFormat Form>
@@ -30,7 +30,7 @@ template <KVFormat Form>
 QUIRE_INLINE F load_as_kept(const float* from, int64_t count) {
   typename Stored<Form>::Type narrow[kLanes];
   store_as(narrow, Stored<Form>::narrow(load_some(from, count)));
-  return Stored<Form>::widen(narrow);
+  return load_stored<Form>(narrow);
 }
 
 template <KVFormat Form>
