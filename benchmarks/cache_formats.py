@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 
-import numpy as np
+from latent_attention import BLOCK, attention_s
 
 from quire.backends.native import _core
+from quire.backends.native.device import usable_cores
 from quire.environment import instruction_set
 
-BLOCK = 16
 FORMATS = ("float32", "float16", "bfloat16", "int8")
 
 
@@ -48,25 +47,7 @@ class Layers:
 
     def seconds(self, rows: int, tokens: int, context: int) -> float:
         """Compute the last `tokens` of `context` positions, in each of `rows` sequences."""
-        count, blocks = rows * tokens, -(-context // BLOCK)
-        tables = np.arange(rows * blocks).reshape(rows, blocks)
-        begin = time.perf_counter()
-        self.native.run(
-            np.zeros(count, np.int64),
-            np.tile(np.arange(context - tokens, context), rows),
-            np.arange(0, count + 1, tokens),
-            [tables],
-            np.arange(rows),
-            np.zeros(rows, np.int64),
-            np.zeros(0, np.int64),
-            [],
-            [],
-            self.out,
-            1,
-            [],
-            None,
-        )
-        return time.perf_counter() - begin
+        return attention_s(self.native, self.out, rows, tokens, context)
 
 
 def main() -> None:
@@ -74,7 +55,7 @@ def main() -> None:
     for name, default in {"heads": 32, "groups": 8, "dim": 64, "layers": 16, "context": 4096}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=_core.num_cores())
+    parser.add_argument("--threads", type=int, default=usable_cores())
     given = parser.parse_args()
     isa = instruction_set() or _core.isas()[0]
     pool = _core.Native(isa, given.threads)

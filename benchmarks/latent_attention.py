@@ -49,25 +49,30 @@ class Form:
 
     def seconds(self, rows: int, tokens: int, context: int) -> float:
         """Compute the last `tokens` of `context` positions, in each of `rows` sequences."""
-        count, blocks = rows * tokens, -(-context // BLOCK)
-        tables = np.arange(rows * blocks).reshape(rows, blocks)
-        begin = time.perf_counter()
-        self.native.run(
-            np.zeros(count, np.int64),
-            np.tile(np.arange(context - tokens, context), rows),
-            np.arange(0, count + 1, tokens),
-            [tables],
-            np.arange(rows),
-            np.zeros(rows, np.int64),
-            np.zeros(0, np.int64),
-            [],
-            [],
-            self.out,
-            1,
-            [],
-            None,
-        )
-        return time.perf_counter() - begin
+        return attention_s(self.native, self.out, rows, tokens, context)
+
+
+def attention_s(native: _core.Native, out: int, rows: int, tokens: int, context: int) -> float:
+    """Return the seconds that a program takes for the last `tokens` of `context` positions of sequences."""
+    count, blocks = rows * tokens, -(-context // BLOCK)
+    tables = np.arange(rows * blocks).reshape(rows, blocks)
+    begin = time.perf_counter()
+    native.run(
+        np.zeros(count, np.int64),
+        np.tile(np.arange(context - tokens, context), rows),
+        np.arange(0, count + 1, tokens),
+        [tables],
+        np.arange(rows),
+        np.zeros(rows, np.int64),
+        np.zeros(0, np.int64),
+        [],
+        [],
+        out,
+        1,
+        [],
+        None,
+    )
+    return time.perf_counter() - begin
 
 
 def expansion(heads: int, pool: _core.Native, context: int) -> Callable[[], float]:
