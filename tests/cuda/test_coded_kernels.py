@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from coded import coded
+from coded import GGUF_KINDS, coded
 from on_accelerator import interpreted
 from tiny import Paged, same_bits
 
@@ -33,15 +33,7 @@ from quire.weights.plan import WeightPlan
 NF4 = tuple(float(np.float32(x)) for x in np.linspace(-1, 1, 16) ** 3)
 # Every number of bits, unit of sums, form of scales, and what is added to them, as the formats have them.
 INTEGERS: dict[str, dict[str, Any]] = {
-    "q4_0": {"bits": 4, "table": "offset"},
-    "q4_1": {"bits": 4, "minimums": "f16"},
-    "q5_0": {"bits": 5, "table": "offset"},
-    "q8_0": {"bits": 8, "table": "signed"},
-    "q2_k": {"bits": 2, "group": 16, "scales": "i8", "minimums": "i8"},
-    "q3_k": {"bits": 3, "table": "offset", "group": 16, "scales": "i8"},
-    "q4_k": {"bits": 4, "scales": "u6", "minimums": "u6"},
-    "q5_k": {"bits": 5, "scales": "u6", "minimums": "u6"},
-    "q6_k": {"bits": 6, "table": "offset", "group": 16, "scales": "i8"},
+    **GGUF_KINDS,
     "iq4_xs": {"bits": 4, "table": "iq4nl", "scales": "i8", "group": 16},
     "mxfp4": {"bits": 4, "table": "fp4", "scales": "e8m0"},
     "nvfp4": {"bits": 4, "table": "fp4", "group": 16, "scales": "e4m3"},

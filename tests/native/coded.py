@@ -12,6 +12,19 @@ from quire.quantize.coded import Coded, pack_codes
 from quire.quantize.kinds import StoredWeight
 from quire.quantize.scales import FORMATS, Scales
 
+# What `coded` takes for kinds of GGUF that are integers.
+GGUF_KINDS: dict[str, dict[str, Any]] = {
+    "q4_0": {"bits": 4, "table": "offset"},
+    "q4_1": {"bits": 4, "minimums": "f16"},
+    "q5_0": {"bits": 5, "table": "offset"},
+    "q8_0": {"bits": 8, "table": "signed"},
+    "q2_k": {"bits": 2, "group": 16, "scales": "i8", "minimums": "i8"},
+    "q3_k": {"bits": 3, "table": "offset", "group": 16, "scales": "i8"},
+    "q4_k": {"bits": 4, "scales": "u6", "minimums": "u6"},
+    "q5_k": {"bits": 5, "scales": "u6", "minimums": "u6"},
+    "q6_k": {"bits": 6, "table": "offset", "group": 16, "scales": "i8"},
+}
+
 
 class Header(NamedTuple):
     """The header of a tensor that is in memory."""

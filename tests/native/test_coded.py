@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from coded import Mixed, coded
+from coded import GGUF_KINDS, Mixed, coded
 from lowered import ISAS, OneOp, distance, on_native, on_reference, planned
 from tiny import same_bits
 
@@ -21,15 +21,7 @@ W = Names("w")
 
 # What kernels multiply: every number of bits, size of groups, and form of scales, minimums and zeros.
 KINDS: dict[str, dict[str, Any]] = {
-    "q4_0": {"bits": 4, "table": "offset"},
-    "q4_1": {"bits": 4, "minimums": "f16"},
-    "q5_0": {"bits": 5, "table": "offset"},
-    "q8_0": {"bits": 8, "table": "signed"},
-    "q2_k": {"bits": 2, "group": 16, "scales": "i8", "minimums": "i8"},
-    "q3_k": {"bits": 3, "table": "offset", "group": 16, "scales": "i8"},
-    "q4_k": {"bits": 4, "scales": "u6", "minimums": "u6"},
-    "q5_k": {"bits": 5, "scales": "u6", "minimums": "u6"},
-    "q6_k": {"bits": 6, "table": "offset", "group": 16, "scales": "i8"},
+    **GGUF_KINDS,
     "awq": {"bits": 4, "group": 128, "zeros": True},
     "gptq of a row": {"bits": 4, "group": None, "zeros": True, "scales": "bf16"},
     "w8a16": {"bits": 8, "table": "offset", "group": 64, "scales": "bf16"},
