@@ -1,4 +1,4 @@
-"""Where the core's threads run, and that their caller does not notice."""
+"""Where the core's threads run, that their caller does not notice, and what becomes of their errors."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from quire.backends.native import _core
 from quire.models import read_model
 
 ALL = os.sched_getaffinity(0)
-WIDTH = (
-    1 << 18
-)  # of an MLP: the rows of a tile for an adapter take 10 MB, which threads allocate as they compute
+WIDTH = 1 << 18  # of an MLP: a tile of rows for an adapter takes 10 MB, which its thread allocates
 NO_MEMORY = """
 import resource, sys
 from quire import LLM, SamplingParams
