@@ -36,6 +36,8 @@ from quire.backends.cuda import graphs, lower, segments
 from quire.backends.cuda.accelerator import Accelerator, Argument, DeviceArray, Launch
 from quire.backends.cuda.backend import CudaBackend
 from quire.backends.cuda.caches import token_bytes
+from quire.backends.cuda.coded_form import CodedForm, coded_form
+from quire.backends.cuda.coded_launches import CodedArguments, coded_row, coded_tiles
 from quire.backends.cuda.device import CudaDevice
 from quire.backends.cuda.kernels.variants import (
     INTEGERS,
@@ -134,6 +136,7 @@ CODED: dict[str, tuple[int, str, int, Any, str]] = {
     "awq": (4, "unsigned", 128, None, "zeros"),
     "mlx of 8 bits": (8, "unsigned", 64, None, "minimums"),
 }
+TIMED = ("mxfp4", "q4_k", "q6_k", "q8_0")  # of them
 ANY = SamplingParams(temperature=0.8, logprobs=1, max_tokens=4096)
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -209,12 +212,10 @@ def random_integers(rng: np.random.Generator, parts: Sequence[tuple[Any, ...]]) 
     """Return values, scales and channels of a packed weight, repeated after a prime number of them."""
     some = rng.integers(0, 256, 1_000_003, np.uint8)
     (values, kind), (scales, of_scales), (channels, _) = parts
-    whole = of_scales == INT8
-    own = some % 127 + 1 if whole else np.exp2(some % 4 - 2.0)  # of MXFP4: powers of two
-    small = 1e-4 / np.sqrt(np.prod(values) / np.prod(channels)) if whole else 1.0
+    small = 1e-4 / np.sqrt(np.prod(values) / np.prod(channels))
     return [
         np.resize(some, values).view(kind),
-        np.resize(own, scales).astype(of_scales),
+        np.resize(some % 127 + 1, scales).astype(of_scales),
         np.full(channels, small, np.float32),
     ]
 
@@ -258,6 +259,43 @@ class Integers:
         args: tuple[Argument, ...] = (out, *parts, *self.weight, none, rows, self.outputs, spans)
         how = {"KIND": self.format, "BIAS": False, **tile}
         return [first, Launch("quantized_product", grid, args, how)]
+
+
+@dataclass
+class Codes(Integers):
+    """The same of a weight in codes of another format, of which only the sizes matter."""
+
+    def __post_init__(self) -> None:
+        spec, few = WeightSpec("w", (16, 256), ("w",)), np.zeros((16, 256), np.float32)
+        self.form = need_form(_stored(spec, few, self.format))
+        some = np.random.default_rng(1).integers(0, 256, 1_000_003, np.uint8)
+        self.weight = [
+            self.piece.array(
+                np.resize(some, shape).view(dtype) if dtype.itemsize == 1 else np.ones(shape, dtype)
+            )
+            for shape, dtype in self.form.parts((self.outputs, self.inputs)).values()
+        ]
+
+    def launches(self, rows: int, out: DeviceArray) -> list[Launch]:
+        spans, piece, form = self.inputs // SPAN, self.piece, self.form
+        x, none = piece.array(random_floats(2, (rows, self.inputs), FLOAT)), piece.empty(64)
+        weight = DeviceWeight(form.format, (self.outputs, self.inputs), tuple(self.weight))
+        own = CodedArguments.of(weight, form, none)
+        parts = [piece.empty(rows, width, dtype=kind) for width, kind in coded_row(form, self.inputs)]
+        order = piece.array(np.zeros(1, np.int32))
+        how = {"SPAN_INPUTS": form.span, "UNIT": form.kind.unit}
+        first = Launch("quantize_coded_rows", (rows, spans, 1), (*parts, x, order, self.inputs, 0), how)
+        tile = coded_tiles(form)(rows)
+        grid = (-(-self.outputs // int(tile["BLOCK_N"])), -(-rows // int(tile["BLOCK_M"])), 1)
+        args: tuple[Argument, ...] = (out, *parts, *own.arrays, none, rows, self.outputs, spans)
+        return [first, Launch("coded_product", grid, (*args, *own.numbers, 0), tile)]
+
+
+def need_form(weight: StoredWeight) -> CodedForm:
+    """Return the form of a weight in codes. Raises ValueError for another one."""
+    if (form := coded_form(weight.storage)) is None:
+        raise ValueError(f"{weight.storage} has no codes")
+    return form
 
 
 # Whole models
@@ -695,8 +733,9 @@ def check_speed(piece: Piece) -> None:
             out = piece.empty(rows, outputs)
             took_s = piece.seconds([product(piece, x, weight, out) for weight in weights], repeats) / copies
             _rates(piece, "bf16", rows, outputs, inputs, 2 * size, took_s)
-        for format in INTEGERS:
-            many_weights = [Integers(piece, format, outputs, inputs) for _ in range(copies)]
+        for format in (*INTEGERS, *TIMED):
+            of = Integers if format in INTEGERS else Codes
+            many_weights = [of(piece, format, outputs, inputs) for _ in range(copies)]
             for rows in (*few, *many):
                 out = piece.empty(rows, outputs)
                 launches = [one for own in many_weights for one in own.launches(rows, out)]

@@ -80,6 +80,7 @@ def test_kernels_of_the_script_and_of_the_self_check_were_compiled(
     names = {key.partition("(")[0] for key in asked}
     assert {"attend", "feed_tokens", "choose_tokens", "token_logprobs", "scale", "add"} <= names
     assert {"rope_and_kv", "list_segments", "attend_segments", "merge_segments"} <= names
+    assert any("TABLE=fp4" in key for key in asked)
 
 
 def test_all_pieces_are_tested(script: Any) -> None:
