@@ -70,15 +70,15 @@ ROOMS = (
     ),
     Room(
         "cuda",
-        3_910,
+        4_285,
         "the backend on NVIDIA GPUs: launches of programs, which they are, codes of other formats, adapters, "
-        "encoders, graphs, memory, the driver, the interpreted stand-in; could be deleted with its lines in "
-        "backends/device.py",
+        "states, encoders, graphs, memory, the driver, the interpreted stand-in; could be deleted with its "
+        "lines in backends/device.py",
         ("backends/cuda",),
     ),
     Room(
         "cuda kernels",
-        2_780,
+        3_245,
         "Triton kernels, compiled ahead of time, also for codes of other formats, and the list of what is "
         "compiled",
         ("backends/cuda/kernels",),

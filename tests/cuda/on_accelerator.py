@@ -30,6 +30,21 @@ _WIDER = {
     "shared_expert_intermediate_size": 16,
     "sliding_window": 9,  # shorter than the prompts of tests
     "attention_chunk_size": 9,
+    "moe_shared_expert_intermediate_size": 16,
+    "shared_intermediate_size": 16,
+    "moe_latent_size": 16,
+    "hidden_size_per_layer_input": 16,
+    "laurel_rank": 16,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "block_multiple_of": 16,
+    "linear_value_head_dim": 4,
+    "mamba_d_head": 32,
+    "mamba_d_ssm": 128,
+    "mamba_head_dim": 8,
 }
 
 
@@ -57,11 +72,11 @@ def wide(name: str, **others: Any) -> Model:
 CHECKPOINT = wide_config("qwen3", num_hidden_layers=1)
 
 
-def write_checkpoint(folder: Path) -> str:
-    """Write a checkpoint of a tiny model of one layer with random weights; return the folder."""
-    weights = random_weights(read_model(CHECKPOINT).program)
+def write_checkpoint(folder: Path, config: Mapping[str, Any] = CHECKPOINT) -> str:
+    """Write a checkpoint of a tiny model with random weights, by default of one layer; return the folder."""
+    weights = random_weights(read_model(config).program)
     save_file({name: weight.array for name, weight in weights.items()}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(CHECKPOINT))
+    (folder / "config.json").write_text(json.dumps(config))
     return str(folder)
 
 
@@ -73,11 +88,12 @@ def interpreted(
     block_size: int,
     kv_cache_dtype: str = "auto",
     num_slots: int = 8,
+    num_snapshots: int = 0,
     **_: Any,
 ) -> CudaBackend:
     """What Paged makes its backend with."""
     accelerator = InterpretedAccelerator()
     dtype = "float32" if kv_cache_dtype == "auto" else kv_cache_dtype
-    capacity = Capacity(num_blocks, block_size, dtype, num_slots)
+    capacity = Capacity(num_blocks, block_size, dtype, num_slots, num_snapshots)
     stored = {n: w if isinstance(w, StoredWeight) else Dense(w.array) for n, w in weights.items()}
     return CudaBackend(program, place_weights(program, stored, accelerator), accelerator, capacity)

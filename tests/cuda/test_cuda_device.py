@@ -18,7 +18,7 @@ from tiny import VOCAB, Paged, random_weights, tiny
 from quire.backends.backend import Capacity
 from quire.backends.cuda.accelerator import DeviceArray, Launch
 from quire.backends.cuda.asked import require_compiled
-from quire.backends.cuda.caches import DeviceCaches, token_bytes
+from quire.backends.cuda.caches import DeviceCaches
 from quire.backends.cuda.device import CudaDevice, cuda_device
 from quire.backends.cuda.device_slots import DeviceSlot
 from quire.backends.cuda.draws import StepDraws
@@ -36,7 +36,7 @@ from quire.config import EngineConfig
 from quire.errors import ConfigError
 from quire.models import read_model
 from quire.program import ops
-from quire.program.caches import PagedKV, PagedLatent, SlotState
+from quire.program.caches import PagedKV, SlotState
 from quire.program.passes import adaptable, fuse
 from quire.quantize.coded import CodedStorage
 from quire.quantize.groups import GroupStorage
@@ -68,9 +68,6 @@ def test_a_name_that_no_device_has_is_refused(name: str) -> None:
 
 def test_refusals_say_what_to_do(device: CudaDevice) -> None:
     program = tiny("llama").program
-    for spec, use in ((PagedLatent(8, 4), "MLA"), (SlotState((0,), 4, 3), "recurrent states")):
-        with pytest.raises(ConfigError, match=use):
-            token_bytes(spec, "float32")
     weight = next(iter(program.weights().values()))
     odd = CodedStorage("gptq", 4, "unsigned", 24, ScaleForm("f16"), zeros=True)
     for kind in (GroupStorage("int3", 3), odd, MixedStorage((FloatStorage("bf16"), odd))):
@@ -142,6 +139,16 @@ def test_memory_is_counted_before_anything_is_loaded(device: CudaDevice) -> None
     assert all(part.offset % 256 == 0 for part in parts)
 
 
+def test_states_take_what_their_specs_say(device: CudaDevice) -> None:
+    program, accelerator = fuse(wide("qwen3_5").program), InterpretedAccelerator()
+    DeviceCaches(accelerator, program, [0] * len(program.cache_groups), 16, "int8", 5, 3)
+    states = [spec for spec in program.caches if isinstance(spec, SlotState)]
+    kept = sum(5 * spec.slot_bytes + 3 * spec.snapshot_bytes for spec in states)
+    blocks = sum(device.block_bytes(spec, "int8", 16) for spec in program.caches)
+    assert kept > blocks > 0
+    assert kept + blocks <= accelerator.num_bytes <= kept + blocks + 8  # one byte for each empty array
+
+
 def test_memory_of_sampling_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of more rows than a launch draws, with all that takes memory, allocates what was planned."""
     monkeypatch.setattr(InterpretedAccelerator, "launch", lambda *_: None)
@@ -161,7 +168,10 @@ def test_memory_of_sampling_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0.8 * planned < accelerator.num_bytes - before <= planned + 2048
 
 
-FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo2", "granite", "ministral3", "gpt2")
+FAMILIES = (
+    *("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo2", "granite", "ministral3", "gpt2"),
+    *("qwen3_5", "lfm2", "falcon_h1", "gemma4", "gemma3n", "glm4_moe_lite"),
+)
 MIXTURES = ("mixtral", "qwen3_moe", "llama4", "gpt_oss", "glm4_moe", "phimoe", "ernie4_5_moe")
 
 

@@ -45,7 +45,8 @@ def launches_of(program: Program, layout: Layout, capacity: Capacity) -> Iterato
     memory = nowhere.allocate(max(layout.nbytes, 1))
     weights = {place.name: weight_at(place, memory) for place in layout.parts}
     few = [1] * len(capacity.num_blocks)
-    caches = layer_caches(nowhere, program, few, capacity.block_size, capacity.kv_dtype)
+    sizes = (few, capacity.block_size, capacity.kv_dtype, 1, 1)
+    caches = layer_caches(nowhere, program, *sizes)
     lowered = lower(program, weights, caches, capacity.block_size, nowhere)
     steps = step_memory(lowered, nowhere)
     number = max((op.num_experts for op in program if isinstance(op, ops.Experts)), default=1)

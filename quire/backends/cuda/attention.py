@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quire.backends.cuda.accelerator import Argument, Constant, DeviceArray, Launch
+from quire.backends.cuda.caches import LayerCache
 from quire.backends.cuda.fused import RotatedAttention
 from quire.backends.cuda.kernels.variants import CACHES, attention_rows
 from quire.backends.cuda.launch_list import LaunchList, padded_dim
@@ -14,6 +15,11 @@ from quire.program.program import Value
 
 # As Triton calls them.
 _CACHE_TYPES = {"bfloat16": "bf16", "int8": "i8", "float16": "fp16", "float32": "fp32"}
+
+
+def cache_kind(cache: LayerCache) -> str:
+    """Return the format of a cache, as Triton calls it."""
+    return _CACHE_TYPES[cache.keys.dtype.name]
 
 
 def attention(op: ops.Attention, to: LaunchList) -> None:
@@ -40,6 +46,11 @@ def attention(op: ops.Attention, to: LaunchList) -> None:
     _attend(own, op.q)
 
 
+def shared_attention(op: ops.SharedAttention, to: LaunchList) -> None:
+    """Record an attention over the cache of another layer, of all tokens or of those that need logits."""
+    _attend(_Layer(op, to), op.q)
+
+
 def rotated_attention(op: RotatedAttention, to: LaunchList) -> None:
     """Record norms of heads, rotation and the write of keys and values as one launch, then the attention."""
     own, arrays = _Layer(op.attention, to), [to.at(value) for value in (op.q, op.k, op.v)]
@@ -54,7 +65,7 @@ def rotated_attention(op: RotatedAttention, to: LaunchList) -> None:
             *own.cache,
             *(at(step) for at in arrays),
             *weights,
-            *step.rotations[rope],
+            *step.rotations[rope, op.q.count],
             *own.places(step),
             own.heads,
             own.groups,
@@ -77,18 +88,24 @@ def rotated_attention(op: RotatedAttention, to: LaunchList) -> None:
 class _Layer:
     """The sizes of an attention, and the arguments that its launches share."""
 
-    def __init__(self, op: ops.Attention, to: LaunchList) -> None:
-        self.op, self.to = op, to
-        (self.heads, self.dim), (self.groups, _), (_, self.value_dim) = op.q.shape, op.k.shape, op.v.shape
+    def __init__(self, op: ops.Attention | ops.SharedAttention, to: LaunchList) -> None:
+        self.op, self.to, self.count = op, to, op.q.count
+        self.heads, self.dim = op.q.shape
+        self.softcap, self.chunked, self.sinks = None, False, None
+        if isinstance(op, ops.SharedAttention):
+            self.groups, self.value_dim = op.spec.num_heads, op.spec.value_dim
+        else:
+            self.groups, self.value_dim = op.k.shape[0], op.v.shape[1]
+            self.softcap, self.chunked, self.sinks = op.softcap, op.chunked, op.sinks
         self.padded = padded_dim(self.dim, self.value_dim)
         self.table = to.groups[op.layer]
-        cache = to.caches[op.layer]
-        self.scaled, self.kind = cache.key_scales is not None, _CACHE_TYPES[cache.keys.dtype.name]
+        cache = to.paged(op.layer)
+        self.scaled, self.kind = cache.key_scales is not None, cache_kind(cache)
         scales = (cache.key_scales or to.none, cache.value_scales or to.none)
         self.cache: tuple[DeviceArray, ...] = (cache.keys, cache.values, *scales)
         self.shared = self.heads // self.groups
         self.constants: dict[str, Constant] = {
-            "CAP": op.softcap is not None,
+            "CAP": self.softcap is not None,
             "SCALED": self.scaled,
             "PRECISION": CACHES[self.kind],
             "DIM": self.padded,
@@ -98,33 +115,33 @@ class _Layer:
     def places(self, step: StepArrays) -> tuple[Argument, ...]:
         """Return where tokens are in the cache."""
         table = step.block_tables[self.table]
-        return step.positions, step.token_rows, table, table.shape[1]
+        return *step.places[self.count], table, table.shape[1]
 
     @property
     def sizes(self) -> tuple[Argument, ...]:
         widths = (self.heads, self.groups, self.dim, self.value_dim, self.to.block_size)
-        return (*widths, self.op.window or 0, int(self.op.chunked))
+        return (*widths, self.op.window or 0, int(self.chunked))
 
 
 def _attend(own: _Layer, queries: Value) -> None:
-    op, to = own.op, own.to
-    out, q, sinks = to.at(op.out), to.at(queries), to.array(op.sinks)
-    fewest, most = attention_rows(True, own.kind), attention_rows(False, own.kind)
+    op, to, softcap = own.op, own.to, own.softcap or 0.0
+    out, q, sinks, has_sinks = to.at(op.out), to.at(queries), to.array(own.sinks), int(own.sinks is not None)
+    fewest, most = (attention_rows(decode, own.kind, own.padded) for decode in (True, False))
     if own.shared > most:
         problem = f"the cuda backend has no kernel for {own.shared} query heads that share a key head"
         raise ConfigError(problem, f"at most {most} may, with this kv_cache_dtype: use device='native'")
-    shape = SegmentShape(own.table, op.window or 0, op.chunked, own.heads, own.groups, own.value_dim)
-    by_segments = CACHES[own.kind] == "bf16" and op.softcap is None and own.shared <= fewest
+    shape = SegmentShape(own.table, op.window or 0, own.chunked, own.heads, own.groups, own.value_dim)
+    by_segments = CACHES[own.kind] == "bf16" and own.softcap is None and own.shared <= fewest
 
     def launch(step: StepArrays) -> Launch:
         if by_segments and to.segments.most(shape, step):
             return NOTHING
-        count = step.counts["T"]
+        count = step.counts[own.count]
         block = fewest if step.num_rows == count and own.shared <= fewest else most
         tokens = 1 if step.num_rows == count else block // own.shared
         positions, token_rows, table, stride = own.places(step)
         where = (positions, token_rows, positions, step.context_lens, table, stride)  # no ends of images
-        flags = (0, int(op.sinks is not None), op.scale, op.softcap or 0.0)
+        flags = (0, has_sinks, op.scale, softcap)
         args = (out(step), q(step), *own.cache, sinks, *where, count, tokens, *own.sizes, *flags)
         grid = (-(-count // tokens), own.groups, 1)
         return Launch("attend", grid, args, {**own.constants, "BLOCK_M": block})
@@ -141,7 +158,7 @@ def _attend(own: _Layer, queries: Value) -> None:
                 step.counts["T"],
                 *own.sizes,
                 op.scale,
-                op.softcap or 0.0,
+                softcap,
             ),
-            lambda step: (out(step), sinks, int(op.sinks is not None)),
+            lambda step: (out(step), sinks, has_sinks),
         )

@@ -47,7 +47,13 @@ class CudaBackend:
     ) -> None:
         self._accelerator = accelerator
         self._caches = DeviceCaches(
-            accelerator, program, capacity.num_blocks, capacity.block_size, capacity.kv_dtype
+            accelerator,
+            program,
+            capacity.num_blocks,
+            capacity.block_size,
+            capacity.kv_dtype,
+            capacity.max_num_seqs,
+            capacity.num_snapshots,
         )
         lowered = lower(program, weights, self._caches.layers, capacity.block_size, accelerator)
         self.program, self._launches, self._output = lowered.program, lowered.launches, lowered.output
@@ -128,6 +134,7 @@ class CudaBackend:
 
         Those of a batch with rows of one token are followed by logits of rows that were added.
         """
+        self._caches.restores.launch(batch.restored)
         decode = None if tables is None else decode_batch(batch, self._slots.spare)
         step = self._memory.put(decode or batch, tables)
         if tables is not None and batch.token_ids.min() < 0:

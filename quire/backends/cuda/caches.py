@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 
 from quire.backends.cuda.accelerator import Accelerator, DeviceArray, Memory
+from quire.backends.cuda.states import LayerState, Restores, require_states, state_groups
 from quire.backends.kv_cache import KV_DTYPES, KV_ITEM_BYTES, KV_SCALE_BYTES
-from quire.errors import ConfigError
-from quire.program.caches import CacheSpec, PagedKV
+from quire.program.caches import CacheSpec, PagedKV, PagedLatent, SlotState
 from quire.program.program import Program
-
-_KINDS = {"PagedLatent": "latent attention (MLA)", "SlotState": "recurrent states and short convolutions"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +34,18 @@ class LayerCache:
         return tuple(array for array in found if array is not None)
 
 
-def paged(spec: CacheSpec) -> PagedKV:
-    """Return the spec of a cache. Raises ConfigError for one that has no kernels."""
-    if not isinstance(spec, PagedKV):
-        kind = _KINDS[type(spec).__name__]
-        raise ConfigError(f"the cuda backend has no kernels for {kind}", "use device='native'")
-    return spec
-
-
 def token_bytes(spec: CacheSpec, kv_dtype: str) -> int:
     """Return the bytes of a token in one layer. Raises ConfigError for a cache that has no kernels."""
-    return paged(spec).token_bytes(KV_ITEM_BYTES[kv_dtype], KV_SCALE_BYTES.get(kv_dtype, 0))
+    if isinstance(spec, SlotState):
+        return require_states(spec).token_bytes(0)
+    return spec.token_bytes(KV_ITEM_BYTES[kv_dtype], KV_SCALE_BYTES.get(kv_dtype, 0))
 
 
 class DeviceCaches:
     """The cache of each layer, and the contents of blocks of each group: those of its layers in order.
 
-    Each has one block more than `num_blocks`, its last, for rows that are no request's.
+    Each has one block more than `num_blocks`, its last, for rows that are no request's. Groups of states have
+    snapshots instead.
     """
 
     def __init__(
@@ -62,13 +55,22 @@ class DeviceCaches:
         num_blocks: Sequence[int],
         block_size: int,
         kv_dtype: str,
+        num_slots: int = 0,
+        num_snapshots: int = 0,
     ) -> None:
         self._accelerator = accelerator
         with_spare = [number + 1 for number in num_blocks]
-        self.layers = layer_caches(accelerator, program, with_spare, block_size, kv_dtype)
+        sizes = (with_spare, block_size, kv_dtype, num_slots, num_snapshots)
+        self.layers = layer_caches(accelerator, program, *sizes)
         self._groups: list[list[DeviceArray]] = [[] for _ in num_blocks]
+        states = {}
         for cache, group in zip(self.layers, program.layer_groups, strict=True):
-            self._groups[group] += cache.arrays
+            if isinstance(cache, LayerState):
+                states[group] = cache.group
+                self._groups[group] = list(cache.group.snapshots)
+            else:
+                self._groups[group] += cache.arrays
+        self.restores = Restores(accelerator, states)
 
     def block_bytes(self, group: int) -> int:
         return sum(array.rows(0, 1).num_bytes for array in self._groups[group])
@@ -94,14 +96,29 @@ class DeviceCaches:
 
 
 def layer_caches(
-    memory: Memory, program: Program, num_blocks: Sequence[int], block_size: int, kv_dtype: str
-) -> list[LayerCache]:
-    """Allocate the cache of each layer, with as many blocks as its group has."""
-    layers = zip(program.caches, program.layer_groups, strict=True)
-    return [_allocate(memory, paged(spec), num_blocks[group], block_size, kv_dtype) for spec, group in layers]
+    memory: Memory,
+    program: Program,
+    num_blocks: Sequence[int],
+    block_size: int,
+    kv_dtype: str,
+    num_slots: int,
+    num_snapshots: int,
+) -> list[LayerCache | LayerState]:
+    """Allocate the cache of each layer, with as many blocks as its group has, or slots and snapshots."""
+    states, found = state_groups(memory, program, num_slots, num_snapshots), list[LayerCache | LayerState]()
+    for layer, (spec, group) in enumerate(zip(program.caches, program.layer_groups, strict=True)):
+        if isinstance(spec, SlotState):
+            found.append(LayerState(states[group], program.layer_groups[:layer].count(group)))
+        else:
+            found.append(_allocate(memory, spec, num_blocks[group], block_size, kv_dtype))
+    return found
 
 
-def _allocate(memory: Memory, spec: PagedKV, num_blocks: int, block_size: int, kv_dtype: str) -> LayerCache:
+def _allocate(
+    memory: Memory, spec: PagedKV | PagedLatent, num_blocks: int, block_size: int, kv_dtype: str
+) -> LayerCache:
+    if isinstance(spec, PagedLatent):  # as the value of one head, and its rotated part as the key
+        spec = PagedKV(1, spec.rope_dim, spec.rank)
     places = (num_blocks, block_size, spec.num_heads)
     dtype = np.dtype(np.int8) if kv_dtype == "int8" else KV_DTYPES[kv_dtype]
     keys, values = (_array(memory, (*places, dim), dtype) for dim in (spec.key_dim, spec.value_dim))

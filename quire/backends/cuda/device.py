@@ -36,8 +36,8 @@ from quire.weights.load import Progress
 from quire.weights.plan import Layout, WeightPlan
 
 _ON_CPU = "use device='native'"
-# Of a step's arrays: integers, and the rotations of two ropes of 256 numbers.
-_TOKEN_BYTES = 4 * 6 + 2 * 4 * 256
+# Of a step's arrays: integers, and the rotations of two ropes of 512 numbers.
+_TOKEN_BYTES = 4 * 18 + 2 * 4 * 512
 
 
 def cuda_device(name: str, num_threads: int | None = None) -> CudaDevice:
@@ -116,9 +116,9 @@ class CudaDevice:
 
     def arithmetic_of(self, op: Op, storage: Mapping[str, Storage], kv_dtype: str) -> Kind:
         """Return what the kernels multiply: integers meet int8, bf16 and 8-bit floats bf16."""
-        if isinstance(op, ops.Attention):
+        if isinstance(op, ops.Attention | ops.SharedAttention | ops.LatentAttention):
             return "bf16" if kv_dtype in ("bfloat16", "int8") else "f32"
-        if not isinstance(op, ops.Linear | ops.GatedLinear | ops.Experts):
+        if not isinstance(op, ops.Linear | ops.LinearByHead | ops.GatedLinear | ops.Experts):
             return "f32"
         kept = storage[op.weights()[0].name]
         if (form := coded_form(kept)) is not None:

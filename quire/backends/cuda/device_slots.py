@@ -94,6 +94,8 @@ class DeviceSlots:
             logit_rows=np.concatenate(logits),
             block_size=self._block_size,
             admissions=tuple(slot.admission for slot in slots),
+            restored=step.restored,
+            saved=step.saved,
         )
 
 

@@ -15,7 +15,8 @@ def row_attention(op: ops.RowAttention, to: LaunchList) -> None:
     """Record attention over the keys and values of a step, as a cache whose blocks have one token each."""
     out, q, k, v = (to.at(value) for value in (op.out, op.q, op.k, op.v))
     (heads, dim), (groups, _), (_, value_dim) = op.q.shape, op.k.shape, op.v.shape
-    shared, block, padded = heads // groups, attention_rows(False, "fp32"), padded_dim(dim, value_dim)
+    shared, padded = heads // groups, padded_dim(dim, value_dim)
+    block = attention_rows(False, "fp32", padded)
     if shared > block:
         problem = f"the cuda backend has no kernel for {shared} query heads that share a key head"
         raise ConfigError(problem, f"at most {block} may, in an encoder: use device='native'")

@@ -156,20 +156,23 @@ def _kernels() -> dict[str, Any]:
         embedding,
         experts,
         grouped,
+        latent,
         logits,
         logprobs,
         norms,
         products,
         quantized,
+        recurrences,
         rope_and_kv,
         sampling,
         segments,
+        states,
         steps,
     )
 
     modules = (
-        *(adapters, attention, coded, coded_grouped, elementwise, embedding, experts, grouped, norms),
-        *(products, quantized),
-        *(rope_and_kv, segments, logits, logprobs, sampling, steps),
+        *(adapters, attention, coded, coded_grouped, elementwise, embedding, experts, grouped, latent),
+        *(norms, products, quantized, rope_and_kv, segments, logits, logprobs, sampling, steps, states),
+        recurrences,
     )
     return {name: thing for module in modules for name, thing in vars(module).items() if hasattr(thing, "fn")}

@@ -12,6 +12,7 @@ from quire.backends.cuda.adapters import DeviceAdapters
 from quire.backends.cuda.caches import LayerCache
 from quire.backends.cuda.kernels.variants import DIMS
 from quire.backends.cuda.segments import Segments
+from quire.backends.cuda.states import LayerState
 from quire.backends.cuda.step_arrays import StepArrays
 from quire.backends.cuda.weights import DeviceWeight
 from quire.errors import ConfigError
@@ -33,14 +34,14 @@ class LaunchList:
         self,
         program: Program,
         weights: Mapping[str, DeviceWeight],
-        caches: Sequence[LayerCache],
+        caches: Sequence[LayerCache | LayerState],
         plan: BufferPlan,
         block_size: int,
         memory: Memory,
     ) -> None:
         self.launches: list[Record] = []
         self.weights = weights
-        self.caches = caches
+        self._caches = caches
         self.groups = program.layer_groups
         self.block_size = block_size
         self.segments = Segments(memory, block_size)
@@ -84,6 +85,20 @@ class LaunchList:
         """Return where a value is in a step."""
         buffer = self._buffer[value.index]
         return lambda step: step.values[buffer]
+
+    def paged(self, layer: int) -> LayerCache:
+        """Return the cache of a layer that has blocks."""
+        cache = self._caches[layer]
+        if isinstance(cache, LayerState):
+            raise TypeError(f"layer {layer} has a state")
+        return cache
+
+    def state(self, layer: int) -> LayerState:
+        """Return the state of a layer that has one."""
+        cache = self._caches[layer]
+        if isinstance(cache, LayerCache):
+            raise TypeError(f"layer {layer} has blocks")
+        return cache
 
     def constant(self, values: np.ndarray) -> DeviceArray:
         """Return a copy of numbers on the accelerator."""

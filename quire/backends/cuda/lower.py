@@ -11,21 +11,25 @@ import numpy as np
 
 from quire.backends.cuda.accelerator import Constant, DeviceArray, Memory
 from quire.backends.cuda.adapters import DeviceAdapters
-from quire.backends.cuda.attention import attention, rotated_attention
+from quire.backends.cuda.attention import attention, rotated_attention, shared_attention
 from quire.backends.cuda.caches import LayerCache
 from quire.backends.cuda.coded_launches import gather_coded
 from quire.backends.cuda.encoders import embed_segments, pool_rows, row_attention
 from quire.backends.cuda.experts import experts, pair_parts
 from quire.backends.cuda.fused import prepared
 from quire.backends.cuda.kernels.variants import row_block
+from quire.backends.cuda.latent import by_head_parts, latent_attention, linear_by_head
 from quire.backends.cuda.launch_list import At, Grid, LaunchList, Record, activation_name, padded_dim
 from quire.backends.cuda.products import adapted_parts, gated_linear, linear, product_scratch_bytes
+from quire.backends.cuda.recurrences import delta_rule, kept_row_bytes, short_convolution, state_space
 from quire.backends.cuda.scratch import row_bytes
+from quire.backends.cuda.states import LayerState
 from quire.backends.cuda.step_arrays import StepArrays, StepMemory, rotations_of
 from quire.backends.cuda.text_arrays import TextArrays
 from quire.backends.cuda.weights import DeviceWeight
 from quire.errors import ConfigError
 from quire.program import ops
+from quire.program.caches import SlotState
 from quire.program.passes import BufferPlan, plan_buffers
 from quire.program.program import Count, Op, Program, Value
 
@@ -56,7 +60,7 @@ class Lowered:
 def lower(
     program: Program,
     weights: Mapping[str, DeviceWeight],
-    caches: Sequence[LayerCache],
+    caches: Sequence[LayerCache | LayerState],
     block_size: int,
     memory: Memory,
 ) -> Lowered:
@@ -75,7 +79,9 @@ def step_memory(lowered: Lowered, memory: Memory) -> StepMemory:
     """Return the memory of the steps of a program."""
     sizes = (*lowered.plan.sizes, ("T", lowered.scratch_row_bytes))
     rotations, texts = rotations_of(lowered.program), TextArrays(lowered.program)
-    return StepMemory(memory, sizes, rotations, lowered.adapters, texts)
+    groups = lowered.program.cache_groups
+    states = [group for group, spec in enumerate(groups) if isinstance(spec, SlotState)]
+    return StepMemory(memory, sizes, rotations, lowered.adapters, texts, states)
 
 
 def scratch_row_bytes(program: Program, formats: Mapping[str, str]) -> int:
@@ -86,11 +92,13 @@ def scratch_row_bytes(program: Program, formats: Mapping[str, str]) -> int:
 def _scratch_row_bytes(op: Op, formats: Mapping[str, str]) -> int:
     if isinstance(op, ops.Experts):
         return row_bytes(pair_parts(op, formats))
+    if isinstance(op, ops.LinearByHead):
+        return row_bytes(by_head_parts(op))
     if isinstance(op, ops.Linear) and op.adapted:
         return row_bytes(adapted_parts(op, formats[op.weight.name]))
     if isinstance(op, ops.Linear | ops.GatedLinear):
         return product_scratch_bytes(op, formats)
-    return 0
+    return kept_row_bytes(op)
 
 
 # Encoders
@@ -273,17 +281,63 @@ def _norm(to: LaunchList, op: ops.RMSNorm | ops.LayerNorm, x: Value, y: Value | 
     )
 
 
+@record.register
+def _(op: ops.GatedRMSNorm, to: LaunchList) -> None:
+    width, weight, count = op.x.shape[-1] // op.groups, to.array(op.weight), op.x.count
+    arrays = [to.at(value) for value in (op.out, op.x, op.gate)]
+    parts = op.x.width // width
+    to.add(
+        "gated_rms_norm",
+        lambda step: (step.counts[count] * parts, 1, 1),
+        lambda step: (*(at(step) for at in arrays), weight, width, op.groups, op.eps),
+        ACTIVATION=activation_name(op.activation),
+        GATE_FIRST=op.gate_first,
+        BLOCK=row_block(width),
+    )
+
+
+@record.register
+def _(op: ops.MatchMagnitude, to: LaunchList) -> None:
+    out, x, like, count = to.at(op.out), to.at(op.x), to.at(op.like), op.x.count
+    width, floor = op.x.width, to.constant(np.array([op.floor]))
+    to.add(
+        "match_magnitude",
+        lambda step: (step.counts[count], 1, 1),
+        lambda step: (out(step), x(step), like(step), floor, width),
+        BLOCK=row_block(width),
+    )
+
+
+@record.register
+def _(op: ops.AboveCutoff, to: LaunchList) -> None:
+    out, x, count = to.at(op.out), to.at(op.x), op.x.count
+    width, deviations = op.x.width, to.constant(np.array([op.deviations]))
+    to.add(
+        "above_cutoff",
+        lambda step: (step.counts[count], 1, 1),
+        lambda step: (out(step), x(step), deviations, width),
+        BLOCK=row_block(width),
+    )
+
+
+# States
+
+record.register(short_convolution)
+record.register(delta_rule)
+record.register(state_space)
+
+
 # Attention
 
 
 @record.register
 def _(op: ops.Rotary, to: LaunchList) -> None:
-    (heads, dim), rope = op.x.shape, op.rope
+    (heads, dim), rope, count = op.x.shape, op.rope, op.x.count
     out, x = to.at(op.out), to.at(op.x)
     to.add(
         "rotary",
-        lambda step: (step.counts["T"], heads, 1),
-        lambda step: (out(step), x(step), *step.rotations[rope], heads, dim, rope.dim),
+        lambda step: (step.counts[count], heads, 1),
+        lambda step: (out(step), x(step), *step.rotations[rope, count], heads, dim, rope.dim),
         ROPE="interleaved" if rope.interleaved else "halves",
         DIM=padded_dim(dim),
     )
@@ -291,3 +345,6 @@ def _(op: ops.Rotary, to: LaunchList) -> None:
 
 record.register(attention)
 record.register(rotated_attention)
+record.register(shared_attention)
+record.register(linear_by_head)
+record.register(latent_attention)

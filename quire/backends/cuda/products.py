@@ -38,6 +38,7 @@ from quire.program.numerics import GROUP, SPAN
 from quire.program.program import Op, Value, WeightSpec
 
 FLOAT_TYPES = {"bf16": "bf16", "f16": "fp16", "f32": "fp32"}  # of float weights, as Triton calls them
+NARROW = 16  # inputs: matrices with fewer have a kernel of their own
 QUANTIZED = tuple(INTEGERS)
 _INT8, _FLOAT32 = np.dtype(np.int8), np.dtype(np.float32)
 
@@ -77,6 +78,15 @@ def _product(x: Value, spec: WeightSpec, bias: WeightSpec | None, out: At, to: L
             quantized_tile,
             KIND=weight.format,
             **how,
+        )
+    elif inputs < NARROW:
+        of, block = to.at(x), row_block(0)
+        to.add(
+            "narrow_product",
+            lambda step: (step.counts[count], -(-outputs // block), 1),
+            lambda step: (out(step), of(step), *weight.arrays, own_bias, outputs, inputs),
+            **how,
+            BLOCK=block,
         )
     else:
         of, kind = to.at(x), FLOAT_TYPES[weight.format]

@@ -8,6 +8,8 @@ from quire.backends.cuda.coded_form import coded_form
 from quire.backends.cuda.kernels.variant import MOST_EXPERTS
 from quire.backends.cuda.kernels.variants import MOST_CHOSEN, MULTIPLE
 from quire.backends.cuda.lower import is_lowered
+from quire.backends.cuda.products import NARROW
+from quire.backends.cuda.recurrences import Recurrence, require_sizes
 from quire.errors import ConfigError
 from quire.program import ops
 from quire.program.program import Op, Program
@@ -18,13 +20,7 @@ _NO_IMAGES = f"set max_images=0, or {_ON_CPU}"
 
 # Ops without kernels: what they are for, and what to do instead.
 _FOR: dict[type[Op], tuple[str, str]] = {
-    ops.LatentAttention: ("latent attention (MLA)", _ON_CPU),
-    ops.SharedAttention: ("attention over the cache of another layer", _ON_CPU),
-    ops.LinearByHead: ("latent attention (MLA)", _ON_CPU),
-    ops.ShortConvolution: ("short convolutions", _ON_CPU),
     ops.GatedRecurrence: ("recurrent states", _ON_CPU),
-    ops.DeltaRule: ("recurrent states (the gated delta rule)", _ON_CPU),
-    ops.StateSpace: ("recurrent states (Mamba-2)", _ON_CPU),
     ops.PreviousHidden: ("prediction layers", "leave speculative at 'auto'"),
     **dict.fromkeys(
         (ops.Patches, ops.MixedRows, ops.RotaryAt, ops.JoinRows, ops.MeanOfRows, ops.PlaceImages),
@@ -43,6 +39,11 @@ def require_kernels(program: Program, storage: Mapping[str, Storage]) -> None:
             raise ConfigError(f"the cuda backend has no kernel for {type(op).__name__}", _ON_CPU)
         if isinstance(op, ops.Experts):
             _require_experts(op)
+        if isinstance(op, Recurrence):
+            require_sizes(op)
+        if isinstance(op, ops.LinearByHead) and coded_form(kept := storage[op.weight.name]):
+            problem = f"the cuda backend has no kernels for matrices by head (MLA) in {kept}"
+            raise ConfigError(problem, _ON_CPU)
         if isinstance(op, ops.RowAttention) and op.distances is not None:
             problem = "the cuda backend has no kernels for attention with biases of distances (MPNet)"
             raise ConfigError(problem, _ON_CPU)
@@ -56,14 +57,19 @@ def require_kernels(program: Program, storage: Mapping[str, Storage]) -> None:
 def _require_multiples(op: Op, storage: Mapping[str, Storage]) -> None:
     """Raise ConfigError for rows of matrices or of caches that kernels would not read 16 bytes at a time."""
     sizes = dict[str, int]()
-    if isinstance(op, ops.Linear | ops.GatedLinear | ops.Experts):
+    if isinstance(op, ops.LatentAttention):
+        sizes = {f"latents have {value.width} numbers": value.width for value in (op.c, op.r)}
+    elif isinstance(op, ops.Linear | ops.LinearByHead | ops.GatedLinear | ops.Experts):
         matrices = op.experts.matrices() if isinstance(op, ops.Experts) else op.weights()
         for spec in matrices:
             adapted = isinstance(op, ops.Linear) and op.adapted
+            narrow = isinstance(op, ops.Linear) and spec.shape[-1] < NARROW
             form = coded_form(kept := storage[spec.name])
-            if len(spec.shape) > 1 and (adapted or kept.kind in DTYPES or (form and form.kind.is_float)):
+            wide = kept.kind in DTYPES and not narrow
+            if len(spec.shape) > 1 and (adapted or wide or (form and form.kind.is_float)):
                 sizes[f"{spec.name} has {spec.shape[-1]} inputs"] = spec.shape[-1]
     elif isinstance(op, ops.Attention | ops.RowAttention | ops.Rotary):
+        # SharedAttention has queries as an Attention has keys.
         values = (op.x,) if isinstance(op, ops.Rotary) else (op.k, op.v)
         sizes = {f"heads have {value.shape[-1]} numbers": value.shape[-1] for value in values}
     for what, size in sizes.items():

@@ -62,7 +62,10 @@ class Segments:
         most = -(-step.block_tables[shape.table].shape[1] * self._block_size // SEGMENT)
         if shape.window:
             most = min(most, shape.window // SEGMENT + 2)
-        few = step.num_rows == tokens <= LISTED_TOKENS and tokens * shape.groups <= _PROGRAMS
+        few = (
+            step.num_rows == tokens == step.counts["L"] <= LISTED_TOKENS
+            and tokens * shape.groups <= _PROGRAMS
+        )
         fits = tokens * most <= min(_MOST_ITEMS, _SUM_BYTES // (4 * shape.sum_width))
         return most if few and fits and most >= LEAST else 0
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from quire.backends.cuda.adapters import DeviceAdapters, StepAdapters
 from quire.backends.cuda.fused import RotatedAttention
 from quire.backends.cuda.memory import ReusedMemory
 from quire.backends.cuda.slot_tables import SlotTables
+from quire.backends.cuda.states import StateArrays, state_integers
 from quire.backends.cuda.text_arrays import TextArrays
 from quire.program.batch import Batch
 from quire.program.ops import Rotary
@@ -19,6 +22,7 @@ from quire.program.program import Count, Program
 from quire.program.rope import Rope
 
 _INT = np.dtype(np.int32)
+Turn = tuple[Rope, Count]  # a rotation, of all tokens or of those that need logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +31,8 @@ class StepArrays:
 
     `values` are the buffers of values, [rows, width] float32. `token_rows` are the rows of `context_lens` and
     of `block_tables`, [S, blocks], whose entries are those of Batch.block_tables: the S slots of an engine,
-    or the R rows of a batch. `rotations` are cosine and sine, [T, dim / 2] float32 each, by rope. `scratch`
-    is memory of one op at a time, with T rows.
+    or the R rows of a batch. `rotations` are cosine and sine, [T or L, dim / 2] float32 each, by rope and
+    count. `scratch` is memory of one op at a time, with T rows.
     """
 
     counts: dict[Count, int]
@@ -36,37 +40,42 @@ class StepArrays:
     token_ids: DeviceArray  # [T]
     positions: DeviceArray  # [T]
     token_rows: DeviceArray  # [T]
+    places: dict[Count, tuple[DeviceArray, DeviceArray]]  # positions and rows, of tokens or of logit_rows
     row_offsets: DeviceArray  # [R + 1]
     context_lens: DeviceArray  # [S]
     logit_rows: DeviceArray  # [L]
     block_tables: tuple[DeviceArray, ...]  # by cache group
-    rotations: dict[Rope, tuple[DeviceArray, DeviceArray]]
+    rotations: dict[Turn, tuple[DeviceArray, DeviceArray]]
     values: Sequence[DeviceArray]
     scratch: DeviceArray
     adapters: StepAdapters
     texts: Mapping[Hashable, DeviceArray]  # of encoders, by the names of text_arrays
+    states: StateArrays | None  # if the program has any
 
 
 class StepMemory:
     """The memory of steps on an accelerator: what is uploaded for a step, and its values.
 
     It grows to the largest step so far. Arrays of two steps with the same counts are at the same places, as
-    long as nothing moves. `sizes` are those of a BufferPlan; the last buffer is scratch memory.
+    long as nothing moves. `sizes` are those of a BufferPlan; the last buffer is scratch memory. `states` are
+    the cache groups of states.
     """
 
     def __init__(
         self,
         memory: Memory,
         sizes: Sequence[tuple[Count, int]],
-        ropes: Sequence[Rope],
+        ropes: Sequence[Turn],
         adapters: DeviceAdapters,
         texts: TextArrays,
+        states: Sequence[int],
     ) -> None:
         self._memory = memory
         self._adapters = adapters
         self._texts = texts
         self._sizes = sizes
         self._ropes = ropes
+        self._states = states
         self._rows: dict[Count, int] = {"T": 0, "L": 0}
         self._buffers: list[DeviceArray] = []
         self._moves = 0
@@ -82,21 +91,30 @@ class StepMemory:
         counts: dict[Count, int] = {"T": batch.num_tokens, "L": len(batch.logit_rows)}
         rows = batch.token_rows
         variants = batch.variants[rows]
-        rotations = [part for rope in self._ropes for part in rope.cos_sin(batch.positions, variants)]
+        tokens: dict[Count, Any] = {"T": slice(None), "L": batch.logit_rows}
+        rotations = [
+            part
+            for rope, of in self._ropes
+            for part in rope.cos_sin(batch.positions[tokens[of]], variants[tokens[of]])
+        ]
         if tables is None:
             own: tuple[np.ndarray, ...] = (batch.context_lens, *batch.block_tables)
         else:
             own, rows = tables.changes(), batch.slots[rows]
-        kinds, places = self._adapters.numbers(batch)
+        kinds, adapted = self._adapters.numbers(batch)
         texts = self._texts.of(batch)
-        integers = [batch.token_ids, batch.positions, rows, batch.row_offsets, batch.logit_rows]
-        integers += places.values()
-        of_counts = [*(array.astype(_INT) for array in integers), *rotations]  # sizes depend on the counts
-        placed = self._uploads.upload([*of_counts, *(array.astype(_INT) for array in own), *texts.values()])
-        placed, of_texts = placed[: len(placed) - len(texts)], placed[len(placed) - len(texts) :]
-        token_ids, positions, token_rows, row_offsets, logit_rows, *rest = placed[: len(of_counts)]
-        adapted, turned = rest[: len(places)], rest[len(places) :]
-        first, *others = placed[len(of_counts) :]
+        tokens_and_rows = (batch.token_ids, batch.positions, rows, batch.row_offsets, batch.logit_rows)
+        of_logits = (batch.positions[batch.logit_rows], rows[batch.logit_rows])
+        states = state_integers(batch, self._states) if self._states else []
+        integers = (tokens_and_rows, of_logits, tuple(adapted.values()), states)  # sizes depend on the counts
+        groups = [[array.astype(_INT) for array in group] for group in integers]
+        groups += [rotations, [array.astype(_INT) for array in own], list(texts.values())]
+        placed = iter(self._uploads.upload([array for group in groups for array in group]))
+        first_five, logits, adapters, kept, turned, others, of_texts = (
+            list(islice(placed, len(group))) for group in groups
+        )
+        token_ids, positions, token_rows, row_offsets, logit_rows = first_five
+        first, *others = others
         if tables is not None:
             first, others = tables.place(first, *others)
         *values, scratch = self._values(counts)
@@ -106,6 +124,7 @@ class StepMemory:
             token_ids,
             positions,
             token_rows,
+            {"T": (positions, token_rows), "L": (logits[0], logits[1])},
             row_offsets,
             context_lens=first,
             logit_rows=logit_rows,
@@ -113,8 +132,9 @@ class StepMemory:
             rotations=dict(zip(self._ropes, zip(turned[::2], turned[1::2], strict=True), strict=True)),
             values=values,
             scratch=scratch,
-            adapters=StepAdapters(kinds, dict(zip(places, adapted, strict=True))),
+            adapters=StepAdapters(kinds, dict(zip(adapted, adapters, strict=True))),
             texts=dict(zip(texts, of_texts, strict=True)),
+            states=StateArrays.of(kept, self._states) if self._states else None,
         )
 
     def _values(self, counts: dict[Count, int]) -> list[DeviceArray]:
@@ -134,6 +154,8 @@ class StepMemory:
         ]
 
 
-def rotations_of(program: Program) -> tuple[Rope, ...]:
+def rotations_of(program: Program) -> tuple[Turn, ...]:
     """Return the rotations that the steps of a program must bring."""
-    return tuple(dict.fromkeys(op.rope for op in program if isinstance(op, Rotary | RotatedAttention)))
+    turned = (op for op in program if isinstance(op, Rotary | RotatedAttention))
+    found = ((op.rope, op.x.count if isinstance(op, Rotary) else op.q.count) for op in turned)
+    return tuple(dict.fromkeys(found))

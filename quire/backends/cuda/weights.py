@@ -15,7 +15,7 @@ from quire.backends.cuda.kernels.variants import INTEGERS
 from quire.backends.cuda.packing import packed, packed_shapes
 from quire.backends.cuda.uploads import UploadRing
 from quire.program.numerics import SPAN
-from quire.program.ops import Experts
+from quire.program.ops import Experts, ShortConvolution
 from quire.program.program import Program
 from quire.quantize.coded import Coded
 from quire.quantize.integers import Int4, Int8
@@ -66,6 +66,8 @@ def _vectors(program: Program) -> set[str]:
     """Return the names of what is added and multiplied number by number: float32 on the accelerator."""
     found = {name for name, spec in program.weights().items() if len(spec.shape) == 1}
     for op in program:
+        if isinstance(op, ShortConvolution):
+            found.add(op.weight.name)
         if isinstance(op, Experts):
             found |= {spec.name for spec in op.weights()} - {spec.name for spec in op.experts.matrices()}
     return found

@@ -19,6 +19,17 @@ def tanh(x):
 
 
 @triton.jit
+def softplus(x):
+    """Return ln(1 + e^x): the logarithm of a sum near 1 is corrected for what the sum was rounded by."""
+    small = tl.exp(-tl.abs(x))
+    above = 1.0 + small
+    exact = tl.where(
+        above == 1.0, small, tl.log(above) * tl.div_rn(small, tl.where(above == 1.0, 1.0, above - 1.0))
+    )
+    return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) + exact
+
+
+@triton.jit
 def activate(x, NAME: tl.constexpr):
     """Return the activation of that name."""
     if NAME == "silu":

@@ -105,3 +105,23 @@ def gated_product(
         acc = _multiply(a, tl.load(up + w_at + begin, mask=both, other=0.0), acc, PRECISION)
     at = m[:, None].to(tl.int64) * outputs + n[None, :]
     tl.store(out + at, activate(gated, ACTIVATION) * acc, mask=m_in[:, None] & n_in[None, :])
+
+
+@triton.jit
+def narrow_product(out, x, weight, bias, outputs, width, BIAS: tl.constexpr, BLOCK: tl.constexpr):
+    """out [rows, outputs] = x [rows, width] weight [outputs, width]^T + bias, for widths of a few numbers.
+
+    Grid (rows, outputs / BLOCK). Sums in order; x is rounded to bfloat16 beside weights in it.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < outputs
+    total = tl.zeros((BLOCK,), tl.float32)
+    for i in range(width):
+        own = tl.load(x + row * width + i)
+        if weight.dtype.element_ty == tl.bfloat16:
+            own = own.to(tl.bfloat16).to(tl.float32)
+        total += own * tl.load(weight + column * width + i, mask=inside, other=0.0).to(tl.float32)
+    if BIAS:
+        total += tl.load(bias + column, mask=inside, other=0.0)
+    tl.store(out + row * outputs + column, total, mask=inside)

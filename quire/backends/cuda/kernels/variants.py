@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from quire.backends.cuda.kernels.coded_variants import coded_variants
+from quire.backends.cuda.kernels.state_variants import state_kernels
 from quire.backends.cuda.kernels.variant import LARGE, MOST_EXPERTS, SMALL, Constants, Variant, types_of
 
 TARGETS = (80, 89, 90, 100, 120)
@@ -21,7 +22,7 @@ FLOATS = ("bf16", "fp16", "fp32")
 PRECISIONS = {"bf16": "stored", "fp16": "tf32", "fp32": "ieee"}  # of products, by the format of weights
 CACHES = {"bf16": "bf16", "i8": "bf16", "fp16": "tf32", "fp32": "ieee"}  # of attention, by that of the cache
 INTEGERS = {"int8": ("i8", "i8"), "int4": ("u8", "i8")}  # weights, scales of groups
-DIMS = (64, 128, 256)
+DIMS = (64, 128, 256, 512)
 ROW_BLOCKS = (128, 1024)
 MOST_CHOSEN = 32  # experts of a token, a power of two
 SORTED_BLOCK = 512  # pairs of token and expert that are sorted at once
@@ -58,9 +59,9 @@ def grouped_tile(rows: int, weight: str) -> Constants:
     return gated_tile(rows, weight)
 
 
-def attention_rows(decode: bool, cache: str) -> int:
+def attention_rows(decode: bool, cache: str, dim: int) -> int:
     """Return BLOCK_M of attention over a cache in a format: pairs of token and head of a program."""
-    return 16 if decode or cache == "fp32" else 64
+    return 16 if decode or cache == "fp32" or dim > 256 else 64
 
 
 def stages_on(variant: Variant, target: str) -> int:
@@ -71,7 +72,7 @@ def stages_on(variant: Variant, target: str) -> int:
         return min(variant.stages, 5)
     wide = (
         variant.kernel == "attend" and variant.constants["DIM"] == 256 and variant.constants["BLOCK_M"] > 16
-    )
+    ) or (variant.kernel in ("attend", "attend_segments") and variant.constants["DIM"] > 256)
     return 1 if wide else variant.stages
 
 
@@ -84,6 +85,8 @@ def most_stack_bytes(variant: Variant, target: str) -> int:
     """
     if variant.kernel.startswith("attend"):
         return 640
+    if variant.kernel == "recurrence":  # all that a program knows is in its registers
+        return 384
     if variant.constants.get("UNIT") == 16 and target != "sm_90":
         return 6144
     if "TABLE" in variant.constants and variant.tensor_cores:
@@ -103,6 +106,7 @@ def variants() -> Iterator[Variant]:
     yield from _experts()
     yield from coded_variants()
     yield from _adapters()
+    yield from (Variant(own.kernel, types_of(own.types), own.constants, own.warps) for own in state_kernels())
 
 
 # Tiles, warps and stages. All tiles of a format have one BLOCK_K.
@@ -248,14 +252,16 @@ def _attention() -> Iterator[Variant]:
         if CACHES[kv] != "bf16" and dim > 128:  # their products fit neither all registers nor shared memory
             continue
         how: Constants = {"SCALED": kv == "i8", "PRECISION": precision, "DIM": dim, "VALUE_DIM": dim}
-        caps = (False, True) if kv == "bf16" and dim > 64 else (False,)
-        for cap, block in product(caps, sorted({attention_rows(decode, kv) for decode in (False, True)})):
+        caps = (False, True) if kv == "bf16" and 64 < dim <= 256 else (False,)
+        for cap, block in product(
+            caps, sorted({attention_rows(decode, kv, dim) for decode in (False, True)})
+        ):
             own = how | {"CAP": cap, "BLOCK_M": block}
-            warps = 4 if block == 16 or dim < 256 else 8
+            warps = 4 if dim < 256 or (block == 16 and dim == 256) else 8
             yield Variant("attend", types_of(whole, kv=kv), own, warps, 2)
         if precision == "bf16":
             own = how | {"CAP": False, "BLOCK_M": 16}
-            yield Variant("attend_segments", types_of(segment, kv=kv), own, 4, 2)
+            yield Variant("attend_segments", types_of(segment, kv=kv), own, 4 if dim <= 256 else 8, 2)
     listed = "items:*i32 firsts:*i32 positions:*i32 tokens:i32 window:i32 chunked:i32"
     yield Variant("list_segments", types_of(listed), {"BLOCK": LISTED_TOKENS})
     merged = (
@@ -307,6 +313,8 @@ def _experts() -> Iterator[Variant]:
     for sigmoid, normalized, bias, groups in (*soft, *sigmoids, *others):
         own = all_in | {"SIGMOID": sigmoid, "NORMALIZED": normalized, "BIAS": bias, "GROUPS": groups}
         yield Variant("route", routed, own | {"FACTORS": False})
+    own = all_in | {"SIGMOID": False, "NORMALIZED": True, "BIAS": False, "GROUPS": "", "FACTORS": True}
+    yield Variant("route", routed, own)  # Gemma 4
     apart = f"{chosen} factors:*fp32 experts:i32 chosen:i32 scaling:*fp64 margin:*fp64"
     yield Variant("route_apart", types_of(apart), all_in | {"FACTORS": False})
     listed = "order:*i32 offsets:*i32"
