@@ -136,7 +136,10 @@ SMALL = {"linear_num_key_heads": 1, "linear_num_value_heads": 1, "linear_key_hea
 def test_engines(
     family: str, others: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests by themselves; in chunks, in company, two steps in flight; from snapshots, with drafts."""
+    """Requests by themselves; in chunks, in company, two steps in flight; from snapshots, with drafts.
+
+    Blocks for the last engine are too few for two requests, so that one is preempted.
+    """
     model, restored = write_checkpoint(tmp_path, wide_config(family, **others)), list[str]()
     launch = InterpretedAccelerator.launch
     monkeypatch.setattr(
@@ -150,6 +153,8 @@ def test_engines(
         assert [fingerprint(output) for output in ask(llm)] == alone
     assert "restore_states" in restored
     llm.close()
-    llm = make(model, speculative="auto", max_num_seqs=2)
+    few = {"kv_cache_memory_bytes": room(config, 4), "max_model_len": 24, "enable_prefix_caching": False}
+    llm = make(model, speculative="auto", max_num_seqs=2, **few)
     assert [fingerprint(output) for output in ask(llm)] == alone
+    assert llm.engine.scheduler.num_preemptions > 0
     llm.close()
