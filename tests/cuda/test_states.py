@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from lowered import OneOp, distance
 from on_accelerator import interpreted, wide_config, write_checkpoint
-from test_cuda_engine import ask, make
+from test_cuda_engine import PARAMS, ask, make
 from test_exactness import fingerprint
 from test_native_state import step
 from tiny import Paged, Sequence, random_weights, same_bits
@@ -18,6 +19,7 @@ from tiny import Paged, Sequence, random_weights, same_bits
 from quire.backends.cuda.interpreted import InterpretedAccelerator
 from quire.backends.cuda.refused import require_kernels
 from quire.errors import ConfigError
+from quire.models import read_model
 from quire.program import Builder, Names, Value
 from quire.types import Snapshot
 
@@ -138,23 +140,25 @@ def test_engines(
 ) -> None:
     """Requests by themselves; in chunks, in company, two steps in flight; from snapshots, with drafts.
 
-    Blocks for the last engine are too few for two requests, so that one is preempted.
+    Blocks for the last engine are too few for all requests, so that one is preempted.
     """
-    model, restored = write_checkpoint(tmp_path, wide_config(family, **others)), list[str]()
+    config, restored = wide_config(family, **others), list[str]()
+    model, params = write_checkpoint(tmp_path, config), [replace(one, max_tokens=8) for one in PARAMS]
     launch = InterpretedAccelerator.launch
     monkeypatch.setattr(
         InterpretedAccelerator, "launch", lambda own, one: (restored.append(one.kernel), launch(own, one))
     )
     llm = make(model, enable_prefix_caching=False, max_num_seqs=1)
-    alone = [fingerprint(output) for output in ask(llm)]
+    alone = [fingerprint(output) for output in ask(llm, params)]
     llm.close()
     llm = make(model, max_num_batched_tokens=12, max_steps_in_flight=2)
     for _ in range(2):
-        assert [fingerprint(output) for output in ask(llm)] == alone
+        assert [fingerprint(output) for output in ask(llm, params)] == alone
     assert "restore_states" in restored
     llm.close()
-    few = {"kv_cache_memory_bytes": room(config, 4), "max_model_len": 24, "enable_prefix_caching": False}
-    llm = make(model, speculative="auto", max_num_seqs=2, **few)
-    assert [fingerprint(output) for output in ask(llm)] == alone
+    memory = read_model(config).program.kv_token_bytes(4) * 4 * 8  # four blocks
+    few = {"kv_cache_memory_bytes": memory, "max_model_len": 24, "enable_prefix_caching": False}
+    llm = make(model, speculative="auto", max_num_seqs=3, **few)
+    assert [fingerprint(output) for output in ask(llm, params)] == alone
     assert llm.engine.scheduler.num_preemptions > 0
     llm.close()
