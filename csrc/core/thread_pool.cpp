@@ -14,9 +14,10 @@ namespace quire {
 
 namespace {
 
-constexpr int kSpins = 1 << 12;      // polls of a barrier before yielding the processor
-constexpr int kIdleSpins = 1 << 15;  // polls between steps before a thread sleeps: 0.2 to 1.5 ms
-constexpr double kSlice_s = 5e-5;    // a thread that takes a core keeps it longer than this
+constexpr int kSpins = 1 << 12;     // polls of a barrier before yielding the processor
+constexpr int kIdleSpins = 1 << 5;  // polls between steps before a thread looks at the clock
+constexpr double kIdle_s = 5e-4;    // and sleeps if it has waited longer than this
+constexpr double kSlice_s = 5e-5;   // a thread that takes a core keeps it longer than this
 
 void relax() {
 #if defined(__x86_64__)
@@ -136,8 +137,9 @@ void ThreadPool::loop(int thread) {
   CoreWait wait;
   for (;;) {
     bool slept = seen == 0;
-    for (int spins = 0; runs_.load(std::memory_order_acquire) == seen; ++spins) {
-      if (spins < kIdleSpins) {
+    const double idle_s = now();
+    for (int spins = 1; runs_.load(std::memory_order_acquire) == seen; ++spins) {
+      if (spins % kIdleSpins || now() - idle_s < kIdle_s) {
         relax();
       } else {
         runs_.wait(seen, std::memory_order_acquire);
