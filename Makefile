@@ -80,10 +80,10 @@ exact: .venv/.test  ## compare 10,000 random requests with and without drafts (A
 # The sanitizer must be there before Python is, and the C++ library, whose exceptions it watches, with it; leaks are
 # Python's own, it never frees all.
 SANITIZE ?= address,undefined
-sanitize: .venv/.test  ## native tests with sanitizers in the core (SANITIZE=thread for races)
+sanitize: .venv/.test  ## native tests with sanitizers in the core (SANITIZE=thread for races, WIDEST=1 for one instruction set)
 	@$(PIP) install nanobind cmake ninja
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/sanitize-$(SANITIZE) -G Ninja -DQUIRE_SANITIZE=$(SANITIZE) \
-	  -DQUIRE_WERROR=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python >/dev/null
+	  -DQUIRE_WERROR=ON -DQUIRE_WIDEST=$(if $(WIDEST),ON,OFF) -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python >/dev/null
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/sanitize-$(SANITIZE)
 	LD_PRELOAD="$$($(CXX) -print-file-name=lib$(if $(findstring thread,$(SANITIZE)),tsan,asan).so) \
 	  $$($(CXX) -print-file-name=libstdc++.so)" \
