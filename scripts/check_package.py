@@ -62,12 +62,13 @@ def check_cubins(names: set[str], read: Callable[[str], bytes]) -> list[str]:
 def check_source(path: Path) -> list[str]:
     """Return what is wrong with a source package."""
     folder = path.name.removesuffix(".tar.gz") + "/"
-    with tarfile.open(path) as package:
-        found = {member.name.removeprefix(folder) for member in package if member.isfile()}
-        cubins = {name for name in found if name.endswith(".cubin")}
+    with tarfile.open(path) as package:  # read in order: going back decompresses it from its beginning
         read: Any = package.extractfile  # None only for what is no file
-        wrong = check_cubins(found, lambda name: read(folder + name).read()) if cubins else []
-    return wrong + differences(found - cubins, tracked(*SOURCE) | {"PKG-INFO"})
+        contents = {member.name: read(member).read() for member in package if member.isfile()}
+    files = {name.removeprefix(folder): content for name, content in contents.items()}
+    cubins = {name for name in files if name.endswith(".cubin")}
+    wrong = check_cubins(set(files), files.__getitem__) if cubins else []
+    return wrong + differences(set(files) - cubins, tracked(*SOURCE) | {"PKG-INFO"})
 
 
 def instruction_sets(platform: str) -> list[str]:
