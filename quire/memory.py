@@ -173,7 +173,7 @@ def _draft_memory(
     `weights` are those of the model, among which a prediction layer has its own.
     """
     block_bytes = sum(device.block_bytes(spec, dtype, config.block_size) for spec in draft.program.caches)
-    block_bytes += draft.block_bytes(config.block_size)
+    block_bytes += draft.block_bytes(config.block_size) if device.keeps_hidden else 0
     logits, used = min(draft.max_tokens, config.max_num_seqs), draft.weights or weights
     spare = config.max_num_seqs * spare_blocks(config.block_size) * block_bytes
     names = program.weights()

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from quire.backends.draft_model import DraftModel, SharedTable, spare_blocks
-from quire.program.batch import Batch
+from quire.program.batch import Batch, Ints
 from quire.sampling.faults import LogitsError
 from quire.sampling.pipeline import SamplerState, choose
 from quire.types import Admission, Draft, Row, RowResult, Step
@@ -104,9 +104,12 @@ class ModelDrafts:
         self._filled[list(block_ids)] = 0
         self._hidden[list(block_ids)] = 0
 
-    def keep(self, batch: Batch, hidden: np.ndarray) -> None:
-        """Take the hidden states [T, width] that the target handed out."""
-        self._hidden[batch.places(self.table.group)] = hidden
+    def keep(self, places: tuple[Ints, Ints], hidden: np.ndarray) -> None:
+        """Take the hidden states [T, width] that the target handed out, and where their tokens are.
+
+        Places are block ids and offsets in the blocks, as those of Batch.places for the shared table.
+        """
+        self._hidden[places] = hidden
 
     def propose(
         self, step: Step, results: Sequence[RowResult], known: Mapping[int, Known]

@@ -153,7 +153,7 @@ class ReferenceBackend:
     def _logits(self, batch: Batch) -> np.ndarray:
         logits, hidden = self.compute(batch)
         if self._drafting is not None and hidden is not None:
-            self._drafting.keep(batch, hidden)
+            self._drafting.keep(batch.places(self._drafting.table.group), hidden)
         return logits
 
     def begin(self, batch: Batch) -> Pass:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from on_accelerator import write_checkpoint
+from tiny import CONFIGS
 
 from quire import LLM
 from quire.backends import device as devices
@@ -95,12 +96,14 @@ def test_a_gpu_that_works_is_chosen(model: str, gpu: CudaDevice) -> None:
 
 
 def test_what_it_has_no_kernels_or_memory_for_runs_on_the_cpu(
-    model: str, gpu: CudaDevice, monkeypatch: pytest.MonkeyPatch
+    model: str, gpu: CudaDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = EngineConfig(model=model, max_model_len=64)
-    drafted = describe(replace(config, speculative="demo-draft", model="demo"))
-    assert drafted.device.name == "native"
-    assert drafted.no_gpu == "the cuda backend cannot run a draft model"
+    (tmp_path / "narrow").mkdir()
+    narrow = describe(replace(config, model=write_checkpoint(tmp_path / "narrow", CONFIGS["llama"])))
+    assert narrow.device.name == "native"
+    assert "no multiples of 16" in narrow.no_gpu
+    assert describe(replace(config, speculative="demo-draft", model="demo")).device is gpu
     monkeypatch.setattr(CudaDevice, "available_bytes", lambda _: 1000)
     full = describe(config)
     assert full.device.name == "native"

@@ -44,32 +44,34 @@ def launches_of(program: Program, layout: Layout, capacity: Capacity) -> Iterato
     nowhere = _Nowhere()
     memory = nowhere.allocate(max(layout.nbytes, 1))
     weights = {place.name: weight_at(place, memory) for place in layout.parts}
-    few = [1] * len(capacity.num_blocks)
+    few = [1] * len(program.cache_groups)
     sizes = (few, capacity.block_size, capacity.kv_dtype, 1, 1)
     caches = layer_caches(nowhere, program, *sizes)
     lowered = lower(program, weights, caches, capacity.block_size, nowhere)
     steps = step_memory(lowered, nowhere)
     number = max((op.num_experts for op in program if isinstance(op, ops.Experts)), default=1)
     for context, count in ((1, 1), (LEAST * SEGMENT, 1), (many := (_SMALL_TILE + 1) * number, many)):
-        step = steps.put(_row(context, count, len(few), capacity.block_size))
+        step = steps.put(_row(program, context, count, capacity.block_size))
         launches = (launch(step) for launch in lowered.launches)
         yield from (launch for launch in launches if prod(launch.grid))
 
 
-def _row(context: int, count: int, num_groups: int, block_size: int) -> Batch:
+def _row(program: Program, context: int, count: int, block_size: int) -> Batch:
     """Return a row of the last `count` tokens of a context, all of which need logits."""
+    width = max((op.out.width for op in program if isinstance(op, ops.PreviousHidden)), default=0)
     numbers, one = np.arange(count), np.zeros(1, np.int64)
     table = np.zeros((1, -(-context // block_size)), np.int64)
     return Batch(
         token_ids=numbers * 0,
         positions=numbers + context - count,
         row_offsets=np.array([0, count]),
-        block_tables=(table,) * num_groups,
+        block_tables=(table,) * len(program.cache_groups),
         context_lens=one + context,
         slots=one,
         variants=one,
         logit_rows=numbers,
         block_size=block_size,
+        hidden=np.zeros((count, width), np.float32),
     )
 
 

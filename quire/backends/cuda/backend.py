@@ -12,15 +12,19 @@ import numpy as np
 
 from quire.backends.backend import Capacity, GetMasks, LaunchedStep
 from quire.backends.block_memory import layout_of
-from quire.backends.cuda.accelerator import Accelerator, DeviceArray, DeviceFault, HostCopy
+from quire.backends.cuda.accelerator import Accelerator, DeviceFault, HostCopy
 from quire.backends.cuda.caches import DeviceCaches
 from quire.backends.cuda.device_slots import DeviceSlot, DeviceSlots
+from quire.backends.cuda.drafts import DeviceDrafts, HandedOut, draft_caches
 from quire.backends.cuda.draws import StepDraws
 from quire.backends.cuda.graphs import DecodeGraphs, decode_batch
+from quire.backends.cuda.launch_list import Lowered
 from quire.backends.cuda.lower import lower, step_memory
 from quire.backends.cuda.sampler import DeviceSampler, DrawnRows
 from quire.backends.cuda.slot_tables import SlotTables
+from quire.backends.cuda.step_arrays import StepArrays
 from quire.backends.cuda.weights import DeviceWeight
+from quire.backends.draft_model import DraftModel
 from quire.backends.slots import Deferred, Slots, row_result
 from quire.errors import ConfigError
 from quire.program.batch import Batch
@@ -33,7 +37,7 @@ class CudaBackend:
 
     A step is computed and sampled there as soon as it is launched, and its results are copied to the host
     when it is collected. Rows with parameters that have no kernels are sampled on the host, by the definition
-    in quire.sampling.
+    in quire.sampling. `draft` proposes tokens, in caches of its own.
     """
 
     name = "cuda"
@@ -44,6 +48,7 @@ class CudaBackend:
         weights: Mapping[str, DeviceWeight],
         accelerator: Accelerator,
         capacity: Capacity,
+        draft: DraftModel[Mapping[str, DeviceWeight]] | None = None,
     ) -> None:
         self._accelerator = accelerator
         self._caches = DeviceCaches(
@@ -60,8 +65,11 @@ class CudaBackend:
         self._memory, self._adapters = step_memory(lowered, accelerator), lowered.adapters
         num_slots, self._vocab = capacity.max_num_seqs, program.output.width
         self._slots = DeviceSlots(
-            accelerator, num_slots, capacity.num_blocks, self._vocab, capacity.block_size
+            accelerator, num_slots, capacity.num_blocks, self._vocab, capacity.block_size, draft is not None
         )
+        self._drafts: DeviceDrafts | None = None
+        if draft is not None:
+            self._drafts = self._draft_with(draft, draft.weights or weights, lowered, capacity)
         self._sampler = DeviceSampler(accelerator, num_slots, self._vocab)
         self._graphs = DecodeGraphs(accelerator)
         # Vectors of texts are results as they are: steps of pooled programs need nothing of the sampling.
@@ -72,11 +80,25 @@ class CudaBackend:
             self.name, capacity.kv_dtype, capacity.block_size, program.cache_groups, program.layer_groups
         )
 
+    def _draft_with(
+        self,
+        draft: DraftModel[Any],
+        weights: Mapping[str, DeviceWeight],
+        target: Lowered,
+        capacity: Capacity,
+    ) -> DeviceDrafts:
+        """Lower a draft model, with caches of its own, beside the program."""
+        accelerator, tables = self._accelerator, self._slots.tables
+        caches = draft_caches(accelerator, target.program, draft.program, capacity)
+        lowered = lower(draft.program, weights, caches, capacity.block_size, accelerator)
+        memory = step_memory(lowered, accelerator)
+        return DeviceDrafts(draft, lowered, memory, accelerator, target, tables, capacity)
+
     def launch(self, step: Step, masks: GetMasks | None = None) -> LaunchedStep:
         """See Backend.launch.
 
         A step begins to compute behind the one before it, unless that must be collected first: because the
-        host samples rows of it, waits for masks, or says which drafted tokens are accepted.
+        host samples rows of it, waits for masks, says which drafted tokens are accepted, or draws others.
         """
         if self.program.pooled:
             return Deferred(lambda: self._pool(step))
@@ -108,12 +130,17 @@ class CudaBackend:
     def _begin(self, step: Step, masks: GetMasks | None) -> _Begun:
         """Launch a step's forward pass, and its sampling unless that needs something of the host."""
         began_s, slots = time.monotonic(), self._slots.apply(step)
+        if self._drafts is not None:
+            self._drafts.apply(step)
         for admission in step.admitted:
             self._sampler.admit(admission.slot, self._slots.slot(admission.slot))
-        logits = self._forward(self._slots.batch(step), self._slots.tables)
-        begun = _Begun(slots, logits, began_s)
+        batch = self._slots.batch(step)
+        arrays = self._forward(batch, self._slots.tables)
+        begun = _Begun(slots, arrays.values[self._output], began_s)
+        if self._drafts is not None:
+            begun.handed_out = self._drafts.begin_keeping(batch, arrays)
         begun.waits = masks is not None or any(slot.sampling is None for slot in slots)
-        begun.holds = begun.waits or any(row.drafted for row in step.rows)
+        begun.holds = begun.waits or step.num_proposed > 0 or any(row.drafted for row in step.rows)
         if not begun.waits:
             self._sample(step, begun, {})
         return begun
@@ -129,10 +156,10 @@ class CudaBackend:
         begun.draws = StepDraws(step, begun.slots, masks)
         begun.copy = self._sampler.launch(begun.draws, begun.logits)
 
-    def _forward(self, batch: Batch, tables: SlotTables | None = None) -> DeviceArray:
-        """Launch the forward pass of a batch; return where its logits [L, vocab] will be.
+    def _forward(self, batch: Batch, tables: SlotTables | None = None) -> StepArrays:
+        """Launch the forward pass of a batch; return where its values will be.
 
-        Those of a batch with rows of one token are followed by logits of rows that were added.
+        Those of a batch with rows of one token are followed by those of rows that were added.
         """
         self._caches.restores.launch(batch.restored)
         decode = None if tables is None else decode_batch(batch, self._slots.spare)
@@ -144,7 +171,7 @@ class CudaBackend:
         else:
             for launch in self._launches:
                 self._accelerator.launch(launch(step))
-        return step.values[self._output]
+        return step
 
     def collect(self, launched: _StepOnDevice) -> StepResult:
         """Return the results of the oldest open step, and begin those that waited for it."""
@@ -170,7 +197,9 @@ class CudaBackend:
         """Wait for the results of a step that was begun."""
         if begun.error is not None:
             return self._without_results(step, begun)
-        began_s, mask_s, sampling_s = max(begun.began_s, self._ended_s), 0.0, 0.0
+        began_s, mask_s, sampling_s, draft_s = max(begun.began_s, self._ended_s), 0.0, 0.0, 0.0
+        if self._drafts is not None and begun.handed_out is not None:
+            self._drafts.keep(begun.handed_out)
         on_host: dict[int, RowResult] = {}
         if begun.waits:
             computed = self._host_logits(step, begun)
@@ -184,7 +213,10 @@ class CudaBackend:
         self._ended_s = time.monotonic()
         if begun.waits:
             sampling_s = self._ended_s - computed_s - mask_s
-        return StepResult(rows, began_s, self._ended_s, mask_s, sampling_s)
+        if self._drafts is not None and step.num_proposed:
+            rows, draft_s = self._drafts.propose(step, rows, begun.slots)
+            self._ended_s += draft_s
+        return StepResult(rows, began_s, self._ended_s, mask_s, sampling_s, draft_s=draft_s)
 
     def _host_logits(self, step: Step, begun: _Begun) -> dict[int, np.ndarray]:
         """Wait for the forward pass; return the logits of the rows that the host samples."""
@@ -207,6 +239,8 @@ class CudaBackend:
             if (result := on_host.get(index)) is None:
                 result = sampled.result(row, slot, own)
                 slot.token_ids += result.token_ids
+                if slot.sampler is not None:
+                    slot.sampler.extend(result.token_ids)
                 if row.drafted and slot.sampling is not None and slot.sampling.penalizes:
                     counted += [(row.slot, token) for token in result.token_ids]
             results.append(result)
@@ -218,7 +252,7 @@ class CudaBackend:
 
     def execute(self, batch: Batch) -> np.ndarray:
         """Return the logits [L, vocab] of the batch's logit rows."""
-        return self._accelerator.fetch(self._forward(batch)).result()
+        return self._accelerator.fetch(self._forward(batch).values[self._output]).result()
 
     def add_adapter(self, adapter: str, parts: Mapping[str, LowRank]) -> None:
         self._adapters.add(adapter, parts)
@@ -239,6 +273,8 @@ class CudaBackend:
         self, group: int, block_ids: Sequence[int], contents: Sequence[bytes | memoryview]
     ) -> None:
         self._caches.write(group, block_ids, contents)
+        if self._drafts is not None:
+            self._drafts.forget(group, block_ids)
 
 
 @dataclass(slots=True)
@@ -255,6 +291,7 @@ class _Begun:
     holds: bool = False
     draws: StepDraws = field(init=False)
     copy: HostCopy | None = None  # of the results
+    handed_out: HandedOut | None = None  # the hidden states that a draft model reads
     error: Failure | None = None
 
 

@@ -12,6 +12,7 @@ from quire.backends.cuda.asked import require_compiled
 from quire.backends.cuda.backend import CudaBackend
 from quire.backends.cuda.caches import token_bytes
 from quire.backends.cuda.coded_form import coded_form
+from quire.backends.cuda.drafts import require_host_memory
 from quire.backends.cuda.fused import prepared
 from quire.backends.cuda.graphs import GRAPH_BYTES, LAUNCH_BYTES, graph_rows, padded_rows
 from quire.backends.cuda.kernels.variants import INTEGERS
@@ -79,6 +80,7 @@ class CudaDevice:
     keeps_floats_as = ""
     kv_dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16", "int8")
     shares_weights = False
+    keeps_hidden = False
 
     def __init__(self, accelerator: Accelerator, kernels: str, num_threads: int | None = None) -> None:
         self._accelerator = accelerator
@@ -141,9 +143,11 @@ class CudaDevice:
         """
         most = padded_rows(num_logits or num_tokens)
         num_tokens = padded_rows(num_tokens)
+        read = (op.out.row_bytes for op in program if isinstance(op, ops.PreviousHidden))
+        token_bytes = _TOKEN_BYTES + 2 * sum(read)  # uploads have as much to spare
         values = plan_buffers(prepared(program)).nbytes(Load(((0, num_tokens),), most))
         formats = {name: format_of(storage) for name, storage in weights.storage.items()}
-        values += num_tokens * (_TOKEN_BYTES + scratch_row_bytes(program, formats))
+        values += num_tokens * (token_bytes + scratch_row_bytes(program, formats))
         return values + MEMORY_BYTES + sampling_bytes(program.output.width, most)
 
     def slots_bytes(self, program: Program, num_slots: int, block_bytes: int) -> int:
@@ -172,11 +176,13 @@ class CudaDevice:
         draft: DraftModel[WeightPlan] | None,
         vision: Vision | None,
     ) -> None:
-        if draft is not None:
-            raise ConfigError("the cuda backend cannot run a draft model", "leave speculative at 'auto'")
         if vision is not None:
             raise ConfigError("the cuda backend cannot see images", f"set max_images=0, or {_ON_CPU}")
         require_compiled(program, weights.layout, capacity, self._accelerator)
+        if draft is not None:
+            own = draft.weights or weights
+            require_compiled(draft.program, own.layout, capacity, self._accelerator)
+            require_host_memory(program, draft, capacity)
 
     def build(
         self,
@@ -190,7 +196,12 @@ class CudaDevice:
         self.require_runnable(program, weights, capacity, draft, vision)
         try:
             uploaded = upload(weights, self._accelerator, progress, self._num_threads)
-            return CudaBackend(program, uploaded, self._accelerator, capacity)
+            drafter = None
+            if draft is not None:
+                own = draft.weights
+                more = None if own is None else upload(own, self._accelerator, None, self._num_threads)
+                drafter = draft.having(more)
+            return CudaBackend(program, uploaded, self._accelerator, capacity, drafter)
         except DeviceFault as fault:
             raise ConfigError(f"{self._accelerator.name}: {fault.message}", fault.hint) from fault
 

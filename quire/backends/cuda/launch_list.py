@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,19 @@ At = Callable[[StepArrays], DeviceArray]  # where an array is in a step
 Arrays = Callable[[StepArrays], tuple[DeviceArray, ...]]  # the same of several
 
 _ACTIVATIONS = {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A program as launches, the plan of its values, and the buffers of its logits and hidden states."""
+
+    program: Program
+    launches: Sequence[Record]
+    plan: BufferPlan
+    output: int
+    hidden: int | None  # of a program that hands them out
+    scratch_row_bytes: int
+    adapters: DeviceAdapters
 
 
 class LaunchList:

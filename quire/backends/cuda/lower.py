@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any
 
 import numpy as np
 
 from quire.backends.cuda.accelerator import Constant, DeviceArray, Memory
-from quire.backends.cuda.adapters import DeviceAdapters
 from quire.backends.cuda.attention import attention, rotated_attention, shared_attention
 from quire.backends.cuda.caches import LayerCache
 from quire.backends.cuda.coded_launches import gather_coded
@@ -19,18 +17,18 @@ from quire.backends.cuda.experts import experts, pair_parts
 from quire.backends.cuda.fused import prepared
 from quire.backends.cuda.kernels.variants import row_block
 from quire.backends.cuda.latent import by_head_parts, latent_attention, linear_by_head
-from quire.backends.cuda.launch_list import At, Grid, LaunchList, Record, activation_name, padded_dim
+from quire.backends.cuda.launch_list import At, Grid, LaunchList, Lowered, activation_name, padded_dim
 from quire.backends.cuda.products import adapted_parts, gated_linear, linear, product_scratch_bytes
 from quire.backends.cuda.recurrences import delta_rule, kept_row_bytes, short_convolution, state_space
 from quire.backends.cuda.scratch import row_bytes
 from quire.backends.cuda.states import LayerState
 from quire.backends.cuda.step_arrays import StepArrays, StepMemory, rotations_of
-from quire.backends.cuda.text_arrays import TextArrays
+from quire.backends.cuda.text_arrays import HIDDEN, TextArrays
 from quire.backends.cuda.weights import DeviceWeight
 from quire.errors import ConfigError
 from quire.program import ops
 from quire.program.caches import SlotState
-from quire.program.passes import BufferPlan, plan_buffers
+from quire.program.passes import plan_buffers
 from quire.program.program import Count, Op, Program, Value
 
 
@@ -43,18 +41,6 @@ def record(op: Op, to: LaunchList) -> None:
 def is_lowered(op: Op) -> bool:
     """Return whether there are kernels for ops of this kind."""
     return record.dispatch(type(op)) is not record.dispatch(Op)
-
-
-@dataclass(frozen=True, slots=True)
-class Lowered:
-    """A program as launches, the plan of its values, and the buffer of its logits."""
-
-    program: Program
-    launches: Sequence[Record]
-    plan: BufferPlan
-    output: int
-    scratch_row_bytes: int
-    adapters: DeviceAdapters
 
 
 def lower(
@@ -72,7 +58,8 @@ def lower(
         record(op, recording)
     scratch = scratch_row_bytes(program, {name: weight.format for name, weight in weights.items()})
     output = plan.buffer[program.output.index]
-    return Lowered(program, recording.launches, plan, output, scratch, recording.adapters)
+    hidden = None if program.hidden is None else plan.buffer[program.hidden.index]
+    return Lowered(program, recording.launches, plan, output, hidden, scratch, recording.adapters)
 
 
 def step_memory(lowered: Lowered, memory: Memory) -> StepMemory:
@@ -204,6 +191,17 @@ def _(op: ops.SoftCap, to: LaunchList) -> None:
 @record.register
 def _(op: ops.Slice, to: LaunchList) -> None:
     _numbers(op, to, "take_columns", (op.x,), op.x.width, op.first)
+
+
+@record.register
+def _(op: ops.PreviousHidden, to: LaunchList) -> None:
+    out, width, (grid, block) = to.at(op.out), op.out.width, _by_row(op.out.count, op.out.width)
+    to.add(
+        "take_columns",
+        grid,
+        lambda step: (out(step), step.texts[HIDDEN], width, width, 0),
+        BLOCK=block,
+    )
 
 
 @record.register

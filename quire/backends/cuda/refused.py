@@ -21,7 +21,6 @@ _NO_IMAGES = f"set max_images=0, or {_ON_CPU}"
 # Ops without kernels: what they are for, and what to do instead.
 _FOR: dict[type[Op], tuple[str, str]] = {
     ops.GatedRecurrence: ("recurrent states", _ON_CPU),
-    ops.PreviousHidden: ("prediction layers", "leave speculative at 'auto'"),
     **dict.fromkeys(
         (ops.Patches, ops.MixedRows, ops.RotaryAt, ops.JoinRows, ops.MeanOfRows, ops.PlaceImages),
         ("images", _NO_IMAGES),

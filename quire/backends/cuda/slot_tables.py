@@ -61,6 +61,11 @@ class SlotTables:
         tables[..., :stride] = before[self._num_lengths :].reshape(shape)
         self._memory, self._changed = None, []
 
+    def known(self, group: int) -> np.ndarray:
+        """Return the tables of a cache group, [slots, blocks], as they are in the memory of the host."""
+        tables = self._known[self._num_lengths :].reshape(self._num_groups, self._num_slots, -1)
+        return tables[group]
+
     def forget(self) -> None:
         """Note that changes were lost on their way: all tables are to be uploaded."""
         self._memory, self._changed = None, []

@@ -49,7 +49,7 @@ class StepArrays:
     values: Sequence[DeviceArray]
     scratch: DeviceArray
     adapters: StepAdapters
-    texts: Mapping[Hashable, DeviceArray]  # of encoders, by the names of text_arrays
+    texts: Mapping[Hashable, DeviceArray]  # of some programs, by the names of text_arrays
     states: StateArrays | None  # if the program has any
 
 

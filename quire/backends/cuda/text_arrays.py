@@ -1,4 +1,4 @@
-"""The arrays that encoders read of a step, besides those of every program."""
+"""The arrays that encoders and prediction layers read of a step, besides those of every program."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from quire.program.batch import Batch
 from quire.program.program import Op, Program
 
 TABLE = "table"  # [R, tokens] of the longest row: the tokens of each row, as places of the step
+HIDDEN = "hidden"  # [T, width] float32: Batch.hidden
 
 
 def ends_of(op: ops.RowAttention) -> Hashable:
@@ -33,14 +34,21 @@ class TextArrays:
                 found[TABLE] = found[ends_of(op)] = op
             elif isinstance(op, ops.EmbedSegments):
                 found[segments_of(op)] = op
+            elif isinstance(op, ops.PreviousHidden):
+                found[HIDDEN] = op
         self._ops = found
 
     def of(self, batch: Batch) -> dict[Hashable, np.ndarray]:
-        """Return the arrays of a batch, int32."""
+        """Return the arrays of a batch, int32 but for hidden states."""
         counts = np.diff(batch.row_offsets)
         within = np.arange(batch.num_tokens) - batch.row_offsets[:-1][batch.token_rows]
         found = dict[Hashable, np.ndarray]()
         for name, op in self._ops.items():
+            if name == HIDDEN:
+                if batch.hidden is None:
+                    raise ValueError("this batch brings no hidden states")
+                found[HIDDEN] = np.ascontiguousarray(batch.hidden, np.float32)
+                continue
             if name == TABLE:
                 places = np.arange(max(counts, default=0))
                 values = np.minimum(batch.row_offsets[:-1, None] + places, batch.num_tokens - 1)
