@@ -52,6 +52,7 @@ from quire.backends.cuda.refused import require_kernels
 from quire.backends.cuda.self_check import check_accelerator
 from quire.backends.cuda.uploads import UploadRing
 from quire.backends.cuda.weights import VECTOR, DeviceWeight, place_weights, plan_layout
+from quire.backends.draft_model import DraftModel
 from quire.backends.reference import ReferenceBackend
 from quire.errors import ConfigError
 from quire.models import read_model
@@ -115,6 +116,8 @@ DENSE = (
     *("olmo2", "granite", "cohere2", "glm4", "gpt2", "starcoder2"),
 )
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "glm4_moe", "minimax_m2")
+# With recurrent states, convolutions, latents, or the cache of another layer.
+OTHERS = ("qwen3_5", "lfm2", "falcon_h1", "nemotron_h", "gemma3n", "gemma4", "glm4_moe_lite", "deepseek_v3")
 # Of weights and of the cache; the first two in a selection.
 FORMATS = (
     ("bf16", "bfloat16"),
@@ -473,7 +476,7 @@ def check_ops(piece: Piece) -> None:
     for format in (*INTEGERS, *CODED):
         for rows in (1, 18) if piece.toy else (1, 16, 17, 64, 129):
             _integer_bits(piece, format, rows, 256 if piece.toy else 1024)
-    families = ("llama", "gpt_oss") if piece.toy else (*DENSE, *MIXTURES)
+    families = ("llama", "gpt_oss", "lfm2") if piece.toy else (*DENSE, *MIXTURES, *OTHERS)
     for family in families:
         formats = OF_EXPERTS if family in MIXTURES else FORMATS
         for format, cache in formats[1:2] if piece.toy else formats[: 2 if piece.quick else None]:
@@ -483,6 +486,7 @@ def check_ops(piece: Piece) -> None:
                 piece.found(False, family=family, format=format, error=str(error)[:300])
     if not piece.toy:
         _fused(piece, "llama", 0.0)
+    _drafts(piece)
     _fused(piece, "qwen3", 1e-2)  # another kernel adds the squares of a head, perhaps in another order
 
 
@@ -545,8 +549,11 @@ def _stored(spec: WeightSpec, floats: np.ndarray, format: str) -> StoredWeight:
 def _model(family: str, format: str) -> tuple[Program, dict[str, Any]]:
     """Return a small model of a family with random weights."""
     from tiny import CONFIGS, random_weights
+    from widened import wide_config
 
     config = CONFIGS[family] | {name: size for name, size in ALIGNED.items() if name in CONFIGS[family]}
+    if family in OTHERS:
+        config = wide_config(family)
     if family == "gemma2":  # its caps are compiled for heads of 128 and 256 over bfloat16
         config |= {"head_dim": 128, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
     program = fuse(read_model(config).program)
@@ -568,19 +575,22 @@ def _family(piece: Piece, family: str, format: str, cache: str) -> None:
     tokens = (np.arange(40) * 13 % 250).tolist()
     length = 9 if piece.toy else 40
     found = own.prefill(own.sequence(tokens[:length]), (5, 1, 1))
+    whole = own.prefill(own.sequence(tokens[:length]))
     wanted = reference.prefill(reference.sequence(tokens[:length]))
     errors = np.abs(found - wanted).max(-1) / np.abs(wanted).max()
     # Activations and caches are rounded differently, and then a token may choose another expert; the random
     # norms of Gemma 2 make much of little.
-    error = float(np.median(errors) if family in (*MIXTURES, "gemma2") else errors.max())
+    error = float(np.median(errors) if family in (*MIXTURES, *OTHERS, "gemma2") else errors.max())
+    same = found.tobytes() == whole.tobytes()
     facts = {
         "family": family,
         "format": format,
         "cache": cache,
         "error": error,
         "largest": float(errors.max()),
+        "same_in_chunks": same,
     }
-    piece.found(error <= (1e-3 if format == "f32" else 0.1), **facts)
+    piece.found(same and error <= (1e-3 if format == "f32" else 0.1), **facts)
 
 
 def _fused(piece: Piece, family: str, most: float) -> None:
@@ -600,6 +610,21 @@ def _fused(piece: Piece, family: str, most: float) -> None:
     piece.found(
         same or error <= most, what="rotation and write in one", family=family, error=error, same=same
     )
+
+
+def _drafts(piece: Piece) -> None:
+    """Let a model draft for itself: every token that it proposes is accepted."""
+    from drafted import TEXTS, Drafts
+
+    program, stored = _model("llama", "bf16")
+    weights = place_weights(program, stored, piece.accelerator)
+    capacity = Capacity([64] * len(program.cache_groups), BLOCK, "bfloat16", len(TEXTS))
+    draft = DraftModel(program, weights, 512, 256)
+    drafts = Drafts(program, CudaBackend(program, weights, piece.accelerator, capacity, draft))
+    texts = TEXTS[1:3] if piece.toy else TEXTS
+    drafts.run([drafts.admit(slot, text) for slot, text in enumerate(texts)], 30 if piece.toy else 110)
+    drafted, accepted = drafts.num_drafted, drafts.num_accepted
+    piece.found(0 < drafted == accepted, what="a model drafts for itself", drafted=drafted, accepted=accepted)
 
 
 def check_bits(piece: Piece) -> None:
