@@ -1,10 +1,10 @@
-"""The images of slots on backends in host memory: encoded when a row first computes a token of them."""
+"""Images of slots: encoded when a row first computes a token of them, and kept until the last of these."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from quire.images.positions import RotaryPositions
 from quire.images.vision import Vision
 from quire.program.batch import Batch
 from quire.types import PromptImage, Row, Step
+
+Kept = TypeVar("Kept")  # how a backend keeps the embeddings [tokens, width] of an image
+Given = TypeVar("Given", covariant=True)
 
 
 class Encoding(NamedTuple):
@@ -26,14 +29,23 @@ class Encoding(NamedTuple):
     begun: bool
 
 
-class TowerRun(Protocol):
+class TowerRun(Protocol[Given]):
     """A tower that encodes an image."""
 
     def advance(self, share: float) -> None:
         """Compute until so large a share of the work is done, all if it is 1."""
 
-    def output(self) -> np.ndarray:
-        """Return the embeddings [tokens, width], when all is done."""
+    def output(self) -> Given:
+        """Return the embeddings, when all is done."""
+        ...
+
+
+class SeenTokens(NamedTuple, Generic[Kept]):
+    """Tokens of a step that are those of an image, and their rows of its embeddings."""
+
+    tokens: np.ndarray
+    embeddings: Kept
+    rows: np.ndarray
 
 
 class UnseenImages:
@@ -78,15 +90,15 @@ class UnseenImages:
         return taken
 
 
-class SlotImages:
+class SlotImages(Generic[Kept]):
     """Gives steps the embeddings of images and the positions of their tokens. `begin` runs the tower."""
 
-    def __init__(self, vision: Vision, begin: Callable[[Batch], TowerRun]) -> None:
+    def __init__(self, vision: Vision, begin: Callable[[Batch], TowerRun[Kept]]) -> None:
         self._vision, self._begin = vision, begin
         self._unseen = UnseenImages()
-        self._run: TowerRun | None = None  # of the image begun last
+        self._run: TowerRun[Kept] | None = None  # of the image begun last
         self._positions: dict[int, RotaryPositions] = {}  # by slot
-        self._embedded: dict[int, list[tuple[PromptImage, np.ndarray]]] = {}
+        self._embedded: dict[int, list[tuple[PromptImage, Kept]]] = {}
         self.encode_s = 0.0  # of the last step
 
     def apply(self, step: Step) -> None:
@@ -105,27 +117,27 @@ class SlotImages:
 
     def _encode(self, encoding: Encoding) -> None:
         slot, image, share, begun = encoding
-        run = self._run
+        run, self._run = self._run, None  # what fails begins anew
         if run is None or not begun:
             patches = self._vision.patching.patches(pixels_of(image))
-            run = self._run = self._begin(batch_of(patches, image.num_tokens))
+            run = self._begin(batch_of(patches, image.num_tokens))
         run.advance(share)
+        self._run = run
         if slot >= 0:
             self._embedded[slot].append((image, run.output()))
 
-    def tokens(self, rows: Sequence[Row], offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return the tokens of images in a step whose rows begin at `offsets`, and their embeddings."""
-        tokens, embeddings = [], []
+    def seen(self, rows: Sequence[Row], offsets: np.ndarray) -> list[SeenTokens[Kept]]:
+        """Return the tokens of images in a step whose rows begin at `offsets`, by image."""
+        found = []
         for row, offset in zip(rows, offsets.tolist(), strict=False):
             end = row.start + row.count
             for image, embedded in self._embedded.get(row.slot, ()):
                 places = np.arange(max(image.first, row.start), min(image.end, end))
-                tokens.append(places - row.start + offset)
-                embeddings.append(embedded[places - image.first])
+                found.append(SeenTokens(places - row.start + offset, embedded, places - image.first))
             if row.slot in self._embedded:
                 left = [own for own in self._embedded[row.slot] if own[0].end > end]
                 self._embedded[row.slot] = left
-        return (np.concatenate(tokens), np.concatenate(embeddings)) if tokens else None
+        return found
 
     def visible_ends(self, rows: Sequence[Row]) -> np.ndarray | None:
         """Return the ends of what the tokens of a step see, [T], if it computes images that are whole."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from quire.backends.backend import GetMasks
 from quire.backends.drafting import Known, ModelDrafts
-from quire.backends.slot_images import SlotImages
+from quire.backends.slot_images import SeenTokens, SlotImages
 from quire.program.batch import Batch
 from quire.sampling.faults import LogitsError
 from quire.sampling.logprobs import prompt_logprobs
@@ -42,7 +42,7 @@ class Slots:
         block_size: int,
         num_tables: int,
         drafting: ModelDrafts | None = None,
-        images: SlotImages | None = None,
+        images: SlotImages[np.ndarray] | None = None,
     ) -> None:
         self._vocab_size = vocab_size
         self._block_size = block_size
@@ -64,10 +64,10 @@ class Slots:
         lasts = [
             np.arange(end - row.num_logits, end) for end, row in zip(offsets[1:], step.rows, strict=True)
         ]
-        images = ends_seen = None
+        ends_seen, seen = None, list[SeenTokens[np.ndarray]]()
         if self._images is not None:
             ends_seen = self._images.visible_ends(step.rows)
-            images = self._images.tokens(step.rows, offsets)
+            seen = self._images.seen(step.rows, offsets)
         return Batch(
             token_ids=np.concatenate(tokens),
             positions=np.arange(offsets[-1]) + np.repeat(ends - counts - offsets[:-1], counts),
@@ -81,8 +81,8 @@ class Slots:
             admissions=tuple(slot.admission for _, slot in rows),
             restored=step.restored,
             saved=step.saved,
-            image_tokens=images and images[0],
-            image_embeddings=images and images[1],
+            image_tokens=np.concatenate([one.tokens for one in seen]) if seen else None,
+            image_embeddings=np.concatenate([one.embeddings[one.rows] for one in seen]) if seen else None,
             visible_ends=ends_seen,
             rotary_positions=None if self._images is None else self._images.positions(step.rows),
         )

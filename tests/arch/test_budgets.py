@@ -196,7 +196,7 @@ ROOMS = (
     ),
     Room(
         "images",
-        865,
+        870,
         "images of prompts: decoding, patches, towers, positions, and how backends keep what they give",
         (
             "images",
