@@ -70,17 +70,17 @@ ROOMS = (
     ),
     Room(
         "cuda",
-        4_435,
+        4_720,
         "the backend on NVIDIA GPUs: launches of programs, which they are, codes of other formats, adapters, "
-        "states, encoders, draft models, graphs, memory, the driver, the interpreted stand-in; could be "
-        "deleted with its lines in backends/device.py",
+        "states, encoders, images, draft models, graphs, memory, the driver, the interpreted stand-in; could "
+        "be deleted with its lines in backends/device.py",
         ("backends/cuda",),
     ),
     Room(
         "cuda kernels",
-        3_245,
-        "Triton kernels, compiled ahead of time, also for codes of other formats, and the list of what is "
-        "compiled",
+        3_355,
+        "Triton kernels, compiled ahead of time, also for codes of other formats and images, and the list of "
+        "what is compiled",
         ("backends/cuda/kernels",),
     ),
     Room(

@@ -182,14 +182,16 @@ PROCESSOR4: dict[str, Any] = {
 }
 
 
-def write_qwen3_vl(folder: Path) -> Path:
+def write_qwen3_vl(folder: Path, config: dict[str, Any] = CONFIG) -> Path:
     """Write the model."""
-    return _write(folder, CONFIG, PROCESSOR, MARKS, TEMPLATE)
+    return _write(folder, config, PROCESSOR, MARKS, TEMPLATE)
 
 
-def write_gemma3(folder: Path) -> Path:
+def write_gemma3(
+    folder: Path, config: dict[str, Any] = CONFIG3, processor: dict[str, Any] = PROCESSOR3
+) -> Path:
     """Write the model."""
-    return _write(folder, CONFIG3, PROCESSOR3, MARKS3, TEMPLATE3)
+    return _write(folder, config, processor, MARKS3, TEMPLATE3)
 
 
 def write_gemma4(folder: Path, config: dict[str, Any] = CONFIG4) -> Path:

@@ -36,10 +36,12 @@ class _Nowhere:
         return 0
 
 
-def launches_of(program: Program, layout: Layout, capacity: Capacity) -> Iterator[Launch]:
+def launches_of(
+    program: Program, layout: Layout, capacity: Capacity, halves: bool = False
+) -> Iterator[Launch]:
     """Return the launches of steps of one token, with a short and a long context, and of one of many tokens.
 
-    The last has the larger one of all tiles.
+    The last has the larger one of all tiles. `halves` as for `lower`.
     """
     nowhere = _Nowhere()
     memory = nowhere.allocate(max(layout.nbytes, 1))
@@ -47,7 +49,7 @@ def launches_of(program: Program, layout: Layout, capacity: Capacity) -> Iterato
     few = [1] * len(program.cache_groups)
     sizes = (few, capacity.block_size, capacity.kv_dtype, 1, 1)
     caches = layer_caches(nowhere, program, *sizes)
-    lowered = lower(program, weights, caches, capacity.block_size, nowhere)
+    lowered = lower(program, weights, caches, capacity.block_size, nowhere, halves)
     steps = step_memory(lowered, nowhere)
     number = max((op.num_experts for op in program if isinstance(op, ops.Experts)), default=1)
     for context, count in ((1, 1), (LEAST * SEGMENT, 1), (many := (_SMALL_TILE + 1) * number, many)):
@@ -75,9 +77,11 @@ def _row(program: Program, context: int, count: int, block_size: int) -> Batch:
     )
 
 
-def require_compiled(program: Program, layout: Layout, capacity: Capacity, accelerator: Accelerator) -> None:
+def require_compiled(
+    program: Program, layout: Layout, capacity: Capacity, accelerator: Accelerator, halves: bool = False
+) -> None:
     """Raise ConfigError if a step of the program would ask for a kernel that was not compiled."""
-    for launch in launches_of(program, layout, capacity):
+    for launch in launches_of(program, layout, capacity, halves):
         if not accelerator.has_kernel(key := launch_key(launch)):
             problem = f"no kernel {key} was compiled for {accelerator.target}, and this model needs it"
             raise ConfigError(problem, "use device='native', or weights and a cache in bfloat16 or int8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from quire.backends.cuda.accelerator import Argument, Constant, DeviceArray, Launch
 from quire.backends.cuda.caches import LayerCache
 from quire.backends.cuda.fused import RotatedAttention
+from quire.backends.cuda.image_arrays import visible_ends
 from quire.backends.cuda.kernels.variants import CACHES, attention_rows
 from quire.backends.cuda.launch_list import LaunchList, padded_dim
 from quire.backends.cuda.segments import NOTHING, SegmentShape
@@ -134,14 +135,15 @@ def _attend(own: _Layer, queries: Value) -> None:
     by_segments = CACHES[own.kind] == "bf16" and own.softcap is None and own.shared <= fewest
 
     def launch(step: StepArrays) -> Launch:
-        if by_segments and to.segments.most(shape, step):
+        if by_segments and to.segments.most(shape, step):  # of rows of one token, which see none after it
             return NOTHING
         count = step.counts[own.count]
         block = fewest if step.num_rows == count and own.shared <= fewest else most
         tokens = 1 if step.num_rows == count else block // own.shared
         positions, token_rows, table, stride = own.places(step)
-        where = (positions, token_rows, positions, step.context_lens, table, stride)  # no ends of images
-        flags = (0, has_sinks, op.scale, softcap)
+        ends = None if op.causal else step.texts.get(visible_ends(own.count))
+        where = (positions, token_rows, ends or positions, step.context_lens, table, stride)
+        flags = (int(ends is not None), has_sinks, op.scale, softcap)
         args = (out(step), q(step), *own.cache, sinks, *where, count, tokens, *own.sizes, *flags)
         grid = (-(-count // tokens), own.groups, 1)
         return Launch("attend", grid, args, {**own.constants, "BLOCK_M": block})

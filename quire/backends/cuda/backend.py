@@ -18,6 +18,7 @@ from quire.backends.cuda.device_slots import DeviceSlot, DeviceSlots
 from quire.backends.cuda.drafts import DeviceDrafts, HandedOut, draft_caches
 from quire.backends.cuda.draws import StepDraws
 from quire.backends.cuda.graphs import DecodeGraphs, decode_batch
+from quire.backends.cuda.images import DeviceImages, keeps_halves
 from quire.backends.cuda.launch_list import Lowered
 from quire.backends.cuda.lower import lower, step_memory
 from quire.backends.cuda.sampler import DeviceSampler, DrawnRows
@@ -27,6 +28,7 @@ from quire.backends.cuda.weights import DeviceWeight
 from quire.backends.draft_model import DraftModel
 from quire.backends.slots import Deferred, Slots, row_result
 from quire.errors import ConfigError
+from quire.images.vision import Vision
 from quire.program.batch import Batch
 from quire.program.program import LowRank, Program
 from quire.types import Failure, RowResult, Step, StepResult
@@ -49,6 +51,7 @@ class CudaBackend:
         accelerator: Accelerator,
         capacity: Capacity,
         draft: DraftModel[Mapping[str, DeviceWeight]] | None = None,
+        vision: Vision | None = None,
     ) -> None:
         self._accelerator = accelerator
         self._caches = DeviceCaches(
@@ -72,6 +75,12 @@ class CudaBackend:
             self._drafts = self._draft_with(draft, draft.weights or weights, lowered, capacity)
         self._sampler = DeviceSampler(accelerator, num_slots, self._vocab)
         self._graphs = DecodeGraphs(accelerator)
+        self._images = None
+        if vision is not None:
+            halves = keeps_halves(capacity.kv_dtype)
+            tower = lower(vision.program, weights, (), 1, accelerator, halves)
+            memory = step_memory(tower, accelerator)
+            self._images = DeviceImages(vision, tower.launches, tower.output, memory, accelerator)
         # Vectors of texts are results as they are: steps of pooled programs need nothing of the sampling.
         self._pooled = Slots(self._vocab, capacity.block_size, len(capacity.num_blocks))
         self._open: deque[_StepOnDevice] = deque()  # launched and not collected, in order
@@ -134,9 +143,12 @@ class CudaBackend:
             self._drafts.apply(step)
         for admission in step.admitted:
             self._sampler.admit(admission.slot, self._slots.slot(admission.slot))
-        batch = self._slots.batch(step)
+        batch, encoded = self._slots.batch(step), None
+        if self._images is not None:
+            encoded = self._images.apply(step)
+            batch = self._images.place(step, batch)
         arrays = self._forward(batch, self._slots.tables)
-        begun = _Begun(slots, arrays.values[self._output], began_s)
+        begun = _Begun(slots, arrays.values[self._output], began_s, encoded=encoded)
         if self._drafts is not None:
             begun.handed_out = self._drafts.begin_keeping(batch, arrays)
         begun.waits = masks is not None or any(slot.sampling is None for slot in slots)
@@ -197,7 +209,11 @@ class CudaBackend:
         """Wait for the results of a step that was begun."""
         if begun.error is not None:
             return self._without_results(step, begun)
-        began_s, mask_s, sampling_s, draft_s = max(begun.began_s, self._ended_s), 0.0, 0.0, 0.0
+        began_s, mask_s, sampling_s = max(begun.began_s, self._ended_s), 0.0, 0.0
+        draft_s, image_s = 0.0, 0.0
+        if begun.encoded is not None:
+            begun.encoded.result()
+            image_s = time.monotonic() - began_s
         if self._drafts is not None and begun.handed_out is not None:
             self._drafts.keep(begun.handed_out)
         on_host: dict[int, RowResult] = {}
@@ -216,7 +232,8 @@ class CudaBackend:
         if self._drafts is not None and step.num_proposed:
             rows, draft_s = self._drafts.propose(step, rows, begun.slots)
             self._ended_s += draft_s
-        return StepResult(rows, began_s, self._ended_s, mask_s, sampling_s, draft_s=draft_s)
+        times = (began_s, self._ended_s, mask_s, sampling_s)
+        return StepResult(rows, *times, draft_s=draft_s, image_s=image_s)
 
     def _host_logits(self, step: Step, begun: _Begun) -> dict[int, np.ndarray]:
         """Wait for the forward pass; return the logits of the rows that the host samples."""
@@ -292,6 +309,7 @@ class _Begun:
     draws: StepDraws = field(init=False)
     copy: HostCopy | None = None  # of the results
     handed_out: HandedOut | None = None  # the hidden states that a draft model reads
+    encoded: HostCopy | None = None  # behind the launches that encode images, if there are any
     error: Failure | None = None
 
 

@@ -15,6 +15,7 @@ from quire.backends.cuda.coded_form import coded_form
 from quire.backends.cuda.drafts import require_host_memory
 from quire.backends.cuda.fused import prepared
 from quire.backends.cuda.graphs import GRAPH_BYTES, LAUNCH_BYTES, graph_rows, padded_rows
+from quire.backends.cuda.images import keeps_halves
 from quire.backends.cuda.kernels.variants import INTEGERS
 from quire.backends.cuda.loops import CudaLoops
 from quire.backends.cuda.lower import scratch_row_bytes
@@ -38,7 +39,8 @@ from quire.weights.plan import Layout, WeightPlan
 
 _ON_CPU = "use device='native'"
 # Of a step's arrays: integers, and the rotations of two ropes of 512 numbers.
-_TOKEN_BYTES = 4 * 18 + 2 * 4 * 512
+_FLOAT_BYTES = 4
+_TOKEN_BYTES = 4 * 24 + 2 * 4 * 512
 
 
 def cuda_device(name: str, num_threads: int | None = None) -> CudaDevice:
@@ -141,12 +143,14 @@ class CudaDevice:
 
         A step of rows of one token has more rows in its graph than it was planned with.
         """
+        formats = {name: format_of(storage) for name, storage in weights.storage.items()}
+        if isinstance(first := program.ops[0], ops.Patches):
+            return _tower_bytes(program, formats, first.out.width, num_tokens, num_logits or num_tokens)
         most = padded_rows(num_logits or num_tokens)
         num_tokens = padded_rows(num_tokens)
         read = (op.out.row_bytes for op in program if isinstance(op, ops.PreviousHidden))
         token_bytes = _TOKEN_BYTES + 2 * sum(read)  # uploads have as much to spare
         values = plan_buffers(prepared(program)).nbytes(Load(((0, num_tokens),), most))
-        formats = {name: format_of(storage) for name, storage in weights.storage.items()}
         values += num_tokens * (token_bytes + scratch_row_bytes(program, formats))
         return values + MEMORY_BYTES + sampling_bytes(program.output.width, most)
 
@@ -176,13 +180,14 @@ class CudaDevice:
         draft: DraftModel[WeightPlan] | None,
         vision: Vision | None,
     ) -> None:
-        if vision is not None:
-            raise ConfigError("the cuda backend cannot see images", f"set max_images=0, or {_ON_CPU}")
         require_compiled(program, weights.layout, capacity, self._accelerator)
         if draft is not None:
             own = draft.weights or weights
             require_compiled(draft.program, own.layout, capacity, self._accelerator)
             require_host_memory(program, draft, capacity)
+        if vision is not None:
+            halves = keeps_halves(capacity.kv_dtype)
+            require_compiled(vision.program, weights.layout, capacity, self._accelerator, halves)
 
     def build(
         self,
@@ -201,9 +206,18 @@ class CudaDevice:
                 own = draft.weights
                 more = None if own is None else upload(own, self._accelerator, None, self._num_threads)
                 drafter = draft.having(more)
-            return CudaBackend(program, uploaded, self._accelerator, capacity, drafter)
+            return CudaBackend(program, uploaded, self._accelerator, capacity, drafter, vision)
         except DeviceFault as fault:
             raise ConfigError(f"{self._accelerator.name}: {fault.message}", fault.hint) from fault
 
     def loops(self) -> CudaLoops:
         return CudaLoops(self._accelerator, self._kernels)
+
+
+def _tower_bytes(
+    program: Program, formats: Mapping[str, str], columns: int, num_patches: int, num_tokens: int
+) -> int:
+    """Return the bytes of values of a tower, and of uploads of its patches."""
+    values = plan_buffers(prepared(program)).nbytes(Load(((0, num_patches),), num_tokens))
+    scratch = max(scratch_row_bytes(program, formats, halves) for halves in (False, True))
+    return values + num_patches * (_TOKEN_BYTES + scratch + 2 * _FLOAT_BYTES * columns)

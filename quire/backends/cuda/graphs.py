@@ -41,8 +41,9 @@ def decode_batch(batch: Batch, spare_slot: int) -> Batch | None:
     count = padded_rows(rows)
 
     def more(known: Ints, value: int) -> Ints:
-        return np.append(known, np.full(count - rows, value, known.dtype))
+        return np.append(known, np.full((count - rows, *known.shape[1:]), value, known.dtype), axis=0)
 
+    three = batch.rotary_positions
     return replace(
         batch,
         token_ids=more(batch.token_ids, 0),
@@ -52,6 +53,8 @@ def decode_batch(batch: Batch, spare_slot: int) -> Batch | None:
         slots=more(batch.slots, spare_slot),
         variants=more(batch.variants, 0),
         logit_rows=np.arange(count),
+        visible_ends=None,  # of tokens that are alone in their rows and see none after them
+        rotary_positions=None if three is None else more(three, 0),
     )
 
 

@@ -156,6 +156,7 @@ def _kernels() -> dict[str, Any]:
         embedding,
         experts,
         grouped,
+        images,
         latent,
         logits,
         logprobs,
@@ -173,6 +174,6 @@ def _kernels() -> dict[str, Any]:
     modules = (
         *(adapters, attention, coded, coded_grouped, elementwise, embedding, experts, grouped, latent),
         *(norms, products, quantized, rope_and_kv, segments, logits, logprobs, sampling, steps, states),
-        recurrences,
+        *(images, recurrences),
     )
     return {name: thing for module in modules for name, thing in vars(module).items() if hasattr(thing, "fn")}

@@ -52,12 +52,14 @@ class LaunchList:
         plan: BufferPlan,
         block_size: int,
         memory: Memory,
+        halves: bool = False,
     ) -> None:
         self.launches: list[Record] = []
         self.weights = weights
         self._caches = caches
         self.groups = program.layer_groups
         self.block_size = block_size
+        self.halves = halves  # of keys and values of attention within a step
         self.segments = Segments(memory, block_size)
         self.adapters = DeviceAdapters(memory, program)
         self.none = memory.allocate(256).part(0, (1,), np.dtype(np.float32))  # for absent arguments

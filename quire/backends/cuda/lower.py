@@ -12,9 +12,22 @@ from quire.backends.cuda.accelerator import Constant, DeviceArray, Memory
 from quire.backends.cuda.attention import attention, rotated_attention, shared_attention
 from quire.backends.cuda.caches import LayerCache
 from quire.backends.cuda.coded_launches import gather_coded
-from quire.backends.cuda.encoders import embed_segments, pool_rows, row_attention
+from quire.backends.cuda.encoders import copied_parts, embed_segments, pool_rows, row_attention
 from quire.backends.cuda.experts import experts, pair_parts
 from quire.backends.cuda.fused import prepared
+from quire.backends.cuda.image_arrays import ImageArrays
+from quire.backends.cuda.image_ops import (
+    TOKEN_PARTS,
+    clip,
+    join_rows,
+    mean_of_rows,
+    mixed_rows,
+    patches,
+    place_images,
+    replaced_tokens,
+    rotary_at,
+    standardize,
+)
 from quire.backends.cuda.kernels.variants import row_block
 from quire.backends.cuda.latent import by_head_parts, latent_attention, linear_by_head
 from quire.backends.cuda.launch_list import At, Grid, LaunchList, Lowered, activation_name, padded_dim
@@ -49,14 +62,18 @@ def lower(
     caches: Sequence[LayerCache | LayerState],
     block_size: int,
     memory: Memory,
+    halves: bool = False,
 ) -> Lowered:
-    """Lower a program whose weights and caches are in the memory of an accelerator."""
+    """Lower a program whose weights and caches are in the memory of an accelerator.
+
+    With `halves`, attention within a step multiplies keys and values in bfloat16.
+    """
     program = prepared(program)
     plan = plan_buffers(program)
-    recording = LaunchList(program, weights, caches, plan, block_size, memory)
+    recording = LaunchList(program, weights, caches, plan, block_size, memory, halves)
     for op in program:
         record(op, recording)
-    scratch = scratch_row_bytes(program, {name: weight.format for name, weight in weights.items()})
+    scratch = scratch_row_bytes(program, {name: weight.format for name, weight in weights.items()}, halves)
     output = plan.buffer[program.output.index]
     hidden = None if program.hidden is None else plan.buffer[program.hidden.index]
     return Lowered(program, recording.launches, plan, output, hidden, scratch, recording.adapters)
@@ -65,18 +82,19 @@ def lower(
 def step_memory(lowered: Lowered, memory: Memory) -> StepMemory:
     """Return the memory of the steps of a program."""
     sizes = (*lowered.plan.sizes, ("T", lowered.scratch_row_bytes))
-    rotations, texts = rotations_of(lowered.program), TextArrays(lowered.program)
-    groups = lowered.program.cache_groups
+    program = lowered.program
+    rotations, texts, images = rotations_of(program), TextArrays(program), ImageArrays(program)
+    groups = program.cache_groups
     states = [group for group, spec in enumerate(groups) if isinstance(spec, SlotState)]
-    return StepMemory(memory, sizes, rotations, lowered.adapters, texts, states)
+    return StepMemory(memory, sizes, rotations, lowered.adapters, texts, images, states)
 
 
-def scratch_row_bytes(program: Program, formats: Mapping[str, str]) -> int:
+def scratch_row_bytes(program: Program, formats: Mapping[str, str], halves: bool = False) -> int:
     """Return the bytes of scratch memory that a token may need at once, by the formats of weights."""
-    return max((_scratch_row_bytes(op, formats) for op in program), default=0)
+    return max((_scratch_row_bytes(op, formats, halves) for op in program), default=0)
 
 
-def _scratch_row_bytes(op: Op, formats: Mapping[str, str]) -> int:
+def _scratch_row_bytes(op: Op, formats: Mapping[str, str], halves: bool) -> int:
     if isinstance(op, ops.Experts):
         return row_bytes(pair_parts(op, formats))
     if isinstance(op, ops.LinearByHead):
@@ -85,6 +103,10 @@ def _scratch_row_bytes(op: Op, formats: Mapping[str, str]) -> int:
         return row_bytes(adapted_parts(op, formats[op.weight.name]))
     if isinstance(op, ops.Linear | ops.GatedLinear):
         return product_scratch_bytes(op, formats)
+    if isinstance(op, ops.RowAttention):
+        return row_bytes(copied_parts(op, halves))
+    if isinstance(op, ops.Embed) and op.replaced is not None:
+        return row_bytes(TOKEN_PARTS)
     return kept_row_bytes(op)
 
 
@@ -93,6 +115,11 @@ def _scratch_row_bytes(op: Op, formats: Mapping[str, str]) -> int:
 record.register(row_attention)
 record.register(embed_segments)
 record.register(pool_rows)
+
+# Images
+
+for _own in (patches, mixed_rows, rotary_at, join_rows, mean_of_rows, place_images, clip, standardize):
+    record.register(_own)
 
 
 # Embedding
@@ -103,8 +130,10 @@ def _(op: ops.Embed, to: LaunchList) -> None:
     by_position = isinstance(op, ops.PositionEmbed)
     out, weight = to.at(op.out), to.weights[op.table.name]
     count, width = op.table.shape
+    ids: At = (lambda step: step.positions) if by_position else (lambda step: step.token_ids)
+    if op.replaced is not None:
+        ids = replaced_tokens(op.replaced, to)
     if (form := weight.form) is not None:
-        ids: At = (lambda step: step.positions) if by_position else (lambda step: step.token_ids)
         gather_coded(weight, form, out, ids, lambda step: step.counts["T"], to)
         return
     kernel = {"int8": "gather_int8_rows", "int4": "gather_int4_rows"}.get(weight.format, "gather_rows")
@@ -112,13 +141,7 @@ def _(op: ops.Embed, to: LaunchList) -> None:
     to.add(
         kernel,
         lambda step: (step.counts["T"], -(-width // block), 1),
-        lambda step: (
-            out(step),
-            step.positions if by_position else step.token_ids,
-            *weight.arrays,
-            count,
-            width,
-        ),
+        lambda step: (out(step), ids(step), *weight.arrays, count, width),
         BLOCK=block,
     )
 

@@ -22,6 +22,7 @@ from quire.backends.cuda.kernels.variants import (
     ADAPTER_SEGMENT,
     ADAPTER_TILE,
     INTEGERS,
+    MULTIPLE,
     PRECISIONS,
     gated_tile,
     product_tile,
@@ -79,7 +80,7 @@ def _product(x: Value, spec: WeightSpec, bias: WeightSpec | None, out: At, to: L
             KIND=weight.format,
             **how,
         )
-    elif inputs < NARROW:
+    elif is_narrow(spec):
         of, block = to.at(x), row_block(0)
         to.add(
             "narrow_product",
@@ -99,6 +100,15 @@ def _product(x: Value, spec: WeightSpec, bias: WeightSpec | None, out: At, to: L
             PRECISION=PRECISIONS[kind],
             **how,
         )
+
+
+def is_narrow(spec: WeightSpec) -> bool:
+    """Return whether a matrix of floats has the kernel for rows of any size, which is slow for large ones.
+
+    It is that of matrices with few inputs, and of those that towers multiply once for an image.
+    """
+    inputs = spec.shape[-1]
+    return inputs < NARROW or (inputs % MULTIPLE > 0 and not spec.quantizable)
 
 
 def _adapted(op: ops.Linear, to: LaunchList) -> None:

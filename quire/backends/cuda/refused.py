@@ -8,7 +8,7 @@ from quire.backends.cuda.coded_form import coded_form
 from quire.backends.cuda.kernels.variant import MOST_EXPERTS
 from quire.backends.cuda.kernels.variants import MOST_CHOSEN, MULTIPLE
 from quire.backends.cuda.lower import is_lowered
-from quire.backends.cuda.products import NARROW
+from quire.backends.cuda.products import is_narrow
 from quire.backends.cuda.recurrences import Recurrence, require_sizes
 from quire.errors import ConfigError
 from quire.program import ops
@@ -16,15 +16,10 @@ from quire.program.program import Op, Program
 from quire.quantize.kinds import DTYPES, Storage
 
 _ON_CPU = "use device='native'"
-_NO_IMAGES = f"set max_images=0, or {_ON_CPU}"
 
 # Ops without kernels: what they are for, and what to do instead.
 _FOR: dict[type[Op], tuple[str, str]] = {
     ops.GatedRecurrence: ("recurrent states", _ON_CPU),
-    **dict.fromkeys(
-        (ops.Patches, ops.MixedRows, ops.RotaryAt, ops.JoinRows, ops.MeanOfRows, ops.PlaceImages),
-        ("images", _NO_IMAGES),
-    ),
 }
 
 
@@ -43,6 +38,9 @@ def require_kernels(program: Program, storage: Mapping[str, Storage]) -> None:
         if isinstance(op, ops.LinearByHead) and coded_form(kept := storage[op.weight.name]):
             problem = f"the cuda backend has no kernels for matrices by head (MLA) in {kept}"
             raise ConfigError(problem, _ON_CPU)
+        if isinstance(op, ops.MixedRows) and (kept := storage[op.table.name]).kind not in DTYPES:
+            problem = f"the cuda backend has no kernels for learned positions of patches in {kept}"
+            raise ConfigError(problem, f"set max_images=0, or {_ON_CPU}")
         if isinstance(op, ops.RowAttention) and op.distances is not None:
             problem = "the cuda backend has no kernels for attention with biases of distances (MPNet)"
             raise ConfigError(problem, _ON_CPU)
@@ -62,12 +60,12 @@ def _require_multiples(op: Op, storage: Mapping[str, Storage]) -> None:
         matrices = op.experts.matrices() if isinstance(op, ops.Experts) else op.weights()
         for spec in matrices:
             adapted = isinstance(op, ops.Linear) and op.adapted
-            narrow = isinstance(op, ops.Linear) and spec.shape[-1] < NARROW
+            narrow = isinstance(op, ops.Linear) and is_narrow(spec)
             form = coded_form(kept := storage[spec.name])
             wide = kept.kind in DTYPES and not narrow
             if len(spec.shape) > 1 and (adapted or wide or (form and form.kind.is_float)):
                 sizes[f"{spec.name} has {spec.shape[-1]} inputs"] = spec.shape[-1]
-    elif isinstance(op, ops.Attention | ops.RowAttention | ops.Rotary):
+    elif isinstance(op, ops.Attention | ops.Rotary):
         # SharedAttention has queries as an Attention has keys.
         values = (op.x,) if isinstance(op, ops.Rotary) else (op.k, op.v)
         sizes = {f"heads have {value.shape[-1]} numbers": value.shape[-1] for value in values}

@@ -12,6 +12,7 @@ import numpy as np
 from quire.backends.cuda.accelerator import DeviceArray, Memory
 from quire.backends.cuda.adapters import DeviceAdapters, StepAdapters
 from quire.backends.cuda.fused import RotatedAttention
+from quire.backends.cuda.image_arrays import ImageArrays
 from quire.backends.cuda.memory import ReusedMemory
 from quire.backends.cuda.slot_tables import SlotTables
 from quire.backends.cuda.states import StateArrays, state_integers
@@ -68,11 +69,12 @@ class StepMemory:
         ropes: Sequence[Turn],
         adapters: DeviceAdapters,
         texts: TextArrays,
+        images: ImageArrays,
         states: Sequence[int],
     ) -> None:
         self._memory = memory
         self._adapters = adapters
-        self._texts = texts
+        self._texts, self._images = texts, images
         self._sizes = sizes
         self._ropes = ropes
         self._states = states
@@ -95,22 +97,22 @@ class StepMemory:
         rotations = [
             part
             for rope, of in self._ropes
-            for part in rope.cos_sin(batch.positions[tokens[of]], variants[tokens[of]])
+            for part in rope.cos_sin(_rotary_positions(batch, rope)[tokens[of]], variants[tokens[of]])
         ]
         if tables is None:
             own: tuple[np.ndarray, ...] = (batch.context_lens, *batch.block_tables)
         else:
             own, rows = tables.changes(), batch.slots[rows]
         kinds, adapted = self._adapters.numbers(batch)
-        texts = self._texts.of(batch)
+        texts = self._texts.of(batch) | self._images.of(batch)
         tokens_and_rows = (batch.token_ids, batch.positions, rows, batch.row_offsets, batch.logit_rows)
         of_logits = (batch.positions[batch.logit_rows], rows[batch.logit_rows])
         states = state_integers(batch, self._states) if self._states else []
         integers = (tokens_and_rows, of_logits, tuple(adapted.values()), states)  # sizes depend on the counts
         groups = [[array.astype(_INT) for array in group] for group in integers]
-        groups += [rotations, [array.astype(_INT) for array in own], list(texts.values())]
+        groups += [rotations, list(texts.values()), [array.astype(_INT) for array in own]]
         placed = iter(self._uploads.upload([array for group in groups for array in group]))
-        first_five, logits, adapters, kept, turned, others, of_texts = (
+        first_five, logits, adapters, kept, turned, of_texts, others = (
             list(islice(placed, len(group))) for group in groups
         )
         token_ids, positions, token_rows, row_offsets, logit_rows = first_five
@@ -152,6 +154,12 @@ class StepMemory:
             buffer.part(0, (counts[count], row_bytes // 4), float32)
             for buffer, (count, row_bytes) in zip(self._buffers, self._sizes, strict=True)
         ]
+
+
+def _rotary_positions(batch: Batch, rope: Rope) -> np.ndarray:
+    """Return the positions, [T] or [T, 3], by which a rope rotates the tokens of a batch."""
+    three = batch.rotary_positions if rope.sections else None
+    return batch.positions if three is None else three
 
 
 def rotations_of(program: Program) -> tuple[Turn, ...]:

@@ -64,7 +64,7 @@ def format_of(storage: Storage) -> str:
 
 def _vectors(program: Program) -> set[str]:
     """Return the names of what is added and multiplied number by number: float32 on the accelerator."""
-    found = {name for name, spec in program.weights().items() if len(spec.shape) == 1}
+    found = {name for name, spec in program.weights().items() if len(spec.shape) < 2}
     for op in program:
         if isinstance(op, ShortConvolution):
             found.add(op.weight.name)

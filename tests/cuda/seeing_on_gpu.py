@@ -1,0 +1,145 @@
+"""Tiny models that see, in sizes that kernels for GPUs take, and prompts with images on several backends."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+from driver import ALL, Driver
+from lowered import plain
+from seeing import weights_of, whole
+from tiny import Dense
+from tiny_vision import CONFIG, CONFIG3, CONFIG4, CONFIG4E, PROCESSOR, PROCESSOR3, PROCESSOR4
+
+from quire.backends.backend import Capacity
+from quire.backends.cuda.backend import CudaBackend
+from quire.backends.cuda.interpreted import InterpretedAccelerator
+from quire.backends.cuda.weights import place_weights
+from quire.backends.reference import ReferenceBackend
+from quire.images.vision import Vision
+from quire.models import read_model
+from quire.program import Program
+from quire.program.passes import fuse
+from quire.quantize import kinds
+from quire.types import PromptImage
+
+Json = dict[str, Any]
+TOKEN, WORK = 60, 40
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [3, 3, 2]}
+_WIDE = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1}
+
+
+def _with(config: Json, text: Json, tower: Json, **more: Any) -> Json:
+    """Return a config with changes of its parts."""
+    text = {"head_dim": 16, "vocab_size": 64, "intermediate_size": 16, "num_hidden_layers": 2} | text
+    found = copy.deepcopy(config | more)
+    return found | {
+        "image_token_id": TOKEN,
+        "text_config": found["text_config"] | text,
+        "vision_config": found["vision_config"] | tower,
+    }
+
+
+# Heads of 8 numbers, which are padded; patches of 108 numbers; whole images beside windows and without;
+# three positions of tokens, and what is added behind layers; clipped matrices.
+QWEN = _with(
+    CONFIG,
+    {"rope_parameters": _ROPE, "num_hidden_layers": 1},
+    {"num_heads": 4, "depth": 1, "intermediate_size": 16},
+)
+GEMMA3 = _with(
+    CONFIG3,
+    {"query_pre_attn_scalar": 16, "sliding_window": 7},
+    _WIDE | {"image_size": 24, "patch_size": 6},
+    mm_tokens_per_image=4,
+)
+GEMMA4 = _with(
+    CONFIG4,
+    {"num_hidden_layers": 4, "num_kv_shared_layers": 2},
+    _WIDE | {"num_attention_heads": 4},
+)
+GEMMA4_SMALL = _with(
+    CONFIG4E,
+    {
+        "hidden_size_per_layer_input": 16,
+        "num_hidden_layers": 1,
+        "num_kv_shared_layers": 0,
+        "layer_types": ["full_attention"],
+        "pad_token_id": 5,
+    },
+    _WIDE | {"num_attention_heads": 4},
+)
+SMALL_IMAGES: Json = PROCESSOR3 | {"size": {"height": 24, "width": 24}}
+MODELS: dict[str, tuple[Json, Json, tuple[int, int]]] = {  # and the height and width of images
+    "qwen3_vl": (QWEN, PROCESSOR, (16, 16)),
+    "gemma3": (GEMMA3, SMALL_IMAGES, (24, 24)),
+    "gemma4": (GEMMA4, PROCESSOR4, (12, 24)),
+    "gemma4_small": (GEMMA4_SMALL, PROCESSOR4, (12, 24)),
+}
+
+
+@dataclass(frozen=True)
+class Seeing:
+    """A model, its weights, and a prompt with two images of two or four tokens."""
+
+    program: Program
+    vision: Vision
+    weights: dict[str, Dense]
+    images: tuple[PromptImage, ...]
+    ids: list[int]
+
+
+@cache
+def model(name: str) -> Seeing:
+    config, processor, (height, width) = MODELS[name]
+    read = read_model(config, processor)
+    program, vision = plain(fuse(read.program)), plain(read.vision)
+    images, ids = [], np.random.default_rng(0).integers(3, TOKEN, 15).tolist()
+    for seed, first in ((1, 3), (2, 8)):
+        pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+        rows, columns = vision.patching.grid(height, width)
+        one = PromptImage(first, rows, columns, height, width, pixels.tobytes(), vision.whole, WORK)
+        ids[first : one.end] = [TOKEN] * one.num_tokens
+        images.append(one)
+    weights = weights_of(program, vision)
+    for weight in weights:
+        if "q_norm" in weight or "k_norm" in weight:  # the only scale of scores in Gemma 4
+            weights[weight] = Dense(weights[weight].array * np.float32(0.4))
+    return Seeing(program, vision, weights, tuple(images), ids)
+
+
+def on_gpu(of: Seeing, kv_dtype: str = "float32", format: str = "f32") -> Driver:
+    """Return sequences on the interpreted accelerator."""
+    accelerator = InterpretedAccelerator()
+    stored = {n: kinds.Dense(w.array.astype(kinds.DTYPES[format])) for n, w in of.weights.items()}
+    placed = place_weights(whole(of.program, of.vision), stored, accelerator)
+    capacity = Capacity([64] * len(of.program.cache_groups), 16, kv_dtype, 3)
+    return Driver(of.program, CudaBackend(of.program, placed, accelerator, capacity, of.vision))
+
+
+def on_reference(of: Seeing) -> Driver:
+    size: Json = {"num_blocks": [64] * len(of.program.cache_groups), "block_size": 16, "num_slots": 3}
+    return Driver(of.program, ReferenceBackend(of.program, of.weights, **size, vision=of.vision))
+
+
+def scores(of: Seeing, run: Driver, *chunks: int, beside: bool = False) -> dict[int, Any]:
+    """What the prompt predicts at each position, in chunks and then the rest, and for three tokens after it.
+
+    Of these, the last two are decoded in steps of one token, the second of them by a graph. `beside` a text
+    only those three are found, so few tokens need logits.
+    """
+    params = replace(ALL, prompt_logprobs=None) if beside else ALL
+    sequence = run.admit(0, of.ids, params, images=of.images)
+    other = run.admit(1, of.ids[12:]) if beside else None
+    left = list(chunks)
+    while len(sequence.tokens) < len(of.ids) + 3:
+        count = min(left.pop(0) if left else len(of.ids), len(sequence.tokens) - sequence.computed)
+        rows = [(sequence, count)]
+        if other is not None:
+            rows.insert(0, (other, len(other.tokens) - other.computed))
+        run.step(*rows)
+    found = sequence.scores()
+    return {at + len(of.ids) - 1: entry for at, entry in found.items()} if beside else found
