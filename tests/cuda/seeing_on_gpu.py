@@ -117,7 +117,7 @@ def on_gpu(of: Seeing, kv_dtype: str = "float32", format: str = "f32") -> Driver
     stored = {n: kinds.Dense(w.array.astype(kinds.DTYPES[format])) for n, w in of.weights.items()}
     placed = place_weights(whole(of.program, of.vision), stored, accelerator)
     capacity = Capacity([64] * len(of.program.cache_groups), 16, kv_dtype, 3)
-    return Driver(of.program, CudaBackend(of.program, placed, accelerator, capacity, of.vision))
+    return Driver(of.program, CudaBackend(of.program, placed, accelerator, capacity, vision=of.vision))
 
 
 def on_reference(of: Seeing) -> Driver:
