@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "pure"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "model"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -487,6 +488,7 @@ def check_ops(piece: Piece) -> None:
     if not piece.toy:
         _fused(piece, "llama", 0.0)
     _drafts(piece)
+    _images(piece)
     _fused(piece, "qwen3", 1e-2)  # another kernel adds the squares of a head, perhaps in another order
 
 
@@ -625,6 +627,27 @@ def _drafts(piece: Piece) -> None:
     drafts.run([drafts.admit(slot, text) for slot, text in enumerate(texts)], 30 if piece.toy else 110)
     drafted, accepted = drafts.num_drafted, drafts.num_accepted
     piece.found(0 < drafted == accepted, what="a model drafts for itself", drafted=drafted, accepted=accepted)
+
+
+def _images(piece: Piece) -> None:
+    """Compare what models predict of prompts with images with the reference, and in chunks."""
+    from seeing_on_gpu import MODELS, model, on_gpu, on_reference, scores
+
+    for name in ("qwen3_vl",) if piece.toy else MODELS:
+        of = model(name)
+        found, parts = (
+            scores(of, on_gpu(of, "bfloat16", "bf16", piece.accelerator), *chunks)
+            for chunks in ((), () if of.vision.whole else (4, 1, 2, 3))
+        )
+        wanted = scores(of, on_reference(of))
+        values = [
+            [{entry.token_id: entry.logprob for entry in one[at]} for one in (found, wanted)] for at in wanted
+        ]
+        errors = [abs(own[token] - other[token]) for own, other in values for token in other]
+        error = float(np.median(errors))  # a token may choose another expert
+        piece.found(
+            error < 0.1 and found == parts, what="images", family=name, error=error, worst=max(errors)
+        )
 
 
 def check_bits(piece: Piece) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from quire.backends.backend import Backend
 from quire.backends.reference import ReferenceBackend
 from quire.models import Model, read_model
-from quire.program import Load, Program
+from quire.program import Load, Program, WeightSpec
 from quire.program.batch import Batch
 
 VOCAB = 32
@@ -578,3 +578,14 @@ def load_of(rows: list[tuple[Sequence, int]], kv_itemsize: int = 4) -> Load:
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     """Equal shapes and equal float32 bits."""
     return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+def plain(thing: Any) -> Any:
+    """A program whose weights lie in the checkpoint by their own names, in canonical shape."""
+    if isinstance(thing, WeightSpec):
+        return replace(thing, sources=(thing.name,), transposed=False, rows=None, by_head=None, stored=())
+    if isinstance(thing, tuple):
+        return tuple(plain(part) for part in thing)
+    if is_dataclass(thing) and not isinstance(thing, type):
+        return replace(thing, **{f.name: plain(getattr(thing, f.name)) for f in fields(thing)})
+    return thing

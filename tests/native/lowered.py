@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny import Dense, Paged, random_weights
+from tiny import plain as plain
 
 from quire.backends.device import plan_weights
 from quire.backends.native import _core
 from quire.backends.native.backend import NativeBackend
 from quire.backends.native.device import NativeDevice
 from quire.backends.native.weights import Packed, load_packed
-from quire.program import Builder, Names, Program, Value, WeightSpec, numerics
+from quire.program import Builder, Names, Program, Value, numerics
 from quire.program.ops import experts, linear
 from quire.program.passes import fuse
 from quire.quantize.kinds import DTYPES
@@ -51,17 +51,6 @@ class Tensors(Checkpoint):
 
     def _advise(self, name: str, advice: int) -> None:
         """Memory is not read ahead."""
-
-
-def plain(thing: Any) -> Any:
-    """A program whose weights lie in the checkpoint by their own names, in canonical shape."""
-    if isinstance(thing, WeightSpec):
-        return replace(thing, sources=(thing.name,), transposed=False, rows=None, by_head=None, stored=())
-    if isinstance(thing, tuple):
-        return tuple(plain(part) for part in thing)
-    if is_dataclass(thing) and not isinstance(thing, type):
-        return replace(thing, **{f.name: plain(getattr(thing, f.name)) for f in fields(thing)})
-    return thing
 
 
 def tensors(weights: Mapping[str, Dense], format: str, **kept: np.ndarray) -> Tensors:

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 from driver import ALL, Driver
-from lowered import plain
 from seeing import weights_of, whole
-from tiny import Dense
+from tiny import Dense, plain
 from tiny_vision import CONFIG, CONFIG3, CONFIG4, CONFIG4E, PROCESSOR, PROCESSOR3, PROCESSOR4
 
 from quire.backends.backend import Capacity
+from quire.backends.cuda.accelerator import Accelerator
 from quire.backends.cuda.backend import CudaBackend
 from quire.backends.cuda.interpreted import InterpretedAccelerator
 from quire.backends.cuda.weights import place_weights
@@ -111,9 +111,11 @@ def model(name: str) -> Seeing:
     return Seeing(program, vision, weights, tuple(images), ids)
 
 
-def on_gpu(of: Seeing, kv_dtype: str = "float32", format: str = "f32") -> Driver:
-    """Return sequences on the interpreted accelerator."""
-    accelerator = InterpretedAccelerator()
+def on_gpu(
+    of: Seeing, kv_dtype: str = "float32", format: str = "f32", accelerator: Accelerator | None = None
+) -> Driver:
+    """Return sequences on an accelerator, by default a new interpreted one."""
+    accelerator = InterpretedAccelerator() if accelerator is None else accelerator
     stored = {n: kinds.Dense(w.array.astype(kinds.DTYPES[format])) for n, w in of.weights.items()}
     placed = place_weights(whole(of.program, of.vision), stored, accelerator)
     capacity = Capacity([64] * len(of.program.cache_groups), 16, kv_dtype, 3)
