@@ -38,8 +38,8 @@ from quire.weights.load import Progress
 from quire.weights.plan import Layout, WeightPlan
 
 _ON_CPU = "use device='native'"
-# Of a step's arrays: integers, and the rotations of two ropes of 512 numbers.
 _FLOAT_BYTES = 4
+# Of a step's arrays: integers, and the rotations of two ropes of 512 numbers.
 _TOKEN_BYTES = 4 * 24 + 2 * 4 * 512
 
 
