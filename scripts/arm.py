@@ -27,6 +27,7 @@ PACKAGES = "packages"  # in the chroot
 FOLDER = Path("/var/cache/quire-arm")  # outside of the tree, which packages and tools walk through
 BUILT = ("CMakeLists.txt", "LICENSE", "README.md", "licenses", "pyproject.toml", "csrc", "quire")
 TESTED = ("pyproject.toml", "tests", "benchmarks")
+DATA = Path("../shared/data")  # of tests that compare with published results, where it is there
 PASSED = ("QEMU_CPU", "QUIRE_ISA", "CMAKE_BUILD_PARALLEL_LEVEL")  # of the environment
 CHECKERS = ("ruff", "mypy", "clang-format")  # of sources, not of what they do
 
@@ -75,6 +76,17 @@ def copied(names: tuple[str, ...], to: Path) -> None:
     subprocess.run(["cp", "-a", "--no-preserve=ownership", *names, str(to)], check=True)
 
 
+def copy_tree(root: Path) -> None:
+    """Copy what is built and tested to a chroot, with the metadata that an installed package would have."""
+    copied(BUILT, root / "source")
+    copied(TESTED, root / "tested")
+    facts = root / "source" / "quire-0.dist-info" / "METADATA"
+    facts.parent.mkdir()
+    facts.write_text("Metadata-Version: 2.1\nName: quire\nVersion: 0\n", "utf-8")
+    if DATA.exists():
+        copied((str(DATA),), root / "shared")
+
+
 def main() -> int:
     """Build, install and test."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -88,8 +100,7 @@ def main() -> int:
         chroot = prepared()
         chroot.environment |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         chroot.environment |= {name: os.environ[name] for name in PASSED if name in os.environ}
-        copied(BUILT, chroot.root / "source")
-        copied(TESTED, chroot.root / "tested")
+        copy_tree(chroot.root)
         chroot.read("cmake -S /source -B /build -G Ninja -DPython_EXECUTABLE=/usr/bin/python3")
         chroot.read("cmake --build /build && cmake --install /build --prefix /source")
         sets = chroot.read("python3 -c 'from quire.backends.native import _core; print(*_core.isas())'")
