@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from quire.backends.cuda.kernels.state_variants import StateKernel
+from quire.backends.cuda.kernels.variant import Variant, types_of
 
 HEAD_BLOCK = 128  # numbers of a head that a program copies
 TOKEN_BLOCK = 128  # tokens of which a program replaces some
 HALVES = (32, 64, 128)  # to which pairs of a head are padded
 
 
-def image_kernels() -> Iterator[StateKernel]:
+def image_variants() -> Iterator[Variant]:
     """Return all of them."""
     kernels = {
         "mean_rows": "x:*fp32 width:i32 number:i32",
@@ -21,18 +21,18 @@ def image_kernels() -> Iterator[StateKernel]:
     }
     for block in (128, 1024):
         for kernel, args in kernels.items():
-            yield StateKernel(kernel, f"out:*fp32 {args}", {"BLOCK": block})
+            yield Variant(kernel, types_of(f"out:*fp32 {args}"), {"BLOCK": block})
         for table in ("bf16", "fp16", "fp32"):
             args = f"out:*fp32 places:*fp32 table:*{table} width:i32 number:i32"
-            yield StateKernel("mixed_rows", args, {"BLOCK": block})
+            yield Variant("mixed_rows", types_of(args), {"BLOCK": block})
     for kind in ("bf16", "fp32"):
         args = f"out:*{kind} x:*fp32 width:i32 new_width:i32"
-        yield StateKernel("resize_rows", args, {"BLOCK": HEAD_BLOCK}, 1)
+        yield Variant("resize_rows", types_of(args), {"BLOCK": HEAD_BLOCK}, 1)
     args = "out:*fp32 x:*fp32 places:*fp32 frequencies:*fp32 heads:i32 size:i32 axes:i32"
     for half in HALVES:
-        yield StateKernel("rotate_at", args, {"HALF": half}, 1)
+        yield Variant("rotate_at", types_of(args), {"HALF": half}, 1)
     args = "out:*i32 tokens:*i32 count:i32 replaced:i32 same:i32"
-    yield StateKernel("replace_tokens", args, {"BLOCK": TOKEN_BLOCK})
+    yield Variant("replace_tokens", types_of(args), {"BLOCK": TOKEN_BLOCK})
     for weight in ("bf16", "fp16", "fp32"):  # of patches with numbers that are no multiple of 16
         args = f"out:*fp32 x:*fp32 weight:*{weight} bias:*fp32 outputs:i32 width:i32"
-        yield StateKernel("narrow_product", args, {"BIAS": True, "BLOCK": 128}, 1)
+        yield Variant("narrow_product", types_of(args), {"BIAS": True, "BLOCK": 128}, 1)

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
-from typing import Any, NamedTuple
+
+from quire.backends.cuda.kernels.variant import Variant, types_of
 
 STATE_BLOCK = 256  # of kernels that copy what slots keep, and of convolutions
 KEY_DIMS = (64, 128, 256)  # to which keys of matrix states are padded
 VALUE_BLOCK = 32  # columns of a matrix state that a program has
 
 
-class StateKernel(NamedTuple):
-    """A kernel, the types of its arguments in order as text, its constants, and its warps."""
-
-    kernel: str
-    types: str
-    constants: dict[str, Any]
-    warps: int = 4
-
-
-def state_kernels() -> Iterator[StateKernel]:
+def state_variants() -> Iterator[Variant]:
     """Return all of them."""
     block = {"BLOCK": STATE_BLOCK}
     of_tokens = "positions:*i32 slots:*i32 {}:*i32"
@@ -29,34 +21,36 @@ def state_kernels() -> Iterator[StateKernel]:
         "saves:*i32 layer:i32 layers:i32 num_slots:i32 width:i32 taps:i32 history:i32 direct:i32"
     )
     for bias, name in product((False, True), ("linear", "silu")):
-        yield StateKernel("short_convolution", convolved, {"BIAS": bias, "ACTIVATION": name} | block)
+        yield Variant("short_convolution", types_of(convolved), {"BIAS": bias, "ACTIVATION": name} | block)
     normed = "out:*fp32 x:*fp32 gate:*fp32 weight:*fp32 width:i32 groups:i32 eps:fp32"
     for width, first in product((128, 1024), (False, True)):
         how = {"ACTIVATION": "silu", "GATE_FIRST": first, "BLOCK": width}
-        yield StateKernel("gated_rms_norm", normed, how)
+        yield Variant("gated_rms_norm", types_of(normed), how)
     for width in (128, 1024):
         lanes = {"BLOCK": width}
         likened = "out:*fp32 x:*fp32 like:*fp32 floor:*fp64 width:i32"
-        yield StateKernel("match_magnitude", likened, lanes)
-        yield StateKernel("above_cutoff", "out:*fp32 x:*fp32 deviations:*fp64 width:i32", lanes)
+        yield Variant("match_magnitude", types_of(likened), lanes)
+        yield Variant("above_cutoff", types_of("out:*fp32 x:*fp32 deviations:*fp64 width:i32"), lanes)
     for weight in ("bf16", "fp16", "fp32"):
         narrow = f"out:*fp32 x:*fp32 weight:*{weight} bias:*fp32 outputs:i32 width:i32"
-        yield StateKernel("narrow_product", narrow, {"BIAS": False, "BLOCK": 128}, 1)
+        yield Variant("narrow_product", types_of(narrow), {"BIAS": False, "BLOCK": 128}, 1)
     for width in (128, 1024):  # of LFM2, whose gates have no activation
         gated = "out:*fp32 gate:*fp32 up:*fp32 width:i32 gate_width:i32 limit:fp32"
-        yield StateKernel("gated_activation", gated, {"BLOCK": width, "ACTIVATION": "linear"})
-    yield StateKernel("list_by_head", "order:*i32 offsets:*i32 tokens:i32 heads:i32", {"BLOCK": 128})
+        yield Variant("gated_activation", types_of(gated), {"BLOCK": width, "ACTIVATION": "linear"})
+    yield Variant("list_by_head", types_of("order:*i32 offsets:*i32 tokens:i32 heads:i32"), {"BLOCK": 128})
     for kv, rank in product(("bf16", "i8"), (64, 256, 512)):
         cache = f"q:*fp32 q_rope:*fp32 ropes:*{kv} latents:*{kv} rope_scales:*fp32 latent_scales:*fp32"
         where = "positions:*i32 token_rows:*i32 tables:*i32 table_stride:i32"
         sizes = "heads:i32 dim:i32 value_dim:i32 block_size:i32 scale:fp32"
         how = {"SCALED": kv == "i8", "PRECISION": "bf16", "ROPE": 64, "RANK": rank}
-        yield StateKernel("attend_latent", f"out:*fp32 {cache} {where} {sizes}", how, 4 if rank < 512 else 8)
+        yield Variant(
+            "attend_latent", types_of(f"out:*fp32 {cache} {where} {sizes}"), how, 4 if rank < 512 else 8
+        )
     kept = f"ring:*fp32 kept:*fp32 {of_tokens.format('later')}"
-    yield StateKernel("keep_inputs", f"{kept} layer:i32 num_slots:i32 width:i32 history:i32", block)
+    yield Variant("keep_inputs", types_of(f"{kept} layer:i32 num_slots:i32 width:i32 history:i32"), block)
     states = "borders:*fp32 ring:*fp32 snapshot_borders:*fp32 snapshot_ring:*fp32"
     sizes = "num_slots:i32 size:i32 width:i32 reach:i32 history:i32"
-    yield StateKernel("restore_states", f"{states} restored:*i32 {sizes}", block | {"CHUNK": 64})
+    yield Variant("restore_states", types_of(f"{states} restored:*i32 {sizes}"), block | {"CHUNK": 64})
     rows = "positions:*i32 row_offsets:*i32 slots:*i32 saves:*i32"
     where = "layer:i32 layers:i32 num_slots:i32"
     of_matrices = (
@@ -67,4 +61,4 @@ def state_kernels() -> Iterator[StateKernel]:
     of_kinds = [*product((False,), KEY_DIMS), *product((True,), KEY_DIMS[:-1])]
     for delta, keys in of_kinds:  # two products with the state of 256 would not fit the registers
         how = {"DELTA": delta, "KEYS": keys, "VALUES": VALUE_BLOCK}
-        yield StateKernel("recurrence", of_matrices, how, 8)
+        yield Variant("recurrence", types_of(of_matrices), how, 8)

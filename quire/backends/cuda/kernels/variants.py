@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from itertools import product
 
 from quire.backends.cuda.kernels.coded_variants import coded_variants
-from quire.backends.cuda.kernels.image_variants import image_kernels
-from quire.backends.cuda.kernels.state_variants import state_kernels
+from quire.backends.cuda.kernels.image_variants import image_variants
+from quire.backends.cuda.kernels.state_variants import state_variants
 from quire.backends.cuda.kernels.variant import LARGE, MOST_EXPERTS, SMALL, Constants, Variant, types_of
 
 TARGETS = (80, 89, 90, 100, 120)
@@ -107,8 +107,8 @@ def variants() -> Iterator[Variant]:
     yield from _experts()
     yield from coded_variants()
     yield from _adapters()
-    for own in (*state_kernels(), *image_kernels()):
-        yield Variant(own.kernel, types_of(own.types), own.constants, own.warps)
+    yield from state_variants()
+    yield from image_variants()
 
 
 # Tiles, warps and stages. All tiles of a format have one BLOCK_K.
