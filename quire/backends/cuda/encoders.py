@@ -6,7 +6,7 @@ import numpy as np
 
 from quire.backends.cuda.accelerator import Argument, Constant, Launch
 from quire.backends.cuda.kernels.image_variants import HEAD_BLOCK
-from quire.backends.cuda.kernels.variants import CACHES, MULTIPLE, attention_rows, row_block
+from quire.backends.cuda.kernels.variants import CACHES, MULTIPLE, attention_rows
 from quire.backends.cuda.launch_list import At, LaunchList, padded_dim
 from quire.backends.cuda.scratch import Part, carve
 from quire.backends.cuda.step_arrays import StepArrays
@@ -90,24 +90,23 @@ def _attend(op: ops.RowAttention, to: LaunchList, out: At, q: At, k: At, v: At) 
 def embed_segments(op: ops.EmbedSegments, to: LaunchList) -> None:
     """Record the rows of the segments' table."""
     out, weight, (count, width) = to.at(op.out), to.weights[op.table.name], op.table.shape
-    block = row_block(width)
-    to.add(
+    to.add_by_row(
         "gather_rows",
-        lambda step: (step.counts["T"], -(-width // block), 1),
+        "T",
+        width,
         lambda step: (out(step), step.texts[segments_of(op)], *weight.arrays, count, width),
-        BLOCK=block,
     )
 
 
 def pool_rows(op: ops.PoolRows, to: LaunchList) -> None:
     """Record the mean of the tokens of a text, or its first."""
-    out, x, width, block = to.at(op.out), to.at(op.x), op.x.width, row_block(op.x.width)
-    to.add(
+    out, x, width = to.at(op.out), to.at(op.x), op.x.width
+    to.add_by_row(
         "pool_rows",
-        lambda step: (step.counts["L"], -(-width // block), 1),
+        "L",
+        width,
         lambda step: (
             *(out(step), x(step), step.logit_rows, step.token_rows, step.row_offsets),
             *(width, int(op.method == "cls")),
         ),
-        BLOCK=block,
     )

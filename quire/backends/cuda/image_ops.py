@@ -7,7 +7,6 @@ import numpy as np
 from quire.backends.cuda.accelerator import DeviceArray
 from quire.backends.cuda.image_arrays import ADDRESSES, PATCHES
 from quire.backends.cuda.kernels.image_variants import HALVES, TOKEN_BLOCK
-from quire.backends.cuda.kernels.variants import row_block
 from quire.backends.cuda.launch_list import At, LaunchList
 from quire.backends.cuda.scratch import carve
 from quire.backends.cuda.step_arrays import StepArrays
@@ -28,25 +27,15 @@ def join_rows(op: ops.JoinRows, to: LaunchList) -> None:
 
 
 def _copy(op: ops.Patches | ops.JoinRows, x: At, to: LaunchList) -> None:
-    out, count, width, block = to.at(op.out), op.out.count, op.out.width, row_block(op.out.width)
-    to.add(
-        "take_columns",
-        lambda step: (step.counts[count], -(-width // block), 1),
-        lambda step: (out(step), x(step), width, width, 0),
-        BLOCK=block,
-    )
+    out, count, width = to.at(op.out), op.out.count, op.out.width
+    to.add_by_row("take_columns", count, width, lambda step: (out(step), x(step), width, width, 0))
 
 
 def mixed_rows(op: ops.MixedRows, to: LaunchList) -> None:
     """Record sums of rows of a table."""
     out, places, table = to.at(op.out), to.at(op.places), to.array(op.table)
-    number, width, block = op.places.width // 2, op.out.width, row_block(op.out.width)
-    to.add(
-        "mixed_rows",
-        lambda step: (step.counts["T"], -(-width // block), 1),
-        lambda step: (out(step), places(step), table, width, number),
-        BLOCK=block,
-    )
+    number, width = op.places.width // 2, op.out.width
+    to.add_by_row("mixed_rows", "T", width, lambda step: (out(step), places(step), table, width, number))
 
 
 def rotary_at(op: ops.RotaryAt, to: LaunchList) -> None:
@@ -70,23 +59,18 @@ def rotary_at(op: ops.RotaryAt, to: LaunchList) -> None:
 
 def mean_of_rows(op: ops.MeanOfRows, to: LaunchList) -> None:
     """Record means of rows that follow one another."""
-    out, x, width, block = to.at(op.out), to.at(op.x), op.x.width, row_block(op.x.width)
-    to.add(
-        "mean_rows",
-        lambda step: (step.counts["L"], -(-width // block), 1),
-        lambda step: (out(step), x(step), width, op.number),
-        BLOCK=block,
-    )
+    out, x, width = to.at(op.out), to.at(op.x), op.x.width
+    to.add_by_row("mean_rows", "L", width, lambda step: (out(step), x(step), width, op.number))
 
 
 def place_images(op: ops.PlaceImages, to: LaunchList) -> None:
     """Record the embeddings of images in the places of their tokens."""
-    out, x, width, block = to.at(op.out), to.at(op.x), op.x.width, row_block(op.x.width)
-    to.add(
+    out, x, width = to.at(op.out), to.at(op.x), op.x.width
+    to.add_by_row(
         "place_images",
-        lambda step: (step.counts["T"], -(-width // block), 1),
+        "T",
+        width,
         lambda step: (out(step), x(step), step.texts[ADDRESSES], width, op.first, int(op.added)),
-        BLOCK=block,
     )
 
 
@@ -118,10 +102,5 @@ def standardize(op: ops.Standardize, to: LaunchList) -> None:
 
 def _by_weights(op: ops.Clip | ops.Standardize, kernel: str, to: LaunchList) -> None:
     out, x, weights = to.at(op.out), to.at(op.x), [to.array(spec) for spec in op.weights()]
-    count, width, block = op.out.count, op.out.width, row_block(op.out.width)
-    to.add(
-        kernel,
-        lambda step: (step.counts[count], -(-width // block), 1),
-        lambda step: (out(step), x(step), *weights, width),
-        BLOCK=block,
-    )
+    width = op.out.width
+    to.add_by_row(kernel, op.out.count, width, lambda step: (out(step), x(step), *weights, width))

@@ -11,7 +11,7 @@ import numpy as np
 from quire.backends.cuda.accelerator import Constant, DeviceArray, Launch, Memory
 from quire.backends.cuda.adapters import DeviceAdapters
 from quire.backends.cuda.caches import LayerCache
-from quire.backends.cuda.kernels.variants import DIMS
+from quire.backends.cuda.kernels.variants import DIMS, row_block
 from quire.backends.cuda.segments import Segments
 from quire.backends.cuda.states import LayerState
 from quire.backends.cuda.step_arrays import StepArrays
@@ -77,6 +77,19 @@ class LaunchList:
     ) -> None:
         """Add a launch."""
         self.launches.append(lambda step: Launch(kernel, grid(step), args(step), constants))
+
+    def add_by_row(
+        self,
+        kernel: str,
+        count: Count,
+        width: int,
+        args: Callable[[StepArrays], tuple[Any, ...]],
+        **constants: Constant,
+    ) -> None:
+        """Add a kernel whose programs have a part each of the `width` numbers of a row."""
+        block = row_block(width)
+        across = -(-width // block)
+        self.add(kernel, lambda step: (step.counts[count], across, 1), args, **constants, BLOCK=block)
 
     def add_product(
         self,

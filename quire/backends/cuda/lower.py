@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import singledispatch
 from typing import Any
 
@@ -30,19 +30,19 @@ from quire.backends.cuda.image_ops import (
 )
 from quire.backends.cuda.kernels.variants import row_block
 from quire.backends.cuda.latent import by_head_parts, latent_attention, linear_by_head
-from quire.backends.cuda.launch_list import At, Grid, LaunchList, Lowered, activation_name, padded_dim
+from quire.backends.cuda.launch_list import At, LaunchList, Lowered, activation_name, padded_dim
 from quire.backends.cuda.products import adapted_parts, gated_linear, linear, product_scratch_bytes
 from quire.backends.cuda.recurrences import delta_rule, kept_row_bytes, short_convolution, state_space
 from quire.backends.cuda.scratch import row_bytes
 from quire.backends.cuda.states import LayerState
-from quire.backends.cuda.step_arrays import StepArrays, StepMemory, rotations_of
+from quire.backends.cuda.step_arrays import StepMemory, rotations_of
 from quire.backends.cuda.text_arrays import HIDDEN, TextArrays
 from quire.backends.cuda.weights import DeviceWeight
 from quire.errors import ConfigError
 from quire.program import ops
 from quire.program.caches import SlotState
 from quire.program.passes import plan_buffers
-from quire.program.program import Count, Op, Program, Value
+from quire.program.program import Op, Program, Value
 
 
 @singledispatch
@@ -137,24 +137,14 @@ def _(op: ops.Embed, to: LaunchList) -> None:
         gather_coded(weight, form, out, ids, lambda step: step.counts["T"], to)
         return
     kernel = {"int8": "gather_int8_rows", "int4": "gather_int4_rows"}.get(weight.format, "gather_rows")
-    block = row_block(width)
-    to.add(
-        kernel,
-        lambda step: (step.counts["T"], -(-width // block), 1),
-        lambda step: (out(step), ids(step), *weight.arrays, count, width),
-        BLOCK=block,
-    )
+    to.add_by_row(kernel, "T", width, lambda step: (out(step), ids(step), *weight.arrays, count, width))
 
 
 @record.register
 def _(op: ops.SampledRows, to: LaunchList) -> None:
     out, x, width = to.at(op.out), to.at(op.x), op.x.width
-    block = row_block(width)
-    to.add(
-        "gather_rows",
-        lambda step: (step.counts["L"], -(-width // block), 1),
-        lambda step: (out(step), step.logit_rows, x(step), step.counts["T"], width),
-        BLOCK=block,
+    to.add_by_row(
+        "gather_rows", "L", width, lambda step: (out(step), step.logit_rows, x(step), step.counts["T"], width)
     )
 
 
@@ -197,12 +187,12 @@ def _(op: ops.ScaleParts, to: LaunchList) -> None:
 @record.register
 def _(op: ops.ScaleByPosition, to: LaunchList) -> None:
     out, x, beta = to.at(op.out), to.at(op.x), to.constant(np.array([op.beta]))
-    width, (grid, block) = op.out.width, _by_row(op.out.count, op.out.width)
-    to.add(
+    width = op.out.width
+    to.add_by_row(
         "scale_by_position",
-        grid,
+        op.out.count,
+        width,
         lambda step: (out(step), x(step), step.positions, width, beta, op.period, op.first),
-        BLOCK=block,
     )
 
 
@@ -218,12 +208,9 @@ def _(op: ops.Slice, to: LaunchList) -> None:
 
 @record.register
 def _(op: ops.PreviousHidden, to: LaunchList) -> None:
-    out, width, (grid, block) = to.at(op.out), op.out.width, _by_row(op.out.count, op.out.width)
-    to.add(
-        "take_columns",
-        grid,
-        lambda step: (out(step), step.texts[HIDDEN], width, width, 0),
-        BLOCK=block,
+    out, width = to.at(op.out), op.out.width
+    to.add_by_row(
+        "take_columns", op.out.count, width, lambda step: (out(step), step.texts[HIDDEN], width, width, 0)
     )
 
 
@@ -244,21 +231,13 @@ def _numbers(
     """Record a kernel with the arguments (out, values, the weight if there is one, width of out, rest)."""
     out, sources, width = to.at(op.out), [to.at(value) for value in values], op.out.width
     weights = () if weight is None else (weight,)
-    grid, block = _by_row(op.out.count, width)
-    to.add(
+    to.add_by_row(
         kernel,
-        grid,
+        op.out.count,
+        width,
         lambda step: (out(step), *(at(step) for at in sources), *weights, width, *rest),
         **constants,
-        BLOCK=block,
     )
-
-
-def _by_row(count: Count, width: int) -> tuple[Callable[[StepArrays], Grid], int]:
-    """Return the grid of a kernel whose programs have a part of a row each, and the lanes of a program."""
-    block = row_block(width)
-    across = -(-width // block)
-    return lambda step: (step.counts[count], across, 1), block
 
 
 # Products
