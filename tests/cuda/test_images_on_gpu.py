@@ -14,6 +14,7 @@ from seeing_on_gpu import (
     MODELS,
     QWEN,
     SMALL_IMAGES,
+    chunks_of,
     model,
     on_gpu,
     on_reference,
@@ -46,8 +47,7 @@ def test_families(name: str) -> None:
     of, run = model(name), on_gpu(model(name))
     found = scores(of, run)
     assert apart(found, scores(of, on_reference(of))) < 1e-4
-    chunks = (2, 5) if of.vision.whole else (4, 1, 2, 3)
-    assert_same_end(scores(of, on_gpu(of), *chunks, beside=True), found)
+    assert_same_end(scores(of, on_gpu(of), *chunks_of(of), beside=True), found)
     accelerator: Any = run.backend._accelerator  # type: ignore[attr-defined]
     assert accelerator.loaded <= {variant.key for variant in variants()}
 

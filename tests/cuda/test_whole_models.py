@@ -23,9 +23,7 @@ from quire.quantize.kinds import DTYPES, Dense, FloatStorage
 from quire.quantize.round_to_nearest import quantize
 from quire.quantize.scales import Scales
 
-WITHOUT_KERNELS = {
-    "apertus",
-}
+WITHOUT_KERNELS = {"apertus"}
 TOKENS = np.random.default_rng(0).integers(0, VOCAB, 90).tolist()
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from driver import Driver
+from driver import DrivenSequence, Driver
 from tiny import Dense, random_weights
 from tiny_vision import CONFIG, PROCESSOR
 
@@ -21,6 +21,21 @@ Scores = dict[int, Any]
 VOCAB, TOKEN = 64, 60
 WORK = 40  # of each image
 TEXT = [int(i) for i in np.random.default_rng(0).integers(3, TOKEN, 80)]
+
+
+@dataclass(frozen=True)
+class Seeing:
+    """A model, its weights, and a prompt with images."""
+
+    program: Program
+    vision: Vision
+    weights: dict[str, Dense]
+    images: tuple[PromptImage, ...]
+    ids: list[int]
+
+    @property
+    def size(self) -> dict[str, Any]:
+        return {"num_blocks": [64] * len(self.program.cache_groups), "block_size": 16, "vision": self.vision}
 
 
 def seeing(**changes: Any) -> tuple[Program, Vision]:
@@ -38,6 +53,28 @@ def whole(program: Program, vision: Vision) -> Program:
 
 def weights_of(program: Program, vision: Vision) -> dict[str, Dense]:
     return {**random_weights(program), **random_weights(vision.program)}
+
+
+def mild_weights(program: Program, vision: Vision) -> dict[str, Dense]:
+    """Random weights with smaller norms of heads, which are the only scale of scores in Gemma 4."""
+    weights = weights_of(program, vision)
+    for name in weights:
+        if "q_norm" in name or "k_norm" in name:
+            weights[name] = Dense(weights[name].array * np.float32(0.4))
+    return weights
+
+
+def compute(
+    run: Driver, sequence: DrivenSequence, length: int, chunks: tuple[int, ...], other: DrivenSequence | None
+) -> None:
+    """Give a sequence so many tokens, its prompt in chunks and then the rest, beside another one if given."""
+    left, known = list(chunks), len(sequence.tokens)
+    while len(sequence.tokens) < length:
+        count = min(left.pop(0) if left else known, len(sequence.tokens) - sequence.computed)
+        rows = [(sequence, count)]
+        if other is not None:
+            rows.insert(0, (other, len(other.tokens) - other.computed))
+        run.step(*rows)
 
 
 def image(vision: Vision, first: int, seed: int, rows: int = 3, columns: int = 4) -> PromptImage:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 from driver import ALL, Driver
-from seeing import weights_of, whole
-from tiny import Dense, plain
+from seeing import Seeing, compute, mild_weights, whole
+from tiny import plain
 from tiny_vision import CONFIG, CONFIG3, CONFIG4, CONFIG4E, PROCESSOR, PROCESSOR3, PROCESSOR4
 
 from quire.backends.backend import Capacity
@@ -19,9 +19,7 @@ from quire.backends.cuda.backend import CudaBackend
 from quire.backends.cuda.interpreted import InterpretedAccelerator
 from quire.backends.cuda.weights import place_weights
 from quire.backends.reference import ReferenceBackend
-from quire.images.vision import Vision
 from quire.models import read_model
-from quire.program import Program
 from quire.program.passes import fuse
 from quire.quantize import kinds
 from quire.types import PromptImage
@@ -81,17 +79,6 @@ MODELS: dict[str, tuple[Json, Json, tuple[int, int]]] = {  # and the height and 
 }
 
 
-@dataclass(frozen=True)
-class Seeing:
-    """A model, its weights, and a prompt with two images of two or four tokens."""
-
-    program: Program
-    vision: Vision
-    weights: dict[str, Dense]
-    images: tuple[PromptImage, ...]
-    ids: list[int]
-
-
 @cache
 def model(name: str) -> Seeing:
     config, processor, (height, width) = MODELS[name]
@@ -104,11 +91,12 @@ def model(name: str) -> Seeing:
         one = PromptImage(first, rows, columns, height, width, pixels.tobytes(), vision.whole, WORK)
         ids[first : one.end] = [TOKEN] * one.num_tokens
         images.append(one)
-    weights = weights_of(program, vision)
-    for weight in weights:
-        if "q_norm" in weight or "k_norm" in weight:  # the only scale of scores in Gemma 4
-            weights[weight] = Dense(weights[weight].array * np.float32(0.4))
-    return Seeing(program, vision, weights, tuple(images), ids)
+    return Seeing(program, vision, mild_weights(program, vision), tuple(images), ids)
+
+
+def chunks_of(of: Seeing) -> tuple[int, ...]:
+    """Chunks of the prompt: through an image, or around one that must be whole."""
+    return (2, 5) if of.vision.whole else (4, 1, 2, 3)
 
 
 def on_gpu(
@@ -123,8 +111,7 @@ def on_gpu(
 
 
 def on_reference(of: Seeing) -> Driver:
-    size: Json = {"num_blocks": [64] * len(of.program.cache_groups), "block_size": 16, "num_slots": 3}
-    return Driver(of.program, ReferenceBackend(of.program, of.weights, **size, vision=of.vision))
+    return Driver(of.program, ReferenceBackend(of.program, of.weights, **of.size, num_slots=3))
 
 
 def scores(of: Seeing, run: Driver, *chunks: int, beside: bool = False) -> dict[int, Any]:
@@ -136,12 +123,6 @@ def scores(of: Seeing, run: Driver, *chunks: int, beside: bool = False) -> dict[
     params = replace(ALL, prompt_logprobs=None) if beside else ALL
     sequence = run.admit(0, of.ids, params, images=of.images)
     other = run.admit(1, of.ids[12:]) if beside else None
-    left = list(chunks)
-    while len(sequence.tokens) < len(of.ids) + 3:
-        count = min(left.pop(0) if left else len(of.ids), len(sequence.tokens) - sequence.computed)
-        rows = [(sequence, count)]
-        if other is not None:
-            rows.insert(0, (other, len(other.tokens) - other.computed))
-        run.step(*rows)
+    compute(run, sequence, len(of.ids) + 3, chunks, other)
     found = sequence.scores()
     return {at + len(of.ids) - 1: entry for at, entry in found.items()} if beside else found

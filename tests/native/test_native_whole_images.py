@@ -4,7 +4,6 @@ each other, and those of the small models of Gemma 4, which are causal.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -12,17 +11,14 @@ import numpy as np
 import pytest
 from driver import Driver
 from lowered import ISAS, plain, planned, scheme, tensors
-from seeing import weights_of, whole
+from seeing import Seeing, compute, mild_weights, whole
 from test_native_images import apart
-from tiny import Dense
 from tiny_vision import CONFIG3, CONFIG4, CONFIG4E, PROCESSOR3, PROCESSOR4
 
 from quire.backends.native.backend import NativeBackend
 from quire.backends.native.weights import load_packed
 from quire.backends.reference import ReferenceBackend
-from quire.images.vision import Vision
 from quire.models import read_model
-from quire.program import Program
 from quire.program.passes import fuse
 from quire.types import PromptImage
 from quire.weights.load import load
@@ -31,23 +27,9 @@ from quire.weights.plan import plan
 VOCAB, TOKEN, LENGTH = 64, 60, 16
 
 
-@dataclass(frozen=True)
-class Seeing:
-    """A model, its weights, and a prompt of 70 tokens with three images of `side` x `side` pixels."""
-
-    program: Program
-    vision: Vision
-    weights: dict[str, Dense]
-    images: tuple[PromptImage, ...]
-    ids: list[int]
-
-    @property
-    def size(self) -> dict[str, Any]:
-        return {"num_blocks": [64] * len(self.program.cache_groups), "block_size": 16, "vision": self.vision}
-
-
 @cache
 def model(name: str) -> Seeing:
+    """A model, and a prompt of 70 tokens with three images, each `side` pixels high and wide."""
     config, processor, side = MODELS[name]
     text = {**config["text_config"], "vocab_size": VOCAB}
     read = read_model({**config, "image_token_id": TOKEN, "text_config": text}, processor)
@@ -59,11 +41,7 @@ def model(name: str) -> Seeing:
     ids = [int(i) for i in np.random.default_rng(0).integers(3, TOKEN, 70)]
     for one in images:
         ids[one.first : one.end] = [TOKEN] * LENGTH
-    weights = weights_of(program, vision)
-    for name in weights:
-        if "q_norm" in name or "k_norm" in name:  # the only scale of scores in Gemma 4
-            weights[name] = Dense(weights[name].array * np.float32(0.4))
-    return Seeing(program, vision, weights, tuple(images), ids)
+    return Seeing(program, vision, mild_weights(program, vision), tuple(images), ids)
 
 
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
@@ -90,13 +68,7 @@ def scores(of: Seeing, run: Driver, *chunks: int, beside: bool = False) -> dict[
     """What the prompt predicts at each position, in chunks and then the rest, and eight tokens after it."""
     sequence = run.admit(0, of.ids, images=of.images)
     other = run.admit(1, of.ids[60:]) if beside else None
-    left = list(chunks)
-    while len(sequence.tokens) < len(of.ids) + 8:
-        count = min(left.pop(0) if left else len(of.ids), len(sequence.tokens) - sequence.computed)
-        rows = [(sequence, count)]
-        if other is not None:
-            rows.insert(0, (other, len(other.tokens) - other.computed))
-        run.step(*rows)
+    compute(run, sequence, len(of.ids) + 8, chunks, other)
     return sequence.scores()
 
 
