@@ -22,6 +22,7 @@ from quire.vllm_options import (
 QUANTIZATIONS = ("int8", "int4")
 TASKS = ("auto", "generate", "embed", "score")
 KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "int8")
+_FLOAT8 = ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc")  # names of vLLM
 DEVICES = ("auto", "native", "cuda", "cuda-interpreted", "reference", "null")
 ROLES = ("both", "prefill", "decode")
 POLICIES = ("fcfs", "priority", "fair")
@@ -85,7 +86,11 @@ class EngineConfig:
     )
     block_size: int = option(16, "tokens per block of the KV cache", choices=BLOCK_SIZES)
     kv_cache_dtype: str = option(
-        "auto", "number format of the KV cache; auto takes the model's", choices=KV_CACHE_DTYPES
+        "auto",
+        "number format of the KV cache; auto takes the model's",
+        choices=KV_CACHE_DTYPES,
+        misread=_FLOAT8,
+        instead="choose 'int8': it takes the same memory and changes answers less",
     )
     kv_cache_memory_bytes: int | None = option(
         None,

@@ -23,8 +23,10 @@ def check_value(field: Field[Any], value: Any) -> None:
         if isinstance(value, str) and is_numbered(value, rule.get("numbered", ())):
             return
         if value not in choices or isinstance(value, bool):
-            options = ", ".join(repr(c) for c in choices)
-            raise ConfigError(f"{name} = {value!r} is not possible", f"choose one of {options}")
+            hint = (
+                rule["instead"] if value in rule.get("misread", ()) else f"choose one of {_listed(choices)}"
+            )
+            raise ConfigError(f"{name} = {value!r} is not possible", hint)
         return
     if rule.get("duration"):
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
@@ -50,6 +52,10 @@ def check_value(field: Field[Any], value: Any) -> None:
     if (low is not None and value < low) or (high is not None and value > high):
         bound = f"from {low:,} to {high:,}" if high is not None else f"at least {low:,}"
         raise ConfigError(f"{name} = {value:,} is out of range", f"give a number {bound}")
+
+
+def _listed(choices: tuple[Any, ...]) -> str:
+    return ", ".join(map(repr, choices))
 
 
 def is_numbered(value: str, names: tuple[str, ...]) -> bool:

@@ -45,10 +45,15 @@ class Repeated(argparse.Action):
         setattr(namespace, self.dest, [*(earlier if isinstance(earlier, list) else ()), values])
 
 
-def choice_of(choices: tuple[Any, ...], numbered: tuple[str, ...] = ()) -> OptionType:
+def choice_of(
+    choices: tuple[Any, ...],
+    numbered: tuple[str, ...] = (),
+    misread: tuple[str, ...] = (),
+    instead: str | None = None,
+) -> OptionType:
     """Return a type that accepts these values, and suggests the nearest one for others.
 
-    `numbered` ones may also have a number: "cuda:1".
+    `numbered` ones may also have a number: "cuda:1". For `misread` ones the hint is `instead`.
     """
     by_name = {str(choice): choice for choice in choices}
 
@@ -62,6 +67,8 @@ def choice_of(choices: tuple[Any, ...], numbered: tuple[str, ...] = ()) -> Optio
                 f"{text!r} is not supported yet",
                 "models run on the CPU, or with 'cuda' on NVIDIA GPUs, untried so far",
             )
+        if text in misread:
+            raise _refusal(f"{text!r} is not possible", instead)
         hint = did_you_mean(text[:80], by_name) or f"choose one of {', '.join(by_name)}"
         raise _refusal(f"{shortened(text)!r} is not possible", hint)
 

@@ -149,7 +149,8 @@ def _describe(field: Field[Any], default: Any = None, unset: str | None = None) 
     described = {"help": text, "default": default}
     if choices := rule.get("choices"):
         metavar = "{" + ",".join(map(str, choices)) + "}"
-        return described | {"type": choice_of(choices, rule.get("numbered", ())), "metavar": metavar}
+        others = (rule.get("numbered", ()), rule.get("misread", ()), rule.get("instead"))
+        return described | {"type": choice_of(choices, *others), "metavar": metavar}
     if field.name == "speculative":
         return described | {"type": DRAFTS, "metavar": rule["metavar"]}
     if rule.get("duration"):

@@ -120,6 +120,10 @@ def test_json_is_yaml(path: Path) -> None:
         ("temperature: 9", "line 1: temperature must be a number from 0 to 2"),
         ("quantization: int3", "line 1: quantization: 'int3' is not possible|did you mean 'int8'?"),
         ("block-size: 7", "block-size: '7' is not possible"),
+        (
+            "kv-cache-dtype: fp8",
+            "kv-cache-dtype: 'fp8' is not possible|choose 'int8': it takes the same memory",
+        ),
         ("kv-cache-memory-bytes: 4X", "'4X' is not a size"),
         ("itl-goal: 60", "itl-goal must be a duration such as 60ms or 1.5s, got a whole number"),
         ("itl-goal: 60 minutes", "itl-goal: '60 minutes' is not a duration|write a number and its unit"),
