@@ -6,6 +6,8 @@ PYTHON ?= python3
 ARGS ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
+# With tools of .venv: in an environment of its own, pip would compile everything again each time.
+EDITABLE := $(PIP) install --no-build-isolation --editable
 
 # Test processes run side by side: one thread each for matrix products.
 TEST_ENV := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
@@ -81,7 +83,6 @@ exact: .venv/.test  ## compare 10,000 random requests with and without drafts (A
 # Python's own, it never frees all.
 SANITIZE ?= address,undefined
 sanitize: .venv/.test  ## native tests with sanitizers in the core (SANITIZE=thread for races, WIDEST=1 for one instruction set)
-	@$(PIP) install nanobind cmake ninja
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/sanitize-$(SANITIZE) -G Ninja -DQUIRE_SANITIZE=$(SANITIZE) \
 	  -DQUIRE_WERROR=ON -DQUIRE_WIDEST=$(if $(WIDEST),ON,OFF) -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python >/dev/null
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/sanitize-$(SANITIZE)
@@ -124,19 +125,24 @@ clean:  ## remove the environment, caches and builds
 # Stamps: what is installed stays so until pyproject.toml or the native core changes.
 NATIVE := CMakeLists.txt $(wildcard csrc/*.* csrc/*/*.*)
 
-.venv/.run: pyproject.toml $(NATIVE) | .venv/bin/python
-	@echo 'quire: building and installing into .venv (once; some minutes) ...' >&2
-	@$(PIP) install --editable .
+.venv/.tools: pyproject.toml | .venv/bin/python
+	@$(PIP) install cmake ninja $$($(BIN)/python -c 'import tomllib; \
+	  print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])')
 	@touch $@
 
-.venv/.test: pyproject.toml $(NATIVE) | .venv/bin/python
+.venv/.run: .venv/.tools pyproject.toml $(NATIVE)
+	@echo 'quire: building and installing into .venv (once; some minutes) ...' >&2
+	@$(EDITABLE) .
+	@touch $@
+
+.venv/.test: .venv/.tools pyproject.toml $(NATIVE)
 	@echo 'quire: building and installing with the tools for tests into .venv (once; some minutes) ...' >&2
-	@$(PIP) install --editable '.[test]' --config-settings=cmake.define.QUIRE_TWIN=ON
+	@$(EDITABLE) '.[test]' --config-settings=cmake.define.QUIRE_TWIN=ON
 	@touch $@ .venv/.run
 
 .venv/.oracle: .venv/.test
 	@echo 'quire: installing PyTorch and transformers into .venv (once; about 1 GB) ...' >&2
-	@$(PIP) install --editable '.[test,oracle]' --config-settings=cmake.define.QUIRE_TWIN=ON
+	@$(EDITABLE) '.[test,oracle]' --config-settings=cmake.define.QUIRE_TWIN=ON
 	@touch $@
 
 .clients/.done: tests/clients/requirements.txt | .venv/bin/python

@@ -151,7 +151,7 @@ def check_installation(command: str, home: Home) -> None:
     if clone := re.fullmatch(r"git clone (https://\S+) && cd (\w+)", command):
         assert PROJECT["urls"]["Documentation"].startswith(f"{clone[1]}/")
         assert clone[1].endswith(f"/{clone[2]}")
-    elif extra := re.fullmatch(r"pip install -e '\.\[(\w+)\]'", command):
+    elif extra := re.fullmatch(r"pip install --no-build-isolation -e '\.\[(\w+)\]'", command):
         assert extra[1] in PROJECT["optional-dependencies"]
     else:
         assert command == "source .venv/bin/activate"
@@ -183,7 +183,7 @@ def test_a_command_works(home: Home, command: str) -> None:
     "command",
     [
         "git clone https://github.com/quire-engine/quine && cd quine",
-        "pip install -e '.[hubs]'",
+        "pip install --no-build-isolation -e '.[hubs]'",
         "make runn",
         "quire inspct demo",
         "quire run demo Hello! --jsn",
