@@ -46,6 +46,11 @@ template <int C, int A, int B>
 QUIRE_INLINE void tile_dot_bf16() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
 }
+// C[m][n] += sum over k of A[m][k] * B[k / 4][4 n + k % 4], with A of int8, B of uint8 and C of int32.
+template <int C, int A, int B>
+QUIRE_INLINE void tile_dot_s8u8() {
+  asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+}
 
 #else
 
@@ -92,6 +97,13 @@ inline void tile_dot_bf16() {
       ((float*)tiles.data[C][m])[n] += sums[0] + sums[1];
     }
   }
+}
+template <int C, int A, int B>
+inline void tile_dot_s8u8() {
+  for (int m = 0; m < tiles.shapes.rows[C]; ++m)
+    for (int n = 0; n < 16; ++n)
+      for (int k = 0; k < tiles.shapes.row_bytes[A]; ++k)
+        ((int32_t*)tiles.data[C][m])[n] += (int8_t)tiles.data[A][m][k] * tiles.data[B][k / 4][4 * n + k % 4];
 }
 
 #endif

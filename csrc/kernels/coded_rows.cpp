@@ -6,6 +6,7 @@
 #include "coded_scales.h"
 #include "half.h"
 #include "interleave.h"
+#include "packed_rows.h"
 #include "table.h"
 #include "tile.h"
 
@@ -36,13 +37,13 @@ QUIRE_INLINE void add_units(const uint8_t* at, int64_t units, const int32_t* x, 
 template <int M>
 void row_tile(const Panels& w, int64_t panel, const uint8_t* x, const PanelPrefetch& ahead, F* out) {
   constexpr int kFirst = M < 4 ? M : 4, kHalves = M <= 2 ? 2 : 1;
-  const int64_t words = w.groups() * kGroupWords, header = w.coding.header_bytes();
+  const int64_t header = w.coding.header_bytes();
   const uint8_t* at = w.values + panel * w.panel_bytes();
-  const int32_t *row = (const int32_t*)x, *begin = row + words * M;
-  const float* const scales = (const float*)(begin + M);
+  const PackedRows<M> packed(x, w.groups());
+  const int32_t* row = packed.words();
   const F channel = number_of(w.coding.scales, at, 0);
   HalfI sums[2][M];
-  for (int m = 0; m < M; ++m) sums[0][m] = sums[1][m] = HalfI{} + (Codes::kSigned ? 0 : begin[m]);
+  for (int m = 0; m < M; ++m) sums[0][m] = sums[1][m] = HalfI{} + (Codes::kSigned ? 0 : packed.begin(m));
   for (int64_t left = w.groups(); left > 0; left -= kCodedBlock / kCodedUnit) {
     at += header;
     const int64_t units = left < kCodedBlock / kCodedUnit ? left : kCodedBlock / kCodedUnit;
@@ -57,7 +58,7 @@ void row_tile(const Panels& w, int64_t panel, const uint8_t* x, const PanelPrefe
   }
   for (int m = 0; m < M; ++m) {
     const HalfI both[] = {sums[0][m], sums[1][m]};
-    out[m] = to_float(__builtin_bit_cast(I, both)) * splat(scales[m]) * channel;
+    out[m] = to_float(__builtin_bit_cast(I, both)) * splat(packed.scale(m)) * channel;
   }
 }
 
@@ -85,20 +86,21 @@ QUIRE_INLINE void add_row(I* sums, const B64* values, const int32_t* row) {
 template <int M, int N>
 void row_tile(const Panels& w, int64_t panel, const uint8_t* x, const PanelPrefetch& ahead, F* out) {
   constexpr int kSums = N == 1 ? 2 : 1;
-  const int64_t quads = w.groups() * kCodedUnit / 4, header = w.coding.header_bytes(), next = w.panel_bytes();
+  const int64_t quads = w.groups() * kGroupWords, header = w.coding.header_bytes(), next = w.panel_bytes();
   const uint8_t* at = w.values + panel * next;
-  const int32_t *row = (const int32_t*)x, *begin = row + quads * M;
-  const float* const scales = (const float*)(begin + M);
+  const PackedRows<M> packed(x, w.groups());
+  const int32_t* row = packed.words();
+  const int64_t step = packed.row_step();
   F channels[N];
   for (int n = 0; n < N; ++n) channels[n] = number_of(w.coding.scales, at + n * next, 0);
   I sums[kSums][N * M]{};
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
-    for (int n = 0; n < N; ++n) sums[0][n * M + m] = splat(begin[m]);
+    for (int n = 0; n < N; ++n) sums[0][n * M + m] = splat(packed.begin(m));
   for (int64_t left = quads; left > 0; left -= kCodedBlock / 4) {
     at += header;
     const int64_t count = left < kCodedBlock / 4 ? left : kCodedBlock / 4;
-    for (int64_t k = 0; k < count; k += 2, at += 128, row += 2 * M) {
+    for (int64_t k = 0; k < count; k += 2, at += 128, row += 2 * PackedRows<M>::kNext) {
 #pragma GCC unroll 2
       for (int i = 0; i < 2; ++i) {
         B64 values[N];
@@ -107,7 +109,8 @@ void row_tile(const Panels& w, int64_t panel, const uint8_t* x, const PanelPrefe
           values[n] = load_as<B64>(at + n * next + i * 64);
         }
 #pragma GCC unroll 8
-        for (int m = 0; m < M; ++m) add_row<N, M>(sums[i % kSums] + m, values, row + i * M + m);
+        for (int m = 0; m < M; ++m)
+          add_row<N, M>(sums[i % kSums] + m, values, row + i * PackedRows<M>::kNext + m * step);
       }
     }
   }
@@ -115,7 +118,7 @@ void row_tile(const Panels& w, int64_t panel, const uint8_t* x, const PanelPrefe
   for (int m = 0; m < M; ++m)
     for (int n = 0; n < N; ++n) {
       const int i = n * M + m;
-      out[i] = to_float(kSums == 2 ? sums[0][i] + sums[kSums - 1][i] : sums[0][i]) * splat(scales[m]) *
+      out[i] = to_float(kSums == 2 ? sums[0][i] + sums[kSums - 1][i] : sums[0][i]) * splat(packed.scale(m)) *
                channels[n];
     }
 }
@@ -123,18 +126,20 @@ void row_tile(const Panels& w, int64_t panel, const uint8_t* x, const PanelPrefe
 constexpr CodedTile kRowTiles[kTile] = {row_tile<1, 1>, row_tile<2, 1>, row_tile<3, 1>, row_tile<4, 1>,
                                         row_tile<5, 1>, row_tile<6, 1>, row_tile<7, 1>, row_tile<8, 1>};
 
-#if defined(__AVX512VNNI__)
+// With AMX, tiles multiply many rows.
+#if defined(__AVX512VNNI__) && !defined(QUIRE_AMX)
 
 // Multiplies two tiles of eight rows with one panel.
 void two_tiles(const Panels& w, int64_t panel, const Tiles& tiles, const PanelPrefetch& ahead, F* out) {
-  const int64_t quads = w.groups() * kCodedUnit / 4, header = w.coding.header_bytes();
+  const int64_t quads = w.groups() * kGroupWords, header = w.coding.header_bytes();
   const uint8_t* at = w.values + panel * w.panel_bytes();
-  const int32_t *first = (const int32_t*)tiles.x, *second = (const int32_t*)(tiles.x + tiles.bytes);
-  const int32_t* const begin[2] = {first + quads * kTile, second + quads * kTile};
+  const PackedRows<kTile> packed[] = {{tiles.x, w.groups()}, {tiles.x + tiles.bytes, w.groups()}};
+  const int32_t *first = packed[0].words(), *second = packed[1].words();
   const F channel = number_of(w.coding.scales, at, 0);
   I sums[2][kTile];
 #pragma GCC unroll 8
-  for (int m = 0; m < kTile; ++m) sums[0][m] = splat(begin[0][m]), sums[1][m] = splat(begin[1][m]);
+  for (int m = 0; m < kTile; ++m)
+    sums[0][m] = splat(packed[0].begin(m)), sums[1][m] = splat(packed[1].begin(m));
   for (int64_t left = quads; left > 0; left -= kCodedBlock / 4) {
     at += header;
     const int64_t count = left < kCodedBlock / 4 ? left : kCodedBlock / 4;
@@ -150,7 +155,7 @@ void two_tiles(const Panels& w, int64_t panel, const Tiles& tiles, const PanelPr
 #pragma GCC unroll 8
   for (int m = 0; m < kTile; ++m)
     for (int t = 0; t < 2; ++t)
-      out[t * kTile + m] = to_float(sums[t][m]) * splat(((const float*)(begin[t] + kTile))[m]) * channel;
+      out[t * kTile + m] = to_float(sums[t][m]) * splat(packed[t].scale(m)) * channel;
 }
 
 #endif
@@ -187,7 +192,7 @@ constexpr Pack kPack[kTile] = {pack<1>, pack<2>, pack<3>, pack<4>, pack<5>, pack
 
 const CodedTile* row_tiles() { return kRowTiles; }
 
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) && !defined(QUIRE_AMX)
 
 CodedTiles wide_row_tiles() {
   return [](const Panels& w, int64_t panel, const Tiles& tiles, const PanelPrefetch& ahead, F* out) {
@@ -206,7 +211,10 @@ CodedTiles two_row_tiles() { return nullptr; }
 #endif
 
 void pack_rows(const float* x, int64_t stride, int64_t m_rows, int64_t inputs, uint8_t* out) {
-  kPack[m_rows - 1](x, stride, inputs, out);
+  if constexpr (!kByRow) return kPack[m_rows - 1](x, stride, inputs, out);
+  for (int64_t m = 0; m < m_rows; ++m)
+    pack<1>(x + m * stride, stride, inputs,
+            out + m * PackedActivations::row_bytes(ActivationFormat::rows, inputs));
 }
 
 }  // namespace quire::QUIRE_ISA

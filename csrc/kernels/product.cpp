@@ -276,22 +276,34 @@ void few_bf16(const Product& product, const PackedActivations& packed, int64_t f
 constexpr void (*kFewBf16[])(const Product&, const PackedActivations&, int64_t, int64_t) = {
     few_bf16<1>, few_bf16<2>, few_bf16<3>, few_bf16<4>};
 
-// Multiplies rows [begin, begin + parts * count) of bf16, `count` at a time.
-void amx_bf16(const Product& product, const PackedActivations& packed, int64_t begin, int64_t parts,
-              int64_t count, int64_t first, int64_t last) {
+// Multiplies rows [begin, begin + parts * count), `count` at a time.
+template <typename Tile>
+void amx_parts(const Product& product, const PackedActivations& packed, int64_t begin, int64_t parts,
+               int64_t count, int64_t first, int64_t last) {
   if (parts == 0) return;
   const int64_t row_bytes = PackedActivations::row_bytes(packed.format, packed.inputs);
-  tiles_begin(AmxBf16::shapes(count));
-  walk(product, parts * count, parts, 1, first, last,
+  tiles_begin(amx_shapes(count));
+  walk(product, parts * count, parts, Tile::kPanels, first, last,
        [&](int64_t panel, int64_t part, const PanelPrefetch& ahead) {
          const int64_t row = begin + part * count;
-         panel_rows<AmxBf16::kRows>(product, panel, row, count, [&](const Panels& weight, F* out) {
-           const uint8_t* values = weight.values + panel * weight.panel_bytes();
-           const AmxBf16 tile(values, packed.inputs, packed.data + row * row_bytes, row_bytes, ahead);
-           count > 16 ? tile.run<true>((float (*)[kPanel])out) : tile.run<false>((float (*)[kPanel])out);
-         });
+         const uint8_t* const x = packed.data + row * row_bytes;
+         const auto multiply = [&]<int N>() {
+           panel_rows<kAmxRows, N>(product, panel, row, count, [&](const Panels& weight, F* out) {
+             const Tile tile(weight, panel, x, row_bytes, ahead);
+             count > 16 ? tile.template run<true, N>(count, out) : tile.template run<false, N>(count, out);
+           });
+         };
+         panel + Tile::kPanels <= last ? multiply.template operator()<Tile::kPanels>()
+                                       : multiply.template operator()<1>();
        });
   tiles_end();
+}
+
+template <typename Tile>
+void amx(const Product& product, const PackedActivations& packed, int64_t first, int64_t last) {
+  const int64_t whole = packed.rows / kAmxRows, rest = packed.rows % kAmxRows;
+  amx_parts<Tile>(product, packed, 0, whole, kAmxRows, first, last);
+  amx_parts<Tile>(product, packed, whole * kAmxRows, rest > 0, rest, first, last);
 }
 #endif
 
@@ -364,14 +376,14 @@ void pack_activations(const PackedActivations& packed, const float* x, int64_t s
 // Multiplies all rows with panels [first, last).
 void multiply(const Product& product, const PackedActivations& packed, int64_t first, int64_t last) {
 #if defined(QUIRE_AMX)
+  constexpr int64_t kFew = sizeof(kFewBf16) / sizeof(*kFewBf16);  // rows that vectors multiply
   if (packed.format == ActivationFormat::bf16) {
     const NormalNumbers normal;
-    if (packed.rows <= (int64_t)(sizeof(kFewBf16) / sizeof(*kFewBf16)))
-      return kFewBf16[packed.rows - 1](product, packed, first, last);
-    const int64_t whole = packed.rows / AmxBf16::kRows, rest = packed.rows % AmxBf16::kRows;
-    amx_bf16(product, packed, 0, whole, AmxBf16::kRows, first, last);
-    return amx_bf16(product, packed, whole * AmxBf16::kRows, rest > 0, rest, first, last);
+    if (packed.rows <= kFew) return kFewBf16[packed.rows - 1](product, packed, first, last);
+    return amx<AmxBf16>(product, packed, first, last);
   }
+  if (packed.format == ActivationFormat::rows && packed.rows > kFew)
+    return amx<AmxRows>(product, packed, first, last);
 #endif
   const PanelTile* const panel_tile = panel_tiles(product.weight.format);
   const int64_t tiles = packed.tiles();

@@ -153,11 +153,25 @@ def test_every_code_means_its_number(bits: int, name: str, isa: str) -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_row_has_its_bits_beside_any_number_of_others(name: str) -> None:
-    op, weights = linear(17, 300, 33), {"w.weight": made(name, (33, 300))}
+    op, weights = linear(70, 300, 33), {"w.weight": made(name, (33, 300))}
     whole = native(op, weights, ISAS[0])
-    for count in range(1, 17):
+    for count in (*range(1, 17), 31, 32, 33, 47, 64, 65):
         op.lengths = (count,)
         assert same_bits(native(op, weights, ISAS[0]), whole[:count])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("width", [32, 96, 300])
+def test_gated_products_of_w8a8(width: int, isa: str) -> None:
+    """Of few rows, and of as many as meet panels together and some more; the last panel is alone."""
+
+    def record(b: Builder, x: Value) -> Value:
+        return b.gated_activation(b.linear(x, W / "gate", 40), b.linear(x, W / "up", 40), "silu")
+
+    for tokens in (3, 5, 24, 45):
+        op = OneOp([draw(tokens, width)], record)
+        weights = {f"w.{n}.weight": made("w8a8", (40, width)) for n in ("gate", "up")}
+        assert distance(native(op, weights, isa), reference(op, weights)) < 1e-5, tokens
 
 
 @pytest.mark.parametrize("isa", ISAS)
