@@ -1,12 +1,14 @@
-"""Quire next to llama.cpp, OpenVINO GenAI, CTranslate2 and transformers, on this machine's CPU.
+"""Quire next to llama.cpp, OpenVINO GenAI, CTranslate2 and others, on this machine's CPU.
 
     python benchmarks/cpu_peers.py --quick                 a small model, two rounds: does everything work?
-    python benchmarks/cpu_peers.py --json all.json         everything; hours, most of them long contexts
+    python benchmarks/cpu_peers.py --json all.json         all but the longest; hours, most of them contexts
     python benchmarks/cpu_peers.py --models l1b --kinds int4 --cases prefill decode1
+    python benchmarks/cpu_peers.py --models l1b --kinds int4 --cases context16k --kv-cache int8
 
-Makes what it needs in --work: an environment for each engine (llama.cpp is compiled for this processor),
-checkpoints of random weights in the shapes of published models (speed does not depend on the values), and
-each engine's own format of them. About 20 GB; all of it may be deleted, and is used again if it is not.
+Makes what it needs in --work: an environment for each engine (llama.cpp is compiled for
+this processor), checkpoints of random weights in the shapes of published models (speed does not depend on
+the values), and each engine's own format of them. About 20 GB; all of it may be deleted, and is used again if
+it is not.
 
 Every engine is a process of its own with --threads threads, fed the same token ids, stopped while it is not
 its turn. In each round all engines are measured one after the other, beginning with another one each time,
@@ -18,15 +20,19 @@ engines whose threads spin lose most.
     prefill     a prompt of 512 tokens until its first token: tokens a second
     decode1     64 tokens after a prompt of 16, from the first token on: tokens a second
     decode4/16  the same for 4 and 16 prompts at once, all of them together
-    context     like decode1 after a prompt of 4096 tokens; at most 3 rounds
+    context     a prompt of 4096 tokens until its first token, then 64 tokens: two lines, at most 3 rounds
+    context16k  the same with 16,384 tokens, at most 2 rounds; only when it is named
+    context32k  with 32,768, one round; only when it is named: of llama.cpp that can take an hour
 
 int4 is 4 bits for every matrix (llama.cpp Q4_0; OpenVINO symmetric, groups of 128), int8 is 8 (Q8_0),
-bf16 the checkpoint as it is. q4_k_m and q8_0 are GGUF files that Quire and llama.cpp load as they are. The
-mixture of experts (moe) is converted for no other engine, and measured against the bytes that a token meets;
-the ones with latent attention (mla) and delta nets (q08) for llama.cpp alone; LFM2, Granite 4 H and Gemma 4
-E2B (lfm2, granite4h, gemma4e) are GGUF files only. On a CPU CTranslate2 has int8
-only and transformers is run in bf16 only; their other cells stay empty. An engine that cannot be installed or
-fails is named, with the reason, and left out.
+bf16 the checkpoint as it is. q4_k_m and q8_0 are GGUF files that Quire and llama.cpp load as they are.
+--kv-cache is the format of Quire's keys and values; those of others have their default.
+
+The mixture of experts (moe) is converted for no other engine, and measured against the bytes that a token
+meets; the ones with latent attention (mla) and delta nets (q08) for llama.cpp alone; LFM2, Granite 4 H and
+Gemma 4 E2B (lfm2, granite4h, gemma4e) are GGUF files only. On a CPU CTranslate2 has int8 only and
+transformers is run in bf16 only; their other cells stay empty. An engine that cannot be installed or fails is
+named, with the reason, and left out.
 """
 
 from __future__ import annotations
@@ -39,6 +45,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from peers import checkpoints, gguf_file, roof
 from peers.environments import GGUF, KINDS, PEERS, InstallFailed, ensure
@@ -63,9 +70,14 @@ CASES = (
         num_new=64,
         models=SHORT,
     ),
-    Case("context", "decode at 4096", prompt=4096, num_new=64, models=("l1b", "mla")),
+    Case("context", "decode at 4096", prompt=4096, num_new=64, models=("l1b", "mla"), most_rounds=3),
+    Case("context16k", "decode at 16384", prompt=16_384, num_new=64, models=("l1b",), most_rounds=2),
+    Case("context32k", "decode at 32768", prompt=32_768, num_new=64, models=("l1b",), most_rounds=1),
 )
-LONG_PROMPT, LONG_ROUNDS, WARMUP_TOKENS = 1024, 3, 4
+USUAL_PROMPT = 4096  # cases of longer ones are run only when they are named
+WARMUP_PROMPT, WARMUP_TOKENS = 512, 4
+ROOM = 128  # tokens of an answer at most
+KV_CACHES = ("auto", "float32", "float16", "bfloat16", "int8")
 TABLE_WIDTH = 150  # of a narrower terminal the lines break, but nothing is cut off
 
 
@@ -75,7 +87,7 @@ class Benchmark:
     def __init__(self, options: argparse.Namespace, console: Console) -> None:
         self.options, self.console = options, console
         self.work: Path = options.work
-        self.report = Report(tuple(options.engines), options.threads, options.rounds)
+        self.report = Report(tuple(options.engines), options.threads, options.rounds, options.kv_cache)
         self.pythons: dict[str, Path] = {}
         self.has_roof = False
 
@@ -114,10 +126,10 @@ class Benchmark:
             workers = {}
             for name, path in paths.items():
                 worker = stack.enter_context(self.worker(name))
-                if self.seconds(worker, model, kind, "load", path=path) is not None:
+                if self.load(worker, model, kind, path):
                     workers[name] = worker
             for case in answering:
-                self.measure_case(Row(model, kind, case), workers)
+                self.measure_case([Row(model, kind, part) for part in case.parts], workers)
 
     def prepare(self, model: str, kind: str) -> dict[str, str]:
         """Return the checkpoint of each engine; missing ones are written."""
@@ -156,53 +168,62 @@ class Benchmark:
             for name in rotated(list(alive), index):
                 begin = time.perf_counter()
                 with self.worker(name) as worker:
-                    found = self.seconds(worker, row.model, row.kind, "load", path=alive[name])
+                    is_loaded = self.load(worker, row.model, row.kind, alive[name])
                     taken = time.perf_counter() - begin  # before its process is ended
-                if found is None:
+                if not is_loaded:
                     del alive[name]
                     row.samples.pop(name, None)
                 elif index:
                     row.add(name, taken, worker)
         self.keep(row)
 
-    def measure_case(self, row: Row, workers: dict[str, Worker]) -> None:
-        """All rounds of one case. Engines that fail are taken out of `workers`."""
-        case = row.case
-        is_long = case.prompt > LONG_PROMPT
-        do = "decode" if case.num_new else "prefill"
-        rounds = min(self.options.rounds, LONG_ROUNDS) if is_long else self.options.rounds
+    def measure_case(self, rows: list[Row], workers: dict[str, Worker]) -> None:
+        """All rounds of one case, whose last row names it. Engines that fail are taken out of `workers`."""
+        model, kind, case = rows[-1].model, rows[-1].kind, rows[-1].case
+        rounds = min(self.options.rounds, case.most_rounds or self.options.rounds)
         for index in range(-1, rounds):  # round -1 warms up, and is short
-            if index < 0 and is_long:
-                continue
-            num_new = min(case.num_new, WARMUP_TOKENS) if index < 0 else case.num_new
-            prompts = token_ids(row.model, case, index)
+            prompts, num_new = token_ids(model, case, index), case.num_new
+            if index < 0:
+                prompts = [prompt[:WARMUP_PROMPT] for prompt in prompts]
+                num_new = min(num_new, WARMUP_TOKENS)
             for name in rotated(list(workers), index):
-                request = {"prompts": prompts, "num_new": num_new}
                 worker = workers[name]
-                found = self.seconds(worker, row.model, row.kind, do, **request)
-                if found is None:
+                reply = self.ask(worker, f"{model} {kind}", "generate", prompts=prompts, num_new=num_new)
+                if reply is None:
                     del workers[name]
-                    row.samples.pop(name, None)
+                    for row in rows:
+                        row.samples.pop(name, None)
                 elif index >= 0:
-                    row.add(name, case.rate(found), worker)
+                    for row in rows:
+                        row.add(name, row.case.rate(reply["first_s"], reply["rest_s"]), worker)
             if index >= 0 and self.has_roof and (peaks := roof.measure(self.options.threads)):
-                row.peaks.append(peaks)
-        row.roof = roof.limit(case, SHAPES[row.model], row.kind, roof.median(row.peaks))
-        self.keep(row)
+                for row in rows:
+                    row.peaks.append(peaks)
+        for row in rows:
+            peaks, cache = roof.median(row.peaks), self.options.kv_cache
+            row.roof = roof.limit(row.case, SHAPES[model], kind, cache, peaks)
+            self.keep(row)
 
     def worker(self, name: str) -> Worker:
         return Worker(PEERS[name], self.pythons[name], self.work)
 
-    def seconds(self, worker: Worker, model: str, kind: str, do: str, **request: object) -> float | None:
-        """Measure one request by the worker's clock; None if it failed, which is reported once."""
-        try:
-            reply = worker.ask(do, kind=kind, threads=self.options.threads, **request)
-        except EngineFailed as problem:
-            self.leave_out(f"{worker.name} {model} {kind} {do}", problem)
-            return None
-        if "version" in reply:
+    def load(self, worker: Worker, model: str, kind: str, path: str) -> bool:
+        """Load a checkpoint for all cases; whether it succeeded."""
+        asked = [case.prompt for case in CASES if case.name in self.options.cases and model in case.models]
+        longest = max([USUAL_PROMPT, *asked]) + ROOM
+        request = {"path": path, "kind": kind, "threads": self.options.threads, "longest": longest}
+        reply = self.ask(worker, f"{model} {kind}", "load", kv_cache=self.options.kv_cache, **request)
+        if reply:
             self.report.versions[worker.name] = reply["version"]
-        return float(reply["seconds"])
+        return reply is not None
+
+    def ask(self, worker: Worker, model: str, do: str, **request: Any) -> dict[str, Any] | None:
+        """Have one request answered; None if it failed, which is reported once."""
+        try:
+            return worker.ask(do, **request)
+        except EngineFailed as problem:
+            self.leave_out(f"{worker.name} {model} {do}", problem)
+            return None
 
     def keep(self, row: Row) -> None:
         """A finished row: into the report, and at once to whoever waits."""
@@ -245,6 +266,14 @@ def read_options() -> argparse.Namespace:
         parser.add_argument(
             f"--{option}", nargs="+", choices=known, default=list(known), metavar="NAME", help=about
         )
+    parser.set_defaults(cases=[case.name for case in CASES if case.prompt <= USUAL_PROMPT])
+    parser.add_argument(
+        "--kv-cache",
+        choices=KV_CACHES,
+        default="auto",
+        metavar="FORMAT",
+        help=f"of Quire, of {', '.join(KV_CACHES)}",
+    )
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="measures of each (default: 5)")
     parser.add_argument("--threads", type=int, default=2, metavar="N", help="of each engine (default: 2)")
     parser.add_argument("--quick", action="store_true", help="the same as --models s135 --rounds 2")

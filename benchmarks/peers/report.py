@@ -79,6 +79,7 @@ class Report:
     engines: tuple[str, ...]
     threads: int
     rounds: int
+    kv_cache: str  # of Quire
     rows: list[Row] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)  # a line for everything that was left out
@@ -119,13 +120,19 @@ class Report:
             }
             for row in self.rows
         ]
-        head = {"machine": processor(), "threads": self.threads, "rounds": self.rounds}
+        head = {
+            "machine": processor(),
+            "threads": self.threads,
+            "rounds": self.rounds,
+            "kv_cache": self.kv_cache,
+        }
         rest = {"versions": self.versions, "missing": self.missing, "rows": rows}
         return json.dumps(head | rest, indent=1) + "\n"
 
     @property
     def summary(self) -> str:
-        return f"{processor()}, {self.threads} threads, {self.rounds} interleaved rounds"
+        cache = "" if self.kv_cache == "auto" else f", Quire's KV cache in {self.kv_cache}"
+        return f"{processor()}, {self.threads} threads, {self.rounds} interleaved rounds{cache}"
 
     def write(self, console: Console, json_file: Path | None, markdown_file: Path | None) -> None:
         """Print the table and write the files that were asked for."""

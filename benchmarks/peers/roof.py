@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from peers.checkpoints import Shape
@@ -28,11 +28,16 @@ BITS = {
     "q4_k_m": (4.8, 6.5625),
     "q8_0": (8.5, 8.5),
 }
+# Bytes of a cached number in Quire's formats, if not 2; int8 has a scale for 64 numbers, a head of l1b.
+CACHE_BYTES = {"float32": 4, "int8": 1 + 4 / 64}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One measure. Without `num_new` it is a prefill; without a prompt it is the load."""
+    """One measure. Without `num_new` it is a prefill; without a prompt it is the load.
+
+    With `most_rounds` its prompt is long, and a measure too.
+    """
 
     name: str
     title: str
@@ -40,14 +45,22 @@ class Case:
     streams: int = 1
     num_new: int = 0
     models: tuple[str, ...] = ("l1b", "s135")
+    most_rounds: int = 0
 
     @property
     def unit(self) -> str:
         return "tok/s" if self.prompt else "s"
 
-    def rate(self, seconds: float) -> float:
-        """Convert the seconds of a measure to its unit: tokens a second, or for a load the seconds."""
-        return self.streams * (self.num_new or self.prompt) / seconds if self.prompt else seconds
+    @property
+    def parts(self) -> tuple[Case, ...]:
+        """What is measured together."""
+        if not self.most_rounds:
+            return (self,)
+        return replace(self, title=f"prefill {self.prompt}", num_new=0), self
+
+    def rate(self, first_s: float, rest_s: float) -> float:
+        """Tokens a second, by the seconds until the first tokens and those of the others."""
+        return self.streams * (self.num_new / rest_s if self.num_new else self.prompt / first_s)
 
 
 @dataclass(frozen=True)
@@ -66,7 +79,8 @@ def measure(threads: int) -> Peaks | None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True, cwd=ROOT)
         found = json.loads(done.stdout)
         rates = found["operations"]  # a multiply-add is two
-        return Peaks(found["read_bytes"][str(threads)]["memory"], rates["int8"] / 2, rates["bf16"] / 2)
+        halves = rates["bf16"] or rates["f32"]  # without instructions for bf16 it is widened
+        return Peaks(found["read_bytes"][str(threads)]["memory"], rates["int8"] / 2, halves / 2)
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
         return None
 
@@ -79,14 +93,14 @@ def median(samples: Sequence[Peaks]) -> Peaks | None:
     return Peaks(*(statistics.median(column) for column in zip(*rows, strict=True)))
 
 
-def limit(case: Case, shape: Shape, kind: str, peaks: Peaks | None) -> float | None:
+def limit(case: Case, shape: Shape, kind: str, kv_cache: str, peaks: Peaks | None) -> float | None:
     """Tokens a second at the roof; None for a load and where no roof was measured."""
     if peaks is None or not case.prompt:
         return None
     macs_per_s = peaks.bf16 if kind == "bf16" else peaks.int8
     layer_bits, head_bits = BITS[kind]
     num_bytes = (shape.layer_weights * layer_bits + shape.head_weights * head_bits) / 8
-    cached = 2 * shape.cached_numbers * case.prompt  # 16 bits a number
+    cached = CACHE_BYTES.get(kv_cache, 2) * shape.cached_numbers * case.prompt
     attention = shape.pair_macs
     if case.num_new:
         read = num_bytes + case.streams * (cached + shape.state_bytes)

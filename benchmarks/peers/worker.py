@@ -20,6 +20,14 @@ class Engine(ABC):
     """An engine under test. Times leave out what the engine's user would not wait for in that measure."""
 
     package: str  # whose version is reported
+    longest: int  # tokens of a prompt with its answer that will be asked for; set before load
+    kv_cache: str  # number format of keys and values that Quire is to use; set before load
+
+    def version(self) -> str:
+        try:
+            return version(self.package)
+        except PackageNotFoundError:
+            return "unknown"
 
     def prepare(self, checkpoint: Path, target: Path, kind: str) -> Path:
         """Write the engine's own format of a checkpoint to `target`; the path to load is returned."""
@@ -30,12 +38,8 @@ class Engine(ABC):
         """Make ready to answer."""
 
     @abstractmethod
-    def prefill(self, prompt: list[int]) -> float:
-        """Seconds from handing over a prompt to its first token."""
-
-    @abstractmethod
-    def decode(self, prompts: list[list[int]], num_new: int) -> float:
-        """Seconds for `num_new` tokens of every prompt, from when all have their first token."""
+    def generate(self, prompts: list[list[int]], num_new: int) -> tuple[float, float]:
+        """Seconds until every prompt has its first token, and from then on for `num_new` more of each."""
 
 
 def answer(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
@@ -45,13 +49,13 @@ def answer(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
             checkpoint, target = Path(request["checkpoint"]), Path(request["target"])
             return {"path": str(engine.prepare(checkpoint, target, request["kind"]))}
         case "load":
+            engine.longest, engine.kv_cache = request["longest"], request["kv_cache"]
             begin = time.perf_counter()
             engine.load(Path(request["path"]), request["kind"], request["threads"])
-            return {"seconds": time.perf_counter() - begin, "version": _version(engine.package)}
-        case "prefill":
-            return {"seconds": engine.prefill(request["prompts"][0])}
-        case "decode":
-            return {"seconds": engine.decode(request["prompts"], request["num_new"])}
+            return {"seconds": time.perf_counter() - begin, "version": engine.version()}
+        case "generate":
+            first, rest = engine.generate(request["prompts"], request["num_new"])
+            return {"first_s": first, "rest_s": rest}
     raise ValueError(f"unknown request {request['do']!r}")
 
 
@@ -65,10 +69,3 @@ def serve(engine: Engine) -> None:
         except Exception as problem:  # whatever an engine raises is a result of the benchmark
             reply = {"problem": f"{type(problem).__name__}: {problem}"}
         print(json.dumps(reply), file=answers, flush=True)
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"

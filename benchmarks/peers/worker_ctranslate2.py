@@ -32,14 +32,11 @@ class CTranslate2(Engine):
         )
         self.vocabulary: list[str] = json.loads((path / "vocabulary.json").read_text("utf-8"))
 
-    def prefill(self, prompt: list[int]) -> float:
+    def generate(self, prompts: list[list[int]], num_new: int) -> tuple[float, float]:
         begin = time.perf_counter()
-        self._generate([prompt], 1)
-        return time.perf_counter() - begin
-
-    def decode(self, prompts: list[list[int]], num_new: int) -> float:
         times = self._generate(prompts, num_new + 1)
-        return times[-1] - times[len(prompts) - 1]  # tokens come step by step, one of each prompt
+        first = times[len(prompts) - 1]  # tokens come step by step, one of each prompt
+        return first - begin, times[-1] - first
 
     def _generate(self, prompts: list[list[int]], num_tokens: int) -> list[float]:
         """When each token came."""

@@ -1,244 +1,18 @@
-"""llama.cpp, through llama-cpp-python's low-level API: llama_decode on batches of token ids, greedy.
-
-A checkpoint that is no GGUF file is converted here. int4 is Q4_0 and int8 is Q8_0, for every matrix and so
-for the tied embedding too: 4.5 and 8.5 bits a weight.
-"""
+"""llama.cpp, through llama-cpp-python's low-level API: llama_decode on batches of token ids."""
 
 from __future__ import annotations
 
-import json
 import logging
-import time
 from pathlib import Path
-from typing import Any
 
-import checkpoints
-import gguf
 import llama_cpp
 import numpy as np
-from worker import Engine, serve
-
-TYPES = {
-    "int4": gguf.GGMLQuantizationType.Q4_0,
-    "int8": gguf.GGMLQuantizationType.Q8_0,
-    "bf16": gguf.GGMLQuantizationType.BF16,
-}
-NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-BATCH = 512  # tokens of one llama_decode at most
+from batches import BATCH, BatchEngine, Row
+from worker import serve
 
 
-def gguf_name(name: str) -> str:
-    """The name of a tensor of a Llama checkpoint in a GGUF file."""
-    if name.startswith("model.layers."):
-        index, part = name.removeprefix("model.layers.").removesuffix(".weight").split(".", 1)
-        return f"blk.{index}.{NAMES[part]}.weight"
-    return {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}[name]
-
-
-def interleaved(rows: np.ndarray, num_heads: int) -> np.ndarray:
-    """Rows of q_proj or k_proj in the order of llama.cpp, whose rope turns neighbours, not halves."""
-    half = rows.shape[0] // num_heads // 2
-    return rows.reshape(num_heads, 2, half, -1).swapaxes(1, 2).reshape(rows.shape)
-
-
-def write_gguf(checkpoint: Path, target: Path, kind: str) -> None:
-    """Convert a checkpoint; without a vocabulary, for only token ids are used."""
-    config: dict[str, Any] = json.loads((checkpoint / "config.json").read_text("utf-8"))
-    if "kv_lora_rank" in config:
-        write_latent_gguf(checkpoint, config, target, kind)
-        return
-    if "linear_num_key_heads" in config:
-        write_net_gguf(checkpoint, config, target, kind)
-        return
-    writer = gguf.GGUFWriter(target, "llama")
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_rope_dimension_count(config["head_dim"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_theta"])
-    writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("none")
-    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    for name, bits in checkpoints.tensors(checkpoint):
-        values = (bits.astype(np.uint32) << 16).view(np.float32)
-        if values.ndim == 1:
-            writer.add_tensor(gguf_name(name), values)
-            continue
-        if num_heads := heads.get(name.split(".")[-2]):
-            values = interleaved(values, num_heads)
-        data = gguf.quants.quantize(values, TYPES[kind])
-        writer.add_tensor(gguf_name(name), data, raw_dtype=TYPES[kind])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-LATENT_NAMES = {
-    **{f"self_attn.{part}": f"attn_{part[:3]}" for part in ("q_a_proj", "q_b_proj")},
-    "self_attn.q_a_layernorm": "attn_q_a_norm",
-    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
-    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
-    "mlp.gate": "ffn_gate_inp",
-    **{f"mlp.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
-    **NAMES,
-}
-
-
-def write_latent_gguf(checkpoint: Path, config: dict[str, Any], target: Path, kind: str) -> None:
-    """Convert a checkpoint with latent attention; keys and values have projections by head in llama.cpp."""
-    writer = gguf.GGUFWriter(target, "deepseek2")
-    rank, rotated = config["kv_lora_rank"], config["qk_rope_head_dim"]
-    plain, values = config["qk_nope_head_dim"], config["v_head_dim"]
-    heads, experts = config["num_attention_heads"], config["n_routed_experts"]
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(1)
-    writer.add_q_lora_rank(config["q_lora_rank"])
-    writer.add_kv_lora_rank(rank)
-    writer.add_key_length(rank + rotated)
-    writer.add_value_length(rank)
-    writer.add_key_length_mla(plain + rotated)
-    writer.add_value_length_mla(values)
-    writer.add_rope_dimension_count(rotated)
-    writer.add_rope_freq_base(config["rope_theta"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_leading_dense_block_count(1)
-    writer.add_expert_count(experts)
-    writer.add_expert_used_count(config["num_experts_per_tok"])
-    writer.add_expert_shared_count(config["n_shared_experts"])
-    writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-    writer.add_expert_weights_scale(config["routed_scaling_factor"])
-    writer.add_expert_weights_norm(config["norm_topk_prob"])
-    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-    writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("none")
-
-    def add(name: str, array: np.ndarray) -> None:
-        if array.ndim == 1 or "ffn_gate_inp" in name:
-            writer.add_tensor(name, array)
-        else:
-            data = gguf.quants.quantize(array, TYPES[kind])
-            writer.add_tensor(name, data, raw_dtype=TYPES[kind])
-
-    stacks: dict[str, list[np.ndarray]] = {}
-    for name, bits in checkpoints.tensors(checkpoint):
-        array = (bits.astype(np.uint32) << 16).view(np.float32)
-        if not name.startswith("model.layers."):
-            add(gguf_name(name), array)
-            if "embed" in name:
-                add("output.weight", array)
-            continue
-        index, part = name.removeprefix("model.layers.").removesuffix(".weight").split(".", 1)
-        if ".experts." in part:
-            parts = stacks.setdefault(f"blk.{index}.ffn_{part.split('.')[-1][:-5]}_exps.weight", [])
-            parts.append(gguf.quants.quantize(array, TYPES[kind]))
-        elif part.endswith("e_score_correction_bias"):
-            add(f"blk.{index}.exp_probs_b.bias", array)
-        elif part == "self_attn.kv_b_proj":
-            keys, of_values = np.split(array.reshape(heads, plain + values, rank), [plain], axis=1)
-            add(f"blk.{index}.attn_k_b.weight", np.ascontiguousarray(keys.swapaxes(1, 2)))
-            add(f"blk.{index}.attn_v_b.weight", np.ascontiguousarray(of_values))
-        else:
-            add(f"blk.{index}.{LATENT_NAMES[part]}.weight", array)
-    for name, parts in stacks.items():
-        writer.add_tensor(name, np.stack(parts), raw_dtype=TYPES[kind])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-NET_NAMES = {
-    **NAMES,
-    "post_attention_layernorm": "post_attention_norm",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "linear_attn.in_proj_qkv": "attn_qkv",
-    "linear_attn.in_proj_z": "attn_gate",
-    "linear_attn.in_proj_b": "ssm_beta",
-    "linear_attn.in_proj_a": "ssm_alpha",
-    "linear_attn.conv1d": "ssm_conv1d",
-    "linear_attn.norm": "ssm_norm",
-    "linear_attn.out_proj": "ssm_out",
-}
-
-
-def write_net_gguf(checkpoint: Path, config: dict[str, Any], target: Path, kind: str) -> None:
-    """Convert a Qwen3.5 of random weights; norms, which are stored less one, are left as they are."""
-    writer = gguf.GGUFWriter(target, "qwen35")
-    heads, dim = config["linear_num_value_heads"], config["linear_value_head_dim"]
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
-    writer.add_rope_dimension_count(config["head_dim"] // 4)
-    writer.add_rope_dimension_sections([11, 11, 10, 0])
-    writer.add_rope_freq_base(config["rope_theta"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_full_attention_interval(config["full_attention_interval"])
-    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
-    writer.add_ssm_state_size(config["linear_key_head_dim"])
-    writer.add_ssm_group_count(config["linear_num_key_heads"])
-    writer.add_ssm_time_step_rank(heads)
-    writer.add_ssm_inner_size(heads * dim)
-    writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("none")
-    for name, bits in checkpoints.tensors(checkpoint):
-        values = (bits.astype(np.uint32) << 16).view(np.float32)
-        if not name.startswith("model.layers."):
-            new = gguf_name(name)
-        else:
-            index, part = name.removeprefix("model.layers.").removesuffix(".weight").split(".", 1)
-            special = {"linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt.bias"}
-            new = f"blk.{index}." + (special.get(part) or f"{NET_NAMES[part]}.weight")
-        if new.endswith("ssm_a"):
-            values = -np.exp(values)
-        if values.ndim == 1 or "conv1d" in new:
-            writer.add_tensor(new, values.squeeze())
-        else:
-            writer.add_tensor(new, gguf.quants.quantize(values, TYPES[kind]), raw_dtype=TYPES[kind])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-class LlamaCpp(Engine):
-    """One model, and a context that is made anew, before the clock runs, when a measure needs another."""
-
+class LlamaCpp(BatchEngine):
     package = "llama-cpp-python"
-
-    def prepare(self, checkpoint: Path, target: Path, kind: str) -> Path:
-        if checkpoint.suffix == ".gguf":
-            return checkpoint
-        path = target.with_name(target.name + ".gguf")
-        if not path.exists():
-            partial = path.with_name(path.name + ".partial")
-            write_gguf(checkpoint, partial, kind)
-            partial.rename(path)
-        return path
 
     def load(self, path: Path, kind: str, threads: int) -> None:
         logging.getLogger("llama-cpp-python").setLevel(logging.ERROR)  # or every node of a graph is a line
@@ -251,55 +25,21 @@ class LlamaCpp(Engine):
         self.num_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
         self.threads = threads
         self.batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
-        self.context, self.made_for = None, (0, 0)
-        self._begin(1, 1024)
+        self.context = None
 
-    def prefill(self, prompt: list[int]) -> float:
-        self._begin(1, len(prompt) + 1)
-        begin = time.perf_counter()
-        self._prompts([prompt])
-        return time.perf_counter() - begin
+    def make_context(self, streams: int, length: int) -> None:
+        if self.context:
+            llama_cpp.llama_free(self.context)
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx, params.n_seq_max = streams * length, streams
+        params.n_batch = params.n_ubatch = BATCH
+        params.n_threads = params.n_threads_batch = self.threads
+        self.context = llama_cpp.llama_init_from_model(self.model, params)
 
-    def decode(self, prompts: list[list[int]], num_new: int) -> float:
-        longest = max(map(len, prompts)) + num_new + 1
-        self._begin(len(prompts), longest)
-        tokens = self._prompts(prompts)
-        begin = time.perf_counter()
-        for step in range(num_new):
-            rows = [
-                (token, len(prompt) + step, stream, True)
-                for stream, (token, prompt) in enumerate(zip(tokens, prompts, strict=True))
-            ]
-            tokens = self._compute(rows)
-        return time.perf_counter() - begin
-
-    def _begin(self, streams: int, length: int) -> None:
-        """A context for so many sequences, each with a cache of its own, empty."""
-        if self.made_for != (streams, length):
-            if self.context:
-                llama_cpp.llama_free(self.context)
-            params = llama_cpp.llama_context_default_params()
-            params.n_ctx, params.n_seq_max = streams * length, streams
-            params.n_batch = params.n_ubatch = BATCH
-            params.n_threads = params.n_threads_batch = self.threads
-            self.context = llama_cpp.llama_init_from_model(self.model, params)
-            self.made_for = (streams, length)
+    def clear(self) -> None:
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.context), True)
 
-    def _prompts(self, prompts: list[list[int]]) -> list[int]:
-        """Compute all prompts in batches; their first tokens."""
-        rows = [
-            (token, position, stream, position == len(prompt) - 1)
-            for stream, prompt in enumerate(prompts)
-            for position, token in enumerate(prompt)
-        ]
-        tokens = []
-        for start in range(0, len(rows), BATCH):
-            tokens += self._compute(rows[start : start + BATCH])
-        return tokens
-
-    def _compute(self, rows: list[tuple[int, int, int, bool]]) -> list[int]:
-        """One llama_decode of (token, position, sequence, wanted); the likeliest token of each wanted row."""
+    def compute(self, rows: list[Row]) -> list[int]:
         batch = self.batch
         batch.n_tokens = len(rows)
         for i, (token, position, stream, wanted) in enumerate(rows):

@@ -43,25 +43,20 @@ class OpenVino(Engine):
         scheduler = genai.SchedulerConfig()
         scheduler.max_num_batched_tokens = 512
         scheduler.max_num_seqs = 64
-        scheduler.cache_size = 1  # GB
+        scheduler.cache_size = 2  # GB
         scheduler.enable_prefix_caching = False
         properties = {"INFERENCE_NUM_THREADS": threads}
         self.genai, self.tensor = genai, openvino.Tensor
         self.pipeline = genai.ContinuousBatchingPipeline(str(path), scheduler, "CPU", properties)
         self.next_id = 0
 
-    def prefill(self, prompt: list[int]) -> float:
+    def generate(self, prompts: list[list[int]], num_new: int) -> tuple[float, float]:
         begin = time.perf_counter()
-        handles = self._add([prompt], 1)
-        self._run(handles, until_first=False)
-        return time.perf_counter() - begin
-
-    def decode(self, prompts: list[list[int]], num_new: int) -> float:
         handles = self._add(prompts, num_new + 1)
         self._run(handles, until_first=True)
-        begin = time.perf_counter()
+        first = time.perf_counter()
         self._run(handles, until_first=False)
-        return time.perf_counter() - begin
+        return first - begin, time.perf_counter() - first
 
     def _add(self, prompts: list[list[int]], num_tokens: int) -> list:
         config = self.genai.GenerationConfig(max_new_tokens=num_tokens, ignore_eos=True, do_sample=False)

