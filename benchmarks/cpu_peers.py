@@ -1,11 +1,11 @@
-"""Quire next to llama.cpp, OpenVINO GenAI, CTranslate2 and others, on this machine's CPU.
+"""Quire next to llama.cpp, ik_llama.cpp, OpenVINO GenAI, CTranslate2 and others, on this machine's CPU.
 
     python benchmarks/cpu_peers.py --quick                 a small model, two rounds: does everything work?
     python benchmarks/cpu_peers.py --json all.json         all but the longest; hours, most of them contexts
     python benchmarks/cpu_peers.py --models l1b --kinds int4 --cases prefill decode1
     python benchmarks/cpu_peers.py --models l1b --kinds int4 --cases context16k --kv-cache int8
 
-Makes what it needs in --work: an environment for each engine (llama.cpp is compiled for
+Makes what it needs in --work: an environment for each engine (llama.cpp and ik_llama.cpp are compiled for
 this processor), checkpoints of random weights in the shapes of published models (speed does not depend on
 the values), and each engine's own format of them. About 20 GB; all of it may be deleted, and is used again if
 it is not.
@@ -27,6 +27,10 @@ engines whose threads spin lose most.
 int4 is 4 bits for every matrix (llama.cpp Q4_0; OpenVINO symmetric, groups of 128), int8 is 8 (Q8_0),
 bf16 the checkpoint as it is. q4_k_m and q8_0 are GGUF files that Quire and llama.cpp load as they are.
 --kv-cache is the format of Quire's keys and values; those of others have their default.
+
+ik_llama.cpp, a fork of llama.cpp with faster kernels for CPUs, reads the files of llama.cpp, repacks them
+while loading and fuses attention (what its tools call -rtr 1 -fa 1). It is cloned with git and compiled as
+benchmarks/peers/ik_llama says; QUIRE_IK_LLAMA names another repository to clone, such as a folder.
 
 The mixture of experts (moe) is converted for no other engine, and measured against the bytes that a token
 meets; the ones with latent attention (mla) and delta nets (q08) for llama.cpp alone; LFM2, Granite 4 H and
@@ -142,7 +146,7 @@ class Benchmark:
         for name in self.pythons:
             if kind not in PEERS[name].kinds:
                 continue
-            target = self.work / "converted" / f"{model}-{kind}-{name}"
+            target = self.work / "converted" / f"{model}-{kind}-{PEERS[name].files or name}"
             target.parent.mkdir(parents=True, exist_ok=True)
             self.console.print(f"{model} {kind}: preparing {name}", style="dim")
             with self.worker(name) as worker:
