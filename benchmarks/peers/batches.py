@@ -1,4 +1,4 @@
-"""What llama.cpp and its forks share: one model, batches of token ids for one context, greedy."""
+"""The common part of llama.cpp and its forks: one model, batches of token ids for one context, greedy."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Peer:
 
     @property
     def contents(self) -> str:
-        """What its environment is made of; with another, it is made anew."""
+        """All that its environment is made of; with other contents it is made anew."""
         built = sorted(self.source.iterdir()) if self.is_built else ()
         return "\n".join([*self.packages, *(path.read_text("utf-8") for path in built)])
 

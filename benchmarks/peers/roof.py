@@ -53,7 +53,7 @@ class Case:
 
     @property
     def parts(self) -> tuple[Case, ...]:
-        """What is measured together."""
+        """The measures that one request gives."""
         if not self.most_rounds:
             return (self,)
         return replace(self, title=f"prefill {self.prompt}", num_new=0), self
