@@ -114,10 +114,10 @@ def rounds_to_bf16(isa: str, format: str) -> bool:
 
 @contextmanager
 def rounding_to_bf16(rounded: bool = True) -> Iterator[None]:
-    """The products of the reference round their activations as well, but for those with quantized weights."""
+    """The products of the reference round their activations as well, but for those with codes of integers."""
 
     def product(x: np.ndarray, weight: Any) -> np.ndarray:
-        if isinstance(weight, np.ndarray):
+        if isinstance(weight, np.ndarray) or getattr(weight, "table", None) in ("e4m3", "e5m2"):
             x = x.astype(DTYPES["bf16"]).astype(np.float32)
         return numerics.matmul(x, weight)
 
