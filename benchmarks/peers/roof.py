@@ -101,10 +101,11 @@ def limit(case: Case, shape: Shape, kind: str, kv_cache: str, peaks: Peaks | Non
     layer_bits, head_bits = BITS[kind]
     num_bytes = (shape.layer_weights * layer_bits + shape.head_weights * head_bits) / 8
     cached = CACHE_BYTES.get(kv_cache, 2) * shape.cached_numbers * case.prompt
-    attention = shape.pair_macs
+    met = case.prompt if case.num_new else case.prompt / 2  # cached tokens that a token meets
+    attention_s = shape.pair_macs * met / peaks.bf16  # it multiplies floats, whatever the weights are
     if case.num_new:
         read = num_bytes + case.streams * (cached + shape.state_bytes)
-        macs = case.streams * (shape.layer_weights + shape.head_weights + attention * case.prompt)
-        return case.streams / max(read / peaks.read, macs / macs_per_s)
-    macs = case.prompt * (shape.layer_weights + attention * case.prompt / 2) + shape.head_weights
-    return case.prompt / max(num_bytes / peaks.read, macs / macs_per_s)
+        weights_s = (shape.layer_weights + shape.head_weights) / macs_per_s
+        return case.streams / max(read / peaks.read, case.streams * (weights_s + attention_s))
+    weights_s = (case.prompt * shape.layer_weights + shape.head_weights) / macs_per_s
+    return case.prompt / max(num_bytes / peaks.read, weights_s + case.prompt * attention_s)
