@@ -41,8 +41,8 @@ QUIRE_INLINE void few_rows_bf16(const uint8_t* w, int64_t inputs, const uint8_t*
 
 constexpr int kAmxRows = 32;  // that meet a panel together, at most
 
-// Returns the shapes of tiles for so many rows: of 64 bytes each. Tiles 0, 2 and 4 are of the first 16 rows, 1, 3
-// and 5 of the others, 6 and 7 of weights.
+// Returns the shapes of tiles for so many rows: of 64 bytes each. Tiles 0, 2 and 4 are of the first 16 rows,
+// 1, 3 and 5 of the others, 6 and 7 of weights.
 QUIRE_INLINE TileShapes amx_shapes(int64_t rows) {
   TileShapes shapes;
   for (int half = 0; half < 2 && half * 16 < rows; ++half) {
@@ -108,8 +108,8 @@ class AmxBf16 {
   const PanelPrefetch& ahead_;
 };
 
-// Multiplies up to 32 rows of W8A8 with one panel or two; the sums, of integers, stay in tiles. Codes are unsigned,
-// the numbers of rows signed.
+// Multiplies up to 32 rows of W8A8 with one panel or two; the sums, of integers, stay in tiles. Codes are
+// unsigned, the numbers of rows signed.
 class AmxRows {
  public:
   static constexpr int64_t kInputs = 64;  // of one tile product

@@ -77,8 +77,8 @@ QUIRE_INLINE constexpr int64_t float8_place(int64_t input, int64_t output) {
 //   f32          [input][M]
 //   bf16         [pair of inputs][M][2]; with AMX rows [M][inputs], padded with zeros
 //   bf16_pairs   [pair of inputs][M][2], padded with zeros: for 8-bit floats
-//   rows         int8 [4 inputs][M][4]; int32 [M]: initial values of the sums; f32 [M]: scales. For W8A8; with
-//                AMX each row by itself, 64-byte aligned
+//   rows         int8 [4 inputs][M][4]; int32 [M]: initial values of the sums; f32 [M]: scales. For W8A8;
+//                with AMX each row by itself, 64-byte aligned
 //   for_int8/4   int8 [4 inputs][M][4], on ARM [8 inputs][M][8];
 //                int32 [group of 32][M]: initial values of the accumulators of a group
 //                (minus the zero point of the weights times the sum of the row's values, plus a constant that
