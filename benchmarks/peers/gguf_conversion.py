@@ -12,22 +12,12 @@ from typing import Any
 import checkpoints
 import gguf
 import numpy as np
+from gguf_names import NAMES
 
 TYPES = {
     "int4": gguf.GGMLQuantizationType.Q4_0,
     "int8": gguf.GGMLQuantizationType.Q8_0,
     "bf16": gguf.GGMLQuantizationType.BF16,
-}
-NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
 }
 
 

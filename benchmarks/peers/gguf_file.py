@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from peers.checkpoints import Shape
+from peers.gguf_names import NAMES
 from peers.hybrids import FEW, FLOAT, TABLE, HybridShape
 from peers.shapes import SHAPES
 
@@ -26,17 +27,6 @@ POOL = 1 << 14  # different blocks of a type, repeated
 F32, Q8_0, Q4_K, Q6_K = 0, 8, 12, 14
 # Weights and bytes of a block.
 BLOCKS = {Q8_0: (32, 34), Q4_K: (256, 144), Q6_K: (256, 210)}
-NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 NORMAL, CONTROL = 1, 3  # types of tokens
 NUM_CONTROL = 256
 
