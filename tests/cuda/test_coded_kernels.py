@@ -12,19 +12,20 @@ from coded import GGUF_KINDS, coded
 from on_accelerator import interpreted
 from tiny import Paged, same_bits
 
+from quire.backends.backend import Capacity
 from quire.backends.cuda import coded_packing
+from quire.backends.cuda.asked import require_compiled
 from quire.backends.cuda.device import cuda_device
 from quire.backends.cuda.interpreted import InterpretedAccelerator, view_of
 from quire.backends.cuda.lower import scratch_row_bytes
 from quire.backends.cuda.segments import MEMORY_BYTES
-from quire.backends.cuda.weights import format_of, place_weights
+from quire.backends.cuda.weights import format_of, place_weights, plan_layout
 from quire.program import Builder, Names, Program, numerics
 from quire.program.numerics import silu
-from quire.program.ops import GatedLinear
+from quire.program.ops import GatedLinear, experts
 from quire.program.ops.experts import ExpertWeights, Routing
 from quire.program.passes import fuse
 from quire.program.program import WeightSpec
-from quire.quantize import coded as definition
 from quire.quantize.coded import Coded
 from quire.quantize.kinds import Dense
 from quire.quantize.scales import Scales
@@ -49,7 +50,9 @@ INTEGERS: dict[str, dict[str, Any]] = {
     "7 bits": {"bits": 7, "table": "signed", "group": 64},
     "7 bits with zeros": {"bits": 7, "zeros": True, "group": 128},
     "act-order": {"bits": 4, "group": 128, "zeros": True, "ordered": True},
+    "w8a8": {"bits": 8, "table": "signed", "group": None, "scales": "bf16", "by_row": True},
 }
+NO_TABLES = {"act-order", "w8a8"}
 FLOATS: dict[str, dict[str, Any]] = {
     "fp8": {"bits": 8, "table": "e4m3", "group": 128, "scales": "f32"},
     "fp8 of a row": {"bits": 8, "table": "e4m3", "group": None, "scales": "bf16"},
@@ -69,7 +72,8 @@ def weight_of(name: str, *shape: int, seed: int = 0) -> Coded:
         codes = made.scales.values.astype(ml_dtypes.float8_e4m3fn)
         whole = np.random.default_rng(seed).random((*shape[:-1], 1)).astype(np.float32) + np.float32(0.1)
         return replace(made, scales=Scales(whole, codes, 0, divided=divided))
-    made = coded(shape, seed=seed, **how)
+    by_row = how.pop("by_row", False)
+    made = replace(coded(shape, seed=seed, **how), by_row=by_row)
     if made.table in ("e4m3", "e5m2"):
         made.packed[...] &= 0xBF  # exponents below half of the largest
     return made
@@ -117,11 +121,10 @@ def test_products_of_floats(name: str) -> None:
     assert (np.abs(found - wanted) < 1e-6 * bound).all()
 
 
-def test_w8a8_has_the_bits_of_the_reference() -> None:
+def test_w8a8_with_infinity_and_zeros_has_the_bits_of_the_reference() -> None:
     """Rows of activations have one scale, and a row has one sum of integers."""
-    made, x = coded((18, 172), 8, "signed", None, "bf16"), activations(18, 172)
+    weight, x = weight_of("w8a8", 18, 172), activations(18, 172)
     x[3, 5], x[4] = np.inf, 0
-    weight = replace(made, by_row=True)
     weights = {"table.weight": Dense(x), "matrix.weight": weight}
     assert same_bits(run(linear(18, 172, 18), 18, weights), weight.product(x))
 
@@ -157,7 +160,7 @@ def test_bias() -> None:
         assert same_bits(run(program, 18, weights | {"matrix.bias": Dense(bias)}), without + bias)
 
 
-@pytest.mark.parametrize("name", [*sorted(INTEGERS.keys() - {"act-order"}), *FLOATS])
+@pytest.mark.parametrize("name", [*sorted(INTEGERS.keys() - NO_TABLES), *FLOATS])
 def test_rows_of_a_table_are_exact(name: str) -> None:
     table, b = weight_of(name, 12, 300), Builder()
     program = b.program(b.sampled_rows(b.embed(Names("w"), 12, 300)))
@@ -219,15 +222,21 @@ def test_gates_and_the_rest_may_have_two_kinds(kinds: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "kinds", [("q4_k", "q6_k", "q5_k"), ("nvfp4", "awq", "q8_0"), ("fp8", "q2_k", "mxfp8")]
+    "kinds",
+    [
+        *(("q4_k", "q6_k", "q5_k"), ("nvfp4", "awq", "q8_0"), ("fp8", "q2_k", "mxfp8")),
+        *(("w8a8", "w8a8", "w8a8"), ("nf4", "e5m2", "mlx"), ("w8 of a row", "gptq of 8 bits", "tq2_0")),
+    ],
 )
 def test_experts_of_three_kinds(monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, str, str]) -> None:
     """gate, up and down in kinds of their own: each expert has its own matrix, in steps of any size."""
 
-    def rounded(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        return numerics.matmul(x.astype(ml_dtypes.bfloat16).astype(np.float32), weight)
+    def rounded(x: np.ndarray, weight: Coded) -> np.ndarray:
+        if weight.table in ("e4m3", "e5m2"):
+            x = x.astype(ml_dtypes.bfloat16).astype(np.float32)
+        return numerics.matmul(x, weight)
 
-    monkeypatch.setattr(definition, "matmul", rounded)
+    monkeypatch.setattr(experts, "matmul", rounded)
     hidden, inner, number = 144, 48, 2
     b, w, shapes = Builder(), Names(""), ((inner, hidden), (inner, hidden), (hidden, inner))
     matrices = [WeightSpec(f"{i}", (number, *shape), (f"{i}",)) for i, shape in enumerate(shapes)]
@@ -242,6 +251,8 @@ def test_experts_of_three_kinds(monkeypatch: pytest.MonkeyPatch, kinds: tuple[st
     }
     for seed, (name, shape) in enumerate(zip(kinds, shapes, strict=True)):
         weights[f"{seed}"] = weight_of(name, number, *shape, seed=seed)
+    layout = plan_layout(program, {name: weight.storage for name, weight in weights.items()})
+    require_compiled(program, layout, Capacity([8], 16, "float32", 4), InterpretedAccelerator())
     reference, own = Paged(program, weights), Paged(program, weights, make=interpreted)
     wanted = reference.prefill(reference.sequence(range(34)))
     found = own.prefill(own.sequence(range(34)))

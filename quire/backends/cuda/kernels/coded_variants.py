@@ -38,7 +38,7 @@ def _integers(bits: int, *units: int, scales: str = "16", shift: str = "") -> It
         yield CodedKind(bits, "integers", unit, scales, shift)
 
 
-# By kind, whether experts and tables of embeddings have it too.
+# By kind, whether tables of embeddings have it too.
 _KINDS: dict[CodedKind, bool] = {
     **dict.fromkeys(
         (
@@ -53,6 +53,8 @@ _KINDS: dict[CodedKind, bool] = {
             *_integers(2, 16, scales="16x8", shift="minimums"),  # Q2_K
             *_integers(8, 32),  # Q8_0, GPTQ, compressed-tensors
             *_integers(8, 32, shift="minimums"),  # MLX
+            *_integers(5, 32, shift="minimums"),  # Q5_1
+            *(kind for bits in (2, 3, 5, 6) for kind in _integers(bits, 64, shift="minimums")),  # MLX
             *(CodedKind(4, "iq4nl", 32, scales) for scales in ("16", "16x8")),  # IQ4_NL, IQ4_XS
             CodedKind(4, "fp4", 32, "16"),  # MXFP4
             *(CodedKind(4, "fp4", 16, scales) for scales in ("nvfp4", "nvfp4 divided")),
@@ -66,8 +68,6 @@ _KINDS: dict[CodedKind, bool] = {
             _ROWS,  # W8A8
             *_integers(8, 32, scales="32"),  # bitsandbytes
             *_integers(8, 32, shift="zeros"),
-            *_integers(5, 32, shift="minimums"),  # Q5_1
-            *(kind for bits in (2, 3, 5, 6) for kind in _integers(bits, 64, shift="minimums")),  # MLX
             *(kind for bits in (2, 3) for kind in _integers(bits, 128)),  # GPTQ
             *(kind for bits in (2, 3) for kind in _integers(bits, 128, shift="zeros")),
             CodedKind(8, "e5m2", 128, "32"),
@@ -88,10 +88,10 @@ def coded_variants() -> Iterator[Variant]:
         yield Variant("quantize_coded_rows", types_of(rounded), how, warps=1)
     whole = types_of("q:*i8 scales:*fp32 x:*fp32 width:i32 spans:i32")
     yield Variant("quantize_whole_rows", whole, {"BLOCK": WHOLE_ROW_BLOCK})
-    for (kind, common), size in product(_KINDS.items(), (SMALL, LARGE)):
-        yield from _products(kind, size, common)
+    for kind, size in product(_KINDS, (SMALL, LARGE)):
+        yield from _products(kind, size)
     gathers = dict[str, Variant]()  # kinds that differ in their units alone share one
-    for kind in (kind for kind, common in _KINDS.items() if common or kind.shift == "minimums"):
+    for kind in (kind for kind, gathered in _KINDS.items() if gathered):
         own = kind.constants()
         own |= {"SHIFT": kind.shift, "BLOCK": GATHERED_BLOCK}
         del own["UNIT"]
@@ -101,7 +101,7 @@ def coded_variants() -> Iterator[Variant]:
     yield from gathers.values()
 
 
-def _products(kind: CodedKind, size: str, grouped: bool) -> Iterator[Variant]:
+def _products(kind: CodedKind, size: str) -> Iterator[Variant]:
     tile, warps, stages = _TILES[size, _family(kind)]
     own, listed = tile | kind.constants(), "order:*i32 offsets:*i32"
     how = "group:i32 block:i32 brain:i32"
@@ -115,9 +115,8 @@ def _products(kind: CodedKind, size: str, grouped: bool) -> Iterator[Variant]:
         cores = "integer" if size == LARGE else ""
     types = types_of(f"out:*fp32 {x} {arrays} rows:i32 {sizes} {how} biased:i32")
     yield Variant(name, types, own, warps, stages, cores)
-    if grouped:
-        types = types_of(f"out:*fp32 {x} {listed} {arrays} {sizes} experts:i32 chosen:i32 {how} biased:i32")
-        yield Variant(f"grouped_{name}", types, own | {"EXPERTS": MOST_EXPERTS}, warps, stages, cores)
+    types = types_of(f"out:*fp32 {x} {listed} {arrays} {sizes} experts:i32 chosen:i32 {how} biased:i32")
+    yield Variant(f"grouped_{name}", types, own | {"EXPERTS": MOST_EXPERTS}, warps, stages, cores)
 
 
 def _arrays(kind: CodedKind, minimums: bool = True) -> str:
