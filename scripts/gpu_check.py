@@ -48,8 +48,8 @@ from quire.backends.cuda.kernels.variants import (
     row_block,
 )
 from quire.backends.cuda.packing import packed_shapes
-from quire.backends.cuda.products import quantized_row
 from quire.backends.cuda.refused import require_kernels
+from quire.backends.cuda.rounding import quantized_row
 from quire.backends.cuda.self_check import check_accelerator
 from quire.backends.cuda.uploads import UploadRing
 from quire.backends.cuda.weights import VECTOR, DeviceWeight, place_weights, plan_layout

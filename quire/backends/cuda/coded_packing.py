@@ -58,7 +58,11 @@ def pieces(weight: Coded, form: CodedForm) -> Iterator[PackedPiece]:
 
 
 def _order(weight: Coded) -> Array:
-    return np.ascontiguousarray(weight.order, np.int32)
+    """Return the order of inputs, which all matrices share."""
+    orders = np.reshape(np.asarray(weight.order, np.int32), (-1, weight.width))
+    if (orders != orders[0]).any():
+        raise ValueError(f"matrices of {weight.kind} have inputs in various orders")
+    return np.ascontiguousarray(orders[0])
 
 
 def _plane(weight: Coded, form: CodedForm, name: str) -> Array:

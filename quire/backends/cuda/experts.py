@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
-from quire.backends.cuda.accelerator import Argument, Constant, DeviceArray, Launch
-from quire.backends.cuda.coded_launches import CodedArguments, coded_tiles, rounded_rows
+from quire.backends.cuda.accelerator import Argument, Constant, DeviceArray
+from quire.backends.cuda.grouped import GroupedProducts, float_tile
 from quire.backends.cuda.kernels.variant import MOST_EXPERTS
-from quire.backends.cuda.kernels.variants import (
-    MOST_CHOSEN,
-    PRECISIONS,
-    SORTED_BLOCK,
-    grouped_tile,
-    quantized_tile,
-    row_block,
-)
-from quire.backends.cuda.launch_list import Arrays, At, LaunchList, activation_name
-from quire.backends.cuda.products import FLOAT_TYPES, QUANTIZED, quantized_rows, rounded_row
+from quire.backends.cuda.kernels.variants import MOST_CHOSEN, PRECISIONS, SORTED_BLOCK, row_block
+from quire.backends.cuda.launch_list import At, LaunchList, activation_name
+from quire.backends.cuda.rounding import FLOAT_TYPES, rounded_row
 from quire.backends.cuda.scratch import Part, carve, row_bytes
 from quire.backends.cuda.step_arrays import StepArrays
-from quire.backends.cuda.weights import spans_of
 from quire.program import ops
 from quire.program.program import WeightSpec
 
 _ROUNDED, _PICKED, _SHARES, _ORDER, _GATED, _UP, _OUT = range(7)  # parts of scratch memory
-_Tile = Callable[[int], Mapping[str, Constant]]  # the constants for so many rows
 
 
 def experts(op: ops.Experts, to: LaunchList) -> None:
@@ -81,7 +71,7 @@ class _Pairs:
         formats = {name: weight.format for name, weight in to.weights.items()}
         self.op, self._to, self._parts = op, to, pair_parts(op, formats)
         self._offsets = to.constant(np.zeros(op.num_experts + 1, np.int32))
-        self._quantized: tuple[At, object, Arrays] | None = None
+        self._products = GroupedProducts(to, op.num_experts, self.count, self.listed)
 
     def tokens(self, step: StepArrays) -> int:
         return step.counts[self.op.x.count]
@@ -117,63 +107,7 @@ class _Pairs:
 
     def multiply(self, out: int, x: At, per_token: int, matrix: WeightSpec, bias: WeightSpec | None) -> None:
         """Record the product of x, which has a row for every `per_token` pairs, and each pair's matrix."""
-        weight, own_bias, to = self._to.weights[matrix.name], self._to.array(bias), self.at(out)
-        number, outputs, inputs = matrix.shape
-        how: dict[str, Constant] = {"BIAS": bias is not None}
-        tile: _Tile = quantized_tile
-        if (form := weight.form) is not None:
-            coded = CodedArguments.of(weight, form, self._to.none)
-            self._multiply_coded(out, x, per_token, coded, matrix, bias)
-            return
-        if weight.format in QUANTIZED:
-            kernel, rows = "grouped_quantized_product", self._rounded(x, per_token, inputs, weight.format)
-            size, how["KIND"] = spans_of(inputs), weight.format
-        else:
-            kernel, rows, kind = "grouped_product", _alone(x), FLOAT_TYPES[weight.format]
-            size, how["PRECISION"], tile = inputs, PRECISIONS[kind], _float_tile(kind)
-        self._grouped(
-            kernel,
-            outputs,
-            lambda step: (
-                to(step),
-                *rows(step),
-                *self.listed(step),
-                *weight.arrays,
-                own_bias,
-                outputs,
-                size,
-                number,
-                per_token,
-            ),
-            tile,
-            how,
-        )
-
-    def _multiply_coded(
-        self,
-        out: int,
-        x: At,
-        per_token: int,
-        weight: CodedArguments,
-        matrix: WeightSpec,
-        bias: WeightSpec | None,
-    ) -> None:
-        """Record the same of a matrix of codes."""
-        own_bias, to, (number, outputs, inputs) = self._to.array(bias), self.at(out), matrix.shape
-        kind = weight.form.kind
-        if kind.is_float:
-            kernel, rows, size = "grouped_coded_float_product", _alone(x), inputs
-        else:
-            kernel, size = "grouped_coded_product", spans_of(inputs)
-            rows = self._coded_rows(x, per_token, inputs, weight)
-        rest = (outputs, size, number, per_token, *weight.numbers, int(bias is not None))
-        self._grouped(
-            kernel,
-            outputs,
-            lambda step: (to(step), *rows(step), *self.listed(step), *weight.arrays, own_bias, *rest),
-            coded_tiles(weight.form),
-            {},
-        )
+        self._products.multiply(self.at(out), x, per_token, matrix, bias)
 
     def multiply_gated(self, out: int, x: At, per_token: int, activation: str) -> None:
         """Record the activation of the product with gate times that with up, both of floats."""
@@ -181,59 +115,16 @@ class _Pairs:
         gate, up = (self._to.weights[matrix.name] for matrix in weights.matrices()[:2])
         biases = self._to.array(weights.gate_bias), self._to.array(weights.up_bias)
         (number, outputs, inputs), kind = weights.up.shape, FLOAT_TYPES[up.format]
-        self._grouped(
+        self._products.record(
             "grouped_gated_product",
             outputs,
             lambda step: (
                 *(to(step), x(step), *self.listed(step), *gate.arrays, *up.arrays, *biases),
                 *(outputs, inputs, number, per_token, self.op.limit or 0.0),
             ),
-            _float_tile(kind),
+            float_tile(kind),
             {"BIAS": weights.up_bias is not None, "ACTIVATION": activation, "PRECISION": PRECISIONS[kind]},
         )
-
-    def _grouped(
-        self,
-        kernel: str,
-        outputs: int,
-        args: Callable[[StepArrays], tuple[Any, ...]],
-        tile: _Tile,
-        constants: Mapping[str, Constant],
-    ) -> None:
-        """Record a product whose programs find their expert: no more tiles than pairs, or than are filled."""
-        number = self.op.num_experts
-
-        def launch(step: StepArrays) -> Launch:
-            pairs = self.count(step)
-            own = tile(-(-pairs // number))
-            tiles = min(pairs, pairs // int(own["BLOCK_M"]) + number)
-            grid = (-(-outputs // int(own["BLOCK_N"])), tiles, 1)
-            return Launch(kernel, grid, args(step), {**constants, **own, "EXPERTS": MOST_EXPERTS})
-
-        self._to.launches.append(launch)
-
-    def _rounded(self, x: At, per_token: int, width: int, format: str) -> Arrays:
-        """Record the quantization of x for matrices of a format, unless it was quantized for the last one."""
-        block_scaled = format == "int8"
-        if self._quantized is None or self._quantized[:2] != (x, block_scaled):
-            rows = self.tokens if per_token == self.op.routing.chosen else self.count
-            self._quantized = (x, block_scaled, quantized_rows(self._to, x, rows, width, block_scaled))
-        return self._quantized[2]
-
-    def _coded_rows(self, x: At, per_token: int, width: int, weight: CodedArguments) -> Arrays:
-        """Record the quantization of x for codes, unless it is there."""
-        if self._quantized is None or self._quantized[:2] != (x, weight.rounding):
-            rows = self.tokens if per_token == self.op.routing.chosen else self.count
-            self._quantized = (x, weight.rounding, rounded_rows(self._to, x, rows, width, weight))
-        return self._quantized[2]
-
-
-def _alone(x: At) -> Arrays:
-    return lambda step: (x(step),)
-
-
-def _float_tile(kind: str) -> _Tile:
-    return lambda rows: grouped_tile(rows, kind)
 
 
 def _route(op: ops.Experts, to: LaunchList, pairs: _Pairs) -> None:

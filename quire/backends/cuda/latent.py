@@ -2,44 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
-from quire.backends.cuda.accelerator import Argument, Constant, DeviceArray, Launch
+from quire.backends.cuda.accelerator import Argument, DeviceArray
 from quire.backends.cuda.attention import cache_kind
-from quire.backends.cuda.kernels.variant import MOST_EXPERTS
-from quire.backends.cuda.kernels.variants import (
-    CACHES,
-    LIST_BLOCK,
-    PRECISIONS,
-    grouped_tile,
-    quantized_tile,
-)
+from quire.backends.cuda.grouped import GroupedProducts
+from quire.backends.cuda.kernels.variants import CACHES, LIST_BLOCK
 from quire.backends.cuda.launch_list import LaunchList, padded_dim
-from quire.backends.cuda.products import FLOAT_TYPES, QUANTIZED, quantized_row, quantized_rows
+from quire.backends.cuda.rounding import rounded_row
 from quire.backends.cuda.scratch import Part, carve, row_bytes
 from quire.backends.cuda.step_arrays import StepArrays
-from quire.backends.cuda.weights import spans_of
 from quire.program import ops
 
 _HEADS = 16  # of a program of attend_latent
 
 
-def by_head_parts(op: ops.LinearByHead) -> tuple[Part, Part]:
-    """Return what scratch memory has of each token: quantized activations of its heads, and its pairs."""
+def by_head_parts(op: ops.LinearByHead, format: str) -> tuple[Part, Part]:
+    """Return what scratch memory has of each token: quantized activations of its heads, and its pairs.
+
+    `format` is that of the weight.
+    """
     heads, _, inputs = op.weight.shape
-    return (heads * row_bytes(quantized_row(inputs)), np.dtype(np.int8)), (heads, np.dtype(np.int32))
+    rounded = row_bytes(rounded_row(format, inputs))
+    return (heads * rounded, np.dtype(np.int8)), (heads, np.dtype(np.int32))
 
 
 def linear_by_head(op: ops.LinearByHead, to: LaunchList) -> None:
     """Record products with a matrix for each head, as those of experts: a head is the expert of its pairs."""
-    weight, (heads, outputs, inputs) = to.weights[op.weight.name], op.weight.shape
-    out, x, count = to.at(op.out), to.at(op.x), op.x.count
+    heads, count = op.weight.shape[0], op.x.count
+    parts = by_head_parts(op, to.weights[op.weight.name].format)
     offsets = to.constant(np.zeros(heads + 1, np.int32))
 
     def listed(step: StepArrays) -> tuple[DeviceArray, DeviceArray]:
-        return carve(step.scratch, step.counts[count], by_head_parts(op))[1], offsets
+        return carve(step.scratch, step.counts[count], parts)[1], offsets
 
     def pairs(step: StepArrays) -> int:
         return step.counts[count] * heads
@@ -50,35 +45,7 @@ def linear_by_head(op: ops.LinearByHead, to: LaunchList) -> None:
         lambda step: (*listed(step), step.counts[count], heads),
         BLOCK=LIST_BLOCK,
     )
-    how: dict[str, Constant] = {"BIAS": False, "EXPERTS": MOST_EXPERTS}
-    is_quantized = weight.format in QUANTIZED
-    if is_quantized:
-        kernel, size, how["KIND"] = "grouped_quantized_product", spans_of(inputs), weight.format
-        rows = quantized_rows(to, x, pairs, inputs, weight.format == "int8")
-    else:
-        kernel, size, how["PRECISION"] = "grouped_product", inputs, PRECISIONS[FLOAT_TYPES[weight.format]]
-
-    def tile(tokens: int) -> Mapping[str, Constant]:
-        return quantized_tile(tokens) if is_quantized else grouped_tile(tokens, FLOAT_TYPES[weight.format])
-
-    def launch(step: StepArrays) -> Launch:
-        own, number = tile(step.counts[count]), pairs(step)
-        tiles = min(number, number // int(own["BLOCK_M"]) + heads)
-        of: tuple[DeviceArray, ...] = rows(step) if is_quantized else (x(step),)
-        args: tuple[Argument, ...] = (
-            out(step),
-            *of,
-            *listed(step),
-            *weight.arrays,
-            to.none,
-            outputs,
-            size,
-            heads,
-            1,
-        )
-        return Launch(kernel, (-(-outputs // int(own["BLOCK_N"])), tiles, 1), args, {**how, **own})
-
-    to.launches.append(launch)
+    GroupedProducts(to, heads, pairs, listed).multiply(to.at(op.out), to.at(op.x), 1, op.weight)
     to.rounded = None  # scratch memory was written
 
 

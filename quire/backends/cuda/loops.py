@@ -12,7 +12,7 @@ import numpy as np
 from quire.backends.cuda.accelerator import Accelerator, Argument, DeviceArray, Launch
 from quire.backends.cuda.kernels.variants import PRECISIONS, product_tile, quantized_tile, row_block
 from quire.backends.cuda.packing import packed_shapes
-from quire.backends.cuda.products import FLOAT_TYPES, quantized_row
+from quire.backends.cuda.rounding import FLOAT_TYPES, quantized_row
 from quire.program.numerics import SPAN
 from quire.quantize.kinds import DTYPES
 

@@ -98,7 +98,7 @@ def _scratch_row_bytes(op: Op, formats: Mapping[str, str], halves: bool) -> int:
     if isinstance(op, ops.Experts):
         return row_bytes(pair_parts(op, formats))
     if isinstance(op, ops.LinearByHead):
-        return row_bytes(by_head_parts(op))
+        return row_bytes(by_head_parts(op, formats[op.weight.name]))
     if isinstance(op, ops.Linear) and op.adapted:
         return row_bytes(adapted_parts(op, formats[op.weight.name]))
     if isinstance(op, ops.Linear | ops.GatedLinear):

@@ -13,7 +13,6 @@ from quire.backends.cuda.coded_form import CodedForm
 from quire.backends.cuda.coded_launches import (
     CodedArguments,
     coded_linear,
-    coded_row,
     coded_tiles,
     rounded_rows,
 )
@@ -21,7 +20,6 @@ from quire.backends.cuda.kernels.variants import (
     ADAPTER_RANKS,
     ADAPTER_SEGMENT,
     ADAPTER_TILE,
-    INTEGERS,
     MULTIPLE,
     PRECISIONS,
     gated_tile,
@@ -30,17 +28,15 @@ from quire.backends.cuda.kernels.variants import (
     row_block,
 )
 from quire.backends.cuda.launch_list import Arrays, At, LaunchList, activation_name
+from quire.backends.cuda.rounding import FLOAT_TYPES, QUANTIZED, quantized_rows, rounded_row, unrounded
 from quire.backends.cuda.scratch import Part, carve, row_bytes
 from quire.backends.cuda.segments import NOTHING
 from quire.backends.cuda.step_arrays import StepArrays
 from quire.backends.cuda.weights import DeviceWeight, spans_of
 from quire.program import ops
-from quire.program.numerics import GROUP, SPAN
 from quire.program.program import Op, Value, WeightSpec
 
-FLOAT_TYPES = {"bf16": "bf16", "f16": "fp16", "f32": "fp32"}  # of float weights, as Triton calls them
 NARROW = 16  # inputs: matrices with fewer have a kernel of their own
-QUANTIZED = tuple(INTEGERS)
 _INT8, _FLOAT32 = np.dtype(np.int8), np.dtype(np.float32)
 
 
@@ -57,7 +53,7 @@ def _product(x: Value, spec: WeightSpec, bias: WeightSpec | None, out: At, to: L
     own_bias, how = to.array(bias), {"BIAS": bias is not None}
     if (form := weight.form) is not None:
         coded = CodedArguments.of(weight, form, to.none)
-        rows = _alone(to.at(x)) if form.kind.is_float else _coded_rows(x, coded, to)
+        rows = unrounded(to.at(x)) if form.kind.is_float else _coded_rows(x, coded, to)
         kernel, args = coded_linear(coded, spec.shape, rows, None if bias is None else own_bias, to)
         to.add_product(
             kernel,
@@ -225,19 +221,8 @@ def product_scratch_bytes(op: Op, formats: Mapping[str, str]) -> int:
     return rounded
 
 
-def rounded_row(format: str, width: int) -> tuple[Part, ...]:
-    """Return what is kept of a row of activations for a weight in a format: nothing for floats."""
-    if (form := CodedForm.of_format(format)) is not None:
-        return coded_row(form, width)
-    return quantized_row(width) if format in QUANTIZED else ()
-
-
 def _rounded_bytes(format: str, width: int) -> int:
     return row_bytes(rounded_row(format, width))
-
-
-def _alone(x: At) -> Arrays:
-    return lambda step: (x(step),)
 
 
 def _coded_rows(x: Value, weight: CodedArguments, to: LaunchList) -> Arrays:
@@ -247,33 +232,6 @@ def _coded_rows(x: Value, weight: CodedArguments, to: LaunchList) -> Arrays:
         parts = rounded_rows(to, to.at(x), lambda step: step.counts[count], x.width, weight)
         to.rounded = (x.index, how, parts)
     return to.rounded[2]
-
-
-def quantized_rows(
-    to: LaunchList, x: At, count: Callable[[StepArrays], int], width: int, block_scaled: bool
-) -> Callable[[StepArrays], tuple[DeviceArray, ...]]:
-    """Record the quantization of rows of `width` numbers, to the start of scratch memory; return where.
-
-    This is (integers [rows, spans * 128], block scales [rows, spans * 4], scales [rows, spans]).
-    """
-    spans = spans_of(width)
-
-    def parts(step: StepArrays) -> tuple[DeviceArray, ...]:
-        return carve(step.scratch, count(step), quantized_row(width))
-
-    to.add(
-        "quantize_rows",
-        lambda step: (count(step), spans, 1),
-        lambda step: (*parts(step), x(step), width),
-        BLOCK_SCALED=block_scaled,
-    )
-    return parts
-
-
-def quantized_row(width: int) -> tuple[Part, ...]:
-    """Return what is kept of a row of quantized activations: integers, block scales, scales of spans."""
-    spans = spans_of(width)
-    return (spans * SPAN, _INT8), (spans * SPAN // GROUP, _INT8), (spans, _FLOAT32)
 
 
 def _rounded(

@@ -35,9 +35,6 @@ def require_kernels(program: Program, storage: Mapping[str, Storage]) -> None:
             _require_experts(op)
         if isinstance(op, Recurrence):
             require_sizes(op)
-        if isinstance(op, ops.LinearByHead) and coded_form(kept := storage[op.weight.name]):
-            problem = f"the cuda backend has no kernels for matrices by head (MLA) in {kept}"
-            raise ConfigError(problem, _ON_CPU)
         if isinstance(op, ops.MixedRows) and (kept := storage[op.table.name]).kind not in DTYPES:
             problem = f"the cuda backend has no kernels for learned positions of patches in {kept}"
             raise ConfigError(problem, f"set max_images=0, or {_ON_CPU}")
