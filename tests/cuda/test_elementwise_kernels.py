@@ -75,6 +75,20 @@ def test_soft_cap() -> None:
     assert np.allclose(run(elementwise.soft_cap, x, WIDTH, 30.0), wanted, rtol=0, atol=1e-5)
 
 
+def test_xielu() -> None:
+    """Numbers of every size, of which small ones keep their bits, with the factors of a checkpoint."""
+    x = normal(0) * np.logspace(-7, 1, WIDTH, dtype=np.float32)
+    x[0, :6] = 0, 60, -100, np.nan, np.inf, -np.inf
+    rise, fall = np.array([0.8], np.float32), np.array([-1.5], np.float32)
+    positive, negative = np.logaddexp(np.float64([*rise, *fall]), 0) + np.array([0, 0.5])
+    wide = x.astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        low = negative * (np.expm1(np.minimum(wide, 0)) - np.minimum(wide, 0))
+        wanted = np.where(wide > 0, positive * wide * wide, low) + 0.5 * wide
+    found = run(elementwise.xielu, x, rise, fall, WIDTH, 0.5)
+    assert np.allclose(found, wanted, rtol=2e-6, atol=0, equal_nan=True)
+
+
 def test_columns() -> None:
     x, y = normal(0), normal(1, 30)
     assert (run(elementwise.take_columns, x, 20, WIDTH, 45, width=20) == x[:, 45:65]).all()

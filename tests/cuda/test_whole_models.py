@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from lowered import distance, rounding_to_bf16
 from on_accelerator import interpreted, wide
-from tiny import CONFIGS, VOCAB, Paged, random_weights, same_bits, tiny
+from tiny import CONFIGS, VOCAB, Paged, random_weights, same_bits
 
 from quire.backends.cuda import lower, products, segments
 from quire.backends.cuda.accelerator import DeviceArray
 from quire.backends.cuda.fused import RotatedAttention
 from quire.backends.cuda.interpreted import InterpretedAccelerator
 from quire.backends.cuda.refused import require_kernels
-from quire.errors import ConfigError
 from quire.program import Program
 from quire.program.passes import fuse, gather_products
 from quire.quantize.coded import Coded, pack_codes
@@ -23,7 +22,6 @@ from quire.quantize.kinds import DTYPES, Dense, FloatStorage
 from quire.quantize.round_to_nearest import quantize
 from quire.quantize.scales import Scales
 
-WITHOUT_KERNELS = {"apertus"}
 TOKENS = np.random.default_rng(0).integers(0, VOCAB, 90).tolist()
 
 
@@ -64,19 +62,13 @@ def in_parts(paged: Paged, prompts: list[list[int]], cuts: list[tuple[int, ...]]
     return [np.concatenate(parts) for parts in found]
 
 
-def test_what_is_refused_is_known() -> None:
+def test_no_family_is_refused() -> None:
     for name in CONFIGS:
-        program = fuse((tiny if name in WITHOUT_KERNELS else wide)(name).program)
-        storage = {weight: FloatStorage("f32") for weight in program.weights()}
-        if name in WITHOUT_KERNELS:
-            with pytest.raises(ConfigError, match="the cuda backend has no kernel") as raised:
-                require_kernels(program, storage)
-            assert "multiples" not in str(raised.value)
-        else:
-            require_kernels(program, storage)
+        program = fuse(wide(name).program)
+        require_kernels(program, {weight: FloatStorage("f32") for weight in program.weights()})
 
 
-@pytest.mark.parametrize("name", sorted(CONFIGS.keys() - WITHOUT_KERNELS))
+@pytest.mark.parametrize("name", sorted(CONFIGS))
 def test_families(name: str) -> None:
     """Every family gives the logits of the reference, and the same bits beside another, in chunks."""
     program = fuse(wide(name).program)

@@ -162,6 +162,13 @@ def _(op: ops.Unary, to: LaunchList) -> None:
 
 
 @record.register
+def _(op: ops.Xielu, to: LaunchList) -> None:
+    out, x, width = to.at(op.out), to.at(op.x), op.out.width
+    rise, fall = map(to.array, op.weights())
+    to.add_by_row("xielu", op.out.count, width, lambda step: (out(step), x(step), rise, fall, width, op.beta))
+
+
+@record.register
 def _(op: ops.GatedActivation, to: LaunchList) -> None:
     values = (op.gate, op.up)
     _numbers(

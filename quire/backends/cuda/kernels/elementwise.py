@@ -7,7 +7,7 @@ All have the grid (rows, width / BLOCK), rows of `width` numbers one after the o
 import triton
 import triton.language as tl
 
-from quire.backends.cuda.kernels.activations import activate, gated, tanh
+from quire.backends.cuda.kernels.activations import activate, gated, softplus, tanh
 
 
 @triton.jit
@@ -99,3 +99,20 @@ def gated_activation(out, gate, up, width, gate_width, limit, ACTIVATION: tl.con
     gates = tl.load(gate + gate_at, mask=inside, other=0.0).to(tl.float32)
     values = tl.load(up + row + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row + column, gated(gates, values, limit, ACTIVATION), mask=inside)
+
+
+@triton.jit
+def xielu(out, x, rise, fall, width, beta, BLOCK: tl.constexpr):
+    """out = softplus(rise) x^2 + beta x above 0, (softplus(fall) + beta) (e^x - 1 - x) + beta x below.
+
+    Near 0 the exponential is a series, as the difference would have few bits.
+    """
+    row, column, inside = _numbers(width, BLOCK)
+    values = tl.load(x + row + column, mask=inside, other=0.0).to(tl.float32)
+    only = tl.zeros((1,), tl.int32)
+    positive, negative = softplus(tl.load(rise + only)), softplus(tl.load(fall + only)) + beta
+    near = 1.0 / 24.0 + values * (1.0 / 120.0 + values * (1.0 / 720.0))
+    near = values * values * (0.5 + values * (1.0 / 6.0 + values * near))
+    low = tl.where(values > -0.25, near, tl.exp(values) - 1.0 - values)
+    curved = tl.where(values > 0, positive * values * values, negative * low)
+    tl.store(out + row + column, curved + beta * values, mask=inside)

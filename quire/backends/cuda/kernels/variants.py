@@ -154,6 +154,7 @@ def _elementwise() -> Iterator[Variant]:
         "scale_by_weight": "x:*fp32 weight:*fp32 width:i32 period:i32",
         "scale_by_position": "x:*fp32 positions:*i32 width:i32 beta:*fp64 period:i32 first:i32",
         "soft_cap": "x:*fp32 width:i32 cap:fp32",
+        "xielu": "x:*fp32 rise:*fp32 fall:*fp32 width:i32 beta:fp32",
         "take_columns": "x:*fp32 width:i32 x_width:i32 first:i32",
         "join_columns": "x:*fp32 y:*fp32 width:i32 x_width:i32",
     }
