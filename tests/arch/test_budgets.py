@@ -78,9 +78,9 @@ ROOMS = (
     ),
     Room(
         "cuda kernels",
-        3_355,
-        "Triton kernels, compiled ahead of time, also for codes of other formats and images, and the list of "
-        "what is compiled",
+        3_455,
+        "Triton kernels, compiled ahead of time, also for codes of other formats, images and biases of "
+        "distances, and the list of what is compiled",
         ("backends/cuda/kernels",),
     ),
     Room(

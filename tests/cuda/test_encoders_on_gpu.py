@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lowered import OneOp, distance
 from on_accelerator import interpreted, wide_config
-from tiny import Paged, batch_of, random_weights, same_bits
+from tiny import Dense, Paged, batch_of, random_weights, same_bits
 from tiny_encoders import ENCODERS, write_bert, write_decoder
 
 from quire import LLM
@@ -16,10 +17,13 @@ from quire.backends.cuda.kernels.variants import variants
 from quire.backends.cuda.refused import require_kernels
 from quire.errors import ConfigError
 from quire.models.encoders import read_encoder
+from quire.models.pooling import attend_both
 from quire.models.purpose import Pooling
-from quire.program import Program
+from quire.program import Program, WeightSpec
+from quire.program.ops.attention import Distances
 from quire.program.passes import fuse
 from quire.quantize.kinds import FloatStorage
+from quire.quantize.round_to_nearest import SCHEMES
 
 SIZES = {"hidden_size": 64, "intermediate_size": 32, "dim": 64, "hidden_dim": 32, "num_hidden_layers": 1}
 SIZES |= {"n_layers": 1}
@@ -40,7 +44,9 @@ def vectors(paged: Paged, texts: list[list[int]]) -> np.ndarray:
     return np.array(paged.backend.execute(batch_of(rows, paged.block_size, last, ids=())))
 
 
-@pytest.mark.parametrize(("name", "method"), [("Bert", "mean"), ("Roberta", "cls"), ("ModernBert", "mean")])
+@pytest.mark.parametrize(
+    ("name", "method"), [("Bert", "mean"), ("Roberta", "cls"), ("ModernBert", "mean"), ("MPNet", "mean")]
+)
 def test_texts_of_a_step(name: str, method: str) -> None:
     program = encoder(name, method)
     weights = random_weights(program)
@@ -54,10 +60,43 @@ def test_texts_of_a_step(name: str, method: str) -> None:
     assert keys <= {variant.key for variant in variants()}
 
 
-def test_biases_of_distances_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("heads", "groups", "dim", "reach", "longest"),
+    [(4, 2, 8, None, 150), (3, 1, 64, None, 512), (6, 6, 16, 30, 200), (2, 2, 64, 1, 160)],
+)
+def test_biases_of_distances(heads: int, groups: int, dim: int, reach: int | None, longest: int) -> None:
+    """Texts that fill partitions and tiles, or do not: near the reference, and with the bits of one alone."""
+    lengths, rng = (150, 1, 65, 64, 20), np.random.default_rng(longest)
+    sizes = ((heads, dim), (groups, dim), (groups, dim))
+    inputs = [2 * rng.standard_normal((sum(lengths), *size)).astype(np.float32) for size in sizes]
+    biases = Distances(WeightSpec("distances", (32, heads), ("distances",)), longest)
+    op = OneOp(inputs, lambda b, q, k, v: attend_both(b, q, k, v, reach, biases=biases), lengths)
+    op.weights["distances"] = Dense(rng.standard_normal((32, heads)).astype(np.float32))
+    wanted, own = op.run(Paged(op.program, op.weights)), Paged(op.program, op.weights, make=interpreted)
+    found = op.run(own)
+    assert distance(found, wanted) < 3e-6
+    text = own.sequence(range(151, 216))
+    assert same_bits(own.step([(text, 65)])[0], found[151:216])
+
+
+def test_what_is_not_finite_stays_in_its_text() -> None:
+    """Its tile has tokens of other texts, which keep their bits."""
     program = encoder("MPNet")
-    with pytest.raises(ConfigError, match="biases of distances"):
-        require_kernels(program, {name: FloatStorage("f32") for name in program.weights()})
+    weights = random_weights(program)
+    wanted = vectors(Paged(program, weights, make=interpreted), TEXTS[:3])
+    weights["embeddings.word_embeddings.weight"].array[8] = np.nan  # of the second text alone
+    found = vectors(Paged(program, weights, make=interpreted), TEXTS[:3])
+    assert np.isnan(found[1]).all()
+    assert same_bits(found[[0, 2]], wanted[[0, 2]])
+
+
+def test_biases_of_distances_in_codes_are_refused() -> None:
+    program = encoder("MPNet")
+    storage = {name: FloatStorage("f32") for name in program.weights()}
+    require_kernels(program, storage)
+    table = "encoder.relative_attention_bias.weight"
+    with pytest.raises(ConfigError, match="biases of distances in int8"):
+        require_kernels(program, {**storage, table: SCHEMES["int8"].storage})
 
 
 @pytest.mark.parametrize("kind", ["bert", "qwen3"])

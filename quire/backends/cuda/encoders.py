@@ -13,9 +13,11 @@ from quire.backends.cuda.step_arrays import StepArrays
 from quire.backends.cuda.text_arrays import TABLE, ends_of, segments_of
 from quire.errors import ConfigError
 from quire.program import ops
+from quire.program.ops.attention import Distances
 from quire.quantize.kinds import DTYPES
 
 _FLOAT32 = np.dtype(np.float32)
+_TOKENS = 16  # of a program of attend_with_distances
 
 
 def copied_parts(op: ops.RowAttention, halves: bool) -> tuple[Part, ...]:
@@ -63,7 +65,31 @@ def _resize(to: LaunchList, out: At, x: At, heads: int, width: int, new_width: i
     )
 
 
+def _attend_with_distances(
+    op: ops.RowAttention, distances: Distances, to: LaunchList, out: At, q: At, k: At, v: At
+) -> None:
+    (heads, dim), (groups, value_dim) = op.q.shape, op.v.shape
+    dim, value_dim = _padded(dim), _padded(value_dim)
+    table, buckets = to.array(distances.table), to.constant(distances.buckets().astype(np.int32))
+    sizes = (heads, groups, dim, value_dim, distances.longest, op.reach or 0)
+    padded = padded_dim(dim, value_dim)
+    to.add(
+        "attend_with_distances",
+        lambda step: (-(-step.counts["T"] // _TOKENS), heads, 1),
+        lambda step: (
+            *(out(step), q(step), k(step), v(step), table, buckets),
+            *(step.positions, step.token_rows, step.row_offsets, step.counts["T"], *sizes, op.scale),
+        ),
+        BLOCK_M=_TOKENS,
+        DIM=padded,
+        VALUE_DIM=padded,
+    )
+
+
 def _attend(op: ops.RowAttention, to: LaunchList, out: At, q: At, k: At, v: At) -> None:
+    if op.distances is not None:
+        _attend_with_distances(op, op.distances, to, out, q, k, v)
+        return
     kind = "bf16" if to.halves else "fp32"
     (heads, dim), (groups, value_dim) = op.q.shape, op.v.shape
     dim, value_dim = _padded(dim), _padded(value_dim)

@@ -152,6 +152,7 @@ def _kernels() -> dict[str, Any]:
         attention,
         coded,
         coded_grouped,
+        distances,
         elementwise,
         embedding,
         experts,
@@ -174,6 +175,6 @@ def _kernels() -> dict[str, Any]:
     modules = (
         *(adapters, attention, coded, coded_grouped, elementwise, embedding, experts, grouped, latent),
         *(norms, products, quantized, rope_and_kv, segments, logits, logprobs, sampling, steps, states),
-        *(images, recurrences),
+        *(distances, images, recurrences),
     )
     return {name: thing for module in modules for name, thing in vars(module).items() if hasattr(thing, "fn")}

@@ -12,7 +12,7 @@ from quire.backends.cuda.products import is_narrow
 from quire.backends.cuda.recurrences import Recurrence, require_sizes
 from quire.errors import ConfigError
 from quire.program import ops
-from quire.program.program import Op, Program
+from quire.program.program import Op, Program, WeightSpec
 from quire.quantize.kinds import DTYPES, Storage
 
 _ON_CPU = "use device='native'"
@@ -35,17 +35,21 @@ def require_kernels(program: Program, storage: Mapping[str, Storage]) -> None:
             _require_experts(op)
         if isinstance(op, Recurrence):
             require_sizes(op)
-        if isinstance(op, ops.MixedRows) and (kept := storage[op.table.name]).kind not in DTYPES:
-            problem = f"the cuda backend has no kernels for learned positions of patches in {kept}"
-            raise ConfigError(problem, f"set max_images=0, or {_ON_CPU}")
+        if isinstance(op, ops.MixedRows):
+            hint = f"set max_images=0, or {_ON_CPU}"
+            _require_floats(op.table, "learned positions of patches", storage, hint)
         if isinstance(op, ops.RowAttention) and op.distances is not None:
-            problem = "the cuda backend has no kernels for attention with biases of distances (MPNet)"
-            raise ConfigError(problem, _ON_CPU)
+            _require_floats(op.distances.table, "biases of distances", storage, _ON_CPU)
     for op in program:
         _require_multiples(op, storage)
         _require_in_order(op, storage)
     if others := {value.dtype for op in program for value in op.outputs()} - {"float32"}:
         raise ConfigError(f"the cuda backend computes in float32, and this model has {min(others)}", _ON_CPU)
+
+
+def _require_floats(spec: WeightSpec, what: str, storage: Mapping[str, Storage], hint: str) -> None:
+    if (kept := storage[spec.name]).kind not in DTYPES:
+        raise ConfigError(f"the cuda backend has no kernels for {what} in {kept}", hint)
 
 
 def _require_multiples(op: Op, storage: Mapping[str, Storage]) -> None:

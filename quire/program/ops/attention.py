@@ -211,12 +211,16 @@ class Distances:
 
     def biases(self, table: Array) -> Array:
         """Return those of distances from 1 - `longest` on, [heads, distances], as far as partitions reach."""
+        return np.ascontiguousarray(table[self.buckets()].T)
+
+    def buckets(self) -> np.ndarray:
+        """Return the rows of the table that have them."""
         distances = np.arange(1 - self.longest, -(-self.longest // PARTITION) * PARTITION)
-        half = len(table) // 2
+        half = self.table.shape[0] // 2
         exact, far = half // 2, np.abs(distances)
         steps = np.log(np.maximum(far, exact) / exact) / math.log(FARTHEST / exact) * (half - exact)
         buckets = np.where(far < exact, far, np.minimum(exact + steps.astype(np.int64), half - 1))
-        return np.ascontiguousarray(table[buckets + half * (distances > 0)].T)
+        return buckets + half * (distances > 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,6 +270,12 @@ def _attention() -> Iterator[Variant]:
     merged = (
         "out:*fp32 partial:*fp32 stats:*fp32 firsts:*i32 sinks:*fp32 heads:i32 value_dim:i32 has_sinks:i32"
     )
+    rows = "positions:*i32 token_rows:*i32 row_offsets:*i32 tokens:i32 heads:i32 groups:i32"
+    biased = "keys:*fp32 values:*fp32 table:*{w} buckets:*i32"
+    biased = f"out:*fp32 q:*fp32 {biased} {rows} dim:i32 value_dim:i32 longest:i32 reach:i32 scale:fp32"
+    for weight in FLOATS:
+        how = {"BLOCK_M": 16, "DIM": 64, "VALUE_DIM": 64}
+        yield Variant("attend_with_distances", types_of(biased, w=weight), how, 4, 2)
     for dim in DIMS:
         yield Variant("merge_segments", types_of(merged), {"VALUE_DIM": dim}, warps=1)
 
