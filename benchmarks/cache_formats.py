@@ -3,8 +3,9 @@
     python benchmarks/cache_formats.py
     python benchmarks/cache_formats.py --context 16384 --heads 16 --groups 8 --dim 128
 
-The native core alone: --layers layers of attention, by turns over caches of each format, filled with zeros;
-the time of formats does not depend on numbers. Columns: one token, eight sequences of one token each with an
+The native core alone: --layers layers of attention, by turns over caches of each format, written with zeros
+(memory that was never written is read from one page of the system, so from a cache); the time does not depend
+on numbers. Columns: one token, eight sequences of one token each with an
 eighth of the context, and a prompt's last 512 tokens; medians of --rounds, in microseconds a layer. QUIRE_ISA
 chooses an instruction set.
 """
@@ -31,6 +32,8 @@ class Layers:
         heads, groups, dim = given.heads, given.groups, given.dim
         blocks = -(-given.context // BLOCK) + 8
         cache = _core.KVCache(0, format, given.layers, blocks, BLOCK, groups, dim, dim)
+        for array in cache.blocks(blocks):
+            array.fill(0)
         q, k, v = (self.native.buffer("T", width * dim) for width in (heads, groups, groups))
         self.out = self.native.buffer("T", heads * dim)
         how = {

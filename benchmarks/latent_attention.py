@@ -34,7 +34,10 @@ class Form:
         if not latent:
             widths = [heads * (PLAIN + ROTATED), heads * (PLAIN + ROTATED), heads * VALUES]
             dims = (heads, PLAIN + ROTATED, VALUES)
-        cache = _core.KVCache(0, "bfloat16", 1, -(-positions // BLOCK), BLOCK, *dims)
+        blocks = -(-positions // BLOCK)
+        cache = _core.KVCache(0, "bfloat16", 1, blocks, BLOCK, *dims)
+        for array in cache.blocks(blocks):
+            array.fill(0)  # unwritten memory would be one page of the system's
         inputs = [self.native.buffer("T", width) for width in widths]
         self.out = self.native.buffer("T", heads * (RANK if latent else VALUES))
         if latent:

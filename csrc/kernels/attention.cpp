@@ -6,7 +6,7 @@
 
 #include "attention.h"
 
-#include "attention_layout.h"
+#include "attention_panels.h"
 #include "functions.h"
 #include "table.h"
 
@@ -37,7 +37,6 @@ struct Operands {
   float* out;
   int64_t out_stride;
   const float* keep;  // null: discard the previous content
-  PartitionPrefetch& ahead;
 };
 
 // Computes P panels at once, so that even few rows have enough sums to keep the multipliers busy.
@@ -52,16 +51,24 @@ QUIRE_INLINE void tile(const Operands& o, const Panels& panels, int64_t panel) {
     for (int m = 0; m < M; ++m)
       for (int i = 0; i < P * kParts; ++i)
         sum[m][i] = load_as<Part>(out + m * out_stride + offset(i)) * splat_part(o.keep[m]);
-  for (int64_t k = 0; k < o.count; ++k) {
-    Part values[P * kParts];
-    for (int i = 0; i < P * kParts; ++i) values[i] = panels.part(k, panel + i / kParts, i % kParts);
-    for (int m = 0; m < M; ++m)
-      for (int i = 0; i < P * kParts; ++i)
-        sum[m][i] = multiply_add<Pairs>(sum[m][i], values[i], x + m * x_stride + k);
+  for (int64_t k = 0; k < o.count;) {
+    const auto run = panels.template run<P>(k, panel);
+    const int64_t count = least(run.count, o.count - k);
+    for (int64_t i = 0; i < count; ++i, ++k) {
+      Part values[P * kParts];
+      for (int p = 0; p < P; ++p) {
+        for (int j = 0; j < kParts; ++j)
+          values[p * kParts + j] = Stored<Panels::kForm>::part(run.at[p] + i * run.stride + j * kPartLanes);
+        if constexpr (Panels::kAhead) __builtin_prefetch(run.ahead[p] + i * kPanel, 0, kSecondLevel);
+      }
+      for (int m = 0; m < M; ++m)
+        for (int j = 0; j < P * kParts; ++j)
+          sum[m][j] = multiply_add<Pairs>(sum[m][j], values[j], x + m * x_stride + k);
+    }
   }
   for (int m = 0; m < M; ++m)
     for (int i = 0; i < P * kParts; ++i) store_as(out + m * out_stride + offset(i), sum[m][i]);
-  o.ahead.some();
+  panels.tile_done();
 }
 
 template <bool Pairs, int M, typename Panels>
@@ -129,16 +136,22 @@ QUIRE_INLINE const float* biases(const Work& w, int64_t row, int64_t start) {
   return w.how.biases + head * w.how.num_biases + w.how.first_after + start - w.position(row);
 }
 
-// Adds biases to the scores of one row and masks them; returns their maximum by lane.
+// Scales the scores of one row, adds biases and masks them; returns their maximum by lane.
+template <KVFormat Form>
 QUIRE_INLINE F mask(const Work& w, const Tile& t, int64_t row, int64_t start) {
   const int64_t oldest = w.oldest(row) - start, newest = w.newest(row) - start;
   const int64_t end = t.last_panel() * kPanel;
   const float cap = w.how.softcap;
   const float* added = w.how.biases ? biases(w, row, start) : nullptr;
+  const bool scaled = Form == KVFormat::int8 && !w.cache.latent;
   float* scores = w.weights + row * kPartition;
-  Split<Part> top = split(splat(kNothing));
+  Split<Part> top;
+  for (int j = 0; j < kParts; ++j) top.parts[j] = splat_part(kNothing);
   for (int64_t i = t.first_panel() * kPanel; i < end; i += kPanel) {
     const bool seen = oldest <= i && newest >= i + kPanel - 1;
+    if (scaled)
+      for (int j = 0; j < kPanel; j += kPartLanes)
+        store_as(scores + i + j, load_as<Part>(scores + i + j) * load_as<Part>(w.key_scales + i + j));
     if (!seen || cap != 0 || added) {
       F s = load(scores + i);
       if (cap != 0) s = cap * tanh(s / cap);
@@ -151,9 +164,10 @@ QUIRE_INLINE F mask(const Work& w, const Tile& t, int64_t row, int64_t start) {
   return joined(top);
 }
 
-// Converts scores of one row to weights; returns their sum by lane.
-template <bool Pairs>
-QUIRE_INLINE F weigh(float* scores, const Tile& t, float peak) {
+// Converts scores of one row to weights; returns their sum by lane. Those of 8-bit values are then multiplied by
+// the scales of the values.
+template <KVFormat Form, bool Pairs>
+QUIRE_INLINE F weigh(const Work& w, float* scores, const Tile& t, float peak) {
   const int64_t end = t.last_panel() * kPanel;
   if constexpr (Pairs) {
     F total{};
@@ -168,17 +182,18 @@ QUIRE_INLINE F weigh(float* scores, const Tile& t, float peak) {
     for (int64_t i = t.first_panel() * kPanel; i < end; i += kPanel) {
       for (int j = 0; j < kParts; ++j) {
         float* const at = scores + i + j * kPartLanes;
-        const Part x = exp_negative(load_as<Part>(at) - splat_part(peak));
-        store_as(at, x);
+        Part x = exp_negative(load_as<Part>(at) - splat_part(peak));
         total.parts[j] += x;
+        if constexpr (Form == KVFormat::int8) x *= load_as<Part>(w.value_scales + i + j * kPartLanes);
+        store_as(at, x);
       }
     }
     return joined(total);
   }
 }
 
-template <bool Pairs, typename Panels>
-void score(const Work& w, const Tile& t, int64_t start, const Panels& keys, PartitionPrefetch& ahead) {
+template <KVFormat Form, bool Pairs, typename Panels>
+void score(const Work& w, const Tile& t, int64_t start, const Panels& keys) {
   const int64_t first = t.first_panel();
   float* scores = w.weights + t.row * kPartition;
   const Operands operands{t.last_panel() - first,
@@ -187,27 +202,27 @@ void score(const Work& w, const Tile& t, int64_t start, const Panels& keys, Part
                           Pairs ? ceil_div(w.dim, 2) : w.dim,
                           scores + first * kPanel,
                           kPartition,
-                          nullptr,
-                          ahead};
-  accumulate<Pairs>(t.rows, operands, keys.from(first));
-  F lanes[kRows]{};
-  for (int64_t m = 0; m < t.rows; ++m) lanes[m] = mask(w, t, t.row + m, start);
-  const F top = across(lanes, [](auto a, auto b) { return a > b ? a : b; });
+                          nullptr};
+  accumulate<Pairs>(t.rows, operands, keys.from(first, 0));
+  F lanes[kRows];
+  for (int64_t m = 0; m < kRows; ++m) lanes[m] = m < t.rows ? mask<Form>(w, t, t.row + m, start) : F{};
+  const Part top = first_part(across(lanes, [](auto a, auto b) { return a > b ? a : b; }));
   State& state = w.state(t.row);
-  const F before = load(state.peaks), higher = max(top, before);
-  const F finite = higher == kNothing ? F{} : higher, keep = exp_negative(before - finite);
-  float peaks[kLanes];
-  store(peaks, finite);
-  for (int64_t m = 0; m < t.rows; ++m) lanes[m] = weigh<Pairs>(scores + m * kPartition, t, peaks[m]);
-  const F total = across(lanes, [](auto a, auto b) { return a + b; });
-  store(state.peaks, higher);
-  store(state.keep, keep);
-  store(state.totals, fma(load(state.totals), keep, total));
+  const Part before = load_as<Part>(state.peaks), higher = max(top, before);
+  const Part finite = select(higher == splat_part(kNothing), Part{}, higher);
+  const Part keep = exp_negative(before - finite);
+  float peaks[kPartLanes];
+  store_as(peaks, finite);
+  for (int64_t m = 0; m < t.rows; ++m) lanes[m] = weigh<Form, Pairs>(w, scores + m * kPartition, t, peaks[m]);
+  const Part total = first_part(across(lanes, [](auto a, auto b) { return a + b; }));
+  store_as(state.peaks, higher);
+  store_as(state.keep, keep);
+  store_as(state.totals, fma(load_as<Part>(state.totals), keep, total));
 }
 
 // mixed = mixed * keep + weights * values.
 template <bool Pairs, typename Panels>
-void mix(const Work& w, const Tile& t, const Panels& values, PartitionPrefetch& ahead) {
+void mix(const Work& w, const Tile& t, const Panels& values) {
   const int64_t first = Pairs ? t.low / 2 : t.low, last = Pairs ? ceil_div(t.high, 2) : t.high;
   const Operands operands{w.value_width / kPanel,
                           w.weights + t.row * kPartition + first,
@@ -215,9 +230,8 @@ void mix(const Work& w, const Tile& t, const Panels& values, PartitionPrefetch& 
                           last - first,
                           w.record(t.row),
                           w.row_stride,
-                          w.state(t.row).keep,
-                          ahead};
-  accumulate<Pairs>(t.rows, operands, values.from(first));
+                          w.state(t.row).keep};
+  accumulate<Pairs>(t.rows, operands, values.from(0, first));
 }
 
 template <typename Function>
@@ -230,16 +244,17 @@ QUIRE_INLINE void by_panel(int64_t low, int64_t high, Function function) {
 template <KVFormat Form, bool Pairs>
 void attend_partition(const Work& w, int64_t start, int64_t end) {
   const int64_t low = most(w.oldest(0) - start, 0), high = least(end - start, kPartition);
-  PartitionPrefetch ahead(w, sizeof(typename Stored<Form>::Type), start + kPartition, end);
+  if constexpr (Form == KVFormat::int8) copy_scales(w, start, low, high);
   if constexpr (!Pairs) {
     if (w.rows <= kRows && w.size == kPanel && !w.cache.latent && w.value_dim == w.value_width) {
-      const StoredBlocks<Form> blocks(w, start, low, high);
+      const StoredBlocks<Form> blocks(w, start, low, high, end);
       const Tile t = tile_at(w, 0, start);
       if (t.low >= t.high) return;
-      score<Pairs>(w, t, start, StoredKeys<Form>{blocks}, ahead);
-      return mix<Pairs>(w, t, StoredValues<Form>{blocks}, ahead);
+      score<Form, Pairs>(w, t, start, StoredKeys<Form>{blocks});
+      return mix<Pairs>(w, t, StoredValues<Form>{blocks});
     }
   }
+  PartitionPrefetch ahead(w, sizeof(typename Stored<Form>::Type), start + kPartition, end);
   by_panel(low, high, [&](int64_t first, int64_t last) {
     if (w.cache.latent) {
       lay_latent_keys<Form, Pairs>(w, start, first, last);
@@ -248,16 +263,16 @@ void attend_partition(const Work& w, int64_t start, int64_t end) {
     }
     ahead.some();
   });
-  const LaidKeys keys{w.keys, w.width * kPanel};
+  const LaidPanels keys{w.keys, w.width * kPanel, ahead};
   for (int64_t row = 0; row < w.rows; row += kRows)
-    if (const Tile t = tile_at(w, row, start); t.low < t.high) score<Pairs>(w, t, start, keys, ahead);
+    if (const Tile t = tile_at(w, row, start); t.low < t.high) score<Form, Pairs>(w, t, start, keys);
   by_panel(low, high, [&](int64_t first, int64_t last) {
     lay_values<Form, Pairs>(w, start, first, last);
     ahead.some();
   });
-  const LaidValues values{w.values, kValueStride};
+  const LaidPanels values{w.values, kValueStride, ahead};
   for (int64_t row = 0; row < w.rows; row += kRows)
-    if (const Tile t = tile_at(w, row, start); t.low < t.high) mix<Pairs>(w, t, values, ahead);
+    if (const Tile t = tile_at(w, row, start); t.low < t.high) mix<Pairs>(w, t, values);
 }
 
 // Segments.
@@ -290,8 +305,8 @@ void finish(const Merged& merged, int64_t dim, float* out) {
 template <KVFormat Form>
 void attend_segment(const Work& w, int64_t segment) {
   for (int64_t row = 0; row < w.rows; row += kRows) {
-    store(w.state(row).peaks, splat(kNothing));
-    store(w.state(row).totals, F{});
+    store_as(w.state(row).peaks, splat_part(kNothing));
+    store_as(w.state(row).totals, Part{});
   }
   for (int64_t row = 0; row < w.rows; ++row)
     __builtin_memset(w.record(row), 0, (size_t)w.value_width * sizeof(float));

@@ -68,8 +68,8 @@ struct AttentionUnit {
 // Floats of scratch for a unit of `rows` rows.
 [[gnu::always_inline]] constexpr int64_t attention_scratch(int64_t rows, const KVLayer& cache) {
   const int64_t width = round_up(cache.dim, kPanel), values = round_up(cache.value_dim, kPanel);
-  const int64_t row = width + kPartition + record_floats(cache.value_dim) + kPanel;
-  return kPartition * width + (kPartition + 1) * values + rows * row + 3 * kPanel;
+  const int64_t row = width + kPartition + record_floats(cache.value_dim) + 2 * kPanel;
+  return kPartition * width + (kPartition + 1) * values + rows * row + 2 * kPartition + 3 * kPanel;
 }
 
 }  // namespace quire

@@ -25,13 +25,18 @@ constexpr int64_t kPanels = kPartition / kPanel;
 constexpr int64_t kValueStride = (kPartition + 1) * kPanel;  // + 1: a stride of 4096 would fill one cache set
 // The softmax state of a tile's rows within a segment, one lane per row.
 struct State {
-  float peaks[kLanes], totals[kLanes];
-  float keep[kLanes];  // factor of the previous sums after the latest partition
+  float peaks[kPartLanes], totals[kPartLanes];
+  float keep[kPartLanes];  // factor of the previous sums after the latest partition
 };
 
 // The softmax state of one row over the merged segments.
 struct Merged {
   float peak, total;
+};
+
+// The first and the last position that a row sees.
+struct Visible {
+  int64_t oldest, newest;
 };
 
 struct Work {
@@ -42,22 +47,23 @@ struct Work {
   int64_t value_dim, value_width;   // likewise
   int64_t size, shift;              // of a block: 2^shift positions
   // Scratch of the thread.
-  float* keys;     // [4 panels][width][16], or half as many pairs
-  float* values;   // [value_width / 16][64 + 1][16], or half as many pairs
-  float* queries;  // [rows][width], scaled; pairs fill the first half of each row
-  float* weights;  // [rows][64], scores at first; pairs likewise
-  State* states;   // by tile, in the current segment
-  Merged* merged;  // [rows]
-  float* records;  // [rows], of the current segment; those of the unit or in scratch
-  int64_t row_stride;
+  float* keys = nullptr;          // [4 panels][width][16], or half as many pairs
+  float* values = nullptr;        // [value_width / 16][64 + 1][16], or half as many pairs
+  float* queries = nullptr;       // [rows][width], scaled; pairs fill the first half of each row
+  float* weights = nullptr;       // [rows][64], scores at first; pairs likewise
+  float* key_scales = nullptr;    // [64], of 8-bit integers in the partition
+  float* value_scales = nullptr;  // likewise
+  Visible* visible = nullptr;     // [rows]
+  State* states = nullptr;        // by tile, in the current segment
+  Merged* merged = nullptr;       // [rows]
+  float* records = nullptr;       // [rows], of the current segment; those of the unit or in scratch
+  int64_t row_stride = 0;
 
   State& state(int64_t row) const { return states[row / kRows]; }
   float* record(int64_t row) const { return records + row * row_stride; }
   int64_t position(int64_t row) const { return unit.positions[row / group]; }
-  int64_t oldest(int64_t row) const { return how.oldest(position(row)); }
-  int64_t newest(int64_t row) const {
-    return unit.ends ? unit.ends[row / group] - 1 : how.newest(position(row), unit.length);
-  }
+  int64_t oldest(int64_t row) const { return visible[row].oldest; }
+  int64_t newest(int64_t row) const { return visible[row].newest; }
   // Returns the index of a row among the query heads of all tokens.
   int64_t query(int64_t row) const { return row / group * how.heads + unit.group * group + row % group; }
   float* out(int64_t row) const { return unit.out + query(row) * value_dim; }
@@ -74,14 +80,22 @@ inline Work start(const Attention& how, const AttentionUnit& unit, float* scratc
   const int64_t value_width = round_up(cache.value_dim, kPanel);
   const auto take = [&](int64_t count) { return scratch += count, scratch - count; };
   const int64_t size = cache.block_size, shift = __builtin_ctzll((unsigned long long)size);
-  Work w{how,   unit, cache, group, rows, cache.dim, width, cache.value_dim, value_width,    size,
-         shift, {},   {},    {},    {},   {},        {},    unit.records,    unit.row_stride};
+  Work w{how, unit, cache, group, rows, cache.dim, width, cache.value_dim, value_width, size, shift};
   w.keys = take(kPartition * width);
   w.values = take(kValueStride * value_width / kPanel);
   w.queries = take(rows * width);
   w.weights = take(rows * kPartition);
+  w.key_scales = take(kPartition);
+  w.value_scales = take(kPartition);
+  w.visible = (Visible*)take(rows * (int64_t)(sizeof(Visible) / sizeof(float)));
   w.states = (State*)take(ceil_div(rows, kRows) * (int64_t)(sizeof(State) / sizeof(float)));
   w.merged = (Merged*)take(rows * 2);
+  w.records = unit.records;
+  w.row_stride = unit.row_stride;
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t at = w.position(row);
+    w.visible[row] = {how.oldest(at), unit.ends ? unit.ends[row / group] - 1 : how.newest(at, unit.length)};
+  }
   if (!unit.records) {
     w.records = take(rows * record_floats(cache.value_dim));
     w.row_stride = record_floats(cache.value_dim);
@@ -148,6 +162,20 @@ struct Columns {
   }
 };
 
+// Copies the scales of positions [low, high) of the partition at `start`: those of keys, unless latents, whose
+// parts have two, are multiplied by theirs when they are laid out; and those of values.
+inline void copy_scales(const Work& w, int64_t start, int64_t low, int64_t high) {
+  for (int64_t i = low / kPanel * kPanel; i < high; i += kPanel) {
+    const int64_t first = start + i;
+    if (!w.cache.latent) {
+      Columns<float> keys(w, w.cache.key_scales, 1, first, start + low, start + high);
+      store(w.key_scales + i, load(keys.row(0)));
+    }
+    Columns<float> values(w, w.cache.value_scales, 1, first, start + low, start + high);
+    store(w.value_scales + i, load(values.row(0)));
+  }
+}
+
 // Lays out one panel of keys, positions [low, high) of the partition at `start`; other lanes are arbitrary.
 template <KVFormat Form, bool Pairs>
 void lay_keys(const Work& w, int64_t start, int64_t low, int64_t high) {
@@ -162,18 +190,10 @@ void lay_keys(const Work& w, int64_t start, int64_t low, int64_t high) {
     }
     if (dim % 2) store_as(to, pair(load_as<H>(keys.row(dim - 1)), H{}));
   } else {
-    Part scales[kParts]{};
-    if constexpr (Form == KVFormat::int8) {
-      Columns<float> columns(w, w.cache.key_scales, 1, first, start + low, start + high);
-      for (int i = 0; i < kParts; ++i) scales[i] = load_as<Part>(columns.row(0) + i * kPartLanes);
-    }
     for (int64_t d = 0; d < dim; ++d, to += kPanel) {
       const T* from = keys.row(d);
-      for (int i = 0; i < kParts; ++i) {
-        Part x = Stored<Form>::part(from + i * kPartLanes);
-        if constexpr (Form == KVFormat::int8) x *= scales[i];
-        store_as(to + i * kPartLanes, x);
-      }
+      for (int i = 0; i < kParts; ++i)
+        store_as(to + i * kPartLanes, Stored<Form>::part(from + i * kPartLanes));
     }
   }
 }
@@ -247,117 +267,14 @@ void lay_values(const Work& w, int64_t start, int64_t low, int64_t high) {
   } else {
     for (int64_t i = low; i < high; ++i) {
       const T* from = at(i);
-      float *to = w.values + i * kPanel, scale = 1;
-      if constexpr (Form == KVFormat::int8) scale = w.cache.value_scales[index(i)];
+      float* to = w.values + i * kPanel;
       for (int64_t d = 0; d < dim; d += kPanel, to += kValueStride) {
         const T* some = readable(from + d, dim - d, copies[0]);
-        for (int j = 0; j < kParts; ++j) {
-          Part x = Stored<Form>::part(some + j * kPartLanes);
-          if constexpr (Form == KVFormat::int8) x *= splat_part(scale);
-          store_as(to + j * kPartLanes, x);
-        }
+        for (int j = 0; j < kParts; ++j)
+          store_as(to + j * kPartLanes, Stored<Form>::part(some + j * kPartLanes));
       }
     }
   }
 }
-
-// Keys and values as panels [panel][k][lane]: `part` returns a part of a row; `from` begins at another panel
-// of keys, or position of values.
-
-struct Laid {
-  const float* panels;
-  int64_t stride;
-  QUIRE_INLINE Part part(int64_t k, int64_t panel, int j) const {
-    return load_as<Part>(panels + panel * stride + k * kPanel + j * kPartLanes);
-  }
-};
-struct LaidKeys : Laid {
-  QUIRE_INLINE Laid from(int64_t panel) const { return {panels + panel * stride, stride}; }
-};
-struct LaidValues : Laid {
-  QUIRE_INLINE Laid from(int64_t position) const { return {panels + position * kPanel, stride}; }
-};
-
-// The blocks of a partition, of 16 positions each, as the cache has them.
-template <KVFormat Form>
-struct StoredBlocks {
-  using T = typename Stored<Form>::Type;
-  int64_t value_dim;
-  const T *keys[kPanels], *values[kPanels];  // of positions [low, high) of the partition
-  const float *key_scales[kPanels], *value_scales[kPanels];
-
-  StoredBlocks(const Work& w, int64_t start, int64_t low, int64_t high) : value_dim(w.value_dim) {
-    for (int64_t i = low / kPanel; i < ceil_div(high, kPanel); ++i) {
-      const int64_t page = w.page(start + i * kPanel) * kPanel;
-      keys[i] = (const T*)w.cache.keys + page * w.dim;
-      values[i] = (const T*)w.cache.values + page * w.value_dim;
-      if constexpr (Form == KVFormat::int8) {
-        key_scales[i] = w.cache.key_scales + page;
-        value_scales[i] = w.cache.value_scales + page;
-      }
-    }
-  }
-};
-
-template <KVFormat Form>
-struct StoredKeys {
-  const StoredBlocks<Form>& blocks;
-  int64_t first = 0;
-  QUIRE_INLINE StoredKeys from(int64_t panel) const { return {blocks, panel}; }
-  QUIRE_INLINE Part part(int64_t k, int64_t panel, int j) const {
-    Part x = Stored<Form>::part(blocks.keys[first + panel] + k * kPanel + j * kPartLanes);
-    if constexpr (Form == KVFormat::int8)
-      x *= load_as<Part>(blocks.key_scales[first + panel] + j * kPartLanes);
-    return x;
-  }
-};
-
-template <KVFormat Form>
-struct StoredValues {
-  const StoredBlocks<Form>& blocks;
-  int64_t first = 0;
-  QUIRE_INLINE StoredValues from(int64_t position) const { return {blocks, position}; }
-  QUIRE_INLINE Part part(int64_t k, int64_t panel, int j) const {
-    const int64_t block = (first + k) / kPanel, place = (first + k) % kPanel;
-    Part x =
-        Stored<Form>::part(blocks.values[block] + place * blocks.value_dim + panel * kPanel + j * kPartLanes);
-    if constexpr (Form == KVFormat::int8) x *= splat_part(blocks.value_scales[block][place]);
-    return x;
-  }
-};
-
-// Prefetches the cache content of a partition, some lines at a time, between computations.
-class PartitionPrefetch {
- public:
-  PartitionPrefetch(const Work& w, int64_t item_bytes, int64_t start, int64_t end)
-      : bytes_{w.size * w.dim * item_bytes, w.size * w.cache.value_stride() * item_bytes} {
-    const uint8_t* const bases[] = {w.cache.keys, w.cache.values};
-    for (int values = w.cache.latent; values < 2; ++values) {
-      for (int64_t position = start; position < least(end, start + kPartition); position += w.size)
-        blocks_[count_++] = bases[values] + w.page(position) * bytes_[values];
-      if (!values) keys_ = count_;
-    }
-    share_ =
-        ceil_div(keys_ * ceil_div(bytes_[0], kLine) + (count_ - keys_) * ceil_div(bytes_[1], kLine), kCalls);
-  }
-
-  void some() {
-    for (int64_t lines = share_; lines > 0 && at_ < count_;) {
-      const int64_t bytes = bytes_[at_ >= keys_];
-      const int64_t now = least(lines, ceil_div(bytes - offset_, kLine));
-      const uint8_t* from = blocks_[at_] + offset_;
-      for (int64_t i = 0; i < now; ++i) __builtin_prefetch(from + i * kLine, 0, kSecondLevel);
-      lines -= now;
-      offset_ += now * kLine;
-      if (offset_ >= bytes) offset_ = 0, ++at_;
-    }
-  }
-
- private:
-  static constexpr int64_t kLine = 64, kCalls = 3 * kPanels;
-  static constexpr int kSecondLevel = 2;  // into L2: L1 is filled by the current partition
-  const uint8_t* blocks_[2 * kPartition / 8];
-  int64_t bytes_[2], keys_ = 0, count_ = 0, at_ = 0, offset_ = 0, share_;  // keys come first
-};
 
 }  // namespace quire::QUIRE_ISA

@@ -71,6 +71,7 @@ struct Split {
 };
 QUIRE_INLINE Split<Part> split(F x) { return __builtin_bit_cast(Split<Part>, x); }
 QUIRE_INLINE Split<PartI> split(I x) { return __builtin_bit_cast(Split<PartI>, x); }
+QUIRE_INLINE Part first_part(F x) { return split(x).parts[0]; }
 QUIRE_INLINE F joined(const Split<Part>& x) { return __builtin_bit_cast(F, x); }
 QUIRE_INLINE I joined(const Split<PartI>& x) { return __builtin_bit_cast(I, x); }
 
