@@ -63,6 +63,8 @@ QUIRE_INLINE void dot_halves(const uint8_t* unit, const int32_t* x, int64_t stri
   const __m256i ones = _mm256_set1_epi16(1);
   __m256i pairs[Halves * Rows];
 #endif
+  // Else GCC broadcasts rows before a loop over halves, and keeps 32 vectors in memory.
+  asm volatile("" : "+r"(x));
 #pragma GCC unroll 8
   for (int k = First; k < Last; ++k) {
     __m256i w[Halves];
