@@ -164,8 +164,8 @@ QUIRE_INLINE F mask(const Work& w, const Tile& t, int64_t row, int64_t start) {
   return joined(top);
 }
 
-// Converts scores of one row to weights; returns their sum by lane. Those of 8-bit values are then multiplied by
-// the scales of the values.
+// Converts scores of one row to weights; returns their sum by lane. Those of 8-bit values are then
+// multiplied by the scales of the values.
 template <KVFormat Form, bool Pairs>
 QUIRE_INLINE F weigh(const Work& w, float* scores, const Tile& t, float peak) {
   const int64_t end = t.last_panel() * kPanel;

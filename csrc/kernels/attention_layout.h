@@ -162,8 +162,8 @@ struct Columns {
   }
 };
 
-// Copies the scales of positions [low, high) of the partition at `start`: those of keys, unless latents, whose
-// parts have two, are multiplied by theirs when they are laid out; and those of values.
+// Copies the scales of positions [low, high) of the partition at `start`: of values, and of keys, but for
+// latents, whose parts have two and are multiplied by them when they are laid out.
 inline void copy_scales(const Work& w, int64_t start, int64_t low, int64_t high) {
   for (int64_t i = low / kPanel * kPanel; i < high; i += kPanel) {
     const int64_t first = start + i;

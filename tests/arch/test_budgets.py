@@ -209,7 +209,7 @@ ROOMS = (
     ),
     Room("rest", 2_500, "LLM and AsyncLLM, configuration, memory planning, also of draft models", ("",)),
 )
-NATIVE_LINES = 14_210  # of C++, every line counted: also recurrences, latents, encoders, images, ARM
+NATIVE_LINES = 14_250  # of C++, every line counted: also recurrences, latents, encoders, images, ARM
 FILE_LINES = 400  # every line counted, as in an editor
 FUNCTION_LINES = 60
 KERNEL_LINES = 100  # of a Triton kernel, whose parameters alone take a third
