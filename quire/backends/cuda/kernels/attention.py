@@ -58,6 +58,13 @@ def _capped(scores, softcap):
 
 
 @triton.jit
+def _sums(weights, PRECISION: tl.constexpr):
+    """Return the sum of each row."""
+    ones = _narrow(tl.full((PARTITION, 16), 1.0, tl.float32), PRECISION)
+    return tl.max(_dot(_narrow(weights, PRECISION), ones, PRECISION), 1)  # of sixteen equal numbers
+
+
+@triton.jit
 def _partition(
     state,
     q,
@@ -101,14 +108,22 @@ def _partition(
     higher = tl.maximum(peak, tl.max(scores, 1))
     weights = tl.exp2(scores - _finite(higher)[:, None])
     keep = tl.exp2(peak - _finite(higher))
-    ones = _narrow(tl.full((PARTITION, 16), 1.0, tl.float32), PRECISION)
-    sums = tl.max(_dot(_narrow(weights, PRECISION), ones, PRECISION), 1)  # of sixteen equal numbers
+    # Where warps have no instructions in groups, the compiler divides all products among them as the last
+    # one: by rows if that has few columns. By columns, each warp would hold the queries of all rows.
+    rows: tl.constexpr = q.shape[0]
+    SUMS_LAST: tl.constexpr = not SCALED and 2 * rows >= VALUE_DIM
+    if not SUMS_LAST:
+        sums = _sums(weights, PRECISION)
     v_in = held[:, None] & (e < value_dim)[None, :]
     v = tl.load(values + place[:, None] * value_dim + e[None, :], mask=v_in, other=0)
     if SCALED:
         weights *= tl.load(value_scales + place, mask=held, other=0.0)[None, :]
     own = _dot(_narrow(weights, PRECISION), _narrow(v, PRECISION), PRECISION)
-    return higher, total * keep + sums, mixed * keep[:, None] + own
+    if SUMS_LAST:
+        mixed = mixed * keep[:, None] + own
+        return higher, total * keep + _sums(weights, PRECISION), mixed
+    else:
+        return higher, total * keep + sums, mixed * keep[:, None] + own
 
 
 @triton.jit

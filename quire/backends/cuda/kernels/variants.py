@@ -85,7 +85,7 @@ def most_stack_bytes(variant: Variant, target: str) -> int:
     products: only sm_90 has room for these.
     """
     if variant.kernel.startswith("attend"):
-        return 640
+        return 520
     if variant.kernel == "recurrence":  # all that a program knows is in its registers
         return 384
     if variant.constants.get("UNIT") == 16 and target != "sm_90":
