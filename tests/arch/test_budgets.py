@@ -78,7 +78,7 @@ ROOMS = (
     ),
     Room(
         "cuda kernels",
-        3_455,
+        3_470,
         "Triton kernels, compiled ahead of time, also for codes of other formats, images and biases of "
         "distances, and the list of what is compiled",
         ("backends/cuda/kernels",),
