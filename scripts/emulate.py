@@ -2,7 +2,7 @@
 
     python scripts/emulate.py BOCHS --isas             # only print the instruction sets found
     python scripts/emulate.py BOCHS -- tests/native/test_ops.py -k avx512_vnni
-    python scripts/emulate.py BOCHS --again -- tests/native/test_rows.py     # on the disk of the last run
+    python scripts/emulate.py --again BOCHS -- tests/native/test_rows.py     # on the disk of the last run
 
 Bochs emulates a whole computer with a Sapphire Rapids in it. Linux, Python and this folder with its .venv,
 which `make .venv/.test` builds before, run there. Up to 100 million instructions a second are emulated, and
