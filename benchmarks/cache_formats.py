@@ -5,9 +5,8 @@
 
 The native core alone: --layers layers of attention, by turns over caches of each format, written with zeros
 (memory that was never written is read from one page of the system, so from a cache); the time does not depend
-on numbers. Columns: one token, eight sequences of one token each with an
-eighth of the context, and a prompt's last 512 tokens; medians of --rounds, in microseconds a layer. QUIRE_ISA
-chooses an instruction set.
+on numbers. Columns: one token, eight sequences of one token each with an eighth of the context, and a
+prompt's last 512 tokens; medians of --rounds, in microseconds a layer. QUIRE_ISA chooses an instruction set.
 """
 
 from __future__ import annotations
