@@ -32,6 +32,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from quire.backends.cuda import kernels
+from quire.backends.cuda.kernels.coded_variants import constants_on
 from quire.backends.cuda.kernels.variants import (
     ALIGNED,
     TARGETS,
@@ -63,18 +64,25 @@ def function_of(name: str) -> Any:
     raise SystemExit(f"there is no kernel {name}")
 
 
+def constants_of(variant: Variant, target: str) -> dict[str, Any]:
+    """Return all constants of a variant for a target, with defaults of the kernel."""
+    parameters = inspect.signature(function_of(variant.kernel).fn).parameters.values()
+    defaults = {own.name: own.default for own in parameters if own.default is not own.empty}
+    return defaults | variant.constants | constants_on(variant, target)
+
+
 def compiled(variant: Variant, capability: int) -> tuple[bytes, Entry]:
     """Return the cubin of a variant for a target, and its entry in the manifest."""
     function = function_of(variant.kernel)
-    names = function.arg_names
-    expected = [name for name in names if name not in variant.constants]
+    names, constants = function.arg_names, constants_of(variant, f"sm_{capability}")
+    expected = [name for name in names if name not in constants]
     if list(variant.types) != expected:
         raise SystemExit(f"{variant.kernel} has the arguments {expected}, not {list(variant.types)}")
     aligned = [["tt.divisibility", 16]]
     source = ASTSource(
         fn=function,
         signature={name: variant.types.get(name, "constexpr") for name in names},
-        constexprs={(names.index(name),): value for name, value in variant.constants.items()},
+        constexprs={(names.index(name),): value for name, value in constants.items()},
         attrs={
             (i,): aligned
             for i, name in enumerate(names)
@@ -136,6 +144,8 @@ def source_of(variant: Variant, target: str) -> str:
     text = f"{function_of(variant.kernel).cache_key} {variant} {sorted(ALIGNED)} {triton.__version__}"
     if (stages := stages_on(variant, target)) != variant.stages:
         text += f" stages={stages}"
+    if own := constants_on(variant, target):
+        text += f" {own}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -78,9 +78,9 @@ ROOMS = (
     ),
     Room(
         "cuda kernels",
-        3_470,
+        3_500,
         "Triton kernels, compiled ahead of time, also for codes of other formats, images and biases of "
-        "distances, and the list of what is compiled",
+        "distances, and the list of what is compiled, with what a target has of its own",
         ("backends/cuda/kernels",),
     ),
     Room(

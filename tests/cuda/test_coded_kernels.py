@@ -14,6 +14,7 @@ from tiny import Paged, same_bits
 
 from quire.backends.backend import Capacity
 from quire.backends.cuda import coded_packing
+from quire.backends.cuda.accelerator import Launch
 from quire.backends.cuda.asked import require_compiled
 from quire.backends.cuda.device import cuda_device
 from quire.backends.cuda.interpreted import InterpretedAccelerator, view_of
@@ -107,6 +108,24 @@ def test_products_have_the_bits_of_the_reference(name: str) -> None:
     weight, x = weight_of(name, 18, 172), activations(18, 172)
     weights = {"table.weight": Dense(x), "matrix.weight": weight}
     assert same_bits(run(linear(18, 172, 18), 18, weights), weight.product(x))
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+@pytest.mark.parametrize("name", ["q2_k", "q3_k", "q6_k", "nvfp4", "nvfp4 divided"])
+def test_steps_of_fewer_groups_have_the_same_bits(
+    name: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels in units of 16 are compiled with fewer groups in a step for some targets."""
+    launch = InterpretedAccelerator.launch
+
+    def shorter(self: InterpretedAccelerator, asked: Launch) -> None:
+        own = {"AT_ONCE": at_once} if asked.kernel == "coded_product" else {}
+        launch(self, replace(asked, constants={**asked.constants, **own}))
+
+    monkeypatch.setattr(InterpretedAccelerator, "launch", shorter)
+    weight, x = weight_of(name, 18, 300), activations(18, 300)
+    weights = {"table.weight": Dense(x), "matrix.weight": weight}
+    assert same_bits(run(linear(18, 300, 18), 18, weights), weight.product(x))
 
 
 @pytest.mark.parametrize("name", FLOATS)

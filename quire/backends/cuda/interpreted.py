@@ -133,8 +133,8 @@ def _argument(arg: Argument) -> np.ndarray | int | float:
 
 def _require_multiples(names: Sequence[str], launch: Launch) -> None:
     """Raise ValueError for a size that kernels take as a multiple of what it is not."""
-    sizes = zip((name for name in names if name not in launch.constants), launch.args, strict=True)
-    for name, size in sizes:
+    taken = [name for name in names if name not in launch.constants]  # those with defaults are the last
+    for name, size in zip(taken, launch.args, strict=False):
         if name in ALIGNED and isinstance(size, int) and size % MULTIPLE:
             raise ValueError(f"{launch.kernel} takes {name} as a multiple of {MULTIPLE}, not {size}")
 

@@ -172,11 +172,12 @@ def integer_rows(
     SHIFT: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ):
     """Return rows m of x, (integers, sums, scales), times outputs n of a weight whose codes are integers.
 
     `weight` are its arrays: low, high, scales, scale_codes, minimums, minimum_codes; `how` are group, block
-    and brain.
+    and brain. A step of the loop has AT_ONCE groups, whole units: more than fit the registers are slow.
     """
     LOW: tl.constexpr = 8 if BITS == 8 else (4 if BITS >= 4 else 2)
     q, sums, x_scales = x
@@ -186,13 +187,17 @@ def integer_rows(
     q_at = q + m[:, None] * (spans * SPAN) + k[None, :]
     sums_at = sums + m * (spans * (SPAN // UNIT))
     acc, total = tl.zeros((BM, BN), tl.float32), tl.zeros((BM, BN), tl.float32)
-    for span in range(spans):
+    STEPS: tl.constexpr = GROUPS // AT_ONCE
+    for step in range(spans if STEPS == 1 else spans * STEPS):
+        span = step if STEPS == 1 else step // STEPS
         above = _above(high, span, k, n_in, BITS)
-        for part in tl.static_range(GROUPS):
-            column = span * SPAN + part * GROUP
+        for part in tl.static_range(AT_ONCE):
+            column = span * SPAN + part * GROUP if STEPS == 1 else (step * AT_ONCE + part) * GROUP
             if part % (8 // LOW) == 0:
-                below = _plane(low, (span * GROUPS + part) // (8 // LOW), k, n_in)
-            w = tl.trans(integers_of(_code(below, above, part, BITS), offset, BITS, TABLE))
+                below = _plane(low, (step * AT_ONCE + part) // (8 // LOW), k, n_in)
+            own_part = part if STEPS == 1 else step * AT_ONCE - span * GROUPS + part
+            code = _code(below, above, own_part, BITS)
+            w = tl.trans(integers_of(code, offset, BITS, TABLE))
             a = tl.load(q_at + column, mask=m_in[:, None], other=0)
             if UNIT < GROUP:
                 for unit in tl.static_range(GROUP // UNIT):
@@ -221,8 +226,12 @@ def integer_rows(
                 total = tl.zeros((BM, BN), tl.float32)
         if BITS != 8:
             scale = tl.load(x_scales + m * spans + span, mask=m_in, other=0.0)
-            acc = tl.fma(total, tl.broadcast_to(scale[:, None], (BM, BN)), acc)
-            total = tl.zeros((BM, BN), tl.float32)
+            more = tl.fma(total, tl.broadcast_to(scale[:, None], (BM, BN)), acc)
+            if STEPS == 1:
+                acc, total = more, tl.zeros((BM, BN), tl.float32)
+            else:
+                last = (step + 1) * AT_ONCE == (span + 1) * GROUPS
+                acc, total = tl.where(last, more, acc), tl.where(last, 0.0, total)
     return acc
 
 
@@ -317,6 +326,7 @@ def coded_product(
     SHIFT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    AT_ONCE: tl.constexpr = 4,
 ):
     """out [rows, outputs] = quantized x times a weight transposed, plus a bias [outputs] if `biased`.
 
@@ -333,7 +343,7 @@ def coded_product(
     else:
         acc = integer_rows(
             *(x, weight, m, n, m_in, n_in, outputs, spans, (group, block, brain), offset),
-            *(BITS, TABLE, UNIT, SCALES, SHIFT, BLOCK_M, BLOCK_N),
+            *(BITS, TABLE, UNIT, SCALES, SHIFT, BLOCK_M, BLOCK_N, AT_ONCE),
         )
     more = tl.load(bias + n, mask=n_in & (biased != 0), other=0.0)
     at = m[:, None].to(tl.int64) * outputs + n[None, :]

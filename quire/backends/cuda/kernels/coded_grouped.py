@@ -64,6 +64,7 @@ def grouped_coded_product(
     EXPERTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    AT_ONCE: tl.constexpr = 4,
 ):
     """out = quantized x times weight[expert]^T, plus bias [experts, outputs] if `biased`, bit for bit."""
     expert, pair, inside = _rows(order, offsets, experts, EXPERTS, BLOCK_M)
@@ -78,7 +79,7 @@ def grouped_coded_product(
         else:
             acc = integer_rows(
                 *(x, weight, m, n, inside, n_in, outputs, spans, how, offset),
-                *(BITS, TABLE, UNIT, SCALES, SHIFT, BLOCK_M, BLOCK_N),
+                *(BITS, TABLE, UNIT, SCALES, SHIFT, BLOCK_M, BLOCK_N, AT_ONCE),
             )
         more = tl.load(bias + expert.to(tl.int64) * outputs + n, mask=n_in & (biased != 0), other=0.0).to(
             tl.float32

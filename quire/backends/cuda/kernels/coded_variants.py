@@ -29,6 +29,21 @@ def coded_tile(rows: int, kind: CodedKind) -> Constants:
     return _TILES[SMALL if rows <= 16 else LARGE, _family(kind)][0]
 
 
+def constants_on(variant: Variant, target: str) -> Constants:
+    """Return constants that a target has beside those of a variant, which change no result.
+
+    A step of the loop over units of 16 has so many groups of inputs that their scales fit the registers.
+    Without instructions of a group of warps, the products take registers, too.
+    """
+    if variant.constants.get("UNIT") != 16 or not variant.tensor_cores:
+        return {}
+    divided, halved = variant.constants["SCALES"] == "nvfp4 divided", {"AT_ONCE": 2}
+    if target in ("sm_89", "sm_120"):
+        return {"AT_ONCE": 1} if divided or variant.constants["SHIFT"] else halved
+    wide = {"sm_80": variant.constants["TABLE"] == "fp4", "sm_90": divided}
+    return halved if wide.get(target) else {}
+
+
 def _family(kind: CodedKind) -> str:
     return "integers" if not kind.is_float else "floats" if kind.table == "floats" else "float8"
 

@@ -81,15 +81,12 @@ def most_stack_bytes(variant: Variant, target: str) -> int:
     """Return the budget of what does not fit the registers of a thread; heads of 256 need most.
 
     sm_100 has no instruction of a group of warps for integers: both operands of large tiles take registers.
-    Weights of other formats have sums of floats beside their integers, and those in units of 16 twice as many
-    products: only sm_90 has room for these.
+    Weights of other formats have sums of floats beside their integers.
     """
     if variant.kernel.startswith("attend"):
         return 520
     if variant.kernel == "recurrence":  # all that a program knows is in its registers
         return 384
-    if variant.constants.get("UNIT") == 16 and target != "sm_90":
-        return 6144
     if "TABLE" in variant.constants and variant.tensor_cores:
         return 384
     return 224 if variant.tensor_cores == "integer" and target == "sm_100" else 128
