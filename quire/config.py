@@ -181,6 +181,13 @@ class EngineConfig:
         choices=DEVICES,
         numbered=("cuda",),
     )
+    tensor_parallel_size: int = option(
+        1,
+        "GPUs that compute the model together, 'device' and those after it: each has a part of the weights "
+        "and of the KV cache; no output changes",
+        low=1,
+        high=64,
+    )
 
     def __post_init__(self) -> None:
         for f in fields(self):

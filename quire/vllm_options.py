@@ -15,11 +15,7 @@ VLLM_OPTIONS: dict[str, tuple[tuple[Any, ...] | None, str]] = {
         ("auto", None),
         "weights keep their number format; quantization='int8' or 'int4' makes them smaller",
     ),
-    "tensor_parallel_size": (
-        (1,),
-        "Quire computes a model on one NUMA node or on all as one; 'quire serve --replicas' uses several",
-    ),
-    "pipeline_parallel_size": ((1,), "Quire runs on one device; leave it out"),
+    "pipeline_parallel_size": ((1,), "layers are not divided among devices; see tensor_parallel_size"),
     "gpu_memory_utilization": (None, "kv_cache_memory_bytes sets the size of the KV cache"),
     "swap_space": (None, "preempted requests are recomputed, not swapped"),
     "cpu_offload_gb": ((0, None), "weights are in CPU memory already"),

@@ -33,13 +33,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "model"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from quire.backends.backend import Capacity
-from quire.backends.cuda import graphs, lower, segments
+from quire.backends.cuda import divided, graphs, lower, segments
 from quire.backends.cuda.accelerator import Accelerator, Argument, DeviceArray, Launch
 from quire.backends.cuda.backend import CudaBackend
 from quire.backends.cuda.caches import token_bytes
 from quire.backends.cuda.coded_form import CodedForm, coded_form
 from quire.backends.cuda.coded_launches import CodedArguments, coded_row, coded_tiles
 from quire.backends.cuda.device import CudaDevice
+from quire.backends.cuda.divided import divide, divided_axes
 from quire.backends.cuda.kernels.variants import (
     INTEGERS,
     PRECISIONS,
@@ -722,7 +723,44 @@ def check_exact(piece: Piece) -> None:
         captured = sorted(rows for rows, _ in streams.backend._graphs._graphs)
         piece.found(bool(captured), what="steps were replayed", weights=quantization or "bf16", rows=captured)
     _samplings(piece, model, config["vocab_size"])
+    for family in ("mixtral",) if piece.toy else ("llama", "mixtral", "deepseek_v3"):
+        _divided(piece, family)
     _control(piece)
+
+
+def _divided(piece: Piece, family: str) -> None:
+    """Compare a model on one GPU with its parts on two, or on one twice: in chunks, then with graphs."""
+    program, stored = _model(family, "bf16")
+    asked = prompts(2, program.output.width, (5, 9) if piece.toy else (40, 70), 4)
+    group, least, divided.LEAST_SIZE = _two_ranks(piece), divided.LEAST_SIZE, 0
+    found = []
+    try:
+        for accelerator in (piece.accelerator, group):
+            axes = divided_axes(program, accelerator.num_ranks)
+            own = divide(program, accelerator.num_ranks, axes)
+            model = own, place_weights(own, stored, accelerator, axes), 0
+            streams = Streams(replace(piece, accelerator=accelerator), model, 2, 80)
+            found.append([told(one) for one in streams.run(asked, 16)])
+    finally:
+        divided.LEAST_SIZE = least
+    same, gpus = found[0] == found[1], ", ".join(rank.name for rank in group.ranks)
+    piece.found(same, what="two ranks and one", family=family, on=gpus)
+
+
+def _two_ranks(piece: Piece) -> Accelerator:
+    """Return a group of the GPU that is checked and the next one, or of itself twice."""
+    if piece.toy:
+        from quire.backends.cuda.interpreted import InterpretedGroup
+
+        return InterpretedGroup(2)
+    from quire.backends.cuda.driver import open_gpu
+    from quire.backends.cuda.gpu_group import GpuGroup
+
+    index = int(piece.accelerator.name.partition(":")[2])
+    try:
+        return GpuGroup([open_gpu(index), open_gpu(index + 1)])
+    except ConfigError:  # there is no other, or one of another kind
+        return GpuGroup([open_gpu(index), open_gpu.__wrapped__(index)])  # each with a stream of its own
 
 
 def _samplings(piece: Piece, model: Any, vocab: int) -> None:

@@ -173,8 +173,14 @@ def device_for(config: EngineConfig, share_weights: bool = False) -> Device:
     the CPU. With `share_weights` other processes use the same weights, and memory for them is taken once if
     possible.
     """
-    if chooses_device(config) and (gpu := automatic_gpu(config)[0]) is not None:
-        return gpu
+    if config.device == "auto":
+        gpu, reason = automatic_gpu(config)
+        if gpu is not None:
+            return gpu
+        if config.tensor_parallel_size > 1:
+            raise _without_gpus(config, reason)
+    if config.tensor_parallel_size > 1 and not config.device.startswith("cuda"):
+        raise _without_gpus(config, f"device = {config.device!r} is a CPU")
     if config.device == "null":
         return NullDevice()
     if config.device == "reference":
@@ -182,13 +188,21 @@ def device_for(config: EngineConfig, share_weights: bool = False) -> Device:
     if config.device.startswith("cuda"):
         from quire.backends.cuda.device import cuda_device
 
-        return cuda_device(config.device, config.num_threads)
+        return cuda_device(config.device, config.num_threads, config.tensor_parallel_size)
     return NativeDevice(config.model, config.num_threads, config.packed_cache, share_weights)
 
 
+def _without_gpus(config: EngineConfig, reason: str) -> ConfigError:
+    return ConfigError(
+        f"tensor_parallel_size = {config.tensor_parallel_size} needs GPUs: {reason or 'there are none here'}",
+        "leave it out; a CPU computes a model on one NUMA node or on all as one, and "
+        "'quire serve --replicas' uses several",
+    )
+
+
 def chooses_device(config: EngineConfig) -> bool:
-    """Return whether the choice of a device is left to Quire."""
-    return config.device == "auto"
+    """Return whether the choice of a device is left to Quire: not that of several GPUs."""
+    return config.device == "auto" and config.tensor_parallel_size == 1
 
 
 def automatic_gpu(config: EngineConfig) -> tuple[Device | None, str]:
@@ -199,7 +213,7 @@ def automatic_gpu(config: EngineConfig) -> tuple[Device | None, str]:
     from quire.backends.cuda.device import cuda_device
 
     try:
-        return cuda_device("cuda", config.num_threads), ""
+        return cuda_device("cuda", config.num_threads, config.tensor_parallel_size), ""
     except ConfigError as error:
         return None, error.message
 
@@ -211,6 +225,13 @@ def without_gpu(config: EngineConfig) -> EngineConfig:
     GPU, as each process that asks it does, and one GPU runs one engine.
     """
     return replace(config, device="native") if chooses_device(config) else config
+
+
+def named_gpus(config: EngineConfig) -> range:
+    """Return the numbers of the GPUs that a configuration asks for; none if it may be computed on a CPU."""
+    name, _, first = config.device.partition(":")
+    asked = name == "cuda" or (name == "auto" and config.tensor_parallel_size > 1)
+    return range(int(first or 0), int(first or 0) + config.tensor_parallel_size) if asked else range(0)
 
 
 def kv_dtype(device: Device, asked: str, floats: str) -> str:

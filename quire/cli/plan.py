@@ -40,6 +40,7 @@ ENGINE = (
     "kv_cache_dtype",
     "num_threads",
     "device",
+    "tensor_parallel_size",
 )
 
 
@@ -133,9 +134,15 @@ def _made(args: argparse.Namespace, model: str) -> MachinePlan:
     machine: Machine | None = find(args.machine) if args.machine else None
     if machine is not None and args.device is not None:
         args.parser.refuse("--device with --machine", "leave one out: --device is of this machine")
+    if machine is not None and args.tensor_parallel_size is not None:
+        args.parser.refuse(
+            "--tensor-parallel-size with --machine", "--num-devices are the cards of a machine"
+        )
     cards = _positive(args, "num_devices", 1)
     if machine is None and cards > 1:
-        args.parser.refuse("--num-devices needs --machine", "Quire itself runs on one device")
+        args.parser.refuse(
+            "--num-devices needs --machine", "of this one: --device cuda --tensor-parallel-size N"
+        )
     return make_plan(EngineConfig.from_keywords(model=model, **engine_options(args)), machine, cards)
 
 

@@ -29,7 +29,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--cached", action="store_true", help="show stored results instead, if there are any")
-    add_engine_flags(parser, names=("num_threads", "device"))
+    add_engine_flags(parser, names=("num_threads", "device", "tensor_parallel_size"))
     parser.set_defaults(function=probe, parser=parser, words=[])
 
 

@@ -13,7 +13,7 @@ import fcntl
 import logging
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import ray
@@ -29,7 +29,7 @@ from ray.serve.config import (
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from quire.backends.device import device_for, without_gpu
+from quire.backends.device import device_for, named_gpus, without_gpu
 from quire.cluster.autoscaling import Autoscaler, goal_of
 from quire.cluster.called_replicas import CalledReplicas
 from quire.cluster.deployment_failure import check_reachable, why_failed
@@ -98,19 +98,24 @@ class EngineReplica:
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = without_gpu(config)
+        if named_gpus(config):
+            self._config = replace(config, device="cuda")  # the first of those that Ray gives it
         self._wanted = 0  # as the front told last
 
     async def reconfigure(self, options: dict[str, int]) -> None:
         """Start the engine, when Serve calls this first; "most" is how many there may be in the cluster.
 
         Those that have room on this host share their weights, and each plans with its part of the memory
-        that is free.
+        that is free; on GPUs each has its own.
         """
         if hasattr(self, "_engine"):
             return
-        num_sharing = min(options["most"], _num_fitting(self._config.num_threads or 1))
+        num_sharing, share_bytes = 1, None
+        if not named_gpus(self._config):
+            num_sharing = min(options["most"], _num_fitting(self._config.num_threads or 1))
         async with _turn():
-            share_bytes = device_for(self._config).available_bytes() // num_sharing
+            if not named_gpus(self._config):
+                share_bytes = device_for(self._config).available_bytes() // num_sharing
             self._engine = RemoteEngine(
                 self._config, measure=True, available_bytes=share_bytes, num_sharing=num_sharing
             )
@@ -324,7 +329,11 @@ def application(config: RayConfig) -> serve.Application:
         name="engines",
         **_number(config),
         user_config={"most": config.range[1] if config.range else config.replicas},
-        ray_actor_options={"num_cpus": threads or 1, "runtime_env": {"env_vars": SERVE_ENV}},
+        ray_actor_options={
+            "num_cpus": threads or 1,
+            "num_gpus": len(named_gpus(config.engine)),
+            "runtime_env": {"env_vars": SERVE_ENV},
+        },
         request_router_config=RequestRouterConfig(request_router_class="quire.cluster.ray:BlockRouter"),
         **shared,
     )

@@ -40,7 +40,7 @@ class Batch:
     patches: np.ndarray | None = None  # [T, columns], the tokens of a vision tower
     image_tokens: Ints | None = None  # [n], the tokens of images, in order
     image_embeddings: np.ndarray | None = None  # [n, width], what their tower gave for these
-    image_addresses: Ints | None = None  # [n], where an accelerator has these instead
+    image_addresses: Ints | None = None  # [ranks, n], where each accelerator has these instead
     visible_ends: Ints | None = None  # [T], of what tokens see, if some see positions after their own
     rotary_positions: Ints | None = None  # [T, 3], of models that rotate by three positions
     memo: dict[Any, Any] = field(default_factory=dict)  # shared by several ops of this step

@@ -58,7 +58,7 @@ ROOMS = (
     ),
     Room(
         "reference",
-        1_315,
+        1_330,
         "the backend in NumPy, draft models there, and what every backend shares",
         ("backends",),
     ),
@@ -70,11 +70,17 @@ ROOMS = (
     ),
     Room(
         "cuda",
-        4_720,
+        4_900,
         "the backend on NVIDIA GPUs: launches of programs, which they are, codes of other formats, adapters, "
         "states, encoders, images, draft models, graphs, memory, the driver, the interpreted stand-in; could "
         "be deleted with its lines in backends/device.py",
         ("backends/cuda",),
+    ),
+    Room(
+        "cuda groups",
+        430,
+        "several GPUs as one: programs divided among them by outputs and heads, and what they exchange",
+        tuple(f"backends/cuda/{name}.py" for name in ("divided", "exchanges", "group", "gpu_group")),
     ),
     Room(
         "cuda kernels",

@@ -24,8 +24,9 @@ PRIVATE: dict[str, tuple[str, str]] = {
 
 # Libraries that the server is built into rather than onto: subclassed, or dependent on a version.
 BOUNDED = ("h11", "jinja2", "starlette", "uvicorn")
-# Files that need a library which is not here: `make ray` looks at what they derive from it.
-OTHER_ENVIRONMENT = frozenset({"quire/cluster/ray.py"})
+# Files that need a library which is not here: `make ray` looks at what the first derives from it; the other
+# derives nothing from one.
+OTHER_ENVIRONMENT = frozenset({"quire/cluster/ray.py", "quire/backends/cuda/gpu_group.py"})
 _DOCUMENTED = frozenset({"_asdict", "_fields", "_field_defaults", "_make", "_replace"})  # of named tuples
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ from widened import wide as wide
 from widened import wide_config as wide_config
 
 from quire.backends.backend import Capacity
+from quire.backends.cuda.accelerator import Accelerator
 from quire.backends.cuda.backend import CudaBackend
+from quire.backends.cuda.divided import divide, divided_axes
 from quire.backends.cuda.interpreted import InterpretedAccelerator
 from quire.backends.cuda.weights import place_weights
 from quire.models import read_model
@@ -40,11 +42,14 @@ def interpreted(
     kv_cache_dtype: str = "auto",
     num_slots: int = 8,
     num_snapshots: int = 0,
+    make: Callable[[], Accelerator] = InterpretedAccelerator,
     **_: Any,
 ) -> CudaBackend:
-    """What Paged makes its backend with."""
-    accelerator = InterpretedAccelerator()
+    """What Paged makes its backend with, on the accelerator that `make` returns."""
+    accelerator = make()
+    axes = divided_axes(program, accelerator.num_ranks)
+    program = divide(program, accelerator.num_ranks, axes)
     dtype = "float32" if kv_cache_dtype == "auto" else kv_cache_dtype
     capacity = Capacity(num_blocks, block_size, dtype, num_slots, num_snapshots)
     stored = {n: w if isinstance(w, StoredWeight) else Dense(w.array) for n, w in weights.items()}
-    return CudaBackend(program, place_weights(program, stored, accelerator), accelerator, capacity)
+    return CudaBackend(program, place_weights(program, stored, accelerator, axes), accelerator, capacity)

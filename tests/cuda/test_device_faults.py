@@ -143,7 +143,7 @@ def test_errors_of_the_driver_are_faults(
 ) -> None:
     monkeypatch.setattr(driver.driver, "cuCtxSynchronize", lambda: (synchronized,))
 
-    @driver._reported(hint)
+    @driver.reported(hint)
     def fails() -> None:
         raise raised
 
@@ -154,7 +154,7 @@ def test_errors_of_the_driver_are_faults(
 
 
 def test_errors_of_quire_are_no_faults() -> None:
-    @driver._reported()
+    @driver.reported()
     def fails() -> None:
         raise KeyError("a mistake")
 

@@ -108,9 +108,13 @@ def test_a_model_that_drafts_for_itself(model: str, plain: list[str], drafted: C
     llm.close()
 
 
-def test_a_prediction_layer(plain: list[str], drafted: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("num_gpus", [1, 2])
+def test_a_prediction_layer(
+    plain: list[str], drafted: Callable[..., Any], num_gpus: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With random weights it is sometimes right; prompts are in chunks."""
-    llm = drafted("mtp", max_num_batched_tokens=9)
+    monkeypatch.setattr("quire.backends.cuda.divided.LEAST_SIZE", 0)
+    llm = drafted("mtp", max_num_batched_tokens=9, tensor_parallel_size=num_gpus)
     assert [fingerprint(output) for output in ask(llm)] == plain
     assert 0 < counts(llm)[1] < counts(llm)[0]
     llm.close()

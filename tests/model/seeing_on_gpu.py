@@ -16,6 +16,7 @@ from tiny_vision import CONFIG, CONFIG3, CONFIG4, CONFIG4E, PROCESSOR, PROCESSOR
 from quire.backends.backend import Capacity
 from quire.backends.cuda.accelerator import Accelerator
 from quire.backends.cuda.backend import CudaBackend
+from quire.backends.cuda.divided import divide, divided_axes
 from quire.backends.cuda.interpreted import InterpretedAccelerator
 from quire.backends.cuda.weights import place_weights
 from quire.backends.reference import ReferenceBackend
@@ -105,9 +106,12 @@ def on_gpu(
     """Return sequences on an accelerator, by default a new interpreted one."""
     accelerator = InterpretedAccelerator() if accelerator is None else accelerator
     stored = {n: kinds.Dense(w.array.astype(kinds.DTYPES[format])) for n, w in of.weights.items()}
-    placed = place_weights(whole(of.program, of.vision), stored, accelerator)
-    capacity = Capacity([64] * len(of.program.cache_groups), 16, kv_dtype, 3)
-    return Driver(of.program, CudaBackend(of.program, placed, accelerator, capacity, vision=of.vision))
+    capacity, ranks = Capacity([64] * len(of.program.cache_groups), 16, kv_dtype, 3), accelerator.num_ranks
+    axes = divided_axes(both := whole(of.program, of.vision), ranks)
+    placed = place_weights(divide(both, ranks, axes), stored, accelerator, axes)
+    program, tower = (divide(own, ranks, axes) for own in (of.program, of.vision.program))
+    vision = replace(of.vision, program=tower)
+    return Driver(of.program, CudaBackend(program, placed, accelerator, capacity, vision=vision))
 
 
 def on_reference(of: Seeing) -> Driver:

@@ -401,8 +401,10 @@ def test_options_that_do_not_exist_or_fit() -> None:
         LLM("demo", quantization="int5")
     with pytest.raises(ConfigError, match="made for"):
         LLM("demo", max_model_len=1 << 20)
-    with pytest.raises(ConfigError, match="NUMA node"):
-        LLM("demo", tensor_parallel_size=2)
+    for device in ("auto", "native"):
+        with pytest.raises(ConfigError, match="tensor_parallel_size = 2 needs GPUs") as raised:
+            LLM("demo", tensor_parallel_size=2, device=device)
+        assert "NUMA node" in str(raised.value.hint)
     with pytest.raises(ConfigError, match="KV cache has room for"):
         LLM("demo", max_model_len=512, kv_cache_memory_bytes=20_000)
 

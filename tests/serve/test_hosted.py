@@ -328,3 +328,19 @@ def test_what_starts_several_engines_asks_no_gpu(monkeypatch: pytest.MonkeyPatch
     config = ServerConfig()
     open_models(config, found, UNUSED, UNUSED)
     local_replicas(replace(config, replicas=2), found[0].engine_config, measure=False)
+
+
+def test_replicas_have_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And all of their memory, which the process of the server never asks for."""
+    made: list[Any] = []
+
+    def make(config: EngineConfig, **how: Any) -> None:
+        made.append((config.device, how["available_bytes"], how["num_sharing"]))
+
+    monkeypatch.setattr("quire.cluster.local.RemoteEngine", make)
+    for device in ("cuda:1", "auto"):
+        config = EngineConfig(device=device, tensor_parallel_size=2)
+        replicas = local_replicas(ServerConfig(replicas=2), config, measure=False)
+        for place in replicas.places:
+            replicas._make(place)
+    assert made == [(f"cuda:{first}", None, 1) for first in (1, 3, 0, 2)]

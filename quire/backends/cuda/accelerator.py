@@ -1,7 +1,7 @@
 """The Accelerator protocol: memory, and launches of kernels in the order in which they are asked for.
 
 There are two: a GPU (driver.py), and Triton's interpreter on the CPU (interpreted.py), on which everything
-but speed and the order of sums within a tile is tested.
+but speed and the order of sums within a tile is tested. Several of either are one as well (group.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class DeviceArray:
     """Numbers in the memory of an accelerator, contiguous, from `first_byte` of a buffer on.
 
     `buffer` is what it allocated: an object of the driver, or a NumPy array of bytes where kernels
-    are interpreted.
+    are interpreted; of a group a tuple of those of its ranks.
     """
 
     buffer: Any
@@ -51,7 +51,26 @@ class DeviceArray:
         return self.part(first * row, (count, *self.shape[1:]))
 
 
-Argument = DeviceArray | int | float
+@dataclass(frozen=True, slots=True)
+class ByRank:
+    """An integer argument that is `factor` times the number of the rank: 0 on a single accelerator."""
+
+    factor: int
+
+
+@dataclass(frozen=True, slots=True)
+class OfRank:
+    """The row of an array that is that of the rank."""
+
+    rows: DeviceArray
+
+
+Argument = DeviceArray | int | float | ByRank | OfRank
+
+
+def row_of(rank: int, arg: OfRank) -> DeviceArray:
+    """Return the row of a rank."""
+    return arg.rows.part(rank * arg.rows.rows(0, 1).num_bytes, arg.rows.shape[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +86,21 @@ class Launch:
     grid: tuple[int, int, int]
     args: tuple[Argument, ...]
     constants: Mapping[str, Constant] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no program is in its grid."""
+        return 0 in self.grid
+
+
+@dataclass(frozen=True, slots=True)
+class RankExchange:
+    """Give all ranks of a group what each has: row r of `parts` [ranks, bytes] is copied from rank r.
+
+    No rank goes on before all have come here, also for an empty array.
+    """
+
+    parts: DeviceArray
 
 
 class DeviceFault(QuireError):
@@ -113,7 +147,9 @@ class Graph(Protocol):
 
 
 class Memory(Protocol):
-    """Memory of an accelerator, in which programs are laid out and steps put."""
+    """Memory of an accelerator, in which programs are laid out and steps put: that of each of its ranks."""
+
+    num_ranks: int
 
     def allocate(self, num_bytes: int) -> DeviceArray:
         """Return so many bytes (uint8), with any content, at an address that is a multiple of 256.
@@ -126,20 +162,30 @@ class Memory(Protocol):
         """Replace the numbers of an array by as many of its type. `values` may change after the call."""
         ...
 
-    def address(self, array: DeviceArray) -> int:
-        """Return where an array begins, for kernels that read addresses from tables."""
+    def addresses(self, array: DeviceArray) -> tuple[int, ...]:
+        """Return where an array begins on each rank, for kernels that read addresses from tables."""
         ...
 
 
 class Accelerator(Memory, Protocol):
     """One GPU, or what stands for one. Launches and copies happen in the order of the calls.
 
-    `name` is what configurations call it, "cuda:0"; `target` for what its kernels were compiled, "sm_90".
+    `name` is what configurations call it, "cuda:0"; `target` for what its kernels were compiled, "sm_90". It
+    has one rank, itself, or is a group of several.
     Whatever fails on it raises DeviceFault, also later, when somebody waits.
     """
 
     name: str
     target: str
+
+    @property
+    def ranks(self) -> Sequence[Accelerator]:
+        """The accelerators that compute every launch side by side: those of a group, or only this one."""
+        ...
+
+    def on(self, rank: int, array: DeviceArray) -> DeviceArray:
+        """Return an array as it is in the memory of a rank."""
+        ...
 
     def in_words(self) -> str:
         """Return a readable description: "NVIDIA H200, sm_90"."""
@@ -169,10 +215,13 @@ class Accelerator(Memory, Protocol):
         """Begin to copy the first bytes of a buffer to an array, as many as it has."""
         ...
 
-    def launch(self, launch: Launch) -> None:
-        """Launch a kernel, unless its grid is empty. Raises ConfigError for one that was not compiled."""
+    def launch(self, launch: Launch | RankExchange) -> None:
+        """Launch a kernel, unless its grid is empty. Raises ConfigError for one that was not compiled.
+
+        A single accelerator has nothing to exchange.
+        """
         ...
 
-    def capture(self, launches: Sequence[Launch]) -> Graph:
+    def capture(self, launches: Sequence[Launch | RankExchange]) -> Graph:
         """Return launches as one, without launching them. Each of their kernels was launched before."""
         ...

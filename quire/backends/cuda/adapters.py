@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quire.backends.cuda.accelerator import DeviceArray, Memory
+from quire.backends.cuda.accelerator import DeviceArray, Memory, OfRank
 from quire.backends.cuda.kernels.variants import ADAPTER_RANKS
 from quire.errors import ConfigError
 from quire.program.batch import Batch
@@ -35,29 +35,31 @@ class DeviceAdapters:
     """The adapters of a program. One is copied to the accelerator when a row first has it.
 
     So whoever loads one, from any thread, waits for nothing and calls no accelerator. For each format and
-    each weight that is adapted there is a table [places, 3] of the addresses of down and up, and the rank;
-    the place of an adapter is its number, as long as it is loaded.
+    each weight that is adapted each accelerator of a group has a table [places, 3] of the addresses of down
+    and up, and the rank; the place of an adapter is its number, as long as it is loaded. Of a divided weight
+    each has its part of up.
     """
 
     def __init__(self, memory: Memory, program: Program) -> None:
         self._memory = memory
         adapted = (op.weight for op in program if isinstance(op, Linear) and op.adapted)
-        self._sites = {weight.name: site for site, weight in enumerate(dict.fromkeys(adapted))}
+        self._weights = tuple(dict.fromkeys(adapted))
+        self._sites = {weight.name: site for site, weight in enumerate(self._weights)}
         self._waiting: dict[str, Mapping[str, LowRank]] = {}
         self._places: dict[str, int] = {}
         self._kinds: dict[str, frozenset[str]] = {}
         self._held: dict[str, DeviceArray] = {}  # the matrices of each adapter
         self.moves = 0  # how often the tables were allocated
-        self._tables = np.zeros((len(KINDS), len(self._sites), 0, 3), np.int64)
+        self._tables = np.zeros((len(KINDS), len(self._sites), memory.num_ranks, 0, 3), np.int64)
         self._scales = np.zeros((len(self._sites), 0), np.float32)
         self._allocate(_LEAST_PLACES)
 
     def _allocate(self, places: int) -> None:
         """Make tables of so many places, with what is known."""
-        tables = np.zeros((len(KINDS), len(self._sites), places, 3), np.int64)
+        tables = np.zeros((*self._tables.shape[:3], places, 3), np.int64)
         scales = np.zeros((len(self._sites), places), np.float32)
         known = self._scales.shape[1]
-        tables[:, :, :known], scales[:, :known] = self._tables, self._scales
+        tables[..., :known, :], scales[:, :known] = self._tables, self._scales
         device_tables, device_scales = (
             self._memory.allocate(max(1, array.nbytes)).part(0, array.shape, array.dtype)
             for array in (tables, scales)
@@ -79,7 +81,7 @@ class DeviceAdapters:
         self._held.pop(adapter, None)
         self._kinds.pop(adapter, None)
         if (place := self._places.pop(adapter, None)) is not None:
-            self._tables[:, :, place] = 0
+            self._tables[..., place, :] = 0
 
     def numbers(self, batch: Batch) -> tuple[frozenset[str], dict[Count, np.ndarray]]:
         """Return the formats of the adapters of a batch, and the place of each token's and logit row's.
@@ -112,45 +114,48 @@ class DeviceAdapters:
 
     def _put(self, adapter: str, place: int, parts: Mapping[str, LowRank]) -> None:
         """Copy the matrices of an adapter, and the tables with their addresses."""
-        matrices = {name: _stored(part) for name, part in parts.items()}
-        sizes = [matrix.nbytes for both in matrices.values() for matrix in both[1:]]
+        matrices = {name: self._stored(name, part) for name, part in parts.items()}
+        sizes = [matrix.nbytes for _, both in matrices.values() for matrix in both]
         held = self._memory.allocate(max(1, sum(map(_aligned, sizes))))
         first = 0
-        self._tables[:, :, place] = 0
-        for name, (kind, down, up) in matrices.items():
-            entry, site = list(KINDS).index(kind), self._sites[name]
-            for number, matrix in enumerate((down, up)):
-                array = held.part(first, matrix.shape, matrix.dtype)
-                self._memory.write(array, matrix)
-                self._tables[entry, site, place, number] = self._memory.address(array)
-                first += _aligned(matrix.nbytes)
-            self._tables[entry, site, place, 2] = len(down)
+        self._tables[..., place, :] = 0
+        for name, (kind, both) in matrices.items():
+            site = self._sites[name]
+            tables = self._tables[list(KINDS).index(kind), site]
+            for number, of_ranks in enumerate(both):
+                array = held.part(first, of_ranks.shape, of_ranks.dtype)
+                self._memory.write(array, of_ranks)
+                own = np.minimum(np.arange(len(tables)), len(of_ranks) - 1) * array.rows(0, 1).num_bytes
+                tables[:, place, number] = self._memory.addresses(array) + own
+                first += _aligned(of_ranks.nbytes)
+            tables[:, place, 2] = len(parts[name].down)
             self._scales[site, place] = parts[name].scale
         self._memory.write(self._device_tables, self._tables)
         self._memory.write(self._device_scales, self._scales)
         self._held[adapter] = held
-        self._kinds[adapter] = frozenset(kind for kind, _, _ in matrices.values())
+        self._kinds[adapter] = frozenset(kind for kind, _ in matrices.values())
 
-    def table(self, kind: str, weight: str) -> tuple[DeviceArray, DeviceArray]:
+    def table(self, kind: str, weight: str) -> tuple[OfRank, DeviceArray]:
         """Return the table of a weight and a format, [places, 3], and the scales [places].
 
         They begin at multiples of 16 bytes, as there are 8 places or more.
         """
-        site, shape = self._sites[weight], self._tables.shape
+        site, (ranks, places, _) = self._sites[weight], self._tables.shape[2:]
         number = list(KINDS).index(kind) * len(self._sites) + site
-        places = shape[2]
-        table = self._device_tables.part(number * places * 24, (places, 3))
-        return table, self._device_scales.part(site * places * 4, (places,))
+        tables = self._device_tables.part(number * ranks * places * 24, (ranks, places, 3))
+        return OfRank(tables), self._device_scales.part(site * places * 4, (places,))
 
+    def _stored(self, name: str, part: LowRank) -> tuple[str, tuple[Array, Array]]:
+        """Return the format of a part, and down and up as they are stored; float32 if formats differ.
 
-def _stored(part: LowRank) -> tuple[str, Array, Array]:
-    """Return the format of a part, down [rank, in], and up as [rank, out padded]; float32 if they differ."""
-    down, up = part.down, part.up
-    if down.dtype != up.dtype:
-        down, up = to_float32(down), to_float32(up)
-    padded = np.zeros((up.shape[1], -(-len(up) // 16) * 16), up.dtype)
-    padded[:, : len(up)] = up.T
-    return next(kind for kind, dtype in KINDS.items() if dtype == down.dtype), down, padded
+        down [1, rank, in]; up [parts, rank, out padded], as many parts as ranks divide the weight's outputs.
+        """
+        down, up, outputs = part.down, part.up, self._weights[self._sites[name]].shape[0]
+        if down.dtype != up.dtype:
+            down, up = to_float32(down), to_float32(up)
+        padded = np.zeros((len(up) // outputs, up.shape[1], -(-outputs // 16) * 16), up.dtype)
+        padded[..., :outputs] = up.reshape(len(padded), outputs, -1).swapaxes(1, 2)
+        return next(kind for kind, dtype in KINDS.items() if dtype == down.dtype), (down[None], padded)
 
 
 def _aligned(num_bytes: int) -> int:

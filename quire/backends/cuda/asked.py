@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
 
 import numpy as np
 
 from quire.backends.backend import Capacity
-from quire.backends.cuda.accelerator import Accelerator, DeviceArray, Launch
+from quire.backends.cuda.accelerator import Accelerator, DeviceArray, Launch, RankExchange
 from quire.backends.cuda.caches import layer_caches
 from quire.backends.cuda.lower import lower, step_memory
 from quire.backends.cuda.manifest import launch_key
@@ -26,14 +25,16 @@ _SMALL_TILE = 16  # rows for each weight, at most, of the smaller of two tiles
 class _Nowhere:
     """Memory of any size that keeps nothing."""
 
+    num_ranks = 1
+
     def allocate(self, num_bytes: int) -> DeviceArray:
         return DeviceArray(None, np.dtype(np.uint8), (num_bytes,))
 
     def write(self, array: DeviceArray, values: np.ndarray) -> None:
         """Do nothing."""
 
-    def address(self, array: DeviceArray) -> int:
-        return 0
+    def addresses(self, array: DeviceArray) -> tuple[int, ...]:
+        return (0,)
 
 
 def launches_of(
@@ -54,8 +55,9 @@ def launches_of(
     number = max((op.num_experts for op in program if isinstance(op, ops.Experts)), default=1)
     for context, count in ((1, 1), (LEAST * SEGMENT, 1), (many := (_SMALL_TILE + 1) * number, many)):
         step = steps.put(_row(program, context, count, capacity.block_size))
-        launches = (launch(step) for launch in lowered.launches)
-        yield from (launch for launch in launches if prod(launch.grid))
+        for launch in (launch(step) for launch in lowered.launches):
+            if not (isinstance(launch, RankExchange) or launch.is_empty):
+                yield launch
 
 
 def _row(program: Program, context: int, count: int, block_size: int) -> Batch:

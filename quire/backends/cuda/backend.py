@@ -85,8 +85,9 @@ class CudaBackend:
         self._pooled = Slots(self._vocab, capacity.block_size, len(capacity.num_blocks))
         self._open: deque[_StepOnDevice] = deque()  # launched and not collected, in order
         self._ended_s = 0.0  # when the last step was collected
+        name = self.name if accelerator.num_ranks == 1 else f"{self.name} on {accelerator.num_ranks}"
         self._layout = layout_of(
-            self.name, capacity.kv_dtype, capacity.block_size, program.cache_groups, program.layer_groups
+            name, capacity.kv_dtype, capacity.block_size, program.cache_groups, program.layer_groups
         )
 
     def _draft_with(

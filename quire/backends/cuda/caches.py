@@ -73,12 +73,20 @@ class DeviceCaches:
         self.restores = Restores(accelerator, states)
 
     def block_bytes(self, group: int) -> int:
-        return sum(array.rows(0, 1).num_bytes for array in self._groups[group])
+        """Return the bytes of a block's contents: those of all ranks, one after the other."""
+        return self._accelerator.num_ranks * sum(array.rows(0, 1).num_bytes for array in self._groups[group])
 
     def read(self, group: int, block_ids: Sequence[int]) -> list[bytes]:
         """Return the contents of these blocks."""
         arrays = self._groups[group]
-        begun = [[self._accelerator.fetch(array.rows(block, 1)) for array in arrays] for block in block_ids]
+        begun = [
+            [
+                rank.fetch(self._accelerator.on(number, array.rows(block, 1)))
+                for number, rank in enumerate(self._accelerator.ranks)
+                for array in arrays
+            ]
+            for block in block_ids
+        ]
         return [b"".join(fetch.result().tobytes() for fetch in block) for block in begun]
 
     def write(self, group: int, block_ids: Sequence[int], contents: Sequence[bytes | memoryview]) -> None:
@@ -88,11 +96,12 @@ class DeviceCaches:
             if len(content) != num_bytes:
                 raise ValueError(f"a block of group {group} has {num_bytes} bytes, not {len(content)}")
             first = 0
-            for array in self._groups[group]:
-                place = array.rows(block, 1)
-                values = np.frombuffer(content, np.uint8, place.num_bytes, first).view(place.dtype)
-                self._accelerator.write(place, values)
-                first += place.num_bytes
+            for number, rank in enumerate(self._accelerator.ranks):
+                for array in self._groups[group]:
+                    place = self._accelerator.on(number, array.rows(block, 1))
+                    values = np.frombuffer(content, np.uint8, place.num_bytes, first).view(place.dtype)
+                    rank.write(place, values)
+                    first += place.num_bytes
 
 
 def layer_caches(

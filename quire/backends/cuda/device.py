@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 
@@ -12,7 +13,9 @@ from quire.backends.cuda.asked import require_compiled
 from quire.backends.cuda.backend import CudaBackend
 from quire.backends.cuda.caches import token_bytes
 from quire.backends.cuda.coded_form import coded_form
+from quire.backends.cuda.divided import divide, divided_axes, divided_spec
 from quire.backends.cuda.drafts import require_host_memory
+from quire.backends.cuda.exchanges import exchange_row_bytes
 from quire.backends.cuda.fused import prepared
 from quire.backends.cuda.graphs import GRAPH_BYTES, LAUNCH_BYTES, graph_rows, padded_rows
 from quire.backends.cuda.images import keeps_halves
@@ -22,7 +25,7 @@ from quire.backends.cuda.lower import scratch_row_bytes
 from quire.backends.cuda.refused import require_kernels
 from quire.backends.cuda.sampler import penalty_bytes, sampling_bytes
 from quire.backends.cuda.segments import MEMORY_BYTES
-from quire.backends.cuda.weights import SUPPORTED, format_of, plan_layout, upload
+from quire.backends.cuda.weights import SUPPORTED, axes_of, format_of, plan_layout, upload
 from quire.backends.draft_model import DraftModel
 from quire.backends.host import Kind
 from quire.backends.kv_cache import OWN_DTYPES
@@ -43,23 +46,29 @@ _FLOAT_BYTES = 4
 _TOKEN_BYTES = 4 * 24 + 2 * 4 * 512
 
 
-def cuda_device(name: str, num_threads: int | None = None) -> CudaDevice:
+def cuda_device(name: str, num_threads: int | None = None, num_gpus: int = 1) -> CudaDevice:
     """Return the device that a configuration calls "cuda", "cuda:1" or "cuda-interpreted".
 
-    Raises ConfigError if something of it is missing, or if a GPU computes wrongly.
+    With `num_gpus` it is that one and those after it. Raises ConfigError if something of it is missing, or if
+    a GPU computes wrongly.
     """
     if name == "cuda-interpreted":
-        from quire.backends.cuda.interpreted import InterpretedAccelerator
+        from quire.backends.cuda.interpreted import InterpretedAccelerator, InterpretedGroup
 
-        return CudaDevice(InterpretedAccelerator(), "interpreted", num_threads)
+        interpreted = InterpretedAccelerator() if num_gpus == 1 else InterpretedGroup(num_gpus)
+        return CudaDevice(interpreted, "interpreted", num_threads)
     if find_spec("cuda") is None or find_spec("cuda.core") is None:
         problem = f"device = {name!r} needs cuda-core, which is not installed"
         raise ConfigError(problem, "pip install 'quire[cuda]', or leave device out to use the CPU")
     from quire.backends.cuda.driver import open_gpu
+    from quire.backends.cuda.gpu_group import GpuGroup
 
-    gpu = open_gpu(int(name.partition(":")[2] or 0))
-    _check_once(gpu)
-    return CudaDevice(gpu, gpu.manifest.digest[:12], num_threads)
+    first = int(name.partition(":")[2] or 0)
+    gpus = [open_gpu(index) for index in range(first, first + num_gpus)]
+    for gpu in gpus:
+        _check_once(gpu)
+    accelerator = gpus[0] if num_gpus == 1 else GpuGroup(gpus)
+    return CudaDevice(accelerator, gpus[0].manifest.digest[:12], num_threads)
 
 
 @cache
@@ -71,9 +80,10 @@ def _check_once(accelerator: Accelerator) -> None:
 
 
 class CudaDevice:
-    """A GPU, or an accelerator that stands for one, with the kernels compiled for it.
+    """A GPU or several, or an accelerator that stands for them, with the kernels compiled for it.
 
-    `kernels` identifies these: the digest of their manifest. `num_threads` threads load weights.
+    `kernels` identifies these: the digest of their manifest. `num_threads` threads load weights. All bytes
+    are those of each GPU.
     """
 
     name = "cuda"
@@ -88,6 +98,11 @@ class CudaDevice:
         self._accelerator = accelerator
         self._kernels = kernels
         self._num_threads = num_threads
+        self._num_gpus = accelerator.num_ranks
+
+    def _divide(self, program: Program, weights: WeightPlan) -> Program:
+        """Return the part of a program that each GPU computes, with planned weights."""
+        return divide(program, self._num_gpus, axes_of(weights))
 
     @property
     def arithmetic(self) -> str:
@@ -116,7 +131,8 @@ class CudaDevice:
     def layout(self, program: Program, storage: Mapping[str, Storage]) -> Layout:
         """Lay out the weights. Raises ConfigError for a program with an op that has no kernel."""
         require_kernels(program, storage)
-        return plan_layout(program, storage)
+        axes = divided_axes(program, self._num_gpus)
+        return plan_layout(divide(program, self._num_gpus, axes), storage)
 
     def arithmetic_of(self, op: Op, storage: Mapping[str, Storage], kv_dtype: str) -> Kind:
         """Return what the kernels multiply: integers meet int8, bf16 and 8-bit floats bf16."""
@@ -134,7 +150,7 @@ class CudaDevice:
         return OWN_DTYPES[floats]
 
     def block_bytes(self, spec: CacheSpec, kv_dtype: str, block_size: int) -> int:
-        return token_bytes(spec, kv_dtype) * block_size
+        return token_bytes(divided_spec(spec, self._num_gpus), kv_dtype) * block_size
 
     def step_bytes(
         self, program: Program, weights: WeightPlan, num_tokens: int, num_logits: int | None = None
@@ -143,6 +159,7 @@ class CudaDevice:
 
         A step of rows of one token has more rows in its graph than it was planned with.
         """
+        program = self._divide(program, weights)
         formats = {name: format_of(storage) for name, storage in weights.storage.items()}
         if isinstance(first := program.ops[0], ops.Patches):
             return _tower_bytes(program, formats, first.out.width, num_tokens, num_logits or num_tokens)
@@ -151,7 +168,9 @@ class CudaDevice:
         read = (op.out.row_bytes for op in program if isinstance(op, ops.PreviousHidden))
         token_bytes = _TOKEN_BYTES + 2 * sum(read)  # uploads have as much to spare
         values = plan_buffers(prepared(program)).nbytes(Load(((0, num_tokens),), most))
-        values += num_tokens * (token_bytes + scratch_row_bytes(program, formats))
+        exchanged = exchange_row_bytes(program)
+        values += num_tokens * (token_bytes + scratch_row_bytes(program, formats) + exchanged["T"])
+        values += most * exchanged["L"]
         return values + MEMORY_BYTES + sampling_bytes(program.output.width, most)
 
     def slots_bytes(self, program: Program, num_slots: int, block_bytes: int) -> int:
@@ -180,14 +199,15 @@ class CudaDevice:
         draft: DraftModel[WeightPlan] | None,
         vision: Vision | None,
     ) -> None:
-        require_compiled(program, weights.layout, capacity, self._accelerator)
+        require_compiled(self._divide(program, weights), weights.layout, capacity, self._accelerator)
         if draft is not None:
             own = draft.weights or weights
-            require_compiled(draft.program, own.layout, capacity, self._accelerator)
+            require_compiled(self._divide(draft.program, own), own.layout, capacity, self._accelerator)
             require_host_memory(program, draft, capacity)
         if vision is not None:
             halves = keeps_halves(capacity.kv_dtype)
-            require_compiled(vision.program, weights.layout, capacity, self._accelerator, halves)
+            tower = self._divide(vision.program, weights)
+            require_compiled(tower, weights.layout, capacity, self._accelerator, halves)
 
     def build(
         self,
@@ -203,10 +223,13 @@ class CudaDevice:
             uploaded = upload(weights, self._accelerator, progress, self._num_threads)
             drafter = None
             if draft is not None:
-                own = draft.weights
-                more = None if own is None else upload(own, self._accelerator, None, self._num_threads)
-                drafter = draft.having(more)
-            return CudaBackend(program, uploaded, self._accelerator, capacity, drafter, vision)
+                kept = draft.weights
+                more = None if kept is None else upload(kept, self._accelerator, None, self._num_threads)
+                drafter = replace(draft, program=self._divide(draft.program, kept or weights)).having(more)
+            if vision is not None:
+                vision = replace(vision, program=self._divide(vision.program, weights))
+            own = self._divide(program, weights)
+            return CudaBackend(own, uploaded, self._accelerator, capacity, drafter, vision)
         except DeviceFault as fault:
             raise ConfigError(f"{self._accelerator.name}: {fault.message}", fault.hint) from fault
 
@@ -220,4 +243,6 @@ def _tower_bytes(
     """Return the bytes of values of a tower, and of uploads of its patches."""
     values = plan_buffers(prepared(program)).nbytes(Load(((0, num_patches),), num_tokens))
     scratch = max(scratch_row_bytes(program, formats, halves) for halves in (False, True))
+    exchanged = exchange_row_bytes(program)
+    values += num_patches * exchanged["T"] + num_tokens * exchanged["L"]
     return values + num_patches * (_TOKEN_BYTES + scratch + 2 * _FLOAT_BYTES * columns)

@@ -9,16 +9,34 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, wraps
-from math import prod
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from cuda.bindings import driver
-from cuda.core import Buffer, Device, Event, LaunchConfig, LegacyPinnedMemoryResource, ObjectCode, Stream
+from cuda.core import (
+    Buffer,
+    Device,
+    DeviceMemoryResource,
+    Event,
+    LaunchConfig,
+    LegacyPinnedMemoryResource,
+    ObjectCode,
+    Stream,
+)
 from cuda.core import launch as launch_kernel
-from cuda.core.graph import Graph
+from cuda.core.graph import Graph, GraphBuilder
 
-from quire.backends.cuda.accelerator import Argument, DeviceArray, DeviceFault, HostBuffer, Launch
+from quire.backends.cuda.accelerator import (
+    Argument,
+    ByRank,
+    DeviceArray,
+    DeviceFault,
+    HostBuffer,
+    Launch,
+    OfRank,
+    RankExchange,
+    row_of,
+)
 from quire.backends.cuda.manifest import CompiledKernel, Manifest, launch_key
 from quire.errors import ConfigError
 
@@ -40,7 +58,7 @@ _T = TypeVar("_T")
 _MAX_SHARED = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
-def _reported(hint: str | None = None) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+def reported(hint: str | None = None) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
     """Let a function raise errors of the driver as DeviceFault, with a hint for those that have none."""
 
     def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -113,15 +131,19 @@ class Gpu:
         self.name = f"cuda:{device.device_id}"
         self.manifest = manifest
         self.target = _target(device, manifest)
+        self.ranks, self.num_ranks = (self,), 1
+        self.stream: Stream = device.create_stream()
         self._device = device
-        self._stream: Stream = device.create_stream()
         self._pinned = _Pinned()
         self._kernels: dict[str, _Loaded] = {}
+
+    def on(self, rank: int, array: DeviceArray) -> DeviceArray:
+        return array
 
     def in_words(self) -> str:
         return f"{self._device.name}, {self.target}"
 
-    @_reported()
+    @reported()
     def free_bytes(self) -> int:
         self._device.set_current()
         free, _ = _checked(*driver.cuMemGetInfo())
@@ -135,13 +157,13 @@ class Gpu:
         except Exception:  # of NVML, which may be missing, or may not know
             return ""
 
-    @_reported()
+    @reported()
     def allocate(self, num_bytes: int) -> DeviceArray:
         self._device.set_current()
-        buffer = self._device.allocate(num_bytes, stream=self._stream)
+        buffer = self._device.allocate(num_bytes, stream=self.stream)
         return DeviceArray(buffer, np.dtype(np.uint8), (num_bytes,))
 
-    @_reported()
+    @reported()
     def write(self, array: DeviceArray, values: np.ndarray) -> None:
         contents = np.ascontiguousarray(values)
         if contents.nbytes == 0:
@@ -149,57 +171,91 @@ class Gpu:
         self._device.set_current()
         staged = self._pinned.take(contents.nbytes)
         ctypes.memmove(int(staged.handle), contents.ctypes.data, contents.nbytes)
-        _region(array).copy_from(_first(staged, contents.nbytes), stream=self._stream)
-        self._pinned.give_back(staged, self._stream.record())
+        _region(array).copy_from(_first(staged, contents.nbytes), stream=self.stream)
+        self._pinned.give_back(staged, self.stream.record())
 
-    def address(self, array: DeviceArray) -> int:
-        return _address(array)
+    def addresses(self, array: DeviceArray) -> tuple[int, ...]:
+        return (_address(array),)
 
-    @_reported()
+    @reported()
     def fetch(self, array: DeviceArray) -> _Fetched:
         self._device.set_current()
         staged = self._pinned.take(max(array.num_bytes, 1))
         if array.num_bytes:
-            _region(array).copy_to(_first(staged, array.num_bytes), stream=self._stream)
-        return _Fetched(array, staged, self._stream.record(), self._pinned)
+            _region(array).copy_to(_first(staged, array.num_bytes), stream=self.stream)
+        return _Fetched(array, staged, self.stream.record(), self._pinned)
 
     def has_kernel(self, key: str) -> bool:
         return key in self.manifest.targets[self.target]
 
-    @_reported("raise the limit of locked memory (ulimit -l)")
+    @reported("raise the limit of locked memory (ulimit -l)")
     def stage(self, num_bytes: int) -> HostBuffer:
         self._device.set_current()
         pinned = self._pinned.memory.allocate(num_bytes)
         there = (ctypes.c_uint8 * num_bytes).from_address(int(pinned.handle))
         return HostBuffer(np.ctypeslib.as_array(there), pinned)
 
-    @_reported()
+    @reported()
     def upload(self, buffer: HostBuffer, array: DeviceArray) -> _Uploaded:
         self._device.set_current()
-        _region(array).copy_from(_first(buffer.owner, array.num_bytes), stream=self._stream)
-        return _Uploaded(self._stream.record())
+        _region(array).copy_from(_first(buffer.owner, array.num_bytes), stream=self.stream)
+        return _Uploaded(self.stream.record())
 
-    @_reported()
-    def launch(self, launch: Launch) -> None:
-        if prod(launch.grid):
-            self._device.set_current()
-            launch_kernel(self._stream, *self._call(launch))
+    @reported()
+    def launch(self, launch: Launch | RankExchange) -> None:
+        if isinstance(launch, Launch) and not launch.is_empty:
+            self.submit(self.call(launch), self.stream)
 
-    @_reported()
-    def capture(self, launches: Sequence[Launch]) -> _Captured:
-        self._device.set_current()
-        calls = [self._call(launch) for launch in launches if prod(launch.grid)]
-        builder = self._device.create_graph_builder().begin_building()
+    @reported()
+    def capture(self, launches: Sequence[Launch | RankExchange]) -> _Captured:
+        calls = [self.call(own) for own in launches if isinstance(own, Launch) and not own.is_empty]
+        builder = self.begin_graph()
         try:
             for call in calls:
-                launch_kernel(builder, *call)
+                self.submit(call, builder.stream)
             graph = builder.end_building().complete()
         finally:
             builder.close()
-        return _Captured(self._device, graph, self._stream)
+        return _Captured(self._device, graph, self.stream)
 
-    def _call(self, launch: Launch) -> tuple[Any, ...]:
-        """Return the configuration of a launch, its kernel and its arguments, as cuda-core takes them."""
+    def begin_graph(self) -> GraphBuilder:
+        """Begin a graph of what is submitted to the stream of the builder that is returned."""
+        self._device.set_current()
+        return self._device.create_graph_builder().begin_building()
+
+    def submit(self, call: tuple[Any, ...], stream: Stream) -> None:
+        """Launch what `call` returned in a stream of this GPU."""
+        self._device.set_current()
+        launch_kernel(stream, *call)
+
+    def record(self, stream: Stream) -> Event:
+        """Return an event that comes when a stream of this GPU has done what is in it by now."""
+        self._device.set_current()
+        return stream.record()
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        """Let what is put into a stream of this GPU from now on wait for an event of any."""
+        self._device.set_current()
+        stream.wait(event)
+
+    def copy(self, to: DeviceArray, source: DeviceArray, stream: Stream) -> None:
+        """Copy an array of any GPU to one of this GPU, in a stream of this GPU."""
+        self._device.set_current()
+        _region(to).copy_from(_region(source), stream=stream)
+
+    def let_read(self, others: Sequence[Gpu]) -> None:
+        """Let other GPUs read the memory of this one, where they can: copies then need not pass the host."""
+        memory = self._device.memory_resource
+        if isinstance(memory, DeviceMemoryResource):
+            able = [gpu._device for gpu in others if gpu._device.can_access_peer(self._device)]
+            memory.peer_accessible_by = able
+
+    def call(self, launch: Launch) -> tuple[Any, ...]:
+        """Return the configuration of a launch, its kernel and its arguments, as cuda-core takes them.
+
+        The kernel is loaded if it was not yet, which cannot be done while a graph is begun.
+        """
+        self._device.set_current()
         key = launch_key(launch)
         if key not in self._kernels:
             self._kernels[key] = self._load(key)
@@ -223,7 +279,7 @@ class _Uploaded:
 
     ended: Event
 
-    @_reported()
+    @reported()
     def wait(self) -> None:
         self.ended.sync()
 
@@ -236,7 +292,7 @@ class _Captured:
     graph: Graph
     stream: Stream
 
-    @_reported()
+    @reported()
     def replay(self) -> None:
         self.device.set_current()
         self.graph.launch(self.stream)
@@ -287,7 +343,7 @@ class _Fetched:
     ended: Event
     pinned: _Pinned
 
-    @_reported()
+    @reported()
     def result(self) -> np.ndarray:
         self.ended.sync()
         found = np.empty(self.array.shape, self.array.dtype)
@@ -331,6 +387,10 @@ def _first(buffer: Buffer, num_bytes: int) -> Buffer:
 
 def _passed(arg: Argument) -> Any:
     """Return an argument as the driver takes it: an int is an address."""
+    if isinstance(arg, OfRank):
+        arg = row_of(0, arg)
     if isinstance(arg, DeviceArray):
         return _address(arg)
+    if isinstance(arg, ByRank):
+        return ctypes.c_int32(0)
     return ctypes.c_int32(arg) if isinstance(arg, int) else ctypes.c_float(arg)

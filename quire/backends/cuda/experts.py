@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from quire.backends.cuda.accelerator import Argument, Constant, DeviceArray
+from quire.backends.cuda.exchanges import gather, num_ranks
 from quire.backends.cuda.grouped import GroupedProducts, float_tile
 from quire.backends.cuda.kernels.variant import MOST_EXPERTS
 from quire.backends.cuda.kernels.variants import MOST_CHOSEN, PRECISIONS, SORTED_BLOCK, row_block
@@ -40,6 +41,8 @@ def experts(op: ops.Experts, to: LaunchList) -> None:
         pairs.multiply(_UP, x, per_token, weights.up, weights.up_bias)
         both = (pairs.at(_GATED), up)
         pairs.add("gated_activation", _GATED, inner, both, inner, limit, ACTIVATION=name)
+    if (ranks := num_ranks(op)) > 1:
+        gather(to, op.x.count, routing.chosen, inner, ranks, pairs.at(_GATED), pairs.at(_GATED))
     pairs.multiply(_OUT, pairs.at(_GATED), 1, weights.down, weights.down_bias)
     _sum(op, to, pairs)
     to.rounded = None  # scratch memory was written
@@ -50,7 +53,7 @@ def pair_parts(op: ops.Experts, formats: Mapping[str, str]) -> tuple[Part, ...]:
 
     `formats` are those of weights.
     """
-    (_, inner, hidden), chosen = op.experts.up.shape, op.routing.chosen
+    hidden, inner, chosen = op.experts.up.shape[2], op.experts.down.shape[2], op.routing.chosen
     *before, down = (formats[matrix.name] for matrix in op.experts.matrices())
     of_x = max(row_bytes(rounded_row(format, hidden)) for format in before)
     of_pairs = row_bytes(rounded_row(down, inner))

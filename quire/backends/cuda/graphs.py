@@ -6,12 +6,13 @@ are. Rows are added up to the next number that has a graph: tokens of a slot tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from quire.backends.cuda.accelerator import Accelerator, Graph, Launch
+from quire.backends.cuda.accelerator import Accelerator, Graph
+from quire.backends.cuda.launch_list import Record
 from quire.backends.cuda.step_arrays import StepArrays
 from quire.program.batch import Batch, Ints
 
@@ -73,9 +74,7 @@ class DecodeGraphs:
         self._graphs: dict[_Kind, Graph] = {}
         self._moves = 0
 
-    def launch(
-        self, launches: Sequence[Callable[[StepArrays], Launch]], step: StepArrays, moves: int
-    ) -> None:
+    def launch(self, launches: Sequence[Record], step: StepArrays, moves: int) -> None:
         """Launch a decode step. `moves` counts how often arrays of steps were moved, which ends graphs.
 
         Kernels may then be others: longer block tables have segments. Those must be launched before they are

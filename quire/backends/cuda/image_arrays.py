@@ -11,7 +11,7 @@ from quire.program.batch import Batch
 from quire.program.program import Count, Program
 
 PATCHES = "patches"  # [T, columns] float32
-ADDRESSES = "addresses"  # [T] int64, of the embeddings of tokens of images; 0 for others
+ADDRESSES = "addresses"  # [ranks, T or more] int64, of the embeddings of tokens of images; 0 for others
 
 
 def visible_ends(count: Count) -> Hashable:
@@ -20,9 +20,10 @@ def visible_ends(count: Count) -> Hashable:
 
 
 class ImageArrays:
-    """Finds the arrays of a program in the batches of its steps, by their names."""
+    """Finds the arrays of a program in the batches of its steps, by their names, for so many ranks."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, ranks: int) -> None:
+        self._ranks = ranks
         self._sees = any(isinstance(op, ops.PlaceImages) for op in program)
         self._columns = next((op.out.width for op in program if isinstance(op, ops.Patches)), 0)
 
@@ -33,9 +34,10 @@ class ImageArrays:
             none = np.zeros((batch.num_tokens, self._columns), np.float32)
             found[PATCHES] = none if batch.patches is None else batch.patches.astype(np.float32)
         if self._sees:
-            found[ADDRESSES] = np.zeros(batch.num_tokens, np.int64)
+            places = -(-batch.num_tokens // 2) * 2  # rows begin at multiples of 16 bytes
+            found[ADDRESSES] = np.zeros((self._ranks, places), np.int64)
             if batch.image_tokens is not None and batch.image_addresses is not None:
-                found[ADDRESSES][batch.image_tokens] = batch.image_addresses
+                found[ADDRESSES][:, batch.image_tokens] = batch.image_addresses
         if (ends := batch.visible_ends) is not None:
             found[visible_ends("T")] = ends.astype(np.int32)
             found[visible_ends("L")] = ends[batch.logit_rows].astype(np.int32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.backends.cuda.accelerator import DeviceArray
+from quire.backends.cuda.accelerator import DeviceArray, OfRank
 from quire.backends.cuda.image_arrays import ADDRESSES, PATCHES
 from quire.backends.cuda.kernels.image_variants import HALVES, TOKEN_BLOCK
 from quire.backends.cuda.launch_list import At, LaunchList
@@ -70,7 +70,7 @@ def place_images(op: ops.PlaceImages, to: LaunchList) -> None:
         "place_images",
         "T",
         width,
-        lambda step: (out(step), x(step), step.texts[ADDRESSES], width, op.first, int(op.added)),
+        lambda step: (out(step), x(step), OfRank(step.texts[ADDRESSES]), width, op.first, int(op.added)),
     )
 
 

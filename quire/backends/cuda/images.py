@@ -56,13 +56,15 @@ class DeviceImages:
         if not seen:
             return batch
         addresses = [
-            self._accelerator.address(one.embeddings) + one.rows * one.embeddings.rows(0, 1).num_bytes
+            np.add.outer(
+                self._accelerator.addresses(one.embeddings), one.rows * one.embeddings.rows(0, 1).num_bytes
+            )
             for one in seen
         ]
         return replace(
             batch,
             image_tokens=np.concatenate([one.tokens for one in seen]),
-            image_addresses=np.concatenate(addresses),
+            image_addresses=np.concatenate(addresses, axis=1),
             visible_ends=ends,
         )
 

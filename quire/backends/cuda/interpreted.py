@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,16 @@ import numpy as np
 from quire.backends.cuda.accelerator import (
     ALIGNMENT,
     Argument,
+    ByRank,
     DeviceArray,
     HostBuffer,
     Launch,
+    OfRank,
+    RankExchange,
     Upload,
+    row_of,
 )
+from quire.backends.cuda.group import AcceleratorGroup
 from quire.backends.cuda.kernels.variants import ALIGNED, MULTIPLE, variants
 from quire.backends.cuda.manifest import launch_key
 from quire.backends.host import available_memory
@@ -40,8 +44,8 @@ class _Uploaded:
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    accelerator: InterpretedAccelerator
-    launches: Sequence[Launch]
+    accelerator: InterpretedAccelerator | InterpretedGroup
+    launches: Sequence[Launch | RankExchange]
 
     def replay(self) -> None:
         for launch in self.launches:
@@ -65,6 +69,10 @@ class InterpretedAccelerator:
             raise ConfigError(problem, "run `make cuda`, or choose another device") from error
         self.num_bytes = 0
         self.loaded = set[str]()
+        self.ranks, self.num_ranks = (self,), 1
+
+    def on(self, rank: int, array: DeviceArray) -> DeviceArray:
+        return array
 
     def in_words(self) -> str:
         return "Triton's interpreter, on the CPU"
@@ -84,8 +92,8 @@ class InterpretedAccelerator:
     def write(self, array: DeviceArray, values: np.ndarray) -> None:
         view_of(array)[...] = values.reshape(array.shape)
 
-    def address(self, array: DeviceArray) -> int:
-        return int(view_of(array).ctypes.data)
+    def addresses(self, array: DeviceArray) -> tuple[int, ...]:
+        return (int(view_of(array).ctypes.data),)
 
     def fetch(self, array: DeviceArray) -> _Fetched:
         return _Fetched(view_of(array).copy())
@@ -101,19 +109,41 @@ class InterpretedAccelerator:
         view_of(array.part(0, (array.num_bytes,), buffer.bytes.dtype))[...] = buffer.bytes[: array.num_bytes]
         return _Uploaded()
 
-    def launch(self, launch: Launch) -> None:
-        if prod(launch.grid):
+    def launch(self, launch: Launch | RankExchange) -> None:
+        if isinstance(launch, Launch) and not launch.is_empty:
             self.loaded.add(launch_key(launch))
             kernel = _kernels()[launch.kernel]
             _require_multiples(kernel.arg_names, launch)
             self._interpreter.run(kernel, launch.grid, list(map(_argument, launch.args)), launch.constants)
 
-    def capture(self, launches: Sequence[Launch]) -> _Captured:
+    def capture(self, launches: Sequence[Launch | RankExchange]) -> _Captured:
         """See Accelerator.capture. Raises RuntimeError for a kernel that a GPU had to load meanwhile."""
-        keys = {launch_key(launch) for launch in launches if prod(launch.grid)}
-        if missing := keys - self.loaded:
-            raise RuntimeError(f"{min(missing)} was captured before it was launched")
+        _require_loaded(launches, self.loaded)
         return _Captured(self, launches)
+
+
+class InterpretedGroup(AcceleratorGroup):
+    """Interpreted accelerators as one: each launch is run for one rank after the other."""
+
+    def __init__(self, number: int) -> None:
+        self._interpreted = [InterpretedAccelerator() for _ in range(number)]
+        super().__init__(self._interpreted)
+
+    def capture(self, launches: Sequence[Launch | RankExchange]) -> _Captured:
+        _require_loaded(launches, self._interpreted[0].loaded)
+        return _Captured(self, launches)
+
+    def _exchange(self, parts: DeviceArray) -> None:
+        for source in range(len(self.ranks) if parts.num_bytes else 0):
+            part = view_of(self.on(source, parts))[source]
+            for rank in range(len(self.ranks)):
+                view_of(self.on(rank, parts))[source] = part
+
+
+def _require_loaded(launches: Sequence[Launch | RankExchange], loaded: set[str]) -> None:
+    own = (launch for launch in launches if isinstance(launch, Launch) and not launch.is_empty)
+    if missing := set(map(launch_key, own)) - loaded:
+        raise RuntimeError(f"{min(missing)} was captured before it was launched")
 
 
 def view_of(array: DeviceArray) -> np.ndarray:
@@ -124,6 +154,10 @@ def view_of(array: DeviceArray) -> np.ndarray:
 
 def _argument(arg: Argument) -> np.ndarray | int | float:
     """Return an argument for the interpreter. Raises ValueError for an array that no cubin could be given."""
+    if isinstance(arg, ByRank):
+        return 0
+    if isinstance(arg, OfRank):
+        arg = row_of(0, arg)
     if not isinstance(arg, DeviceArray):
         return arg
     if arg.first_byte % ALIGNMENT:
@@ -162,6 +196,7 @@ def _kernels() -> dict[str, Any]:
         logits,
         logprobs,
         norms,
+        parts,
         products,
         quantized,
         recurrences,
@@ -175,6 +210,6 @@ def _kernels() -> dict[str, Any]:
     modules = (
         *(adapters, attention, coded, coded_grouped, elementwise, embedding, experts, grouped, latent),
         *(norms, products, quantized, rope_and_kv, segments, logits, logprobs, sampling, steps, states),
-        *(distances, images, recurrences),
+        *(distances, images, parts, recurrences),
     )
     return {name: thing for module in modules for name, thing in vars(module).items() if hasattr(thing, "fn")}

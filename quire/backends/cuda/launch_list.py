@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.backends.cuda.accelerator import Constant, DeviceArray, Launch, Memory
+from quire.backends.cuda.accelerator import Constant, DeviceArray, Launch, Memory, RankExchange
 from quire.backends.cuda.adapters import DeviceAdapters
 from quire.backends.cuda.caches import LayerCache
 from quire.backends.cuda.kernels.variants import DIMS, row_block
@@ -20,7 +20,7 @@ from quire.errors import ConfigError
 from quire.program.passes import BufferPlan
 from quire.program.program import Count, Program, Value, WeightSpec
 
-Record = Callable[[StepArrays], Launch]
+Record = Callable[[StepArrays], Launch | RankExchange]
 Grid = tuple[int, int, int]
 At = Callable[[StepArrays], DeviceArray]  # where an array is in a step
 Arrays = Callable[[StepArrays], tuple[DeviceArray, ...]]  # the same of several
@@ -65,6 +65,7 @@ class LaunchList:
         self.none = memory.allocate(256).part(0, (1,), np.dtype(np.float32))  # for absent arguments
         # The value that was quantized last, how, and where it is in scratch memory.
         self.rounded: tuple[int, object, Callable[[StepArrays], tuple[DeviceArray, ...]]] | None = None
+        self.num_exchanges = 0  # among ranks, so far
         self._buffer = plan.buffer
         self._memory = memory
 

@@ -25,7 +25,7 @@ _FLOAT = np.dtype(np.float32)
 class CudaLoops:
     """Loops of an accelerator. It has no threads of which one could measure fewer.
 
-    Rates are those of these kernels, which may be below the peak of the device.
+    Rates are those of these kernels, which may be below the peak of the device; of a group those of all.
     """
 
     threads = 1
@@ -36,14 +36,14 @@ class CudaLoops:
         self.machine = accelerator.in_words()
         self.isa = f"{accelerator.target}-{kernels}"
         self.levels: Mapping[str, int] | None = {"memory": memory_bytes}
-        self._accelerator = accelerator
+        self._accelerator, self._num_ranks = accelerator, accelerator.num_ranks
         self._size = size
 
     def operations(self, kind: str, seconds: float) -> float:
         """Return operations per second of large products of int8, or of weights in bfloat16 or float32."""
         size = self._size if kind != "f32" else self._size // 4  # without tensor cores
         launch = self._integers(size) if kind == "int8" else self._floats(kind, size)
-        return 2.0 * size**3 / self._seconds(launch, seconds)
+        return self._num_ranks * 2.0 * size**3 / self._seconds(launch, seconds)
 
     def read_bytes(self, threads: int, nbytes: int, seconds: float) -> float:
         """Return bytes per second read and written of so many bytes in all."""
@@ -51,7 +51,7 @@ class CudaLoops:
         rows, block = max(1, nbytes // (8 * width)), row_block(width)
         arrays = [self._array(_some((rows, width), _FLOAT)) for _ in range(2)]
         launch = Launch("scale", (rows, -(-width // block), 1), (*arrays, width, 1.0), {"BLOCK": block})
-        return 8.0 * rows * width / self._seconds(launch, seconds)
+        return self._num_ranks * 8.0 * rows * width / self._seconds(launch, seconds)
 
     def _floats(self, kind: str, size: int) -> Launch:
         x, weight = (self._array(_some((size, size), own)) for own in (_FLOAT, DTYPES[kind]))

@@ -13,6 +13,7 @@ from quire.backends.cuda.attention import attention, rotated_attention, shared_a
 from quire.backends.cuda.caches import LayerCache
 from quire.backends.cuda.coded_launches import gather_coded
 from quire.backends.cuda.encoders import copied_parts, embed_segments, pool_rows, row_attention
+from quire.backends.cuda.exchanges import end_exchanges, exchange_row_bytes, gather_parts, take_part
 from quire.backends.cuda.experts import experts, pair_parts
 from quire.backends.cuda.fused import prepared
 from quire.backends.cuda.image_arrays import ImageArrays
@@ -73,6 +74,7 @@ def lower(
     recording = LaunchList(program, weights, caches, plan, block_size, memory, halves)
     for op in program:
         record(op, recording)
+    end_exchanges(recording)
     scratch = scratch_row_bytes(program, {name: weight.format for name, weight in weights.items()}, halves)
     output = plan.buffer[program.output.index]
     hidden = None if program.hidden is None else plan.buffer[program.hidden.index]
@@ -81,9 +83,14 @@ def lower(
 
 def step_memory(lowered: Lowered, memory: Memory) -> StepMemory:
     """Return the memory of the steps of a program."""
-    sizes = (*lowered.plan.sizes, ("T", lowered.scratch_row_bytes))
     program = lowered.program
-    rotations, texts, images = rotations_of(program), TextArrays(program), ImageArrays(program)
+    exchanged = exchange_row_bytes(program).items()
+    sizes = (*lowered.plan.sizes, *exchanged, ("T", lowered.scratch_row_bytes))
+    rotations, texts, images = (
+        rotations_of(program),
+        TextArrays(program),
+        ImageArrays(program, memory.num_ranks),
+    )
     groups = program.cache_groups
     states = [group for group, spec in enumerate(groups) if isinstance(spec, SlotState)]
     return StepMemory(memory, sizes, rotations, lowered.adapters, texts, images, states)
@@ -108,6 +115,12 @@ def _scratch_row_bytes(op: Op, formats: Mapping[str, str], halves: bool) -> int:
     if isinstance(op, ops.Embed) and op.replaced is not None:
         return row_bytes(TOKEN_PARTS)
     return kept_row_bytes(op)
+
+
+# Parts of ranks
+
+record.register(gather_parts)
+record.register(take_part)
 
 
 # Encoders

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.backends.cuda.accelerator import Argument, DeviceArray, Launch
+from quire.backends.cuda.accelerator import Argument, ByRank, DeviceArray, Launch, OfRank
 from quire.errors import ConfigError
 
 FOLDER = Path(__file__).with_name("cubins")
@@ -113,7 +113,9 @@ def launch_key(launch: Launch) -> str:
 def _type_of(arg: Argument) -> str:
     if isinstance(arg, DeviceArray):
         return _POINTERS[arg.dtype.name]
-    return "i32" if isinstance(arg, int) else "fp32"
+    if isinstance(arg, OfRank):
+        return _POINTERS[arg.rows.dtype.name]
+    return "i32" if isinstance(arg, int | ByRank) else "fp32"
 
 
 def _compiled(entry: Mapping[str, Any]) -> CompiledKernel:

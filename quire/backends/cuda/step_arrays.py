@@ -33,7 +33,8 @@ class StepArrays:
     `values` are the buffers of values, [rows, width] float32. `token_rows` are the rows of `context_lens` and
     of `block_tables`, [S, blocks], whose entries are those of Batch.block_tables: the S slots of an engine,
     or the R rows of a batch. `rotations` are cosine and sine, [T or L, dim / 2] float32 each, by rope and
-    count. `scratch` is memory of one op at a time, with T rows.
+    count. `scratch` is memory of one op at a time, with T rows. `exchanged` is memory for what the ranks of a
+    group exchange, with T or L rows.
     """
 
     counts: dict[Count, int]
@@ -48,6 +49,7 @@ class StepArrays:
     block_tables: tuple[DeviceArray, ...]  # by cache group
     rotations: dict[Turn, tuple[DeviceArray, DeviceArray]]
     values: Sequence[DeviceArray]
+    exchanged: Mapping[Count, DeviceArray]
     scratch: DeviceArray
     adapters: StepAdapters
     texts: Mapping[Hashable, DeviceArray]  # of some programs, by the names of text_arrays
@@ -58,8 +60,8 @@ class StepMemory:
     """The memory of steps on an accelerator: what is uploaded for a step, and its values.
 
     It grows to the largest step so far. Arrays of two steps with the same counts are at the same places, as
-    long as nothing moves. `sizes` are those of a BufferPlan; the last buffer is scratch memory. `states` are
-    the cache groups of states.
+    long as nothing moves. `sizes` are those of a BufferPlan; the last three buffers are for exchanges of T
+    and of L rows, and scratch memory. `states` are the cache groups of states.
     """
 
     def __init__(
@@ -106,9 +108,9 @@ class StepMemory:
         kinds, adapted = self._adapters.numbers(batch)
         texts = self._texts.of(batch) | self._images.of(batch)
         tokens_and_rows = (batch.token_ids, batch.positions, rows, batch.row_offsets, batch.logit_rows)
-        of_logits = (batch.positions[batch.logit_rows], rows[batch.logit_rows])
+        sampled = (batch.positions[batch.logit_rows], rows[batch.logit_rows])
         states = state_integers(batch, self._states) if self._states else []
-        integers = (tokens_and_rows, of_logits, tuple(adapted.values()), states)  # sizes depend on the counts
+        integers = (tokens_and_rows, sampled, tuple(adapted.values()), states)  # sizes depend on the counts
         groups = [[array.astype(_INT) for array in group] for group in integers]
         groups += [rotations, list(texts.values()), [array.astype(_INT) for array in own]]
         placed = iter(self._uploads.upload([array for group in groups for array in group]))
@@ -119,7 +121,7 @@ class StepMemory:
         first, *others = others
         if tables is not None:
             first, others = tables.place(first, *others)
-        *values, scratch = self._values(counts)
+        *values, of_tokens, of_logits, scratch = self._values(counts)
         return StepArrays(
             counts,
             len(batch.context_lens),
@@ -133,6 +135,7 @@ class StepMemory:
             block_tables=tuple(others),
             rotations=dict(zip(self._ropes, zip(turned[::2], turned[1::2], strict=True), strict=True)),
             values=values,
+            exchanged={"T": of_tokens, "L": of_logits},
             scratch=scratch,
             adapters=StepAdapters(kinds, dict(zip(adapted, adapters, strict=True))),
             texts=dict(zip(texts, of_texts, strict=True)),

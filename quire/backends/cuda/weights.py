@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
+from types import MappingProxyType
 
 import numpy as np
 
@@ -19,13 +22,14 @@ from quire.program.ops import Experts, ShortConvolution
 from quire.program.program import Program
 from quire.quantize.coded import Coded
 from quire.quantize.integers import Int4, Int8
-from quire.quantize.kinds import DTYPES, Array, Storage, StoredWeight, to_float32
+from quire.quantize.kinds import DTYPES, Array, Dense, Storage, StoredWeight, to_float32
 from quire.weights.load import Progress, load
 from quire.weights.plan import Layout, WeightPlace, WeightPlan
 
 ALIGNMENT = 256  # bytes; what tensor cores and wide loads ask for
 VECTOR = "vector"  # the format of weights that multiply nothing as matrices: float32
 SUPPORTED = (*DTYPES, *INTEGERS)  # formats of matrices that kernels multiply, besides those of CodedForm
+_UNDIVIDED: Mapping[str, int] = MappingProxyType({})
 _Part = tuple[tuple[int, ...], np.dtype[np.generic]]  # shape and type of an array
 
 
@@ -81,16 +85,23 @@ def upload(
 ) -> dict[str, DeviceWeight]:
     """Load the weights of a plan one by one while those before are copied to an accelerator.
 
-    `progress` is called with bytes of the checkpoint done, and in all.
+    Each rank gets what the plan's layout says. `progress` is called with bytes of the checkpoint done, and in
+    all.
     """
+    axes = axes_of(plan)
     memory, tensors = accelerator.allocate(max(plan.layout.nbytes, 1)), plan.need_tensors()
     sizes = {n: sum(tensors[source].nbytes for source in s.sources) for n, s in plan.specs.items()}
     found, done = dict[str, DeviceWeight](), 0
-    with UploadRing(accelerator, num_threads) as ring:
+    with ExitStack() as stack:
+        rings = [stack.enter_context(UploadRing(rank, num_threads)) for rank in accelerator.ranks]
         for place in plan.layout.parts:
             name = place.name
             one = replace(plan, specs={name: plan.specs[name]})
-            found[name] = _put(load(one, None, num_threads)[name], place, memory, ring.put, ring.fill)
+            weight = load(one, None, num_threads)[name]
+            for rank, ring in enumerate(rings):
+                part = part_of(weight, axes.get(name), rank, len(rings))
+                _put(part, place, accelerator.on(rank, memory), ring.put, ring.fill)
+            found[name] = weight_at(place, memory)
             done += sizes[name]
             if progress is not None:
                 progress(done, sum(sizes.values()))
@@ -98,16 +109,45 @@ def upload(
 
 
 def place_weights(
-    program: Program, weights: Mapping[str, StoredWeight], accelerator: Accelerator
+    program: Program,
+    weights: Mapping[str, StoredWeight],
+    accelerator: Accelerator,
+    axes: Mapping[str, int] = _UNDIVIDED,
 ) -> dict[str, DeviceWeight]:
-    """Copy loaded weights, few of them, to an accelerator."""
+    """Copy loaded weights, few of them, to an accelerator: of those with `axes` each rank gets its part."""
     layout = plan_layout(program, {name: weight.storage for name, weight in weights.items()})
     memory = accelerator.allocate(max(layout.nbytes, 1))
+    for number, rank in enumerate(accelerator.ranks):
+        own = accelerator.on(number, memory)
+        for place in layout.parts:
+            part = part_of(weights[place.name], axes.get(place.name), number, accelerator.num_ranks)
+            _put(part, place, own, rank.write, partial(_write_made, rank))
+    return {place.name: weight_at(place, memory) for place in layout.parts}
 
-    def fill(array: DeviceArray, make: Callable[[], np.ndarray]) -> None:
-        accelerator.write(array, make().view(array.dtype))
 
-    return {p.name: _put(weights[p.name], p, memory, accelerator.write, fill) for p in layout.parts}
+def _write_made(accelerator: Accelerator, array: DeviceArray, make: Callable[[], np.ndarray]) -> None:
+    accelerator.write(array, make().view(array.dtype))
+
+
+def axes_of(plan: WeightPlan) -> dict[str, int]:
+    """Return the axes on which weights are divided: those of which a place has less than the checkpoint."""
+    shapes = {place.name: (place.shape, plan.specs[place.name].shape) for place in plan.layout.parts}
+    return {name: int(own[0] == whole[0]) for name, (own, whole) in shapes.items() if own != whole}
+
+
+def part_of(weight: StoredWeight, axis: int | None, rank: int, ranks: int) -> StoredWeight:
+    """Return the part of a weight that a rank has, on the first axis, or on the second one, of experts."""
+    if axis is None:
+        return weight
+    size = weight.shape[axis] // ranks
+    which = slice(rank * size, (rank + 1) * size)
+    if axis > 0:
+        return weight.outputs(which, axis - len(weight.shape))
+    if isinstance(weight, Dense):
+        return Dense(weight.array[which])
+    if isinstance(weight, Coded | Int4 | Int8):
+        return weight[which]
+    raise TypeError(f"a {type(weight).__name__} has no parts")
 
 
 def weight_at(place: WeightPlace, memory: DeviceArray) -> DeviceWeight:
@@ -125,7 +165,7 @@ def _put(
     memory: DeviceArray,
     write: Callable[[DeviceArray, np.ndarray], None],
     fill: Callable[[DeviceArray, Callable[[], np.ndarray]], None],
-) -> DeviceWeight:
+) -> None:
     """Write a weight to its place: `write` takes arrays, `fill` functions that return them, for pieces."""
     found = weight_at(place, memory)
     if (form := found.form) is not None:
@@ -134,10 +174,9 @@ def _put(
         arrays = dict(zip(form.parts(place.shape), found.arrays, strict=True))
         for piece in pieces(weight, form):
             fill(arrays[piece.array].part(piece.first, (piece.num_bytes,), np.dtype(np.uint8)), piece.make)
-        return found
+        return
     for array, values in zip(found.arrays, _values(weight, place.format), strict=True):
         write(array, values)
-    return found
 
 
 def _values(weight: StoredWeight, format: str) -> tuple[Array, ...]:

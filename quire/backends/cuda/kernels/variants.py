@@ -154,6 +154,8 @@ def _elementwise() -> Iterator[Variant]:
         "xielu": "x:*fp32 rise:*fp32 fall:*fp32 width:i32 beta:fp32",
         "take_columns": "x:*fp32 width:i32 x_width:i32 first:i32",
         "join_columns": "x:*fp32 y:*fp32 width:i32 x_width:i32",
+        "put_part": "x:*fp32 width:i32 stride:i32 rank:i32",
+        "join_parts": "parts:*fp32 width:i32 stride:i32",
     }
     activated = {
         "unary": "x:*fp32 width:i32",
