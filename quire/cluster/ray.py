@@ -97,9 +97,8 @@ class EngineReplica:
     """An engine in a replica of Serve."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self._config = without_gpu(config)
-        if named_gpus(config):
-            self._config = replace(config, device="cuda")  # the first of those that Ray gives it
+        own = replace(config, device="cuda") if named_gpus(config) else config  # one that Ray gives it
+        self._config = without_gpu(own)
         self._wanted = 0  # as the front told last
 
     async def reconfigure(self, options: dict[str, int]) -> None:
@@ -110,12 +109,10 @@ class EngineReplica:
         """
         if hasattr(self, "_engine"):
             return
-        num_sharing, share_bytes = 1, None
-        if not named_gpus(self._config):
-            num_sharing = min(options["most"], _num_fitting(self._config.num_threads or 1))
+        alone, threads = bool(named_gpus(self._config)), self._config.num_threads or 1
+        num_sharing = 1 if alone else min(options["most"], _num_fitting(threads))
         async with _turn():
-            if not named_gpus(self._config):
-                share_bytes = device_for(self._config).available_bytes() // num_sharing
+            share_bytes = None if alone else device_for(self._config).available_bytes() // num_sharing
             self._engine = RemoteEngine(
                 self._config, measure=True, available_bytes=share_bytes, num_sharing=num_sharing
             )
@@ -315,7 +312,7 @@ def _number(config: RayConfig) -> dict[str, Any]:
 def application(config: RayConfig) -> serve.Application:
     """Return the application that Serve runs."""
     drain_s = config.server.drain_timeout_s
-    threads = config.engine.num_threads
+    threads, actor = config.engine.num_threads, {"runtime_env": {"env_vars": SERVE_ENV}}
     shared: dict[str, Any] = {
         "graceful_shutdown_timeout_s": drain_s,
         "graceful_shutdown_wait_loop_s": DRAIN_POLL_S,
@@ -329,11 +326,7 @@ def application(config: RayConfig) -> serve.Application:
         name="engines",
         **_number(config),
         user_config={"most": config.range[1] if config.range else config.replicas},
-        ray_actor_options={
-            "num_cpus": threads or 1,
-            "num_gpus": len(named_gpus(config.engine)),
-            "runtime_env": {"env_vars": SERVE_ENV},
-        },
+        ray_actor_options=actor | {"num_cpus": threads or 1, "num_gpus": len(named_gpus(config.engine))},
         request_router_config=RequestRouterConfig(request_router_class="quire.cluster.ray:BlockRouter"),
         **shared,
     )
@@ -341,7 +334,7 @@ def application(config: RayConfig) -> serve.Application:
         name="front",
         num_replicas=config.fronts,
         max_surge_percent=100,  # the old ones go on until as many new ones are ready
-        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": SERVE_ENV}},
+        ray_actor_options=actor | {"num_cpus": 0},
         **shared,
     )
     bound = engines.bind(config.engine)
