@@ -13,10 +13,11 @@ from test_whole_models import in_parts
 from tiny import Paged, same_bits
 
 from quire.backends.backend import Capacity
+from quire.backends.cuda import divided
 from quire.backends.cuda.asked import require_compiled
 from quire.backends.cuda.backend import CudaBackend
-from quire.backends.cuda.interpreted import InterpretedAccelerator
-from quire.backends.cuda.weights import upload
+from quire.backends.cuda.interpreted import InterpretedAccelerator, InterpretedGroup
+from quire.backends.cuda.weights import axes_of, upload
 from quire.config import EngineConfig
 from quire.description import Description, describe
 from quire.errors import ConfigError
@@ -43,8 +44,9 @@ CHECKPOINTS = {
 }
 
 
-def opened(path: Path, device: str) -> Description:
-    return describe(EngineConfig.from_keywords(model=str(path), device=device))
+def opened(path: Path, device: str, num_gpus: int = 1) -> Description:
+    how = {"device": device, "tensor_parallel_size": num_gpus}
+    return describe(EngineConfig.from_keywords(model=str(path), **how))
 
 
 def golden_of(path: Path) -> Any:
@@ -55,13 +57,15 @@ def golden_of(path: Path) -> Any:
 
 
 def loaded(facts: Description) -> Paged:
-    """Return a model whose weights were uploaded as a GPU's are."""
-    accelerator = InterpretedAccelerator()
+    """Return a model whose weights were uploaded as a GPU's are, or those of several."""
+    ranks = facts.config.tensor_parallel_size
+    accelerator = InterpretedAccelerator() if ranks == 1 else InterpretedGroup(ranks)
 
     def make(
         program: Any, weights: WeightPlan, *, num_blocks: list[int], block_size: int, num_slots: int, **_: Any
     ) -> CudaBackend:
         capacity = Capacity(num_blocks, block_size, "float32", num_slots)
+        program = divided.divide(program, ranks, axes_of(weights))
         return CudaBackend(program, upload(weights, accelerator), accelerator, capacity)
 
     return Paged(facts.program, facts.weights, num_blocks=32, make=make)
@@ -81,6 +85,19 @@ def test_logits_are_as_near_as_those_of_the_reference(name: str, shared_data: Pa
     first = own.prefill(own.sequence(tokens))
     beside, _ = in_parts(own, [tokens, tokens[4:9]], [(3, 1, len(tokens) - 4), (1, 1, 3)])
     assert same_bits(beside, first)
+
+
+@pytest.mark.parametrize(
+    "name", ["gguf/tinyq-Q4_K_M.gguf", "compressed-tensors/fp8-block", "gptq-awq/gptq-4bit-g32-asym-actorder"]
+)
+def test_codes_are_divided_among_gpus(name: str, shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(divided, "LEAST_SIZE", 0)
+    path = shared_data / "quantized" / name
+    tokens, found = golden_of(path)["prompts"][1]["ids"][:8], []
+    for num_gpus in (1, 2):
+        own = loaded(opened(path, "cuda-interpreted", num_gpus))
+        found.append(own.prefill(own.sequence(tokens)))
+    assert same_bits(*found)
 
 
 def test_memory_is_that_of_the_file(shared_data: Path) -> None:
