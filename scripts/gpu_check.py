@@ -48,7 +48,8 @@ from quire.backends.cuda.kernels.variants import (
     quantized_tile,
     row_block,
 )
-from quire.backends.cuda.packing import packed_shapes
+from quire.backends.cuda.packing import packed, packed_shapes
+from quire.backends.cuda.quantizing import Quantizer
 from quire.backends.cuda.refused import require_kernels
 from quire.backends.cuda.rounding import quantized_row
 from quire.backends.cuda.self_check import check_accelerator
@@ -479,6 +480,8 @@ def check_ops(piece: Piece) -> None:
     for format in (*INTEGERS, *CODED):
         for rows in (1, 18) if piece.toy else (1, 16, 17, 64, 129):
             _integer_bits(piece, format, rows, 256 if piece.toy else 1024)
+    for format in INTEGERS:
+        _rounded_weights(piece, format)
     families = ("llama", "gpt_oss", "lfm2") if piece.toy else (*DENSE, *MIXTURES, *OTHERS)
     for family in families:
         formats = OF_EXPERTS if family in MIXTURES else FORMATS
@@ -504,6 +507,23 @@ def _integer_bits(piece: Piece, format: str, rows: int, size: int) -> None:
     found, wanted = (one.prefill(one.sequence(range(rows))) for one in paged)
     differ = int((found.view(np.uint32) != wanted.view(np.uint32)).sum())
     piece.found(differ == 0, what="integer product, bits", format=format, rows=rows, size=size, differ=differ)
+
+
+def _rounded_weights(piece: Piece, format: str) -> None:
+    """Round a matrix on the accelerator, and compare the integers and scales with those of the definition."""
+    shape = (16, 96) if piece.toy else (1024, 4096)
+    floats = random_floats(11, shape, BF16)
+    arrays = tuple(piece.empty(*own, dtype=dtype) for own, dtype in packed_shapes(format, shape))
+    spec = WeightSpec("matrix", shape, ("matrix",))
+    with UploadRing(piece.accelerator) as ring:
+        quantizer = Quantizer(piece.accelerator, ring)
+        quantizer.put(spec, floats, format, arrays)
+        quantizer.finish()
+    wanted: Any = packed(quantize(spec, floats, format))
+    found = [piece.accelerator.fetch(array).result() for array in arrays]
+    pairs = zip(found, (wanted.values, wanted.scales, wanted.channels), strict=True)
+    differ = sum(int((own != other).sum()) for own, other in pairs)
+    piece.found(differ == 0, what="a rounded matrix, bits", format=format, differ=differ)
 
 
 def _pair(piece: Piece, program: Program, weights: dict[str, Any], cache: str) -> tuple[Any, Any]:

@@ -44,7 +44,7 @@ def run(script: Any, name: str, folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("name", "checks"),
-    [("launch", 1), ("ops", 28), ("bits", 6), ("exact", 10), ("speed", 0), ("model", 0), ("start", 1)],
+    [("launch", 1), ("ops", 30), ("bits", 6), ("exact", 10), ("speed", 0), ("model", 0), ("start", 1)],
 )
 def test_every_piece_passes(script: Any, tmp_path: Path, name: str, checks: int) -> None:
     part = run(script, name, tmp_path)

@@ -225,11 +225,12 @@ def test_a_model_that_sees_is_planned_and_loaded(tmp_path: Path, options: dict[s
     assert found[0] == found[1]
 
 
-def test_requests_have_the_bits_of_one_gpu(tmp_path: Path) -> None:
-    """Sampled on the accelerator, with graphs and drafts; steps in flight."""
+@pytest.mark.parametrize("quantization", [None, "int4"])
+def test_requests_have_the_bits_of_one_gpu(tmp_path: Path, quantization: str | None) -> None:
+    """Sampled on the accelerator, with graphs and drafts; steps in flight. Each rounds its own weights."""
     model, found = write_checkpoint(tmp_path), []
     for options in ({}, {"tensor_parallel_size": 2, "speculative": "auto"}):
-        llm = make(model, max_steps_in_flight=2, **options)
+        llm = make(model, max_steps_in_flight=2, quantization=quantization, **options)
         found.append([fingerprint(output) for output in ask(llm)])
         llm.close()
     assert found[0] == found[1]

@@ -13,14 +13,14 @@ from on_accelerator import write_checkpoint
 
 from quire import LLM
 from quire.backends.cuda import uploads
-from quire.backends.cuda.accelerator import DeviceArray, HostBuffer, Upload
+from quire.backends.cuda.accelerator import DeviceArray, HostBuffer, Launch, RankExchange, Upload
 from quire.backends.cuda.interpreted import InterpretedAccelerator, view_of
 from quire.backends.cuda.uploads import UploadRing
 from quire.backends.cuda.weights import upload
 
 
 class LateAccelerator(InterpretedAccelerator):
-    """Copies when somebody waits, or for a later copy: what a buffer has by then is what is copied."""
+    """Copies and launches when somebody waits: what a buffer has by then is what is copied."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,6 +34,13 @@ class LateAccelerator(InterpretedAccelerator):
     def upload(self, buffer: HostBuffer, array: DeviceArray) -> Upload:
         self.waiting.append(lambda: InterpretedAccelerator.upload(self, buffer, array))
         return _Late(self, len(self.waiting))
+
+    def launch(self, launch: Launch | RankExchange) -> None:
+        self.waiting.append(lambda: InterpretedAccelerator.launch(self, launch))
+
+    def fetch(self, array: DeviceArray) -> Any:
+        _Late(self, len(self.waiting)).wait()
+        return super().fetch(array)
 
 
 class _Late:

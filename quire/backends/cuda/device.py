@@ -22,6 +22,7 @@ from quire.backends.cuda.images import keeps_halves
 from quire.backends.cuda.kernels.variants import INTEGERS
 from quire.backends.cuda.loops import CudaLoops
 from quire.backends.cuda.lower import scratch_row_bytes
+from quire.backends.cuda.quantizing import STAGED_BYTES, is_rounded
 from quire.backends.cuda.refused import require_kernels
 from quire.backends.cuda.sampler import penalty_bytes, sampling_bytes
 from quire.backends.cuda.segments import MEMORY_BYTES
@@ -185,7 +186,8 @@ class CudaDevice:
         return (num_slots + 1) * penalty_bytes(program.output.width) + graphs + block_bytes
 
     def loading_bytes(self, weights: WeightPlan) -> int:
-        return 0
+        """Return the bytes of floats that are rounded together."""
+        return STAGED_BYTES if any(is_rounded(weights, name) for name in weights.specs) else 0
 
     def available_bytes(self) -> int:
         """Return the free memory of the GPU, less what its driver takes for launches."""

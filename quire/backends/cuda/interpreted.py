@@ -199,6 +199,7 @@ def _kernels() -> dict[str, Any]:
         parts,
         products,
         quantized,
+        quantizing,
         recurrences,
         rope_and_kv,
         sampling,
@@ -210,6 +211,6 @@ def _kernels() -> dict[str, Any]:
     modules = (
         *(adapters, attention, coded, coded_grouped, elementwise, embedding, experts, grouped, latent),
         *(norms, products, quantized, rope_and_kv, segments, logits, logprobs, sampling, steps, states),
-        *(distances, images, parts, recurrences),
+        *(distances, images, parts, quantizing, recurrences),
     )
     return {name: thing for module in modules for name, thing in vars(module).items() if hasattr(thing, "fn")}

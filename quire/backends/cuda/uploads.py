@@ -38,8 +38,8 @@ class UploadRing:
 
     def __exit__(self, raised: type[BaseException] | None, *rest: object) -> None:
         try:
-            while self._filling and raised is None:
-                self._copy_next()
+            if raised is None:
+                self.flush()
             for _, last in self._free:
                 if last is not None and raised is None:
                     last.wait()
@@ -65,6 +65,11 @@ class UploadRing:
             np.copyto(buffer.bytes[: array.num_bytes], made)
 
         self._filling.append((self._pool.submit(fill), buffer, array))
+
+    def flush(self) -> None:
+        """Begin all copies: launches after this call find what was put."""
+        while self._filling:
+            self._copy_next()
 
     def _take(self) -> HostBuffer:
         """Return a buffer that nothing reads or writes any more."""

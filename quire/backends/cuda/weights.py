@@ -16,6 +16,7 @@ from quire.backends.cuda.coded_form import CodedForm, coded_form
 from quire.backends.cuda.coded_packing import pieces
 from quire.backends.cuda.kernels.variants import INTEGERS
 from quire.backends.cuda.packing import packed, packed_shapes
+from quire.backends.cuda.quantizing import Quantizer, is_rounded
 from quire.backends.cuda.uploads import UploadRing
 from quire.program.numerics import SPAN
 from quire.program.ops import Experts, ShortConvolution
@@ -85,8 +86,9 @@ def upload(
 ) -> dict[str, DeviceWeight]:
     """Load the weights of a plan one by one while those before are copied to an accelerator.
 
-    Each rank gets what the plan's layout says. `progress` is called with bytes of the checkpoint done, and in
-    all.
+    Each rank gets what the plan's layout says, and rounds floats that are to be integers itself. `progress`
+    is called with bytes of the checkpoint done, and in all. Raises ConfigError for numbers that are not
+    finite and are to be rounded.
     """
     axes = axes_of(plan)
     memory, tensors = accelerator.allocate(max(plan.layout.nbytes, 1)), plan.need_tensors()
@@ -94,17 +96,26 @@ def upload(
     found, done = dict[str, DeviceWeight](), 0
     with ExitStack() as stack:
         rings = [stack.enter_context(UploadRing(rank, num_threads)) for rank in accelerator.ranks]
+        quantizers = [Quantizer(rank, ring) for rank, ring in zip(accelerator.ranks, rings, strict=True)]
         for place in plan.layout.parts:
             name = place.name
             one = replace(plan, specs={name: plan.specs[name]})
+            if rounded := is_rounded(plan, name):
+                one = replace(one, storage={name: plan.stored[name]})  # as the floats that it has
             weight = load(one, None, num_threads)[name]
-            for rank, ring in enumerate(rings):
+            for rank, (ring, quantizer) in enumerate(zip(rings, quantizers, strict=True)):
                 part = part_of(weight, axes.get(name), rank, len(rings))
-                _put(part, place, accelerator.on(rank, memory), ring.put, ring.fill)
+                own = accelerator.on(rank, memory)
+                if rounded:
+                    quantizer.put(plan.specs[name], part.floats(), place.format, weight_at(place, own).arrays)
+                else:
+                    _put(part, place, own, ring.put, ring.fill)
             found[name] = weight_at(place, memory)
             done += sizes[name]
             if progress is not None:
                 progress(done, sum(sizes.values()))
+        for quantizer in quantizers:
+            quantizer.finish()
     return found
 
 

@@ -30,6 +30,7 @@ SORTED_BLOCK = 512  # pairs of token and expert that are sorted at once
 LISTED_TOKENS = 256  # of a step whose segments of contexts are listed, at most
 SAMPLING_BLOCK, LIST_BLOCK = 1024, 128  # of kernels over the vocabulary, and over lists
 MOST_LISTED = 32  # of the most likely tokens that a position lists, a power of two
+QUANTIZED_BLOCK = 256  # groups of a weight, or pairs of them, that a program rounds
 ADAPTER_RANKS, ADAPTER_SEGMENT = 64, 512  # the largest rank, and the inputs that are summed apart
 ADAPTER_TILE: Constants = {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 64}
 
@@ -192,6 +193,12 @@ def _quantized() -> Iterator[Variant]:
     quantized = "q:*i8 block_scales:*i8 scales:*fp32 x:*fp32 width:i32"
     for scaled in (False, True):
         yield Variant("quantize_rows", types_of(quantized), {"BLOCK_SCALED": scaled}, warps=1)
+    whole = "values:*{v} scales:*i8 channels:*fp32 x:*{x} first:i32 rows:i32 width:i32 outputs:i32 spans:i32"
+    for x, (codes, bits) in product(FLOATS, (("i8", 8), ("u8", 4))):
+        scaled_rows = types_of("channels:*fp32 x:*{x} first:i32 width:i32", x=x)
+        yield Variant("scale_channels", scaled_rows, {"BITS": bits, "BLOCK": ROW_BLOCKS[1]})
+        rounded: Constants = {"BITS": bits, "BLOCK": QUANTIZED_BLOCK}
+        yield Variant("round_groups", types_of(whole, v=codes, x=x), rounded)
     head, sizes = (
         "out:*fp32 x:*i8 x_blocks:*i8 x_scales:*fp32",
         "rows:i32 outputs:i32 spans:i32",
