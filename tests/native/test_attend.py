@@ -27,7 +27,7 @@ SHAPES = [
     Shape(window=5000, sinks=True, dim=17),
     Shape(softcap=0.7),
     Shape(heads=6, sinks=True, window=9),
-    Shape(heads=2, dim=80, scale=0.3),
+    Shape(heads=2, dim=80, scale=0.1),
     Shape(scale=0.01, softcap=3.0, sinks=True, window=33),
     Shape(heads=70, groups=1, dim=4),
     Shape(value_dim=3),
