@@ -31,7 +31,8 @@ from requests_over_http import wait_for
 from server import PYTHON, Server
 
 from quire.cluster.called_replicas import CalledReplicas
-from quire.cluster.ray import BlockRouter, app
+from quire.cluster.ray import BlockRouter, EngineReplica, app
+from quire.config import EngineConfig
 from quire.errors import ConfigError
 
 TESTS = Path(__file__).parents[1]
@@ -225,6 +226,23 @@ def test_options_of_serve_run_are_fields() -> None:
         app({"replica": 1})
     with pytest.raises(ConfigError, match="max_num_seqs"):
         app({"max_num_seqs": "many"})
+
+
+def test_engines_ask_ray_for_their_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+    options = serve.Deployment.options
+
+    def keep(self: serve.Deployment, **how: Any) -> serve.Deployment:
+        if "ray_actor_options" in how:
+            asked[how["name"]] = how["ray_actor_options"].get("num_gpus")
+        return options(self, **how)
+
+    monkeypatch.setattr(serve.Deployment, "options", keep)
+    for device, ranks in (("native", 1), ("auto", 1), ("cuda:1", 1), ("cuda", 2), ("auto", 2)):
+        assert isinstance(app({"device": device, "tensor_parallel_size": ranks}), serve.Application)
+        assert asked == {"engines": 0 if "cuda" not in device and ranks == 1 else ranks, "front": None}
+        config = EngineReplica(EngineConfig(device=device, tensor_parallel_size=ranks))._config
+        assert config.device == ("cuda" if asked["engines"] else "native")
 
 
 def test_example_files_are_what_ray_reads() -> None:
