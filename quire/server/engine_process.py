@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any
 
@@ -131,7 +131,9 @@ def _run(
 
 
 def _tell_admitted(server: ServerSocket, admitted: tuple[Admission, ...]) -> None:
-    server.send(messages.RequestsAdmitted(sorted({one.request_id for one in admitted})))
+    """Tell the server within a step, which does not fail if the server has closed: its outputs find that."""
+    with suppress(ConnectionError):
+        server.send(messages.RequestsAdmitted(sorted({one.request_id for one in admitted})))
 
 
 def _load(server: ServerSocket, start: messages.Start, build: Build) -> Built:

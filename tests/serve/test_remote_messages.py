@@ -40,7 +40,7 @@ from quire.server.engine_messages import (
     server_reader,
 )
 from quire.step_record import Record
-from quire.types import Failure, NewRequest, Output, RequestMetrics, TokenLogprob
+from quire.types import Admission, Failure, NewRequest, Output, RequestMetrics, TokenLogprob
 
 RECORD = Record(7, 2, 65, 3, 100, 16, 1, 0.1 + 0.2)
 STAGE = Stage((0.1, 0.2), (0.3, 0.4), "products", "cache", "int8")
@@ -219,6 +219,17 @@ def test_the_engine_ends_when_nobody_speaks() -> None:
         process = subprocess.Popen((*COMMAND, str(theirs.fileno())), pass_fds=(theirs.fileno(),))
     ours.close()
     assert process.wait(10) == 0
+
+
+def test_a_step_does_not_fail_because_the_server_has_closed() -> None:
+    """What is said within a step is lost; the engine finds the end when it next reads."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        ours.close()
+        server = engine_process.ServerSocket(theirs)
+        engine_process._tell_admitted(server, (Admission(0, "r", 0, SamplingParams(), (), 1),))
+        with pytest.raises((EOFError, ConnectionError)):
+            server.receive(0.0)
 
 
 def test_the_current_directory_is_no_place_for_modules(tmp_path: Any) -> None:
