@@ -332,7 +332,7 @@ def _random_weight(piece: Piece, format: str, shape: tuple[int, ...]) -> DeviceW
     if format == VECTOR:
         return DeviceWeight(format, shape, (piece.array(np.ones(shape, np.float32)),))
     if format in DTYPES:
-        with UploadRing(piece.accelerator) as ring:
+        with UploadRing(piece.accelerator.ranks[0]) as ring:
             array = piece.empty(*shape, dtype=DTYPES[format])
             ring.put(array, random_floats(3, shape, DTYPES[format]))
         return DeviceWeight(format, shape, (array,))
@@ -516,7 +516,7 @@ def _rounded_weights(piece: Piece, format: str) -> None:
     floats = random_floats(11, shape, BF16)
     arrays = tuple(piece.empty(*own, dtype=dtype) for own, dtype in packed_shapes(format, shape))
     spec = WeightSpec("matrix", shape, ("matrix",))
-    with UploadRing(piece.accelerator) as ring:
+    with UploadRing(piece.accelerator.ranks[0]) as ring:
         quantizer = Quantizer(piece.accelerator, ring)
         quantizer.put(spec, floats, format, arrays)
         quantizer.finish()
@@ -927,7 +927,7 @@ def check_start(piece: Piece) -> None:
     values = np.resize(np.arange(251, dtype=np.uint8), size)
     for _ in range(2):
         began_s = time.perf_counter()
-        with UploadRing(piece.accelerator) as ring:
+        with UploadRing(piece.accelerator.ranks[0]) as ring:
             ring.put(there, values)
         took_s = time.perf_counter() - began_s
         piece.found(what="upload", gb_per_s=size / took_s / 1e9)

@@ -179,7 +179,7 @@ class Accelerator(Memory, Protocol):
     target: str
 
     @property
-    def ranks(self) -> Sequence[Accelerator]:
+    def ranks(self) -> Sequence[Rank]:
         """The accelerators that compute every launch side by side: those of a group, or only this one."""
         ...
 
@@ -207,14 +207,6 @@ class Accelerator(Memory, Protocol):
         """Return whether the kernel of this name (manifest.launch_key) was compiled."""
         ...
 
-    def stage(self, num_bytes: int) -> HostBuffer:
-        """Return memory of the host for uploads, pinned on a GPU. Raises DeviceFault if there is none."""
-        ...
-
-    def upload(self, buffer: HostBuffer, array: DeviceArray) -> Upload:
-        """Begin to copy the first bytes of a buffer to an array, as many as it has."""
-        ...
-
     def launch(self, launch: Launch | RankExchange) -> None:
         """Launch a kernel, unless its grid is empty. Raises ConfigError for one that was not compiled.
 
@@ -224,4 +216,16 @@ class Accelerator(Memory, Protocol):
 
     def capture(self, launches: Sequence[Launch | RankExchange]) -> Graph:
         """Return launches as one, without launching them. Each of their kernels was launched before."""
+        ...
+
+
+class Rank(Accelerator, Protocol):
+    """A single accelerator, to which weights are uploaded."""
+
+    def stage(self, num_bytes: int) -> HostBuffer:
+        """Return memory of the host for uploads, pinned on a GPU. Raises DeviceFault if there is none."""
+        ...
+
+    def upload(self, buffer: HostBuffer, array: DeviceArray) -> Upload:
+        """Begin to copy the first bytes of a buffer to an array, as many as it has."""
         ...

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from quire.backends.cuda.accelerator import (
-    Accelerator,
     Argument,
     ByRank,
     DeviceArray,
-    HostBuffer,
+    Graph,
     HostCopy,
     Launch,
     OfRank,
+    Rank,
     RankExchange,
-    Upload,
     row_of,
 )
 
 
-class AcceleratorGroup:
+class AcceleratorGroup(ABC):
     """Accelerators of one kind, its `ranks`. An array has as many bytes in the memory of each.
 
     What is written is written to all, and what is launched is launched on all, with the arrays of each: so
@@ -30,7 +30,7 @@ class AcceleratorGroup:
     fetched. Ranks differ in what `Accelerator.on` names, in arguments by rank, and in what they exchange.
     """
 
-    def __init__(self, ranks: Sequence[Accelerator]) -> None:
+    def __init__(self, ranks: Sequence[Rank]) -> None:
         self.ranks, self.num_ranks = tuple(ranks), len(ranks)
         self.name, self.target = self.ranks[0].name, self.ranks[0].target
 
@@ -65,12 +65,6 @@ class AcceleratorGroup:
     def has_kernel(self, key: str) -> bool:
         return self.ranks[0].has_kernel(key)
 
-    def stage(self, num_bytes: int) -> HostBuffer:
-        return self.ranks[0].stage(num_bytes)
-
-    def upload(self, buffer: HostBuffer, array: DeviceArray) -> Upload:
-        return _Uploads([rank.upload(buffer, self.on(i, array)) for i, rank in enumerate(self.ranks)])
-
     def launch(self, launch: Launch | RankExchange) -> None:
         if isinstance(launch, RankExchange):
             self._exchange(launch.parts)
@@ -90,16 +84,10 @@ class AcceleratorGroup:
 
         return replace(launch, args=tuple(map(own, launch.args)))
 
+    @abstractmethod
+    def capture(self, launches: Sequence[Launch | RankExchange]) -> Graph:
+        """See Accelerator.capture."""
+
+    @abstractmethod
     def _exchange(self, parts: DeviceArray) -> None:
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, slots=True)
-class _Uploads:
-    """The copies of a host buffer to all ranks."""
-
-    uploads: Sequence[Upload]
-
-    def wait(self) -> None:
-        for upload in self.uploads:
-            upload.wait()
+        """See RankExchange."""

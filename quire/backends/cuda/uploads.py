@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from quire.backends.cuda.accelerator import Accelerator, DeviceArray, HostBuffer, Upload
+from quire.backends.cuda.accelerator import DeviceArray, HostBuffer, Rank, Upload
 
 BUFFER_BYTES = 16 << 20  # of each; a multiple of 256
 NUM_BUFFERS = 8
@@ -25,7 +25,7 @@ class UploadRing:
     the accelerator. Leaving the context waits for everything.
     """
 
-    def __init__(self, accelerator: Accelerator, num_threads: int | None = None) -> None:
+    def __init__(self, accelerator: Rank, num_threads: int | None = None) -> None:
         self._accelerator = accelerator
         self._threads = num_threads or min(os.cpu_count() or 1, _MOST_THREADS)
         self._free: deque[tuple[HostBuffer, Upload | None]] = deque()  # with the copy that read it last
