@@ -28,6 +28,7 @@ os.environ.setdefault("TRITON_CACHE_DIR", str(Path(__file__).parents[1] / "build
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -43,6 +44,11 @@ from quire.backends.cuda.kernels.variants import (
 )
 from quire.backends.cuda.manifest import FOLDER
 
+LEAST_DEPENDENT = 90  # the first target whose kernels can begin before the one before them has ended
+# What they do first, in PTX: wait until it has ended and can be read; then let the next one begin.
+BEGIN = "\tgriddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;\n"
+_BEGUN = re.compile("ACQBULK.*PREEXIT", re.DOTALL)  # the same in machine code
+_MEMORY = re.compile(r"\b(LDG|STG|ATOM|RED|UTMA|UBLK)")
 COUNTED = ("HGMMA", "IGMMA", "UTCHMMA", "UTCIMMA", "HMMA", "IMMA", "UTMALDG", "LDGSTS", "STL", "LDL")
 # Instructions of a whole group of warps, or of one where the target has none.
 EXPECTED = {
@@ -69,6 +75,27 @@ def constants_of(variant: Variant, target: str) -> dict[str, Any]:
     parameters = inspect.signature(function_of(variant.kernel).fn).parameters.values()
     defaults = {own.name: own.default for own in parameters if own.default is not own.empty}
     return defaults | variant.constants | constants_on(variant, target)
+
+
+def waiting(ptx: str) -> str:
+    """Return a kernel in PTX, with BEGIN before its first instruction. Raises SystemExit for others."""
+    declared = re.search(r"\.visible \.entry [^{]*\{\n(?:\t\.[^\n]*\n|\n)*", ptx)
+    if declared is None:
+        raise SystemExit(f"not one kernel in PTX: {ptx[:200]}")
+    return ptx[: declared.end()] + BEGIN + ptx[declared.end() :]
+
+
+def _change_stages(backend: Any = None, stages: Any = None, *about: Any) -> tuple[str, str] | None:
+    """Let the stages of Triton make kernels that wait; return a key for its cache if there are none."""
+    if stages is None:
+        return BEGIN, BEGIN
+    if about[-1] >= LEAST_DEPENDENT:
+        make = stages["ptx"]
+        stages["ptx"] = lambda source, metadata: waiting(make(source, metadata))
+    return None
+
+
+knobs.runtime.add_stages_inspection_hook = _change_stages
 
 
 def compiled(variant: Variant, capability: int) -> tuple[bytes, Entry]:
@@ -109,23 +136,29 @@ def compiled(variant: Variant, capability: int) -> tuple[bytes, Entry]:
     return cubin, entry | _usage(cubin, any(name in variant.kernel for name in WITH_PRODUCTS))
 
 
-def _usage(cubin: bytes, disassemble: bool) -> Entry:
+def _usage(cubin: bytes, count: bool) -> Entry:
     """Return what a cubin needs, by the tools of CUDA that Triton brings; its instructions if asked."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         usage = _output("cuobjdump", "--dump-resource-usage", file.name)
-        code = _output("nvdisasm", "-c", file.name) if disassemble else ""
-    counts = {name: len(re.findall(rf"\b{name}\b", code)) for name in COUNTED}
+        code = _output("nvdisasm", "-c", file.name)
+    before = _MEMORY.split(code, maxsplit=1)[0]
+    counts = {name: len(re.findall(rf"\b{name}\b", code)) for name in COUNTED if count}
     return {
         "registers": int(re.findall(r"REG:(\d+)", usage)[0]),
         "stack_bytes": int(re.findall(r"STACK:(\d+)", usage)[0]),
+        "waits": bool(_BEGUN.search(before)),
         "instructions": {name: count for name, count in counts.items() if count},
     }
 
 
 def _output(tool: str, *args: str) -> str:
     return subprocess.run([_TOOLS / tool, *args], capture_output=True, text=True, check=True).stdout
+
+
+def _capability(target: str) -> int:
+    return int(target.removeprefix("sm_"))
 
 
 def faults(key: str, variant: Variant, target: str, entry: Entry) -> list[str]:
@@ -136,6 +169,8 @@ def faults(key: str, variant: Variant, target: str, entry: Entry) -> list[str]:
     wanted = EXPECTED.get(variant.tensor_cores, {}).get(target)
     if wanted and not entry["instructions"].get(wanted):
         found.append(f"{target} {key}: no {wanted} among {entry['instructions']}")
+    if entry["waits"] != (_capability(target) >= LEAST_DEPENDENT):
+        found.append(f"{target} {key}: waits for the kernel before it: {entry['waits']}")
     return found
 
 
@@ -146,6 +181,8 @@ def source_of(variant: Variant, target: str) -> str:
         text += f" stages={stages}"
     if own := constants_on(variant, target):
         text += f" {own}"
+    if _capability(target) >= LEAST_DEPENDENT:
+        text += f" {BEGIN}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

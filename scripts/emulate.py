@@ -1,13 +1,15 @@
-"""Test the native core on an emulated processor with AVX-512, on a machine without it.
+"""Test the native core on an emulated processor, whose instructions this machine need not have.
 
     python scripts/emulate.py BOCHS --isas             # only print the instruction sets found
     python scripts/emulate.py BOCHS -- tests/native/test_ops.py -k avx512_vnni
     python scripts/emulate.py --again BOCHS -- tests/native/test_rows.py     # on the disk of the last run
+    python scripts/emulate.py --cpu arrow_lake BOCHS -- tests/native/test_ops.py -k avx2_vnni
 
-Bochs emulates a whole computer with a Sapphire Rapids in it. Linux, Python and this folder with its .venv,
-which `make .venv/.test` builds before, run there. Up to 100 million instructions a second are emulated, and
-pytest takes minutes to start, so name few files and one set: `-k` takes what pytest does. The exit status is
-that of pytest. Bochs has no XFD, without which Linux hides AMX; of that set its twin runs. To build Bochs:
+Bochs emulates a whole computer, whose processor is a Sapphire Rapids or another that it knows. Linux,
+Python and this folder with its .venv, which `make .venv/.test` builds before, run there. Up to 100 million
+instructions a second are emulated, and pytest takes minutes to start, so name few files and one set: `-k`
+takes what pytest does. The exit status is that of pytest. Bochs has no XFD, without which Linux hides AMX;
+of that set its twin runs. To build Bochs:
 
     git clone https://github.com/bochs-emu/Bochs && cd Bochs/bochs
     CXXFLAGS="-O3 -march=native" ./configure --enable-cpu-level=6 --enable-x86-64 --enable-avx --enable-evex \
@@ -173,7 +175,7 @@ def make_boot(disk: Path, command: str) -> None:
     run("syslinux", "--offset", START * 512, "--install", disk)
 
 
-def emulate(bochs: Path, boot: Path, system: Path) -> int:
+def emulate(bochs: Path, cpu: str, boot: Path, system: Path) -> int:
     """Run the computer until its command has ended, print what it prints, and return the status."""
     bios, serial = bochs.parent / "bios", FOLDER / "serial.txt"
     serial.write_bytes(b"")
@@ -182,7 +184,7 @@ def emulate(bochs: Path, boot: Path, system: Path) -> int:
         f"""config_interface: textconfig
 display_library: nogui
 megs: {MEMORY_MIB}
-cpu: model=sapphire_rapids, count=1, ips=100000000
+cpu: model={cpu}, count=1, ips=100000000
 romimage: file={bios}/BIOS-bochs-latest
 vgaromimage: file={bios}/VGABIOS-lgpl/VGABIOS-lgpl-latest.bin
 clock: sync=none
@@ -234,6 +236,7 @@ def main() -> int:
     """Make the disks and run the emulator."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("bochs", type=Path, help="the program, in the folder where it was built")
+    parser.add_argument("--cpu", default="sapphire_rapids", help="the processor (default: %(default)s)")
     parser.add_argument("--again", action="store_true", help="take the system of the last run")
     parser.add_argument(
         "--isas", action="store_true", help="only print the instruction sets that Quire finds"
@@ -251,7 +254,7 @@ def main() -> int:
         command += " && " + shlex.join([str(python), "-m", "pytest", *flags, *args.pytest])
     exports = "".join(f"export {name}={value}\n" for name, value in ENVIRONMENT.items())
     make_boot(boot, f"{exports}cd {ROOT}\n{command}\n")
-    return emulate(args.bochs.resolve(), boot, system)
+    return emulate(args.bochs.resolve(), args.cpu, boot, system)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -182,11 +183,11 @@ class Piece:
         """Wait for everything that was launched."""
         self.accelerator.fetch(self.accelerator.allocate(256)).result()
 
-    def seconds(self, launches: Sequence[Launch], repeats: int) -> float:
+    def seconds(self, launches: Sequence[Launch], repeats: int, dependent: bool = True) -> float:
         """Return the seconds of launches one after the other, in a graph, the mean of some replays."""
         for launch in launches:
             self.accelerator.launch(launch)
-        graph = self.accelerator.capture(launches)
+        graph = self.accelerator.capture(launches, dependent)
         graph.replay()
         self.sync()
         began_s = time.perf_counter()
@@ -474,6 +475,22 @@ def check_launch(piece: Piece) -> None:
     except ConfigError as error:
         problem = error.message
     piece.found(not problem, what="self-check", problem=problem, seconds=time.perf_counter() - began_s)
+    _dependent(piece)
+
+
+def _dependent(piece: Piece) -> None:
+    """Launches of a graph, each of which doubles what the one before wrote; and what one takes."""
+    width, number = (1024, 4) if piece.toy else (1 << 21, 120)
+    small, ones, replays = piece.empty(1, 1024), np.ones((1, width), np.float32), 1 if piece.toy else 50
+    for dependent in (True, False):
+        x = piece.array(ones)
+        double = Launch("scale", (1, width // 1024, 1), (x, x, width, 2.0), {"BLOCK": 1024})
+        piece.accelerator.launch(double)
+        piece.accelerator.capture([double] * (number - 1), dependent).replay()
+        right = bool((piece.accelerator.fetch(x).result() == 2.0**number).all())
+        short = Launch("scale", (1, 1, 1), (small, small, 1024, 1.0), {"BLOCK": 1024})
+        each_s = piece.seconds([short] * number, replays, dependent) / number
+        piece.found(right, what="launches in a graph", dependent=dependent, us_each=each_s * 1e6)
 
 
 def check_ops(piece: Piece) -> None:
@@ -736,11 +753,10 @@ def check_exact(piece: Piece) -> None:
         for name, how in ways.items():
             found = [told(results) for results in streams.run(asked, **how)]
             _same(piece, name, quantization, found, alone)
-        most, graphs.MOST_ROWS = graphs.MOST_ROWS, 0
-        try:
-            _same(piece, "no graphs", quantization, [told(one) for one in streams.run(asked)], alone)
-        finally:
-            graphs.MOST_ROWS = most
+        for name, how in {"no graphs": {"rows": 0}, "launches in turn": {"dependent": False}}.items():
+            with _graphs(**how):
+                others = Streams(piece, model, number, max(lengths) + tokens + 1)
+                _same(piece, name, quantization, [told(one) for one in others.run(asked)], alone)
         captured = sorted(rows for rows, _ in streams.backend._graphs._graphs)
         kept = quantization or "bf16"
         piece.found(bool(captured), what="steps were replayed", weights=kept, rows=captured)
@@ -750,6 +766,17 @@ def check_exact(piece: Piece) -> None:
     for family in ("mixtral",) if piece.toy else ("llama", "mixtral", "deepseek_v3"):
         _divided(piece, family)
     _control(piece)
+
+
+@contextmanager
+def _graphs(rows: int = graphs.MOST_ROWS, dependent: bool = True) -> Iterator[None]:
+    """Let steps of so many rows have graphs, whose launches are dependent or not."""
+    before = graphs.MOST_ROWS, graphs.DEPENDENT
+    graphs.MOST_ROWS, graphs.DEPENDENT = rows, dependent
+    try:
+        yield
+    finally:
+        graphs.MOST_ROWS, graphs.DEPENDENT = before
 
 
 def _divided(piece: Piece, family: str) -> None:
@@ -883,14 +910,14 @@ def check_model(piece: Piece) -> None:
     for quantization in formats:
         model = random_model(piece, config, quantization)
         for number, length, tokens in runs:
-            streams = Streams(piece, model, number, length + tokens + 1)
-            for graphed in (True, False):
-                most = graphs.MOST_ROWS
-                graphs.MOST_ROWS = most if graphed else 0
-                try:
-                    _decode(piece, streams, model, quantization, (number, length, tokens), graphed)
-                finally:
-                    graphs.MOST_ROWS = most
+            ways: dict[str, dict[str, Any]] = {
+                "dependent launches": {},
+                "launches in turn": {"dependent": False},
+                "none": {"rows": 0},
+            }
+            for name, how in ways.items():
+                with _graphs(**how):
+                    _decode(piece, model, quantization, (number, length, tokens), name)
         length = 8 if piece.toy else 2048
         streams = Streams(piece, model, 1, length + 2)
         for chunk in (length,) if piece.quick or piece.toy else (512, length):
@@ -901,21 +928,17 @@ def check_model(piece: Piece) -> None:
 
 
 def _decode(
-    piece: Piece,
-    streams: Streams,
-    model: Any,
-    quantization: str | None,
-    run: tuple[int, int, int],
-    graphed: bool,
+    piece: Piece, model: Any, quantization: str | None, run: tuple[int, int, int], in_graphs: str
 ) -> None:
     program, _, nbytes = model
     number, length, tokens = run
+    streams = Streams(piece, model, number, length + tokens + 1)
     asked = prompts(number, program.output.width, (length,), tokens)
     streams.run(asked, chunk=8192)
     steps = [took_s for rows, took_s in streams.step_s if rows == number][2:] or [1.0]
     middle_s = float(np.median(steps))
     cache = sum(token_bytes(spec, "bfloat16") for spec in program.caches) * number * (length + tokens // 2)
-    facts = {"streams": number, "context": length, "graphs": graphed, "ms_per_step": middle_s * 1e3}
+    facts = {"streams": number, "context": length, "graphs": in_graphs, "ms_per_step": middle_s * 1e3}
     facts |= {"tokens_per_s": number / middle_s, "gb_per_s": (nbytes + cache) / middle_s / 1e9}
     piece.found(what="decode", weights=quantization or "bf16", **facts)
 

@@ -28,8 +28,10 @@ class FakeEvent:
 class FakeStream:
     tasks: list[Task] = field(default_factory=list)
     graph: FakeGraph | None = None  # that captures what is put into it
+    ends_with_launch: bool = False
 
     def put(self, task: Task) -> None:
+        self.ends_with_launch = False
         if self.graph is None:
             self.tasks.append(task)
         else:
@@ -100,15 +102,20 @@ class FakeGpu(InterpretedAccelerator):
     def let_read(self, others: Sequence[Any]) -> None:
         """Do nothing: all can."""
 
-    def call(self, launch: Launch) -> tuple[Launch]:
-        return (launch,)
+    def call(self, launch: Launch, dependent: bool = False) -> tuple[Launch, bool]:
+        return (launch, dependent)
 
-    def submit(self, call: tuple[Launch], stream: FakeStream) -> None:
-        stream.put(lambda: InterpretedAccelerator.launch(self, call[0]) is None)
+    def submit(self, call: tuple[Launch, bool], stream: FakeStream) -> None:
+        """Put a launch into a stream. Raises RuntimeError for a dependent one that is not behind another."""
+        launch, dependent = call
+        if dependent and not stream.ends_with_launch:
+            raise RuntimeError(f"{launch.kernel} depends on something that is no launch")
+        stream.put(lambda: InterpretedAccelerator.launch(self, launch) is None)
+        stream.ends_with_launch = True
 
     def launch(self, launch: Launch | RankExchange) -> None:
         assert isinstance(launch, Launch)
-        self.submit((launch,), self.stream)
+        self.submit(self.call(launch), self.stream)
 
     def record(self, stream: FakeStream) -> FakeEvent:
         event = FakeEvent(stream, stream.graph)

@@ -48,6 +48,30 @@ def test_large_products_use_tensor_cores_of_warp_groups(targets: dict[str, dict[
             assert entry["instructions"][wanted[variant.tensor_cores]] > 0
 
 
+def test_kernels_that_can_begin_early_wait(targets: dict[str, dict[str, Any]]) -> None:
+    for target, variant in product(targets, variants()):
+        assert targets[target][variant.key]["waits"] == (target in {"sm_90", "sm_100", "sm_120"})
+
+
+def test_a_kernel_that_does_not_wait_is_a_fault() -> None:
+    code = """
+import cubins
+variant = next(variant for variant in cubins.variants() if variant.kernel == "scale")
+def faults():
+    _, entry = cubins.compiled(variant, 90)
+    return cubins.faults(variant.key, variant, "sm_90", entry)
+assert faults() == []
+right, cubins.BEGIN = cubins.BEGIN, "another key of the cache"
+cubins.waiting = lambda ptx: ptx
+assert "waits" in faults()[0], faults()
+cubins.BEGIN = "one more"
+cubins.waiting = lambda ptx: ptx.replace("\\tret;", right + "\\tret;")
+assert "waits" in faults()[0], faults()
+"""
+    run = without_interpreter("-c", code, cwd=ROOT / "scripts")
+    assert run.returncode == 0, run.stderr
+
+
 def test_the_manifest_is_that_of_the_sources(targets: dict[str, dict[str, Any]]) -> None:
     """Every kernel was compiled from these sources; some are compiled again, other ones every day."""
     part = [str(date.today().toordinal() % COMPILED_AGAIN), str(COMPILED_AGAIN)]

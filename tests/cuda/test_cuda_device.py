@@ -16,15 +16,16 @@ from test_whole_models import stored
 from tiny import VOCAB, Paged, random_weights, tiny
 
 from quire.backends.backend import Capacity
-from quire.backends.cuda.accelerator import DeviceArray, Launch
+from quire.backends.cuda.accelerator import DeviceArray, Launch, RankExchange, in_graph
 from quire.backends.cuda.asked import require_compiled
 from quire.backends.cuda.caches import DeviceCaches
 from quire.backends.cuda.device import CudaDevice, cuda_device
 from quire.backends.cuda.device_slots import DeviceSlot
 from quire.backends.cuda.draws import StepDraws
+from quire.backends.cuda.driver import _Loaded
 from quire.backends.cuda.interpreted import InterpretedAccelerator, view_of
 from quire.backends.cuda.kernels.variants import variants
-from quire.backends.cuda.manifest import Manifest, launch_key, variant_key
+from quire.backends.cuda.manifest import CompiledKernel, Manifest, launch_key, variant_key
 from quire.backends.cuda.refused import require_kernels
 from quire.backends.cuda.sampler import DeviceSampler, penalty_bytes, sampling_bytes
 from quire.backends.cuda.segments import MEMORY_BYTES
@@ -51,6 +52,29 @@ from quire.weights.plan import all_in
 @pytest.fixture
 def device() -> CudaDevice:
     return cuda_device("cuda-interpreted")
+
+
+def test_launches_in_graphs_depend_on_launches_alone() -> None:
+    array = DeviceArray(None, np.dtype(np.uint8), (2, 16))
+    empty, some, exchange = Launch("f", (1, 0, 1), ()), Launch("f", (1, 1, 1), ()), RankExchange(array)
+    listed = [empty, some, empty, some, exchange, empty, some, some]
+    assert list(in_graph(listed, True)) == [
+        (some, False),
+        (some, True),
+        (exchange, False),
+        (some, False),
+        (some, True),
+    ]
+    assert not any(dependent for _, dependent in in_graph(listed, False))
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("dependent", [True, False])
+def test_only_kernels_that_wait_may_begin_early(waits: bool, dependent: bool) -> None:
+    loaded = _Loaded(None, CompiledKernel("f", "", 4, 0, 2, waits))
+    config = loaded.config((3, 2, 1), dependent)
+    assert config.programmatic_stream_serialization == (waits and dependent)
+    assert (config.grid, config.block) == ((3, 2, 1), (128, 1, 1))
 
 
 def test_a_gpu_that_is_not_there_is_one_error() -> None:
@@ -244,7 +268,7 @@ def test_a_device_looks_launches_up(device: CudaDevice, monkeypatch: pytest.Monk
 
 def test_compiled_kernels_are_checked(tmp_path: Path) -> None:
     code = b"a cubin"
-    entry = {"symbol": "f", "num_warps": 4, "shared_bytes": 0, "num_scratch": 2}
+    entry = {"symbol": "f", "num_warps": 4, "shared_bytes": 0, "num_scratch": 2, "waits": True}
     entry["sha256"] = hashlib.sha256(code).hexdigest()
     (tmp_path / "manifest.json").write_text(json.dumps({"targets": {"sm_90": {"f(;)": entry}}}))
     manifest = Manifest.read(tmp_path)

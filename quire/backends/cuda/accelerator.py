@@ -6,7 +6,7 @@ but speed and the order of sums within a tile is tested. Several of either are o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Protocol
@@ -101,6 +101,20 @@ class RankExchange:
     """
 
     parts: DeviceArray
+
+
+def in_graph(
+    launches: Sequence[Launch | RankExchange], dependent: bool
+) -> Iterator[tuple[Launch | RankExchange, bool]]:
+    """Yield what does something, and whether it is a dependent launch: one behind another launch."""
+    behind = False
+    for launch in launches:
+        if isinstance(launch, RankExchange):
+            yield launch, False
+            behind = False
+        elif not launch.is_empty:
+            yield launch, behind and dependent
+            behind = True
 
 
 class DeviceFault(QuireError):
@@ -214,8 +228,12 @@ class Accelerator(Memory, Protocol):
         """
         ...
 
-    def capture(self, launches: Sequence[Launch | RankExchange]) -> Graph:
-        """Return launches as one, without launching them. Each of their kernels was launched before."""
+    def capture(self, launches: Sequence[Launch | RankExchange], dependent: bool = True) -> Graph:
+        """Return launches as one, without launching them. Each of their kernels was launched before.
+
+        With `dependent`, a GPU may prepare a launch while the one before it ends; it reads and writes nothing
+        before that one has ended. Results are the same.
+        """
         ...
 
 

@@ -35,6 +35,7 @@ from quire.backends.cuda.accelerator import (
     Launch,
     OfRank,
     RankExchange,
+    in_graph,
     row_of,
 )
 from quire.backends.cuda.manifest import CompiledKernel, Manifest, launch_key
@@ -207,8 +208,9 @@ class Gpu:
             self.submit(self.call(launch), self.stream)
 
     @reported()
-    def capture(self, launches: Sequence[Launch | RankExchange]) -> _Captured:
-        calls = [self.call(own) for own in launches if isinstance(own, Launch) and not own.is_empty]
+    def capture(self, launches: Sequence[Launch | RankExchange], dependent: bool = True) -> _Captured:
+        steps = in_graph([own for own in launches if isinstance(own, Launch)], dependent)
+        calls = [self.call(own, behind) for own, behind in steps if isinstance(own, Launch)]
         builder = self.begin_graph()
         try:
             for call in calls:
@@ -250,8 +252,10 @@ class Gpu:
             able = [gpu._device for gpu in others if gpu._device.can_access_peer(self._device)]
             memory.peer_accessible_by = able
 
-    def call(self, launch: Launch) -> tuple[Any, ...]:
+    def call(self, launch: Launch, dependent: bool = False) -> tuple[Any, ...]:
         """Return the configuration of a launch, its kernel and its arguments, as cuda-core takes them.
+
+        If it is `dependent`, a kernel that waits for the one before it may be prepared while that one ends.
 
         The kernel is loaded if it was not yet, which cannot be done while a graph is begun.
         """
@@ -262,7 +266,7 @@ class Gpu:
         loaded = self._kernels[key]
         args = [_passed(arg) for arg in launch.args]
         args += [0] * loaded.entry.num_scratch  # addresses of memory that these kernels do not need
-        return (loaded.config(launch.grid), loaded.kernel, *args)
+        return (loaded.config(launch.grid, dependent), loaded.kernel, *args)
 
     def _load(self, key: str) -> _Loaded:
         entry = self.manifest.kernel(self.target, key)
@@ -305,8 +309,13 @@ class _Loaded:
     kernel: Any
     entry: CompiledKernel
 
-    def config(self, grid: tuple[int, int, int]) -> LaunchConfig:
-        return LaunchConfig(grid=grid, block=32 * self.entry.num_warps, shmem_size=self.entry.shared_bytes)
+    def config(self, grid: tuple[int, int, int], dependent: bool) -> LaunchConfig:
+        return LaunchConfig(
+            grid=grid,
+            block=32 * self.entry.num_warps,
+            shmem_size=self.entry.shared_bytes,
+            programmatic_stream_serialization=dependent and self.entry.waits,
+        )
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.backends.cuda.accelerator import DeviceArray, Launch, RankExchange
+from quire.backends.cuda.accelerator import DeviceArray, Launch, RankExchange, in_graph
 from quire.backends.cuda.driver import Gpu, reported
 from quire.backends.cuda.group import AcceleratorGroup
 from quire.errors import ConfigError
@@ -29,12 +29,11 @@ class GpuGroup(AcceleratorGroup):
             gpu.let_read([other for other in gpus if other is not gpu])
 
     @reported()
-    def capture(self, launches: Sequence[Launch | RankExchange]) -> _CapturedGroup:
+    def capture(self, launches: Sequence[Launch | RankExchange], dependent: bool = True) -> _CapturedGroup:
         """See Accelerator.capture: one graph, which begins and ends in a stream of the first GPU."""
         steps = [
-            launch.parts if isinstance(launch, RankExchange) else self._calls(launch)
-            for launch in launches
-            if isinstance(launch, RankExchange) or not launch.is_empty
+            launch.parts if isinstance(launch, RankExchange) else self._calls(launch, behind)
+            for launch, behind in in_graph(launches, dependent)
         ]
         first, *others = self._gpus
         builder = first.begin_graph()
@@ -61,8 +60,8 @@ class GpuGroup(AcceleratorGroup):
         graph.launch(streams[0])
         self._fork(streams)
 
-    def _calls(self, launch: Launch) -> list[tuple[Any, ...]]:
-        return [gpu.call(self.of_rank(rank, launch)) for rank, gpu in enumerate(self._gpus)]
+    def _calls(self, launch: Launch, dependent: bool) -> list[tuple[Any, ...]]:
+        return [gpu.call(self.of_rank(rank, launch), dependent) for rank, gpu in enumerate(self._gpus)]
 
     def _fork(self, streams: Sequence[Any]) -> None:
         """Let all streams wait for the first."""

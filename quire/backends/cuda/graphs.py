@@ -17,6 +17,7 @@ from quire.backends.cuda.step_arrays import StepArrays
 from quire.program.batch import Batch, Ints
 
 MOST_ROWS = 256  # of a step with a graph
+DEPENDENT = True  # see Accelerator.capture
 # Memory of a graph beside the arrays of steps. Estimates: a GPU must show what it is.
 GRAPH_BYTES, LAUNCH_BYTES = 64 << 10, 4 << 10
 
@@ -89,5 +90,5 @@ class DecodeGraphs:
                 self._accelerator.launch(launch(step))
             return
         if kind not in self._graphs:
-            self._graphs[kind] = self._accelerator.capture([launch(step) for launch in launches])
+            self._graphs[kind] = self._accelerator.capture([launch(step) for launch in launches], DEPENDENT)
         self._graphs[kind].replay()

@@ -85,7 +85,7 @@ class AcceleratorGroup(ABC):
         return replace(launch, args=tuple(map(own, launch.args)))
 
     @abstractmethod
-    def capture(self, launches: Sequence[Launch | RankExchange]) -> Graph:
+    def capture(self, launches: Sequence[Launch | RankExchange], dependent: bool = True) -> Graph:
         """See Accelerator.capture."""
 
     @abstractmethod

@@ -116,7 +116,7 @@ class InterpretedAccelerator:
             _require_multiples(kernel.arg_names, launch)
             self._interpreter.run(kernel, launch.grid, list(map(_argument, launch.args)), launch.constants)
 
-    def capture(self, launches: Sequence[Launch | RankExchange]) -> _Captured:
+    def capture(self, launches: Sequence[Launch | RankExchange], dependent: bool = True) -> _Captured:
         """See Accelerator.capture. Raises RuntimeError for a kernel that a GPU had to load meanwhile."""
         _require_loaded(launches, self.loaded)
         return _Captured(self, launches)
@@ -129,7 +129,7 @@ class InterpretedGroup(AcceleratorGroup):
         self._interpreted = [InterpretedAccelerator() for _ in range(number)]
         super().__init__(self._interpreted)
 
-    def capture(self, launches: Sequence[Launch | RankExchange]) -> _Captured:
+    def capture(self, launches: Sequence[Launch | RankExchange], dependent: bool = True) -> _Captured:
         _require_loaded(launches, self._interpreted[0].loaded)
         return _Captured(self, launches)
 

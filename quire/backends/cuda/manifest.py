@@ -34,13 +34,17 @@ _POINTERS = {
 
 @dataclass(frozen=True, slots=True)
 class CompiledKernel:
-    """A compiled kernel: its function, its launch, and how many addresses of scratch memory it takes last."""
+    """A compiled kernel: its function, its launch, and how many addresses of scratch memory it takes last.
+
+    `waits`: before it touches memory, it waits until the kernel before it has ended.
+    """
 
     symbol: str
     sha256: str
     num_warps: int
     shared_bytes: int
     num_scratch: int
+    waits: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,4 +129,5 @@ def _compiled(entry: Mapping[str, Any]) -> CompiledKernel:
         int(entry["num_warps"]),
         int(entry["shared_bytes"]),
         int(entry["num_scratch"]),
+        bool(entry["waits"]),
     )
