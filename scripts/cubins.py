@@ -40,9 +40,10 @@ from quire.backends.cuda.kernels.variants import (
     Variant,
     most_stack_bytes,
     stages_on,
+    tiles_on,
     variants,
 )
-from quire.backends.cuda.manifest import FOLDER
+from quire.backends.cuda.manifest import FOLDER, SWIZZLE
 
 LEAST_DEPENDENT = 90  # the first target whose kernels can begin before the one before them has ended
 # What they do first, in PTX: wait until it has ended and can be read; then let the next one begin.
@@ -74,7 +75,12 @@ def constants_of(variant: Variant, target: str) -> dict[str, Any]:
     """Return all constants of a variant for a target, with defaults of the kernel."""
     parameters = inspect.signature(function_of(variant.kernel).fn).parameters.values()
     defaults = {own.name: own.default for own in parameters if own.default is not own.empty}
-    return defaults | variant.constants | constants_on(variant, target)
+    own = constants_on(variant, target)
+    if "STAGES" in defaults:
+        own["STAGES"] = stages_on(variant, target)
+    if tiles_on(variant, target):
+        own["TILED"] = True
+    return defaults | variant.constants | own
 
 
 def waiting(ptx: str) -> str:
@@ -105,15 +111,17 @@ def compiled(variant: Variant, capability: int) -> tuple[bytes, Entry]:
     expected = [name for name in names if name not in constants]
     if list(variant.types) != expected:
         raise SystemExit(f"{variant.kernel} has the arguments {expected}, not {list(variant.types)}")
-    aligned = [["tt.divisibility", 16]]
+    tiles = tiles_on(variant, f"sm_{capability}")
+    tiled = {name: f"tensordesc<bf16[{rows},{inputs}]>" for name, (rows, inputs) in tiles.items()}
+    types, aligned = variant.types | tiled, [["tt.divisibility", 16]]
     source = ASTSource(
         fn=function,
-        signature={name: variant.types.get(name, "constexpr") for name in names},
+        signature={name: types.get(name, "constexpr") for name in names},
         constexprs={(names.index(name),): value for name, value in constants.items()},
         attrs={
             (i,): aligned
             for i, name in enumerate(names)
-            if name in ALIGNED or variant.types.get(name, "").startswith("*")
+            if name in ALIGNED or types.get(name, "").startswith("*")
         },
     )
     options = {
@@ -133,6 +141,12 @@ def compiled(variant: Variant, capability: int) -> tuple[bytes, Entry]:
         "shared_bytes": about.shared,
         "num_scratch": 2,
     }
+    if tiles:
+        if any(made["swizzle"] != SWIZZLE for made in about.tensordesc_meta):
+            raise SystemExit(
+                f"{variant.key} takes other tiles than the driver makes: {about.tensordesc_meta}"
+            )
+        entry["tiles"] = {str(expected.index(name)): list(tile) for name, tile in tiles.items()}
     return cubin, entry | _usage(cubin, any(name in variant.kernel for name in WITH_PRODUCTS))
 
 
@@ -169,6 +183,8 @@ def faults(key: str, variant: Variant, target: str, entry: Entry) -> list[str]:
     wanted = EXPECTED.get(variant.tensor_cores, {}).get(target)
     if wanted and not entry["instructions"].get(wanted):
         found.append(f"{target} {key}: no {wanted} among {entry['instructions']}")
+    if "tiles" in entry and not entry["instructions"].get("UTMALDG"):
+        found.append(f"{target} {key}: no UTMALDG among {entry['instructions']}")
     if entry["waits"] != (_capability(target) >= LEAST_DEPENDENT):
         found.append(f"{target} {key}: waits for the kernel before it: {entry['waits']}")
     return found
@@ -183,6 +199,8 @@ def source_of(variant: Variant, target: str) -> str:
         text += f" {own}"
     if _capability(target) >= LEAST_DEPENDENT:
         text += f" {BEGIN}"
+    if tiles := tiles_on(variant, target):
+        text += f" {tiles}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

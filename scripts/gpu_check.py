@@ -43,6 +43,7 @@ from quire.backends.cuda.coded_form import CodedForm, coded_form
 from quire.backends.cuda.coded_launches import CodedArguments, coded_row, coded_tiles
 from quire.backends.cuda.device import CudaDevice
 from quire.backends.cuda.divided import divide, divided_axes
+from quire.backends.cuda.kernels.variant import LARGE, size_of
 from quire.backends.cuda.kernels.variants import (
     INTEGERS,
     PRECISIONS,
@@ -50,6 +51,7 @@ from quire.backends.cuda.kernels.variants import (
     quantized_tile,
     row_block,
 )
+from quire.backends.cuda.launch_list import product_grid
 from quire.backends.cuda.packing import packed, packed_shapes
 from quire.backends.cuda.quantizing import Quantizer
 from quire.backends.cuda.refused import require_kernels
@@ -232,11 +234,16 @@ def random_integers(rng: np.random.Generator, parts: Sequence[tuple[Any, ...]]) 
 # Products by themselves
 
 
+def rows_of(piece: Piece, x: np.ndarray) -> DeviceArray:
+    """Return rows as products with bfloat16 weights take them: many are rounded before."""
+    return piece.array(x.astype(BF16) if size_of(len(x)) == LARGE else x)
+
+
 def product(piece: Piece, x: DeviceArray, weight: DeviceArray, out: DeviceArray) -> Launch:
     """Return the product of x [rows, inputs] and a bfloat16 weight [outputs, inputs]."""
     (rows, inputs), outputs, none = x.shape, weight.shape[0], piece.empty(64)
     tile = product_tile(rows, "bf16")
-    grid = (-(-outputs // tile["BLOCK_N"]), -(-rows // tile["BLOCK_M"]), 1)
+    grid = product_grid(-(-rows // tile["BLOCK_M"]), outputs, tile)
     args = (out, x, weight, none, rows, outputs, inputs)
     how = {"PRECISION": PRECISIONS["bf16"], "BIAS": False, **tile}
     return Launch("product", grid, args, how)
@@ -264,7 +271,7 @@ class Integers:
         scaled = {"BLOCK_SCALED": self.format == "int8"}
         first = Launch("quantize_rows", (rows, spans, 1), (*parts, x, self.inputs), scaled)
         tile, none = quantized_tile(rows), piece.empty(64)
-        grid = (-(-self.outputs // tile["BLOCK_N"]), -(-rows // tile["BLOCK_M"]), 1)
+        grid = product_grid(-(-rows // tile["BLOCK_M"]), self.outputs, tile)
         args: tuple[Argument, ...] = (out, *parts, *self.weight, none, rows, self.outputs, spans)
         how = {"KIND": self.format, "BIAS": False, **tile}
         return [first, Launch("quantized_product", grid, args, how)]
@@ -295,7 +302,7 @@ class Codes(Integers):
         how = {"SPAN_INPUTS": form.span, "UNIT": form.kind.unit}
         first = Launch("quantize_coded_rows", (rows, spans, 1), (*parts, x, order, self.inputs, 0), how)
         tile = coded_tiles(form)(rows)
-        grid = (-(-self.outputs // int(tile["BLOCK_N"])), -(-rows // int(tile["BLOCK_M"])), 1)
+        grid = product_grid(-(-rows // int(tile["BLOCK_M"])), self.outputs, tile)
         args: tuple[Argument, ...] = (out, *parts, *own.arrays, none, rows, self.outputs, spans)
         return [first, Launch("coded_product", grid, (*args, *own.numbers, 0), tile)]
 
@@ -700,7 +707,7 @@ def check_bits(piece: Piece) -> None:
         weight = piece.array(random_floats(8, (outputs, inputs), BF16))
         first: np.ndarray | None = None
         for rows in counts:
-            own, out = piece.array(x[:rows]), piece.empty(rows, outputs)
+            own, out = rows_of(piece, x[:rows]), piece.empty(rows, outputs)
             piece.accelerator.launch(product(piece, own, weight, out))
             found = piece.accelerator.fetch(out.rows(0, 1)).result()
             first = found if first is None else first
@@ -840,7 +847,7 @@ def _control(piece: Piece) -> None:
     sums, half = [piece.empty(rows, outputs) for _ in range(4)], inputs // 2
     for i, part in enumerate((slice(None), slice(half), slice(half, None))):
         own, matrix = (np.ascontiguousarray(array[:, part]) for array in (x, weight))
-        piece.accelerator.launch(product(piece, piece.array(own), piece.array(matrix), sums[i]))
+        piece.accelerator.launch(product(piece, rows_of(piece, own), piece.array(matrix), sums[i]))
     block = row_block(outputs)
     grid = (rows, -(-outputs // block), 1)
     piece.accelerator.launch(Launch("add", grid, (sums[3], sums[1], sums[2], outputs), {"BLOCK": block}))
@@ -866,7 +873,7 @@ def check_speed(piece: Piece) -> None:
         size = outputs * inputs
         weights = [piece.array(random_floats(i, (outputs, inputs), BF16)) for i in range(copies)]
         for rows in (*few, *many):
-            x = piece.array(random_floats(9, (rows, inputs), FLOAT))
+            x = rows_of(piece, random_floats(9, (rows, inputs), FLOAT))
             out = piece.empty(rows, outputs)
             took_s = piece.seconds([product(piece, x, weight, out) for weight in weights], repeats) / copies
             _rates(piece, "bf16", rows, outputs, inputs, 2 * size, took_s)

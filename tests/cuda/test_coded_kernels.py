@@ -217,7 +217,7 @@ def test_memory_of_steps_is_planned() -> None:
     planned = cuda_device("cuda-interpreted").step_bytes(program, plan, tokens) - MEMORY_BYTES
     assert accelerator.num_bytes - before <= planned + 2048
     formats = {name: format_of(kind) for name, kind in kinds.items()}
-    assert scratch_row_bytes(program, formats) == 4 * 96 + 128 + 16 + 16  # gate, integers, sums, scale
+    assert scratch_row_bytes(program, formats) == 4 * 96 + 128 + 32 + 16  # gate, integers, sums, scale
 
 
 @pytest.mark.parametrize("kinds", [("q4_k", "q6_k"), ("fp8", "fp8"), ("q8_0", "bf16")])

@@ -48,6 +48,14 @@ def test_large_products_use_tensor_cores_of_warp_groups(targets: dict[str, dict[
             assert entry["instructions"][wanted[variant.tensor_cores]] > 0
 
 
+def test_large_products_of_bfloat16_take_tiles_of_matrices(targets: dict[str, dict[str, Any]]) -> None:
+    """As tensor descriptors, where a unit of the target copies tiles by itself."""
+    for target, entries in targets.items():
+        tiled = {key.partition("(")[0] for key, entry in entries.items() if "tiles" in entry}
+        assert tiled == (set() if target in {"sm_80", "sm_89"} else {"product", "gated_product"})
+        assert all(entry["instructions"]["UTMALDG"] > 0 for entry in entries.values() if "tiles" in entry)
+
+
 def test_kernels_that_can_begin_early_wait(targets: dict[str, dict[str, Any]]) -> None:
     for target, variant in product(targets, variants()):
         assert targets[target][variant.key]["waits"] == (target in {"sm_90", "sm_100", "sm_120"})

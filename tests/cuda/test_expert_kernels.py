@@ -117,7 +117,7 @@ def test_inputs_of_experts_are_scaled() -> None:
     assert (out == shares[..., None] * x[:, None]).all()
 
 
-GRID = (2, -(-TOKENS * CHOSEN // 16) + EXPERTS, 1)
+GRID = (-(-TOKENS * CHOSEN // 16) + EXPERTS, 2, 1)
 TILE = {"EXPERTS": 8, "BLOCK_M": 16, "BLOCK_N": 32}
 
 
@@ -166,7 +166,7 @@ def test_grouped_quantized_products_bit_for_bit(kind: str) -> None:
     else:
         weight = Int4(pack(rng.integers(0, 16, shape)), scales, channels, 160)
     own, x = packing.packed(weight), normal(0, TOKENS, 160)
-    q, blocks = np.empty((TOKENS, 256), np.int8), np.empty((TOKENS, 8), np.int8)
+    q, blocks = np.empty((TOKENS, 256), np.int8), np.empty((TOKENS, 8), np.int32)
     x_scales, out = np.empty((TOKENS, 2), np.float32), np.full((TOKENS * CHOSEN, INNER), np.nan, np.float32)
     args: list[Any] = [q, blocks, x_scales, x, 160]
     interpreter.run(quantized.quantize_rows, (TOKENS, 2), args, {"BLOCK_SCALED": kind == "int8"})

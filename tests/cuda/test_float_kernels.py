@@ -10,6 +10,7 @@ import pytest
 
 from quire.backends.cuda import interpreter, packing
 from quire.backends.cuda.kernels import embedding, norms, products
+from quire.backends.cuda.launch_list import product_grid
 from quire.program.numerics import ACTIVATIONS
 from quire.quantize.integers import Int4, Int8, pack
 
@@ -93,7 +94,8 @@ def test_product(dtype: np.dtype[Any], precision: str, rows: int, outputs: int, 
     args = [out, x, weight, bias, rows, outputs, inputs]
     constants = {"BIAS": True, "PRECISION": precision}
     tile = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 32}
-    interpreter.run(products.product, (-(-outputs // 32), -(-rows // 16)), args, constants | tile)
+    grid = product_grid(-(-rows // 16), outputs, tile)
+    interpreter.run(products.product, grid, args, constants | tile)
     assert close(out, multiplied(x, weight) + bias, 1e-6)
 
 
@@ -102,7 +104,7 @@ def test_gated_product(activation: str) -> None:
     x, gate, up = normal(0, 5, 72), normal(1, 40, 72).astype(BF16), normal(2, 40, 72).astype(BF16)
     out = np.empty((5, 40), np.float32)
     constants = {"ACTIVATION": activation, "PRECISION": "stored", "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 32}
-    interpreter.run(products.gated_product, (2, 1), [out, x, gate, up, 5, 40, 72], constants)
+    interpreter.run(products.gated_product, (1, 2), [out, x, gate, up, 5, 40, 72], constants)
     name = activation.replace("gelu_tanh", "gelu_new")
     wanted = ACTIVATIONS[name](multiplied(x, gate).astype(np.float32)) * multiplied(x, up)
     assert close(out, wanted, 2e-6)
@@ -116,7 +118,7 @@ def test_tiles_do_not_change_bits() -> None:
         out = np.empty((20, 48), np.float32)
         args = [out, x, weight, weight, 20, 48, 96]
         constants = {"BIAS": False, "PRECISION": "stored", "BLOCK_K": 32}
-        grid = (-(-48 // block_n), -(-20 // block_m))
+        grid = product_grid(-(-20 // block_m), 48, {"BLOCK_N": block_n})
         interpreter.run(products.product, grid, args, constants | {"BLOCK_M": block_m, "BLOCK_N": block_n})
         found.append(out)
     assert (found[0] == found[1]).all()

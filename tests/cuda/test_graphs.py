@@ -51,10 +51,10 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
             found.replayed[self.rows] += 1
             self.graph.replay()
 
-    def counting(self: InterpretedAccelerator, launches: Sequence[Launch]) -> Any:
+    def counting(self: InterpretedAccelerator, launches: Sequence[Launch], dependent: bool) -> Any:
         rows = next(launch.grid[0] for launch in launches if launch.kernel == "rope_and_kv")
         found.captured.append(rows)
-        return Graph(capture(self, launches), rows)
+        return Graph(capture(self, launches, dependent), rows)
 
     monkeypatch.setattr(InterpretedAccelerator, "capture", counting)
     return found
@@ -137,9 +137,9 @@ def test_segments_that_appear(monkeypatch: pytest.MonkeyPatch) -> None:
     captured: list[set[str]] = []
     capture = InterpretedAccelerator.capture
 
-    def capturing(self: InterpretedAccelerator, launches: Sequence[Launch]) -> Any:
+    def capturing(self: InterpretedAccelerator, launches: Sequence[Launch], dependent: bool) -> Any:
         captured.append({launch.kernel for launch in launches if launch.grid[0]})
-        return capture(self, launches)
+        return capture(self, launches, dependent)
 
     monkeypatch.setattr(InterpretedAccelerator, "capture", capturing)
 

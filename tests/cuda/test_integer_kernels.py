@@ -7,6 +7,7 @@ import pytest
 
 from quire.backends.cuda import interpreter, packing
 from quire.backends.cuda.kernels import quantized
+from quire.backends.cuda.launch_list import product_grid
 from quire.program import numerics
 from quire.quantize.integers import Int4, Int8, pack
 
@@ -40,7 +41,7 @@ Rounded = tuple[np.ndarray, np.ndarray, np.ndarray]
 def rounded(x: np.ndarray, block_scaled: bool) -> Rounded:
     """Return q, block scales and scales of quantize_rows."""
     rows, spans = len(x), -(-x.shape[1] // 128)
-    q, blocks = np.full((rows, spans * 128), 99, np.int8), np.full((rows, spans * 4), 99, np.int8)
+    q, blocks = np.full((rows, spans * 128), 99, np.int8), np.full((rows, spans * 4), 99, np.int32)
     scales = np.full((rows, spans), np.nan, np.float32)
     args = [q, blocks, scales, x, x.shape[1]]
     interpreter.run(quantized.quantize_rows, (rows, spans), args, {"BLOCK_SCALED": block_scaled})
@@ -78,7 +79,7 @@ def product(weight: Weight, x: np.ndarray, block_m: int = 16, block_n: int = 32)
     ready = rounded(x, weight.storage.kind == "int8")
     args = [out, *ready, own.values, own.scales, own.channels, out, rows, outputs, own.spans]
     constants = {"KIND": weight.storage.kind, "BIAS": False, "BLOCK_M": block_m, "BLOCK_N": block_n}
-    grid = (-(-outputs // block_n), -(-rows // block_m))
+    grid = product_grid(-(-rows // block_m), outputs, constants)
     interpreter.run(quantized.quantized_product, grid, args, constants)
     return out
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from quire.backends.cuda.packing import padded
 from quire.program.numerics import GROUP, SPAN
 from quire.quantize.coded import CodedStorage
 from quire.quantize.coded_product import span_of, summed_together
@@ -115,7 +116,8 @@ class CodedForm:
         groups, blocks = (ceil_div(spans * SPAN, size) for size in (self.group, self.block))
         values, codes = (pointers[name] for name in ("scales", "scale_codes"))
         two = _TYPES[self.kind.scales][1] is not None
-        of_groups, of_blocks = (*outer, groups, outputs), (*outer, blocks, outputs)
+        across = padded(outputs)
+        of_groups, of_blocks = (*outer, groups, across), (*outer, blocks, across)
         found: dict[str, Part] = {"low": ((*outer, outputs, plane_bytes(spans, low)), pointers["low"])}
         if high:
             found["high"] = ((*outer, outputs, plane_bytes(spans, high)), pointers["high"])
@@ -193,7 +195,8 @@ def _scales(storage: CodedStorage) -> str:
         few = storage.by_row or (not storage.integers and (storage.group or SPAN) >= SPAN)
         return "32" if few or own.values == "f32" else "16"
     small = own.codes == "i8" or (own.codes == "u8" and own.code_bits < 8)
-    if own.values == "f16" and own.together and small and not own.divided:
+    spans = own.together and (storage.group or SPAN) * own.together % SPAN == 0
+    if own.values == "f16" and spans and small and not own.divided:
         return "16x8"
     if (own.values, own.codes, own.together, minimums) == ("f32", "e4m3", 0, None):
         return "nvfp4 divided" if own.divided else "nvfp4"

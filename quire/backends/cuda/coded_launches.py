@@ -103,7 +103,7 @@ def coded_row(form: CodedForm, width: int) -> tuple[Part, ...]:
         return ()
     inputs = ceil_div(width, SPAN) * SPAN
     scales = inputs // form.span if form.span else 1
-    sums = (inputs // form.kind.unit, np.dtype(np.int16))
+    sums = (inputs // form.kind.unit, np.dtype(np.int32))
     return (inputs, np.dtype(np.int8)), sums, (scales, np.dtype(np.float32))
 
 

@@ -99,16 +99,16 @@ def _codes(weight: Coded) -> Array:
 
 def _pieces_of_groups(weight: Coded, form: CodedForm, name: str, base: int) -> Iterator[PackedPiece]:
     """Yield scales, or minimums, or one of their levels, [groups or blocks, outputs], some rows a piece."""
-    (rows, outputs), kind = form.parts(weight.shape)[name]
-    row = outputs * kind.itemsize
+    (rows, across), kind = form.parts(weight.shape)[name]
+    row = across * kind.itemsize
     step = max(1, _PIECE // row)
     for first in range(0, rows, step):
         count = min(step, rows - first)
 
         def make(first: int = first, count: int = count) -> Array:
-            found, values = np.zeros((count, outputs), kind), _of_groups(weight, form, name)
+            found, values = np.zeros((count, across), kind), _of_groups(weight, form, name)
             own = values[:, first : first + count]
-            found[: own.shape[1]] = own.view(kind).T
+            found[: own.shape[1], : own.shape[0]] = own.view(kind).T
             return found
 
         yield PackedPiece(name, base + first * row, count * row, make)

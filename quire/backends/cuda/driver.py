@@ -22,9 +22,11 @@ from cuda.core import (
     LegacyPinnedMemoryResource,
     ObjectCode,
     Stream,
+    TensorMapDescriptorOptions,
 )
 from cuda.core import launch as launch_kernel
 from cuda.core.graph import Graph, GraphBuilder
+from cuda.core.utils import StridedMemoryView
 
 from quire.backends.cuda.accelerator import (
     Argument,
@@ -38,12 +40,14 @@ from quire.backends.cuda.accelerator import (
     in_graph,
     row_of,
 )
-from quire.backends.cuda.manifest import CompiledKernel, Manifest, launch_key
+from quire.backends.cuda.manifest import SWIZZLE, CompiledKernel, Manifest, launch_key
 from quire.errors import ConfigError
 
 LEAST_DRIVER = 13000  # the CUDA version, times 1000, that runs these cubins
 RESERVED_BYTES = 512 << 20  # for the driver, for kernels, and for other programs
 _OWN_SHARED_BYTES = 48 << 10  # shared memory that a block has without asking for more
+_MOST_DESCRIPTORS = 1 << 13  # that are kept
+_L2_PROMOTION = 2  # of what tensor descriptors describe: 128 bytes are read at once
 _STAGING_BYTES = 1 << 16  # the least that is allocated of pinned memory
 _ON_CPU = "leave device out to use the CPU"
 _WRONG = "a kernel of Quire is wrong: report it with the model, the GPU and these words"
@@ -137,6 +141,7 @@ class Gpu:
         self._device = device
         self._pinned = _Pinned()
         self._kernels: dict[str, _Loaded] = {}
+        self._descriptors: dict[tuple[Any, ...], Any] = {}
 
     def on(self, rank: int, array: DeviceArray) -> DeviceArray:
         return array
@@ -264,9 +269,29 @@ class Gpu:
         if key not in self._kernels:
             self._kernels[key] = self._load(key)
         loaded = self._kernels[key]
-        args = [_passed(arg) for arg in launch.args]
+        args = list[Any]()
+        for number, arg in enumerate(launch.args):
+            tile = loaded.entry.tiles.get(number)
+            args += [_passed(arg)] if tile is None else self._tiled(arg, tile)
         args += [0] * loaded.entry.num_scratch  # addresses of memory that these kernels do not need
         return (loaded.config(launch.grid, dependent), loaded.kernel, *args)
+
+    def _tiled(self, array: Argument, tile: tuple[int, int]) -> list[Any]:
+        """Return a matrix as kernels take it by tiles: a tensor descriptor, its sizes and its strides."""
+        if not isinstance(array, DeviceArray):
+            raise TypeError(f"{array} has no tiles")
+        rows, inputs = array.shape
+        key = (_address(array), rows, inputs, tile)
+        if key not in self._descriptors:
+            if len(self._descriptors) == _MOST_DESCRIPTORS:  # places of activations differ by their number
+                self._descriptors.clear()
+            view = StridedMemoryView.from_buffer(_region(array), array.shape, dtype=array.dtype)
+            options = TensorMapDescriptorOptions(tile, data_type=array.dtype)
+            options.swizzle = type(options.swizzle)(SWIZZLE)
+            options.l2_promotion = type(options.l2_promotion)(_L2_PROMOTION)
+            self._descriptors[key] = view.as_tensor_map(options=options)
+        sizes = ctypes.c_int32(rows), ctypes.c_int32(inputs)
+        return [self._descriptors[key], *sizes, ctypes.c_int64(inputs), ctypes.c_int64(1)]
 
     def _load(self, key: str) -> _Loaded:
         entry = self.manifest.kernel(self.target, key)

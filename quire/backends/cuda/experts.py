@@ -118,11 +118,12 @@ class _Pairs:
         gate, up = (self._to.weights[matrix.name] for matrix in weights.matrices()[:2])
         biases = self._to.array(weights.gate_bias), self._to.array(weights.up_bias)
         (number, outputs, inputs), kind = weights.up.shape, FLOAT_TYPES[up.format]
+        rows = self._products.floats(x, per_token, inputs, up.format)
         self._products.record(
             "grouped_gated_product",
             outputs,
             lambda step: (
-                *(to(step), x(step), *self.listed(step), *gate.arrays, *up.arrays, *biases),
+                *(to(step), *rows(step), *self.listed(step), *gate.arrays, *up.arrays, *biases),
                 *(outputs, inputs, number, per_token, self.op.limit or 0.0),
             ),
             float_tile(kind),

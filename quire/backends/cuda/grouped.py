@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 from quire.backends.cuda.accelerator import Constant, DeviceArray, Launch
 from quire.backends.cuda.coded_form import CodedForm
 from quire.backends.cuda.coded_launches import CodedArguments, coded_tiles, rounded_rows
-from quire.backends.cuda.kernels.variant import MOST_EXPERTS
+from quire.backends.cuda.kernels.variant import LARGE, MOST_EXPERTS, size_of
 from quire.backends.cuda.kernels.variants import PRECISIONS, grouped_tile, quantized_tile
-from quire.backends.cuda.rounding import FLOAT_TYPES, QUANTIZED, quantized_rows, unrounded
+from quire.backends.cuda.launch_list import product_grid
+from quire.backends.cuda.rounding import FLOAT_TYPES, QUANTIZED, quantized_rows, rounded_floats, unrounded
 from quire.backends.cuda.weights import DeviceWeight, spans_of
 from quire.program.program import WeightSpec
+from quire.quantize.groups import ceil_div
 
 if TYPE_CHECKING:
     from quire.backends.cuda.launch_list import Arrays, At, LaunchList
@@ -52,7 +54,8 @@ class GroupedProducts:
             size = spans_of(matrix.shape[-1])
             how: dict[str, Constant] = {"KIND": weight.format}
         else:
-            kernel, rows, kind = "grouped_product", unrounded(x), FLOAT_TYPES[weight.format]
+            kernel, kind = "grouped_product", FLOAT_TYPES[weight.format]
+            rows = self.floats(x, pairs_of_row, matrix.shape[-1], weight.format)
             size, tile, how = matrix.shape[-1], float_tile(kind), {"PRECISION": PRECISIONS[kind]}
         arrays, sizes = (*weight.arrays, self._to.array(bias)), (outputs, size, self._number, pairs_of_row)
         self.record(
@@ -102,12 +105,23 @@ class GroupedProducts:
 
         def launch(step: StepArrays) -> Launch:
             pairs = self._count(step)
-            own = tile(-(-pairs // number))
+            own = tile(ceil_div(pairs, number))
             tiles = min(pairs, pairs // int(own["BLOCK_M"]) + number)
-            grid = (-(-outputs // int(own["BLOCK_N"])), tiles, 1)
+            grid = product_grid(tiles, outputs, own)
             return Launch(kernel, grid, args(step), {**constants, **own, "EXPERTS": MOST_EXPERTS})
 
         self._to.launches.append(launch)
+
+    def floats(self, x: At, pairs_of_row: int, width: int, format: str) -> Arrays:
+        """Record what products with floats in a format need rounded before; return where the rows are."""
+        rows = self._rows(pairs_of_row)
+        if format != "bf16":
+            return unrounded(x)
+
+        def is_large(step: StepArrays) -> bool:
+            return size_of(ceil_div(self._count(step), self._number)) == LARGE
+
+        return self._once(x, "bf16", lambda: rounded_floats(self._to, x, rows, width, is_large))
 
     def _quantized(self, x: At, pairs_of_row: int, weight: DeviceWeight) -> Arrays:
         """Record the quantization of x for integers, unless it is there."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -14,6 +14,7 @@ from quire.backends.cuda.accelerator import (
     ALIGNMENT,
     Argument,
     ByRank,
+    Constant,
     DeviceArray,
     HostBuffer,
     Launch,
@@ -23,7 +24,8 @@ from quire.backends.cuda.accelerator import (
     row_of,
 )
 from quire.backends.cuda.group import AcceleratorGroup
-from quire.backends.cuda.kernels.variants import ALIGNED, MULTIPLE, variants
+from quire.backends.cuda.kernels.variant import Variant
+from quire.backends.cuda.kernels.variants import ALIGNED, MULTIPLE, tiles_on, variants
 from quire.backends.cuda.manifest import launch_key
 from quire.backends.host import available_memory
 from quire.errors import ConfigError
@@ -111,10 +113,11 @@ class InterpretedAccelerator:
 
     def launch(self, launch: Launch | RankExchange) -> None:
         if isinstance(launch, Launch) and not launch.is_empty:
-            self.loaded.add(launch_key(launch))
+            self.loaded.add(key := launch_key(launch))
             kernel = _kernels()[launch.kernel]
             _require_multiples(kernel.arg_names, launch)
-            self._interpreter.run(kernel, launch.grid, list(map(_argument, launch.args)), launch.constants)
+            args, constants = _tiled(key, list(map(_argument, launch.args)), launch.constants)
+            self._interpreter.run(kernel, launch.grid, args, constants)
 
     def capture(self, launches: Sequence[Launch | RankExchange], dependent: bool = True) -> _Captured:
         """See Accelerator.capture. Raises RuntimeError for a kernel that a GPU had to load meanwhile."""
@@ -165,6 +168,22 @@ def _argument(arg: Argument) -> np.ndarray | int | float:
     return view_of(arg)
 
 
+def _tiled(
+    key: str, args: list[Any], constants: Mapping[str, Constant]
+) -> tuple[list[Any], Mapping[str, Constant]]:
+    """Return arguments and constants of a launch as on GPUs that copy tiles by themselves."""
+    from quire.backends.cuda import interpreter
+
+    variant = _compiled().get(key)
+    if variant is None or not (tiles := tiles_on(variant, "sm_90")):
+        return args, constants
+    names = zip(variant.types, args, strict=True)
+    return [interpreter.tiled(arg, tiles[n]) if n in tiles else arg for n, arg in names], {
+        **constants,
+        "TILED": True,
+    }
+
+
 def _require_multiples(names: Sequence[str], launch: Launch) -> None:
     """Raise ValueError for a size that kernels take as a multiple of what it is not."""
     taken = [name for name in names if name not in launch.constants]  # those with defaults are the last
@@ -174,8 +193,8 @@ def _require_multiples(names: Sequence[str], launch: Launch) -> None:
 
 
 @cache
-def _compiled() -> frozenset[str]:
-    return frozenset(variant.key for variant in variants())
+def _compiled() -> dict[str, Variant]:
+    return {variant.key: variant for variant in variants()}
 
 
 @cache

@@ -27,6 +27,7 @@ from triton._utils import validate_block_shape  # noqa: E402
 from triton.language.semantic import TritonSemantic  # noqa: E402
 from triton.runtime import interpreter  # noqa: E402
 from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle  # noqa: E402
+from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 _TYPES = {
     "float32": tl.float32,
@@ -98,7 +99,7 @@ class Pointer:
 def run(
     kernel: InterpretedFunction[Any],
     grid: tuple[int, ...],
-    args: Sequence[Pointer | np.ndarray | int | float],
+    args: Sequence[Pointer | TensorDescriptor | np.ndarray | int | float],
     constants: Mapping[str, Any],
 ) -> None:
     """Run a kernel once for each point of the grid, in order. Arrays are passed by address."""
@@ -106,6 +107,11 @@ def run(
     with np.errstate(all="ignore"), warnings.catch_warnings():  # NaN and infinity are valid results
         warnings.simplefilter("ignore", RuntimeWarning)
         kernel[grid](*ready, **constants)
+
+
+def tiled(array: np.ndarray, tile: tuple[int, int]) -> TensorDescriptor:
+    """Return a matrix as kernels take it by tiles."""
+    return TensorDescriptor(Pointer.to(array), list(array.shape), [array.shape[1], 1], list(tile))
 
 
 def _to_float32(handle: TensorHandle) -> TensorHandle:

@@ -25,6 +25,7 @@ Grid = tuple[int, int, int]
 At = Callable[[StepArrays], DeviceArray]  # where an array is in a step
 Arrays = Callable[[StepArrays], tuple[DeviceArray, ...]]  # the same of several
 
+_NEIGHBOURS = 16  # tiles of rows that are computed beside each other, at most
 _ACTIVATIONS = {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
@@ -106,7 +107,7 @@ class LaunchList:
         def launch(step: StepArrays) -> Launch:
             rows = step.counts[count]
             own = tile(rows)
-            grid = (-(-outputs // int(own["BLOCK_N"])), -(-rows // int(own["BLOCK_M"])), 1)
+            grid = product_grid(-(-rows // int(own["BLOCK_M"])), outputs, own)
             return Launch(kernel, grid, args(step), {**constants, **own})
 
         self.launches.append(launch)
@@ -139,6 +140,15 @@ class LaunchList:
     def array(self, spec: WeightSpec | None) -> DeviceArray:
         """Return the only array of a weight of floats; any array for none."""
         return self.none if spec is None else self.weights[spec.name].arrays[0]
+
+
+def product_grid(row_tiles: int, outputs: int, tile: Mapping[str, Constant]) -> Grid:
+    """Return the grid of a product: groups of tiles of rows, equal ones, and in each all tiles of outputs.
+
+    Programs start in order of the first number, then the second, then the third (kernels.tiles.row_tile).
+    """
+    groups = max(1, -(-row_tiles // _NEIGHBOURS))
+    return -(-row_tiles // groups), -(-outputs // int(tile["BLOCK_N"])), groups
 
 
 def padded_dim(*dims: int) -> int:

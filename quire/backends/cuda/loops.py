@@ -11,6 +11,7 @@ import numpy as np
 
 from quire.backends.cuda.accelerator import Accelerator, Argument, DeviceArray, Launch
 from quire.backends.cuda.kernels.variants import PRECISIONS, product_tile, quantized_tile, row_block
+from quire.backends.cuda.launch_list import product_grid
 from quire.backends.cuda.packing import packed_shapes
 from quire.backends.cuda.rounding import FLOAT_TYPES, quantized_row
 from quire.program.numerics import SPAN
@@ -54,7 +55,8 @@ class CudaLoops:
         return self._num_ranks * 8.0 * rows * width / self._seconds(launch, seconds)
 
     def _floats(self, kind: str, size: int) -> Launch:
-        x, weight = (self._array(_some((size, size), own)) for own in (_FLOAT, DTYPES[kind]))
+        own = DTYPES["bf16"] if kind == "bf16" else _FLOAT  # of rows of large products
+        x, weight = (self._array(_some((size, size), dtype)) for dtype in (own, DTYPES[kind]))
         format = FLOAT_TYPES[kind]
         out, none = self._empty((size, size), _FLOAT), self._empty((64,), _FLOAT)
         tile = product_tile(size, format)
@@ -102,4 +104,4 @@ def _some(shape: tuple[int, ...], kind: np.dtype[Any]) -> np.ndarray:
 
 
 def _grid(size: int, tile: Mapping[str, Any]) -> tuple[int, int, int]:
-    return -(-size // int(tile["BLOCK_N"])), -(-size // int(tile["BLOCK_M"])), 1
+    return product_grid(-(-size // int(tile["BLOCK_M"])), size, tile)

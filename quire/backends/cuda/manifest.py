@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from quire.backends.cuda.accelerator import Argument, ByRank, DeviceArray, Launc
 from quire.errors import ConfigError
 
 FOLDER = Path(__file__).with_name("cubins")
+SWIZZLE = 3  # of tiles in shared memory, as tensor descriptors say it: by 128 bytes
 _POINTERS = {
     "float64": "*fp64",
     "float32": "*fp32",
@@ -36,7 +37,8 @@ _POINTERS = {
 class CompiledKernel:
     """A compiled kernel: its function, its launch, and how many addresses of scratch memory it takes last.
 
-    `waits`: before it touches memory, it waits until the kernel before it has ended.
+    `waits`: before it touches memory, it waits until the kernel before it has ended. `tiles`: arguments, by
+    their numbers, that are tensor descriptors of a matrix, with tiles of so many rows and inputs.
     """
 
     symbol: str
@@ -45,6 +47,7 @@ class CompiledKernel:
     shared_bytes: int
     num_scratch: int
     waits: bool
+    tiles: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,4 +133,5 @@ def _compiled(entry: Mapping[str, Any]) -> CompiledKernel:
         int(entry["shared_bytes"]),
         int(entry["num_scratch"]),
         bool(entry["waits"]),
+        {int(number): (rows, inputs) for number, (rows, inputs) in entry.get("tiles", {}).items()},
     )

@@ -17,8 +17,8 @@ class PackedIntegers:
 
     `values` are int8 [..., outputs, spans * 128], or of 4 bits uint8 [..., outputs, spans * 64]: of each 64
     inputs the first 32 in the low halves of 32 bytes, the others in the high ones, so that a group is a row
-    of bytes with one shift. `scales` int8 [..., spans * 4, outputs] are by group, so that neighbouring
-    outputs are read together; `channels` float32 [..., outputs].
+    of bytes with one shift. `scales` int8 [..., spans * 4, padded(outputs)] are by group, so that
+    neighbouring outputs are read together; `channels` float32 [..., outputs].
     """
 
     values: np.ndarray
@@ -28,6 +28,11 @@ class PackedIntegers:
     @property
     def spans(self) -> int:
         return self.scales.shape[-2] * GROUP // SPAN
+
+
+def padded(outputs: int) -> int:
+    """Return the length of a row of scales, as kernels.tiles: what is beyond the outputs is never used."""
+    return -(-outputs // 16) * 16
 
 
 def packed(weight: Int8 | Int4) -> PackedIntegers:
@@ -40,10 +45,10 @@ def packed(weight: Int8 | Int4) -> PackedIntegers:
     if not isinstance(weight, Int8):
         pairs = values.reshape(*outer, -1, 2, GROUP)
         values = (pairs[..., 0, :] | (pairs[..., 1, :] << 4)).reshape(*outer, -1)
-    scales = np.zeros((*outer, spans * SPAN // GROUP), own.dtype)
-    scales[..., : own.shape[-1]] = own
-    by_group = np.ascontiguousarray(scales.swapaxes(-1, -2))
-    return PackedIntegers(np.ascontiguousarray(values), by_group, np.ascontiguousarray(weight.channel_scales))
+    *matrices, outputs = outer
+    scales = np.zeros((*matrices, spans * SPAN // GROUP, padded(outputs)), own.dtype)
+    scales[..., : own.shape[-1], :outputs] = own.swapaxes(-1, -2)
+    return PackedIntegers(np.ascontiguousarray(values), scales, np.ascontiguousarray(weight.channel_scales))
 
 
 def packed_shapes(kind: str, shape: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]:
@@ -54,6 +59,6 @@ def packed_shapes(kind: str, shape: tuple[int, ...]) -> tuple[tuple[tuple[int, .
     row = spans * SPAN if eight else spans * SPAN // 2
     return (
         ((*outer, outputs, row), np.dtype(np.int8 if eight else np.uint8)),
-        ((*outer, spans * SPAN // GROUP, outputs), np.dtype(np.int8)),
+        ((*outer, spans * SPAN // GROUP, padded(outputs)), np.dtype(np.int8)),
         ((*outer, outputs), np.dtype(np.float32)),
     )

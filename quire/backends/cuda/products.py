@@ -16,6 +16,7 @@ from quire.backends.cuda.coded_launches import (
     coded_tiles,
     rounded_rows,
 )
+from quire.backends.cuda.kernels.variant import LARGE, size_of
 from quire.backends.cuda.kernels.variants import (
     ADAPTER_RANKS,
     ADAPTER_SEGMENT,
@@ -28,7 +29,14 @@ from quire.backends.cuda.kernels.variants import (
     row_block,
 )
 from quire.backends.cuda.launch_list import Arrays, At, LaunchList, activation_name
-from quire.backends.cuda.rounding import FLOAT_TYPES, QUANTIZED, quantized_rows, rounded_row, unrounded
+from quire.backends.cuda.rounding import (
+    FLOAT_TYPES,
+    QUANTIZED,
+    quantized_rows,
+    rounded_floats,
+    rounded_row,
+    unrounded,
+)
 from quire.backends.cuda.scratch import Part, carve, row_bytes
 from quire.backends.cuda.segments import NOTHING
 from quire.backends.cuda.step_arrays import StepArrays
@@ -86,12 +94,20 @@ def _product(x: Value, spec: WeightSpec, bias: WeightSpec | None, out: At, to: L
             BLOCK=block,
         )
     else:
-        of, kind = to.at(x), FLOAT_TYPES[weight.format]
+        rows, kind = _float_rows(x, weight.format, to), FLOAT_TYPES[weight.format]
         to.add_product(
             "product",
             count,
             outputs,
-            lambda step: (out(step), of(step), *weight.arrays, own_bias, step.counts[count], outputs, inputs),
+            lambda step: (
+                out(step),
+                *rows(step),
+                *weight.arrays,
+                own_bias,
+                step.counts[count],
+                outputs,
+                inputs,
+            ),
             lambda rows: product_tile(rows, kind),
             PRECISION=PRECISIONS[kind],
             **how,
@@ -166,14 +182,14 @@ def gated_linear(op: ops.GatedLinear, to: LaunchList) -> None:
             ACTIVATION=name,
         )
     else:
-        of, kind = to.at(op.x), FLOAT_TYPES[gate.format]
+        rows, kind = _float_rows(op.x, gate.format, to), FLOAT_TYPES[gate.format]
         to.add_product(
             "gated_product",
             count,
             outputs,
             lambda step: (
                 out(step),
-                of(step),
+                *rows(step),
                 *gate.arrays,
                 *up.arrays,
                 step.counts[count],
@@ -225,21 +241,44 @@ def _rounded_bytes(format: str, width: int) -> int:
     return row_bytes(rounded_row(format, width))
 
 
+def _float_rows(x: Value, format: str, to: LaunchList) -> Arrays:
+    """Record what products with floats in a format need rounded before; return where the rows are."""
+    count = x.count
+    if format != "bf16":
+        return unrounded(to.at(x))
+
+    def is_large(step: StepArrays) -> bool:
+        return size_of(step.counts[count]) == LARGE
+
+    return _once(
+        x,
+        "bf16",
+        to,
+        lambda: rounded_floats(to, to.at(x), lambda step: step.counts[count], x.width, is_large),
+    )
+
+
 def _coded_rows(x: Value, weight: CodedArguments, to: LaunchList) -> Arrays:
-    """Record the quantization of a value for codes, unless it is there already; return where it lies."""
-    count, how = x.count, weight.rounding
+    """Record the quantization of a value for codes; return where it lies."""
+    count = x.count
+    return _once(
+        x,
+        weight.rounding,
+        to,
+        lambda: rounded_rows(to, to.at(x), lambda step: step.counts[count], x.width, weight),
+    )
+
+
+def _rounded(x: Value, weight: DeviceWeight, to: LaunchList) -> Arrays:
+    """Record the quantization of a value for integers; return where it lies."""
+    count, scaled = x.count, weight.format == "int8"
+    return _once(
+        x, scaled, to, lambda: quantized_rows(to, to.at(x), lambda step: step.counts[count], x.width, scaled)
+    )
+
+
+def _once(x: Value, how: object, to: LaunchList, record: Callable[[], Arrays]) -> Arrays:
+    """Return where a value was rounded last, if it was and in this way, or record that it is."""
     if to.rounded is None or to.rounded[:2] != (x.index, how):
-        parts = rounded_rows(to, to.at(x), lambda step: step.counts[count], x.width, weight)
-        to.rounded = (x.index, how, parts)
-    return to.rounded[2]
-
-
-def _rounded(
-    x: Value, weight: DeviceWeight, to: LaunchList
-) -> Callable[[StepArrays], tuple[DeviceArray, ...]]:
-    """Record the quantization of a value for a weight, unless it is there already; return where it lies."""
-    count, block_scaled = x.count, weight.format == "int8"
-    if to.rounded is None or to.rounded[:2] != (x.index, block_scaled):
-        parts = quantized_rows(to, to.at(x), lambda step: step.counts[count], x.width, block_scaled)
-        to.rounded = (x.index, block_scaled, parts)
+        to.rounded = (x.index, how, record())
     return to.rounded[2]

@@ -21,8 +21,10 @@ from quire.backends.cuda.kernels.coded_parts import (
     integers_of,
     numbers_of,
     plane_bytes,
+    values_of,
 )
 from quire.backends.cuda.kernels.rounding import is_finite, to_nearest
+from quire.backends.cuda.kernels.tiles import bits_of, row_tile
 
 
 @triton.jit
@@ -31,7 +33,7 @@ def quantize_coded_rows(
 ):
     """Quantize x [rows, width], by input order[j] at column j if `ordered`, as numerics.quantize_rows.
 
-    q int8 [rows, spans * 128], sums of q int16 [rows, spans * 128 / UNIT], scales float32 [rows, spans *
+    q int8 [rows, spans * 128], sums of q int32 [rows, spans * 128 / UNIT], scales float32 [rows, spans *
     128 / SPAN_INPUTS]. Grid (rows, spans of 128). Reads x once, writes a quarter of its bytes.
     """
     row, span = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -53,7 +55,7 @@ def quantize_coded_rows(
     tl.store(q + row * spans * SPAN + column, rounded.to(tl.int8))
     units = tl.arange(0, SPAN // UNIT)
     of_units = tl.sum(tl.reshape(rounded.to(tl.int32), (SPAN // UNIT, UNIT)), 1)
-    tl.store(sums + row * spans * (SPAN // UNIT) + span * (SPAN // UNIT) + units, of_units.to(tl.int16))
+    tl.store(sums + row * spans * (SPAN // UNIT) + span * (SPAN // UNIT) + units, of_units)
     if SPAN_INPUTS == SPAN:
         tl.store(scales + row * spans + span, tl.max(scale, 0))
     else:
@@ -87,6 +89,7 @@ def _add_unit(
     total,
     dots,
     sums,
+    values,
     column,
     weight,
     outputs,
@@ -101,10 +104,14 @@ def _add_unit(
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
-    """Return the sum of a span after the unit at an input, whose sums of x are at `sums` [BM]."""
+    """Return the sum of a span after the unit at an input, whose sums of x are at `sums` [BM].
+
+    `values` are those of scales and minimums of two levels.
+    """
     _, _, scales, scale_codes, minimums, minimum_codes = weight
     sums_at, m_in = sums
-    scale = numbers_of(scales, scale_codes, column, n, n_in, outputs, how, TABLE, SCALES)
+    where = (column, n, n_in, outputs, how)
+    scale = numbers_of(scales, scale_codes, values[0], *where, TABLE, SCALES)
     dots = dots.to(tl.float32)
     if SHIFT != "":
         own = tl.load(sums_at, mask=m_in, other=0).to(tl.float32)
@@ -113,11 +120,11 @@ def _add_unit(
             dots = dots - own * offset.to(tl.float32)
     total = tl.fma(dots, tl.broadcast_to(scale[None, :], (BM, BN)), total)
     if SHIFT == "zeros":
-        at = (column // how[0]).to(tl.int64) * outputs + n
-        minimum = -(scale * tl.load(minimums + at, mask=n_in, other=0).to(tl.float32))
+        zero = bits_of(minimums, column // how[0], n, n_in, outputs, 1) & 255
+        minimum = -(scale * zero.to(tl.float32))
         total = tl.fma(own, tl.broadcast_to(minimum[None, :], (BM, BN)), total)
     elif SHIFT == "minimums":
-        minimum = numbers_of(minimums, minimum_codes, column, n, n_in, outputs, how, TABLE, SCALES)
+        minimum = numbers_of(minimums, minimum_codes, values[1], *where, TABLE, SCALES)
         total = tl.fma(own, tl.broadcast_to(minimum[None, :], (BM, BN)), total)
     return total
 
@@ -173,6 +180,7 @@ def integer_rows(
     BM: tl.constexpr,
     BN: tl.constexpr,
     AT_ONCE: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Return rows m of x, (integers, sums, scales), times outputs n of a weight whose codes are integers.
 
@@ -188,9 +196,14 @@ def integer_rows(
     sums_at = sums + m * (spans * (SPAN // UNIT))
     acc, total = tl.zeros((BM, BN), tl.float32), tl.zeros((BM, BN), tl.float32)
     STEPS: tl.constexpr = GROUPS // AT_ONCE
-    for step in range(spans if STEPS == 1 else spans * STEPS):
+    for step in tl.range(0, spans if STEPS == 1 else spans * STEPS, num_stages=STAGES):
         span = step if STEPS == 1 else step // STEPS
         above = _above(high, span, k, n_in, BITS)
+        of_scales = values_of(weight[2], span * SPAN, n, n_in, outputs, how, SCALES)
+        if SHIFT == "minimums":
+            values = (of_scales, values_of(weight[4], span * SPAN, n, n_in, outputs, how, SCALES))
+        else:
+            values = (of_scales, of_scales)
         for part in tl.static_range(AT_ONCE):
             column = span * SPAN + part * GROUP if STEPS == 1 else (step * AT_ONCE + part) * GROUP
             if part % (8 // LOW) == 0:
@@ -205,7 +218,7 @@ def integer_rows(
                     dots = tl.dot(tl.where((k // UNIT == unit)[None, :], a, 0), w, out_dtype=tl.int32)
                     own = (sums_at + first // UNIT, m_in)
                     total = _add_unit(
-                        *(total, dots, own, first, weight, outputs, how, n, n_in, offset),
+                        *(total, dots, own, values, first, weight, outputs, how, n, n_in, offset),
                         *(BITS, TABLE, SCALES, SHIFT, BM, BN),
                     )
             else:
@@ -217,7 +230,7 @@ def integer_rows(
                     first = column + GROUP - UNIT
                     own = (sums_at + first // UNIT, m_in)
                     total = _add_unit(
-                        *(total, dots, own, first, weight, outputs, how, n, n_in, offset),
+                        *(total, dots, own, values, first, weight, outputs, how, n, n_in, offset),
                         *(BITS, TABLE, SCALES, SHIFT, BM, BN),
                     )
             if BITS == 8:  # spans of activations are 32 inputs
@@ -239,13 +252,13 @@ def integer_rows(
 def whole_rows(x, weight, m, n, m_in, n_in, spans, BM: tl.constexpr, BN: tl.constexpr):
     """Return the same where rows and outputs have one scale each (W8A8), from one sum of integers."""
     q, _, x_scales = x
-    k, m = tl.arange(0, GROUP), m.to(tl.int64)
+    k, m = tl.arange(0, SPAN), m.to(tl.int64)
     q_at = q + m[:, None] * (spans * SPAN) + k[None, :]
-    low = weight[0] + n[:, None].to(tl.int64) * (spans * SPAN)
+    low = weight[0] + n[:, None].to(tl.int64) * (spans * SPAN) + k[None, :]
     dots = tl.zeros((BM, BN), tl.int32)
-    for group in range(spans * GROUPS):
-        a = tl.load(q_at + group * GROUP, mask=m_in[:, None], other=0)
-        w = _plane(low, group, k, n_in).to(tl.int8, bitcast=True)
+    for span in range(spans):
+        a = tl.load(q_at + span * SPAN, mask=m_in[:, None], other=0)
+        w = tl.load(low + span * SPAN, mask=n_in[:, None], other=0).to(tl.int8, bitcast=True)
         dots = tl.dot(a, tl.trans(w), dots, out_dtype=tl.int32)
     own = tl.load(x_scales + m, mask=m_in, other=0.0)[:, None]
     return dots.to(tl.float32) * own * tl.load(weight[2] + n, mask=n_in, other=0.0)[None, :]
@@ -269,6 +282,7 @@ def float_rows(
     SCALES: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Return rows m of x float32 times outputs n of a weight whose codes are floats."""
     LOW: tl.constexpr = 8 if BITS == 8 else (4 if BITS >= 4 else 2)
@@ -277,7 +291,7 @@ def float_rows(
     high = weight[1] + n[:, None].to(tl.int64) * plane_bytes(spans, BITS - LOW)
     x_at = x + m[:, None].to(tl.int64) * inputs + k[None, :]
     acc = tl.zeros((BM, BN), tl.float32)
-    for span in range(spans):
+    for span in tl.range(0, spans, num_stages=STAGES):
         above = _above(high, span, k, n_in, BITS)
         for part in tl.static_range(GROUPS):
             column = span * SPAN + part * GROUP
@@ -293,7 +307,7 @@ def float_rows(
                 dots = tl.dot(a.to(tl.bfloat16), w.to(tl.bfloat16), dots)
             if (part + 1) * GROUP % UNIT == 0:
                 first = column + GROUP - UNIT
-                scale = numbers_of(weight[2], weight[3], first, n, n_in, outputs, how, TABLE, SCALES)
+                scale = numbers_of(weight[2], weight[3], 0.0, first, n, n_in, outputs, how, TABLE, SCALES)
                 acc = tl.fma(dots, tl.broadcast_to(scale[None, :], (BM, BN)), acc)
     return acc
 
@@ -327,27 +341,31 @@ def coded_product(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     AT_ONCE: tl.constexpr = 4,
+    STAGES: tl.constexpr = 1,
 ):
     """out [rows, outputs] = quantized x times a weight transposed, plus a bias [outputs] if `biased`.
 
     q, sums and x_scales are those of quantize_coded_rows, or of quantize_whole_rows for TABLE "rows". Grid
-    (outputs / BLOCK_N, rows / BLOCK_M). 2 * rows * outputs * inputs integer operations on tensor cores (twice
-    as many for units of 16); reads the weight once for BLOCK_M rows.
+    of row_tile. 2 * rows * outputs * inputs integer operations on tensor cores (twice as many for units of
+    16); reads the weight once for BLOCK_M rows, STAGES - 1 steps ahead.
     """
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    m_in, n_in = m < rows, n < outputs
-    x, weight = (q, sums, x_scales), (low, high, scales, scale_codes, minimums, minimum_codes)
-    if TABLE == "rows":
-        acc = whole_rows(x, weight, m, n, m_in, n_in, spans, BLOCK_M, BLOCK_N)
-    else:
-        acc = integer_rows(
-            *(x, weight, m, n, m_in, n_in, outputs, spans, (group, block, brain), offset),
-            *(BITS, TABLE, UNIT, SCALES, SHIFT, BLOCK_M, BLOCK_N, AT_ONCE),
-        )
-    more = tl.load(bias + n, mask=n_in & (biased != 0), other=0.0)
-    at = m[:, None].to(tl.int64) * outputs + n[None, :]
-    tl.store(out + at, tl.where(biased != 0, acc + more[None, :], acc), mask=m_in[:, None] & n_in[None, :])
+    first = row_tile() * BLOCK_M
+    if first < rows:
+        n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+        m = first + tl.arange(0, BLOCK_M)
+        m_in, n_in = m < rows, n < outputs
+        x, weight = (q, sums, x_scales), (low, high, scales, scale_codes, minimums, minimum_codes)
+        if TABLE == "rows":
+            acc = whole_rows(x, weight, m, n, m_in, n_in, spans, BLOCK_M, BLOCK_N)
+        else:
+            acc = integer_rows(
+                *(x, weight, m, n, m_in, n_in, outputs, spans, (group, block, brain), offset),
+                *(BITS, TABLE, UNIT, SCALES, SHIFT, BLOCK_M, BLOCK_N, AT_ONCE, STAGES),
+            )
+        more = tl.load(bias + n, mask=n_in & (biased != 0), other=0.0)
+        acc = tl.where(biased != 0, acc + more[None, :], acc)
+        at = m[:, None].to(tl.int64) * outputs + n[None, :]
+        tl.store(out + at, acc, mask=m_in[:, None] & n_in[None, :])
 
 
 @triton.jit
@@ -373,15 +391,19 @@ def coded_float_product(
     SCALES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr = 1,
 ):
     """The same of x float32 [rows, inputs] and a weight whose codes are floats; table float32 [2^BITS]."""
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    m_in, n_in = m < rows, n < outputs
-    acc = float_rows(
-        *(x, (low, high, scales, scale_codes), table, m, n, m_in, n_in, outputs, inputs),
-        *((group, block, brain), BITS, TABLE, UNIT, SCALES, BLOCK_M, BLOCK_N),
-    )
-    more = tl.load(bias + n, mask=n_in & (biased != 0), other=0.0)
-    at = m[:, None].to(tl.int64) * outputs + n[None, :]
-    tl.store(out + at, tl.where(biased != 0, acc + more[None, :], acc), mask=m_in[:, None] & n_in[None, :])
+    first = row_tile() * BLOCK_M
+    if first < rows:
+        n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+        m = first + tl.arange(0, BLOCK_M)
+        m_in, n_in = m < rows, n < outputs
+        acc = float_rows(
+            *(x, (low, high, scales, scale_codes), table, m, n, m_in, n_in, outputs, inputs),
+            *((group, block, brain), BITS, TABLE, UNIT, SCALES, BLOCK_M, BLOCK_N, STAGES),
+        )
+        more = tl.load(bias + n, mask=n_in & (biased != 0), other=0.0)
+        acc = tl.where(biased != 0, acc + more[None, :], acc)
+        at = m[:, None].to(tl.int64) * outputs + n[None, :]
+        tl.store(out + at, acc, mask=m_in[:, None] & n_in[None, :])

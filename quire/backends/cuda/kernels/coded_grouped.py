@@ -10,6 +10,7 @@ import triton.language as tl
 from quire.backends.cuda.kernels.coded import float_rows, integer_rows, whole_rows
 from quire.backends.cuda.kernels.coded_parts import plane_bytes
 from quire.backends.cuda.kernels.grouped import _rows
+from quire.backends.cuda.kernels.tiles import padded
 
 
 @triton.jit
@@ -20,8 +21,9 @@ def _of_expert(
     LOW: tl.constexpr = 8 if BITS == 8 else (4 if BITS >= 4 else 2)
     low, high, scales, scale_codes, minimums, minimum_codes = weight
     own, group, block = expert.to(tl.int64) * outputs, how[0], how[1]
-    groups = own * tl.cdiv(spans * 128, group)
-    values = groups if SCALES == "16" or SCALES == "32" else own * tl.cdiv(spans * 128, block)
+    rows = expert.to(tl.int64) * padded(outputs)
+    groups = rows * tl.cdiv(spans * 128, group)
+    values = groups if SCALES == "16" or SCALES == "32" else rows * tl.cdiv(spans * 128, block)
     return (
         low + own * plane_bytes(spans, LOW),
         high + own * plane_bytes(spans, BITS - LOW),
@@ -65,11 +67,12 @@ def grouped_coded_product(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     AT_ONCE: tl.constexpr = 4,
+    STAGES: tl.constexpr = 1,
 ):
     """out = quantized x times weight[expert]^T, plus bias [experts, outputs] if `biased`, bit for bit."""
     expert, pair, inside = _rows(order, offsets, experts, EXPERTS, BLOCK_M)
     if expert < experts:
-        n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
         n_in, m, how = n < outputs, pair // chosen, (group, block, brain)
         weight = (low, high, scales, scale_codes, minimums, minimum_codes)
         weight = _of_expert(weight, expert, outputs, spans, how, BITS, SCALES, SHIFT)
@@ -79,7 +82,7 @@ def grouped_coded_product(
         else:
             acc = integer_rows(
                 *(x, weight, m, n, inside, n_in, outputs, spans, how, offset),
-                *(BITS, TABLE, UNIT, SCALES, SHIFT, BLOCK_M, BLOCK_N, AT_ONCE),
+                *(BITS, TABLE, UNIT, SCALES, SHIFT, BLOCK_M, BLOCK_N, AT_ONCE, STAGES),
             )
         more = tl.load(bias + expert.to(tl.int64) * outputs + n, mask=n_in & (biased != 0), other=0.0).to(
             tl.float32
@@ -116,17 +119,18 @@ def grouped_coded_float_product(
     EXPERTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr = 1,
 ):
     """The same of x float32 and weights whose codes are floats."""
     expert, pair, inside = _rows(order, offsets, experts, EXPERTS, BLOCK_M)
     if expert < experts:
-        n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
         n_in, m, how = n < outputs, pair // chosen, (group, block, brain)
         weight = (low, high, scales, scale_codes, low, low)
         weight = _of_expert(weight, expert, outputs, tl.cdiv(inputs, 128), how, BITS, SCALES, "")
         acc = float_rows(
             *(x, weight, table, m, n, inside, n_in, outputs, inputs, how),
-            *(BITS, TABLE, UNIT, SCALES, BLOCK_M, BLOCK_N),
+            *(BITS, TABLE, UNIT, SCALES, BLOCK_M, BLOCK_N, STAGES),
         )
         more = tl.load(bias + expert.to(tl.int64) * outputs + n, mask=n_in & (biased != 0), other=0.0).to(
             tl.float32

@@ -3,7 +3,7 @@
 A weight [outputs, inputs] has codes of BITS bits in one plane or two (quire.backends.cuda.coded_packing):
 2, 4 or 8 low bits and 1 or 2 high ones. 32 bytes of a plane of p bits are 8 / p groups of 32 inputs, group g
 of them from bit p * g on, so that a group is a row of bytes with one shift. `group` inputs share a scale, and
-with two levels `block` of them its value; 2^30 stands for all of a row.
+with two levels `block` of them, whole spans of 128, its value; 2^30 stands for all of a row.
 
 TABLE says what codes mean: "integers" (code - offset; of 8 bits int8 - offset), "iq4nl", "fp4" (here twice
 the numbers, integers), "rows" (as integers), "e4m3", "e5m2", or "floats", by a table of 2^BITS of them.
@@ -15,6 +15,8 @@ SCALES: "16" (float16, or bfloat16 if `brain`), "32" (float32), "16x8" (float16 
 # mypy: ignore-errors
 import triton
 import triton.language as tl
+
+from quire.backends.cuda.kernels.tiles import bits_of
 
 GROUP = tl.constexpr(32)
 GROUPS = tl.constexpr(4)  # of a span
@@ -87,30 +89,48 @@ def floats_of(code, table, TABLE: tl.constexpr):
 
 
 @triton.jit
-def _widened(bits, brain):
-    """Return float16 numbers, or bfloat16 ones if `brain`, from their bits."""
-    half = bits.to(tl.float16, bitcast=True).to(tl.float32)
-    return tl.where(brain != 0, (bits.to(tl.uint32) << 16).to(tl.float32, bitcast=True), half)
+def _half(bits):
+    return bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
-def numbers_of(values, codes, column, n, n_in, outputs, how, TABLE: tl.constexpr, SCALES: tl.constexpr):
-    """Return the scales, or minimums, of the group of an input for outputs n: float32."""
-    group, block, brain = how
-    at = (column // group).to(tl.int64) * outputs + n
-    if SCALES == "16":
-        found = _widened(tl.load(values + at, mask=n_in, other=0), brain)
-    elif SCALES == "32":
-        found = tl.load(values + at, mask=n_in, other=0.0)
+def _widened(bits, brain):
+    """Return float16 numbers, or bfloat16 ones if `brain`, from their bits."""
+    return tl.where(brain != 0, (bits << 16).to(tl.float32, bitcast=True), _half(bits))
+
+
+@triton.jit
+def values_of(values, column, n, n_in, outputs, how, SCALES: tl.constexpr):
+    """Return the values of two levels, which whole spans share, for outputs n: float32; else anything."""
+    if SCALES == "16" or SCALES == "32":
+        return column
+    elif SCALES == "16x8":
+        return _half(bits_of(values, column // how[1], n, n_in, outputs, 2))
     else:
-        value = tl.load(values + (column // block).to(tl.int64) * outputs + n, mask=n_in, other=0)
-        code = tl.load(codes + at, mask=n_in, other=0)
+        return bits_of(values, column // how[1], n, n_in, outputs, 4).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def numbers_of(
+    values, codes, value, column, n, n_in, outputs, how, TABLE: tl.constexpr, SCALES: tl.constexpr
+):
+    """Return the scales, or minimums, of the group of an input for outputs n: float32.
+
+    `value` is that of values_of.
+    """
+    group, _, brain = how
+    if SCALES == "16":
+        found = _widened(bits_of(values, column // group, n, n_in, outputs, 2), brain)
+    elif SCALES == "32":
+        found = bits_of(values, column // group, n, n_in, outputs, 4).to(tl.float32, bitcast=True)
+    else:
+        code = bits_of(codes, column // group, n, n_in, outputs, 1)
         if SCALES == "16x8":
-            found = value.to(tl.float16, bitcast=True).to(tl.float32) * code.to(tl.float32)
+            found = value * code.to(tl.float32)
         elif SCALES == "nvfp4":
-            found = value * e4m3(code)
+            found = value * e4m3(code & 255)
         else:
-            found = tl.div_rn(e4m3(code), value)
+            found = tl.div_rn(e4m3(code & 255), value)
     if TABLE == "fp4":  # whose numbers are doubled
         found = found * 0.5
     return found

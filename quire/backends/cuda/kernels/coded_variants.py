@@ -6,7 +6,15 @@ from collections.abc import Iterator
 from itertools import product
 
 from quire.backends.cuda.coded_form import CodedKind
-from quire.backends.cuda.kernels.variant import LARGE, MOST_EXPERTS, SMALL, Constants, Variant, types_of
+from quire.backends.cuda.kernels.variant import (
+    LARGE,
+    MOST_EXPERTS,
+    SMALL,
+    Constants,
+    Variant,
+    size_of,
+    types_of,
+)
 
 GATHERED_BLOCK = 1024  # numbers of a row of a table that a program holds
 WHOLE_ROW_BLOCK = 1024  # inputs of a row that are quantized at once
@@ -15,9 +23,9 @@ _POINTERS = {"uint8": "u8", "int8": "i8", "uint16": "u16", "float32": "fp32"}
 
 # Tiles, warps and stages: of integers, of 8-bit floats, of tables of floats, which no tensor core multiplies.
 _TILES: dict[tuple[str, str], tuple[Constants, int, int]] = {
-    (SMALL, "integers"): ({"BLOCK_M": 16, "BLOCK_N": 64}, 4, 3),
+    (SMALL, "integers"): ({"BLOCK_M": 16, "BLOCK_N": 32}, 4, 10),
     (LARGE, "integers"): ({"BLOCK_M": 64, "BLOCK_N": 64}, 8, 3),
-    (SMALL, "float8"): ({"BLOCK_M": 16, "BLOCK_N": 64}, 4, 4),
+    (SMALL, "float8"): ({"BLOCK_M": 16, "BLOCK_N": 32}, 4, 6),
     (LARGE, "float8"): ({"BLOCK_M": 64, "BLOCK_N": 64}, 4, 3),
     (SMALL, "floats"): ({"BLOCK_M": 16, "BLOCK_N": 32}, 4, 3),
     (LARGE, "floats"): ({"BLOCK_M": 32, "BLOCK_N": 32}, 4, 2),
@@ -26,7 +34,7 @@ _TILES: dict[tuple[str, str], tuple[Constants, int, int]] = {
 
 def coded_tile(rows: int, kind: CodedKind) -> Constants:
     """Return the tile of a product of so many rows, for each expert, with a weight of a kind."""
-    return _TILES[SMALL if rows <= 16 else LARGE, _family(kind)][0]
+    return _TILES[size_of(rows), _family(kind)][0]
 
 
 def constants_on(variant: Variant, target: str) -> Constants:
@@ -42,6 +50,15 @@ def constants_on(variant: Variant, target: str) -> Constants:
         return {"AT_ONCE": 1} if divided or variant.constants["SHIFT"] else halved
     wide = {"sm_80": variant.constants["TABLE"] == "fp4", "sm_90": divided}
     return halved if wide.get(target) else {}
+
+
+def _stages(kind: CodedKind, most: int) -> int:
+    """Return how many steps of a small product are loaded ahead, fewer if one has many loads.
+
+    The compiler's time grows with the square of the loads that are on the way.
+    """
+    loads = 7 + 128 // kind.unit * (3 if kind.shift else 1)
+    return max(3, min(most, 140 // loads))
 
 
 def _family(kind: CodedKind) -> str:
@@ -96,7 +113,7 @@ _KINDS: dict[CodedKind, bool] = {
 
 def coded_variants() -> Iterator[Variant]:
     """Return what is compiled for weights of other formats."""
-    rounded = "q:*i8 sums:*i16 scales:*fp32 x:*fp32 order:*i32 width:i32 ordered:i32"
+    rounded = "q:*i8 sums:*i32 scales:*fp32 x:*fp32 order:*i32 width:i32 ordered:i32"
     integers = [kind for kind in _KINDS if not kind.is_float and kind != _ROWS]
     for span, unit in dict.fromkeys((32 if kind.bits == 8 else 128, kind.unit) for kind in integers):
         how: Constants = {"SPAN_INPUTS": span, "UNIT": unit}
@@ -118,6 +135,8 @@ def coded_variants() -> Iterator[Variant]:
 
 def _products(kind: CodedKind, size: str) -> Iterator[Variant]:
     tile, warps, stages = _TILES[size, _family(kind)]
+    if size == SMALL:
+        stages = _stages(kind, stages)
     own, listed = tile | kind.constants(), "order:*i32 offsets:*i32"
     how = "group:i32 block:i32 brain:i32"
     if kind.is_float:
@@ -125,7 +144,7 @@ def _products(kind: CodedKind, size: str) -> Iterator[Variant]:
         arrays = f"{_arrays(kind, minimums=False)} table:*fp32 bias:*fp32"
         cores = "float" if size == LARGE and kind.table != "floats" else ""
     else:
-        x, sizes, name = "q:*i8 sums:*i16 x_scales:*fp32", "outputs:i32 spans:i32", "coded_product"
+        x, sizes, name = "q:*i8 sums:*i32 x_scales:*fp32", "outputs:i32 spans:i32", "coded_product"
         arrays, how = f"{_arrays(kind)} bias:*fp32", f"{how} offset:i32"
         cores = "integer" if size == LARGE else ""
     types = types_of(f"out:*fp32 {x} {arrays} rows:i32 {sizes} {how} biased:i32")

@@ -10,7 +10,9 @@ from quire.backends.cuda.kernels.coded_parts import (
     numbers_of,
     plane_bytes,
     plane_code,
+    values_of,
 )
+from quire.backends.cuda.kernels.tiles import bits_of, padded
 
 
 @triton.jit
@@ -31,7 +33,8 @@ def gather_rows(out, rows, table, count, width, BLOCK: tl.constexpr):
 @triton.jit
 def _scaled(q, scales, channels, row, column, inside, count):
     """Return channel * block scale * q, in this order, as GroupWeight.dense does."""
-    scale = tl.load(scales + (column // 32).to(tl.int64) * count + row, mask=inside, other=0).to(tl.float32)
+    at = (column // 32).to(tl.int64) * padded(count) + row
+    scale = tl.load(scales + at, mask=inside, other=0).to(tl.float32)
     return (tl.load(channels + row) * scale) * q.to(tl.float32)
 
 
@@ -39,7 +42,8 @@ def _scaled(q, scales, channels, row, column, inside, count):
 def gather_int8_rows(out, rows, values, scales, channels, count, width, BLOCK: tl.constexpr):
     """out[t] = row rows[t] of an Int8 weight in the layout of its products (packing.PackedIntegers).
 
-    values int8 [count, spans * 128], scales int8 [spans * 4, count], channels float32 [count]. Grid as above.
+    values int8 [count, spans * 128], scales int8 [spans * 4, padded(count)], channels float32 [count].
+    Grid as above.
     """
     token = tl.program_id(0)
     row = tl.load(rows + token)
@@ -109,14 +113,17 @@ def gather_coded_rows(
     if TABLE == "fp4":  # they were doubled, and 0 has a sign
         number = tl.where(code > 7, tl.abs(number) * -0.5, number * 0.5)
     how = (group, block, brain)
-    scale = numbers_of(scales, scale_codes, column, row, inside, count, how, "", SCALES)
+    where = (column, row, inside, count, how)
+    value = values_of(scales, *where, SCALES)
+    scale = numbers_of(scales, scale_codes, value, *where, "", SCALES)
     if SHIFT == "zeros":
-        zeros = tl.load(minimums + (column // group).to(tl.int64) * count + row, mask=inside, other=0)
+        zeros = bits_of(minimums, column // group, row, inside, count, 1) & 255
         number = number - zeros.to(tl.float32)
-    value = scale * number
+    number = scale * number
     if SHIFT == "minimums":
-        value += numbers_of(minimums, minimum_codes, column, row, inside, count, how, "", SCALES)
-    tl.store(out + token.to(tl.int64) * width + column, value, mask=inside)
+        value = values_of(minimums, *where, SCALES)
+        number += numbers_of(minimums, minimum_codes, value, *where, "", SCALES)
+    tl.store(out + token.to(tl.int64) * width + column, number, mask=inside)
 
 
 @triton.jit

@@ -3,8 +3,8 @@
 A program finds its expert and rows from the offsets of sort_by_expert, so the grid depends on the numbers of
 pairs and experts alone. Sums are those of `product` and `quantized_product`: a row does not depend on others
 of its expert. Where not said otherwise, out is [pairs, outputs] and a row is that of a pair, in order of
-pairs; x is by token (pair // chosen), or by pair if chosen is 1. Grid (outputs / BLOCK_N, pairs / BLOCK_M +
-experts).
+pairs; x is by token (pair // chosen), or by pair if chosen is 1. Grid of row_tile, with pairs / BLOCK_M +
+experts tiles of rows.
 """
 
 # mypy: ignore-errors
@@ -14,6 +14,7 @@ import triton.language as tl
 from quire.backends.cuda.kernels.activations import gated
 from quire.backends.cuda.kernels.products import _multiply
 from quire.backends.cuda.kernels.quantized import _rows_of
+from quire.backends.cuda.kernels.tiles import padded, row_tile
 
 
 @triton.jit
@@ -23,7 +24,7 @@ def _rows(order, offsets, experts, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr)
     begin = tl.load(offsets + e, mask=e < experts, other=0)
     end = tl.load(offsets + e + 1, mask=e < experts, other=0)
     tiles = (end - begin + BLOCK_M - 1) // BLOCK_M
-    tile = tl.program_id(1)
+    tile = row_tile()
     expert = tl.sum(((tl.cumsum(tiles, 0) <= tile) & (e < experts)).to(tl.int32), 0)
     first = tl.sum(tl.where(e < expert, tiles, 0), 0)
     row = tl.sum(tl.where(e == expert, begin, 0), 0) + (tile - first) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -82,7 +83,7 @@ def grouped_product(
     """
     expert, pair, inside = _rows(order, offsets, experts, EXPERTS, BLOCK_M)
     if expert < experts:
-        n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
         n_in, m, own = n < outputs, pair // chosen, expert.to(tl.int64) * outputs
         acc = _float_rows(
             x, weight + own * inputs, m, n, inside, n_in, inputs, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K
@@ -121,7 +122,7 @@ def grouped_gated_product(
     """
     expert, pair, inside = _rows(order, offsets, experts, EXPERTS, BLOCK_M)
     if expert < experts:
-        n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
         n_in, m, own = n < outputs, pair // chosen, expert.to(tl.int64) * outputs
         own_gate = _float_rows(
             x, gate + own * inputs, m, n, inside, n_in, inputs, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K
@@ -157,11 +158,12 @@ def grouped_quantized_product(
     EXPERTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr = 1,
 ):
     """The same of quantized x and packed weights of all experts (packing.PackedIntegers), bit for bit."""
     expert, pair, inside = _rows(order, offsets, experts, EXPERTS, BLOCK_M)
     if expert < experts:
-        n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
         n_in, own = n < outputs, expert.to(tl.int64) * outputs
         row_bytes = spans * 128 if KIND == "int8" else spans * 64
         acc = _rows_of(
@@ -169,7 +171,7 @@ def grouped_quantized_product(
             x_blocks,
             x_scales,
             weight + own * row_bytes,
-            block_scales + own * (spans * 4),
+            block_scales + expert.to(tl.int64) * padded(outputs) * (spans * 4),
             channels + own,
             pair // chosen,
             n,
@@ -180,6 +182,7 @@ def grouped_quantized_product(
             KIND,
             BLOCK_M,
             BLOCK_N,
+            STAGES,
         )
         if BIAS:
             acc += tl.load(bias + own + n, mask=n_in, other=0.0).to(tl.float32)[None, :]

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from quire.backends.cuda.kernels.activations import activate
+from quire.backends.cuda.kernels.tiles import row_tile
 
 
 @triton.jit
@@ -27,6 +28,17 @@ def _multiply(x, w, acc, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def _tile(array, first, begin, rows, inputs, TILED: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Return BLOCK rows of [rows, inputs] from `first` on, BLOCK_K inputs of each; zeros beyond them."""
+    if TILED:
+        return array.load([first, begin])
+    else:
+        row, k = first + tl.arange(0, BLOCK), begin + tl.arange(0, BLOCK_K)
+        at = array + row[:, None].to(tl.int64) * inputs + k[None, :]
+        return tl.load(at, mask=(row < rows)[:, None] & (k < inputs)[None, :], other=0.0)
+
+
+@triton.jit
 def product(
     out,
     x,
@@ -40,34 +52,34 @@ def product(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    TILED: tl.constexpr = False,
 ):
     """out [rows, outputs] = x weight^T (+ bias): x [rows, inputs], weight [outputs, inputs], bias [outputs].
 
-    Grid (outputs / BLOCK_N, rows / BLOCK_M), 2 * rows * outputs * inputs operations. Weights are read once
-    for each BLOCK_M rows: for one row their bytes are all that matters. PRECISION "stored" multiplies in the
-    format of the weights (bf16: activations are rounded to it), "tf32" widens 16-bit weights exactly and
-    rounds activations to tf32, "ieee" multiplies float32.
+    Grid of row_tile, 2 * rows * outputs * inputs operations. Weights are read once for each BLOCK_M rows: for
+    one row their bytes are all that matters. PRECISION "stored" multiplies in the format of the weights
+    (bf16: activations are rounded to it), "tf32" widens 16-bit weights exactly and rounds activations to
+    tf32, "ieee" multiplies float32. If TILED, x and weight are tensor descriptors, whose tiles a unit of the
+    GPU copies by itself.
 
     Each number of out is one float32 accumulator to which the inputs are added in order, BLOCK_K at a time:
     no split along the inputs, so that neither the tile's rows and outputs nor the number of programs can
     change a bit. BLOCK_K is the same for all tiles of a format.
     """
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    k = tl.arange(0, BLOCK_K)
-    m_in, n_in = m < rows, n < outputs
-    x_at = x + m[:, None].to(tl.int64) * inputs + k[None, :]
-    w_at = weight + n[:, None].to(tl.int64) * inputs + k[None, :]
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for begin in range(0, inputs, BLOCK_K):
-        k_in = begin + k < inputs
-        a = tl.load(x_at + begin, mask=m_in[:, None] & k_in[None, :], other=0.0)
-        w = tl.load(w_at + begin, mask=n_in[:, None] & k_in[None, :], other=0.0)
-        acc = _multiply(a, w, acc, PRECISION)
-    if BIAS:
-        acc += tl.load(bias + n, mask=n_in, other=0.0).to(tl.float32)[None, :]
-    at = m[:, None].to(tl.int64) * outputs + n[None, :]
-    tl.store(out + at, acc, mask=m_in[:, None] & n_in[None, :])
+    m = row_tile() * BLOCK_M
+    if m < rows:
+        n = tl.program_id(1) * BLOCK_N
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for begin in range(0, inputs, BLOCK_K):
+            a = _tile(x, m, begin, rows, inputs, TILED, BLOCK_M, BLOCK_K)
+            w = _tile(weight, n, begin, outputs, inputs, TILED, BLOCK_N, BLOCK_K)
+            acc = _multiply(a, w, acc, PRECISION)
+        row, output = m + tl.arange(0, BLOCK_M), n + tl.arange(0, BLOCK_N)
+        inside = output < outputs
+        if BIAS:
+            acc += tl.load(bias + output, mask=inside, other=0.0).to(tl.float32)[None, :]
+        at = row[:, None].to(tl.int64) * outputs + output[None, :]
+        tl.store(out + at, acc, mask=(row < rows)[:, None] & inside[None, :])
 
 
 @triton.jit
@@ -84,27 +96,27 @@ def gated_product(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    TILED: tl.constexpr = False,
 ):
     """out = activation(x gate^T) * (x up^T): gate and up [outputs, inputs]; otherwise as `product`.
 
     One pass over x. Both products have the sums of `product`, so fusing them does not change bits.
     """
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    k = tl.arange(0, BLOCK_K)
-    m_in, n_in = m < rows, n < outputs
-    x_at = x + m[:, None].to(tl.int64) * inputs + k[None, :]
-    w_at = n[:, None].to(tl.int64) * inputs + k[None, :]
-    gated = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for begin in range(0, inputs, BLOCK_K):
-        k_in = begin + k < inputs
-        both = n_in[:, None] & k_in[None, :]
-        a = tl.load(x_at + begin, mask=m_in[:, None] & k_in[None, :], other=0.0)
-        gated = _multiply(a, tl.load(gate + w_at + begin, mask=both, other=0.0), gated, PRECISION)
-        acc = _multiply(a, tl.load(up + w_at + begin, mask=both, other=0.0), acc, PRECISION)
-    at = m[:, None].to(tl.int64) * outputs + n[None, :]
-    tl.store(out + at, activate(gated, ACTIVATION) * acc, mask=m_in[:, None] & n_in[None, :])
+    m = row_tile() * BLOCK_M
+    if m < rows:
+        n = tl.program_id(1) * BLOCK_N
+        gated = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for begin in range(0, inputs, BLOCK_K):
+            a = _tile(x, m, begin, rows, inputs, TILED, BLOCK_M, BLOCK_K)
+            w = _tile(gate, n, begin, outputs, inputs, TILED, BLOCK_N, BLOCK_K)
+            gated = _multiply(a, w, gated, PRECISION)
+            w = _tile(up, n, begin, outputs, inputs, TILED, BLOCK_N, BLOCK_K)
+            acc = _multiply(a, w, acc, PRECISION)
+        row, output = m + tl.arange(0, BLOCK_M), n + tl.arange(0, BLOCK_N)
+        at = row[:, None].to(tl.int64) * outputs + output[None, :]
+        inside = (row < rows)[:, None] & (output < outputs)[None, :]
+        tl.store(out + at, activate(gated, ACTIVATION) * acc, mask=inside)
 
 
 @triton.jit
@@ -125,3 +137,11 @@ def narrow_product(out, x, weight, bias, outputs, width, BIAS: tl.constexpr, BLO
     if BIAS:
         total += tl.load(bias + column, mask=inside, other=0.0)
     tl.store(out + row * outputs + column, total, mask=inside)
+
+
+@triton.jit
+def round_rows(out, x, inputs, BLOCK: tl.constexpr):
+    """out [rows, inputs] = x, rounded to the format of out. Grid (rows, inputs / BLOCK)."""
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    at, inside = tl.program_id(0).to(tl.int64) * inputs + column, column < inputs
+    tl.store(out + at, tl.load(x + at, mask=inside).to(out.dtype.element_ty), mask=inside)

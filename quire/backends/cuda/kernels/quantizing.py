@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from quire.backends.cuda.kernels.rounding import is_finite, to_nearest
+from quire.backends.cuda.kernels.tiles import padded
 
 GROUP, GROUPS = tl.constexpr(32), tl.constexpr(4)  # inputs of a group, groups of a span
 CANDIDATES = tl.constexpr(5)
@@ -120,10 +121,11 @@ def round_groups(
     unit = tl.load(channels + first + row, mask=inside, other=0.0)
     x_row, whole = x + row * width, first + row
     matrix, output = whole // outputs, whole % outputs
-    scales_at = scales + matrix * (spans * GROUPS) * outputs + output
+    across = padded(outputs)
+    scales_at = scales + matrix * (spans * GROUPS) * across + output
     if BITS == 8:
         scale = _block_scale(x_row, piece, width, inside, unit, BITS, BLOCK)
-        tl.store(scales_at + piece * outputs, scale.to(tl.int8), mask=inside)
+        tl.store(scales_at + piece * across, scale.to(tl.int8), mask=inside)
         inverse, at = _inverse(unit * scale), values + whole * (spans * GROUPS * GROUP) + piece * GROUP
         for k in range(GROUP):
             integer = _integer(_number(x_row, piece, k, width, inside), inverse, BITS)
@@ -132,8 +134,8 @@ def round_groups(
         low, high = piece * 2, piece * 2 + 1
         low_scale = _block_scale(x_row, low, width, inside, unit, BITS, BLOCK)
         high_scale = _block_scale(x_row, high, width, inside, unit, BITS, BLOCK)
-        tl.store(scales_at + low * outputs, low_scale.to(tl.int8), mask=inside)
-        tl.store(scales_at + high * outputs, high_scale.to(tl.int8), mask=inside)
+        tl.store(scales_at + low * across, low_scale.to(tl.int8), mask=inside)
+        tl.store(scales_at + high * across, high_scale.to(tl.int8), mask=inside)
         inverse, of_high = _inverse(unit * low_scale), _inverse(unit * high_scale)
         at = values + whole * (spans * GROUPS * GROUP // 2) + piece * GROUP
         for k in range(GROUP):

@@ -10,7 +10,13 @@ from quire.backends.cuda.manifest import variant_key
 Constants = dict[str, Any]
 
 MOST_EXPERTS = 512  # of a layer, a power of two
-SMALL, LARGE = "small", "large"  # steps: of at most 16 rows for each weight, and more
+SMALL, LARGE = "small", "large"  # steps: of at most MOST_SMALL rows for each weight, and more
+MOST_SMALL = 16
+
+
+def size_of(rows: int) -> str:
+    """Return the size of a product of so many rows: SMALL or LARGE."""
+    return SMALL if rows <= MOST_SMALL else LARGE
 
 
 @dataclass(frozen=True)

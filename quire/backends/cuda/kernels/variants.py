@@ -12,7 +12,15 @@ from itertools import product
 from quire.backends.cuda.kernels.coded_variants import coded_variants
 from quire.backends.cuda.kernels.image_variants import image_variants
 from quire.backends.cuda.kernels.state_variants import state_variants
-from quire.backends.cuda.kernels.variant import LARGE, MOST_EXPERTS, SMALL, Constants, Variant, types_of
+from quire.backends.cuda.kernels.variant import (
+    LARGE,
+    MOST_EXPERTS,
+    SMALL,
+    Constants,
+    Variant,
+    size_of,
+    types_of,
+)
 
 TARGETS = (80, 89, 90, 100, 120)
 # Integers that every launch has as multiples of 16, so that rows of weights and of caches are read 16 bytes
@@ -42,7 +50,7 @@ def row_block(width: int) -> int:
 
 def product_tile(rows: int, weight: str) -> Constants:
     """Return the tile of a product of so many rows with float weights of a format ("bf16")."""
-    return _PRODUCT_TILES[SMALL if rows <= 16 else LARGE, weight][0]
+    return _PRODUCT_TILES[size_of(rows), weight][0]
 
 
 def gated_tile(rows: int, weight: str) -> Constants:
@@ -53,7 +61,7 @@ def gated_tile(rows: int, weight: str) -> Constants:
 
 def quantized_tile(rows: int) -> Constants:
     """Return the tile of a product of so many rows with quantized weights."""
-    return _QUANTIZED_TILES[SMALL if rows <= 16 else LARGE][0]
+    return _QUANTIZED_TILES[size_of(rows)][0]
 
 
 def grouped_tile(rows: int, weight: str) -> Constants:
@@ -70,12 +78,31 @@ def stages_on(variant: Variant, target: str) -> int:
     """Return how many loads are in flight: fewer where a block has 99 KiB of shared memory at most."""
     if target not in ("sm_89", "sm_120"):
         return variant.stages
+    if variant.kernel.endswith("product") and variant.types.get("x") == "*bf16":
+        return min(variant.stages, 3)
     if variant.kernel == "gated_product":
         return min(variant.stages, 5)
     wide = (
         variant.kernel == "attend" and variant.constants["DIM"] == 256 and variant.constants["BLOCK_M"] > 16
     ) or (variant.kernel in ("attend", "attend_segments") and variant.constants["DIM"] > 256)
     return 1 if wide else variant.stages
+
+
+def tiles_on(variant: Variant, target: str) -> dict[str, tuple[int, int]]:
+    """Return the tiles, rows and inputs, in which a unit of the target itself copies matrices, by argument.
+
+    That are large products of what is stored in bfloat16, which take tensor descriptors there.
+    """
+    names, how = ("x", "weight", "gate", "up"), variant.constants
+    if target in ("sm_80", "sm_89") or variant.kernel not in ("product", "gated_product"):
+        return {}
+    if variant.types["x"] != "*bf16":
+        return {}
+    return {
+        name: (how["BLOCK_M" if name == "x" else "BLOCK_N"], how["BLOCK_K"])
+        for name in names
+        if name in variant.types
+    }
 
 
 def most_stack_bytes(variant: Variant, target: str) -> int:
@@ -109,19 +136,21 @@ def variants() -> Iterator[Variant]:
     yield from image_variants()
 
 
-# Tiles, warps and stages. All tiles of a format have one BLOCK_K.
+# Tiles, warps and stages. All tiles of a format have one BLOCK_K. Small ones have few outputs, so that 4,096
+# are a program for each multiprocessor, and load far ahead: about 30 KB for each must be on the way.
 _PRODUCT_TILES: dict[tuple[str, str], tuple[Constants, int, int]] = {
-    (SMALL, "bf16"): ({"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 64}, 4, 6),
-    (LARGE, "bf16"): ({"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64}, 8, 3),
+    (SMALL, "bf16"): ({"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 64}, 4, 8),
+    (LARGE, "bf16"): ({"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64}, 8, 4),
     (SMALL, "fp16"): ({"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 64}, 4, 4),
     (LARGE, "fp16"): ({"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64}, 4, 2),
     (SMALL, "fp32"): ({"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 32}, 4, 3),
     (LARGE, "fp32"): ({"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32}, 4, 2),
 }
 _QUANTIZED_TILES: dict[str, tuple[Constants, int, int]] = {
-    SMALL: ({"BLOCK_M": 16, "BLOCK_N": 64}, 4, 3),
+    SMALL: ({"BLOCK_M": 16, "BLOCK_N": 32}, 4, 10),
     LARGE: ({"BLOCK_M": 64, "BLOCK_N": 128}, 8, 3),
 }
+_X_TYPES = {(LARGE, "bf16"): "bf16"}  # of activations, float32 elsewhere: here they are rounded before
 _GATES = ("silu", "gelu_tanh")
 
 
@@ -174,23 +203,32 @@ def _elementwise() -> Iterator[Variant]:
 
 def _products() -> Iterator[Variant]:
     sizes = "rows:i32 outputs:i32 inputs:i32"
-    plain = f"out:*fp32 x:*fp32 weight:*{{w}} bias:*fp32 {sizes}"
-    gated = f"out:*fp32 x:*fp32 gate:*{{w}} up:*{{w}} {sizes}"
+    plain = f"out:*fp32 x:*{{x}} weight:*{{w}} bias:*fp32 {sizes}"
+    gated = f"out:*fp32 x:*{{x}} gate:*{{w}} up:*{{w}} {sizes}"
+    yield from (
+        Variant("round_rows", types_of("out:*bf16 x:*fp32 inputs:i32"), {"BLOCK": n}) for n in ROW_BLOCKS
+    )
     for (size, weight), (tile, warps, stages) in _PRODUCT_TILES.items():
+        x = _X_TYPES.get((size, weight), "fp32")
         cores = "float" if size == LARGE and weight == "bf16" else ""
         how = {"PRECISION": PRECISIONS[weight]} | tile
         for bias in (False, True):
             own = how | {"BIAS": bias}
-            yield Variant("product", types_of(plain, w=weight), own, warps, stages, cores)
+            yield Variant("product", types_of(plain, x=x, w=weight), own, warps, stages, cores)
         how |= gated_tile(1 if size == SMALL else 17, weight)
         for name in _GATES:
             yield Variant(
-                "gated_product", types_of(gated, w=weight), how | {"ACTIVATION": name}, warps, stages, cores
+                "gated_product",
+                types_of(gated, x=x, w=weight),
+                how | {"ACTIVATION": name},
+                warps,
+                stages,
+                cores,
             )
 
 
 def _quantized() -> Iterator[Variant]:
-    quantized = "q:*i8 block_scales:*i8 scales:*fp32 x:*fp32 width:i32"
+    quantized = "q:*i8 block_scales:*i32 scales:*fp32 x:*fp32 width:i32"
     for scaled in (False, True):
         yield Variant("quantize_rows", types_of(quantized), {"BLOCK_SCALED": scaled}, warps=1)
     whole = "values:*{v} scales:*i8 channels:*fp32 x:*{x} first:i32 rows:i32 width:i32 outputs:i32 spans:i32"
@@ -200,7 +238,7 @@ def _quantized() -> Iterator[Variant]:
         rounded: Constants = {"BITS": bits, "BLOCK": QUANTIZED_BLOCK}
         yield Variant("round_groups", types_of(whole, v=codes, x=x), rounded)
     head, sizes = (
-        "out:*fp32 x:*i8 x_blocks:*i8 x_scales:*fp32",
+        "out:*fp32 x:*i8 x_blocks:*i32 x_scales:*fp32",
         "rows:i32 outputs:i32 spans:i32",
     )
     plain = f"{head} weight:*{{w}} block_scales:*{{s}} channels:*fp32 bias:*fp32 {sizes}"
@@ -346,10 +384,11 @@ def _experts() -> Iterator[Variant]:
 
 def _grouped(listed: str) -> Iterator[Variant]:
     sizes = "outputs:i32 inputs:i32 experts:i32 chosen:i32"
-    plain = types_of(f"out:*fp32 x:*fp32 {listed} weight:*bf16 bias:*fp32 {sizes}")
     biases = "gate_bias:*fp32 up_bias:*fp32"
-    gated = types_of(f"out:*fp32 x:*fp32 {listed} gate:*bf16 up:*bf16 {biases} {sizes} limit:fp32")
     for size in (SMALL, LARGE):
+        rows = f"out:*fp32 x:*{_X_TYPES.get((size, 'bf16'), 'fp32')} {listed}"
+        plain = types_of(f"{rows} weight:*bf16 bias:*fp32 {sizes}")
+        gated = types_of(f"{rows} gate:*bf16 up:*bf16 {biases} {sizes} limit:fp32")
         _, warps, stages = _PRODUCT_TILES[size, "bf16"]
         tile = grouped_tile(1 if size == SMALL else 17, "bf16")
         tile |= {"EXPERTS": MOST_EXPERTS, "PRECISION": PRECISIONS["bf16"]}
@@ -360,7 +399,7 @@ def _grouped(listed: str) -> Iterator[Variant]:
         for name, bias in (("silu", False), ("gelu_tanh", False), ("limited", True)):
             own = tile | {"BIAS": bias, "ACTIVATION": name}
             yield Variant("grouped_gated_product", gated, own, warps, stages, cores)
-    head = f"out:*fp32 x:*i8 x_blocks:*i8 x_scales:*fp32 {listed}"
+    head = f"out:*fp32 x:*i8 x_blocks:*i32 x_scales:*fp32 {listed}"
     rest = "block_scales:*{s} channels:*fp32 bias:*fp32 outputs:i32 spans:i32 experts:i32 chosen:i32"
     for (size, (tile, warps, stages)), (kind, (weight, scales)) in product(
         _QUANTIZED_TILES.items(), INTEGERS.items()
