@@ -34,13 +34,13 @@ from triton.compiler import ASTSource
 
 from quire.backends.cuda import kernels
 from quire.backends.cuda.kernels.coded_variants import constants_on
+from quire.backends.cuda.kernels.product_variants import tiles_on
 from quire.backends.cuda.kernels.variants import (
     ALIGNED,
     TARGETS,
     Variant,
     most_stack_bytes,
     stages_on,
-    tiles_on,
     variants,
 )
 from quire.backends.cuda.manifest import FOLDER, SWIZZLE

@@ -43,14 +43,8 @@ from quire.backends.cuda.coded_form import CodedForm, coded_form
 from quire.backends.cuda.coded_launches import CodedArguments, coded_row, coded_tiles
 from quire.backends.cuda.device import CudaDevice
 from quire.backends.cuda.divided import divide, divided_axes
-from quire.backends.cuda.kernels.variant import LARGE, size_of
-from quire.backends.cuda.kernels.variants import (
-    INTEGERS,
-    PRECISIONS,
-    product_tile,
-    quantized_tile,
-    row_block,
-)
+from quire.backends.cuda.kernels.product_variants import INTEGERS, PRECISIONS, product_tile, quantized_tile
+from quire.backends.cuda.kernels.variant import LARGE, row_block, size_of
 from quire.backends.cuda.launch_list import product_grid
 from quire.backends.cuda.packing import packed, packed_shapes
 from quire.backends.cuda.quantizing import Quantizer

@@ -16,7 +16,8 @@ from typing import Any
 from quire.backends.cuda import interpreter
 from quire.backends.cuda.interpreted import _kernels
 from quire.backends.cuda.interpreter import Pointer, TensorDescriptor
-from quire.backends.cuda.kernels.variants import tiles_on, variants
+from quire.backends.cuda.kernels.product_variants import tiles_on
+from quire.backends.cuda.kernels.variants import variants
 from quire.backends.cuda.manifest import Manifest
 
 TARGET = "sm_90"

@@ -21,7 +21,8 @@ from quire.backends.cuda import adapters, graphs, interpreter
 from quire.backends.cuda.adapters import KINDS, DeviceAdapters
 from quire.backends.cuda.interpreted import InterpretedAccelerator
 from quire.backends.cuda.kernels import adapters as kernels
-from quire.backends.cuda.kernels.variants import PRECISIONS, variants
+from quire.backends.cuda.kernels.product_variants import PRECISIONS
+from quire.backends.cuda.kernels.variants import variants
 from quire.errors import ConfigError
 from quire.models import read_model
 from quire.program import Program

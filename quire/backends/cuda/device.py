@@ -19,7 +19,7 @@ from quire.backends.cuda.exchanges import exchange_row_bytes
 from quire.backends.cuda.fused import prepared
 from quire.backends.cuda.graphs import GRAPH_BYTES, LAUNCH_BYTES, graph_rows, padded_rows
 from quire.backends.cuda.images import keeps_halves
-from quire.backends.cuda.kernels.variants import INTEGERS
+from quire.backends.cuda.kernels.product_variants import INTEGERS
 from quire.backends.cuda.loops import CudaLoops
 from quire.backends.cuda.lower import scratch_row_bytes
 from quire.backends.cuda.quantizing import STAGED_BYTES, is_rounded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.backends.cuda.accelerator import ALIGNMENT, ByRank, DeviceArray, RankExchange
 from quire.backends.cuda.divided import GatherParts, TakePart
-from quire.backends.cuda.kernels.variants import row_block
+from quire.backends.cuda.kernels.variant import row_block
 from quire.backends.cuda.launch_list import At, LaunchList
 from quire.backends.cuda.step_arrays import StepArrays
 from quire.program import ops

@@ -9,8 +9,9 @@ import numpy as np
 from quire.backends.cuda.accelerator import Argument, Constant, DeviceArray
 from quire.backends.cuda.exchanges import gather, num_ranks
 from quire.backends.cuda.grouped import GroupedProducts, float_tile
-from quire.backends.cuda.kernels.variant import MOST_EXPERTS
-from quire.backends.cuda.kernels.variants import MOST_CHOSEN, PRECISIONS, SORTED_BLOCK, row_block
+from quire.backends.cuda.kernels.product_variants import PRECISIONS
+from quire.backends.cuda.kernels.variant import MOST_EXPERTS, row_block
+from quire.backends.cuda.kernels.variants import MOST_CHOSEN, SORTED_BLOCK
 from quire.backends.cuda.launch_list import At, LaunchList, activation_name
 from quire.backends.cuda.rounding import FLOAT_TYPES, rounded_row
 from quire.backends.cuda.scratch import Part, carve, row_bytes

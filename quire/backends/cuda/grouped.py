@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from quire.backends.cuda.accelerator import Constant, DeviceArray, Launch
 from quire.backends.cuda.coded_form import CodedForm
 from quire.backends.cuda.coded_launches import CodedArguments, coded_tiles, rounded_rows
+from quire.backends.cuda.kernels.product_variants import PRECISIONS, grouped_tile, quantized_tile
 from quire.backends.cuda.kernels.variant import LARGE, MOST_EXPERTS, size_of
-from quire.backends.cuda.kernels.variants import PRECISIONS, grouped_tile, quantized_tile
 from quire.backends.cuda.launch_list import product_grid
 from quire.backends.cuda.rounding import FLOAT_TYPES, QUANTIZED, quantized_rows, rounded_floats, unrounded
 from quire.backends.cuda.weights import DeviceWeight, spans_of

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from quire.backends.cuda.accelerator import Accelerator, DeviceArray, HostCopy, Launch
-from quire.backends.cuda.kernels.variants import row_block
+from quire.backends.cuda.kernels.variant import row_block
 from quire.backends.cuda.launch_list import Record
 from quire.backends.cuda.step_arrays import StepArrays, StepMemory
 from quire.backends.slot_images import SlotImages

@@ -24,8 +24,9 @@ from quire.backends.cuda.accelerator import (
     row_of,
 )
 from quire.backends.cuda.group import AcceleratorGroup
+from quire.backends.cuda.kernels.product_variants import tiles_on
 from quire.backends.cuda.kernels.variant import Variant
-from quire.backends.cuda.kernels.variants import ALIGNED, MULTIPLE, tiles_on, variants
+from quire.backends.cuda.kernels.variants import ALIGNED, MULTIPLE, variants
 from quire.backends.cuda.manifest import launch_key
 from quire.backends.host import available_memory
 from quire.errors import ConfigError
@@ -211,6 +212,7 @@ def _kernels() -> dict[str, Any]:
         experts,
         grouped,
         images,
+        joined,
         latent,
         logits,
         logprobs,
@@ -230,6 +232,6 @@ def _kernels() -> dict[str, Any]:
     modules = (
         *(adapters, attention, coded, coded_grouped, elementwise, embedding, experts, grouped, latent),
         *(norms, products, quantized, rope_and_kv, segments, logits, logprobs, sampling, steps, states),
-        *(distances, images, parts, quantizing, recurrences),
+        *(distances, images, joined, parts, quantizing, recurrences),
     )
     return {name: thing for module in modules for name, thing in vars(module).items() if hasattr(thing, "fn")}

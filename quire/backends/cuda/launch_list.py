@@ -11,7 +11,9 @@ import numpy as np
 from quire.backends.cuda.accelerator import Constant, DeviceArray, Launch, Memory, RankExchange
 from quire.backends.cuda.adapters import DeviceAdapters
 from quire.backends.cuda.caches import LayerCache
-from quire.backends.cuda.kernels.variants import DIMS, row_block
+from quire.backends.cuda.joined import Joined
+from quire.backends.cuda.kernels.variant import row_block
+from quire.backends.cuda.kernels.variants import DIMS
 from quire.backends.cuda.segments import Segments
 from quire.backends.cuda.states import LayerState
 from quire.backends.cuda.step_arrays import StepArrays
@@ -66,6 +68,7 @@ class LaunchList:
         self.none = memory.allocate(256).part(0, (1,), np.dtype(np.float32))  # for absent arguments
         # The value that was quantized last, how, and where it is in scratch memory.
         self.rounded: tuple[int, object, Callable[[StepArrays], tuple[DeviceArray, ...]]] | None = None
+        self.joined: Joined | None = None  # the products recorded last, if they may be launched as one
         self.num_exchanges = 0  # among ranks, so far
         self._buffer = plan.buffer
         self._memory = memory

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from quire.backends.cuda.accelerator import Accelerator, Argument, DeviceArray, Launch
-from quire.backends.cuda.kernels.variants import PRECISIONS, product_tile, quantized_tile, row_block
+from quire.backends.cuda.kernels.product_variants import PRECISIONS, product_tile, quantized_tile
+from quire.backends.cuda.kernels.variant import row_block
 from quire.backends.cuda.launch_list import product_grid
 from quire.backends.cuda.packing import packed_shapes
 from quire.backends.cuda.rounding import FLOAT_TYPES, quantized_row

@@ -29,7 +29,7 @@ from quire.backends.cuda.image_ops import (
     rotary_at,
     standardize,
 )
-from quire.backends.cuda.kernels.variants import row_block
+from quire.backends.cuda.kernels.variant import row_block
 from quire.backends.cuda.latent import by_head_parts, latent_attention, linear_by_head
 from quire.backends.cuda.launch_list import At, LaunchList, Lowered, activation_name, padded_dim
 from quire.backends.cuda.products import adapted_parts, gated_linear, linear, product_scratch_bytes

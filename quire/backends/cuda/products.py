@@ -16,18 +16,10 @@ from quire.backends.cuda.coded_launches import (
     coded_tiles,
     rounded_rows,
 )
-from quire.backends.cuda.kernels.variant import LARGE, size_of
-from quire.backends.cuda.kernels.variants import (
-    ADAPTER_RANKS,
-    ADAPTER_SEGMENT,
-    ADAPTER_TILE,
-    MULTIPLE,
-    PRECISIONS,
-    gated_tile,
-    product_tile,
-    quantized_tile,
-    row_block,
-)
+from quire.backends.cuda.joined import FORMATS, Product, add_product
+from quire.backends.cuda.kernels.product_variants import PRECISIONS, gated_tile, product_tile, quantized_tile
+from quire.backends.cuda.kernels.variant import LARGE, row_block, size_of
+from quire.backends.cuda.kernels.variants import ADAPTER_RANKS, ADAPTER_SEGMENT, ADAPTER_TILE, MULTIPLE
 from quire.backends.cuda.launch_list import Arrays, At, LaunchList, activation_name
 from quire.backends.cuda.rounding import (
     FLOAT_TYPES,
@@ -70,21 +62,7 @@ def _product(x: Value, spec: WeightSpec, bias: WeightSpec | None, out: At, to: L
             lambda step: (out(step), *args(step, step.counts[count])),
             coded_tiles(form),
         )
-    elif weight.format in QUANTIZED:
-        rows = _rounded(x, weight, to)
-        to.add_product(
-            "quantized_product",
-            count,
-            outputs,
-            lambda step: (
-                *(out(step), *rows(step), *weight.arrays, own_bias),
-                *(step.counts[count], outputs, spans_of(inputs)),
-            ),
-            quantized_tile,
-            KIND=weight.format,
-            **how,
-        )
-    elif is_narrow(spec):
+    elif weight.format not in QUANTIZED and is_narrow(spec):
         of, block = to.at(x), row_block(0)
         to.add(
             "narrow_product",
@@ -94,24 +72,22 @@ def _product(x: Value, spec: WeightSpec, bias: WeightSpec | None, out: At, to: L
             BLOCK=block,
         )
     else:
-        rows, kind = _float_rows(x, weight.format, to), FLOAT_TYPES[weight.format]
-        to.add_product(
-            "product",
-            count,
-            outputs,
-            lambda step: (
-                out(step),
-                *rows(step),
-                *weight.arrays,
-                own_bias,
-                step.counts[count],
-                outputs,
-                inputs,
-            ),
-            lambda rows: product_tile(rows, kind),
-            PRECISION=PRECISIONS[kind],
-            **how,
-        )
+        tile: Callable[[int], Mapping[str, Constant]] = quantized_tile
+        if weight.format in QUANTIZED:
+            kernel, rows, size = "quantized_product", _rounded(x, weight, to), spans_of(inputs)
+            constants: dict[str, Constant] = {"KIND": weight.format, **how}
+        else:
+            kernel, rows, size = "product", _float_rows(x, weight.format, to), inputs
+            kind = FLOAT_TYPES[weight.format]
+            constants = {"PRECISION": PRECISIONS[kind], **how}
+            tile = partial(_float_tile, kind)
+        arrays = (*weight.arrays, own_bias)
+        product = Product(x, kernel, rows, size, tile, constants, out, arrays, outputs)
+        add_product(product, weight.format in FORMATS, to)
+
+
+def _float_tile(kind: str, rows: int) -> Mapping[str, Constant]:
+    return product_tile(rows, kind)
 
 
 def is_narrow(spec: WeightSpec) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from quire.backends.cuda.accelerator import Accelerator, DeviceArray, HostCopy, Launch
-from quire.backends.cuda.kernels.variants import QUANTIZED_BLOCK, ROW_BLOCKS
+from quire.backends.cuda.kernels.product_variants import QUANTIZED_BLOCK
+from quire.backends.cuda.kernels.variant import ROW_BLOCKS
 from quire.backends.cuda.uploads import UploadRing
 from quire.errors import ConfigError, quoted
 from quire.program.program import WeightSpec

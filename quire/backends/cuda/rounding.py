@@ -10,7 +10,8 @@ import numpy as np
 from quire.backends.cuda.accelerator import DeviceArray, Launch
 from quire.backends.cuda.coded_form import CodedForm
 from quire.backends.cuda.coded_launches import coded_row
-from quire.backends.cuda.kernels.variants import INTEGERS, row_block
+from quire.backends.cuda.kernels.product_variants import INTEGERS
+from quire.backends.cuda.kernels.variant import row_block
 from quire.backends.cuda.scratch import Part, carve
 from quire.backends.cuda.segments import NOTHING
 from quire.backends.cuda.weights import spans_of

@@ -14,7 +14,7 @@ import numpy as np
 from quire.backends.cuda.accelerator import Accelerator, DeviceArray
 from quire.backends.cuda.coded_form import CodedForm, coded_form
 from quire.backends.cuda.coded_packing import pieces
-from quire.backends.cuda.kernels.variants import INTEGERS
+from quire.backends.cuda.kernels.product_variants import INTEGERS
 from quire.backends.cuda.packing import packed, packed_shapes
 from quire.backends.cuda.quantizing import Quantizer, is_rounded
 from quire.backends.cuda.uploads import UploadRing

@@ -12,6 +12,7 @@ Constants = dict[str, Any]
 MOST_EXPERTS = 512  # of a layer, a power of two
 SMALL, LARGE = "small", "large"  # steps: of at most MOST_SMALL rows for each weight, and more
 MOST_SMALL = 16
+ROW_BLOCKS = (128, 1024)  # numbers of a row that a program has at once
 
 
 def size_of(rows: int) -> str:
@@ -43,3 +44,8 @@ class Variant:
 def types_of(text: str, **formats: str) -> dict[str, str]:
     """Return types by argument, written as "out:*fp32 rows:i32", with formats in braces."""
     return dict(pair.split(":") for pair in text.format(**formats).split())
+
+
+def row_block(width: int) -> int:
+    """Return the numbers of a row that a program holds at once, for norms and elementwise ops."""
+    return ROW_BLOCKS[0] if width <= ROW_BLOCKS[0] else ROW_BLOCKS[1]

@@ -11,14 +11,18 @@ from itertools import product
 
 from quire.backends.cuda.kernels.coded_variants import coded_variants
 from quire.backends.cuda.kernels.image_variants import image_variants
+from quire.backends.cuda.kernels.product_variants import (
+    FLOATS,
+    PRECISIONS,
+    grouped_variants,
+    product_variants,
+)
 from quire.backends.cuda.kernels.state_variants import state_variants
 from quire.backends.cuda.kernels.variant import (
-    LARGE,
     MOST_EXPERTS,
-    SMALL,
+    ROW_BLOCKS,
     Constants,
     Variant,
-    size_of,
     types_of,
 )
 
@@ -27,46 +31,15 @@ TARGETS = (80, 89, 90, 100, 120)
 # at a time. Models with others are refused (quire.backends.cuda.refused).
 ALIGNED, MULTIPLE = frozenset({"inputs", "dim", "value_dim"}), 16
 
-FLOATS = ("bf16", "fp16", "fp32")
-PRECISIONS = {"bf16": "stored", "fp16": "tf32", "fp32": "ieee"}  # of products, by the format of weights
 CACHES = {"bf16": "bf16", "i8": "bf16", "fp16": "tf32", "fp32": "ieee"}  # of attention, by that of the cache
-INTEGERS = {"int8": ("i8", "i8"), "int4": ("u8", "i8")}  # weights, scales of groups
 DIMS = (64, 128, 256, 512)
-ROW_BLOCKS = (128, 1024)
 MOST_CHOSEN = 32  # experts of a token, a power of two
 SORTED_BLOCK = 512  # pairs of token and expert that are sorted at once
 LISTED_TOKENS = 256  # of a step whose segments of contexts are listed, at most
 SAMPLING_BLOCK, LIST_BLOCK = 1024, 128  # of kernels over the vocabulary, and over lists
 MOST_LISTED = 32  # of the most likely tokens that a position lists, a power of two
-QUANTIZED_BLOCK = 256  # groups of a weight, or pairs of them, that a program rounds
 ADAPTER_RANKS, ADAPTER_SEGMENT = 64, 512  # the largest rank, and the inputs that are summed apart
 ADAPTER_TILE: Constants = {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 64}
-
-
-def row_block(width: int) -> int:
-    """Return the numbers of a row that a program holds at once, for norms and elementwise ops."""
-    return ROW_BLOCKS[0] if width <= ROW_BLOCKS[0] else ROW_BLOCKS[1]
-
-
-def product_tile(rows: int, weight: str) -> Constants:
-    """Return the tile of a product of so many rows with float weights of a format ("bf16")."""
-    return _PRODUCT_TILES[size_of(rows), weight][0]
-
-
-def gated_tile(rows: int, weight: str) -> Constants:
-    """Return the tile of a gated product, which has two accumulators."""
-    tile = product_tile(rows, weight)
-    return tile | {"BLOCK_N": min(tile["BLOCK_N"], 64)}
-
-
-def quantized_tile(rows: int) -> Constants:
-    """Return the tile of a product of so many rows with quantized weights."""
-    return _QUANTIZED_TILES[size_of(rows)][0]
-
-
-def grouped_tile(rows: int, weight: str) -> Constants:
-    """Return the tile of a product of experts with about so many rows for each."""
-    return gated_tile(rows, weight)
 
 
 def attention_rows(decode: bool, cache: str, dim: int) -> int:
@@ -88,23 +61,6 @@ def stages_on(variant: Variant, target: str) -> int:
     return 1 if wide else variant.stages
 
 
-def tiles_on(variant: Variant, target: str) -> dict[str, tuple[int, int]]:
-    """Return the tiles, rows and inputs, in which a unit of the target itself copies matrices, by argument.
-
-    That are large products of what is stored in bfloat16, which take tensor descriptors there.
-    """
-    names, how = ("x", "weight", "gate", "up"), variant.constants
-    if target in ("sm_80", "sm_89") or variant.kernel not in ("product", "gated_product"):
-        return {}
-    if variant.types["x"] != "*bf16":
-        return {}
-    return {
-        name: (how["BLOCK_M" if name == "x" else "BLOCK_N"], how["BLOCK_K"])
-        for name in names
-        if name in variant.types
-    }
-
-
 def most_stack_bytes(variant: Variant, target: str) -> int:
     """Return the budget of what does not fit the registers of a thread; heads of 256 need most.
 
@@ -124,8 +80,7 @@ def variants() -> Iterator[Variant]:
     """Return everything that is compiled for each target."""
     yield from _rows()
     yield from _elementwise()
-    yield from _products()
-    yield from _quantized()
+    yield from product_variants()
     yield from _rope_and_kv()
     yield from _attention()
     yield from _sampling()
@@ -134,24 +89,6 @@ def variants() -> Iterator[Variant]:
     yield from _adapters()
     yield from state_variants()
     yield from image_variants()
-
-
-# Tiles, warps and stages. All tiles of a format have one BLOCK_K. Small ones have few outputs, so that 4,096
-# are a program for each multiprocessor, and load far ahead: about 30 KB for each must be on the way.
-_PRODUCT_TILES: dict[tuple[str, str], tuple[Constants, int, int]] = {
-    (SMALL, "bf16"): ({"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 64}, 4, 8),
-    (LARGE, "bf16"): ({"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64}, 8, 4),
-    (SMALL, "fp16"): ({"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 64}, 4, 4),
-    (LARGE, "fp16"): ({"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64}, 4, 2),
-    (SMALL, "fp32"): ({"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 32}, 4, 3),
-    (LARGE, "fp32"): ({"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32}, 4, 2),
-}
-_QUANTIZED_TILES: dict[str, tuple[Constants, int, int]] = {
-    SMALL: ({"BLOCK_M": 16, "BLOCK_N": 32}, 4, 10),
-    LARGE: ({"BLOCK_M": 64, "BLOCK_N": 128}, 8, 3),
-}
-_X_TYPES = {(LARGE, "bf16"): "bf16"}  # of activations, float32 elsewhere: here they are rounded before
-_GATES = ("silu", "gelu_tanh")
 
 
 def _rows() -> Iterator[Variant]:
@@ -199,59 +136,6 @@ def _elementwise() -> Iterator[Variant]:
             yield Variant(kernel, types_of(f"out:*fp32 {args}"), {"BLOCK": block, "ACTIVATION": name})
         limited: Constants = {"BLOCK": block, "ACTIVATION": "limited"}
         yield Variant("gated_activation", types_of(f"out:*fp32 {activated['gated_activation']}"), limited)
-
-
-def _products() -> Iterator[Variant]:
-    sizes = "rows:i32 outputs:i32 inputs:i32"
-    plain = f"out:*fp32 x:*{{x}} weight:*{{w}} bias:*fp32 {sizes}"
-    gated = f"out:*fp32 x:*{{x}} gate:*{{w}} up:*{{w}} {sizes}"
-    yield from (
-        Variant("round_rows", types_of("out:*bf16 x:*fp32 inputs:i32"), {"BLOCK": n}) for n in ROW_BLOCKS
-    )
-    for (size, weight), (tile, warps, stages) in _PRODUCT_TILES.items():
-        x = _X_TYPES.get((size, weight), "fp32")
-        cores = "float" if size == LARGE and weight == "bf16" else ""
-        how = {"PRECISION": PRECISIONS[weight]} | tile
-        for bias in (False, True):
-            own = how | {"BIAS": bias}
-            yield Variant("product", types_of(plain, x=x, w=weight), own, warps, stages, cores)
-        how |= gated_tile(1 if size == SMALL else 17, weight)
-        for name in _GATES:
-            yield Variant(
-                "gated_product",
-                types_of(gated, x=x, w=weight),
-                how | {"ACTIVATION": name},
-                warps,
-                stages,
-                cores,
-            )
-
-
-def _quantized() -> Iterator[Variant]:
-    quantized = "q:*i8 block_scales:*i32 scales:*fp32 x:*fp32 width:i32"
-    for scaled in (False, True):
-        yield Variant("quantize_rows", types_of(quantized), {"BLOCK_SCALED": scaled}, warps=1)
-    whole = "values:*{v} scales:*i8 channels:*fp32 x:*{x} first:i32 rows:i32 width:i32 outputs:i32 spans:i32"
-    for x, (codes, bits) in product(FLOATS, (("i8", 8), ("u8", 4))):
-        scaled_rows = types_of("channels:*fp32 x:*{x} first:i32 width:i32", x=x)
-        yield Variant("scale_channels", scaled_rows, {"BITS": bits, "BLOCK": ROW_BLOCKS[1]})
-        rounded: Constants = {"BITS": bits, "BLOCK": QUANTIZED_BLOCK}
-        yield Variant("round_groups", types_of(whole, v=codes, x=x), rounded)
-    head, sizes = (
-        "out:*fp32 x:*i8 x_blocks:*i32 x_scales:*fp32",
-        "rows:i32 outputs:i32 spans:i32",
-    )
-    plain = f"{head} weight:*{{w}} block_scales:*{{s}} channels:*fp32 bias:*fp32 {sizes}"
-    parts = (f"{part}:*{{w}} {part}_scales:*{{s}} {part}_channels:*fp32" for part in ("gate", "up"))
-    gated = f"{head} {' '.join(parts)} {sizes}"
-    for (size, (tile, warps, stages)), kind in product(_QUANTIZED_TILES.items(), INTEGERS):
-        cores, (weight, scales) = "integer" if size == LARGE else "", INTEGERS[kind]
-        for bias in (False, True):
-            own = tile | {"KIND": kind, "BIAS": bias}
-            yield Variant("quantized_product", types_of(plain, w=weight, s=scales), own, warps, stages, cores)
-        for name in _GATES:
-            own, types = tile | {"KIND": kind, "ACTIVATION": name}, types_of(gated, w=weight, s=scales)
-            yield Variant("quantized_gated_product", types, own, warps, stages, cores)
 
 
 def _adapters() -> Iterator[Variant]:
@@ -379,33 +263,4 @@ def _experts() -> Iterator[Variant]:
         for weighted in (False, True):
             own = {"WEIGHTED": weighted, "CHOSEN": MOST_CHOSEN, "BLOCK": block}
             yield Variant("sum_experts", summed, own)
-    yield from _grouped(listed)
-
-
-def _grouped(listed: str) -> Iterator[Variant]:
-    sizes = "outputs:i32 inputs:i32 experts:i32 chosen:i32"
-    biases = "gate_bias:*fp32 up_bias:*fp32"
-    for size in (SMALL, LARGE):
-        rows = f"out:*fp32 x:*{_X_TYPES.get((size, 'bf16'), 'fp32')} {listed}"
-        plain = types_of(f"{rows} weight:*bf16 bias:*fp32 {sizes}")
-        gated = types_of(f"{rows} gate:*bf16 up:*bf16 {biases} {sizes} limit:fp32")
-        _, warps, stages = _PRODUCT_TILES[size, "bf16"]
-        tile = grouped_tile(1 if size == SMALL else 17, "bf16")
-        tile |= {"EXPERTS": MOST_EXPERTS, "PRECISION": PRECISIONS["bf16"]}
-        cores = "float" if size == LARGE else ""
-        for bias in (False, True):
-            own = tile | {"BIAS": bias}
-            yield Variant("grouped_product", plain, own, warps, stages, cores)
-        for name, bias in (("silu", False), ("gelu_tanh", False), ("limited", True)):
-            own = tile | {"BIAS": bias, "ACTIVATION": name}
-            yield Variant("grouped_gated_product", gated, own, warps, stages, cores)
-    head = f"out:*fp32 x:*i8 x_blocks:*i32 x_scales:*fp32 {listed}"
-    rest = "block_scales:*{s} channels:*fp32 bias:*fp32 outputs:i32 spans:i32 experts:i32 chosen:i32"
-    for (size, (tile, warps, stages)), (kind, (weight, scales)) in product(
-        _QUANTIZED_TILES.items(), INTEGERS.items()
-    ):
-        types = types_of(f"{head} weight:*{{w}} {rest}", w=weight, s=scales)
-        cores = "integer" if size == LARGE else ""
-        for bias in (False, True):
-            own = tile | {"KIND": kind, "BIAS": bias, "EXPERTS": MOST_EXPERTS}
-            yield Variant("grouped_quantized_product", types, own, warps, stages, cores)
+    yield from grouped_variants()

@@ -1,0 +1,82 @@
+"""Products of one value, recorded one after the other, which small steps launch as one (kernels.joined)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from quire.backends.cuda.accelerator import Constant, DeviceArray, Launch
+from quire.backends.cuda.kernels.variant import SMALL, size_of
+from quire.backends.cuda.segments import NOTHING
+from quire.program.program import Value
+
+if TYPE_CHECKING:
+    from quire.backends.cuda.launch_list import Arrays, At, LaunchList
+    from quire.backends.cuda.step_arrays import StepArrays
+
+FORMATS = ("bf16", "int8", "int4")  # of weights whose products are joined
+MOST = 3  # products of a launch
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A product: what it reads and how; `size` is the length of its sums, as the kernel takes it."""
+
+    x: Value
+    kernel: str
+    rows: Arrays
+    size: int
+    tile: Callable[[int], Mapping[str, Constant]]
+    constants: Mapping[str, Constant]
+    out: At
+    arrays: tuple[DeviceArray, ...]  # of the weight and the bias
+    outputs: int
+
+    @property
+    def shared(self) -> tuple[object, ...]:
+        """What products of one launch have in common."""
+        return self.x.index, self.kernel, self.size, *self.constants.items()
+
+
+@dataclass(slots=True)
+class Joined:
+    """Products that small steps launch as one, and the number of launches after the last of them."""
+
+    products: list[Product] = field(default_factory=list)
+    end: int = 0
+
+
+def add_product(product: Product, joins: bool, to: LaunchList) -> None:
+    """Record a product; if it `joins`, with those that were recorded just before, if they read the same."""
+    before, group = to.joined, Joined()
+    if joins and before is not None and before.end == len(to.launches) and len(before.products) < MOST:
+        group = before if before.products[0].shared == product.shared else group
+    group.products.append(product)
+    is_first, count = len(group.products) == 1, product.x.count
+
+    def launch(step: StepArrays) -> Launch:
+        rows = step.counts[count]
+        if len(group.products) > 1 and size_of(rows) == SMALL:
+            return _launch(group.products, step, rows) if is_first else NOTHING
+        return _launch([product], step, rows)
+
+    to.launches.append(launch)
+    group.end, to.joined = len(to.launches), group if joins else None
+
+
+def _launch(products: Sequence[Product], step: StepArrays, rows: int) -> Launch:
+    """Return the launch of one product, or of several."""
+    from quire.backends.cuda.launch_list import product_grid
+
+    first, several = products[0], len(products) > 1
+    tile = first.tile(rows)
+    row_tiles, width = -(-rows // int(tile["BLOCK_M"])), int(tile["BLOCK_N"])
+    members = [*products, *([first] * (MOST - len(products)) if several else ())]
+    outputs = [one.outputs for one in products] + [0] * (len(members) - len(products))
+    grid = product_grid(row_tiles, width * sum(-(-number // width) for number in outputs), tile)
+    weights = (array for one in members for array in one.arrays)
+    args = (*(one.out(step) for one in members), *first.rows(step), *weights, rows, *outputs, first.size)
+    return Launch(
+        f"joined_{first.kernel}" if several else first.kernel, grid, args, {**first.constants, **tile}
+    )

@@ -1,0 +1,68 @@
+"""Products of one value that small steps launch as one: the bits of those that are launched one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from on_accelerator import interpreted, wide
+from test_whole_models import TOKENS, stored
+from tiny import Paged, same_bits
+
+from quire.backends.cuda import joined
+from quire.backends.cuda.accelerator import Launch, RankExchange
+from quire.backends.cuda.interpreted import InterpretedAccelerator
+from quire.program.passes import adaptable, fuse
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
+    """Every launch that is not empty."""
+    found, launch = list[Launch](), InterpretedAccelerator.launch
+
+    def noted(self: InterpretedAccelerator, one: Launch | RankExchange) -> None:
+        launch(self, one)
+        if isinstance(one, Launch) and not one.is_empty:
+            found.append(one)
+
+    monkeypatch.setattr(InterpretedAccelerator, "launch", noted)
+    return found
+
+
+def logits(program: Any, format: str, length: int) -> np.ndarray:
+    paged = Paged(program, stored(program, format), make=interpreted)
+    found: np.ndarray = paged.prefill(paged.sequence(TOKENS[:length]))
+    return found
+
+
+@pytest.mark.parametrize("format", ["bf16", "int8", "int4"])
+@pytest.mark.parametrize(("name", "by_layer"), [("llama", 1), ("qwen2", 1), ("deepseek_v3", 2)])
+def test_bits_are_those_of_products_one_by_one(
+    name: str, by_layer: int, format: str, launched: list[Launch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With biases in Qwen 2, and twice two products of one value in a layer of DeepSeek-V3."""
+    program, found, kernels = fuse(wide(name).program), list[np.ndarray](), list[list[str]]()
+    for most in (joined.MOST, 1):
+        monkeypatch.setattr(joined, "MOST", most)
+        before = len(launched)
+        found.append(logits(program, format, 5))
+        kernels.append([one.kernel for one in launched[before:]])
+    assert same_bits(*found)
+    layers = sum(kernel.startswith("attend") for kernel in kernels[1])
+    assert sum(kernel.startswith("joined") for kernel in kernels[0]) == by_layer * layers
+    assert len(kernels[1]) - len(kernels[0]) == 2 * layers
+    assert not any(kernel.startswith("joined") for kernel in kernels[1])
+
+
+def test_large_steps_launch_products_one_by_one(launched: list[Launch]) -> None:
+    program = fuse(wide("llama").program)
+    logits(program, "int8", 20)
+    assert not any(one.kernel.startswith("joined") for one in launched)
+
+
+def test_products_with_others_between_them_are_apart(launched: list[Launch]) -> None:
+    """The adapters of queries are added before keys are computed, and no buffer is written early."""
+    program = adaptable(fuse(wide("llama").program))
+    logits(program, "bf16", 5)
+    assert not any(one.kernel.startswith("joined") for one in launched)
