@@ -7,13 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 from on_accelerator import interpreted, wide
+from test_coded_kernels import INTEGERS, activations, run, weight_of
 from test_whole_models import TOKENS, stored
 from tiny import Paged, same_bits
 
 from quire.backends.cuda import joined
 from quire.backends.cuda.accelerator import Launch, RankExchange
 from quire.backends.cuda.interpreted import InterpretedAccelerator
+from quire.program import Builder, Names
 from quire.program.passes import adaptable, fuse
+from quire.quantize.kinds import Dense
 
 
 @pytest.fixture
@@ -66,3 +69,22 @@ def test_products_with_others_between_them_are_apart(launched: list[Launch]) -> 
     program = adaptable(fuse(wide("llama").program))
     logits(program, "bf16", 5)
     assert not any(one.kernel.startswith("joined") for one in launched)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("name", ["awq", "act-order", "q4_k", "w8a8", "fp8", "nf4"])
+def test_codes_of_other_formats(name: str, biased: bool, launched: list[Launch]) -> None:
+    """Three weights of one kind: 17 rows are multiplied one product at a time, and 4 of them together."""
+    b, w, inputs = Builder(), Names(""), 172 if name in INTEGERS else 176
+    x = b.sampled_rows(b.embed(w / "table", 18, inputs))
+    q, k, v = (b.linear(x, w / part, 40, bias=biased) for part in "qkv")
+    program = fuse(b.program(b.add(b.add(q, k), v)))
+    weights: dict[str, Any] = {"table.weight": Dense(activations(18, inputs))}
+    for seed, part in enumerate("qkv"):
+        weights[f"{part}.weight"] = weight_of(name, 40, inputs, seed=seed)
+        weights |= {f"{part}.bias": Dense(activations(1, 40, seed)[0])} if biased else {}
+    whole, few = (run(program, rows, weights) for rows in (18, 5))
+    assert same_bits(few, whole[:5])
+    kernels = [one.kernel for one in launched]
+    apart = 0 if name == "act-order" else 3  # inputs in orders of their own are rounded apart
+    assert sum(kernel.startswith("joined") for kernel in kernels) == apart

@@ -9,6 +9,7 @@ import numpy as np
 from quire.backends.backend import Capacity
 from quire.backends.cuda.accelerator import Accelerator, DeviceArray, Launch, RankExchange
 from quire.backends.cuda.caches import layer_caches
+from quire.backends.cuda.kernels.variant import MOST_SMALL
 from quire.backends.cuda.lower import lower, step_memory
 from quire.backends.cuda.manifest import launch_key
 from quire.backends.cuda.segments import LEAST, SEGMENT
@@ -18,8 +19,6 @@ from quire.program import ops
 from quire.program.batch import Batch
 from quire.program.program import Program
 from quire.weights.plan import Layout
-
-_SMALL_TILE = 16  # rows for each weight, at most, of the smaller of two tiles
 
 
 class _Nowhere:
@@ -53,7 +52,7 @@ def launches_of(
     lowered = lower(program, weights, caches, capacity.block_size, nowhere, halves)
     steps = step_memory(lowered, nowhere)
     number = max((op.num_experts for op in program if isinstance(op, ops.Experts)), default=1)
-    for context, count in ((1, 1), (LEAST * SEGMENT, 1), (many := (_SMALL_TILE + 1) * number, many)):
+    for context, count in ((1, 1), (LEAST * SEGMENT, 1), (many := (MOST_SMALL + 1) * number, many)):
         step = steps.put(_row(program, context, count, capacity.block_size))
         for launch in (launch(step) for launch in lowered.launches):
             if not (isinstance(launch, RankExchange) or launch.is_empty):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -48,20 +48,6 @@ class CodedArguments:
         """The way in which activations are rounded for it: weights with equal ones share them."""
         order = None if self.order is None else (id(self.order.buffer), self.order.first_byte)
         return (self.form.span, self.form.kind.unit, order)
-
-
-def coded_linear(
-    weight: CodedArguments, shape: tuple[int, ...], x: Arrays, bias: DeviceArray | None, to: LaunchList
-) -> tuple[str, Callable[[StepArrays, int], tuple[Any, ...]]]:
-    """Return the kernel of a product, and its arguments but the first in a step with so many rows."""
-    outputs, inputs = shape[-2:]
-    kind = weight.form.kind
-    name, size = (
-        ("coded_float_product", inputs) if kind.is_float else ("coded_product", ceil_div(inputs, SPAN))
-    )
-    own, biased = to.none if bias is None else bias, int(bias is not None)
-    rest = (outputs, size, *weight.numbers, biased)
-    return name, lambda step, rows: (*x(step), *weight.arrays, own, rows, *rest)
 
 
 def rounded_rows(

@@ -213,6 +213,7 @@ def _kernels() -> dict[str, Any]:
         grouped,
         images,
         joined,
+        joined_coded,
         latent,
         logits,
         logprobs,
@@ -232,6 +233,6 @@ def _kernels() -> dict[str, Any]:
     modules = (
         *(adapters, attention, coded, coded_grouped, elementwise, embedding, experts, grouped, latent),
         *(norms, products, quantized, rope_and_kv, segments, logits, logprobs, sampling, steps, states),
-        *(distances, images, joined, parts, quantizing, recurrences),
+        *(distances, images, joined, joined_coded, parts, quantizing, recurrences),
     )
     return {name: thing for module in modules for name, thing in vars(module).items() if hasattr(thing, "fn")}

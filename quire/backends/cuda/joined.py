@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from quire.backends.cuda.accelerator import Constant, DeviceArray, Launch
 from quire.backends.cuda.kernels.variant import SMALL, size_of
+from quire.backends.cuda.launch_list import product_grid
 from quire.backends.cuda.segments import NOTHING
 from quire.program.program import Value
 
@@ -15,18 +16,17 @@ if TYPE_CHECKING:
     from quire.backends.cuda.launch_list import Arrays, At, LaunchList
     from quire.backends.cuda.step_arrays import StepArrays
 
-FORMATS = ("bf16", "int8", "int4")  # of weights whose products are joined
 MOST = 3  # products of a launch
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product: what it reads and how; `size` is the length of its sums, as the kernel takes it."""
+    """A product: what it reads and how; `sizes` are what its kernel takes after the number of outputs."""
 
     x: Value
     kernel: str
     rows: Arrays
-    size: int
+    sizes: tuple[int, ...]
     tile: Callable[[int], Mapping[str, Constant]]
     constants: Mapping[str, Constant]
     out: At
@@ -36,7 +36,7 @@ class Product:
     @property
     def shared(self) -> tuple[object, ...]:
         """What products of one launch have in common."""
-        return self.x.index, self.kernel, self.size, *self.constants.items()
+        return self.x.index, self.kernel, self.sizes, *self.tile(1).items(), *self.constants.items()
 
 
 @dataclass(slots=True)
@@ -67,8 +67,6 @@ def add_product(product: Product, joins: bool, to: LaunchList) -> None:
 
 def _launch(products: Sequence[Product], step: StepArrays, rows: int) -> Launch:
     """Return the launch of one product, or of several."""
-    from quire.backends.cuda.launch_list import product_grid
-
     first, several = products[0], len(products) > 1
     tile = first.tile(rows)
     row_tiles, width = -(-rows // int(tile["BLOCK_M"])), int(tile["BLOCK_N"])
@@ -76,7 +74,7 @@ def _launch(products: Sequence[Product], step: StepArrays, rows: int) -> Launch:
     outputs = [one.outputs for one in products] + [0] * (len(members) - len(products))
     grid = product_grid(row_tiles, width * sum(-(-number // width) for number in outputs), tile)
     weights = (array for one in members for array in one.arrays)
-    args = (*(one.out(step) for one in members), *first.rows(step), *weights, rows, *outputs, first.size)
+    args = (*(one.out(step) for one in members), *first.rows(step), *weights, rows, *outputs, *first.sizes)
     return Launch(
         f"joined_{first.kernel}" if several else first.kernel, grid, args, {**first.constants, **tile}
     )

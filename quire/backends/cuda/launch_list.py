@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from quire.backends.cuda.accelerator import Constant, DeviceArray, Launch, Memory, RankExchange
 from quire.backends.cuda.adapters import DeviceAdapters
 from quire.backends.cuda.caches import LayerCache
-from quire.backends.cuda.joined import Joined
 from quire.backends.cuda.kernels.variant import row_block
 from quire.backends.cuda.kernels.variants import DIMS
 from quire.backends.cuda.segments import Segments
@@ -21,6 +20,9 @@ from quire.backends.cuda.weights import DeviceWeight
 from quire.errors import ConfigError
 from quire.program.passes import BufferPlan
 from quire.program.program import Count, Program, Value, WeightSpec
+
+if TYPE_CHECKING:
+    from quire.backends.cuda.joined import Joined
 
 Record = Callable[[StepArrays], Launch | RankExchange]
 Grid = tuple[int, int, int]

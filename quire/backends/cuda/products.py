@@ -12,11 +12,10 @@ from quire.backends.cuda.adapters import KINDS
 from quire.backends.cuda.coded_form import CodedForm
 from quire.backends.cuda.coded_launches import (
     CodedArguments,
-    coded_linear,
     coded_tiles,
     rounded_rows,
 )
-from quire.backends.cuda.joined import FORMATS, Product, add_product
+from quire.backends.cuda.joined import Product, add_product
 from quire.backends.cuda.kernels.product_variants import PRECISIONS, gated_tile, product_tile, quantized_tile
 from quire.backends.cuda.kernels.variant import LARGE, row_block, size_of
 from quire.backends.cuda.kernels.variants import ADAPTER_RANKS, ADAPTER_SEGMENT, ADAPTER_TILE, MULTIPLE
@@ -51,18 +50,7 @@ def _product(x: Value, spec: WeightSpec, bias: WeightSpec | None, out: At, to: L
     """Record the product of a value and a weight, written to `out`."""
     weight, count, (outputs, inputs) = to.weights[spec.name], x.count, spec.shape
     own_bias, how = to.array(bias), {"BIAS": bias is not None}
-    if (form := weight.form) is not None:
-        coded = CodedArguments.of(weight, form, to.none)
-        rows = unrounded(to.at(x)) if form.kind.is_float else _coded_rows(x, coded, to)
-        kernel, args = coded_linear(coded, spec.shape, rows, None if bias is None else own_bias, to)
-        to.add_product(
-            kernel,
-            count,
-            outputs,
-            lambda step: (out(step), *args(step, step.counts[count])),
-            coded_tiles(form),
-        )
-    elif weight.format not in QUANTIZED and is_narrow(spec):
+    if weight.form is None and weight.format not in QUANTIZED and is_narrow(spec):
         of, block = to.at(x), row_block(0)
         to.add(
             "narrow_product",
@@ -71,23 +59,27 @@ def _product(x: Value, spec: WeightSpec, bias: WeightSpec | None, out: At, to: L
             **how,
             BLOCK=block,
         )
-    else:
-        tile: Callable[[int], Mapping[str, Constant]] = quantized_tile
-        if weight.format in QUANTIZED:
-            kernel, rows, size = "quantized_product", _rounded(x, weight, to), spans_of(inputs)
-            constants: dict[str, Constant] = {"KIND": weight.format, **how}
+        return
+    tile: Callable[[int], Mapping[str, Constant]]
+    arrays, constants, joins = weight.arrays, dict[str, Constant](how), True
+    if (form := weight.form) is not None:
+        coded = CodedArguments.of(weight, form, to.none)
+        arrays, tile, constants = coded.arrays, coded_tiles(form), {}
+        rest = (*coded.numbers, int(bias is not None))
+        if form.kind.is_float:
+            kernel, rows, sizes = "coded_float_product", unrounded(to.at(x)), (inputs, *rest)
         else:
-            kernel, rows, size = "product", _float_rows(x, weight.format, to), inputs
-            kind = FLOAT_TYPES[weight.format]
-            constants = {"PRECISION": PRECISIONS[kind], **how}
-            tile = partial(_float_tile, kind)
-        arrays = (*weight.arrays, own_bias)
-        product = Product(x, kernel, rows, size, tile, constants, out, arrays, outputs)
-        add_product(product, weight.format in FORMATS, to)
-
-
-def _float_tile(kind: str, rows: int) -> Mapping[str, Constant]:
-    return product_tile(rows, kind)
+            kernel, rows, sizes = "coded_product", _coded_rows(x, coded, to), (spans_of(inputs), *rest)
+    elif weight.format in QUANTIZED:
+        kernel, rows, sizes = "quantized_product", _rounded(x, weight, to), (spans_of(inputs),)
+        tile, constants["KIND"] = quantized_tile, weight.format
+    else:
+        kernel, rows, sizes = "product", _float_rows(x, weight.format, to), (inputs,)
+        kind = FLOAT_TYPES[weight.format]
+        tile, constants["PRECISION"] = partial(product_tile, weight=kind), PRECISIONS[kind]
+        joins = kind == "bf16"
+    product = Product(x, kernel, rows, sizes, tile, constants, out, (*arrays, own_bias), outputs)
+    add_product(product, joins, to)
 
 
 def is_narrow(spec: WeightSpec) -> bool:

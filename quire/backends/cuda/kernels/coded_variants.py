@@ -149,6 +149,12 @@ def _products(kind: CodedKind, size: str) -> Iterator[Variant]:
         cores = "integer" if size == LARGE else ""
     types = types_of(f"out:*fp32 {x} {arrays} rows:i32 {sizes} {how} biased:i32")
     yield Variant(name, types, own, warps, stages, cores)
+    if size == SMALL:
+        outs, several = "out_0:*fp32 out_1:*fp32 out_2:*fp32", "outputs_0:i32 outputs_1:i32 outputs_2:i32"
+        three = " ".join(part.replace(":", f"_{i}:") for i in range(3) for part in arrays.split())
+        length = sizes.partition(" ")[2]
+        types = types_of(f"{outs} {x} {three} rows:i32 {several} {length} {how} biased:i32")
+        yield Variant(f"joined_{name}", types, own, warps, stages)
     types = types_of(f"out:*fp32 {x} {listed} {arrays} {sizes} experts:i32 chosen:i32 {how} biased:i32")
     yield Variant(f"grouped_{name}", types, own | {"EXPERTS": MOST_EXPERTS}, warps, stages, cores)
 

@@ -15,38 +15,27 @@ from quire.backends.cuda.kernels.tiles import row_tile
 
 
 @triton.jit
+def _own(which, of_0, of_1, of_2):
+    """Return what the product of a program has."""
+    return tl.where(which == 0, of_0, tl.where(which == 1, of_1, of_2))
+
+
+@triton.jit
+def _place(outputs_0, outputs_1, outputs_2, BLOCK_N: tl.constexpr):
+    """Return the product of a program, its number of outputs, and the first of those of the program."""
+    tile, first, second = tl.program_id(1), tl.cdiv(outputs_0, BLOCK_N), tl.cdiv(outputs_1, BLOCK_N)
+    which = (tile >= first).to(tl.int32) + (tile >= first + second).to(tl.int32)
+    own = tile - _own(which, 0, first, first + second)
+    return which, _own(which, outputs_0, outputs_1, outputs_2), own * BLOCK_N
+
+
+@triton.jit
 def _store(out, acc, bias, m, n, rows, outputs, BIAS: tl.constexpr):
     inside = n < outputs
     if BIAS:
         acc += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)[None, :]
     at = m[:, None].to(tl.int64) * outputs + n[None, :]
     tl.store(out + at, acc, mask=(m < rows)[:, None] & inside[None, :])
-
-
-@triton.jit
-def _floats(
-    out,
-    x,
-    weight,
-    bias,
-    tile,
-    rows,
-    outputs,
-    inputs,
-    BIAS: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-):
-    """Compute a tile of outputs as `product`."""
-    m, n = row_tile() * BM, tile * BN
-    acc = tl.zeros((BM, BN), tl.float32)
-    for begin in range(0, inputs, BK):
-        a = _tile(x, m, begin, rows, inputs, False, BM, BK)
-        w = _tile(weight, n, begin, outputs, inputs, False, BN, BK)
-        acc = _multiply(a, w, acc, PRECISION)
-    _store(out, acc, bias, m + tl.arange(0, BM), n + tl.arange(0, BN), rows, outputs, BIAS)
 
 
 @triton.jit
@@ -73,36 +62,15 @@ def joined_product(
     BLOCK_K: tl.constexpr,
 ):
     """out_i [rows, outputs_i] = x weight_i^T (+ bias_i), as `product`. Grid of row_tile, with all outputs."""
-    tile, how = tl.program_id(1), (BIAS, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K)
-    first, second = tl.cdiv(outputs_0, BLOCK_N), tl.cdiv(outputs_1, BLOCK_N)
-    if tile < first:
-        _floats(out_0, x, weight_0, bias_0, tile, rows, outputs_0, inputs, *how)
-    elif tile < first + second:
-        _floats(out_1, x, weight_1, bias_1, tile - first, rows, outputs_1, inputs, *how)
-    else:
-        _floats(out_2, x, weight_2, bias_2, tile - first - second, rows, outputs_2, inputs, *how)
-
-
-@triton.jit
-def _integers(
-    out,
-    x,
-    weight,
-    bias,
-    tile,
-    rows,
-    outputs,
-    spans,
-    BIAS: tl.constexpr,
-    KIND: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """Compute a tile of outputs as `quantized_product`."""
-    m, n = row_tile() * BM + tl.arange(0, BM), tile * BN + tl.arange(0, BN)
-    acc = _rows_of(*x, *weight, m, n, m < rows, n < outputs, outputs, spans, KIND, BM, BN, STAGES)
-    _store(out, acc, bias, m, n, rows, outputs, BIAS)
+    which, outputs, n = _place(outputs_0, outputs_1, outputs_2, BLOCK_N)
+    weight, m = _own(which, weight_0, weight_1, weight_2), row_tile() * BLOCK_M
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for begin in range(0, inputs, BLOCK_K):
+        a = _tile(x, m, begin, rows, inputs, False, BLOCK_M, BLOCK_K)
+        w = _tile(weight, n, begin, outputs, inputs, False, BLOCK_N, BLOCK_K)
+        acc = _multiply(a, w, acc, PRECISION)
+    out, bias = _own(which, out_0, out_1, out_2), _own(which, bias_0, bias_1, bias_2)
+    _store(out, acc, bias, m + tl.arange(0, BLOCK_M), n + tl.arange(0, BLOCK_N), rows, outputs, BIAS)
 
 
 @triton.jit
@@ -137,15 +105,13 @@ def joined_quantized_product(
     STAGES: tl.constexpr = 1,
 ):
     """out_i [rows, outputs_i] = quantized x weight_i^T (+ bias_i), as `quantized_product`. Grid as above."""
-    tile, how = tl.program_id(1), (BIAS, KIND, BLOCK_M, BLOCK_N, STAGES)
-    first, second = tl.cdiv(outputs_0, BLOCK_N), tl.cdiv(outputs_1, BLOCK_N)
-    rounded = (x, x_blocks, x_scales)
-    if tile < first:
-        weight = (weight_0, scales_0, channels_0)
-        _integers(out_0, rounded, weight, bias_0, tile, rows, outputs_0, spans, *how)
-    elif tile < first + second:
-        weight = (weight_1, scales_1, channels_1)
-        _integers(out_1, rounded, weight, bias_1, tile - first, rows, outputs_1, spans, *how)
-    else:
-        weight = (weight_2, scales_2, channels_2)
-        _integers(out_2, rounded, weight, bias_2, tile - first - second, rows, outputs_2, spans, *how)
+    which, outputs, first = _place(outputs_0, outputs_1, outputs_2, BLOCK_N)
+    weight, scales = _own(which, weight_0, weight_1, weight_2), _own(which, scales_0, scales_1, scales_2)
+    channels = _own(which, channels_0, channels_1, channels_2)
+    m, n = row_tile() * BLOCK_M + tl.arange(0, BLOCK_M), first + tl.arange(0, BLOCK_N)
+    acc = _rows_of(
+        *(x, x_blocks, x_scales, weight, scales, channels, m, n, m < rows, n < outputs, outputs, spans),
+        *(KIND, BLOCK_M, BLOCK_N, STAGES),
+    )
+    out, bias = _own(which, out_0, out_1, out_2), _own(which, bias_0, bias_1, bias_2)
+    _store(out, acc, bias, m, n, rows, outputs, BIAS)
