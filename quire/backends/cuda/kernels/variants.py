@@ -73,7 +73,7 @@ def most_stack_bytes(variant: Variant, target: str) -> int:
         return 384
     if "TABLE" in variant.constants and variant.tensor_cores:
         return 384
-    return 224 if variant.tensor_cores == "integer" and target == "sm_100" else 128
+    return 320 if variant.tensor_cores == "integer" and target == "sm_100" else 128
 
 
 def variants() -> Iterator[Variant]:
