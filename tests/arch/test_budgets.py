@@ -70,7 +70,7 @@ ROOMS = (
     ),
     Room(
         "cuda",
-        4_980,
+        5_170,
         "the backend on NVIDIA GPUs: launches of programs, which they are, codes of other formats, adapters, "
         "states, encoders, images, draft models, graphs, memory, the driver, the interpreted stand-in; could "
         "be deleted with its lines in backends/device.py",
@@ -84,7 +84,7 @@ ROOMS = (
     ),
     Room(
         "cuda kernels",
-        3_620,
+        4_010,
         "Triton kernels, compiled ahead of time, also for codes of other formats, images and biases of "
         "distances, and the list of what is compiled, with what a target has of its own",
         ("backends/cuda/kernels",),

@@ -6,10 +6,10 @@ None of it has run on a GPU yet: what is tested is that it says what is missing 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache, wraps
-from typing import Any, ParamSpec, TypeVar
+from functools import cache
+from typing import Any
 
 import numpy as np
 from cuda.bindings import driver
@@ -32,7 +32,6 @@ from quire.backends.cuda.accelerator import (
     Argument,
     ByRank,
     DeviceArray,
-    DeviceFault,
     HostBuffer,
     Launch,
     OfRank,
@@ -40,6 +39,7 @@ from quire.backends.cuda.accelerator import (
     in_graph,
     row_of,
 )
+from quire.backends.cuda.faults import Reported, first_line, is_of_driver
 from quire.backends.cuda.manifest import SWIZZLE, CompiledKernel, Manifest, launch_key
 from quire.errors import ConfigError
 
@@ -50,54 +50,14 @@ _MOST_DESCRIPTORS = 1 << 13  # that are kept
 _L2_PROMOTION = 2  # of what tensor descriptors describe: 128 bytes are read at once
 _STAGING_BYTES = 1 << 16  # the least that is allocated of pinned memory
 _ON_CPU = "leave device out to use the CPU"
-_WRONG = "a kernel of Quire is wrong: report it with the model, the GPU and these words"
-# Hints by what is in the name of an error of the driver.
-_HINTS = {
-    "OUT_OF_MEMORY": "end what else uses the GPU, or lower max_num_batched_tokens or kv_cache_memory_bytes",
-    "ILLEGAL": _WRONG,
-    "MISALIGNED": _WRONG,
-}
-_LOST = "nvidia-smi, and the lines with Xid in dmesg, say what happened to the GPU"
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 _MAX_SHARED = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
-def reported(hint: str | None = None) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """Let a function raise errors of the driver as DeviceFault, with a hint for those that have none."""
-
-    def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
-        @wraps(function)
-        def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-            try:
-                return function(*args, **kwargs)
-            except Exception as error:
-                if _is_of_driver(error):
-                    raise _fault_of(error, hint) from error
-                raise
-
-        return call
-
-    return decorate
+def _works() -> bool:
+    return int(driver.cuCtxSynchronize()[0]) == 0
 
 
-def _is_of_driver(error: Exception) -> bool:
-    """Return whether an error was raised by cuda-core, whose class for them is not public, or by _checked."""
-    return isinstance(error, RuntimeError | MemoryError) or type(error).__module__.partition(".")[0] == "cuda"
-
-
-def _fault_of(error: Exception, hint: str | None) -> DeviceFault:
-    """Return what an error of a call means; whether the GPU still works shows the next call."""
-    works = int(driver.cuCtxSynchronize()[0]) == 0
-    said = _first_line(error)
-    if hint is None or not works:
-        hint = next((found for name, found in _HINTS.items() if name in said), None if works else _LOST)
-    state = "it still works" if works else "it works no more in this process"
-    return DeviceFault(f"the GPU reports {said}; {state}", hint, works)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+reported = Reported(_works)
 
 
 @cache
@@ -121,10 +81,10 @@ def open_gpu(index: int) -> Gpu:
     try:
         return Gpu(Device(index), Manifest.read())
     except Exception as error:
-        if not _is_of_driver(error):
+        if not is_of_driver(error):
             raise
         # Another process may have the GPU alone, or all of its memory.
-        problem = f"GPU {index} cannot be used: {_first_line(error)}"
+        problem = f"GPU {index} cannot be used: {first_line(error)}"
         raise ConfigError(problem, f"nvidia-smi shows who uses it, or {_ON_CPU}") from error
 
 

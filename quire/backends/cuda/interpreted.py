@@ -205,6 +205,7 @@ def _kernels() -> dict[str, Any]:
         adapters,
         attention,
         coded,
+        coded_floats,
         coded_grouped,
         distances,
         elementwise,
@@ -233,6 +234,6 @@ def _kernels() -> dict[str, Any]:
     modules = (
         *(adapters, attention, coded, coded_grouped, elementwise, embedding, experts, grouped, latent),
         *(norms, products, quantized, rope_and_kv, segments, logits, logprobs, sampling, steps, states),
-        *(distances, images, joined, joined_coded, parts, quantizing, recurrences),
+        *(coded_floats, distances, images, joined, joined_coded, parts, quantizing, recurrences),
     )
     return {name: thing for module in modules for name, thing in vars(module).items() if hasattr(thing, "fn")}

@@ -35,12 +35,12 @@ class Product:
 
     @property
     def shared(self) -> tuple[object, ...]:
-        """What products of one launch have in common."""
+        """The value and the kernel, its sizes and constants: equal for products of one launch."""
         return self.x.index, self.kernel, self.sizes, *self.tile(1).items(), *self.constants.items()
 
 
 @dataclass(slots=True)
-class Joined:
+class ProductGroup:
     """Products that small steps launch as one, and the number of launches after the last of them."""
 
     products: list[Product] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Joined:
 
 def add_product(product: Product, joins: bool, to: LaunchList) -> None:
     """Record a product; if it `joins`, with those that were recorded just before, if they read the same."""
-    before, group = to.joined, Joined()
+    before, group = to.joined, ProductGroup()
     if joins and before is not None and before.end == len(to.launches) and len(before.products) < MOST:
         group = before if before.products[0].shared == product.shared else group
     group.products.append(product)

@@ -22,7 +22,7 @@ from quire.program.passes import BufferPlan
 from quire.program.program import Count, Program, Value, WeightSpec
 
 if TYPE_CHECKING:
-    from quire.backends.cuda.joined import Joined
+    from quire.backends.cuda.joined import ProductGroup
 
 Record = Callable[[StepArrays], Launch | RankExchange]
 Grid = tuple[int, int, int]
@@ -70,7 +70,7 @@ class LaunchList:
         self.none = memory.allocate(256).part(0, (1,), np.dtype(np.float32))  # for absent arguments
         # The value that was quantized last, how, and where it is in scratch memory.
         self.rounded: tuple[int, object, Callable[[StepArrays], tuple[DeviceArray, ...]]] | None = None
-        self.joined: Joined | None = None  # the products recorded last, if they may be launched as one
+        self.joined: ProductGroup | None = None  # the products recorded last, if they may be launched as one
         self.num_exchanges = 0  # among ranks, so far
         self._buffer = plan.buffer
         self._memory = memory
