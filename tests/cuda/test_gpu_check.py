@@ -137,5 +137,5 @@ def test_the_report_replaces_the_last_one(script: Any, tmp_path: Path) -> None:
     part["rows"][1] |= {"passed": False, "problem": "wrong"}
     (parts / "launch.json").write_text(json.dumps(part))
     script.write_report(parts, page)
-    assert "0 of 1 checks passed" in page.read_text()
+    assert "2 of 3 checks passed" in page.read_text()
     assert "- not passed: what self-check, problem wrong" in page.read_text()
