@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,13 @@ from quire.errors import ConfigError
 @pytest.fixture(scope="session")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> PretendedKernels:
     return pretend(tmp_path_factory.mktemp("gpu"))
+
+
+@pytest.fixture(autouse=True)
+def no_errors(kernels: PretendedKernels) -> Iterator[None]:
+    """Fail a test in whose launches something was wrong."""
+    yield
+    assert kernels.errors == []
 
 
 @pytest.fixture

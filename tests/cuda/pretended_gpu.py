@@ -44,6 +44,7 @@ class PretendedKernels:
 
     def __init__(self) -> None:
         self.dependent: list[bool] = []  # of each launch
+        self.errors: list[Exception] = []  # of kernels and of tests in calls from C, which cannot raise them
         self._variants = {variant.key: variant for variant in variants()}
         self._loaded: list[str] = []
         self._launches: list[tuple[Any, tuple[int, ...], list[Any], dict[str, Any]]] = []
@@ -54,7 +55,15 @@ class PretendedKernels:
         return len(self._loaded) - 1
 
     def _decode(self, kernel: int, sizes: Any, params: Any, dependent: int) -> int:
-        """Keep a launch: its grid, its arguments as they are now, and what it adds to them."""
+        """Return the number of a launch, -1 for one that is wrong, which the driver refuses."""
+        try:
+            return self._keep(kernel, sizes, params, bool(dependent))
+        except Exception as error:
+            self.errors.append(error)
+            return -1
+
+    def _keep(self, kernel: int, sizes: Any, params: Any, dependent: bool) -> int:
+        """Keep a launch: its grid, and its arguments as they are now."""
         variant = self._variants[self._loaded[kernel]]
         assert sizes[3] == 32 * variant.warps
         tiles, addresses, args = tiles_on(variant, TARGET), iter(params), list[Any]()
@@ -64,12 +73,15 @@ class PretendedKernels:
             )
         constants = variant.constants | ({"TILED": True} if tiles else {})
         self._launches.append((_kernels()[variant.kernel], (sizes[0], sizes[1], sizes[2]), args, constants))
-        self.dependent.append(bool(dependent))
+        self.dependent.append(dependent)
         return len(self._launches) - 1
 
     def _run(self, launch: int) -> None:
         kernel, grid, args, constants = self._launches[launch]
-        interpreter.run(kernel, grid, args, constants)
+        try:
+            interpreter.run(kernel, grid, args, constants)
+        except Exception as error:
+            self.errors.append(error)
 
 
 def _matrix(addresses: Any, tile: tuple[int, int]) -> TensorDescriptor:

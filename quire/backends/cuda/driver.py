@@ -1,6 +1,6 @@
 """A GPU as an Accelerator, through cuda-core. Only this module knows the CUDA driver.
 
-None of it has run on a GPU yet: what is tested is that it says what is missing on machines without one.
+None of it has run on a GPU yet: tests run it with cuda-core on pretended ones (tests/cuda/pretended_gpu.py).
 """
 
 from __future__ import annotations

@@ -117,13 +117,26 @@ class InterpretedAccelerator:
             self.loaded.add(key := launch_key(launch))
             kernel = _kernels()[launch.kernel]
             _require_multiples(kernel.arg_names, launch)
-            args, constants = _tiled(key, list(map(_argument, launch.args)), launch.constants)
+            args, constants = self._tiled(key, list(map(_argument, launch.args)), launch.constants)
             self._interpreter.run(kernel, launch.grid, args, constants)
 
     def capture(self, launches: Sequence[Launch | RankExchange], dependent: bool = True) -> _Captured:
         """See Accelerator.capture. Raises RuntimeError for a kernel that a GPU had to load meanwhile."""
         _require_loaded(launches, self.loaded)
         return _Captured(self, launches)
+
+    def _tiled(
+        self, key: str, args: list[Any], constants: Mapping[str, Constant]
+    ) -> tuple[list[Any], Mapping[str, Constant]]:
+        """Return arguments and constants of a launch as on GPUs that copy tiles by themselves."""
+        variant = _compiled().get(key)
+        if variant is None or not (tiles := tiles_on(variant, "sm_90")):
+            return args, constants
+        matrix, names = self._interpreter.tiled, zip(variant.types, args, strict=True)
+        return [matrix(arg, tiles[n]) if n in tiles else arg for n, arg in names], {
+            **constants,
+            "TILED": True,
+        }
 
 
 class InterpretedGroup(AcceleratorGroup):
@@ -167,22 +180,6 @@ def _argument(arg: Argument) -> np.ndarray | int | float:
     if arg.first_byte % ALIGNMENT:
         raise ValueError(f"a kernel takes arrays at multiples of {ALIGNMENT} bytes, not at {arg.first_byte}")
     return view_of(arg)
-
-
-def _tiled(
-    key: str, args: list[Any], constants: Mapping[str, Constant]
-) -> tuple[list[Any], Mapping[str, Constant]]:
-    """Return arguments and constants of a launch as on GPUs that copy tiles by themselves."""
-    from quire.backends.cuda import interpreter
-
-    variant = _compiled().get(key)
-    if variant is None or not (tiles := tiles_on(variant, "sm_90")):
-        return args, constants
-    names = zip(variant.types, args, strict=True)
-    return [interpreter.tiled(arg, tiles[n]) if n in tiles else arg for n, arg in names], {
-        **constants,
-        "TILED": True,
-    }
 
 
 def _require_multiples(names: Sequence[str], launch: Launch) -> None:

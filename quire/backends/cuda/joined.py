@@ -30,7 +30,7 @@ class Product:
     tile: Callable[[int], Mapping[str, Constant]]
     constants: Mapping[str, Constant]
     out: At
-    arrays: tuple[DeviceArray, ...]  # of the weight and the bias
+    arrays: tuple[DeviceArray, ...]  # of the weight and the bias, or of the gate and what it gates
     outputs: int
 
     @property

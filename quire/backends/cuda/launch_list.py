@@ -98,25 +98,6 @@ class LaunchList:
         across = -(-width // block)
         self.add(kernel, lambda step: (step.counts[count], across, 1), args, **constants, BLOCK=block)
 
-    def add_product(
-        self,
-        kernel: str,
-        count: Count,
-        outputs: int,
-        args: Callable[[StepArrays], tuple[Any, ...]],
-        tile: Callable[[int], Mapping[str, Constant]],
-        **constants: Constant,
-    ) -> None:
-        """Add a product of the rows of a value, whose `tile` depends on how many there are."""
-
-        def launch(step: StepArrays) -> Launch:
-            rows = step.counts[count]
-            own = tile(rows)
-            grid = product_grid(-(-rows // int(own["BLOCK_M"])), outputs, own)
-            return Launch(kernel, grid, args(step), {**constants, **own})
-
-        self.launches.append(launch)
-
     def at(self, value: Value) -> At:
         """Return where a value is in a step."""
         buffer = self._buffer[value.index]

@@ -128,46 +128,19 @@ def gated_linear(op: ops.GatedLinear, to: LaunchList) -> None:
     if not are_fused(to.weights[op.gate.name].format, to.weights[op.up.name].format):
         _gated_apart(op, to)
         return
-    gate, up, count = to.weights[op.gate.name], to.weights[op.up.name], op.x.count
-    out, (outputs, inputs), name = to.at(op.out), op.gate.shape, activation_name(op.activation)
+    gate, up = to.weights[op.gate.name], to.weights[op.up.name]
+    outputs, inputs = op.gate.shape
+    tile: Callable[[int], Mapping[str, Constant]]
+    constants: dict[str, Constant] = {"ACTIVATION": activation_name(op.activation)}
     if gate.format in QUANTIZED:
-        x = _rounded(op.x, gate, to)
-        to.add_product(
-            "quantized_gated_product",
-            count,
-            outputs,
-            lambda step: (
-                out(step),
-                *x(step),
-                *gate.arrays,
-                *up.arrays,
-                step.counts[count],
-                outputs,
-                spans_of(inputs),
-            ),
-            quantized_tile,
-            KIND=gate.format,
-            ACTIVATION=name,
-        )
+        kernel, rows, size = "quantized_gated_product", _rounded(op.x, gate, to), spans_of(inputs)
+        tile, constants["KIND"] = quantized_tile, gate.format
     else:
-        rows, kind = _float_rows(op.x, gate.format, to), FLOAT_TYPES[gate.format]
-        to.add_product(
-            "gated_product",
-            count,
-            outputs,
-            lambda step: (
-                out(step),
-                *rows(step),
-                *gate.arrays,
-                *up.arrays,
-                step.counts[count],
-                outputs,
-                inputs,
-            ),
-            lambda rows: gated_tile(rows, kind),
-            ACTIVATION=name,
-            PRECISION=PRECISIONS[kind],
-        )
+        kernel, rows, size = "gated_product", _float_rows(op.x, gate.format, to), inputs
+        kind = FLOAT_TYPES[gate.format]
+        tile, constants["PRECISION"] = partial(gated_tile, weight=kind), PRECISIONS[kind]
+    arrays, out = (*gate.arrays, *up.arrays), to.at(op.out)
+    add_product(Product(op.x, kernel, rows, (size,), tile, constants, out, arrays, outputs), False, to)
 
 
 def are_fused(gate: str, up: str) -> bool:
