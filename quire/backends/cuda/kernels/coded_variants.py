@@ -53,7 +53,7 @@ def constants_on(variant: Variant, target: str) -> Constants:
 
 
 def _stages(kind: CodedKind, most: int) -> int:
-    """Return how many steps of a small product are loaded ahead, fewer if one has many loads.
+    """Return the stages of a small product: `most`, or fewer if a step has many loads.
 
     The compiler's time grows with the square of the loads that are on the way.
     """
